@@ -5,7 +5,7 @@ TOOLCHAIN := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 
 .PHONY: demo test ebpf ebpf-check toolchain
 
-# An end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent.
+# An end-to-end demo in temporary namespaces: connect() through outages without and with the agent.
 demo: toolchain
 	cargo build --locked --bin xtask --bin rto-agent --bin rto-bench --bin rto-workload
 	cargo xtask demo

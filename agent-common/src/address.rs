@@ -1,11 +1,11 @@
-//! Which trie an address of a sock_ops context is looked up in.
+//! Chooses the trie in which the address of a sock_ops context is looked up.
 
 /// `AF_INET`, as `bpf_sock_ops.family` reports it.
 pub const AF_INET: u32 = 2;
 /// `AF_INET6`.
 pub const AF_INET6: u32 = 10;
 
-/// A peer's address, ready to be a trie key (network byte order, as in memory).
+/// A peer's address in the form of a trie key (network byte order, as in memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// Look up in `ENTRIES_V4`.
@@ -14,8 +14,8 @@ pub enum Peer {
     V6([u8; 16]),
 }
 
-/// Chooses the trie for an IPv6 address: an IPv4-mapped one (`::ffff:a.b.c.d`, RFC 4291
-/// section 2.5.5.2) is looked up as IPv4, because that is what dual-stack sockets put on the wire.
+/// Chooses the trie for an IPv6 address. An IPv4-mapped one (`::ffff:a.b.c.d`, RFC 4291 section 2.5.5.2) is looked up
+/// as IPv4, because that is what dual-stack sockets send on the wire.
 #[inline(always)]
 #[must_use]
 pub fn peer_v6(address: [u32; 4]) -> Peer {

@@ -1,21 +1,23 @@
-//! The arms of a policy: the one that its settings are for, and a control arm that keeps the kernel's own.
+//! The arms of a policy: the treated arm, which has the policy's settings, and the control arm, which keeps the
+//! kernel's own timers.
 //!
-//! An arm is a number: the policy's slot, and which of the two it is. A hash decides, of what all callbacks of a
-//! connection know, so that its request, the socket made of it, its later callbacks and a walk come to the same.
+//! An arm is a number that combines the policy's slot with one bit for treated or control. A hash of the addresses and
+//! ports draws the arm. Every callback of a connection knows these, so its request, the socket created from it, later
+//! callbacks and a walk all compute the same arm.
 
 use crate::{Policy, address::Peer, policy_flags};
 
-/// No arm: that of the slot of no policy.
+/// No arm: the arm of [`crate::NO_POLICY`].
 pub const NONE: u32 = 0;
 
-/// The arm that has the policy's settings.
+/// The treated arm.
 #[inline(always)]
 #[must_use]
 pub const fn treated(slot: u32) -> u32 {
     slot << 1
 }
 
-/// The arm that has none.
+/// The control arm.
 #[inline(always)]
 #[must_use]
 pub const fn control(slot: u32) -> u32 {
@@ -29,7 +31,7 @@ pub const fn slot(arm: u32) -> u32 {
     arm >> 1
 }
 
-/// Whether it is a policy's control arm.
+/// Whether this is a control arm.
 #[inline(always)]
 #[must_use]
 pub const fn is_control(arm: u32) -> bool {
@@ -51,12 +53,11 @@ pub fn draws_control(policy: &Policy, peer: &Peer, ports: u32) -> bool {
     hash(policy.control_seed, address(peer), ports) < policy.control_below
 }
 
-/// The hash of a connection, or of a peer where `ports` is 0, that is compared with
-/// [`Policy::control_below`]. `ports`: the remote port in the upper half in network order, as bpf_sock_ops has it,
-/// and the local one in the lower half.
+/// The hash that is compared with [`Policy::control_below`]: of a connection, or of a peer if `ports` is 0. `ports`:
+/// the remote port in the upper half in network order, as in bpf_sock_ops, and the local port in the lower half.
 ///
-/// Four multiplications, each by a constant of SplitMix64 (Steele, Lea, Flood, 2014): uniform for neighbouring addresses
-/// and ports, and other for another seed.
+/// Four multiplications, each by a constant of SplitMix64 (Steele, Lea, Flood, 2014): uniform for neighbouring
+/// addresses and ports, and different for each seed.
 #[inline(always)]
 #[must_use]
 pub const fn hash(seed: u32, [first, second]: [u64; 2], ports: u32) -> u32 {
@@ -66,7 +67,7 @@ pub const fn hash(seed: u32, [first, second]: [u64; 2], ports: u32) -> u32 {
     (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
-/// An address in two words.
+/// An address as two words.
 #[inline(always)]
 #[must_use]
 pub fn address(peer: &Peer) -> [u64; 2] {
@@ -104,10 +105,10 @@ mod tests {
         }
     }
 
-    /// The least significant bits of addresses and ports are those that differ.
+    /// Neighbouring addresses and ports differ only in their least significant bits.
     #[test]
     fn shares_are_those_asked_for_whatever_differs() {
-        // An interpreter takes minutes for as many.
+        // The Miri interpreter would take minutes for 100,000.
         const N: u32 = if cfg!(miri) { 1000 } else { 100_000 };
         type Case = fn(u32) -> (Peer, u32);
         let cases: [(&str, Case); 4] = [
@@ -164,8 +165,8 @@ mod tests {
         for flags in [0, policy_flags::CONTROL_BY_PEER] {
             assert_eq!((drawn(flags, 0), drawn(flags, u32::MAX)), (0, 100));
         }
-        assert!((20..80).contains(&drawn(policy_flags::TIMED, 1 << 31)));
-        // All connections of a peer, or none.
+        assert!((20..80).contains(&drawn(policy_flags::BRAKED, 1 << 31)));
+        // Either all connections of a peer, or none.
         let of_peer = hash(7, address(&peer), 0);
         assert_eq!(drawn(policy_flags::CONTROL_BY_PEER, of_peer), 0);
         assert_eq!(drawn(policy_flags::CONTROL_BY_PEER, of_peer + 1), 100);
@@ -178,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Else some connections could not be told apart, and shares were others.
+    /// Otherwise some connections would always be in the same arm, and the shares would be wrong.
     #[test]
     fn no_step_of_the_hash_loses_anything() {
         for factor in [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9] {
@@ -195,7 +196,7 @@ mod tests {
         let both = (0..10_000).filter(|n| {
             hash(1, address(&peer(*n)), 0) < 1 << 31 && hash(2, address(&peer(*n)), 0) < 1 << 31
         });
-        // A quarter, with a deviation of 43.
+        // A quarter, with a standard deviation of 43.
         assert!(both.count().abs_diff(2500) < 4 * 43);
     }
 }

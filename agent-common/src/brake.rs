@@ -1,32 +1,36 @@
-//! Brakes on a short initial RTO that hold without the daemon: a budget for retransmissions, and a fuse.
+//! Brakes on a short initial RTO that work without the daemon: a budget for retransmissions, and a fuse.
 //!
-//! The budget is the retry budget of RPC libraries: SYNs and SYN-ACKs may be retransmitted a tenth as often as connections
-//! are established, beyond a reserve for short outages. (With more a server near its capacity stays overloaded after a
-//! short stall, by `rto-lab tune`.) At half the reserve new connections get the kernel's own timer,
-//! so that what is left is for those under way. The fuse is for a timer that has become too short: it counts
-//! retransmissions that were judged spurious, and stays blown until the daemon has set another value.
+//! The budget is the retry budget of RPC libraries: beyond a reserve for short outages, SYNs and SYN-ACKs may be
+//! retransmitted for a tenth of the established connections. (With a larger share, a server near its capacity stays
+//! overloaded after a short stall, measured by `rto-lab tune`.) When half of the reserve is spent, new connections get
+//! the kernel's timer, so that the other half is left for connections already under way. The fuse detects a timer that
+//! has become too short: it counts retransmissions judged spurious, and stays blown until the daemon sets another
+//! value.
 
 use crate::direction;
 
-/// The brakes of one policy and direction. All zero, nothing is spent.
+/// The brakes of one policy and direction. All zero: nothing is spent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Brake {
-    /// [`crate::Policy::epochs`] that `fuse` and `spurious` are of.
+    /// The epoch ([`crate::Policy::epochs`]) that `fuse` and `spurious` belong to.
     pub epoch: u32,
-    /// Of [`Brake::FUSE`]: spent, hundredths of a retransmission. Processors that credit at the same time can take it
-    /// below 0.
+    /// How much of [`Brake::FUSE`] is spent, hundredths of a retransmission. CPUs that credit at the same time can take
+    /// it below 0.
     pub fuse: i32,
-    /// Of [`crate::Policy::budgets`]: spent, tenths of a retransmission; as above.
+    /// How much of [`crate::Policy::budgets`] is spent, tenths of a retransmission; may be below 0, as above.
     pub budget: i32,
     /// Connections with a spurious retransmission.
     pub spurious: u32,
+    /// Consecutive connections that lost their first SYN or its answer, without any connection of the policy being
+    /// established in between. Counted where the program cannot limit the kernel's backoff (before Linux 6.15).
+    pub losses: u32,
 }
 
-/// Places in `BRAKES` for a slot: the active and the passive direction.
+/// Indexes of `BRAKES` per slot: the active and the passive direction.
 pub const DIRECTIONS: u32 = 2;
 
-/// The place in `BRAKES` of a slot and a direction, active or passive.
+/// The index in `BRAKES` of a slot and a direction, active or passive.
 #[inline(always)]
 #[must_use]
 pub const fn key(slot: u32, direction: u32) -> u32 {
@@ -36,17 +40,20 @@ pub const fn key(slot: u32, direction: u32) -> u32 {
 impl Brake {
     /// Spurious retransmissions that blow the fuse.
     pub const SPURIOUS: i32 = 20;
-    /// What a spurious retransmission spends of the fuse. A clean connection credits 1.
+    /// What a spurious retransmission spends of the fuse. A connection without retransmissions credits 1.
     pub const FUSE_COST: i32 = 100;
-    /// Spent by so much the fuse is blown.
+    /// The fuse is blown when this much is spent.
     pub const FUSE: i32 = Self::SPURIOUS * Self::FUSE_COST;
-    /// Spent in addition when it blows, so that credits of other processors do not mend it. A thousand processors that
-    /// blow it at the same time do not exceed the number's range.
+    /// Spent in addition when the fuse blows, so that credits from other CPUs cannot reset it. Even a thousand CPUs
+    /// that blow it at the same time do not overflow the number.
     pub const BLOWN: i32 = 1 << 20;
+    /// This many consecutive losses are an outage: until a connection is established, new ones get the kernel's timer.
+    /// With independent losses of 5 %, this happens once in 70 million connections.
+    pub const OUTAGE: u32 = 6;
     /// What a retransmission spends of the budget. A connection credits 1.
     pub const BUDGET_COST: i32 = 10;
 
-    /// Whether new connections get the kernel's own timer.
+    /// Whether new connections get the kernel's timer.
     #[inline(always)]
     #[must_use]
     pub const fn holds(&self, epoch: u32, budget: u32) -> bool {
@@ -67,14 +74,14 @@ impl Brake {
         self.budget >= (budget - budget / 2).cast_signed()
     }
 
-    /// What so many spurious retransmissions add to [`Brake::fuse`].
+    /// The amount that this many spurious retransmissions add to [`Brake::fuse`].
     #[inline(always)]
     #[must_use]
     pub const fn fuse_cost(&self, retransmissions: u32) -> i32 {
         if self.fuse >= Self::FUSE {
             return 0;
         }
-        // More blow any fuse.
+        // A higher number blows any fuse.
         let most = Self::SPURIOUS.cast_unsigned();
         let retransmissions = if retransmissions < most {
             retransmissions
@@ -89,7 +96,7 @@ impl Brake {
         }
     }
 
-    /// What so many retransmissions add to [`Brake::budget`]: no more than all of it is spent.
+    /// The amount that this many retransmissions add to [`Brake::budget`], limited to the rest of the budget.
     #[inline(always)]
     #[must_use]
     pub const fn budget_cost(&self, budget: u32, retransmissions: u32) -> i32 {
@@ -97,7 +104,7 @@ impl Brake {
         if left <= 0 {
             return 0;
         }
-        // More cost all of it; within the range of the product.
+        // A higher number spends all of it; the limit keeps the product in range.
         let most = left.cast_unsigned() / Self::BUDGET_COST.cast_unsigned() + 1;
         let retransmissions = if retransmissions < most {
             retransmissions
@@ -117,7 +124,7 @@ mod tests {
     fn nothing_is_spent_at_first() {
         let brake = Brake::default();
         assert!(!brake.holds(0, 100) && !brake.holds(1, 100));
-        // A budget of nothing allows nothing.
+        // A budget of 0 allows nothing.
         assert!(brake.is_throttled(0));
         assert_eq!([key(5, 0), key(5, 1), key(6, 0)], [10, 11, 12]);
     }
@@ -156,7 +163,7 @@ mod tests {
         assert!(!brake.is_blown(7));
         brake.fuse += brake.fuse_cost(1);
         assert!(brake.is_blown(7) && !brake.is_blown(8));
-        // What other processors credit at that moment does not mend it.
+        // Credits from other CPUs at that moment do not reset it.
         brake.fuse -= 100_000;
         assert!(brake.is_blown(7));
         assert_eq!(brake.fuse_cost(u32::MAX), 0);
@@ -189,7 +196,7 @@ mod tests {
         brake.budget += brake.budget_cost(100, u32::MAX);
         assert_eq!(brake.budget, 100);
         assert_eq!(brake.budget_cost(100, 1), 0);
-        // A lower capacity is overspent.
+        // A lower budget is already overspent.
         assert_eq!(brake.budget_cost(50, 1), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Peers that no entry covers, by prefix: which of them deserve an entry.
+//! Peers that no entry covers, by prefix, to show which of them deserve an entry.
 
 use crate::{address::Peer, histogram::Histogram};
 
@@ -18,7 +18,7 @@ impl Prefix {
     /// Length of an IPv6 prefix.
     pub const V6_LEN: u8 = 48;
 
-    /// That of a peer.
+    /// The prefix of a peer.
     #[inline(always)]
     #[must_use]
     pub const fn of(peer: &Peer) -> Self {
@@ -40,22 +40,22 @@ impl Prefix {
     }
 }
 
-/// What was seen of the connections to a prefix, of one in [`Discovered::ONE_IN`].
+/// Statistics of the connections to a prefix, of one in [`Discovered::ONE_IN`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discovered {
     /// Connections established.
     pub connections: u64,
-    /// Of these, those of which a SYN or its answer was retransmitted.
+    /// Of these, connections whose SYN or SYN-ACK was retransmitted.
     pub recovered: u64,
-    /// Times of handshakes of which nothing was lost.
+    /// Round-trip times of handshakes without a loss.
     pub times: Histogram,
 }
 
 impl Discovered {
-    /// Of so many connections one is noted; a power of two.
+    /// One connection in this many is sampled; a power of two.
     pub const ONE_IN: u32 = 16;
-    /// Prefixes there is room for; the one that was longest without a connection makes room.
+    /// Maximum number of prefixes; when the map is full, the least recently used one is evicted.
     pub const ROOM: u32 = 2048;
 }
 

@@ -1,4 +1,4 @@
-//! What the program tells while somebody listens: one retransmission each.
+//! Events that the program sends while a client listens: one per retransmission.
 
 /// One retransmission (an item of the ring buffer `EVENTS`).
 #[repr(C)]
@@ -18,19 +18,19 @@ pub struct Event {
     pub family: u32,
     /// One of [`kind`].
     pub kind: u32,
-    /// Which retransmission it is: 1 for the first.
+    /// Number of the retransmission: 1 for the first.
     pub attempt: u32,
-    /// The timer that fired, jiffies; 0 where the program cannot know.
+    /// The timer that fired, jiffies; 0 if the program cannot know it.
     pub timer_jiffies: u32,
     /// `BPF_TCP_*`.
     pub state: u32,
     /// The connection's [`super::arm`].
     pub arm: u32,
-    /// [`super::Policy::generation`] at the connection's beginning.
+    /// [`super::Policy::generation`] when the connection began.
     pub generation: u32,
     /// One of [`super::direction`].
     pub direction: u32,
-    /// Process that called connect(); 0: not known.
+    /// Process that called connect(); 0: unknown.
     pub pid: u32,
     /// Its name, padded with NUL.
     pub comm: [u8; COMM_LEN],
@@ -43,42 +43,41 @@ pub const COMM_LEN: usize = 16;
 
 /// Values of [`Event::kind`].
 pub mod kind {
-    /// A SYN was sent again.
+    /// A retransmitted SYN.
     pub const SYN: u32 = 1;
-    /// A SYN-ACK was sent again; told at once where [`super::LIVE`], else when the connection is
-    /// established.
+    /// A retransmitted SYN-ACK; sent at once with [`super::LIVE`], otherwise when the connection is established.
     pub const SYN_ACK: u32 = 2;
     /// A retransmission timeout of an established connection.
     pub const RTO: u32 = 3;
-    /// A tail loss probe that sent a segment again.
+    /// A tail loss probe that retransmitted a segment.
     pub const TLP: u32 = 4;
-    /// A segment was sent again without a timeout: fast retransmit, RACK.
+    /// A segment retransmitted without a timeout: fast retransmit, RACK.
     pub const FAST: u32 = 5;
 }
 
-/// Whether anybody listens ([`CONTROL`], written by the daemon alone), and what was lost ([`LOST`],
-/// written by the programs alone).
+/// Whether a client listens ([`CONTROL`], written only by the daemon), and how many events were lost ([`LOST`], written
+/// only by the programs).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventControl {
     /// Events for which the ring buffer had no room.
     pub lost: u64,
-    /// Only listeners of this cgroup or one below, by its id (inode number); 0: of any.
+    /// Only listening sockets in this cgroup or below it, by its id (inode number); 0: in any.
     pub cgroup: u64,
-    /// [`ON`] or [`LIVE`] while somebody listens, else 0.
+    /// [`ON`] or [`LIVE`] while a client listens, otherwise 0.
     pub on: u32,
     /// Keeps the size a multiple of 8.
     pub reserved: u32,
 }
 
-/// Somebody listens.
+/// A client listens.
 pub const ON: u32 = 1;
-/// The same, and SYN-ACKs are told by the tracepoint, as they are sent again.
+/// A client listens, and the tracepoint sends an event for each SYN-ACK when it is retransmitted.
 pub const LIVE: u32 = 2;
 
-/// Index of what the daemon says.
+/// Index that the daemon writes.
 pub const CONTROL: u32 = 0;
-/// Index of what the programs count.
+/// Index that the programs write.
 pub const LOST: u32 = 1;
 
 /// Bytes of the ring buffer: 2,340 events.
@@ -91,12 +90,11 @@ const _: () = {
 };
 
 impl Event {
-    /// A record of the ring buffer; `None` if it is not as long as one.
+    /// Parses a record of the ring buffer; `None` if its length is wrong.
     #[must_use]
     pub fn from_bytes(record: &[u8]) -> Option<Self> {
         let record: &[u8; size_of::<Self>()] = record.try_into().ok()?;
-        // SAFETY: repr(C) of integers and bytes alone, every bit pattern is one; the copy need not be
-        // aligned.
+        // SAFETY: repr(C) of integers and bytes only, so every bit pattern is valid; the copy need not be aligned.
         Some(unsafe { core::ptr::read_unaligned(record.as_ptr().cast()) })
     }
 }
@@ -124,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Each with the header of eight bytes that the kernel puts before it (`BPF_RINGBUF_HDR_SZ`).
+    /// Each event has the kernel's header of eight bytes before it (`BPF_RINGBUF_HDR_SZ`).
     #[test]
     fn the_ring_has_room_for_as_many_as_it_says() {
         assert!(RING_BYTES.is_power_of_two());

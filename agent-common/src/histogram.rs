@@ -1,15 +1,15 @@
-//! Log-linear histograms of times: four buckets to each power of two, from 16 us to 64 s.
+//! Log-linear histograms of times: four buckets per power of two, from 16 us to 67 s.
 
 /// Buckets: one below, [`SUB`] for each power of two from 2^[`FIRST`] to 2^[`LAST`] us, one above.
 pub const BUCKETS: usize = 2 + SUB * (LAST - FIRST);
-/// Buckets to a power of two: the relative width of one is at most a quarter.
+/// Buckets per power of two: the relative width of a bucket is at most a quarter.
 pub const SUB: usize = 4;
 /// 2^4 us = 16 us is the lower end of the first full bucket.
 pub const FIRST: usize = 4;
-/// 2^26 us = 67.1 s is the upper end of the last full one.
+/// 2^26 us = 67.1 s is the upper end of the last full bucket.
 pub const LAST: usize = 26;
 
-/// Times and how often they were seen; one per policy, direction and CPU.
+/// A histogram of times; one per policy, direction and CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Histogram {
@@ -48,7 +48,7 @@ pub const fn bucket_of(us: u64) -> usize {
     1 + (power - FIRST) * SUB + sub
 }
 
-/// The position of the leading one. BPF has no instruction for it, and what the compiler makes of `ilog2` takes four
+/// The position of the leading 1 bit. BPF has no instruction for it, and the compiler's code for `ilog2` takes four
 /// times as long.
 #[inline(always)]
 const fn log2(n: u32) -> usize {
@@ -68,7 +68,37 @@ const fn log2(n: u32) -> usize {
     power + (rest >> 1) as usize
 }
 
-/// The end of a bucket, microseconds: times below it belong to it or to one before; `None` for the last.
+/// As [`bucket_of`], for a time below [`SHORT_US`]: the index in [`SHORT`], and the number of buckets to add to its
+/// element. Every connection pays for this: BPF has no instruction for the leading 1 bit, and a search takes three
+/// times as many instructions.
+#[inline(always)]
+#[must_use]
+pub const fn short(us: u32) -> (usize, usize) {
+    if us < SHORT_US >> PERIOD {
+        ((us >> 2) as usize, 0)
+    } else {
+        ((us >> (2 + PERIOD)) as usize, SUB * PERIOD as usize)
+    }
+}
+
+/// Number of powers of two that [`SHORT`] covers.
+const PERIOD: u32 = 5;
+/// 2^14 us = 16.4 ms.
+pub const SHORT_US: u32 = 1 << (FIRST + 2 * PERIOD as usize);
+
+/// The buckets of the first 512 us, 4 us each.
+#[expect(clippy::cast_possible_truncation, reason = "below 32")]
+pub static SHORT: [u8; (SHORT_US >> PERIOD >> 2) as usize] = {
+    let mut buckets = [0; _];
+    let mut index = 0;
+    while index < buckets.len() {
+        buckets[index] = bucket_of(index as u64 * 4) as u8;
+        index += 1;
+    }
+    buckets
+};
+
+/// The end of a bucket, microseconds: times below it are in this bucket or in a lower one; `None` for the last.
 #[must_use]
 pub const fn bucket_end_us(bucket: usize) -> Option<u64> {
     if bucket + 1 >= BUCKETS {
@@ -89,6 +119,10 @@ mod tests {
         let between = (0..40).flat_map(|p| near(5 << p));
         for us in powers.chain(between).chain(0..5000).chain([u64::MAX]) {
             let bucket = bucket_of(us);
+            if us < SHORT_US.into() {
+                let (index, further_up) = short(u32::try_from(us).unwrap());
+                assert_eq!(usize::from(SHORT[index]) + further_up, bucket);
+            }
             if let Some(end) = bucket_end_us(bucket) {
                 assert!(us < end, "{us} in {bucket}, which ends at {end}");
             }

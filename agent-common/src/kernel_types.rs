@@ -1,4 +1,4 @@
-//! What the loader tells the programs of the running kernel's own structs and functions.
+//! The running kernel's structs and functions, as the loader passes them to the programs.
 
 /// Offsets of fields in the running kernel's structs, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,14 +31,14 @@ pub struct Offsets {
     pub num: u32,
     /// `request_sock.num_retrans`, u8.
     pub num_retrans: u32,
-    /// `request_sock.timeout`, u32, jiffies (Linux 5.17); 0: it has none.
+    /// `request_sock.timeout`, u32, jiffies (Linux 5.17); 0: the kernel has no such field.
     pub request_timeout: u32,
     /// `tcp_sock.bpf_sock_ops_cb_flags`, u8.
     pub cb_flags: u32,
 }
 
 impl Offsets {
-    /// In the order of [`crate::globals::OFFSETS`].
+    /// The values in the order of [`crate::globals::OFFSETS`].
     #[must_use]
     pub const fn values(&self) -> [u32; 16] {
         [
@@ -62,8 +62,8 @@ impl Offsets {
     }
 }
 
-/// What the sock_ops program reads of the running kernel's structs beyond its context: offsets in bytes and
-/// ids of its BTF; 0 where the kernel does not have it, or does not let the program read it.
+/// What the sock_ops program reads from the running kernel's structs beyond its context: offsets in bytes, and BTF ids;
+/// 0 if the kernel has no such field or does not let the program read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketTypes {
     /// `tcp_sock.is_mptcp`, bool.
@@ -74,14 +74,14 @@ pub struct SocketTypes {
     pub net: u32,
     /// `net.ipv4.sysctl_tcp_fastopen_blackhole_timeout`, u32.
     pub fastopen_blackhole_timeout: u32,
-    /// `net.ipv4.sysctl_tcp_synack_retries`, its first byte.
+    /// `net.ipv4.sysctl_tcp_synack_retries`, u8 (Linux 5.15).
     pub synack_retries: u32,
     /// `inet_connection_sock.icsk_syn_retries`, u8.
     pub syn_retries: u32,
     /// `inet_connection_sock.icsk_accept_queue.rskq_defer_accept`, u8.
     pub defer_accept: u32,
-    /// `sock_common.skc_listener` of a request, pointer. 0 where a program cannot get at the request: that
-    /// takes [`kfunc`]s.
+    /// `sock_common.skc_listener` of a request, pointer. 0 if a program cannot reach the request, which takes
+    /// [`kfunc`]s.
     pub listener: u32,
     /// `bpf_sock_ops_kern.sk`, pointer.
     pub context_sk: u32,
@@ -91,16 +91,30 @@ pub struct SocketTypes {
     pub rto_min: u32,
     /// `inet_connection_sock.icsk_delack_max`, u32, jiffies.
     pub delack_max: u32,
+    /// `inet_connection_sock.icsk_user_timeout`, u32, milliseconds.
+    pub user_timeout: u32,
+    /// `inet_connection_sock.icsk_retransmits`, u8.
+    pub retransmits: u32,
+    /// `net.ipv4.sysctl_tcp_syn_retries`, its first byte.
+    pub net_syn_retries: u32,
+    /// `net.ipv4.sysctl_tcp_syn_linear_timeouts`, u8 (Linux 6.5); 0: the kernel has no such field.
+    pub net_syn_linear_timeouts: u32,
+    /// `sock.sk_dst_cache`, pointer.
+    pub dst_cache: u32,
+    /// `dst_entry._metrics`: an address, with flags in its two lowest bits.
+    pub metrics: u32,
     /// BTF id of `struct inet_connection_sock`.
     pub connection_sock: u32,
     /// BTF id of `struct tcp_sock`.
     pub tcp_sock: u32,
+    /// BTF id of `struct dst_metrics`, an array of u32 at its beginning.
+    pub dst_metrics: u32,
 }
 
 impl SocketTypes {
-    /// In the order of [`crate::globals::SOCKET_TYPES`].
+    /// The values in the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 14] {
+    pub const fn values(&self) -> [u32; 21] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -114,15 +128,21 @@ impl SocketTypes {
             self.rto,
             self.rto_min,
             self.delack_max,
+            self.user_timeout,
+            self.retransmits,
+            self.net_syn_retries,
+            self.net_syn_linear_timeouts,
+            self.dst_cache,
+            self.metrics,
             self.connection_sock,
             self.tcp_sock,
+            self.dst_metrics,
         ]
     }
 }
 
-/// Kernel functions that the program calls (Documentation/bpf/kfuncs.rst, Linux 6.12). aya knows nothing of
-/// them: each call is an instruction with a number in place of the function's BTF id, which the loader
-/// replaces.
+/// Kernel functions that the program calls (Documentation/bpf/kfuncs.rst, Linux 6.12). aya does not support them: each
+/// call is an instruction with a number instead of the function's BTF id, which the loader replaces.
 pub mod kfunc {
     /// `bpf_cast_to_kern_ctx()`, Linux 6.2: from a program's context to the kernel's.
     pub const CAST_TO_KERN_CTX: u32 = 0x7274_6f01;
@@ -131,7 +151,7 @@ pub mod kfunc {
     /// Opcode and registers of such a call: BPF_JMP | BPF_CALL, source BPF_PSEUDO_KFUNC_CALL, offset 0 (the
     /// kernel's own BTF).
     pub const CALL: [u8; 4] = [0x85, 0x20, 0, 0];
-    /// `r0 = 0`, in place of a call of a function that the kernel does not have.
+    /// `r0 = 0`, which replaces a call of a function that the kernel does not have.
     pub const NULL: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
 }
 
@@ -143,7 +163,7 @@ mod tests {
     use super::*;
     use crate::globals;
 
-    /// Fields and their values, as `{:?}` has them: the names in capitals.
+    /// Names, in capitals, and values of the fields as `{:?}` prints them.
     fn fields(debug: &str) -> Vec<(String, u32)> {
         let inner = debug.split_once('{').unwrap().1.trim_end_matches('}');
         let fields = inner.split(',').map(|field| {
@@ -193,8 +213,15 @@ mod tests {
             rto: 10,
             rto_min: 11,
             delack_max: 12,
-            connection_sock: 13,
-            tcp_sock: 14,
+            user_timeout: 13,
+            retransmits: 14,
+            net_syn_retries: 15,
+            net_syn_linear_timeouts: 16,
+            dst_cache: 17,
+            metrics: 18,
+            connection_sock: 19,
+            tcp_sock: 20,
+            dst_metrics: 21,
         };
         for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
             let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();

@@ -16,56 +16,57 @@ mod kernel_types;
 mod policy;
 pub mod restart;
 mod socket;
-pub mod syncnt;
+pub mod syn;
 
 pub use kernel_types::{Offsets, SocketTypes, kfunc};
-pub use policy::{GAINS, HostDefaults, Policy, PolicySlot, lasting, policy_flags};
+pub use policy::{HostDefaults, Policy, PolicySlot, lasting, policy_flags};
 pub use socket::{Handshake, Options, Remembered, SocketState, Watch, settled, socket_flags};
 
 use histogram::Histogram;
 
-/// Version of every struct and map below; it is part of the pins' directory name.
-pub const LAYOUT_VERSION: u32 = 11;
+/// Version of every struct and map below; part of the name of the pins' directory.
+pub const LAYOUT_VERSION: u32 = 13;
 
 /// Policies that may be in force at once.
 pub const MAX_POLICIES: u32 = 1024;
 
-/// Slots of the `POLICIES` array. While one configuration replaces another the policies of both are there.
+/// Slots of the `POLICIES` array: room for two whole configurations, because the old and the new policies coexist while
+/// one replaces the other.
 pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
 
-/// Slots whose counters and handshake times lie in `COUNTERS`: 134 kB a CPU. (An array takes all of its memory at once,
-/// and has to have room for the most policies there can be, unlike the hash.)
+/// Slots whose counters and path RTTs are in `COUNTERS`: 134 kB a CPU. An array, unlike the hash, allocates all of its
+/// memory when it is created, so only a limited number of slots gets one.
 pub const FAST_SLOTS: u32 = 32;
 
 /// Slot 0 belongs to no policy: a zeroed map value can never name one.
 pub const NO_POLICY: u32 = 0;
 
-/// The slot of connections that no entry covers, where these are counted: a policy without settings.
+/// The slot of connections that no entry covers, if they are counted: a policy without settings.
 pub const UNMATCHED: u32 = 1;
 
-/// The slot of the settings that control arms ([`arm`]) have: none.
+/// The slot of the settings of control arms ([`arm`]): none.
 pub const CONTROL: u32 = 2;
 
-/// The same for control arms in which delays of ACKs are counted ([`policy_flags::MEASURES_ACKS`]).
+/// The same for control arms in which ACK delays are counted ([`policy_flags::MEASURES_ACKS`]).
 pub const CONTROL_OF_ACKS: u32 = 3;
 
 /// The first slot that a policy of the configuration may have.
 pub const FIRST_SLOT: u32 = 4;
 
-/// Who began a connection; a policy has one [`Statistics`] for each.
+/// Which side opened a connection; a policy has one [`Statistics`] for each.
 pub mod direction {
     /// This host, by connect().
     pub const ACTIVE: u32 = 0;
     /// The peer; this host accepted it.
     pub const PASSIVE: u32 = 1;
-    /// Not known: the socket was open already when its policy came.
+    /// Not known: the socket was open before its policy was applied.
     pub const UNKNOWN: u32 = 2;
     /// All of them.
     pub const ALL: [u32; 3] = [ACTIVE, PASSIVE, UNKNOWN];
 }
 
-/// Key of the `STATISTICS` of an [`arm`] for a direction; 0 is that of no policy. Those of an unknown direction, in which
-/// few count, lie beyond all others.
+/// Key of the `STATISTICS` of an [`arm`] and a direction; 0 is no policy. Keys of [`direction::UNKNOWN`], which counts
+/// few connections, follow those of all other directions.
 #[inline(always)]
 #[must_use]
 pub const fn statistics_key(arm: u32, direction: u32) -> u32 {
@@ -73,34 +74,41 @@ pub const fn statistics_key(arm: u32, direction: u32) -> u32 {
     arm << 1 | direction & direction::PASSIVE | unknown
 }
 
-/// Takes [`direction::UNKNOWN`] beyond the keys of every arm.
+/// Moves keys of [`direction::UNKNOWN`] past the keys of every arm.
 const UNKNOWN_SHIFT: u32 = (arm::treated(SLOTS) << 1).ilog2();
 
 /// Length of `COUNTERS`.
 pub const FAST_COUNTERS: u32 = arm::treated(FAST_SLOTS) << 1;
 
-/// Places in `LEASE`: until when automatic values are in force. Reading the clock costs each connection more than all that
-/// is done for them beside, so that a program reads it once for each renewal, and jiffies from then on.
+/// Indexes of `LEASE`: when automatic values expire. Reading the clock would cost each connection more than the rest of
+/// the lease check, so a program reads it once per renewal and compares jiffies after that.
 pub mod lease {
-    /// The lease's end, nanoseconds of CLOCK_MONOTONIC: what the daemon writes.
+    /// When the lease ends, nanoseconds of CLOCK_MONOTONIC; written by the daemon.
     pub const UNTIL_NS: u32 = 0;
-    /// The one that programs go by.
+    /// The end that the programs have converted to [`SEEN_JIFFIES`].
     pub const SEEN_NS: u32 = 1;
-    /// The same time in jiffies.
+    /// That end in jiffies.
     pub const SEEN_JIFFIES: u32 = 2;
-    /// Number of places.
+    /// Number of indexes.
     pub const LEN: u32 = 3;
 }
 
-/// SO_MARK of the agent's own probe of the timers in force: its connection gets its policy as any
-/// other does, and is in no count.
+/// Indexes of `RETRYING`: SYN schedules ([`socket_flags::SYN_SCHEDULE`]).
+pub mod retrying {
+    /// Connecting sockets that have a schedule.
+    pub const SOCKETS: u32 = 0;
+    /// 1: no schedule is started, because the program is about to be detached.
+    pub const STOPPED: u32 = 1;
+    /// Number of indexes.
+    pub const LEN: u32 = 2;
+}
+
+/// SO_MARK of the agent's own probe of the active timers: its connection gets its policy like any other but is not
+/// counted.
 pub const PROBE_MARK: u32 = 0x7274_6f70;
 
 /// Bytes of a policy name in the kernel, padded with NUL.
 pub const POLICY_NAME_LEN: usize = 64;
-
-/// Entries of [`Policy::syn_retries`]: one for each value `TCP_SYNCNT` can have (0 to 127).
-pub const SYN_RETRIES_LEN: usize = 128;
 
 /// Entries of [`Policy::syn_ack_rto_jiffies`]: one for each number of SYN-ACK retransmissions (0 to 15).
 pub const SYN_ACK_RETRIES_LEN: usize = 16;
@@ -115,33 +123,35 @@ pub mod maps {
     pub const POLICIES: &str = "POLICIES";
     /// Array of one: [`super::HostDefaults`].
     pub const HOST_DEFAULTS: &str = "HOST_DEFAULTS";
-    /// Array: [`super::lasting::index`] -> bits of [`super::lasting`]: values that policies have had since the maps
-    /// were made. What a socket without storage has of them is given back.
+    /// Array: [`super::lasting::index`] -> bits of [`super::lasting`]: values that policies have set since the maps
+    /// were created. On a socket without storage, options with such a value are restored.
     pub const LASTING: &str = "LASTING";
     /// Per-CPU array: [`super::statistics_key`] -> [`super::FastStatistics`] of the first [`super::FAST_SLOTS`] slots.
     pub const COUNTERS: &str = "COUNTERS";
-    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`]: what is not in `COUNTERS`.
+    /// Per-CPU hash: [`super::statistics_key`] -> [`super::Statistics`]: everything that is not in `COUNTERS`.
     pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
     /// Array: [`super::brake::key`] -> [`super::brake::Brake`].
     pub const BRAKES: &str = "BRAKES";
-    /// Array: a place of [`super::lease`] -> u64.
+    /// Array: an index of [`super::lease`] -> u64.
     pub const LEASE: &str = "LEASE";
+    /// Array: an index of [`super::retrying`] -> u64. Its layout is the same in all versions.
+    pub const RETRYING: &str = "RETRYING";
     /// LRU hash: [`super::discovery::Prefix`] -> [`super::discovery::Discovered`]: peers that no entry covers.
     pub const DISCOVERED: &str = "DISCOVERED";
     /// Ring buffer of [`super::event::Event`].
     pub const EVENTS: &str = "EVENTS";
     /// Array of two: [`super::event::EventControl`].
     pub const EVENT_CONTROL: &str = "EVENT_CONTROL";
-    /// Array of one: [`super::WalkControl`], what a walk over open sockets is to do. Not pinned.
+    /// Array of one: [`super::WalkControl`], the task of a walk over open sockets. Not pinned.
     pub const WALK_CONTROL: &str = "WALK_CONTROL";
-    /// Array: policy's slot -> [`super::WalkCounts`], what the walk did. Not pinned.
+    /// Array: policy slot -> [`super::WalkCounts`], the results of the walk. Not pinned.
     pub const WALK_COUNTS: &str = "WALK_COUNTS";
-    /// Array of one: [`super::Probe`], what the kernel answered. Not pinned.
+    /// Array of one: [`super::Probe`], the kernel's answers. Not pinned.
     pub const PROBE: &str = "PROBE";
-    /// All that are pinned.
-    pub const ALL: [&str; 13] = [
+    /// All pinned maps.
+    pub const ALL: [&str; 14] = [
         ENTRIES_V4,
         ENTRIES_V6,
         POLICIES,
@@ -152,6 +162,7 @@ pub mod maps {
         SOCKETS,
         BRAKES,
         LEASE,
+        RETRYING,
         DISCOVERED,
         EVENTS,
         EVENT_CONTROL,
@@ -166,7 +177,7 @@ pub const PROGRAM_CLONE: &str = "rto_clone";
 pub const PROGRAM_WALK: &str = "rto_walk";
 /// Name of the program at `tp_btf/tcp_retransmit_synack`.
 pub const PROGRAM_SYN_ACK: &str = "rto_synack";
-/// Name of the sock_ops program that asks the kernel what it can do.
+/// Name of the sock_ops program that probes the kernel's features.
 pub const PROGRAM_PROBE: &str = "rto_probe";
 
 /// Names of the read-only globals that the loader writes: byte offsets in the running kernel's
@@ -176,15 +187,16 @@ pub mod globals {
     pub const HZ: &str = "HZ";
     /// u8: bits of [`super::statistics`].
     pub const STATISTICS_MODE: &str = "STATISTICS_MODE";
-    /// u64: least time between two samples of a connection's smoothed RTT, nanoseconds; 0: none but
-    /// the one at its end.
+    /// u64: minimum time between two samples of a connection's smoothed RTT, nanoseconds; 0: only one, when it ends.
     pub const RTT_INTERVAL_NS: &str = "RTT_INTERVAL_NS";
-    /// u32: of so many connections of which nothing is lost one is measured to its end; 1: all.
+    /// u32: samples 1 in N loss-free connections until they close; 1: all.
     pub const SAMPLING: &str = "SAMPLING";
-    /// u64: cookie of the socket to probe with.
+    /// u8: 1 if the kernel has TCP_RTO_MAX_MS and a walk can restore it on every socket: SYN schedules then set it.
+    pub const SYN_CAP: &str = "SYN_CAP";
+    /// u64: cookie of the socket that probes the kernel's features.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
-    /// u32 each: as [`super::SocketTypes`] has them, in its order.
-    pub const SOCKET_TYPES: [&str; 14] = [
+    /// u32 each: the fields of [`super::SocketTypes`], in their order.
+    pub const SOCKET_TYPES: [&str; 21] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -197,10 +209,17 @@ pub mod globals {
         "OFFSET_RTO",
         "OFFSET_RTO_MIN",
         "OFFSET_DELACK_MAX",
+        "OFFSET_USER_TIMEOUT",
+        "OFFSET_RETRANSMITS",
+        "OFFSET_NET_SYN_RETRIES",
+        "OFFSET_NET_SYN_LINEAR_TIMEOUTS",
+        "OFFSET_DST_CACHE",
+        "OFFSET_METRICS",
         "TYPE_CONNECTION_SOCK",
         "TYPE_TCP_SOCK",
+        "TYPE_DST_METRICS",
     ];
-    /// u32 each: offsets as [`super::Offsets`] has them, in its order.
+    /// u32 each: the fields of [`super::Offsets`], in their order.
     pub const OFFSETS: [&str; 16] = [
         "OFFSET_FAMILY",
         "OFFSET_STATE",
@@ -223,139 +242,139 @@ pub mod globals {
 
 /// Bits of [`globals::STATISTICS_MODE`].
 pub mod statistics {
-    /// Anything is counted at all.
+    /// Statistics are on.
     pub const ON: u8 = 1 << 0;
     /// Connections that no entry covers are counted at [`super::UNMATCHED`], and some are noted in
     /// [`super::maps::DISCOVERED`].
     pub const UNMATCHED: u8 = 1 << 1;
     /// The smoothed RTT of a connection is sampled when it ends.
     pub const RTT_AT_END: u8 = 1 << 2;
-    /// The kernel tells sock_ops programs the current process (`bpf_get_current_comm()`).
+    /// Sock_ops programs may call `bpf_get_current_comm()` for the current process.
     pub const PROCESS: u8 = 1 << 3;
 }
 
-/// Value of both tries. Eight bytes: a node with an IPv6 key then still fits the
-/// kernel's 64-byte allocation class.
+/// Value of both tries. At eight bytes, a node with an IPv6 key still fits the kernel's 64-byte allocation class.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntryValue {
     /// Index into `POLICIES`; [`NO_POLICY`] is ignored.
     pub policy: u32,
-    /// Connections this entry has decided: one for each connect() to it, one for each connection
-    /// request from it that was answered and remembered (under SYN cookies none is). Exact up to
-    /// [`EntryValue::HITS_EXACT`], then an estimate; counting ends at [`EntryValue::HITS_MAX`].
+    /// Connections that matched this entry: one for each connect(), one for each connection request that the kernel
+    /// answered and kept (under SYN cookies it keeps none). Exact up to [`EntryValue::HITS_EXACT`], then an estimate;
+    /// stops at [`EntryValue::HITS_MAX`].
     pub hits: u32,
 }
 
 impl EntryValue {
-    /// Hits from here on mean "as many, or more".
+    /// From this value, hits mean "at least this many".
     pub const HITS_MAX: u32 = u32::MAX - u16::MAX as u32;
-    /// Hits from here on are counted by sampling.
+    /// From this value, hits are counted by sampling.
     pub const HITS_EXACT: u32 = 1024;
-    /// What one of them stands for, and how many there are to one that counts; a power of two.
+    /// A sampled hit counts as this many, and one in this many is sampled; a power of two.
     pub const HITS_SHARE: u32 = 16;
 }
 
-/// What a policy did; one per policy, direction and CPU.
+/// Counters of a policy; one per direction and CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Connections that reached ESTABLISHED.
-    pub connections: u64,
-    /// Initial RTOs set: on connecting sockets, once a connection; on connection requests, once a
-    /// request.
-    pub initial_rtos_set: u64,
-    /// SYNs sent again, also by connections that never got through; SYN-ACKs sent again before a
-    /// connection was established (those of requests that never complete are not seen by a sock_ops
-    /// program).
+    /// Connections that reached ESTABLISHED after a handshake of unknown duration. All others are in the histogram of
+    /// connect times ([`Statistics::connect_times`]).
+    pub untimed: u64,
+    /// Attempts. Active: connect() calls that send a SYN. Passive: requests from covered peers that the kernel answers
+    /// (under SYN cookies the program sees none).
+    pub attempts: u64,
+    /// Retransmitted SYNs, including those of failed connections; retransmitted SYN-ACKs of connections that were
+    /// established (a sock_ops program does not see those of requests that never complete).
     pub handshake_retransmissions: u64,
-    /// Of these, spurious: the answer to an earlier copy was on its way.
+    /// Of these, spurious: the answer to an earlier copy was already under way.
     pub spurious: u64,
-    /// Of these, those of established connections of which it could not be told.
+    /// Of these, undecided: the connection was established, but not enough was known to judge them.
     pub undecided: u64,
-    /// Connections that a needed retransmission brought about.
+    /// Connections established thanks to a needed retransmission.
     pub recovered: u64,
-    /// By how much sooner than with the kernel's own timers, microseconds.
+    /// How much earlier connections were established than with the kernel's timers, microseconds. An outage has ended
+    /// at some moment between the last two copies of a SYN; this is the mean over all such moments
+    /// ([`syn::Timeouts::saved_ms`]).
     pub time_saved_us: u64,
-    /// By how much later, where the policy's timers are longer, microseconds.
+    /// How much later, microseconds.
     pub time_lost_us: u64,
     /// Failed bpf_setsockopt calls, by [`SockOpt`].
     pub setsockopt_failures: [u64; SockOpt::COUNT],
-    /// Connections for whose state there was no memory: they lack options of the policy, or are not counted in full.
+    /// Connections whose socket storage could not be allocated: they lack options of the policy, or are not fully
+    /// counted.
     pub storage_failures: u64,
-    /// Retransmission timeouts of established connections (RFC 6298 section 5.4), by how many
-    /// came right before without an answer: 0, 1, ... and 7 or more.
+    /// Retransmission timeouts of established connections (RFC 6298 section 5.4), by the number of unanswered timeouts
+    /// directly before: 0, 1, ... and 7 or more.
     pub rtos: [u64; RTO_STEPS],
-    /// Connections given up at a retransmission timeout (ETIMEDOUT).
+    /// Connections that the kernel gave up at a retransmission timeout (ETIMEDOUT).
     pub expired: u64,
-    /// Tail loss probes (RFC 8985 section 7) that sent a segment again. One that sends new data is
-    /// not seen by a sock_ops program.
+    /// Tail loss probes (RFC 8985 section 7) that retransmitted a segment. A sock_ops program does not see probes that
+    /// send new data.
     pub tail_loss_probes: u64,
-    /// Segments sent again by established connections, other than by a tail loss probe.
+    /// Segments retransmitted by established connections, except by tail loss probes.
     pub segments_retransmitted: u64,
-    /// Times the linear mode of a thin stream was ended by `linear_retries`.
+    /// How often `linear_retries` ended the linear mode of a thin stream.
     pub linear_ended: u64,
-    /// Sockets that were open already and got the policy's options by a walk.
+    /// Sockets that were open before, to which a walk applied the policy's options.
     pub open_sockets: u64,
-    /// Connections that ended without both sides having finished: reset, timed out, or closed with
-    /// data unread. Those in `expired` are among them.
+    /// Connections that ended before both sides had finished: reset, timed out, or closed with unread data. Includes
+    /// `expired`.
     pub aborted: u64,
-    /// Connections that were begun, lost a SYN or its answer, and were not established: given up by the kernel, or closed
-    /// after [`FAILED_NS`] or more (sooner, the kernel's own timer has not noticed a loss).
-    pub failed: u64,
-    /// Handshakes that took longer than [`SLOW_HANDSHAKE_US`]. Of accepted connections only the last round trip is known.
-    pub slow_handshakes: u64,
-    /// Connections of whose handshake a retransmission was spurious.
+    /// Connections established more than [`GOOD_US`] after their first SYN. All others are good attempts. (For accepted
+    /// connections the program does not see the first SYN-ACK: the last round trip of the handshake counts.)
+    pub late: u64,
+    /// Connections with a spurious retransmission in the handshake.
     pub spurious_connections: u64,
-    /// Connections that lost something and were told by the peer that it got a segment twice (DSACK, RFC 2883).
+    /// Connections with a loss whose peer reported duplicate segments (DSACK, RFC 2883).
     pub dsack_connections: u64,
-    /// Connections of which a SYN, or its answer, was retransmitted before they were established.
+    /// Connections whose SYN or SYN-ACK was retransmitted before they were established.
     pub retransmitted_handshakes: u64,
-    /// Connections of `aborted` that had lost something: all of them, whatever is sampled.
+    /// Connections of `aborted` with a loss. All of them are counted, whatever the sampling rate.
     pub aborted_after_loss: u64,
-    /// Connections that began with the kernel's own timer as a [`brake`] held.
+    /// Connections that began with the kernel's timers because a [`brake`] held.
     pub braked: u64,
-    /// Keep the size a multiple of 32, so that those of every connection share a cache line.
-    pub reserved: [u64; 2],
+    /// Keeps the size a multiple of 32, so that the counters of every connection share a cache line.
+    pub reserved: [u64; 3],
 }
 
-/// A handshake that took longer counts as slow, microseconds.
-pub const SLOW_HANDSHAKE_US: u32 = 500_000;
+/// An attempt is good if it is established within this time, microseconds.
+pub const GOOD_US: u32 = 500_000;
 
-/// A connection that is closed sooner counts in no arm as failed, nanoseconds: the kernel's own initial RTO, and what its
-/// timer can be late, as applications close connections after a second, too.
-pub const FAILED_NS: u64 = 1_100_000_000;
-
-/// Everything that is counted for a policy, a direction and a CPU.
+/// All statistics of a policy, a direction and a CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Counts.
     pub counters: Counters,
-    /// How long handshakes took: from connect(), or from the first SYN-ACK, to the end of it.
-    pub handshake: Histogram,
+    /// Path RTTs: round-trip times of handshakes without the time lost to losses. Each loss-free connection counts
+    /// exactly once; others count if their path RTT became known.
+    pub path_rtt: Histogram,
     /// Smoothed round-trip times (RFC 6298 section 2, SRTT).
     pub srtt: Histogram,
-    /// By how much RTT samples exceed the least of their connection: delays of ACKs, and queues. Counted in control
+    /// How much RTT samples exceed the minimum RTT of their connection: delayed ACKs, and queues. Counted in control
     /// arms ([`policy_flags::MEASURES_ACKS`]).
     pub ack_excess: Histogram,
+    /// The difference between connect times and path RTTs. Each connection with a loss in its handshake adds 1 to the
+    /// bucket of its connect time, and subtracts 1 from the bucket of its path RTT when that is counted. Sums wrap.
+    pub lossy: Histogram,
 }
 
-/// The beginning of [`Statistics`]: what each connection may count in.
+/// The first fields of [`Statistics`]: the ones any connection may update.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastStatistics {
     /// Counts.
     pub counters: Counters,
-    /// [`Statistics::handshake`].
-    pub handshake: Histogram,
+    /// [`Statistics::path_rtt`].
+    pub path_rtt: Histogram,
 }
 
 impl From<FastStatistics> for Statistics {
     fn from(fast: FastStatistics) -> Self {
         Self {
             counters: fast.counters,
-            handshake: fast.handshake,
+            path_rtt: fast.path_rtt,
             ..Self::default()
         }
     }
@@ -367,11 +386,32 @@ pub const RTO_STEPS: usize = 8;
 impl Statistics {
     const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 
-    /// The sum of two, for adding up CPUs.
+    /// Adds the statistics of another CPU.
     #[must_use]
     pub fn plus(self, other: &Self) -> Self {
         let (a, b) = (self.words(), other.words());
         Self::from_words(core::array::from_fn(|i| a[i].wrapping_add(b[i])))
+    }
+
+    /// Connect times: from the first SYN to ESTABLISHED, losses included. For an accepted connection the time starts at
+    /// its first SYN-ACK, if that time is known. A bucket may be one too low, because the counts of different CPUs are
+    /// not read at the same moment.
+    #[must_use]
+    pub fn connect_times(&self) -> Histogram {
+        let sum = |a: u64, b: u64| {
+            let sum = a.wrapping_add(b);
+            if sum.cast_signed() < 0 { 0 } else { sum }
+        };
+        Histogram {
+            sum_us: sum(self.path_rtt.sum_us, self.lossy.sum_us),
+            buckets: core::array::from_fn(|i| sum(self.path_rtt.buckets[i], self.lossy.buckets[i])),
+        }
+    }
+
+    /// Connections that reached ESTABLISHED.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.connect_times().buckets.iter().sum::<u64>() + self.counters.untimed
     }
 
     fn words(&self) -> [u64; Self::WORDS] {
@@ -385,7 +425,7 @@ impl Statistics {
     }
 }
 
-/// Options the program sets, as index of [`Counters::setsockopt_failures`].
+/// Options that the program sets; the value is the index of [`Counters::setsockopt_failures`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SockOpt {
@@ -403,13 +443,15 @@ pub enum SockOpt {
     UserTimeout = 5,
     /// TCP_BPF_SOCK_OPS_CB_FLAGS, or bpf_sock_ops_cb_flags_set(): the RTO hook.
     CbFlags = 6,
+    /// TCP_BPF_IW.
+    InitialWindow = 7,
 }
 
 impl SockOpt {
-    /// Number of options, with room for one more.
+    /// Number of options.
     pub const COUNT: usize = 8;
-    /// Every option with the kernel's name for it.
-    pub const NAMES: [(Self, &'static str); 7] = [
+    /// Every option and the kernel's name for it.
+    pub const NAMES: [(Self, &'static str); 8] = [
         (Self::SynCnt, "TCP_SYNCNT"),
         (Self::RtoMin, "TCP_BPF_RTO_MIN"),
         (Self::DelackMax, "TCP_BPF_DELACK_MAX"),
@@ -417,14 +459,15 @@ impl SockOpt {
         (Self::RtoMax, "TCP_RTO_MAX_MS"),
         (Self::UserTimeout, "TCP_USER_TIMEOUT"),
         (Self::CbFlags, "TCP_BPF_SOCK_OPS_CB_FLAGS"),
+        (Self::InitialWindow, "TCP_BPF_IW"),
     ];
 }
 
-/// What a walk over the open sockets of a network namespace is to do.
+/// The task of a walk over the open sockets of a network namespace.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WalkControl {
-    /// Only sockets of this cgroup or one below, by its id (inode number), or [`WalkControl::ANY`]. Those with storage
+    /// Only sockets in this cgroup or below it, by its id (inode number), or [`WalkControl::ANY`]. Sockets with storage
     /// are restored wherever they are.
     pub cgroup: u64,
     /// One of [`walk_mode`].
@@ -438,43 +481,45 @@ pub struct WalkControl {
 }
 
 impl WalkControl {
-    /// Of any cgroup.
+    /// Sockets of any cgroup.
     pub const ANY: u64 = 0;
-    /// Of none.
+    /// Sockets of no cgroup.
     pub const NONE: u64 = u64::MAX;
 }
 
 /// Values of [`WalkControl::mode`].
 pub mod walk_mode {
-    /// Give every socket that an entry covers the options of its policy.
+    /// Apply its policy's options to every socket that an entry covers.
     pub const APPLY: u32 = 0;
-    /// As above, but leave sockets alone that have a policy already.
+    /// As above, but skip sockets that already have a policy.
     pub const APPLY_TO_NEW: u32 = 1;
-    /// Give the options back that were set.
+    /// Restore the options that the program set.
     pub const RESTORE: u32 = 2;
+    /// Restore only the options of SYN schedules.
+    pub const END_SCHEDULES: u32 = 3;
 }
 
-/// What a walk did, by policy; slot 0 counts sockets that no entry covers.
+/// Results of a walk, by policy; slot 0 counts sockets that no entry covers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WalkCounts {
-    /// Sockets looked at.
+    /// Sockets examined.
     pub seen: u32,
-    /// Sockets whose options were set, or given back.
+    /// Sockets whose options were set or restored.
     pub changed: u32,
-    /// Sockets that had a policy already and were left alone.
+    /// Sockets that were skipped because they already had a policy.
     pub kept: u32,
-    /// Sockets of which at least one option was refused.
+    /// Sockets for which the kernel refused at least one option.
     pub refused: u32,
 }
 
-/// What the kernel answered to the probe: 0, or a negative errno.
+/// The kernel's answers to the probe: 0, or a negative errno.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
-    /// 1 once the probe's socket was seen.
+    /// 1 after the program has seen the probe's socket.
     pub ran: i64,
-    /// 0 if socket storage could be had.
+    /// 0 if socket storage could be created.
     pub storage: i64,
     /// bpf_setsockopt, by [`SockOpt`].
     pub set: [i64; SockOpt::COUNT],
@@ -486,30 +531,29 @@ pub struct Probe {
 
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
-    assert!(size_of::<Policy>() == 16 * 4 + 64 + 32 + 128 + 64);
+    assert!(size_of::<Policy>() == 17 * 4 + 64 + 64);
     assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
-    assert!(size_of::<HostDefaults>() == 8);
+    assert!(size_of::<HostDefaults>() == 12);
     assert!(size_of::<Counters>() == 320);
     assert!(size_of::<FastStatistics>() == core::mem::offset_of!(Statistics, srtt));
     assert!(
-        core::mem::offset_of!(FastStatistics, handshake)
-            == core::mem::offset_of!(Statistics, handshake)
+        core::mem::offset_of!(FastStatistics, path_rtt)
+            == core::mem::offset_of!(Statistics, path_rtt)
     );
-    assert!(size_of::<Statistics>() == 320 + 3 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<brake::Brake>() == 16);
+    assert!(size_of::<Statistics>() == 320 + 4 * (8 + 8 * histogram::BUCKETS));
+    assert!(size_of::<brake::Brake>() == 20);
     assert!(size_of::<discovery::Prefix>() == 20);
     assert!(size_of::<discovery::Discovered>() == 16 + 8 + 8 * histogram::BUCKETS);
-    // With what the kernel keeps beside it (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the
+    // Together with the kernel's header (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the
     // 256-byte allocation class.
-    assert!(size_of::<SocketState>() == 16 + 32 + (5 * 12 + 9 * 4) + 40);
+    assert!(size_of::<SocketState>() == 16 + 40 + (5 * 12 + 7 * 4) + 40);
     assert!(size_of::<SocketState>() <= 184);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
     assert!(size_of::<Probe>() == 8 * 19);
     assert!(core::mem::offset_of!(Policy, generation) == 4);
-    assert!(core::mem::offset_of!(Policy, syn_retries) == 160);
     assert!(core::mem::offset_of!(Statistics, counters) == 0);
-    assert!(core::mem::offset_of!(Statistics, handshake) == 320);
+    assert!(core::mem::offset_of!(Statistics, path_rtt) == 320);
     assert!(core::mem::offset_of!(Counters, setsockopt_failures) == 64);
     assert!(core::mem::offset_of!(SocketState, arm) == 0);
 };

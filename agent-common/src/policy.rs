@@ -1,32 +1,32 @@
 //! A policy as the program reads it.
 
-use crate::{POLICY_NAME_LEN, SYN_ACK_RETRIES_LEN, SYN_RETRIES_LEN};
+use crate::{POLICY_NAME_LEN, SYN_ACK_RETRIES_LEN};
 
-/// Settings of one policy, in the units the kernel takes. Zero leaves the kernel's own value. What the program
-/// reads of every connection comes first.
+/// Settings of one policy, in the kernel's units. 0 leaves the kernel's own value. The fields that the program reads
+/// for every connection come first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Bits of [`policy_flags`].
     pub flags: u32,
-    /// Goes up each time the slot gets another policy, so that sockets of the
-    /// former owner are not counted for the new one.
+    /// Increases each time the slot gets another policy, so that sockets of the former policy are not counted for the
+    /// new one.
     pub generation: u32,
     /// Initial RTO of the SYN, jiffies (`reply` of TIMEOUT_INIT).
     pub initial_rto_jiffies: u32,
-    /// The initial RTO of the SYN in force, the kernel's own included, microseconds: an answer that
-    /// took no longer is no answer to a copy sent too early.
+    /// The initial RTO of the SYN in effect, the kernel's own included, microseconds. If the answer took less time than
+    /// this, no copy was sent too early.
     pub initial_rto_us: u32,
-    /// Connections (or peers, [`policy_flags::CONTROL_BY_PEER`]) whose [`crate::arm::hash`] is below this are in the
-    /// control arm; 0: there is none.
+    /// Connections (or peers, [`policy_flags::CONTROL_BY_PEER`]) whose [`crate::arm::hash`] is below this value are in
+    /// the control arm; 0: no control arm.
     pub control_below: u32,
     /// Seed of that hash.
     pub control_seed: u32,
-    /// Of the initial RTO in each [`crate::direction`] (active, passive): goes up with each value, so that a verdict counts
-    /// only for the value it is on. 0: without [`crate::brake`]; see [`policy_flags::BRAKED`].
+    /// Epoch of the initial RTO in each [`crate::direction`] (active, passive): increases with each new value, so that
+    /// a verdict only counts for the value that it judges. 0: no [`crate::brake`]; see [`policy_flags::BRAKED`].
     pub epochs: [u32; 2],
-    /// Retransmissions that may be sent beyond a tenth of the connections ([`crate::brake`]), in tenths of one, by
-    /// direction.
+    /// Reserve of retransmissions beyond a tenth of the connections ([`crate::brake`]), in tenths of a retransmission,
+    /// by direction.
     pub budgets: [u32; 2],
     /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min_us: u32,
@@ -34,32 +34,33 @@ pub struct Policy {
     pub delack_max_us: u32,
     /// TCP_RTO_MAX_MS, milliseconds.
     pub rto_max_ms: u32,
-    /// TCP_USER_TIMEOUT, milliseconds; set once the connection is established.
+    /// TCP_USER_TIMEOUT, milliseconds; set when the connection is established.
     pub user_timeout_ms: u32,
-    /// RTOs in linear (thin) mode before backoff turns exponential; for the RTO hook.
+    /// RTOs in linear (thin) mode before the backoff becomes exponential; for the RTO hook.
     pub linear_retries: u32,
-    /// Jiffies a second, where `rto_min_us` is lowered while few segments are outstanding
-    /// ([`crate::restart`]); 0: it is not.
+    /// Jiffies per second if `rto_min_us` is lowered while few segments are outstanding ([`crate::restart`]); 0: it is
+    /// not lowered.
     pub restart_hz: u32,
-    /// Initial RTO of the SYN-ACK, jiffies, by how often the kernel retransmits it before it drops the
-    /// request (`net.ipv4.tcp_synack_retries`, or the listener's TCP_SYNCNT); the last is for all beyond.
+    /// TCP_SYNCNT that determines when connect() gives up; 0: the socket's own. See
+    /// [`policy_flags::GIVES_UP_BY_TIMER`].
+    pub syn_retries: u32,
+    /// Initial RTO of the SYN-ACK, jiffies. The index is the number of retransmissions before the kernel drops the
+    /// request (`net.ipv4.tcp_synack_retries`, or the listener's TCP_SYNCNT); the last element is for all higher
+    /// numbers.
     pub syn_ack_rto_jiffies: [u32; SYN_ACK_RETRIES_LEN],
-    /// What the first so many retransmissions of a SYN gain over the kernel's own timers, microseconds:
-    /// negative where the policy's are longer.
-    pub gain_us: [i32; GAINS],
-    /// TCP_SYNCNT to set, by the value in force on the socket; 0 leaves it.
-    pub syn_retries: [u8; SYN_RETRIES_LEN],
-    /// UTF-8, padded with NUL; all NUL is a free slot.
+    /// UTF-8, padded with NUL; all NUL means a free slot.
     pub name: [u8; POLICY_NAME_LEN],
 }
 
-/// A slot of `POLICIES`. A program that runs while the slot is written reads one whole policy, the former or
-/// the new one: a write of an array's value is a plain copy, so the daemon writes the copy that is not in
-/// force, and then [`PolicySlot::active`] alone.
+/// A slot of `POLICIES`, with two copies of its policy.
+///
+/// Invariant: a program that runs while the daemon writes the slot reads one whole policy, either the old or the new
+/// one. The kernel writes an array element with a plain copy, which is not atomic. Therefore the daemon first writes
+/// the inactive copy, and then only [`PolicySlot::active`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicySlot {
-    /// Index of the copy in force, 0 or 1.
+    /// Index of the active copy, 0 or 1.
     pub active: u32,
     /// Keeps the size a multiple of 8.
     pub reserved: u32,
@@ -68,14 +69,14 @@ pub struct PolicySlot {
 }
 
 impl PolicySlot {
-    /// The policy in force.
+    /// The active policy.
     #[must_use]
     pub const fn policy(&self) -> &Policy {
         &self.copies[(self.active & 1) as usize]
     }
 
-    /// The slot with `policy` in the copy that is not in force, and the same with that copy in force: the two
-    /// values to write, in this order.
+    /// The two values that the daemon writes, in this order: the slot with `policy` in its inactive copy, and the same
+    /// slot with that copy active.
     #[must_use]
     pub const fn replaced(&self, policy: &Policy) -> [Self; 2] {
         let next = (self.active & 1) ^ 1;
@@ -87,65 +88,66 @@ impl PolicySlot {
     }
 }
 
-/// Defaults of the daemon's network namespace, for kernels on which a program cannot ask the socket itself.
+/// Defaults of the daemon's network namespace, used where the program cannot read those of the socket's own namespace.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostDefaults {
-    /// `net.ipv4.tcp_syn_retries`. A socket's TCP_SYNCNT can be read by a program from Linux 6.1 on.
+    /// `net.ipv4.tcp_syn_retries`.
     pub syn_retries: u32,
-    /// The retransmissions of a SYN-ACK to reckon with: `net.ipv4.tcp_synack_retries`, but no more than the
-    /// kernel's default of 5, as a namespace of its own begins with that. A request's listener can be read
-    /// from Linux 6.2 on.
+    /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5.
+    pub syn_linear_timeouts: u32,
+    /// The assumed number of SYN-ACK retransmissions: `net.ipv4.tcp_synack_retries`, but at most 5, the kernel's
+    /// default, which is what a new network namespace starts with. From Linux 6.2 the program reads it from the
+    /// request's listener.
     pub syn_ack_retries: u32,
 }
-
-/// Retransmissions that [`Policy::gain_us`] tells apart; more count as the last.
-pub const GAINS: usize = 8;
 
 /// Bits of [`Policy::flags`].
 pub mod policy_flags {
     /// [`super::Policy`] decides TCP_THIN_LINEAR_TIMEOUTS.
     pub const THIN_LINEAR_SET: u32 = 1 << 0;
-    /// The value it decides for.
+    /// The value that it sets.
     pub const THIN_LINEAR: u32 = 1 << 1;
-    /// MPTCP sockets are as any other: their SYNs get the policy's initial RTO and rto_max, too.
+    /// The policy also applies to MPTCP sockets: their SYNs get its initial RTO and rto_max.
     pub const MPTCP: u32 = 1 << 2;
-    /// [`super::Policy::syn_retries`] is one number, and not chosen to go with the initial RTO.
-    pub const SYN_RETRIES_FIXED: u32 = 1 << 3;
-    /// The slot has a policy: one without this is free, and an entry that still points at it is inert.
+    /// connect() gives up when the kernel would with the connection's own initial RTO. Without this flag, it gives up
+    /// when the kernel would with an initial RTO of 1 s.
+    pub const GIVES_UP_BY_TIMER: u32 = 1 << 3;
+    /// The slot has a policy. A slot without this flag is free, and an entry that still points to it has no effect.
     pub const IN_USE: u32 = 1 << 4;
-    /// Connections have storage from their beginning on: the policy sets something later in a connection's life, or
-    /// an option that the kernel does not tell a program, so that what it was must be remembered.
+    /// Connections have storage from the start: the policy sets an option later in a connection's life, or an option
+    /// whose former value the program cannot recognise and so must remember.
     pub const STORED: u32 = 1 << 5;
     /// All connections of a peer are in the same arm.
     pub const CONTROL_BY_PEER: u32 = 1 << 6;
-    /// The initial RTO of connections that this host opens is an automatic one: in force while the daemon renews
+    /// The initial RTO of connections that this host opens is automatic: it applies only while the daemon renews
     /// [`crate::maps::LEASE`].
     pub const LEASED_ACTIVE: u32 = 1 << 7;
-    /// The handshake's time is counted of every connection, also where `SAMPLING` chooses a few.
-    pub const TIMED: u32 = 1 << 8;
-    /// Delays of ACKs are counted, of connections in the control arm.
+    /// ACK delays are counted for connections in the control arm.
     pub const MEASURES_ACKS: u32 = 1 << 9;
     /// [`super::Policy::epochs`] are set.
     pub const BRAKED: u32 = 1 << 10;
-    /// Of [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].
+    /// For [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].
     pub const DISCOVERS: u32 = 1 << 11;
-    /// As [`LEASED_ACTIVE`], of connections that it accepts.
+    /// As [`LEASED_ACTIVE`], for connections that this host accepts.
     pub const LEASED_PASSIVE: u32 = 1 << 12;
-    /// Those that are more work when a connection is established: one test for most.
-    pub const AT_ESTABLISHED: u32 = TIMED | BRAKED | DISCOVERS;
+    /// Consecutive lost connection attempts give new ones the kernel's timer ([`crate::brake::Brake::losses`]).
+    pub const OUTAGE_FUSE: u32 = 1 << 13;
+    /// Flags that cause extra work when a connection is established. One test of this mask suffices for most
+    /// connections.
+    pub const AT_ESTABLISHED: u32 = BRAKED | DISCOVERS | OUTAGE_FUSE;
 }
 
-/// Bits of `LASTING`: options that connections without storage may have.
+/// Bits of `LASTING`: options that the program may have set on connections without storage.
 pub mod lasting {
     /// TCP_BPF_RTO_MIN.
     pub const RTO_MIN: u32 = 1 << 0;
     /// TCP_BPF_DELACK_MAX.
     pub const DELACK_MAX: u32 = 1 << 1;
-    /// Length of `LASTING`: both options take up to 200 ms, in whole jiffies of 1 ms at least.
+    /// Length of `LASTING`: both options take up to 200 ms, in whole jiffies of at least 1 ms.
     pub const LEN: u32 = 256;
 
-    /// The place of a value, microseconds; one that the options do not take has the last.
+    /// The index of a value in microseconds. Values outside the options' range share the last index.
     #[inline(always)]
     #[must_use]
     pub const fn index(us: u32) -> u32 {
@@ -171,9 +173,8 @@ impl Policy {
         user_timeout_ms: 0,
         linear_retries: 0,
         restart_hz: 0,
+        syn_retries: 0,
         syn_ack_rto_jiffies: [0; SYN_ACK_RETRIES_LEN],
-        gain_us: [0; GAINS],
-        syn_retries: [0; SYN_RETRIES_LEN],
         name: [0; POLICY_NAME_LEN],
     };
 
@@ -202,10 +203,10 @@ impl Default for Policy {
 mod tests {
     use super::*;
 
-    /// What a program sees of a slot that the kernel is copying: the first words new, the others as they were.
+    /// The slot as a program sees it in the middle of the kernel's copy: the first words are new, the others old.
     fn torn(from: &PolicySlot, to: &PolicySlot, words: usize) -> PolicySlot {
         type Words = [u64; size_of::<PolicySlot>() / size_of::<u64>()];
-        // SAFETY: repr(C) of integers and bytes alone, without padding (asserted), so that all are the same bytes.
+        // SAFETY: repr(C) of integers and bytes only, without padding (asserted), so both types are the same bytes.
         unsafe {
             let [from, to] =
                 [*from, *to].map(|slot| core::mem::transmute::<PolicySlot, Words>(slot));
@@ -221,23 +222,23 @@ mod tests {
             THIN_LINEAR_SET,
             THIN_LINEAR,
             MPTCP,
-            SYN_RETRIES_FIXED,
+            GIVES_UP_BY_TIMER,
             IN_USE,
             STORED,
             CONTROL_BY_PEER,
             LEASED_ACTIVE,
-            TIMED,
             MEASURES_ACKS,
             BRAKED,
             DISCOVERS,
             LEASED_PASSIVE,
+            OUTAGE_FUSE,
         ];
         let mut seen = 0;
         for bit in ALL {
             assert_eq!((bit.count_ones(), seen & bit), (1, 0));
             seen |= bit;
         }
-        for bit in [TIMED, BRAKED, DISCOVERS] {
+        for bit in [BRAKED, DISCOVERS, OUTAGE_FUSE] {
             assert_ne!(AT_ESTABLISHED & bit, 0);
         }
         assert_eq!(AT_ESTABLISHED.count_ones(), 3);
@@ -245,7 +246,8 @@ mod tests {
         assert_ne!(lasting::DELACK_MAX, 0);
     }
 
-    /// What is given back to a socket without storage is looked up by its value: two values share no place.
+    /// The program decides by its value whether an option of a socket without storage must be restored, so no two
+    /// values may share an index.
     #[test]
     fn every_value_that_an_option_takes_has_a_place_of_its_own() {
         for hz in [100, 250, 300, 1000] {
@@ -281,7 +283,7 @@ mod tests {
     fn a_slot_that_is_written_holds_a_whole_policy_at_every_moment() {
         let policy = |n: u8| Policy {
             initial_rto_jiffies: n.into(),
-            syn_retries: [n; SYN_RETRIES_LEN],
+            syn_retries: n.into(),
             restart_hz: n.into(),
             ..Policy::EMPTY
         };

@@ -1,20 +1,20 @@
-//! RTO restart (RFC 7765), as far as a program can do it: rto_min less the RTT while few segments are
+//! RTO restart (RFC 7765), as far as a program can implement it: rto_min is reduced by the RTT while few segments are
 //! outstanding.
 //!
-//! RFC 7765 has the timer, when an ACK restarts it, expire one RTO after the earliest outstanding
-//! segment was sent, and not one RTO after the ACK: about a round trip sooner. No program can set the
-//! timer, but rto_min can be lowered by that round trip.
+//! RFC 7765: when an ACK restarts the timer, it expires one RTO after the earliest outstanding segment was sent,
+//! instead of one RTO after the ACK. That is about one round trip earlier. A program cannot set the timer, but it can
+//! lower rto_min by that round trip.
 
-/// Fewer segments outstanding than this, and RTO restart applies (RFC 7765 section 4, `rrthresh`).
+/// RTO restart applies while fewer segments than this are outstanding (RFC 7765 section 4, `rrthresh`).
 pub const THRESHOLD: u32 = 4;
 
-/// `TCP_TIMEOUT_MIN`: the least TCP_BPF_RTO_MIN takes, jiffies (include/net/tcp.h, Linux 6.12).
+/// `TCP_TIMEOUT_MIN`: the minimum of TCP_BPF_RTO_MIN, jiffies (include/net/tcp.h, Linux 6.12).
 pub const LEAST_JIFFIES: u64 = 2;
 
-/// The rto_min of a connection, microseconds of whole jiffies as the kernel tells them: `base_us`, less
-/// the RTT while fewer than [`THRESHOLD`] segments are outstanding.
+/// The rto_min of a connection, microseconds, rounded to whole jiffies as the kernel reports them: `base_us`, reduced
+/// by the RTT while fewer than [`THRESHOLD`] segments are outstanding.
 ///
-/// Never above `base_us`, and never below what the kernel takes. `hz` 0, or no RTT yet (0): `base_us`.
+/// Never above `base_us`, and never below the kernel's minimum. If `hz` is 0 or there is no RTT yet (0): `base_us`.
 #[inline(always)]
 #[must_use]
 #[expect(
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn rounded_up_to_jiffies_and_never_below_what_the_kernel_takes() {
-        // A near peer: nothing is gained.
+        // A nearby peer: no gain.
         assert_eq!(rto_min_us(100_000, 100, 250, 1), 100_000);
         assert_eq!(rto_min_us(100_000, 4_000, 250, 1), 96_000);
         assert_eq!(rto_min_us(100_000, 3_999, 250, 1), 100_000);
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn every_hz_gets_whole_jiffies_within_bounds() {
         for hz in [100, 250, 300, 1000] {
-            // As the policy has it: jiffies in microseconds, rounded down.
+            // As in the policy: jiffies in microseconds, rounded down.
             let us = |jiffies: u32| jiffies * 1_000_000 / hz;
             for base in 2..=hz / 5 {
                 for rtt_us in (1..250_000).step_by(997) {
@@ -80,7 +80,7 @@ mod tests {
                         "{hz} {base} {rtt_us}: {lowered}"
                     );
                     assert_eq!(u64::from(lowered), jiffies * 1_000_000 / u64::from(hz));
-                    // At most the RTT less.
+                    // Reduced by at most the RTT.
                     assert!(u64::from(lowered) + u64::from(rtt_us) >= u64::from(us(base)));
                 }
             }

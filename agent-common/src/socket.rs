@@ -1,26 +1,25 @@
-//! What a socket remembers between callbacks.
+//! Per-socket state that lasts between callbacks.
 
 use crate::event::COMM_LEN;
 
-/// What a socket remembers between callbacks (value of `SOCKETS`). Most connections have none: see
+/// Per-socket state that lasts between callbacks (value of `SOCKETS`). Most connections have none: see
 /// [`crate::policy_flags::STORED`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketState {
-    /// Its policy's [`crate::arm`]; 0, which is no policy's, once the socket was reconnected to an address without an
-    /// entry.
+    /// The socket's [`crate::arm`]; 0 (no policy) after the socket was reconnected to an address without an entry.
     pub arm: u32,
-    /// [`crate::Policy::generation`] of its policy at that time.
+    /// [`crate::Policy::generation`] of the policy when it was assigned.
     pub generation: u32,
     /// One of [`crate::direction`].
     pub direction: u32,
     /// Bits of [`socket_flags`].
     pub flags: u32,
-    /// Of the connection's handshake.
+    /// State of the connection's handshake.
     pub handshake: Handshake,
-    /// What the program set on the socket, or is to set.
+    /// Options that the program has set on the socket, or will set.
     pub options: Options,
-    /// For statistics and events.
+    /// State for statistics and events.
     pub watch: Watch,
 }
 
@@ -28,29 +27,33 @@ pub struct SocketState {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handshake {
-    /// bpf_ktime_get_ns() when it began (active). Once it is over: how long it took, nanoseconds; 0 where that is
-    /// not known (passive).
+    /// During the handshake: bpf_ktime_get_ns() at its start (active). After it: its duration in nanoseconds; 0 if
+    /// unknown (passive).
     pub ns: u64,
-    /// The SYN's initial RTO that this connection began with, jiffies; asked again at each SYN timeout. 0: the
-    /// kernel's own, of which nothing is answered.
+    /// The initial RTO of this connection's SYN, jiffies. The kernel asks for it again at each SYN timeout. 0: the
+    /// kernel's own, for which the program does not reply.
     pub initial_rto_jiffies: u32,
-    /// The initial RTO in force, the kernel's own included, microseconds.
+    /// The initial RTO in effect, the kernel's own included, microseconds.
     pub initial_rto_us: u32,
-    /// The socket's total_retrans already counted.
+    /// The part of the socket's total_retrans that is already counted.
     pub retransmissions_counted: u32,
-    /// Retransmissions of which it is not known yet whether they were needed.
-    pub in_question: u32,
-    /// At most so many of those were spurious.
-    pub spurious_at_most: u32,
-    /// RTT samples seen since.
+    /// Retransmissions that are not judged yet, because that takes RTT samples.
+    pub in_question: u16,
+    /// How many of them can be spurious at most.
+    pub spurious_at_most: u16,
+    /// RTT samples since the connection was established.
     pub samples: u32,
+    /// The longest of these samples, microseconds; 0 if the kernel does not pass the sample (before Linux 6.10).
+    pub rtt_max_us: u32,
+    /// When the last two copies of the SYN were sent, microseconds since the first.
+    pub copies_us: [u32; 2],
 }
 
-/// The options of a socket that a policy decides.
+/// Options of a socket that a policy controls.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// What is set, and what it was before.
+    /// The value that the program set, and the value before.
     pub rto_min: Remembered,
     /// As above.
     pub delack_max: Remembered,
@@ -60,41 +63,41 @@ pub struct Options {
     pub rto_max: Remembered,
     /// As above.
     pub user_timeout: Remembered,
-    /// TCP_SYNCNT the socket had before this program set another; 0: not touched.
+    /// TCP_SYNCNT of the socket before its SYN schedule, or its namespace's `tcp_syn_retries`.
     pub syn_retries_before: u32,
-    /// TCP_SYNCNT this program set; 0: not touched.
-    pub syn_retries_set: u32,
-    /// [`crate::Policy::user_timeout_ms`] this connection began with, for when it is established.
+    /// [`crate::Policy::user_timeout_ms`] when this connection began; it is set when the connection is established.
     pub user_timeout_ms: u32,
-    /// [`crate::Policy::linear_retries`] this connection began with; 0: the kernel's own number.
-    pub linear_retries: u32,
-    /// [`crate::Policy::restart_hz`] this connection began with; 0 once somebody else has set the option.
-    pub restart_hz: u32,
-    /// [`crate::Policy::rto_min_us`] this connection began with, where `restart_hz` is not 0. (What is set now
-    /// is in `rto_min`.)
+    /// [`crate::Policy::rto_max_ms`] likewise.
+    pub rto_max_ms: u32,
+    /// [`crate::Policy::linear_retries`] when this connection began; 0: the kernel's own number.
+    pub linear_retries: u16,
+    /// [`crate::Policy::restart_hz`] when this connection began; 0 after another program has set the option.
+    pub restart_hz: u16,
+    /// [`crate::Policy::rto_min_us`] when this connection began, if `restart_hz` is not 0. (`rto_min` has the value
+    /// that is set now.)
     pub restart_rto_min_us: u32,
-    /// Bits of bpf_sock_ops.bpf_sock_ops_cb_flags that this program added.
-    pub cb_flags_added: u32,
-    /// Of the options that are being set: [`settled`] bits. Only one callback's; kept here since what a
-    /// map holds does not multiply the states the verifier goes through.
-    pub settled: u32,
-    /// [`crate::Policy::epochs`] of the initial RTO this connection began with; 0: of no present one.
+    /// Bits of bpf_sock_ops.bpf_sock_ops_cb_flags that the program added.
+    pub cb_flags_added: u16,
+    /// [`settled`] bits of the options that the current callback sets. Kept in the map because the verifier does not
+    /// track map values, so this does not multiply its states.
+    pub settled: u16,
+    /// [`crate::Policy::epochs`] of this connection's initial RTO; 0: it has no current epoch.
     pub epoch: u32,
 }
 
-/// What is watched of a connection.
+/// What the program observes about a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
-    /// bpf_ktime_get_ns() of the last sample of the smoothed RTT that was counted.
+    /// bpf_ktime_get_ns() of the last counted sample of the smoothed RTT.
     pub srtt_sampled_ns: u64,
-    /// Bytes that will have been acknowledged once everything is that was outstanding at the last
-    /// retransmission timeout: until then what is sent again belongs to that timeout. 0: none was.
+    /// The value of bytes_acked at which everything that was outstanding at the last retransmission timeout is
+    /// acknowledged. Until then, retransmissions belong to that timeout. 0: no timeout yet.
     pub loss_end: u64,
-    /// How many connections this one stands for in what is sampled: [`crate::globals::SAMPLING`] for one that was
-    /// chosen, 1 for one that has storage for another reason.
+    /// Number of connections that this one represents in samples: [`crate::globals::SAMPLING`] if it was drawn, 1 if it
+    /// has storage for another reason.
     pub weight: u32,
-    /// Process that called connect(); 0: not known.
+    /// Process that called connect(); 0: unknown.
     pub pid: u32,
     /// Its name, padded with NUL.
     pub comm: [u8; COMM_LEN],
@@ -102,48 +105,48 @@ pub struct Watch {
 
 /// Bits of [`SocketState::flags`].
 pub mod socket_flags {
-    /// The connection is in no count: the agent's own probe, known by [`crate::PROBE_MARK`].
+    /// The connection is not counted: it is the agent's own probe, recognised by [`crate::PROBE_MARK`].
     pub const UNCOUNTED: u32 = 1 << 0;
-    /// The connection keeps all of the kernel's timers.
+    /// The connection keeps all of the kernel's own timers.
     pub const KERNEL_TIMERS: u32 = 1 << 1;
-    /// The RTO hook has linear mode switched off.
+    /// The RTO hook has switched linear mode off.
     pub const LINEAR_OFF: u32 = 1 << 2;
-    /// The initial RTO was given, and counted, for this connection attempt.
-    pub const INITIAL_RTO_SET: u32 = 1 << 3;
-    /// The kernel has given the connection attempt up.
-    pub const EXPIRED: u32 = 1 << 5;
-    /// Delays of the peer's ACKs are counted.
-    pub const MEASURES_ACKS: u32 = 1 << 4;
-    /// A brake held when the connection began: it gets the policy's rto_max when it is established.
-    pub const RTO_MAX_LATER: u32 = 1 << 6;
+    /// Delays of the peer's ACKs are measured.
+    pub const MEASURES_ACKS: u32 = 1 << 3;
+    /// From its first loss until it is established or has failed, the socket has the SYN schedule's TCP_SYNCNT,
+    /// TCP_USER_TIMEOUT and, if the kernel has it, TCP_RTO_MAX_MS. It is counted in [`crate::maps::RETRYING`].
+    pub const SYN_SCHEDULE: u32 = 1 << 4;
+    /// The schedule was ended while the socket was still connecting. TCP_SYNCNT now keeps the attempt going until its
+    /// deadline; [`super::Options::syn_retries_before`] is the socket's own value.
+    pub const ABANDONED: u32 = 1 << 5;
 }
 
 /// Bits of [`Options::settled`].
 pub mod settled {
-    /// The kernel took a value.
-    pub const CHANGED: u32 = 1;
-    /// It did not.
-    pub const REFUSED: u32 = 2;
+    /// The kernel accepted a value.
+    pub const CHANGED: u16 = 1;
+    /// The kernel refused a value.
+    pub const REFUSED: u16 = 2;
 }
 
-/// One option of a socket, so that it can be given back.
+/// An option of a socket, with what is needed to restore it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {
     /// 1 if the program set it.
     pub is_set: u32,
-    /// The value it set.
+    /// The value that the program set.
     pub value: u32,
-    /// The value before; [`Remembered::UNKNOWN`] where the kernel does not tell.
+    /// The value before; [`Remembered::UNKNOWN`] if the kernel does not report it.
     pub before: u32,
 }
 
 impl Remembered {
-    /// The kernel did not say what the option was.
+    /// The kernel did not report the option's value.
     pub const UNKNOWN: u32 = u32::MAX;
 
-    /// What to remember as the value before, when the socket now says `in_force` and the program
-    /// sets the option: what the program set itself does not count.
+    /// The value to remember as the one before, when the socket now reports `in_force` and the program is about to set
+    /// the option. A value that the program itself set is never remembered as the one before.
     #[inline(always)]
     #[must_use]
     pub const fn before(&self, in_force: Option<u32>) -> u32 {
@@ -155,8 +158,8 @@ impl Remembered {
         }
     }
 
-    /// The value to give back, when the socket now says `in_force`; `None` if the program did not
-    /// set the option or somebody has set another value since. `default` is the kernel's own value.
+    /// The value to restore when the socket now reports `in_force`; `None` if the program did not set the option, or if
+    /// the application or another program has changed it since. `default` is the kernel's own value.
     #[inline(always)]
     #[must_use]
     pub const fn to_restore(&self, in_force: Option<u32>, default: u32) -> Option<u32> {
@@ -184,14 +187,13 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use socket_flags::*;
-        const ALL: [u32; 7] = [
+        const ALL: [u32; 6] = [
             UNCOUNTED,
             KERNEL_TIMERS,
             LINEAR_OFF,
-            INITIAL_RTO_SET,
-            EXPIRED,
             MEASURES_ACKS,
-            RTO_MAX_LATER,
+            SYN_SCHEDULE,
+            ABANDONED,
         ];
         let mut seen = 0;
         for bit in ALL {
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(Remembered::default().before(Some(7)), 7);
         assert_eq!(Remembered::default().before(None), Remembered::UNKNOWN);
         assert_eq!(SET.before(Some(8000)), 200_000);
-        // Somebody has set another since.
+        // The application has set another value since.
         assert_eq!(SET.before(Some(9000)), 9000);
         assert_eq!(SET.before(None), 200_000);
     }

@@ -1,39 +1,66 @@
-//! Tests of what lies in the crate's root.
+//! Tests of the items in the crate's root.
 
 use super::*;
 
 #[test]
 fn statistics_add_up_word_by_word() {
     let mut a = Statistics::default();
-    a.counters.connections = 1;
+    a.counters.attempts = 1;
     a.counters.rtos[7] = 2;
     a.counters.setsockopt_failures[SockOpt::CbFlags as usize] = 3;
-    a.handshake.buckets[5] = 4;
+    a.path_rtt.buckets[5] = 4;
     let mut b = a;
     b.counters.aborted = 5;
     b.srtt.sum_us = 6;
     let sum = a.plus(&b);
-    assert_eq!(sum.counters.connections, 2);
+    assert_eq!(sum.counters.attempts, 2);
     assert_eq!(sum.counters.rtos, [0, 0, 0, 0, 0, 0, 0, 4]);
     assert_eq!(sum.counters.setsockopt_failures[6], 6);
     assert_eq!((sum.counters.aborted, sum.counters.expired), (5, 0));
-    assert_eq!((sum.handshake.buckets[5], sum.srtt.sum_us), (8, 6));
+    assert_eq!((sum.path_rtt.buckets[5], sum.srtt.sum_us), (8, 6));
 }
 
 #[test]
 fn what_is_counted_fast_is_a_part_of_all_that_is_counted() {
     let mut fast = FastStatistics {
         counters: Counters::default(),
-        handshake: Histogram::default(),
+        path_rtt: Histogram::default(),
     };
-    fast.counters.connections = 1;
-    fast.handshake.sum_us = 2;
+    fast.counters.attempts = 1;
+    fast.path_rtt.sum_us = 2;
     let all = Statistics::from(fast);
-    assert_eq!(
-        (all.counters, all.handshake),
-        (fast.counters, fast.handshake)
-    );
+    assert_eq!((all.counters, all.path_rtt), (fast.counters, fast.path_rtt));
     assert_eq!((all.srtt, all.ack_excess), Default::default());
+}
+
+/// One connection without a loss, and one with a loss that took 1 s, of which its path RTT is 100 us.
+#[test]
+fn connect_times_are_path_rtts_but_for_connections_with_losses() {
+    use histogram::bucket_of;
+    let mut counted = Statistics::default();
+    let (clean_us, path_us, connect_us) = (200, 100, 1_000_000);
+    counted.path_rtt.buckets[bucket_of(clean_us)] += 1;
+    counted.path_rtt.sum_us += clean_us;
+    counted.lossy.buckets[bucket_of(connect_us)] += 1;
+    counted.lossy.sum_us += connect_us;
+    let mut expected = Histogram {
+        sum_us: clean_us + connect_us,
+        ..Histogram::default()
+    };
+    expected.buckets[bucket_of(clean_us)] = 1;
+    expected.buckets[bucket_of(connect_us)] = 1;
+    assert_eq!(counted.connect_times(), expected);
+    // Its path RTT becomes known. Of another connection, the subtraction is seen before the addition.
+    counted.path_rtt.buckets[bucket_of(path_us)] += 1;
+    counted.path_rtt.sum_us += path_us;
+    for us in [path_us, path_us * 10] {
+        let bucket = &mut counted.lossy.buckets[bucket_of(us)];
+        *bucket = bucket.wrapping_sub(1);
+    }
+    counted.lossy.sum_us = counted.lossy.sum_us.wrapping_sub(path_us);
+    assert_eq!(counted.connect_times(), expected);
+    counted.counters.untimed = 3;
+    assert_eq!(counted.connections(), 5);
 }
 
 #[test]
@@ -41,7 +68,7 @@ fn two_whole_configurations_have_slots() {
     assert_eq!((FIRST_SLOT..SLOTS).len(), 2 * MAX_POLICIES as usize);
 }
 
-/// Counting ends before the number does, however many processors count the last hit at once.
+/// Counting stops before the number overflows, even if every CPU counts the last hit at the same moment.
 #[test]
 fn hits_have_room_beyond_their_most() {
     let processors = u16::MAX.into();

@@ -1,26 +1,30 @@
-//! Connections this host opens.
+//! Connections that this host opens.
 //!
-//! The policy is chosen once, before the SYN is sent, and what it says is in force on the socket from then on: no reload
-//! changes a connection under way. At the first loss the timer that fired tells which initial RTO the connection began
-//! with, whatever entries say by now. A socket that was connecting already when the program was attached is left alone.
+//! Invariant: the policy is chosen once, before the first SYN, and its settings stay in effect on the socket; a reload
+//! does not change a connection under way. A connection without storage cannot remember its initial RTO: at its first
+//! loss, the timer that fired shows it, whatever the entries are by then. A socket that was already connecting when the
+//! program was attached is left alone.
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    FAILED_NS, Policy, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
+    Policy, SockOpt, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
 };
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    brake, events, handshake, hook, kernel_sock, lookup,
+    brake, events, handshake, hook,
+    kernel_sock::{self, SynSocket},
+    lookup,
     options::{KERNEL, Target},
     socket,
     storage::{self, Storage},
-    syn_ack_rto, syn_retries,
-    tables::{self, Tally},
+    syn_ack_rto, syn_schedule,
+    tables::Tally,
 };
 
-/// TIMEOUT_INIT of a connecting socket: before the first SYN, when the policy is chosen and what must stand by then is
-/// set, and the kernel's questions at each SYN timeout.
+/// TIMEOUT_INIT of a connecting socket. The kernel runs it before the first SYN, when the program chooses the policy
+/// and sets the options that must precede the SYN, and again at each SYN timeout (`retransmits_timed_out()`, Linux
+/// 6.12).
 #[inline(always)]
 pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
@@ -34,8 +38,8 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
         lookup::Hit::Count
     };
     let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, hit) else {
-        // Without callbacks nothing was ever done to it.
-        return if hook::has_callbacks(ctx) {
+        // Without callbacks the program never changed this socket, or another program has cleared them.
+        return if hook::has_callbacks(ctx) || kernel_sock::may_have_schedule(ctx) {
             forget(ops)
         } else {
             0
@@ -50,43 +54,43 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     }
     if policy.initial_rto_jiffies != 0 && !brake::holds(arm, policy, direction::ACTIVE) {
         ctx.set_reply(policy.initial_rto_jiffies);
-        tally.add_one(Counter::INITIAL_RTOS_SET);
     }
+    tally.add_one(Counter::ATTEMPTS);
     hook::enable_without_storage(ctx, direction::ACTIVE, tally);
     0
 }
 
-/// Whether a connection needs no storage from its beginning on: nothing of it is known that must be remembered.
+/// Whether a connection can start without storage, because there is nothing to remember about it.
 #[inline(always)]
 fn goes_without_storage(ctx: &SockOpsContext, policy: &Policy) -> bool {
     policy.flags & policy_flags::STORED == 0
-        // The socket was connected before, or another program may take the callbacks away.
+        // The socket was connected before, or another program may clear the callbacks.
         && !hook::has_callbacks(ctx)
-        && !kernel_sock::is_mptcp_or_fastopen(ctx)
-        // Who watches wants to know the process.
+        && !kernel_sock::is_special(ctx)
+        // A client that listens to events needs the process, which is kept in the storage.
         && !events::are_watched()
 }
 
-/// A question of the kernel's at a SYN timeout.
+/// TIMEOUT_INIT at a SYN timeout: the kernel asks again.
 #[inline(never)]
 pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one that is in use.
+    // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     if hook::has_storage(&ctx)
         && let Some(state) = storage.of_policy()
     {
         answer(&ctx, state);
     } else {
-        // Not answered: the kernel's own deadline is no sooner.
+        // No reply: the kernel's own deadline is not earlier.
         note_unseen_loss(&ctx, &mut storage);
     }
     0
 }
 
-/// The same for a connection that has something to remember.
+/// The first TIMEOUT_INIT of a connection with storage.
 #[inline(never)]
 fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_probe: bool) -> u32 {
-    // SAFETY: the only one that is in use.
+    // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     let tally = if is_probe {
@@ -94,7 +98,13 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     } else {
         Tally::of(arm, direction::ACTIVE)
     };
-    let is_new = storage.find().is_none();
+    tally.add(Counter::ATTEMPTS, 1);
+    let former = storage.find().map(|state| state.flags);
+    let is_new = former.is_none();
+    if former.is_some_and(|flags| flags & socket_flags::SYN_SCHEDULE != 0) {
+        // Another program had cleared the callbacks, so the program did not see the former attempt end.
+        syn_schedule::end(ctx);
+    }
     let Some(state) = storage.make() else {
         tally.add(Counter::STORAGE_FAILURES, 1);
         return 0;
@@ -110,38 +120,34 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     }
     socket::note_process(&mut state.watch);
     if kernel_sock::detects_fastopen_blackhole(ctx) {
-        // Timeouts of the established connection count as well, so that none of the policy's timers is safe.
+        // Timeouts of the established connection count as well (`tcp_fastopen_active_detect_blackhole()`), so that
+        // every timer of the policy could trigger the detection.
         state.flags |= socket_flags::KERNEL_TIMERS;
         keep_kernel_rto(state);
-        syn_retries::restore(target, &mut state.options);
         state.options.user_timeout_ms = 0;
+        state.options.rto_max_ms = 0;
         target.restore(state, KERNEL, tally);
         return 0;
     }
-    // The probe asks for what the policy sets.
+    // The probe always gets the policy's timers.
     let is_left_alone = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
     let keeps = is_left_alone || (!is_probe && brake::holds(arm, policy, direction::ACTIVE));
     if keeps {
         keep_kernel_rto(state);
-        if !is_left_alone {
-            state.flags |= socket_flags::RTO_MAX_LATER;
-        }
     }
-    if keeps && policy.flags & policy_flags::SYN_RETRIES_FIXED == 0 {
-        syn_retries::restore(target, &mut state.options);
-    } else {
-        syn_retries::apply(target, &mut state.options, policy, tally);
+    if is_left_alone {
+        state.options.rto_max_ms = 0;
     }
-    // A maximum below that of the kernel's SYN timers would make connect() give up sooner.
+    // With the kernel's SYN timers, a lower maximum would make connect() give up earlier.
     let rto_max_ms = if keeps { 0 } else { policy.rto_max_ms };
     target.apply(state, policy, rto_max_ms, KERNEL, tally);
-    // One that an earlier policy of the socket set would make connect() give up sooner.
+    // A timeout that an earlier policy of the socket set would make connect() give up earlier.
     target.user_timeout(&mut state.options, 0, tally);
     answer(ctx, state);
     0
 }
 
-/// Leaves the SYN the kernel's own initial RTO.
+/// Keeps the kernel's own initial RTO for the SYN.
 #[inline(always)]
 fn keep_kernel_rto(state: &mut SocketState) {
     state.handshake.initial_rto_jiffies = 0;
@@ -149,82 +155,90 @@ fn keep_kernel_rto(state: &mut SocketState) {
     state.options.epoch = 0;
 }
 
-/// Fills the storage for a connection that begins. TCP_SYNCNT is not touched: what was done to it
-/// for a former connection attempt of the socket must be known to the new one.
+/// Initialises the storage for a new connection.
 #[inline(always)]
 fn begin(ctx: &SockOpsContext, state: &mut SocketState, arm: u32, policy: &Policy) {
     state.flags = 0;
     handshake::note(ctx, state, arm, policy, direction::ACTIVE);
     let now = socket::now();
     handshake::begin(&mut state.handshake, 0, now);
-    // A short connection has the sample at its end.
+    state.handshake.copies_us = [0; 2];
+    // A short connection has only the sample at its end.
     state.watch.srtt_sampled_ns = now;
     state.watch.loss_end = 0;
     state.options.user_timeout_ms = policy.user_timeout_ms;
+    state.options.rto_max_ms = policy.rto_max_ms;
 }
 
-/// A socket that is connected anew, to an address without an entry: gives everything back.
+/// A socket that is reconnected, to an address without an entry: restores all options.
 #[inline(never)]
 fn forget(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
+    // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let target = Target::of(&ctx);
+    syn_schedule::end(&ctx);
     if let Some(state) = storage.find() {
-        syn_retries::restore(target, &mut state.options);
         target.restore(state, KERNEL, Tally::NOBODY);
         hook::disable(&ctx, &mut state.options);
         state.arm = arm::NONE;
-    } else {
-        // Of a former connection. (Which of the callbacks others asked for is not known, so that they stay.)
+        state.handshake.initial_rto_jiffies = 0;
+    } else if hook::has_callbacks(&ctx) {
+        // Callbacks of a former connection. (They stay, because the program cannot know which of them other programs
+        // requested.)
         target.restore_unremembered(KERNEL);
     }
     0
 }
 
-/// Answers for a socket known to be ours.
+/// Replies with the initial RTO of a connection with storage.
 #[inline(always)]
 fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
     let jiffies = state.handshake.initial_rto_jiffies;
     if jiffies != 0 {
         ctx.set_reply(jiffies);
-        if state.flags & socket_flags::INITIAL_RTO_SET == 0 {
-            state.flags |= socket_flags::INITIAL_RTO_SET;
-            Tally::of_socket(state).add(Counter::INITIAL_RTOS_SET, 1);
-        }
     }
     count_syn_retransmissions(ctx, state);
 }
 
-/// RTO_CB of a connecting socket. At its first loss the socket gets what it did without so far: TCP_SYNCNT for its
-/// timer, before the kernel looks at it, and storage.
+/// RTO_CB of a connecting socket. The kernel runs it in `tcp_write_timeout()`, before it retransmits the SYN and
+/// doubles `icsk_rto` (`tcp_retransmit_timer()`, Linux 6.18). At the first loss the socket gets storage and its SYN
+/// schedule, so that the schedule already applies to the next interval.
 #[inline(never)]
 pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
+    // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    // Not by the count of timeouts, which an earlier program may have overwritten.
-    let is_first = !hook::has_storage(&ctx) || storage.find().is_none();
+    // The callback's count of timeouts is not used, because an earlier program may have overwritten it. Without
+    // STATE_CB and without a schedule, the storage is of a former connection. With a schedule, another program has only
+    // cleared the callback.
+    let has_storage = hook::has_storage(&ctx);
+    let is_first = storage
+        .find()
+        .is_none_or(|state| !has_storage && state.flags & socket_flags::SYN_SCHEDULE == 0);
     if is_first {
         lost(&ctx, &mut storage, hook::argument(&ctx, 1));
     }
-    if hook::argument(&ctx, 2) != 0
-        && let Some(state) = storage.find()
-    {
-        state.flags |= socket_flags::EXPIRED;
+    if let Some(state) = storage.find() {
+        // Otherwise the kernel gives the attempt up.
+        if hook::argument(&ctx, 2) == 0 {
+            syn_schedule::at_timeout(&ctx, state);
+            let attempt = socket::total_retrans(&ctx).wrapping_add(1);
+            events::tell(&ctx, state, kind::SYN, attempt, hook::argument(&ctx, 1));
+        }
     }
     0
 }
 
-/// A question of the kernel's about a socket without storage, which has retransmitted a SYN. Where the socket is ours,
-/// another program has taken its callbacks away; that the timer is shorter than the kernel's own tells it from one that
-/// began before the program was attached.
+/// TIMEOUT_INIT of a socket without storage that has retransmitted a SYN, without RTO_CB. Either another program has
+/// cleared the callbacks of a socket of a policy, or the socket was connecting before the program was attached. A timer
+/// shorter than the kernel's own distinguishes the former from the latter.
 #[inline(always)]
 fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
     if hook::tells_rto(ctx) {
         return;
     }
-    // Done at an earlier question.
+    // Handled at an earlier TIMEOUT_INIT.
     if let Some(state) = storage.find()
-        && state.options.syn_retries_set != 0
+        && state.flags & socket_flags::SYN_SCHEDULE != 0
     {
         return;
     }
@@ -234,7 +248,7 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
     }
     let retransmits = socket::retransmits(ctx).unwrap_or(0) & 31;
     let first = match lookup::policy_at_loss(ctx) {
-        // In the linear phase, the timer has not doubled (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5).
+        // In the linear phase the timer has not doubled (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5).
         Some((_, policy))
             if policy.initial_rto_jiffies == timer
                 || policy.initial_rto_jiffies << retransmits == timer =>
@@ -244,10 +258,13 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
         _ => timer >> retransmits,
     };
     lost(ctx, storage, if first == 0 { 1 } else { first });
+    if let Some(state) = storage.find() {
+        syn_schedule::at_timeout(ctx, state);
+    }
 }
 
-/// The first SYN was lost, or its answer was; its timer was so many jiffies. Where no entry covers the peer any more
-/// the connection has no policy, and TCP_SYNCNT goes by the timer alone.
+/// The first SYN or its answer was lost, after a timer of `timer` jiffies. If no entry covers the peer any more, the
+/// connection has no policy, and its SYN schedule depends only on the timer.
 #[inline(always)]
 fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
     let found = lookup::policy_at_loss(ctx);
@@ -255,33 +272,27 @@ fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
         return;
     };
     let tally = Tally::of(arm, direction::ACTIVE);
-    let target = Target::of(ctx);
     let Some(state) = storage.make() else {
+        // Without storage, options could not be restored: none is changed.
         tally.add(Counter::STORAGE_FAILURES, 1);
-        // Nothing is remembered: it stays raised.
-        if socket::retransmits(ctx) == Some(0) {
-            let mut unused = rto_agent_common::Options::default();
-            syn_retries::apply_at_loss(target, &mut unused, policy, timer, tally);
-        }
         return;
     };
-    target.remember(&mut state.options);
+    Target::of(ctx).remember(&mut state.options);
     begin(ctx, state, arm, policy);
     note_timer(state, policy, timer);
     state.handshake.retransmissions_counted = 0;
-    // What comes after the handshake is for connections that had storage from their beginning on.
+    // Options for the time after the handshake are set only for connections that had storage from the start.
     state.options.user_timeout_ms = 0;
-    state.flags |= socket_flags::INITIAL_RTO_SET;
+    state.options.rto_max_ms = 0;
     hook::mark_stored(ctx, state, tally);
-    syn_retries::apply_at_loss(target, &mut state.options, policy, timer, tally);
 }
 
-/// What the timer that fired tells: with which initial RTO the connection began, and when.
+/// Derives from the timer that fired with which initial RTO the connection began, and when.
 #[inline(always)]
 fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
     let handshake = &mut state.handshake;
     if timer != policy.initial_rto_jiffies {
-        // The kernel's own is its own answer.
+        // For the kernel's own initial RTO the program does not reply.
         let is_kernels = timer == syn_ack_rto::kernel_jiffies();
         handshake.initial_rto_jiffies = if is_kernels { 0 } else { timer };
         handshake.initial_rto_us = syn_ack_rto::microseconds(timer);
@@ -291,66 +302,90 @@ fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
     handshake.ns = handshake.ns.wrapping_sub(waited_ns);
 }
 
-/// STATE_CB of a connecting socket that is closed: it has storage if it lost something.
-#[inline(never)]
-pub(crate) fn failed(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
-    let (ctx, mut storage) = unsafe { storage::context(ops) };
-    if socket::total_retrans(&ctx) != 0
-        && let Some(state) = storage.of_policy()
-        && (state.flags & socket_flags::EXPIRED != 0
-            || socket::now().wrapping_sub(state.handshake.ns) >= FAILED_NS)
-    {
-        Tally::of_socket(state).add(Counter::FAILED, 1);
-    }
-    0
-}
-
-/// ACTIVE_ESTABLISHED_CB: the SYN-ACK has come.
+/// ACTIVE_ESTABLISHED_CB: the SYN-ACK has arrived.
 #[inline(always)]
 pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
-    let (ctx, mut storage) = unsafe { storage::context(ops) };
-    let ctx = &ctx;
-    // Without any callbacks it is no connection of ours.
-    if !hook::has_callbacks(ctx) {
+    let ctx = &SockOpsContext::new(ops);
+    let retransmissions = socket::total_retrans(ctx);
+    // A connection without callbacks has no policy, unless another program has cleared them: after a lost SYN it may
+    // still have a schedule.
+    if !hook::has_callbacks(ctx) && retransmissions == 0 {
         return 0;
     }
-    if hook::has_storage(ctx)
-        && let Some(state) = storage.of_policy()
-    {
-        finish(ctx, state);
+    if (hook::has_storage(ctx) || retransmissions != 0) && established_with_storage(ops) != 0 {
         return 0;
     }
+    // SAFETY: no other `Storage` is in use.
+    let mut storage = unsafe { Storage::of(ctx) };
     if let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) {
         handshake::established_clean(ctx, &mut storage, arm, policy, direction::ACTIVE);
     }
     0
 }
 
-/// The same for a socket known to be ours.
+/// The same for a connection with storage. Returns 1 if it has storage and a policy.
+#[inline(never)]
+fn established_with_storage(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: no other `Storage` is in use.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    syn_schedule::end(&ctx);
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    finish(&ctx, state);
+    (state.arm != arm::NONE).into()
+}
+
 #[inline(always)]
 fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
+    if state.flags & socket_flags::UNCOUNTED == 0 {
+        brake::end_outage(state.arm);
+    }
     let retransmissions = socket::total_retrans(ctx);
     let took_ns = socket::now().wrapping_sub(state.handshake.ns);
     handshake::begin(&mut state.handshake, retransmissions, took_ns);
     let tally = Tally::of_socket(state);
-    // Not before: on a connecting socket it would make connect() give up sooner.
-    let millis = state.options.user_timeout_ms;
-    Target::of(ctx).user_timeout(&mut state.options, millis, tally);
-    if state.flags & socket_flags::RTO_MAX_LATER != 0
-        && let Some(policy) = tables::settings(tables::owner(state))
-    {
-        Target::of(ctx).rto_max(&mut state.options, policy.rto_max_ms, tally);
+    let target = Target::of(ctx);
+    if state.arm == arm::NONE {
+        return;
+    }
+    restore_window(ctx, target, took_ns, tally);
+    // Not earlier: on a connecting socket these options would make connect() give up earlier.
+    let (user_timeout_ms, rto_max_ms) = (state.options.user_timeout_ms, state.options.rto_max_ms);
+    target.user_timeout(&mut state.options, user_timeout_ms, tally);
+    if rto_max_ms != 0 {
+        target.rto_max(&mut state.options, rto_max_ms, tally);
     }
     hook::enable(ctx, state, tally);
     handshake::established(ctx, state, retransmissions, tally);
     count_syn_retransmissions(ctx, state);
 }
 
-/// Adds the SYNs sent again since the last look. The kernel asks for the timeout after each
-/// retransmission (`tcp_retransmit_timer()`, Linux 6.12), so that none is missed even where the
-/// connection never comes about.
+/// Restores the initial window of the route. The kernel starts with one segment if it has retransmitted the SYN more
+/// than once (`tcp_init_transfer()`, Linux 6.18), which its own timer would not have done so early.
+#[inline(always)]
+fn restore_window(ctx: &SockOpsContext, target: Target, took_ns: u64, tally: Tally) {
+    if socket::total_retrans(ctx) < 2 || socket::snd_cwnd(ctx) != 1 {
+        return;
+    }
+    // SAFETY: null, or a socket that the verifier tracks.
+    let own = unsafe { SynSocket::of(socket::sk(ctx)) };
+    let second_ns = if own.linear_timeouts == 0 {
+        3_000_000_000
+    } else {
+        2_000_000_000
+    };
+    if took_ns < second_ns {
+        target.set(
+            SockOpt::InitialWindow,
+            kernel_sock::initial_window(ctx),
+            tally,
+        );
+    }
+}
+
+/// Counts the SYNs retransmitted since the last callback. The kernel runs TIMEOUT_INIT after each retransmission
+/// (`tcp_retransmit_timer()`, Linux 6.12), so that none is missed even if the connection is never established.
 #[inline(always)]
 fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState) {
     let total = socket::total_retrans(ctx);
@@ -364,6 +399,4 @@ fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState) {
         brake::spend(state, new);
     }
     tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, new.into());
-    let timer = state.handshake.initial_rto_jiffies;
-    events::tell(ctx, state, kind::SYN, total, timer);
 }

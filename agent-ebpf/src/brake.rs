@@ -1,4 +1,4 @@
-//! The brakes of [`rto_agent_common::brake`], shared by all processors: their counts are added to atomically.
+//! The brakes of [`rto_agent_common::brake`]. All CPUs share them, so their counts are updated by atomic additions.
 
 use core::{arch::asm, mem::offset_of};
 
@@ -33,24 +33,69 @@ pub(crate) fn epoch(policy: &Policy, direction: u32) -> u32 {
     limits(policy, direction).0
 }
 
-/// Whether a connection of an arm with these settings begins with the kernel's own initial RTO; it is counted.
+/// Whether a connection of an arm with these settings begins with the kernel's own initial RTO because a brake holds;
+/// if so, it is counted.
 #[inline(always)]
 pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
-    if policy.flags & policy_flags::BRAKED == 0 || holds_now(arm, policy, direction) == 0 {
+    const ANY: u32 = policy_flags::BRAKED | policy_flags::OUTAGE_FUSE;
+    if policy.flags & ANY == 0
+        || holds_now(arm, policy, direction) | is_out(arm, policy, direction) == 0
+    {
         return false;
     }
     Tally::of(arm, direction).add(Counter::BRAKED, 1);
     true
 }
 
-/// All bits if a connection of this arm that began now had the initial RTO of its settings, else 0. (A branch less, of
-/// which the verifier would follow both sides.)
+/// Whether there is an outage, by the consecutive losses ([`Brake::OUTAGE`]); 1 or 0.
+#[inline(always)]
+fn is_out(arm: u32, policy: &Policy, direction: u32) -> u32 {
+    if policy.flags & policy_flags::OUTAGE_FUSE == 0 || direction != direction::ACTIVE {
+        return 0;
+    }
+    let losses = place(arm).map_or(0, |place| {
+        // SAFETY: a map value; the verifier checks the access.
+        unsafe { read(&raw const (*place).losses) }
+    });
+    (losses >= Brake::OUTAGE).into()
+}
+
+/// Counts a connection of this arm that has lost its first SYN or the answer.
+#[inline(always)]
+pub(crate) fn note_outage(arm: u32) {
+    if let Some(place) = place(arm) {
+        add(place, offset_of!(Brake, losses), 1);
+    }
+}
+
+/// Ends an outage: a connection of this arm is established.
+#[inline(always)]
+pub(crate) fn end_outage(arm: u32) {
+    if let Some(place) = place(arm) {
+        // SAFETY: a map value; the verifier checks the accesses.
+        unsafe {
+            let losses = &raw mut (*place).losses;
+            if read(losses) != 0 {
+                losses.write_volatile(0);
+            }
+        }
+    }
+}
+
+/// The brake for connections that the host opens, of this arm's policy.
+#[inline(always)]
+fn place(arm: u32) -> Option<*mut Brake> {
+    BRAKES.get_ptr_mut(key(arm::slot(arm), direction::ACTIVE))
+}
+
+/// All ones if a connection of this arm that began now would get the initial RTO of its settings, otherwise 0. (A mask
+/// avoids a branch, whose two sides the verifier would both follow.)
 #[inline(always)]
 pub(crate) fn lets_through(arm: u32, policy: &Policy, direction: u32) -> u32 {
     holds_now(arm, policy, direction).wrapping_sub(1)
 }
 
-/// Credits a connection that was established after so many retransmissions.
+/// Credits a connection that was established after this number of retransmissions.
 #[inline(always)]
 pub(crate) fn credit(arm: u32, policy: &Policy, direction: u32, retransmissions: u32) {
     let epoch = epoch(policy, direction);
@@ -68,19 +113,19 @@ pub(crate) fn credit(arm: u32, policy: &Policy, direction: u32, retransmissions:
     }
 }
 
-/// The same of a connection whose settings are not at hand.
+/// As [`credit`], for a connection whose settings are not at hand.
 #[inline(always)]
 pub(crate) fn credit_stored(state: &SocketState, retransmissions: u32) {
     rto_brake_credit(state.arm, state.direction, retransmissions);
 }
 
-/// Spends so many retransmissions of the budget.
+/// Spends this number of retransmissions of the budget.
 #[inline(always)]
 pub(crate) fn spend(state: &SocketState, retransmissions: u32) {
     rto_brake_spend(state.arm, state.direction, retransmissions);
 }
 
-/// Notes a connection with so many spurious retransmissions, if its initial RTO is the present one.
+/// Counts a connection with this number of spurious retransmissions, if its initial RTO is the current one.
 #[inline(always)]
 pub(crate) fn judged_spurious(state: &SocketState, retransmissions: u32) {
     rto_brake_spurious(
@@ -106,7 +151,7 @@ fn holds_now(arm: u32, policy: &Policy, direction: u32) -> u32 {
     }
 }
 
-// Functions with a symbol: see `tables`.
+// Global functions: see `tables`.
 
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -149,8 +194,7 @@ extern "C" fn rto_brake_spurious(
         return 0;
     };
     if brake.epoch != epoch {
-        // Two processors may both do it: the one's connection is lost.
-        // SAFETY: a map value; the verifier checks the accesses.
+        // SAFETY: a map value, which the verifier checks. Of two CPUs that reset it at once the count of one is lost.
         unsafe {
             (&raw mut (*place).fuse).write_volatile(0);
             (&raw mut (*place).spurious).write_volatile(0);
@@ -164,7 +208,7 @@ extern "C" fn rto_brake_spurious(
     0
 }
 
-/// Whether the lease of automatic values has ended.
+/// Whether the lease of automatic values has expired.
 #[inline(always)]
 fn has_lapsed() -> bool {
     let Some(until_ns) = LEASE.get(lease::UNTIL_NS) else {
@@ -187,14 +231,15 @@ fn has_lapsed() -> bool {
         if left_ns == 0 {
             return true;
         }
-        // Where another processor sees the one before the other it goes by an end that was sooner.
+        // `SEEN_NS` is written last. A CPU that sees it before the new `SEEN_JIFFIES` uses the former end, which is
+        // earlier.
         seen_jiffies.write_volatile(jiffies + syn_ack_rto::jiffies_of(left_ns));
         seen_ns.write_volatile(until_ns);
         false
     }
 }
 
-/// The flag of a policy whose initial RTO in a direction is an automatic one.
+/// The flag of a policy whose initial RTO in this direction is automatic.
 #[inline(always)]
 fn leased(direction: u32) -> u32 {
     match direction {
@@ -203,7 +248,7 @@ fn leased(direction: u32) -> u32 {
     }
 }
 
-/// The place of a brake, and what it holds now.
+/// A pointer to a brake, and its current values.
 #[inline(always)]
 fn seen(key: u32) -> Option<(*mut Brake, Brake)> {
     let place = BRAKES.get_ptr_mut(key)?;
@@ -214,6 +259,7 @@ fn seen(key: u32) -> Option<(*mut Brake, Brake)> {
             fuse: read(&raw const (*place).fuse),
             budget: read(&raw const (*place).budget),
             spurious: 0,
+            losses: 0,
         }
     };
     Some((place, brake))

@@ -1,8 +1,9 @@
 //! `lsm_cgroup/inet_csk_clone`: an accepted socket, before its first RTT sample.
 //!
-//! PASSIVE_ESTABLISHED comes after that sample, and the RTO then sinks only by a quarter of the
-//! excess each round trip. Here the socket has just been made of the listener
-//! (`inet_csk_clone_lock()`, Linux 6.12), so that its very first RTO sees rto_min.
+//! PASSIVE_ESTABLISHED_CB runs after that sample, when the kernel has already computed the RTO with the default
+//! rto_min; after that the RTO only falls by a quarter of the excess per round trip. This hook runs when the kernel has
+//! just created the socket (`inet_csk_clone_lock()`, Linux 6.12), so that the policy's rto_min already applies to the
+//! first RTO.
 
 use core::ffi::c_void;
 
@@ -13,14 +14,14 @@ use crate::{
     lookup, options::Target, socket::read, storage::Storage, structs::SockCommon, tables::Tally,
 };
 
-/// What a program at a hook without a result must return.
+/// The value that a program must return at a hook without a result.
 const VOID: i32 = 1;
 
-/// The arguments of the hook: the new socket, and the connection request it comes of.
+/// The arguments of the hook: the new socket, and the connection request that it is created from.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "lsm_cgroup/inet_csk_clone")]
 extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
-    // SAFETY: the context of the hook, each argument read by a load of its own.
+    // SAFETY: the context of the hook; each argument is read with its own load.
     let (sk, request) = unsafe {
         (
             read((&raw const (*arguments)[0]).cast::<*mut c_void>()),
@@ -34,8 +35,8 @@ extern "C" fn rto_clone(arguments: *const [*mut c_void; 2]) -> i32 {
         && policy.rto_min_us != 0
     {
         let tally = Tally::of(arm, direction::PASSIVE);
-        // The state has no policy yet: PASSIVE_ESTABLISHED chooses it, and only adds to this.
-        // SAFETY: the only one of this run; nobody else knows the socket yet.
+        // The state has no policy yet: PASSIVE_ESTABLISHED_CB chooses it and keeps what is set here.
+        // SAFETY: this run has no other `Storage`, and the new socket is not yet visible to other CPUs.
         let mut storage = unsafe { Storage::of_socket(sk) };
         match storage.make() {
             Some(state) => {

@@ -1,18 +1,18 @@
-//! Which counter of a policy an event belongs to.
+//! The counters of a policy, by their offset in memory.
 
 use core::mem::{offset_of, size_of};
 
 use rto_agent_common::{Counters, RTO_STEPS, SockOpt};
 
-/// One counter, as its place in [`Counters`].
+/// A counter, as its offset in [`Counters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter(usize);
 
 impl Counter {
-    /// [`Counters::connections`].
-    pub const CONNECTIONS: Self = Self(offset_of!(Counters, connections));
-    /// [`Counters::initial_rtos_set`].
-    pub const INITIAL_RTOS_SET: Self = Self(offset_of!(Counters, initial_rtos_set));
+    /// [`Counters::untimed`].
+    pub const UNTIMED: Self = Self(offset_of!(Counters, untimed));
+    /// [`Counters::attempts`].
+    pub const ATTEMPTS: Self = Self(offset_of!(Counters, attempts));
     /// [`Counters::handshake_retransmissions`].
     pub const HANDSHAKE_RETRANSMISSIONS: Self =
         Self(offset_of!(Counters, handshake_retransmissions));
@@ -41,10 +41,8 @@ impl Counter {
     pub const OPEN_SOCKETS: Self = Self(offset_of!(Counters, open_sockets));
     /// [`Counters::aborted`].
     pub const ABORTED: Self = Self(offset_of!(Counters, aborted));
-    /// [`Counters::failed`].
-    pub const FAILED: Self = Self(offset_of!(Counters, failed));
-    /// [`Counters::slow_handshakes`].
-    pub const SLOW_HANDSHAKES: Self = Self(offset_of!(Counters, slow_handshakes));
+    /// [`Counters::late`].
+    pub const LATE: Self = Self(offset_of!(Counters, late));
     /// [`Counters::spurious_connections`].
     pub const SPURIOUS_CONNECTIONS: Self = Self(offset_of!(Counters, spurious_connections));
     /// [`Counters::dsack_connections`].
@@ -55,7 +53,7 @@ impl Counter {
     pub const ABORTED_AFTER_LOSS: Self = Self(offset_of!(Counters, aborted_after_loss));
     /// [`Counters::braked`].
     pub const BRAKED: Self = Self(offset_of!(Counters, braked));
-    /// [`Counters::rtos`] after so many timeouts in a row; those beyond the last step belong to it.
+    /// [`Counters::rtos`] after this number of consecutive timeouts; higher numbers belong to the last step.
     #[inline(always)]
     #[must_use]
     pub const fn rtos(step: Step) -> Self {
@@ -69,7 +67,7 @@ impl Counter {
         Self(offset_of!(Counters, setsockopt_failures) + option as usize * size_of::<u64>())
     }
 
-    /// Bytes from the start of [`Counters`]; a `u64` lies there.
+    /// Bytes from the start of [`Counters`]; a `u64` is at this offset.
     #[inline(always)]
     #[must_use]
     pub const fn offset(self) -> usize {
@@ -82,7 +80,7 @@ impl Counter {
 pub struct Step(usize);
 
 impl Step {
-    /// Of a number of timeouts right before.
+    /// From the number of timeouts directly before.
     #[inline(always)]
     #[must_use]
     pub const fn of(before: u32) -> Self {
@@ -98,7 +96,7 @@ impl Step {
         self.0
     }
 
-    /// Of an index below [`RTO_STEPS`].
+    /// From an index below [`RTO_STEPS`].
     #[inline(always)]
     #[must_use]
     pub const fn with_index(index: usize) -> Self {
@@ -122,8 +120,8 @@ mod tests {
     #[test]
     fn every_counter_is_a_word_of_its_own() {
         let named = [
-            Counter::CONNECTIONS,
-            Counter::INITIAL_RTOS_SET,
+            Counter::UNTIMED,
+            Counter::ATTEMPTS,
             Counter::HANDSHAKE_RETRANSMISSIONS,
             Counter::SPURIOUS,
             Counter::UNDECIDED,
@@ -137,8 +135,7 @@ mod tests {
             Counter::SEGMENTS_RETRANSMITTED,
             Counter::LINEAR_ENDED,
             Counter::OPEN_SOCKETS,
-            Counter::FAILED,
-            Counter::SLOW_HANDSHAKES,
+            Counter::LATE,
             Counter::SPURIOUS_CONNECTIONS,
             Counter::DSACK_CONNECTIONS,
             Counter::RETRANSMITTED_HANDSHAKES,

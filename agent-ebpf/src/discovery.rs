@@ -13,7 +13,7 @@ use crate::{
     tables::{self, DISCOVERED},
 };
 
-/// What a prefix begins with: larger than a program's stack.
+/// The initial value of a prefix. It is static because it is larger than a program's stack.
 static NOTHING_SEEN: Discovered = Discovered {
     connections: 0,
     recovered: 0,
@@ -23,7 +23,7 @@ static NOTHING_SEEN: Discovered = Discovered {
     },
 };
 
-/// Notes a connection that was established and that no entry covers, if it is one of those that are noted.
+/// Records an established connection that no entry covers, if it is sampled.
 #[inline(always)]
 pub(crate) fn note(ctx: &SockOpsContext, retransmissions: u32) {
     const CHOSEN: u32 = Discovered::ONE_IN - 1;
@@ -36,7 +36,7 @@ pub(crate) fn note(ctx: &SockOpsContext, retransmissions: u32) {
     }
 }
 
-/// A function with a symbol: see `tables`. The address is that of a prefix, whose other words are 0.
+/// A global function: see `tables`. The address is that of a prefix; its other words are 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_discover(
@@ -53,7 +53,7 @@ extern "C" fn rto_discover(
     let place = match DISCOVERED.get_ptr_mut(&prefix) {
         Some(place) => place,
         None => {
-            // Another processor may have been first.
+            // Another CPU may have inserted it first.
             let _made = DISCOVERED.insert(&prefix, &NOTHING_SEEN, BPF_NOEXIST.into());
             match DISCOVERED.get_ptr_mut(&prefix) {
                 Some(place) => place,

@@ -1,4 +1,4 @@
-//! What is told while somebody listens.
+//! Events that the program sends while a client listens.
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
@@ -12,7 +12,7 @@ use crate::{
     tables,
 };
 
-/// Tells of a retransmission of a connection that has a policy, if somebody listens.
+/// Sends an event for a retransmission of a connection that has a policy, if a client listens.
 #[inline(always)]
 pub(crate) fn tell(
     ctx: &SockOpsContext,
@@ -26,7 +26,7 @@ pub(crate) fn tell(
     }
 }
 
-/// Whether somebody listens.
+/// Whether a client listens.
 #[inline(always)]
 pub(crate) fn are_watched() -> bool {
     tables::counts(statistics::ON) && listeners() != 0
@@ -42,8 +42,8 @@ fn listeners() -> u32 {
     }
 }
 
-/// Unlike those in `tables` a function without a symbol, verified at each call: to take a context on
-/// its own word the verifier needs the kernel's BTF, which not every kernel has.
+/// A function without a symbol, unlike those in `tables`, so it is verified at each call: to accept a context as an
+/// argument of a global function, the verifier needs the kernel's BTF, which not every kernel has.
 #[inline(never)]
 fn tell_now(
     ops: *mut bpf_sock_ops,
@@ -53,7 +53,7 @@ fn tell_now(
     timer_jiffies: u32,
 ) -> u32 {
     let on = listeners();
-    // Each SYN-ACK has been told already.
+    // The tracepoint has already sent an event for each SYN-ACK.
     if on == 0 || (on == LIVE && kind == kind::SYN_ACK) {
         return 0;
     }
@@ -65,7 +65,7 @@ fn tell_now(
             let v4 = (*event).family == rto_agent_common::address::AF_INET;
             macro_rules! address {
                 ($field:ident, $ip4:ident, $ip6:ident) => {
-                    // Both are loaded always: a load by a chosen pointer is refused.
+                    // Both are always loaded: the verifier rejects a load through a chosen pointer.
                     let (ip4, first) = (
                         read(&raw const (*ops).$ip4),
                         read(&raw const (*ops).$ip6[0]),

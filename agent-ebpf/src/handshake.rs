@@ -1,37 +1,36 @@
-//! The end of a handshake: how long it took, and what its retransmissions were good for.
-
-use core::arch::asm;
+//! The end of a handshake: how long it took, and whether its retransmissions were needed.
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GAINS, Handshake, Policy, SLOW_HANDSHAKE_US, SocketState, UNMATCHED, arm, direction,
-    policy_flags, socket_flags, statistics,
+    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, policy_flags, socket_flags,
+    statistics,
+    syn::{self, Timeouts},
 };
 use rto_agent_ebpf::{
     counter::Counter,
     ops::{Change, change},
-    verdict::{Verdict, after_samples, spurious_at_most, syn_ack_gain_us},
+    verdict::{Samples, Verdict, after_samples, spurious_at_most, syn_ack_gain_us},
 };
 
 use crate::{
     brake, discovery,
     hook::{self, argument},
-    options::Target,
+    options::{KERNEL, Target, short},
     socket::{self, read},
     storage::{self, Storage},
+    syn_schedule,
     tables::{self, Tally, Times},
 };
 
-/// Least time between two samples of a connection's smoothed RTT; 0: none but the one at its end. The
-/// loader writes it.
+/// Minimum time between two samples of a connection's smoothed RTT; 0: only one, when it ends. The loader writes it.
 #[unsafe(no_mangle)]
 static RTT_INTERVAL_NS: u64 = 0;
 
-/// Of so many connections without storage one is measured to its end; 1: all. The loader writes it.
+/// Samples 1 in N loss-free connections until they close; 1: all. The loader writes it.
 #[unsafe(no_mangle)]
 static SAMPLING: u32 = 1;
 
-/// Whether smoothed RTTs are sampled while connections last.
+/// Whether smoothed RTTs are sampled during connections.
 #[inline(always)]
 pub(crate) fn samples_rtt() -> bool {
     rtt_interval_ns() != 0
@@ -43,7 +42,8 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// For how many the connection at hand is to be measured; 0: it is not. Its initial sequence number decides.
+/// The number of connections that this one represents if it is sampled; 0: it is not. The initial sequence number
+/// decides.
 #[inline(always)]
 fn sampled(ctx: &SockOpsContext) -> u32 {
     // SAFETY: a constant, which the loader may have written before the program was loaded.
@@ -55,7 +55,7 @@ fn sampled(ctx: &SockOpsContext) -> u32 {
     if chosen { one_in } else { 0 }
 }
 
-/// Notes whose connection it is.
+/// Records the connection's arm, policy generation, direction and initial RTO.
 #[inline(always)]
 pub(crate) fn note(
     ctx: &SockOpsContext,
@@ -77,17 +77,20 @@ pub(crate) fn note(
     state.watch.weight = 1;
 }
 
-/// Notes [`Handshake::ns`] and what is to be asked, before the hook is asked for.
+/// Sets [`Handshake::ns`] and the retransmissions to judge. Invariant: this precedes [`hook::enable`], which requests
+/// RTT_CB only while retransmissions are in question.
 #[inline(always)]
 pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
     handshake.ns = ns;
+    let retransmissions = u16::try_from(retransmissions).unwrap_or(u16::MAX);
     handshake.in_question = retransmissions;
     handshake.spurious_at_most = retransmissions;
     handshake.samples = 0;
+    handshake.rtt_max_us = 0;
 }
 
-/// Counts a connection that has just been established without storage. With nothing sent again its handshake took a
-/// round trip, the first sample of it. One of several goes on with storage.
+/// Counts a connection without storage that has just been established. Without retransmissions its handshake took one
+/// round trip, which is its first RTT sample. One in several gets storage, for later samples.
 #[inline(always)]
 pub(crate) fn established_clean(
     ctx: &SockOpsContext,
@@ -96,17 +99,18 @@ pub(crate) fn established_clean(
     policy: &Policy,
     direction: u32,
 ) {
-    if !tables::counts(statistics::ON) {
-        return;
-    }
-    let tally = Tally::of(arm, direction);
-    tally.add_one(Counter::CONNECTIONS);
     let more = policy.flags & policy_flags::AT_ESTABLISHED;
     if more != 0 {
         more_at_established(ctx, arm, policy, direction);
     }
-    if socket::srtt_us(ctx) > SLOW_HANDSHAKE_US {
-        tally.add(Counter::SLOW_HANDSHAKES, 1);
+    if !tables::counts(statistics::ON) {
+        return;
+    }
+    let tally = Tally::of(arm, direction);
+    let connect_time_us = socket::srtt_us(ctx);
+    tally.established_one(connect_time_us);
+    if connect_time_us > GOOD_US {
+        tally.add(Counter::LATE, 1);
     }
     let weight = sampled(ctx);
     if weight != 0
@@ -114,29 +118,26 @@ pub(crate) fn established_clean(
     {
         state.watch.weight = weight;
         state.watch.srtt_sampled_ns = socket::now();
-        if more & policy_flags::TIMED == 0 {
-            tally.time(Times::Handshake, socket::srtt_us(ctx).into(), weight);
-        }
     }
 }
 
-/// What only some policies ask for of each connection that was established without a retransmission.
+/// The extra work that some policies need for each connection established without a retransmission.
 #[inline(always)]
 fn more_at_established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direction: u32) {
     let more = policy.flags;
     if more & policy_flags::BRAKED != 0 {
         brake::credit(arm, policy, direction, 0);
     }
-    if more & policy_flags::TIMED != 0 {
-        Tally::of(arm, direction).handshake_one(socket::srtt_us(ctx));
+    if more & policy_flags::OUTAGE_FUSE != 0 && direction == direction::ACTIVE {
+        brake::end_outage(arm);
     }
     if more & policy_flags::DISCOVERS != 0 {
         discovery::note(ctx, 0);
     }
 }
 
-/// Gives storage to a connection that did without so far: notes whose it is, what was set on it, and which callbacks it
-/// asked for; what it stands for in samples is itself alone.
+/// Creates storage for a connection that had none: records its arm, the options that were set on it, and the callbacks
+/// that it requested. In samples it represents only itself.
 #[inline(always)]
 pub(crate) fn store<'a>(
     ctx: &SockOpsContext,
@@ -152,13 +153,13 @@ pub(crate) fn store<'a>(
     };
     note(ctx, state, arm, policy, direction);
     Target::of(ctx).remember(&mut state.options);
-    state.options.cb_flags_added |= hook::without_storage(direction);
+    state.options.cb_flags_added |= short(hook::without_storage(direction));
     hook::enable(ctx, state, tally);
     Some(state)
 }
 
-/// Counts a connection that has just been established, last of all: what is decided here would be
-/// multiplied, for the verifier, with all that follows.
+/// Counts a connection with storage that has just been established. This is called last, because the verifier
+/// multiplies the branches taken here with everything that follows.
 #[inline(always)]
 pub(crate) fn established(
     ctx: &SockOpsContext,
@@ -169,11 +170,10 @@ pub(crate) fn established(
     if tally.is_nobody() {
         return;
     }
-    tally.add(Counter::CONNECTIONS, 1);
     let took_us = state.handshake.ns / 1000;
     let srtt_us = socket::srtt_us(ctx);
     let initial_rto_us = state.handshake.initial_rto_us;
-    // A passive handshake is not seen to begin: its request has no storage.
+    // The program does not see a passive handshake begin, because a request has no storage.
     let time_us = if took_us != 0 {
         took_us
     } else {
@@ -183,25 +183,29 @@ pub(crate) fn established(
     if state.arm == arm::treated(UNMATCHED) && tables::counts(statistics::UNMATCHED) {
         discovery::note(ctx, retransmissions);
     }
-    if time_us > SLOW_HANDSHAKE_US.into() {
-        tally.add(Counter::SLOW_HANDSHAKES, 1);
+    if time_us > GOOD_US.into() {
+        tally.add(Counter::LATE, 1);
+    }
+    if time_us == 0 {
+        tally.add(Counter::UNTIMED, 1);
     }
     if retransmissions == 0 {
-        tally.time(Times::Handshake, time_us, 1);
+        tally.time(Times::PathRtt, time_us, 1);
         return;
     }
+    tally.time(Times::Lossy, time_us, 1);
     tally.add(Counter::RETRANSMITTED_HANDSHAKES, 1);
     let at_most = spurious_at_most(retransmissions, srtt_us, took_us, initial_rto_us);
-    state.handshake.spurious_at_most = at_most;
-    // Where the answer came late none may be spurious, and the path's time is still not known.
+    state.handshake.spurious_at_most = u16::try_from(at_most).unwrap_or(u16::MAX);
+    // If the answer came late, none may be spurious and yet the path RTT is unknown.
     if srtt_us != 0 && srtt_us < initial_rto_us {
         state.handshake.in_question = 0;
         judge(state, tally, retransmissions, 0, srtt_us);
     }
 }
 
-/// Counts what the retransmissions of a handshake were good for, and how long the path took: the whole
-/// handshake where the answer was to the first copy, else the least round trip; 0 where none is known.
+/// Counts whether the retransmissions of a handshake were needed, and the path RTT: the duration of the whole handshake
+/// if the first copy was answered, otherwise `rtt_us`, the minimum RTT (0: unknown).
 #[inline(always)]
 fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32, rtt_us: u32) {
     let took_us = state.handshake.ns / 1000;
@@ -210,54 +214,43 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
     } else {
         rtt_us.into()
     };
-    if time_us != 0 {
-        tally.time(Times::Handshake, time_us, 1);
-    }
+    // The connect time was already counted when the connection was established.
+    tally.time(Times::PathRtt, time_us, 1);
+    tally.take_back(Times::Lossy, time_us);
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
         tally.add(Counter::SPURIOUS_CONNECTIONS, 1);
         brake::judged_spurious(state, spurious);
     }
     let needed = retransmissions.saturating_sub(spurious);
-    if needed != 0 {
-        let initial_rto_us = state.handshake.initial_rto_us;
-        rto_recovered(state.arm, state.direction, needed, initial_rto_us);
+    if needed == 0 {
+        return;
+    }
+    tally.add(Counter::RECOVERED, 1);
+    let handshake = &state.handshake;
+    if state.direction != direction::ACTIVE {
+        count_gain(tally, syn_ack_gain_us(needed, handshake.initial_rto_us));
+    } else if spurious == 0 && handshake.initial_rto_jiffies != 0 {
+        // Only the send times of the last two copies are known, so a connection with spurious copies has no known gain.
+        // With the kernel's own timer there is none.
+        let [before_us, last_us] = handshake.copies_us;
+        rto_saved(state.arm, before_us / 1000, last_us / 1000);
     }
 }
 
-/// Counts a connection that so many retransmissions brought about, with the initial RTO that was in force. A
-/// function with a symbol: see `tables`.
+/// Counts the gain of a connection whose last two SYNs were sent at these times after its first one, milliseconds. A
+/// global function: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_recovered(arm: u32, direction: u32, needed: u32, initial_rto_us: u32) -> u32 {
-    let tally = Tally::of(arm, direction);
-    tally.add(Counter::RECOVERED, 1);
-    let Some(policy) = tables::settings(arm) else {
-        return 0;
+extern "C" fn rto_saved(arm: u32, before_ms: u32, last_ms: u32) -> u32 {
+    let kernel = Timeouts {
+        initial_rto_ms: syn::KERNEL_RTO_MS,
+        retries: 0,
+        linear: tables::host_defaults().syn_linear_timeouts,
+        rto_max_ms: KERNEL.rto_max_ms,
     };
-    if direction == direction::ACTIVE {
-        // Where the connection had another initial RTO, the table says nothing about it: the kernel's own, or
-        // that of the policy as it was.
-        if initial_rto_us == policy.initial_rto_us {
-            let needed = needed as usize;
-            let mut index = if needed > GAINS {
-                GAINS - 1
-            } else {
-                needed.wrapping_sub(1)
-            };
-            // A bound that the verifier sees.
-            // SAFETY: arithmetic on one register.
-            unsafe {
-                asm!("{index} &= {mask}", index = inout(reg) index, mask = const GAINS - 1,
-                    options(pure, nomem, nostack));
-            }
-            // SAFETY: within the table, by the bound; the verifier checks the access.
-            let gain = unsafe { read((&raw const policy.gain_us).cast::<i32>().add(index)) };
-            count_gain(tally, gain.into());
-        }
-    } else {
-        count_gain(tally, syn_ack_gain_us(needed, initial_rto_us));
-    }
+    let saved_us = kernel.saved_ms([before_ms, last_ms]) * 1000;
+    count_gain(Tally::of(arm, direction::ACTIVE), saved_us);
     0
 }
 
@@ -270,13 +263,11 @@ fn count_gain(tally: Tally, gain_us: i64) {
     }
 }
 
-const _: () = assert!(GAINS.is_power_of_two() && GAINS <= 255);
-
-/// RTT_CB: a round-trip time was measured, at most one each round trip (`tcp_rtt_estimator()`, Linux
-/// 6.12). The least so far contains it already; the smoothed one does not yet.
+/// RTT_CB: a round-trip time was measured, at most one per round trip. The kernel has already included it in the
+/// minimum RTT, but not yet in the smoothed RTT (`tcp_rtt_estimator()`, Linux 6.12).
 #[inline(never)]
 pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
+    // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     let Some(state) = storage.of_policy() else {
@@ -290,7 +281,7 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
         measure_ack(ctx, tally);
     }
     if state.handshake.in_question != 0 {
-        state.handshake.samples += 1;
+        note_sample(ctx, &mut state.handshake);
         reconsider(ctx, state, tally, false);
     }
     let interval_ns = rtt_interval_ns();
@@ -306,21 +297,43 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Counts by how much the ACK came later than the fastest one. The sample is the callback's first argument (Linux 6.10;
-/// before, there was none, and it is 0). Another program's answer lies in the same place: less than the least RTT, or
-/// more than any, is no sample.
+/// The RTT sample of an RTT_CB, microseconds: its first argument (Linux 6.10; 0 before). `reply` shares its memory, so
+/// another program may have overwritten it. A value below the minimum RTT, or out of range, is not a sample: the result
+/// is 0.
 #[inline(always)]
-fn measure_ack(ctx: &SockOpsContext, tally: Tally) {
-    let (rtt_us, rtt_min_us) = (argument(ctx, 0), socket::rtt_min_us(ctx));
-    if rtt_us != 0 && rtt_us >= rtt_min_us && rtt_us <= i32::MAX.cast_unsigned() {
-        // 0 is no time.
-        tally.time(Times::AckExcess, u64::from(rtt_us - rtt_min_us) + 1, 1);
+fn sample_us(ctx: &SockOpsContext) -> u32 {
+    let rtt_us = argument(ctx, 0);
+    if rtt_us >= socket::rtt_min_us(ctx) && rtt_us <= i32::MAX.cast_unsigned() {
+        rtt_us
+    } else {
+        0
     }
 }
 
-/// rto_min less a round trip, while few segments are outstanding. A lower rto_min takes the RTO down, and
-/// a higher one does not take it up again: of a path that is slower for a while than it was, the least RTT
-/// counts.
+/// Counts how much later than the fastest ACK this one came.
+#[inline(always)]
+fn measure_ack(ctx: &SockOpsContext, tally: Tally) {
+    let rtt_us = sample_us(ctx);
+    if rtt_us != 0 {
+        // A time of 0 would not be counted.
+        let excess_us = u64::from(rtt_us - socket::rtt_min_us(ctx)) + 1;
+        tally.time(Times::AckExcess, excess_us, 1);
+    }
+}
+
+/// Records a sample for judging the retransmissions.
+#[inline(always)]
+fn note_sample(ctx: &SockOpsContext, handshake: &mut Handshake) {
+    let rtt_us = sample_us(ctx);
+    handshake.samples += 1;
+    if rtt_us > handshake.rtt_max_us {
+        handshake.rtt_max_us = rtt_us;
+    }
+}
+
+/// Reduces rto_min by a round trip while few segments are outstanding. A lower rto_min lowers the RTO, but a higher one
+/// does not raise it again. Therefore the lesser of the minimum and the smoothed RTT is used: an RTT that is high only
+/// for a while must not count.
 #[inline(always)]
 fn restart(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
     let (srtt_us, rtt_min_us) = (socket::srtt_us(ctx), socket::rtt_min_us(ctx));
@@ -339,13 +352,14 @@ fn restart(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
 /// STATE_CB: the connection may have ended.
 #[inline(never)]
 pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
+    // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     // SAFETY: fields of the context.
     let is_acknowledged =
         unsafe { read(&raw const (*ctx.ops).snd_una) == read(&raw const (*ctx.ops).snd_nxt) };
-    // The state changes after the callback (`tcp_set_state()`, Linux 6.12): it is still the former one.
+    // STATE_CB runs before the kernel changes the state (`tcp_set_state()`, Linux 6.12), so the context still has the
+    // old one.
     let change = change(socket::state(ctx), argument(ctx, 1), is_acknowledged);
     if change == Change::Other {
         return 0;
@@ -353,6 +367,11 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     let Some(state) = storage.of_policy() else {
         return 0;
     };
+    if state.flags & socket_flags::SYN_SCHEDULE != 0 {
+        // A simultaneous open that was closed before the handshake was complete.
+        syn_schedule::end(ctx);
+        return 0;
+    }
     let tally = Tally::of_socket(state);
     if state.handshake.in_question != 0 {
         reconsider(ctx, state, tally, true);
@@ -378,17 +397,24 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Looks at the retransmissions in question again, with what is known now.
+/// Judges the retransmissions in question by the RTT samples so far; `last`: there will be no more.
 #[inline(always)]
 fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally, last: bool) {
-    let (retransmissions, samples) = (state.handshake.in_question, state.handshake.samples);
+    let handshake = &state.handshake;
+    let retransmissions = u32::from(handshake.in_question);
+    let samples = Samples {
+        count: handshake.samples,
+        least_us: socket::rtt_min_us(ctx),
+        longest_us: handshake.rtt_max_us,
+        are_all: last,
+    };
+    let [_, last_copy_us] = handshake.copies_us;
     let verdict = after_samples(
-        state.handshake.spurious_at_most,
+        handshake.spurious_at_most.into(),
         samples,
-        socket::rtt_min_us(ctx),
-        state.handshake.initial_rto_us,
-        state.direction == direction::ACTIVE,
-        last,
+        handshake.initial_rto_us,
+        (state.direction == direction::ACTIVE)
+            .then(|| (handshake.ns / 1000).saturating_sub(last_copy_us.into())),
     );
     if verdict == Verdict::Open && !last {
         return;
@@ -400,11 +426,11 @@ fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally, last:
     match verdict {
         Verdict::Open => tally.add(Counter::UNDECIDED, retransmissions.into()),
         Verdict::Spurious(spurious) => {
-            // Without a sample since, the least is that of the handshake, which counts from another copy.
-            let rtt_us = if samples == 0 {
+            // Without later samples, the minimum is the RTT of the handshake, which counts from another copy.
+            let rtt_us = if samples.count == 0 {
                 0
             } else {
-                socket::rtt_min_us(ctx)
+                samples.least_us
             };
             judge(state, tally, retransmissions, spurious, rtt_us);
         }

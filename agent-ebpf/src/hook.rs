@@ -1,7 +1,7 @@
-//! The RTO hook: what happens to established connections of a policy.
+//! The RTO hook: callbacks of established connections of a policy.
 //!
-//! The kernel calls it only for sockets whose flags ask for it, and the flags are set only on
-//! sockets of a policy: others cost nothing.
+//! The kernel runs them only for sockets whose flags request them, and the program sets the flags only on sockets of a
+//! policy: other sockets cost nothing.
 
 use aya_ebpf::{
     bindings::bpf_sock_ops, helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext,
@@ -13,7 +13,7 @@ use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     events, handshake, lookup,
-    options::Target,
+    options::{Target, short},
     socket::{self, read},
     storage::{self, Storage},
     tables::{self, Tally},
@@ -25,13 +25,14 @@ const RETRANS_CB_FLAG: u32 = 1 << 1;
 const STATE_CB_FLAG: u32 = 1 << 2;
 const RTT_CB_FLAG: u32 = 1 << 3;
 
-/// What a connection without storage asks for: to be told of the first loss. An accepted one does without RTO_CB, as
-/// each retransmission timeout retransmits: that tells which of the two it is, when it has nothing else to tell it.
+/// Callbacks of a connection without storage, by which the program learns of its first loss. An accepted connection
+/// does not request RTO_CB, because every retransmission timeout also retransmits (RETRANS_CB). This difference
+/// identifies the connection's direction while there is no storage ([`direction_of`]).
 const CONNECTING: u32 = RTO_CB_FLAG | RETRANS_CB_FLAG;
 const ACCEPTED: u32 = RETRANS_CB_FLAG;
 
-/// The callbacks that a connection with storage needs. They are never taken back while it lasts: another program
-/// may have come to rely on them.
+/// The callbacks that a connection with storage needs. Invariant: the program never clears them while the connection
+/// lasts, because another program may rely on them by now.
 #[inline(always)]
 fn wanted(state: &SocketState) -> u32 {
     let mut flags = 0;
@@ -50,20 +51,20 @@ fn wanted(state: &SocketState) -> u32 {
     flags
 }
 
-/// Asks for the callbacks, beside those that other programs asked for.
+/// Requests the callbacks, in addition to those that other programs have requested.
 #[inline(always)]
 pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
     let wanted = wanted(state);
-    state.options.cb_flags_added |= add(ctx, wanted, tally);
+    state.options.cb_flags_added |= short(add(ctx, wanted, tally));
 }
 
-/// Marks a connection that has storage, by a callback that others do without.
+/// Marks a connecting socket that has storage by STATE_CB, which sockets without storage do not request.
 #[inline(always)]
 pub(crate) fn mark_stored(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
-    state.options.cb_flags_added |= add(ctx, CONNECTING | STATE_CB_FLAG, tally);
+    state.options.cb_flags_added |= short(add(ctx, CONNECTING | STATE_CB_FLAG, tally));
 }
 
-/// Whether the callbacks of a connecting socket say that it may have storage.
+/// Whether a connecting socket may have storage, judged by its callbacks.
 #[inline(always)]
 pub(crate) fn has_storage(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) & STATE_CB_FLAG != 0
@@ -75,7 +76,7 @@ pub(crate) fn enable_without_storage(ctx: &SockOpsContext, direction: u32, tally
     add(ctx, without_storage(direction), tally);
 }
 
-/// The callbacks that were added to those asked for already.
+/// Requests callbacks; returns those that were not requested before.
 #[inline(always)]
 fn add(ctx: &SockOpsContext, wanted: u32, tally: Tally) -> u32 {
     let flags = socket::callbacks(ctx);
@@ -87,18 +88,21 @@ fn add(ctx: &SockOpsContext, wanted: u32, tally: Tally) -> u32 {
     missing
 }
 
-/// Takes back what [`enable`] asked for.
+/// Clears the callbacks that [`enable`] added.
 #[inline(always)]
 pub(crate) fn disable(ctx: &SockOpsContext, options: &mut Options) {
     if options.cb_flags_added != 0 {
-        // Flags the kernel has just reported: it takes them.
-        let _taken = set(ctx, socket::callbacks(ctx) & !options.cb_flags_added);
+        // The kernel accepts flags that it has just reported.
+        let _taken = set(
+            ctx,
+            socket::callbacks(ctx) & !u32::from(options.cb_flags_added),
+        );
         options.cb_flags_added = 0;
     }
 }
 
-/// As [`enable`], for a socket outside of a sock_ops program. Before Linux 6.12 there is no such
-/// option, which is no refusal of this socket's.
+/// As [`enable`], for a socket outside a sock_ops program. Before Linux 6.12 this option does not exist, which does not
+/// count as a refusal by the socket.
 #[inline(always)]
 pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Tally) -> bool {
     let Some(flags) = target.get(SockOpt::CbFlags) else {
@@ -110,7 +114,7 @@ pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Tally) -
     }
     let taken = target.set(SockOpt::CbFlags, flags | missing, tally);
     if taken {
-        state.options.cb_flags_added |= missing;
+        state.options.cb_flags_added |= short(missing);
     }
     taken
 }
@@ -122,29 +126,28 @@ pub(crate) fn disable_on(target: Target, options: &mut Options) {
         if let Some(flags) = target.get(SockOpt::CbFlags) {
             let _taken = target.set(
                 SockOpt::CbFlags,
-                flags & !options.cb_flags_added,
+                flags & !u32::from(options.cb_flags_added),
                 Tally::NOBODY,
             );
         }
-        // Where there is no such option nothing more can be done; the flags ask for callbacks that
-        // no program answers.
+        // Without this option nothing more can be done; no program handles the callbacks that the flags still request.
         options.cb_flags_added = 0;
     }
 }
 
-/// Whether the callbacks of a socket without storage are those that the program asks for, and no others.
+/// Whether a socket without storage has exactly the callbacks that the program requests.
 #[inline(always)]
 pub(crate) fn are_ours(flags: u32) -> bool {
     flags == CONNECTING || flags == ACCEPTED
 }
 
-/// Whether those of the program may be among them.
+/// Whether the program's callbacks may be among these.
 #[inline(always)]
 pub(crate) fn may_be_ours(flags: u32) -> bool {
     flags & ACCEPTED != 0
 }
 
-/// Which side of its connection a socket without storage is, by its callbacks.
+/// The direction of a connection without storage, judged by its callbacks.
 #[inline(always)]
 pub(crate) fn direction_of(flags: u32) -> u32 {
     if flags & RTO_CB_FLAG != 0 {
@@ -154,7 +157,7 @@ pub(crate) fn direction_of(flags: u32) -> u32 {
     }
 }
 
-/// The callbacks that a socket of this side asks for while it has no storage.
+/// The callbacks that a socket of this direction requests while it has no storage.
 #[inline(always)]
 pub(crate) fn without_storage(direction: u32) -> u32 {
     if direction == direction::ACTIVE {
@@ -164,19 +167,19 @@ pub(crate) fn without_storage(direction: u32) -> u32 {
     }
 }
 
-/// Whether anybody has asked for callbacks of the socket.
+/// Whether any program has requested callbacks of the socket.
 #[inline(always)]
 pub(crate) fn has_callbacks(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) != 0
 }
 
-/// Whether the socket's retransmission timeouts are told.
+/// Whether the socket requests RTO_CB.
 #[inline(always)]
 pub(crate) fn tells_rto(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) & RTO_CB_FLAG != 0
 }
 
-/// The storage of an established connection of a policy, which it gets at its first loss.
+/// The storage of an established connection of a policy, created at its first loss.
 #[inline(always)]
 fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a mut SocketState> {
     if storage.of_policy().is_none() {
@@ -188,17 +191,17 @@ fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a
         handshake::store(ctx, storage, arm, policy, direction)?;
     }
     let state = storage.of_policy()?;
-    // Connections that lose something are all counted.
+    // Connections with a loss are all counted, not sampled.
     state.watch.weight = 1;
     Some(state)
 }
 
-/// RTO_CB: the retransmission timer has fired, nothing was sent yet (`tcp_write_timeout()`, Linux
-/// 6.12). The arguments: timeouts right before this one, the RTO in jiffies, whether the
-/// connection is given up. The first is asked of the socket: see [`argument`].
+/// RTO_CB of an established connection: its retransmission timer has fired. The kernel runs it before it retransmits
+/// (`tcp_write_timeout()`, Linux 6.12). Arguments: the number of timeouts directly before this one, the RTO in jiffies,
+/// and whether the kernel gives the connection up. The first is read from the socket instead: see [`argument`].
 #[inline(never)]
 pub(crate) fn rto(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
+    // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     let Some(state) = at_loss(ctx, &mut storage) else {
@@ -217,7 +220,7 @@ pub(crate) fn rto(ops: *mut bpf_sock_ops) -> u32 {
     let linear_retries = state.options.linear_retries;
     if linear_retries != 0 {
         let target = Target::of(ctx);
-        if before < linear_retries {
+        if before < linear_retries.into() {
             target.linear_mode_on(state, tally);
         } else if state.flags & socket_flags::LINEAR_OFF == 0
             && is_thin(ctx)
@@ -232,7 +235,7 @@ pub(crate) fn rto(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Notes that all that is outstanding counts as lost at a retransmission timeout.
+/// Records that everything outstanding counts as lost, after a retransmission timeout.
 #[inline(always)]
 fn note_loss(ctx: &SockOpsContext, state: &mut SocketState) {
     // SAFETY: fields of the context.
@@ -242,28 +245,28 @@ fn note_loss(ctx: &SockOpsContext, state: &mut SocketState) {
     state.watch.loss_end = acknowledged(ctx) + u64::from(outstanding);
 }
 
-/// Bytes that the peer has acknowledged. (Sequence numbers begin again after 4 GiB.)
+/// Bytes that the peer has acknowledged. (A sequence number would wrap after 4 GiB.)
 #[inline(always)]
 fn acknowledged(ctx: &SockOpsContext) -> u64 {
     // SAFETY: a field of the context.
     unsafe { read(&raw const (*ctx.ops).bytes_acked) }
 }
 
-/// Whether linear mode is for this stream at all (`tcp_stream_is_thin()`, Linux 6.12).
+/// Whether linear mode applies to this stream (`tcp_stream_is_thin()`, Linux 6.12).
 #[inline(always)]
 fn is_thin(ctx: &SockOpsContext) -> bool {
     socket::packets_out(ctx) < 4
 }
 
-/// RETRANS_CB: a segment was sent again. The arguments: its sequence number, how many segments
-/// it was, what came of it (0, or an errno).
+/// RETRANS_CB: a segment was retransmitted. Arguments: its sequence number, the number of segments, and the result (0,
+/// or an errno).
 ///
-/// A tail loss probe is told by nothing being marked as lost: a timeout marks all that is
-/// outstanding and a recovery at least what it sends, before they send; a probe marks nothing
-/// (`tcp_enter_loss()`, `tcp_mark_skb_lost()`, `tcp_send_loss_probe()`, Linux 6.12; measured).
+/// A tail loss probe is recognised by `lost_out` being 0. Before they retransmit, a timeout marks everything
+/// outstanding as lost, and a recovery at least what it retransmits; a probe marks nothing (`tcp_enter_loss()`,
+/// `tcp_mark_skb_lost()`, `tcp_send_loss_probe()`, Linux 6.12; measured).
 #[inline(never)]
 pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
+    // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     if argument(ctx, 2) != 0 {
@@ -286,7 +289,7 @@ pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
         let segments = argument(ctx, 1);
         tally.add(Counter::SEGMENTS_RETRANSMITTED, segments.into());
         if acknowledged(ctx) < state.watch.loss_end {
-            // Part of the recovery that the timeout began, which was told.
+            // Part of the recovery from a timeout that was already reported.
             return 0;
         }
         kind::FAST
@@ -295,8 +298,8 @@ pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// The retransmission timeouts of an accepted connection that came before it asked to be told of them: the one that
-/// retransmits now, and those whose retransmission the host itself dropped.
+/// Counts the retransmission timeouts of an accepted connection before it requested RTO_CB: the timeout that
+/// retransmits now, and earlier ones whose retransmission the host itself dropped.
 #[inline(always)]
 fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
     let timeouts = socket::retransmits(ctx).unwrap_or(0);
@@ -304,7 +307,7 @@ fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) 
         return;
     }
     let mut before = 0;
-    // As many as steps are told apart.
+    // At most the number of steps that are counted.
     while (before as usize) < rto_agent_common::RTO_STEPS {
         if before >= timeouts {
             break;
@@ -316,8 +319,8 @@ fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) 
     events::tell(ctx, state, kind::RTO, timeouts, 0);
 }
 
-/// An argument of the callback, but for the first: that is where `reply` is as well, and a program that ran
-/// before may have written it (one that replies -1 to everything is in the kernel's samples).
+/// An argument of the callback. The first one is unreliable: it shares its memory with `reply`, and a program that ran
+/// before may have written that (one of the kernel's samples replies -1 to everything).
 #[inline(always)]
 pub(crate) fn argument(ctx: &SockOpsContext, index: usize) -> u32 {
     // SAFETY: a field of the context.

@@ -1,13 +1,13 @@
-//! What the program reads of sockets beyond its context, by the running kernel's BTF: who retransmits a
-//! SYN-ACK how often, and which SYNs a short timer would do harm.
+//! Fields of sockets that the context does not have, read by offsets from the running kernel's BTF: how often the
+//! kernel retransmits a SYN-ACK, and for which SYNs a short timer would do harm.
 //!
-//! Every offset is 0 where the kernel has no such field or does not let the program at it. These are
-//! constants to the verifier, so that what reads such a field is no part of the program there.
+//! Every offset is 0 if the kernel has no such field or does not let the program read it. The verifier sees these
+//! globals as constants, so code that reads a missing field is not part of the loaded program.
 
 use core::{arch::asm, ffi::c_void};
 
-use aya_ebpf::programs::SockOpsContext;
-use rto_agent_common::kfunc;
+use aya_ebpf::{helpers::generated::bpf_skc_to_tcp_sock, programs::SockOpsContext};
+use rto_agent_common::{kfunc, syn};
 
 use crate::{
     socket::{self, read},
@@ -28,8 +28,15 @@ offsets! {
     OFFSET_RTO
     OFFSET_RTO_MIN
     OFFSET_DELACK_MAX
+    OFFSET_USER_TIMEOUT
+    OFFSET_RETRANSMITS
+    OFFSET_NET_SYN_RETRIES
+    OFFSET_NET_SYN_LINEAR_TIMEOUTS
+    OFFSET_DST_CACHE
+    OFFSET_METRICS
     TYPE_CONNECTION_SOCK
     TYPE_TCP_SOCK
+    TYPE_DST_METRICS
 }
 
 #[inline(always)]
@@ -38,8 +45,8 @@ fn constant(global: *const u32) -> u32 {
     unsafe { read(global) }
 }
 
-/// Whether the socket is a subflow of MPTCP. Two SYN timeouts make such a one fall back to TCP, and the kernel
-/// then does without MPTCP for an hour (`mptcp_active_detect_blackhole()`, Linux 6.18).
+/// Whether the socket is an MPTCP subflow. After two SYN timeouts the kernel makes the subflow fall back to TCP, and
+/// then disables MPTCP for an hour (`mptcp_active_detect_blackhole()`, Linux 6.18).
 #[inline(always)]
 pub(crate) fn is_mptcp(ctx: &SockOpsContext) -> bool {
     if constant(&raw const OFFSET_IS_MPTCP) == 0 {
@@ -50,8 +57,8 @@ pub(crate) fn is_mptcp(ctx: &SockOpsContext) -> bool {
     !tcp.is_null() && unsafe { field::<u8>(tcp, &raw const OFFSET_IS_MPTCP) } != 0
 }
 
-/// Whether the SYN is sent with TCP Fast Open, and three timeouts of the connection in a row would make the
-/// kernel do without it for a while (`tcp_fastopen_active_detect_blackhole()`, Linux 6.12; off by default,
+/// Whether the SYN is sent with TCP Fast Open, and three consecutive timeouts of the connection would make the kernel
+/// disable Fast Open for a while (`tcp_fastopen_active_detect_blackhole()`, Linux 6.12; off by default,
 /// `net.ipv4.tcp_fastopen_blackhole_timeout_sec`).
 #[inline(always)]
 pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
@@ -64,7 +71,7 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
     if tcp.is_null() {
         return false;
     }
-    // SAFETY: a TCP socket, not null; loads through what is read from it are made safe by the verifier.
+    // SAFETY: a TCP socket, not null; the verifier makes loads through pointers read from it safe.
     unsafe {
         if field::<u64>(tcp, &raw const OFFSET_FASTOPEN_REQ) == 0 {
             return false;
@@ -74,14 +81,16 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
     }
 }
 
-/// Whether the socket is one of the two kinds above, of which only some are to keep the kernel's timers.
+/// Whether the socket is of one of the two kinds above, some of which must keep the kernel's timers, or may still have
+/// the schedule of an earlier attempt: [`may_have_schedule`].
 #[inline(always)]
-pub(crate) fn is_mptcp_or_fastopen(ctx: &SockOpsContext) -> bool {
-    let (is_mptcp, fastopen_req) = (
+pub(crate) fn is_special(ctx: &SockOpsContext) -> bool {
+    let (is_mptcp, fastopen_req, syn_retries) = (
         constant(&raw const OFFSET_IS_MPTCP),
         constant(&raw const OFFSET_FASTOPEN_REQ),
+        constant(&raw const OFFSET_SYN_RETRIES),
     );
-    if is_mptcp == 0 && fastopen_req == 0 {
+    if is_mptcp | fastopen_req | syn_retries == 0 {
         return false;
     }
     let tcp = tcp_sock(ctx);
@@ -92,10 +101,12 @@ pub(crate) fn is_mptcp_or_fastopen(ctx: &SockOpsContext) -> bool {
     unsafe {
         (is_mptcp != 0 && field::<u8>(tcp, &raw const OFFSET_IS_MPTCP) != 0)
             || (fastopen_req != 0 && field::<u64>(tcp, &raw const OFFSET_FASTOPEN_REQ) != 0)
+            || (syn_retries != 0
+                && u32::from(field::<u8>(tcp, &raw const OFFSET_SYN_RETRIES)) == syn::SYNCNT)
     }
 }
 
-/// [`socket::kernel_tcp_sock`] without a call, where the kernel has the functions for that.
+/// [`socket::kernel_tcp_sock`] without a helper call, if the kernel has the kfuncs for that.
 #[inline(always)]
 fn tcp_sock(ctx: &SockOpsContext) -> *const c_void {
     let (context_sk, tcp_sock) = (
@@ -109,11 +120,141 @@ fn tcp_sock(ctx: &SockOpsContext) -> *const c_void {
     if context.is_null() {
         return core::ptr::null();
     }
-    // SAFETY: not null, the kernel's own context; loads through what is read from it are made safe by the verifier.
+    // SAFETY: not null, the kernel's own context; the verifier makes loads through pointers read from it safe.
     unsafe { rdonly_cast(field(context, &raw const OFFSET_CONTEXT_SK), tcp_sock) }
 }
 
-/// The socket's retransmission timer, jiffies (`icsk_rto`); 0 where it cannot be read.
+/// The values that decide when the kernel gives a connecting socket up.
+///
+/// Not an `Option`, for the reason given at [`tables::Tally`].
+#[derive(Clone, Copy)]
+pub(crate) struct SynSocket {
+    /// The socket's TCP_SYNCNT, or its namespace's `tcp_syn_retries`; 0 if the kernel's structs cannot be read, and
+    /// then all other fields are 0 as well.
+    pub(crate) retries: u32,
+    /// `tcp_syn_linear_timeouts` of the socket's namespace.
+    pub(crate) linear_timeouts: u32,
+    /// The socket's TCP_USER_TIMEOUT, milliseconds; 0: none.
+    pub(crate) user_timeout_ms: u32,
+    /// Consecutive timeouts.
+    pub(crate) retransmits: u32,
+    /// The current interval, jiffies.
+    pub(crate) rto: u32,
+}
+
+impl SynSocket {
+    const UNREADABLE: Self = Self {
+        retries: 0,
+        linear_timeouts: 0,
+        user_timeout_ms: 0,
+        retransmits: 0,
+        rto: 0,
+    };
+
+    /// Reads the fields of a socket.
+    ///
+    /// # Safety
+    ///
+    /// The pointer must be null, or to a socket that the verifier tracks.
+    #[inline(always)]
+    pub(crate) unsafe fn of(sk: *mut c_void) -> Self {
+        if sk.is_null()
+            || constant(&raw const OFFSET_USER_TIMEOUT) == 0
+            || constant(&raw const OFFSET_RETRANSMITS) == 0
+            || constant(&raw const OFFSET_SYN_RETRIES) == 0
+            || constant(&raw const OFFSET_RTO) == 0
+            || constant(&raw const OFFSET_NET) == 0
+            || constant(&raw const OFFSET_NET_SYN_RETRIES) == 0
+        {
+            return Self::UNREADABLE;
+        }
+        // SAFETY: by the contract; the kernel returns a TCP socket or null. The verifier makes loads through pointers
+        // read from it safe.
+        unsafe {
+            let tcp = bpf_skc_to_tcp_sock(sk).cast::<c_void>();
+            if tcp.is_null() {
+                return Self::UNREADABLE;
+            }
+            let net: *const c_void = field(tcp, &raw const OFFSET_NET);
+            if net.is_null() {
+                return Self::UNREADABLE;
+            }
+            let retries = match field::<u8>(tcp, &raw const OFFSET_SYN_RETRIES) {
+                0 => field::<u8>(net, &raw const OFFSET_NET_SYN_RETRIES),
+                own => own,
+            };
+            let linear_timeouts = match constant(&raw const OFFSET_NET_SYN_LINEAR_TIMEOUTS) {
+                0 => 0,
+                _ => field::<u8>(net, &raw const OFFSET_NET_SYN_LINEAR_TIMEOUTS),
+            };
+            Self {
+                retries: retries.into(),
+                linear_timeouts: linear_timeouts.into(),
+                user_timeout_ms: field(tcp, &raw const OFFSET_USER_TIMEOUT),
+                retransmits: field::<u8>(tcp, &raw const OFFSET_RETRANSMITS).into(),
+                rto: field(tcp, &raw const OFFSET_RTO),
+            }
+        }
+    }
+
+    /// Whether the fields could be read.
+    #[inline(always)]
+    pub(crate) const fn is_known(&self) -> bool {
+        self.retries != 0
+    }
+}
+
+/// Whether the socket has the TCP_SYNCNT of a SYN schedule, which an application may also have set itself.
+#[inline(always)]
+pub(crate) fn may_have_schedule(ctx: &SockOpsContext) -> bool {
+    if constant(&raw const OFFSET_SYN_RETRIES) == 0 {
+        return false;
+    }
+    let tcp = tcp_sock(ctx);
+    // SAFETY: a TCP socket, not null.
+    !tcp.is_null()
+        && u32::from(unsafe { field::<u8>(tcp, &raw const OFFSET_SYN_RETRIES) }) == syn::SYNCNT
+}
+
+/// The initial window of a socket's route, segments (`tcp_init_cwnd()`, Linux 6.18); `TCP_INIT_CWND` if the route has
+/// none, or if it cannot be read (before Linux 6.2).
+#[inline(always)]
+pub(crate) fn initial_window(ctx: &SockOpsContext) -> u32 {
+    const TCP_INIT_CWND: u32 = 10;
+    /// `RTAX_INITCWND`, which counts from 1.
+    const INITCWND: usize = 11;
+    let (dst_cache, metrics, dst_metrics) = (
+        constant(&raw const OFFSET_DST_CACHE),
+        constant(&raw const OFFSET_METRICS),
+        constant(&raw const TYPE_DST_METRICS),
+    );
+    if dst_cache == 0 || metrics == 0 || dst_metrics == 0 {
+        return TCP_INIT_CWND;
+    }
+    let tcp = socket::kernel_tcp_sock(ctx);
+    if tcp.is_null() {
+        return TCP_INIT_CWND;
+    }
+    // SAFETY: a TCP socket, not null; the verifier makes loads through pointers read from it safe.
+    unsafe {
+        let dst: *const c_void = field(tcp, &raw const OFFSET_DST_CACHE);
+        if dst.is_null() {
+            return TCP_INIT_CWND;
+        }
+        // The two lowest bits are flags (`DST_METRICS_FLAGS`).
+        let address = field::<usize>(dst, &raw const OFFSET_METRICS) & !3;
+        let table = rdonly_cast(core::ptr::with_exposed_provenance(address), dst_metrics);
+        if table.is_null() {
+            return TCP_INIT_CWND;
+        }
+        match read(table.cast::<u32>().add(INITCWND - 1)) {
+            0 => TCP_INIT_CWND,
+            window => window,
+        }
+    }
+}
+
+/// The socket's RTO, jiffies (`icsk_rto`); 0 if it cannot be read.
 #[inline(always)]
 pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
     if constant(&raw const OFFSET_RTO) == 0 {
@@ -127,8 +268,8 @@ pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
     unsafe { field(tcp, &raw const OFFSET_RTO) }
 }
 
-/// Whether the socket has the kernel's own `TCP_RTO_MIN` and `TCP_DELACK_MAX`, a fifth of a second each; `None` where
-/// they cannot be read without asking for the options.
+/// Whether the socket has the kernel's own `TCP_RTO_MIN` and `TCP_DELACK_MAX`, a fifth of a second each; `None` if they
+/// can be read only with getsockopt.
 #[inline(always)]
 pub(crate) fn has_kernels_timers(ctx: &SockOpsContext) -> Option<bool> {
     let (rto_min, delack_max) = (
@@ -153,12 +294,12 @@ pub(crate) fn has_kernels_timers(ctx: &SockOpsContext) -> Option<bool> {
     Some(rto_min == fifth && delack_max == fifth)
 }
 
-/// In place of a number of retransmissions: the listener has TCP_DEFER_ACCEPT.
+/// Returned instead of a number of retransmissions: the listener has TCP_DEFER_ACCEPT.
 pub(crate) const DEFERRED: u32 = u32::MAX;
 
-/// How often the kernel retransmits the SYN-ACK of a request, or of the socket made of it, before it gives up
-/// (`reqsk_timer_handler()`, Linux 6.12); or [`DEFERRED`], where it drops the peer's ACK until the
-/// retransmissions are over, which are counted as if the first timeout were 1 s.
+/// How often the kernel retransmits the SYN-ACK of a request, or of the socket created from it, before it gives up
+/// (`reqsk_timer_handler()`, Linux 6.12). [`DEFERRED`] if the kernel drops the peer's ACK until the retransmissions are
+/// over, which it counts as if the first timeout were 1 s.
 #[inline(always)]
 pub(crate) fn syn_ack_retries(ctx: &SockOpsContext) -> u32 {
     if constant(&raw const OFFSET_LISTENER) != 0 {
@@ -178,14 +319,13 @@ fn retries_of_listener(ctx: &SockOpsContext) -> u32 {
     if context.is_null() {
         return UNKNOWN;
     }
-    // SAFETY: not null, the kernel's own context; loads through what is read from it are made safe by the
-    // verifier.
+    // SAFETY: not null, the kernel's own context; the verifier makes loads through pointers read from it safe.
     unsafe {
         let sk: *const c_void = field(context, &raw const OFFSET_CONTEXT_SK);
         if sk.is_null() {
             return UNKNOWN;
         }
-        // A socket that was made of a request has the listener's options, but for TCP_DEFER_ACCEPT
+        // A socket created from a request inherits the listener's options, except TCP_DEFER_ACCEPT
         // (`inet_csk_clone_lock()`, Linux 6.12).
         let holder = if socket::is_full(ctx) {
             sk
@@ -211,12 +351,12 @@ fn retries_of_listener(ctx: &SockOpsContext) -> u32 {
     }
 }
 
-/// `bpf_cast_to_kern_ctx()`: the kernel's own context, `struct bpf_sock_ops_kern`; null where the kernel has no
-/// such function.
+/// `bpf_cast_to_kern_ctx()`: the kernel's own context, `struct bpf_sock_ops_kern`; null if the kernel has no such
+/// function.
 #[inline(always)]
 fn cast_to_kern_ctx(ctx: &SockOpsContext) -> *const c_void {
     let context: *const c_void;
-    // SAFETY: a call by the calling convention of BPF: r0 is the result, r1 to r5 are lost.
+    // SAFETY: a call with BPF's calling convention: r0 is the result, r1 to r5 are clobbered.
     unsafe {
         asm!(
             ".byte {call}, {regs}, 0, 0", ".long {number}",
@@ -230,8 +370,8 @@ fn cast_to_kern_ctx(ctx: &SockOpsContext) -> *const c_void {
     context
 }
 
-/// `bpf_rdonly_cast()`: the pointer as one to the type with this BTF id, whose fields may be read, whatever it
-/// is; null where the kernel has no such function.
+/// `bpf_rdonly_cast()`: casts a pointer to the type with this BTF id, whose fields may then be read, whatever the
+/// pointer really points to; null if the kernel has no such function.
 #[inline(always)]
 fn rdonly_cast(pointer: *const c_void, id: u32) -> *const c_void {
     let cast: *const c_void;

@@ -1,4 +1,4 @@
-//! From the peer's address to its policy.
+//! Looks up the policy of a peer's address.
 
 use aya_ebpf::{bindings::bpf_sock_ops, btf_maps::lpm_trie::Key, programs::SockOpsContext};
 use rto_agent_common::{
@@ -13,18 +13,18 @@ use crate::{
     tables::{self, ENTRIES_V4, ENTRIES_V6},
 };
 
-/// Whether a lookup is a hit of the entry it finds. A connection is one hit: connect() is, and so
-/// is a connection request; the accepted connection that comes of the request is not.
+/// Whether a lookup counts as a hit of the entry. A connection is one hit: connect() counts, and so does a connection
+/// request; the accepted connection created from the request does not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hit {
     Count,
     Leave,
 }
 
-/// The arm that a connection is in, and its settings, by the longest prefix that covers the peer of a sock_ops context.
+/// The arm of a connection and that arm's settings, by the longest prefix that covers the peer of a sock_ops context.
 #[inline(always)]
 pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'static Policy)> {
-    // Of a request no sequence number can be read.
+    // The sequence number of a request cannot be read.
     let random = || match socket::is_full(ctx) {
         true => socket::sequence_hash(ctx),
         false => socket::port_hash(ctx),
@@ -32,8 +32,7 @@ pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'s
     find(peer(ctx), hit, random, |policy| is_control(ctx, policy))
 }
 
-/// As [`policy_of_peer`]; where those that no entry covers are counted, they have [`UNMATCHED`], which
-/// sets nothing.
+/// As [`policy_of_peer`]. If connections that no entry covers are counted, they get [`UNMATCHED`], which sets nothing.
 #[inline(always)]
 pub(crate) fn policy_or_unmatched(
     ctx: &SockOpsContext,
@@ -42,7 +41,8 @@ pub(crate) fn policy_or_unmatched(
     or_unmatched(policy_of_peer(ctx, hit))
 }
 
-/// As [`policy_or_unmatched`], where few connections come by: the verifier follows it once for all.
+/// As [`policy_or_unmatched`], for paths that few connections take: a call of a global function, which the verifier
+/// checks only once.
 #[inline(always)]
 pub(crate) fn policy_at_loss(ctx: &SockOpsContext) -> Option<(u32, &'static Policy)> {
     let arm = rto_arm_of_peer(ctx.ops);
@@ -56,7 +56,7 @@ pub(crate) fn policy_at_loss(ctx: &SockOpsContext) -> Option<(u32, &'static Poli
     Some((arm, policy))
 }
 
-/// A function with a symbol: see `tables`.
+/// A global function: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_arm_of_peer(ops: *mut bpf_sock_ops) -> u32 {
@@ -64,7 +64,7 @@ extern "C" fn rto_arm_of_peer(ops: *mut bpf_sock_ops) -> u32 {
     policy_or_unmatched(ctx, Hit::Leave).map_or(arm::NONE, |(arm, _)| arm)
 }
 
-/// What was found, or else [`UNMATCHED`] where such are counted.
+/// The policy found, or else [`UNMATCHED`] if such connections are counted.
 #[inline(always)]
 pub(crate) fn or_unmatched(
     found: Option<(u32, &'static Policy)>,
@@ -82,7 +82,7 @@ pub(crate) fn no_policy() -> Option<(u32, &'static Policy)> {
     Some((arm::NONE, tables::policy(NO_POLICY)?))
 }
 
-/// The same of a socket or a connection request.
+/// As [`policy_of_peer`], for a socket or a connection request.
 #[inline(always)]
 pub(crate) fn policy_of(common: SockCommon) -> Option<(u32, &'static Policy)> {
     let peer = common.peer();
@@ -107,7 +107,7 @@ fn find(
         return None;
     }
     let policy = tables::policy(slot)?;
-    // An entry may still point at a slot that is free.
+    // An entry may still point to a free slot.
     if policy.flags & policy_flags::IN_USE == 0 {
         return None;
     }
@@ -128,21 +128,21 @@ fn control_settings(policy: &Policy) -> Option<&'static Policy> {
 }
 
 /// Whether the connection of a sock_ops context is in the control arm of its policy. The address is read again, so that
-/// the policies that have none need not keep it.
+/// policies without a control arm need not keep it.
 #[inline(always)]
 fn is_control(ctx: &SockOpsContext, policy: &Policy) -> bool {
     peer(ctx).is_some_and(|peer| arm::draws_control(policy, &peer, socket::ports(ctx)))
-        // The agent's own probe asks for what the policy sets.
-        && !socket::is_probe(ctx)
+        // The agent's own probe always gets the policy's settings.
+        && !(socket::is_full(ctx) && socket::is_probe(ctx))
 }
 
-/// The family says where the address is: `remote_ip4` means nothing for a pure IPv6 peer, and
+/// The peer's address. The family decides which field is valid: `remote_ip4` means nothing for a pure IPv6 peer.
 /// IPv4-mapped peers of IPv6 sockets are looked up as IPv4.
 #[inline(always)]
 pub(crate) fn peer(ctx: &SockOpsContext) -> Option<Peer> {
     let ops = ctx.ops;
-    // SAFETY: fields of the context; each is read once, by its own load (a compiler that merges
-    // loads of different fields makes a context access the verifier refuses).
+    // SAFETY: fields of the context; each is read once, by its own load (if the compiler merged loads of different
+    // fields, the verifier would reject the access).
     unsafe {
         match read(&raw const (*ops).family) {
             AF_INET => Some(Peer::V4(read(&raw const (*ops).remote_ip4).to_ne_bytes())),

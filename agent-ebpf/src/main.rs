@@ -1,20 +1,19 @@
-//! The sock_ops program: initial RTO, and TCP options, by longest prefix of the peer's address.
-//! Beside it, and loaded only where the kernel has the place for them: one for accepted sockets
-//! ([`clone`]), one for sockets already open ([`walk`]), one for SYN-ACKs while somebody watches
-//! ([`syn_ack`]), and one that asks the kernel what it can do ([`probe`]).
+//! The sock_ops program: sets the initial RTO and TCP options according to the longest prefix that covers the peer's
+//! address. The other programs are loaded only if the kernel supports them: one for accepted sockets ([`clone`]), one
+//! for sockets already open ([`walk`]), one for SYN-ACKs while a client listens ([`syn_ack`]), and one that probes the
+//! kernel's features ([`probe`]).
 //!
-//! It returns 1 always and writes `reply` only where an entry says so: any other sock_ops
-//! program on the host must not notice it (a `reply` of an earlier program is kept).
+//! Invariant: the program always returns 1 and writes `reply` only for a connection of a policy, so that it does not
+//! disturb other sock_ops programs on the host (the `reply` of an earlier program is kept).
 //!
-//! A connection of which nothing is lost costs a lookup and a count at each step, and leaves nothing behind: it has no
-//! storage, unless its policy takes some ([`rto_agent_common::policy_flags::STORED`]) or it is one of those that are
-//! measured. The first loss makes it.
+//! A loss-free connection costs a lookup and a count at each step and leaves nothing behind. It has no storage, unless
+//! its policy needs some ([`rto_agent_common::policy_flags::STORED`]) or it is sampled. The first loss creates storage.
 //!
-//! Needed of the kernel: socket storage and BPF links (Linux 5.10 has all of it). Every helper
-//! that may be missing or refuse later on has its failure counted or a fallback.
+//! Kernel requirements: socket storage and BPF links (Linux 5.10 has both). If a helper is missing or fails, there is a
+//! fallback or the failure is counted.
 #![no_std]
 #![no_main]
-// `lock *(u64 *)`: rustc gives the BPF target no atomic addition (see `tables`).
+// `lock *(u64 *)`: rustc has no atomic addition for the BPF target (see `tables`).
 #![feature(asm_experimental_arch)]
 
 mod active;
@@ -34,23 +33,23 @@ mod storage;
 mod structs;
 mod syn_ack;
 mod syn_ack_rto;
-mod syn_retries;
+mod syn_schedule;
 mod tables;
 mod walk;
 
 use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
 use rto_agent_ebpf::ops::{Action, STATE_CB, decide, is_end, is_ours};
 
-/// What every callback answers: "go on".
+/// The return value of every callback: the kernel continues.
 const CONTINUE: u32 = 1;
 
-/// The program. It uses registers alone, and each operation that is ours has a function of its own, so that those that
-/// are not cost a few instructions.
+/// The program. It uses only registers, and each operation that it handles has its own function, so that all other
+/// operations cost only a few instructions.
 #[sock_ops]
 #[inline(always)]
 fn rto_agent(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
-    // Most changes of state are not the end, and come several times a connection.
+    // Most state changes do not end a connection, and there are several of them in each connection.
     if is_ours(op) && !(op == STATE_CB && !is_end(hook::argument(&ctx, 1))) {
         let action = decide(op, socket::is_full(&ctx), socket::state(&ctx));
         let ops = ctx.ops;
@@ -58,7 +57,11 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
             Action::Leave => 0,
             Action::SynTimeout => active::syn_timeout(ops),
             Action::SynLost => active::syn_lost(ops),
-            Action::ConnectFailed => active::failed(ops),
+            // The socket may call connect() again.
+            Action::ConnectFailed => {
+                syn_schedule::end(&ctx);
+                0
+            }
             Action::SynAckTimeout => passive::syn_ack_timeout(ops),
             Action::ActiveEstablished => active::established(ops),
             Action::PassiveEstablished => passive::established(ops),

@@ -1,9 +1,9 @@
-//! Which operations concern the program, decided from three words of the context.
+//! Which operations the program handles, decided from three words of the context.
 
 /// `BPF_SOCK_OPS_TIMEOUT_INIT` (include/uapi/linux/bpf.h).
 pub const TIMEOUT_INIT: u32 = 1;
-/// `BPF_SOCK_OPS_TCP_CONNECT_CB`: of the probe alone. The first TIMEOUT_INIT comes right after it, and decides
-/// over the connection at once.
+/// `BPF_SOCK_OPS_TCP_CONNECT_CB`: used only by the probe. The main program does not need it: the first TIMEOUT_INIT
+/// follows immediately, and the program chooses the policy there.
 pub const TCP_CONNECT_CB: u32 = 3;
 /// `BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB`.
 pub const ACTIVE_ESTABLISHED_CB: u32 = 4;
@@ -24,30 +24,30 @@ const SYN_SENT: u32 = 2;
 /// `BPF_TCP_SYN_RECV`.
 const SYN_RECV: u32 = 3;
 
-/// What to do for a callback.
+/// The program's action for a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing: not ours.
+    /// Nothing: the program does not handle this operation.
     Leave,
-    /// The timeout of a connecting socket's SYN is asked for: before the first SYN, when the policy is chosen and its
-    /// options are set, and again by the kernel at each SYN timeout (`retransmits_timed_out()`, Linux 6.12).
+    /// TIMEOUT_INIT of a connecting socket: the kernel asks for the SYN's timeout. It does so before the first SYN,
+    /// when the program chooses the policy and sets its options, and again at each SYN timeout
+    /// (`retransmits_timed_out()`, Linux 6.12).
     SynTimeout,
-    /// The timer of a SYN has fired, and nothing was retransmitted yet.
+    /// The timer of a SYN has fired; the kernel has not retransmitted it yet.
     SynLost,
-    /// The timeout of a SYN-ACK is asked for: of a connection request, or of a full socket in
-    /// SYN_RECV. The latter is the child that TCP Fast Open makes before the handshake is over, or
-    /// a connecting socket whose SYN crossed its peer's.
+    /// TIMEOUT_INIT of a SYN-ACK: of a connection request, or of a full socket in SYN_RECV. The latter is the child
+    /// that TCP Fast Open creates before the handshake is complete, or a connecting socket in a simultaneous open.
     SynAckTimeout,
-    /// A connecting socket gives up, or is closed.
+    /// A socket is given up, or closed, before it is established.
     ConnectFailed,
     /// connect() succeeded.
     ActiveEstablished,
-    /// A connection was accepted; or SYNs crossed and the handshake is over, which the kernel
-    /// reports the same way (`tcp_rcv_state_process()`, TCP_SYN_RECV, Linux 6.12).
+    /// A connection was accepted; or a simultaneous open is complete, which the kernel reports the same way
+    /// (`tcp_rcv_state_process()`, TCP_SYN_RECV, Linux 6.12).
     PassiveEstablished,
     /// A retransmission timer fired.
     RetransmissionTimeout,
-    /// A segment was sent again.
+    /// A segment was retransmitted.
     Retransmitted,
     /// The state of the connection changes.
     StateChange,
@@ -55,8 +55,8 @@ pub enum Action {
     RttSample,
 }
 
-/// Whether an operation number is one of those above: the first thing the program asks, so
-/// that all others cost a few instructions.
+/// Whether the program handles an operation. The program checks this first, so that all others cost only a few
+/// instructions.
 #[inline(always)]
 #[must_use]
 pub const fn is_ours(op: u32) -> bool {
@@ -72,7 +72,7 @@ pub const fn is_ours(op: u32) -> bool {
     )
 }
 
-/// Decides on the operation, whether the context has a full socket, and that socket's state.
+/// Chooses the action by the operation, whether the context has a full socket, and that socket's state.
 #[inline(always)]
 #[must_use]
 pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
@@ -84,36 +84,36 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
         RTO_CB if is_fullsock && in_handshake(state) => Action::SynLost,
         RTO_CB if is_fullsock => Action::RetransmissionTimeout,
         RETRANS_CB if is_fullsock && !in_handshake(state) => Action::Retransmitted,
-        STATE_CB if is_fullsock && state == SYN_SENT => Action::ConnectFailed,
-        STATE_CB if is_fullsock && !in_handshake(state) => Action::StateChange,
+        STATE_CB if is_fullsock && in_handshake(state) => Action::ConnectFailed,
+        STATE_CB if is_fullsock => Action::StateChange,
         RTT_CB if is_fullsock && !in_handshake(state) => Action::RttSample,
         _ => Action::Leave,
     }
 }
 
-/// The state of a connection that ends (`BPF_TCP_CLOSE`).
+/// The state of a connection that has ended (`BPF_TCP_CLOSE`).
 const CLOSE: u32 = 7;
 
-/// Whether a connection that gets into this state has ended.
+/// Whether a change to this state ends the connection.
 #[inline(always)]
 #[must_use]
 pub const fn is_end(to: u32) -> bool {
     to == CLOSE
 }
 
-/// What a change of state means.
+/// The meaning of a state change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing that is counted.
+    /// Not counted.
     Other,
-    /// The connection ends, both sides having finished.
+    /// The connection ends after both sides have finished.
     Finished,
-    /// The connection ends otherwise: reset, timed out, or closed with data unread.
+    /// The connection ends in another way: reset, timed out, or closed with unread data.
     Aborted,
 }
 
-/// Decides on a change of state (the arguments of STATE_CB), and on whether the peer has acknowledged
-/// all that was sent. In FIN_WAIT2 it has: the kernel ends such a connection by itself after a while.
+/// Classifies a state change by the arguments of STATE_CB, and by whether the peer has acknowledged everything that was
+/// sent. In FIN_WAIT2 it has: the kernel itself ends such a connection after a while.
 #[inline(always)]
 #[must_use]
 pub const fn change(from: u32, to: u32, is_acknowledged: bool) -> Change {
@@ -133,7 +133,7 @@ pub const fn change(from: u32, to: u32, is_acknowledged: bool) -> Change {
     }
 }
 
-/// What a socket retransmits before it is established is counted by the timeouts of its SYN.
+/// Retransmissions before the connection is established are counted at the timeouts of the SYN.
 const fn in_handshake(state: u32) -> bool {
     state == SYN_SENT || state == SYN_RECV
 }
@@ -164,7 +164,7 @@ mod tests {
             decide(TIMEOUT_INIT, false, NEW_SYN_RECV),
             Action::SynAckTimeout
         );
-        // TCP Fast Open with data in the SYN, and crossed SYNs.
+        // TCP Fast Open with data in the SYN, and a simultaneous open.
         assert_eq!(decide(TIMEOUT_INIT, true, SYN_RECV), Action::SynAckTimeout);
     }
 
@@ -183,7 +183,7 @@ mod tests {
                 assert_eq!(change(from, to, true), Change::Other);
             }
         }
-        // Connecting, listening, closed already.
+        // Connecting, listening, already closed.
         for from in [0, SYN_SENT, SYN_RECV, CLOSE, 10, NEW_SYN_RECV] {
             assert_eq!(change(from, CLOSE, false), Change::Other);
         }
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(change(5, CLOSE, true), Change::Finished);
         for closing in [9, 11] {
             assert_eq!(change(closing, CLOSE, true), Change::Finished);
-            // Reset, or given up, before the last of it was acknowledged.
+            // Reset, or timed out, before the peer acknowledged the last data.
             assert_eq!(change(closing, CLOSE, false), Change::Aborted);
         }
     }
@@ -209,12 +209,13 @@ mod tests {
         for op in [RETRANS_CB, STATE_CB, RTT_CB] {
             assert_ne!(decide(op, true, ESTABLISHED), Action::Leave);
             assert_eq!(decide(op, false, ESTABLISHED), Action::Leave);
-            assert_eq!(decide(op, true, SYN_RECV), Action::Leave);
         }
-        for op in [RETRANS_CB, RTT_CB] {
-            assert_eq!(decide(op, true, SYN_SENT), Action::Leave);
+        for state in [SYN_SENT, SYN_RECV] {
+            for op in [RETRANS_CB, RTT_CB] {
+                assert_eq!(decide(op, true, state), Action::Leave);
+            }
+            assert_eq!(decide(STATE_CB, true, state), Action::ConnectFailed);
         }
-        assert_eq!(decide(STATE_CB, true, SYN_SENT), Action::ConnectFailed);
         assert_eq!(decide(STATE_CB, false, SYN_SENT), Action::Leave);
     }
 }

@@ -1,10 +1,9 @@
-//! TCP options a policy sets, and how a socket gets back what it had before.
+//! TCP options that a policy sets, and how they are restored.
 //!
-//! An option is set only where the socket has another value, and what it had is kept in the
-//! socket's storage: when the socket is connected anew to somebody else, or everything is to be
-//! given back, nothing of an application's own choice is lost. (Before Linux 6.1 most options
-//! cannot be read by a program, TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX not before 6.15: there the
-//! kernel's default stands in.)
+//! Invariant: an option is set only if the socket has another value, and its former value is kept in the socket's
+//! storage. So no value that the application chose is lost when the socket is reconnected to another peer or when
+//! everything is restored. (Before Linux 6.1 a program cannot read most options, and before 6.15 neither
+//! TCP_BPF_RTO_MIN nor TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
 
 use core::ffi::c_void;
 
@@ -26,16 +25,17 @@ use crate::{
 
 const SOL_TCP: i32 = 6;
 
-// include/uapi/linux/tcp.h and, from 1000 on, include/uapi/linux/bpf.h.
+// include/uapi/linux/tcp.h; numbers above 1000 are from include/uapi/linux/bpf.h.
 const TCP_SYNCNT: i32 = 7;
 const TCP_THIN_LINEAR_TIMEOUTS: i32 = 16;
 const TCP_USER_TIMEOUT: i32 = 18;
 const TCP_RTO_MAX_MS: i32 = 44;
+const TCP_BPF_IW: i32 = 1001;
 const TCP_BPF_DELACK_MAX: i32 = 1003;
 const TCP_BPF_RTO_MIN: i32 = 1004;
 const TCP_BPF_SOCK_OPS_CB_FLAGS: i32 = 1008;
 
-/// The kernel's own values, for sockets that cannot be asked.
+/// The kernel's own values, for sockets whose options cannot be read.
 #[derive(Clone, Copy)]
 pub(crate) struct Defaults {
     pub(crate) rto_min_us: u32,
@@ -51,7 +51,7 @@ pub(crate) const KERNEL: Defaults = Defaults {
 /// namespace's default may be larger.
 const LARGEST_US: u32 = 200_000;
 
-/// Whose options: what bpf_setsockopt takes as its first argument.
+/// The owner of the options: the first argument of bpf_setsockopt.
 #[derive(Clone, Copy)]
 pub(crate) struct Target(*mut c_void);
 
@@ -69,7 +69,7 @@ impl Target {
         Self(sk)
     }
 
-    /// Sets an option, and says whether the kernel took it; a refusal is counted.
+    /// Sets an option and returns whether the kernel accepted it; a refusal is counted.
     #[inline(always)]
     pub(crate) fn set(self, option: SockOpt, value: u32, tally: Tally) -> bool {
         let failed = self.try_set(option, value) != 0;
@@ -79,7 +79,7 @@ impl Target {
         !failed
     }
 
-    /// Sets an option; what the kernel answers.
+    /// Sets an option; returns the kernel's answer.
     #[inline(always)]
     pub(crate) fn try_set(self, option: SockOpt, value: u32) -> i64 {
         let mut value = value;
@@ -88,31 +88,31 @@ impl Target {
         unsafe { bpf_setsockopt(self.0, SOL_TCP, number(option), pointer, 4) }
     }
 
-    /// The option's value; `None` where the kernel does not tell.
+    /// The option's value; `None` if the kernel does not report it.
     #[inline(always)]
     pub(crate) fn get(self, option: SockOpt) -> Option<u32> {
         self.try_get(option).ok()
     }
 
-    /// The option's value, or what the kernel answers.
+    /// The option's value, or the kernel's error.
     #[inline(always)]
     pub(crate) fn try_get(self, option: SockOpt) -> Result<u32, i64> {
         let mut value = 0u32;
-        // SAFETY: the buffer is on the stack and as long as said.
+        // SAFETY: the buffer is on the stack and has the length that is passed.
         let answer =
             unsafe { bpf_getsockopt(self.0, SOL_TCP, number(option), (&raw mut value).cast(), 4) };
         if answer == 0 { Ok(value) } else { Err(answer) }
     }
 
-    /// Sets an option that a policy decides and remembers what it was, or gives back what an
-    /// earlier policy of the socket had set.
+    /// Sets an option that a policy controls and remembers its former value, or restores what an earlier policy of the
+    /// socket set.
     #[inline(always)]
     fn settle(
         self,
         option: SockOpt,
         remembered: &mut Remembered,
         wanted: Option<u32>,
-        settled: &mut u32,
+        settled: &mut u16,
         default: u32,
         tally: Tally,
     ) {
@@ -149,7 +149,7 @@ impl Target {
         note(settled, settled::CHANGED);
     }
 
-    /// rto_min alone, for a socket whose policy is not chosen yet.
+    /// Sets only rto_min, for a socket whose policy is not chosen yet.
     #[inline(always)]
     pub(crate) fn rto_min(self, options: &mut Options, micros: u32, tally: Tally) {
         self.settle(
@@ -162,7 +162,7 @@ impl Target {
         );
     }
 
-    /// rto_max alone, for a connection whose SYNs had the kernel's own; 0 leaves it.
+    /// Sets only rto_max, for a connection whose SYNs had the kernel's own; 0 restores what was set.
     #[inline(always)]
     pub(crate) fn rto_max(self, options: &mut Options, millis: u32, tally: Tally) {
         self.settle(
@@ -175,8 +175,8 @@ impl Target {
         );
     }
 
-    /// rto_min for an RTT and a number of outstanding segments, where the policy has `rto_restart`; the
-    /// kernel is asked only where that is another than was set last.
+    /// Sets the rto_min for an RTT and a number of outstanding segments, if the policy has `rto_restart`. It calls the
+    /// kernel only if this value differs from the one set last.
     #[inline(always)]
     pub(crate) fn restart(
         self,
@@ -186,8 +186,8 @@ impl Target {
         tally: Tally,
     ) {
         let base_us = options.restart_rto_min_us;
-        let wanted = restart::rto_min_us(base_us, rtt_us, options.restart_hz, outstanding);
-        // Where the socket had the policy's value already, nothing was set yet.
+        let wanted = restart::rto_min_us(base_us, rtt_us, options.restart_hz.into(), outstanding);
+        // If the socket already had the policy's value, nothing was set yet.
         let last = if options.rto_min.is_set != 0 {
             options.rto_min.value
         } else {
@@ -197,7 +197,7 @@ impl Target {
             return;
         }
         let in_force = self.get(SockOpt::RtoMin);
-        // Somebody has set another since: that stands.
+        // The application or another program has set another value since, which stays.
         let is_another = in_force.is_some_and(|value| value != last);
         if is_another || !self.set(SockOpt::RtoMin, wanted, tally) {
             options.restart_hz = 0;
@@ -210,8 +210,8 @@ impl Target {
         };
     }
 
-    /// Sets what a policy without [`rto_agent_common::policy_flags::STORED`] sets, where the socket has the kernel's
-    /// own values, so that nothing need be remembered. Else nothing is done, and false is the answer.
+    /// Applies a policy without [`rto_agent_common::policy_flags::STORED`] if the socket has the kernel's own values,
+    /// so that there is nothing to remember. Otherwise it does nothing and returns false.
     #[inline(always)]
     pub(crate) fn apply_unremembered(ctx: &SockOpsContext, policy: &Policy, tally: Tally) -> bool {
         let wanted = [
@@ -237,7 +237,7 @@ impl Target {
         true
     }
 
-    /// Whether a socket of such a policy has what it sets, and nothing that another policy has set.
+    /// Whether a socket of such a policy has exactly the timers that the policy sets.
     #[inline(always)]
     pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
         let mut options = Options::default();
@@ -246,8 +246,8 @@ impl Target {
             && options.delack_max.value == policy.delack_max_us
     }
 
-    /// Remembers what was set without storage: what the socket has of the values that policies had, as
-    /// [`Target::apply_unremembered`] sets them on sockets with the kernel's own.
+    /// Remembers options that were set without storage. Those are the options whose values policies have had
+    /// ([`lasting`]), because [`Target::apply_unremembered`] sets them only on sockets with the kernel's own values.
     #[inline(always)]
     pub(crate) fn remember(self, options: &mut Options) {
         self.remember_one(SockOpt::RtoMin, lasting::RTO_MIN, &mut options.rto_min);
@@ -273,16 +273,16 @@ impl Target {
         }
     }
 
-    /// Gives back what was set without storage; [`settled`] bits.
+    /// Restores what was set without storage; returns [`settled`] bits.
     #[inline(always)]
-    pub(crate) fn restore_unremembered(self, defaults: Defaults) -> u32 {
+    pub(crate) fn restore_unremembered(self, defaults: Defaults) -> u16 {
         let mut options = Options::default();
         self.remember(&mut options);
         self.timers(&mut options, [None; 2], defaults, Tally::NOBODY);
         options.settled
     }
 
-    /// The options of a policy that may stand before the handshake is over, with this rto_max (0: none).
+    /// Sets the options of a policy that are allowed before the handshake is complete, with this rto_max (0: none).
     #[inline(always)]
     pub(crate) fn apply(
         self,
@@ -297,8 +297,8 @@ impl Target {
         } else {
             None
         };
-        state.options.linear_retries = policy.linear_retries;
-        state.options.restart_hz = policy.restart_hz;
+        state.options.linear_retries = short(policy.linear_retries);
+        state.options.restart_hz = short(policy.restart_hz);
         state.options.restart_rto_min_us = policy.rto_min_us;
         let timers = [
             unless_zero(policy.rto_min_us),
@@ -313,7 +313,7 @@ impl Target {
         );
     }
 
-    /// Gives back what was set, user_timeout included.
+    /// Restores everything that was set, user_timeout included.
     #[inline(always)]
     pub(crate) fn restore(self, state: &mut SocketState, defaults: Defaults, tally: Tally) {
         state.options.linear_retries = 0;
@@ -380,7 +380,7 @@ impl Target {
         );
     }
 
-    /// TCP_USER_TIMEOUT; 0 gives back what was set.
+    /// Sets TCP_USER_TIMEOUT; 0 restores what was set.
     #[inline(always)]
     pub(crate) fn user_timeout(self, options: &mut Options, millis: u32, tally: Tally) {
         self.settle(
@@ -393,7 +393,7 @@ impl Target {
         );
     }
 
-    /// Ends what the RTO hook did to linear mode, if it did.
+    /// Switches linear mode on again if the RTO hook has switched it off.
     #[inline(always)]
     pub(crate) fn linear_mode_on(self, state: &mut SocketState, tally: Tally) {
         if state.flags & socket_flags::LINEAR_OFF != 0 {
@@ -403,10 +403,17 @@ impl Target {
     }
 }
 
-/// Adds to [`Options::settled`], in memory: see there.
+/// For numbers that fit: 6 retries, 10,000 jiffies per second, the bits of callbacks.
 #[inline(always)]
-fn note(settled: &mut u32, outcome: u32) {
-    // SAFETY: a reference is valid.
+#[expect(clippy::cast_possible_truncation, reason = "it fits")]
+pub(crate) const fn short(number: u32) -> u16 {
+    number as u16
+}
+
+/// Adds to [`Options::settled`] in memory; its documentation gives the reason.
+#[inline(always)]
+fn note(settled: &mut u16, outcome: u16) {
+    // SAFETY: a reference is valid for reads and writes.
     unsafe { core::ptr::write_volatile(settled, core::ptr::read_volatile(settled) | outcome) };
 }
 
@@ -433,6 +440,7 @@ fn number(option: SockOpt) -> i32 {
         SockOpt::ThinLinear => TCP_THIN_LINEAR_TIMEOUTS,
         SockOpt::RtoMax => TCP_RTO_MAX_MS,
         SockOpt::UserTimeout => TCP_USER_TIMEOUT,
+        SockOpt::InitialWindow => TCP_BPF_IW,
         SockOpt::CbFlags => TCP_BPF_SOCK_OPS_CB_FLAGS,
     }
 }

@@ -1,4 +1,4 @@
-//! Connections this host accepts.
+//! Connections that this host accepts.
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{Policy, direction, event::kind, policy_flags};
@@ -13,35 +13,36 @@ use crate::{
     tables::Tally,
 };
 
-/// TIMEOUT_INIT of a connection request: its SYN-ACK's timeout. There is no socket yet that could
-/// remember the policy, so that the accepted connection looks it up once more. Under SYN cookies
-/// the kernel does not ask: nothing is kept that could send a SYN-ACK again.
+/// TIMEOUT_INIT of a connection request: the timeout of its SYN-ACK. There is no socket yet that could remember the
+/// policy, so the accepted connection looks it up once more. Under SYN cookies the kernel does not run it, because it
+/// keeps no request that could retransmit a SYN-ACK.
 #[inline(always)]
 pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
-    // One that connected, and got a SYN instead of a SYN-ACK.
+    // A connecting socket that received a SYN instead of a SYN-ACK (simultaneous open).
     if socket::is_full(ctx) && socket::packets_out(ctx) != 0 {
         return active::asked_again(ops);
     }
     let Some((arm, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
         return 0;
     };
+    Tally::of(arm, direction::PASSIVE).add_one(Counter::ATTEMPTS);
     let jiffies = syn_ack_rto::jiffies(ctx, policy);
     if jiffies != 0 && !brake::holds(arm, policy, direction::PASSIVE) {
-        Tally::of(arm, direction::PASSIVE).add_one(Counter::INITIAL_RTOS_SET);
         ctx.set_reply(jiffies);
     }
     0
 }
 
-/// PASSIVE_ESTABLISHED_CB: the last ACK of the handshake has come. (Under TCP Fast Open the data
-/// of the SYN has, and the ACK has not.)
+/// PASSIVE_ESTABLISHED_CB: the last ACK of the handshake has arrived. (Under TCP Fast Open, only the SYN with data
+/// has.)
 #[inline(always)]
 pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
-    // SAFETY: the only one of this run.
+    // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
-    // A socket that was made of a request has sent nothing yet: this one connected, and SYNs crossed.
+    // A socket created from a request has not sent anything yet: this one is a simultaneous open, so this host has
+    // connected.
     if socket::segs_out(ctx) != 0 {
         return active::established(ops);
     }
@@ -64,16 +65,17 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
 fn goes_without_storage(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy: &Policy) -> bool {
     policy.flags & policy_flags::STORED == 0
         && socket::total_retrans(ctx) == 0
-        // Callbacks of the listener's, or another program's, would say that it connected.
+        // Callbacks inherited from the listener, or requested by another program, would make it look like a connection
+        // that this host opened.
         && !hook::has_callbacks(ctx)
-        // `rto_clone` may have made it.
+        // `rto_clone` may have created it.
         && (policy.rto_min_us == 0 || storage.find().is_none())
 }
 
-/// The same for a connection that has something to remember.
+/// The same for a connection with storage.
 #[inline(never)]
 fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -> u32 {
-    // SAFETY: the only one that is in use.
+    // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     let tally = Tally::of(arm, direction::PASSIVE);
@@ -84,7 +86,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     let retransmissions = socket::total_retrans(ctx);
     handshake::note(ctx, state, arm, policy, direction::PASSIVE);
     let policys_jiffies = syn_ack_rto::jiffies(ctx, policy);
-    // Whether a brake held when the request came is not known.
+    // The program cannot know whether a brake held when the request arrived.
     let lets_through = brake::lets_through(arm, policy, direction::PASSIVE);
     let initial_rto_jiffies = policys_jiffies & lets_through;
     state.options.epoch &= lets_through;
@@ -93,7 +95,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     let srtt_us = socket::srtt_us(ctx);
     let is_either = srtt_us == 0 || srtt_us >= syn_ack_rto::microseconds(policys_jiffies);
     state.handshake.initial_rto_us = if lets_through == 0 && is_either {
-        // With the policy's some may be spurious, with the kernel's none: it is left undecided.
+        // With the policy's initial RTO some may be spurious, with the kernel's none: it stays undecided.
         0
     } else {
         syn_ack_rto::microseconds(initial_rto_jiffies)

@@ -1,4 +1,4 @@
-//! Asks the kernel, on a socket of the loader's own, which options it lets a program set.
+//! Probes, on a socket of the loader, which options the kernel lets a program set.
 
 use aya_ebpf::{
     helpers::generated::{bpf_get_socket_cookie, bpf_sock_ops_cb_flags_set},
@@ -16,11 +16,11 @@ use crate::{
     tables::{self, PROBE_STORAGE},
 };
 
-/// The socket to ask on; all others are left alone. The loader writes it.
+/// Cookie of the socket to probe on; all others are left alone. The loader writes it.
 #[unsafe(no_mangle)]
 static PROBE_COOKIE: u64 = 0;
 
-/// The program. It is attached for the moment of one connect().
+/// The program. It is attached only during one connect().
 #[sock_ops]
 fn rto_probe(ctx: SockOpsContext) -> u32 {
     if ctx.op() == TCP_CONNECT_CB
@@ -56,7 +56,7 @@ fn ask(ctx: &SockOpsContext, answers: &mut Probe) {
             )*
         };
     }
-    // Values every kernel that knows the option takes.
+    // Values that every kernel with the option accepts.
     ask! {
         SynCnt = 3,
         RtoMin = 100_000,
@@ -65,6 +65,7 @@ fn ask(ctx: &SockOpsContext, answers: &mut Probe) {
         RtoMax = 60_000,
         UserTimeout = 60_000,
         CbFlags = 1,
+        InitialWindow = 10,
     }
     // SAFETY: the context of this very callback.
     answers.cb_flags = unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, 0) };

@@ -1,9 +1,9 @@
-//! The socket behind a context.
+//! The socket of a context.
 
 use core::{arch::asm, ffi::c_void, mem::offset_of};
 
 use aya_ebpf::{
-    bindings::bpf_sock_ops,
+    bindings::{bpf_sock, bpf_sock_ops},
     helpers::{
         bpf_ktime_get_ns,
         generated::{
@@ -16,19 +16,19 @@ use rto_agent_common::{PROBE_MARK, Watch, event::COMM_LEN, statistics};
 
 use crate::tables;
 
-/// Reads one field by a load of its own.
+/// Reads one field with its own load.
 ///
 /// # Safety
 ///
-/// The pointer must be one the verifier lets the program read.
+/// The verifier must allow the program to read through the pointer.
 #[inline(always)]
 pub(crate) unsafe fn read<T: Copy>(field: *const T) -> T {
     // SAFETY: by the contract of this function.
     unsafe { core::ptr::read_volatile(field) }
 }
 
-/// A u32 of the context. The verifier takes the context's own address and a constant alone, which the compiler knows
-/// nothing of: it may keep the sum for a second use.
+/// A u32 of the context. The verifier accepts only the context's own address plus a constant. The compiler does not
+/// know this and might keep the sum in a register for a second use.
 macro_rules! word {
     ($ctx:expr, $field:ident) => {{
         let word: u32;
@@ -41,7 +41,21 @@ macro_rules! word {
     }};
 }
 
-/// Whether there is a full socket (and not just a connection request).
+/// The full socket of a context, or null. On request sockets, a load whose destination register is also its source
+/// register leaves the context's address there (before commit 10f86a2a5c91 of April 2026). An `out` register differs
+/// from an `in` register, so this asm avoids it.
+#[inline(always)]
+fn full_sock(ctx: &SockOpsContext) -> *mut bpf_sock {
+    let sk: *mut bpf_sock;
+    // SAFETY: a field of the context.
+    unsafe {
+        asm!("{sk} = *(u64 *)({ops} + {field})", sk = out(reg) sk, ops = in(reg) ctx.ops,
+            field = const offset_of!(bpf_sock_ops, __bindgen_anon_2), options(readonly, nostack));
+    }
+    sk
+}
+
+/// Whether there is a full socket (and not only a connection request).
 #[inline(always)]
 pub(crate) fn is_full(ctx: &SockOpsContext) -> bool {
     word!(ctx, is_fullsock) != 0
@@ -53,11 +67,10 @@ pub(crate) fn state(ctx: &SockOpsContext) -> u32 {
     word!(ctx, state)
 }
 
-/// Whether it is the agent's own probe. (The mark is read of the socket that the context points to.)
+/// Whether it is the agent's own probe. (The context does not have the mark, so it is read from the socket.)
 #[inline(always)]
 pub(crate) fn is_probe(ctx: &SockOpsContext) -> bool {
-    // SAFETY: a field of the context.
-    let sk = unsafe { read(&raw const (*ctx.ops).__bindgen_anon_2.sk) };
+    let sk = full_sock(ctx);
     // SAFETY: not null, and a field the verifier lets programs read.
     !sk.is_null() && unsafe { read(&raw const (*sk).mark) } == PROBE_MARK
 }
@@ -75,7 +88,7 @@ pub(crate) fn srtt_us(ctx: &SockOpsContext) -> u32 {
     word!(ctx, srtt_us) >> 3
 }
 
-/// Its timeouts in a row that nothing has answered (`icsk_retransmits`).
+/// Its consecutive unanswered timeouts (`icsk_retransmits`).
 #[inline(always)]
 pub(crate) fn retransmits(ctx: &SockOpsContext) -> Option<u32> {
     let sk = sk(ctx);
@@ -91,7 +104,7 @@ pub(crate) fn retransmits(ctx: &SockOpsContext) -> Option<u32> {
     Some(unsafe { read(&raw const (*tcp).icsk_retransmits) })
 }
 
-/// The same socket as the kernel has it; null where it is no full TCP socket.
+/// The same socket as the kernel's own struct; null if it is not a full TCP socket.
 #[inline(always)]
 pub(crate) fn kernel_tcp_sock(ctx: &SockOpsContext) -> *const c_void {
     let sk = sk(ctx);
@@ -102,28 +115,34 @@ pub(crate) fn kernel_tcp_sock(ctx: &SockOpsContext) -> *const c_void {
     unsafe { bpf_skc_to_tcp_sock(sk).cast() }
 }
 
-/// Its segments that are sent and not yet acknowledged.
+/// Its segments that are sent but not acknowledged.
 #[inline(always)]
 pub(crate) fn packets_out(ctx: &SockOpsContext) -> u32 {
     word!(ctx, packets_out)
 }
 
-/// Segments it has sent so far, SYNs included.
+/// Its congestion window, segments.
+#[inline(always)]
+pub(crate) fn snd_cwnd(ctx: &SockOpsContext) -> u32 {
+    word!(ctx, snd_cwnd)
+}
+
+/// Segments that it has sent so far, SYNs included.
 #[inline(always)]
 pub(crate) fn segs_out(ctx: &SockOpsContext) -> u32 {
     word!(ctx, segs_out)
 }
 
-/// The callbacks that are asked for (BPF_SOCK_OPS_*_CB_FLAG).
+/// The callbacks that sock_ops programs have requested (BPF_SOCK_OPS_*_CB_FLAG).
 #[inline(always)]
 pub(crate) fn callbacks(ctx: &SockOpsContext) -> u32 {
     word!(ctx, bpf_sock_ops_cb_flags)
 }
 
-/// Spreads what differs over the upper bits (the golden ratio, of 2^32).
+/// Spreads differing bits over the upper bits (2^32 divided by the golden ratio).
 const SPREAD: u32 = 0x9e37_79b1;
 
-/// A number nobody can foresee, of the sequence number that a connection begins with.
+/// An unpredictable number, derived from the connection's initial sequence number.
 #[inline(always)]
 pub(crate) fn sequence_hash(ctx: &SockOpsContext) -> u32 {
     word!(ctx, snd_una).wrapping_mul(SPREAD)
@@ -135,14 +154,14 @@ pub(crate) fn ports(ctx: &SockOpsContext) -> u32 {
     word!(ctx, remote_port) | word!(ctx, local_port)
 }
 
-/// A number of the peer's port, for those that come of many ports in turn.
+/// A number derived from the peer's port, for peers that use many ports in turn.
 #[inline(always)]
 pub(crate) fn port_hash(ctx: &SockOpsContext) -> u32 {
     // The port is in the upper half.
     word!(ctx, remote_port).rotate_left(16).wrapping_mul(SPREAD)
 }
 
-/// Whether the peer has told of segments that it got twice (DSACK, RFC 2883).
+/// Whether the peer has reported duplicate segments (DSACK, RFC 2883).
 #[inline(always)]
 pub(crate) fn has_dsacks(ctx: &SockOpsContext) -> bool {
     let sk = sk(ctx);
@@ -155,13 +174,13 @@ pub(crate) fn has_dsacks(ctx: &SockOpsContext) -> bool {
     !tcp.is_null() && unsafe { read(&raw const (*tcp).dsack_dups) } != 0
 }
 
-/// The least RTT it has seen lately, microseconds; `u32::MAX`: none yet.
+/// The minimum RTT that it has measured recently, microseconds; `u32::MAX`: none yet.
 #[inline(always)]
 pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {
     word!(ctx, rtt_min)
 }
 
-/// The current process and its name, where the kernel tells.
+/// Records the current process and its name, if the kernel provides them.
 #[inline(always)]
 pub(crate) fn note_process(watch: &mut Watch) {
     if !tables::counts(statistics::PROCESS) {
@@ -172,17 +191,16 @@ pub(crate) fn note_process(watch: &mut Watch) {
     const { assert!(COMM_LEN <= u8::MAX as usize) };
     #[expect(clippy::cast_possible_truncation, reason = "asserted")]
     let size = COMM_LEN as u32;
-    // SAFETY: the buffer is as long as said; on failure it is zeroed by the kernel.
+    // SAFETY: the buffer has the length that is passed; on failure the kernel zeroes it.
     unsafe {
         bpf_get_current_comm((&raw mut watch.comm).cast(), size);
     }
 }
 
-/// The socket, as helpers take it; null where the context has no full one.
+/// The socket, as helpers take it; null if the context has no full socket.
 #[inline(always)]
 pub(crate) fn sk(ctx: &SockOpsContext) -> *mut c_void {
-    // SAFETY: a field of the context.
-    unsafe { read(&raw const (*ctx.ops).__bindgen_anon_2.sk).cast() }
+    full_sock(ctx).cast()
 }
 
 /// Nanoseconds since boot, CLOCK_MONOTONIC.

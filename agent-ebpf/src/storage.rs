@@ -1,4 +1,4 @@
-//! What sockets remember.
+//! Socket storage: the state of a socket between callbacks.
 
 use core::{ffi::c_void, marker::PhantomData};
 
@@ -12,28 +12,29 @@ use rto_agent_common::{SocketState, arm};
 
 use crate::{socket::sk, tables::SOCKETS};
 
-/// What to do about storage a socket does not have.
+/// What to do if a socket has no storage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Leave,
     Create,
 }
 
-/// The storage of the one socket that a run of a program is for. A reference to the socket's state borrows this, so that
-/// there is no second one.
+/// The storage of the socket that this run of the program is for. A reference to the socket's state borrows this value,
+/// so that there is only one such reference.
 ///
-/// The kernel holds the socket's lock in every callback of a full socket, so that nobody else looks at it meanwhile.
+/// Invariant: the kernel holds the socket's lock in every callback of a full socket, so no other CPU accesses its
+/// storage at the same time.
 pub(crate) struct Storage<'run> {
     sk: *mut c_void,
     run: PhantomData<&'run mut SocketState>,
 }
 
 impl Storage<'_> {
-    /// Of the socket of a sock_ops context; of none, where the context has no full socket.
+    /// The storage of a sock_ops context's socket. A context without a full socket has no storage.
     ///
     /// # Safety
     ///
-    /// There must be no other in this run of the program.
+    /// No other `Storage` may be in use while this one is.
     #[inline(always)]
     pub(crate) unsafe fn of(ctx: &SockOpsContext) -> Self {
         Self {
@@ -42,7 +43,7 @@ impl Storage<'_> {
         }
     }
 
-    /// Of a socket that the verifier tracks.
+    /// The storage of a socket that the verifier tracks.
     ///
     /// # Safety
     ///
@@ -55,19 +56,19 @@ impl Storage<'_> {
         }
     }
 
-    /// Its storage; `None` where it has none.
+    /// The socket's state; `None` if it has no storage.
     #[inline(always)]
     pub(crate) fn find(&mut self) -> Option<&mut SocketState> {
         self.get(Missing::Leave)
     }
 
-    /// Its storage, made where it has none; `None` without memory.
+    /// The socket's state, created if it has no storage; `None` if there is no memory.
     #[inline(always)]
     pub(crate) fn make(&mut self) -> Option<&mut SocketState> {
         self.get(Missing::Create)
     }
 
-    /// Its storage, if a policy was chosen for it.
+    /// The socket's state, if a policy was chosen for it.
     #[inline(always)]
     pub(crate) fn of_policy(&mut self) -> Option<&mut SocketState> {
         self.find().filter(|state| state.arm != arm::NONE)
@@ -78,7 +79,7 @@ impl Storage<'_> {
         if self.sk.is_null() {
             return None;
         }
-        // SAFETY: null, or the socket's own value, whose size the map's definition gives.
+        // SAFETY: null, or the socket's own value, whose size is defined by the map.
         unsafe {
             value(&SOCKETS, self.sk, missing)
                 .cast::<SocketState>()
@@ -91,7 +92,7 @@ impl Storage<'_> {
 ///
 /// # Safety
 ///
-/// Once in a run of the program.
+/// No other `Storage` may be in use while this one is.
 #[inline(always)]
 pub(crate) unsafe fn context<'run>(ops: *mut bpf_sock_ops) -> (SockOpsContext, Storage<'run>) {
     let ctx = SockOpsContext::new(ops);

@@ -1,7 +1,7 @@
 //! The kernel's own structs, read by offsets that the loader takes from the running kernel's BTF.
 //!
-//! The verifier knows these structs by the same BTF: an offset that is not the field it should be
-//! makes the load fail, it cannot read anything else.
+//! The verifier checks these loads against the same BTF. A wrong offset makes the load of the program fail; it cannot
+//! read anything else.
 
 use core::ffi::c_void;
 
@@ -39,7 +39,7 @@ offsets! {
     OFFSET_CB_FLAGS
 }
 
-/// Depth of the cgroup tree that is looked at.
+/// Maximum depth of the cgroup tree that is searched.
 const CGROUP_DEPTH: usize = 64;
 
 /// Reads a field.
@@ -143,10 +143,11 @@ impl SockCommon {
         u32::from(port) << 16
     }
 
-    /// The callbacks that sock_ops programs have asked for (`bpf_sock_ops_cb_flags`); 0 where it is no full TCP socket.
+    /// The callbacks that sock_ops programs have requested (`bpf_sock_ops_cb_flags`); 0 if this is not a full TCP
+    /// socket.
     #[inline(always)]
     pub(crate) fn callbacks(self) -> u32 {
-        // SAFETY: by the contract of `new`; the kernel gives a full TCP socket or null.
+        // SAFETY: by the contract of `new`; the kernel returns a full TCP socket or null.
         unsafe {
             let tcp = bpf_skc_to_tcp_sock(self.0.cast_mut()).cast::<c_void>();
             if tcp.is_null() {
@@ -159,8 +160,8 @@ impl SockCommon {
     /// Whether the socket belongs to the cgroup with this id, or to one below it.
     #[inline(always)]
     pub(crate) fn is_in_cgroup(self, id: u64) -> bool {
-        // SAFETY: by the contract of `new`; the kernel gives a full TCP socket or null. Pointers
-        // read from it may be anything: the verifier makes loads through them safe.
+        // SAFETY: by the contract of `new`; the kernel returns a full TCP socket or null. Pointers read from it may
+        // have any value: the verifier makes loads through them safe.
         unsafe {
             let tcp = bpf_skc_to_tcp_sock(self.0.cast_mut()).cast::<c_void>();
             if tcp.is_null() {
@@ -202,14 +203,14 @@ impl Request {
         Self(pointer)
     }
 
-    /// What it begins with.
+    /// The `sock_common` at its start.
     #[inline(always)]
     pub(crate) fn common(self) -> SockCommon {
         SockCommon(self.0)
     }
 
-    /// Its initial RTO, jiffies; 0 where the kernel does not keep it (before Linux 5.17): it is 1 s then, but for
-    /// the first.
+    /// Its initial RTO, jiffies; 0 if the kernel does not keep it (before Linux 5.17). Then every timeout except the
+    /// first is based on 1 s.
     #[inline(always)]
     pub(crate) fn timeout(self) -> u32 {
         // SAFETY: by the contract of `new`; a constant.
@@ -221,7 +222,7 @@ impl Request {
         }
     }
 
-    /// How often its SYN-ACK was sent again before.
+    /// How often its SYN-ACK was retransmitted before.
     #[inline(always)]
     pub(crate) fn retransmissions(self) -> u32 {
         // SAFETY: by the contract of `new`.

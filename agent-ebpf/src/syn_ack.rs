@@ -1,8 +1,8 @@
-//! `tp_btf/tcp_retransmit_synack`: SYN-ACKs sent again, as they are, for those who watch. A sock_ops
-//! program learns of them only when the connection is established, if it ever is.
+//! `tp_btf/tcp_retransmit_synack`: sends an event for each SYN-ACK when the kernel retransmits it. A sock_ops program
+//! learns of these only when the connection is established, or never.
 //!
-//! It is attached while somebody watches, and for that long the kernel runs it for every SYN-ACK of the
-//! host that is sent again (`tcp_rtx_synack()`, Linux 6.12).
+//! The program is attached only while a client listens. During that time the kernel runs it for every retransmitted
+//! SYN-ACK of the host (`tcp_rtx_synack()`, Linux 6.12).
 
 use core::ffi::c_void;
 
@@ -26,7 +26,7 @@ const NEW_SYN_RECV: u32 = 12;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "tp_btf/tcp_retransmit_synack")]
 extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
-    // SAFETY: the context of the tracepoint, each argument read by a load of its own.
+    // SAFETY: the context of the tracepoint; each argument is read with its own load.
     let (listener, request) = unsafe {
         (
             read((&raw const (*arguments)[0]).cast::<*mut c_void>()),
@@ -46,7 +46,7 @@ extern "C" fn rto_synack(arguments: *const [*mut c_void; 2]) -> i32 {
             read(&raw const (*control).cgroup),
         )
     };
-    // SAFETY: not null, and the verifier knows them as what they are.
+    // SAFETY: not null, and the verifier knows their types.
     let (listener, request) = unsafe { (SockCommon::new(listener), Request::new(request)) };
     if on != event::LIVE || (cgroup != 0 && !listener.is_in_cgroup(cgroup)) {
         return 0;

@@ -1,4 +1,4 @@
-//! The initial RTO of a SYN-ACK, which decides over the lifetime of a half-open request.
+//! The initial RTO of a SYN-ACK, which determines the lifetime of a half-open request.
 
 use core::arch::asm;
 
@@ -30,7 +30,7 @@ pub(crate) fn jiffies_of(ns: u64) -> u64 {
     ns / 1_000_000 * u64::from(kernel_jiffies()) / 1000
 }
 
-/// What the policy has for a request, or for the socket made of it, jiffies; 0: the kernel's own.
+/// The policy's initial RTO for a request, or for the socket created from it, jiffies; 0: the kernel's own.
 #[inline(always)]
 pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {
     let retries = syn_ack_retries(ctx);
@@ -58,7 +58,7 @@ pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {
 
 const _: () = assert!(SYN_ACK_RETRIES_LEN.is_power_of_two());
 
-/// Jiffies as microseconds, 0 as the kernel's own initial RTO.
+/// Jiffies in microseconds; 0 stands for the kernel's own initial RTO.
 #[inline(always)]
 #[expect(
     clippy::cast_possible_truncation,

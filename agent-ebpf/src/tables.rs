@@ -1,10 +1,9 @@
-//! The maps. The loader hands in sizes, pins and values.
+//! The maps. The loader provides sizes, pins and values.
 //!
-//! Counts are added by the processor's atomic addition. For the tries that is needed because all
-//! CPUs share an entry. For the per-CPU statistics it is because connect() runs the program in
-//! process context, where an interrupt that runs it for another socket may come between the load
-//! and the store of an addition. The instruction is the one without a result (`BPF_XADD`), as the
-//! others came with Linux 5.12.
+//! Counters are updated by atomic additions. The tries need them because all CPUs share an entry. The per-CPU
+//! statistics need them because connect() runs the program in process context, where an interrupt that runs it for
+//! another socket may come between the load and the store of an addition. The instruction is the one that returns no
+//! result (`BPF_XADD`), because the others require Linux 5.12.
 
 use core::{arch::asm, mem::offset_of};
 
@@ -20,14 +19,14 @@ use rto_agent_common::{
     direction,
     discovery::{Discovered, Prefix},
     event::{self, Event, EventControl, LOST, RING_BYTES},
-    histogram::{BUCKETS, Histogram, bucket_of},
-    lasting, lease, policy_flags, socket_flags, statistics, statistics_key,
+    histogram::{BUCKETS, Histogram, SHORT, SHORT_US, bucket_of, short},
+    lasting, lease, policy_flags, retrying, socket_flags, statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
 use crate::socket::read;
 
-/// Room of the tries where the loader does not say.
+/// Size of the tries if the loader does not set it.
 const ENTRIES: usize = 16384;
 
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
@@ -51,6 +50,9 @@ pub(crate) static BRAKES: Array<Brake, { (brake::DIRECTIONS * SLOTS) as usize }>
 pub(crate) static LEASE: Array<u64, { lease::LEN as usize }> = Array::new();
 
 #[btf_map]
+pub(crate) static RETRYING: Array<u64, { retrying::LEN as usize }> = Array::new();
+
+#[btf_map]
 pub(crate) static DISCOVERED: LruHashMap<Prefix, Discovered, { Discovered::ROOM as usize }> =
     LruHashMap::new();
 
@@ -63,7 +65,7 @@ static COUNTERS: PerCpuArray<FastStatistics, { FAST_COUNTERS as usize }> = PerCp
 #[btf_map]
 static STATISTICS: PerCpuHashMap<u32, Statistics, STATISTICS_ROOM, NO_PREALLOC> =
     PerCpuHashMap::new();
-/// The daemon makes those of the policies there are: each is 2.4 kB a CPU.
+/// The daemon creates the elements of existing policies only: each takes 3.2 kB per CPU.
 const STATISTICS_ROOM: usize = arm::of(SLOTS).len() * SLOTS as usize * direction::ALL.len();
 
 #[btf_map]
@@ -87,7 +89,7 @@ static PROBE: Array<Probe, 1> = Array::new();
 #[btf_map]
 pub(crate) static PROBE_STORAGE: SkStorage<u64> = SkStorage::new();
 
-/// A policy's settings: the copy in force, which stays as it is while the program runs.
+/// A policy's settings: the active copy, which the daemon does not write while it is active.
 #[inline(always)]
 pub(crate) fn policy(slot: u32) -> Option<&'static Policy> {
     let slot = POLICIES.get(slot)?;
@@ -96,7 +98,8 @@ pub(crate) fn policy(slot: u32) -> Option<&'static Policy> {
     Some(&slot.copies[(active & 1) as usize])
 }
 
-/// The settings of an arm, but for whether delays of ACKs are counted in it: a branch less for the verifier.
+/// The settings of an arm, but without [`policy_flags::MEASURES_ACKS`] in a control arm, which saves the verifier a
+/// branch.
 #[inline(always)]
 pub(crate) fn settings(arm: u32) -> Option<&'static Policy> {
     let slot = if arm::is_control(arm) {
@@ -107,7 +110,7 @@ pub(crate) fn settings(arm: u32) -> Option<&'static Policy> {
     policy(slot)
 }
 
-/// [`Policy::generation`] of the policy that an arm with these settings is of.
+/// [`Policy::generation`] of the policy of an arm with these settings.
 #[inline(always)]
 pub(crate) fn generation(arm: u32, settings: &Policy) -> u32 {
     if !arm::is_control(arm) {
@@ -116,17 +119,17 @@ pub(crate) fn generation(arm: u32, settings: &Policy) -> u32 {
     policy(arm::slot(arm)).map_or(0, |policy| policy.generation)
 }
 
-/// What to reckon with where a socket cannot be asked.
+/// The namespace defaults to assume if a socket cannot be read.
 #[inline(always)]
 pub(crate) fn host_defaults() -> HostDefaults {
     HOST_DEFAULTS.get(0).copied().unwrap_or_default()
 }
 
-/// A socket's arm, if its slot still belongs to the same policy; else [`arm::NONE`].
+/// A socket's arm, if its slot still belongs to the same policy; otherwise [`arm::NONE`].
 #[inline(always)]
 pub(crate) fn owner(state: &SocketState) -> u32 {
     match policy(arm::slot(state.arm)) {
-        // A freed slot keeps its generation until it gets another owner.
+        // A freed slot keeps its generation until another policy gets it.
         Some(policy)
             if policy.generation == state.generation
                 && policy.flags & policy_flags::IN_USE != 0 =>
@@ -137,7 +140,7 @@ pub(crate) fn owner(state: &SocketState) -> u32 {
     }
 }
 
-/// Whether a policy has had this value of an option ([`lasting`]), microseconds.
+/// Whether any policy has set an option ([`lasting`]) to this value, microseconds.
 #[inline(always)]
 pub(crate) fn was_set(option: u32, us: u32) -> bool {
     LASTING
@@ -145,9 +148,10 @@ pub(crate) fn was_set(option: u32, us: u32) -> bool {
         .is_some_and(|options| options & option != 0)
 }
 
-/// One more hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that
-/// all see the last hit missing at the same time: the number never wraps.) All CPUs share the entry: from
-/// [`EntryValue::HITS_EXACT`] on one hit of so many counts for all of them, as `random` decides.
+/// Counts a hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that all count the last hit
+/// at the same moment, so that the number never wraps.) All CPUs share the entry. To avoid contention, above
+/// [`EntryValue::HITS_EXACT`] only one hit in [`EntryValue::HITS_SHARE`] is counted, for all of them, as `random`
+/// decides.
 #[inline(always)]
 pub(crate) fn count_hit(entry: *mut EntryValue, random: impl FnOnce() -> u32) {
     const HITS_SHIFT: u32 = u32::BITS - EntryValue::HITS_SHARE.ilog2();
@@ -166,13 +170,13 @@ pub(crate) fn count_hit(entry: *mut EntryValue, random: impl FnOnce() -> u32) {
     }
 }
 
-/// What the walk is to do.
+/// The task of the walk.
 #[inline(always)]
 pub(crate) fn walk_control() -> Option<&'static WalkControl> {
     WALK_CONTROL.get(0)
 }
 
-/// What can be said of a socket on a walk: the fields of [`WalkCounts`].
+/// The outcomes for a socket on a walk: the fields of [`WalkCounts`].
 #[derive(Clone, Copy)]
 pub(crate) enum Walked {
     Seen,
@@ -181,7 +185,7 @@ pub(crate) enum Walked {
     Refused,
 }
 
-/// Counts one socket of a walk. (One walk at a time has the map, and a walk is one thread.)
+/// Counts a socket of a walk. (The map belongs to one walk at a time, and a walk runs in one thread.)
 #[inline(always)]
 pub(crate) fn count_walked(arm: u32, what: Walked) {
     let Some(counts) = WALK_COUNTS.get_ptr_mut(arm::slot(arm)) else {
@@ -199,29 +203,29 @@ pub(crate) fn count_walked(arm: u32, what: Walked) {
     }
 }
 
-/// Where the probe's answers go.
+/// The map value for the probe's answers.
 #[inline(always)]
 pub(crate) fn probe() -> Option<&'static mut Probe> {
-    // SAFETY: a map value or null; one probe at a time has the map.
+    // SAFETY: a map value or null; the map belongs to one probe at a time.
     unsafe { PROBE.get_ptr_mut(0)?.as_mut() }
 }
 
-/// Bits of [`statistics`]: what is counted. The loader writes it, so that what is off is not even
-/// part of the program that runs.
+/// Bits of [`statistics`]: what is counted. The loader writes it before the program is loaded, so the verifier removes
+/// the code of statistics that are off.
 #[unsafe(no_mangle)]
 static STATISTICS_MODE: u8 = statistics::ON;
 
-/// Whether something is counted.
+/// Whether these statistics are counted.
 #[inline(always)]
 pub(crate) fn counts(what: u8) -> bool {
     // SAFETY: a constant, which the loader may have written before the program was loaded.
     unsafe { read(&raw const STATISTICS_MODE) & what != 0 }
 }
 
-/// Whose statistics: the key of an arm and a direction.
+/// The statistics to update: the key of an arm and a direction.
 ///
-/// Not an `Option`: the compiler loads the payload of `None` too, from stack that verifiers before Linux 6.3
-/// know to be unwritten.
+/// Not an `Option`: the compiler also loads the payload of `None`, from stack that verifiers before Linux 6.3 reject as
+/// uninitialised.
 #[derive(Clone, Copy)]
 pub(crate) struct Tally(u32);
 
@@ -235,13 +239,13 @@ impl Tally {
         !counts(statistics::ON) || self.0 == 0
     }
 
-    /// Of an arm just looked up.
+    /// The statistics of an arm that was just looked up.
     #[inline(always)]
     pub(crate) fn of(arm: u32, direction: u32) -> Self {
         Self(statistics_key(arm, direction))
     }
 
-    /// Of a socket's policy, if its slot still belongs to that policy.
+    /// The statistics of a socket's policy, if its slot still belongs to that policy.
     #[inline(always)]
     pub(crate) fn of_socket(state: &SocketState) -> Self {
         if !counts(statistics::ON) || state.flags & socket_flags::UNCOUNTED != 0 {
@@ -261,7 +265,7 @@ impl Tally {
         }
     }
 
-    /// Adds 1 to a counter, without a call: for what happens once in each connection.
+    /// Adds 1 to a counter without a function call, for events that happen once in each connection.
     #[inline(always)]
     pub(crate) fn add_one(self, counter: Counter) {
         if self.is_nobody() {
@@ -274,23 +278,46 @@ impl Tally {
         }
     }
 
-    /// Counts how long a handshake took (0: not known), without a call: as [`Self::add_one`].
+    /// Counts a connection that was established without a loss, by its path RTT (0: unknown), without a function call
+    /// like [`Self::add_one`].
     #[inline(always)]
-    pub(crate) fn handshake_one(self, us: u32) {
-        if self.is_nobody() || us == 0 {
+    pub(crate) fn established_one(self, us: u32) {
+        if self.is_nobody() {
             return;
         }
-        match COUNTERS.get_ptr_mut(self.0) {
-            Some(fast) => count_time(fast, offset_of!(FastStatistics, handshake), us.into(), 1),
-            None => self.time(Times::Handshake, us.into(), 1),
+        if us == 0 {
+            self.add(Counter::UNTIMED, 1);
+            return;
+        }
+        if us < SHORT_US
+            && let Some(fast) = COUNTERS.get_ptr_mut(self.0)
+        {
+            let bucket = short_bucket_of(us);
+            count_in(
+                fast,
+                offset_of!(FastStatistics, path_rtt),
+                bucket,
+                us.into(),
+                1,
+            );
+        } else {
+            self.time(Times::PathRtt, us.into(), 1);
         }
     }
 
-    /// Counts a time (0: none) in a histogram, so many times.
+    /// Counts a time (0: none) `weight` times in a histogram.
     #[inline(always)]
     pub(crate) fn time(self, times: Times, us: u64, weight: u32) {
         if !self.is_nobody() && us != 0 {
-            rto_time(self.0, times as u32, us, weight);
+            rto_time(self.0, times as u32, us, weight.into());
+        }
+    }
+
+    /// Removes a time (0: none) from a histogram.
+    #[inline(always)]
+    pub(crate) fn take_back(self, times: Times, us: u64) {
+        if !self.is_nobody() && us != 0 {
+            rto_time(self.0, times as u32, us, u64::MAX);
         }
     }
 }
@@ -298,13 +325,14 @@ impl Tally {
 /// A histogram of [`Statistics`].
 #[derive(Clone, Copy)]
 pub(crate) enum Times {
-    Handshake = 0,
+    PathRtt = 0,
     Srtt = 1,
     AckExcess = 2,
+    Lossy = 3,
 }
 
-/// Adds to a counter, by its place. Like all functions with a symbol it is verified once, not again
-/// at each call; such a function takes numbers and the context, and returns a number.
+/// Adds to a counter, by its offset. Like all global functions (those with a symbol) it is verified once, and not again
+/// at each call. A global function takes only numbers and the context, and returns a number.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
@@ -313,45 +341,46 @@ extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
     };
     let offset = offset & ALIGNED;
     if offset <= LAST_COUNTER {
-        // SAFETY: a u64 each, and nowhere past the last.
+        // SAFETY: a u64 at each aligned offset, and none beyond the last.
         unsafe { add_at(counters, offset as usize, n) };
     }
     0
 }
 
-/// The statistics of a key that each connection may count in.
+/// The part of a key's statistics that any connection may update.
 #[inline(always)]
 fn fast(key: u32) -> Option<*mut FastStatistics> {
     match COUNTERS.get_ptr_mut(key) {
-        // They lie at its beginning (asserted).
+        // They are its first fields (asserted).
         None => STATISTICS.get_ptr_mut(&key).map(<*mut _>::cast),
         fast => fast,
     }
 }
 
-/// Where the last counter is, and a mask for the place of any, by which the verifier sees that it is aligned.
+/// The offset of the last counter, and a mask that shows the verifier that an offset is aligned.
 const LAST_COUNTER: u64 = (size_of::<Counters>() - size_of::<u64>()) as u64;
 const ALIGNED: u64 = size_of::<Counters>().next_power_of_two() as u64 - size_of::<u64>() as u64;
 
-/// Counts a time in a histogram, by its number, so many times.
+/// Counts a time `weight` times in a histogram, by its number; `u64::MAX` removes it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u32) -> u32 {
-    const HANDSHAKE: u32 = Times::Handshake as u32;
+extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u64) -> u32 {
+    const PATH_RTT: u32 = Times::PathRtt as u32;
     const SRTT: u32 = Times::Srtt as u32;
-    // Once: the verifier would follow it in each branch below.
+    const LOSSY: u32 = Times::Lossy as u32;
+    // Computed only here: in each branch below, the verifier would follow it again.
     let Some(bucket) = bounded_bucket_of(us) else {
         return 0;
     };
-    let weight = weight.into();
-    if times == HANDSHAKE {
+    if times == PATH_RTT {
         if let Some(fast) = fast(key) {
-            let histogram = offset_of!(FastStatistics, handshake);
+            let histogram = offset_of!(FastStatistics, path_rtt);
             count_in(fast, histogram, bucket, us, weight);
         }
     } else if let Some(sheet) = STATISTICS.get_ptr_mut(&key) {
         let histogram = match times {
             SRTT => offset_of!(Statistics, srtt),
+            LOSSY => offset_of!(Statistics, lossy),
             _ => offset_of!(Statistics, ack_excess),
         };
         count_in(sheet, histogram, bucket, us, weight);
@@ -359,7 +388,7 @@ extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u32) -> u32 {
     0
 }
 
-/// Counts a time in the [`Histogram`] at an offset, so many times.
+/// Counts a time `weight` times in the [`Histogram`] at an offset.
 #[inline(always)]
 pub(crate) fn count_time<T>(place: *mut T, histogram: usize, us: u64, weight: u64) {
     if let Some(bucket) = bounded_bucket_of(us) {
@@ -367,7 +396,7 @@ pub(crate) fn count_time<T>(place: *mut T, histogram: usize, us: u64, weight: u6
     }
 }
 
-/// [`bucket_of`] with a bound that the verifier sees: the compiler knows the one below and would leave it out.
+/// [`bucket_of`] with a bound that the verifier sees. The compiler knows the bound below and would remove the check.
 #[inline(always)]
 fn bounded_bucket_of(us: u64) -> Option<usize> {
     let mut bucket = bucket_of(us);
@@ -378,14 +407,32 @@ fn bounded_bucket_of(us: u64) -> Option<usize> {
     (bucket < BUCKETS).then_some(bucket)
 }
 
-/// As [`count_time`], in a bucket that the histogram has.
+/// The same for a time below [`SHORT_US`].
+#[inline(always)]
+fn short_bucket_of(us: u32) -> usize {
+    let (mut index, further_up) = short(us);
+    // SAFETY: arithmetic on a register, and an index within the table.
+    let mut bucket = unsafe {
+        asm!("{index} &= 127", index = inout(reg) index, options(pure, nomem, nostack));
+        usize::from(read((&raw const SHORT).cast::<u8>().add(index))) + further_up
+    };
+    // SAFETY: arithmetic on one register.
+    unsafe {
+        asm!("{bucket} &= 63", bucket = inout(reg) bucket, options(pure, nomem, nostack));
+    }
+    bucket
+}
+
+const _: () = assert!(SHORT.len() == 128 && bucket_of(SHORT_US as u64) < 64 && 64 < BUCKETS);
+
+/// As [`count_time`], in a bucket known to be in the histogram.
 #[inline(always)]
 fn count_in<T>(place: *mut T, histogram: usize, bucket: usize, us: u64, weight: u64) {
     let sum_us = histogram + offset_of!(Histogram, sum_us);
     let buckets = histogram + offset_of!(Histogram, buckets);
     // SAFETY: both within the histogram.
     unsafe {
-        add_at(place, sum_us, us * weight);
+        add_at(place, sum_us, us.wrapping_mul(weight));
         add_at(place, buckets + bucket * size_of::<u64>(), weight);
     }
 }
@@ -402,13 +449,13 @@ pub(crate) unsafe fn add_at<T>(sheet: *mut T, offset: usize, n: u64) {
     }
 }
 
-/// Where events go, while somebody listens.
+/// The control block of events: whether a client listens.
 #[inline(always)]
 pub(crate) fn event_control() -> Option<*mut EventControl> {
     EVENT_CONTROL.get_ptr_mut(event::CONTROL)
 }
 
-/// Passes an event on; one for which there is no room is counted.
+/// Sends an event; if the ring buffer is full, the event is counted as lost.
 #[inline(always)]
 pub(crate) fn tell(fill: impl FnOnce(*mut Event)) {
     match EVENTS.reserve_untyped::<Event>(0) {
@@ -417,7 +464,7 @@ pub(crate) fn tell(fill: impl FnOnce(*mut Event)) {
             entry.submit(0);
         }
         None => {
-            // Where the daemon never writes.
+            // The daemon never writes this element.
             if let Some(counts) = EVENT_CONTROL.get_ptr_mut(LOST) {
                 // SAFETY: a map value; the verifier checks the access.
                 unsafe {
@@ -430,8 +477,8 @@ pub(crate) fn tell(fill: impl FnOnce(*mut Event)) {
     }
 }
 
-/// Which step of the backoff a timeout is, with a bound that the verifier sees (the compiler would
-/// compute the place of the counter from the unbounded number).
+/// The step of the backoff, with a bound that the verifier sees (the compiler would compute the counter's offset from
+/// the unbounded number).
 #[inline(always)]
 pub(crate) fn step(before: u32) -> Step {
     let mut index = Step::of(before).index();

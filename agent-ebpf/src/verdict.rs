@@ -1,32 +1,33 @@
-//! Whether a SYN or SYN-ACK was sent again for nothing.
+//! Whether retransmissions of a SYN or SYN-ACK were spurious.
 //!
-//! A copy is spurious if the answer to an earlier one was on its way. What can be known:
+//! A copy is spurious if the answer to an earlier copy was already under way. The rules:
 //!
-//! - With timestamps the smoothed RTT of the handshake counts from the copy that was answered. If it
-//!   is shorter than the initial RTO, no copy was sent while the answer was under way: none is spurious.
-//! - Else a lost answer looks the same as a slow path, also without an RTT (without timestamps, Karn's
-//!   algorithm). The RTTs that follow tell: one below the initial RTO, and the answer was lost;
-//!   [`SAMPLES`] that are not, and the path is slow. (One alone may be a delayed ACK.)
-//! - If an active handshake took longer than the RTT by about an RTO or more, the first copy was not the
-//!   one that was answered: at least one was needed, whatever the others were.
-//! - A connection that ends before that is judged by what there was; without any sample the question
-//!   stays open.
+//! - With timestamps, the smoothed RTT of the handshake counts from the copy that was answered. If it is shorter than
+//!   the initial RTO, no copy was sent while the answer was under way: none is spurious.
+//! - Otherwise a lost answer and a slow path look the same. So they do without any RTT (without timestamps, because of
+//!   Karn's algorithm). Later RTTs decide: after [`SAMPLES`] samples that are not below the initial RTO, the path is
+//!   slow. (A single one may be a delayed ACK.)
+//! - If later RTTs are below the initial RTO, a copy was needed if the answer came about one RTT after the last copy.
+//!   If it came later, it was the late answer to an earlier copy, because a firewall, a SYN queue or a radio link
+//!   delays only SYNs. Then all copies are spurious, however short the RTTs are afterwards.
+//! - If an active handshake took longer than its RTT by about an RTO or more, the first copy was not the one that was
+//!   answered: at least one retransmission was needed, whatever the others were.
+//! - A connection that ends earlier is judged by the samples so far; without any it stays undecided.
 
 /// RTT samples after which a path counts as slow.
 pub const SAMPLES: u32 = 3;
 
-/// What is known of the retransmissions of a handshake.
+/// The verdict on the retransmissions of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Later RTTs must tell.
+    /// Open until there are more RTT samples.
     Open,
-    /// So many were spurious, the others needed.
+    /// This number was spurious, the others were needed.
     Spurious(u32),
 }
 
-/// How many of the retransmissions can have been spurious, when the connection is established; for anything but 0
-/// later RTTs must tell. `srtt_us` is 0 if there is none; `took_us`, the handshake's length
-/// since the first copy, 0 if it is not known.
+/// The maximum number of spurious retransmissions, when the connection is established. Unless it is 0, later RTTs must
+/// decide. `srtt_us` is 0 if there is none; `took_us` is the time since the first copy, or 0 if unknown.
 #[inline(always)]
 #[must_use]
 pub const fn spurious_at_most(
@@ -48,49 +49,81 @@ pub const fn spurious_at_most(
     retransmissions
 }
 
-/// After a number of RTT samples since, `rtt_min_us` the least of them and of the handshake's; `at_most`: see
-/// [`spurious_at_most`]. `last`: there will be no more. A listener also answers SYNs that come twice, which
-/// follow the peer's timers: how many fit into a round trip says nothing there.
+/// The RTT samples of a connection since it was established.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Samples {
+    /// How many there are.
+    pub count: u32,
+    /// The minimum of them and of the handshake's RTT, microseconds.
+    pub least_us: u32,
+    /// The longest of them, microseconds; 0 if the kernel does not pass the sample (before Linux 6.10).
+    pub longest_us: u32,
+    /// There will be no more.
+    pub are_all: bool,
+}
+
+impl Samples {
+    /// The longest time after which an answer still belongs to the last SYN: four times the longest sample, and at
+    /// least a third of the initial RTO. (Simulated: if the RTO is twice the 99.9th percentile of a lognormal, Pareto
+    /// or Wi-Fi-like RTT, at most 2 % of the answers to the last SYN come later.)
+    #[inline(always)]
+    const fn tolerance_us(&self, initial_rto_us: u32) -> u64 {
+        let longest_us = if self.longest_us > self.least_us {
+            self.longest_us
+        } else {
+            self.least_us
+        };
+        let (samples, timer) = (longest_us as u64 * 4, (initial_rto_us / 3) as u64);
+        if samples > timer { samples } else { timer }
+    }
+}
+
+/// Judges the retransmissions of a handshake by later RTT samples; `at_most`: see [`spurious_at_most`].
+/// `answered_after_us`: the time from the last copy of the SYN to the answer, for connections that this host opens. A
+/// listener also answers duplicate SYNs, which follow the peer's timers, so for its connections the number of copies
+/// that fit into a round trip means nothing.
 #[inline(always)]
 #[must_use]
 pub const fn after_samples(
     at_most: u32,
-    samples: u32,
-    rtt_min_us: u32,
+    samples: Samples,
     initial_rto_us: u32,
-    is_active: bool,
-    last: bool,
+    answered_after_us: Option<u64>,
 ) -> Verdict {
-    if last && at_most == 0 {
+    if samples.are_all && at_most == 0 {
         return Verdict::Spurious(0);
     }
-    if samples == 0 || initial_rto_us == 0 {
+    if samples.count == 0 || initial_rto_us == 0 {
         return Verdict::Open;
     }
-    if rtt_min_us < initial_rto_us {
+    let is_fast = samples.least_us < initial_rto_us;
+    let is_late = match answered_after_us {
+        Some(us) => us > samples.tolerance_us(initial_rto_us),
+        None => false,
+    };
+    if is_fast && !is_late {
         return Verdict::Spurious(0);
     }
-    if samples >= SAMPLES || last {
-        return Verdict::Spurious(if is_active {
-            lesser(at_most, rtt_min_us / initial_rto_us)
-        } else {
-            at_most
-        });
+    if samples.count < SAMPLES && !samples.are_all {
+        return Verdict::Open;
     }
-    Verdict::Open
+    Verdict::Spurious(if is_fast || answered_after_us.is_none() {
+        at_most
+    } else {
+        lesser(at_most, samples.least_us / initial_rto_us)
+    })
 }
 
-/// How often the timer of an accepted connection's SYN-ACK fired, at least: a lost SYN-ACK makes
-/// the peer send its SYN again as well, and that is answered by another copy.
+/// How often the timer of an accepted connection's SYN-ACK fired, at least. When a SYN-ACK is lost, the peer also
+/// retransmits its SYN, which the listener answers with another copy.
 #[inline(always)]
 #[must_use]
 pub const fn timer_expiries(retransmissions: u32) -> u32 {
     retransmissions.div_ceil(2)
 }
 
-/// By how much sooner so many retransmissions of a SYN-ACK were sent than by the kernel's own timers,
-/// microseconds; negative where it was later. Timers count as exact, and all but the first few as
-/// the seventh.
+/// How much earlier this number of SYN-ACK retransmissions was sent than with the kernel's own timers, microseconds;
+/// negative if later. Timers are assumed to be exact, and expiries after the seventh add nothing.
 #[inline(always)]
 #[must_use]
 pub const fn syn_ack_gain_us(retransmissions: u32, initial_rto_us: u32) -> i64 {
@@ -111,6 +144,26 @@ const fn lesser(a: u32, b: u32) -> u32 {
 mod tests {
     use super::{Verdict::*, *};
 
+    fn samples(count: u32, rtt_us: u32, are_all: bool) -> Samples {
+        Samples {
+            count,
+            least_us: rtt_us,
+            longest_us: if rtt_us == u32::MAX { 0 } else { rtt_us },
+            are_all,
+        }
+    }
+
+    /// The answer came one RTT after the last copy.
+    fn in_time(at_most: u32, count: u32, rtt_us: u32, rto_us: u32, are_all: bool) -> Verdict {
+        let answered_after_us = Some(rtt_us.into());
+        after_samples(
+            at_most,
+            samples(count, rtt_us, are_all),
+            rto_us,
+            answered_after_us,
+        )
+    }
+
     const RTO: u32 = 100_000;
 
     #[test]
@@ -118,25 +171,25 @@ mod tests {
         // A lost SYN, RTT 10 ms; a lost SYN, RTT just below the RTO.
         assert_eq!(spurious_at_most(1, 10_000, 114_000, RTO), 0);
         assert_eq!(spurious_at_most(1, 90_000, 194_000, RTO), 0);
-        // Accepted: how long it took is not known.
+        // Accepted: the duration is unknown.
         assert_eq!(spurious_at_most(1, 10_000, 0, RTO), 0);
     }
 
     #[test]
     fn an_rtt_as_long_as_the_rto_is_not_short() {
         assert_eq!(spurious_at_most(1, RTO, RTO.into(), RTO), 1);
-        assert_eq!(after_samples(1, 3, RTO, RTO, true, false), Spurious(1));
+        assert_eq!(in_time(1, 3, RTO, RTO, false), Spurious(1));
     }
 
     #[test]
     fn a_long_one_counts_from_the_copy_that_was_answered() {
         // A lost SYN on a slow path: one retransmission was needed, none spurious.
         assert_eq!(spurious_at_most(1, 120_000, 224_000, RTO), 0);
-        assert_eq!(after_samples(0, 3, 120_000, RTO, true, false), Spurious(0));
-        assert_eq!(after_samples(0, 0, 120_000, RTO, true, true), Spurious(0));
-        // The first lost, the second answered after 120 ms, the third spurious.
+        assert_eq!(in_time(0, 3, 120_000, RTO, false), Spurious(0));
+        assert_eq!(in_time(0, 0, 120_000, RTO, true), Spurious(0));
+        // The first copy lost, the second answered after 120 ms, the third spurious.
         assert_eq!(spurious_at_most(2, 120_000, 224_000, RTO), 1);
-        assert_eq!(after_samples(1, 3, 120_000, RTO, true, false), Spurious(1));
+        assert_eq!(in_time(1, 3, 120_000, RTO, false), Spurious(1));
     }
 
     #[test]
@@ -144,8 +197,7 @@ mod tests {
         // 1 s, RTT 10 ms: SYN 1 lost, the answer to SYN 2 lost, SYN 3 answered; the RTT counts from SYN 2.
         let at_most = spurious_at_most(2, 1_010_000, 2_020_000, 1_000_000);
         assert_eq!(at_most, 1);
-        let later =
-            |samples, rtt_us, last| after_samples(at_most, samples, rtt_us, 1_000_000, true, last);
+        let later = |samples, rtt_us, last| in_time(at_most, samples, rtt_us, 1_000_000, last);
         assert_eq!(later(1, 10_000, false), Spurious(0));
         assert_eq!(later(0, u32::MAX, true), Open);
     }
@@ -156,31 +208,56 @@ mod tests {
         assert_eq!(spurious_at_most(1, 115_000, 115_000, RTO), 1);
         assert_eq!(spurious_at_most(1, 150_000, 150_000, RTO), 1);
         assert_eq!(spurious_at_most(1, 0, 150_000, RTO), 1);
-        assert_eq!(after_samples(1, 1, 10_000, RTO, true, false), Spurious(0));
-        assert_eq!(after_samples(1, 1, 150_000, RTO, true, false), Open);
-        assert_eq!(after_samples(1, 3, 150_000, RTO, true, false), Spurious(1));
-        assert_eq!(after_samples(1, 1, 150_000, RTO, true, true), Spurious(1));
-        assert_eq!(after_samples(1, 0, u32::MAX, RTO, true, true), Open);
+        assert_eq!(in_time(1, 1, 10_000, RTO, false), Spurious(0));
+        assert_eq!(in_time(1, 1, 150_000, RTO, false), Open);
+        assert_eq!(in_time(1, 3, 150_000, RTO, false), Spurious(1));
+        assert_eq!(in_time(1, 1, 150_000, RTO, true), Spurious(1));
+        assert_eq!(in_time(1, 0, u32::MAX, RTO, true), Open);
     }
 
     #[test]
     fn as_many_are_spurious_as_fit_into_a_round_trip() {
         // RTT 90 ms, RTO 24 ms: three copies of the first.
-        assert_eq!(
-            after_samples(3, 3, 90_000, 24_000, true, false),
-            Spurious(3)
-        );
-        // Only two fit: the path became slower meanwhile, or one was lost.
-        assert_eq!(
-            after_samples(3, 3, 50_000, 24_000, true, false),
-            Spurious(2)
-        );
+        assert_eq!(in_time(3, 3, 90_000, 24_000, false), Spurious(3));
+        // Only two fit: the path has become slower since, or one copy was lost.
+        assert_eq!(in_time(3, 3, 50_000, 24_000, false), Spurious(2));
+    }
+
+    /// A copy follows every 24 ms; the firewall holds the first SYN for 150 ms, and the RTT is 0.2 ms.
+    #[test]
+    fn late_answer_makes_every_copy_spurious() {
+        const SHORT: u32 = 24_000;
+        let judged = |count, answered_after_us| {
+            after_samples(
+                5,
+                samples(count, 200, false),
+                SHORT,
+                Some(answered_after_us),
+            )
+        };
+        assert_eq!(judged(1, 30_000), Open);
+        assert_eq!(judged(3, 30_000), Spurious(5));
+        // In time: the fifth copy was needed, and so were the others.
+        assert_eq!(judged(1, 300), Spurious(0));
+        assert_eq!(judged(1, 8_000), Spurious(0));
+        assert_eq!(judged(1, 8_001), Open);
+        // RTTs that vary widen the bound, and a connection that ends is judged by the samples so far.
+        let mut varied = samples(2, 200, false);
+        varied.longest_us = 9_000;
+        assert_eq!(after_samples(5, varied, SHORT, Some(30_000)), Spurious(0));
+        let ended = samples(1, 200, true);
+        assert_eq!(after_samples(5, ended, SHORT, Some(30_000)), Spurious(5));
+        // Timestamps have shown that the first copy was lost.
+        assert_eq!(after_samples(4, ended, SHORT, Some(30_000)), Spurious(4));
     }
 
     #[test]
     fn a_listener_answers_every_syn() {
-        // Its own timer, and the peer's second SYN.
-        assert_eq!(after_samples(2, 3, 120_000, RTO, false, false), Spurious(2));
+        // The listener's own timer, and the peer's second SYN.
+        assert_eq!(
+            after_samples(2, samples(3, 120_000, false), RTO, None),
+            Spurious(2)
+        );
         assert_eq!(timer_expiries(2), 1);
         assert_eq!(timer_expiries(1), 1);
     }

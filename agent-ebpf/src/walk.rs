@@ -1,7 +1,7 @@
-//! `iter/tcp`: sockets that were open before a policy covered them.
+//! `iter/tcp`: applies policies to sockets that were already open, and restores sockets.
 //!
-//! The kernel runs it for each TCP socket of the network namespace in which the iterator was
-//! opened, with the socket's lock held.
+//! The kernel runs it for each TCP socket of the network namespace in which the iterator was opened, and holds the
+//! socket's lock.
 
 use core::ffi::c_void;
 
@@ -13,11 +13,11 @@ use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     hook, lookup,
-    options::{Defaults, Target},
+    options::{Defaults, Target, short},
     socket::read,
     storage::Storage,
     structs::SockCommon,
-    syn_retries,
+    syn_schedule,
     tables::{self, Tally, Walked},
 };
 
@@ -29,11 +29,12 @@ struct Context {
     uid: u32,
 }
 
-/// Of connections that no entry covers.
+/// The arm of connections that no entry covers.
 const UNMATCHED_ARM: u32 = arm::treated(UNMATCHED);
 
-// `BPF_TCP_*` of the states in which data may still be sent.
+// `BPF_TCP_*`. In ESTABLISHED and CLOSE_WAIT the socket may still send data.
 const ESTABLISHED: u8 = 1;
+const SYN_SENT: u8 = 2;
 const CLOSE_WAIT: u8 = 8;
 
 #[unsafe(no_mangle)]
@@ -45,14 +46,16 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
     if sk.is_null() {
         return 0;
     }
-    // SAFETY: not null, and the verifier knows it as what it is.
+    // SAFETY: not null, and the verifier knows its type.
     let common = unsafe { SockCommon::new(sk) };
     let Some(control) = tables::walk_control() else {
         return 0;
     };
     if control.mode == walk_mode::RESTORE {
-        // In any state: options are set before the SYN, and count until the last ACK.
+        // In any state, because options are set before the first SYN and matter until the last ACK.
         restore(sk, common, control);
+    } else if control.mode == walk_mode::END_SCHEDULES {
+        end_schedule(sk, common);
     } else if let ESTABLISHED | CLOSE_WAIT = common.state()
         && is_in_cgroup(common, control)
     {
@@ -68,12 +71,12 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         return;
     };
     tables::count_walked(arm, Walked::Seen);
-    // SAFETY: the only one of this run, and the kernel holds the lock.
+    // SAFETY: this run has no other `Storage`, and the kernel holds the lock.
     let mut storage = unsafe { Storage::of_socket(sk) };
     let target = Target::socket(sk);
     let callbacks = common.callbacks();
     let is_new_to_storage = storage.find().is_none();
-    // It has been a connection of a policy, without storage, from its beginning on.
+    // It has been a connection of a policy, without storage, since it began.
     let has_policy = is_new_to_storage && hook::are_ours(callbacks);
     if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy))
     {
@@ -90,7 +93,7 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     }
     if has_policy {
         state.direction = hook::direction_of(callbacks);
-        state.options.cb_flags_added |= hook::without_storage(state.direction);
+        state.options.cb_flags_added |= short(hook::without_storage(state.direction));
     } else if state.arm == arm::NONE {
         state.direction = direction::UNKNOWN;
     }
@@ -141,7 +144,7 @@ fn is_in_cgroup(common: SockCommon, control: &WalkControl) -> bool {
     control.cgroup == WalkControl::ANY || common.is_in_cgroup(control.cgroup)
 }
 
-/// Whether a socket without storage has what its policy says already, so that it needs none.
+/// Whether a socket without storage already has the settings of its policy, so that it needs no storage.
 #[inline(always)]
 fn is_as_policy_says(target: Target, policy: &Policy) -> bool {
     policy.flags & policy_flags::STORED == 0 && target.has_timers_of(policy)
@@ -150,38 +153,49 @@ fn is_as_policy_says(target: Target, policy: &Policy) -> bool {
 #[inline(always)]
 fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let target = Target::socket(sk);
-    // SAFETY: the only one of this run, and the kernel holds the lock.
+    // SAFETY: this run has no other `Storage`, and the kernel holds the lock.
     let mut storage = unsafe { Storage::of_socket(sk) };
     let Some(state) = storage.find() else {
-        // Another agent's look the same, but for the cgroup.
+        // Sockets of another agent look the same; only the cgroup distinguishes them.
         if hook::may_be_ours(common.callbacks()) && is_in_cgroup(common, control) {
             restore_unremembered(target, common, control);
         }
         return;
     };
-    let touched = state.arm != arm::NONE
-        || is_set(&state.options)
-        || state.options.syn_retries_set != 0
-        || state.options.cb_flags_added != 0;
+    let touched =
+        state.arm != arm::NONE || is_set(&state.options) || state.options.cb_flags_added != 0;
     if !touched {
         return;
     }
-    // A socket of a policy that is gone, or that was set before its policy was chosen, counts for none.
+    // A socket whose policy is gone, or whose options were set before its policy was chosen, is counted for no policy.
     let policy = match tables::owner(state) {
         UNMATCHED_ARM => arm::NONE,
         policy => policy,
     };
     tables::count_walked(policy, Walked::Seen);
     state.options.settled = 0;
+    syn_schedule::abandon(target, sk, state, common.state() == SYN_SENT);
     target.restore(state, defaults(control), Tally::NOBODY);
     let settled = outcome(&state.options);
-    syn_retries::restore(target, &mut state.options);
     hook::disable_on(target, &mut state.options);
     state.arm = arm::NONE;
     count(policy, settled);
 }
 
-/// The same for a socket without storage. It counts for the policy that covers its peer now.
+/// Ends the SYN schedule of a socket. It is counted for no policy: a socket has a schedule only while it connects.
+#[inline(always)]
+fn end_schedule(sk: *mut c_void, common: SockCommon) {
+    // SAFETY: this run has no other `Storage`, and the kernel holds the lock.
+    let mut storage = unsafe { Storage::of_socket(sk) };
+    if let Some(state) = storage.find()
+        && state.flags & socket_flags::SYN_SCHEDULE != 0
+    {
+        syn_schedule::abandon(Target::socket(sk), sk, state, common.state() == SYN_SENT);
+        tables::count_walked(arm::NONE, Walked::Changed);
+    }
+}
+
+/// As [`restore`], for a socket without storage. It is counted for the policy that covers its peer now.
 #[inline(always)]
 fn restore_unremembered(target: Target, common: SockCommon, control: &WalkControl) {
     let found = lookup::policy_of(common);
@@ -189,10 +203,10 @@ fn restore_unremembered(target: Target, common: SockCommon, control: &WalkContro
     tables::count_walked(policy, Walked::Seen);
     let settled = target.restore_unremembered(defaults(control));
     let callbacks = common.callbacks();
-    // Which of them others asked for is not known.
+    // The program cannot know which of them other programs requested.
     if hook::are_ours(callbacks) {
         let mut options = Options {
-            cb_flags_added: callbacks,
+            cb_flags_added: short(callbacks),
             ..Options::default()
         };
         hook::disable_on(target, &mut options);
@@ -201,7 +215,7 @@ fn restore_unremembered(target: Target, common: SockCommon, control: &WalkContro
 }
 
 #[inline(always)]
-fn count(policy: u32, settled: u32) {
+fn count(policy: u32, settled: u16) {
     if settled & settled::CHANGED != 0 {
         tables::count_walked(policy, Walked::Changed);
     }
@@ -210,14 +224,14 @@ fn count(policy: u32, settled: u32) {
     }
 }
 
-/// [`Options::settled`], read from memory: see there.
+/// [`Options::settled`], read from memory; its documentation gives the reason.
 #[inline(always)]
-fn outcome(options: &Options) -> u32 {
-    // SAFETY: a reference is valid.
+fn outcome(options: &Options) -> u16 {
+    // SAFETY: a reference is valid for reads.
     unsafe { read(&raw const options.settled) }
 }
 
-/// Whether an option of the socket is a policy's.
+/// Whether a policy has set an option of the socket.
 #[inline(always)]
 fn is_set(options: &Options) -> bool {
     let set = options.rto_min.is_set

@@ -138,8 +138,8 @@ fn without_every_16th(entries: &Entries) -> Entries {
 /// Statistics of so many policies, with something in every other bucket.
 fn stats(policies: usize) -> StatsAnswer {
     let mut one = Statistics::default();
-    one.counters.connections = 123_456;
-    for histogram in [&mut one.handshake, &mut one.srtt] {
+    one.counters.attempts = 123_456;
+    for histogram in [&mut one.path_rtt, &mut one.srtt] {
         histogram.sum_us = 1_234_567;
         for bucket in (0..BUCKETS).step_by(2) {
             histogram.buckets[bucket] = 1000;

@@ -1,11 +1,12 @@
 //! What can be said on the command line, and its help. Nothing here does anything.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
 mod examples;
 mod experiment;
+mod parse;
 mod values;
 
 pub use self::experiment::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment};
@@ -36,36 +37,6 @@ pub struct BeforeVerb {
     /// Print JSON, as after a verb that can
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-impl Cli {
-    /// Parses the command line; ends the process with a usage error if it is none.
-    pub fn parse_args() -> Self {
-        Self::parse_from(verb_first(std::env::args_os()))
-    }
-}
-
-/// The arguments with what [`BeforeVerb`] has moved behind the verb. Where there is none they stay as they are.
-fn verb_first(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut args = args.peekable();
-    let program = args.next();
-    let mut moved = Vec::new();
-    while let Some(option) = args.next_if(is_movable) {
-        let takes_value = option == "--socket";
-        moved.push(option);
-        if takes_value {
-            moved.extend(args.next());
-        }
-    }
-    let verb = args.next_if(|arg| !arg.as_encoded_bytes().starts_with(b"-"));
-    let mut all: Vec<OsString> = program.into_iter().chain(verb).collect();
-    all.extend(moved.into_iter().chain(args));
-    all
-}
-
-fn is_movable(arg: &OsString) -> bool {
-    let bytes = arg.as_encoded_bytes();
-    bytes == b"--json" || bytes == b"--socket" || bytes.starts_with(b"--socket=")
 }
 
 /// Form of the log.
@@ -101,6 +72,9 @@ pub enum Verb {
     /// Which entry a connection to an address takes, and why
     #[command(after_long_help = examples::LOOKUP)]
     Lookup(Lookup),
+    /// Which entry live connections have, their timers now and what they retransmitted
+    #[command(after_long_help = examples::EXPLAIN)]
+    Explain(Explain),
     /// What each policy did: connections, retransmissions, handshake and round-trip times
     #[command(after_long_help = examples::STATS)]
     Stats(Stats),
@@ -137,9 +111,12 @@ pub enum Verb {
     /// Give sockets that are open already the options of their policies
     #[command(after_long_help = examples::APPLY)]
     Apply(Apply),
-    /// Remove every trace from the kernel, daemon or not
+    /// Take every policy out of force, daemon or not, until attach; open sockets keep their options
     #[command(after_long_help = examples::DETACH)]
     Detach(Detach),
+    /// Put the policies in force again after detach
+    #[command(after_long_help = examples::ATTACH)]
+    Attach(Attach),
     /// Diagnose host problems and suggest fixes; exit status 1 on a problem
     #[command(after_long_help = examples::DOCTOR)]
     Doctor(Doctor),
@@ -215,7 +192,7 @@ pub struct Check {
     /// Validate the configurations of many hosts: each HOST/config.toml in this directory, with HOST/policies.d, and each
     /// HOST.toml
     ///
-    /// Values become those of this host's kernel; cgroup, directories and addresses of \[agent] are not looked up here.
+    /// Values become those of this host's kernel; cgroup, directories and addresses of `[agent]` are not looked up here.
     #[arg(long, value_name = "DIR")]
     pub(crate) fleet: Option<PathBuf>,
     #[command(flatten)]
@@ -297,6 +274,9 @@ pub struct List {
 /// `rto-agent status`.
 #[derive(Debug, Args)]
 pub struct Status {
+    /// Only whether the daemon answers, as root's probe of liveness: exit status 0 also where something is wrong
+    #[arg(long)]
+    pub(crate) alive: bool,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
@@ -308,6 +288,15 @@ pub struct Status {
 /// `rto-agent reload`.
 #[derive(Debug, Args)]
 pub struct Reload {
+    /// Take the files over though they have no policy left
+    #[arg(long)]
+    pub(crate) allow_empty: bool,
+    /// Also end a detachment, as attach does
+    #[arg(long)]
+    pub(crate) attach: bool,
+    /// Change nothing; show what would change
+    #[arg(long, conflicts_with = "attach")]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
@@ -393,6 +382,9 @@ pub struct Tune {
     /// freeze: the kernel's own timers, until resume; reset: what was learnt is forgotten
     #[arg(num_args = 0..=2, value_names = ["freeze|resume|reset", "POLICY"])]
     pub(crate) what: Vec<String>,
+    /// The same policy as an option
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) policy: Option<String>,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
@@ -402,8 +394,21 @@ pub struct Tune {
 /// `rto-agent lookup`.
 #[derive(Debug, Args)]
 pub struct Lookup {
-    /// An IPv4 or IPv6 address
-    pub(crate) address: String,
+    /// IPv4 or IPv6 addresses, each also with a port, like 10.1.2.3:443 or [fd00:1::7]:443
+    #[arg(required = true, value_name = "ADDRESS")]
+    pub(crate) addresses: Vec<String>,
+    #[command(flatten)]
+    pub(crate) socket: SocketArg,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+}
+
+/// `rto-agent explain`.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// A process id, a :PORT, or an end like 10.1.2.3:443 or [fd00:1::7]:443
+    #[arg(value_name = "PID|:PORT|ADDRESS:PORT")]
+    pub(crate) what: String,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
     #[command(flatten)]
@@ -462,6 +467,9 @@ pub struct Advise {
     /// Only connections of the capture with a peer in this prefix; may be given again for others
     #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
     pub(crate) cidr: Vec<String>,
+    /// An address of the host that the capture was taken at; may be given again for others
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
+    pub(crate) host: Vec<IpAddr>,
     /// The share of spurious retransmissions that is not to be exceeded, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
     pub(crate) spurious: String,
@@ -529,6 +537,18 @@ pub struct Detach {
     pub(crate) output: OutputArg,
 }
 
+/// `rto-agent attach`.
+#[derive(Debug, Args)]
+pub struct Attach {
+    #[command(flatten)]
+    pub(crate) config: ConfigArg,
+    /// The daemon's socket [default: the configuration's]
+    #[arg(long, env = "RTO_AGENT_SOCKET")]
+    pub(crate) socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
+}
+
 /// `rto-agent doctor`.
 #[derive(Debug, Args)]
 pub struct Doctor {
@@ -565,7 +585,7 @@ pub struct Probe {
     /// A cgroup to move into
     pub(crate) cgroup: PathBuf,
     /// The address to begin a connection to
-    pub(crate) address: std::net::IpAddr,
+    pub(crate) address: IpAddr,
 }
 
 /// `rto-agent completions`.

@@ -109,7 +109,7 @@ fn values(verb: &str, arg: Arg, daemon: &Daemon) -> Arg {
             arg.add(Values::Known(verbs).completer())
         }
         ("add", "policy") => arg.add(Values::Policies(daemon, false).completer()),
-        (_, "policy") => arg.add(Values::Policies(daemon, true).completer()),
+        (_, "policy" | "policy-option") => arg.add(Values::Policies(daemon, true).completer()),
         ("remove", "cidrs") => arg.add(Values::Cidrs(daemon).completer()),
         ("watch", "cidr") | ("list", "cidr") | ("advise", "target") => {
             let daemon = Daemon {
@@ -142,7 +142,8 @@ struct Daemon {
 
 impl Daemon {
     fn of(words: &[OsString]) -> Self {
-        let mut socket = env::var_os("RTO_AGENT_SOCKET").unwrap_or_else(|| DEFAULT_SOCKET.into());
+        let socket = env::var_os("RTO_AGENT_SOCKET").filter(|socket| !socket.is_empty());
+        let mut socket = socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
         for (i, word) in words.iter().enumerate() {
             if word == "--socket"
                 && let Some(value) = words.get(i + 1)

@@ -4,6 +4,7 @@
 use std::{
     borrow::Cow,
     fmt::{self, Write as _},
+    io,
     path::Path,
 };
 
@@ -55,6 +56,32 @@ pub(crate) fn acts(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// A writer for serde_json, which escapes C0 but neither DEL, C1 nor bidirectional controls.
+pub(crate) struct JsonWriter<W>(pub(crate) W);
+
+impl<W: io::Write> io::Write for JsonWriter<W> {
+    /// serde_json writes whole characters at once, and those that act only within strings.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let acts = |c: char| c != '\n' && acts(c);
+        match str::from_utf8(bytes) {
+            Ok(text) if text.contains(acts) => {
+                for c in text.chars() {
+                    match acts(c) {
+                        true => write!(self.0, "\\u{:04x}", u32::from(c))?,
+                        false => write!(self.0, "{c}")?,
+                    }
+                }
+            }
+            _ => self.0.write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// For `serialize_with`: serde refuses a path that is not UTF-8, and with it the whole answer.
 pub(crate) fn serialize_path<S: Serializer>(
     value: &Path,
@@ -102,5 +129,22 @@ mod tests {
         assert_eq!(path(name), shown);
         assert_eq!(text(shown), shown);
         assert_eq!(lines("a\nb\r\u{202e}"), "a\nb\\u{d}\\u{202e}");
+    }
+
+    #[test]
+    fn json_escapes_controls_and_stays_equal() {
+        let value = serde_json::json!({"a\u{9b}": "\u{1b}[2J\u{7f}\u{202e}\u{e4}\n"});
+        let mut out = Vec::new();
+        serde_json::to_writer_pretty(JsonWriter(&mut out), &value).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(lines(&text), text);
+        assert!(
+            text.contains("\\u009b") && text.contains("\\u202e\u{e4}"),
+            "{text}"
+        );
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+            value
+        );
     }
 }

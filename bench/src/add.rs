@@ -1,4 +1,4 @@
-//! Time from `add` to its effect in the kernel, and to its return.
+//! Time from `add` until its effect in the kernel, and until it returns.
 
 use std::{
     fs,
@@ -24,9 +24,9 @@ use crate::{
     suite::SampleSizes,
 };
 
-/// `state_dir` is below /run, which is in memory; so is this directory, on every host.
+/// In operation `state_dir` is below /run, which is in memory; this directory is in memory on every host too.
 const IN_MEMORY: &str = "/dev/shm";
-/// Most that `add` may take.
+/// Maximum time of `add`.
 const GOAL_MS: f64 = 5.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
@@ -87,12 +87,13 @@ fn env(binary: &Path, parent: &Path) -> anyhow::Result<(TestEnv, OwnedFd)> {
     Ok((env, pinned(&map)?))
 }
 
-/// Adds an entry while another thread polls the map: milliseconds until the entry is there, and until the verb ends.
+/// Adds an entry while another thread polls the map; returns the milliseconds until the entry appears, and until the
+/// command ends.
 fn add(env: &TestEnv, map: &OwnedFd, n: u8, cidr: &str) -> anyhow::Result<(f64, f64)> {
     // struct bpf_lpm_trie_key: prefix length, address.
     let mut key = 32u32.to_ne_bytes().to_vec();
     key.extend([10, 99, n, 1]);
-    ensure!(!lookup(map, &key, &mut [0])?, "{cidr} is there already");
+    ensure!(!lookup(map, &key, &mut [0])?, "{cidr} is already listed");
     let is_polling = AtomicBool::new(false);
     let mut command = env.command(&["add", cidr, "--policy", "near"]);
     thread::scope(|scope| {

@@ -1,7 +1,8 @@
-//! Time of a callback: the agent's program, two in C, and an empty one, interleaved on the same connections.
+//! Time of a callback: the agent's program, two programs in C, and an empty one, interleaved on the same connections.
 //!
-//! The total is the kernel's (bpf_stats) and includes its reading of the clock. The time of each operation is taken by
-//! programs before and behind ([`Stopwatch`]), less the empty program's at the same operation.
+//! The kernel (bpf_stats) measures the total, which includes its own reading of the clock. Programs before and after
+//! the tested one ([`Stopwatch`]) measure each operation; the time of the empty program at the same operation is
+//! subtracted.
 
 use std::{
     io,
@@ -30,13 +31,13 @@ use crate::{
     suite::SampleSizes,
 };
 
-/// Most that a connection may take, relative to the classic C program: with a policy of an initial RTO, and with one of
-/// timers of established connections as well.
+/// Maximum time per connection, relative to the classic C program: with a policy of an initial RTO, and with one that
+/// also sets timers of established connections.
 const GOAL: f64 = 2.0;
 const TIMERS_GOAL: f64 = 2.5;
-/// Most that a connection may take whose initial RTO is learnt, relative to a fixed one.
+/// Maximum time per connection with a learnt initial RTO, relative to a fixed one.
 const LEARNT_GOAL: f64 = 1.25;
-/// As [`POLICY`], with all that looks after its value.
+/// As [`POLICY`], with everything that controls a learnt value.
 const LEARNT: &str = "[policy.all]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"auto\"\nguard = \"on\"\n\
                       holdout = \"5%\"\nforce = true\n";
 
@@ -44,7 +45,7 @@ const WARM_UP: u32 = 500;
 /// The first port of the listeners.
 const PORT: u16 = 7100;
 
-/// The programs compared, in the table's order.
+/// The compared programs, in the table's order.
 const NAMES: [&str; 9] = [
     "empty program",
     "classic C program",
@@ -119,8 +120,8 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     // Detaches the stopwatches, which the total must not include.
     let by_operation = by_operation(sizes, watches, &mut traffic)?;
     let rounds = total(sizes, &ids, &mut traffic)?;
-    // The same settings differ by some percent from one cgroup, port and daemon to the next: here each of the two are in
-    // the other's place.
+    // Even with the same settings, results differ by a few percent between cgroups, ports and daemons. Here the two
+    // configurations swap places.
     for (at, configuration) in [(ON, LEARNT), (WITH_LEARNT, POLICY)] {
         let env = &worlds[at - cgroups.len()];
         env.configure(configuration)?;
@@ -181,7 +182,7 @@ fn run_traffic(connections: u32, traffic: &mut Traffic) -> anyhow::Result<()> {
     interleaved(connections, BATCH, all).map(drop)
 }
 
-/// All callbacks, by the kernel's statistics: of each round and program.
+/// Time of all callbacks by the kernel's statistics, of each round and program.
 fn total(
     sizes: SampleSizes,
     ids: &[u64],
@@ -205,7 +206,7 @@ fn total(
     Ok(rounds)
 }
 
-/// The table of all callbacks, and the goals; `learnt`: what a learnt initial RTO takes, relative to a fixed one.
+/// The table of all callbacks, and the goals; `learnt`: the time with a learnt initial RTO, relative to a fixed one.
 fn summary(sizes: SampleSizes, rounds: &[Vec<Callbacks>], learnt: &Sample) -> (String, Vec<Goal>) {
     let sample = |of: &dyn Fn(&[Callbacks]) -> f64| Sample::of(rounds.iter().map(|r| of(r)));
     let connections = f64::from(sizes.connections);
@@ -264,7 +265,7 @@ fn summary(sizes: SampleSizes, rounds: &[Vec<Callbacks>], learnt: &Sample) -> (S
     (text, goals)
 }
 
-/// The operation of a slot of the stopwatch.
+/// The operation that belongs to a slot of the stopwatch.
 fn operation(slot: usize) -> String {
     let name = match slot % REQUESTS {
         1 => "TIMEOUT_INIT",
@@ -285,7 +286,7 @@ fn operation(slot: usize) -> String {
     format!("{name}{whose}")
 }
 
-/// Each operation, by the stopwatches.
+/// Time of each operation by the stopwatches.
 fn by_operation(
     sizes: SampleSizes,
     watches: Vec<Stopwatch>,
@@ -315,7 +316,7 @@ fn by_operation(
         (connects / connections - 1.0).abs() < 0.01,
         "{connects} connects of {connections}: this kernel has another layout of the context"
     );
-    // The empty program is not called for some operations: then its mean is subtracted.
+    // The empty program is not called for some operations; for those its mean is subtracted.
     let mean = |callbacks: &[Callbacks]| {
         let sum = |of: fn(&Callbacks) -> f64| callbacks.iter().map(of).sum::<f64>();
         sum(|c| c.nanos) / sum(|c| c.count)
@@ -340,7 +341,7 @@ fn by_operation(
     };
     let rows = (0..SLOTS)
         .map(|slot| {
-            // The operation takes the empty program's column.
+            // The operation's name takes the empty program's column.
             let mut row: [String; N] = std::array::from_fn(|program| net(program, slot));
             row[EMPTY] = operation(slot);
             row

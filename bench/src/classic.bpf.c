@@ -1,8 +1,8 @@
-// What the agent is compared with: a sock_ops program in C that sets the initial RTO of one network, as those do
-// that come with the kernel (samples/bpf/tcp_synrto_kern.c has the idea).
+// The programs that the agent is compared with: a sock_ops program in C that sets the initial RTO of one network, like
+// the kernel's samples (the idea is from samples/bpf/tcp_synrto_kern.c).
 //
-// With -DEMPTY it does nothing. With -DSAME_WORK it does what the agent does for a policy with an initial RTO alone:
-// longest prefix, policy, counters of each policy, callbacks for what is lost.
+// With -DEMPTY it does nothing. With -DSAME_WORK it does the same work as the agent for a policy with only an initial
+// RTO: longest prefix, policy, counters per policy, callbacks for losses.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -59,7 +59,7 @@ struct counters {
 	__u64 connections;
 };
 
-// The one entry and the one policy are made when somebody listens.
+// The only entry and the only policy are created when a socket starts to listen.
 struct {
 	NUMBER(type, BPF_MAP_TYPE_LPM_TRIE);
 	NUMBER(max_entries, 16384);

@@ -1,36 +1,49 @@
-//! `cargo xtask demo`: SYN retransmissions of connections to a black hole without and with the agent, as tcpdump sees
-//! them, in two network namespaces and a cgroup that are removed afterwards.
+//! `cargo xtask demo`: duration of connect() through outages without and with the agent, in two temporary network
+//! namespaces and a temporary cgroup.
 
-use std::{fs, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 
 use rto_testbed::{
-    capture::{Capture, gaps, syns},
     env::TestEnv,
-    netns::{CLIENT_LINK, SERVER_V4, SERVER_V4_OTHER},
-    workload::traffic::Traffic,
+    netns::{Lost, SERVER_V4, SERVER_V4_OTHER, lose_handshakes},
+    workload::{
+        Program,
+        attempts::{Attempts, Own},
+        traffic::Traffic,
+    },
 };
 
 use crate::{process::helper, result::millis};
 
-/// An address that the policy covers, and one that it does not.
+/// An address that the policy covers, and one that it does not cover.
 const COVERED: &str = SERVER_V4;
 const OTHER: &str = SERVER_V4_OTHER;
 const PORT: u16 = 9;
-/// SYNs shown of each connection.
-const SYNS: usize = 5;
-/// Enough for the kernel's own timers: 1, 2, 4 and 8 s before Linux 6.5.
-const LIMIT: Duration = Duration::from_secs(30);
+/// Durations for which SYNs are lost, milliseconds; each connect() has one of them.
+const OUTAGES_MS: [u16; 6] = [100, 300, 600, 900, 1400, 2600];
 
 const POLICY: &str = "\n[policy.same-zone]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 
 pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
     let mut env = TestEnv::of(programs.join("rto-agent"))?;
-    env.net.black_hole(PORT)?;
     env.configure(POLICY)?;
-    let helper = helper(programs);
-    println!("Two namespaces; {COVERED} and {OTHER} drop every SYN (a black hole).\n");
-    println!("Without rto-agent, SYNs are retransmitted after");
-    show_gaps(&env, &helper, COVERED)?;
+    let program = Program::at(&helper(programs));
+    let on = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
+    let _server = Traffic::serve(&env.net.server, None, on)?;
+    println!(
+        "Two namespaces. Connections to a server lose all SYNs for some time, each for another:\n"
+    );
+    show("SYNs lost for", OUTAGES_MS.map(|ms| format!("{ms} ms")));
+    println!("Without rto-agent, connect() takes");
+    // Different ports, because those of closed connections are still in use (TIME_WAIT).
+    let mut ports = 1_000..;
+    let mut connect = |env: &TestEnv, address: &str| connect(env, &program, address, &mut ports);
+    connect(&env, COVERED)?;
     println!("\n# config.toml\n{}", fs::read_to_string(env.config())?);
 
     env.start()?;
@@ -40,7 +53,7 @@ pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
     }
     println!("\nWith rto-agent");
     for address in [COVERED, OTHER] {
-        show_gaps(&env, &helper, address)?;
+        connect(&env, address)?;
     }
     println!();
     show_verb(&env, &["list"])?;
@@ -48,7 +61,7 @@ pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
     show_verb(&env, &["detach"])?;
 
     println!("\nWithout it again");
-    show_gaps(&env, &helper, COVERED)
+    connect(&env, COVERED)
 }
 
 /// Runs a verb of the CLI and shows it as on a terminal.
@@ -58,17 +71,38 @@ fn show_verb(env: &TestEnv, words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Connects in the agent's cgroup, and shows the gaps between the SYNs.
-fn show_gaps(env: &TestEnv, helper: &Path, address: &str) -> anyhow::Result<()> {
-    let to: SocketAddr = format!("{address}:{PORT}").parse()?;
-    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
-    let cgroup = Some(env.cgroup.path());
-    let _connecting = Traffic::connect_many_by(helper, &env.net.client, cgroup, to, 1)?;
-    let segments = capture.wait_for(LIMIT, |all| syns(all, to).len() >= SYNS)?;
-    let gaps: Vec<String> = gaps(&syns(&segments, to))
-        .into_iter()
-        .map(|gap| format!("{:.0} ms", millis(gap)))
+/// Connects through all outages at once in the agent's cgroup, and prints the durations.
+fn connect(
+    env: &TestEnv,
+    program: &Program,
+    address: &str,
+    ports: &mut impl Iterator<Item = u16>,
+) -> anyhow::Result<()> {
+    let outages = OUTAGES_MS.map(|ms| Duration::from_millis(ms.into()));
+    let each = outages.into_iter().zip(ports);
+    let each: Vec<_> = each
+        .map(|(outage, port)| (port, Lost::Syns, outage))
         .collect();
-    println!("  to {address}: {}", gaps.join(", "));
+    lose_handshakes(&env.net.client, &env.net.server, &each)?;
+    let from = each
+        .iter()
+        .map(|(port, ..)| Some((Ipv4Addr::UNSPECIFIED, *port).into()));
+    let (to, with) = (
+        format!("{address}:{PORT}").parse()?,
+        (from.collect(), Own::new()),
+    );
+    let cgroup = Some(env.cgroup.path());
+    let mut attempts = Attempts::load(program, &env.net.client, cgroup, to, with)?;
+    attempts.start()?;
+    let outcomes = attempts.outcomes()?;
+    let took = outcomes
+        .iter()
+        .map(|one| format!("{:.0} ms", millis(one.took)));
+    show(&format!("to {address}"), took);
     Ok(())
+}
+
+fn show(name: &str, cells: impl IntoIterator<Item = String>) {
+    let cells = cells.into_iter().map(|cell| format!("{cell:>9}"));
+    println!("  {name:14}{}", cells.collect::<String>());
 }

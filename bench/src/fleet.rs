@@ -1,6 +1,7 @@
-//! Queries about a fleet of 1,000 hosts in one Prometheus: recording rules, alerts, the dashboard, and advice.
+//! Queries on a fleet of 1,000 hosts in one Prometheus: recording rules, alerts, the dashboard, and advice.
 //!
-//! The hosts are simulated: one server answers for all of them, with the page of a real agent and other counts in it.
+//! The hosts are simulated: one server answers for all of them, with the page of a real agent in which it changes the
+//! counts.
 
 use std::{
     fmt::Write as _,
@@ -37,21 +38,21 @@ use crate::{
     suite::SampleSizes,
 };
 
-/// Of the agent, on the loopback interface of its namespace.
+/// Port of the agent, on the loopback interface of its namespace.
 const METRICS: u16 = 9464;
-/// Of the simulated hosts.
+/// Port of the simulated hosts.
 const HOSTS_PORT: u16 = 9465;
-/// Of the server whose connections the agent counts.
+/// Port of the server whose connections the agent counts.
 const PORT: u16 = 4830;
 const POLICY: &str = "near";
-/// Connections that the agent has counted.
+/// Number of connections that the agent counts.
 const CONNECTIONS: u32 = 50;
 const SCRAPE: Duration = Duration::from_secs(30);
-/// Until each host was scraped three times, and each rule evaluated.
+/// Maximum wait until each host is scraped three times and each rule is evaluated.
 const WARM: Duration = Duration::from_secs(240);
-/// A query is asked so often.
+/// Repetitions of each query.
 const REPEATS: usize = 3;
-/// Rules must be evaluated in this, milliseconds: half of the interval.
+/// Maximum time of an evaluation of the rules, milliseconds: half of the interval.
 const GOAL_MS: f64 = 15_000.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
@@ -62,7 +63,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
          cidrs = [\"10.88.0.0/24\"]\nguard = \"on\"\nholdout = \"50%\"\n"
     ))?;
     let namespace = env.net.client.clone();
-    // Not by `ip netns exec`, which hides the BPF file system.
+    // `ip netns exec` would hide the BPF file system.
     let inside = format!("--net=/run/netns/{namespace}");
     env.start_under(&["nsenter".to_owned(), inside])?;
     let page = page(&env)?;
@@ -112,7 +113,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     })
 }
 
-/// What a real agent serves after some connections.
+/// The page of a real agent after some connections.
 fn page(env: &TestEnv) -> anyhow::Result<Page> {
     let to = SocketAddr::new(SERVER_V4.parse()?, PORT);
     let _server = env.serve(to)?;
@@ -120,7 +121,7 @@ fn page(env: &TestEnv) -> anyhow::Result<Page> {
         let client = env.connect(to, &Connect::default())?;
         ensure!(client.outcome()?.result == "connected");
     }
-    // Two transitions, after which the value is in force again, and evidence.
+    // After two transitions the value is active again, and there is evidence.
     env.cli(&["tune", "freeze", POLICY])?;
     env.cli(&["tune", "resume", POLICY])?;
     env.cli(&["experiment", "start", POLICY])?;
@@ -139,7 +140,7 @@ fn page(env: &TestEnv) -> anyhow::Result<Page> {
     Ok(Page::of(&text))
 }
 
-/// A page of metrics: its lines, of which those of counters grow.
+/// A page of metrics: its lines, and which of them are of counters and grow.
 struct Page {
     lines: Vec<(String, Option<f64>)>,
 }
@@ -172,7 +173,7 @@ impl Page {
         self.lines.len() - comments.count()
     }
 
-    /// With counts so many times as high: whole numbers stay whole, and the buckets of a histogram in their order.
+    /// The page with all counts multiplied: whole numbers stay whole, and the buckets of a histogram stay in order.
     fn times(&self, factor: f64) -> String {
         let mut text = String::with_capacity(self.lines.len() * 100);
         for (line, count) in &self.lines {
@@ -186,7 +187,7 @@ impl Page {
     }
 }
 
-/// A server for all of the hosts, ended when dropped.
+/// A server for all hosts; it stops when dropped.
 struct Hosts {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -202,7 +203,7 @@ impl Hosts {
             while !is_over.load(Ordering::Relaxed) {
                 match listener.accept() {
                     Ok((stream, _)) => {
-                        // One that was not answered is not up, which the benchmark looks at.
+                        // A host without an answer is not up, which the benchmark checks.
                         let _answered = answer(stream, &page, begin);
                     }
                     Err(_) => thread::sleep(Duration::from_millis(5)),
@@ -225,7 +226,7 @@ impl Drop for Hosts {
     }
 }
 
-/// The path is the host's number. Hosts differ, and all counts grow.
+/// The path is the host's number. The counts of each host differ, and grow.
 fn answer(mut stream: TcpStream, page: &Page, begin: Instant) -> anyhow::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -250,7 +251,7 @@ fn answer(mut stream: TcpStream, page: &Page, begin: Instant) -> anyhow::Result<
     Ok(())
 }
 
-/// All hosts are one address and differ in their path.
+/// All hosts have the same address and differ in their path.
 fn configuration(hosts: u32) -> String {
     let rules = ["alerts.yml", "recording.yml"].map(|name| {
         let path = root().join("config/prometheus").join(name);
@@ -270,7 +271,7 @@ fn configuration(hosts: u32) -> String {
     text
 }
 
-/// Waits until each host was scraped three times, and each rule evaluated since.
+/// Waits until each host is scraped three times, and each rule is evaluated after that.
 fn warm(prometheus: &Prometheus, hosts: u32) -> anyhow::Result<()> {
     let query = "count(count_over_time(up{job=\"rto-agent\"}[10m]) >= 3)";
     let count = || {
@@ -306,7 +307,7 @@ fn warm(prometheus: &Prometheus, hosts: u32) -> anyhow::Result<()> {
     })
 }
 
-/// How long the last evaluation of each took, milliseconds.
+/// Time of the last evaluation of each rule, milliseconds.
 fn rule_times(prometheus: &Prometheus, kind: &str) -> anyhow::Result<Vec<(String, f64)>> {
     let time = |rule: &Value| {
         ensure!(rule["health"] == "ok", "{rule}");
@@ -317,7 +318,7 @@ fn rule_times(prometheus: &Prometheus, kind: &str) -> anyhow::Result<Vec<(String
     prometheus.rules(kind)?.iter().map(time).collect()
 }
 
-/// How long each query of the dashboard takes for these hosts.
+/// Time of each query of the dashboard for these hosts.
 fn panel_times(server: &Prometheus, instance: &str) -> anyhow::Result<Vec<(String, f64)>> {
     let file = root().join("config/grafana/rto-agent.json");
     let dashboard: Value = serde_json::from_str(&fs::read_to_string(file)?)?;
@@ -330,7 +331,7 @@ fn panel_times(server: &Prometheus, instance: &str) -> anyhow::Result<Vec<(Strin
     times.collect()
 }
 
-/// How long `rto-agent advise` takes for all hosts.
+/// Time of `rto-agent advise --prometheus` for all hosts.
 fn advice(env: &TestEnv, programs: &Path) -> anyhow::Result<f64> {
     let server = format!("http://127.0.0.1:{}", prometheus::PORT);
     median_ms(|| {
@@ -365,14 +366,14 @@ fn row(name: &str, times: &[(String, f64)]) -> anyhow::Result<[String; 5]> {
     ])
 }
 
-/// Series in memory.
+/// Number of series in memory.
 fn head(prometheus: &Prometheus) -> anyhow::Result<String> {
     let status = prometheus.api("/api/v1/status/tsdb")?;
     let series = status["data"]["headStats"]["numSeries"].as_u64();
     Ok(thousands(u32::try_from(series.context("no series")?)?))
 }
 
-/// 1,000.
+/// With separators: 1,000.
 fn thousands(number: u32) -> String {
     match number {
         0..1000 => number.to_string(),

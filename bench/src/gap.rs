@@ -1,4 +1,4 @@
-//! Accuracy of an initial RTO: the first gap between the SYNs of connections to a black hole, by the packets'
+//! Accuracy of the initial RTO: the first gap between the SYNs of connections to a black hole, by the packets'
 //! timestamps.
 
 use std::{
@@ -29,7 +29,7 @@ use crate::{
 /// The policy's initial RTO, and the kernel's own.
 const TIMER: Duration = Duration::from_millis(100);
 const KERNEL: Duration = Duration::from_secs(1);
-/// Connections at once. They begin at any point of a jiffy.
+/// Simultaneous connections. They begin at random points of a jiffy.
 const BATCH: usize = 50;
 const PORT: u16 = 7300;
 /// As in the integration tests.
@@ -44,7 +44,8 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let with = gaps(&env, &helper, to, TIMER, sizes.handshakes, true)?;
     let without = gaps(&env, &helper, to, KERNEL, sizes.handshakes / 5, false)?;
     let jiffy = millis(machine::jiffy());
-    // The timer is set within a jiffy, just before the first packet's timestamp, and fires at the end of one.
+    // The kernel arms the timer within a jiffy, just before the first packet's timestamp, and the timer fires at the
+    // end of a jiffy.
     let within = |sample: &Sample| {
         sample.count(|by| (-EARLY_MS..=2.0 * jiffy).contains(&by)) as f64 / sample.len() as f64
     };
@@ -85,7 +86,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     })
 }
 
-/// First gaps less the timer, in milliseconds.
+/// First gaps minus the timer, milliseconds.
 fn gaps(
     env: &TestEnv,
     helper: &Path,

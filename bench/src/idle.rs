@@ -17,13 +17,13 @@ use crate::{
     suite::SampleSizes,
 };
 
-/// Most that it may take of a CPU.
+/// Maximum share of a CPU.
 const GOAL: f64 = 0.001;
 
 const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
-/// Between two scrapes; Prometheus' default is a minute.
+/// Interval between scrapes; Prometheus' default is one minute.
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
-/// Work of the start that goes on after READY=1.
+/// Time for work of the start that continues after READY=1.
 const SETTLE: Duration = Duration::from_secs(3);
 
 const NAMES: [&str; 3] = [
@@ -103,7 +103,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     })
 }
 
-/// CPU time of a process until now.
+/// CPU time that a process has used so far.
 pub(crate) struct Cpu {
     pub(crate) run: Duration,
     ticks: u64,
@@ -119,7 +119,7 @@ pub(crate) fn cpu(env: &TestEnv) -> anyhow::Result<Cpu> {
         slices: 0,
     };
     for task in fs::read_dir(format!("{proc}/task"))?.flatten() {
-        // Time on a CPU, time waiting for one, times scheduled.
+        // Fields: time on a CPU, time waiting for one, number of timeslices.
         let text = fs::read_to_string(task.path().join("schedstat"))?;
         let words: Vec<u64> = text
             .split_whitespace()
@@ -132,7 +132,7 @@ pub(crate) fn cpu(env: &TestEnv) -> anyhow::Result<Cpu> {
         cpu.slices += slices;
     }
     let stat = fs::read_to_string(format!("{proc}/stat"))?;
-    // After the name, which may contain blanks: state is field 3, utime 14, stime 15 (proc(5)).
+    // Fields after the name, which may contain spaces: state is field 3, utime 14, stime 15 (proc(5)).
     let (_, fields) = stat.rsplit_once(") ").context("stat")?;
     let fields = fields.split(' ').skip(14 - 3).take(2);
     cpu.ticks = fields.map(str::parse::<u64>).sum::<Result<_, _>>()?;

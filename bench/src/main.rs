@@ -47,7 +47,7 @@ struct Cli {
 enum Verb {
     /// Compare callback time and connections per second with statistics and without
     Overhead(overhead::Args),
-    /// Show SYN retransmissions without and with the agent (cargo xtask demo)
+    /// Show connect() through outages without and with the agent (cargo xtask demo)
     Demo,
 }
 

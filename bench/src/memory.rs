@@ -1,4 +1,4 @@
-//! Kernel memory of open connections without a program, with the agent, and with the agent when every connection has
+//! Kernel memory of open connections: without a program, with the agent, and with the agent when every connection has
 //! socket storage, in turns.
 
 use std::{fs, path::Path, thread, time::Duration};
@@ -26,11 +26,11 @@ const NAMES: [&str; 3] = [
 const N: usize = NAMES.len();
 const NONE: usize = 0;
 
-/// Longest wait until the memory of connections that were closed is free.
+/// Maximum wait until the memory of closed connections is free.
 const FREED: Duration = Duration::from_secs(10);
-/// Between two readings, of which the second confirms the first.
+/// Interval between two readings; the second confirms the first.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Most that they may differ: 3 bytes of each of 100,000 connections.
+/// Maximum difference between the two: 3 bytes for each of 100,000 connections.
 const STEADY: f64 = 256.0 * 1024.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
@@ -53,7 +53,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         let mut slab = [Slab::default(); N];
         for turn in 0..N {
             check_signals()?;
-            // Each begins one round.
+            // A different one starts in each round.
             let i = (round + turn) % N;
             slab[i] = slab_of(&mut holders[i])?;
         }
@@ -115,7 +115,7 @@ fn slab_of(holder: &mut Hold) -> anyhow::Result<Slab> {
     };
     holder.close()?;
     // Sockets and their storage are freed after RCU grace periods, and a few slabs stay for later use. If other
-    // programs have taken as much meanwhile, that is where the next measurement begins.
+    // programs have allocated as much in the meantime, the next measurement starts from there.
     let enough = before + slab.grown() / 10.0;
     let _freed = eventually("end of the connections' memory", FREED, || {
         Ok((unreclaimable_slab()? < enough).then_some(()))
@@ -123,7 +123,8 @@ fn slab_of(holder: &mut Hold) -> anyhow::Result<Slab> {
     Ok(slab)
 }
 
-/// The slab's size once it stands still. On a host that never does, what it is in the end: the median has to do.
+/// The slab's size when it is steady. If it never is, the last value; the median over the rounds must compensate for
+/// that.
 fn steady_slab() -> anyhow::Result<f64> {
     let mut last = unreclaimable_slab()?;
     let steady = eventually("slab of a steady size", FREED, || {
@@ -137,9 +138,10 @@ fn steady_slab() -> anyhow::Result<f64> {
     Ok(last)
 }
 
-/// `SUnreclaim` of /proc/meminfo: sockets and their storage are in it; files and inodes, which file systems share, not.
+/// `SUnreclaim` of /proc/meminfo. It includes sockets and their storage, but not files and inodes, which file systems
+/// share.
 fn unreclaimable_slab() -> anyhow::Result<f64> {
-    // Each processor keeps up to a hundred or so pages of its own to be added later: reading this adds them.
+    // Each CPU batches changes of up to about a hundred pages; reading this file flushes them.
     let _added = fs::read("/proc/sys/vm/stat_refresh");
     let meminfo = fs::read_to_string("/proc/meminfo")?;
     let kilobytes = meminfo

@@ -1,10 +1,10 @@
-//! `cargo xtask bench overhead`: what the agent's statistics cost.
+//! `cargo xtask bench overhead`: the cost of the agent's statistics.
 //!
-//! Two agents have the same policy, each at a cgroup of its own: one counts everything, the other has
-//! `statistics = false`. Connections over loopback are interleaved between the two, so that other load of the host
-//! affects both. Callbacks of both ends of a connection are counted. Connections per second are compared with the agent
-//! at the connecting end alone, as on a host that connects, and at both ends, which costs twice as much. The time of a
-//! callback is the kernel's (bpf_stats) and includes its reading of the clock (60 ns on a virtual machine).
+//! Two agents have the same policy, each at its own cgroup: one counts everything, the other has `statistics = false`.
+//! Connections over loopback are interleaved between the two, so that other load of the host affects both. The
+//! callbacks of both ends of a connection are counted. Connections per second are compared with the agent only at the
+//! connecting end, as on a host that connects, and at both ends, which costs twice as much. The kernel (bpf_stats)
+//! measures the time of a callback, including its own reading of the clock (60 ns on a virtual machine).
 
 use std::{
     fs,
@@ -44,21 +44,21 @@ pub(crate) const POLICY: &str =
     "[policy.all]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"100ms\"\nforce = true\n";
 /// The same with the timers of established connections.
 pub(crate) const TIMERS: &str = "rto_min = \"8ms\"\ndelack_max = \"8ms\"\n";
-/// A policy that does not.
+/// A policy that does not cover them.
 pub(crate) const ELSEWHERE: &str =
     "[policy.other]\ncidrs = [\"10.0.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 /// Settings of `[agent]` that count everything.
 pub(crate) const COUNT_ALL: &str =
     "statistics = true\ncount_unmatched = true\nsampling = 1\nrtt_sampling = \"1ms\"\n";
-/// And nothing.
+/// Settings of `[agent]` that count nothing.
 pub(crate) const COUNT_NOTHING: &str = "statistics = false\n";
 
-/// Most that a callback may take, relative to one without statistics.
+/// Maximum time of a callback, relative to one without statistics.
 const CALLBACK_GOAL: f64 = 1.5;
-/// Least connections per second, relative to those without statistics.
+/// Minimum of connections per second, relative to no statistics.
 const RATE_GOAL: f64 = 0.98;
 
-/// Connections in a row on one side: few, so that other load of the host lasts longer.
+/// Consecutive connections on one side: few, so that other load of the host lasts longer than a batch.
 pub(crate) const BATCH: u32 = 100;
 /// Connections before anything is measured.
 const WARM_UP: u32 = 1000;
@@ -69,7 +69,7 @@ const NONE: &str = "no agent";
 const OFF: &str = "statistics off";
 const ON: &str = "everything on";
 
-/// Fails while the kernel times every BPF program.
+/// Fails if the kernel measures the time of every BPF program.
 pub(crate) fn ensure_untimed() -> anyhow::Result<()> {
     let counted = fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled")?;
     ensure!(
@@ -207,8 +207,9 @@ fn rates(args: &Args, mut traffic: [&mut Rate; 3]) -> anyhow::Result<f64> {
     Ok(ratio.median())
 }
 
-/// Makes this many connections on each side, in batches by turns whose order alternates; connections per second of each
-/// side. It is the median of the batches, so that a batch in which another process had the CPU does not count.
+/// Makes this many connections on each side, in batches that alternate between the sides; returns the connections per
+/// second of each side. This is the median of the batches, so that a batch during which another process had the CPU
+/// does not count.
 pub(crate) fn interleaved<const N: usize>(
     connections: u32,
     batch: u32,

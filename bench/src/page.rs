@@ -1,5 +1,5 @@
-//! Measured parts of the documents: the text between `<!-- bench: NAME -->` and `<!-- end: NAME -->`. Each stands in one
-//! document, README.md or a page below docs/; the text around it is written by hand.
+//! Measured parts of the documents: the text between `<!-- bench: NAME -->` and `<!-- end: NAME -->`. Each part is in
+//! one document, README.md or a page below docs/; the text around it is written by hand.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Running other programs, cargo among them, and ending on a signal.
+//! Runs other programs, such as cargo, and stops on a signal.
 
 use std::{
     path::{Path, PathBuf},
@@ -36,7 +36,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// This cargo, in the workspace.
+/// The current cargo, in the workspace.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
@@ -59,8 +59,8 @@ pub(crate) fn agent(programs: &Path, configuration: &str) -> anyhow::Result<Test
     Ok(env)
 }
 
-/// Builds the agent and the helper as they are released, and with the features that they themselves select; the directory
-/// they are in.
+/// Builds the agent and the helper as for a release, with the features that they themselves select; returns their
+/// directory.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
     let output = cargo()
         .args(["build", "--locked", "--bins", "--release"])
@@ -82,7 +82,7 @@ pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
 
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGINT, SIGTERM and SIGHUP end a benchmark like a failure, which removes what it made.
+/// After this call, SIGINT, SIGTERM and SIGHUP end a benchmark like a failure, so that it cleans up.
 pub(crate) fn catch_signals() -> anyhow::Result<()> {
     extern "C" fn stop(_: libc::c_int) {
         STOPPED.store(true, Ordering::Relaxed);

@@ -59,7 +59,7 @@ pub(crate) fn measure(quick: bool) -> anyhow::Result<()> {
     run(&mut command)
 }
 
-/// What their last run measured.
+/// The results of their last run.
 pub(crate) fn result() -> anyhow::Result<BenchResult> {
     let target = target()?;
     let rows = BENCHES.iter().map(|(name, what)| {
@@ -86,7 +86,7 @@ pub(crate) fn result() -> anyhow::Result<BenchResult> {
     })
 }
 
-/// The target directory, from this program's path: sudo does not pass CARGO_TARGET_DIR on.
+/// The target directory, derived from this program's path because sudo does not pass CARGO_TARGET_DIR on.
 fn target() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let target = own.ancestors().nth(2).context("no target directory")?;

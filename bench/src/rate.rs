@@ -40,9 +40,9 @@ struct Comparison {
     is_at_both_ends: bool,
     /// Connections that are open at the same time.
     at_once: usize,
-    /// Connections in a row with one program.
+    /// Consecutive connections with one program.
     batch: u32,
-    /// A program, least connections per second relative to the empty program, and what that is called.
+    /// A program, its minimum of connections per second relative to the empty program, and the name of this goal.
     goals: &'static [(usize, f64, &'static str)],
 }
 
@@ -79,7 +79,7 @@ const COMPARISONS: [Comparison; 3] = [
         title: "The program at both ends, 64 connections at a time on all processors",
         is_at_both_ends: true,
         at_once: 64,
-        // Five times 64: long enough for the threads' start not to matter.
+        // Five times 64: long enough for the start of the threads not to matter.
         batch: 320,
         goals: &[(
             ON,

@@ -1,4 +1,4 @@
-//! What a benchmark reports: Markdown tables, and goals with what was measured.
+//! Results of a benchmark: Markdown tables, and goals with the measured values.
 
 use std::{
     fmt::Write as _,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::sample::Sample;
 
-/// What a benchmark measured.
+/// The results of a benchmark.
 #[derive(Debug)]
 pub(crate) struct BenchResult {
     /// Markdown.
@@ -28,7 +28,7 @@ pub(crate) struct Goal {
 }
 
 impl Goal {
-    /// A ratio that shall be no smaller than this.
+    /// A ratio that must not be smaller than this.
     pub(crate) fn at_least(least: f64, what: &'static str, ratio: &Sample) -> Self {
         Self {
             what,
@@ -83,7 +83,7 @@ pub(crate) fn times_table(samples: &[(&str, Sample)]) -> String {
     table(["ms", "median", "interquartile range", "maximum"], rows)
 }
 
-/// How long this takes, milliseconds.
+/// Runs this and returns its duration, milliseconds.
 pub(crate) fn elapsed_ms(what: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let begin = Instant::now();
     what()?;

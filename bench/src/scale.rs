@@ -1,8 +1,8 @@
 //! `cargo xtask bench scale`: the agent with a million entries.
 //!
 //! The same prefixes, IPv4 and IPv6, go into plain tries by batch inserts, and into one or several files of an agent.
-//! The first is the least that the kernel takes; the rest is the agent's. Meanwhile another client asks for `status`
-//! every few milliseconds.
+//! The former is the minimum that the kernel needs; the difference is the agent's cost. During this time another client
+//! requests `status` every few milliseconds.
 
 use std::{
     collections::HashSet,
@@ -34,7 +34,7 @@ use crate::{
     suite::SampleSizes,
 };
 
-/// Options of this benchmark alone.
+/// Options of this benchmark only.
 #[derive(Clone, Copy, clap::Args)]
 #[group(id = "scale")]
 pub(crate) struct Args {
@@ -46,20 +46,20 @@ pub(crate) struct Args {
     files: u32,
 }
 
-/// Most that the load may take, relative to a batch insert of the same keys.
+/// Maximum time of the load, relative to a batch insert of the same keys.
 const LOAD_GOAL: f64 = 1.3;
-/// Most that a reload with 1 % changed may take, seconds.
+/// Maximum time of a reload with 1 % changed, seconds.
 const RELOAD_GOAL: f64 = 0.3;
-/// Most that an `add` of many entries may take, relative to a reload of a file with them.
+/// Maximum time of an `add` of many entries, relative to a reload of a file with the same entries.
 const ADD_GOAL: f64 = 2.0;
-/// Most memory of the daemon, MB.
+/// Maximum memory of the daemon, MB.
 const MEMORY_GOAL: f64 = 200.0;
-/// Longest that `status` may take, seconds.
+/// Maximum time of `status`, seconds.
 const STATUS_GOAL: f64 = 0.05;
 
 /// Pause between two requests for `status`.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Entries that a request of the API may have at most.
+/// Maximum number of entries in a request of the API.
 const MAX_CIDRS: usize = 524_288;
 const SEED: u64 = 7;
 const POLICIES: [&str; 2] = ["near", "far"];
@@ -96,13 +96,13 @@ struct Measured {
     list: Vec<f64>,
     lookup: Vec<f64>,
     detach: Vec<f64>,
-    /// The same entries by files and by one request, and how the latter compares.
+    /// The same entries from files and in one request, and how the latter compares.
     requested: Requested,
     /// MB.
     resident: Vec<f64>,
     peak: Vec<f64>,
     kernel: Vec<f64>,
-    /// The slowest answer to `status` during each.
+    /// The slowest answer to `status` during each load.
     while_loading: Vec<f64>,
     while_reloading: Vec<f64>,
     while_listing: Vec<f64>,
@@ -162,7 +162,7 @@ impl Measured {
 
         let client = StatusClient::start(env.socket());
         self.detach.push(cli(&env, &["detach"])?);
-        // The kernel frees the maps after the answer.
+        // The kernel frees the maps after the daemon has answered.
         std::thread::sleep(Duration::from_secs(3));
         self.while_detaching.push(client.stop()?);
         Ok(())
@@ -312,7 +312,7 @@ impl Measured {
     }
 }
 
-/// As many entries as a request may have: from a file, then by one request. Seconds unless noted.
+/// The maximum number of entries in a request: from a file, then in one request. Seconds unless noted.
 #[derive(Default)]
 struct Requested {
     reload: Vec<f64>,
@@ -408,7 +408,7 @@ fn cli(env: &TestEnv, args: &[&str]) -> anyhow::Result<f64> {
     Ok(took)
 }
 
-/// Asks for `status` in a loop.
+/// A client that requests `status` in a loop.
 struct StatusClient {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<anyhow::Result<f64>>,
@@ -422,7 +422,7 @@ impl StatusClient {
             let mut slowest = 0f64;
             while !stopped.load(Ordering::Relaxed) {
                 let begin = Instant::now();
-                // The daemon of a load has no socket yet.
+                // During a load the daemon has no socket yet.
                 if let Ok(stream) = UnixStream::connect(&socket) {
                     let answer = http::request(stream, "GET", "/v1/status", "")?;
                     ensure!(answer.body.contains("\"healthy\""), "{}", answer.body);
@@ -493,7 +493,7 @@ impl Set {
         set
     }
 
-    /// So many of them at most.
+    /// At most this many of them.
     fn first(&self, most: usize) -> Self {
         let entries = self.entries.iter().take(most).copied().collect();
         Self {
@@ -559,7 +559,7 @@ impl Set {
                 }
                 text.push_str("]\n");
             }
-            // Renamed over the former file, so that no reader sees a part of it.
+            // Renamed over the old file, so that no reader sees a partial file.
             let path = dir.join(format!("{i:03}.toml"));
             let temporary = dir.join(".new");
             fs::write(&temporary, text)?;

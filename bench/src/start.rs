@@ -1,4 +1,4 @@
-//! Time from exec to READY=1, and from SIGTERM to the end.
+//! Time from exec to READY=1, and from SIGTERM to exit.
 
 use std::{
     path::Path,
@@ -16,7 +16,7 @@ use crate::{
     suite::SampleSizes,
 };
 
-/// Most that a start may take.
+/// Maximum time of a start.
 const GOAL_MS: f64 = 100.0;
 
 const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
@@ -61,7 +61,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     })
 }
 
-/// Runs the binary without work: what a process costs.
+/// Runs the binary without any work: the cost of a process.
 pub(crate) fn no_op(binary: &Path) -> anyhow::Result<()> {
     let mut command = Command::new(binary);
     command.arg("--version").stdout(Stdio::null());

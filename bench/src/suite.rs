@@ -1,4 +1,4 @@
-//! `cargo xtask bench [NAME...]`: one benchmark after the other, their goals, and the documents they are written to.
+//! `cargo xtask bench [NAME...]`: runs the benchmarks in turn, checks their goals, and writes the documents.
 
 use std::{
     fs,
@@ -65,18 +65,18 @@ enum Name {
     Pure,
 }
 
-/// Parts of the documents that are not a benchmark of their own.
+/// Parts of the documents that are not benchmarks themselves.
 const MACHINE: &str = "machine";
 const GOALS: &str = "goals";
 
-/// How much each benchmark measures.
+/// Sample sizes of the benchmarks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleSizes {
     /// Rounds of a comparison.
     pub(crate) rounds: u32,
     /// Connections of each side in a round.
     pub(crate) connections: u32,
-    /// Connections that are open at the same time.
+    /// Simultaneously open connections.
     pub(crate) open: u32,
     /// Connections to a black hole.
     pub(crate) handshakes: usize,
@@ -140,7 +140,7 @@ impl Args {
             let BenchResult { text, goals: more } = result.with_context(|| name.part())?;
             all_met &= more.iter().all(|goal| goal.met);
             let text = if name == Name::Scale {
-                // On a page of its own.
+                // On a separate page.
                 format!("{}\n{text}\n{}", own.end()?, goals_table(&more))
             } else {
                 goals.extend(more);
@@ -175,7 +175,7 @@ impl Args {
         }
     }
 
-    /// Prints the goals, and writes the documents if all was measured.
+    /// Prints the goals, and writes the documents if all benchmarks were run.
     fn conclude(
         &self,
         parts: &[(Name, String)],
@@ -249,7 +249,7 @@ impl Run {
         })
     }
 
-    /// A sentence, with the machine.
+    /// A sentence about the run, with the machine.
     fn end(&self) -> anyhow::Result<String> {
         Ok(format!(
             "{}. Load average {} before the run and {} after it; the run took {} s.\n",

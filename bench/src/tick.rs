@@ -1,4 +1,4 @@
-//! CPU time of a daemon that decides about 1,000 policies each second.
+//! CPU time of a daemon that makes decisions about 1,000 policies every second.
 
 use std::{
     fs,
@@ -19,11 +19,11 @@ use crate::{
 };
 
 const POLICIES: u32 = 1000;
-/// Most that a tick may take, relative to reading all statistics once.
+/// Maximum time of a tick, relative to one reading of all statistics.
 const GOAL: f64 = 0.25;
-/// Work of the start that goes on after READY=1, and the first reading of all policies.
+/// Time for work of the start that continues after READY=1, and for the first reading of all policies.
 const SETTLE: Duration = Duration::from_secs(12);
-/// The daemon does not read statistics sooner again than nine times as long as it took.
+/// After reading the statistics, the daemon waits at least nine times as long as the reading took.
 const BETWEEN_READINGS: Duration = Duration::from_secs(1);
 
 const NAMES: [&str; 3] = [
@@ -90,7 +90,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     })
 }
 
-/// Of an address of the loopback each.
+/// Policies for one loopback address each.
 fn policies(settings: &str) -> String {
     let policy = |number| {
         let address = address(number);
@@ -103,7 +103,7 @@ fn address(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 88, 0, 0)) + number)
 }
 
-/// A connection of each policy a second, for so long.
+/// Makes one connection per policy and second, for this time.
 fn connect_for(time: Duration, listener: &TcpListener) -> anyhow::Result<()> {
     let port = listener.local_addr()?.port();
     let begin = Instant::now();
@@ -121,7 +121,7 @@ fn connect_for(time: Duration, listener: &TcpListener) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// This process in a cgroup, until it is dropped.
+/// Moves this process into a cgroup, until dropped.
 struct Joined {
     former: PathBuf,
 }
@@ -131,7 +131,7 @@ impl Joined {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
         let former = cgroup::root()?.join(own.context("no cgroup2")?);
-        ensure!(former.exists(), "{} is not there", former.display());
+        ensure!(former.exists(), "{} does not exist", former.display());
         fs::write(cgroup.join("cgroup.procs"), "0")?;
         Ok(Self { former })
     }
@@ -139,7 +139,7 @@ impl Joined {
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        // Without it the cgroup stays, which its own drop says, and the next sweep takes it.
+        // If this fails, the cgroup remains: its own drop reports that, and the next sweep removes it.
         let _left = fs::write(self.former.join("cgroup.procs"), "0");
     }
 }

@@ -1,8 +1,8 @@
-//! What a client sends over the control socket, byte for byte.
+//! The bytes that a client sends over the control socket.
 //!
-//! A stranger's request is refused before the daemon's engine hears of it. For one who may ask, every answer is
-//! HTTP, errors are JSON that says what was wrong, and what a request means is the same when it is written and
-//! read again.
+//! A request of a client without permission is refused before it reaches the daemon's engine. A client with permission
+//! always gets an HTTP answer, errors are JSON that explains the mistake, and a request that is serialised and parsed
+//! again keeps its meaning.
 
 use std::{
     sync::{
@@ -35,12 +35,12 @@ use tokio::{
 
 use crate::HOST;
 
-/// The group that may ask.
+/// The group that has permission.
 const GROUP: u32 = 7;
-/// What is on its way in one direction.
+/// The bytes in transit in one direction.
 const PIPE: usize = 1 << 16;
 
-/// What the engine was asked since the process began.
+/// The number of requests to the engine since the process began.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -54,16 +54,16 @@ thread_local! {
 pub fn check(data: &[u8]) {
     let before = ASKED.load(Ordering::Relaxed);
     for answer in answers(&served(data, peer(65_534, 65_534))) {
-        // But for 403: no request at all.
+        // 403 refuses a request; with the other statuses the bytes were not a complete, valid request.
         let refused = [403, 400, 408, 414, 431].contains(&answer.status);
         assert!(refused, "{answer:?}");
     }
     assert_eq!(
         ASKED.load(Ordering::Relaxed),
         before,
-        "a stranger was heard"
+        "a request without permission reached the engine"
     );
-    // Root, or a member of the group: by the length, so that each input always has the same.
+    // Root, or a member of the group: chosen by the length, so that the same input always has the same caller.
     let (uid, group) = if data.len().is_multiple_of(2) {
         (0, 0)
     } else {
@@ -86,7 +86,7 @@ fn peer(uid: u32, group: u32) -> Peer {
     }
 }
 
-/// What the daemon says to these bytes.
+/// The daemon's answer to these bytes.
 fn served(data: &[u8], peer: Peer) -> Vec<u8> {
     let allowed = Allowed {
         group: GROUP.into(),
@@ -99,7 +99,7 @@ fn served(data: &[u8], peer: Peer) -> Vec<u8> {
                 .serve_connection(TokioIo::new(daemon), TowerToHyperService::new(routes));
             let (mut from, mut to) = tokio::io::split(client);
             let asking = async {
-                // The daemon may hang up on nonsense.
+                // The daemon may close the connection on invalid input.
                 let _hung_up = to.write_all(data).await;
                 let _hung_up = to.shutdown().await;
             };
@@ -115,11 +115,11 @@ fn served(data: &[u8], peer: Peer) -> Vec<u8> {
 #[derive(Debug)]
 struct Answer {
     status: u16,
-    /// Where its length is told and it is there.
+    /// `None` if its length is unknown or it is incomplete.
     body: Option<Vec<u8>>,
 }
 
-/// The answers on a connection, as far as their lengths are told.
+/// The answers on a connection, as far as their lengths are known.
 fn answers(mut said: &[u8]) -> Vec<Answer> {
     let mut answers = Vec::new();
     while !said.is_empty() {
@@ -136,7 +136,7 @@ fn answers(mut said: &[u8]) -> Vec<Answer> {
             .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
         said = &said[end..];
         let body = length.and_then(|length| said.get(..length));
-        // The answer to HEAD tells a length and has no body.
+        // The answer to HEAD has a length but no body.
         let body = body.filter(|body| !body.starts_with(b"HTTP/1."));
         said = body.map_or(said, |body| &said[body.len()..]);
         let is_last = body.is_none() && !said.starts_with(b"HTTP/1.");
@@ -151,7 +151,7 @@ fn answers(mut said: &[u8]) -> Vec<Answer> {
     answers
 }
 
-/// The address of an engine without a kernel.
+/// The handle of an engine without a kernel.
 fn engine() -> Handle {
     static ENGINE: OnceLock<Handle> = OnceLock::new();
     let engine = ENGINE.get_or_init(|| {
@@ -162,15 +162,17 @@ fn engine() -> Handle {
     engine.clone()
 }
 
-/// Answers as an engine that holds nothing; what is asked is read as far as it needs no kernel.
+/// Answers like an engine without entries; requests are parsed as far as that needs no kernel.
 fn answer_all(messages: &Receiver<Message>) {
     for message in messages {
         ASKED.fetch_add(1, Ordering::Relaxed);
-        // Who has hung up gets no answer.
+        // A client that has disconnected gets no answer.
         match message {
             Message::Add(request, _, reply) => drop(reply.send(add(&request))),
             Message::Remove(request, _, reply) => drop(reply.send(remove(&request))),
-            Message::Reload(_, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
+            Message::Reload(_, _, reply) | Message::Attach(_, reply) => {
+                drop(reply.send(Ok(ChangeAnswer::default())));
+            }
             Message::Detach(_, _, reply) => drop(reply.send(Ok(DetachAnswer::default()))),
             Message::Apply(_, _, reply) => drop(reply.send(Ok(WalkView::default()))),
             Message::Probed(_, caller, reply) => {
@@ -178,7 +180,7 @@ fn answer_all(messages: &Receiver<Message>) {
                 drop(reply.send(Ok(())));
             }
             Message::Verify(reply) => drop(reply.send(Ok(VerifyAnswer::default()))),
-            // Lines of which the sender is gone: they end at once.
+            // The sender of these lines is dropped, so they end at once.
             Message::Watch(_, reply) => {
                 drop(reply.send(Ok(tokio::sync::broadcast::channel(1).1)));
             }
@@ -204,7 +206,11 @@ fn add(request: &AddRequest) -> Result<ChangeAnswer, EngineError> {
     assert_eq!(format!("{read:?}"), format!("{request:?}"));
     cidrs(&request.cidrs)?;
     if let Some(settings) = &request.settings {
-        let compiled = compile(&PolicyName::for_settings(settings), settings, &HOST);
+        let compiled = compile(
+            &PolicyName::for_settings(settings, |_| false),
+            settings,
+            &HOST,
+        );
         compiled.map_err(|errors| {
             let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
             EngineError::Refused(texts.join("\n"))

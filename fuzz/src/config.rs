@@ -1,7 +1,7 @@
-//! A configuration file's text.
+//! The text of a configuration file.
 //!
-//! It is read the same each time; its errors lie within it and are no longer than a person can read; one that is
-//! good is the same after it was written by `add --save`, and its entries are there after others came and went.
+//! Parsing is deterministic. Errors point into the file and are not longer than a person can read. A valid file is the
+//! same after `add --save` wrote it, and keeps its entries when others are added and removed.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::{HOST, HZ};
 
 /// The file's name in errors.
 const PATH: &str = "fuzzed.toml";
-/// Errors beyond this are of no use, and a file that has one a byte must not make them all.
+/// More errors than this are useless, and a file with one error per byte must not produce them all.
 const LONGEST_MESSAGE: usize = 1 << 20;
 
 /// Checks a text.
@@ -57,7 +57,7 @@ fn good(text: &str, config: &Config) {
     edited(text, config);
 }
 
-/// All of a set as `add --save` writes it.
+/// All entries of a set, as `add --save` writes them.
 fn saved(set: &PolicySet) -> String {
     let mut text = String::new();
     for (name, policy) in &set.policies {
@@ -72,7 +72,7 @@ fn saved(set: &PolicySet) -> String {
     text
 }
 
-/// A set without the places its parts come from.
+/// A set without the positions that its parts come from.
 type Plain<'a> = (
     Vec<(&'a PolicyName, &'a Settings)>,
     Vec<(Cidr, &'a PolicyName)>,

@@ -1,6 +1,7 @@
 //! Records of the ring buffer: one byte for HZ, then record after record.
 //!
-//! A record's fields are where the program put them; what is told of it is JSON that reads as what was told.
+//! The fields of a record are where the program writes them. The event is reported as JSON, which parses to the same
+//! event.
 
 use rto_agent::{
     policy::{HostFacts, PolicyName},
@@ -36,7 +37,7 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// As `rto_agent_common::event::Event` says that a record is.
+/// The fields of a record by the layout of `rto_agent_common::event::Event`.
 fn field_by_field(record: &[u8]) -> Event {
     let word = |at: usize| {
         let bytes = record[at..at + 4].try_into().expect("four bytes");
@@ -58,7 +59,9 @@ fn field_by_field(record: &[u8]) -> Event {
         generation: word(72),
         direction: word(76),
         pid: word(80),
-        comm: record[84..84 + COMM_LEN].try_into().expect("so many bytes"),
+        comm: record[84..84 + COMM_LEN]
+            .try_into()
+            .expect("the length of comm"),
         reserved: word(100),
     }
 }

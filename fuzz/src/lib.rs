@@ -1,8 +1,8 @@
-//! What rto-agent reads from others, each with what must hold of it whatever it is: `check` panics where
-//! it does not.
+//! Untrusted inputs of rto-agent, each with the properties that must hold for any input: `check` panics if one does
+//! not.
 //!
-//! The fuzzer calls these (`cargo xtask fuzz`), and so does a test, with every seed (`tests/seeds.rs`): what
-//! the fuzzer once found stays a seed.
+//! The fuzzer calls these functions (`cargo xtask fuzz`), and so does a test with every seed (`tests/seeds.rs`): each
+//! input that once failed stays a seed.
 #![expect(
     clippy::missing_panics_doc,
     clippy::expect_used,
@@ -16,7 +16,7 @@ pub mod config;
 pub mod events;
 pub mod pcap;
 
-/// A host with everything.
+/// A host with all features.
 const HOST: HostFacts = HostFacts {
     reads_timers: true,
     lacks_rtt_samples: false,
@@ -29,5 +29,5 @@ const HOST: HostFacts = HostFacts {
     has_bpf_thin_linear: true,
 };
 
-/// HZ of the kernels there are.
+/// Values of HZ that kernels are built with.
 const HZ: [u32; 4] = [100, 250, 300, 1000];

@@ -1,10 +1,10 @@
 //! A packet capture, as `rto-lab advise --pcap` reads it.
 //!
-//! It is read the same each time; what is kept of it stays within the limits and below what was read.
+//! Parsing is deterministic. What is kept stays within the limits, and is never more than what was read.
 
 use rto_model::capture::{Capture, Limits, read_with};
 
-/// Small ones, so that they are met.
+/// Small limits, so that inputs reach them.
 const LIMITS: Limits = Limits {
     flows: 8,
     outstanding: 8,
@@ -23,15 +23,18 @@ pub fn check(data: &[u8]) {
         }
     };
     let counts = &capture.counts;
-    // A block or record header for each.
+    // Each packet has at least a block or record header.
     assert!(counts.packets * 12 <= data.len() as u64);
     assert!(capture.cut_off_at.is_none_or(|at| at < data.len()));
     let left_out = counts.not_tcp
         + counts.other_links
+        + counts.other_protocols
+        + counts.tunnelled
         + counts.fragments
         + counts.cut_short
         + counts.without_time
-        + counts.beyond_flows;
+        + counts.beyond_flows
+        + counts.elsewhere;
     assert!(left_out <= counts.packets);
     assert!(capture.flows.len() <= LIMITS.flows);
     let sent = capture.sent();
@@ -41,22 +44,21 @@ pub fn check(data: &[u8]) {
     assert!(sent.handshake_retransmitted <= sent.retransmitted);
     let samples: usize = capture.samples().iter().map(Vec::len).sum();
     assert!(samples as u64 + sent.unanswered <= 2 * sent.segments);
-    if let (Some(began), Some(ended)) = (capture.began_us, capture.ended_us) {
+    if let (Some(began), Some(ended)) = (capture.times.began_us, capture.times.ended_us) {
         assert!(began <= ended);
     }
-    let _said = capture.remarks();
+    let _said = (capture.remarks(), capture.fit(4_000));
     only_less(&capture);
 }
 
-/// Of each connection at most one direction is kept, and nothing is made up.
+/// At most one direction of each connection is kept, and nothing is invented.
 fn only_less(capture: &Capture) {
     let mut far = capture.clone();
-    far.retain_far();
+    far.retain_sent_by_host(&[], None);
     assert!(far.flows.iter().all(|flow| capture.flows.contains(flow)));
     for flow in &far.flows {
-        let both = |other: &&rto_model::capture::Flow| {
-            other.interface == flow.interface && other.from == flow.to && other.to == flow.from
-        };
+        let both =
+            |other: &&rto_model::capture::Flow| other.from == flow.to && other.to == flow.from;
         assert!(flow.from == flow.to || far.flows.iter().find(both).is_none());
     }
 }

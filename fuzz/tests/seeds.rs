@@ -1,4 +1,4 @@
-//! Every seed, through what the fuzzer calls.
+//! Runs the checks of the fuzzer on every seed.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -14,11 +14,11 @@ fn all(target: &str, check: fn(&[u8])) {
     let mut count = 0;
     for seed in fs::read_dir(&dir).unwrap() {
         let path = seed.unwrap().path();
-        // A check that fails tells of which.
+        // The name of the seed for which a check fails.
         println!("{}", path.display());
         let seed = fs::read(&path).unwrap();
         check(&seed);
-        // As it is cut off on its way.
+        // The same seed, truncated.
         for part in 1..16 {
             check(&seed[..seed.len() * part / 16]);
         }

@@ -1,4 +1,4 @@
-//! What can be said on the command line, and its help.
+//! The command line and its help.
 
 use std::path::PathBuf;
 
@@ -9,54 +9,56 @@ use crate::{
     topology::LinkBackend,
 };
 
-/// Experiments on emulated links: what a setting of TCP retransmission timers gains and costs.
+/// Experiments on emulated links: gains and costs of settings of TCP retransmission timers
 #[derive(Debug, Parser)]
 #[command(name = "rto-lab", version)]
 pub struct Cli {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     pub verb: Verb,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// How long connections would be idle in disruptions, by the model
+    /// Predict how long connections would be idle in disruptions, using the model
     Predict(commands::predict::Predict),
-    /// Which initial RTO and rto_min would suit what a packet capture shows, by rto-agent advise
+    /// Recommend an initial RTO and an rto_min for a packet capture, with rto-agent advise
     Advise(commands::advise::Advise),
-    /// How long a connection is idle if all its packets are lost for a while, by rto_min and backoff
+    /// Measure how long a connection is idle if all its packets are lost for a while, by rto_min and backoff
     Blackout(commands::blackout::Blackout),
-    /// How often an RTO is too short, by estimator, sampling and minimum: over generated load, a capture or the
+    /// Measure how often an RTO is too short, by estimator, sampling and minimum: for generated load, a capture or the
     /// agent's statistics
     Estimator(commands::estimator::Estimator),
-    /// Renders the logs of experiments again
+    /// Measure how long connect() takes when SYNs or SYN-ACKs are lost for a while, by the end that has the agent
+    Outage(commands::outage::Outage),
+    /// Render the logs of experiments again
     Report(commands::report::ReportArgs),
-    /// Two logs of the same experiment next to each other: kernels, versions, settings
+    /// Compare two logs of the same experiment: kernels, versions, settings
     Compare(commands::report::Compare),
-    /// Request and response between two hosts: latencies, idle times, and how TCP sees them
+    /// Measure request/response between two hosts: latencies, idle times, and TCP's view of them
     Rr(commands::rr::Rr),
-    /// Connections to a server: handshakes a second, and how long each takes, by percentile
+    /// Measure connections to a server: handshakes per second, and percentiles of their duration
     Connect(commands::connect::Connect),
-    /// Round-trip times as each end's TCP and the application see them, by pause and delayed-ACK timer
+    /// Measure round-trip times as seen by TCP at each end and by the application, by pause and delayed-ACK timer
     Rtt(Defined),
-    /// What a lost packet costs a small HTTP/1.1 transfer, next to published measurements
+    /// Measure what a lost packet costs a small HTTP/1.1 transfer, compared with published measurements
     Loss(Defined),
-    /// An experiment of your own, which a TOML file defines: factors, link, workload, outages
+    /// Run your own experiment, which a TOML file defines: factors, link, workload, outages
     Run {
-        /// The file; docs/research/lab.md has its keys
+        /// The file; docs/research/lab.md documents its keys
         file: PathBuf,
-        /// How
+        /// Options
         #[command(flatten)]
         options: Defined,
     },
-    /// Flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
+    /// Measure flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
     Tail(Defined),
-    /// Which workloads gain from which timer: HTTP/1.1, HTTP/2, gRPC, TLS, health checks, request/response
+    /// Measure which workloads gain from which timer: HTTP/1.1, HTTP/2, gRPC, TLS, health checks, request/response
     Workloads(Defined),
-    /// What initial_rto = "auto" does to connections, simulated: generated paths, steps, overload, a dead daemon
+    /// Simulate the effects of initial_rto = "auto" on connections: generated paths, steps, overload, a dead daemon
     Tune(commands::tune::Tune),
-    /// One end of an experiment's connection
+    /// Run one end of an experiment's connection
     #[command(hide = true)]
     Workload {
         /// Its role, as JSON
@@ -64,39 +66,39 @@ pub enum Verb {
     },
 }
 
-/// What every experiment takes.
+/// Options of every experiment.
 #[derive(Clone, Debug, Args)]
 pub struct Common {
-    /// A small part of it, in less than two minutes
+    /// Run a small part of it, in less than two minutes
     #[arg(long)]
     pub quick: bool,
-    /// Of all that is left to chance; the same seed makes the same choices again
+    /// Seed of all random choices; the same seed repeats them
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Where the report goes: HTML, JSON, Markdown and CSV files
+    /// Directory of the report: HTML, JSON, Markdown and CSV files
     #[arg(long, value_name = "DIR", default_value = "rto-lab-report")]
     pub out: PathBuf,
     /// Print JSON instead of text
     #[arg(long)]
     pub json: bool,
-    /// The agent's binary [default: beside this one, or on the path]
+    /// The agent's binary [default: next to this one, or in PATH]
     #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
     pub agent: Option<PathBuf>,
 }
 
-/// What experiments on links take besides.
+/// Additional options of experiments on links.
 #[derive(Clone, Debug, Args)]
 pub struct EngineArgs {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Over which link
+    /// The kind of link
     #[arg(long, value_enum, default_value_t)]
     pub(crate) link: LinkBackend,
-    /// Runs at once: in an outage most of them wait for its end
+    /// Simultaneous runs: in an outage most of them wait for its end
     #[arg(long, alias = "lanes", value_name = "N", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
-    /// Forget the runs that an earlier call left in the report's directory
+    /// Discard the runs that an earlier call left in the report's directory
     #[arg(long, alias = "again")]
     pub(crate) fresh: bool,
 }

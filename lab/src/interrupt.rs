@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM end an experiment as an error does, so that what it made is removed.
+//! SIGINT and SIGTERM end an experiment like an error, so that it cleans up.
 
 use std::sync::{
     Arc, OnceLock,
@@ -13,11 +13,11 @@ use signal_hook::{
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on the signals only set a flag; the second one ends the process.
+/// After this call the signals only set a flag; the second one ends the process.
 pub fn handle() -> anyhow::Result<()> {
     let interrupted = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {
-        // In this order, so that the first does not end it.
+        // In this order, so that the first signal does not end it.
         flag::register_conditional_shutdown(signal, 130, Arc::clone(interrupted))
             .and_then(|_| flag::register(signal, Arc::clone(interrupted)))
             .context("signal handlers")?;
@@ -25,7 +25,7 @@ pub fn handle() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether there was such a signal.
+/// Whether such a signal has arrived.
 #[must_use]
 pub fn interrupted() -> bool {
     INTERRUPTED
@@ -33,10 +33,10 @@ pub fn interrupted() -> bool {
         .is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// An error after such a signal.
+/// Returns an error after such a signal.
 pub fn check() -> anyhow::Result<()> {
     if interrupted() {
-        bail!("interrupted: what was made for it is removed");
+        bail!("interrupted: temporary namespaces and files are removed");
     }
     Ok(())
 }

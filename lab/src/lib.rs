@@ -1,8 +1,8 @@
-//! Experiments on emulated links: what a setting of retransmission timers gains and costs, measured.
+//! Experiments on emulated links, which measure what settings of retransmission timers gain and cost.
 //!
-//! An experiment makes a [`topology::Topology`]: namespaces, a link that loses what it is told to lose, and child
-//! processes that talk over the link, beside an agent with a configuration of its own, which it drives from outside as
-//! a user would (`rto_testbed`). Its outcome is a [`report::Report`].
+//! An experiment creates a [`topology::Topology`]: namespaces, a link that loses packets as configured, and child
+//! processes that communicate over the link. Next to it runs an agent with its own configuration, which the experiment
+//! controls from outside like a user (`rto_testbed`). The result is a [`report::Report`].
 
 pub mod cli;
 pub mod commands;
@@ -10,6 +10,7 @@ pub mod engine;
 pub mod experiment;
 pub mod interrupt;
 pub mod load;
+pub mod outage;
 pub mod policy;
 pub mod protocol;
 pub mod report;

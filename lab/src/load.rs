@@ -20,7 +20,7 @@ use crate::{
     topology::{PORT, Topology},
 };
 
-/// Of the rate, by TCP.
+/// Share of the rate that TCP offers.
 const TCP: f64 = 0.15;
 /// TCP flows.
 const FLOWS: u16 = 8;
@@ -30,42 +30,42 @@ const BURST: u64 = 10 * 1448;
 const PACKET: u64 = 1200;
 /// Headers of IP and UDP.
 const HEADERS: u64 = 28;
-/// How long flows may take to get rid of what they could not send in time.
+/// Additional time in which flows may send their backlog.
 const MORE: Duration = Duration::from_secs(2);
-/// Between two looks at whether to go on.
+/// Interval at which the load checks whether to continue.
 const STEP: Duration = Duration::from_millis(100);
 
 /// Traffic on a bottleneck: bursts of ten segments over all TCP flows, and UDP packets, at random times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Of the bottleneck, bits a second.
+    /// Rate of the bottleneck, bits per second.
     pub rate: u64,
-    /// One way, without the queue.
+    /// One-way delay without the queue.
     pub delay: Duration,
-    /// How long a packet waits in a full queue.
+    /// Time that a packet waits in a full queue.
     pub queue: Duration,
-    /// Offered, as a share of the rate.
+    /// Offered load, as a share of the rate.
     pub load: f64,
-    /// For how long.
+    /// Duration.
     pub length: Duration,
-    /// Of what is random.
+    /// Seed of the random times.
     pub seed: u64,
 }
 
 impl Load {
-    /// Of the bottleneck, percent.
+    /// Load in percent of the bottleneck.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{:.0}", self.load * 100.0)
     }
 
-    /// How long it takes.
+    /// Duration including the backlog.
     #[must_use]
     pub fn takes(&self) -> Duration {
         self.length + MORE
     }
 
-    /// What is sent, in words.
+    /// Description of the traffic.
     #[must_use]
     pub fn traffic(&self) -> String {
         format!(
@@ -76,7 +76,7 @@ impl Load {
         )
     }
 
-    /// What it is sent over, in words.
+    /// Description of the bottleneck.
     #[must_use]
     pub fn bottleneck(&self) -> String {
         format!(
@@ -87,17 +87,17 @@ impl Load {
         )
     }
 
-    /// Bytes that wait in a full queue.
+    /// Size of the queue, bytes.
     fn queue_bytes(&self) -> u64 {
         self.rate * micros(self.queue) / 8_000_000
     }
 
-    /// Mean time between sends of so many bytes each that make up this share of the rate.
+    /// Mean time between sends of `bytes` each, for this share of the rate.
     fn mean(&self, bytes: u64, share: f64) -> Duration {
         Duration::from_secs_f64(f(bytes) * 8.0 / (f(self.rate) * share))
     }
 
-    /// Runs it; the TCP flows, as their sender's host sees them.
+    /// Generates the traffic; returns the TCP flows as their sender's host sees them.
     pub fn run(&self, number: u8) -> anyhow::Result<Vec<capture::Flow>> {
         let net = Pair::new()?;
         let relay = Relay::new(&net, number, self.seed)?;
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_offered_is_what_is_asked() {
+    fn offered_load_matches_requested_load() {
         let load = Load {
             rate: 10_000_000,
             delay: Duration::from_millis(10),

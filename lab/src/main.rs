@@ -1,4 +1,4 @@
-//! The `rto-lab` binary: parse, dispatch, say errors.
+//! The `rto-lab` binary: parses the command line, dispatches, and prints errors.
 
 use std::process::ExitCode;
 

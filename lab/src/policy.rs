@@ -1,4 +1,4 @@
-//! A policy of the agent's configuration, as `rto-agent check` says what it becomes on this host.
+//! A policy of the agent's configuration, with its effective values on this host as `rto-agent check` reports them.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
@@ -6,21 +6,20 @@ use anyhow::{Context as _, bail};
 use rto_model::{
     handshake::Handshake,
     retransmit::{LinuxTimers, RTO_MAX_US, THIN_LINEAR_RETRIES},
-    syn::SynTimers,
 };
 use rto_testbed::machine::Machine;
 use serde::{Deserialize, Serialize};
 
-/// What one setting becomes.
+/// The effective value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EffectiveSetting {
     /// Its name in the configuration.
     pub setting: String,
-    /// As given.
+    /// The configured value.
     pub asked: String,
-    /// As the kernel will have it.
+    /// The effective value in the kernel.
     pub effective: String,
-    /// In jiffies, where the kernel counts it so.
+    /// The value in jiffies, if the kernel counts it in jiffies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jiffies: Option<u64>,
 }
@@ -49,7 +48,7 @@ struct Refusal {
     message: String,
 }
 
-/// What the timers of a host depend on.
+/// Settings of a host that its timers depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Host {
     /// Jiffies a second.
@@ -74,7 +73,7 @@ impl Host {
         }
     }
 
-    /// This one.
+    /// The settings of this host.
     pub fn here() -> anyhow::Result<Self> {
         let sysctl = |name: &str| -> Option<u8> {
             let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?;
@@ -91,7 +90,7 @@ impl Host {
 
     /// Its handshakes with the kernel's own timers.
     #[must_use]
-    pub const fn handshake(&self) -> Handshake {
+    pub fn handshake(&self) -> Handshake {
         Handshake::kernel(
             self.hz,
             self.tcp_syn_retries,
@@ -107,11 +106,11 @@ struct Effects {
 }
 
 impl Policy {
-    /// Asks the agent's binary; no daemon is needed.
+    /// Reads a policy with the agent's binary; no daemon is needed.
     ///
     /// # Errors
     ///
-    /// If the configuration is refused or has no such policy.
+    /// If the configuration is rejected or has no such policy.
     pub fn read(agent: &Path, config: &Path, name: &str) -> anyhow::Result<Self> {
         let mut command = Command::new(agent);
         command.args(["check", "--json", "--config"]).arg(config);
@@ -156,7 +155,7 @@ impl Policy {
     /// A kernel's timers with this policy, for a connection of one request at a time.
     pub fn applied_to(&self, kernel: LinuxTimers) -> LinuxTimers {
         let is = |setting, value| self.effect(setting).is_some_and(|e| e.effective == value);
-        // What TCP_BPF_RTO_MIN has: whole jiffies, rounded down to microseconds.
+        // TCP_BPF_RTO_MIN has whole jiffies, rounded down to microseconds.
         let us = |setting| Some(self.effect(setting)?.jiffies? * 1_000_000 / self.host.hz.max(1));
         let mut own = kernel;
         if let Some(rto_min_us) = us("rto_min") {
@@ -177,7 +176,7 @@ impl Policy {
         own
     }
 
-    /// The host's handshakes with this policy; `None` where it leaves them alone.
+    /// The host's handshakes with this policy; `None` if it does not affect them.
     pub fn handshake(&self) -> Option<Handshake> {
         let jiffies = |setting: &str| self.effect(setting)?.jiffies;
         let kernel = self.host.handshake();
@@ -186,18 +185,18 @@ impl Policy {
         if initial_rto.is_none() && syn_ack_rto.is_none() && rto_max.is_none() {
             return None;
         }
-        let retries = self.effect("syn_retries");
-        let retries = retries.and_then(|e| e.effective.split(' ').next()?.parse().ok());
-        Some(Handshake {
-            syn: SynTimers {
-                initial_rto: initial_rto.unwrap_or(kernel.syn.initial_rto),
-                rto_max: rto_max.unwrap_or(kernel.syn.rto_max),
-                syn_retries: retries.unwrap_or(kernel.syn.syn_retries),
-                ..kernel.syn
-            },
-            syn_ack_rto: syn_ack_rto.unwrap_or(kernel.syn_ack_rto),
-            ..kernel
-        })
+        let mut own = kernel;
+        own.syn.initial_rto = initial_rto.unwrap_or(kernel.syn.initial_rto);
+        own.syn.rto_max = rto_max.unwrap_or(kernel.syn.rto_max);
+        own.syn_ack_rto = syn_ack_rto.unwrap_or(kernel.syn_ack_rto);
+        let retries = self
+            .effect("syn_retries")
+            .and_then(|e| e.effective.parse().ok());
+        if let Some(retries) = retries {
+            own.syn.syn_retries = retries;
+            own.gives_up = own.syn.gives_up();
+        }
+        Some(own)
     }
 
     /// Each setting in a line: "rto_min  50ms -> 52ms, 13 jiffies at HZ=250".
@@ -229,7 +228,7 @@ mod tests {
         "near": {"entries": 1, "effects": [
             {"setting": "initial_rto", "asked": "100ms", "effective": "100ms", "jiffies": 25},
             {"setting": "syn_ack_rto", "asked": "auto", "effective": "496ms", "jiffies": 124},
-            {"setting": "syn_retries", "asked": "auto", "effective": "10 instead of 6"}]},
+            {"setting": "syn_retries", "asked": "auto", "effective": "auto"}]},
         "low": {"entries": 0, "effects": [
             {"setting": "rto_min", "asked": "50ms", "effective": "52ms", "jiffies": 13},
             {"setting": "rto_restart", "asked": "on", "effective": "on", "note": "x"},
@@ -251,19 +250,19 @@ mod tests {
             ..kernel.with_rto_min(32_000)
         };
         assert_eq!(low, expected);
-        // A policy for handshakes changes nothing of established connections.
+        // A policy for handshakes does not affect established connections.
         let near = policy("near").unwrap();
         assert_eq!(near.applied_to(kernel), kernel);
         let handshake = near.handshake().unwrap();
         assert_eq!(
-            (handshake.syn.initial_rto, handshake.syn.syn_retries),
-            (25, 10)
+            (handshake.syn.initial_rto, handshake.gives_up),
+            (25, 131 * 250)
         );
         assert_eq!(handshake.syn_ack_rto, 124);
     }
 
     #[test]
-    fn settings_are_told_with_what_they_become() {
+    fn settings_are_shown_with_effective_values() {
         let text = policy("low").unwrap().text();
         assert!(
             text.starts_with("rto_min         50ms -> 52ms, 13 jiffies at HZ=250\n"),

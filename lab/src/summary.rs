@@ -1,8 +1,8 @@
-//! Many measurements in a few numbers.
+//! Summarises many measurements in a few numbers.
 
 use std::time::Duration;
 
-/// Microseconds, in which times are counted.
+/// A time in microseconds, the unit of measurements.
 #[must_use]
 pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
@@ -28,13 +28,13 @@ pub const fn f(count: u64) -> f64 {
     count as f64
 }
 
-/// Of so many, 0 to 1; 0 of none.
+/// Share of a total, 0 to 1; 0 if the total is 0.
 #[must_use]
 pub fn share(count: u64, all: u64) -> f64 {
     f(count) / f(all.max(1))
 }
 
-/// The median of some values; the mean of the two in the middle. `None` of none.
+/// The median of some values, or the mean of the two in the middle. `None` without values.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -44,7 +44,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
-/// The least value that this share (0 to 1) of all is not above (the nearest rank). `None` of none.
+/// The smallest value that at least this share (0 to 1) of the values does not exceed (nearest rank). `None` without
+/// values.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut values = values.to_vec();

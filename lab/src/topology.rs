@@ -15,22 +15,22 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Port of the servers.
 pub const PORT: u16 = 4700;
-/// The verb of this program that plays a role: it needs no other beside it.
+/// The command of this program that plays a role, so that no other program is needed.
 pub const WORKLOAD: &str = "workload";
 
-/// Which link.
+/// The kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkBackend {
     /// Emulated: two TUN devices and a relay
     #[default]
     Relay,
-    /// A veth that drops by nftables
+    /// A veth, with nftables to drop packets
     Nft,
 }
 
 impl LinkBackend {
-    /// Makes a link between two namespaces. The number tells links apart by address; chance begins with the
+    /// Creates a link between two namespaces. The number distinguishes links by address; random choices follow from the
     /// seed.
     fn link(self, pair: &Pair, number: u8, seed: u64) -> anyhow::Result<Box<dyn Link>> {
         Ok(match self {
@@ -42,7 +42,7 @@ impl LinkBackend {
 
 /// Two namespaces with a link between them.
 pub struct Topology {
-    /// The link; its devices go before the namespaces that they are in.
+    /// The link; its devices are removed before the namespaces that they are in.
     pub link: Box<dyn Link>,
     /// The namespaces.
     pub net: Pair,
@@ -50,7 +50,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Makes it; the ends' processes will be in this cgroup, which an agent may cover.
+    /// Creates a topology; processes at its ends start in this cgroup, which an agent may cover.
     pub fn new(
         backend: LinkBackend,
         number: u8,
@@ -62,7 +62,7 @@ impl Topology {
         Self::over(net, link, cgroup)
     }
 
-    /// The same over a link that is there.
+    /// The same over an existing link.
     pub fn over(net: Pair, link: Box<dyn Link>, cgroup: Option<&Path>) -> anyhow::Result<Self> {
         for netns in [&net.client, &net.server] {
             // The congestion control that every kernel has.
@@ -75,19 +75,19 @@ impl Topology {
         })
     }
 
-    /// The link, if it is an emulated one.
+    /// The emulated link, if it is one.
     #[must_use]
     pub fn relay(&self) -> Option<&Relay> {
         self.link.relay()
     }
 
-    /// Where the server listens.
+    /// Address of the server.
     #[must_use]
     pub fn server_address(&self) -> SocketAddr {
         (self.link.server(false), PORT).into()
     }
 
-    /// Gives both ends a route to the other one with this least RTO, as ip(8) has it: in milliseconds.
+    /// Gives both ends a route to the other one with this minimum RTO, in milliseconds as in ip(8).
     pub fn set_route_rto_min(&self, rto_min: Duration) -> anyhow::Result<()> {
         let ends = [
             (&self.net.client, self.link.server(false)),
@@ -125,7 +125,7 @@ impl Topology {
         self.client_end(true).start(role)
     }
 
-    /// For clients that another thread starts.
+    /// The place for clients that another thread starts.
     #[must_use]
     pub fn client_end(&self, is_covered: bool) -> ClientEnd {
         ClientEnd {
@@ -135,7 +135,7 @@ impl Topology {
     }
 }
 
-/// Where clients are started; namespaces stay with the thread that made them.
+/// The place where clients are started; namespaces stay with the thread that created them.
 #[derive(Clone, Debug)]
 pub struct ClientEnd {
     netns: String,
@@ -143,13 +143,14 @@ pub struct ClientEnd {
 }
 
 impl ClientEnd {
-    /// Starts one.
+    /// Starts a client.
     pub fn start(&self, role: &impl Serialize) -> anyhow::Result<ControlChannel> {
         start(&self.netns, self.cgroup.as_deref(), role)
     }
 }
 
-fn start(
+/// Starts a child process of this program in a namespace, and in a cgroup that an agent may cover.
+pub(crate) fn start(
     netns: &str,
     cgroup: Option<&Path>,
     role: &impl Serialize,

@@ -1,4 +1,4 @@
-//! What talks over a link in a run. What both ends do is in [`crate::protocol`]; flows are the testbed's.
+//! The traffic over a link in a run. [`crate::protocol`] implements both ends; flows are implemented by the testbed.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,68 +16,69 @@ use crate::{
     topology::{ClientEnd, Topology},
 };
 
-/// Which traffic.
+/// The kind of traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
-    /// HTTP/1.1: GET and a response of three segments, each over a connection of its own
+    /// HTTP/1.1: GET and a response of three segments, each over a new connection
     #[default]
     HttpNew,
-    /// One after the other over one connection
+    /// The same, sequentially over one connection
     HttpKept,
-    /// Over one connection, the next one sent before the last one is answered
+    /// The same over one connection, pipelined: the next request is sent before the last one is answered
     HttpPipelined,
-    /// HTTP/2 over one connection, four at a time
+    /// HTTP/2 over one connection, four requests at a time
     Http2,
-    /// One stream of HTTP/2 both ways, a message of 100 bytes every 10 ms and its echo
+    /// One bidirectional stream of HTTP/2, with a message of 100 bytes every 10 ms and its echo
     Grpc,
-    /// A connection for each: TLS 1.3 handshake, 1 byte out, 1 byte back
+    /// New connections: TLS 1.3 handshake, 1 byte out, 1 byte back
     Tls,
-    /// A connection for each, as a load balancer checks a server: 1 byte out, 2 bytes back, and its end
+    /// New connections, like a load balancer's health checks: 1 byte out, 2 bytes back, close
     HealthCheck,
-    /// Request and response of a byte and two over one connection, seen by TCP at both ends
+    /// Request of one byte and response of two over one connection, as TCP sees it at both ends
     RequestResponse,
-    /// A flow of ten full segments over each of `count` connections at once, which had `skip` small transactions each
+    /// A flow of ten full segments over each of `count` parallel connections, after `skip` small transactions on each
     Flows,
-    /// `count` flows of 8 to 12 segments in turn over each of ten connections
+    /// `count` flows of 8 to 12 segments, in turn over ten connections
     FlowsInTurn,
 }
 
-/// Bytes of a full segment, where the MTU is 1500 and timestamps are on.
+/// Bytes of a full segment with an MTU of 1500 and timestamps.
 const MSS: u32 = 1448;
 /// Connections of [`Workload::FlowsInTurn`].
 const CONNECTIONS: u32 = 10;
-/// Between flows that begin at the same time otherwise: they do not wait for the processor.
+/// Interval between the starts of flows that would otherwise start at the same time, so that they do not wait for the
+/// CPU.
 const STAGGER: Duration = Duration::from_millis(3);
 
-/// How much of it.
+/// The amount of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// Transactions before those that are measured.
+    /// Transactions before the measured ones.
     pub skip: u32,
     /// Transactions that are measured.
     pub count: u32,
-    /// After each.
+    /// Pause after each transaction.
     pub pause: Duration,
 }
 
-/// Measures of a run, and their values as they were measured; "time" (milliseconds) is among them.
+/// Measures of a run and their values as measured; they include "time" (milliseconds).
 pub type Values = Vec<(&'static str, Vec<f64>)>;
 
 impl Workload {
-    /// Whether it is flows, which count connections and have no pauses between requests.
+    /// Whether this is flows, which count connections and have no pauses between requests.
     #[must_use]
     pub const fn has_flows(self) -> bool {
         matches!(self, Self::Flows | Self::FlowsInTurn)
     }
 
-    /// Whether it sends when it has to, and takes no pause.
+    /// Whether it sends at its own times, so that a pause does not apply.
     #[must_use]
     pub const fn has_own_pace(self) -> bool {
         matches!(self, Self::HttpPipelined | Self::Grpc)
     }
 
-    /// From one message to the next, where that is not when the one before was answered.
+    /// Interval between messages, if it does not depend on the previous answer.
     #[must_use]
     pub const fn interval(self) -> Duration {
         match self {
@@ -86,7 +87,7 @@ impl Workload {
         }
     }
 
-    /// What it measures.
+    /// The names of its measures.
     #[must_use]
     pub const fn measures(self) -> &'static [&'static str] {
         match self {
@@ -103,7 +104,7 @@ impl Workload {
         }
     }
 
-    /// Starts what listens; its certificate.
+    /// Starts the server; returns its certificate.
     pub fn serve(
         self,
         topology: &Topology,
@@ -118,7 +119,7 @@ impl Workload {
         topology.server(&protocol::Role::WorkloadServer { on, options })
     }
 
-    /// Starts what connects; it has done what is skipped, where connections stay.
+    /// Starts the client; if connections persist, it has already made the skipped transactions.
     pub fn connect(
         self,
         end: &ClientEnd,
@@ -147,7 +148,8 @@ impl Workload {
         Ok(client)
     }
 
-    /// Has a client begin; with an outage until a transaction took at least so long, and `count` more.
+    /// Starts the measurement of a client; with an outage it lasts until a transaction took at least this long, plus
+    /// `count` more.
     pub fn begin(
         self,
         client: &mut ControlChannel,
@@ -176,7 +178,7 @@ impl Workload {
         }
     }
 
-    /// What came of it, when the client has a reply.
+    /// The results, when the client has replied.
     pub fn end(
         self,
         client: &mut ControlChannel,
@@ -219,8 +221,8 @@ impl Workload {
         Ok(values)
     }
 
-    /// Which share of a small machine it takes, so that what runs beside it is disturbed little; a transaction is under way
-    /// for so long.
+    /// The share of a small machine that it needs, so that it hardly disturbs simultaneous runs; each transaction is
+    /// under way for this time.
     #[must_use]
     pub fn load(self, work: Work, under_way: Duration) -> f64 {
         match self {
@@ -228,7 +230,7 @@ impl Workload {
             Self::HttpKept | Self::HttpPipelined | Self::FlowsInTurn => 0.08,
             Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck => 0.1,
             Self::RequestResponse if !under_way.is_zero() => 0.1,
-            // 400 transactions a second, each of which takes 0.4 ms.
+            // 400 transactions per second, each of which takes 0.4 ms.
             Self::RequestResponse => 1.0 / ((work.pause.as_secs_f64() + 4e-4) * 400.0),
         }
     }

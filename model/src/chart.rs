@@ -1,6 +1,6 @@
 //! Charts as SVG text: curves and points over linear or logarithmic axes.
 //!
-//! Nothing in them is fetched from elsewhere.
+//! The charts reference no external resources.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -9,9 +9,9 @@ use plotters::{
     prelude::*,
 };
 
-/// Of one chart, pixels.
+/// Size of a chart, pixels.
 const SIZE: (u32, u32) = (900, 480);
-/// Told apart by people who see colours differently as well (Okabe and Ito 2008).
+/// Colours that people with colour vision deficiencies can distinguish, too (Okabe and Ito 2008).
 const COLORS: [RGBColor; 7] = [
     BLACK,
     RGBColor(213, 94, 0),
@@ -22,39 +22,39 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Why there is no chart.
+/// Why a chart cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum ChartError {
     /// There is nothing to draw.
     #[error("{0}: there is nothing to draw")]
     TooLittle(String),
-    /// The drawing library's own words.
+    /// An error of the drawing library.
     #[error("the chart cannot be drawn: {0}")]
     Drawing(String),
 }
 
-/// How points are drawn.
+/// How the points of a series are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// Joined by a line.
     Line,
-    /// Each by itself.
+    /// As separate points.
     Points,
 }
 
-/// One of a chart's.
+/// A series of a chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// For the legend.
+    /// Name in the legend.
     pub name: String,
     /// How it is drawn.
     pub mark: Mark,
-    /// Rising by x.
+    /// Points, ascending by x.
     pub points: Vec<(f64, f64)>,
 }
 
 impl Series {
-    /// A line.
+    /// A series that is drawn as a line.
     #[must_use]
     pub fn line(name: &str, points: Vec<(f64, f64)>) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl Series {
     }
 }
 
-/// Which corner is free for the legend.
+/// Position of the legend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Legend {
     /// Top right.
@@ -77,21 +77,21 @@ pub enum Legend {
     UpperLeft,
 }
 
-/// What the values of an axis are.
+/// Unit of the values at an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Times in milliseconds; shown in the unit that fits.
     Milliseconds,
-    /// Times in microseconds; the same.
+    /// Times in microseconds; shown in the unit that fits.
     Microseconds,
-    /// Parts of a hundred.
+    /// Percentages.
     Percent,
-    /// Without a unit.
+    /// No unit.
     Number,
 }
 
 impl Unit {
-    /// A value at the axis: "10 s", "0.5 %".
+    /// The label of a value: "10 s", "0.5 %".
     fn tick(self, value: f64) -> String {
         let (value, unit) = match self {
             Self::Microseconds => return Self::Milliseconds.tick(value / 1e3),
@@ -102,7 +102,7 @@ impl Unit {
             Self::Milliseconds if value.abs() < 1e3 => (value, " ms"),
             Self::Milliseconds => (value / 1e3, " s"),
         };
-        // What is beyond is of the arithmetic.
+        // Further digits are rounding errors.
         let digits = format!("{value:.4}");
         format!(
             "{}{unit}",
@@ -114,14 +114,14 @@ impl Unit {
 /// An axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// Beside it.
+    /// Label beside the axis.
     pub label: Cow<'static, str>,
-    /// Of its values.
+    /// Unit of its values.
     pub unit: Unit,
 }
 
 impl Axis {
-    /// Of times in milliseconds.
+    /// An axis of times in milliseconds.
     #[must_use]
     pub fn ms(label: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -130,7 +130,7 @@ impl Axis {
         }
     }
 
-    /// Of times in microseconds.
+    /// An axis of times in microseconds.
     #[must_use]
     pub fn us(label: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl Axis {
         }
     }
 
-    /// Of shares in percent.
+    /// An axis of percentages.
     #[must_use]
     pub fn percent(label: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -148,7 +148,7 @@ impl Axis {
         }
     }
 
-    /// Of numbers without a unit.
+    /// An axis of numbers without a unit.
     #[must_use]
     pub fn number(label: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -161,19 +161,19 @@ impl Axis {
 /// A chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above it.
+    /// Title above the chart.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// Whether the axis is logarithmic; values at or below 0 are left out then.
+    /// Whether the x axis is logarithmic; values at or below 0 are then omitted.
     pub log_x: bool,
-    /// The same for the other axis, which begins at 0 otherwise.
+    /// Whether the y axis is logarithmic; otherwise it begins at 0.
     pub log_y: bool,
-    /// Where the legend is.
+    /// Position of the legend.
     pub legend: Legend,
-    /// What is drawn, each in a colour of its own.
+    /// The series, each in its own colour.
     pub series: Vec<Series>,
 }
 
@@ -206,7 +206,7 @@ impl Chart {
         let (Some(x), Some(y)) = (x, y) else {
             return Err(ChartError::TooLittle(self.title.clone()));
         };
-        // The lowest point is not hidden by the axis, nor the highest by the frame.
+        // The axis must not hide the lowest point, nor the frame the highest.
         let log_y = y.start / 1.1..y.end * 1.1;
         let linear_y = 0.0..y.end * 1.05;
         match (self.log_x, self.log_y) {
@@ -217,7 +217,7 @@ impl Chart {
         }
     }
 
-    /// From the least to the largest that can be drawn.
+    /// The smallest and the largest value that can be drawn.
     fn range(&self, log: bool, value: fn(&(f64, f64)) -> f64) -> Option<Range<f64>> {
         let points = self.series.iter().flat_map(|series| &series.points);
         let values = points.map(value).filter(|v| v.is_finite());
@@ -229,7 +229,7 @@ impl Chart {
             if least < largest {
                 least..largest
             } else if least > 0.0 {
-                // A constant.
+                // All values are equal.
                 least / 2.0..largest * 2.0
             } else {
                 least..least + 1.0
@@ -247,7 +247,7 @@ impl Chart {
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, ("sans-serif", 18))
             .margin(12)
-            // The last label of the axis.
+            // Room for the last label of the axis.
             .margin_right(40)
             .x_label_area_size(48)
             .y_label_area_size(86)
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_has_every_value_and_a_constant_in_its_middle() {
+    fn axis_covers_all_values_and_centres_a_constant() {
         let range = |log, values: &[f64]| {
             let points = values.iter().map(|v| (*v, *v)).collect();
             chart(vec![Series::line("x", points)]).range(log, |(x, _)| *x)

@@ -1,7 +1,7 @@
-//! RTO estimators: RFC 6298 with any weights, and Linux's variant in its own integer arithmetic.
+//! RTO estimators: RFC 6298 with any weights, and Linux's variant with its integer arithmetic.
 //!
-//! Times are microseconds. A sample is judged against the RTO *before* the estimator takes it in: the timer
-//! it raced was set without knowing it.
+//! Times are microseconds. A sample is compared with the RTO *before* the estimator takes it, because the timer was set
+//! without knowing it.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,21 +10,21 @@ use crate::retransmit::{RTO_MAX_US, RTO_MIN_US};
 /// One measured round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
-    /// When the segment was sent, microseconds since any moment that the flow's samples share.
+    /// When the segment was sent, microseconds since an arbitrary moment common to the flow's samples.
     pub sent_us: u64,
-    /// How long its ACK took, microseconds.
+    /// The time until its ACK, microseconds.
     pub rtt_us: u64,
 }
 
 impl Sample {
-    /// When the ACK came.
+    /// When the ACK arrived.
     #[must_use]
     pub const fn acked_us(self) -> u64 {
         self.sent_us.saturating_add(self.rtt_us)
     }
 }
 
-/// The samples of a flow that sends one segment after the other: each when the one before is answered.
+/// The samples of a flow that sends one segment at a time, each when the one before is acknowledged.
 #[must_use]
 pub fn in_turn(rtts_us: impl IntoIterator<Item = u64>) -> Vec<Sample> {
     let mut sent_us = 0;
@@ -36,15 +36,15 @@ pub fn in_turn(rtts_us: impl IntoIterator<Item = u64>) -> Vec<Sample> {
     samples.collect()
 }
 
-/// What makes an RTO of RTT samples.
+/// Computes an RTO from RTT samples.
 pub trait Estimator: Clone {
-    /// The RTO in force, microseconds.
+    /// The current RTO, microseconds.
     fn rto_us(&self) -> u64;
 
-    /// Takes a sample in.
+    /// Takes a sample.
     fn take(&mut self, sample: Sample);
 
-    /// The same estimator, before any sample, with another minimum RTO (Linux: rto_min), microseconds.
+    /// The same estimator without any sample, with another minimum RTO (Linux: rto_min), microseconds.
     #[must_use]
     fn with_minimum(&self, minimum_us: u64) -> Self;
 }
@@ -52,9 +52,9 @@ pub trait Estimator: Clone {
 /// Weights of a new sample in the smoothed RTT (alpha) and in its variation (beta).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Weights {
-    /// Of the smoothed RTT.
+    /// Weight in the smoothed RTT.
     pub alpha: f64,
-    /// Of the variation.
+    /// Weight in the variation.
     pub beta: f64,
 }
 
@@ -78,7 +78,7 @@ impl Weights {
     /// 1/16, 1/8.
     pub const W9: Self = Self::eighths(0.5, 1.0);
 
-    /// The nine, with their names.
+    /// All nine, with their names.
     pub const ALL: [(&'static str, Self); 9] = [
         ("W1", Self::W1),
         ("W2", Self::W2),
@@ -104,22 +104,22 @@ impl Weights {
 pub struct Rfc6298 {
     /// Weights of a new sample.
     pub weights: Weights,
-    /// K: how many variations the RTO lies above the smoothed RTT.
+    /// K: the number of variations by which the RTO exceeds the smoothed RTT.
     pub k: f64,
-    /// G: the clock's granularity, the least it lies above, microseconds.
+    /// G: the clock's granularity, by which the RTO exceeds the smoothed RTT at least, microseconds.
     pub granularity_us: u64,
-    /// Least RTO, microseconds; RFC 6298 (2.4) has 1 s.
+    /// Minimum RTO, microseconds; RFC 6298 (2.4) has 1 s.
     pub minimum_us: u64,
-    /// Largest RTO, microseconds; RFC 6298 (2.5) has 60 s or more.
+    /// Maximum RTO, microseconds; RFC 6298 (2.5) has 60 s or more.
     pub maximum_us: u64,
     /// RTO before the first sample, microseconds (2.1).
     pub initial_us: u64,
-    /// SRTT and RTTVAR, microseconds, once there was a sample.
+    /// SRTT and RTTVAR, microseconds, after the first sample.
     state: Option<(f64, f64)>,
 }
 
 impl Rfc6298 {
-    /// K = 4, G = 250 us, no minimum, at most 120 s, 1 s before the first sample; set the fields for others.
+    /// K = 4, G = 250 us, no minimum, a maximum of 120 s, 1 s before the first sample; set the fields for other values.
     #[must_use]
     pub const fn new(weights: Weights) -> Self {
         Self {
@@ -187,33 +187,32 @@ impl Estimator for Rfc6298 {
 /// Linux's estimator: `tcp_rtt_estimator()` (net/ipv4/tcp_input.c) and `__tcp_set_rto()`
 /// (include/net/tcp.h), Linux 6.12.
 ///
-/// It differs from RFC 6298: rto_min bounds the variation and not the RTO; the variation used is the largest of
-/// a window (rises at once, falls by a quarter a window); a sample far below the smoothed RTT raises it by an
-/// eighth of what one above does; the RTO is whole jiffies, rounded up.
+/// It differs from RFC 6298: rto_min bounds the variation and not the RTO; the variation is the largest of a window (it
+/// rises at once and falls by a quarter per window); a sample far below the smoothed RTT raises the variation by an
+/// eighth of what a sample as far above it does; the RTO is rounded up to whole jiffies.
 ///
-/// A window ends with the sample of a segment that was sent after the last one had ended. (The kernel asks
-/// whether the ACK covers such a segment: one that also covers an older segment ends the window one ACK
-/// sooner.)
+/// A window ends with the sample of a segment that was sent after the previous window had ended. (The kernel checks
+/// whether the ACK covers such a segment: an ACK that also covers an older segment ends the window one ACK earlier.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Linux {
     hz: u64,
     rto_min_us: u64,
     /// RTO before the first sample.
     initial_us: u64,
-    /// Eight times the smoothed RTT, microseconds; 0: there was no sample.
+    /// Eight times the smoothed RTT, microseconds; 0 before the first sample.
     srtt_us: u32,
     /// Four times the mean deviation.
     mdev_us: u32,
-    /// The largest of it in this window.
+    /// The largest of these in this window.
     mdev_max_us: u32,
-    /// What is added to the smoothed RTT.
+    /// The variation that is added to the smoothed RTT.
     rttvar_us: u32,
-    /// A segment sent from here on ends the window (`rtt_seq`).
+    /// A segment sent at this time or later ends the window (`rtt_seq`).
     window_from_us: u64,
 }
 
 impl Linux {
-    /// The kernel's own values: rto_min 200 ms, at most 120 s, 1 s before the first sample.
+    /// The kernel's defaults: rto_min 200 ms, a maximum of 120 s, 1 s before the first sample.
     #[must_use]
     pub fn new(hz: u32) -> Self {
         let hz = u64::from(hz.max(1));
@@ -230,18 +229,18 @@ impl Linux {
         new.with_minimum(RTO_MIN_US)
     }
 
-    /// Sets rto_min on a connection that has samples already, as TCP_BPF_RTO_MIN does.
+    /// Sets rto_min on a connection that already has samples, like TCP_BPF_RTO_MIN.
     pub const fn set_rto_min(&mut self, rto_min_us: u64) {
         self.rto_min_us = self.micros(self.jiffies(rto_min_us));
     }
 
-    /// The smoothed RTT and its mean deviation, microseconds, as TCP_INFO has them (`tcpi_rtt`, `tcpi_rttvar`).
+    /// The smoothed RTT and its mean deviation, microseconds, as in TCP_INFO (`tcpi_rtt`, `tcpi_rttvar`).
     #[must_use]
     pub const fn state(&self) -> (u32, u32) {
         (self.srtt_us >> 3, self.mdev_us >> 2)
     }
 
-    /// The RTO in force, jiffies.
+    /// The current RTO, jiffies.
     #[must_use]
     pub fn rto_jiffies(&self) -> u64 {
         let rto_us = if self.srtt_us == 0 {
@@ -252,8 +251,8 @@ impl Linux {
         self.jiffies(rto_us).min(self.jiffies(RTO_MAX_US))
     }
 
-    /// After how many jiffies the tail loss probe of a single segment is due: two smoothed RTTs and rto_min, or
-    /// the RTO if that is sooner (`tcp_schedule_loss_probe()`, 6.12; before 6.11, 200 ms stood for rto_min).
+    /// The jiffies until the tail loss probe of a single segment: two smoothed RTTs plus rto_min, or the RTO if that is
+    /// earlier (`tcp_schedule_loss_probe()`, 6.12; before 6.11 it used 200 ms instead of rto_min).
     #[must_use]
     pub fn probe_jiffies(&self) -> u64 {
         let rto = self.rto_jiffies();
@@ -264,13 +263,13 @@ impl Linux {
             .min(rto)
     }
 
-    /// So many jiffies, microseconds.
+    /// Converts jiffies to microseconds.
     #[must_use]
     pub const fn micros(&self, jiffies: u64) -> u64 {
         jiffies * 1_000_000 / self.hz
     }
 
-    /// usecs_to_jiffies(): rounded up.
+    /// usecs_to_jiffies(): rounds up.
     const fn jiffies(&self, us: u64) -> u64 {
         us.saturating_mul(self.hz).div_ceil(1_000_000)
     }
@@ -291,7 +290,7 @@ impl Estimator for Linux {
         reason = "m is below 2^28, and so is what is made of it but for the factor of eight"
     )]
     fn take(&mut self, sample: Sample) {
-        // Eight times it must fit into 32 bits; that is more than four minutes.
+        // Eight times this value must fit into 32 bits; it is more than four minutes.
         let mut m = sample.rtt_us.min((1 << 28) - 1) as i64;
         if self.srtt_us == 0 {
             self.srtt_us = ((m as u32) << 3).max(1);
@@ -305,7 +304,7 @@ impl Estimator for Linux {
         self.srtt_us = ((i64::from(self.srtt_us) + m) as u32).max(1);
         if m < 0 {
             m = -m - i64::from(self.mdev_us >> 2);
-            // Not when the RTT falls: the variation would rise for it.
+            // Not when the RTT falls, which would raise the variation.
             if m > 0 {
                 m >>= 3;
             }

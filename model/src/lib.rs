@@ -1,20 +1,22 @@
-//! Pure arithmetic of TCP retransmission timers as RFC 6298 and the Linux kernel run them.
+//! Pure arithmetic of TCP retransmission timers, as defined by RFC 6298 and implemented in the Linux kernel.
 //!
-//! No I/O, no unsafe. Times are jiffies unless a name says otherwise; a jiffy is 1/HZ seconds.
+//! No I/O, no unsafe code. Times are jiffies unless a name says otherwise; a jiffy is 1/HZ seconds.
 //!
-//! - [`syn`], [`retransmit`], [`wheel`]: when what gets no answer is retransmitted.
-//! - [`predict`]: what that means for connections in disruptions; [`published`]: what others measured.
-//! - [`estimator`], [`study`]: what RTO an estimator makes of RTT samples, and how often it is too short.
-//! - [`capture`]: RTT samples of a packet capture.
-//! - [`advice`]: which initial RTO and rto_min would suit what was observed.
-//! - [`tune`]: timers that tune themselves, what brakes them, and proof that they help.
-//! - [`chart`]: any of it, drawn.
+//! - [`syn`], [`retransmit`], [`wheel`]: when unanswered packets are retransmitted.
+//! - [`outage`]: how long connect() takes in an outage, with the agent and without.
+//! - [`predict`]: the effect on connections in disruptions; [`published`]: published measurements.
+//! - [`estimator`], [`study`]: the RTO that an estimator computes from RTT samples, and how often it is too short.
+//! - [`capture`]: RTT samples from a packet capture.
+//! - [`advice`]: an initial RTO and an rto_min that suit observed round-trip times.
+//! - [`tune`]: timers that tune themselves, their brakes, and proof that they help.
+//! - [`chart`]: charts of these.
 
 pub mod advice;
 pub mod capture;
 pub mod chart;
 pub mod estimator;
 pub mod handshake;
+pub mod outage;
 pub mod predict;
 pub mod published;
 pub mod retransmit;

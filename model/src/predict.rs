@@ -1,4 +1,4 @@
-//! How long connections would be idle in disruptions with a setting, against the kernel's own timers.
+//! Predicts how long connections are idle in disruptions with a setting, compared with the kernel's timers.
 
 use std::{iter, time::Duration};
 
@@ -9,24 +9,24 @@ use crate::{
     retransmit::LinuxTimers,
 };
 
-/// Points of a curve.
+/// Number of points in a curve.
 const POINTS: u32 = 400;
 
-/// One disruption: how long a request and response are idle for it, milliseconds.
+/// A disruption: how long a request and response are idle in it, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// How long everything is lost, milliseconds.
+    /// Duration of the disruption, milliseconds.
     pub disruption_ms: f64,
-    /// Idle with the kernel's own timers, milliseconds.
+    /// Idle time with the kernel's timers, milliseconds.
     pub kernel_ms: f64,
-    /// Idle with the policy, milliseconds.
+    /// Idle time with the policy, milliseconds.
     pub policy_ms: f64,
-    /// Whether the policy is worse, by more than the jiffy that chance decides over.
+    /// Whether the policy is worse by more than a jiffy, which is within chance.
     pub worse: bool,
 }
 
-/// For an established connection of one small request at a time, whose smoothed RTT is steady: all is lost
-/// from the moment a request is sent. The median over where in the timer wheel's steps that is.
+/// Predicts for an established connection with one small request at a time and a steady smoothed RTT: all packets are
+/// lost from the moment a request is sent. The result is the median over the positions in the timer wheel's steps.
 #[must_use]
 pub fn predict(
     kernel: &LinuxTimers,
@@ -50,7 +50,7 @@ pub fn predict(
         .collect()
 }
 
-/// 1, 2 and 5 of each power of ten of microseconds from one duration to another, both taken in.
+/// 1, 2 and 5 times each power of ten microseconds, between two durations inclusive.
 #[must_use]
 pub fn steps(from: Duration, to: Duration) -> Vec<Duration> {
     let powers = iter::successors(Some(Duration::from_micros(1)), |d| d.checked_mul(10));
@@ -61,8 +61,8 @@ pub fn steps(from: Duration, to: Duration) -> Vec<Duration> {
         .collect()
 }
 
-/// Disruptions from the least to the largest of some, evenly spread on a logarithmic axis: timers make steps,
-/// which a few points would hide.
+/// Disruptions from the smallest to the largest of the given ones, uniformly spaced on a logarithmic axis: timers cause
+/// steps that few points would hide.
 #[must_use]
 pub fn between(given: &[Duration]) -> Vec<Duration> {
     let (Some(least), Some(largest)) = (given.iter().min(), given.iter().max()) else {
@@ -103,7 +103,7 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
     ]
 }
 
-/// How long connections are idle by how long everything is lost.
+/// Idle time by duration of the disruption.
 #[must_use]
 pub fn idle_chart(title: &str, series: Vec<Series>) -> Chart {
     Chart {
@@ -117,7 +117,7 @@ pub fn idle_chart(title: &str, series: Vec<Series>) -> Chart {
     }
 }
 
-/// Idle time with settings by that with the kernel's own timers, as the tables have it.
+/// Idle time with settings, relative to the kernel's timers, as in the tables.
 #[must_use]
 pub fn ratio_chart(series: Vec<Series>) -> Chart {
     Chart {
@@ -131,7 +131,7 @@ pub fn ratio_chart(series: Vec<Series>) -> Chart {
     }
 }
 
-/// Lines of comma-separated values, with a heading.
+/// Comma-separated values with a header line.
 #[must_use]
 pub fn csv(predictions: &[Prediction]) -> String {
     let mut text = "disruption_ms,kernel_ms,policy_ms,worse\n".to_owned();
@@ -160,7 +160,7 @@ mod tests {
     fn worse_is_more_than_a_jiffy() {
         let kernel = LinuxTimers::near(250, 100);
         let own = kernel.with_rto_min(50_000);
-        // A few jiffies apart, too.
+        // Also a few jiffies apart.
         let others = [200_000, 204_000, 208_000].map(|us| kernel.with_rto_min(us));
         for own in [own].into_iter().chain(others) {
             for p in predict(&kernel, &own, &steps(MS, 20_000 * MS)) {

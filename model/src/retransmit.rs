@@ -1,17 +1,16 @@
-//! When data that gets no answer is retransmitted, and how long a connection is idle for it.
+//! When unanswered data is retransmitted, and how long a connection is idle because of it.
 //!
-//! Two descriptions: [`Ideal`], the arithmetic of RFC 6298 section 5 alone, and [`LinuxTimers`], what Linux
-//! makes of it (net/ipv4/tcp_timer.c and tcp_output.c, Linux 6.12):
+//! There are two models: [`Ideal`] is only the arithmetic of RFC 6298 section 5, and [`LinuxTimers`] is Linux's
+//! implementation (net/ipv4/tcp_timer.c and tcp_output.c, Linux 6.12):
 //!
-//! - The RTO is the smoothed RTT and the variation, which is at least rto_min (`__tcp_set_rto()`),
-//!   rounded up to jiffies.
-//! - The first retransmission is a tail loss probe (RFC 8985 section 7): for a single segment after
-//!   two smoothed RTTs and rto_min, but no later than the RTO (`tcp_schedule_loss_probe()`, 6.12;
-//!   before, 200 ms stood for rto_min). The RTO's timer then begins anew, so that doubling begins one
-//!   transmission later.
-//! - A thin stream with linear timeouts keeps the interval for `TCP_THIN_LINEAR_RETRIES` timeouts
-//!   beyond the first (`tcp_retransmit_timer()`).
-//! - Timers fire when the timer wheel gets to them ([`crate::wheel`]).
+//! - The RTO is the smoothed RTT plus the variation, which is at least rto_min (`__tcp_set_rto()`), rounded up to
+//!   jiffies.
+//! - The first retransmission is a tail loss probe (RFC 8985 section 7): for a single segment after two smoothed RTTs
+//!   plus rto_min, but no later than the RTO (`tcp_schedule_loss_probe()`, 6.12; earlier kernels use 200 ms instead of
+//!   rto_min). The RTO timer is then restarted, so that doubling begins one transmission later.
+//! - A thin stream with linear timeouts keeps the interval for `TCP_THIN_LINEAR_RETRIES` timeouts after the first
+//!   (`tcp_retransmit_timer()`).
+//! - Timers fire at steps of the timer wheel ([`crate::wheel`]).
 
 use crate::wheel;
 
@@ -22,12 +21,12 @@ pub const RTO_MIN_US: u64 = 200_000;
 /// `TCP_RTO_MAX`, microseconds.
 pub const RTO_MAX_US: u64 = 120_000_000;
 
-/// Timeouts without anything a kernel adds.
+/// Timeouts without any effects of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ideal {
     /// The first timeout, microseconds.
     pub rto_us: u64,
-    /// How many timeouts keep it before the interval doubles; 1: it doubles at once.
+    /// Number of timeouts with this interval before it doubles; 1: it doubles at once.
     pub linear: u32,
     /// The longest interval, microseconds.
     pub rto_max_us: u64,
@@ -44,7 +43,7 @@ impl Ideal {
         }
     }
 
-    /// A thin one with linear timeouts: six, then doubling.
+    /// A thin stream with linear timeouts: six, then doubling.
     #[must_use]
     pub const fn thin(rto_us: u64) -> Self {
         Self {
@@ -53,7 +52,7 @@ impl Ideal {
         }
     }
 
-    /// When the data is retransmitted, microseconds after it was first sent; without end.
+    /// When the data is retransmitted, microseconds after the first transmission; unbounded.
     pub fn times_us(self) -> impl Iterator<Item = u64> {
         let backoff = Backoff::new(self.rto_us, self.linear, self.rto_max_us);
         backoff.scan(0, |now: &mut u64, interval| {
@@ -62,37 +61,37 @@ impl Ideal {
         })
     }
 
-    /// How long a request and response are idle, microseconds, if all is lost from the moment the
-    /// request is sent until `disruption_us` later: the first time at or after that end.
+    /// How long a request and response are idle, microseconds, if all packets are lost from the moment the request is
+    /// sent until `disruption_us` later: the first retransmission at or after that time.
     #[must_use]
     pub fn idle_us(self, disruption_us: u64) -> u64 {
         first_from(self.times_us(), disruption_us)
     }
 }
 
-/// What the kernel's timers depend on.
+/// The parameters of the kernel's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinuxTimers {
-    /// Jiffies a second.
+    /// Jiffies per second.
     pub hz: u64,
     /// Smoothed round-trip time, microseconds.
     pub srtt_us: u64,
-    /// Its variation as the RTO has it (four mean deviations), microseconds, before rto_min.
+    /// Its variation in the RTO (four mean deviations), microseconds, before rto_min is applied.
     pub rttvar_us: u64,
     /// rto_min, microseconds.
     pub rto_min_us: u64,
     /// Largest RTO, microseconds.
     pub rto_max_us: u64,
-    /// Timeouts beyond the first that keep the interval: 0 for a thick stream, else
-    /// [`THIN_LINEAR_RETRIES`] or what `linear_retries` says.
+    /// Timeouts after the first that keep the interval: 0 for a thick stream, else [`THIN_LINEAR_RETRIES`] or the value
+    /// of `linear_retries`.
     pub linear_retries: u32,
-    /// Whether there is a tail loss probe (`net.ipv4.tcp_early_retrans`), and what is waited for beyond two
-    /// round trips for it, microseconds: rto_min, or [`RTO_MIN_US`] before Linux 6.11.
+    /// If there is a tail loss probe (`net.ipv4.tcp_early_retrans`), the time that it waits beyond two round-trip
+    /// times, microseconds: rto_min, or [`RTO_MIN_US`] before Linux 6.11.
     pub probe_after_us: Option<u64>,
 }
 
 impl LinuxTimers {
-    /// A steady connection to a near peer, of one segment at a time, with the kernel's own timers.
+    /// A steady connection to a near peer, with one segment at a time and the kernel's timers.
     #[must_use]
     pub const fn near(hz: u64, srtt_us: u64) -> Self {
         Self {
@@ -119,8 +118,8 @@ impl LinuxTimers {
         }
     }
 
-    /// The same with rto_min less the smoothed round-trip time, as the agent's `rto_restart` has it for a lone
-    /// segment (RTO restart, RFC 7765): whole jiffies, two at least.
+    /// The same with rto_min minus the smoothed round-trip time, as the agent's `rto_restart` does for a single segment
+    /// (RTO restart, RFC 7765): whole jiffies, at least two.
     #[must_use]
     pub const fn with_restart(self) -> Self {
         let less_us = self.rto_min_us.saturating_sub(self.srtt_us);
@@ -154,25 +153,24 @@ impl LinuxTimers {
         self.jiffies(self.srtt_us + variation)
     }
 
-    /// After how many jiffies the tail loss probe is due; `None` without one.
+    /// The jiffies until the tail loss probe; `None` if there is none.
     #[must_use]
     pub fn probe(&self) -> Option<u64> {
         let after_us = 2 * self.srtt_us + self.rounded_us(self.probe_after_us?);
         Some(self.jiffies(after_us).min(self.rto()))
     }
 
-    /// usecs_to_jiffies(): rounded up.
+    /// usecs_to_jiffies(): rounds up.
     const fn jiffies(&self, us: u64) -> u64 {
         (us * self.hz).div_ceil(1_000_000)
     }
 
-    /// As the kernel keeps rto_min: in jiffies.
+    /// The kernel stores rto_min in jiffies.
     const fn rounded_us(&self, us: u64) -> u64 {
         self.jiffies(us) * 1_000_000 / self.hz
     }
 
-    /// When the data is retransmitted, jiffies after it was first sent, which was in jiffy `begin`; without
-    /// end.
+    /// When the data is retransmitted, jiffies after the first transmission, which was in jiffy `begin`; unbounded.
     pub fn times(self, begin: u64) -> impl Iterator<Item = u64> {
         let linear = self.linear_retries + 1;
         let backoff = Backoff::new(self.rto(), linear, self.jiffies(self.rto_max_us));
@@ -183,7 +181,7 @@ impl LinuxTimers {
         })
     }
 
-    /// As [`Ideal::idle_us`], with what the kernel adds, for data sent at the beginning of jiffy `begin`.
+    /// Like [`Ideal::idle_us`], with the kernel's effects, for data sent at the start of jiffy `begin`.
     #[must_use]
     pub fn idle_us(self, disruption_us: u64, begin: u64) -> u64 {
         let times = self.times(begin);
@@ -193,10 +191,10 @@ impl LinuxTimers {
         )
     }
 
-    /// The same, the median over where in the wheel's steps the data may be sent.
+    /// The median of this over all positions in the wheel's steps.
     #[must_use]
     pub fn median_idle_us(self, disruption_us: u64) -> u64 {
-        // The steps of the three finest levels begin anew every 512 jiffies.
+        // The steps of the three finest levels repeat every 512 jiffies.
         let mut all: Vec<u64> = (0..512)
             .map(|begin| self.idle_us(disruption_us, begin))
             .collect();
@@ -205,9 +203,9 @@ impl LinuxTimers {
     }
 }
 
-/// The first of rising times that is not before another.
+/// The first of ascending times that is not before `from`.
 fn first_from(mut times: impl Iterator<Item = u64>, from: u64) -> u64 {
-    // They rise without end.
+    // The times are unbounded.
     times.find(|time| *time >= from).unwrap_or(u64::MAX)
 }
 
@@ -254,11 +252,11 @@ mod tests {
         assert_eq!(far.with_restart(), far.with_rto_min(40_000));
         // 160 ms without and 100 ms with it, in jiffies of 4 ms.
         assert_eq!((far.rto(), far.with_restart().rto()), (40, 25));
-        // Not below two jiffies, and a near peer gains nothing.
+        // The minimum is two jiffies, and a near peer gains nothing.
         assert_eq!(far.with_rto_min(20_000).with_restart().rto_min_us, 8_000);
         let near = LinuxTimers::near(250, 100).with_rto_min(100_000);
         assert_eq!(near.with_restart(), near);
-        // Nor is it rounded up above what was asked for.
+        // Nor is the value rounded up above the configured one.
         let odd = LinuxTimers::near(250, 100).with_rto_min(99_000);
         assert_eq!(odd.with_restart(), odd);
     }
@@ -280,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_places_in_a_step_wait_longer_than_the_median_as_shorter() {
+    fn median_idle_splits_phases_in_half() {
         let near = LinuxTimers::near(HZ, SRTT_US);
         for disruption_us in [1_000, 500_000, 3_000_000, 20_000_000] {
             let median = near.median_idle_us(disruption_us);
@@ -296,7 +294,7 @@ mod tests {
     }
 
     const HZ: u64 = 250;
-    /// A veth's, microseconds.
+    /// The smoothed RTT of a veth, microseconds.
     const SRTT_US: u64 = 100;
 
     /// Gaps in milliseconds.
@@ -312,7 +310,7 @@ mod tests {
             .collect()
     }
 
-    /// Measured on Linux 6.18, HZ 250: 100 bytes into a black hole, the first gap the probe's.
+    /// Measured on Linux 6.18, HZ 250: 100 bytes into a black hole; the first gap is the probe's.
     #[test]
     fn the_measured_gaps() {
         let near = LinuxTimers::near(HZ, SRTT_US);
@@ -332,7 +330,7 @@ mod tests {
         ] {
             let modelled = gaps(kernel, 0, measured.len());
             for (modelled, measured) in modelled.iter().zip(measured) {
-                // A step of the wheel's level, as the run began in the middle of one, and a jiffy.
+                // A step of the wheel's level, as the run began within one, and a jiffy.
                 let step = wheel::step(measured * HZ / 1000) * 1000 / HZ;
                 let tolerance = step + 1000 / HZ;
                 assert!(
@@ -350,7 +348,7 @@ mod tests {
         for (rto_min_us, ms) in [(200_000, 204), (8_000, 12), (50_000, 56)] {
             assert_eq!(near.with_rto_min(rto_min_us).rto() * 1000 / HZ, ms);
         }
-        // The variation of a path that is not steady counts instead.
+        // On an unsteady path the variation determines the RTO.
         let unsteady = LinuxTimers {
             rttvar_us: 40_000,
             ..near.with_rto_min(8_000)
@@ -390,7 +388,7 @@ mod tests {
             let ideal = Ideal { rto_us, linear, rto_max_us: RTO_MAX_US };
             let idle_us = ideal.idle_us(disruption_us);
             prop_assert!(idle_us >= disruption_us);
-            // Nor longer than one interval more.
+            // Nor longer by more than one interval.
             prop_assert!(idle_us - disruption_us <= RTO_MAX_US.max(rto_us));
         }
 
@@ -404,7 +402,7 @@ mod tests {
         ) {
             let near = LinuxTimers::near(hz, srtt_us).with_rto_min(rto_min_us);
             let kernel = if thin { near.thin() } else { near };
-            // Each timer is set when the one before has fired.
+            // Each timer is set when the previous one fires.
             let mut due = 0;
             let timers = kernel.probe().into_iter().chain(Backoff::new(
                 kernel.rto(),

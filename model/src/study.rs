@@ -1,22 +1,22 @@
-//! How often an RTO is too short: an estimator run over the RTT samples of flows.
+//! How often an RTO is too short: runs an estimator over the RTT samples of flows.
 //!
-//! # What the columns of the published study mean
+//! # The columns of the published study
 //!
-//! For each pair of weights it gives three shares that add up to 100 ("83 within, 17 exceeding", "50 and 0
-//! and 50 with RTO > 1 s"). They are read here as one partition of the samples:
+//! For each pair of weights it lists three shares that add up to 100 ("83 within, 17 exceeding", "50 and 0 and 50 with
+//! RTO > 1 s"). This module treats them as a partition of the samples:
 //!
-//! - *within*: the RTO was 1 s at most, and the RTT did not exceed it;
-//! - *exceeding*: the RTO was 1 s at most, and the RTT exceeded it: a spurious retransmission;
-//! - *RTO > 1 s*: whatever the RTT; [`Shares::long_exceeding`] says in how many the RTT exceeded even that.
+//! - *within*: the RTO was at most 1 s, and the RTT did not exceed it;
+//! - *exceeding*: the RTO was at most 1 s, and the RTT exceeded it: a spurious retransmission;
+//! - *RTO > 1 s*: whatever the RTT; [`Shares::long_exceeding`] counts the samples whose RTT exceeded even that.
 //!
-//! With one sample a window the published shares are 5/6 and 1/6, and halves: those of six samples and of two.
-//! So only samples the estimator took were judged, and not every segment ([`Judged::Taken`]), and the first
-//! of a flow was judged as well, against the initial RTO of 1 s. That is what [`Study::published`] does.
-//! [`Study::every`] judges every segment but those that come before there is an estimate.
+//! With one sample per window the published shares are 5/6 and 1/6, or halves, which are the shares of six samples or
+//! of two. So only samples that the estimator took were judged, and not every segment ([`Judged::Taken`]), and the
+//! first sample of a flow was judged as well, against the initial RTO of 1 s. [`Study::published`] does the same.
+//! [`Study::every`] judges every segment after the first estimate.
 //!
-//! *The share that avoids retransmission at a minimum RTO* is that of samples whose RTT does not exceed the
-//! RTO of an estimator with that minimum. With RFC 6298's that is the greater of the two; Linux's rto_min
-//! bounds the variation, so that its estimator runs once for each.
+//! *The share that avoids retransmission at a minimum RTO* is the share of samples whose RTT does not exceed the RTO of
+//! an estimator with that minimum. In RFC 6298 that is the greater of RTO and minimum; Linux's rto_min bounds the
+//! variation, so its estimator runs once for each minimum.
 
 use serde::Serialize;
 
@@ -24,23 +24,23 @@ use crate::estimator::{Estimator, Sample};
 
 /// The minimum RTOs of the published study, microseconds.
 pub const MINIMUMS_US: [u64; 4] = [250_000, 500_000, 750_000, 1_000_000];
-/// "RTO > 1 s".
+/// The threshold of "RTO > 1 s".
 const LONG_US: u64 = 1_000_000;
 
-/// Which samples an estimator takes in.
+/// Which samples an estimator takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sampling {
-    /// That of every ACK.
+    /// The samples of all ACKs.
     All,
-    /// One a window: the next is of a segment that was sent after the last one's ACK had come.
+    /// One per window: the next sample is of a segment that was sent after the previous sample's ACK had arrived.
     One,
-    /// That of every second ACK.
+    /// The samples of every second ACK.
     EverySecondAck,
 }
 
 impl Sampling {
-    /// All three.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::All, Self::One, Self::EverySecondAck];
 }
 
@@ -48,25 +48,25 @@ impl Sampling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Judged {
-    /// All: every segment has a timer, whether its RTT is taken or not.
+    /// All: every segment has a timer, whether or not its RTT is sampled.
     Every,
-    /// Those the estimator takes in.
+    /// Samples that the estimator takes.
     Taken,
 }
 
 /// How to run an estimator over flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Study {
-    /// Which samples the estimator takes in.
+    /// Which samples the estimator takes.
     pub sampling: Sampling,
-    /// Which are judged.
+    /// Which samples are judged.
     pub judged: Judged,
-    /// Whether those that come before the first was taken in are judged, against the initial RTO.
+    /// Whether samples before the first one taken are judged, against the initial RTO.
     pub first: bool,
 }
 
 impl Study {
-    /// As the published study is read here: what is taken is judged, the first as well.
+    /// As in the published study: samples that are taken are judged, including the first.
     #[must_use]
     pub const fn published(sampling: Sampling) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Study {
         }
     }
 
-    /// Every segment once there is an estimate.
+    /// Every segment, after the first estimate.
     #[must_use]
     pub const fn every(sampling: Sampling) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Study {
         }
     }
 
-    /// Runs it. The estimator starts anew in each flow; samples are in the order in which their ACKs came.
+    /// Runs the study. Each flow starts with a new estimator; samples are in the order in which their ACKs arrived.
     #[must_use]
     pub fn run<E, F>(&self, estimator: &E, flows: &[F], minimums_us: &[u64]) -> Shares
     where
@@ -133,10 +133,10 @@ impl Study {
     }
 }
 
-/// What became of the samples that were judged.
+/// The results for the judged samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Shares {
-    /// How many were judged; the sum of the next three.
+    /// Number of judged samples; the sum of the next three.
     pub judged: u64,
     /// RTT <= RTO <= 1 s.
     pub within: u64,
@@ -144,7 +144,7 @@ pub struct Shares {
     pub exceeding: u64,
     /// RTO > 1 s.
     pub long: u64,
-    /// Of these, RTT > RTO.
+    /// The part of them with RTT > RTO.
     pub long_exceeding: u64,
     /// By minimum RTO, microseconds: samples that would not be retransmitted spuriously.
     pub avoided: Vec<(u64, u64)>,
@@ -157,7 +157,7 @@ impl Shares {
         self.exceeding + self.long_exceeding
     }
 
-    /// A count as a share of those judged, 0 to 1; 0 of none.
+    /// A count as a share of the judged samples, 0 to 1; 0 if there are none.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
     pub fn of(&self, count: u64) -> f64 {
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
     use crate::estimator::{Linux, Rfc6298, Weights, in_turn};
 
-    /// A window of segments sent together, answered one after the other.
+    /// Windows of segments sent together and answered one after the other.
     fn windows(rtts_us: &[u64], segments: u64) -> Vec<Sample> {
         let mut sent_us = 0;
         let mut all = Vec::new();
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_judged_before_it_is_taken() {
-        // After 100 ms the RTO is 300; 301 exceeds it, though with itself it would be 502.
+        // After 100 ms the RTO is 300 ms; 301 ms exceed it, although the RTO with that sample would be 502 ms.
         let flows = [in_turn([100_000, 301_000])];
         let shares = w1(Study::every(Sampling::All), &flows, &[250_000, 301_000]);
         assert_eq!((shares.judged, shares.exceeding), (1, 1));
@@ -214,14 +214,14 @@ mod tests {
 
     #[test]
     fn the_columns_add_up() {
-        // 400 ms: RTO 1.2 s after it. The published "50/0 and 50": two samples, the first against 1 s.
+        // 400 ms: the RTO after it is 1.2 s. The published "50/0 and 50" is two samples, the first compared with 1 s.
         let flows = [in_turn([400_000, 400_000])];
         let shares = w1(Study::published(Sampling::One), &flows, &MINIMUMS_US);
         assert_eq!(
             (shares.within, shares.exceeding, shares.long, shares.judged),
             (1, 0, 1, 2)
         );
-        // Even the RTO above 1 s exceeded.
+        // The RTT exceeds even the RTO above 1 s.
         let flows = [in_turn([400_000, 2_000_000])];
         let shares = w1(Study::published(Sampling::One), &flows, &[]);
         assert_eq!((shares.long, shares.long_exceeding), (1, 1));

@@ -1,17 +1,16 @@
-//! Schedules of SYN and SYN-ACK retransmission, and when connect() gives up.
+//! Schedules of SYN and SYN-ACK retransmissions, and when connect() gives up.
 //!
-//! A connecting socket sends its SYN again after the initial RTO (RFC 6298 section 2.1: one
-//! second). Linux keeps that interval for `tcp_syn_linear_timeouts` more timeouts (6.5 and later,
-//! default 4) and doubles it from then on, up to the maximum RTO (120 s, or TCP_RTO_MAX_MS).
+//! A connecting socket retransmits its SYN after the initial RTO (RFC 6298 section 2.1: one second). Linux keeps that
+//! interval for `tcp_syn_linear_timeouts` more timeouts (6.5 and later, default 4) and then doubles it, up to the
+//! maximum RTO (120 s, or TCP_RTO_MAX_MS).
 //!
-//! It gives up with ETIMEDOUT at the first timeout at which either rule of `tcp_write_timeout()`
-//! (net/ipv4/tcp_timer.c, Linux 6.12) holds:
+//! It gives up with ETIMEDOUT at the first timeout at which one of two rules of `tcp_write_timeout()`
+//! (net/ipv4/tcp_timer.c, Linux 6.12) applies:
 //!
-//! - as many SYNs were retransmitted as `TCP_SYNCNT + tcp_syn_linear_timeouts`, or
-//! - since the first SYN as much time has passed as `tcp_model_timeout()` gives for `TCP_SYNCNT`
-//!   doublings of the initial RTO.
+//! - `TCP_SYNCNT + tcp_syn_linear_timeouts` SYNs were retransmitted, or
+//! - the time since the first SYN has reached `tcp_model_timeout()` for `TCP_SYNCNT` doublings of the initial RTO.
 //!
-//! The second rule is why a short initial RTO alone makes connect() give up sooner in proportion.
+//! Because of the second rule a short initial RTO alone makes connect() give up proportionally earlier.
 
 use crate::wheel;
 
@@ -24,47 +23,46 @@ pub const MAX_SYNCNT: u8 = 127;
 /// 16 s, so that an outage of 30 s at the end of a handshake does not cost the connection.
 pub const SYN_ACK_LIFETIME_S: u64 = 31;
 
-/// What a connecting socket's timeouts depend on.
+/// The parameters of a connecting socket's timeouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SynTimers {
     /// Initial RTO, jiffies; at least 1.
     pub initial_rto: u64,
     /// Largest RTO, jiffies.
     pub rto_max: u64,
-    /// TCP_SYNCNT, or `net.ipv4.tcp_syn_retries` where the socket has none.
+    /// TCP_SYNCNT, or `net.ipv4.tcp_syn_retries` if it is not set.
     pub syn_retries: u8,
     /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5.
     pub linear_timeouts: u8,
 }
 
-/// How exact a schedule is.
+/// The precision of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
-    /// Timers fire when they are due.
+    /// Timers fire exactly when they are due.
     Exact,
-    /// Timers fire when the kernel's timer wheel gets to them, the connection begun at a
-    /// multiple of every level's step.
+    /// Timers fire at steps of the kernel's timer wheel; the connection begins at a multiple of every level's step.
     TimerWheel,
 }
 
-/// One connect() that nobody answers.
+/// The schedule of an unanswered connect().
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SynSchedule {
-    /// When each SYN was sent, jiffies since the first (which is at 0).
+    /// When each SYN is sent, jiffies since the first (which is at 0).
     pub sent: Vec<u64>,
-    /// When connect() returned ETIMEDOUT, jiffies since the first SYN.
+    /// When connect() returns ETIMEDOUT, jiffies since the first SYN.
     pub gives_up: u64,
 }
 
 impl SynSchedule {
-    /// Jiffies between a SYN and the next.
+    /// The jiffies between each SYN and the next.
     pub fn gaps(&self) -> impl Iterator<Item = u64> {
         self.sent.windows(2).map(|pair| pair[1] - pair[0])
     }
 }
 
 impl SynTimers {
-    /// The kernel's own at `hz` jiffies a second: 1 s, 120 s.
+    /// The kernel's defaults at `hz` jiffies per second: 1 s, and a maximum of 120 s.
     #[must_use]
     pub const fn kernel(hz: u64, syn_retries: u8, linear_timeouts: u8) -> Self {
         Self {
@@ -75,7 +73,7 @@ impl SynTimers {
         }
     }
 
-    /// The schedule of a connect() that nobody answers.
+    /// The schedule of an unanswered connect().
     #[must_use]
     pub fn schedule(&self, granularity: Granularity) -> SynSchedule {
         let mut sent = vec![0];
@@ -83,7 +81,7 @@ impl SynTimers {
         SynSchedule { sent, gives_up }
     }
 
-    /// Jiffies from the first SYN until connect() gives up, timers exact.
+    /// Jiffies from the first SYN until connect() gives up, with exact timers.
     #[must_use]
     pub fn gives_up(&self) -> u64 {
         self.run(Granularity::Exact, |_| ())
@@ -98,7 +96,7 @@ impl SynTimers {
                 Granularity::Exact => now + rto,
                 Granularity::TimerWheel => wheel::fires_at(now, rto),
             };
-            // The time rule is asked only once something was retransmitted.
+            // The time rule applies only after the first retransmission.
             if retransmits >= most || (retransmits > 0 && now >= limit) {
                 break;
             }
@@ -115,7 +113,7 @@ impl SynTimers {
     }
 }
 
-/// The time that so many doublings of an RTO take, in the unit of both: `tcp_model_timeout()`, Linux 6.15.
+/// The duration of `retries` doublings of an RTO, in the same unit: `tcp_model_timeout()`, Linux 6.15.
 #[must_use]
 pub fn model_timeout(rto: u64, rto_max: u64, retries: u8) -> u64 {
     let base = rto.max(1);
@@ -128,60 +126,9 @@ pub fn model_timeout(rto: u64, rto_max: u64, retries: u8) -> u64 {
     }
 }
 
-/// A value for TCP_SYNCNT, and what it gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retries {
-    /// The value, 1 to 127.
-    pub syn_retries: u8,
-    /// When connect() gives up with it, jiffies since the first SYN.
-    pub gives_up: u64,
-    /// Whether that is as late as was wanted; if not, even 127 does not reach it.
-    pub reached: bool,
-}
-
-/// [`SynTimers::gives_up`] with each TCP_SYNCNT from 1 to [`MAX_SYNCNT`].
-#[derive(Clone, Debug)]
-pub struct GivesUp([u64; MAX_SYNCNT as usize]);
-
-impl GivesUp {
-    /// Of these timers; their `syn_retries` is not looked at.
-    #[must_use]
-    pub fn of(timers: SynTimers) -> Self {
-        let mut syn_retries = 0;
-        Self([(); MAX_SYNCNT as usize].map(|()| {
-            syn_retries += 1;
-            SynTimers {
-                syn_retries,
-                ..timers
-            }
-            .gives_up()
-        }))
-    }
-
-    /// Jiffies since the first SYN, with this TCP_SYNCNT (0 counts as 1).
-    #[must_use]
-    pub fn with(&self, syn_retries: u8) -> u64 {
-        self.0[usize::from(syn_retries.clamp(1, MAX_SYNCNT) - 1)]
-    }
-
-    /// The smallest TCP_SYNCNT with which connect() gives up no sooner than `wanted` jiffies after the
-    /// first SYN.
-    #[must_use]
-    pub fn retries_for(&self, wanted: u64) -> Retries {
-        // Both rules wait longer for a larger value.
-        let sooner = self.0.partition_point(|gives_up| *gives_up < wanted);
-        let index = sooner.min(self.0.len() - 1);
-        Retries {
-            syn_retries: u8::try_from(index + 1).unwrap_or(MAX_SYNCNT),
-            gives_up: self.0[index],
-            reached: self.0[index] >= wanted,
-        }
-    }
-}
-
-/// When a listener sends its SYN-ACK again, jiffies since the first: `retries`
-/// (`net.ipv4.tcp_synack_retries`) times, the interval doubling at once, up to `rto_max`
-/// (`reqsk_timer_handler()`, net/ipv4/inet_connection_sock.c, Linux 6.12).
+/// When a listener sends its SYN-ACK, jiffies since the first: `retries` (`net.ipv4.tcp_synack_retries`)
+/// retransmissions whose interval doubles from the start, up to `rto_max` (`reqsk_timer_handler()`,
+/// net/ipv4/inet_connection_sock.c, Linux 6.12).
 #[must_use]
 pub fn syn_ack_schedule(initial_rto: u64, rto_max: u64, retries: u8) -> Vec<u64> {
     let mut sent = vec![0];
@@ -194,8 +141,8 @@ pub fn syn_ack_schedule(initial_rto: u64, rto_max: u64, retries: u8) -> Vec<u64>
     sent
 }
 
-/// How long a half-open request is kept, jiffies: until the timer after the last of `retries` SYN-ACK
-/// retransmissions runs out, which is (2^(retries + 1) - 1) times the initial RTO below `rto_max`.
+/// How long a half-open request is kept, jiffies: until the timer after the last of `retries` SYN-ACK retransmissions
+/// expires, which is (2^(retries + 1) - 1) times the initial RTO below `rto_max`.
 #[must_use]
 pub fn syn_ack_lifetime(initial_rto: u64, rto_max: u64, retries: u8) -> u64 {
     let (mut lifetime, mut rto) = (0, initial_rto.max(1).min(rto_max.max(1)));
@@ -206,8 +153,7 @@ pub fn syn_ack_lifetime(initial_rto: u64, rto_max: u64, retries: u8) -> u64 {
     lifetime
 }
 
-/// The shortest initial RTO of a SYN-ACK, jiffies, that keeps a request for `lifetime` jiffies at least;
-/// `rto_max` where none does.
+/// The shortest SYN-ACK RTO, jiffies, that keeps a request for at least `lifetime` jiffies; `rto_max` if none does.
 #[must_use]
 pub fn syn_ack_rto_for(lifetime: u64, rto_max: u64, retries: u8) -> u64 {
     let (mut low, mut high) = (1, rto_max.max(1));
@@ -222,8 +168,8 @@ pub fn syn_ack_rto_for(lifetime: u64, rto_max: u64, retries: u8) -> u64 {
     low
 }
 
-/// The initial RTO of a SYN-ACK that `syn_ack_rto = "auto"` chooses, jiffies: that of the SYN, but no shorter
-/// than what keeps a request for [`SYN_ACK_LIFETIME_S`], or as long as the kernel's own timers do.
+/// The SYN-ACK RTO that `syn_ack_rto = "auto"` chooses, jiffies: the initial RTO of the SYN, but long enough to keep a
+/// request for [`SYN_ACK_LIFETIME_S`], or for as long as the kernel's timers do if that is shorter.
 #[must_use]
 pub fn syn_ack_rto_auto(initial_rto: u64, hz: u64, retries: u8) -> u64 {
     let rto_max = RTO_MAX_S * hz;
@@ -240,8 +186,8 @@ mod tests {
 
     const HZ: u64 = 250;
 
-    /// Measured on Linux 6.18, HZ 250, syn_retries 6, linear_timeouts 4: initial RTO in jiffies,
-    /// ETIMEDOUT after so many ms.
+    /// Measured on Linux 6.18, HZ 250, syn_retries 6, linear_timeouts 4: initial RTO in jiffies, and milliseconds until
+    /// ETIMEDOUT.
     const MEASURED: [(u64, u64); 9] = [
         (250, 133_800),
         (25, 13_700),
@@ -253,7 +199,7 @@ mod tests {
         (2, 1_100),
         (1, 600),
     ];
-    /// Gaps measured with the kernel's own timers, ms.
+    /// Gaps measured with the kernel's timers, ms.
     const MEASURED_GAPS: [u64; 10] = [1020, 1024, 1028, 1020, 1024, 2016, 4064, 8192, 16128, 32768];
 
     fn timers(initial_rto: u64) -> SynTimers {
@@ -263,7 +209,7 @@ mod tests {
         }
     }
 
-    /// The first two are of Documentation/networking/ip-sysctl.rst (tcp_syn_retries, tcp_retries2), Linux 6.12.
+    /// The first two are from Documentation/networking/ip-sysctl.rst (tcp_syn_retries, tcp_retries2), Linux 6.12.
     #[test]
     fn the_documented_timeouts() {
         assert_eq!(model_timeout(1_000, 120_000, 6), 127_000);
@@ -273,40 +219,10 @@ mod tests {
     }
 
     #[test]
-    fn one_syn_is_retransmitted_whatever_the_time() {
+    fn at_least_one_syn_is_retransmitted() {
         let timers = SynTimers::kernel(HZ, 0, 4);
         let schedule = timers.schedule(Granularity::Exact);
         assert_eq!((schedule.sent, schedule.gives_up), (vec![0, HZ], 2 * HZ));
-    }
-
-    #[test]
-    fn retries_are_the_fewest_that_wait_long_enough() {
-        for initial_rto in [2, 25, 250, 1000] {
-            let timers = timers(initial_rto);
-            let gives_up = |syn_retries| {
-                let timers = SynTimers {
-                    syn_retries,
-                    ..timers
-                };
-                timers.gives_up()
-            };
-            let all = GivesUp::of(timers);
-            assert_eq!((all.with(0), all.with(255)), (gives_up(1), gives_up(127)));
-            for retries in 1..=MAX_SYNCNT {
-                let at = gives_up(retries);
-                assert_eq!(all.with(retries), at);
-                for wanted in [at - 1, at, at + 1] {
-                    let fewest = (1..=MAX_SYNCNT).find(|retries| gives_up(*retries) >= wanted);
-                    let syn_retries = fewest.unwrap_or(MAX_SYNCNT);
-                    let expected = Retries {
-                        syn_retries,
-                        gives_up: gives_up(syn_retries),
-                        reached: fewest.is_some(),
-                    };
-                    assert_eq!(all.retries_for(wanted), expected);
-                }
-            }
-        }
     }
 
     #[test]
@@ -334,8 +250,8 @@ mod tests {
                 .gives_up
                 * 1000
                 / HZ;
-            // A run begins anywhere between two steps of the wheel: one jiffy at every SYN, and
-            // one step of the coarsest level.
+            // A run begins anywhere between two steps of the wheel: tolerate one jiffy at every SYN, and one step of
+            // the coarsest level.
             let tolerance = 11 * 4 + ms / 16;
             assert!(
                 wheel.abs_diff(ms) <= tolerance,
@@ -348,7 +264,7 @@ mod tests {
     fn the_measured_gaps_are_the_wheels() {
         let schedule = timers(HZ).schedule(Granularity::TimerWheel);
         for (gap, measured) in schedule.gaps().map(|g| g * 1000 / HZ).zip(MEASURED_GAPS) {
-            // One step of the level, as the run began in the middle of one.
+            // One step of the level, as the run began within one.
             let tolerance = wheel::step(measured * HZ / 1000) * 1000 / HZ;
             assert!(
                 gap.abs_diff(measured) <= tolerance,
@@ -376,28 +292,6 @@ mod tests {
     }
 
     #[test]
-    fn auto_for_100_ms_gives_up_no_sooner() {
-        let wanted = timers(HZ).gives_up();
-        let retries = GivesUp::of(timers(25)).retries_for(wanted);
-        assert!(retries.reached && retries.gives_up >= wanted);
-        let less = SynTimers {
-            syn_retries: retries.syn_retries - 1,
-            ..timers(25)
-        };
-        assert!(less.gives_up() < wanted);
-    }
-
-    #[test]
-    fn a_limit_that_cannot_be_reached_is_said() {
-        let timers = SynTimers {
-            rto_max: 1,
-            ..timers(1)
-        };
-        let retries = GivesUp::of(timers).retries_for(1_000_000);
-        assert_eq!((retries.syn_retries, retries.reached), (127, false));
-    }
-
-    #[test]
     fn syn_acks_double_at_once() {
         assert_eq!(syn_ack_schedule(25, 30_000, 5), [0, 25, 75, 175, 375, 775]);
     }
@@ -405,18 +299,18 @@ mod tests {
     #[test]
     fn requests_live_as_long_as_their_timers_run() {
         let lifetime = |rto, retries| syn_ack_lifetime(rto, RTO_MAX_S * HZ, retries);
-        // 63 s by the kernel's own timers, 6.3 s at 100 ms, 31 s with 4 retransmissions.
+        // 63 s with the kernel's timers, 6.3 s with 100 ms, 31 s with 4 retransmissions.
         assert_eq!(lifetime(HZ, 5), 63 * HZ);
         assert_eq!(lifetime(25, 5), 63 * 25);
         assert_eq!(lifetime(HZ, 4), 31 * HZ);
         assert_eq!(lifetime(HZ, 0), HZ);
-        // 120 s is the longest interval: 127 s, and 120 s once more for each.
+        // 120 s is the longest interval: 127 s, and 120 s more for each further retransmission.
         assert_eq!(lifetime(HZ, 8), (127 + 2 * 120) * HZ);
     }
 
     #[test]
     fn auto_is_as_short_as_retries_allow() {
-        // Retransmissions, jiffies at HZ 250 for an initial RTO of 100 ms.
+        // Number of retransmissions, and jiffies at HZ 250 for an initial RTO of 100 ms.
         for (retries, jiffies) in [
             (0, 250),
             (1, 250),
@@ -450,7 +344,7 @@ mod tests {
         }
 
         #[test]
-        fn the_syn_ack_timer_found_is_enough_and_the_shortest(
+        fn syn_ack_rto_for_is_the_shortest_sufficient(
             lifetime in 1u64..100_000,
             retries in 0u8..=255,
         ) {
@@ -477,23 +371,6 @@ mod tests {
             prop_assert!(lifetime >= kernel.min(SYN_ACK_LIFETIME_S * hz));
             prop_assert!(auto >= initial_rto && auto <= initial_rto.max(hz));
             prop_assert!(auto <= syn_ack_rto_auto(initial_rto, hz, retries.saturating_sub(1)));
-        }
-
-        #[test]
-        fn found_is_enough_and_the_smallest(
-            initial_rto in 1u64..250,
-            own in 1u8..20,
-            linear_timeouts in 0u8..8,
-        ) {
-            let kernel = SynTimers::kernel(HZ, own, linear_timeouts);
-            let short = SynTimers { initial_rto, ..kernel };
-            let found = GivesUp::of(short).retries_for(kernel.gives_up());
-            prop_assert!(found.reached);
-            let with = |syn_retries| SynTimers { syn_retries, ..short }.gives_up();
-            prop_assert!(with(found.syn_retries) >= kernel.gives_up());
-            if found.syn_retries > 1 {
-                prop_assert!(with(found.syn_retries - 1) < kernel.gives_up());
-            }
         }
     }
 }

@@ -1,8 +1,8 @@
-//! When a timer of the kernel's timer wheel really fires.
+//! When a timer of the kernel's timer wheel actually fires.
 //!
-//! The wheel (kernel/time/timer.c, Linux 4.8 and later) has levels of 64 buckets; level n counts in
-//! steps of 8^n jiffies and takes timers that are 63 steps of it away at most. A timer is rounded
-//! up to the next step, never down, so that it fires late rather than early.
+//! The wheel (kernel/time/timer.c, Linux 4.8 and later) has levels of 64 buckets; level n has steps of 8^n jiffies and
+//! holds timers that are at most 63 of its steps away. Expiry is rounded up to the next step, never down, so a timer
+//! fires late rather than early.
 
 const LEVEL_SIZE: u64 = 64;
 const LEVEL_SHIFT: u32 = 3;
@@ -13,7 +13,7 @@ const fn level_start(level: u32) -> u64 {
     (LEVEL_SIZE - 1) << ((level - 1) * LEVEL_SHIFT)
 }
 
-/// Jiffies between two steps of the level that takes a timer this many jiffies away.
+/// The step, in jiffies, of the level that holds a timer this many jiffies away.
 #[must_use]
 pub const fn step(delta: u64) -> u64 {
     let mut level = 0;
@@ -23,8 +23,8 @@ pub const fn step(delta: u64) -> u64 {
     1 << (level * LEVEL_SHIFT)
 }
 
-/// Time at which a timer set at `now` for `now + delta` fires (`calc_index()`): the bucket after
-/// the one the expiry falls in.
+/// The time at which a timer set at `now` for `now + delta` fires (`calc_index()`): the bucket after
+/// that of the expiry.
 #[must_use]
 pub const fn fires_at(now: u64, delta: u64) -> u64 {
     let step = step(delta);

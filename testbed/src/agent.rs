@@ -1,4 +1,5 @@
-//! An agent of one's own, driven from outside: its files, socket, pins and cgroup, all removed with it.
+//! A private agent that tests drive from outside. It has its own files, socket, pins and cgroup, which are removed with
+//! it.
 
 use std::{
     fs, io,
@@ -29,7 +30,7 @@ use crate::{
     wait::{TIMEOUT, eventually, eventually_seen},
 };
 
-/// An agent's surroundings, and the daemon if it runs.
+/// The directories, socket and cgroup of one agent, and its daemon while it runs.
 #[derive(Debug)]
 pub struct Agent {
     dir: TempDir,
@@ -38,23 +39,23 @@ pub struct Agent {
     notify: NotifySocket,
     daemon: Option<KillOnDrop>,
     log_format: &'static str,
-    /// How many descriptors the service manager says that it keeps.
+    /// The number of descriptors that the service manager announces it can keep (`FDSTORE`).
     fd_store: Option<usize>,
-    /// The cgroup it attaches to.
+    /// The cgroup that the daemon attaches to.
     pub cgroup: Cgroup,
 }
 
 impl Agent {
-    /// Makes the surroundings for this binary; no daemon runs yet.
+    /// Creates the directories, socket and cgroup for this binary; the daemon is not started yet.
     ///
     /// # Errors
     ///
-    /// If something cannot be made.
+    /// If one of them cannot be created.
     pub fn new(binary: PathBuf) -> anyhow::Result<Self> {
         Self::new_in(binary, &tempfile::env::temp_dir())
     }
 
-    /// As [`Agent::new`], with its files and state in a directory below this one.
+    /// As [`Agent::new`], with the agent's files and state below `parent`.
     ///
     /// # Errors
     ///
@@ -75,7 +76,7 @@ impl Agent {
         })
     }
 
-    /// A command of the binary for this daemon.
+    /// A command that runs the binary as a client of this daemon.
     #[must_use]
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
@@ -92,13 +93,13 @@ impl Agent {
         self.dir.path().join("etc/config.toml")
     }
 
-    /// The directory beside it.
+    /// The directory of policy files beside it.
     #[must_use]
     pub fn policies_dir(&self) -> PathBuf {
         self.dir.path().join("etc/policies.d")
     }
 
-    /// A directory of its own.
+    /// The agent's private directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
@@ -110,23 +111,23 @@ impl Agent {
         self.dir.path().join("control.sock")
     }
 
-    /// Where the agent pins.
+    /// The directory below which the agent pins.
     #[must_use]
     pub fn pin_dir(&self) -> PathBuf {
         Path::new("/sys/fs/bpf").join(&self.name)
     }
 
-    /// The directory of the one set of pins.
+    /// The directory that holds the agent's pins.
     ///
     /// # Errors
     ///
-    /// If there is none, or more than one.
+    /// If there is no such directory, or more than one.
     pub fn pins(&self) -> anyhow::Result<PathBuf> {
         pins_in(&self.pin_dir())
     }
 
-    /// The text of a configuration file with `[agent]` for this agent and these policies.
-    /// Lines before the first table belong to `[agent]`.
+    /// The text of a configuration file: `[agent]` for this agent, followed by `policies`. Lines of `policies` before
+    /// its first table belong to `[agent]`.
     #[must_use]
     pub fn config_text(&self, policies: &str) -> String {
         format!(
@@ -140,13 +141,13 @@ impl Agent {
         )
     }
 
-    /// Where the agent keeps what outlives a reboot.
+    /// The directory for state that survives a reboot.
     #[must_use]
     pub fn persistent_dir(&self) -> PathBuf {
         self.dir.path().join("lasting")
     }
 
-    /// Writes the configuration file in place.
+    /// Overwrites the configuration file in place.
     ///
     /// # Errors
     ///
@@ -155,16 +156,16 @@ impl Agent {
         Ok(fs::write(self.config(), self.config_text(policies))?)
     }
 
-    /// Starts the daemon and waits until it says it is ready.
+    /// Starts the daemon and waits until it reports that it is ready.
     ///
     /// # Errors
     ///
-    /// If it does not; the error has its log.
+    /// If it does not become ready; the error includes its log.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.start_under(&[])
     }
 
-    /// As [`Self::start`], for where that may take longer.
+    /// As [`Self::start`], with another time limit.
     ///
     /// # Errors
     ///
@@ -174,7 +175,7 @@ impl Agent {
         self.notified_within("READY=1", limit).map(drop)
     }
 
-    /// As [`Self::start`], by way of another program with these arguments.
+    /// As [`Self::start`], through a wrapper program and its arguments.
     ///
     /// # Errors
     ///
@@ -184,7 +185,7 @@ impl Agent {
         self.notified("READY=1").map(drop)
     }
 
-    /// As [`Self::start_under`], without waiting.
+    /// As [`Self::start_under`], without waiting until the daemon is ready.
     ///
     /// # Errors
     ///
@@ -225,11 +226,11 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits for the end of a daemon that ends by itself; its exit status.
+    /// Waits until the daemon exits by itself, and returns its exit status.
     ///
     /// # Errors
     ///
-    /// If none runs, or it does not end soon.
+    /// If no daemon runs, or it does not exit in time.
     pub fn ended(&mut self) -> anyhow::Result<std::process::ExitStatus> {
         let daemon = self.daemon.as_mut().context("no daemon runs")?;
         let status = eventually("end of the daemon", TIMEOUT, || Ok(daemon.0.try_wait()?));
@@ -238,11 +239,11 @@ impl Agent {
         Ok(status)
     }
 
-    /// Waits for a message of the daemon to the service manager.
+    /// Waits until the daemon sends this message to the service manager.
     ///
     /// # Errors
     ///
-    /// If it does not come; the error has the log.
+    /// If the message does not arrive; the error includes the log.
     pub fn notified(&mut self, line: &str) -> anyhow::Result<Vec<String>> {
         self.notified_within(line, TIMEOUT)
     }
@@ -257,8 +258,8 @@ impl Agent {
         messages.with_context(|| format!("the daemon's log:\n{}", self.log()))
     }
 
-    /// Whether the daemon has sent the service manager this message since it was started, also if it has
-    /// ended meanwhile.
+    /// Whether the daemon has sent this message to the service manager since it started. Messages of a daemon that has
+    /// exited count as well.
     ///
     /// # Errors
     ///
@@ -269,13 +270,13 @@ impl Agent {
         Ok(lines.any(|l| l.starts_with(line)))
     }
 
-    /// Has the service manager keep descriptors over a restart: so many, of as many as it says.
+    /// Makes the service manager keep `keeps` descriptors over a restart, while it announces that it keeps `says`.
     pub fn keep_descriptors(&mut self, says: usize, keeps: usize) {
         self.fd_store = Some(says);
         self.notify.keep(keeps);
     }
 
-    /// The names of the descriptors that the service manager keeps, once it has read all that was sent until now.
+    /// The names of the descriptors that the service manager keeps, after it has read every message sent so far.
     ///
     /// # Errors
     ///
@@ -285,12 +286,12 @@ impl Agent {
         Ok(self.notify.kept())
     }
 
-    /// Has daemons that are started from now on log in this form.
+    /// Sets the log format of daemons that are started later.
     pub fn log_as(&mut self, format: &'static str) {
         self.log_format = format;
     }
 
-    /// What the daemon logged.
+    /// The daemon's log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -300,11 +301,11 @@ impl Agent {
         self.dir.path().join("log")
     }
 
-    /// Pid of the running daemon.
+    /// The pid of the running daemon.
     ///
     /// # Errors
     ///
-    /// If none runs.
+    /// If no daemon runs.
     pub fn pid(&self) -> anyhow::Result<Pid> {
         let child = self.daemon.as_ref().context("no daemon runs")?;
         Ok(Pid::from_raw(i32::try_from(child.0.id())?))
@@ -314,32 +315,32 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// If none runs.
+    /// If no daemon runs.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         Ok(kill(self.pid()?, signal)?)
     }
 
-    /// Sends the daemon a signal and waits for its end; its exit status.
+    /// Sends the daemon a signal, waits until it exits, and returns its exit status.
     ///
     /// # Errors
     ///
-    /// If none runs.
+    /// If no daemon runs.
     pub fn end(&mut self, signal: Signal) -> anyhow::Result<std::process::ExitStatus> {
         self.signal(signal)?;
         let mut child = self.daemon.take().context("no daemon runs")?;
         Ok(child.0.wait()?)
     }
 
-    /// Runs a client verb of the CLI.
+    /// Runs a client command of the CLI.
     ///
     /// # Errors
     ///
-    /// If it cannot be run (not: if it fails).
+    /// If it cannot be run. A command that fails is not an error here.
     pub fn try_cli(&self, args: &[&str]) -> anyhow::Result<Output> {
         Ok(self.command(args).stdin(Stdio::null()).output()?)
     }
 
-    /// Runs a client verb that must succeed; what it printed.
+    /// Runs a client command that must succeed, and returns what it prints.
     ///
     /// # Errors
     ///
@@ -349,11 +350,11 @@ impl Agent {
             .with_context(|| format!("the daemon's log:\n{}", self.log()))
     }
 
-    /// Runs a verb that must fail with status 1; what it said on stderr.
+    /// Runs a client command that must fail with status 1, and returns its stderr.
     ///
     /// # Errors
     ///
-    /// If it succeeds, or fails otherwise.
+    /// If it succeeds, or ends with another status.
     pub fn cli_fails(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = self.try_cli(args)?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -365,11 +366,11 @@ impl Agent {
         Ok(said)
     }
 
-    /// Runs a verb with `--json`; what it printed, whatever its exit status.
+    /// Runs a client command with `--json` and returns what it prints, whatever its exit status.
     ///
     /// # Errors
     ///
-    /// If it prints no JSON.
+    /// If it does not print JSON.
     pub fn json(&self, args: &[&str]) -> anyhow::Result<Value> {
         let output = self.try_cli(&[args, &["--json"]].concat())?;
         serde_json::from_slice(&output.stdout).with_context(|| {
@@ -381,7 +382,7 @@ impl Agent {
         })
     }
 
-    /// Waits until `status` shows something.
+    /// Waits until `status` satisfies a condition.
     ///
     /// # Errors
     ///
@@ -397,21 +398,21 @@ impl Drop for Agent {
             eprintln!("the daemon's log:\n{}", self.log());
         }
         drop(self.daemon.take());
-        // Not by the verb: also what a broken agent has left.
+        // Not with `rto-agent detach`: pins of a broken agent must go as well.
         let _gone = fs::remove_dir_all(self.pin_dir());
     }
 }
 
-/// The directory of the one set of pins below a directory of an agent's.
+/// The directory that holds the pins, below an agent's pin directory.
 ///
 /// # Errors
 ///
-/// If there is none, or more than one.
+/// If there is no such directory, or more than one.
 pub fn pins_in(pin_dir: &Path) -> anyhow::Result<PathBuf> {
     let mut dirs: Vec<PathBuf> = fs::read_dir(pin_dir)?
         .map(|entry| Ok(entry?.path()))
         .collect::<io::Result<_>>()?;
-    // Complete ones alone, and not what is about to be removed.
+    // Only complete sets: neither one that is being built nor one that is about to be removed.
     dirs.retain(|dir| {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         !name.starts_with("staging-") && !name.starts_with("old-")
@@ -422,14 +423,14 @@ pub fn pins_in(pin_dir: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Says whom the descriptors are for, which is known only to the process itself.
+/// Sets LISTEN_PID, which must be the pid of the process that receives the descriptors (sd_listen_fds(3)).
 const LISTENER: [&str; 4] = ["sh", "-c", "LISTEN_PID=$$ exec \"$@\"", "listener"];
 /// The first descriptor of sd_listen_fds(3).
 const LISTEN_FDS_START: i32 = 3;
-/// Where there is nothing else.
+/// Descriptors of this number and above are unused in the child.
 const FREE_FDS: i32 = 200;
 
-/// Hands these over as a service manager does.
+/// Passes these descriptors to the command as a service manager does.
 fn hand_over(command: &mut Command, kept: Vec<(String, OwnedFd)>) -> anyhow::Result<()> {
     if kept.is_empty() {
         return Ok(());
@@ -454,11 +455,11 @@ fn hand_over(command: &mut Command, kept: Vec<(String, OwnedFd)>) -> anyhow::Res
     Ok(())
 }
 
-/// The agent's binary: the one given (or RTO_AGENT_BIN), or beside this program, or on the path.
+/// The agent's binary: `given`, else RTO_AGENT_BIN, else one beside this program, else one on the path.
 ///
 /// # Errors
 ///
-/// If there is none.
+/// If there is no such file.
 pub fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let named = std::env::var_os("RTO_AGENT_BIN").map(PathBuf::from);
     if let Some(path) = given.map(Path::to_owned).or(named) {

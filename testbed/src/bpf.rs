@@ -1,4 +1,4 @@
-//! bpf(2), as far as the tests and benches need it: no library of the agent is involved.
+//! bpf(2), as far as tests and benchmarks need it. It uses no code of the agent.
 
 use std::{
     ffi::CString,
@@ -88,9 +88,9 @@ pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Resul
     }
 }
 
-/// Before Linux 5.11 programs and maps count against RLIMIT_MEMLOCK. It is lifted for one call only: agents inherit
-/// it, and must do without. Where that is not allowed (CAP_SYS_RESOURCE) the call is made all the same: newer
-/// kernels do not ask.
+/// Lifts RLIMIT_MEMLOCK for one call: before Linux 5.11 programs and maps count against it. The limit is restored at
+/// once, because agents inherit it and must work without. Where it may not be lifted (CAP_SYS_RESOURCE) the call is
+/// made nevertheless, as newer kernels do not check the limit.
 pub(crate) fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
     if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_err() {
@@ -109,11 +109,11 @@ struct PinAttr {
     file_flags: u32,
 }
 
-/// A pinned program or map.
+/// Opens a pinned program or map.
 ///
 /// # Errors
 ///
-/// If there is none.
+/// If nothing is pinned there.
 pub fn pinned(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = PinAttr {
@@ -135,11 +135,11 @@ pub(crate) fn pin(object: &OwnedFd, path: &Path) -> io::Result<()> {
     call(BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Whether a map holds a key; the value is written to `value`, which must have room for it.
+/// Whether a map holds a key. The value is written to `value`, which must have room for it.
 ///
 /// # Errors
 ///
-/// If the kernel refuses, for another reason than a missing key.
+/// If the kernel returns another error than ENOENT.
 pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> {
     element(
         BPF_MAP_LOOKUP_ELEM,
@@ -149,11 +149,11 @@ pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> 
     )
 }
 
-/// Whether there is a key after this one, or a first one; it is written to `next`, which must have room for it.
+/// Whether there is a key after `key`, or a first key if that is `None`. It is written to `next`, which must have room.
 ///
 /// # Errors
 ///
-/// If the kernel refuses, for another reason than a missing key.
+/// If the kernel returns another error than ENOENT.
 pub(crate) fn next_key(map: &OwnedFd, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
     let key = key.map_or(0, |key| key.as_ptr() as u64);
     element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)
@@ -165,12 +165,12 @@ pub(crate) fn update(map: &OwnedFd, key: &[u8], value: &[u8]) -> io::Result<()> 
     element(BPF_MAP_UPDATE_ELEM, map, key, value).map(drop)
 }
 
-/// Removes an element; whether there was one.
+/// Removes an element; returns whether there was one.
 pub(crate) fn delete(map: &OwnedFd, key: &[u8]) -> io::Result<bool> {
     element(BPF_MAP_DELETE_ELEM, map, key.as_ptr() as u64, 0)
 }
 
-/// Whether there was such an element.
+/// Runs an element command; returns whether the element exists.
 fn element(command: libc::c_int, map: &OwnedFd, key: u64, value: u64) -> io::Result<bool> {
     #[repr(C)]
     struct Attr {
@@ -194,13 +194,13 @@ fn element(command: libc::c_int, map: &OwnedFd, key: u64, value: u64) -> io::Res
     }
 }
 
-/// The descriptor that a call has made.
+/// Takes ownership of a descriptor that a system call has returned.
 pub(crate) fn made(fd: i32) -> OwnedFd {
     // SAFETY: the kernel has just made this descriptor for us.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A call; what it returns.
+/// Calls bpf(2) and returns its result.
 pub(crate) fn call<A>(command: libc::c_int, attr: &mut A) -> io::Result<i32> {
     // SAFETY: `attr` is a live repr(C) struct of the size given; what it points to outlives the call.
     let result = unsafe {

@@ -1,4 +1,4 @@
-//! tcpdump in a namespace, and its packets.
+//! Runs tcpdump in a namespace and parses its packets.
 
 use std::{
     fs::File,
@@ -46,12 +46,12 @@ pub struct Segment {
     pub ack: bool,
     /// Sequence number.
     pub seq: u32,
-    /// Payload, bytes, as far as it was captured.
+    /// Captured bytes of payload.
     pub length: usize,
 }
 
 impl Capture {
-    /// Starts tcpdump on a link and returns once it captures.
+    /// Starts tcpdump on a link and returns when it captures.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Capture {
             said.is_some_and(|line| line.is_ok()),
             "tcpdump did not start"
         );
-        // Its complaints after that go nowhere; the reader must stay open until it ends.
+        // Later messages of tcpdump are discarded. The reader must stay open, or tcpdump would fail when it writes one.
         std::thread::spawn(move || lines.for_each(drop));
         eventually("header of tcpdump's", TIMEOUT, || {
             let length = capture.file.path().metadata()?.len();
@@ -108,7 +108,7 @@ impl Capture {
     ///
     /// # Errors
     ///
-    /// If they do not in time; the error shows what there was.
+    /// If they do not in time; the error shows the segments captured so far.
     pub fn wait_for(
         &self,
         limit: Duration,
@@ -147,7 +147,7 @@ pub fn syn_acks(segments: &[Segment], from: SocketAddr) -> Vec<Segment> {
         .collect()
 }
 
-/// Segments of the same kind by connection: by their ends and sequence number, which a retransmission keeps.
+/// Groups segments of one kind by connection: by addresses and sequence number, which a retransmission keeps.
 #[must_use]
 pub fn by_connection(segments: &[Segment]) -> Vec<Vec<Segment>> {
     let mut all: Vec<Vec<Segment>> = Vec::new();
@@ -164,8 +164,8 @@ pub fn by_connection(segments: &[Segment]) -> Vec<Vec<Segment>> {
     all
 }
 
-/// Round trips as one end of ping-pong traffic has them on its wire, by connection: from each segment with SYN or data
-/// that leaves this address to the next that comes. The first of each connection is its handshake's.
+/// Round-trip times of ping-pong traffic as seen on the wire of one end, by connection: from each segment with SYN or
+/// data that leaves `end` to the next segment that arrives. The first of each connection is that of the handshake.
 #[must_use]
 pub fn round_trips(segments: &[Segment], end: IpAddr) -> Vec<Vec<Duration>> {
     type Connection = ((SocketAddr, SocketAddr), Option<Duration>, Vec<Duration>);
@@ -189,7 +189,7 @@ pub fn round_trips(segments: &[Segment], end: IpAddr) -> Vec<Vec<Duration>> {
     all.into_iter().map(|(_, _, times)| times).collect()
 }
 
-/// Times between a segment and the next.
+/// The time between each segment and the next.
 #[must_use]
 pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
     segments
@@ -225,14 +225,14 @@ fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
                     return Ok(segments);
                 }
             }
-            // The rest of a packet that tcpdump is just writing.
+            // An incomplete packet: tcpdump is still writing it.
             Err(_) => return Ok(segments),
         }
     }
 }
 
 fn segment(time: Duration, frame: &[u8], is_ethernet: bool) -> Option<Segment> {
-    // Lax: long segments are cut off by the capture. A TUN device has no frames around its packets.
+    // Lax, because the capture truncates long segments. A TUN device delivers packets without an Ethernet frame.
     let packet = if is_ethernet {
         LaxSlicedPacket::from_ethernet(frame).ok()?
     } else {

@@ -1,4 +1,4 @@
-//! A cgroup of a test's own, so that an agent never touches the host's connections.
+//! A private cgroup for a test, so that an agent never affects the host's connections.
 
 use std::{
     fs,
@@ -13,14 +13,14 @@ use crate::{
     wait::{TIMEOUT, eventually},
 };
 
-/// A child of the cgroup2 root; removed when dropped.
+/// A child of the root of the cgroup2 hierarchy; removed when dropped.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
 }
 
 impl Cgroup {
-    /// Makes one.
+    /// Creates one.
     ///
     /// # Errors
     ///
@@ -38,11 +38,11 @@ impl Cgroup {
     }
 }
 
-/// Where the cgroup2 hierarchy is mounted.
+/// The mount point of the cgroup2 hierarchy.
 ///
 /// # Errors
 ///
-/// If it is not.
+/// If it is not mounted.
 pub fn root() -> anyhow::Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     mounts
@@ -58,7 +58,7 @@ pub fn root() -> anyhow::Result<PathBuf> {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A process that was just reaped may be accounted a moment longer.
+        // A process that was just reaped may still be accounted to the cgroup for a moment.
         let removed = eventually("end of it", TIMEOUT, || {
             let removed = remove(&self.path).is_ok() || !self.path.exists();
             Ok(removed.then_some(()))
@@ -74,7 +74,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Their ids and names.
+/// The ids and names of its processes.
 fn processes(cgroup: &Path) -> Vec<String> {
     let pids = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -83,7 +83,7 @@ fn processes(cgroup: &Path) -> Vec<String> {
         .collect()
 }
 
-/// With what an agent that was killed while it probed has left below.
+/// Removes a cgroup, and the children that an agent leaves when it is killed while it probes the kernel.
 pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(path)?.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

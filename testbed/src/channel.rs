@@ -60,7 +60,7 @@ impl ControlChannel {
         writeln!(self.commands, "{line}").context(line)
     }
 
-    /// The next reply; the first one tells that the child is ready.
+    /// Reads the next reply. The first one reports that the child is ready.
     ///
     /// # Errors
     ///
@@ -75,11 +75,11 @@ impl ControlChannel {
         }
     }
 
-    /// Whether [`Self::recv`] would not wait.
+    /// Whether [`Self::recv`] would return at once.
     ///
     /// # Errors
     ///
-    /// If the child cannot be asked.
+    /// If poll(2) fails.
     pub fn has_reply(&self) -> anyhow::Result<bool> {
         if !self.replies.buffer().is_empty() {
             return Ok(true);

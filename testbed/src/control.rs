@@ -1,4 +1,4 @@
-//! Plain timers that run beside a measurement: they tell whether the machine itself was late in that time.
+//! Plain timers that run beside a measurement and show whether the machine itself was late during that time.
 
 use std::{
     fmt,
@@ -18,29 +18,29 @@ use nix::{
 
 use crate::{machine::jiffy, process::run_in_real_time};
 
-/// What the plain timers saw.
+/// What the plain timers observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// Timers of one jiffy that ran.
+    /// Number of timers, of one jiffy each.
     pub timers: u32,
-    /// Those after which the thread ran more than a jiffy late.
+    /// Number of timers whose thread woke up more than a jiffy late.
     pub late: u32,
-    /// The latest of them.
+    /// The largest delay.
     pub latest_by: Duration,
-    /// The most by which the kernel's `jiffies` were behind the clock. It is below a jiffy unless the processor that
+    /// The largest delay of the kernel's `jiffies` against the clock. It stays below a jiffy unless the processor that
     /// counts them was taken away.
     pub jiffies_behind: Duration,
 }
 
 impl Observed {
-    /// Whether the machine can be blamed for a packet that is late.
+    /// Whether a late packet can be blamed on the machine.
     #[must_use]
     pub fn was_late(&self) -> bool {
         self.late > 0
     }
 
-    /// Whether a kernel timer may have been early: it is counted from `jiffies`, and one jiffy of their delay is made up
-    /// for by the timer wheel, which rounds up (`calc_index()` in kernel/time/timer.c, Linux 6.12).
+    /// Whether a kernel timer may have fired early. Timers count from `jiffies`; the timer wheel rounds up, which makes
+    /// up for `jiffies` that are one behind (`calc_index()` in kernel/time/timer.c, Linux 6.12).
     #[must_use]
     pub fn jiffies_were_behind(&self) -> bool {
         self.jiffies_behind > jiffy()
@@ -69,8 +69,8 @@ impl fmt::Display for Observed {
     }
 }
 
-/// Runs the plain timers, on each processor one as any program has it and one of real-time priority, until it is
-/// stopped or dropped.
+/// Runs the plain timers until it is stopped or dropped: on each processor one in a thread of ordinary priority and one
+/// in a thread of real-time priority.
 #[derive(Debug)]
 pub struct Control {
     stop: Arc<AtomicBool>,
@@ -78,7 +78,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Starts them.
+    /// Starts the threads.
     #[must_use]
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -94,7 +94,7 @@ impl Control {
         Self { stop, threads }
     }
 
-    /// Ends them; what they saw.
+    /// Stops the threads and returns what they observed.
     #[must_use]
     pub fn stop(mut self) -> Observed {
         self.stop.store(true, Ordering::Relaxed);
@@ -116,11 +116,11 @@ fn now(clock: ClockId) -> Duration {
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Of real-time priority it is late only where the processor itself was taken away, so that it sees what other
-/// programs do not: `jiffies` that stand still.
+/// Runs one timer after the other. A thread of real-time priority is late only if the processor itself was taken away;
+/// it therefore sees what ordinary threads do not: `jiffies` that do not advance.
 fn run(cpu: usize, is_real_time: bool, stop: &AtomicBool) -> Observed {
     let mut set = CpuSet::new();
-    // Where it cannot be bound or raised it measures where it is, as it is.
+    // If the thread cannot be bound or raised, it still measures on whatever processor and at whatever priority it has.
     let _bound = set
         .set(cpu)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
@@ -133,7 +133,7 @@ fn run(cpu: usize, is_real_time: bool, stop: &AtomicBool) -> Observed {
         let due = now(ClockId::CLOCK_MONOTONIC) + jiffy;
         let until = ClockNanosleepFlags::TIMER_ABSTIME;
         let _slept = clock_nanosleep(ClockId::CLOCK_MONOTONIC, until, &due.into());
-        // The coarse clock is set with each jiffy; read first, it is never ahead.
+        // The coarse clock is updated with each jiffy. It is read first, so that it is never ahead.
         let coarse = now(ClockId::CLOCK_MONOTONIC_COARSE);
         let woken = now(ClockId::CLOCK_MONOTONIC);
         let late_by = woken.saturating_sub(due);
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_measures_while_it_runs() {
+    fn timers_run_until_stopped() {
         let control = Control::start();
         let begin = Instant::now();
         thread::sleep(20 * jiffy());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_excuses() {
+    fn late_timers_and_late_jiffies_are_excuses() {
         let calm = Observed {
             timers: 100,
             jiffies_behind: jiffy() / 2,

@@ -1,10 +1,10 @@
-//! Less of what costs much work, on an emulated processor.
+//! Reduces expensive work on an emulated processor.
 
 use std::time::Duration;
 
-/// Set in the machines of `cargo xtask vm`, whose processor is some ten times as slow.
+/// Set in the machines of `cargo xtask vm`, whose processor is about ten times slower.
 pub const EMULATED: &str = "RTO_TESTS_EMULATED";
-/// What a test prints before it tells that it did less; `cargo xtask vm` puts it into the matrix.
+/// Prefix of the line in which a test reports that it did less work; `cargo xtask vm` copies it into the matrix.
 pub const SCALED: &str = "scaled: ";
 
 /// Whether this processor is emulated.
@@ -13,15 +13,15 @@ pub fn is_emulated() -> bool {
     std::env::var_os(EMULATED).is_some()
 }
 
-/// Whether its clock is the number of its instructions, so that nothing of the host's makes a timer late:
-/// RTO_TESTS_COUNTED, which `cargo xtask vm` sets.
+/// Whether the clock counts the instructions of the emulated processor, so that load on the host cannot delay a timer
+/// (RTO_TESTS_COUNTED, which `cargo xtask vm` sets).
 #[must_use]
 pub fn counts_instructions() -> bool {
     is_emulated() && std::env::var_os("RTO_TESTS_COUNTED").is_some()
 }
 
-/// Whether this is one of the machines of `cargo xtask vm`, which are nobody's: their root is the archive they
-/// were booted with, which no other system's is.
+/// Whether this is one of the disposable machines of `cargo xtask vm`. Their root is the initramfs they were booted
+/// with (`rootfs`), which is not the case on any other system.
 #[must_use]
 pub fn is_machine() -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -31,7 +31,7 @@ pub fn is_machine() -> bool {
     is_emulated() && root.and_then(|line| line.split(' ').nth(2)) == Some("rootfs")
 }
 
-/// So many as on a real machine, or fewer on an emulated one, which is said. `what` names them.
+/// Returns `real`, or `emulated` on an emulated processor, which it then reports. `what` names the unit.
 #[must_use]
 pub fn scaled(what: &str, real: u32, emulated: u32) -> u32 {
     if !is_emulated() {
@@ -41,7 +41,7 @@ pub fn scaled(what: &str, real: u32, emulated: u32) -> u32 {
     emulated
 }
 
-/// As long as on a real machine, or as much longer as an emulated processor is slower.
+/// Returns a duration as it is, or ten times as long on an emulated processor.
 #[must_use]
 pub fn slowed(real: Duration) -> Duration {
     const SLOWER: u32 = 10;

@@ -1,4 +1,4 @@
-//! Everything a test needs: an agent of its own and two namespaces, all removed with it.
+//! Everything a test needs: an agent and two namespaces, removed with it.
 
 use std::{
     net::SocketAddr,
@@ -48,16 +48,16 @@ impl DerefMut for TestEnv {
 }
 
 impl TestEnv {
-    /// Makes the surroundings; no agent runs yet.
+    /// Creates both; no daemon runs yet.
     ///
     /// # Errors
     ///
-    /// If something cannot be made.
+    /// If one of them cannot be created.
     pub fn new() -> anyhow::Result<Self> {
         Self::of(find(None)?)
     }
 
-    /// As [`TestEnv::new`], for this binary of the agent.
+    /// As [`TestEnv::new`], for another binary of the agent.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl TestEnv {
         Self::of_in(binary, &tempfile::env::temp_dir())
     }
 
-    /// As [`TestEnv::of`], with the agent's files and state in a directory below this one.
+    /// As [`TestEnv::of`], with the agent's files and state below `parent`.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl TestEnv {
         })
     }
 
-    /// Makes the surroundings, writes the policies and starts an agent.
+    /// Creates both, writes the policies and starts the daemon.
     ///
     /// # Errors
     ///
@@ -90,22 +90,22 @@ impl TestEnv {
         Ok(env)
     }
 
-    /// A request to the daemon's socket, as another client than the CLI would make it; the answer.
+    /// Sends a request to the daemon's socket, as a client other than the CLI would, and returns the answer.
     ///
     /// # Errors
     ///
-    /// If it is no JSON.
+    /// If it is not JSON.
     pub fn socket_request(&self, method: &str, path: &str, body: &str) -> anyhow::Result<Value> {
         let stream = UnixStream::connect(self.socket())?;
         let answer = http::request(stream, method, path, body)?;
         serde_json::from_str(&answer.body).with_context(|| format!("{answer:?}"))
     }
 
-    /// Runs a verb that must be refused as a usage error (exit status 2); what it said on stderr.
+    /// Runs a command that must fail as a usage error (exit status 2), and returns its stderr.
     ///
     /// # Errors
     ///
-    /// If it ends otherwise.
+    /// If it ends with another status.
     pub fn usage_error(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = self.try_cli(args)?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -114,11 +114,11 @@ impl TestEnv {
         Ok(said)
     }
 
-    /// Begins a connection in the client's namespace and the agent's cgroup.
+    /// Starts to connect, in the client's namespace and the agent's cgroup.
     ///
     /// # Errors
     ///
-    /// If it cannot be begun.
+    /// If the child cannot be started.
     pub fn connect(&self, to: SocketAddr, options: &Connect) -> anyhow::Result<Traffic> {
         Traffic::connect(&self.net.client, Some(self.cgroup.path()), to, options)
     }
@@ -141,7 +141,7 @@ impl TestEnv {
         Traffic::echo_server(&self.net.server, Some(self.cgroup.path()), on, false)
     }
 
-    /// As [`TestEnv::echo_server`], by MPTCP.
+    /// As [`TestEnv::echo_server`], with MPTCP.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl TestEnv {
         Traffic::echo_server(&self.net.server, Some(self.cgroup.path()), on, true)
     }
 
-    /// Begins a conversation in the client's namespace and the agent's cgroup.
+    /// Starts a conversation in the client's namespace and the agent's cgroup.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl TestEnv {
         Conversation::start(&self.net.client, Some(self.cgroup.path()), to, options)
     }
 
-    /// Starts to look at the initial RTO of connections in the client's namespace and the agent's cgroup.
+    /// Starts a process that samples the initial RTO of connections in the client's namespace and the agent's cgroup.
     ///
     /// # Errors
     ///
@@ -176,11 +176,11 @@ impl TestEnv {
         Prober::start(&self.net.client, self.cgroup.path(), probes)
     }
 
-    /// The first gaps between the SYNs of a new connection to a black hole.
+    /// The first `count` gaps between the SYNs of a new connection to a black hole.
     ///
     /// # Errors
     ///
-    /// If there are not as many in time.
+    /// If there are fewer in time.
     pub fn syn_gaps(
         &self,
         to: SocketAddr,
@@ -193,11 +193,12 @@ impl TestEnv {
         Ok(gaps(&syns(&capture.wait_for(TIMEOUT, enough)?, to)))
     }
 
-    /// The first gaps between the SYNs of each of several new connections to a black hole, all at the same time.
+    /// The first `count` gaps between the SYNs of each of several new connections to a black hole, made at the same
+    /// time.
     ///
     /// # Errors
     ///
-    /// If there are not as many in time.
+    /// If there are fewer in time.
     pub fn many_syn_gaps(
         &self,
         to: SocketAddr,
@@ -208,11 +209,11 @@ impl TestEnv {
         self.many(CLIENT_LINK, syns, (to, options), connections, count)
     }
 
-    /// The first gaps between the SYN-ACKs to each of several clients, whose ACKs get lost, all at the same time.
+    /// The first `count` gaps between the SYN-ACKs to each of several simultaneous clients whose ACKs get lost.
     ///
     /// # Errors
     ///
-    /// If there are not as many in time.
+    /// If there are fewer in time.
     pub fn many_syn_ack_gaps(
         &self,
         to: SocketAddr,
@@ -236,7 +237,7 @@ impl TestEnv {
             _ => &self.net.client,
         };
         let capture = Capture::start(netns, link)?;
-        // The first packet waits until the peer's link address is known, up to a second; it is not measured.
+        // The first packet waits for neighbour discovery, up to a second, and is therefore not measured.
         let first = self.connect(to, options)?;
         let first_of = by_connection(&capture.wait_for(TIMEOUT, |all| !kind(all, to).is_empty())?);
         drop(first);
@@ -251,7 +252,7 @@ impl TestEnv {
         Ok(of(&all).iter().map(|segments| gaps(segments)).collect())
     }
 
-    /// Asserts that new connections to a black hole have this initial RTO.
+    /// Asserts that new connections to a black hole use this initial RTO.
     ///
     /// # Errors
     ///
@@ -259,7 +260,7 @@ impl TestEnv {
     ///
     /// # Panics
     ///
-    /// If they have another.
+    /// If they use another.
     pub fn assert_syn_gap(
         &self,
         to: SocketAddr,
@@ -273,11 +274,11 @@ impl TestEnv {
     ///
     /// # Errors
     ///
-    /// If there are not as many.
+    /// If there are fewer gaps.
     ///
     /// # Panics
     ///
-    /// If they have others.
+    /// If they have other intervals.
     pub fn assert_syn_gaps(
         &self,
         to: SocketAddr,
@@ -289,7 +290,7 @@ impl TestEnv {
         })
     }
 
-    /// Asserts that a server whose clients' ACKs get lost has this initial RTO.
+    /// Asserts that a server uses this SYN-ACK RTO for clients whose ACKs get lost.
     ///
     /// # Errors
     ///
@@ -297,7 +298,7 @@ impl TestEnv {
     ///
     /// # Panics
     ///
-    /// If it has another.
+    /// If it uses another.
     pub fn assert_syn_ack_gap(
         &self,
         to: SocketAddr,
@@ -311,11 +312,11 @@ impl TestEnv {
     ///
     /// # Errors
     ///
-    /// If there are not as many.
+    /// If there are fewer gaps.
     ///
     /// # Panics
     ///
-    /// If they have others.
+    /// If they have other intervals.
     pub fn assert_syn_ack_gaps(
         &self,
         to: SocketAddr,
@@ -328,7 +329,7 @@ impl TestEnv {
     }
 }
 
-/// Asserts that gaps are those of the timers; `gaps` measures so many of each of so many connections.
+/// Asserts that gaps match their timers. `gaps` measures a number of connections, and a number of gaps of each.
 fn assert_timers(
     timers: &[Duration],
     mut gaps: impl FnMut(usize, usize) -> anyhow::Result<Vec<Vec<Duration>>>,

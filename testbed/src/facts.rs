@@ -1,4 +1,4 @@
-//! What latencies between two hosts depend on, as one of them says it: kernel, route, device, offloads, sysctls.
+//! Facts about one host that latencies to another host depend on: kernel, route, device, offloads, sysctls.
 
 use std::{collections::BTreeMap, fs, net::IpAddr};
 
@@ -30,7 +30,7 @@ const SYSCTLS: [&str; 20] = [
     "tcp_timestamps",
     "tcp_wmem",
 ];
-/// Features of a device that hold packets back or join them (ethtool -k).
+/// Features of a device that delay or merge packets (ethtool -k).
 const OFFLOADS: [&str; 5] = [
     "tcp-segmentation-offload",
     "generic-segmentation-offload",
@@ -41,33 +41,33 @@ const OFFLOADS: [&str; 5] = [
 /// How long a device waits before it interrupts (ethtool -c).
 const COALESCING: [&str; 4] = ["Adaptive RX", "rx-usecs", "rx-frames", "tx-usecs"];
 
-/// A host, as it is towards another one.
+/// The facts about a host that matter for connections to one peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostFacts {
     /// Kernel and processors.
     pub machine: Machine,
-    /// The route to the other host, as ip-route(8) says it.
+    /// The route to the other host, as ip-route(8) prints it.
     pub route: String,
-    /// Its device.
+    /// The device of the route.
     pub device: String,
-    /// Of the device, bytes.
+    /// MTU of the device, bytes.
     pub mtu: Option<u32>,
-    /// Of the device.
+    /// Driver of the device.
     pub driver: Option<String>,
-    /// Offloads of the device, and how it delays interrupts.
+    /// Offloads and interrupt coalescing of the device.
     pub features: BTreeMap<String, String>,
-    /// Those of TCP, below `net.ipv4`, that this kernel has.
+    /// The sysctls of TCP, below `net.ipv4`, that this kernel has.
     pub sysctls: BTreeMap<String, String>,
-    /// What could not be asked, and why.
+    /// Facts that could not be obtained, and why.
     pub missing: Vec<String>,
 }
 
 impl HostFacts {
-    /// Of this host, in the namespace of the calling thread.
+    /// The facts about this host, in the namespace of the calling thread.
     ///
     /// # Errors
     ///
-    /// If there is no route to the other one, or the kernel does not say what it is.
+    /// If there is no route to `peer`, or uname(2) fails.
     pub fn towards(peer: IpAddr) -> anyhow::Result<Self> {
         let peer = peer.to_canonical().to_string();
         let route = run(&format!("ip route get {peer}"))?;
@@ -78,7 +78,7 @@ impl HostFacts {
         let offloads = run(&format!("ethtool -k {device}"))
             .map_err(|error| missing.push(format!("{error:#}")))
             .unwrap_or_default();
-        // Virtual devices may have neither, which is nothing missing.
+        // Virtual devices may have neither a driver nor coalescing, so a failure is not reported as missing.
         let [driver, coalescing] = ["-i", "-c"]
             .map(|option| run(&format!("ethtool {option} {device}")).unwrap_or_default());
         let mut features = chosen(&offloads, &OFFLOADS);
@@ -100,7 +100,7 @@ impl HostFacts {
         })
     }
 
-    /// Each fact in a line: its name, and what it is.
+    /// One line for each fact: its name and its value.
     #[must_use]
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let listed = |all: &BTreeMap<String, String>| {
@@ -127,7 +127,7 @@ impl HostFacts {
     }
 }
 
-/// Lines "name: value" of these names; of "Adaptive RX: off  TX: off" the first value.
+/// The lines "name: value" with these names. Of "Adaptive RX: off  TX: off" only the first value is taken.
 fn chosen(text: &str, names: &[&str]) -> BTreeMap<String, String> {
     let lines = text.lines().filter_map(|line| line.trim().split_once(':'));
     let chosen = lines.filter_map(|(name, value)| {
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn of_this_host() {
-        // As a listener of both families sees an IPv4 peer.
+        // The second form is how a dual-stack listener sees an IPv4 peer.
         let mapped: Ipv6Addr = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
         for peer in [Ipv4Addr::LOCALHOST.into(), mapped.into()] {
             let facts = HostFacts::towards(peer).unwrap();
@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<HostFacts>(&text).unwrap(), facts);
             let lines = facts.lines();
             assert!(lines.iter().any(|(name, _)| *name == "sysctls"));
-            // Without ethtool it is said that it is missing.
+            // Without ethtool the offloads are listed as missing.
             assert!(
                 facts.features.is_empty() != facts.missing.is_empty(),
                 "{facts:?}"

@@ -1,7 +1,6 @@
-//! A sock_ops program of somebody else's: it answers every TIMEOUT_INIT with a value of its own.
+//! A foreign sock_ops program, which answers every TIMEOUT_INIT with its own value.
 //!
-//! Assembled by hand and loaded by bpf(2), so that no compiler and no library of the agent is
-//! involved.
+//! It is assembled by hand and loaded with bpf(2), so that neither a compiler nor code of the agent is involved.
 
 use std::{
     fs::{self, File},
@@ -31,7 +30,7 @@ struct LinkAttr {
     flags: u32,
 }
 
-/// The program at a cgroup, by a link; detached when dropped.
+/// The program, attached to a cgroup by a link; detached when dropped.
 #[derive(Debug)]
 pub struct Foreign {
     program: OwnedFd,
@@ -39,7 +38,7 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Attaches a program that sets `reply` to so many jiffies at every TIMEOUT_INIT.
+    /// Attaches a program that sets `reply` to this number of jiffies at every TIMEOUT_INIT.
     ///
     /// # Errors
     ///
@@ -62,13 +61,13 @@ impl Foreign {
         )
     }
 
-    /// Attaches a program that takes all callbacks away from a socket at every TIMEOUT_INIT, as one does that asks for
-    /// its own without a look at those of others.
+    /// Attaches a program that sets the callback flags (`BPF_SOCK_OPS_*_CB_FLAG`) of a socket at every TIMEOUT_INIT,
+    /// which clears the flags that other programs have set.
     ///
     /// # Errors
     ///
     /// If the kernel refuses it.
-    pub fn attach_clearing_callbacks(cgroup: &Path) -> io::Result<Self> {
+    pub fn attach_setting_callbacks(cgroup: &Path, flags: i32) -> io::Result<Self> {
         const SOCK_OPS_CB_FLAGS_SET: i32 = 59;
         Self::load_and_attach(
             cgroup,
@@ -77,8 +76,8 @@ impl Foreign {
                 instruction(0x61, 2, 1, 0, 0),
                 // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
                 instruction(0x55, 2, 0, 2, 1),
-                // bpf_sock_ops_cb_flags_set(ctx, 0)
-                instruction(0xb7, 2, 0, 0, 0),
+                // bpf_sock_ops_cb_flags_set(ctx, flags)
+                instruction(0xb7, 2, 0, 0, flags),
                 instruction(0x85, 0, 0, 0, SOCK_OPS_CB_FLAGS_SET),
                 // return 1
                 instruction(0xb7, 0, 0, 0, 1),
@@ -87,8 +86,8 @@ impl Foreign {
         )
     }
 
-    /// Attaches a program that sets `reply` at every operation, whatever it is, as one in the kernel's samples
-    /// does with -1. The programs after it read it in place of the operation's first argument.
+    /// Attaches a program that sets `reply` at every operation, as one of the kernel's samples does with -1. Later
+    /// programs read it instead of the operation's first argument, because both are in the same union.
     ///
     /// # Errors
     ///
@@ -107,8 +106,8 @@ impl Foreign {
         )
     }
 
-    /// Attaches a program that returns 0, as several public ones do: it turns the initial RTO of
-    /// every program off.
+    /// Attaches a program that returns 0, as several public ones do. The kernel then ignores the initial RTO of every
+    /// program at the cgroup.
     ///
     /// # Errors
     ///
@@ -132,7 +131,7 @@ impl Foreign {
         )
     }
 
-    /// Attaches the one program of an ELF object, which bpftool loads.
+    /// Attaches the program of an ELF object, which bpftool loads.
     ///
     /// # Errors
     ///
@@ -150,7 +149,7 @@ impl Foreign {
     ///
     /// # Errors
     ///
-    /// If something is there already.
+    /// If the path exists.
     pub fn pin_link(&self, path: &Path) -> io::Result<()> {
         pin(&self.link, path)
     }
@@ -159,7 +158,7 @@ impl Foreign {
     ///
     /// # Errors
     ///
-    /// If the kernel does not say.
+    /// If fdinfo does not list it.
     pub fn program_id(&self) -> anyhow::Result<u64> {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.program.as_raw_fd()))?;
         let id = info
@@ -192,16 +191,16 @@ impl Foreign {
     }
 }
 
-/// How often a program has run since runs are counted, and how long that took in all.
+/// The number of runs of a program since statistics were switched on, and their total duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
-    /// How often.
+    /// Number of runs.
     pub count: u64,
-    /// How long.
+    /// Total duration.
     pub time: Duration,
 }
 
-/// Has the kernel count how often and how long each program runs, as long as the descriptor is open.
+/// Makes the kernel count the runs of all programs and their duration, as long as the descriptor is open.
 ///
 /// # Errors
 ///
@@ -217,11 +216,11 @@ pub fn count_runs() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// If bpftool does not say.
+/// If bpftool fails.
 pub fn runs_of(program_id: u64) -> anyhow::Result<Runs> {
     let text = crate::process::run(&format!("bpftool --json prog show id {program_id}"))?;
     let shown: serde_json::Value = serde_json::from_str(&text)?;
-    // Left out as long as they are 0.
+    // bpftool omits them while they are 0.
     let number = |key: &str| shown[key].as_u64().unwrap_or(0);
     Ok(Runs {
         count: number("run_cnt"),

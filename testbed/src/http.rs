@@ -1,10 +1,10 @@
-//! One request to an HTTP server of the agent's, as another client than the CLI would make it.
+//! Single requests to an HTTP server of the agent, made as a client other than the CLI would.
 
 use std::io::{self, Read, Write};
 
 use anyhow::Context as _;
 
-/// What came back.
+/// The response.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The status.
@@ -15,11 +15,11 @@ pub struct Answer {
     pub body: String,
 }
 
-/// Makes a request, with a JSON body if there is one.
+/// Sends a request with a JSON body and returns the response.
 ///
 /// # Errors
 ///
-/// If what comes back is no HTTP.
+/// If the response is not HTTP.
 pub fn request(
     mut stream: impl Read + Write,
     method: &str,
@@ -30,11 +30,11 @@ pub fn request(
     receive(stream)
 }
 
-/// Asks for a page in a form, as an `Accept` header has it.
+/// Requests a page with this `Accept` header.
 ///
 /// # Errors
 ///
-/// If what comes back is no HTTP.
+/// If the response is not HTTP.
 pub fn get(mut stream: impl Read + Write, path: &str, accept: &str) -> anyhow::Result<Answer> {
     let text =
         format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\naccept: {accept}\r\n\r\n");
@@ -42,7 +42,7 @@ pub fn get(mut stream: impl Read + Write, path: &str, accept: &str) -> anyhow::R
     receive(stream)
 }
 
-/// Sends a request, in one piece.
+/// Sends a request in one write.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ pub fn send(mut stream: impl Write, method: &str, path: &str, body: &str) -> io:
     stream.write_all(text.as_bytes())
 }
 
-/// The same in chunks of this many bytes, so that no header tells its length.
+/// Sends a request in chunks of this many bytes, so that no header states its length.
 ///
 /// # Errors
 ///
@@ -81,11 +81,11 @@ pub fn send_chunked(
     stream.write_all(b"0\r\n\r\n")
 }
 
-/// Reads the answer, until the connection ends.
+/// Reads the response until the connection ends.
 ///
 /// # Errors
 ///
-/// If it is no HTTP.
+/// If it is not HTTP.
 pub fn receive(mut stream: impl Read) -> anyhow::Result<Answer> {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;

@@ -1,4 +1,4 @@
-//! What the kernel itself says, by bpf(2): no library of the agent and no bpftool is involved.
+//! The kernel's own view of BPF objects, through bpf(2). It uses neither code of the agent nor bpftool.
 
 use std::{
     fs::File,
@@ -107,11 +107,11 @@ struct ProgramInfo {
     map_ids: u64,
 }
 
-/// The ids of the programs attached to a cgroup itself.
+/// The ids of the programs that are attached to this cgroup itself, not to its ancestors.
 ///
 /// # Errors
 ///
-/// If the kernel does not say.
+/// If the kernel refuses.
 pub fn programs_at(cgroup: &Path, attach_type: u32) -> io::Result<Vec<u32>> {
     let dir = File::open(cgroup)?;
     let mut ids = [0u32; MANY];
@@ -126,11 +126,11 @@ pub fn programs_at(cgroup: &Path, attach_type: u32) -> io::Result<Vec<u32>> {
     Ok(ids.into_iter().take(attr.prog_cnt as usize).collect())
 }
 
-/// The programs behind every link to a cgroup, of whatever attach type.
+/// The programs behind all links to a cgroup, of any attach type.
 ///
 /// # Errors
 ///
-/// If the kernel does not say.
+/// If the kernel refuses.
 pub fn links_at(cgroup: &Path) -> io::Result<Vec<u32>> {
     let cgroup = cgroup.metadata()?.ino();
     let mut programs = Vec::new();
@@ -148,7 +148,7 @@ pub fn links_at(cgroup: &Path) -> io::Result<Vec<u32>> {
 ///
 /// # Errors
 ///
-/// If the kernel does not say.
+/// If the kernel refuses.
 pub fn programs_using(maps: &[u32]) -> io::Result<Vec<u32>> {
     let mut programs = Vec::new();
     for program in every(PROG_GET_NEXT_ID, PROG_GET_FD_BY_ID) {
@@ -166,12 +166,12 @@ pub fn programs_using(maps: &[u32]) -> io::Result<Vec<u32>> {
     Ok(programs)
 }
 
-/// How many of each kind the machine has.
+/// The number of BPF objects on this machine, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Objects {
     /// Maps.
     pub maps: u64,
-    /// Programs, of whatever type.
+    /// Programs of any type.
     pub programs: u64,
     /// Links.
     pub links: u64,
@@ -182,7 +182,7 @@ impl Objects {
     ///
     /// # Errors
     ///
-    /// If the kernel does not say.
+    /// If the kernel refuses.
     pub fn count() -> io::Result<Self> {
         let [maps, programs, links] =
             [MAP_GET_NEXT_ID, PROG_GET_NEXT_ID, LINK_GET_NEXT_ID].map(ids);
@@ -194,7 +194,7 @@ impl Objects {
     }
 }
 
-/// How many ids a kind has.
+/// The number of ids of a kind.
 fn ids(next: libc::c_int) -> io::Result<u64> {
     let mut attr = IdAttr::default();
     let mut count = 0;
@@ -213,7 +213,7 @@ fn ids(next: libc::c_int) -> io::Result<u64> {
 #[derive(Debug)]
 pub struct Map {
     fd: OwnedFd,
-    /// The kernel's id of it.
+    /// The kernel's id of the map.
     pub id: u32,
     info: MapInfo,
     key_size: usize,
@@ -221,16 +221,16 @@ pub struct Map {
 }
 
 impl Map {
-    /// Opens it.
+    /// Opens a pinned map.
     ///
     /// # Errors
     ///
-    /// If it is not there, or no map.
+    /// If nothing is pinned there, or it is not a map.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::of(pinned(path)?)
     }
 
-    /// Makes an empty one of the same kind and sizes. Not of a kind that needs BTF (socket storage).
+    /// Creates an empty map of the same type and sizes. Map types that need BTF (socket storage) are not supported.
     ///
     /// # Errors
     ///
@@ -246,11 +246,11 @@ impl Map {
         Self::of(made(unlimited(|| call(MAP_CREATE, &mut attr))?))
     }
 
-    /// Pins it.
+    /// Pins the map.
     ///
     /// # Errors
     ///
-    /// If something is there already.
+    /// If the path exists.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -267,11 +267,11 @@ impl Map {
         })
     }
 
-    /// Writes a value. Not for maps with a value for each CPU.
+    /// Writes a value. Not for per-CPU maps.
     ///
     /// # Errors
     ///
-    /// If the kernel does not take it.
+    /// If the kernel refuses.
     pub fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
         if (key.len(), value.len()) != (self.key_size, self.value_size) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -279,7 +279,7 @@ impl Map {
         update(&self.fd, key, value)
     }
 
-    /// Removes a key; whether there was one.
+    /// Removes a key; returns whether it existed.
     ///
     /// # Errors
     ///
@@ -291,11 +291,11 @@ impl Map {
         delete(&self.fd, key)
     }
 
-    /// Every key and value. Not for maps with a value for each CPU.
+    /// All keys and values. Not for per-CPU maps.
     ///
     /// # Errors
     ///
-    /// If the kernel does not say.
+    /// If the kernel refuses.
     pub fn dump(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let mut all = Vec::new();
         let mut key: Option<Vec<u8>> = None;
@@ -311,11 +311,11 @@ impl Map {
         }
     }
 
-    /// The value of a key, or of the longest prefix in which it lies. Not for maps with a value for each CPU.
+    /// The value of a key, or of its longest matching prefix in a trie. Not for per-CPU maps.
     ///
     /// # Errors
     ///
-    /// If the kernel does not say.
+    /// If the kernel refuses.
     pub fn get(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
         if key.len() != self.key_size {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -326,7 +326,7 @@ impl Map {
     }
 }
 
-/// The first bytes of these words. By whole words: tests read values by the hundred thousand, unoptimised.
+/// The first bytes of these words. It copies whole words, as tests read values by the hundred thousand, unoptimised.
 fn bytes_of(words: &[u64], size: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(size_of_val(words));
     for word in words {
@@ -336,7 +336,7 @@ fn bytes_of(words: &[u64], size: usize) -> Vec<u8> {
     bytes
 }
 
-/// Descriptors of everything of a kind. What goes meanwhile is left out.
+/// Descriptors of all objects of a kind. Objects that are removed during the iteration are skipped.
 fn every(next: libc::c_int, by_id: libc::c_int) -> impl Iterator<Item = io::Result<OwnedFd>> {
     let mut last = 0;
     std::iter::from_fn(move || {
@@ -356,7 +356,7 @@ fn every(next: libc::c_int, by_id: libc::c_int) -> impl Iterator<Item = io::Resu
                 ..IdAttr::default()
             };
             match call(by_id, &mut attr).map(made) {
-                // EAGAIN: another test is just making it.
+                // EAGAIN: another test is creating it at this moment.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EAGAIN)) => {}
                 result => return Some(result),
             }

@@ -1,4 +1,4 @@
-//! What tests and experiments make under names of their own ([`names`]), and what of it is left.
+//! Finds and removes what tests and experiments have created under their names ([`names`]) and not removed.
 
 use std::{
     fs,
@@ -10,10 +10,10 @@ use anyhow::Context as _;
 
 use crate::{cgroup, names, netns, process::alive};
 
-/// A directory in which they are, and how one is removed.
+/// A directory that contains such objects, and how one is removed.
 type Kind = (PathBuf, fn(&Path));
 
-/// Namespaces, cgroups, pins, and files.
+/// Namespaces, pins, files and cgroups.
 fn kinds() -> anyhow::Result<[Kind; 4]> {
     let remove: fn(&Path) = |path| {
         let _gone = fs::remove_dir_all(path).or_else(|_| fs::remove_file(path));
@@ -26,10 +26,10 @@ fn kinds() -> anyhow::Result<[Kind; 4]> {
     ])
 }
 
-/// What is in a directory under names that a process made of which this is so.
+/// The objects in a directory whose names were made by a process for which `is` holds.
 fn made(dir: &Path, is: impl Fn(u32) -> bool) -> anyhow::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
-        // There has been no namespace yet.
+        // The directory exists only after the first namespace was created.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.with_context(|| dir.display().to_string())?,
     };
@@ -43,8 +43,8 @@ fn made(dir: &Path, is: impl Fn(u32) -> bool) -> anyhow::Result<Vec<PathBuf>> {
     Ok(made)
 }
 
-/// Removes, as far as it can, what a killed run left behind, also one whose process had the id of this one: to be called
-/// before this one makes anything.
+/// Removes, as far as possible, what killed runs have left, including one whose process id was the same as this one's.
+/// Must be called before this process creates anything.
 pub fn sweep() {
     let is_left = |pid| !alive(pid) || pid == std::process::id();
     for (dir, remove) in kinds().into_iter().flatten() {
@@ -54,11 +54,11 @@ pub fn sweep() {
     }
 }
 
-/// What a process has made and not removed.
+/// What a process has created and not removed.
 ///
 /// # Errors
 ///
-/// If that cannot be seen.
+/// If a directory cannot be read.
 pub fn of(pid: u32) -> anyhow::Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for (dir, _) in kinds()? {

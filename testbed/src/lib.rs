@@ -1,8 +1,8 @@
-//! What experiments, integration tests and benchmarks run on: network namespaces with a link that loses what it is
-//! told to lose ([`link`]), an agent driven from outside as a user would ([`agent`]), child processes at the link's
-//! ends ([`workload`]), and captures ([`capture`]).
+//! The base of experiments, integration tests and benchmarks: network namespaces joined by a link with programmable
+//! losses ([`link`]), an agent that is driven from outside as a user would drive it ([`agent`]), child processes at the
+//! ends of the link ([`workload`]), and captures ([`capture`]).
 //!
-//! Each of them is a guard that removes what it made, also on panic. Nothing touches the host's own network.
+//! Each is a guard that removes what it has created, also after a panic. None changes the host's own network.
 
 pub mod agent;
 pub mod bpf;

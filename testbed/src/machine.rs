@@ -1,4 +1,4 @@
-//! The machine that a measurement ran on.
+//! Describes the machine that a measurement ran on.
 
 use std::{fs, time::Duration};
 
@@ -13,22 +13,22 @@ use serde::{Deserialize, Serialize};
 pub struct Machine {
     /// Release of its kernel.
     pub kernel: String,
-    /// Jiffies a second.
+    /// Jiffies per second.
     pub hz: u64,
     /// Its architecture.
     pub architecture: String,
     /// Name of the processor.
     pub processor: String,
-    /// How many of them are there for us.
+    /// Number of processors available to this process.
     pub cores: usize,
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     ///
     /// # Errors
     ///
-    /// If the kernel does not say.
+    /// If uname(2) fails.
     pub fn here() -> anyhow::Result<Self> {
         let names = uname()?;
         let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Names that no other test, and no other run, has.
+//! Names that are unique across tests and runs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// First part of every name made here.
+/// The first part of every name.
 pub const PREFIX: &str = "rtot";
 
 /// `rtot-<pid>-<number>`.
@@ -14,7 +14,7 @@ pub fn unique() -> String {
     format!("{PREFIX}-{}-{number}", std::process::id())
 }
 
-/// The process that made a name, if it is one of ours.
+/// The process that made a name; `None` if the name has another form.
 #[must_use]
 pub fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?

@@ -19,20 +19,20 @@ use crate::{
     wait::{TIMEOUT, eventually},
 };
 
-/// Addresses of the client's end.
+/// IPv4 address of the client's end.
 pub const CLIENT_V4: &str = "10.88.0.1";
-/// A second one.
+/// Second IPv4 address of the client's end.
 const CLIENT_V4_OTHER: &str = "10.88.1.1";
-/// Its IPv6 address.
+/// IPv6 address of the client's end.
 pub const CLIENT_V6: &str = "fd88::1";
-/// Addresses of the server's end.
+/// IPv4 address of the server's end.
 pub const SERVER_V4: &str = "10.88.0.2";
-/// A second one.
+/// Second IPv4 address of the server's end.
 pub const SERVER_V4_OTHER: &str = "10.88.1.2";
-/// Its IPv6 address.
+/// IPv6 address of the server's end.
 pub const SERVER_V6: &str = "fd88::2";
 
-/// The two namespaces; removed when dropped. Not `Send`: the test that made it removes it.
+/// The two namespaces; removed when dropped. Not `Send`: they are removed by the test that created them.
 #[derive(Debug)]
 pub struct Pair {
     /// Namespace of the client.
@@ -42,11 +42,11 @@ pub struct Pair {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Runs this in a namespace, on a thread of its own, because the one that asks has to stay in its namespace.
+/// Runs a closure in a namespace, on a separate thread, so that the calling thread stays in its own.
 ///
 /// # Errors
 ///
-/// If there is no such namespace, or what is run fails.
+/// If there is no such namespace, or the closure fails.
 pub fn inside<T: Send>(
     netns: &str,
     run: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -62,7 +62,7 @@ pub fn inside<T: Send>(
     .with_context(|| format!("in {netns}"))
 }
 
-/// Has the calling thread, and the processes it starts, in this namespace from now on.
+/// Moves the calling thread into a namespace; processes that it starts inherit that.
 pub(crate) fn join(netns: &str) -> anyhow::Result<()> {
     let path = format!("/run/netns/{netns}");
     let namespace = File::open(&path).context(path)?;
@@ -75,11 +75,11 @@ pub const CLIENT_LINK: &str = "veth-c";
 pub const SERVER_LINK: &str = "veth-s";
 
 impl Pair {
-    /// Makes the namespaces, the link and the addresses.
+    /// Creates the namespaces, the link and the addresses.
     ///
     /// # Errors
     ///
-    /// If `ip` fails; what was made is removed.
+    /// If `ip` fails; what was created is removed.
     pub fn new() -> anyhow::Result<Self> {
         let name = names::unique();
         let pair = Self {
@@ -97,7 +97,7 @@ impl Pair {
             (server, SERVER_LINK, [SERVER_V4, SERVER_V4_OTHER], SERVER_V6),
         ] {
             let [one, other] = v4;
-            // Without duplicate detection, which would keep the address tentative for a second.
+            // nodad: duplicate address detection would keep the address tentative for a second.
             let lines = format!(
                 "addr add {one}/24 dev {link}
                 addr add {other}/24 dev {link}
@@ -113,7 +113,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Drops everything TCP that arrives at the server's `port` (all families).
+    /// Drops all TCP packets that arrive at the server's `port`, IPv4 and IPv6.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl Pair {
         self.server_drops(&format!("tcp dport {port}"))
     }
 
-    /// Drops the clients' answers to SYN-ACKs at `port`, so that the server repeats them.
+    /// Drops the clients' ACKs of SYN-ACKs at `port`, so that the server retransmits its SYN-ACKs.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Pair {
         self.server_drops(&format!("tcp dport {port} tcp flags & (syn|ack) == ack"))
     }
 
-    /// Drops what matches at the server's input.
+    /// Drops packets that match at the server's input.
     ///
     /// # Errors
     ///
@@ -140,34 +140,23 @@ impl Pair {
         self.server_filters(&format!("add rule inet t in {matching} drop\n"))
     }
 
-    /// Adds to the table `t` and its chain `in` at the server's input.
+    /// Adds rules to the chain `in` of the table `t` at the server's input.
     fn server_filters(&self, added: &str) -> anyhow::Result<()> {
-        let rules = format!(
-            "add table inet t\nadd chain inet t in {{ type filter hook input priority 0; }}\n{added}"
-        );
-        nft(&self.server, &["-f", "-"], &rules).map(drop)
+        filters(&self.server, added)
     }
 
-    /// Drops every SYN at the server's input from the first one of an IPv4 client on, for so long; the kernel's clock
+    /// Drops every SYN at the server's input for `outage` after the first SYN of each IPv4 client. The kernel's clock
     /// ends it.
     ///
     /// # Errors
     ///
     /// If `nft` fails.
     pub fn server_loses_syns_for(&self, outage: Duration) -> anyhow::Result<()> {
-        let millis = outage.as_millis();
-        let syn = "add rule inet t in tcp flags & (syn|ack) == syn ip saddr";
-        let sets = format!(
-            "add set inet t begun {{ type ipv4_addr; flags dynamic; size 16; }}\n\
-             add set inet t lasting {{ type ipv4_addr; flags dynamic,timeout; timeout {millis}ms; size 16; }}\n"
-        );
-        self.server_filters(&format!(
-            "{sets}{syn} @lasting drop\n\
-             {syn} != @begun add @begun {{ ip saddr }} add @lasting {{ ip saddr }} drop\n"
-        ))
+        let each = [(String::new(), outage)];
+        self.server_filters(&outages(Lost::Syns, ("ipv4_addr", "ip saddr"), &each))
     }
 
-    /// Drops nothing any more.
+    /// Removes all rules.
     ///
     /// # Errors
     ///
@@ -177,9 +166,80 @@ impl Pair {
     }
 }
 
-/// Waits until packets to this IPv6 address are taken: also without duplicate detection the kernel makes its local route
-/// in a workqueue, after the address was added (`addrconf_dad_work()`, Linux 6.12; measured 0.2 s later on a busy host),
-/// and drops what comes before.
+/// The packets of a handshake that an outage drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// SYNs, where the server receives them.
+    Syns,
+    /// SYN-ACKs, where the client receives them.
+    SynAcks,
+}
+
+impl Lost {
+    /// The nft(8) expression that matches them.
+    const fn packets(self) -> &'static str {
+        match self {
+            Self::Syns => "tcp flags & (syn|ack) == syn",
+            Self::SynAcks => "tcp flags & (syn|ack) == (syn|ack)",
+        }
+    }
+}
+
+/// Drops handshake packets by the client's port. Each port has its own outage, which begins with the first packet it
+/// drops; the kernel ends it with a resolution of one jiffy (`nft_set_elem_expired()`, Linux 6.12). Earlier rules of
+/// both namespaces are removed.
+///
+/// # Errors
+///
+/// If `nft` fails.
+pub fn lose_handshakes(
+    client: &str,
+    server: &str,
+    each: &[(u16, Lost, Duration)],
+) -> anyhow::Result<()> {
+    for (netns, lost, key) in [
+        (server, Lost::Syns, "tcp sport"),
+        (client, Lost::SynAcks, "tcp dport"),
+    ] {
+        let own = each.iter().filter(|(_, which, _)| *which == lost);
+        let own: Vec<_> = own
+            .map(|(port, _, outage)| (format!("{key} {port}"), *outage))
+            .collect();
+        nft(netns, &["flush", "ruleset"], "")?;
+        filters(netns, &outages(lost, ("inet_service", key), &own))?;
+    }
+    Ok(())
+}
+
+/// Rules that drop packets for a period that begins with the first packet of each key.
+fn outages(lost: Lost, (kind, key): (&str, &str), each: &[(String, Duration)]) -> String {
+    let (packets, size) = (lost.packets(), each.len().max(16));
+    let mut rules = format!(
+        "add set inet t begun {{ type {kind}; flags dynamic; size {size}; }}\n\
+         add set inet t lasting {{ type {kind}; flags dynamic,timeout; size {size}; }}\n\
+         add rule inet t in {packets} {key} @lasting drop\n"
+    );
+    for (matching, outage) in each {
+        let millis = outage.as_millis();
+        rules.push_str(&format!(
+            "add rule inet t in {packets} {matching} {key} != @begun add @begun {{ {key} }} \
+             add @lasting {{ {key} timeout {millis}ms }} drop\n"
+        ));
+    }
+    rules
+}
+
+/// Adds rules to the chain `in` of the table `t` at a namespace's input.
+fn filters(netns: &str, added: &str) -> anyhow::Result<()> {
+    let rules = format!(
+        "add table inet t\nadd chain inet t in {{ type filter hook input priority 0; }}\n{added}"
+    );
+    nft(netns, &["-f", "-"], &rules).map(drop)
+}
+
+/// Waits until the namespace accepts packets to this IPv6 address. Even without duplicate address detection the kernel
+/// creates the local route in a workqueue after the address was added (`addrconf_dad_work()`, Linux 6.12; 0.2 s later
+/// on a busy host), and drops packets that arrive before.
 pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
     eventually("local route", TIMEOUT, || {
         let routes = run(&format!("ip -n {netns} -6 route show table local"))?;
@@ -189,32 +249,32 @@ pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
     .with_context(|| format!("to {address} in {netns}"))
 }
 
-/// Sets a sysctl of one of our namespaces.
+/// Sets a sysctl in a test namespace.
 ///
 /// # Errors
 ///
-/// If there is none of that name.
+/// If it does not exist or refuses the value.
 pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
     let path = format!("/proc/sys/{}", name.replace('.', "/"));
     inside(netns, || Ok(fs::write(path, value)?)).with_context(|| format!("{name}={value}"))
 }
 
-/// Runs `ip` with these options once for all lines, as starting a program takes it longer than most of them.
+/// Runs `ip` once for all lines, because starting the program takes longer than most of its commands.
 ///
 /// # Errors
 ///
-/// If it fails; it does nothing more then.
+/// If a line fails; later lines are not run.
 pub(crate) fn ip(options: &[&str], lines: &str) -> anyhow::Result<()> {
     let mut ip = Command::new("ip");
     run_with_input(ip.args(options).args(["-batch", "-"]), lines).map(drop)
 }
 
-/// What nft(8) prints in a namespace, with this text at its standard input.
+/// Runs nft(8) in a namespace with this text on its stdin, and returns what it prints.
 ///
 /// # Errors
 ///
 /// If it fails.
-pub(crate) fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
+pub fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
     inside(netns, || {
         run_with_input(Command::new("nft").args(args), text)
     })
@@ -223,13 +283,13 @@ pub(crate) fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<Stri
 impl Drop for Pair {
     fn drop(&mut self) {
         let Self { client, server, .. } = self;
-        // The link goes with either. Nothing more can be done in a drop than try.
+        // Either namespace takes the link with it. A drop can do no more than try.
         let lines = format!("netns del {client}\nnetns del {server}");
         let _gone = ip(&["-force"], &lines);
     }
 }
 
-/// Removes the namespace of this path.
+/// Removes the namespace with this path.
 pub(crate) fn remove(path: &Path) {
     let name = path.file_name().unwrap_or_default().display();
     let _gone = run(&format!("ip netns del {name}"));

@@ -17,11 +17,11 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
 use crate::{bpf::made, wait::TIMEOUT};
 
-/// What this socket sends itself, to have what came before it.
+/// A message that the socket sends to itself: messages before it in the queue have been read when it arrives.
 const SENTINEL: &str = "DRAINED=1";
 
-/// A socket for NOTIFY_SOCKET, read all the time as a service manager does: a full one would
-/// block the daemon.
+/// A socket for NOTIFY_SOCKET. A thread reads it all the time, as a service manager does; a full queue would block the
+/// daemon.
 #[derive(Debug)]
 pub struct NotifySocket {
     messages: mpsc::Receiver<String>,
@@ -29,7 +29,7 @@ pub struct NotifySocket {
     store: Arc<Mutex<FdStore>>,
 }
 
-/// The file-descriptor store of a service (systemd.service(5), FileDescriptorStoreMax=).
+/// The file descriptor store of a service (systemd.service(5), FileDescriptorStoreMax=).
 #[derive(Debug, Default)]
 struct FdStore {
     max: usize,
@@ -37,7 +37,7 @@ struct FdStore {
 }
 
 impl FdStore {
-    /// What is neither kept nor removed is closed: who has sent a BARRIER=1 waits for that.
+    /// Descriptors that are not kept are closed, BARRIER=1 among them: its sender waits until its descriptor is closed.
     fn receive(&mut self, text: &str, fds: Vec<OwnedFd>) {
         let has = |line: &str| text.lines().any(|l| l == line);
         let name = text.lines().find_map(|l| l.strip_prefix("FDNAME="));
@@ -54,7 +54,7 @@ impl FdStore {
 }
 
 impl NotifySocket {
-    /// Binds it in a directory.
+    /// Binds the socket in a directory.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl NotifySocket {
         let store = Arc::<Mutex<FdStore>>::default();
         let shared = Arc::clone(&store);
         thread::spawn(move || {
-            // Ends once the test has removed its directory.
+            // Ends after the test has removed its directory.
             while bound.exists() {
                 if let Ok((text, fds)) = receive(&socket) {
                     let mut store = shared.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,25 +87,25 @@ impl NotifySocket {
         })
     }
 
-    /// Keeps so many descriptors from now on, and drops what is more.
+    /// Sets the capacity of the store, and closes surplus descriptors.
     pub fn keep(&self, max: usize) {
         let mut store = self.store();
         store.max = max;
         store.kept.truncate(max);
     }
 
-    /// The names of those that are kept.
+    /// The names of the descriptors that are kept.
     #[must_use]
     pub fn kept(&self) -> Vec<String> {
         let store = self.store();
         store.kept.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Those that are kept, for a start; they are kept on.
+    /// Copies of the descriptors that are kept, for a start; the store keeps its own.
     ///
     /// # Errors
     ///
-    /// If there are too many.
+    /// If the process has too many descriptors.
     pub(crate) fn handed_over(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         let store = self.store();
         let copy = |(name, fd): &(String, OwnedFd)| Ok((name.clone(), fd.try_clone()?));
@@ -116,27 +116,27 @@ impl NotifySocket {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For the environment.
+    /// The value of NOTIFY_SOCKET.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What has been sent until now and was not yet asked for, also by a process that has ended meanwhile.
+    /// The messages that were sent so far and not returned before. Messages of a process that has exited are included.
     ///
     /// # Errors
     ///
-    /// If it cannot be sent to.
+    /// If the socket cannot be written to.
     pub fn drain(&self) -> anyhow::Result<Vec<String>> {
         UnixDatagram::unbound()?.send_to(SENTINEL.as_bytes(), &self.path)?;
         self.wait_for(SENTINEL, TIMEOUT, || None)
     }
 
-    /// Waits for a message with this line and returns every message until then.
+    /// Waits for a message that has this line, and returns all messages up to it.
     ///
     /// # Errors
     ///
-    /// If none comes in time, or `gone` says that the sender has ended.
+    /// If it does not arrive in time, or `gone` reports that the sender has exited.
     pub fn wait_for(
         &self,
         line: &str,
@@ -161,7 +161,7 @@ impl NotifySocket {
                 Err(_) => {
                     ended = gone();
                     if ended.is_some() {
-                        // What it sent before its end comes before this.
+                        // Messages that the process sent before it exited are ahead of the sentinel.
                         UnixDatagram::unbound()?.send_to(SENTINEL.as_bytes(), &self.path)?;
                     }
                 }

@@ -1,9 +1,9 @@
-//! Running programs.
+//! Runs programs.
 //!
-//! They are started without fork(), wherever that can be: without `pre_exec`, `uid` and `gid` the standard library uses
-//! posix_spawn(3). Else each child would copy the page tables of a large process, and hold its `mmap_lock` meanwhile:
-//! threads that fault in a page, as any does after a fork, would wait for that for as long as the one that forks waits for
-//! a processor, of whatever priority they are.
+//! They are started without fork() where possible: without `pre_exec`, `uid` and `gid` the standard library uses
+//! posix_spawn(3). fork() would copy the page tables of a large process and hold its `mmap_lock` during that time.
+//! Threads that take a page fault, as all do after a fork, would wait for the lock while the forking thread waits for a
+//! processor, whatever their priority.
 
 use std::{
     fs,
@@ -15,12 +15,12 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Until it is dropped the calling thread alone runs before all ordinary programs, as [`run_in_real_time`] has it.
+/// While it exists the calling thread runs at real-time priority, as in [`run_in_real_time`]; its children do not.
 #[derive(Debug)]
 pub struct RealTime(PhantomData<*const ()>);
 
 impl RealTime {
-    /// From now on.
+    /// Raises the calling thread.
     #[must_use]
     pub fn begin() -> Self {
         schedule(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1);
@@ -34,23 +34,22 @@ impl Drop for RealTime {
     }
 }
 
-/// Has the calling thread, and those it starts from now on, run before all ordinary programs (SCHED_FIFO, sched(7)),
-/// so that other work on the machine does not delay what is measured. Best effort: it takes CAP_SYS_NICE.
+/// Runs the calling thread, and those it starts later, before all ordinary programs (SCHED_FIFO, sched(7)), so that
+/// other work on the machine does not delay what is measured. Best effort: this requires CAP_SYS_NICE.
 pub fn run_in_real_time() {
     schedule(libc::SCHED_FIFO, 1);
 }
 
 fn schedule(policy: libc::c_int, sched_priority: libc::c_int) {
     let parameters = libc::sched_param { sched_priority };
-    // SAFETY: 0 is the calling thread, and `parameters` lives over the call.
+    // SAFETY: 0 is the calling thread, and `parameters` outlives the call.
     let _set = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }
 
-/// Gives the calling thread, and those it starts from now on, the least niceness (setpriority(2)), so that they run
-/// before most of what else runs but leave something to it: for what works without a pause. Best effort: it takes
-/// CAP_SYS_NICE.
+/// Gives the calling thread, and those it starts later, the lowest niceness (setpriority(2)). They run before most
+/// other programs without starving them, which suits work that never pauses. Best effort: this requires CAP_SYS_NICE.
 pub fn run_before_ordinary() {
-    // SAFETY: the call takes numbers alone; 0 is the calling thread.
+    // SAFETY: the call takes only numbers; 0 is the calling thread.
     let _raised = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
 }
 
@@ -65,11 +64,11 @@ impl Drop for KillOnDrop {
     }
 }
 
-/// Another binary of this workspace: in the directory of this one, or above it (tests are one below).
+/// The path of another binary of this workspace: in this binary's directory, or the one above (tests are one below).
 ///
 /// # Errors
 ///
-/// If it is not there.
+/// If it was not built.
 pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let found = own
@@ -84,11 +83,11 @@ pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Runs a command line (split at blanks) and returns what it prints.
+/// Runs a command line, split at blanks, and returns what it prints.
 ///
 /// # Errors
 ///
-/// If it fails, with what it said.
+/// If it fails; the error includes its output.
 pub fn run(line: &str) -> anyhow::Result<String> {
     let mut words = line.split_whitespace();
     let output = Command::new(words.next().unwrap_or_default())
@@ -98,12 +97,12 @@ pub fn run(line: &str) -> anyhow::Result<String> {
     stdout_of(line, output)
 }
 
-/// Runs a program with this text at its standard input, and returns what it prints: no more than a pipe holds before it
-/// has read the text.
+/// Runs a program with this text on its stdin, and returns what it prints. Before it has read the text it must not
+/// print more than fits into a pipe.
 ///
 /// # Errors
 ///
-/// If it fails, with what it said.
+/// If it fails; the error includes its output.
 pub fn run_with_input(command: &mut Command, text: &str) -> anyhow::Result<String> {
     let mut child = command
         .stdin(Stdio::piped())
@@ -112,17 +111,17 @@ pub fn run_with_input(command: &mut Command, text: &str) -> anyhow::Result<Strin
         .spawn()
         .with_context(|| format!("{command:?}"))?;
     let mut stdin = child.stdin.take().context("no stdin")?;
-    // If it ends before it has read all, its own error says why.
+    // If the program exits before it has read everything, its own error shows why.
     let _read = stdin.write_all(text.as_bytes());
     drop(stdin);
     stdout_of(&format!("{command:?}: {text}"), child.wait_with_output()?)
 }
 
-/// What a finished program printed.
+/// What a finished program has printed.
 ///
 /// # Errors
 ///
-/// If it failed, with what it said.
+/// If it failed; the error includes its output.
 pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
@@ -135,7 +134,7 @@ pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Whether all of these programs can be run; the error names those that cannot.
+/// Checks that all these programs are installed; the error names missing ones.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! A Prometheus of one's own, in a network namespace.
+//! A private Prometheus server in a network namespace.
 
 use std::{
     fs::{self, File},
@@ -17,10 +17,10 @@ use crate::{
     wait::{TIMEOUT, eventually},
 };
 
-/// Where it listens, on the namespace's loopback interface.
+/// The port it listens on, at the namespace's loopback interface.
 pub const PORT: u16 = 9090;
 
-/// The server; ended and removed with its data when dropped.
+/// The server; stopped, and its data removed, when dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     server: KillOnDrop,
@@ -66,23 +66,23 @@ impl Prometheus {
         Ok(started)
     }
 
-    /// What it logged.
+    /// The server's log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// Its process id.
+    /// The server's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.server.0.id()
     }
 
-    /// The samples of an instant query.
+    /// The samples that an instant query returns.
     ///
     /// # Errors
     ///
-    /// If it is refused, with the reason.
+    /// If the server rejects it; the error includes the reason.
     pub fn query(&self, query: &str) -> anyhow::Result<Vec<Value>> {
         let answer = self.api(&format!("/api/v1/query?query={}", encoded(query)))?;
         let result = answer["data"]["result"].as_array();
@@ -91,21 +91,21 @@ impl Prometheus {
             .clone())
     }
 
-    /// What its API answers to a GET.
+    /// The answer of its API to a GET.
     ///
     /// # Errors
     ///
-    /// If that is no JSON.
+    /// If it is not JSON.
     pub fn api(&self, path: &str) -> anyhow::Result<Value> {
         let answer = self.get(path)?;
         serde_json::from_str(&answer.body).with_context(|| format!("{path}: {answer:?}"))
     }
 
-    /// Its rules of a kind, "record" or "alert", as it tells them.
+    /// Its rules of a kind, "record" or "alert", as its API returns them.
     ///
     /// # Errors
     ///
-    /// If it does not.
+    /// If the API fails.
     pub fn rules(&self, kind: &str) -> anyhow::Result<Vec<Value>> {
         let answer = self.api(&format!("/api/v1/rules?type={kind}"))?;
         let groups = answer["data"]["groups"].as_array().context("no groups")?;
@@ -115,7 +115,7 @@ impl Prometheus {
         Ok(rules.cloned().collect())
     }
 
-    /// By HTTP/1.0, whose answers come in one piece.
+    /// Uses HTTP/1.0, so that the answer is not chunked.
     fn get(&self, path: &str) -> anyhow::Result<http::Answer> {
         let mut stream = netns::inside(&self.netns, || {
             Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?)
@@ -141,7 +141,7 @@ pub fn panels(dashboard: &Value) -> anyhow::Result<Vec<(String, String)>> {
     Ok(queries.collect())
 }
 
-/// A dashboard's query with these values of its variables.
+/// A dashboard's query after its variables are replaced.
 #[must_use]
 pub fn filled(query: &str, instance: &str, rate_interval: &str) -> String {
     query
@@ -149,7 +149,7 @@ pub fn filled(query: &str, instance: &str, rate_interval: &str) -> String {
         .replace("$__rate_interval", rate_interval)
 }
 
-/// For a URL (RFC 3986 section 2.1).
+/// Percent-encodes a string for a URL (RFC 3986 section 2.1).
 fn encoded(text: &str) -> String {
     let encode = |byte: u8| match byte {
         b if b.is_ascii_alphanumeric() => char::from(b).to_string(),

@@ -1,8 +1,8 @@
-//! How long each operation of a sock_ops program takes: one program at the same cgroup before it and one behind it,
-//! which add up the time between them by operation. (The kernel runs the programs of a cgroup in the order in which
-//! they were attached.)
+//! Measures how long each operation of a sock_ops program takes, with two programs at the same cgroup: one runs before
+//! it and one after it, and the second adds up the time between them by operation. The kernel runs the programs of a
+//! cgroup in the order in which they were attached.
 //!
-//! The time has the way from the one to the other in it: what an empty program takes must be subtracted.
+//! The result includes the time from one program to the next: subtract what is measured for an empty program.
 
 use std::{
     io,
@@ -21,16 +21,16 @@ use crate::{
 const BPF_MAP_CREATE: i32 = 0;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 
-/// Operations told apart: those of a full socket, and [`REQUESTS`] above them those of a connection request.
+/// Number of operations: full sockets use the slots below [`REQUESTS`], connection requests the others.
 pub const SLOTS: usize = 64;
-/// First of those of connection requests, which are no full sockets.
+/// The first slot for connection requests, which are not full sockets.
 pub const REQUESTS: usize = 32;
 
 /// `op` and `is_fullsock` of `struct bpf_sock_ops` (include/uapi/linux/bpf.h).
 const OP: i16 = 0;
 const IS_FULLSOCK: i16 = 72;
 
-/// Words of a slot: when the callback began, nanoseconds in all, how many.
+/// Words of a slot: the start of the current callback, the total in nanoseconds, and the number of callbacks.
 const WORDS: usize = 3;
 
 /// The first of the two programs.
@@ -41,7 +41,7 @@ pub struct Before {
 }
 
 impl Before {
-    /// Attaches it, before what is measured is attached.
+    /// Attaches the first program. Must happen before the measured program is attached.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Before {
         Ok(Self { times, program })
     }
 
-    /// Attaches the second, behind what is measured.
+    /// Attaches the second program, after the measured one.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Before {
     }
 }
 
-/// Both programs; gone when dropped.
+/// Both programs; detached when dropped.
 #[derive(Debug)]
 pub struct Stopwatch {
     times: OwnedFd,
@@ -74,7 +74,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// What each operation has taken so far, by slot.
+    /// The total of each operation so far, by slot.
     ///
     /// # Errors
     ///
@@ -106,14 +106,14 @@ fn make_map() -> io::Result<OwnedFd> {
     Ok(made(call(BPF_MAP_CREATE, &mut attr)?))
 }
 
-/// CPUs that the kernel keeps a value for: "0-3" are four.
+/// The number of CPUs that the kernel keeps a value for: "0-3" is four.
 fn possible_cpus() -> anyhow::Result<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = text.trim().rsplit(['-', ',']).next().context("no CPU")?;
     Ok(last.parse::<usize>()? + 1)
 }
 
-/// r0: the clock; r6: the slot. Of the beginning the clock is read last, of the end first.
+/// r0: the clock; r6: the slot. The first program reads the clock last, the second reads it first.
 fn at_begin(map: i32) -> Vec<Instruction> {
     let end = [
         instruction(0xbf, 6, 0, 0, 0),
@@ -148,7 +148,7 @@ fn at_end(map: i32) -> Vec<Instruction> {
 
 const RETURN: [Instruction; 2] = [instruction(0xb7, 0, 0, 0, 1), instruction(0x95, 0, 0, 0, 0)];
 
-/// r0 = the slot of the context that r1 points to; where there is none so many instructions are skipped.
+/// r0 = the slot of the context that r1 points to. If there is no slot, `skip` instructions are skipped.
 fn find_slot(map: i32, skip: i16) -> [Instruction; 12] {
     [
         // r3 = op, r4 = is_fullsock

@@ -1,4 +1,4 @@
-//! What the kernel tells of a TCP socket: TCP_INFO and single options of tcp(7).
+//! The state of a TCP socket: TCP_INFO and single options of tcp(7).
 
 use std::{
     io, mem,
@@ -27,34 +27,36 @@ pub mod option {
     pub const DELACK_MAX_US: i32 = 46;
 }
 
-/// A connection as one of its ends sees it. Times are microseconds.
+/// A connection as one end sees it. Times are microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpInfo {
-    /// Smoothed round-trip time (RFC 6298), of what this end sent; 0 before the first measurement.
+    /// Smoothed round-trip time (RFC 6298) of data that this end sent; 0 before the first sample.
     pub srtt_us: u32,
     /// Mean deviation of the round-trip time.
     pub rttvar_us: u32,
-    /// Retransmission timeout, whole jiffies.
+    /// Retransmission timeout, in whole jiffies.
     pub rto_us: u32,
-    /// Shortest round-trip time of the last five minutes (`net.ipv4.tcp_min_rtt_wlen`); `None` before the first
-    /// measurement.
+    /// Minimum round-trip time of the last five minutes (`net.ipv4.tcp_min_rtt_wlen`); `None` before the first sample.
     pub min_rtt_us: Option<u32>,
-    /// Round-trip time as the receiver estimates it; 0 without an estimate.
+    /// The receiver's estimate of the round-trip time; 0 without an estimate.
     pub rcv_rtt_us: u32,
-    /// How long an ACK of this end's waits for data to go with.
+    /// How long this end delays an ACK so that it can go with data.
     pub ato_us: u32,
-    /// Retransmissions of this end's, SYNs and tail loss probes among them.
+    /// Retransmissions by this end, including SYNs and tail loss probes.
     pub total_retrans: u32,
-    /// Segments of this end's that the peer has received.
+    /// Segments of this end that the peer has acknowledged.
     pub delivered: u32,
+    /// Congestion window, segments.
+    #[serde(default)]
+    pub snd_cwnd: u32,
 }
 
 impl TcpInfo {
-    /// Asks the kernel. What it does not know yet because it is older is 0 (`delivered`: Linux 4.18).
+    /// Queries the kernel. Fields that an older kernel does not have are 0 (`delivered`: Linux 4.18).
     ///
     /// # Errors
     ///
-    /// Those of getsockopt(2).
+    /// If getsockopt(2) fails.
     pub fn of(socket: &impl AsFd) -> io::Result<Self> {
         // SAFETY: a struct of integers, for which all zeroes is a value.
         let mut info: libc::tcp_info = unsafe { mem::zeroed() };
@@ -63,12 +65,13 @@ impl TcpInfo {
             srtt_us: info.tcpi_rtt,
             rttvar_us: info.tcpi_rttvar,
             rto_us: info.tcpi_rto,
-            // tcp_min_rtt() is ~0 before the first (net/ipv4/tcp.c, Linux 6.12).
+            // tcp_min_rtt() is ~0 before the first sample (net/ipv4/tcp.c, Linux 6.12).
             min_rtt_us: (info.tcpi_min_rtt != u32::MAX).then_some(info.tcpi_min_rtt),
             rcv_rtt_us: info.tcpi_rcv_rtt,
             ato_us: info.tcpi_ato,
             total_retrans: info.tcpi_total_retrans,
             delivered: info.tcpi_delivered,
+            snd_cwnd: info.tcpi_snd_cwnd,
         })
     }
 }
@@ -77,7 +80,7 @@ impl TcpInfo {
 ///
 /// # Errors
 ///
-/// Those of getsockopt(2): ENOPROTOOPT where the kernel does not know it.
+/// If getsockopt(2) fails: with ENOPROTOOPT if the kernel does not know the option.
 pub fn get_option(socket: &impl AsFd, number: i32) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     get(socket, number, &mut value)?;
@@ -88,7 +91,7 @@ pub fn get_option(socket: &impl AsFd, number: i32) -> io::Result<i32> {
 ///
 /// # Errors
 ///
-/// Those of setsockopt(2).
+/// If setsockopt(2) fails.
 pub fn set_option(socket: &impl AsFd, number: i32, value: i32) -> io::Result<()> {
     // SAFETY: the value is a live c_int of the size given.
     let done = unsafe {
@@ -103,10 +106,10 @@ pub fn set_option(socket: &impl AsFd, number: i32, value: i32) -> io::Result<()>
     ok(done)
 }
 
-/// `T` is made of integers only, for which every value is one.
+/// `T` must consist of integers only, so that any bytes are a valid value.
 fn get<T: Copy>(socket: &impl AsFd, number: i32, value: &mut T) -> io::Result<()> {
     let mut size = length::<T>();
-    // SAFETY: the length is the value's, and the kernel writes no more; both live over the call.
+    // SAFETY: the length is that of the value, and the kernel writes no more; both outlive the call.
     let done = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -149,7 +152,7 @@ mod tests {
         let mut request = [0; 7];
         server.read_exact(&mut request).unwrap();
         let info = TcpInfo::of(&client).unwrap();
-        // From the handshake; the loopback is no slower than this, and the RTO no less than a jiffy.
+        // Sampled from the handshake. The loopback is faster than a second, and the RTO is at least a jiffy.
         assert!((1..1_000_000).contains(&info.srtt_us), "{info:?}");
         assert!(info.rto_us >= 1_000, "{info:?}");
         assert!(

@@ -1,9 +1,9 @@
-//! How near measured gaps must be to the timers that made them.
+//! Asserts that measured gaps match the timers that caused them.
 //!
-//! A gap is never early. It may be late on a machine that does other work as well, so that what is asserted is the
-//! share of gaps in time, with a tolerance that an idle machine keeps. Plain timers run in the same moment
-//! ([`Control`]): only while they are late as well is there another try with fresh gaps. In a machine that counts
-//! instructions nothing else takes the processor: there each gap must be in time, at the first try.
+//! A gap is never too short. It can be too long on a machine with other load; therefore the share of gaps in time is
+//! asserted, with a tolerance that an idle machine keeps. Plain timers run during the measurement ([`Control`]): only
+//! if they are late too is it repeated with new gaps. On a machine that counts instructions nothing else takes the
+//! processor: each gap must be in time at the first attempt.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -13,22 +13,22 @@ use crate::{
     emulated,
 };
 
-/// Jiffies between a timer's own length and the gap it makes: one because it is rounded up to the next tick, one
-/// because it is set somewhere inside a tick (measured on Linux 6.18 for timers of 1 to 25 jiffies).
+/// Jiffies that a gap may be longer than its timer: one because the timer is rounded up to the next tick, one because
+/// it is set somewhere within a tick (measured on Linux 6.18 for timers of 1 to 25 jiffies).
 const TICKS: u32 = 2;
-/// From the tick to the packet's timestamp, on an idle machine.
+/// From the tick to the packet's timestamp on an idle machine.
 const SOFTIRQ: Duration = Duration::from_millis(1);
-/// The least number of gaps to measure. Of a timer that is late half of the time nine of ten are in time once in a
-/// hundred tries.
+/// Fewest gaps to measure. If a timer is late half of the time, nine of ten gaps are in time once in a hundred
+/// attempts.
 const GAPS: usize = 10;
-/// The least number of connections, where each has several gaps.
+/// Fewest connections, if each has several gaps.
 const CONNECTIONS: usize = 5;
-/// Gaps of which one may be late: 90 % must be in time.
+/// One gap in this many may be late: 90 % must be in time.
 const ONE_LATE_OF: usize = 10;
-/// Tries, while the machine is late.
+/// Attempts while the machine is late.
 const TRIES: usize = 8;
 
-/// A time as the kernel has it: in whole jiffies, rounded up.
+/// A time in the kernel's resolution: rounded up to whole jiffies.
 #[must_use]
 pub fn quantised(asked: Duration) -> Duration {
     let jiffy = jiffy();
@@ -36,7 +36,7 @@ pub fn quantised(asked: Duration) -> Duration {
     jiffy * u32::try_from(jiffies).unwrap_or(u32::MAX)
 }
 
-/// A timer of this length in whole jiffies, as the kernel has it. (What ss(8) prints is rounded to microseconds.)
+/// The length of a timer in the kernel's jiffies. (What ss(8) prints is rounded to microseconds.)
 #[must_use]
 pub fn jiffies(timer: Duration) -> u32 {
     const PRINTED: Duration = Duration::from_micros(1);
@@ -44,8 +44,8 @@ pub fn jiffies(timer: Duration) -> u32 {
     u32::try_from(nanos.div_ceil(jiffy().as_nanos())).unwrap_or(u32::MAX)
 }
 
-/// The gaps that a timer of this length makes: never shorter, and longer by `TICKS`, `SOFTIRQ` and, from 63
-/// jiffies on, the step of the timer wheel's level, 1/8 of the timer at most.
+/// The gaps that a timer of this length causes: never shorter, and longer by at most `TICKS`, `SOFTIRQ` and, for timers
+/// of 63 jiffies and more, one step of the timer wheel's level, which is at most 1/8 of the timer.
 #[must_use]
 pub fn range(timer: Duration) -> RangeInclusive<Duration> {
     let jiffies = jiffies(timer);
@@ -58,23 +58,23 @@ pub fn range(timer: Duration) -> RangeInclusive<Duration> {
     jiffy() * jiffies..=jiffy() * (jiffies + TICKS + wheel) + SOFTIRQ
 }
 
-/// The longest gap that a timer of this length makes.
+/// The longest gap that a timer of this length causes.
 #[must_use]
 pub fn latest(timer: Duration) -> Duration {
     *range(timer).end()
 }
 
-/// The gaps of one connection, and what each of them may be.
+/// The gaps of one connection, and the range that each must be in.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// One for each gap that is judged.
+    /// The range of each gap that is checked.
     pub expected: Vec<RangeInclusive<Duration>>,
-    /// As measured; what is beyond those expected is not judged.
+    /// The gaps as measured; those after the expected ones are not checked.
     pub gaps: Vec<Duration>,
 }
 
 impl Sample {
-    /// Gaps made by these timers.
+    /// Gaps that these timers should cause.
     #[must_use]
     pub fn of_timers(timers: &[Duration], gaps: Vec<Duration>) -> Self {
         let expected = timers.iter().map(|timer| range(*timer)).collect();
@@ -85,7 +85,7 @@ impl Sample {
         self.expected.iter().zip(self.gaps.iter().copied())
     }
 
-    /// By how much the earliest is early.
+    /// How much too short the shortest gap is.
     fn early_by(&self) -> Duration {
         let early = |(expected, gap): (&RangeInclusive<Duration>, Duration)| {
             expected.start().saturating_sub(gap)
@@ -94,11 +94,11 @@ impl Sample {
     }
 }
 
-/// Asserts that the gaps `measure` gives, one at a time, are made by a timer of this length.
+/// Asserts that a timer of this length causes the gaps that `measure` returns, one at a time.
 ///
 /// # Errors
 ///
-/// Those of `measure`.
+/// If `measure` fails.
 ///
 /// # Panics
 ///
@@ -110,11 +110,11 @@ pub fn assert_gap(
     assert_measured(|| Ok((vec![timer], vec![measure()?])))
 }
 
-/// Asserts that each of several gaps of a connection is made by its timer, as [`assert_gap`].
+/// Asserts that each of several gaps of a connection matches its timer, as [`assert_gap`] does.
 ///
 /// # Errors
 ///
-/// Those of `measure`.
+/// If `measure` fails.
 ///
 /// # Panics
 ///
@@ -126,11 +126,11 @@ pub fn assert_gaps(
     assert_measured(|| Ok((timers.to_vec(), measure()?)))
 }
 
-/// As [`assert_gaps`], where the timers are of the connection that was measured.
+/// As [`assert_gaps`], if the timers depend on the connection that was measured.
 ///
 /// # Errors
 ///
-/// Those of `measure`, which gives the timers and the gaps.
+/// If `measure` fails; it returns the timers and the gaps.
 ///
 /// # Panics
 ///
@@ -144,11 +144,11 @@ pub fn assert_measured(
     })
 }
 
-/// As [`assert_samples`], of connections that are measured one after the other.
+/// As [`assert_samples`], for connections that are measured one after the other.
 ///
 /// # Errors
 ///
-/// Those of `measure`.
+/// If `measure` fails.
 ///
 /// # Panics
 ///
@@ -170,17 +170,17 @@ fn is_enough(samples: &[Sample]) -> bool {
     samples.len() >= CONNECTIONS && gaps >= GAPS
 }
 
-/// Asserts that no gap of several connections is early and that nearly all are in time. `measure` is told how many
-/// connections to measure at least.
+/// Asserts that no gap of several connections is too short and that nearly all are in time. `measure` receives the
+/// number of connections to measure at least.
 ///
 /// # Errors
 ///
-/// Those of `measure`.
+/// If `measure` fails.
 ///
 /// # Panics
 ///
-/// If a gap is early, or if too small a share is in time: at once on a machine whose plain timers are in time and whose
-/// `jiffies` are not behind, else after eight tries. The message has the numbers of each.
+/// If a gap is too short, or too few are in time: at once if the plain timers are in time and `jiffies` are not behind,
+/// else after eight attempts. The message lists the numbers of each attempt.
 pub fn assert_samples(
     mut measure: impl FnMut(usize) -> anyhow::Result<Vec<Sample>>,
 ) -> anyhow::Result<()> {
@@ -209,19 +209,19 @@ pub fn assert_samples(
     panic!("gaps are not those of their timers:\n{}", tries.join("\n"));
 }
 
-/// What was measured at once.
+/// One attempt.
 #[derive(Debug)]
 struct Try {
     samples: Vec<Sample>,
     control: Observed,
-    /// The clock is the processor's own work.
+    /// Whether the clock counts instructions, so that nothing can disturb the measurement.
     is_undisturbed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     InTime,
-    /// Not in time, and neither were plain timers.
+    /// Not in time, but plain timers were late too.
     Disturbed,
     Wrong,
 }
@@ -245,7 +245,7 @@ impl Try {
         if early.is_zero() && !in_a_row_late && late.len() * ONE_LATE_OF <= self.count() {
             return Verdict::InTime;
         }
-        // By how much is not compared: `jiffies` are looked at once a jiffy, and stand still between two looks as well.
+        // The amounts are not compared: `jiffies` are sampled only once a jiffy, and can stall between two samples.
         if self.control.was_late() || self.control.jiffies_were_behind() {
             return Verdict::Disturbed;
         }
@@ -264,7 +264,7 @@ impl Try {
             .sum()
     }
 
-    /// The place of each late gap among those of its connection: one timer of several must not always be late.
+    /// The position of each late gap in its connection, to detect a timer of several that is always late.
     fn late(&self) -> impl Iterator<Item = usize> {
         let of = |sample: &Sample| {
             let late = sample.judged().enumerate();
@@ -338,14 +338,14 @@ mod tests {
             assert_eq!(range(ms(100)), ms(100)..=ms(109));
             assert_eq!(range(ms(1)), ms(4)..=ms(13));
             assert_eq!(range(ms(1000)), ms(1000)..=ms(1041));
-            // As ss(8) prints 51 jiffies.
+            // ss(8) prints 51 jiffies like this.
             assert_eq!(jiffies(Duration::from_secs_f64(0.204)), 51);
         }
         assert!(latest(Duration::from_millis(100)) < Duration::from_millis(200));
     }
 
     #[test]
-    fn one_of_ten_may_be_late_and_none_early() {
+    fn one_gap_in_ten_may_be_late_and_none_early() {
         let right = [25, 26, 27, 26, 26, 26, 26, 26, 26, 26];
         assert_eq!(times(&right, CALM).verdict(), Verdict::InTime);
         let mut late = right;
@@ -363,9 +363,9 @@ mod tests {
             ..CALM
         };
         assert_eq!(times(&early, behind).verdict(), Verdict::Disturbed);
-        // Too few say nothing.
+        // Too few gaps prove nothing.
         assert_eq!(times(&right[..9], CALM).verdict(), Verdict::Wrong);
-        // Where nothing disturbs, none may be late.
+        // If nothing can disturb the measurement, no gap may be late.
         for (gaps, verdict) in [(right, Verdict::InTime), (late, Verdict::Wrong)] {
             let undisturbed = Try {
                 is_undisturbed: true,
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn one_timer_of_several_must_not_always_be_late() {
+    fn timer_that_is_always_late_fails() {
         let sample = |last: u32| {
             let timers = [10, 20, 40].map(|n| n * jiffy());
             let gaps = [11, 21, last].map(|n| n * jiffy());

@@ -1,4 +1,4 @@
-//! LPM tries of one's own, filled by nothing but the system call: what the agent is compared with.
+//! LPM tries that are filled with the plain system call, as a baseline for the agent.
 
 use std::{
     io,
@@ -13,12 +13,12 @@ const BPF_MAP_UPDATE_BATCH: i32 = 26;
 const BPF_MAP_DELETE_BATCH: i32 = 27;
 const BPF_MAP_TYPE_LPM_TRIE: u32 = 11;
 const BPF_F_NO_PREALLOC: u32 = 1;
-/// Elements of one system call, as the agent has them.
+/// Elements per system call, the same number as the agent uses.
 const CHUNK: usize = 4096;
 /// Bytes of a value.
 pub const VALUE_SIZE: u32 = 8;
 
-/// One trie for each address family.
+/// One trie per address family.
 pub struct Tries {
     v4: OwnedFd,
     v6: OwnedFd,
@@ -46,21 +46,21 @@ struct BatchAttr {
 }
 
 impl Tries {
-    /// The one of IPv4: keys of a length (u32) and four bytes, values of [`VALUE_SIZE`].
+    /// The IPv4 trie: keys of a length (u32) and four bytes, values of [`VALUE_SIZE`].
     #[must_use]
     pub fn v4(&self) -> BorrowedFd<'_> {
         self.v4.as_fd()
     }
 }
 
-/// Keys of both, as the kernel has them.
+/// Keys of both families in the kernel's format.
 pub struct Keys {
     v4: Vec<[u8; 8]>,
     v6: Vec<[u8; 20]>,
 }
 
 impl Keys {
-    /// In the order given, each family for itself.
+    /// Keeps the order of the prefixes, separately for each family.
     pub fn of(prefixes: impl Iterator<Item = (IpAddr, u8)>) -> Self {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for (address, length) in prefixes {
@@ -82,7 +82,7 @@ fn joined<const N: usize>(length: [u8; 4], address: &[u8]) -> [u8; N] {
 }
 
 impl Tries {
-    /// Empty ones with room for so many each.
+    /// Creates empty tries with room for `entries` each.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl Tries {
         })
     }
 
-    /// Inserts these keys, by batches.
+    /// Inserts these keys in batches.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl Tries {
         batches(BPF_MAP_UPDATE_BATCH, &self.v6, &keys.v6)
     }
 
-    /// Takes them out, before the tries go: the kernel frees a full one without a pause.
+    /// Removes the keys before the tries are freed: the kernel frees a full trie without yielding the processor.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Waiting for a state.
+//! Waits for a condition.
 
 use std::{
     fmt::Debug,
@@ -8,16 +8,16 @@ use std::{
 
 use anyhow::bail;
 
-/// Longest wait for a state that is there at once on an idle machine. It proves nothing about time.
+/// Longest wait for a condition that holds at once on an idle machine. It asserts nothing about time.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two probes.
+/// Pause between two probes.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Probes until there is a value, for so long at most; that value. `what` names it in the error.
+/// Probes until there is a value, for at most `timeout`, and returns that value. `what` names it in the error.
 ///
 /// # Errors
 ///
-/// Those of the probe, which end the wait; or that there was no value in time.
+/// Errors of the probe, which end the wait, or that there was no value in time.
 pub fn eventually<T>(
     what: &str,
     timeout: Duration,
@@ -35,7 +35,7 @@ pub fn eventually<T>(
     }
 }
 
-/// As [`eventually`], until what is seen is as wanted; that. The error has what was seen last.
+/// Like [`eventually`], until an observed value satisfies `is`; returns it. The error shows the last one observed.
 ///
 /// # Errors
 ///

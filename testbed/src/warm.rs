@@ -1,4 +1,4 @@
-//! What a daemon would have learnt after hours, as it stores it: tests and experiments have no hours.
+//! Writes the state that a daemon would have learnt and stored after hours, which tests and experiments do not have.
 
 use std::{
     fs,
@@ -12,29 +12,29 @@ use nix::time::{ClockId, clock_gettime};
 use rto_model::{
     advice::Distribution,
     tune::{
-        acks::{self, AckTuner},
         law,
-        tuner::{Growth, Phase, Tuner},
+        tuner::{Counts, Growth, State, Tuner},
     },
 };
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 
 use crate::{
     agent::Agent,
+    tcp::{get_option, option},
     wait::{TIMEOUT, eventually_seen},
 };
 
-/// Past that was simulated, milliseconds: more than an hour, so that one is closed.
+/// Length of the simulated past, milliseconds: more than an hour, so that one hour is complete.
 const PAST_MS: u64 = 2 * 3_600_000;
 const SECOND_MS: u64 = 1000;
-const HOUR_MS: u64 = 3_600_000;
 
-/// What was seen for hours.
+/// Observations of several hours.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Each second: how long the path took, or by how much an ACK was delayed, microseconds, and how often.
+    /// What is observed each second: a path RTT or an ACK delay in microseconds, and how often.
     pub each_second: &'a [(u64, u64)],
-    /// Jiffies a second.
+    /// Jiffies per second.
     pub hz: u32,
 }
 
@@ -48,102 +48,110 @@ impl Seen<'_> {
     }
 
     /// A tuner that has seen this until `now_ms` of its clock.
-    fn tuner(&self, now_ms: u64) -> anyhow::Result<Tuner> {
-        let path_times = self.times();
-        let mut tuner = Tuner::new(law::Settings::new(self.hz));
-        for at_ms in (now_ms - PAST_MS..=now_ms).step_by(1000) {
-            let count = path_times.count();
-            let growth = Growth {
-                epoch: tuner.setting().epoch,
-                clean: count,
+    fn tuner(&self, now_ms: u64, law: law::Settings) -> anyhow::Result<Tuner> {
+        let samples = self.times();
+        let count = samples.count();
+        let growth = Growth {
+            counts: Counts {
+                connections: count,
                 attempts: count,
-                path_times: path_times.clone(),
-                ..Growth::default()
-            };
+                ..Counts::default()
+            },
+            samples,
+            ..Growth::default()
+        };
+        let mut tuner = Tuner::new(law, None);
+        for at_ms in (now_ms - PAST_MS..=now_ms).step_by(1000) {
             // What it decides is in force at once.
             let _set = tuner.step(at_ms, &growth);
         }
-        ensure!(tuner.phase() == Phase::Steady, "{:?}", tuner.phase());
-        Ok(tuner)
-    }
-
-    /// The same of `rto_min`.
-    fn ack_tuner(&self, now_ms: u64) -> anyhow::Result<AckTuner> {
-        let delays = self.times();
-        let mut tuner = AckTuner::new(acks::Settings::new(self.hz));
-        for at_ms in (now_ms - PAST_MS..=now_ms).step_by(1000) {
-            let _set = tuner.step(at_ms, &delays);
-        }
-        ensure!(tuner.phase() == Phase::Steady, "{:?}", tuner.phase());
+        ensure!(tuner.state() == State::Active, "{:?}", tuner.state());
         Ok(tuner)
     }
 }
 
-/// What a daemon that is started next finds of one policy.
+/// The learnt state of one policy that the next daemon finds.
 #[derive(Clone, Copy, Debug)]
 pub enum Learnt<'a> {
-    /// `initial_rto = "auto"`, the same in both directions.
+    /// `initial_rto = "auto"`, with the same observations in both directions.
     InitialRto(Seen<'a>),
-    /// The same, after alarms: nothing is lowered for another hour, and the next hold is of this level.
-    Held(Seen<'a>, u32),
     /// `rto_min = "auto"`.
     RtoMin(Seen<'a>),
 }
 
-/// The tuner's clock is the time of day here.
+/// The linear phase that learnt SYN timeouts are in step with, if the agent can cap the interval.
+fn in_step() -> anyhow::Result<Option<u8>> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    match get_option(&socket, option::RTO_MAX_MS) {
+        Ok(_) => {
+            let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_syn_linear_timeouts")?;
+            Ok(Some(text.trim().parse()?))
+        }
+        // The kernel is older than Linux 6.15.
+        Err(_) => Ok(None),
+    }
+}
+
+/// The initial RTO of SYNs that is chosen if this many jiffies would be enough: the next one in step, if applicable.
+///
+/// # Errors
+///
+/// If the kernel's linear phase cannot be read.
+pub fn in_step_from(jiffies: u64, hz: u32) -> anyhow::Result<u64> {
+    let law = law::Settings {
+        in_step: in_step()?,
+        ..law::Settings::new(hz)
+    };
+    Ok(law.in_step_from(jiffies))
+}
+
+/// The tuner's clock, which is the time of day here.
 fn unix_ms() -> anyhow::Result<u64> {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(u64::try_from(unix.as_millis())?)
 }
 
 impl Learnt<'_> {
-    /// The state as it is stored, and the value, microseconds.
+    /// The state in its stored form, and the value in microseconds.
     fn state(&self, now_ms: u64) -> anyhow::Result<(Value, u64)> {
-        let hours_hence_ms = now_ms + HOUR_MS;
-        let (initial_rto, rto_min, value_us) = match self {
-            Self::InitialRto(seen) | Self::Held(seen, _) => {
-                let tuner = seen.tuner(now_ms)?;
-                let jiffies = tuner.setting().jiffies.context("no value")?;
-                let value_us = tuner.settings().micros(jiffies);
-                (serde_json::to_value(&tuner)?, Value::Null, value_us)
+        let (seen, timers) = match self {
+            Self::InitialRto(seen) => {
+                let law = law::Settings::new(seen.hz);
+                let in_step = law::Settings {
+                    in_step: in_step()?,
+                    ..law
+                };
+                (seen, vec![("active", in_step), ("passive", law)])
             }
-            Self::RtoMin(seen) => {
-                let tuner = seen.ack_tuner(now_ms)?;
-                let jiffies = tuner.jiffies().context("no value")?;
-                let value_us = jiffies * 1_000_000 / u64::from(seen.hz);
-                (Value::Null, serde_json::to_value(&tuner)?, value_us)
-            }
+            Self::RtoMin(seen) => (seen, vec![("rto-min", law::Settings::rto_min(seen.hz))]),
         };
-        let mut active = initial_rto;
-        if let Self::Held(_, level) = self {
-            active["phase"] = serde_json::to_value(Phase::Backoff)?;
-            active["hold_until_ms"] = hours_hence_ms.into();
-            active["hold_level"] = (*level).into();
-            active["last_alarm_ms"] = now_ms.into();
+        let mut stored = serde_json::Map::new();
+        let mut value_us = None;
+        for (name, law) in timers {
+            let tuner = seen.tuner(now_ms, law)?;
+            value_us = value_us.or(tuner.value_us());
+            let timer = json!({ "tuner": tuner, "reading": null, "totals": [], "alarm": null });
+            stored.insert(name.to_owned(), timer);
         }
-        let state = json!({
-            "active": active,
-            "passive": active,
-            "rto_min": rto_min,
-            "counts": null,
-            "judged": [[0, 0], [0, 0]],
-            "transitions": [],
-            "totals": [],
-        });
+        let state = json!({ "since_ms": null, "timers": stored, "transitions": [] });
+        let value_us = value_us.context("no value")?;
         Ok((state, value_us))
     }
 
-    /// Starts a daemon that has it, and waits until `rto-agent tune` says that the value is in force; that value.
+    /// Starts a daemon with this state, and waits until `rto-agent tune` shows that the value is active. Returns the
+    /// value.
     ///
     /// # Errors
     ///
-    /// If it does not come to that; the error has what was said last.
+    /// If that does not happen in time; the error shows the last output.
     pub fn start(&self, agent: &mut Agent, policy: &str) -> anyhow::Result<Duration> {
         let value = self.store(agent, policy)?;
         agent.start()?;
         let value_us = u64::try_from(value.as_micros())?;
+        // The SYN-ACK timer is not in step, and may be shorter.
         let is_learnt = |timer: &Value| {
-            timer["kind"] != "auto" || (timer["phase"] == "steady" && timer["value_us"] == value_us)
+            let has_value = timer["value_us"] == value_us || timer["direction"] == "passive";
+            timer["kind"] != "auto" || (timer["state"] == "active" && has_value)
         };
         let has_learnt = |tuned: &Value| {
             let timers = tuned["policies"][policy]["timers"].as_array();
@@ -154,7 +162,7 @@ impl Learnt<'_> {
         Ok(value)
     }
 
-    /// Writes it for a daemon that is started next; the value.
+    /// Writes the state for the daemon that is started next; returns the value.
     ///
     /// # Errors
     ///
@@ -187,12 +195,12 @@ impl Learnt<'_> {
     }
 }
 
-/// The daemon's file.
+/// The file in which the daemon stores what it has learnt.
 fn file(agent: &Agent) -> PathBuf {
     agent.persistent_dir().join("tuning.json")
 }
 
-/// What the daemon has stored of a policy.
+/// What the daemon has stored for a policy.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Child processes, whose parent may be killed.
+//! Child processes end when their parent is killed.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -14,9 +14,9 @@ use rto_testbed::{
 };
 
 #[test]
-fn one_that_takes_no_commands_ends_with_its_parent() {
+fn child_without_commands_ends_with_parent() {
     let program = Program::at(Path::new(env!("CARGO_BIN_EXE_rto-workload")));
-    // Nobody connects.
+    // No client connects.
     let on = SocketAddr::from(([127, 0, 0, 1], 0));
     let options = Listen::default();
     let mptcp = false;
@@ -32,7 +32,7 @@ fn one_that_takes_no_commands_ends_with_its_parent() {
         let mut ready = String::new();
         replies.read_line(&mut ready).unwrap();
         assert!(ready.contains("Ok"), "{role:?}: {ready}");
-        // As the kernel does for a parent that is killed.
+        // The kernel closes the pipe like this when the parent is killed.
         drop(child.0.stdin.take());
         eventually("the child's end", TIMEOUT, || Ok(child.0.try_wait()?)).unwrap();
     }

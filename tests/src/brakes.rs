@@ -1,4 +1,4 @@
-//! What the program holds of a policy and of its brakes, read through the pins as the kernel has it, and the lease.
+//! The program's copy of a policy, its brakes and the lease, read from the pinned maps.
 
 use std::{mem::offset_of, time::Duration};
 
@@ -13,7 +13,7 @@ use rto_testbed::{env::TestEnv, kernel::Map, machine::jiffy};
 
 use crate::policy_slot::policy_in;
 
-/// The map of this name.
+/// Opens the pinned map with this name.
 fn map(env: &TestEnv, name: &str) -> anyhow::Result<Map> {
     Map::open(&env.pins()?.join(name)).context(name.to_owned())
 }
@@ -23,7 +23,7 @@ fn word(bytes: &[u8], offset: usize) -> anyhow::Result<u32> {
     Ok(u32::from_ne_bytes(*word.context("too short")?))
 }
 
-/// A policy as the program has it.
+/// A policy as the program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InKernel {
     slot: u32,
@@ -31,11 +31,11 @@ pub struct InKernel {
 }
 
 impl InKernel {
-    /// The one of this name.
+    /// The policy with this name.
     ///
     /// # Errors
     ///
-    /// If there is none.
+    /// If there is no such policy.
     pub fn of(env: &TestEnv, name: &str) -> anyhow::Result<Self> {
         for (slot, value) in map(env, POLICIES)?.dump()? {
             let bytes = policy_in(&value).context("no policy")?;
@@ -50,40 +50,40 @@ impl InKernel {
         anyhow::bail!("the program has no policy {name}")
     }
 
-    /// The initial RTO of its SYNs; `None`: the kernel's own.
+    /// The initial RTO of its SYNs; `None`: the kernel's default.
     ///
     /// # Errors
     ///
-    /// If it cannot be understood.
+    /// If the value is too short.
     pub fn initial_rto(&self) -> anyhow::Result<Option<Duration>> {
         let jiffies = word(&self.bytes, offset_of!(Policy, initial_rto_jiffies))?;
         Ok((jiffies != 0).then(|| jiffy() * jiffies))
     }
 
-    /// Its `rto_min`; `None`: the kernel's own.
+    /// Its `rto_min`; `None`: the kernel's default.
     ///
     /// # Errors
     ///
-    /// If it cannot be understood.
+    /// If the value is too short.
     pub fn rto_min(&self) -> anyhow::Result<Option<Duration>> {
         let us = word(&self.bytes, offset_of!(Policy, rto_min_us))?;
         Ok((us != 0).then(|| Duration::from_micros(us.into())))
     }
 
-    /// Hashes below this are in its control arm.
+    /// Peers whose hash is below this are in the control arm.
     ///
     /// # Errors
     ///
-    /// If it cannot be understood.
+    /// If the value is too short.
     pub fn control_below(&self) -> anyhow::Result<u32> {
         word(&self.bytes, offset_of!(Policy, control_below))
     }
 
-    /// The epoch of a direction; 0: without brakes.
+    /// The epoch of a direction; 0: no brakes.
     ///
     /// # Errors
     ///
-    /// If it cannot be understood.
+    /// If the value is too short.
     pub fn epoch(&self, direction: u32) -> anyhow::Result<u32> {
         word(
             &self.bytes,
@@ -91,11 +91,11 @@ impl InKernel {
         )
     }
 
-    /// The budget of a direction, halves of a retransmission.
+    /// The budget of a direction, in halves of a retransmission.
     ///
     /// # Errors
     ///
-    /// If it cannot be understood.
+    /// If the value is too short.
     pub fn budget(&self, direction: u32) -> anyhow::Result<u32> {
         word(
             &self.bytes,
@@ -103,7 +103,7 @@ impl InKernel {
         )
     }
 
-    /// What is spent of its brakes in a direction.
+    /// The state of its brakes in a direction.
     ///
     /// # Errors
     ///
@@ -117,6 +117,7 @@ impl InKernel {
             fuse: word(offset_of!(Brake, fuse))?.cast_signed(),
             budget: word(offset_of!(Brake, budget))?.cast_signed(),
             spurious: word(offset_of!(Brake, spurious))?,
+            losses: word(offset_of!(Brake, losses))?,
         })
     }
 
@@ -124,7 +125,7 @@ impl InKernel {
     ///
     /// # Errors
     ///
-    /// If it has no brakes, or the map cannot be written.
+    /// If the direction has no brakes, or the map cannot be written.
     pub fn blow(&self, env: &TestEnv, direction: u32) -> anyhow::Result<()> {
         let epoch = self.epoch(direction)?;
         ensure!(epoch != 0, "no brakes");
@@ -140,7 +141,7 @@ impl InKernel {
         Ok(())
     }
 
-    /// Whether new connections of a direction get the kernel's own timer.
+    /// Whether the brake is on, so that new connections of a direction get the kernel's timer.
     ///
     /// # Errors
     ///
@@ -151,7 +152,7 @@ impl InKernel {
     }
 }
 
-/// Until when automatic values are in force, nanoseconds of CLOCK_MONOTONIC.
+/// The end of the lease of automatic values, nanoseconds of CLOCK_MONOTONIC.
 ///
 /// # Errors
 ///
@@ -177,7 +178,7 @@ pub fn end_lease(env: &TestEnv) -> anyhow::Result<()> {
 ///
 /// # Errors
 ///
-/// If the kernel does not tell.
+/// If clock_gettime(2) fails.
 pub fn now_ns() -> anyhow::Result<u64> {
     let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
     Ok(u64::try_from(now.as_nanos())?)

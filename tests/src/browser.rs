@@ -1,4 +1,4 @@
-//! Looking at a page in a real browser: Chromium without a window, on a page of ours.
+//! Shows a generated page in a real browser, headless Chromium.
 
 use std::{
     fs::File,
@@ -10,12 +10,12 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-/// Debian's package of the same name.
+/// The program, and the Debian package with the same name.
 pub const BROWSER: &str = "chromium-headless-shell";
-/// Of the window, pixels: a page's body and its margins.
+/// Width of the window, pixels: a page's body and its margins.
 const WIDTH: u32 = 1100;
 
-/// What the system asks pages for.
+/// The colour scheme that the browser reports as preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// Dark letters on a light background.
@@ -28,7 +28,7 @@ impl Scheme {
     /// Both.
     pub const BOTH: [Self; 2] = [Self::Light, Self::Dark];
 
-    /// Of a file.
+    /// Name in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -46,20 +46,20 @@ impl Scheme {
     }
 }
 
-/// How a page looked.
+/// How a page was rendered.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// What was said on the console: errors of scripts, and all else.
+    /// Messages on the console, for example script errors.
     pub console: Vec<String>,
-    /// What it asked the network for.
+    /// URLs that the page requested.
     pub fetched: Vec<String>,
-    /// How bright its background is, 0 to 255.
+    /// Brightness of its background, 0 to 255.
     pub background: u8,
-    /// Its picture.
+    /// A screenshot.
     pub screenshot: PathBuf,
 }
 
-/// Shows a page, with a picture in this directory. Names are resolved nowhere: nothing leaves the machine.
+/// Renders a page and stores a screenshot in `into`. Name resolution is switched off, so nothing leaves the machine.
 ///
 /// # Errors
 ///
@@ -72,7 +72,7 @@ pub fn look(page: &Path, scheme: Scheme, into: &Path) -> anyhow::Result<Seen> {
     let screenshot = into.join(format!("{stem}-{}.png", scheme.name()));
     let option = |name: &str, path: &Path| format!("--{name}={}", path.display());
     let output = Command::new(BROWSER)
-        // As root it needs that, and it shows no page but ours.
+        // Chromium requires this option when run as root; it only shows our own page.
         .args(["--no-sandbox", "--disable-gpu", "--hide-scrollbars"])
         .args([
             "--enable-logging=stderr",
@@ -101,10 +101,10 @@ pub fn look(page: &Path, scheme: Scheme, into: &Path) -> anyhow::Result<Seen> {
     })
 }
 
-/// Addresses in a log of Chromium's network, each once.
+/// The distinct URLs in Chromium's network log.
 fn fetched(net_log: &Value) -> anyhow::Result<Vec<String>> {
     let events = net_log["events"].as_array().context("no events")?;
-    // It logs its own doings even where a page asks for nothing.
+    // The log is never empty: Chromium logs its own events even if a page requests nothing.
     ensure!(!events.is_empty(), "an empty log");
     let mut fetched: Vec<String> = events
         .iter()
@@ -115,7 +115,7 @@ fn fetched(net_log: &Value) -> anyhow::Result<Vec<String>> {
     Ok(fetched)
 }
 
-/// The first pixel: no letter is there.
+/// The brightness of the first pixel, where there is no text.
 fn background(picture: &Path) -> anyhow::Result<u8> {
     let file = File::open(picture).with_context(|| picture.display().to_string())?;
     let mut reader = png::Decoder::new(BufReader::new(file)).read_info()?;

@@ -1,4 +1,4 @@
-//! What the running kernel lacks: as declared here by mainline version, and as the agent finds it.
+//! Features of the running kernel: declared here by mainline version, and compared with those that the agent detects.
 
 use std::{collections::BTreeMap, process::Command, sync::OnceLock, time::Duration};
 
@@ -12,15 +12,15 @@ use serde_json::Value;
 
 pub use crate::declared::FEATURES;
 
-/// Set on kernels of Debian's, which bring no feature to an older version: there the agent must find
-/// exactly what is declared.
+/// Set on Debian's kernels, which do not backport features to older versions: there the agent must detect exactly what
+/// is declared.
 pub const DEBIAN: &str = "RTO_TESTS_DEBIAN_KERNEL";
 
 /// Major and minor version of the running kernel.
 ///
 /// # Errors
 ///
-/// If it does not tell them.
+/// If uname(2) fails, or the release has another form.
 pub fn version() -> anyhow::Result<(u32, u32)> {
     let name = nix::sys::utsname::uname()?;
     let release = name.release().to_string_lossy().into_owned();
@@ -31,22 +31,22 @@ pub fn version() -> anyhow::Result<(u32, u32)> {
     }
 }
 
-/// A feature as `doctor` finds it.
+/// A feature as `doctor` reports it.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// "present", "absent" or "refused".
     pub presence: String,
-    /// All that is said of it.
+    /// The whole text of the finding.
     pub said: String,
-    /// Since when a kernel has it, where this one does not.
+    /// The first kernel version with the feature, if this kernel lacks it.
     pub fix: String,
 }
 
-/// The features as `doctor` finds them here, asked once.
+/// The features as `doctor` reports them on this machine; `doctor` runs only once.
 ///
 /// # Errors
 ///
-/// If it does not say them all.
+/// If one of them is not reported.
 pub fn found() -> anyhow::Result<&'static BTreeMap<&'static str, Found>> {
     static FOUND: OnceLock<Result<BTreeMap<&'static str, Found>, String>> = OnceLock::new();
     FOUND
@@ -83,17 +83,17 @@ fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
         .collect()
 }
 
-/// Whether the kernel lacks a feature, or it is refused here.
+/// Whether the kernel lacks a feature, or refuses it on this machine.
 ///
 /// # Errors
 ///
-/// If the agent does not know it.
+/// If the agent does not know the feature.
 pub fn lacks(feature: &str) -> anyhow::Result<bool> {
     let found = found()?.get(feature).context(feature.to_owned())?;
     Ok(found.presence != "present")
 }
 
-/// Whether a socket's rto_min can be read: TCP_RTO_MIN_US (Linux 6.15).
+/// Whether a socket's rto_min can be read (TCP_RTO_MIN_US, Linux 6.15).
 #[must_use]
 pub fn tells_rto_min() -> bool {
     let socket = socket(
@@ -105,8 +105,8 @@ pub fn tells_rto_min() -> bool {
     socket.is_ok_and(|socket| get_option(&socket, option::RTO_MIN_US).is_ok())
 }
 
-/// The first intervals between the SYNs of a connection with this initial RTO: five of it, then
-/// doubling; before 6.5 doubling at once.
+/// The first intervals between the SYNs of a connection with this initial RTO. Since Linux 6.5 the first five are equal
+/// and later ones double; before, they double from the start.
 ///
 /// # Errors
 ///
@@ -121,12 +121,12 @@ pub fn syn_timers(initial_rto: Duration, count: u32) -> anyhow::Result<Vec<Durat
     Ok((0..count).map(timer).collect())
 }
 
-/// That the agent finds what is declared for this version: all that it must have, and, on a kernel of
-/// Debian's, nothing that it cannot have.
+/// Asserts that the agent detects what is declared for this version: every feature that it must have and, on a Debian
+/// kernel, none that it cannot have.
 ///
 /// # Errors
 ///
-/// If it finds something else; by name.
+/// If it detects something else; the error names the features.
 pub fn assert_declared() -> anyhow::Result<()> {
     let (version, found) = (version()?, found()?);
     let is_debian = std::env::var_os(DEBIAN).is_some();
@@ -134,7 +134,7 @@ pub fn assert_declared() -> anyhow::Result<()> {
     let has_lsm = active.trim_end().split(',').any(|name| name == "bpf");
     let mut wrong = Vec::new();
     for (name, since) in FEATURES {
-        // It must be among the active LSMs as well.
+        // This feature must be in the list of active LSMs, too.
         let expected = version >= since && (name != "bpf-lsm-cgroup" || has_lsm);
         let said = &found[name];
         match (expected, said.presence.as_str()) {

@@ -1,4 +1,4 @@
-//! Handshakes as an emulated link carried them: which SYNs were sent, and when the answer came.
+//! Handshakes on an emulated link: which SYNs were sent, and when they were answered.
 
 use std::{
     collections::HashMap,
@@ -15,20 +15,20 @@ use rto_testbed::link::{
 pub struct Handshake {
     /// The client's port.
     pub port: u16,
-    /// When the link read each SYN, and whether it carried it.
+    /// When the link read each SYN, and whether it forwarded it.
     pub syns: Vec<(Instant, bool)>,
-    /// When the first answer was to leave to the client.
+    /// When the first SYN-ACK was due to leave to the client.
     pub answered: Option<Instant>,
-    /// The same of the last segment with data: what came of a connection is known by then.
+    /// When the last segment with data was due to leave; the outcome of a connection is known by then.
     pub last_data: Option<Instant>,
 }
 
 impl Handshake {
-    /// Those of connections with this port of the server's, in the order in which they began.
+    /// The handshakes of connections to this server port, in the order in which they began.
     #[must_use]
     pub fn all(log: &[Relayed], server_port: u16) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
-        // A port may be used again: by its first sequence number, which copies of a SYN have, too.
+        // A port may be reused. The initial sequence number distinguishes connections; retransmitted SYNs keep it.
         let mut by_syn: HashMap<(u16, u32), usize> = HashMap::new();
         let mut by_port: HashMap<u16, usize> = HashMap::new();
         for one in log {
@@ -82,20 +82,19 @@ impl Handshake {
         Some(answered.saturating_duration_since(self.begun()))
     }
 
-    /// Whether it took longer, or was not answered at all.
+    /// Whether it took longer than a limit, or was not answered.
     #[must_use]
     pub fn is_beyond(&self, limit: Duration) -> bool {
         self.took().is_none_or(|took| took > limit)
     }
 
-    /// Copies of the SYN: all but the first.
+    /// Retransmissions of the SYN.
     #[must_use]
     pub fn copies(&self) -> usize {
         self.syns.len() - 1
     }
 
-    /// Copies that were sent while the answer to an earlier SYN was under way, or that SYN itself. Where an answer got
-    /// lost none counts.
+    /// SYNs sent after one had got through, whose answer was on its way. 0 if there was no answer.
     #[must_use]
     pub fn spurious(&self) -> usize {
         let carried = self.syns.iter().position(|(_, carried)| *carried);
@@ -105,7 +104,7 @@ impl Handshake {
         }
     }
 
-    /// How long after the first SYN the second was sent.
+    /// The time between the first and the second SYN.
     #[must_use]
     pub fn first_timer(&self) -> Option<Duration> {
         let [(first, _), (second, _), ..] = self.syns[..] else {
@@ -115,13 +114,13 @@ impl Handshake {
     }
 }
 
-/// SYNs of all of them.
+/// The number of SYNs in all handshakes.
 #[must_use]
 pub fn syns(all: &[Handshake]) -> usize {
     all.iter().map(|one| one.syns.len()).sum()
 }
 
-/// The share of those that took longer than a limit, or were not answered.
+/// The share of handshakes that took longer than a limit, or were not answered.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "thousands")]
 pub fn share_beyond(all: &[Handshake], limit: Duration) -> f64 {
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spurious_and_how_long_it_took() {
+    fn spurious_syns_and_handshake_time() {
         let slow = handshake(&[(0, true), (24, true), (48, true)], Some(60));
         assert_eq!((slow.copies(), slow.spurious()), (2, 2));
         assert!(slow.is_beyond(Duration::from_millis(59)));

@@ -1,4 +1,4 @@
-//! One thread of another process that stands still while the others go on, as one does that waits for a disk.
+//! Stops one thread of another process while its other threads run, as happens to a thread that waits for a disk.
 
 use std::{
     fs,
@@ -17,37 +17,38 @@ use nix::{
 };
 use rto_testbed::process::RealTime;
 
-/// Longest a thread may take to do what it is let do.
+/// Longest time for a thread to do what it is allowed to do.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// It stands still, but while [`HeldThread::advance`] lets it run. Goes on when this is dropped. Until then the calling
-/// thread is scheduled in real time, where that is allowed: what it lets run would run on while it waits for its turn.
+/// A stopped thread, which only runs during [`HeldThread::advance`] and continues when this is dropped. Until then the
+/// calling thread runs at real-time priority if permitted; otherwise the held thread would run on while the caller
+/// waits for a processor.
 pub struct HeldThread {
     process: Pid,
     thread: Pid,
     _real_time: RealTime,
-    /// The kernel takes ptrace(2)'s requests from the thread alone that began.
+    /// The kernel accepts ptrace(2) requests only from the thread that attached.
     not_send: PhantomData<*const ()>,
 }
 
 impl HeldThread {
-    /// Stops the thread of this name.
+    /// Stops the thread with this name.
     ///
     /// # Errors
     ///
-    /// If the process has none, or it cannot be traced.
+    /// If the process has no such thread, or it cannot be traced.
     pub fn of(process: Pid, name: &str) -> anyhow::Result<Self> {
         let mut found = Vec::new();
         for task in fs::read_dir(format!("/proc/{process}/task"))? {
             let task = task?.path();
-            // It may have ended since.
+            // The thread may have ended.
             let comm = fs::read_to_string(task.join("comm")).unwrap_or_default();
             if comm.trim_end() == name {
                 let id = task.file_name().and_then(|id| id.to_str());
                 found.extend(id.and_then(|id| id.parse::<i32>().ok()));
             }
         }
-        // Threads without a name have that of who started them, and came later.
+        // Unnamed threads inherit the name of the thread that started them, and are younger.
         let first = found.into_iter().min();
         let thread = Pid::from_raw(first.with_context(|| format!("no thread {name}"))?);
         ptrace::seize(thread, ptrace::Options::empty())?;
@@ -61,11 +62,11 @@ impl HeldThread {
         Ok(held)
     }
 
-    /// Lets it run until it has used so much of a processor, or waits for something for so long; how much it used.
+    /// Lets it run until it has used this much CPU time, or has waited for that long; returns the CPU time used.
     ///
     /// # Errors
     ///
-    /// If it ends, or does neither.
+    /// If it ends, or neither happens in time.
     pub fn advance(&self, used: Duration) -> anyhow::Result<Duration> {
         let begin = self.time_used()?;
         let limit = Instant::now() + LIMIT;
@@ -115,7 +116,7 @@ impl HeldThread {
         }
     }
 
-    /// The first number of schedstat (proc(5)): nanoseconds on a processor.
+    /// CPU time in nanoseconds, the first number of schedstat (proc(5)).
     fn time_used(&self) -> anyhow::Result<Duration> {
         let text = self.read("schedstat")?;
         let used = text.split(' ').next().context("empty")?;

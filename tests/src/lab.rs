@@ -1,4 +1,4 @@
-//! Running the lab's experiments, and reading their reports.
+//! Runs the lab's experiments and reads their reports.
 
 use std::{
     path::Path,
@@ -12,7 +12,7 @@ use rto_testbed::{
 };
 use serde_json::Value;
 
-/// Runs a verb of `rto-lab`; what became of it.
+/// Runs a command of `rto-lab`.
 ///
 /// # Errors
 ///
@@ -21,7 +21,7 @@ pub fn run(args: &[&str]) -> anyhow::Result<Output> {
     Ok(Command::new(beside("rto-lab")?).args(args).output()?)
 }
 
-/// Runs a quick experiment; its report.
+/// Runs a quick experiment; returns its report.
 ///
 /// # Errors
 ///
@@ -34,14 +34,15 @@ pub fn quick(experiment: &str, out: &Path, args: &[&str]) -> anyhow::Result<Valu
     serde_json::from_str(&text).context(text)
 }
 
-/// The largest number of tries.
+/// Most attempts.
 const TRIES: usize = 6;
 
-/// Measures; once more only while plain timers beside it were late, so that the machine may be why it came out wrong.
+/// Runs a measurement. It is repeated only if plain timers beside it were late, so that the machine may have caused the
+/// failure.
 ///
 /// # Errors
 ///
-/// What was wrong each time, and how late the machine was.
+/// If every attempt fails; the error lists the reasons and how late the machine was.
 pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut wrong = Vec::new();
     loop {
@@ -52,7 +53,7 @@ pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Resu
             return Ok(());
         };
         let error = format!("{error:#}");
-        // A report follows; that of the last try is enough.
+        // The rest is a report; the report of the last attempt is enough.
         let what = error.lines().next().unwrap_or_default();
         eprintln!("lab: {what}; {observed}");
         wrong.push(format!("{what}; {observed}"));
@@ -62,11 +63,11 @@ pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Resu
     }
 }
 
-/// A number in a table of a report: in the column of this name, and in the line that begins with these cells.
+/// A number in a table of a report: in the column with this name, in the first row that begins with these cells.
 ///
 /// # Errors
 ///
-/// If there is no such cell, or no number in it.
+/// If there is no such cell, or it is not a number.
 pub fn cell(report: &Value, table: &str, column: &str, begin: &[&str]) -> anyhow::Result<f64> {
     let is_list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let table = is_list(&report["tables"])
@@ -86,7 +87,7 @@ pub fn cell(report: &Value, table: &str, column: &str, begin: &[&str]) -> anyhow
         .with_context(|| format!("nothing was measured: {row}"))
 }
 
-/// Whether a cell of a report says this: numbers are numbers there.
+/// Whether a cell of a report has this value; numbers are compared as numbers.
 pub fn is(cell: &Value, said: &str) -> bool {
     match cell.as_f64() {
         Some(number) => said.parse() == Ok(number),

@@ -1,5 +1,5 @@
-//! What the integration tests have beside the testbed: what the agent must say, how its verbs are watched, and what is
-//! expected of a kernel.
+//! Helpers of the integration tests that are not in the test bed: expected values, watching the agent's commands, and
+//! what is expected of a kernel.
 
 pub mod brakes;
 pub mod browser;

@@ -1,4 +1,4 @@
-//! Processors that have other work to do.
+//! Keeps the processors busy.
 
 use std::{
     hint::spin_loop,
@@ -9,7 +9,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// Threads of this process that never wait, until this is dropped.
+/// Threads of this process that never wait; stopped when dropped.
 #[derive(Debug)]
 pub struct BusyLoops {
     stop: Arc<AtomicBool>,
@@ -17,7 +17,7 @@ pub struct BusyLoops {
 }
 
 impl BusyLoops {
-    /// Begins so many for each processor.
+    /// Starts `count` threads for each processor.
     #[must_use]
     pub fn per_processor(count: usize) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);

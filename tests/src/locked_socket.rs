@@ -1,4 +1,4 @@
-//! A TCP socket whose lock is held for as long as one likes.
+//! A TCP socket whose lock is held for as long as a test needs.
 
 use std::{
     io::{self, Write as _},
@@ -15,8 +15,8 @@ const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
 const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
 
-/// One end of a connection over the loopback interface of this thread's network namespace. What it sends is a page
-/// that is never there (userfaultfd(2)), so that sendmsg waits with the lock held until this is dropped.
+/// One end of a connection over the loopback interface of the calling thread's network namespace. It sends a page that
+/// is never populated (userfaultfd(2)), so that sendmsg() blocks with the socket lock held until this is dropped.
 pub struct LockedSocket {
     faults: Option<OwnedFd>,
     sending: Option<JoinHandle<()>>,
@@ -40,16 +40,16 @@ struct Register {
 }
 
 impl LockedSocket {
-    /// Holds one.
+    /// Creates such a socket.
     ///
     /// # Errors
     ///
-    /// If the kernel has no userfaultfd, or refuses.
+    /// If the kernel has no userfaultfd, or refuses it.
     pub fn new() -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let mut socket = TcpStream::connect(listener.local_addr()?)?;
         let (peer, _) = listener.accept()?;
-        // SAFETY: a new mapping, which nothing else knows of.
+        // SAFETY: a new mapping, to which no other reference exists.
         let page = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -71,7 +71,7 @@ impl LockedSocket {
         };
         let address = page as usize;
         locked.sending = Some(std::thread::spawn(move || {
-            // SAFETY: the mapping is there until this thread has ended; once it is let go it is zeroes.
+            // SAFETY: the mapping exists until this thread has ended; after its release it reads as zeroes.
             let never = unsafe { std::slice::from_raw_parts(address as *const u8, PAGE) };
             let _sent = socket.write_all(never);
         }));
@@ -81,23 +81,23 @@ impl LockedSocket {
 
 impl Drop for LockedSocket {
     fn drop(&mut self) {
-        // Its faults are answered as any other's once nobody listens to them.
+        // After the descriptor is closed, faults are resolved as for ordinary memory.
         drop(self.faults.take());
         if let Some(sending) = self.sending.take() {
             let _ended = sending.join();
         }
-        // SAFETY: nobody uses it any more.
+        // SAFETY: the only thread that used the mapping has ended.
         let _unmapped = unsafe { libc::munmap(self.page, PAGE) };
     }
 }
 
-/// What is told of accesses to the page; until it answers, or is closed, they wait.
+/// A userfaultfd for the page; accesses block until they are answered or it is closed.
 fn faults_of(page: *mut libc::c_void) -> io::Result<OwnedFd> {
-    // SAFETY: it takes flags and makes a descriptor.
+    // SAFETY: the call takes flags and returns a descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0);
     let fd = fd.ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just made it.
+    // SAFETY: the kernel has just created this descriptor.
     let faults = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut api = Api {
         api: UFFD_API,

@@ -20,19 +20,19 @@ use crate::{
 /// The server's port.
 pub const PORT: u16 = 5300;
 
-/// Where the server is.
+/// Where the server runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// In the agent's cgroup.
     Inside,
-    /// In none of its cgroups: what is counted are the clients' connections.
+    /// Outside of the agent's cgroup, so that only the clients' connections are counted.
     Outside,
 }
 
-/// They and the daemon, if one runs.
+/// The environment, and the daemon if it runs.
 #[derive(Debug)]
 pub struct Path {
-    /// Dropped before the cgroup it runs in, as fields are in their order.
+    /// Declared before `env`, as fields are dropped in order and it runs in that cgroup.
     _server: Traffic,
     /// The link.
     pub relay: Relay,
@@ -41,17 +41,17 @@ pub struct Path {
 }
 
 impl Path {
-    /// A link with this round trip.
+    /// A link with this round-trip time, and the server outside of the cgroup.
     ///
     /// # Errors
     ///
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn new(env: TestEnv, round_trip: Duration) -> anyhow::Result<Self> {
         let server = Server::Outside;
         Self::with(env, round_trip, server)
     }
 
-    /// The same, with the server where it is said to be.
+    /// The same with the server in the given place.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Path {
         })
     }
 
-    /// Clients in the agent's cgroup, so many a second.
+    /// Clients in the agent's cgroup, `per_s` connections a second.
     ///
     /// # Errors
     ///
@@ -87,11 +87,11 @@ impl Path {
         Arrivals::start(&self.env.net.client, Some(self.env.cgroup.path()), &clients)
     }
 
-    /// Clients of the server's: one a second, and nothing but connections.
+    /// Clients that make one connection a second and send nothing.
     ///
     /// # Errors
     ///
-    /// None, as the address is a constant.
+    /// Never: the address is a constant.
     pub fn peers(&self) -> anyhow::Result<Clients> {
         Ok(Clients {
             to: (RELAY_SERVER_V4.parse::<std::net::IpAddr>()?, PORT).into(),
@@ -103,13 +103,13 @@ impl Path {
         })
     }
 
-    /// All that the link has carried so far.
+    /// All handshakes on the link so far.
     #[must_use]
     pub fn handshakes(&self) -> Vec<Handshake> {
         Handshake::all(&self.relay.log(), PORT)
     }
 
-    /// Waits until so many connections have begun.
+    /// Waits until this many connections have begun.
     ///
     /// # Errors
     ///

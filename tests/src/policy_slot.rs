@@ -1,10 +1,10 @@
-//! The bytes of the map `POLICIES`.
+//! The layout of the map `POLICIES`.
 
 use std::mem::offset_of;
 
 use rto_agent_common::{Policy, PolicySlot};
 
-/// The policy in force of a slot of the map `POLICIES`, as its bytes.
+/// The active policy in a value of the map `POLICIES`, as bytes.
 #[must_use]
 pub fn policy_in(slot: &[u8]) -> Option<&[u8]> {
     let active = u32::from_ne_bytes(*slot.first_chunk()?);

@@ -1,4 +1,4 @@
-//! A terminal of a test's own, with a program on it and somebody who reads the screen.
+//! A private terminal with a program on it, whose screen a test reads.
 
 use std::{
     fs::File,
@@ -30,34 +30,34 @@ use rto_testbed::{
     wait::{TIMEOUT, eventually},
 };
 
-/// Rows and columns, the size that everything must work in.
+/// Rows and columns: the size in which everything must work.
 const SIZE: (u16, u16) = (24, 80);
-/// Between two looks at a program that may end.
+/// Pause between two checks of a program that may have ended.
 const STEP: Duration = Duration::from_millis(20);
 
 /// A pseudo-terminal and the program on it; killed by its pid and reaped when dropped.
 pub struct Terminal {
     master: PtyMaster,
-    /// Kept open, so that its settings can be read when the program has ended.
+    /// Kept open, so that the terminal settings can be read after the program has ended.
     slave: File,
     before: Termios,
     child: KillOnDrop,
     parser: vt100::Parser,
 }
 
-/// What a program left behind.
+/// The state of the terminal after the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
-    /// Whether the settings of the terminal are those from before.
+    /// Whether the terminal settings are restored.
     pub settings: bool,
-    /// Whether the screen is the one from before, with its cursor.
+    /// Whether the original screen and the cursor are restored.
     pub screen: bool,
 }
 
 impl Left {
-    /// Whether it ended well and left the terminal as it was.
+    /// Whether the program succeeded and restored the terminal.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.status.success() && self.settings && self.screen
@@ -65,11 +65,11 @@ impl Left {
 }
 
 impl Terminal {
-    /// Starts a program on a new terminal of 80 columns and 24 rows, which controls it.
+    /// Starts a program with a new terminal of 80 columns and 24 rows as its controlling terminal.
     ///
     /// # Errors
     ///
-    /// If there is no terminal to be had, or the program cannot be started.
+    /// If no pseudo-terminal is available, or the program cannot be started.
     pub fn start(mut command: Command) -> anyhow::Result<Self> {
         let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let master = posix_openpt(flags)?;
@@ -107,7 +107,7 @@ impl Terminal {
         })
     }
 
-    /// Presses keys: text, and control characters as a keyboard sends them.
+    /// Types text, and control characters as a keyboard sends them.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Terminal {
         Ok(kill(pid, signal)?)
     }
 
-    /// Gives the terminal another size, rows and columns; the kernel tells the program.
+    /// Resizes the terminal; the kernel sends the program SIGWINCH.
     ///
     /// # Errors
     ///
@@ -136,14 +136,14 @@ impl Terminal {
         Ok(set_size(&self.slave, (rows, columns))?)
     }
 
-    /// Waits until the screen shows something; the screen then.
+    /// Waits until the screen satisfies a condition; returns its text.
     ///
     /// # Errors
     ///
-    /// If it does not in time; the error has what it shows.
+    /// If it does not in time; the error shows the screen.
     pub fn wait_for(&mut self, what: &str, is: impl Fn(&str) -> bool) -> anyhow::Result<String> {
         let shown = eventually(what, TIMEOUT, || {
-            // Asked first: what it wrote before its end is read then.
+            // The status is taken first, so that everything written before the exit is then read.
             let ended = self.child.0.try_wait()?;
             while self.read(STEP)? && ended.is_some() {}
             let text = self.parser.screen().contents();
@@ -158,7 +158,7 @@ impl Terminal {
         shown.with_context(|| format!("the screen shows:\n{}", self.parser.screen().contents()))
     }
 
-    /// Whether anything on the screen has a colour.
+    /// Whether the screen has any colour.
     #[must_use]
     pub fn has_colours(&self) -> bool {
         let screen = self.parser.screen();
@@ -169,8 +169,8 @@ impl Terminal {
         cells.any(|cell| cell.fgcolor() != vt100::Color::Default)
     }
 
-    /// Waits for the program's end, and gives what it has printed: no more than a screen. Lines that are wider than the
-    /// terminal are whole.
+    /// Waits until the program exits, and returns what it has printed, at most a screen. Lines that are wider than the
+    /// terminal are joined.
     ///
     /// # Errors
     ///
@@ -180,11 +180,11 @@ impl Terminal {
         Ok(self.parser.screen().contents().trim_end().to_owned())
     }
 
-    /// Waits for the program's end.
+    /// Waits until the program exits.
     ///
     /// # Errors
     ///
-    /// If it does not end in time; the error has what the screen shows.
+    /// If it does not exit in time; the error shows the screen.
     pub fn left(mut self) -> anyhow::Result<Left> {
         let status = self.end()?;
         let screen = self.parser.screen();
@@ -195,10 +195,10 @@ impl Terminal {
         })
     }
 
-    /// Waits for the program's end, and takes all that it has written.
+    /// Waits until the program exits, and reads everything it has written.
     fn end(&mut self) -> anyhow::Result<ExitStatus> {
         let status = eventually("end of the program", TIMEOUT, || {
-            // What nobody reads can keep it from ending.
+            // Output that is not read may keep the program from exiting.
             self.read(STEP)?;
             Ok(self.child.0.try_wait()?)
         });
@@ -207,7 +207,7 @@ impl Terminal {
         Ok(status)
     }
 
-    /// Takes what the program has written; whether there was something in time.
+    /// Reads what the program has written; returns whether there was any within `limit`.
     fn read(&mut self, limit: Duration) -> anyhow::Result<bool> {
         let mut fds = [PollFd::new(self.master.as_fd(), PollFlags::POLLIN)];
         if poll(&mut fds, PollTimeout::try_from(limit)?)? == 0 {
@@ -220,7 +220,7 @@ impl Terminal {
     }
 }
 
-/// A screen has at least that.
+/// A dimension of a screen, which is at least 1.
 fn one(length: u16) -> NonZeroU16 {
     NonZeroU16::new(length).unwrap_or(NonZeroU16::MIN)
 }

@@ -1,4 +1,4 @@
-//! A second link between the two namespaces, that delays packets and drops chosen ones.
+//! A second link between the two namespaces, which delays packets and drops selected ones.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use rto_testbed::{
 pub const RELAY_CLIENT_V4: &str = "10.89.0.1";
 /// Address of the server's end.
 pub const RELAY_SERVER_V4: &str = "10.89.0.2";
-/// Its IPv6 address.
+/// IPv6 address of the server's end.
 pub const RELAY_SERVER_V6: &str = "fd89::2";
 
-/// The link, without delay and loss.
+/// The link, without delay or loss.
 ///
 /// # Errors
 ///
-/// If it cannot be made.
+/// If it cannot be created.
 pub fn relay(pair: &Pair) -> anyhow::Result<Relay> {
     Relay::new(pair, 0, 0)
 }
@@ -33,7 +33,7 @@ pub struct BothEnds {
 }
 
 impl BothEnds {
-    /// Begins them.
+    /// Starts both captures.
     ///
     /// # Errors
     ///
@@ -45,12 +45,12 @@ impl BothEnds {
         })
     }
 
-    /// The round trips of so many IPv4 connections as the client's wire and the server's have them; each has at least
-    /// so many.
+    /// The round-trip times of at least `connections` IPv4 connections, with at least `each` samples per connection, as
+    /// seen on the client's wire and on the server's.
     ///
     /// # Errors
     ///
-    /// If there are not as many in time.
+    /// If there are fewer in time.
     pub fn round_trips(
         &self,
         connections: usize,

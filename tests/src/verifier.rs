@@ -1,4 +1,4 @@
-//! What the programs cost the kernel's verifier.
+//! The cost of the programs for the kernel's verifier.
 
 use std::{collections::BTreeMap, process::Command};
 
@@ -13,22 +13,22 @@ use rto_agent_common::{globals, maps, statistics};
 
 pub use crate::declared::VERIFIER_LIMITS as LIMITS;
 
-/// What came of a program.
+/// The result for one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verified {
     /// Instructions processed.
     Instructions(u32),
-    /// It loads, and this kernel does not tell how many (`bpf_prog_info.verified_insns` is of 5.16).
+    /// It loads, but this kernel does not report the number (`bpf_prog_info.verified_insns` was added in Linux 5.16).
     Untold,
     /// It does not load here.
     Refused(String),
 }
 
-/// Has the kernel verify each program, with all that is optional in it switched on.
+/// Loads each program into the kernel with all its optional parts switched on.
 ///
 /// # Errors
 ///
-/// If the maps cannot be made.
+/// If the maps cannot be created.
 pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
     let mut mode = statistics::ON | statistics::UNMATCHED | statistics::RTT_AT_END;
     if rto_agent::datapath::probe::tells_process() {
@@ -36,7 +36,7 @@ pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
     }
     let interval = 1_000_000_000_u64;
     let btf = btf::Btf::vmlinux()?;
-    let (offsets, types) = (btf.offsets()?.values(), btf.socket_types().values());
+    let (offsets, types) = (btf.request_offsets()?.values(), btf.socket_types().values());
     let mut loader = EbpfLoader::new();
     for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
         loader.override_global(name, offset, true);
@@ -47,11 +47,12 @@ pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
     let mut ebpf = loader
         .override_global(globals::STATISTICS_MODE, &mode, true)
         .override_global(globals::RTT_INTERVAL_NS, &interval, true)
+        .override_global(globals::SYN_CAP, &1u8, true)
         .map_max_entries(maps::POLICIES, 1)
         .map_max_entries(maps::STATISTICS, 1)
         .load(&kfuncs::resolved(OBJECT, btf.kfuncs()))?;
     let types = Btf::from_sys_fs()?;
-    let mut told = BTreeMap::new();
+    let mut results = BTreeMap::new();
     for (name, program) in ebpf.programs_mut() {
         let known = LIMITS.iter().find(|(known, _)| *known == name);
         let (name, _) = known.with_context(|| format!("{name} has no limit"))?;
@@ -70,13 +71,16 @@ pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
             ),
             other => anyhow::bail!("{name}: {:?}", other.prog_type()),
         };
-        told.insert(*name, loaded);
+        results.insert(*name, loaded);
     }
-    ensure!(told.len() == LIMITS.len(), "only {told:?}");
-    if told.values().any(|verified| *verified == Verified::Untold) {
-        from_log(&mut told)?;
+    ensure!(results.len() == LIMITS.len(), "only {results:?}");
+    if results
+        .values()
+        .any(|verified| *verified == Verified::Untold)
+    {
+        from_log(&mut results)?;
     }
-    Ok(told)
+    Ok(results)
 }
 
 fn load<P>(
@@ -94,9 +98,9 @@ fn load<P>(
         .map_or(Verified::Untold, Verified::Instructions)
 }
 
-/// From the verifier's log, as bpftool shows it: for older kernels. It loads the programs in the
-/// object's order and stops at the first that this kernel refuses.
-fn from_log(told: &mut BTreeMap<&'static str, Verified>) -> anyhow::Result<()> {
+/// Reads the numbers from the verifier's log, which bpftool prints; needed for older kernels. bpftool loads the
+/// programs in the order of the object and stops at the first that this kernel refuses.
+fn from_log(results: &mut BTreeMap<&'static str, Verified>) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let object = dir.path().join("object.o");
     std::fs::write(&object, kfuncs::resolved(OBJECT, None))?;
@@ -105,21 +109,21 @@ fn from_log(told: &mut BTreeMap<&'static str, Verified>) -> anyhow::Result<()> {
         .args(["-d", "prog", "loadall"])
         .args([object.as_os_str(), pins.as_ref()])
         .output()?;
-    // It pins them only if it could load all of them.
+    // bpftool pins the programs only if all of them loaded.
     let _none = std::fs::remove_dir_all(&pins);
     let log =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     for (name, instructions) in processed(&log.join("\n")) {
-        // It also tells how far it came with those that it refuses.
-        let untold = told.get_mut(name.as_str());
-        if let Some(verified) = untold.filter(|verified| **verified == Verified::Untold) {
+        // The log has a number for a refused program, too: the instructions processed before the error.
+        let missing = results.get_mut(name.as_str());
+        if let Some(verified) = missing.filter(|verified| **verified == Verified::Untold) {
             *verified = Verified::Instructions(instructions);
         }
     }
     Ok(())
 }
 
-/// Program and instructions, of each log in bpftool's output.
+/// Program and number of instructions of each log in bpftool's output.
 fn processed(log: &str) -> Vec<(String, u32)> {
     let mut all = Vec::new();
     let mut name = None;

@@ -1,4 +1,4 @@
-//! `rto-agent watch --json`, or another verb that prints JSON by lines, running beside a test.
+//! Runs `rto-agent watch --json`, or another command that prints lines of JSON, beside a test.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -19,7 +19,7 @@ use serde_json::Value;
 /// Longest wait for a line.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The verb; ended by its pid when dropped.
+/// The command; killed by its pid when dropped.
 #[derive(Debug)]
 pub struct Watcher {
     _child: KillOnDrop,
@@ -27,14 +27,14 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts it, and returns once the daemon has the program tell.
+    /// Starts `watch`, and returns when the program sends all events.
     ///
     /// # Errors
     ///
     /// If it does not.
     pub fn start(env: &TestEnv, args: &[&str]) -> anyhow::Result<Self> {
         let watcher = Self::of(env, &[&["watch", "--json"], args].concat())?;
-        // SYN-ACKs come last.
+        // SYN-ACK events are switched on last.
         eventually_seen(
             "all events",
             LIMIT,
@@ -45,7 +45,7 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Another verb.
+    /// Starts another command.
     ///
     /// # Errors
     ///
@@ -61,7 +61,8 @@ impl Watcher {
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // A line that is no JSON is told as what it is; a test that is over reads no more.
+                // A line that is not JSON is passed on as a string. Sending fails after the test has dropped the
+                // receiver.
                 let value = serde_json::from_str(&line).unwrap_or(Value::String(line));
                 let _over = sender.send(value);
             }
@@ -72,11 +73,11 @@ impl Watcher {
         })
     }
 
-    /// The next line that is as wanted; others are passed over.
+    /// The next line that satisfies a condition; other lines are skipped.
     ///
     /// # Errors
     ///
-    /// If none comes in time; the error has those that came.
+    /// If no such line arrives in time; the error shows the skipped lines.
     pub fn next(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
         let mut others = Vec::new();
         let end = Instant::now() + LIMIT;
@@ -91,25 +92,25 @@ impl Watcher {
         }
     }
 
-    /// Lines that have come already.
+    /// The lines that have already arrived.
     #[must_use]
     pub fn so_far(&self) -> Vec<Value> {
         self.lines.try_iter().collect()
     }
 }
 
-/// What the program tells.
+/// Which events the program sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// Nothing.
     Nothing,
-    /// What its own callbacks see.
+    /// The events of its own callbacks.
     Callbacks,
-    /// Also SYN-ACKs as they are retransmitted.
+    /// Additionally, SYN-ACK retransmissions.
     Live,
 }
 
-/// What the program tells, by the map in the kernel.
+/// Which events the program sends, according to the map in the kernel.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Architectures that are released.
+//! The architectures of a release.
 
 /// An architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -10,7 +10,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// The one that runs here.
+    /// The architecture of this machine.
     pub(crate) fn host() -> Self {
         if cfg!(target_arch = "aarch64") {
             Self::Arm64
@@ -19,7 +19,7 @@ impl Arch {
         }
     }
 
-    /// As Debian and OCI call it.
+    /// Its name in Debian and OCI.
     pub(crate) fn deb(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -27,7 +27,7 @@ impl Arch {
         }
     }
 
-    /// As rpm, QEMU and the kernel call it.
+    /// Its name in rpm, QEMU and the kernel.
     pub(crate) fn rpm(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -35,7 +35,7 @@ impl Arch {
         }
     }
 
-    /// The target of its static binary.
+    /// The Rust target of its static binary.
     pub(crate) fn target(self) -> String {
         format!("{}-unknown-linux-musl", self.rpm())
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench` and `cargo xtask demo`: install what they need, and run the crate `rto-bench`.
+//! `cargo xtask bench` and `cargo xtask demo`: install the system packages they need, and run the crate `rto-bench`.
 
 use std::ffi::OsString;
 
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 pub(crate) fn demo() -> anyhow::Result<()> {
     setup::run()?;
-    // Together: one after the other would take longer.
+    // One build: two builds would take longer.
     run_command(cargo().args([
         "build",
         "--locked",

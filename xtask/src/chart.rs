@@ -1,6 +1,6 @@
-//! `cargo xtask chart`: renders the Helm chart with each file of `charts/rto-agent/ci`, and validates what comes out.
+//! `cargo xtask chart`: renders the Helm chart with each file of `charts/rto-agent/ci`, and validates the result.
 //!
-//! The first line of a file of values says what is expected: `# renders: KIND...`, or `# refused: TEXT` below
+//! The first line of a values file states the expected result: `# renders: KIND...`, or `# refused: TEXT` below
 //! `ci/refused`.
 
 use std::{
@@ -24,12 +24,12 @@ const RULES: [&str; 2] = [
     "config/prometheus/alerts.yml",
     "config/prometheus/recording.yml",
 ];
-/// The oldest version that the chart is for (`kubeVersion` in Chart.yaml) and the newest that there are schemas of.
+/// The oldest version that the chart supports (`kubeVersion` in Chart.yaml), and the newest with published schemas.
 const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
-/// Kinds of prometheus-operator, which Kubernetes has no schemas of.
+/// The API of prometheus-operator, whose kinds are not in Kubernetes' schemas.
 const OPERATOR: &str = "monitoring.coreos.com/v1";
 const VALIDATE: &str = "kubernetes-validate==1.37.0";
-/// Documents of YAML as a list of JSON.
+/// Converts YAML documents to a JSON list.
 const TO_JSON: &str = "import json, sys, yaml; json.dump([d for d in yaml.safe_load_all(open(sys.argv[1])) if d], sys.stdout)";
 
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -94,7 +94,7 @@ impl Chart {
         helm
     }
 
-    /// The files of values in this directory of the chart, each with its first line.
+    /// The values files in this directory of the chart, each with its first line.
     fn values(&self, dir: &str) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(root().join(CHART).join(dir))? {
@@ -116,7 +116,7 @@ impl Chart {
         Ok(helm.args(["--namespace", "kube-system"]).output()?)
     }
 
-    /// What a chart renders with these values, in a file and as JSON.
+    /// Renders a chart with these values, into a file and as JSON.
     fn rendered(
         &self,
         chart: impl AsRef<OsStr>,
@@ -162,7 +162,7 @@ impl Chart {
         }
     }
 
-    /// As of one host of a fleet.
+    /// Keeps the configuration, as on one host of a fleet.
     fn keep_config(&self, values: &Path, resources: &[Value]) -> anyhow::Result<()> {
         let fleet = self.fleet();
         fs::create_dir_all(&fleet)?;
@@ -176,13 +176,13 @@ impl Chart {
         self.dir.path().join("fleet")
     }
 
-    /// The agent's own verdict on its configurations.
+    /// Runs `rto-agent check` on the rendered configurations.
     fn check_configs(&self) -> anyhow::Result<()> {
         let mut check = Command::new(&self.agent);
         run_command(check.args(["check", "--fleet"]).arg(self.fleet()))
     }
 
-    /// The rules are those of config/prometheus, and promtool takes them.
+    /// The rules are the same as in config/prometheus, and promtool accepts them.
     fn check_rules(&self, values: &Path, rule: &Value) -> anyhow::Result<()> {
         let is_recorded = fs::read_to_string(values)?.contains("recording: true");
         let mut groups = Vec::new();
@@ -192,7 +192,7 @@ impl Chart {
             }
         }
         ensure!(rule["spec"]["groups"] == Value::from(groups), "other rules");
-        // JSON is YAML.
+        // JSON is valid YAML.
         let rules = self.dir.path().join("rules.yml");
         fs::write(&rules, rule["spec"].to_string())?;
         output(
@@ -203,7 +203,8 @@ impl Chart {
         Ok(())
     }
 
-    /// A change of policies is reloaded in place, one of what is read at the start restarts the pods.
+    /// A change of policies is reloaded in place; a change of a setting that is read only at the start restarts the
+    /// pods.
     fn restarts(&self) -> anyhow::Result<()> {
         let changed = self.dir.path().join("changed.yaml");
         let template = |values: &str| -> anyhow::Result<(Value, Value)> {
@@ -229,7 +230,7 @@ impl Chart {
         Ok(())
     }
 
-    /// A package, of helm's or of a release, has the rules, not links to them, and renders the same.
+    /// A package, made by helm or for a release, contains the rules instead of links to them, and renders the same.
     fn packages(&self) -> anyhow::Result<()> {
         let dir = self.dir.path().join("package");
         output(self.helm("package", CHART).arg("--destination").arg(&dir))?;
@@ -261,7 +262,7 @@ fn find<'a>(resources: &'a [Value], kind: &str) -> anyhow::Result<&'a Value> {
     found.with_context(|| format!("no {kind}"))
 }
 
-/// What no values may change: no privileges beyond those that docs/reference/security.md gives reasons for.
+/// Checks what no values may change: the pod has only the privileges that docs/reference/security.md gives reasons for.
 fn check_pod(daemon_set: &Value) -> anyhow::Result<()> {
     let pod = &daemon_set["spec"]["template"]["spec"];
     let container = &pod["containers"][0];

@@ -1,5 +1,5 @@
-//! `cargo xtask coverage`: runs what `cargo xtask test` runs, with counters compiled in, and prints the lines of each crate
-//! that were run, also by the programs that the integration tests start.
+//! `cargo xtask coverage`: runs the tests of `cargo xtask test` with instrumented programs, and prints the covered
+//! lines of each crate, including those that programs started by integration tests run.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
@@ -24,7 +24,7 @@ pub(crate) struct Args {
 
 const CARGO_LLVM_COV: &str = "0.9.1";
 
-/// What `cargo llvm-cov report` exports.
+/// The export of `cargo llvm-cov report`.
 #[derive(Deserialize)]
 struct Export {
     data: Vec<Data>,
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         &[],
         "cargo xtask coverage",
     )?;
-    // Reads the profiles; of the toolchain, as each LLVM has a form of its own.
+    // Reads the profiles. It must come from the toolchain, because each LLVM has its own format.
     run_command(Command::new("rustup").current_dir(root()).args([
         "--quiet",
         "component",
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         "llvm-tools",
     ]))?;
     let target = root().join("target/coverage");
-    // Where cargo llvm-cov says how to build and to run, and everything below it does.
+    // cargo llvm-cov and all programs below it get the build's environment.
     let instrumented = |program: &Path| {
         let mut sh = Command::new("sh");
         sh.current_dir(root())
@@ -75,16 +75,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .arg(program)
             .env("PATH", &path)
             .env("CARGO_TARGET_DIR", &target)
-            // Thousands of processes add to a few files; each has megabytes.
+            // Thousands of processes share a few files, because each file has megabytes.
             .env("LLVM_PROFILE_FILE_NAME", "rto-agent-%4m.profraw")
-            // Lines are found without it.
+            // Coverage does not need debug information.
             .env("CARGO_PROFILE_DEV_DEBUG", "false");
         sh
     };
     let cargo = cargo();
     let cargo = Path::new(cargo.get_program());
     take_libraries(&root().join("target/debug"), &target.join("debug"))?;
-    // Programs without counters, and profiles and programs of an earlier run; the libraries stay.
+    // Removes programs without counters, and profiles and programs of an earlier run; the libraries stay.
     run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
     let mut test = instrumented(&std::env::current_exe()?);
     test.arg("test").args(args.filter.as_slice());
@@ -95,17 +95,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let json =
         output(instrumented(cargo).args(["llvm-cov", "report", "--json", "--summary-only"]))?;
     println!("\n{}", table(&crates(&json, &root())?));
-    // A test that fails has run lines all the same.
+    // Lines that a failed test ran count as well.
     tested
 }
 
-/// Runs a program in the environment of an instrumented build. The option leaves the lints as they are, which know no
-/// `cfg(coverage)`.
+/// Runs a program in the environment of an instrumented build. The option disables `cfg(coverage)`, which the lints do
+/// not know.
 const ENVIRONMENT: &str =
     r#"eval "$(cargo llvm-cov show-env --sh --no-cfg-coverage)" && exec "$0" "$@""#;
 
-/// Puts what `cargo xtask test` has built into a directory where nothing has been built yet: libraries have no counters,
-/// and are the same. cargo sees by their times that they are fresh.
+/// Copies what `cargo xtask test` has built into a directory without any build. Libraries are not instrumented, so they
+/// are the same; by their times cargo recognises them as fresh.
 fn take_libraries(built: &Path, target: &Path) -> anyhow::Result<()> {
     if target.exists() || !built.join("deps").exists() {
         return Ok(());
@@ -116,7 +116,8 @@ fn take_libraries(built: &Path, target: &Path) -> anyhow::Result<()> {
         copy.arg("--archive");
         copy
     };
-    // rustc replaces these files, while cargo and build scripts write into those of the other directories.
+    // These may be hard links, because rustc replaces these files. cargo and build scripts write into the files of the
+    // other directories.
     run_command(copy().arg("--link").args([&built.join("deps"), target]))?;
     let others = [".fingerprint", "build"].map(|part| built.join(part));
     run_command(copy().args(others).arg(target))

@@ -1,4 +1,4 @@
-//! `cargo xtask deny`: dependencies that nobody uses or that are compiled twice, and licences, sources and known
+//! `cargo xtask deny`: finds dependencies that are unused or compiled twice, and checks licences, sources and known
 //! vulnerabilities of the others.
 
 use std::{
@@ -14,7 +14,7 @@ use crate::{
     tools::{self, cargo},
 };
 
-/// Set to `required` to fail if advisories cannot be checked.
+/// If this is `required`, the command fails if advisories cannot be checked.
 const ADVISORIES: &str = "ADVISORIES";
 
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -29,7 +29,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         deny
     };
     run_command(&mut deny(&["check", "bans", "licenses", "sources"]))?;
-    // A git repository, which may be unreachable.
+    // The database is a git repository, which may be unreachable.
     let fetched = deny(&["fetch", "db"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -41,7 +41,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         return Ok(());
     }
     run_command(&mut deny(&["check", "advisories"]))?;
-    // A second reader of the same database, as strict as the first.
+    // A second, equally strict, reader of the same database.
     let path = tools::ensure("cargo-audit", "0.22.2", &[], "advisories")?;
     run_command(
         cargo()
@@ -56,8 +56,8 @@ fn unused() -> anyhow::Result<()> {
     run_command(Command::new("cargo-machete").arg(root()).env("PATH", path))
 }
 
-/// Fails if tests switch on features of a library of the programs: it would be compiled for the programs, and again with
-/// the tests.
+/// Fails if tests enable additional features of a library that the programs use: cargo would compile it once for the
+/// programs, and again for the tests.
 fn compiled_twice() -> anyhow::Result<()> {
     let libraries = |edges: &str| {
         let tree = output(
@@ -77,10 +77,10 @@ fn compiled_twice() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The sets of features of each package of registries, from `cargo tree` in the form "NAME VERSION FEATURES".
+/// The feature sets of each registry package, from `cargo tree` in the form "NAME VERSION FEATURES".
 fn features(tree: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut packages = BTreeMap::<_, BTreeSet<_>>::new();
-    // Those of the workspace have a path, in brackets.
+    // Packages of the workspace have a path in brackets.
     for line in tree.lines().filter(|line| !line.contains("(/")) {
         let mut words = line.split(' ').filter(|word| *word != "(proc-macro)");
         if let (Some(name), Some(version)) = (words.next(), words.next()) {
@@ -91,7 +91,7 @@ fn features(tree: &str) -> BTreeMap<String, BTreeSet<String>> {
     packages
 }
 
-/// Packages of programs that have other features with tests.
+/// Packages of the programs that have other features with tests.
 fn differing(
     programs: &BTreeMap<String, BTreeSet<String>>,
     tests: &BTreeMap<String, BTreeSet<String>>,
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tests_switch_on_is_told() {
+    fn features_enabled_by_tests_are_reported() {
         let programs = features("rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 std\nsyn v2.0.1 full");
         let tests = features(
             "rto-agent v0.1.0 (/w/agent) \nserde v1.0.1 alloc,std\nsyn v2.0.1 full\n\

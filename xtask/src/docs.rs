@@ -100,7 +100,7 @@ impl Documents {
         broken
     }
 
-    /// The file that a link of a document leads to; none of one to another host.
+    /// The file that a link of a document refers to; `None` for a link to another host.
     fn resolve(&self, from: &Path, target: &str) -> Result<Option<PathBuf>, String> {
         if target.contains("://") || target.starts_with("mailto:") {
             return Ok(None);
@@ -125,7 +125,7 @@ impl Documents {
     }
 }
 
-/// A relative path without `.` and `..`; none if it leads out.
+/// A relative path without `.` and `..`; `None` if it leaves the repository.
 fn normalised(path: &Path) -> Option<PathBuf> {
     let mut clean = PathBuf::new();
     for component in path.components() {
@@ -139,7 +139,7 @@ fn normalised(path: &Path) -> Option<PathBuf> {
     Some(clean)
 }
 
-/// What other documents can link to, and what this one links to.
+/// The link targets of a document, and its own links.
 #[derive(Debug, Default)]
 struct Document {
     anchors: BTreeSet<String>,
@@ -186,7 +186,7 @@ impl Document {
         document
     }
 
-    /// Of headings of the same name, the second is `name-1`.
+    /// If several headings have the same name, the second is `name-1`.
     fn add_anchor(&mut self, slug: &str) {
         let numbered = (1..).map(|n| format!("{slug}-{n}"));
         let mut names = std::iter::once(slug.to_owned()).chain(numbered);
@@ -195,7 +195,7 @@ impl Document {
     }
 }
 
-/// The anchor of a heading, as GitHub and mdBook make it.
+/// The anchor of a heading, as GitHub and mdBook create it.
 fn slug(heading: &str) -> String {
     heading
         .trim()

@@ -1,7 +1,7 @@
-//! `cargo xtask ebpf`: builds the eBPF object that is kept beside its loader.
+//! `cargo xtask ebpf`: builds the eBPF object that is kept next to its loader.
 //!
-//! The build is reproducible: exact versions of compiler and linker; paths of sources, cargo home and sysroot remapped;
-//! debug sections removed, BTF kept. `--check` builds again and compares byte for byte.
+//! The build is reproducible: the versions of compiler and linker are exact; the paths of sources, cargo home and
+//! sysroot are remapped; debug sections are removed, BTF is kept. `--check` builds again and compares byte for byte.
 
 use std::{
     fs,
@@ -42,6 +42,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     lint(&linker)?;
+    check_loads(&path)?;
     let kept = fs::read(&path).with_context(|| path.display().to_string())?;
     println!(
         "in the tree: {} bytes, sha256 {}",
@@ -83,6 +84,58 @@ fn lint(linker: &Path) -> anyhow::Result<()> {
     )
 }
 
+/// Rejects loads of a socket's field from the context into the register that holds the context. On a request socket,
+/// which has no such field, kernels before commit 10f86a2a5c91 (April 2026) leave the context's address there instead
+/// of 0.
+fn check_loads(object: &Path) -> anyhow::Result<()> {
+    let listing = output(
+        Command::new(llvm_prefix().join("bin/llvm-objdump"))
+            .args(["--disassemble", "--no-show-raw-insn"])
+            .arg(object),
+    )?;
+    let mut is_sock_ops = false;
+    let found = listing.lines().filter(|line| {
+        if let Some(section) = line.strip_prefix("Disassembly of section ") {
+            // `.text` has the functions that the programs call.
+            is_sock_ops = [".text:", "sockops:"].contains(&section);
+        }
+        is_sock_ops && clobbers(line)
+    });
+    let found: Vec<&str> = found.collect();
+    anyhow::ensure!(
+        found.is_empty(),
+        "{OBJECT}: these loads clobber their context on request sockets; read the field with an `out` register \
+         (`word!`):\n{}",
+        found.join("\n")
+    );
+    Ok(())
+}
+
+/// Whether an instruction, as llvm-objdump prints it, loads a guarded field of `struct bpf_sock_ops` into its own base
+/// register: "12: r1 = *(u64 *)(r1 + 0xb8)".
+fn clobbers(line: &str) -> bool {
+    /// `sk`.
+    const SK: u64 = 184;
+    /// From `snd_cwnd` to `bytes_acked`, which are fields of `struct tcp_sock`.
+    const OF_SOCKET: std::ops::RangeInclusive<u64> = 76..=176;
+    let Some((to, from)) = line
+        .split_once(':')
+        .and_then(|(_, instruction)| instruction.trim().split_once(" = *(u"))
+    else {
+        return false;
+    };
+    let Some((from, offset)) = from
+        .split_once(" *)(")
+        .and_then(|(_, address)| address.split_once(" + 0x"))
+    else {
+        return false;
+    };
+    let offset = u64::from_str_radix(offset.trim_end_matches(')'), 16);
+    // A load of 32 bits may have half a register as its destination.
+    let number = |register: &str| register.trim().trim_start_matches(['r', 'w']).to_owned();
+    number(to) == number(from) && offset.is_ok_and(|at| at == SK || OF_SOCKET.contains(&at))
+}
+
 const PACKAGE: [&str; 10] = [
     "--quiet",
     "--locked",
@@ -100,7 +153,7 @@ fn target_dir() -> PathBuf {
     root().join("target/ebpf")
 }
 
-/// cargo with everything that determines the bytes of the object.
+/// cargo, with all settings that determine the bytes of the object.
 fn cargo(linker: &Path) -> anyhow::Result<Command> {
     let sysroot = output(Command::new("rustup").args(["run", RUST, "rustc", "--print=sysroot"]))?;
     let mut flags = vec![
@@ -149,7 +202,7 @@ fn llvm_prefix() -> PathBuf {
     PathBuf::from(format!("/usr/lib/llvm-{LLVM}"))
 }
 
-/// Announces and installs what the build needs; returns the linker.
+/// Announces and installs the tools of the build; returns the linker.
 fn install_tools() -> anyhow::Result<PathBuf> {
     let installed = output(Command::new("rustup").args([
         "component",
@@ -183,7 +236,11 @@ fn install_tools() -> anyhow::Result<PathBuf> {
 }
 
 fn install_llvm() -> anyhow::Result<()> {
-    let needed = ["include/llvm-c/Core.h", "bin/llvm-objcopy"];
+    let needed = [
+        "include/llvm-c/Core.h",
+        "bin/llvm-objcopy",
+        "bin/llvm-objdump",
+    ];
     if needed.iter().all(|file| llvm_prefix().join(file).exists()) {
         return Ok(());
     }
@@ -198,4 +255,29 @@ fn install_llvm() -> anyhow::Result<()> {
     let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
     apt_install(&packages, "to rebuild the eBPF object")
         .context("Debian and Ubuntu releases without these packages have them at apt.llvm.org")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_into_its_own_register_is_refused() {
+        for bad in [
+            "     12:\tr1 = *(u64 *)(r1 + 0xb8)",
+            "     12:\tr3 = *(u32 *)(r3 + 0x50)",
+            "     12:\tw3 = *(u32 *)(r3 + 0x50)",
+        ] {
+            assert!(clobbers(bad), "{bad}");
+        }
+        for good in [
+            "     12:  r2 = *(u64 *)(r1 + 0xb8)",
+            "     12:  r1 = *(u64 *)(r1 + 0x8)",
+            "     12:  r1 = *(u32 *)(r1 + 0x48)",
+            "     12:  *(u64 *)(r1 + 0xb8) = r1",
+            "     12:  r1 = r1",
+        ] {
+            assert!(!clobbers(good), "{good}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz`: fuzzes the parsers of untrusted input with libFuzzer and AddressSanitizer.
 //!
-//! The toolchain is the pinned one: RUSTC_BOOTSTRAP enables its unstable flags, so that no nightly is installed.
+//! It uses the pinned toolchain: RUSTC_BOOTSTRAP enables the unstable flags, so that no nightly is needed.
 
 use std::{
     fs,
@@ -34,12 +34,12 @@ pub(crate) struct Args {
 }
 
 const CARGO_FUZZ: &str = "0.13.2";
-/// Memory limit; AddressSanitizer takes a part of it.
+/// Memory limit, of which AddressSanitizer uses a part.
 const MEMORY_MB: u32 = 1024;
-/// Most seconds for one input.
+/// Maximum seconds for one input.
 const SLOW_S: u32 = 10;
-/// Longest input of a target, bytes: enough for a file with more than 200 errors or hundreds of entries, a capture with
-/// more connections than are kept, several requests with a large body (64 KiB), or forty events.
+/// Maximum length of an input, bytes: enough for a file with more than 200 errors or hundreds of entries, a capture
+/// with more connections than are kept, several requests with a large body (64 KiB), or forty events.
 fn longest(target: &str) -> u32 {
     match target {
         "config" | "pcap" => 64 << 10,
@@ -48,7 +48,7 @@ fn longest(target: &str) -> u32 {
     }
 }
 
-/// What libFuzzer reported at its end.
+/// libFuzzer's final report.
 #[derive(Default)]
 struct Outcome {
     executions: u64,
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.check {
         return run_command(
             cargo()
-                // The whole workspace, of which all but the targets is checked already by the same command without them.
+                // The whole workspace. The same command without targets has already checked everything else.
                 .args(["clippy", "--workspace", "--all-targets", "--locked"])
                 .args(["--features", "rto-fuzz/libfuzzer", "--", "-D", "warnings"]),
         );
@@ -123,7 +123,7 @@ fn targets() -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds all targets; the directory they are in.
+/// Builds all targets; returns their directory.
 fn build(path: &std::ffi::OsStr) -> anyhow::Result<PathBuf> {
     let target_dir = root().join("target/fuzz");
     println!("building the targets with AddressSanitizer (some minutes, the first time)");
@@ -133,7 +133,7 @@ fn build(path: &std::ffi::OsStr) -> anyhow::Result<PathBuf> {
             .arg(&target_dir)
             .env("PATH", path)
             .env("RUSTC_BOOTSTRAP", "1")
-            // The release profile's settings cost minutes with each change.
+            // The release profile's settings would cost minutes after each change.
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
     )?;
@@ -149,7 +149,7 @@ fn program(programs: &Path, target: &str) -> Command {
         .current_dir(root())
         .arg(format!("-rss_limit_mb={MEMORY_MB}"))
         .arg(format!("-timeout={SLOW_S}"))
-        // Leak detection needs ptrace(2), which containers lack; leaks reach the memory limit.
+        // Leak detection needs ptrace(2), which containers lack; leaks reach the memory limit instead.
         .arg("-detect_leaks=0")
         .env("ASAN_OPTIONS", "detect_leaks=0");
     program
@@ -184,7 +184,7 @@ fn fuzz(programs: &Path, target: &str, seconds: u64) -> anyhow::Result<Outcome> 
     }
     let status = child.wait()?;
     if !status.success() {
-        // Without the lines of progress.
+        // Skips progress lines.
         let is_progress = |line: &&String| line.starts_with('#');
         for line in lines.iter().filter(|line| !is_progress(line)) {
             eprintln!("{line}");
@@ -196,7 +196,7 @@ fn fuzz(programs: &Path, target: &str, seconds: u64) -> anyhow::Result<Outcome> 
             .failed
             .take_if(|input| is_quick_alone(programs, target, input))
         {
-            // The timeout counts wall clock time, also that of other processes.
+            // The timeout measures wall-clock time, including that of other processes.
             println!("{target}: {input} was slow once and is not when it runs alone; no failure");
             fs::remove_file(&input)?;
         }
@@ -204,7 +204,7 @@ fn fuzz(programs: &Path, target: &str, seconds: u64) -> anyhow::Result<Outcome> 
     Ok(outcome)
 }
 
-/// Whether an input that took too long does not when it is tried again.
+/// Whether an input that timed out is fast enough when it runs alone.
 fn is_quick_alone(programs: &Path, target: &str, input: &str) -> bool {
     let name = Path::new(input).file_name().unwrap_or_default();
     let is_timeout = name.to_string_lossy().starts_with("timeout-");
@@ -260,7 +260,7 @@ mod tests {
         for target in targets().unwrap() {
             let seeds = root().join("fuzz/seeds").join(&target);
             for seed in fs::read_dir(&seeds).unwrap() {
-                // A longer one would be truncated.
+                // A longer seed would be truncated.
                 let length = seed.unwrap().metadata().unwrap().len();
                 assert!(length <= longest(&target).into(), "{target}: {length}");
             }

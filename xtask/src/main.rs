@@ -44,7 +44,7 @@ enum Verb {
     Chart,
     /// Print the lines of each crate that the tests run, integration tests and the programs they start included
     Coverage(coverage::Args),
-    /// Run an end-to-end demo in temporary namespaces: SYN retransmissions without and with the agent
+    /// Run an end-to-end demo in temporary namespaces: connect() through outages without and with the agent
     Demo,
     /// Check licences, sources and known vulnerabilities of the dependencies
     Deny,

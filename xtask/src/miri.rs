@@ -1,11 +1,11 @@
-//! `cargo xtask miri`: the tests of agent-common, which has unsafe code and needs no kernel, under an interpreter that
-//! detects undefined behaviour.
+//! `cargo xtask miri`: runs the tests of agent-common, which has unsafe code and needs no kernel, in an interpreter
+//! that detects undefined behaviour.
 
 use std::process::Command;
 
 use crate::{process::run as run_command, root, tools};
 
-/// A nightly that has Miri; not every one does.
+/// A nightly with Miri; some do not have it.
 const TOOLCHAIN: &str = "nightly-2026-10-01";
 
 pub(crate) fn run() -> anyhow::Result<()> {

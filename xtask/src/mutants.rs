@@ -1,6 +1,6 @@
-//! `cargo xtask mutants`: changes one expression of the pure code after the other, and looks whether its unit tests fail.
+//! `cargo xtask mutants`: changes one expression of the pure code at a time, and checks whether its unit tests fail.
 //!
-//! What is changed, and what is left out for which reason: `.cargo/mutants.toml`.
+//! `.cargo/mutants.toml` lists what is changed, and what is excluded for which reason.
 
 use std::{fs, path::Path, process::Command};
 
@@ -19,26 +19,26 @@ pub(crate) struct Args {
     /// An area [default: each in turn]
     #[arg(value_parser = AREAS.map(|area| area.name))]
     area: Option<String>,
-    /// Run every Nth mutant of an area, from the Kth on (0 to N-1)
+    /// Run every Nth mutant of an area, starting with the Kth (0 to N-1)
     #[arg(long, value_name = "K/N")]
     shard: Option<String>,
-    /// Run only mutants whose name, as lines of missed ones have it, matches this regular expression (deleted fields are
-    /// run all the same)
+    /// Run only mutants whose name, as printed for missed ones, matches this regular expression (deleted fields always
+    /// run)
     #[arg(long, value_name = "REGEX")]
     only: Option<String>,
 }
 
 const CARGO_MUTANTS: &str = "27.1.0";
 
-/// What is reported for itself.
+/// A part of the code with its own line in the report.
 struct Area {
     name: &'static str,
     packages: &'static [&'static str],
-    /// Files of these packages that are another area's. By glob: expressions that match names say nothing of deleted
-    /// fields (cargo-mutants 27.1.0).
+    /// Files of these packages that belong to another area. These are globs, because expressions that match names do
+    /// not apply to deleted fields (cargo-mutants 27.1.0).
     others: &'static [&'static str],
-    /// Which unit tests of the changed file's package run; without any, all. The agent's take half a minute, most of it
-    /// for what lies far from the change.
+    /// The unit tests of the changed file's package that run; all if empty. The agent's tests take half a minute, most
+    /// of it for code far from the change.
     tests: &'static [&'static str],
 }
 
@@ -69,13 +69,13 @@ const AREAS: [Area; 4] = [
     },
 ];
 
-/// How many mutants ended in each way, as in `outcomes.json` of cargo-mutants.
+/// Number of mutants per outcome, as in `outcomes.json` of cargo-mutants.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 struct Counts {
     caught: usize,
     missed: usize,
     timeout: usize,
-    /// They do not compile.
+    /// Mutants that do not compile.
     unviable: usize,
 }
 
@@ -110,11 +110,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .arg("--output")
             .arg(&out)
             .args(["--colors", "never"])
-            // CARGO_BUILD_JOBS says how many run at once.
+            // CARGO_BUILD_JOBS limits the parallel jobs.
             .args(["--jobserver", "false"])
-            // A quarter of the time of the model's tests; a mutant that only more cases show counts as missed.
+            // A quarter of the time of the model's tests; a mutant that only more cases would detect counts as missed.
             .env("PROPTEST_CASES", "64")
-            // An input that a mutant fails with is none to begin the next one's tests with.
+            // The tests of the next mutant must not begin with the input that this mutant failed with.
             .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true")
             .env("CARGO_TARGET_DIR", own.join("build"));
         if let Some(shard) = &args.shard {
@@ -128,8 +128,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies the sources to a directory of their own that is kept, so that what was built from it can be used again: mutants
-/// are written into it, and a run that is killed leaves its last one there.
+/// Copies the sources to a separate directory that is kept, so that its build can be reused: mutants are written into
+/// it, and a run that is killed leaves its last one there.
 fn copy_sources(tree: &Path) -> anyhow::Result<()> {
     let files = output(Command::new("git").current_dir(root()).args([
         "ls-files",
@@ -141,7 +141,7 @@ fn copy_sources(tree: &Path) -> anyhow::Result<()> {
     for file in files.split_terminator('\0') {
         let (from, to) = (root().join(file), tree.join(file));
         let Ok(text) = fs::read(&from) else {
-            // Deleted, and not committed yet.
+            // Deleted, but the deletion is not committed yet.
             continue;
         };
         if fs::read(&to).is_ok_and(|there| there == text) {
@@ -153,9 +153,9 @@ fn copy_sources(tree: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs cargo-mutants. Mutants that were missed are no error: the share is what counts.
+/// Runs cargo-mutants. Missed mutants are not an error: the share counts.
 fn test(mutants: &mut Command, outcomes: &Path) -> anyhow::Result<Counts> {
-    /// Some were missed; some timed out.
+    /// Exit status: some were missed; some timed out.
     const RESULTS: [i32; 2] = [2, 3];
     let _absent = fs::remove_file(outcomes);
     let status = mutants.status().context("cannot run cargo mutants")?;
@@ -163,7 +163,7 @@ fn test(mutants: &mut Command, outcomes: &Path) -> anyhow::Result<Counts> {
         bail!("cargo mutants: {status}");
     }
     let Ok(text) = fs::read(outcomes) else {
-        // No mutant in this part.
+        // This part has no mutants.
         return Ok(Counts::default());
     };
     serde_json::from_slice(&text).context("outcomes.json")
@@ -177,7 +177,7 @@ impl Counts {
             timeout,
             unviable,
         } = *self;
-        // A machine that is busy makes timeouts of its own: they count as not caught.
+        // A busy machine causes timeouts itself: they count as not caught.
         let viable = caught + missed + timeout;
         let ran = viable + unviable;
         let tenths = (caught * 1000).checked_div(viable);
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_timed_out_was_not_caught_and_what_does_not_compile_does_not_count() {
+    fn timed_out_mutants_count_as_missed() {
         let text = r#"{"outcomes": [], "caught": 17, "missed": 2, "timeout": 1, "unviable": 5, "success": 1}"#;
         let counts: Counts = serde_json::from_str(text).unwrap();
         let row = counts.row("model", 100);

@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Runs other programs.
 
 use std::{
     fs::{self, File},
@@ -62,7 +62,7 @@ pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// A command run as root: directly, or by sudo with the environment that tests read.
+/// A command that runs as root: directly, or with sudo and the environment that tests read.
 pub(crate) fn as_root(program: &str) -> Command {
     if is_root() {
         Command::new(program)
@@ -83,7 +83,7 @@ pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
         );
     }
     println!("installing {} ({why})", packages.join(" "));
-    // apt has one lock for all, and does not wait for that of its lists.
+    // apt has one global lock, and does not wait for the lock of its lists.
     let cache = cache()?;
     fs::create_dir_all(&cache)?;
     let lock = File::create(cache.join("apt.lock"))?;

@@ -1,10 +1,10 @@
-//! `cargo xtask setup`: system packages for tests and demo.
+//! `cargo xtask setup`: installs system packages for tests and the demo.
 
 use std::{fs, path::Path};
 
 use crate::process::{apt_install, as_root, have, run as run_command};
 
-/// Looks at the lab's reports; a download of 100 MB, and no window system.
+/// Renders the lab's reports; a download of 100 MB, without a window system.
 const BROWSER: &str = "chromium-headless-shell";
 /// A program, and the Debian package it comes in.
 const PROGRAMS: [(&str, &str); 10] = [
@@ -33,7 +33,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         packages.extend(["linux-tools-common", "linux-tools-generic"]);
     }
     if is_ubuntu() {
-        // It has no such package: the test that needs it is ignored there.
+        // Ubuntu has no such package: the test that needs it is ignored there.
         packages.retain(|package| *package != BROWSER);
     }
     if !packages.is_empty() {
@@ -42,7 +42,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     mount_bpffs()
 }
 
-/// Installs a C compiler for BPF, which the benchmarks compile the programs with that the agent is compared with.
+/// Installs a C compiler for BPF: the benchmarks compile the programs that the agent is compared with.
 pub(crate) fn clang() -> anyhow::Result<()> {
     if have("clang-19") || have("clang") {
         return Ok(());

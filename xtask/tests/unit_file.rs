@@ -1,4 +1,4 @@
-//! The systemd unit: understood by systemd, and hardened.
+//! The systemd unit: systemd accepts it, and it is hardened.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -7,7 +7,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-/// "OK" ends at 4.9 in systemd's own scale; what a daemon of this kind can reach is lower.
+/// systemd's own scale says "OK" up to 4.9; a daemon of this kind can reach a lower value.
 const MOST_EXPOSURE: f64 = 3.0;
 
 fn unit() -> String {
@@ -15,7 +15,7 @@ fn unit() -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// The unit in a directory of its own, its program replaced by one that exists here.
+/// The unit in a separate directory, with its program replaced by one that exists here.
 fn staged() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rto-agent.service");
@@ -61,7 +61,7 @@ fn systemd_understands_the_drop_in() {
     fs::copy(&drop_in, place.join("open-sockets.conf")).unwrap();
     let (good, said) = analyze(&["verify", "--man=no"], &path);
     assert!(good && !said.contains("open-sockets.conf"), "{said}");
-    // The control: a mistake in it would be noticed.
+    // The control: systemd-analyze would report a mistake.
     let text = fs::read_to_string(&drop_in).unwrap();
     let wrong = text.replace("RestrictNamespaces=net", "RestrictNamespaces=nonsense");
     fs::write(place.join("open-sockets.conf"), wrong).unwrap();
@@ -77,7 +77,7 @@ fn a_mistake_would_be_noticed() {
     assert!(!good || said.contains("rto-agent.service"), "{said}");
 }
 
-/// The daemon waits for an RCU grace period with it.
+/// The daemon uses it to wait for an RCU grace period.
 #[test]
 fn membarrier_is_allowed() {
     let unit = unit();
@@ -87,7 +87,7 @@ fn membarrier_is_allowed() {
         .filter(|list| !list.starts_with('~'))
         .any(|list| list.split_whitespace().any(|call| call == "membarrier"));
     assert!(allowed, "{unit}");
-    // Lists are read in order: a later one would take it away again.
+    // Lists are read in order: a later one could remove it.
     let last = unit.rfind("SystemCallFilter=").unwrap();
     assert!(!unit[last..].starts_with("SystemCallFilter=~"), "{unit}");
 }

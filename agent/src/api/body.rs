@@ -123,7 +123,7 @@ mod tests {
                 match message {
                     Message::Add(_, _, reply) => drop(reply.send(Err(no()))),
                     Message::Remove(_, _, reply) => drop(reply.send(Err(no()))),
-                    Message::Reload(_, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
+                    Message::Reload(_, _, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
                     Message::Detach(_, _, reply) => drop(reply.send(Ok(DetachAnswer::default()))),
                     Message::Apply(_, _, reply) => drop(reply.send(Ok(WalkView::default()))),
                     Message::Verify(reply) => drop(reply.send(Ok(VerifyAnswer::default()))),

@@ -141,7 +141,6 @@ mod tests {
     const LIMITS: Limits = Limits {
         connections: 8,
         for_root: 0,
-        each: 8,
         idle_timeout: LONG,
         lifetime: LONG,
     };

@@ -18,10 +18,9 @@ use tokio::{
     time::{Instant, Sleep, sleep, sleep_until},
 };
 
-use super::{
-    connection::Transport,
-    share::{Share, Shares},
-};
+use tracing::warn;
+
+use super::connection::Transport;
 use crate::wire::types::ErrorAnswer;
 
 /// How much of it there is.
@@ -29,10 +28,8 @@ use crate::wire::types::ErrorAnswer;
 pub struct Limits {
     /// Connections at once; more wait until one ends.
     pub connections: usize,
-    /// Of these, how many are for root alone, where the kernel tells who connects.
+    /// Of these, how many are for root alone, where the kernel tells who connects; others are refused then.
     pub for_root: usize,
-    /// How many each other user may have; more are refused.
-    pub each: usize,
     /// How long a client may be silent at first, and how long it may read nothing of an answer.
     pub idle_timeout: Duration,
     /// How long a connection may last; a client then makes another.
@@ -45,7 +42,10 @@ pub struct Limited<L> {
     listener: L,
     limits: Limits,
     slots: Arc<Semaphore>,
-    shares: Shares,
+    /// Of users other than root.
+    others: Arc<Semaphore>,
+    /// Others were refused, and none was accepted since.
+    is_refusing: bool,
 }
 
 impl<L> Limited<L> {
@@ -55,7 +55,8 @@ impl<L> Limited<L> {
             listener,
             limits,
             slots: Arc::new(Semaphore::new(limits.connections)),
-            shares: Shares::new(limits),
+            others: Arc::new(Semaphore::new(limits.connections - limits.for_root)),
+            is_refusing: false,
         }
     }
 }
@@ -70,10 +71,21 @@ impl<L: Listener<Io: Transport>> Listener for Limited<L> {
         // Others than root cannot have all of them: if there is none left, some are root's.
         let (io, address, share) = loop {
             let (io, address) = self.listener.accept().await;
-            match io.uid().map(|uid| self.shares.take(uid)).transpose() {
-                Ok(share) => break (io, address, share),
-                Err(refusal) => io.send_last(&unavailable(refusal)),
+            let Some(uid) = io.uid().filter(|uid| *uid != 0) else {
+                break (io, address, None);
+            };
+            if let Ok(share) = self.others.clone().try_acquire_owned() {
+                self.is_refusing = false;
+                break (io, address, Some(share));
             }
+            let text = format!(
+                "users other than root have {} connections to this socket, all that they may have; try again",
+                self.limits.connections - self.limits.for_root
+            );
+            if !std::mem::replace(&mut self.is_refusing, true) {
+                warn!(audit = true, uid, "connections are refused: {text}");
+            }
+            io.send_last(&unavailable(text));
         };
         let guarded = TimedIo {
             io,
@@ -109,7 +121,7 @@ pub struct TimedIo<I> {
     end: Pin<Box<Sleep>>,
     no_deadline: Arc<AtomicBool>,
     _slot: Option<OwnedSemaphorePermit>,
-    _share: Option<Share>,
+    _share: Option<OwnedSemaphorePermit>,
 }
 
 /// An answer to a request that nobody reads.
@@ -229,7 +241,6 @@ mod tests {
     const LIMITS: Limits = Limits {
         connections: 4,
         for_root: 0,
-        each: 4,
         idle_timeout: SOON,
         lifetime: Duration::from_secs(3600),
     };

@@ -8,7 +8,6 @@ mod experiments;
 pub mod limit;
 pub mod peer;
 pub mod server;
-mod share;
 pub mod socket;
 pub mod stream;
 mod tune;

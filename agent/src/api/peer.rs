@@ -38,6 +38,11 @@ impl Allowed {
 /// scratch).
 pub fn group_id(name: &str) -> anyhow::Result<Gid> {
     if let Ok(number) = name.parse() {
+        anyhow::ensure!(
+            number != u32::MAX,
+            "[agent] group = \"{name}\": this number means \"no group\" to the kernel (chown(2)) and is nobody's; give \
+             the name or number of a group"
+        );
         return Ok(Gid::from_raw(number));
     }
     if name == "root" {
@@ -122,6 +127,14 @@ mod tests {
         assert_eq!(group_id("65534").unwrap().as_raw(), 65_534);
         let error = group_id("no-such-group").unwrap_err().to_string();
         assert!(error.contains("or give its number"), "{error}");
+    }
+
+    /// Given to chown(2) it changes nothing: the socket would be of whatever group the daemon has.
+    #[test]
+    fn group_number_of_no_group_is_refused() {
+        let error = group_id("4294967295").unwrap_err().to_string();
+        assert!(error.contains("[agent] group"), "{error}");
+        assert!(group_id("4294967294").is_ok());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use axum::{
     body::{Body, Bytes},
     extract::{
         ConnectInfo, DefaultBodyLimit, FromRequest, Query, Request, State,
-        rejection::{BytesRejection, JsonRejection, QueryRejection},
+        rejection::{JsonRejection, QueryRejection},
     },
     http::{Method, StatusCode, header},
     middleware::{self, Next},
@@ -25,7 +25,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
-    sync::{Semaphore, broadcast::error::RecvError, mpsc, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, broadcast::error::RecvError, mpsc, oneshot},
     time::{Instant, timeout_at},
 };
 use tracing::warn;
@@ -40,14 +40,17 @@ use super::{
 };
 use crate::{
     engine::{
-        EngineError, Handle, Message, Snapshot,
+        EngineError, Handle, Message, Reply, Snapshot,
         memory::{self, Need},
     },
     kernel::interference::Verdict,
     policy::{Cidr, PolicyName},
     wire::{
         events::StreamItem,
-        types::{AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, RemoveRequest},
+        types::{
+            AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, ReloadRequest,
+            RemoveRequest,
+        },
     },
 };
 
@@ -55,18 +58,19 @@ use crate::{
 pub(crate) const LIMITS: Limits = Limits {
     connections: 512,
     for_root: 128,
-    each: 128,
     idle_timeout: Duration::from_secs(5),
     // Longer than the CLI waits for an answer.
     lifetime: Duration::from_secs(180),
 };
 /// A body longer than this is one of few at a time.
 pub(crate) const LARGE: usize = 64 << 10;
-/// Large bodies at a time: what they take of memory is bounded by this and [`MAX_BODY`].
+/// Large bodies at a time, of root and of all others: this and [`MAX_BODY`] bound the memory that they take.
 pub(crate) const LARGE_AT_ONCE: usize = 2;
+/// Watchers at a time, of root and of all others: their connections have no end.
+pub(crate) const WATCHES_AT_ONCE: usize = 64;
 
-/// Lists that are read and told at a time. Each takes a processor for a second where there are a million entries, and
-/// up to 24 MB for what they have counted.
+/// Lists at a time, of root and of all others. Each takes a processor for a second where there are a million entries,
+/// and up to 24 MB for what they have counted.
 pub(crate) const LISTS_AT_ONCE: usize = 2;
 /// How long the telling of one may take: others wait for it.
 pub(crate) const LIST_TIME: Duration = Duration::from_secs(30);
@@ -105,6 +109,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/reload", post(reload))
         .route("/v1/verify", post(verify))
         .route("/v1/detach", post(detach))
+        .route("/v1/attach", post(attach))
         .route("/v1/experiments", get(experiments::show))
         .route("/v1/experiments/{policy}", post(experiments::start))
         .route("/v1/experiments/{policy}/stop", post(experiments::stop))
@@ -122,9 +127,10 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
             )
         })
         .method_not_allowed_fallback(wrong_method)
-        .layer(Extension(Lists(Arc::new(Semaphore::new(LISTS_AT_ONCE)))))
+        .layer(Extension(Lists(Turns::new(LISTS_AT_ONCE))))
+        .layer(Extension(Watches(Turns::new(WATCHES_AT_ONCE))))
         .layer(middleware::from_fn_with_state(
-            Arc::new(Semaphore::new(LARGE_AT_ONCE)),
+            Turns::new(LARGE_AT_ONCE),
             read_body,
         ))
         .layer(middleware::from_fn_with_state(allowed, check_peer))
@@ -136,6 +142,31 @@ async fn wrong_method() -> Response {
     let text = "not with this method; see docs/reference/api.md";
     answer(StatusCode::METHOD_NOT_ALLOWED, text)
 }
+
+/// Turns at something of which there is little: so many are root's, and so many those of all others together.
+#[derive(Clone)]
+struct Turns([Arc<Semaphore>; 2]);
+
+impl Turns {
+    fn new(count: usize) -> Self {
+        Self([count; 2].map(|count| Arc::new(Semaphore::new(count))))
+    }
+
+    /// Those that a caller shares with its like.
+    fn of(&self, caller: Caller) -> Arc<Semaphore> {
+        self.0[usize::from(caller.uid != 0)].clone()
+    }
+
+    /// The next one; semaphores that are never closed give one.
+    async fn next(&self, caller: Caller) -> Option<OwnedSemaphorePermit> {
+        self.of(caller).acquire_owned().await.ok()
+    }
+}
+
+#[derive(Clone)]
+struct Lists(Turns);
+#[derive(Clone)]
+struct Watches(Turns);
 
 #[derive(Clone)]
 struct PeerInfo {
@@ -160,13 +191,17 @@ impl PeerInfo {
 }
 
 /// Reads the body before any route answers, and has large requests wait for each other's end.
-async fn read_body(State(large): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+async fn read_body(
+    State(large): State<Turns>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
     let length = body::told_length(&request);
     let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
     let _slot = if chunked || length.is_some_and(|length| (LARGE + 1..=MAX_BODY).contains(&length))
     {
-        // Closed it is never.
-        large.acquire_owned().await.ok()
+        large.next(caller).await
     } else {
         None
     };
@@ -249,7 +284,11 @@ struct EventsQuery {
 }
 
 /// While a client watches its connection has no end; the engine learns when it has gone.
-struct Watching(Handle, Lasting);
+struct Watching(
+    Handle,
+    Lasting,
+    #[expect(dead_code, reason = "given back when dropped")] OwnedSemaphorePermit,
+);
 
 impl Drop for Watching {
     fn drop(&mut self) {
@@ -263,6 +302,8 @@ async fn events(
     method: Method,
     State(engine): State<Handle>,
     Extension(lasting): Extension<Lasting>,
+    Extension(Watches(turns)): Extension<Watches>,
+    Extension(caller): Extension<Caller>,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Response {
     if method == Method::HEAD {
@@ -283,13 +324,17 @@ async fn events(
         Ok(cidrs) => cidrs,
         Err(e) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
     };
+    let Ok(turn) = turns.of(caller).try_acquire_owned() else {
+        let text = format!("{WATCHES_AT_ONCE} watch already; end one of them first");
+        return answer(StatusCode::UNPROCESSABLE_ENTITY, &text);
+    };
     let asked = policy.clone();
     let lines = match engine.call(|reply| Message::Watch(asked, reply)).await {
         Ok(lines) => lines,
         Err(e) => return error(&e),
     };
     lasting.0.store(true, Ordering::Relaxed);
-    let state = (lines, Watching(engine, lasting), policy, cidrs);
+    let state = (lines, Watching(engine, lasting, turn), policy, cidrs);
     let stream = futures_util::stream::unfold(state, |mut state| async {
         let (lines, _, policy, cidrs) = &mut state;
         let text = loop {
@@ -320,17 +365,16 @@ async fn events(
     (headers, Body::from_stream(stream)).into_response()
 }
 
-/// Turns at telling a list.
-#[derive(Clone)]
-struct Lists(Arc<Semaphore>);
-
 /// On a thread of its own, and sent as it is made.
-async fn list(State(engine): State<Handle>, Extension(lists): Extension<Lists>) -> Response {
+async fn list(
+    State(engine): State<Handle>,
+    Extension(Lists(turns)): Extension<Lists>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
     /// Pieces that wait for a slow reader.
     const WAITING: usize = 4;
 
-    // Closed it is never.
-    let turn = Arc::new(lists.0.acquire_owned().await.ok());
+    let turn = Arc::new(turns.next(caller).await);
     let snapshot = match engine.started().await {
         Ok(snapshot) => snapshot,
         Err(e) => return error(&e),
@@ -401,34 +445,59 @@ impl<S: Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for LargeJson
     }
 }
 
+/// JSON of which all may be left out: clients of before there was anything to say send nothing, or null.
+struct OptionalJson<T>(T);
+
+/// What a body says, or the status and text of the answer if that cannot be read.
+type Read<T> = Result<T, (StatusCode, String)>;
+
+/// Hands the engine what a body says.
+async fn ask<B, T: Serialize>(
+    engine: &Handle,
+    body: Read<B>,
+    message: impl FnOnce(B, Reply<T>) -> Message,
+) -> Response {
+    match body {
+        Ok(body) => respond(engine.call(|reply| message(body, reply)).await),
+        Err((status, text)) => answer(status, &text),
+    }
+}
+
+impl<S: Sync, T: DeserializeOwned + Default> FromRequest<S> for OptionalJson<T> {
+    type Rejection = (StatusCode, String);
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Self::Rejection> {
+        let body = <Bytes as FromRequest<()>>::from_request(request, &()).await;
+        let body = body.map_err(|e| (e.status(), e.body_text()))?;
+        let value = match &body[..] {
+            [] => Ok(None),
+            text => serde_json::from_slice::<Option<T>>(text),
+        };
+        let value = value.map_err(|e| (StatusCode::BAD_REQUEST, e.to_string()))?;
+        Ok(Self(value.unwrap_or_default()))
+    }
+}
+
 async fn add(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Result<LargeJson<AddRequest>, (StatusCode, String)>,
+    body: Read<LargeJson<AddRequest>>,
 ) -> Response {
-    match body {
-        Ok(LargeJson(request)) => respond(
-            engine
-                .call(|reply| Message::Add(Box::new(request), caller, reply))
-                .await,
-        ),
-        Err((status, text)) => answer(status, &text),
-    }
+    ask(&engine, body, |LargeJson(request), reply| {
+        Message::Add(Box::new(request), caller, reply)
+    })
+    .await
 }
 
 async fn remove(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Result<LargeJson<RemoveRequest>, (StatusCode, String)>,
+    body: Read<LargeJson<RemoveRequest>>,
 ) -> Response {
-    match body {
-        Ok(LargeJson(request)) => respond(
-            engine
-                .call(|reply| Message::Remove(request, caller, reply))
-                .await,
-        ),
-        Err((status, text)) => answer(status, &text),
-    }
+    ask(&engine, body, |LargeJson(request), reply| {
+        Message::Remove(request, caller, reply)
+    })
+    .await
 }
 
 #[derive(Deserialize)]
@@ -457,9 +526,12 @@ async fn lookup(
 }
 
 /// On a thread of its own, one of those that may be at a list: there may be some thousand prefixes.
-async fn discover(State(engine): State<Handle>, Extension(lists): Extension<Lists>) -> Response {
-    // Closed it is never.
-    let turn = lists.0.acquire_owned().await.ok();
+async fn discover(
+    State(engine): State<Handle>,
+    Extension(Lists(turns)): Extension<Lists>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    let turn = turns.next(caller).await;
     let snapshot = match engine.started().await {
         Ok(snapshot) => snapshot,
         Err(e) => return error(&e),
@@ -472,14 +544,24 @@ async fn discover(State(engine): State<Handle>, Extension(lists): Extension<List
     answered.await.unwrap_or_else(|e| error(&e))
 }
 
-async fn reload(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
-    respond(engine.call(|reply| Message::Reload(caller, reply)).await)
+async fn reload(
+    State(engine): State<Handle>,
+    Extension(caller): Extension<Caller>,
+    body: Read<OptionalJson<ReloadRequest>>,
+) -> Response {
+    ask(&engine, body, |OptionalJson(request), reply| {
+        Message::Reload(request, caller, reply)
+    })
+    .await
 }
 
 /// Compared on a thread of its own, one of those that may be at a list; the engine repairs what differs.
-async fn verify(State(engine): State<Handle>, Extension(lists): Extension<Lists>) -> Response {
-    // Closed it is never.
-    let turn = lists.0.acquire_owned().await.ok();
+async fn verify(
+    State(engine): State<Handle>,
+    Extension(Lists(turns)): Extension<Lists>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    let turn = turns.next(caller).await;
     let snapshot = match engine.started().await {
         Ok(snapshot) => snapshot,
         Err(e) => return error(&e),
@@ -508,26 +590,16 @@ async fn verify(State(engine): State<Handle>, Extension(lists): Extension<Lists>
 async fn detach(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Result<Bytes, BytesRejection>,
+    body: Read<OptionalJson<DetachRequest>>,
 ) -> Response {
-    let body = match body {
-        Ok(body) => body,
-        Err(e) => return answer(e.status(), &e.body_text()),
-    };
-    // Clients of before there was anything to say send nothing, or null.
-    let request = if body.is_empty() {
-        Ok(None)
-    } else {
-        serde_json::from_slice::<Option<DetachRequest>>(&body)
-    };
-    match request {
-        Ok(request) => {
-            let request = request.unwrap_or_default();
-            let asked = engine.call(|reply| Message::Detach(request, caller, reply));
-            respond(asked.await)
-        }
-        Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
-    }
+    ask(&engine, body, |OptionalJson(request), reply| {
+        Message::Detach(request, caller, reply)
+    })
+    .await
+}
+
+async fn attach(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
+    respond(engine.call(|reply| Message::Attach(caller, reply)).await)
 }
 
 async fn walk(State(engine): State<Handle>) -> Response {
@@ -537,15 +609,12 @@ async fn walk(State(engine): State<Handle>) -> Response {
 async fn apply(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Result<Json<ApplyRequest>, JsonRejection>,
+    body: Read<OptionalJson<ApplyRequest>>,
 ) -> Response {
-    match body {
-        Ok(Json(request)) => {
-            let asked = engine.call(|reply| Message::Apply(request, caller, reply));
-            respond(asked.await)
-        }
-        Err(e) => answer(e.status(), &e.body_text()),
-    }
+    ask(&engine, body, |OptionalJson(request), reply| {
+        Message::Apply(request, caller, reply)
+    })
+    .await
 }
 
 /// A verdict is shown to everybody as a fact: only root may state one.
@@ -589,4 +658,89 @@ pub(super) fn answer(status: StatusCode, text: &str) -> Response {
         }),
     )
         .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+        time::timeout,
+    };
+
+    use super::*;
+    use crate::{engine::EngineConfig, wire::types::ChangeAnswer};
+
+    /// The first line of an answer.
+    async fn answered(stream: &mut TcpStream) -> String {
+        let mut line = [0; 12];
+        let read = timeout(Duration::from_secs(20), stream.read_exact(&mut line)).await;
+        read.expect("an answer").unwrap();
+        String::from_utf8_lossy(&line[9..]).into_owned()
+    }
+
+    #[test]
+    fn others_leave_root_its_bodies_and_watches() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let (engine, messages) = Handle::disconnected(&EngineConfig::for_tests());
+        let (lines, _) = tokio::sync::broadcast::channel(1);
+        std::thread::spawn(move || {
+            for message in messages {
+                match message {
+                    Message::Reload(_, _, reply) => drop(reply.send(Ok(ChangeAnswer::default()))),
+                    Message::Watch(_, reply) => drop(reply.send(Ok(lines.subscribe()))),
+                    _ => {}
+                }
+            }
+        });
+        runtime.block_on(async {
+            let routes = router(engine, Allowed { group: 7.into() });
+            let mut addresses = Vec::new();
+            for uid in [0, 1000] {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                addresses.push(listener.local_addr().unwrap());
+                let peer = Some(Peer {
+                    caller: Caller { uid, pid: 1 },
+                    groups: vec![7],
+                });
+                let lasting = Lasting(Arc::default());
+                let info = Extension(ConnectInfo(PeerInfo { peer, lasting }));
+                let routes = routes.clone().layer(info);
+                tokio::spawn(async { axum::serve(listener, routes).await });
+            }
+            let (root, other) = (addresses[0], addresses[1]);
+            let ask = async |address, text: &str| {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                stream.write_all(text.as_bytes()).await.unwrap();
+                stream
+            };
+            let watch = "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n";
+            let length = LARGE + 1;
+            let reload = format!(
+                "POST /v1/reload HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{{}}"
+            );
+            let mut held = Vec::new();
+            for _ in 0..LARGE_AT_ONCE {
+                held.push(ask(other, &reload).await);
+            }
+            for _ in 0..WATCHES_AT_ONCE {
+                let mut stream = ask(other, watch).await;
+                assert_eq!(answered(&mut stream).await, "200");
+                held.push(stream);
+            }
+            assert_eq!(answered(&mut ask(other, watch).await).await, "422");
+            assert_eq!(answered(&mut ask(root, watch).await).await, "200");
+            let whole = reload + &" ".repeat(length - 2);
+            assert_eq!(answered(&mut ask(root, &whole).await).await, "200");
+            // Of the others, a third one waits.
+            let mut third = ask(other, &whole).await;
+            assert_eq!(answered(&mut ask(root, &whole).await).await, "200");
+            assert!(third.try_read(&mut [0; 1]).is_err());
+            drop(held);
+            assert_eq!(answered(&mut third).await, "200");
+        });
+    }
 }

@@ -33,7 +33,7 @@ Examples:
 pub(super) const LOOKUP: &str = "\
 Examples:
   rto-agent lookup 10.1.2.3
-  rto-agent lookup fd00:1::7";
+  rto-agent lookup fd00:1::7 192.0.2.1:443";
 
 pub(super) const STATS: &str = "\
 Examples:
@@ -54,7 +54,7 @@ Examples:
 pub(super) const TUNE: &str = "\
 Examples:
   rto-agent tune
-  rto-agent tune same-region --json | jq '.policies[].timers[].next'
+  rto-agent tune --policy same-region --json | jq '.policies[].timers[].next'
   rto-agent tune freeze same-region        # the kernel's own timers, until resume";
 
 pub(super) const STATUS: &str = "\
@@ -62,9 +62,17 @@ Examples:
   rto-agent status
   rto-agent status --json | jq .problems";
 
+pub(super) const EXPLAIN: &str = "\
+Examples:
+  rto-agent explain 4711
+  rto-agent explain :5432
+  rto-agent explain 10.1.2.3:443 --json | jq '.connections[].rto_us'";
+
 pub(super) const RELOAD: &str = "\
 Examples:
-  rto-agent reload";
+  rto-agent reload
+  rto-agent reload --dry-run
+  rto-agent reload --allow-empty           # after the last policy was removed from the files";
 
 pub(super) const VERIFY: &str = "\
 Examples:
@@ -103,6 +111,10 @@ pub(super) const DETACH: &str = "\
 Examples:
   rto-agent detach
   rto-agent detach --restore";
+
+pub(super) const ATTACH: &str = "\
+Examples:
+  rto-agent attach";
 
 pub(super) const DOCTOR: &str = "\
 Examples:

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use rto_model::tune::experiment::Unit;
 
 use super::values;
-use crate::{
-    policy::{PolicyName, Share},
-    wire::experiments::UnitView,
-};
+use crate::policy::{PolicyName, Share};
 
 /// `rto-agent experiment`.
 #[derive(Debug, Args)]
@@ -40,8 +39,8 @@ pub enum ExperimentVerb {
 /// `rto-agent experiment start`.
 #[derive(Debug, Args)]
 pub struct StartExperiment {
-    /// A policy in force
-    pub(crate) policy: PolicyName,
+    #[command(flatten)]
+    pub(crate) of: OfPolicy,
     /// Rising shares that are treated, 1% to 99% [default: 5%,50%,95%; 50% of peers]
     #[arg(long, value_name = "SHARE,...", value_delimiter = ',')]
     pub(crate) ramp: Vec<Share>,
@@ -51,8 +50,8 @@ pub struct StartExperiment {
     /// What is drawn into an arm [default: connections; peers where the policy sets more than handshake timers]
     ///
     /// Where peers are drawn nothing is proven: rates are shown without a verdict.
-    #[arg(long, value_enum)]
-    pub(crate) unit: Option<UnitView>,
+    #[arg(long, value_parser = values::unit())]
+    pub(crate) unit: Option<Unit>,
     /// Treat all connections once the gain is proven at the last share
     #[arg(long)]
     pub(crate) promote: bool,
@@ -66,14 +65,47 @@ pub struct StartExperiment {
 pub struct ShowExperiment {
     /// Only that of this policy
     pub(crate) policy: Option<PolicyName>,
+    /// The same policy as an option
+    #[arg(
+        long = "policy",
+        short = 'p',
+        id = "policy-option",
+        value_name = "NAME",
+        conflicts_with = "policy"
+    )]
+    pub(crate) option: Option<PolicyName>,
     /// Those of several hosts as one: what `rto-agent experiment show --json` printed on each; no daemon is asked
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) merge: Vec<PathBuf>,
 }
 
-/// One policy.
+/// One policy, as `rto-agent experiment stop POLICY` or with the option that other verbs have.
 #[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
 pub struct OfPolicy {
-    /// The experiment's policy
-    pub(crate) policy: PolicyName,
+    /// A policy in force
+    pub(crate) policy: Option<PolicyName>,
+    /// The same policy as an option
+    #[arg(
+        long = "policy",
+        short = 'p',
+        id = "policy-option",
+        value_name = "NAME"
+    )]
+    pub(crate) option: Option<PolicyName>,
+}
+
+impl ShowExperiment {
+    /// Whichever is given.
+    pub(crate) fn policy(&self) -> Option<&PolicyName> {
+        self.policy.as_ref().or(self.option.as_ref())
+    }
+}
+
+impl OfPolicy {
+    /// Whichever is given: clap takes care that one is.
+    pub(crate) fn name(&self) -> anyhow::Result<&PolicyName> {
+        let name = self.policy.as_ref().or(self.option.as_ref());
+        name.context("which policy? name it with --policy")
+    }
 }

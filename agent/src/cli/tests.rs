@@ -8,7 +8,7 @@ use super::*;
 
 fn parsed(line: &str) -> Result<Cli, clap::Error> {
     let args = iter::once("rto-agent").chain(line.split(' '));
-    Cli::try_parse_from(verb_first(args.map(OsString::from)))
+    Cli::try_parse_args(args.map(OsString::from))
 }
 
 #[test]
@@ -228,14 +228,14 @@ fn a_switch_of_a_policy_needs_no_value() {
 
 #[test]
 fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
-    let line = "add 10.0.0.0/8 --initial-rto auto,min=50ms --rto-min auto --guard on,hold=20m --mode advise";
+    let line = "add 10.0.0.0/8 --initial-rto auto,min=50ms --rto-min auto --guard on --mode advise";
     let Verb::Add(add) = parsed(line).unwrap().verb else {
         panic!("{line}");
     };
     let settings = add.settings.unwrap();
     let auto = settings.auto_initial_rto().unwrap();
     assert_eq!(auto.least(), Duration::from_millis(50));
-    assert!(settings.auto_rto_min().is_some() && settings.guard().is_on());
+    assert!(settings.auto_rto_min().is_some() && settings.guard() == crate::policy::Guard::On);
     assert_eq!(settings.mode(), crate::policy::Mode::Advise);
 }
 
@@ -248,5 +248,74 @@ fn a_missing_unit_is_suggested_as_it_is_usual() {
     ] {
         let error = parsed(line).unwrap_err().to_string();
         assert!(error.contains(said), "{line}: {error}");
+    }
+}
+
+/// By a variable that cargo sets to nothing for every test: a test must not change those of its process.
+#[test]
+fn empty_variables_count_as_unset() {
+    let command = parse::without_empty_variables(Cli::command().mut_subcommands(|verb| {
+        verb.mut_args(|arg| match arg.get_env().is_some() {
+            true => arg.env("CARGO_PKG_HOMEPAGE"),
+            false => arg,
+        })
+    }));
+    for verb in command.get_subcommands() {
+        assert!(
+            verb.get_arguments().all(|arg| arg.get_env().is_none()),
+            "{verb}"
+        );
+    }
+}
+
+#[test]
+fn usage_errors_begin_with_program_name() {
+    for line in [
+        "lokup",
+        "lookup",
+        "add --no",
+        "stats --interval 1",
+        "experiment start",
+    ] {
+        let error = parsed(line).unwrap_err();
+        let text = parse::usage_error(&error);
+        assert!(text.starts_with("rto-agent: "), "{line}: {text}");
+        assert!(!text.contains("error:"), "{line}: {text}");
+    }
+}
+
+#[test]
+fn experiment_takes_policy_as_word_or_option() {
+    for line in [
+        "experiment start near",
+        "experiment start --policy near",
+        "experiment stop -p near",
+        "experiment clear near",
+    ] {
+        let Verb::Experiment(experiment) = parsed(line).unwrap().verb else {
+            panic!("{line}");
+        };
+        let of = match experiment.verb {
+            ExperimentVerb::Start(start) => start.of,
+            ExperimentVerb::Stop(of) | ExperimentVerb::Clear(of) => of,
+            ExperimentVerb::Show(_) => panic!("{line}"),
+        };
+        assert_eq!(of.name().unwrap().as_str(), "near", "{line}");
+    }
+    for line in [
+        "experiment stop",
+        "experiment stop near --policy far",
+        "experiment show a -p b",
+    ] {
+        assert!(parsed(line).is_err(), "{line}");
+    }
+}
+
+/// Doc comments are Markdown, help and manual pages are not.
+#[test]
+fn help_has_no_markdown_escapes() {
+    for verb in Cli::command().get_subcommands() {
+        let text = help(verb.get_name(), true);
+        assert!(!text.contains("\\["), "{text}");
     }
 }

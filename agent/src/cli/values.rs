@@ -2,6 +2,9 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use rto_model::tune::experiment::Unit;
+
 use crate::{
     policy::units::{Scale, parse_scaled},
     wire::ttl::parse_ttl,
@@ -18,6 +21,15 @@ const RANGES: RangeInclusive<Duration> =
 /// The time after which entries are removed again.
 pub(super) fn ttl_text(text: &str) -> Result<String, String> {
     parse_ttl(text).map(|_| text.to_owned())
+}
+
+/// The names are those of the API.
+pub(super) fn unit() -> impl TypedValueParser<Value = Unit> {
+    let names = PossibleValuesParser::new(["connection", "peer"]);
+    names.map(|name| match name.as_str() {
+        "peer" => Unit::Peer,
+        _ => Unit::Connection,
+    })
 }
 
 /// The time between two looks.

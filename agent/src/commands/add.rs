@@ -34,13 +34,18 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
                 *note = flags::in_place_of_keys(note);
             }
         }
-        text(&answer, args.save, hz)
+        text(&answer, args.save, own_settings, hz)
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(answer: &ChangeAnswer, saved: bool, hz: u32) -> String {
+fn text(answer: &ChangeAnswer, saved: bool, own_settings: bool, hz: u32) -> String {
     let mut text = table::change(answer, hz);
+    if let Some(policy) = answer.policy.as_ref().filter(|_| own_settings) {
+        text.push_str(&format!(
+            "policy {policy}, made of these settings (rto-agent stats --policy {policy})\n"
+        ));
+    }
     if let Some(s) = answer.expires_in_s {
         let ttl = humantime::format_duration(Duration::from_secs(s));
         text.push_str(&format!("removed again in {ttl}\n"));
@@ -73,15 +78,23 @@ mod tests {
             ..ChangeAnswer::default()
         };
         assert_eq!(
-            text(&longer, false, 250),
+            text(&longer, false, false, 250),
             "1 lifetime changed\nremoved again in 1h 30m\n"
         );
         assert_eq!(
-            text(&both, false, 250),
+            text(&both, false, false, 250),
             "2 added, 0 changed, 0 removed\n2 lifetimes changed\n\
              policies: 1 added, 0 changed, 0 removed\nuntil the boot ends (--save keeps them)\n"
         );
         let nothing = ChangeAnswer::default();
-        assert_eq!(text(&nothing, true, 250), "nothing changed\n");
+        assert_eq!(text(&nothing, true, false, 250), "nothing changed\n");
+        let made = ChangeAnswer {
+            policy: "adhoc-00ff11aa".parse().ok(),
+            ..ChangeAnswer::default()
+        };
+        assert!(
+            text(&made, true, true, 250).contains("policy adhoc-00ff11aa, made of these settings")
+        );
+        assert_eq!(text(&made, true, false, 250), "nothing changed\n");
     }
 }

@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    exit, print, table,
-    terminal::{self, coloured},
-};
+use super::{exit, print_coloured, table, terminal};
 use crate::{
     api::client::Client,
     cli::Apply,
@@ -31,9 +28,8 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
         walk = client.get("/v1/apply")?;
         progress(&walk);
     }
-    print(args.output.json, &walk, || {
-        let text = table::walk(&walk, terminal::columns(args.table));
-        coloured(text, args.color)
+    print_coloured(args.output.json, &walk, args.color, || {
+        table::walk(&walk, terminal::columns(args.table))
     })?;
     Ok(exit(walk.is_complete()))
 }

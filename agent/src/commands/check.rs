@@ -7,7 +7,7 @@ use serde::Serialize;
 mod fleet;
 mod host;
 
-use super::{print, table, terminal::coloured};
+use super::{print, print_coloured, table};
 use crate::{
     cli::Check,
     config::{Config, ConfigError, ConfigErrors},
@@ -57,9 +57,7 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     });
     match checked {
         Ok(answer) => {
-            print(args.output.json, &answer, || {
-                coloured(text(&answer), args.color)
-            })?;
+            print_coloured(args.output.json, &answer, args.color, || text(&answer))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(errors) if args.output.json => {

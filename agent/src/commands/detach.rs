@@ -1,20 +1,20 @@
-//! `rto-agent detach`.
+//! `rto-agent detach` and `attach`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 
 use super::{exit, print, table, terminal};
 use crate::{
     api::client::{Client, ClientError},
-    cli::Detach,
+    cli::{Attach, Detach},
     config::{AgentConfig, Config},
     daemon::{lock::InstanceLock, resolve_cgroup},
-    datapath::Removed,
-    engine::{for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
+    datapath::{NewConnections, Removed, resume_schedules, walk::Mode},
+    engine::{DetachMark, for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
     kernel::{interference, privileges},
     printable::{self, counted},
-    wire::types::{DetachAnswer, DetachRequest, WalkView},
+    wire::types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest, WalkView},
 };
 
 pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
@@ -23,16 +23,55 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
     let request = DetachRequest {
         restore: args.restore,
     };
+    if privileges::has(privileges::cap::SYS_ADMIN) {
+        // The daemon may not enter other network namespaces.
+        walk::end_schedules(
+            &agent.pin_dir,
+            NewConnections::Treated,
+            walk::SCHEDULES_LIMIT,
+        );
+    }
     let answer = match Client::new(socket).post("/v1/detach", &request) {
         Ok(answer) => answer,
-        Err(ClientError::NotRunning { .. }) => alone(&agent, args.restore)?,
-        Err(e) => return Err(e.into()),
+        Err(ClientError::NotRunning { .. }) => alone(&agent, args)?,
+        Err(e) => {
+            resume_schedules(&agent.pin_dir)?;
+            return Err(e.into());
+        }
     };
     let answer = finish(answer, &agent)?;
     print(args.output.json, &answer, || {
         text(&answer, terminal::columns(args.table))
     })?;
     Ok(exit(answer.kept.is_none()))
+}
+
+/// `rto-agent attach`. Where no daemon runs, the next start attaches.
+pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
+    let agent = match &args.config.config {
+        path if path.exists() => Config::load_agent(path)?,
+        _ => AgentConfig::default(),
+    };
+    let socket = args.socket.as_ref().unwrap_or(&agent.socket);
+    let answer = match Client::new(socket).post::<ChangeAnswer>("/v1/attach", &()) {
+        Err(ClientError::NotRunning { .. }) => {
+            DetachMark::new(&agent.persistent_dir, &args.config.config).set(None)?;
+            ChangeAnswer {
+                notes: vec!["no daemon runs; the next start attaches".to_owned()],
+                ..ChangeAnswer::default()
+            }
+        }
+        answer => answer?,
+    };
+    print(args.output.json, &answer, || answer.notes.join("\n") + "\n")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn this_caller() -> Caller {
+    Caller {
+        uid: nix::unistd::getuid().as_raw(),
+        pid: nix::unistd::getpid().as_raw(),
+    }
 }
 
 /// What a daemon without the privileges for it left over, root's own process can do. (Not what a
@@ -44,7 +83,7 @@ fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<Detac
     if !answer.by_daemon || first.running || !privileges::has(privileges::cap::SYS_ADMIN) {
         return Ok(answer);
     }
-    let walkers = for_restoring(&pin_dir, cgroup_of(agent).as_deref())?;
+    let walkers = for_restoring(&pin_dir, cgroup_of(agent).as_deref(), Mode::Restore)?;
     if walkers.is_empty() {
         // The daemon's pins are not to be seen from here: in another mount namespace.
         return Ok(answer);
@@ -83,12 +122,19 @@ fn cgroup_of(agent: &AgentConfig) -> Option<PathBuf> {
 }
 
 /// No daemon answers: remove the pins, unless one holds the lock all the same.
-fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
+fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, and yet one seems to run")?;
+    let mut mark = DetachMark::new(&agent.persistent_dir, &args.config.config);
+    let unmarked = mark.set(Some(this_caller())).err();
+    walk::end_schedules(
+        &agent.pin_dir,
+        NewConnections::LeftAlone,
+        walk::SCHEDULES_LIMIT,
+    );
     let mut unlinked = 0;
-    let restored = if restore {
-        let walkers = for_restoring(&agent.pin_dir, cgroup_of(agent).as_deref())?;
+    let restored = if args.restore {
+        let walkers = for_restoring(&agent.pin_dir, cgroup_of(agent).as_deref(), Mode::Restore)?;
         unlinked = remove_links(&agent.pin_dir)?;
         Some(walk::restore(walkers)?)
     } else {
@@ -102,13 +148,23 @@ fn alone(agent: &AgentConfig, restore: bool) -> anyhow::Result<DetachAnswer> {
     };
     removed.links += unlinked;
     if let Ok(cgroup) = resolve_cgroup(None, &agent.cgroup) {
-        interference::sweep(&cgroup);
+        // The child of a probe that was killed ends by itself, a moment later.
+        let _swept = (0..100).any(|_| {
+            interference::sweep(&cgroup) || {
+                std::thread::sleep(Duration::from_millis(20));
+                false
+            }
+        });
     }
     Ok(DetachAnswer {
         removed,
         by_daemon: false,
         kept: (!complete).then(|| agent.pin_dir.clone()),
         restored,
+        notes: unmarked
+            .map(|e| format!("the next start of the daemon attaches: {e}"))
+            .into_iter()
+            .collect(),
     })
 }
 
@@ -117,16 +173,22 @@ fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
     let mut text = match (removed.links, removed.generations.len()) {
         _ if answer.kept.is_some() => "out of force\n".to_owned(),
         (0, 0) => "nothing was attached\n".to_owned(),
+        _ if answer.by_daemon => "detached\n".to_owned(),
         (links, sets) => format!(
             "detached: {} and {} of maps removed\n",
             counted(links, "link", "links"),
             counted(sets, "set", "sets")
         ),
     };
-    if answer.by_daemon {
-        text.push_str(
-            "the daemon runs on with nothing in force; rto-agent reload attaches again\n",
-        );
+    let what = match answer.by_daemon {
+        true => "what was counted and learnt is kept; ",
+        false => "",
+    };
+    text.push_str(&format!(
+        "{what}nothing is in force until rto-agent attach, also after a restart\n"
+    ));
+    for note in &answer.notes {
+        text.push_str(&format!("note: {note}\n"));
     }
     if let Some(restored) = &answer.restored {
         text.push_str("given back to open sockets:\n");

@@ -1,14 +1,17 @@
 //! `rto-agent doctor`.
 
-use std::{path::Path, process::ExitCode};
+use std::{cmp::Reverse, path::Path, process::ExitCode};
 
-use super::{exit, print, terminal::coloured};
+use super::{
+    exit, print_coloured,
+    terminal::{self, wrapped},
+};
 use crate::{
     api::client::Client,
-    cli::Doctor,
+    cli::{Doctor, WideArg},
     config::{AgentConfig, CgroupSetting, Config},
     datapath::{pinned_initial_rto, pinned_program_ids, probe},
-    doctor::{Input, Severity, examine, render},
+    doctor::{Finding, Input, Report, Severity, examine},
     engine::state_files,
     kernel::{
         cgroup,
@@ -16,6 +19,7 @@ use crate::{
         interference::{self, Verdict},
     },
     policy::{HostFacts, PolicySet, ProbeTarget, units::jiffies_to_usecs},
+    printable::counted,
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
@@ -56,8 +60,9 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         exposed: loaded.as_ref().map_or(&[], |config| &config.exposed),
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
-    print(args.output.json, &report, || {
-        coloured(render(&report), args.color)
+    print_coloured(args.output.json, &report, args.color, || {
+        let columns = terminal::columns(WideArg { wide: false });
+        render(&report, columns)
     })?;
     Ok(exit(report.worst != Severity::Problem))
 }
@@ -80,4 +85,84 @@ fn probe_timers(
     // Without a daemon, or as somebody else than root, there is nobody to tell.
     let _told = Client::new(&agent.socket).post::<()>("/v1/probe", &verdict);
     Some(verdict)
+}
+
+/// Where what was found begins, and where why and fix do.
+const INDENTS: [usize; 2] = [9, 15];
+
+/// The report for people, the worst first: a hundred lines scroll by.
+fn render(report: &Report, columns: Option<usize>) -> String {
+    let mut text = format!("kernel {}\n\n", report.kernel);
+    let mut findings: Vec<&Finding> = report.findings.iter().collect();
+    findings.sort_by_key(|finding| Reverse(finding.severity));
+    for finding in findings {
+        let mark = match finding.severity {
+            Severity::Ok => "ok     ",
+            Severity::Warning => "WARNING",
+            Severity::Problem => "PROBLEM",
+        };
+        let mut line = |line: &str, indent| {
+            text.push_str(&wrapped(line, indent, columns));
+            text.push('\n');
+        };
+        let [found, more] = INDENTS;
+        for (i, part) in finding.found.lines().enumerate() {
+            match i {
+                0 => line(&format!("{mark}  {}: {part}", finding.id), found),
+                _ => line(&format!("{:found$} {part}", ""), found + 1),
+            }
+        }
+        if let Some(fix) = &finding.fix {
+            line(&format!("{:found$}why:  {}", "", finding.why), more);
+            line(&format!("{:found$}fix:  {fix}", ""), more);
+        }
+    }
+    let count = |severity| {
+        let findings = report.findings.iter();
+        findings.filter(|f| f.severity == severity).count()
+    };
+    text.push_str(&format!(
+        "\n{}, {}, {} ok\n",
+        counted(count(Severity::Problem), "problem", "problems"),
+        counted(count(Severity::Warning), "warning", "warnings"),
+        count(Severity::Ok),
+    ));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doctor_shows_problems_first_in_short_lines() {
+        let report = examine(&Input {
+            cgroup: Some("/proc".into()),
+            pin_dir: "/proc/none".into(),
+            config_error: Some("a.toml:1:1: no such key\n  1 | x".to_owned()),
+            ..Input::default()
+        });
+        let text = render(&report, Some(72));
+        let marks = text.lines().filter_map(|line| match line.get(..7) {
+            Some("PROBLEM") => Some(0),
+            Some("WARNING") => Some(1),
+            Some("ok     ") => Some(2),
+            _ => None,
+        });
+        let marks: Vec<_> = marks.collect();
+        assert!(marks.is_sorted() && marks[0] == 0, "{text}");
+        assert_eq!(marks.len(), report.findings.len(), "{text}");
+        let too_long = |line: &&str| line.chars().count() > 72 && line.trim().contains(' ');
+        assert_eq!(text.lines().find(too_long), None);
+        assert!(
+            text.contains("PROBLEM  bpffs: ") && text.contains("\n         fix:  "),
+            "{text}"
+        );
+        // Nothing is broken where there is no terminal.
+        let unbroken = render(&report, None);
+        assert!(
+            unbroken.contains("          1 | x") || unbroken.contains("            1 | x"),
+            "{unbroken}"
+        );
+    }
 }

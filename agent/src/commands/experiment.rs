@@ -10,23 +10,28 @@ mod text;
 use super::print;
 use crate::{
     api::client::Client,
-    cli::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment},
+    cli::{Experiment, ExperimentVerb, ShowExperiment, StartExperiment},
     experiment::merged,
     policy::PolicyName,
-    wire::experiments::{
-        Evidence, ExperimentAnswer, ExperimentView, ExperimentsAnswer, StartRequest,
+    wire::{
+        experiments::{ExperimentAnswer, ExperimentView, ExperimentsAnswer, StartRequest},
+        histogram::HistogramView,
     },
 };
 
 pub(super) fn run(args: &Experiment) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket);
     match &args.verb {
-        ExperimentVerb::Start(start) => tell(&begin(&client, start)?, &start.policy, args.json)?,
-        ExperimentVerb::Stop(OfPolicy { policy }) => {
+        ExperimentVerb::Start(start) => {
+            tell(&begin(&client, start)?, start.of.name()?, args.json)?;
+        }
+        ExperimentVerb::Stop(of) => {
+            let policy = of.name()?;
             let answer = client.post(&format!("/v1/experiments/{policy}/stop"), &())?;
             tell(&answer, policy, args.json)?;
         }
-        ExperimentVerb::Clear(OfPolicy { policy }) => {
+        ExperimentVerb::Clear(of) => {
+            let policy = of.name()?;
             let answer = client.post(&format!("/v1/experiments/{policy}/clear"), &())?;
             tell(&answer, policy, args.json)?;
         }
@@ -50,7 +55,7 @@ fn begin(client: &Client, start: &StartExperiment) -> anyhow::Result<ExperimentA
         promote: start.promote,
         name: start.name.clone(),
     };
-    let path = format!("/v1/experiments/{}", start.policy);
+    let path = format!("/v1/experiments/{}", start.of.name()?);
     Ok(client.post(&path, &request)?)
 }
 
@@ -62,7 +67,7 @@ fn shown(
     mut answer: ExperimentsAnswer,
     show: &ShowExperiment,
 ) -> anyhow::Result<ExperimentsAnswer> {
-    if let Some(policy) = &show.policy {
+    if let Some(policy) = show.policy() {
         answer.experiments.retain(|name, _| name == policy);
         ensure!(
             !answer.experiments.is_empty(),
@@ -79,25 +84,23 @@ fn merge(show: &ShowExperiment) -> anyhow::Result<ExperimentsAnswer> {
     for path in &show.merge {
         let answer = read(path).with_context(|| path.display().to_string())?;
         at_s = at_s.max(answer.at_s);
-        let view = one(answer, show.policy.as_ref());
+        let view = one(answer, show.policy());
         all.push(view.with_context(|| path.display().to_string())?);
     }
-    let counted: Vec<Counted> = all
+    let counted: Vec<_> = all
         .iter()
-        .map(|(_, view)| view.evidence.experiment.clone())
+        .map(|(_, view)| view.experiment.clone())
         .collect();
     let experiment = Counted::merge(&counted)?;
-    let unjudged = all.iter().map(|(_, view)| view.evidence.unjudged);
-    let evidence = Evidence {
-        experiment,
-        unjudged: unjudged.fold(Arms::default(), |sum, unjudged| sum + unjudged),
-        judges_ends: all.iter().all(|(_, view)| view.evidence.judges_ends),
-    };
+    let times = all.iter().map(|(_, view)| view.connect_time.clone());
+    let connect_time = times.fold(Arms::default(), |sum: Arms<HistogramView>, times| {
+        sum.zip(&times, |sum, times| sum.with(times, u64::saturating_add))
+    });
     let policy = all.into_iter().next().map(|(policy, _)| policy);
     let policy = policy.context("there is nothing to merge")?;
     Ok(ExperimentsAnswer {
         at_s,
-        experiments: [(policy, merged(evidence))].into(),
+        experiments: [(policy, merged(&experiment, connect_time))].into(),
     })
 }
 

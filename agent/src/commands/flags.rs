@@ -123,12 +123,11 @@ mod tests {
             of(&settings),
             "--initial-rto 100ms --thin-linear --syn-retries 6 --force"
         );
-        let json =
-            r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"auto","guard":{"hold":"20m"}}"#;
+        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"auto","guard":"on"}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         assert_eq!(
             of(&settings),
-            "--initial-rto auto,min=50ms --rto-min auto --guard on,hold=20m"
+            "--initial-rto auto,min=50ms --rto-min auto --guard on"
         );
     }
 }

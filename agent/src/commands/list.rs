@@ -24,6 +24,9 @@ pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
     wanted.keep_policy(&mut answer.policies)?;
     answer.entries.retain(|entry| wanted.has(entry));
     answer.masked.retain(|cidr| wanted.has_masked(cidr));
+    answer
+        .left_out
+        .retain(|cidr, _| !wanted.file && wanted.has_cidr(cidr));
     print(args.output.json, &answer, || {
         text(&answer, terminal::columns(args.table))
     })?;
@@ -96,7 +99,10 @@ fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
         .iter()
         .map(|(name, policy)| (name, table::settings(&policy.effects)))
         .collect();
-    let mut text = String::new();
+    let mut text = match answer.detached_by {
+        Some(by) => format!("nothing is attached: detached by {by}; rto-agent attach ends that\n"),
+        None => String::new(),
+    };
     if answer.entries.is_empty() {
         text.push_str("no entries\n");
     } else {
@@ -114,9 +120,19 @@ fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
             row(&mut text, widths, cells, settings, columns);
         }
     }
+    for (name, policy) in &answer.policies {
+        if let Some(description) = &policy.description {
+            text.push_str(&format!("policy {name}: {description}\n"));
+        }
+    }
     for cidr in &answer.masked {
         text.push_str(&format!(
             "{cidr} is switched off at run time (rto-agent remove --undo {cidr})\n"
+        ));
+    }
+    for (cidr, reason) in &answer.left_out {
+        text.push_str(&format!(
+            "{cidr} is added at run time, and left out: {reason}\n"
         ));
     }
     text

@@ -1,6 +1,11 @@
 //! `rto-agent lookup`.
 
-use std::process::ExitCode;
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+};
+
+use anyhow::bail;
 
 use super::{print, table};
 use crate::{
@@ -11,18 +16,55 @@ use crate::{
 };
 
 pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
-    // The address goes into a URL: what is no address is refused here, not encoded.
-    let address: std::net::IpAddr = args.address.parse().map_err(|_| {
-        anyhow::anyhow!(
-            "{:?} is no IPv4 or IPv6 address (host names are not looked up)",
-            args.address
-        )
-    })?;
-    let path = format!("/v1/lookup?address={address}");
-    let answer: LookupAnswer = Client::new(&args.socket.socket).get(&path)?;
+    // All of them first: a typo in the last one must not cost the answers to the others.
+    let addresses: anyhow::Result<Vec<IpAddr>> =
+        args.addresses.iter().map(|a| address(a)).collect();
+    let client = Client::new(&args.socket.socket);
+    let mut answers: Vec<LookupAnswer> = Vec::new();
+    for address in addresses? {
+        answers.push(client.get(&format!("/v1/lookup?address={address}"))?);
+    }
     let hz = measure().unwrap_or_default();
-    print(args.output.json, &answer, || text(&answer, hz))?;
+    let text = || answers.iter().map(|answer| text(answer, hz)).collect();
+    match &*answers {
+        [one] => print(args.output.json, one, text)?,
+        all => print(args.output.json, &all, text)?,
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The address of a word: it goes into a URL, so that what is no address is refused here. A port does not matter to an
+/// entry and is left out, so that an address can be pasted from a log or from ss(8).
+fn address(text: &str) -> anyhow::Result<IpAddr> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
+    if let Some(Ok(address)) = bare.map(str::parse) {
+        return Ok(address);
+    }
+    if text.contains('%') {
+        let (address, _) = text
+            .trim_start_matches('[')
+            .split_once('%')
+            .unwrap_or_default();
+        bail!(
+            "{text:?} has a zone, which no entry has: an entry covers its prefix on all interfaces; leave the zone out: \
+             rto-agent lookup {address}"
+        );
+    }
+    match text.parse::<SocketAddr>() {
+        Ok(end) => Ok(end.ip()),
+        Err(_) if text.contains('/') => bail!(
+            "{text:?} is a prefix and not an address: rto-agent list --cidr {text} lists its entries"
+        ),
+        Err(_) => bail!(
+            "{text:?} is no IPv4 or IPv6 address; give one like 10.1.2.3, 10.1.2.3:443 or [fd00:1::7]:443 (host names \
+             are not looked up)"
+        ),
+    }
 }
 
 fn text(answer: &LookupAnswer, hz: u32) -> String {
@@ -47,4 +89,38 @@ fn text(answer: &LookupAnswer, hz: u32) -> String {
         ));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lookup_takes_addresses_with_ports() {
+        for (text, wanted) in [
+            ("10.1.2.3", "10.1.2.3"),
+            ("10.1.2.3:443", "10.1.2.3"),
+            ("fd00::7", "fd00::7"),
+            ("[fd00::7]", "fd00::7"),
+            ("[fd00::7]:443", "fd00::7"),
+        ] {
+            assert_eq!(address(text).unwrap().to_string(), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn lookup_of_no_address_names_fix() {
+        for (text, said) in [
+            ("fe80::1%eth0", "rto-agent lookup fe80::1"),
+            ("[fe80::1%2]:443", "rto-agent lookup fe80::1"),
+            ("10.0.0.0/8", "rto-agent list --cidr 10.0.0.0/8"),
+            ("localhost", "host names are not looked up"),
+            ("10.1.2.3:99999", "10.1.2.3:443"),
+            ("[fd00::7", "10.1.2.3:443"),
+            ("", "10.1.2.3:443"),
+        ] {
+            let error = address(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
 }

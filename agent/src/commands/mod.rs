@@ -8,7 +8,12 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{cli::Verb, kernel::descriptors};
+use self::terminal::coloured;
+use crate::{
+    cli::{ColorArg, Verb},
+    kernel::descriptors,
+    printable,
+};
 
 mod add;
 mod advise;
@@ -18,6 +23,7 @@ mod detach;
 mod discover;
 mod doctor;
 mod experiment;
+mod explain;
 mod flags;
 mod generate;
 mod list;
@@ -47,6 +53,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Remove(args) => remove::run(args),
         Verb::List(args) => list::run(&args),
         Verb::Lookup(args) => lookup::run(&args),
+        Verb::Explain(args) => explain::run(&args),
         Verb::Stats(args) => stats::run(&args),
         Verb::Watch(args) => watch::run(&args),
         Verb::Top(args) => top::run(&args),
@@ -60,6 +67,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Experiment(args) => experiment::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
+        Verb::Attach(args) => detach::attach(&args),
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Completions(args) => generate::completions(&args),
         Verb::Man(args) => generate::man(&args),
@@ -74,7 +82,8 @@ pub fn dispatch(verb: Verb) -> ExitCode {
 
 fn failed(error: &anyhow::Error) -> ExitCode {
     // Nowhere left to say it if stderr is gone too.
-    let _told = writeln!(io::stderr(), "rto-agent: {error:#}");
+    let text = format!("rto-agent: {error:#}");
+    let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
     ExitCode::FAILURE
 }
 
@@ -108,13 +117,35 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// Prints a text for people, or the value as JSON.
 fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    print_styled(json, value, text, |text| text)
+}
+
+/// The same with its states in colour, where that is wanted.
+fn print_coloured<T: Serialize>(
+    json: bool,
+    value: &T,
+    color: ColorArg,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    print_styled(json, value, text, |text| coloured(text, color))
+}
+
+/// Escapes the text before it is coloured, so that the only control sequences are this program's own.
+fn print_styled<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+    style: impl FnOnce(String) -> String,
+) -> anyhow::Result<()> {
     // Otherwise each line of a million is a system call.
     let mut out = io::BufWriter::new(io::stdout().lock());
     if json {
-        serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from)?;
+        serde_json::to_writer_pretty(printable::JsonWriter(&mut out), value)
+            .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        out.write_all(text().as_bytes())?;
+        let text = printable::lines(&text()).into_owned();
+        out.write_all(style(text).as_bytes())?;
     }
     out.flush()?;
     Ok(())

@@ -3,10 +3,19 @@
 use std::process::ExitCode;
 
 use super::{print, table};
-use crate::{api::client::Client, cli::Reload, wire::types::ChangeAnswer};
+use crate::{
+    api::client::Client,
+    cli::Reload,
+    wire::types::{ChangeAnswer, ReloadRequest},
+};
 
 pub(super) fn run(args: &Reload) -> anyhow::Result<ExitCode> {
-    let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/reload", &())?;
+    let request = ReloadRequest {
+        allow_empty: args.allow_empty,
+        attach: args.attach,
+        dry_run: args.dry_run,
+    };
+    let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/reload", &request)?;
     print(args.output.json, &answer, || table::change(&answer, 0))?;
     Ok(ExitCode::SUCCESS)
 }

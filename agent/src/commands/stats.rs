@@ -15,7 +15,7 @@ use crate::{
     policy::{PolicyName, units::format_duration},
     wire::{
         histogram::HistogramView,
-        stats::{Arm, ArmStats, COUNTERS, DirectionStats, PolicyStats, StatsAnswer},
+        stats::{Arm, ArmStats, COUNTERS, Difference, DirectionStats, PolicyStats, StatsAnswer},
     },
 };
 
@@ -121,12 +121,20 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
     let mut text = overview(answer, look);
     if answer.sampling > 1 && !answer.policies.values().all(PolicyStats::is_empty) {
         text.push_str(&format!(
-            "HS, RTT and ABORTED are estimates from 1 in {} connections (sampling)\n",
+            "RTT and ABORTED are estimates from 1 in {} connections (sampling)\n",
             answer.sampling
         ));
     }
+    let differences = answer.policies.iter().filter_map(|(name, stats)| {
+        let difference = stats.connect_time_difference()?;
+        Some(format!("{name}: {}\n", difference_text(difference)))
+    });
+    text.extend(differences);
     if look.in_full {
         for (name, stats) in &answer.policies {
+            if let Some(description) = &stats.description {
+                text.push_str(&format!("\npolicy {name}: {description}\n"));
+            }
             for (title, stats) in titled(name, stats) {
                 for (direction, stats) in stats.directions() {
                     text.push_str(&details(&title, direction, stats));
@@ -140,23 +148,27 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
     text
 }
 
-const HEADER: [&str; 13] = [
+const COLUMNS: usize = 16;
+const HEADER: [&str; COLUMNS] = [
     "POLICY",
     "DIRECTION",
-    "CONNECTIONS",
-    "HS RETRANS",
+    "CONNECTS",
+    ">500MS",
+    "P50",
+    "P99",
+    "P99.9",
+    "RETRANS",
     "SPURIOUS",
     "UNDECIDED",
     "RECOVERED",
     "SAVED",
-    "HS P50",
-    "HS P99",
+    "PATH P99",
     "RTT P50",
     "RTT P99",
     "ABORTED",
 ];
 /// Columns by importance, for a terminal that has not room for all.
-const IMPORTANCE: [usize; 13] = [0, 1, 2, 3, 4, 9, 11, 7, 12, 8, 10, 6, 5];
+const IMPORTANCE: [usize; COLUMNS] = [0, 1, 2, 3, 5, 6, 4, 8, 11, 7, 12, 14, 15, 13, 10, 9];
 
 fn overview(answer: &StatsAnswer, look: &Look) -> String {
     let mut rows = Vec::new();
@@ -204,18 +216,21 @@ fn titled<'a>(
     })
 }
 
-fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; 13] {
+fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUMNS] {
     [
         title,
         direction.to_owned(),
-        stats.connections.to_string(),
+        stats.connects(direction).to_string(),
+        share(stats.bad(direction), stats.connects(direction)),
+        quantile(&stats.connect_time, 0.5),
+        quantile(&stats.connect_time, 0.99),
+        quantile(&stats.connect_time, 0.999),
         stats.handshake_retransmissions.to_string(),
         stats.spurious.to_string(),
         stats.undecided.to_string(),
         stats.recovered.to_string(),
         saved(stats),
-        quantile(&stats.handshake, 0.5),
-        quantile(&stats.handshake, 0.99),
+        quantile(&stats.path_rtt, 0.99),
         quantile(&stats.srtt, 0.5),
         quantile(&stats.srtt, 0.99),
         stats.aborted.to_string(),
@@ -229,7 +244,33 @@ fn saved(stats: &DirectionStats) -> String {
     time(stats.time_saved_us - stats.time_lost_us)
 }
 
-fn quantile(histogram: &HistogramView, share: f64) -> String {
+/// "mean connect time 1.50ms shorter than in the control arm (95% interval: 1.20ms to 1.80ms shorter)".
+pub(super) fn difference_text(difference: Difference) -> String {
+    let [low, high] = difference.interval_us;
+    let signed = |us: f64| {
+        let way = if us < 0.0 { "shorter" } else { "longer" };
+        (short_us(us.abs()), way)
+    };
+    let (mean, way) = signed(difference.mean_us);
+    let (first, last) = (signed(low), signed(high));
+    let interval = match first.1 == last.1 {
+        true if low < 0.0 => format!("{} to {} {}", last.0, first.0, first.1),
+        true => format!("{} to {} {}", first.0, last.0, first.1),
+        false => format!("{} {} to {} {}", first.0, first.1, last.0, last.1),
+    };
+    format!("mean connect time {mean} {way} than in the control arm (95% interval: {interval})")
+}
+
+/// "0.12%".
+#[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
+fn share(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".to_owned(),
+        _ => format!("{:.2}%", part as f64 * 100.0 / whole as f64),
+    }
+}
+
+pub(super) fn quantile(histogram: &HistogramView, share: f64) -> String {
     histogram
         .quantile_us(share)
         .map_or_else(|| "-".to_owned(), short_us)
@@ -285,7 +326,8 @@ fn details(title: &str, direction: &str, stats: &DirectionStats) -> String {
         text.push_str(&format!("  {what:38} {value}\n"));
     }
     for (what, histogram) in [
-        ("handshake time", &stats.handshake),
+        ("connect time", &stats.connect_time),
+        ("path RTT", &stats.path_rtt),
         ("smoothed RTT", &stats.srtt),
     ] {
         text.push_str(&drawn(what, histogram));
@@ -299,12 +341,13 @@ fn drawn(what: &str, histogram: &HistogramView) -> String {
         return String::new();
     };
     let mut text = format!(
-        "\n  {what}: {}, mean {}, p50 {}, p90 {}, p99 {}\n",
+        "\n  {what}: {}, mean {}, p50 {}, p90 {}, p99 {}, p99.9 {}\n",
         histogram.count,
         short_us(mean),
         quantile(histogram, 0.5),
         quantile(histogram, 0.9),
         quantile(histogram, 0.99),
+        quantile(histogram, 0.999),
     );
     let most = histogram.buckets.iter().map(|b| b.count).max().unwrap_or(1);
     for bucket in &histogram.buckets {
@@ -331,8 +374,8 @@ mod tests {
 
     fn sample() -> StatsAnswer {
         let mut active = Statistics::default();
-        active.counters.connections = 1000;
-        active.counters.initial_rtos_set = 1003;
+        active.counters.attempts = 1011;
+        active.counters.late = 2;
         active.counters.handshake_retransmissions = 12;
         active.counters.spurious = 2;
         active.counters.recovered = 8;
@@ -340,11 +383,11 @@ mod tests {
         active.counters.rtos = [5, 2, 1, 0, 0, 0, 0, 0];
         active.counters.setsockopt_failures[1] = 3;
         for us in (0..1000).map(|n| 90 + n / 2) {
-            active.handshake.sum_us += us;
-            active.handshake.buckets[bucket_of(us)] += 1;
+            active.path_rtt.sum_us += us;
+            active.path_rtt.buckets[bucket_of(us)] += 1;
         }
-        active.handshake.buckets[bucket_of(100_300)] += 8;
-        active.handshake.sum_us += 8 * 100_300;
+        active.lossy.buckets[bucket_of(100_300)] += 8;
+        active.lossy.sum_us += 8 * 100_300;
         let none = Statistics::default();
         let stats = PolicyStats::from(ArmStats::from(&[active, none, none]));
         StatsAnswer {
@@ -384,11 +427,13 @@ mod tests {
     fn with_control() -> StatsAnswer {
         let mut answer = sample();
         let mut active = Statistics::default();
-        active.counters.connections = 52;
+        active.counters.attempts = 52;
         active.counters.handshake_retransmissions = 2;
-        active.counters.slow_handshakes = 2;
-        active.handshake.buckets[bucket_of(100)] += 50;
-        active.handshake.sum_us += 50 * 100;
+        active.counters.late = 2;
+        active.path_rtt.buckets[bucket_of(100)] += 50;
+        active.path_rtt.sum_us += 50 * 100;
+        active.lossy.buckets[bucket_of(1_020_000)] += 2;
+        active.lossy.sum_us += 2 * 1_020_000;
         let none = Statistics::default();
         for stats in answer.policies.values_mut() {
             stats.holdout = "5%".parse().ok();

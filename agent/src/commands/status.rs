@@ -3,8 +3,8 @@
 use std::{process::ExitCode, time::Duration};
 
 use super::{
-    exit, print,
-    terminal::{self, coloured, wrapped},
+    exit, print_coloured,
+    terminal::{self, wrapped},
 };
 use crate::{
     api::client::Client,
@@ -20,11 +20,10 @@ const INDENT: usize = 15;
 
 pub(super) fn run(args: &Status) -> anyhow::Result<ExitCode> {
     let answer: StatusAnswer = Client::new(&args.socket.socket).get("/v1/status")?;
-    print(args.output.json, &answer, || {
-        let columns = terminal::columns(WideArg { wide: false });
-        coloured(text(&answer, columns), args.color)
+    print_coloured(args.output.json, &answer, args.color, || {
+        text(&answer, terminal::columns(WideArg { wide: false }))
     })?;
-    Ok(exit(answer.healthy))
+    Ok(exit(answer.healthy || args.alive))
 }
 
 fn text(status: &StatusAnswer, columns: Option<usize>) -> String {

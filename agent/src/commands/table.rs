@@ -109,7 +109,16 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
     if parts.is_empty() {
         parts.push("nothing changed".to_owned());
     }
-    let mut text = parts.join("\n") + "\n";
+    let mut text = String::new();
+    for line in answer.would_change.iter().flatten() {
+        text.push_str(line);
+        text.push('\n');
+    }
+    if answer.would_change.is_some() {
+        text.push_str("dry run, nothing was changed; a reload would give:\n");
+    }
+    text.push_str(&parts.join("\n"));
+    text.push('\n');
     text.push_str(&effects(&answer.effects, hz, ""));
     for note in &answer.notes {
         text.push_str(&format!("note: {note}\n"));

@@ -5,7 +5,9 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
+
+use rto_model::tune::tuner::Value;
 
 use super::print;
 use crate::{
@@ -14,8 +16,7 @@ use crate::{
     policy::PolicyName,
     printable::counted,
     wire::tune::{
-        Evidence, TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer,
-        kernels_or,
+        TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer, next_text,
     },
 };
 
@@ -24,7 +25,7 @@ const SHOWN: usize = 5;
 
 pub(super) fn run(args: &Tune) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
-    let answer: TuneAnswer = match what(&args.what)? {
+    let answer: TuneAnswer = match what(&args.what, args.policy.as_deref())? {
         What::Show(None) => client.get("/v1/tune")?,
         // A name that can be one has nothing in it that would have to be escaped.
         What::Show(Some(policy)) => client.get(&format!("/v1/tune?policy={policy}"))?,
@@ -43,17 +44,31 @@ enum What {
     Do(TuneAction, PolicyName),
 }
 
-fn what(words: &[String]) -> anyhow::Result<What> {
+fn what(words: &[String], option: Option<&str>) -> anyhow::Result<What> {
     const ACTIONS: [TuneAction; 3] = [TuneAction::Freeze, TuneAction::Resume, TuneAction::Reset];
     let action = |word: &String| ACTIONS.into_iter().find(|action| action.name() == word);
-    Ok(match words {
-        [] => What::Show(None),
-        [word] if action(word).is_some() => bail!("which policy? rto-agent tune {word} POLICY"),
-        [policy] => What::Show(Some(policy.parse()?)),
-        [word, policy, ..] => match action(word) {
-            Some(action) => What::Do(action, policy.parse()?),
-            None => bail!("{word:?} is neither freeze, resume nor reset"),
-        },
+    let (action, policy) = match (words, option) {
+        ([], option) => (None, option),
+        ([word], option) if action(word).is_some() => (action(word), option),
+        ([policy], None) => (None, Some(policy.as_str())),
+        ([word, policy, ..], None) => {
+            let action = action(word);
+            let action =
+                action.with_context(|| format!("{word:?} is neither freeze, resume nor reset"))?;
+            (Some(action), Some(policy.as_str()))
+        }
+        (_, Some(policy)) => bail!("the policy is given twice: leave out --policy {policy}"),
+    };
+    let policy = policy.map(str::parse).transpose()?;
+    Ok(match (action, policy) {
+        (None, policy) => What::Show(policy),
+        (Some(action), Some(policy)) => What::Do(action, policy),
+        (Some(action), None) => {
+            bail!(
+                "which policy? rto-agent tune {} --policy NAME",
+                action.name()
+            )
+        }
     })
 }
 
@@ -63,7 +78,7 @@ fn text(answer: &TuneAnswer) -> String {
         text.push_str("nothing is learnt or guarded: no policy has initial_rto = \"auto\", rto_min = \"auto\" or a guard\n");
     }
     for (name, policy) in &answer.policies {
-        text.push_str(&policy_text(name, policy));
+        text.push_str(&policy_text(name, policy, answer.at_ms));
     }
     if let Some(problem) = &answer.not_stored {
         text.push_str(&format!("\nwarning: {problem}\n"));
@@ -71,15 +86,14 @@ fn text(answer: &TuneAnswer) -> String {
     text
 }
 
-fn policy_text(name: &PolicyName, policy: &TunedPolicy) -> String {
+fn policy_text(name: &PolicyName, policy: &TunedPolicy, now_ms: u64) -> String {
     let mut text = format!("{name}\n");
     for timer in &policy.timers {
-        text.push_str(&timer_text(timer));
+        text.push_str(&timer_text(timer, now_ms));
     }
     let older = policy.transitions.len().saturating_sub(SHOWN);
     for transition in policy.transitions.iter().skip(older) {
-        let at = UNIX_EPOCH + Duration::from_millis(transition.at_ms);
-        let at = humantime::format_rfc3339_seconds(at);
+        let at = time(transition.transition.at_ms);
         text.push_str(&format!("  {at} {transition}\n"));
     }
     for note in &policy.notes {
@@ -88,20 +102,23 @@ fn policy_text(name: &PolicyName, policy: &TunedPolicy) -> String {
     text
 }
 
-fn timer_text(timer: &TunedTimer) -> String {
-    let of = kind_text(timer);
-    let canary = match timer.percent {
-        100 => String::new(),
-        percent => format!(" for {percent}% of connections"),
-    };
+fn time(at_ms: u64) -> humantime::Rfc3339Timestamp {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(at_ms))
+}
+
+fn timer_text(timer: &TunedTimer, now_ms: u64) -> String {
+    let alarm = timer.alarm.map_or_else(String::new, |alarm| {
+        format!("    last brake: {} {alarm}\n", time(alarm.at_ms))
+    });
     format!(
-        "  {} {}: {}{canary}, {} ({of})\n    evidence: {}\n    next: {}\n",
+        "  {} {}: {}, {} ({})\n    evidence: {}\n{alarm}    next: {}\n",
         timer.setting,
         timer.direction,
-        timer.value(),
-        timer.phase,
+        Value(timer.value_us),
+        timer.state.name(),
+        kind_text(timer),
         evidence(timer),
-        timer.next.describe()
+        next_text(timer.next, now_ms)
     )
 }
 
@@ -110,27 +127,26 @@ pub(super) fn kind_text(timer: &TunedTimer) -> String {
     match timer.kind {
         TimerKind::Auto => "learnt".to_owned(),
         TimerKind::Advice => "advice, not set".to_owned(),
-        TimerKind::Guarded => format!("guard of {}", kernels_or(timer.configured_us)),
-        TimerKind::Watched => format!("guard of {}, warns", kernels_or(timer.configured_us)),
+        TimerKind::Guarded => format!("guard of {}", Value(timer.configured_us)),
+        TimerKind::Watched => format!("guard of {}: warn only", Value(timer.configured_us)),
     }
 }
 
 fn evidence(timer: &TunedTimer) -> String {
-    let Evidence {
-        samples,
-        want_us,
-        clean,
-        spurious,
-        ..
-    } = timer.evidence;
-    let samples = counted(samples, "sample", "samples");
-    let mut text = match want_us {
-        Some(us) => format!("{samples} ask for {}", kernels_or(Some(us))),
-        None => samples,
+    let (counts, samples) = (timer.evidence.counts, timer.evidence.samples);
+    let mut text = match timer.direction.as_str() {
+        "both" => counted(samples, "delay of an ACK", "delays of ACKs"),
+        _ => format!(
+            "{}, one of each connection",
+            counted(samples, "path RTT", "path RTTs")
+        ),
     };
+    if let Some(us) = timer.evidence.want_us {
+        text.push_str(&format!(": {} would be safe", Value(Some(us))));
+    }
     if timer.direction != "both" {
-        let judged = counted(clean.saturating_add(spurious), "connection", "connections");
-        text.push_str(&format!("; {spurious} of {judged} spurious"));
+        let judged = counted(counts.connections, "connection", "connections");
+        text.push_str(&format!("; {} of {judged} spurious", counts.spurious));
     }
     if let Some(brakes) = &timer.brakes {
         let percent = |share: f64| format!("{:.0}%", share * 100.0);
@@ -149,12 +165,19 @@ fn evidence(timer: &TunedTimer) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{commands::top::samples::timer, wire::tune::TransitionView};
+    use rto_model::tune::tuner::{Cause, Evidence, State, Transition};
 
+    use super::*;
+    use crate::wire::tune::{TransitionView, tests::timer};
+
+    /// As on the command line, with the option at the end.
     fn words(text: &str) -> anyhow::Result<What> {
+        let (text, option) = match text.split_once(" --policy ") {
+            Some((text, option)) => (text, Some(option)),
+            None => (text, None),
+        };
         let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-        what(&words)
+        what(&words, option)
     }
 
     #[test]
@@ -170,43 +193,66 @@ mod tests {
     }
 
     #[test]
+    fn tune_takes_policy_as_option() {
+        let near: PolicyName = "near".parse().unwrap();
+        assert_eq!(
+            words(" --policy near").unwrap(),
+            What::Show(Some(near.clone()))
+        );
+        let freeze = What::Do(TuneAction::Freeze, near);
+        assert_eq!(words("freeze --policy near").unwrap(), freeze);
+        // A policy may have the name of an action.
+        let named = What::Show("freeze".parse().ok());
+        assert_eq!(words(" --policy freeze").unwrap(), named);
+        for refused in ["stop --policy near", "freeze far --policy near"] {
+            let error = words(refused).unwrap_err().to_string();
+            assert!(error.contains("given twice"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_policy_for_people() {
-        let sample = timer("active", "lowering");
-        let timer = TunedTimer {
+        let sample = timer("active", State::Active);
+        let blown = Transition {
+            at_ms: 1_700_000_000_000,
+            from: State::Active,
+            to: State::BrakedFuse,
+            cause: Cause::Fuse,
+            before_us: Some(20_000),
+            after_us: None,
             evidence: Evidence {
-                clean: 1_200,
+                samples: 300,
                 ..sample.evidence
             },
+        };
+        let timer = TunedTimer {
+            alarm: Some(blown),
             ..sample
         };
         let transition = TransitionView {
-            at_ms: 1_700_000_000_000,
             setting: "initial_rto".to_owned(),
             direction: "active".to_owned(),
-            from: "learning".to_owned(),
-            to: "lowering".to_owned(),
-            cause: "enough-samples".to_owned(),
-            before_us: None,
-            after_us: Some(500_000),
-            samples: 300,
-            judged: 300,
-            spurious: 0,
+            transition: blown,
         };
         let policy = TunedPolicy {
+            since_ms: None,
             timers: vec![timer],
             transitions: vec![transition],
             notes: vec!["one".to_owned()],
         };
         let answer = TuneAnswer {
+            at_ms: 1_000_000,
             policies: [("near".parse().unwrap(), policy)].into(),
             ..TuneAnswer::default()
         };
         assert_eq!(
             text(&answer),
-            "near\n  initial_rto active: 48ms, lowering (learnt)\n    evidence: 5000 samples ask for 24ms; 1 of 1201 \
-             connections spurious; fuse 5% spent; 100% of the budget left (256 retransmissions)\n    next: lower to \
-             24ms in 40s\n  2023-11-14T22:13:20Z initial_rto active: learning -> lowering (enough-samples), the \
-             kernel's own -> 500ms; 0 of 300 connections spurious, 300 samples\n  note: one\n"
+            "near\n  initial_rto active: 48ms, active (learnt)\n    evidence: 5000 path RTTs, one of each connection: 24ms \
+             would be safe; 1 of 1200 connections spurious; fuse 5% spent; 100% of the budget left (256 \
+             retransmissions)\n    last brake: 2023-11-14T22:13:20Z active -> braked-fuse (fuse), 20ms -> the \
+             kernel's own; 1 of 1200 connections spurious, 300 samples\n    next: lower to 24ms in 40s\n  \
+             2023-11-14T22:13:20Z initial_rto active: active -> braked-fuse (fuse), 20ms -> the kernel's own; 1 of \
+             1200 connections spurious, 300 samples\n  note: one\n"
         );
     }
 }

@@ -2,14 +2,12 @@
 
 use std::process::ExitCode;
 
-use super::{exit, print, terminal::coloured};
+use super::{exit, print_coloured};
 use crate::{api::client::Client, cli::Verify, printable::counted, wire::types::VerifyAnswer};
 
 pub(super) fn run(args: &Verify) -> anyhow::Result<ExitCode> {
     let answer: VerifyAnswer = Client::new(&args.socket.socket).post("/v1/verify", &())?;
-    print(args.output.json, &answer, || {
-        coloured(text(&answer), args.color)
-    })?;
+    print_coloured(args.output.json, &answer, args.color, || text(&answer))?;
     Ok(exit(answer.ok))
 }
 

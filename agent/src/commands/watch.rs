@@ -11,6 +11,7 @@ use crate::{
     api::client::Client,
     cli::Watch,
     policy::{Cidr, PolicyName, units::format_duration},
+    printable::{self, JsonWriter},
     wire::{
         events::{EventView, StreamItem, TunedEvent},
         stats::Arm,
@@ -30,10 +31,10 @@ pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
     let ended = client.lines(&path, |line| -> anyhow::Result<()> {
         let line: StreamItem = serde_json::from_slice(line)?;
         if args.json {
-            serde_json::to_writer(&mut out, &line).map_err(io::Error::from)?;
+            serde_json::to_writer(JsonWriter(&mut out), &line).map_err(io::Error::from)?;
             writeln!(out)?;
         } else {
-            writeln!(out, "{}", text(&line, brief))?;
+            writeln!(out, "{}", printable::text(&text(&line, brief)))?;
         }
         Ok(out.flush()?)
     });
@@ -83,7 +84,7 @@ fn header(brief: bool) -> String {
 
 fn tuned_text(tuned: &TunedEvent, brief: bool) -> String {
     let TunedEvent { policy, transition } = tuned;
-    let at = time(transition.at_ms.saturating_mul(1000), brief);
+    let at = time(transition.transition.at_ms.saturating_mul(1000), brief);
     format!("{at}  {policy}: {transition}")
 }
 
@@ -120,7 +121,7 @@ fn event_text(event: &EventView, brief: bool) -> String {
         Arm::Control => format!("{policy}, {}", event.arm),
     };
     let process = match (&event.process, event.pid) {
-        (Some(name), Some(pid)) if !brief => format!("{}[{pid}]", printable(name)),
+        (Some(name), Some(pid)) if !brief => format!("{name}[{pid}]"),
         _ => String::new(),
     };
     let (kind, attempt) = (event.kind.to_string(), event.attempt.to_string());
@@ -147,11 +148,6 @@ fn columns(brief: bool, cells: [&str; 8]) -> String {
         "{at:time$}  {kind:7}  {attempt:>3}  {timer:>6}  {peer:ends$}  {state:8}  {policy:12}  {process}"
     );
     line.trim_end().to_owned()
-}
-
-/// A process chooses its own name: none that tells the terminal anything.
-fn printable(name: &str) -> String {
-    name.replace(char::is_control, "?")
 }
 
 #[cfg(test)]
@@ -214,10 +210,5 @@ mod tests {
         let brief = all(true);
         assert!(brief.lines().all(|line| line.len() <= 80), "{brief}");
         insta::assert_snapshot!("brief", brief);
-    }
-
-    #[test]
-    fn a_name_does_not_reach_the_terminal_as_it_is() {
-        assert_eq!(printable("\u{1b}[2Jx\u{9b}\r\nü"), "?[2Jx???ü");
     }
 }

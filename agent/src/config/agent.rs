@@ -49,6 +49,8 @@ pub struct AgentConfig {
     /// Entries there is room for at once; where there are more, room is made.
     #[serde(deserialize_with = "max_entries")]
     pub max_entries: u32,
+    /// Whether the policies are put in force; false keeps hosts of this configuration detached.
+    pub attach: bool,
     /// Whether sockets that are open already get the options of a policy that comes to cover them.
     pub apply_to_open: bool,
     /// Whether anything is counted.
@@ -76,6 +78,7 @@ impl Default for AgentConfig {
             on_exit: OnExit::Detach,
             metrics: MetricsSetting::Off,
             max_entries: 16384,
+            attach: true,
             apply_to_open: false,
             statistics: true,
             count_unmatched: false,

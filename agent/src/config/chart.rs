@@ -21,6 +21,7 @@ fn definitions() -> Map<String, Value> {
     let name = settings.as_value()["$ref"].as_str().unwrap();
     let name = name.strip_prefix("#/$defs/").unwrap();
     let mut policy = definitions.remove(name).unwrap();
+    policy["properties"]["description"] = json!({ "type": "string", "maxLength": 200 });
     policy["properties"]["cidrs"] = json!({ "type": "array", "items": cidr });
     definitions.insert("policy".to_owned(), policy);
     definitions

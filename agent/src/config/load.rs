@@ -16,9 +16,9 @@ use super::{
 use crate::{
     parallel,
     policy::{
-        Cidr, HostFacts, Location, Policy, PolicyName, PolicySet,
+        Cidr, HostFacts, Location, Policy, PolicyName, PolicySet, Settings,
         compile::{Compiled, check_is_counted, check_prefix_width, compile, uncounted_holdout},
-        entries::Builder,
+        entries::{Builder, Repeated},
     },
     printable,
 };
@@ -26,6 +26,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Loader {
     agent: Option<AgentConfig>,
+    defaults: Option<Settings>,
     sources: Vec<Source>,
     policies: Vec<(usize, RawPolicy)>,
     compiled: BTreeMap<PolicyName, Arc<Compiled>>,
@@ -46,6 +47,19 @@ fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
         return sources.into_iter().map(parse).collect();
     }
     parallel::map(sources, parse)
+}
+
+/// The error of a file whose lines are not shown: see [`looks_ours`].
+const NOT_OURS: &str = "this is no configuration of rto-agent, as no line begins with [policy.NAME]; remove the file, or the \
+                        link, from policies.d (its lines are not shown: errors go to [agent] group as well)";
+
+/// Whether errors may cite a file of `policies.d`. The daemon reads it as root, and every member of the socket's group can
+/// read its errors: a link to a secret must not show the secret. Citing no file to the group would hide typos from the
+/// people who make most of them, and a secret has no `[policy` line.
+fn looks_ours(text: &str) -> bool {
+    const BEFORE: [char; 7] = ['\u{feff}', ' ', '\t', '\r', '[', '"', '\''];
+    let mut lines = text.lines();
+    lines.any(|line| line.trim_start_matches(BEFORE).starts_with("policy"))
 }
 
 impl Loader {
@@ -96,20 +110,39 @@ impl Loader {
     }
 
     fn add(&mut self, source: Source, parsed: Parsed, errors: Vec<ConfigError>) {
-        self.errors.extend(errors);
         let is_main = self
             .files
             .first()
             .is_some_and(|main| **main == *source.path);
+        let is_ours = is_main || looks_ours(&source.text);
+        match parsed.defaults {
+            Some((_, defaults)) if is_main => self.defaults = Some(defaults),
+            Some((at, _)) if is_ours => {
+                let message = "[defaults] stands in the main configuration file only";
+                self.errors.push(source.error(at, message));
+            }
+            _ => {}
+        }
         match parsed.agent {
-            Some(agent) if is_main => self.agent = Some(agent),
+            _ if !is_ours => {
+                let begin = || source.error(0..0, NOT_OURS);
+                let first = errors.into_iter().next();
+                let first = first.or_else(|| parsed.agent.is_some().then(begin));
+                self.errors
+                    .extend(first.map(|error| error.without_words(NOT_OURS)));
+            }
+            agent if is_main => {
+                self.agent = agent;
+                self.errors.extend(errors);
+            }
             Some(_) => {
+                self.errors.extend(errors);
                 let at = source.text.find("agent").unwrap_or(0);
                 let message = "[agent] stands in the main configuration file only";
                 self.errors
                     .push(source.error(at..at + "agent".len(), message));
             }
-            None => {}
+            None => self.errors.extend(errors),
         }
         let index = self.sources.len();
         self.sources.push(source);
@@ -121,6 +154,7 @@ impl Loader {
         let agent = self.agent.take().unwrap_or_default();
         let mut set = PolicySet::default();
         let mut warnings = Vec::new();
+        self.take_defaults();
         self.settings(host, agent.statistics, &mut set, &mut warnings);
         if !agent.statistics {
             warnings.extend(set.policies.iter().filter_map(|(name, policy)| {
@@ -129,7 +163,7 @@ impl Loader {
                 Some(format!("{at}: policy {name}: {warning}"))
             }));
         }
-        self.entries(&mut set);
+        self.entries(&mut set, &mut warnings);
         if self.errors.is_empty() {
             Ok(Config {
                 agent,
@@ -158,6 +192,35 @@ impl Loader {
         }
     }
 
+    /// Gives policies the values of `[defaults]` that they have no own ones for. The first place of a policy that nothing
+    /// else is set for is where it is set.
+    fn take_defaults(&mut self) {
+        let Some(defaults) = &self.defaults else {
+            return;
+        };
+        let object = |settings: &Settings| match serde_json::to_value(settings) {
+            Ok(serde_json::Value::Object(object)) => object,
+            _ => serde_json::Map::new(),
+        };
+        let defaults = object(defaults);
+        let is_set = self.policies.iter().filter(|(_, raw)| !raw.is_extension());
+        let mut is_set: BTreeSet<_> = is_set.map(|(_, raw)| raw.name.clone()).collect();
+        for (_, raw) in &mut self.policies {
+            if raw.is_extension() && !is_set.insert(raw.name.clone()) {
+                continue;
+            }
+            let mut settings = object(&raw.settings);
+            let missing = defaults
+                .iter()
+                .filter(|(key, _)| !raw.spans.contains_key(key.as_str()));
+            settings.extend(missing.map(|(key, value)| (key.clone(), value.clone())));
+            if let Ok(settings) = serde_json::from_value(settings.into()) {
+                raw.settings = settings;
+            }
+            raw.takes_defaults = true;
+        }
+    }
+
     /// The policies: each set in one place.
     fn settings(
         &mut self,
@@ -167,7 +230,7 @@ impl Loader {
         warnings: &mut Vec<String>,
     ) {
         let mut first: BTreeMap<&PolicyName, (usize, &RawPolicy)> = BTreeMap::new();
-        for (index, raw) in self.policies.iter().filter(|(_, raw)| !raw.is_extension()) {
+        for (index, raw) in self.policies.iter().filter(|(_, raw)| raw.sets()) {
             if self.errors.len() >= MOST_ERRORS {
                 return;
             }
@@ -205,14 +268,11 @@ impl Loader {
                     errors
                         .into_iter()
                         .filter(|error| !error.setting.is_empty() || raw.sets_nothing())
-                        .map(|error| {
-                            let span = raw.spans.get(error.setting).unwrap_or(&raw.span).clone();
-                            source.error(span, error.to_string())
-                        }),
+                        .map(|error| source.error(raw.span_of(error.setting), error.to_string())),
                 ),
             }
             if !are_counted && let Err(error) = check_is_counted(&raw.settings) {
-                let span = raw.spans.get(error.setting).unwrap_or(&raw.span).clone();
+                let span = raw.span_of(error.setting);
                 self.errors.push(source.error(span, error.to_string()));
             }
             let location = Some(Location {
@@ -221,13 +281,14 @@ impl Loader {
             });
             let policy = Policy {
                 settings: raw.settings.clone(),
+                description: raw.description.clone(),
                 location,
             };
             set.policies.insert(raw.name.clone(), policy);
         }
     }
 
-    fn entries(&mut self, set: &mut PolicySet) {
+    fn entries(&mut self, set: &mut PolicySet, warnings: &mut Vec<String>) {
         let mut builder = Builder::default();
         builder.reserve(
             self.policies
@@ -267,9 +328,10 @@ impl Loader {
             }
         }
         let (entries, duplicates) = builder.build();
-        if !duplicates.is_empty() {
-            self.report_duplicates(&duplicates.into_iter().collect());
+        if !duplicates.conflicting.is_empty() {
+            self.report_duplicates(&duplicates.conflicting.into_iter().collect());
         }
+        warnings.extend(duplicates.repeated.iter().filter_map(repeated));
         set.entries = entries;
         if let Err(message) = set.check_size() {
             let main = self.files.first().map_or(Path::new(""), PathBuf::as_path);
@@ -277,27 +339,61 @@ impl Loader {
         }
     }
 
-    /// Reads the sources again, as nothing else knows any more where in a line a CIDR stands.
+    /// Reports CIDRs of several policies. Parses the sources again: entries keep the line of a CIDR but not the column.
     fn report_duplicates(&mut self, duplicates: &BTreeSet<Cidr>) {
-        let mut first: BTreeMap<Cidr, String> = BTreeMap::new();
+        let mut first: BTreeMap<Cidr, (PolicyName, String)> = BTreeMap::new();
         for source in &self.sources {
             let (parsed, _) = parse::parse(source);
-            let places = parsed.policies.iter().flat_map(|raw| &raw.cidrs);
-            let places = places
-                .flatten()
-                .filter(|place| duplicates.contains(&place.cidr));
-            for SpannedCidr { cidr, start, line } in places {
+            let places = parsed.policies.iter().flat_map(|raw| {
+                let cidrs = raw.cidrs.iter().flatten();
+                let several = cidrs.filter(|place| duplicates.contains(&place.cidr));
+                several.map(|place| (&raw.name, place))
+            });
+            // Policies come in the order of their names.
+            let mut places: Vec<_> = places.collect();
+            places.sort_by_key(|(_, place)| place.start);
+            for (name, SpannedCidr { cidr, start, line }) in places {
                 if self.errors.len() >= MOST_ERRORS {
                     return;
                 }
-                if let Some(place) = first.get(cidr) {
-                    let message = format!("{cidr} stands at {place} already");
-                    self.errors
-                        .push(source.error(source.quoted(*start), message));
-                } else {
-                    first.insert(*cidr, format!("{}:{line}", printable::path(&source.path)));
+                match first.get(cidr) {
+                    Some((other, place)) if other != name => {
+                        let message = format!(
+                            "{cidr} is already listed at {place}, by policy {other}; an entry has one policy: remove it \
+                             from one of them"
+                        );
+                        self.errors
+                            .push(source.error(source.quoted(*start), message));
+                    }
+                    Some(_) => {}
+                    None => {
+                        let place = format!("{}:{line}", printable::path(&source.path));
+                        first.insert(*cidr, (name.clone(), place));
+                    }
                 }
             }
         }
     }
+}
+
+/// One warning for each policy, however many CIDRs it repeats.
+fn repeated(repeated: &Repeated) -> Option<String> {
+    let Repeated {
+        policy,
+        count,
+        cidr,
+        places: [Some(first), Some(again)],
+    } = repeated
+    else {
+        return None;
+    };
+    let more = match count - 1 {
+        0 => String::new(),
+        more => {
+            format!(", and so are {more} more; sort -u removes them from a list of one CIDR a line")
+        }
+    };
+    Some(format!(
+        "{again}: policy {policy}: {cidr} is already listed at {first}{more}"
+    ))
 }

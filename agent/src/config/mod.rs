@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
     hash::{BuildHasher as _, Hash as _, Hasher as _},
     io,
@@ -229,7 +230,13 @@ impl Files {
     }
 }
 
-fn policies_dir(path: &Path) -> PathBuf {
+/// Whether a file of `policies.d` is read, by its name.
+pub(crate) fn is_policy_file(path: &Path) -> bool {
+    let name = path.file_name().map(OsStr::as_encoded_bytes);
+    name.is_some_and(|name| !name.starts_with(b".") && name.ends_with(b".toml"))
+}
+
+pub(crate) fn policies_dir(path: &Path) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(POLICIES_DIR)
 }
 
@@ -244,11 +251,7 @@ fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        let name = path
-            .file_name()
-            .map(std::ffi::OsStr::as_encoded_bytes)
-            .unwrap_or_default();
-        if !name.starts_with(b".") && name.ends_with(b".toml") {
+        if is_policy_file(&path) {
             files.push(path);
         }
     }

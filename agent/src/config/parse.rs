@@ -15,15 +15,26 @@ use super::{
     lists::{Lists, SpannedCidr},
     source::{ConfigError, Source},
 };
-use crate::policy::{Cidr, PolicyName, Settings};
+use crate::{
+    policy::{Cidr, PolicyName, Settings},
+    printable,
+};
 
-/// The key of a policy that is no setting.
+/// The parser's message for a key or table that exists already.
+const DUPLICATE: &str = "duplicate key";
+const BYTE_ORDER_MARK: char = '\u{feff}';
+/// The keys of a policy that are no settings.
 const CIDRS: &str = "cidrs";
+const DESCRIPTION: &str = "description";
+/// The longest description, characters.
+const MAX_DESCRIPTION: usize = 200;
 
 /// What one file says.
 #[derive(Default)]
 pub(super) struct Parsed {
     pub(super) agent: Option<AgentConfig>,
+    /// `[defaults]`: where it stands, and settings of policies that have no value of their own.
+    pub(super) defaults: Option<(Range<usize>, Settings)>,
     pub(super) policies: Vec<RawPolicy>,
 }
 
@@ -33,10 +44,13 @@ pub(super) struct RawPolicy {
     /// Of the name.
     pub(super) span: Range<usize>,
     pub(super) settings: Settings,
+    pub(super) description: Option<String>,
     /// Of each value given, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
     /// In the order of the file.
     pub(super) cidrs: Vec<Vec<SpannedCidr>>,
+    /// It has values of `[defaults]`.
+    pub(super) takes_defaults: bool,
 }
 
 impl RawPolicy {
@@ -44,7 +58,17 @@ impl RawPolicy {
     pub(super) fn sets_nothing(&self) -> bool {
         self.spans
             .keys()
-            .all(|key| [CIDRS, "force", "guard", "holdout", "mode"].contains(key))
+            .all(|key| [CIDRS, DESCRIPTION, "force", "guard", "holdout", "mode"].contains(key))
+    }
+
+    /// Whether this is where the policy is set.
+    pub(super) fn sets(&self) -> bool {
+        self.takes_defaults || !self.is_extension()
+    }
+
+    /// Where a setting has its value, or else the name of the policy.
+    pub(super) fn span_of(&self, setting: &str) -> Range<usize> {
+        self.spans.get(setting).unwrap_or(&self.span).clone()
     }
 
     /// Whether it only adds CIDRs to a policy that is set elsewhere.
@@ -53,16 +77,14 @@ impl RawPolicy {
     }
 }
 
-const TOP_KEYS: [&str; 2] = ["agent", "policy"];
+const TOP_KEYS: [&str; 3] = ["agent", "defaults", "policy"];
 
 type Value<'a> = Spanned<DeValue<'a>>;
 
 pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
     walked(source, |mut walk, table, syntax| {
         if !syntax.is_empty() {
-            for e in syntax.iter().take(MOST_ERRORS) {
-                walk.error(e.span().unwrap_or(0..0), e.message());
-            }
+            walk.syntax(table, syntax);
             return (Parsed::default(), walk.errors);
         }
         let parsed = walk.top(table);
@@ -112,6 +134,13 @@ impl Walk<'_> {
                         parsed.agent = Some(self.agent(table));
                     }
                 }
+                "defaults" => {
+                    if let Some(table) = self.table(value, "[defaults]") {
+                        let known = keys::of::<Settings>();
+                        let settings = self.values(table.iter(), known, "[defaults] ");
+                        parsed.defaults = Some((self.lists.in_text(key.span()), settings));
+                    }
+                }
                 "policy" => {
                     if let Some(table) = self.table(value, "[policy.NAME]") {
                         for (name, value) in table {
@@ -123,6 +152,56 @@ impl Walk<'_> {
             }
         }
         parsed
+    }
+
+    /// Reports errors of the parser, and names the cause where its message does not.
+    fn syntax(&mut self, table: &DeTable<'_>, errors: &[toml::de::Error]) {
+        let rest = self.lists.rest.clone();
+        // The parser accepts one at the beginning.
+        let marks = rest.match_indices(BYTE_ORDER_MARK).map(|(at, _)| at);
+        let marks: Vec<usize> = marks.filter(|at| *at > 0).collect();
+        for at in marks.iter().take(MOST_ERRORS) {
+            self.error(
+                *at..at + BYTE_ORDER_MARK.len_utf8(),
+                "a byte order mark (U+FEFF, invisible) within the file, as joining files leaves it; remove it",
+            );
+        }
+        let line = |at: usize| rest[..at].rfind('\n');
+        // The parser counts keys after a refused header to the table before it, so their errors would mislead.
+        let mut refused = 0;
+        for e in errors.iter().take(MOST_ERRORS) {
+            let span = e.span().unwrap_or(0..0);
+            let start = span.start.min(rest.len());
+            if start < refused || marks.iter().any(|at| line(*at) == line(start)) {
+                continue;
+            }
+            if e.message() != DUPLICATE {
+                self.error(span, e.message());
+                continue;
+            }
+            let begin = line(start).map_or(0, |at| at + 1);
+            let (what, first) = match header(&rest[begin..]) {
+                Some(table) => {
+                    let next = headers(&rest).find(|(at, _)| *at > begin);
+                    refused = next.map_or(rest.len(), |(at, _)| at);
+                    let first = headers(&rest).find(|(_, other)| *other == table);
+                    (table, first.map(|(at, _)| at))
+                }
+                None => {
+                    let key = rest.get(span.clone()).unwrap_or_default();
+                    (key.to_owned(), first_key(table, key, start))
+                }
+            };
+            let message = match first.filter(|at| *at < start) {
+                Some(at) => format!(
+                    "{what} is already at {}:{}; join the two",
+                    printable::path(&self.source.path),
+                    self.source.line(self.lists.in_text(at..at).start)
+                ),
+                None => e.message().to_owned(),
+            };
+            self.error(span, message);
+        }
     }
 
     fn agent(&mut self, table: &DeTable<'_>) -> AgentConfig {
@@ -151,7 +230,7 @@ impl Walk<'_> {
             return None;
         }
         let table = self.table(value, "[policy.NAME]")?;
-        let known: Vec<_> = [CIDRS]
+        let known: Vec<_> = [CIDRS, DESCRIPTION]
             .iter()
             .chain(keys::of::<Settings>())
             .copied()
@@ -162,13 +241,18 @@ impl Walk<'_> {
         });
         let spans = spans.collect();
         let cidrs = table.get(CIDRS).map(|value| self.cidrs(value));
-        let settings = table.iter().filter(|(key, _)| key.get_ref() != CIDRS);
+        let description = table.get(DESCRIPTION);
+        let description = description.and_then(|value| self.description(value));
+        let is_setting = |key: &str| ![CIDRS, DESCRIPTION].contains(&key);
+        let settings = table.iter().filter(|(key, _)| is_setting(key.get_ref()));
         Some(RawPolicy {
             name,
             span: self.lists.in_text(span),
             settings: self.values(settings, &known, ""),
+            description,
             spans,
             cidrs: cidrs.unwrap_or_default(),
+            takes_defaults: false,
         })
     }
 
@@ -233,6 +317,17 @@ impl Walk<'_> {
         vec![cidrs]
     }
 
+    fn description(&mut self, value: &Value<'_>) -> Option<String> {
+        let text = self.text(value)?;
+        let is_good = text.chars().count() <= MAX_DESCRIPTION && !text.contains(char::is_control);
+        if !is_good {
+            let message =
+                format!("a description is one line of at most {MAX_DESCRIPTION} characters");
+            self.error(value.span(), message);
+        }
+        is_good.then(|| text.to_owned())
+    }
+
     fn text<'v>(&mut self, value: &'v Value<'_>) -> Option<&'v str> {
         if value.get_ref().as_str().is_none() {
             self.wrong_kind(value, "a string in quotes");
@@ -270,6 +365,35 @@ impl Walk<'_> {
             self.errors.push(self.source.error(span, message));
         }
     }
+}
+
+/// The header of a table that a text begins with, without blanks and quotes.
+fn header(text: &str) -> Option<String> {
+    let line = text.trim_start().strip_prefix('[')?;
+    let (name, _) = line.lines().next()?.split_once(']')?;
+    let name = name.replace([' ', '\t', '"', '\''], "");
+    Some(format!("[{name}]"))
+}
+
+/// All headers, and where their lines begin.
+fn headers(text: &str) -> impl Iterator<Item = (usize, String)> {
+    let begins = text.match_indices('\n').map(|(at, _)| at + 1);
+    std::iter::once(0)
+        .chain(begins)
+        .filter_map(|at| Some((at, header(text[at..].lines().next()?)?)))
+}
+
+/// The offset of the nearest key of this name before `before`: the keys of one table are contiguous.
+fn first_key(table: &DeTable<'_>, text: &str, before: usize) -> Option<usize> {
+    let keys = table.iter().flat_map(|(key, value)| {
+        let own = key.span();
+        let is_same =
+            own.start < before && key.get_ref().as_ref() == text.trim_matches(['"', '\'']);
+        let below = value.get_ref().as_table();
+        let below = below.and_then(|table| first_key(table, text, before));
+        is_same.then_some(own.start).into_iter().chain(below)
+    });
+    keys.max()
 }
 
 fn article(kind: &str) -> String {

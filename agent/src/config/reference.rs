@@ -53,7 +53,7 @@ const AGENT: &[Key] = &[
         name: "pin_dir",
         values: "absolute path on a BPF file system, no dots",
         default: "\"/sys/fs/bpf/rto-agent\"",
-        meaning: "Where the link and the maps are pinned, so that policies outlive a killed daemon",
+        meaning: "Directory for the pins of link and maps; it is made if it is missing. By them policies stay in force when the daemon is killed, or stops with `on_exit = \"keep\"`, and the next start with the same `pin_dir` adopts them: run `rto-agent detach` before changing it",
         accepted: &["\"/sys/fs/bpf/other\""],
         refused: &["\"pins\"", "\"/sys/fs/bpf/a.b\""],
     },
@@ -120,6 +120,15 @@ const AGENT: &[Key] = &[
         meaning: "Initial [capacity](../reference/scale.md#room) for entries. The maps grow beyond it on demand",
         accepted: &["1", "4194304"],
         refused: &["0", "4194305", "\"1\""],
+    },
+    Key {
+        name: "attach",
+        values: "boolean",
+        default: "true",
+        meaning: "`false` detaches every host that has this configuration, as `rto-agent detach` does one; `true` ends that, and no \
+                  detachment by `rto-agent detach`",
+        accepted: &["false"],
+        refused: &["\"false\""],
     },
     Key {
         name: "apply_to_open",
@@ -307,26 +316,13 @@ const POLICY: &[Key] = &[
     },
     Key {
         name: "guard",
-        values: "`\"warn\"`, `\"on\"`, `\"off\"` or [a table](#values-that-are-learnt)",
+        values: "`\"warn\"`, `\"on\"` or `\"off\"`",
         default: "\"warn\"",
-        meaning: "What is done about spurious retransmissions of SYNs and SYN-ACKs: they are told, new connections get the kernel's own \
-                  timer or a longer one as well, or nothing is done. `\"on\"` is the default where a value is learnt",
-        accepted: &[
-            "\"on\"",
-            "\"off\"",
-            "{}",
-            "{ spurious = \"0.01%\", hold = \"1m\" }",
-            "{ spurious = \"5%\", hold = \"24h\" }",
-        ],
-        refused: &[
-            "true",
-            "\"auto\"",
-            "{ copies = \"50%\" }",
-            "{ spurious = \"0.009%\" }",
-            "{ spurious = \"5.1%\" }",
-            "{ hold = \"59s\" }",
-            "{ hold = \"25h\" }",
-        ],
+        meaning: "What is done about spurious retransmissions of SYNs and SYN-ACKs: they are reported, [brakes](#values-that-are-learnt) \
+                  give new connections the kernel's own timer, or nothing is done (before Linux 6.15 without the [fuse for \
+                  outages](../reference/kernel.md#connect-through-an-outage), either). `\"on\"` is the default where a value is learnt",
+        accepted: &["\"on\"", "\"off\""],
+        refused: &["true", "\"auto\"", "{}"],
     },
     Key {
         name: "mode",

@@ -126,7 +126,8 @@ impl Source {
                     // One for one, so that the mark stays below what it marks.
                     .map(|c| match c {
                         '\t' => ' ',
-                        c if printable::acts(c) => char::REPLACEMENT_CHARACTER,
+                        // The last is a byte order mark, which nobody sees.
+                        c if printable::acts(c) || c == '\u{feff}' => char::REPLACEMENT_CHARACTER,
                         c => c,
                     })
                     .collect(),
@@ -138,6 +139,15 @@ impl Source {
 }
 
 impl ConfigError {
+    /// The same place without a word of the file.
+    pub(super) fn without_words(self, message: &str) -> Self {
+        Self {
+            message: message.to_owned(),
+            excerpt: None,
+            ..self
+        }
+    }
+
     pub(crate) fn whole(path: &Path, message: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),

@@ -51,6 +51,59 @@ fn a_good_file() {
 }
 
 #[test]
+fn defaults_are_for_policies_without_a_value_of_their_own() {
+    let main = "[defaults]\ninitial_rto = \"150ms\"\nforce = true\n\
+                [policy.own]\ninitial_rto = \"400ms\"\nforce = false\ndescription = \"far away\"\n\
+                cidrs = [\"10.1.0.0/16\"]\n";
+    let more = "[policy.bare]\ncidrs = [\"8.0.0.0/6\"]\n";
+    let both = load(&[
+        ("config.toml", main),
+        ("policies.d/a.toml", more),
+        (
+            "policies.d/b.toml",
+            "[policy.bare]\ncidrs = [\"10.2.0.0/16\"]\n",
+        ),
+    ]);
+    let set = both.unwrap().set;
+    let of = |name: &str| {
+        let policy = &set.policies[&name.parse().unwrap()];
+        let settings = &policy.settings;
+        (
+            settings.fixed_initial_rto(),
+            settings.force,
+            policy.description.as_deref(),
+        )
+    };
+    assert_eq!(
+        of("own"),
+        (Some(Duration::from_millis(400)), false, Some("far away"))
+    );
+    assert_eq!(of("bare"), (Some(Duration::from_millis(150)), true, None));
+    assert_eq!(set.entries.len(), 3);
+    // A value of theirs is checked with the policy that takes it, and they are in the main file alone.
+    let refused = refusal(
+        &main
+            .replace("force = true\n", "force = true\nrto_max = \"1s\"\n")
+            .replace("400ms", "2s"),
+    );
+    assert!(refused.contains("rto_max"), "{refused}");
+    let elsewhere = load(&[
+        ("config.toml", main),
+        ("policies.d/a.toml", &format!("[defaults]\n{more}")),
+    ]);
+    assert!(
+        elsewhere
+            .unwrap_err()
+            .contains("main configuration file only")
+    );
+    let long = format!("description = \"{}\"", "x".repeat(201));
+    assert!(
+        refusal(&main.replace("description = \"far away\"", &long))
+            .contains("at most 200 characters")
+    );
+}
+
+#[test]
 fn a_control_arm_that_is_not_counted_is_warned_of() {
     let text = |statistics: bool| {
         let holdout = "initial_rto = \"100ms\"\nholdout = \"5%\"\n";
@@ -150,10 +203,6 @@ fn every_refusal_names_place_and_fix() {
             "not a CIDR",
             format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2/24\"]\n"),
         ),
-        (
-            "twice",
-            format!("[policy.near]\n{rto}\ncidrs = [\"10.0.0.0/16\",\n  \"10.0.0.0/16\"]\n"),
-        ),
         ("no unit", policy("initial_rto = 100")),
         ("zero", policy("initial_rto = \"0ms\"")),
         ("too long", policy("initial_rto = \"2m\"")),
@@ -215,12 +264,76 @@ fn every_refusal_names_place_and_fix() {
             "key twice",
             policy("rto_min = \"50ms\"\nrto_min = \"60ms\""),
         ),
+        (
+            "policy twice",
+            policy(&format!("{rto}\n[policy.far]\n{rto}\n[policy.near]\n{rto}")),
+        ),
+        (
+            "agent twice",
+            "[agent]\nsampling = 1\n[ agent ]\nsampling = 1\n".to_owned(),
+        ),
+        (
+            "in two policies",
+            policy(&format!(
+                "{rto}\n[policy.far]\n{rto}\ncidrs = [\"10.0.0.0/16\"]"
+            )),
+        ),
+        (
+            "byte order mark within",
+            policy(&format!("{rto}\n\u{feff}[policy.far]\n{rto}")),
+        ),
     ];
     let all: Vec<String> = cases
         .iter()
         .map(|(what, text)| format!("## {what}\n{}\n", refusal(text)))
         .collect();
     insta::assert_snapshot!(all.join("\n"));
+}
+
+/// AWS's list has 4,278 of them.
+#[test]
+fn cidr_twice_in_one_policy_is_one_warning() {
+    let text = |cidrs: &str| {
+        format!(
+            "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\n{cidrs}]\n[policy.far]\nrto_min = \"50ms\"\n"
+        )
+    };
+    let (a, b) = ("\"10.1.0.0/16\",\n", "\"10.2.0.0/16\",\n");
+    let more = "[policy.near]\ncidrs = [\"10.2.0.0/16\"]\n";
+    let loaded = |main: String| {
+        let files = [("config.toml", &*main), ("policies.d/a.toml", more)];
+        let config = load(&files).unwrap();
+        assert_eq!(config.set.entries.len(), 2);
+        let warnings = config.warnings.join("\n");
+        // The directory is another one each time.
+        warnings
+            .split('/')
+            .filter(|part| !part.contains("tmp"))
+            .collect::<Vec<_>>()
+            .join("/")
+    };
+    let one = loaded(text(&format!("{a}{b}")));
+    assert!(
+        one.contains("a.toml:2: policy near: 10.2.0.0/16 is already listed at"),
+        "{one}"
+    );
+    assert!(one.ends_with("config.toml:5"), "{one}");
+    let many = loaded(text(&format!("{a}{b}{a}{b}{a}")));
+    assert_eq!(many.lines().count(), 1, "{many}");
+    assert!(
+        many.contains("config.toml:6: policy near: 10.1.0.0/16 is already listed at"),
+        "{many}"
+    );
+    assert!(many.contains("config.toml:4, and so are 3 more"), "{many}");
+    let both = text(&format!("{a}{a}")) + "cidrs = [\"10.1.0.0/16\"]\n";
+    let said = refusal(&both);
+    assert!(
+        said.starts_with(
+            "config.toml:9:10: 10.1.0.0/16 is already listed at config.toml:4, by policy near"
+        ),
+        "{said}"
+    );
+    assert!(!said.contains("more"), "{said}");
 }
 
 #[test]
@@ -241,6 +354,36 @@ fn errors_of_all_files_are_told_at_once() {
     ])
     .unwrap_err();
     insta::assert_snapshot!(errors);
+}
+
+#[test]
+fn secret_linked_into_policies_d_is_not_shown() {
+    for secret in [
+        "-----BEGIN PRIVATE KEY-----\nhunter2\n",
+        "token = \"hunter2\"\n",
+        "hunter2 = 1\n",
+        "[agent]\ngroup = \"hunter2\"\n",
+        "[hunter2]\ncidrs = []\n",
+    ] {
+        let said = load(&[("config.toml", GOOD), ("policies.d/a.toml", secret)]).unwrap_err();
+        assert!(said.starts_with("policies.d/a.toml:1:"), "{said}");
+        assert!(said.contains("no configuration of rto-agent"), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains("KEY"), "{said}");
+    }
+    // What is ours is cited, and the main file, which is named by root.
+    let typo = "[policy.near]\ninital_rto = \"5ms\"\n";
+    let marked = format!("\u{feff}{typo}");
+    for files in [
+        &[("config.toml", GOOD), ("policies.d/a.toml", typo)][..],
+        &[("config.toml", GOOD), ("policies.d/a.toml", &*marked)],
+        &[("config.toml", "[polcy.near]\ninital_rto = \"5ms\"\n")],
+    ] {
+        let said = load(files).unwrap_err();
+        assert!(
+            said.contains("did you mean") && said.contains(" | "),
+            "{said}"
+        );
+    }
 }
 
 #[test]

@@ -2,13 +2,16 @@
 //!
 //! Directories are watched, not files: editors write a new file and rename it over the old one,
 //! and a Kubernetes ConfigMap swaps a symbolic link (`..data`) two hops away. Every directory on
-//! the way from a name to its file is watched. Because inotify sees nothing on some file systems
-//! and can run out of watches, the engine is also asked to look every half minute.
+//! the way from a name to its file is watched, and of what happens there only what has one of the
+//! configuration's own names counts: a log that is written beside it does not. Because inotify sees
+//! nothing on some file systems and can run out of watches, the engine is also asked to look every
+//! half minute.
 
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -19,7 +22,10 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use crate::engine::{Handle, Message};
+use crate::{
+    config,
+    engine::{Handle, Message},
+};
 
 /// Several events make one change: a rename is two, an editor's save up to five.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -31,8 +37,11 @@ const MAX_HOPS: usize = 40;
 /// Watches until the engine stops, telling it when anything near the files changed.
 pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let (sender, mut events) = mpsc::channel(1);
+    let names = Arc::new(Mutex::new(Names::default()));
+    let watched = names.clone();
     let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        if event.map_or(true, |e| !e.kind.is_access()) {
+        let names = watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if event.map_or(true, |event| names.concern(&event)) {
             // A full channel already holds the news.
             let _already_told = sender.try_send(());
         }
@@ -43,6 +52,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let mut watches = watcher.map(|watcher| Watches {
         watcher,
         watched: BTreeSet::new(),
+        names,
     });
     let mut snapshots = engine.snapshots();
     let mut files = Vec::new();
@@ -53,7 +63,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
         if something_changed || files != former {
             let (config_path, files) = (config_path.clone(), files.clone());
             watches = elsewhere(watches, move |watches| {
-                watches.follow(directories(&config_path, &files));
+                watches.follow(Names::of(&config_path, &files));
             })
             .await;
         }
@@ -80,6 +90,8 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
 struct Watches {
     watcher: RecommendedWatcher,
     watched: BTreeSet<PathBuf>,
+    /// What counts of that.
+    names: Arc<Mutex<Names>>,
 }
 
 /// Does something with the watches on a thread of its own: a file system that hangs must not keep signals and clients
@@ -103,7 +115,9 @@ async fn elsewhere(
 }
 
 impl Watches {
-    fn follow(&mut self, wanted: BTreeSet<PathBuf>) {
+    fn follow(&mut self, names: Names) {
+        let wanted = names.directories.clone();
+        *self.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
         for gone in self.watched.difference(&wanted) {
             // It may be gone because the directory is.
             let _unwatched = self.watcher.unwatch(gone);
@@ -122,46 +136,84 @@ impl Watches {
     }
 }
 
-/// Every directory whose change can change what the names mean.
-fn directories(config_path: &Path, files: &[PathBuf]) -> BTreeSet<PathBuf> {
-    let mut all = BTreeSet::new();
-    let parent = config_path.parent().unwrap_or(Path::new("."));
-    hops(&parent.join("policies.d"), &mut all);
-    all.insert(parent.join("policies.d"));
-    hops(config_path, &mut all);
-    for file in files {
-        hops(file, &mut all);
-    }
-    all.retain(|d| d.is_dir());
-    all
+/// The names that lead to the configuration's files, as inotify reports them: every link on the way, and its target.
+#[derive(Debug, Default)]
+struct Names {
+    /// Every directory whose change can change what the names mean.
+    directories: BTreeSet<PathBuf>,
+    /// Files, links and directories in them.
+    files: BTreeSet<PathBuf>,
+    /// `policies.d`: a new `*.toml` in it counts as well.
+    policies: BTreeSet<PathBuf>,
 }
 
-/// The parent of a name, and of everything it links to on the way.
-fn hops(name: &Path, all: &mut BTreeSet<PathBuf>) {
-    let mut name = name.to_owned();
-    for _ in 0..MAX_HOPS {
-        let parent = match name.parent() {
-            Some(p) if p != Path::new("") => p.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        if let Ok(real) = parent.canonicalize() {
-            // A link among the parents (`..data/`) is a name in a directory of its own.
-            if real != parent && !all.contains(&parent) {
-                all.insert(parent.clone());
-                hops(&parent, all);
+impl Names {
+    fn of(config_path: &Path, files: &[PathBuf]) -> Self {
+        let mut all = Self::default();
+        let policies = config::policies_dir(config_path);
+        all.add(&policies);
+        all.policies.extend(policies.canonicalize());
+        all.directories.extend(all.policies.iter().cloned());
+        all.directories.insert(policies.clone());
+        all.policies.insert(policies);
+        all.add(config_path);
+        for file in files {
+            all.add(file);
+        }
+        all.directories.retain(|d| d.is_dir());
+        all
+    }
+
+    /// Adds a name, and all that it links to on the way.
+    fn add(&mut self, name: &Path) {
+        let mut name = name.to_owned();
+        for _ in 0..MAX_HOPS {
+            let parent = match name.parent() {
+                Some(p) if p != Path::new("") => p.to_owned(),
+                _ => PathBuf::from("."),
+            };
+            if let Some(file) = name.file_name() {
+                self.files.insert(parent.join(file));
             }
-            all.insert(real);
+            if let Ok(real) = parent.canonicalize() {
+                if let Some(file) = name.file_name() {
+                    self.files.insert(real.join(file));
+                }
+                // A link among the parents (`..data/`) is a name in a directory of its own.
+                if real != parent && !self.directories.contains(&parent) {
+                    self.directories.insert(parent.clone());
+                    self.add(&parent);
+                }
+                self.directories.insert(real);
+            }
+            match fs::read_link(&name) {
+                Ok(target) => name = parent.join(target),
+                Err(_) => return,
+            }
         }
-        match fs::read_link(&name) {
-            Ok(target) => name = parent.join(target),
-            Err(_) => return,
-        }
+    }
+
+    /// Whether the event may have changed the configuration.
+    fn concern(&self, event: &notify::Event) -> bool {
+        let is_ours = |path: &PathBuf| {
+            let is_in_policies = || path.parent().is_some_and(|dir| self.policies.contains(dir));
+            self.files.contains(path)
+                || self.directories.contains(path)
+                || config::is_policy_file(path) && is_in_policies()
+        };
+        // Without a path events were lost.
+        !event.kind.is_access() && (event.paths.is_empty() || event.paths.iter().any(is_ours))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use notify::{
+        EventKind,
+        event::{AccessKind, ModifyKind},
+    };
 
     use super::*;
 
@@ -177,7 +229,7 @@ mod tests {
         symlink("..data/config.toml", mount.join("config.toml")).unwrap();
         symlink(mount.join("config.toml"), etc.join("config.toml")).unwrap();
 
-        let found = directories(&etc.join("config.toml"), &[]);
+        let found = Names::of(&etc.join("config.toml"), &[]).directories;
         for wanted in [&etc, &mount, &mount.join("..2026_01")] {
             assert!(
                 found.contains(wanted),
@@ -192,6 +244,55 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         symlink(dir.path().join("b"), dir.path().join("a")).unwrap();
         symlink(dir.path().join("a"), dir.path().join("b")).unwrap();
-        directories(&dir.path().join("a"), &[]);
+        Names::of(&dir.path().join("a"), &[]);
+    }
+
+    #[test]
+    fn log_beside_config_is_no_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let (etc, mount) = (root.join("etc"), root.join("mount"));
+        fs::create_dir_all(mount.join("..2026_01")).unwrap();
+        fs::create_dir_all(etc.join("policies.d")).unwrap();
+        fs::write(etc.join("config.toml"), "").unwrap();
+        fs::write(mount.join("..2026_01/b.toml"), "").unwrap();
+        symlink("..2026_01", mount.join("..data")).unwrap();
+        symlink("..data/b.toml", mount.join("b.toml")).unwrap();
+        symlink(mount.join("b.toml"), etc.join("policies.d/b.toml")).unwrap();
+        let link = root.join("link");
+        symlink(&etc, &link).unwrap();
+        let files = [link.join("config.toml"), link.join("policies.d/b.toml")];
+        let names = Names::of(&link.join("config.toml"), &files);
+        let concern = |path: PathBuf, kind: EventKind| {
+            names.concern(&notify::Event::new(kind).add_path(path))
+        };
+        let changed = EventKind::Modify(ModifyKind::Any);
+        for ours in [
+            etc.join("config.toml"),
+            link.join("config.toml"),
+            etc.join("policies.d"),
+            etc.join("policies.d/new.toml"),
+            mount.join("b.toml"),
+            mount.join("..data"),
+            mount.join("..2026_01/b.toml"),
+            // It was moved, or removed.
+            etc.clone(),
+            link.clone(),
+        ] {
+            assert!(concern(ours.clone(), changed), "{}", ours.display());
+            assert!(!concern(ours, EventKind::Access(AccessKind::Any)));
+        }
+        for other in [
+            etc.join("agent.log"),
+            etc.join(".config.toml.swp"),
+            etc.join("other.toml"),
+            etc.join("policies.d/b.toml~"),
+            etc.join("policies.d/.b.toml.swp"),
+            mount.join("c.toml"),
+            root.join("x"),
+        ] {
+            assert!(!concern(other.clone(), changed), "{}", other.display());
+        }
+        assert!(names.concern(&notify::Event::new(EventKind::Other)));
     }
 }

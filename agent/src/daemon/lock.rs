@@ -15,7 +15,7 @@ use nix::{
     sys::signal::kill,
     unistd::Pid,
 };
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{config::regular_file, path_security};
 
@@ -65,7 +65,8 @@ pub enum LockError {
 /// directory, and in a BPF file system there are no regular files.
 #[derive(Debug)]
 pub struct InstanceLock {
-    _state: Flock<File>,
+    state_dir: PathBuf,
+    state: Flock<File>,
     pins: Option<Flock<File>>,
 }
 
@@ -98,7 +99,8 @@ impl InstanceLock {
             .and_then(|()| state.rewind())
             .and_then(|()| state.write_all(Holder::this().text().as_bytes()));
         Ok(Self {
-            _state: state,
+            state_dir: state_dir.to_owned(),
+            state,
             pins: None,
         })
     }
@@ -110,9 +112,22 @@ impl InstanceLock {
         Ok(self)
     }
 
-    /// Sees to it that the lock is on what `pin_dir` is now: the directory may have been removed and made
-    /// again, and its file system unmounted, which an open directory would keep alive with all its pins.
+    /// Sees to it that the locks are on what both are now. The file in `state_dir` may have been removed; `pin_dir` may
+    /// have been removed and made again, and its file system unmounted, which an open directory would keep alive with
+    /// all its pins.
     pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
+        let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        let now = fs::symlink_metadata(self.state_dir.join(FILE))
+            .ok()
+            .map(identity);
+        if now != self.state.metadata().ok().map(identity) {
+            let again = Self::of_state_after(&self.state_dir, &mut || false)?;
+            self.state = again.state;
+            warn!(
+                "{}: the lock was removed; it is made again",
+                self.state_dir.display()
+            );
+        }
         self.follow_after(pin_dir, &mut || false)
     }
 

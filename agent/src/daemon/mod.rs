@@ -16,7 +16,7 @@ use crate::{
         socket::{RebindingListener, Socket},
     },
     config::{CgroupSetting, MetricsSetting, OnExit},
-    datapath::{handover, make_pin_dir, probe},
+    datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
     engine::{
         self, Engine, EngineConfig, EngineError, Handle, LastGood, Message, STOP_LIMIT,
         StartConfig, memory,
@@ -41,6 +41,9 @@ const READERS: usize = 8;
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
 /// Longest between two looks at the engine and the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// As long as a daemon runs.
+const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
@@ -78,6 +81,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(READERS)
+        // One that is there does what the others would have done, where no more threads are to be had (pids.max).
+        .thread_keep_alive(ALWAYS)
         .build()?;
     let entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
@@ -86,6 +91,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     // Before there is a second thread.
     let mut pinned_again = PinnedAgain::adopt(&pin_dir);
     privileges::keep_for_running().context("capabilities cannot be given up")?;
+    drop(runtime.spawn_blocking(|| ()));
     let engine_config = EngineConfig {
         config_path: config_path.to_owned(),
         kernel: kernel::version::running()?.to_string(),
@@ -140,7 +146,12 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             serving.abort();
         }
         drop(stopped);
-        let has_ended = !told || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
+        let mut has_ended = !told || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
+        if !has_ended && schedules(&pin_dir).is_ok_and(|sockets| sockets != 0) {
+            // It waits for connecting sockets.
+            let limit = engine::walk::SCHEDULES_LIMIT + engine::walk::SCHEDULES_WALK_LIMIT;
+            has_ended = tokio::time::timeout(limit, &mut end).await.is_ok();
+        }
         // Clients that hold a connection open do not hold up the end.
         let grace = tokio::time::timeout(LAST_ANSWERS, server).await;
         if let Ok(Ok(Err(e))) = grace {
@@ -223,6 +234,7 @@ fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow:
             info!("stopped before the engine had finished; the next start reconciles the kernel");
         }
         OnExit::Detach => {
+            engine::walk::end_schedules(pin_dir, NewConnections::LeftAlone, Duration::ZERO);
             let removed = engine::remove_pins(pin_dir)?;
             info!(
                 links = removed.links,

@@ -14,7 +14,6 @@ use super::lock;
 use crate::{
     api::{MAX_BODY, client, server},
     config::{self, MAX_SOCKET_PATH, READ_LIMIT, STALL_LIMIT, reference::assert_tables},
-    engine,
     kernel::descriptors,
     policy::{MAX_ENTRIES_LIMIT, units::format_duration},
     telemetry::http,
@@ -147,7 +146,7 @@ fn requests() -> Vec<Limit> {
             "wire::bounded::tests::a_list_ends",
         ),
         limit(
-            "bodies of more than 64 KiB at a time",
+            "bodies of more than 64 KiB at a time, of root and of all others",
             number(server::LARGE_AT_ONCE),
             "more wait",
             "integration::faults::a_request_of_100_mb",
@@ -167,13 +166,7 @@ fn requests() -> Vec<Limit> {
         limit(
             "of these, for users other than root",
             number(limits.connections - limits.for_root),
-            "503; root's are served",
-            "api::share::tests::nobody_takes_what_is_roots",
-        ),
-        limit(
-            "of these, for one such user",
-            number(limits.each),
-            "503, and a line in the log",
+            "503, and a line in the log; root's are served",
             "integration::adversary::a_member_of_the_group_does_not_keep_root_out",
         ),
         limit(
@@ -189,13 +182,13 @@ fn requests() -> Vec<Limit> {
             "api::connection::tests::an_answer_that_does_not_come_ends_with_the_connections_time",
         ),
         limit(
-            "`watch` at a time",
-            number(engine::WATCHERS),
+            "`watch` at a time, of root and of all others",
+            number(server::WATCHES_AT_ONCE),
             "422",
             "integration::faults::silent_clients_hold_up_nobody",
         ),
         limit(
-            "`list` at a time",
+            "`list` at a time, of root and of all others",
             number(server::LISTS_AT_ONCE),
             "more wait",
             "integration::scale::fifty_lists_at_once",
@@ -219,10 +212,10 @@ fn requests() -> Vec<Limit> {
             "api::limit::tests::connections_are_limited",
         ),
         limit(
-            "of these at a Unix socket, for one user other than root",
-            number(strangers.each),
+            "of these at a Unix socket, for users other than root",
+            number(strangers.connections - strangers.for_root),
             "503",
-            "api::share::tests::nobody_takes_what_is_roots",
+            "integration::adversary::a_member_of_the_group_does_not_keep_root_out",
         ),
         limit(
             "time of such a connection",
@@ -379,10 +372,7 @@ fn more_than_there_is_room_for_is_refused() {
 
     let mut set = PolicySet::default();
     for i in 0..=MAX_POLICIES {
-        let policy = crate::policy::Policy {
-            settings: crate::policy::Settings::default(),
-            location: None,
-        };
+        let policy = crate::policy::Policy::from(crate::policy::Settings::default());
         set.policies
             .insert(format!("p{i}").parse().unwrap(), policy);
     }

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    net::IpAddr,
     sync::{Arc, Barrier, Mutex, MutexGuard},
     time::SystemTime,
 };
@@ -51,6 +52,7 @@ pub(crate) struct State {
     pub(crate) host: Option<HostDefaults>,
     /// What was counted, by policy; nothing of those that are absent.
     pub(crate) statistics: BTreeMap<PolicyName, ArmStatistics>,
+    pub(crate) recent_peers: Vec<IpAddr>,
     /// As above.
     pub(crate) brakes: BTreeMap<PolicyName, [Brake; 2]>,
     /// Until when automatic values are in force.
@@ -90,7 +92,6 @@ struct FakeKernel {
     host: FakeHost,
     options: Options,
     found: Found,
-    unlinked: bool,
 }
 
 struct FakeReader {
@@ -125,7 +126,6 @@ impl FakeHost {
             host: self.clone(),
             options,
             found,
-            unlinked: false,
         })
     }
 
@@ -174,6 +174,7 @@ pub(crate) fn options() -> Options {
             process: false,
         },
         without_clone: None,
+        syn_cap: false,
         hz: 250,
         host_defaults: crate::policy::compile::tests::HOST.defaults(),
     }
@@ -305,12 +306,7 @@ impl Kernel for FakeKernel {
     }
 
     fn unlink(&mut self) -> Result<(), DatapathError> {
-        self.unlinked = true;
         self.host.write(|state| state.attached = false)
-    }
-
-    fn is_unlinked(&self) -> bool {
-        self.unlinked
     }
 
     fn detach(self: Box<Self>) -> Result<Removed, DatapathError> {
@@ -426,6 +422,10 @@ impl KernelReader for FakeReader {
         state.statistics_read += 1;
         let held = state.maps.policies.get(policy);
         Ok(held.map(|held| state.counted(policy, held)))
+    }
+
+    fn recent_peers(&self) -> Vec<IpAddr> {
+        self.host.state().recent_peers.clone()
     }
 
     fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     path::PathBuf,
     sync::Arc,
     time::SystemTime,
@@ -35,9 +36,10 @@ mod error;
 pub(crate) mod fake;
 
 pub use bpf::{
-    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, RtoMinTiming, events, handover, make_pin_dir,
-    pinned_initial_rto, pinned_maps, pinned_program_ids, probe, remove_kept_pins, remove_links,
-    remove_pins, walk,
+    BpfKernel, NewConnections, OBJECT, PinnedEntry, PinnedMaps, RtoMinTiming, events,
+    forget_schedules, handover, make_pin_dir, pinned_initial_rto, pinned_maps, pinned_program_ids,
+    probe, remove_kept_pins, remove_links, remove_pins, resume_schedules, schedules,
+    stop_schedules, walk,
 };
 pub use error::{Cause, DatapathError};
 
@@ -122,16 +124,13 @@ pub trait Kernel: Send {
     /// If the kernel does not take the iterator.
     fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError>;
 
-    /// Takes the programs out of force; maps and their pins stay, so that a walker can still read what the sockets
-    /// had.
+    /// Takes the programs out of force; maps and their pins stay, with what was counted and what sockets had.
+    /// [`Kernel::attach`] puts them in force again.
     ///
     /// # Errors
     ///
     /// If a link's pin cannot be removed.
     fn unlink(&mut self) -> Result<(), DatapathError>;
-
-    /// Whether it was in force and [`Kernel::unlink`] took it out: the maps only tell what sockets had.
-    fn is_unlinked(&self) -> bool;
 
     /// Takes the program out of force and removes every pin.
     ///
@@ -261,6 +260,10 @@ pub trait KernelReader: Send + Sync {
     /// As above.
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError>;
 
+    /// Addresses with which connections of this network namespace ended in the last hour, as far as the kernel has cached
+    /// them (`ip tcp_metrics`).
+    fn recent_peers(&self) -> Vec<IpAddr>;
+
     /// The brakes of a policy, by direction (active, passive); nothing is spent where it has no slot.
     ///
     /// # Errors
@@ -354,6 +357,8 @@ pub struct Options {
     pub without_clone: Option<String>,
     /// Jiffies a second.
     pub hz: u32,
+    /// The kernel takes TCP_RTO_MAX_MS, and a walk over open sockets can restore it.
+    pub syn_cap: bool,
     /// What to assume where the kernel does not let the program ask the socket.
     pub host_defaults: HostDefaults,
 }
@@ -383,11 +388,12 @@ pub struct ArmStatistics {
 }
 
 /// What opening found of an earlier run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Found {
     /// Nothing: maps and program are new.
+    #[default]
     Nothing,
     /// The same program in force: adopted as it is.
     Adopted,
@@ -398,7 +404,7 @@ pub enum Found {
 }
 
 /// Whether the program is in force.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attachment {
     /// The kernel lists the program at the cgroup, and each pin is of the object it should be.

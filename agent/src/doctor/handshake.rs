@@ -1,13 +1,20 @@
 //! What keeps a policy from its full effect on handshakes, or lets its short timers do harm: retransmissions of
 //! SYN-ACKs, MPTCP, TCP Fast Open, listeners with options of their own.
 
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use ipnetwork::IpNetwork;
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Finding, Input, Severity};
+use super::{Finding, Input, Severity, firewall, unless_privileged};
 use crate::{
     kernel::{features::can_set, listeners, sysctl},
     policy::{
-        HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto,
+        AutoInitialRto, Cidr, HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto,
         units::{format_duration, jiffies_duration, quantise, tenths_of_s},
     },
     printable::counted,
@@ -15,7 +22,9 @@ use crate::{
 
 /// More retransmissions than this gain nothing: the shortest timer has its lifetime by 12.
 const MOST_RETRIES: u8 = 15;
-/// Policies and listeners that are named.
+/// In place of a learnt timer, of which `doctor` does not know the value.
+const OFTEN_LEARNT: Duration = Duration::from_millis(100);
+/// Policies, listeners and rules that are named.
 const SHOWN: usize = 5;
 
 pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
@@ -27,6 +36,14 @@ pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
     findings.extend(mptcp(set, has_btf, &MptcpSysctls::here()));
     let timeout = sysctl::ipv4("tcp_fastopen_blackhole_timeout_sec");
     findings.extend(fast_open(set, has_btf, timeout));
+    let limit_ms = sysctl::ipv4("tcp_invalid_ratelimit");
+    findings.extend(duplicate_syns(set, &listeners::here(), limit_ms));
+    if named(set, |settings| settings.initial_rto.is_some())
+        .next()
+        .is_some()
+    {
+        findings.push(firewall::syn_limits());
+    }
     if !host.reads_listener && sets_syn_acks(set) {
         findings.push(match listeners::with_options() {
             Ok(found) => own_options(&found, host),
@@ -47,7 +64,7 @@ fn named<'a>(
 }
 
 /// "a, b, c", and how many more.
-fn list(all: impl IntoIterator<Item = String>) -> String {
+pub(super) fn list(all: impl IntoIterator<Item = String>) -> String {
     let all: Vec<String> = all.into_iter().collect();
     let more = match all.len().saturating_sub(SHOWN) {
         0 => String::new(),
@@ -253,6 +270,64 @@ fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<F
     })
 }
 
+/// Whether lost SYN-ACKs may delay covered peers that have the agent more than those without it.
+fn duplicate_syns(
+    set: &PolicySet,
+    listening: &[SocketAddr],
+    limit_ms: Option<u64>,
+) -> Option<Finding> {
+    const ID: &str = "tcp_invalid_ratelimit";
+    const WHY: &str = "the kernel answers copies of a SYN no more often, and each answer restarts the timer of the \
+                       SYN-ACK: a peer whose own agent gives it a short initial_rto connects up to 0.75s later than \
+                       without when SYN-ACKs are lost for about a second";
+    let limit = Duration::from_millis(limit_ms?);
+    let reachable = |cidr: &Cidr| listening.iter().any(|on| may_reach(cidr.network(), on));
+    let policies: BTreeSet<&PolicyName> = set
+        .entries
+        .iter()
+        .filter(|(cidr, _)| reachable(cidr))
+        .map(|(_, entry)| entry.policy)
+        .collect();
+    let timers = policies.into_iter().filter_map(|name| {
+        let settings = &set.policies.get(name)?.settings;
+        let learnt = |auto: &AutoInitialRto| auto.min.unwrap_or(OFTEN_LEARNT);
+        settings
+            .fixed_initial_rto()
+            .or_else(|| settings.auto_initial_rto().map(learnt))
+    });
+    let shortest = timers.min()?;
+    let text = format_duration(limit);
+    if limit <= shortest {
+        return Some(Finding::ok(ID, text, WHY));
+    }
+    let ms = shortest.as_millis().max(1);
+    Some(Finding::bad(
+        ID,
+        Severity::Warning,
+        format!(
+            "{text}, and peers may connect that an entry covers with an initial_rto of {}",
+            format_duration(shortest)
+        ),
+        WHY,
+        format!(
+            "sysctl net.ipv4.tcp_invalid_ratelimit={ms} in each network namespace with listeners: after 0.9s of lost \
+             SYN-ACKs a peer with 100ms connects at 1.15s instead of 1.75s. It costs: segments out of the window and \
+             copies of SYNs, spoofed ones too, are answered up to {} times a second for each connection instead of {}",
+            1000_u128.div_ceil(ms),
+            1000_u128.div_ceil(limit.as_millis().max(1)),
+        ),
+    ))
+}
+
+/// Whether a listener takes connections from a prefix. One on the loopback takes them from there alone.
+fn may_reach(from: IpNetwork, listener: &SocketAddr) -> bool {
+    let address = listener.ip().to_canonical();
+    // The unspecified address of IPv6 takes IPv4 as well.
+    let is_dual = address == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let same_family = is_dual || address.is_ipv4() == from.is_ipv4();
+    same_family && (!address.is_loopback() || from.contains(address))
+}
+
 const LISTENERS: &str = "listeners";
 const LISTENERS_WHY: &str = "this kernel does not tell a program a listener's options: a shorter SYN-ACK timer shortens \
                              TCP_DEFER_ACCEPT in proportion, and fewer retransmissions than reckoned with end half-open \
@@ -265,7 +340,9 @@ fn unread(why: &str) -> Finding {
         Severity::Warning,
         found,
         LISTENERS_WHY,
-        "run as root",
+        unless_privileged(
+            "see whether seccomp or an LSM forbids netlink (sock_diag) where this runs",
+        ),
     )
 }
 
@@ -292,7 +369,7 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
     let (text, fix) = if harmed.is_empty() {
         (
             format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT"),
-            "run as root, in the host's PID namespace",
+            unless_privileged("run it in the host's PID namespace, with CAP_SYS_PTRACE"),
         )
     } else {
         (
@@ -306,10 +383,8 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::policy::{Policy, compile::tests::HOST};
+    use crate::policy::{Entry, Policy, compile::tests::HOST};
 
     const OLD: HostFacts = HostFacts {
         reads_listener: false,
@@ -319,10 +394,7 @@ mod tests {
     fn set(policies: &[(&str, Settings)]) -> PolicySet {
         let mut set = PolicySet::default();
         for (name, settings) in policies {
-            let policy = Policy {
-                settings: settings.clone(),
-                location: None,
-            };
+            let policy = Policy::from(settings.clone());
             set.policies.insert(name.parse().unwrap(), policy);
         }
         set
@@ -393,6 +465,49 @@ mod tests {
     }
 
     #[test]
+    fn ratelimit_above_the_timer_warns_where_covered_peers_connect() {
+        let mut set = auto();
+        let entry = Entry {
+            policy: "near".parse().unwrap(),
+            location: None,
+        };
+        set.entries.insert("10.0.0.0/8".parse().unwrap(), entry);
+        let finding = |listening: &[&str], limit_ms| {
+            let listening: Vec<SocketAddr> =
+                listening.iter().map(|on| on.parse().unwrap()).collect();
+            duplicate_syns(&set, &listening, limit_ms)
+        };
+        for reached in [
+            "0.0.0.0:80",
+            "[::]:80",
+            "[::ffff:10.0.0.1]:80",
+            "192.0.2.1:80",
+        ] {
+            let found = finding(&[reached], Some(500)).unwrap();
+            assert_eq!(found.severity, Severity::Warning, "{reached}");
+            assert!(found.found.starts_with("500ms, "), "{found:?}");
+            let fix = found.fix.unwrap();
+            for part in [
+                "tcp_invalid_ratelimit=100",
+                "up to 10 times a second",
+                "instead of 2",
+            ] {
+                assert!(fix.contains(part), "{fix}");
+            }
+        }
+        for limit_ms in [0, 100] {
+            let found = finding(&["0.0.0.0:80"], Some(limit_ms)).unwrap();
+            assert_eq!(found.severity, Severity::Ok);
+        }
+        assert_eq!(
+            finding(&["127.0.0.1:80", "[::1]:80", "[2001:db8::1]:80"], Some(500)),
+            None
+        );
+        assert_eq!(finding(&[], Some(500)), None);
+        assert_eq!(finding(&["0.0.0.0:80"], None), None);
+    }
+
+    #[test]
     fn mptcp_is_told_where_it_falls_back_early() {
         let on = MptcpSysctls {
             enabled: true,
@@ -456,6 +571,10 @@ mod tests {
              (pid 7), TCP_SYNCNT 2; 1 process could not be looked into"
         );
         let hidden = own_options(&found(vec![], 2), &OLD);
-        assert!(hidden.fix.unwrap().contains("root"));
+        let fix = hidden.fix.unwrap();
+        assert!(
+            fix.contains("root") || fix.contains("CAP_SYS_PTRACE"),
+            "{fix}"
+        );
     }
 }

@@ -7,7 +7,7 @@ use nix::{
     unistd::{AccessFlags, access},
 };
 
-use super::{Finding, Severity};
+use super::{Finding, Severity, unless_privileged};
 use crate::kernel::{
     cgroup,
     features::{Feature, Presence},
@@ -71,7 +71,11 @@ fn feature(feature: &Feature) -> Finding {
             Severity::Warning,
             format!("could not be asked: {how}"),
             WHY,
-            "run as root",
+            unless_privileged(match cgroup::own() {
+                // The kernel is asked on a socket of this process.
+                None => "mount the cgroup2 hierarchy: mount -t cgroup2 none /sys/fs/cgroup/unified",
+                Some(_) => "see the reason in brackets; nothing that root can do is missing",
+            }),
         ),
     }
 }
@@ -191,7 +195,7 @@ pub(super) fn bpffs(pin_dir: &Path, findings: &mut Vec<Finding>) {
             Severity::Problem,
             found,
             WHY,
-            "run as root; mount it read-write",
+            unless_privileged("mount it read-write"),
         )
     } else {
         Finding::ok("bpffs", format!("{place} is writable"), WHY)

@@ -1,6 +1,6 @@
 //! What on this host stands in the way of the agent, why it matters, and how to fix it.
 
-use std::{fmt::Write as _, path::PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -8,12 +8,13 @@ use crate::{
     kernel::{
         features::Feature,
         interference::Verdict,
+        privileges,
         version::{self, KernelVersion},
     },
     policy::{HostFacts, PolicySet},
-    printable::counted,
 };
 
+mod firewall;
 mod handshake;
 mod host;
 mod network;
@@ -117,6 +118,16 @@ impl Finding {
     }
 }
 
+/// "run as root", or this fix where the process has root's privileges already.
+fn unless_privileged(fix: &'static str) -> &'static str {
+    let missing = privileges::effective().map(privileges::missing);
+    fix_for(missing.is_some_and(|missing| missing.is_empty()), fix)
+}
+
+fn fix_for(is_privileged: bool, fix: &'static str) -> &'static str {
+    if is_privileged { fix } else { "run as root" }
+}
+
 /// Looks at everything, and puts it together with what was probed. Nothing is changed.
 pub fn examine(input: &Input<'_>) -> Report {
     let kernel = version::running();
@@ -177,40 +188,6 @@ pub fn examine(input: &Input<'_>) -> Report {
     }
 }
 
-/// The report for people.
-pub fn render(report: &Report) -> String {
-    let mut text = format!("kernel {}\n\n", report.kernel);
-    for finding in &report.findings {
-        let mark = match finding.severity {
-            Severity::Ok => "ok     ",
-            Severity::Warning => "WARNING",
-            Severity::Problem => "PROBLEM",
-        };
-        let found = finding.found.replace('\n', "\n          ");
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{mark}  {}: {found}", finding.id);
-        if let Some(fix) = &finding.fix {
-            let _ = writeln!(text, "         why:  {}", finding.why);
-            let _ = writeln!(text, "         fix:  {fix}");
-        }
-    }
-    let count = |severity| {
-        report
-            .findings
-            .iter()
-            .filter(|f| f.severity == severity)
-            .count()
-    };
-    let _ = writeln!(
-        text,
-        "\n{} ok, {}, {}",
-        count(Severity::Ok),
-        counted(count(Severity::Warning), "warning", "warnings"),
-        counted(count(Severity::Problem), "problem", "problems")
-    );
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,10 +214,16 @@ mod tests {
             let finding = report.findings.iter().find(|f| f.id == id).unwrap();
             assert_eq!(finding.severity, Severity::Problem, "{finding:?}");
         }
-        let text = render(&report);
-        assert!(
-            text.contains("PROBLEM  bpffs") && text.contains("fix: "),
-            "{text}"
-        );
+    }
+
+    #[test]
+    fn root_is_not_told_to_run_as_root() {
+        assert_eq!(fix_for(false, "mount it"), "run as root");
+        assert_eq!(fix_for(true, "mount it"), "mount it");
+        if privileges::effective().map(privileges::missing) == Some(Vec::new()) {
+            let report = examine(&Input::default());
+            let fixes = report.findings.iter().filter_map(|f| f.fix.as_ref());
+            assert!(!fixes.into_iter().any(|fix| fix.contains("run as root")));
+        }
     }
 }

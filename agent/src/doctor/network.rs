@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use super::{Finding, Severity};
+use super::{Finding, Severity, unless_privileged};
 use crate::{
     kernel::{
+        bpf::MAX_PROGRAMS,
         cgroup,
         interference::Verdict,
         programs,
@@ -79,7 +80,7 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Fi
                 Severity::Warning,
                 format!("{}: cannot be asked: {e}", root.display()),
                 WHY,
-                "run as root",
+                unless_privileged("see whether seccomp or an LSM forbids bpf(2) where this runs"),
             ));
             return;
         }
@@ -121,6 +122,19 @@ fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Fi
             )
         })
         .collect();
+    let here = || found.iter().filter(|program| program.cgroup == cgroup);
+    if here().count() >= MAX_PROGRAMS && !here().any(|program| program.ours) {
+        findings.push(Finding::bad(
+            ID,
+            Severity::Problem,
+            format!(
+                "{MAX_PROGRAMS} programs are attached to {}, the kernel's limit",
+                cgroup.display()
+            ),
+            why,
+            "detach one that is not needed (bpftool cgroup detach), or set [agent] cgroup to another one",
+        ));
+    }
     if !beside.is_empty() {
         let beside: Vec<_> = beside.into_iter().map(describe).collect();
         findings.push(Finding::bad(
@@ -370,6 +384,22 @@ mod tests {
     }
 
     #[test]
+    fn cgroup_full_of_programs_is_problem() {
+        let cgroup = Path::new("/c");
+        let found = |count, ours: u32| {
+            let found = (0..count).map(|id| program(id, "/c", id < ours));
+            let found: Vec<_> = found.collect();
+            let findings = others(&found, cgroup, "why");
+            findings.iter().any(|finding| {
+                finding.severity == Severity::Problem
+                    && finding.found == "64 programs are attached to /c, the kernel's limit"
+            })
+        };
+        assert!(found(64, 0));
+        assert!(!found(63, 0) && !found(64, 1));
+    }
+
+    #[test]
     fn exclusive_programs_stand_in_the_way_others_are_told() {
         let program = |cgroup: &str, exclusive, overridable| AttachedProgram {
             id: 7,
@@ -416,22 +446,11 @@ mod tests {
             ..Settings::default()
         };
         let severity = |set: &PolicySet| locked_route(&route, Some(set), "why").severity;
-        set.policies.insert(
-            name.clone(),
-            Policy {
-                settings: settings.clone(),
-                location: None,
-            },
-        );
+        set.policies
+            .insert(name.clone(), Policy::from(settings.clone()));
         assert_eq!(severity(&set), Severity::Warning);
         settings.rto_min = Some(Duration::from_millis(8).into());
-        set.policies.insert(
-            name,
-            Policy {
-                settings,
-                location: None,
-            },
-        );
+        set.policies.insert(name, Policy::from(settings));
         assert_eq!(severity(&set), Severity::Problem);
     }
 }

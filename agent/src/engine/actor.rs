@@ -13,7 +13,7 @@ use super::{
     adjusting::Deciding,
     audit::{Cause, Source},
     desired::{Desired, LoadedConfig},
-    detach::Restoring,
+    detach::{DetachMark, Restoring},
     experiments::RunningExperiments,
     jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk::Walks},
     memory::{self, Need},
@@ -26,17 +26,17 @@ use super::{
 };
 use crate::{
     config::{AgentConfig, Config, FilesReader, OnExit, atomic_file::AtomicFile},
-    datapath::{BpfKernel, Found, Options, StatisticsOptions},
+    datapath::{BpfKernel, Found, NewConnections, Options, StatisticsOptions},
     kernel::{
         facts::host_facts,
-        features::{Feature, Presence},
+        features::{Feature, Presence, can_set},
     },
     policy::PolicyName,
     problem::Problem,
     progress::{self, Progress},
     wire::{
         events::StreamItem,
-        types::{Caller, ReloadView, now_s},
+        types::{Caller, ReloadRequest, ReloadView, now_s},
     },
 };
 
@@ -60,8 +60,11 @@ pub struct Engine {
     pub(super) last_reload: ReloadView,
     pub(super) warnings: Vec<String>,
     pub(super) detached_by: Option<Caller>,
+    pub(super) detach_mark: DetachMark,
     /// Why values could not be computed for the host as it is now.
     host_problem: Problem,
+    /// Which runtime entries are left out, and why.
+    left_out: Problem,
     messages: mpsc::Receiver<Message>,
     pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
     about: Arc<About>,
@@ -133,13 +136,20 @@ impl Engine {
             statistics: statistics_options(agent, config.tells_process),
             without_clone: without_clone(&config.features),
             hz: config.host.hz,
+            syn_cap: ["tcp-rto-max", "iter-tcp"]
+                .iter()
+                .all(|name| can_set(&config.features, name) == Some(true)),
             host_defaults: config.host.defaults(),
         };
         let (deciding, desired) = Deciding::start(agent, experiments, desired);
         let starting = channels.snapshots.borrow().clone();
         let opening = (open, starting.shared.clone());
-        let (reconciler, change) = Reconciler::start(opening, options, desired, store)?;
-        log_start(&reconciler);
+        let mut detach_mark = DetachMark::new(&agent.persistent_dir, &config.config_path);
+        let by_configuration = (!agent.attach).then_some(Caller::CONFIGURATION);
+        let detached_by = detach_mark.load()?.or(by_configuration);
+        let (reconciler, change) =
+            Reconciler::start(opening, options, desired, store, detached_by.is_some())?;
+        log_start(&reconciler, detached_by);
         last_good.commit();
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
@@ -157,8 +167,10 @@ impl Engine {
             expiry_after: None,
             last_reload: start_view(&config, &cause),
             warnings: lost.into_iter().collect(),
-            detached_by: None,
+            detached_by,
+            detach_mark,
             host_problem: Problem::default(),
+            left_out: Problem::default(),
             messages: channels.messages,
             about: starting.about.clone(),
             shared: starting.shared.clone(),
@@ -253,12 +265,16 @@ impl Engine {
                 let answer = self.remove(request, by);
                 self.answer(reply, answer);
             }
-            Message::Reload(by, reply) => {
-                let answer = self.reload_and_attach(&Cause::asked(by));
+            Message::Reload(request, by, reply) => {
+                let answer = self.reload_asked(&request, &Cause::asked(by));
                 self.answer(reply, answer);
                 memory::trim_heap();
             }
             Message::Detach(request, by, reply) => self.detach(&request, by, reply),
+            Message::Attach(by, reply) => {
+                let answer = self.attach(&Cause::asked(by));
+                self.answer(reply, answer);
+            }
             Message::Apply(request, by, reply) => {
                 let answer = self.apply(&request, by);
                 self.answer(reply, answer);
@@ -303,7 +319,8 @@ impl Engine {
             }
             Message::Done(Done::Compare(round)) => self.compared(round),
             Message::Sighup => {
-                let reloaded = self.reload_and_attach(&Source::Signal.into());
+                let request = ReloadRequest::default();
+                let reloaded = self.reload_asked(&request, &Source::Signal.into());
                 self.log(reloaded);
             }
             Message::FilesChanged => self.files_changed(),
@@ -340,11 +357,15 @@ impl Engine {
         let mut warnings = self.warnings.clone();
         warnings.extend(self.reconciler.store_problem());
         warnings.extend(self.last_good.problem().cloned());
+        warnings.extend(self.detach_mark.problem().cloned());
         warnings.extend(self.deciding.experiments.problem().cloned());
         warnings.extend(self.deciding.problems());
+        let left_out = self.reconciler.resolved().left_out_text();
+        self.left_out.becomes(left_out, |text| warn!("{text}"));
+        warnings.extend(self.left_out.text().cloned());
         let attachment = match &reader {
-            Some(reader) => reader.attachment(),
-            None => self.reconciler.detached(),
+            Some(reader) if self.detached_by.is_none() => reader.attachment(),
+            _ => self.reconciler.detached(),
         };
         let snapshot = Snapshot {
             about: self.about.clone(),
@@ -439,6 +460,8 @@ impl Engine {
         self.events.end_if_unwatched();
         self.reconciler.retry_save();
         self.deciding.experiments.retry_save();
+        self.detach_mark.retry(self.detached_by);
+        self.keep_last_good();
         if self.detached_by.is_some() {
             self.probing.look(&self.reconciler.options().cgroup);
             self.publish();
@@ -502,12 +525,17 @@ impl Engine {
             return Ok(());
         }
         match self.reconciler.resolved().config().agent.on_exit {
+            OnExit::Keep if self.detached_by.is_some() => {
+                info!("stopping; nothing is in force, and what was counted is kept");
+                Ok(())
+            }
             OnExit::Keep => {
                 info!("stopping; the policies stay in force (on_exit = \"keep\")");
                 Ok(())
             }
-            OnExit::Detach if self.hand_over() => Ok(()),
+            OnExit::Detach if self.detached_by.is_none() && self.hand_over() => Ok(()),
             OnExit::Detach => {
+                self.end_schedules(NewConnections::LeftAlone);
                 let removed = self.reconciler.detach()?;
                 info!(links = removed.links, "stopping; detached");
                 Ok(())
@@ -516,13 +544,26 @@ impl Engine {
     }
 }
 
-fn log_start(reconciler: &Reconciler) {
+fn log_start(reconciler: &Reconciler, detached_by: Option<Caller>) {
+    if let Some(by) = detached_by {
+        return warn!("nothing is in force: detached by {by}; rto-agent attach ends that");
+    }
     info!(
-        found = ?reconciler.found(),
+        found = found(reconciler.found()),
         entries = reconciler.resolved().set.entries.len(),
         cgroup = %reconciler.options().cgroup.display(),
         "in force"
     );
+}
+
+/// As `status` has it.
+const fn found(found: Found) -> &'static str {
+    match found {
+        Found::Nothing => "nothing",
+        Found::Adopted => "adopted",
+        Found::MapsKept => "maps-kept",
+        Found::Replaced => "replaced",
+    }
 }
 
 fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {

@@ -155,7 +155,7 @@ impl Deciding {
         let tuning = &mut deciding.tuning;
         let told = tuning.restore(restored, now.tuner_ms, &policies, &desired.host);
         for one in &told {
-            log(one, now, desired.host.hz);
+            log(one, now);
         }
         deciding.store.save_if_due(&mut deciding.tuning);
         let desired = deciding.adjusted(desired);
@@ -361,12 +361,11 @@ impl Engine {
     /// Tells of what was decided, and stores it.
     pub(super) fn tell_decisions(&mut self, told: &[Told]) {
         let now = self.deciding.store.now();
-        let hz = self.reconciler.desired().host.hz;
         for one in told {
-            log(one, now, hz);
+            log(one, now);
             self.events.tell(StreamItem::Tuned(TunedEvent {
                 policy: one.policy.clone(),
-                transition: one.view(now, hz),
+                transition: one.view(now),
             }));
         }
         let Deciding { store, tuning, .. } = &mut self.deciding;
@@ -497,9 +496,10 @@ impl Engine {
 }
 
 /// One line a transition.
-fn log(told: &Told, now: Moment, hz: u32) {
+fn log(told: &Told, now: Moment) {
     let Told { policy, .. } = told;
-    let view = told.view(now, hz);
+    let view = told.view(now);
+    let (of, evidence) = (&view.transition, &view.transition.evidence);
     macro_rules! line {
         ($level:ident) => {
             $level!(
@@ -509,14 +509,14 @@ fn log(told: &Told, now: Moment, hz: u32) {
                 %policy,
                 setting = view.setting,
                 direction = view.direction,
-                from = view.from,
-                to = view.to,
-                cause = view.cause,
-                before_us = view.before_us,
-                after_us = view.after_us,
-                samples = view.samples,
-                judged = view.judged,
-                spurious = view.spurious,
+                from = of.from.name(),
+                to = of.to.name(),
+                cause = of.cause.name(),
+                before_us = of.before_us,
+                after_us = of.after_us,
+                samples = evidence.samples,
+                connections = evidence.counts.connections,
+                spurious = evidence.counts.spurious,
                 "policy {policy}: {view}"
             )
         };

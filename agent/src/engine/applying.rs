@@ -51,7 +51,7 @@ impl Engine {
         let kernel = self.reconciler.kernel();
         let Some(kernel) = kernel.filter(|_| self.detached_by.is_none()) else {
             return Err(EngineError::Refused(
-                "nothing is in force; rto-agent reload attaches again".to_owned(),
+                "nothing is in force; rto-agent attach ends that".to_owned(),
             ));
         };
         self.check_can_walk()?;
@@ -63,7 +63,7 @@ impl Engine {
         cause.audit_other(match mode {
             Mode::Apply => "apply to open sockets",
             Mode::ApplyToNew => "apply to new open sockets",
-            Mode::Restore => "give back to open sockets",
+            Mode::Restore | Mode::EndSchedules => "give back to open sockets",
         });
         let cause = cause.to_string();
         Ok(self.walks.begin(vec![walker], &cause, notes))

@@ -1,6 +1,11 @@
 //! What should be in force: functions from one desired state to the next, and to what the maps hold for it. Pure.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use rto_agent_common::MAX_POLICIES;
 
 use super::{
     EngineError,
@@ -9,10 +14,15 @@ use super::{
 use crate::{
     config::Config,
     policy::{
-        Adjustments, Cidr, HostFacts, PolicyName, PolicySet, Settings,
-        compile::{Compiled, EffectiveSetting, PolicyError, compile, compile_adjusted},
+        Adjustments, Cidr, Entry, HostFacts, MAX_ENTRIES_LIMIT, Policy, PolicyName, PolicySet,
+        Settings,
+        compile::{
+            Compiled, EffectiveSetting, PolicyError, check_is_counted, check_prefix_width, compile,
+            compile_adjusted,
+        },
         plan::MapState,
     },
+    printable::counted,
     progress::stepping,
 };
 
@@ -54,12 +64,14 @@ impl Desired {
         }
     }
 
-    /// Other files.
+    /// Other files. Policies that they no longer have are kept for a while, without entries.
     #[must_use]
-    pub fn with_files(&self, files: Arc<LoadedConfig>) -> Self {
+    pub fn with_files(&self, files: Arc<LoadedConfig>, now_ms: u64) -> Self {
+        let mut runtime = self.runtime.clone();
+        runtime.keep_departed(&self.files.config.set, &files.config.set, now_ms);
         Self {
             adjustments: self.adjustments.clone(),
-            ..Self::new(files, self.runtime.clone(), self.host)
+            ..Self::new(files, runtime, self.host)
         }
     }
 
@@ -132,35 +144,80 @@ impl Desired {
 
     /// What the kernel is to hold for it. A policy that was compiled when the files were read is not compiled again.
     ///
+    /// The files come first. A runtime entry is checked like one of a file; it is left out, for as long as that lasts,
+    /// where its policy or its prefix fails a check or there is no room: policies are taken in the order of their names
+    /// (those without an entry last) and entries in the order of their addresses.
+    ///
     /// # Errors
     ///
-    /// If this host cannot have it.
+    /// If this host cannot have a policy of the files.
     pub fn resolve(self) -> Result<Resolved, EngineError> {
-        let set = self.runtime.overlay(&self.files.config.set);
-        set.check_size().map_err(EngineError::Refused)?;
-        let known = (self.files.host == self.host).then_some(&self.files.config.compiled);
+        let files = &self.files.config;
+        let mut set = files.set.clone();
+        for cidr in stepping(&self.runtime.masked) {
+            set.entries.remove(cidr);
+        }
         let mut policies = BTreeMap::new();
         let mut errors = Vec::new();
         for (name, policy) in &set.policies {
-            let adjustment = self.adjustments.get(name);
-            let compiled = match (adjustment, known.and_then(|known| known.get(name))) {
-                (None, Some(compiled)) => Ok(compiled.clone()),
-                (None, None) => compile(name, &policy.settings, &self.host).map(Arc::new),
-                (Some(adjustment), _) => {
-                    compile_adjusted(name, &policy.settings, adjustment, &self.host).map(Arc::new)
-                }
-            };
-            match compiled {
+            match self.compile(name, policy) {
                 Ok(compiled) => drop(policies.insert(name.clone(), compiled)),
-                Err(all) => errors.extend(all.into_iter().map(|error| PolicyError {
-                    policy: name.clone(),
-                    location: policy.location.clone(),
-                    error,
-                })),
+                Err(all) => errors.extend(all),
             }
         }
         if !errors.is_empty() {
             return Err(EngineError::Policies(errors));
+        }
+        let used: BTreeSet<_> = self.runtime.entries.values().map(|e| &e.policy).collect();
+        let runtime = &self.runtime.policies;
+        let (mut wanted, unused): (Vec<_>, Vec<_>) =
+            runtime.iter().partition(|(n, _)| used.contains(n));
+        wanted.extend(unused);
+        let mut refused: BTreeMap<&PolicyName, Arc<str>> = BTreeMap::new();
+        for (name, settings) in wanted {
+            if set.policies.contains_key(name) {
+                continue;
+            }
+            let policy = Policy::from(settings.clone());
+            match self.compile(name, &policy) {
+                _ if set.policies.len() >= MAX_POLICIES as usize => {
+                    let full = format!("there is room for {MAX_POLICIES} policies");
+                    refused.insert(name, full.into());
+                }
+                Ok(compiled) => {
+                    policies.insert(name.clone(), compiled);
+                    set.policies.insert(name.clone(), policy);
+                }
+                Err(errors) => {
+                    let why = EngineError::Policies(errors).to_string();
+                    refused.insert(name, why.into());
+                }
+            }
+        }
+        let mut left_out = BTreeMap::new();
+        for (cidr, entry) in stepping(&self.runtime.entries) {
+            let checked = match (refused.get(&entry.policy), set.policies.get(&entry.policy)) {
+                (None, Some(policy)) => {
+                    check_prefix_width(cidr, &policy.settings).map_err(|e| e.to_string().into())
+                }
+                (refused, _) => Err(refused.cloned().unwrap_or_default()),
+            };
+            let has_room =
+                || set.entries.len() < MAX_ENTRIES_LIMIT as usize || set.entries.contains_key(cidr);
+            match checked {
+                Ok(()) if has_room() => {
+                    let entry = Entry {
+                        policy: entry.policy.clone(),
+                        location: None,
+                    };
+                    set.entries.insert(*cidr, entry);
+                }
+                Ok(()) => {
+                    let full = format!("there is room for {MAX_ENTRIES_LIMIT} entries");
+                    left_out.insert(*cidr, full.into());
+                }
+                Err(reason) => drop(left_out.insert(*cidr, reason)),
+            }
         }
         let maps = MapState {
             policies: policies
@@ -173,7 +230,41 @@ impl Desired {
             desired: self,
             set,
             policies,
+            left_out,
             maps,
+        })
+    }
+
+    fn compile(
+        &self,
+        name: &PolicyName,
+        policy: &Policy,
+    ) -> Result<Arc<Compiled>, Vec<PolicyError>> {
+        let files = &self.files;
+        let known = (files.host == self.host).then_some(&files.config.compiled);
+        let compiled = match (
+            self.adjustments.get(name),
+            known.and_then(|known| known.get(name)),
+        ) {
+            (None, Some(compiled)) => return Ok(compiled.clone()),
+            (None, None) => compile(name, &policy.settings, &self.host),
+            (Some(adjustment), _) => {
+                compile_adjusted(name, &policy.settings, adjustment, &self.host)
+            }
+        };
+        let counted = || match files.config.agent.statistics {
+            true => Ok(()),
+            false => check_is_counted(&policy.settings),
+        };
+        let checked =
+            compiled.and_then(|compiled| counted().map(|()| compiled).map_err(|e| vec![e]));
+        checked.map(Arc::new).map_err(|errors| {
+            let errors = errors.into_iter().map(|error| PolicyError {
+                policy: name.clone(),
+                location: policy.location.clone(),
+                error,
+            });
+            errors.collect()
         })
     }
 }
@@ -187,6 +278,8 @@ pub struct Resolved {
     pub set: PolicySet,
     /// The policies as the kernel takes them.
     pub policies: BTreeMap<PolicyName, Arc<Compiled>>,
+    /// Runtime entries that are not in `set`, and why.
+    pub left_out: BTreeMap<Cidr, Arc<str>>,
     /// What the maps hold for it.
     pub maps: MapState,
 }
@@ -202,6 +295,32 @@ impl Resolved {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.desired.files.config
+    }
+
+    /// Why a change would leave out a runtime entry that it adds, or that is in force before it.
+    pub(super) fn leaves_out(&self, before: &Self) -> Option<String> {
+        let (now, former) = (&self.desired.runtime, &before.desired.runtime);
+        let is_new =
+            |cidr: &Cidr| now.get(cidr) != former.get(cidr) || !before.left_out.contains_key(cidr);
+        let mut left_out = self.left_out.iter();
+        let (_, reason) = left_out.find(|(cidr, _)| is_new(cidr))?;
+        Some(reason.to_string())
+    }
+
+    /// The runtime entries that are left out, a line for each reason.
+    #[must_use]
+    pub fn left_out_text(&self) -> Option<String> {
+        let mut reasons: BTreeMap<&str, Vec<&Cidr>> = BTreeMap::new();
+        for (cidr, reason) in &self.left_out {
+            reasons.entry(reason).or_default().push(cidr);
+        }
+        let lines = reasons.iter().map(|(reason, cidrs)| {
+            let count = counted(cidrs.len(), "runtime entry is", "runtime entries are");
+            let more = if cidrs.len() > 1 { ", ..." } else { "" };
+            format!("{count} left out ({}{more}): {reason}", cidrs[0])
+        });
+        let lines: Vec<_> = lines.collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
     /// Entries to make room for at least.
@@ -296,11 +415,11 @@ pub(super) mod tests {
         let before = desired(NEAR);
         let own = cidr("10.2.0.0/16");
         let added = before.with_entries(&[own], &entry("near", None), &settings(100));
-        let next = added.with_files(files(&NEAR.replace("100ms", "200ms")));
+        let next = added.with_files(files(&NEAR.replace("100ms", "200ms")), 0);
         let near: PolicyName = "near".parse().unwrap();
         assert_eq!(next.runtime.policy(&near), Some(&settings(200)));
         // It outlives its file with what it was last.
-        let alone = next.with_files(files(""));
+        let alone = next.with_files(files(""), 0);
         let resolved = alone.resolve().unwrap();
         assert_eq!(resolved.set.policies[&near].settings, settings(200));
         assert_eq!(resolved.maps.entries.len(), 1);
@@ -318,8 +437,68 @@ pub(super) mod tests {
         };
         let before = Desired::new(files(""), RuntimeEntries::default(), host);
         let next = before.with_entries(&[cidr("10.2.0.0/16")], &entry("own", None), &settings);
-        let error = next.resolve().unwrap_err();
-        assert!(error.is_refusal());
-        assert!(error.to_string().contains("policy own: rto_max"), "{error}");
+        let next = next.resolve().unwrap();
+        let why = next.leaves_out(&before.resolve().unwrap()).unwrap();
+        assert!(why.contains("policy own: rto_max"), "{why}");
+        // Once it is there, it refuses no other change.
+        assert_eq!(next.leaves_out(&next), None);
+    }
+
+    #[test]
+    fn runtime_entries_are_checked_like_files_at_each_change() {
+        let auto = "[policy.near]\ninitial_rto = \"300ms\"\nguard = \"on\"\n";
+        let counts = desired(auto).with_entries(
+            &[cidr("10.2.0.0/16")],
+            &entry("own", None),
+            &Settings {
+                guard: Some(crate::policy::Guard::On),
+                ..settings(100)
+            },
+        );
+        let counts =
+            counts.with_entries(&[cidr("8.0.0.0/6")], &entry("near", None), &settings(300));
+        let in_force = counts.clone().resolve().unwrap();
+        assert!(in_force.left_out.is_empty() && in_force.left_out_text().is_none());
+        // Later files count nothing, and have a shorter timer for a prefix that is too wide for it.
+        let later = "[agent]\nstatistics = false\n[policy.near]\ninitial_rto = \"100ms\"\n";
+        let later = counts.with_files(files(later), 0).resolve().unwrap();
+        assert!(later.set.entries.is_empty());
+        let text = later.left_out_text().unwrap();
+        for why in [
+            "1 runtime entry is left out (10.2.0.0/16): policy own: guard",
+            "too short for 8.0.0.0/6",
+        ] {
+            assert!(text.contains(why), "{text}");
+        }
+        // They come back with what they need.
+        let back = later.desired.with_files(files(auto), 0).resolve().unwrap();
+        assert_eq!((back.set.entries.len(), back.left_out.len()), (2, 0));
+    }
+
+    #[test]
+    fn files_come_before_runtime_policies_that_have_no_room() {
+        let text: String = (0..MAX_POLICIES - 1)
+            .map(|n| {
+                format!(
+                    "[policy.p{n}]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.{}.{}\"]\n",
+                    n / 256,
+                    n % 256
+                )
+            })
+            .collect();
+        let mut desired = desired(&text.replacen("[policy.p0]", "[policy.gone]", 1));
+        for name in ["b", "a"] {
+            let own = format!("10.2.0.{}", name.len() + usize::from(name == "a"));
+            desired = desired.with_entries(&[cidr(&own)], &entry(name, None), &settings(100));
+        }
+        let full = desired.with_files(files(&text), 0).resolve().unwrap();
+        assert_eq!(full.set.policies.len(), MAX_POLICIES as usize);
+        let left: Vec<_> = full.left_out.keys().map(ToString::to_string).collect();
+        assert_eq!(
+            left,
+            ["10.2.0.1/32"],
+            "the policies' names decide: a before b, and gone, without an entry, last"
+        );
+        assert_eq!(full.leaves_out(&full), None);
     }
 }

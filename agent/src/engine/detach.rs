@@ -1,17 +1,84 @@
-//! `rto-agent detach`: at once, or when sockets have been given back what they had.
+//! `rto-agent detach` and `attach`. A detachment lasts until it is undone: [`DetachMark`] keeps it over restarts, upgrades
+//! and reboots.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use tracing::{info, warn};
 
-use super::{Engine, EngineError, Reply, audit::Cause, jobs::walk, systemd};
+use super::{Engine, EngineError, Reply, audit::Cause, document::Document, jobs::walk, systemd};
 use crate::{
-    datapath::{Removed, handover},
-    wire::types::{Caller, DetachAnswer, DetachRequest},
+    datapath::{DatapathError, NewConnections, Removed, handover},
+    problem::Problem,
+    wire::types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest},
 };
 
 /// How long `detach --restore` may take: less than its client waits.
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) const FILE: &str = "detached.json";
+const FORMAT: u32 = 1;
+
+/// Who has detached the daemon of a configuration file, in `persistent_dir`.
+pub struct DetachMark {
+    document: Document,
+    /// Why the file is older than what is in force.
+    problem: Problem,
+}
+
+impl DetachMark {
+    /// In a `persistent_dir`.
+    #[must_use]
+    pub fn new(dir: &Path, config_path: &Path) -> Self {
+        let owner = config_path.to_string_lossy().into_owned();
+        Self {
+            document: Document::new(dir, FILE, FORMAT, owner),
+            problem: Problem::default(),
+        }
+    }
+
+    /// Who has detached it, if somebody has.
+    pub(super) fn load(&mut self) -> std::io::Result<Option<Caller>> {
+        let (by, lost) = self.document.load::<Option<Caller>>()?;
+        if let Some(why) = lost {
+            warn!("whether it was detached is not known: {why}");
+        }
+        Ok(by.flatten())
+    }
+
+    /// Keeps who has detached it, or that nobody has.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn set(&mut self, by: Option<Caller>) -> std::io::Result<()> {
+        // What the configuration says, it says again at the next start.
+        let saved = self
+            .document
+            .write(&by.filter(|by| *by != Caller::CONFIGURATION));
+        let problem = saved.as_ref().err().map(|e| {
+            format!("{e}; until it is saved a restart goes back to what was saved before")
+        });
+        self.problem.becomes(problem, |text| warn!("{text}"));
+        saved
+    }
+
+    /// Keeps it again where that failed, or somebody has removed it.
+    pub(super) fn retry(&mut self, by: Option<Caller>) {
+        let is_gone =
+            || by.is_some_and(|by| by != Caller::CONFIGURATION) && !self.document.path().exists();
+        if self.problem().is_some() || is_gone() {
+            let _said = self.set(by);
+        }
+    }
+
+    /// Why it is older than what is in force.
+    pub(super) fn problem(&self) -> Option<&String> {
+        self.problem.text()
+    }
+}
 
 /// A detachment whose sockets are being given back what they had.
 pub(super) struct Restoring {
@@ -46,26 +113,100 @@ impl Engine {
     }
 
     fn detach_now(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
+        self.mark_detached(by);
         self.walks.stop();
         self.keep_experiments();
+        self.end_schedules(NewConnections::LeftAlone);
         // Its thread loads a program over the very pins that go.
         self.events.end();
-        let removed = self.reconciler.detach()?;
-        self.detached(by);
-        Ok(DetachAnswer {
-            removed,
-            by_daemon: true,
-            ..DetachAnswer::default()
-        })
+        if let Err(e) = self.reconciler.unlink() {
+            return Err(self.not_detached(e));
+        }
+        let links = self.detached(by);
+        Ok(self.detach_answer(links))
     }
 
-    fn detached(&mut self, by: Caller) {
+    /// First, so that a crash cannot lose the decision. Without a place for it the detachment lasts until the daemon ends.
+    fn mark_detached(&mut self, by: Caller) {
+        let _said = self.detach_mark.set(Some(by));
+    }
+
+    fn not_detached(&mut self, error: DatapathError) -> EngineError {
+        let _said = self.detach_mark.set(self.detached_by);
+        self.reconciler.resume();
+        error.into()
+    }
+
+    fn detach_answer(&self, links: usize) -> DetachAnswer {
+        let removed = Removed {
+            links,
+            ..Removed::default()
+        };
+        DetachAnswer {
+            removed,
+            by_daemon: true,
+            notes: self.detach_mark.problem().cloned().into_iter().collect(),
+            ..DetachAnswer::default()
+        }
+    }
+
+    /// How many links that took out of force.
+    fn detached(&mut self, by: Caller) -> usize {
         // Who watches waits for the next maps.
         self.events.end();
-        self.detached_by = Some(by);
-        self.probing.look(&self.reconciler.options().cgroup);
+        let was_attached = self.detached_by.replace(by).is_none();
+        let cgroup = &self.reconciler.options().cgroup;
+        self.probing.look(cgroup);
+        self.probing.sweep(cgroup);
         Cause::asked(by).audit_other("detach");
-        info!("detached: nothing is in force until rto-agent reload");
+        info!("detached: nothing is in force until rto-agent attach");
+        was_attached.into()
+    }
+
+    /// Attaches or detaches as the files say that were just taken over: `attach` in `[agent]`.
+    pub(super) fn follow_attach(&mut self, cause: &Cause) -> Result<(), EngineError> {
+        match (
+            self.reconciler.resolved().config().agent.attach,
+            self.detached_by,
+        ) {
+            (false, None) => self.detach_now(Caller::CONFIGURATION).map(drop),
+            (true, Some(Caller::CONFIGURATION)) => self.attach(cause).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// `rto-agent attach`: ends a detachment. What was counted before goes on.
+    pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+        self.check_not_restoring()?;
+        let mut answer = ChangeAnswer::default();
+        let Some(by) = self.detached_by else {
+            answer.notes.push("it was attached already".to_owned());
+            return Ok(answer);
+        };
+        if !self.reconciler.resolved().config().agent.attach {
+            return Err(EngineError::Refused(format!(
+                "detached by {by}, which rto-agent attach does not end: set it to true"
+            )));
+        }
+        self.detach_mark.set(None).map_err(EngineError::Unsaved)?;
+        let maps_are_new = self.reconciler.kernel().is_none();
+        if let Err(e) = self.reconciler.attach_detached() {
+            self.mark_detached(by);
+            return Err(e);
+        }
+        self.detached_by = None;
+        if maps_are_new {
+            self.maps_are_new();
+        } else {
+            self.renew_lease();
+        }
+        self.publish();
+        self.resume_events();
+        self.probing.look(&self.reconciler.options().cgroup);
+        answer.notes.push("attached again".to_owned());
+        cause.audit_other("attach");
+        self.apply_to_open(cause);
+        Ok(answer)
     }
 
     /// Takes the programs out of force and begins to give sockets back what they had; the rest of
@@ -80,10 +221,24 @@ impl Engine {
                     .to_owned(),
             ));
         }
-        let walkers = self.reconciler.unlink_for_restoring()?;
+        self.mark_detached(by);
+        self.keep_experiments();
+        self.end_schedules(NewConnections::LeftAlone);
+        let walkers = match self.reconciler.unlink_for_restoring() {
+            Ok(walkers) => walkers,
+            Err(e) => return Err(self.not_detached(e)),
+        };
         self.detached(by);
         self.walks.begin(walkers, walk::RESTORE, Vec::new());
         Ok(())
+    }
+
+    /// Before the program goes, or may go.
+    pub(super) fn end_schedules(&self, new: NewConnections) {
+        if self.reconciler.kernel().is_some() {
+            let pin_dir = &self.reconciler.options().pin_dir;
+            walk::end_schedules(pin_dir, new, walk::SCHEDULES_LIMIT);
+        }
     }
 
     /// Ends a detachment once its walk has ended, or has taken too long.
@@ -103,22 +258,20 @@ impl Engine {
                 RESTORE_LIMIT.as_secs()
             ));
         }
-        let answer = if restored.is_complete() {
-            let removed = self.reconciler.detach();
-            removed.map(|removed| (removed, None))
+        let kept = if restored.is_complete() {
+            self.reconciler.restored().map(|()| None)
         } else {
-            Ok((Removed::default(), Some(self.reconciler.leave_maps())))
+            Ok(Some(self.reconciler.leave_maps()))
         };
         info!(
             complete = restored.is_complete(),
             "gave back to open sockets"
         );
         self.publish();
-        let answer = answer.map(|(removed, kept)| DetachAnswer {
-            removed,
-            by_daemon: true,
+        let answer = kept.map(|kept| DetachAnswer {
             restored: Some(restored),
             kept,
+            ..self.detach_answer(1)
         });
         drop(reply.send(answer.map_err(EngineError::from)));
     }
@@ -126,7 +279,11 @@ impl Engine {
     /// Hands what is in force to the service manager for the next start, where it keeps descriptors: it drops them, and
     /// with them the link, once it knows that there is none. Whether that was done.
     pub(super) fn hand_over(&self) -> bool {
+        if !systemd::says_it_keeps() {
+            return false;
+        }
         let pin_dir = &self.reconciler.options().pin_dir;
+        self.end_schedules(NewConnections::Treated);
         let done = handover::pinned_objects(pin_dir).and_then(|objects| {
             let kept = systemd::hand_over(&objects)?;
             if kept {

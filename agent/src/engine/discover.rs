@@ -42,7 +42,7 @@ impl Snapshot {
         }
         if let Some(by) = &self.health.detached_by {
             return refused(format!(
-                "nothing is in force, detached by {by}: rto-agent reload attaches again"
+                "nothing is in force, detached by {by}: rto-agent attach ends that"
             ));
         }
         let resolved = self.resolved()?;

@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tracing::warn;
 
 use crate::{
-    config::{atomic_file::AtomicFile, regular_file},
+    config::{AgentConfig, atomic_file::AtomicFile, regular_file},
     path_security, printable,
-    problem::Problem,
     progress::Stepwise,
 };
 
@@ -61,8 +60,6 @@ pub(super) struct Document {
     owner: String,
     /// It is another daemon's.
     is_taken: bool,
-    /// Why it is older than what is in force.
-    problem: Problem,
 }
 
 impl Document {
@@ -74,7 +71,6 @@ impl Document {
             format,
             owner,
             is_taken: false,
-            problem: Problem::default(),
         }
     }
 
@@ -159,25 +155,11 @@ impl Document {
         }
     }
 
-    /// Saves it. Where that fails [`Document::problem`] says so as well, until it is saved.
+    /// Writes it.
     ///
     /// # Errors
     ///
     /// If it cannot be written; the file is as before then.
-    pub(super) fn save<T: Serialize>(&mut self, content: &T) -> io::Result<()> {
-        let saved = self.write(content);
-        let problem = saved.as_ref().err().map(|e| {
-            format!("{e}; until it is saved a restart goes back to what was saved before")
-        });
-        self.problem.becomes(problem, |text| warn!("{text}"));
-        saved
-    }
-
-    /// Writes it; whoever calls says what a failure means.
-    ///
-    /// # Errors
-    ///
-    /// As above.
     pub(super) fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
         let draft = self.stage(content)?;
         self.commit(draft)
@@ -222,14 +204,54 @@ impl Document {
         self.is_taken
     }
 
-    /// Why it is older, for people.
-    pub(super) fn problem(&self) -> Option<&String> {
-        self.problem.text()
-    }
-
     fn named(&self, error: &io::Error) -> io::Error {
         let path = self.path();
         io::Error::new(error.kind(), format!("{}: {error}", printable::path(&path)))
+    }
+}
+
+/// A document in `persistent_dir`, and in `state_dir` for this boot while it cannot be written there.
+#[derive(Debug)]
+pub(super) struct LastingDocument {
+    pub(super) lasting: Document,
+    pub(super) of_boot: Document,
+}
+
+/// It could not be written in `persistent_dir`.
+pub(super) struct Unsaved {
+    pub(super) error: io::Error,
+    /// Nor in `state_dir`; `None`: it is there.
+    pub(super) of_boot: Option<io::Error>,
+}
+
+impl LastingDocument {
+    /// As [`Document::new`], of the daemon with these pins.
+    pub(super) fn new(agent: &AgentConfig, name: &'static str, format: u32) -> Self {
+        let owner = agent.pin_dir.to_string_lossy();
+        let document = |dir| Document::new(dir, name, format, owner.clone().into_owned());
+        Self {
+            lasting: document(&agent.persistent_dir),
+            of_boot: document(&agent.state_dir),
+        }
+    }
+
+    /// Writes it in `persistent_dir`, else in `state_dir`.
+    ///
+    /// # Errors
+    ///
+    /// If it is not in `persistent_dir` then.
+    pub(super) fn write<T: Serialize>(&self, content: &T) -> Result<(), Unsaved> {
+        match self.lasting.write(content) {
+            Ok(()) => {
+                // What was written there instead is older now.
+                let _gone = fs::remove_file(self.of_boot.path());
+                Ok(())
+            }
+            Err(error) => Err(Unsaved {
+                of_boot: self.of_boot.write(content).err(),
+                error,
+            }),
+        }
     }
 }
 
@@ -252,13 +274,13 @@ mod tests {
         let dir = dir.path().join("made");
         let mut document = Document::new(&dir, "d.json", 1, "a".to_owned());
         assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
-        document.save(&[1, 2]).unwrap();
+        document.write(&[1, 2]).unwrap();
         assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
         let mut other = Document::new(&dir, "d.json", 1, "b".to_owned());
         let (content, warning) = other.load::<Vec<u64>>().unwrap();
         assert_eq!(content, None);
         assert!(warning.unwrap().contains("another daemon's"));
-        assert!(other.save(&[3]).is_err());
+        assert!(other.write(&[3]).is_err());
         assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
     }
 
@@ -287,18 +309,5 @@ mod tests {
             assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
         }
         assert!(dir.path().join("d.json.unreadable").exists());
-    }
-
-    #[test]
-    fn what_is_not_saved_is_a_problem_until_it_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("place");
-        fs::write(&place, "no directory").unwrap();
-        let mut document = Document::new(&place, "d.json", 1, "a".to_owned());
-        assert!(document.save(&0).is_err());
-        assert!(document.problem().unwrap().contains("d.json"));
-        fs::remove_file(&place).unwrap();
-        document.save(&0).unwrap();
-        assert_eq!(document.problem(), None);
     }
 }

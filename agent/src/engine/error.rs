@@ -5,7 +5,9 @@ use std::io;
 use crate::{
     config::{ConfigErrors, save::SaveError},
     datapath::DatapathError,
+    kernel::bpf::MAX_PROGRAMS,
     policy::compile::PolicyError,
+    printable,
     progress::Stopped,
 };
 
@@ -29,18 +31,18 @@ pub enum EngineError {
     #[error("{0}; nothing was changed")]
     Unsaved(io::Error),
     /// The kernel did not do something.
-    #[error(transparent)]
-    Kernel(#[from] DatapathError),
+    #[error("{}", in_words(.0))]
+    Kernel(DatapathError),
     /// The statistics cannot be read.
     #[error(transparent)]
     Statistics(#[from] std::sync::Arc<DatapathError>),
     /// The kernel did not take a change; what it had taken of it is undone.
-    #[error("{0}; nothing was changed")]
+    #[error("{}; nothing was changed", in_words(.0))]
     Undone(DatapathError),
     /// The kernel did not take a change, nor go back; `status` says so until it is repaired.
     #[error(
-        "{cause}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
-         seconds, see rto-agent status"
+        "{}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
+         seconds, see rto-agent status", in_words(.cause)
     )]
     OutOfSync {
         /// Why it did not take the change.
@@ -76,6 +78,13 @@ pub enum EngineError {
          files and the saved runtime entries"
     )]
     Interrupted,
+}
+
+impl From<DatapathError> for EngineError {
+    /// Not as a source, whose own text would follow.
+    fn from(error: DatapathError) -> Self {
+        Self::Kernel(error)
+    }
 }
 
 impl From<Stopped> for EngineError {
@@ -116,6 +125,19 @@ impl EngineError {
             Self::NotReloaded(error) => error.is_interrupted(),
             _ => false,
         }
+    }
+}
+
+/// What the kernel answered, where its errno means something else here than it does by itself.
+pub(super) fn in_words(error: &DatapathError) -> String {
+    match error {
+        // "Argument list too long" (`__cgroup_bpf_attach()`, 6.12).
+        DatapathError::Attach { cgroup, cause } if cause.errno() == Some(libc::E2BIG) => format!(
+            "cannot attach to {}: {MAX_PROGRAMS} programs are attached there, the kernel's limit; detach one that is \
+             not needed (see rto-agent doctor), or set [agent] cgroup to another one",
+            printable::path(cgroup)
+        ),
+        other => other.to_string(),
     }
 }
 

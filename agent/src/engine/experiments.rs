@@ -4,13 +4,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use nix::sys::utsname::uname;
 use rto_agent_common::{Policy, policy_flags};
-use rto_model::tune::experiment::{Event, Verdict};
+use rto_model::tune::experiment::{Design, Event, Unit, Verdict};
+use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use self::design::design;
@@ -18,7 +20,8 @@ use super::{
     Engine, EngineError,
     adjusting::Readings,
     audit::{Cause, Source},
-    document::Document,
+    document::{LastingDocument, Unsaved},
+    runtime::boottime_ms,
 };
 use crate::{
     config::AgentConfig,
@@ -28,11 +31,13 @@ use crate::{
         compile::{Compiled, outlives_connections},
         plan::MapState,
     },
+    problem::Problem,
     tuning::Told,
     wire::{
         events::{ExperimentEvent, StreamItem},
         experiments::{
             ExperimentAnswer, ExperimentSummary, ExperimentView, ExperimentsAnswer, StartRequest,
+            State,
         },
         types::{Caller, now_ms, now_s},
     },
@@ -41,9 +46,13 @@ use crate::{
 mod design;
 
 pub(super) const FILE: &str = "experiments.json";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// How often what was counted is saved: the kernel's counters have what came since, so that a kill loses nothing.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+/// An arm of peers has so many at least.
+const LEAST_PEERS: f64 = 20.0;
+const DETACHED: &str = "nothing is in force; rto-agent attach ends that";
+
 /// The experiments as everybody may read them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedExperiments(Arc<Mutex<Experiments>>);
@@ -56,47 +65,50 @@ impl SharedExperiments {
 
     /// All of them, with what they say now.
     pub(super) fn answer(&self) -> ExperimentsAnswer {
-        let at_s = now_s();
-        // The bootstrap takes long.
         let all = self.lock().clone();
-        let views = all
-            .iter()
-            .map(|(name, record)| (name.clone(), record.view(at_s)));
+        let views = all.iter();
         ExperimentsAnswer {
-            at_s,
-            experiments: views.collect(),
+            at_s: now_s(),
+            experiments: views
+                .map(|(name, record)| (name.clone(), record.view()))
+                .collect(),
         }
     }
 
     /// In short.
     pub(super) fn summaries(&self) -> BTreeMap<PolicyName, ExperimentSummary> {
-        let now_s = now_s();
         let all = self.lock();
         let all = all.iter();
-        all.map(|(name, record)| (name.clone(), record.summary(now_s)))
+        all.map(|(name, record)| (name.clone(), record.summary()))
             .collect()
     }
 
-    /// What to know of those that leave a policy out of force, or were ended by something else than a request.
+    /// Those that leave a policy out of force, or an arm of which has no connections.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let now_s = now_s();
         let all = self.lock();
         let warnings = all.iter().filter_map(|(name, record)| {
-            Some(format!(
-                "policy {name}: experiment {}",
-                record.warning(now_s)?
-            ))
+            Some(format!("policy {name}: experiment {}", record.warning()?))
         });
         warnings.collect()
     }
+}
+
+/// What is saved. The later one of two files counts.
+#[derive(Default, Serialize, Deserialize)]
+struct Saved {
+    revision: u64,
+    experiments: Experiments,
 }
 
 /// The engine's half: it alone changes and saves them.
 #[derive(Debug)]
 pub(super) struct RunningExperiments {
     shared: SharedExperiments,
-    document: Document,
+    document: LastingDocument,
+    revision: u64,
     saved_at: Instant,
+    /// Why they are not saved, or for this boot alone.
+    problem: Problem,
     /// What a reload is to tell.
     notes: Vec<String>,
     /// Why those of an earlier run are lost, and how to fix it.
@@ -110,14 +122,20 @@ impl RunningExperiments {
     ///
     /// If there is a file and it cannot be read: a policy that was suspended must not be in force again for that.
     pub(super) fn load(agent: &AgentConfig) -> io::Result<Self> {
-        let owner = agent.pin_dir.to_string_lossy().into_owned();
-        let mut document = Document::new(&agent.persistent_dir, FILE, FORMAT, owner);
-        let loaded = document.load::<Experiments>().map_err(|e| {
-            let fix = "let root read it, or remove it: experiments are forgotten then";
-            io::Error::new(e.kind(), format!("{e}; {fix}"))
-        });
-        let (experiments, unreadable) = loaded?;
-        let experiments = SharedExperiments(Arc::new(Mutex::new(experiments.unwrap_or_default())));
+        let mut document = LastingDocument::new(agent, FILE, FORMAT);
+        let mut newest = Saved::default();
+        let mut unreadable = None;
+        for file in [&mut document.of_boot, &mut document.lasting] {
+            let loaded = file.load::<Saved>().map_err(|e| {
+                let fix = "let root read it, or remove it: experiments are forgotten then";
+                io::Error::new(e.kind(), format!("{e}; {fix}"))
+            });
+            let (saved, why) = loaded?;
+            newest = saved
+                .filter(|saved| saved.revision > newest.revision)
+                .unwrap_or(newest);
+            unreadable = unreadable.or(why);
+        }
         let unreadable = unreadable.map(|why| {
             format!("experiments were lost, and their policies are in force as configured: {why}")
         });
@@ -125,9 +143,11 @@ impl RunningExperiments {
             warn!("{text}");
         }
         Ok(Self {
-            shared: experiments,
+            shared: SharedExperiments(Arc::new(Mutex::new(newest.experiments))),
             document,
+            revision: newest.revision,
             saved_at: Instant::now(),
+            problem: Problem::default(),
             notes: Vec::new(),
             unreadable,
         })
@@ -140,6 +160,23 @@ impl RunningExperiments {
 
     pub(super) fn shared(&self) -> SharedExperiments {
         self.shared.clone()
+    }
+
+    fn get(&self, policy: &PolicyName) -> Result<Record, EngineError> {
+        let record = self.shared.lock().get(policy).cloned();
+        record.ok_or_else(|| {
+            let text = format!("there is no experiment of {policy}; see rto-agent experiment show");
+            EngineError::Refused(text)
+        })
+    }
+
+    /// Puts one, or none, in the place of the one of this policy, and returns that.
+    fn replace(&self, policy: &PolicyName, record: Option<Record>) -> Option<Record> {
+        let mut all = self.shared.lock();
+        match record {
+            Some(record) => all.insert(policy.clone(), record),
+            None => all.remove(policy),
+        }
     }
 
     /// Whether any counts what happens.
@@ -185,19 +222,19 @@ impl RunningExperiments {
         let mut all = self.shared.lock();
         for policy in policies {
             if let Some(record) = all.get_mut(policy) {
-                record.resettle(now_s());
+                record.arms_changed();
             }
         }
     }
 
-    /// Why they are not saved.
+    /// Why they are not saved, or for this boot alone.
     pub(super) fn problem(&self) -> Option<&String> {
-        self.document.problem()
+        self.problem.text()
     }
 
-    /// Saves them; where that fails it is said, and tried again.
+    /// Saves them. A failure is a [problem](Self::problem), and saving is tried again.
     pub(super) fn save(&mut self) {
-        let _told = self.try_save();
+        let _is_problem = self.try_save();
     }
 
     /// Saves them again where that failed.
@@ -207,8 +244,9 @@ impl RunningExperiments {
         }
     }
 
-    fn try_save(&mut self) -> io::Result<()> {
-        let all = {
+    /// Saves them in `persistent_dir`, else in `state_dir`: a verdict must outlive a kill.
+    fn try_save(&mut self) -> Result<(), Unsaved> {
+        let experiments = {
             let mut all = self.shared.lock();
             for policy in all.trim() {
                 info!(%policy, "its ended experiment is forgotten: {MOST_ENDED} others ended later");
@@ -216,7 +254,25 @@ impl RunningExperiments {
             all.clone()
         };
         self.saved_at = Instant::now();
-        self.document.save(&all)
+        self.revision += 1;
+        let saved = Saved {
+            revision: self.revision,
+            experiments,
+        };
+        let result = self.document.write(&saved);
+        let problem = result.as_ref().err().map(|unsaved| {
+            let until = if unsaved.of_boot.is_none() {
+                "reboot"
+            } else {
+                "restart"
+            };
+            format!(
+                "{}; until it is saved a {until} goes back to what was saved before",
+                unsaved.error
+            )
+        });
+        self.problem.becomes(problem, |text| warn!("{text}"));
+        result
     }
 
     fn is_save_due(&self) -> bool {
@@ -240,46 +296,47 @@ impl Engine {
             None => return refused(&super::requests::unknown_policy(&resolved.desired, &policy)),
         };
         let design = design(&policy, settings, request)?;
-        self.check_not_suspended(&policy)?;
         if let Some(compiled) = resolved.policies.get(&policy) {
             check_compares(&policy, settings, compiled)?;
         }
         let reader = self.snapshots.borrow().reader.clone();
-        let statistics = match reader.as_deref() {
-            Some(reader) => reader.statistics_of(&policy)?,
-            None => None,
+        let Some(reader) = reader else {
+            return refused(DETACHED);
         };
-        let Some(statistics) = statistics else {
-            return refused("nothing is in force; rto-agent reload attaches again");
+        let Some(statistics) = reader.statistics_of(&policy)? else {
+            return refused(DETACHED);
         };
+        let mut notes = Vec::new();
+        if design.unit == Unit::Peer {
+            let is_peer = |address: &IpAddr| {
+                let entry = resolved.set.entry_for(*address);
+                entry.is_some_and(|(entry, _)| *entry.policy == policy)
+            };
+            let peers: BTreeSet<IpAddr> =
+                reader.recent_peers().into_iter().filter(is_peer).collect();
+            check_peers(&design, peers.len())?;
+            if peers.is_empty() {
+                notes.push(
+                    "how many peers there are is not known: in the last hour no connection of this network namespace \
+                     ended with one"
+                        .to_owned(),
+                );
+            }
+        }
         let host = host_name();
         let record = Record::start(design, host, by, &statistics, now_s())
             .map_err(|e| EngineError::Refused(e.to_string()))?;
-        let mut notes = Vec::new();
         if let Some(holdout) = settings.control_share() {
             notes.push(format!(
                 "its control arm takes the place of that of holdout = {holdout} while it lasts"
             ));
         }
-        let before = {
-            let mut all = self.deciding.experiments.shared.lock();
-            let before = all.remove(&policy);
-            all.insert(policy.clone(), record);
-            before
-        };
-        let saved = self
-            .deciding
-            .experiments
-            .try_save()
-            .map_err(EngineError::Unsaved);
+        let before = self.deciding.experiments.replace(&policy, Some(record));
+        let saved = self.deciding.experiments.try_save();
+        let saved = saved.map_err(|unsaved| EngineError::Unsaved(unsaved.error));
         let cause = Cause::done("experiment start", by);
         if let Err(e) = saved.and_then(|()| self.adjust(&cause).map(drop)) {
-            let mut all = self.deciding.experiments.shared.lock();
-            all.remove(&policy);
-            if let Some(before) = before {
-                all.insert(policy, before);
-            }
-            drop(all);
+            self.deciding.experiments.replace(&policy, before);
             self.deciding.experiments.save();
             return Err(e);
         }
@@ -297,19 +354,20 @@ impl Engine {
         if let Err(e) = self.adjust(&Source::Tuner.into()) {
             self.deciding.not_in_force(&e);
         }
-        {
-            let now_s = now_s();
-            let mut all = self.deciding.experiments.shared.lock();
-            let Some(record) = all.get_mut(policy) else {
-                return refused(&none_of(policy));
-            };
-            if !record.is_counting() {
-                let text = record.text(now_s);
-                return refused(&format!("the experiment of {policy} has ended: {text}"));
-            }
-            record.stop(now_s);
+        let before = self.deciding.experiments.get(policy)?;
+        if !before.is_counting() {
+            let text = before.text();
+            return refused(&format!("the experiment of {policy} has ended: {text}"));
         }
-        self.deciding.experiments.save();
+        let mut stopped = before.clone();
+        stopped.stop(now_s());
+        self.deciding.experiments.replace(policy, Some(stopped));
+        if let Err(unsaved) = self.deciding.experiments.try_save()
+            && unsaved.of_boot.is_some()
+        {
+            self.deciding.experiments.replace(policy, Some(before));
+            return Err(EngineError::Unsaved(unsaved.error));
+        }
         if let Err(e) = self.adjust(&Cause::done("experiment stop", by)) {
             self.deciding.not_in_force(&e);
             return Err(e);
@@ -324,28 +382,18 @@ impl Engine {
         policy: &PolicyName,
         by: Caller,
     ) -> Result<ExperimentAnswer, EngineError> {
-        let record = {
-            let mut all = self.deciding.experiments.shared.lock();
-            match all.get(policy) {
-                None => return refused(&none_of(policy)),
-                Some(record) if record.state(now_s()).is_running() => {
-                    return refused(&format!(
-                        "the experiment of {policy} runs: rto-agent experiment stop {policy} ends it first"
-                    ));
-                }
-                Some(_) => {}
-            }
-            all.remove(policy)
-        };
+        if self.deciding.experiments.get(policy)?.state() == State::Running {
+            return refused(&format!(
+                "the experiment of {policy} runs: rto-agent experiment stop {policy} ends it first"
+            ));
+        }
+        let before = self.deciding.experiments.replace(policy, None);
         let cause = Cause::done("experiment clear", by);
         match self.adjust(&cause) {
             Ok(Some(_)) => {}
             Ok(None) => cause.audit_other("experiment clear"),
             Err(e) => {
-                if let Some(record) = record {
-                    let mut all = self.deciding.experiments.shared.lock();
-                    all.insert(policy.clone(), record);
-                }
+                self.deciding.experiments.replace(policy, before);
                 return Err(e);
             }
         }
@@ -385,7 +433,7 @@ impl Engine {
         }
         if let Some(by) = self.detached_by {
             return refused(&format!(
-                "nothing is in force: detached by {by}; rto-agent reload attaches again"
+                "nothing is in force: detached by {by}; rto-agent attach ends that"
             ));
         }
         if let Some(reader) = self.snapshots.borrow().reader.as_deref()
@@ -407,21 +455,7 @@ impl Engine {
         {
             return refused(&format!(
                 "an experiment of {policy} runs already: {}; rto-agent experiment stop {policy} ends it",
-                record.text(now_s())
-            ));
-        }
-        Ok(())
-    }
-
-    /// Refuses a policy of which the guard treats a part of the connections, or none.
-    fn check_not_suspended(&self, policy: &PolicyName) -> Result<(), EngineError> {
-        let adjustments = &self.reconciler.desired().adjustments;
-        let in_force = adjustments.get(policy).and_then(|a| a.control);
-        let all = self.deciding.experiments.shared.lock();
-        let of_experiment = all.get(policy).and_then(Record::control);
-        if in_force.is_some() && in_force != of_experiment {
-            return refused(&format!(
-                "policy {policy}: its guard has suspended it; see rto-agent tune {policy}"
+                record.text()
             ));
         }
         Ok(())
@@ -434,7 +468,7 @@ impl Engine {
         notes: Vec<String>,
     ) -> Result<ExperimentAnswer, EngineError> {
         let all = self.deciding.experiments.shared.lock();
-        let view = all.get(policy).map(|record| record.view(now_s()));
+        let view = all.get(policy).map(Record::view);
         drop(all);
         let text = view.as_ref().map_or("", |view: &ExperimentView| &view.text);
         let text = format!("{what}: {text}");
@@ -457,7 +491,7 @@ impl Engine {
     /// Takes in what was counted of the arms, and what follows from it, also for timers that are learnt or guarded;
     /// [`Engine::adjust`] puts that in force.
     pub(super) fn look_at_experiments(&mut self, readings: &mut Readings) -> Vec<Told> {
-        let (now_s, mut told, mut is_changed) = (now_s(), Vec::new(), false);
+        let (now_ms, mut told, mut is_changed) = (boottime_ms(), Vec::new(), false);
         {
             let mut all = self.deciding.experiments.shared.lock();
             let counting: Vec<PolicyName> = all.counting().cloned().collect();
@@ -480,12 +514,12 @@ impl Engine {
                     let compiled = resolved.policies.get(&policy);
                     compiled.is_some_and(|compiled| compares(&known.settings, compiled))
                 });
-                // Without a treatment (frozen, suspended) both arms are the same.
+                // Without a treatment (frozen timers) both arms are the same.
                 if drawn != record.control() || !is_treated || is_missing {
-                    record.resettle(now_s);
+                    record.arms_changed();
                 }
-                if let Some(event) = record.look(statistics, now_s) {
-                    told.push((policy.clone(), event, record.told(event, now_s)));
+                if let Some(event) = record.look(statistics, now_ms, now_s()) {
+                    told.push((policy.clone(), event, record.describe(event)));
                 }
             }
         }
@@ -520,6 +554,26 @@ impl Engine {
             experiment: text.to_owned(),
         }));
     }
+}
+
+/// Refuses a draw of so few peers that chance decides how the arms fare. Of no peers nothing is known.
+#[expect(clippy::cast_precision_loss, reason = "a number of peers is small")]
+fn check_peers(design: &Design, peers: usize) -> Result<(), EngineError> {
+    let share = design
+        .ramp
+        .shares()
+        .first()
+        .map_or(0.5, |share| share.get());
+    let fewest = (peers as f64 * share.min(1.0 - share)).floor();
+    if peers == 0 || fewest >= LEAST_PEERS {
+        return Ok(());
+    }
+    refused(&format!(
+        "policy {}: peers seen in the last hour: {peers}; with {:.0} % of them treated an arm has {fewest:.0}, and needs \
+         {LEAST_PEERS}: draw connections (--unit connection), or cover more peers",
+        design.policy,
+        share * 100.0
+    ))
 }
 
 /// Policies of which both states have arms, and draw them in another way.
@@ -558,10 +612,6 @@ fn compares(settings: &Settings, compiled: &Compiled) -> bool {
     kernel.initial_rto_jiffies != 0
         || of_requests.into_iter().any(|jiffies| *jiffies != 0)
         || outlives_connections(settings)
-}
-
-fn none_of(policy: &PolicyName) -> String {
-    format!("there is no experiment of {policy}; see rto-agent experiment show")
 }
 
 fn host_name() -> String {

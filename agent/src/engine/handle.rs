@@ -15,7 +15,7 @@ use crate::{
         tune::{TuneAction, TuneAnswer},
         types::{
             AddRequest, ApplyRequest, Caller, ChangeAnswer, DetachAnswer, DetachRequest,
-            RemoveRequest, VerifyAnswer, WalkView,
+            ReloadRequest, RemoveRequest, VerifyAnswer, WalkView,
         },
     },
 };
@@ -30,9 +30,11 @@ pub enum Message {
     /// `rto-agent remove`.
     Remove(RemoveRequest, Caller, Reply<ChangeAnswer>),
     /// `rto-agent reload`.
-    Reload(Caller, Reply<ChangeAnswer>),
+    Reload(ReloadRequest, Caller, Reply<ChangeAnswer>),
     /// `rto-agent detach`.
     Detach(DetachRequest, Caller, Reply<DetachAnswer>),
+    /// `rto-agent attach`.
+    Attach(Caller, Reply<ChangeAnswer>),
     /// `rto-agent apply`.
     Apply(ApplyRequest, Caller, Reply<WalkView>),
     /// `rto-agent experiment start`.

@@ -13,6 +13,7 @@ use tracing::{error, warn};
 use super::{
     document::Document,
     memory::{self, Need},
+    reload::emptied,
 };
 use crate::{
     config::{Config, ConfigErrors, Files, FilesReader, atomic_file::AtomicFile},
@@ -100,6 +101,15 @@ impl LastGood {
         }
     }
 
+    /// Whether somebody has removed what was kept; it is to be staged again.
+    pub(super) fn is_gone(&mut self) -> bool {
+        let is_gone = self.kept.is_some() && !self.document.path().exists();
+        if is_gone {
+            self.kept = None;
+        }
+        is_gone
+    }
+
     /// They are in force.
     pub(super) fn commit(&mut self) {
         let Some((draft, fingerprint)) = self.draft.take() else {
@@ -168,23 +178,42 @@ impl StartConfig {
     pub fn read(config_path: &Path, host: &HostFacts) -> anyhow::Result<Self> {
         let files = FilesReader::default().read(config_path);
         let files = files.map_err(ConfigErrors::from);
-        let errors = match files.as_ref().map(|files| check(files, host)) {
-            Ok(Ok(config)) => {
+        let mut read = match files.as_ref().map(|files| check(files, host)) {
+            Ok(read) => read,
+            Err(errors) => Err(errors.clone().into()),
+        };
+        if read
+            .as_ref()
+            .is_ok_and(|config| !config.set.policies.is_empty())
+        {
+            return Ok(Self {
+                config: read?,
+                files: files?,
+                refused: None,
+            });
+        }
+        let dir = files.as_ref().map_or_else(
+            // Without a file it is where it is by default.
+            |_| crate::config::AgentConfig::default().persistent_dir,
+            Files::persistent_dir,
+        );
+        let last_good = last_good(&dir, config_path, host);
+        if let (Ok(files), Ok(Some((.., kept)))) = (&read, &last_good)
+            && let Some(error) = emptied(&files.set, &kept.set)
+        {
+            read = Err(anyhow::Error::msg(error));
+        }
+        let errors = match read {
+            Ok(config) => {
                 return Ok(Self {
                     config,
                     files: files?,
                     refused: None,
                 });
             }
-            Ok(Err(error)) => error,
-            Err(errors) => errors.clone().into(),
+            Err(errors) => errors,
         };
-        let dir = files.as_ref().map_or_else(
-            // Without a file it is where it is by default.
-            |_| crate::config::AgentConfig::default().persistent_dir,
-            Files::persistent_dir,
-        );
-        match last_good(&dir, config_path, host) {
+        match last_good {
             Ok(Some((kept_at_s, kept, config))) => {
                 let errors = errors.to_string();
                 let at = UNIX_EPOCH + Duration::from_secs(kept_at_s);

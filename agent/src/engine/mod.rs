@@ -40,11 +40,10 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
+pub use detach::DetachMark;
 pub use document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside};
 pub use error::EngineError;
 pub use handle::{Channels, Handle, Message, Reply, channels};
-#[cfg(test)]
-pub(crate) use jobs::events::WATCHERS;
 pub use jobs::{Done, walk};
 pub use last_good::{LastGood, Refused, StartConfig};
 pub use reconcile::Open;
@@ -82,12 +81,15 @@ pub struct EngineConfig {
 pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
     let learnt = "timers are learnt anew";
+    let experiments = "experiments are forgotten, and their policies in force as configured";
     vec![
         (lasting.join(tuning_store::FILE), learnt),
         (of_boot.join(tuning_store::FILE), learnt),
+        (lasting.join(experiments::FILE), experiments),
+        (of_boot.join(experiments::FILE), experiments),
         (
-            lasting.join(experiments::FILE),
-            "experiments are forgotten, and their policies in force as configured",
+            lasting.join(detach::FILE),
+            "a detachment ends with the next start",
         ),
         (
             lasting.join(last_good::FILE),
@@ -122,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn state_is_in_four_files_each_of_which_says_what_goes_with_it() {
+    fn state_files_say_what_is_lost_without_them() {
         let agent = AgentConfig {
             persistent_dir: "/lasting".into(),
             state_dir: "/boot".into(),
@@ -132,7 +134,7 @@ mod tests {
         let lasting = files
             .iter()
             .filter(|(path, _)| path.starts_with("/lasting"));
-        assert_eq!((files.len(), lasting.count()), (4, 3));
+        assert_eq!((files.len(), lasting.count()), (6, 4));
         assert!(
             files
                 .iter()

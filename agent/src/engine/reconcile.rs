@@ -15,6 +15,7 @@ use super::{
     audit::Cause,
     changing::SharedKernel,
     desired::{Desired, Resolved},
+    error::in_words,
     experiments::arms_changed,
     memory::{self, Need},
     snapshot::Shared,
@@ -24,7 +25,8 @@ use super::{
 use crate::{
     config::{atomic_file::AtomicFile, save},
     datapath::{
-        Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, remove_pins,
+        Attachment, DatapathError, Found, Kernel, KernelReader, Options, Removed, remove_links,
+        remove_pins,
         walk::{self, Mode, Walker},
     },
     kernel::cgroup,
@@ -71,8 +73,10 @@ pub(super) struct Change {
 pub(super) struct Reconciler {
     open: Open,
     shared: Arc<Shared>,
-    /// Absent while detached.
+    /// Absent after [`Reconciler::leave_maps`].
     kernel: Option<SharedKernel>,
+    /// While sockets are given back what they had, the maps stay as they are: they know what that was.
+    is_frozen: bool,
     options: Options,
     found: Found,
     /// What should be in force, or will be once attached again.
@@ -95,14 +99,19 @@ pub(super) struct Reconciler {
 }
 
 impl Reconciler {
-    /// Opens the kernel, has it hold what is desired and puts it in force.
+    /// Opens the kernel, has it hold what is desired and puts it in force, unless it is detached.
     pub(super) fn start(
         (open, shared): (Open, Arc<Shared>),
         options: Options,
         desired: Desired,
         store: RuntimeStore,
+        is_detached: bool,
     ) -> Result<(Self, Change), EngineError> {
         let resolved = Arc::new(desired.resolve()?);
+        if is_detached {
+            // A daemon that was killed while it detached has left one.
+            remove_links(&options.pin_dir)?;
+        }
         let options = Options {
             max_entries: resolved.room(),
             ..options
@@ -115,6 +124,7 @@ impl Reconciler {
             options: kernel.options().clone(),
             found: kernel.found(),
             kernel: Some(kernel),
+            is_frozen: false,
             resolved: resolved.clone(),
             held: held.clone(),
             out_of_sync: None,
@@ -126,7 +136,9 @@ impl Reconciler {
             arms_changed: arms_changed(&held, &resolved.maps),
         };
         let change = reconciler.write(&held, &resolved)?;
-        reconciler.attach()?;
+        if !is_detached {
+            reconciler.attach()?;
+        }
         Ok((reconciler, change))
     }
 
@@ -142,6 +154,11 @@ impl Reconciler {
         persist: &Persist,
     ) -> Result<Change, EngineError> {
         let resolved = Arc::new(next.resolve()?);
+        if matches!(persist, Persist::Runtime)
+            && let Some(reason) = resolved.leaves_out(&self.resolved)
+        {
+            return Err(EngineError::Refused(reason));
+        }
         progress::checkpoint()?;
         let staged = self.stage(&resolved.desired, persist)?;
         let before = self.resolved.clone();
@@ -225,11 +242,7 @@ impl Reconciler {
 
     /// Refuses what the maps would have no memory for.
     fn check_memory(&self, plan: &Plan, next: &Resolved) -> Result<(), EngineError> {
-        if self
-            .kernel
-            .as_ref()
-            .is_none_or(|kernel| kernel.is_unlinked())
-        {
+        if self.kernel.is_none() || self.is_frozen {
             // Nothing is written.
             return Ok(());
         }
@@ -244,8 +257,7 @@ impl Reconciler {
 
     /// Applies a plan; undoes it if a write fails.
     fn apply(&mut self, plan: &Plan, desired: &MapState, room: u32) -> Result<(), EngineError> {
-        // While sockets are given back what they had, the maps stay as they are: they know what that was.
-        let Some(kernel) = self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) else {
+        let Some(kernel) = self.kernel.as_mut().filter(|_| !self.is_frozen) else {
             return Ok(());
         };
         let cause = match kernel.change().apply(room, &self.held, plan, desired) {
@@ -305,7 +317,7 @@ impl Reconciler {
 
     /// Keeps automatic values in force until then, nanoseconds of CLOCK_MONOTONIC; whether there is a kernel for it.
     pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<bool, DatapathError> {
-        match self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) {
+        match self.kernel.as_mut().filter(|_| !self.is_frozen) {
             Some(kernel) => kernel.change().renew_lease(until_ns).map(|()| true),
             None => Ok(false),
         }
@@ -317,22 +329,22 @@ impl Reconciler {
             .map_or(Ok(()), |kernel| kernel.change().attach())
     }
 
-    /// Fills and attaches a new kernel after [`Reconciler::detach`].
-    pub(super) fn reopen(&mut self) -> Result<Change, EngineError> {
-        let (options, shared) = (self.options.clone(), self.shared.clone());
-        let kernel = SharedKernel::open(&self.open, options, shared)?;
-        self.held = kernel.read()?;
-        self.kernel = Some(kernel);
-        self.kept = false;
-        let resolved = self.resolved.clone();
-        let change = self.write(&MapState::default(), &resolved)?;
-        self.attach()?;
-        Ok(change)
+    /// Attaches again after [`Reconciler::unlink`]; opens the kernel anew after [`Reconciler::leave_maps`].
+    pub(super) fn attach_detached(&mut self) -> Result<(), EngineError> {
+        if self.kernel.is_none() {
+            let (options, shared) = (self.options.clone(), self.shared.clone());
+            let kernel = SharedKernel::open(&self.open, options, shared)?;
+            self.held = kernel.read()?;
+            self.kernel = Some(kernel);
+            self.kept = false;
+        }
+        self.rewrite()?;
+        Ok(self.attach()?)
     }
 
     /// Compares all that the kernel's maps hold with what they should; [`Reconciler::repair`] corrects a difference.
     pub(super) fn verify(&mut self) -> Differences {
-        let kernel = self.kernel.as_ref().filter(|kernel| !kernel.is_unlinked());
+        let kernel = self.kernel.as_ref().filter(|_| !self.is_frozen);
         let Some(kernel) = kernel else {
             return Differences::default();
         };
@@ -410,7 +422,7 @@ impl Reconciler {
                 (Some(change), None)
             }
             Some((Err(e), problem)) => {
-                let broken = format!("{problem}; attaching again failed: {e}");
+                let broken = format!("{problem}; attaching again failed: {}", in_words(&e));
                 (None, Some(broken))
             }
         };
@@ -418,8 +430,15 @@ impl Reconciler {
         attached
     }
 
+    /// After a detachment that failed: connections get their policies' timers and SYN schedules again.
+    pub(super) fn resume(&mut self) {
+        if let Err(e) = self.rewrite() {
+            error!("the kernel's maps are out of step after a detachment that failed: {e}");
+        }
+    }
+
     fn rewrite(&mut self) -> Result<Change, EngineError> {
-        if let Some(kernel) = self.kernel.as_mut().filter(|kernel| !kernel.is_unlinked()) {
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| !self.is_frozen) {
             kernel.change().restore_tables()?;
             self.held = kernel.read()?;
         }
@@ -427,16 +446,39 @@ impl Reconciler {
         self.write(&before, &resolved)
     }
 
+    /// Takes the programs out of force; the maps stay, with what they have counted, and follow changes.
+    pub(super) fn unlink(&mut self) -> Result<(), DatapathError> {
+        match &mut self.kernel {
+            Some(kernel) => kernel.change().unlink(),
+            None => self.detach().map(drop),
+        }
+    }
+
     /// Takes the programs out of force, if they are, and returns what gives the sockets back what they
-    /// had. The maps stay until [`Reconciler::detach`].
+    /// had. The maps stay as they are until [`Reconciler::restored`] or [`Reconciler::leave_maps`].
     pub(super) fn unlink_for_restoring(&mut self) -> Result<Vec<Walker>, DatapathError> {
         let Some(kernel) = &mut self.kernel else {
-            return walk::for_restoring(&self.options.pin_dir, Some(&self.options.cgroup));
+            return walk::for_restoring(
+                &self.options.pin_dir,
+                Some(&self.options.cgroup),
+                Mode::Restore,
+            );
         };
         // First: where it cannot be had, nothing has changed.
         let walker = kernel.walker(Mode::Restore)?;
         kernel.change().unlink()?;
+        self.is_frozen = true;
         Ok(vec![walker])
+    }
+
+    /// All sockets were given back what they had: the maps follow changes again.
+    pub(super) fn restored(&mut self) -> Result<(), DatapathError> {
+        self.is_frozen = false;
+        if self.kept {
+            self.detach()?;
+        }
+        self.resume();
+        Ok(())
     }
 
     /// Lets go of what [`Reconciler::unlink_for_restoring`] took out of force and leaves the maps, which
@@ -444,6 +486,7 @@ impl Reconciler {
     pub(super) fn leave_maps(&mut self) -> PathBuf {
         self.forget();
         self.kernel = None;
+        self.is_frozen = false;
         self.kept = true;
         self.options.pin_dir.clone()
     }
@@ -525,15 +568,13 @@ impl Reconciler {
         std::mem::take(&mut self.renewed)
     }
 
-    /// Without a kernel: what status says of it.
+    /// What status says of one that is detached.
     pub(super) fn detached(&self) -> Attachment {
         Attachment {
-            attached: false,
-            problem: Some("detached on purpose; rto-agent reload attaches again".to_owned()),
+            problem: Some("detached on purpose; rto-agent attach ends that".to_owned()),
             cgroup: self.options.cgroup.clone(),
             is_root: cgroup::is_root(&self.options.cgroup),
-            program_id: None,
-            accepted: None,
+            ..Attachment::default()
         }
     }
 }

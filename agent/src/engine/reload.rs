@@ -1,42 +1,51 @@
 //! The files: read again, checked, and taken over.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
 
 use tracing::{debug, error, warn};
 
 use super::{
     Engine, EngineConfig, EngineError,
     audit::{Cause, Source},
-    desired::LoadedConfig,
+    desired::{LoadedConfig, Resolved},
     memory::{self, Need},
     reconcile::{Change, Persist},
+    requests::Notes,
+    runtime::boottime_ms,
 };
 use crate::{
     config::{AgentConfig, Config, Files, ReadError},
+    policy::{Policy, PolicyName, PolicySet, plan::ChangeSummary},
+    printable::counted,
     progress,
-    wire::types::{ChangeAnswer, ReloadView, now_s},
+    wire::types::{ChangeAnswer, ReloadRequest, ReloadView, now_s},
 };
 
 impl Engine {
-    /// Reads the files again; also ends a detachment made on purpose. What comes of the files is logged.
-    pub(super) fn reload_and_attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+    /// Reads the files again. What comes of them is logged.
+    pub(super) fn reload_asked(
+        &mut self,
+        request: &ReloadRequest,
+        cause: &Cause,
+    ) -> Result<ChangeAnswer, EngineError> {
         self.check_not_restoring()?;
         let files = match self.read_files() {
             Ok(files) => files,
+            Err(e) if request.dry_run => return Err(e),
             Err(e) => return Err(self.unread(e, cause)),
         };
-        let mut answer = self.reload(files, cause)?;
-        if self.detached_by.is_some() {
-            answer.changed = self.reconciler.reopen()?.summary;
-            self.detached_by = None;
-            self.maps_are_new();
-            self.publish();
-            self.resume_events();
-            self.probing.look(&self.reconciler.options().cgroup);
-            answer.notes.push("attached again".to_owned());
-            cause.audit_other("attach");
-            self.apply_to_open(cause);
+        if request.dry_run {
+            return self.reload_dry(&files, request.allow_empty);
         }
+        let mut answer = self.reload(files, request.allow_empty, cause)?;
+        if request.attach {
+            answer.notes.extend(self.attach(cause)?.notes);
+        }
+        self.note_detached(&mut answer);
         Ok(answer)
     }
 
@@ -44,7 +53,7 @@ impl Engine {
         match self.read_files() {
             Ok(files) if Some(files.fingerprint()) == self.fingerprint => {}
             Ok(files) => {
-                let _logged = self.reload(files, &Source::File.into());
+                let _logged = self.reload(files, false, &Source::File.into());
                 memory::trim_heap();
             }
             // They are looked at every half minute: what is known is not said again.
@@ -98,11 +107,16 @@ impl Engine {
         }))
     }
 
-    fn reload(&mut self, files: Files, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+    fn reload(
+        &mut self,
+        files: Files,
+        allow_empty: bool,
+        cause: &Cause,
+    ) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
         self.fingerprint = Some(files.fingerprint());
         let differences = self.verify().differences;
-        let taken = self.load_and_take_over(files, &Persist::Later, cause);
+        let taken = self.load_and_take_over(files, &Persist::Later, allow_empty, cause);
         let mut result = taken.map_err(|error| self.not_reloaded(error, cause));
         for note in result.iter().flat_map(|answer| &answer.notes) {
             warn!(%cause, "{note}");
@@ -119,14 +133,58 @@ impl Engine {
         result
     }
 
+    fn load_checked(
+        &self,
+        files: &Files,
+        allow_empty: bool,
+    ) -> Result<Arc<LoadedConfig>, EngineError> {
+        let loaded = self.load(files)?;
+        let former = &self.reconciler.resolved().config().set;
+        match emptied(&loaded.config.set, former).filter(|_| !allow_empty) {
+            Some(error) => Err(EngineError::Refused(error)),
+            None => Ok(loaded),
+        }
+    }
+
+    /// What a reload would do.
+    fn reload_dry(&self, files: &Files, allow_empty: bool) -> Result<ChangeAnswer, EngineError> {
+        let loaded = self.load_checked(files, allow_empty)?;
+        let before = self.reconciler.resolved();
+        let next = before.desired.with_files(loaded, boottime_ms()).resolve()?;
+        let mut notes = next.config().warnings.clone();
+        notes.extend(restart_notes(
+            &self.config.config.agent,
+            &next.config().agent,
+        ));
+        notes.extend(next.left_out_text());
+        Ok(ChangeAnswer {
+            changed: ChangeSummary::between(&before.maps, &next.maps),
+            would_change: Some(difference(before, &next)),
+            notes,
+            ..ChangeAnswer::default()
+        })
+    }
+
+    /// Keeps what is in force again as the last good configuration, where somebody has removed that.
+    pub(super) fn keep_last_good(&mut self) {
+        if self.last_good.is_gone()
+            && let Ok(files) = self.read_files()
+            && files.fingerprint() == self.reconciler.desired().files.fingerprint
+        {
+            self.last_good.stage(&files);
+            self.last_good.commit();
+        }
+    }
+
     /// Puts these files in force, and keeps them as the last good ones.
     pub(super) fn load_and_take_over(
         &mut self,
         files: Files,
         persist: &Persist,
+        allow_empty: bool,
         cause: &Cause,
     ) -> Result<ChangeAnswer, EngineError> {
-        let loaded = self.load(&files)?;
+        let loaded = self.load_checked(&files, allow_empty)?;
         self.last_good.stage(&files);
         // Their texts are as large as what they say.
         drop(files);
@@ -158,13 +216,16 @@ impl Engine {
         let last_reload =
             std::mem::replace(&mut self.last_reload, reload_view(cause, Ok(&files.config)));
         let former_warnings = std::mem::replace(&mut self.warnings, warnings);
-        let next = self.reconciler.desired().with_files(files);
+        let desired = self.reconciler.desired();
+        let next = desired.with_files(files, boottime_ms());
         match self.reconcile(next, persist, cause) {
             Ok(Change {
                 summary, unsaved, ..
             }) => {
                 notes.extend(unsaved);
                 notes.extend(self.deciding.experiments.take_notes());
+                let followed = self.follow_attach(cause);
+                notes.extend(followed.err().map(|e| format!("attach in [agent]: {e}")));
                 Ok(ChangeAnswer {
                     changed: summary,
                     notes,
@@ -200,6 +261,75 @@ impl Engine {
         }
         EngineError::NotReloaded(Box::new(error))
     }
+}
+
+/// What another reading of the files changes: "~ policy near: initial_rto 100ms -> 200ms", "+ 10.2.0.0/16 near".
+fn difference(before: &Resolved, next: &Resolved) -> Vec<String> {
+    let (old, new) = (&before.config().set.policies, &next.config().set.policies);
+    let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    let mut policies = Notes::default();
+    for name in names {
+        let settings = |policies: &BTreeMap<PolicyName, Policy>| {
+            let policy = policies.get(name)?;
+            let value = serde_json::to_value(&policy.settings).ok()?;
+            let mut object = value.as_object()?.clone();
+            object.retain(|key, value| key != "force" || *value != false);
+            Some(object)
+        };
+        let value = |value: &serde_json::Value| {
+            value
+                .as_str()
+                .map_or_else(|| value.to_string(), str::to_owned)
+        };
+        match (settings(old), settings(new)) {
+            (Some(_), None) => policies.push(|| format!("- policy {name}")),
+            (None, Some(new)) => policies.push(|| {
+                let new = new.iter().map(|(key, new)| format!("{key} {}", value(new)));
+                format!("+ policy {name}: {}", new.collect::<Vec<_>>().join(", "))
+            }),
+            (Some(old), Some(new)) if old != new => policies.push(|| {
+                let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+                let differ = keys
+                    .into_iter()
+                    .filter(|key| old.get(*key) != new.get(*key));
+                let shown = |settings: &serde_json::Map<_, _>, key| {
+                    settings.get(key).map_or("(none)".to_owned(), value)
+                };
+                let changes =
+                    differ.map(|key| format!("{key} {} -> {}", shown(&old, key), shown(&new, key)));
+                format!(
+                    "~ policy {name}: {}",
+                    changes.collect::<Vec<_>>().join(", ")
+                )
+            }),
+            _ => {}
+        }
+    }
+    let mut entries = Notes::default();
+    before
+        .set
+        .entries
+        .differences(&next.set.entries, |cidr, old, new| {
+            entries.push(|| match (old, new) {
+                (Some(old), Some(new)) => format!("~ {cidr} {old} -> {new}"),
+                (Some(old), None) => format!("- {cidr} {old}"),
+                (None, Some(new)) => format!("+ {cidr} {new}"),
+                (None, None) => cidr.to_string(),
+            });
+        });
+    [policies.end(), entries.end()].concat()
+}
+
+/// Why files without any policy do not take the place of some that have one: a redirection from a slow command and a full
+/// disk empty a file for a moment.
+pub(super) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
+    let (now, before) = (files.policies.len(), former.policies.len());
+    (now == 0 && before != 0).then(|| {
+        format!(
+            "the files have no policy left, of {}; if that is meant: rto-agent reload --allow-empty",
+            counted(before, "policy", "policies")
+        )
+    })
 }
 
 /// How the reading of the files went that the start goes by.
@@ -255,4 +385,31 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
         .filter(|(_, differs)| *differs)
         .map(|(key, _)| format!("[agent] {key} changed: it takes effect with the next start"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::desired::tests::{NEAR, desired, files};
+
+    #[test]
+    fn dry_run_shows_settings_and_entries_that_change() {
+        let old =
+            format!("{NEAR}[policy.gone]\ninitial_rto = \"300ms\"\ncidrs = [\"10.3.0.0/16\"]\n");
+        let new = "[policy.near]\ninitial_rto = \"200ms\"\nrto_min = \"20ms\"\ncidrs = [\"10.1.0.0/16\"]\n\
+                   [policy.far]\ninitial_rto = \"300ms\"\ncidrs = [\"10.3.0.0/16\", \"10.4.0.0/16\"]\n";
+        let before = desired(&old);
+        let next = before.with_files(files(new), 0).resolve().unwrap();
+        let before = before.resolve().unwrap();
+        let wanted = [
+            "+ policy far: initial_rto 300ms",
+            "- policy gone",
+            "~ policy near: initial_rto 100ms -> 200ms, rto_min (none) -> 20ms",
+            "~ 10.3.0.0/16 gone -> far",
+            "+ 10.4.0.0/16 far",
+            "- fd00:1::/48 near",
+        ];
+        assert_eq!(difference(&before, &next), wanted);
+        assert_eq!(difference(&next, &next), Vec::<String>::new());
+    }
 }

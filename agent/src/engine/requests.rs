@@ -11,7 +11,7 @@ use super::{
 use crate::{
     config::{Config, save},
     policy::{
-        Cidr, Location, PolicyName, Settings,
+        Cidr, Entries, Location, PolicyName, Settings,
         compile::{check_is_counted, check_prefix_width, uncounted_holdout},
     },
     printable,
@@ -43,6 +43,8 @@ impl Engine {
             check_is_counted(&settings).map_err(|e| EngineError::Refused(e.to_string()))?;
         }
         self.verify_entries(&cidrs, &name);
+        let mut taken = Notes::default();
+        taken.add_taken(&self.reconciler.resolved().set.entries, &cidrs, &name);
         let mut answer = if request.save {
             if ttl.is_some() {
                 return refused("--ttl and --save exclude each other: a saved entry has no end");
@@ -87,7 +89,9 @@ impl Engine {
                 ..ChangeAnswer::default()
             }
         };
+        answer.notes.extend(taken.end());
         answer.effects = self.reconciler.resolved().effects(&name).to_vec();
+        answer.policy = Some(name);
         self.note_detached(&mut answer);
         Ok(answer)
     }
@@ -182,7 +186,7 @@ impl Engine {
         let fingerprint = files.fingerprint();
         self.systemd.reloading();
         let (persist, cause) = (Persist::File(edit), Cause::done(what, by));
-        let taken = self.load_and_take_over(files, &persist, &cause);
+        let taken = self.load_and_take_over(files, &persist, true, &cause);
         self.systemd.reloaded();
         let mut answer = taken?;
         self.fingerprint = Some(fingerprint);
@@ -191,10 +195,10 @@ impl Engine {
         Ok(answer)
     }
 
-    fn note_detached(&self, answer: &mut ChangeAnswer) {
+    pub(super) fn note_detached(&self, answer: &mut ChangeAnswer) {
         if let Some(by) = self.detached_by {
             answer.notes.push(format!(
-                "nothing is in force: detached by {by}; rto-agent reload attaches again"
+                "nothing is in force: detached by {by}; rto-agent attach ends that"
             ));
         }
     }
@@ -202,13 +206,13 @@ impl Engine {
 
 /// Notes of which the first are told: half a million are 100 MB.
 #[derive(Default)]
-struct Notes {
+pub(super) struct Notes {
     shown: Vec<String>,
     more: usize,
 }
 
 impl Notes {
-    fn push(&mut self, note: impl FnOnce() -> String) {
+    pub(super) fn push(&mut self, note: impl FnOnce() -> String) {
         if self.shown.len() < SHOWN {
             self.shown.push(note());
         } else {
@@ -216,7 +220,30 @@ impl Notes {
         }
     }
 
-    fn end(mut self) -> Vec<String> {
+    /// Notes which of the CIDRs leave another policy: their own entry had it, or the entry that covers them. (Only the
+    /// first [`SHOWN`] are checked for a covering entry, as each check reads every runtime entry.)
+    fn add_taken(&mut self, before: &Entries, cidrs: &[Cidr], policy: &PolicyName) {
+        for (i, cidr) in stepping(cidrs).enumerate() {
+            let own = before.get(cidr);
+            let outer = match own {
+                None if i < SHOWN => before.covering_cidr(cidr),
+                _ => None,
+            };
+            let covering = outer.and_then(|outer| Some((before.get(&outer)?.policy, Some(outer))));
+            let former = own.map(|entry| (entry.policy, None)).or(covering);
+            match former.filter(|(former, _)| *former != policy) {
+                Some((former, None)) => self.push(|| format!("{cidr} was in policy {former}")),
+                Some((former, Some(outer))) => {
+                    self.push(|| {
+                        format!("{cidr} is taken out of {outer}, which is in policy {former}")
+                    });
+                }
+                None => {}
+            }
+        }
+    }
+
+    pub(super) fn end(mut self) -> Vec<String> {
         if self.more != 0 {
             self.shown.push(format!("... and {} more", self.more));
         }
@@ -253,7 +280,13 @@ fn policy_for(
             }
         }
         (None, Some(settings)) if !settings.is_empty() => {
-            Ok((PolicyName::for_settings(settings), settings.clone()))
+            let of_files = &desired.files.config.set.policies;
+            let name = PolicyName::for_settings(settings, |name| {
+                let known = of_files.get(name).map(|policy| &policy.settings);
+                let known = known.or_else(|| desired.runtime.policy(name));
+                known.is_some_and(|known| known != settings)
+            });
+            Ok((name, settings.clone()))
         }
         (Some(_), Some(_)) => refused("give either --policy or settings, not both"),
         (None, _) => {
@@ -326,6 +359,26 @@ mod tests {
     }
 
     #[test]
+    fn add_names_policy_that_loses_prefix() {
+        let desired = desired(
+            "[policy.far]\ninitial_rto = \"300ms\"\ncidrs = [\"10.0.0.0/8\", \"10.2.0.0/16\"]\n\
+             [policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n",
+        );
+        let entries = &desired.files.config.set.entries;
+        let said = |cidr: &str| {
+            let mut notes = Notes::default();
+            notes.add_taken(entries, &[cidr.parse().unwrap()], &"near".parse().unwrap());
+            notes.end().join("\n")
+        };
+        assert_eq!(said("10.2.0.0/16"), "10.2.0.0/16 was in policy far");
+        let taken = "10.3.0.0/16 is taken out of 10.0.0.0/8, which is in policy far";
+        assert_eq!(said("10.3.0.0/16"), taken);
+        for others in ["10.1.0.0/16", "10.1.2.0/24", "192.0.2.0/24"] {
+            assert_eq!(said(others), "");
+        }
+    }
+
+    #[test]
     fn every_bad_cidr_is_told_of_or_counted() {
         let texts = |count: usize| (0..count).map(|n| format!("bad{n}")).collect::<Vec<_>>();
         for count in [1, SHOWN, SHOWN + 7] {
@@ -388,7 +441,7 @@ mod tests {
         let (name, own) = of(None, Some(&settings)).unwrap();
         assert_eq!(
             (name, &own),
-            (PolicyName::for_settings(&settings), &settings)
+            (PolicyName::for_settings(&settings, |_| false), &settings)
         );
         for (policy, settings, why) in [
             (None, None, "no policy"),

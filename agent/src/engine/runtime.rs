@@ -11,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    policy::{Cidr, Entry, Policy, PolicyName, PolicySet, Settings},
+    policy::{Cidr, PolicyName, PolicySet, Settings},
     progress::stepping,
     wire::types::{Caller, FamiliesView},
 };
@@ -20,8 +20,10 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeEntries {
     pub(super) entries: BTreeMap<Cidr, RuntimeEntry>,
-    /// Settings of every policy the entries name, as last seen: they outlive the policy's file.
+    /// Settings of every policy the entries name and of those in `departed`, as last seen: they outlive the policy's file.
     pub(super) policies: BTreeMap<PolicyName, Settings>,
+    /// Policies that left the files, and until when they are kept (CLOCK_BOOTTIME, milliseconds).
+    pub(super) departed: BTreeMap<PolicyName, u64>,
     /// Entries of the files that are masked.
     pub(super) masked: BTreeSet<Cidr>,
 }
@@ -46,7 +48,22 @@ pub enum Removal {
     Masked,
 }
 
+/// How long a policy that left the files is kept, with its counters, learnt values and experiments.
+const DEPARTED_MS: u64 = 10 * 60 * 1000;
+
 impl RuntimeEntries {
+    /// Keeps the policies that other files no longer have, without entries, for `DEPARTED_MS`.
+    pub fn keep_departed(&mut self, before: &PolicySet, now: &PolicySet, now_ms: u64) {
+        self.departed
+            .retain(|name, _| !now.policies.contains_key(name));
+        let gone = before.policies.iter();
+        for (name, policy) in gone.filter(|(name, _)| !now.policies.contains_key(*name)) {
+            self.policies.insert(name.clone(), policy.settings.clone());
+            self.departed.insert(name.clone(), now_ms + DEPARTED_MS);
+        }
+        self.forget_unused();
+    }
+
     /// Adds or replaces entries of one policy.
     pub fn add(&mut self, cidrs: &[Cidr], entry: &RuntimeEntry, settings: &Settings) {
         self.policies.insert(entry.policy.clone(), settings.clone());
@@ -126,14 +143,16 @@ impl RuntimeEntries {
         for cidr in &gone {
             self.entries.remove(cidr);
         }
+        self.departed.retain(|_, end| *end > now_ms);
         self.forget_unused();
         gone
     }
 
-    /// When the next entry ends.
+    /// When the next entry or departed policy ends.
     #[must_use]
     pub fn next_expiry_ms(&self) -> Option<u64> {
-        self.entries.values().filter_map(|e| e.expires_ms).min()
+        let entries = self.entries.values().filter_map(|e| e.expires_ms);
+        entries.chain(self.departed.values().copied()).min()
     }
 
     /// Settings of a policy that runtime entries name.
@@ -142,41 +161,43 @@ impl RuntimeEntries {
         self.policies.get(name)
     }
 
-    /// Takes over the files' present settings of the policies it names.
+    /// Takes over the files' present settings of the policies it names. A policy that is made of its settings keeps
+    /// them, under a longer name where a file has other ones under its own.
     pub fn adopt_settings(&mut self, files: &PolicySet) {
-        for (name, settings) in &mut self.policies {
-            if let Some(policy) = files.policies.get(name) {
-                settings.clone_from(&policy.settings);
-            }
-        }
-    }
-
-    /// The files' set with these entries over it.
-    #[must_use]
-    pub fn overlay(&self, files: &PolicySet) -> PolicySet {
-        let mut set = files.clone();
-        for cidr in stepping(&self.masked) {
-            set.entries.remove(cidr);
-        }
-        for (name, settings) in &self.policies {
-            set.policies.entry(name.clone()).or_insert_with(|| Policy {
-                settings: settings.clone(),
-                location: None,
-            });
-        }
-        for (cidr, entry) in stepping(&self.entries) {
-            let entry = Entry {
-                policy: entry.policy.clone(),
-                location: None,
+        for (name, policy) in &files.policies {
+            let Some(settings) = self.policies.get_mut(name) else {
+                continue;
             };
-            set.entries.insert(*cidr, entry);
+            if *settings == policy.settings {
+                continue;
+            }
+            if !name.is_made_of(settings) {
+                settings.clone_from(&policy.settings);
+                continue;
+            }
+            let own = settings.clone();
+            let other = PolicyName::for_settings(&own, |name| {
+                let is_other = |known: &Settings| *known != own;
+                files
+                    .policies
+                    .get(name)
+                    .is_some_and(|p| is_other(&p.settings))
+                    || self.policies.get(name).is_some_and(is_other)
+            });
+            let of_this = self
+                .entries
+                .values_mut()
+                .filter(|entry| entry.policy == *name);
+            of_this.for_each(|entry| entry.policy = other.clone());
+            self.policies.remove(name);
+            self.policies.insert(other, own);
         }
-        set
     }
 
-    /// Forgets policies that no entry names any more.
+    /// Forgets policies that no entry names any more, unless they left the files a moment ago.
     pub fn forget_unused(&mut self) {
-        let used: BTreeSet<&PolicyName> = self.entries.values().map(|e| &e.policy).collect();
+        let used = self.entries.values().map(|e| &e.policy);
+        let used: BTreeSet<&PolicyName> = used.chain(self.departed.keys()).collect();
         self.policies.retain(|name, _| used.contains(name));
     }
 }
@@ -191,7 +212,14 @@ pub fn boottime_ms() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::{
+        config::Config,
+        engine::desired::{Desired, LoadedConfig},
+        policy::{Entry, Policy, compile::tests::HOST},
+    };
 
     fn cidr(text: &str) -> Cidr {
         text.parse().unwrap()
@@ -212,16 +240,26 @@ mod tests {
         }
     }
 
+    /// What is in force by these.
+    fn overlay(runtime: &RuntimeEntries, set: PolicySet) -> PolicySet {
+        let config = Config {
+            set,
+            ..Config::default()
+        };
+        let files = LoadedConfig {
+            config,
+            fingerprint: 0,
+            host: HOST,
+        };
+        let desired = Desired::new(Arc::new(files), runtime.clone(), HOST);
+        desired.resolve().unwrap().set
+    }
+
     fn files() -> PolicySet {
         let mut set = PolicySet::default();
         let policy: PolicyName = "near".parse().unwrap();
-        set.policies.insert(
-            policy.clone(),
-            Policy {
-                settings: settings(50),
-                location: None,
-            },
-        );
+        set.policies
+            .insert(policy.clone(), Policy::from(settings(50)));
         set.entries.insert(
             cidr("10.0.0.0/8"),
             Entry {
@@ -236,7 +274,7 @@ mod tests {
     fn they_override_mask_and_give_back() {
         let mut runtime = RuntimeEntries::default();
         runtime.add(&[cidr("10.0.0.0/8")], &entry("mine", None), &settings(100));
-        let set = runtime.overlay(&files());
+        let set = overlay(&runtime, files());
         assert_eq!(
             set.entries
                 .get(&cidr("10.0.0.0/8"))
@@ -250,15 +288,15 @@ mod tests {
             Some(Removal::Entry)
         );
         runtime.forget_unused();
-        assert_eq!(runtime.overlay(&files()), files());
+        assert_eq!(overlay(&runtime, files()), files());
         assert_eq!(
             runtime.remove(&cidr("10.0.0.0/8"), &files()),
             Some(Removal::Masked)
         );
-        assert!(runtime.overlay(&files()).entries.is_empty());
+        assert!(overlay(&runtime, files()).entries.is_empty());
         assert_eq!(runtime.remove(&cidr("10.0.0.0/8"), &files()), None);
         assert!(runtime.unmask(&cidr("10.0.0.0/8")));
-        assert_eq!(runtime.overlay(&files()), files());
+        assert_eq!(overlay(&runtime, files()), files());
     }
 
     #[test]
@@ -293,11 +331,62 @@ mod tests {
     fn a_policy_that_left_the_files_stays_for_runtime_entries() {
         let mut runtime = RuntimeEntries::default();
         runtime.add(&[cidr("10.9.0.0/16")], &entry("near", None), &settings(50));
-        let set = runtime.overlay(&PolicySet::default());
+        let set = overlay(&runtime, PolicySet::default());
         assert_eq!(
             set.policies[&"near".parse().unwrap()].settings,
             settings(50)
         );
+    }
+
+    /// 0.2 s are enough to find settings whose name has the same 32 bits.
+    #[test]
+    fn file_with_name_made_of_settings_takes_nothing_over() {
+        let own = PolicyName::for_settings(&settings(100), |_| false);
+        let mut runtime = RuntimeEntries::default();
+        let entry = |policy: &PolicyName| entry(policy.as_str(), None);
+        runtime.add(&[cidr("10.1.0.0/16")], &entry(&own), &settings(100));
+        let mut files = files();
+        for same in [true, false] {
+            let policy = settings(if same { 100 } else { 5 }).into();
+            files.policies.insert(own.clone(), policy);
+            runtime.adopt_settings(&files);
+            let set = overlay(&runtime, files.clone());
+            let entry = set.entries.get(&cidr("10.1.0.0/16")).unwrap();
+            assert_eq!(*entry.policy == own, same);
+            assert!(entry.policy.is_made_of(&settings(100)));
+            assert_eq!(set.policies[entry.policy].settings, settings(100));
+        }
+        // A policy of the files that has such a name and is none is followed.
+        let named = "adhoc-00000000".parse::<PolicyName>().unwrap();
+        runtime.add(&[cidr("10.2.0.0/16")], &entry(&named), &settings(100));
+        files.policies.insert(named.clone(), settings(7).into());
+        runtime.adopt_settings(&files);
+        assert_eq!(runtime.policy(&named), Some(&settings(7)));
+    }
+
+    #[test]
+    fn policy_that_left_files_is_kept_for_ten_minutes() {
+        let near: PolicyName = "near".parse().unwrap();
+        let (with, without) = (files(), PolicySet::default());
+        let mut runtime = RuntimeEntries::default();
+        runtime.keep_departed(&with, &without, 1000);
+        let set = overlay(&runtime, without.clone());
+        assert!(set.policies.contains_key(&near) && set.entries.is_empty());
+        assert_eq!(runtime.next_expiry_ms(), Some(601_000));
+        // Another reload does not prolong it, and the policy's return ends it.
+        runtime.keep_departed(&without, &without, 2000);
+        assert_eq!(runtime.next_expiry_ms(), Some(601_000));
+        let mut back = runtime.clone();
+        back.keep_departed(&without, &with, 3000);
+        assert_eq!(back, RuntimeEntries::default());
+        runtime.expire(600_999);
+        assert!(
+            overlay(&runtime, without.clone())
+                .policies
+                .contains_key(&near)
+        );
+        runtime.expire(601_000);
+        assert_eq!(runtime, RuntimeEntries::default());
     }
 
     #[test]

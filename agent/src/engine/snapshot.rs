@@ -75,7 +75,7 @@ pub(super) struct About {
 }
 
 /// How it is, as the engine knows it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Health {
     /// What is wrong with the kernel, as last found.
     pub(super) problems: Vec<String>,
@@ -114,7 +114,6 @@ impl Snapshot {
     /// Before anything is known.
     pub(super) fn starting(config: &EngineConfig) -> Self {
         let agent = &config.config.agent;
-        let cause = "start".to_owned();
         Self {
             about: Arc::new(About {
                 started: Instant::now(),
@@ -133,31 +132,18 @@ impl Snapshot {
             reader: None,
             health: Arc::new(Health {
                 problems: vec!["starting".to_owned()],
-                in_sync: false,
-                map_differences: BTreeMap::new(),
-                maps_compared_at_s: None,
                 attachment: Attachment {
-                    attached: false,
-                    problem: None,
                     cgroup: config.cgroup.clone(),
                     is_root: cgroup::is_root(&config.cgroup),
-                    program_id: None,
-                    accepted: None,
+                    ..Attachment::default()
                 },
-                warnings: Vec::new(),
                 last_reload: ReloadView {
-                    at_s: 0,
-                    cause,
+                    cause: "start".to_owned(),
                     ok: true,
-                    errors: Vec::new(),
-                    warnings: Vec::new(),
-                    kept_at_s: None,
+                    ..ReloadView::default()
                 },
-                detached_by: None,
-                found: Found::Nothing,
                 max_entries: agent.max_entries,
-                probe: None,
-                programs: Vec::new(),
+                ..Health::default()
             }),
             walk: WalkProgress::default(),
             experiments: SharedExperiments::default(),
@@ -178,6 +164,7 @@ impl Snapshot {
             desired: Desired::new(Arc::new(files), RuntimeEntries::default(), config.host),
             set: PolicySet::default(),
             policies: BTreeMap::new(),
+            left_out: BTreeMap::new(),
             maps: MapState::default(),
         };
         Self {
@@ -200,6 +187,9 @@ impl Snapshot {
 
     /// Whether and where the program is in force.
     pub(super) fn attachment(&self) -> Attachment {
+        if self.health.detached_by.is_some() {
+            return self.health.attachment.clone();
+        }
         if let Some(now) = self.unchanged(|reader| reader.attachment()) {
             return now;
         }
@@ -209,14 +199,10 @@ impl Snapshot {
         }
     }
 
-    /// What is to be left in force at the end, once that is known: nothing needs to be removed where it was detached.
+    /// What is to be left in force at the end, once that is known.
     #[must_use]
     pub fn on_exit(&self) -> Option<OnExit> {
-        let resolved = self.resolved.as_ref()?;
-        match self.health.detached_by {
-            Some(_) => Some(OnExit::Keep),
-            None => Some(resolved.config().agent.on_exit),
-        }
+        Some(self.resolved.as_ref()?.config().agent.on_exit)
     }
 
     /// Whether the engine has not come to its end of starting yet.
@@ -415,7 +401,13 @@ impl Snapshot {
             text.push(b':');
             let effects = resolved.effects(name).to_vec();
             let settings = policy.settings.clone();
-            put(&mut text, &PolicyView { settings, effects })?;
+            let description = policy.description.clone();
+            let view = PolicyView {
+                description,
+                settings,
+                effects,
+            };
+            put(&mut text, &view)?;
         }
         text.extend_from_slice(b"},\"entries\":[");
         let mut hits = hits.iter().peekable();
@@ -436,13 +428,29 @@ impl Snapshot {
         }
         text.extend_from_slice(b"],\"masked\":");
         put(&mut text, &masked(resolved).collect::<Vec<_>>())?;
+        text.extend_from_slice(b",\"left_out\":");
+        let left_out: BTreeMap<_, &str> = resolved
+            .left_out
+            .iter()
+            .map(|(c, why)| (c, &**why))
+            .collect();
+        put(&mut text, &left_out)?;
+        if let Some(by) = self.health.detached_by {
+            text.extend_from_slice(b",\"detached_by\":");
+            put(&mut text, &by)?;
+        }
         text.push(b'}');
         take(text);
         Ok(())
     }
 
     fn listed(&self, resolved: &Resolved, cidr: Cidr, entry: EntryRef<'_>, hits: u32) -> EntryView {
-        let runtime = resolved.desired.runtime.get(&cidr);
+        let is_in_force = || !resolved.left_out.contains_key(&cidr);
+        let runtime = resolved
+            .desired
+            .runtime
+            .get(&cidr)
+            .filter(|_| is_in_force());
         let (source, overrides) = match (runtime, file(entry)) {
             (Some(runtime), _) => {
                 let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
@@ -505,6 +513,7 @@ fn view(resolved: &Resolved, entry: EntryView) -> LookupEntry {
     let policy = resolved.set.policies.get(&entry.policy);
     LookupEntry {
         sets: PolicyView {
+            description: policy.and_then(|p| p.description.clone()),
             settings: policy.map(|p| p.settings.clone()).unwrap_or_default(),
             effects: resolved.effects(&entry.policy).to_vec(),
         },

@@ -2,17 +2,20 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::Snapshot;
+use super::{Snapshot, systemd};
 use crate::{
     build_info,
     datapath::{ArmStatistics, Attachment, DatapathError, KernelReader},
     kernel::interference::Verdict,
     policy::PolicyName,
     printable::counted,
+    telemetry,
     wire::{
-        stats::{ArmStats, PolicyStats, StatsAnswer},
+        stats::{ArmStats, PolicyStats, StatsAnswer, TOO_MANY_SPURIOUS},
         tune::TunedTimer,
-        types::{CountersView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms},
+        types::{
+            CountersView, DroppedView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms,
+        },
     },
 };
 
@@ -43,8 +46,14 @@ impl Snapshot {
         let attachment = self.attachment();
         let mut problems = self.problems(&attachment);
         problems.extend(problem);
+        problems.extend(policies.iter().filter_map(|(name, counters)| {
+            let (share, text) = spurious(name, counters)?;
+            (share > MOSTLY_SPURIOUS).then_some(text)
+        }));
         let resolved = self.resolved.as_deref();
-        let runtime_entries = resolved.map_or(0, |resolved| resolved.desired.runtime.len());
+        let left_out = resolved.map_or(0, |resolved| resolved.left_out.len());
+        let runtime_entries =
+            resolved.map_or(0, |resolved| resolved.desired.runtime.len()) - left_out;
         let foreign = |id: &&u32| Some(**id) != attachment.program_id;
         StatusAnswer {
             version: build_info::VERSION.to_owned(),
@@ -68,11 +77,13 @@ impl Snapshot {
             pin_dir: self.about.pin_dir.clone(),
             entries: resolved.map_or(0, |resolved| resolved.set.entries.len()),
             runtime_entries,
+            runtime_entries_left_out: left_out,
             entries_by_hand: runtime_entries,
             entries_of: self.entries_of(),
             max_entries: health.max_entries,
             policies,
             experiments: self.experiments.summaries(),
+            dropped: dropped(),
             last_reload: health.last_reload.clone(),
             features: self.about.features.clone(),
             probe: health.probe.clone(),
@@ -83,11 +94,11 @@ impl Snapshot {
         }
     }
 
-    /// A line for each timer that is neither steady nor on its way there.
+    /// A line for each timer that is braked or frozen.
     fn unusual_timers(&self) -> Vec<String> {
         let tuned = self.tune();
         let unusual = tuned.timers().filter(|(_, timer)| timer.is_unusual());
-        let line = |(name, timer): (&PolicyName, &TunedTimer)| timer.line(name);
+        let line = |(name, timer): (&PolicyName, &TunedTimer)| timer.line(name, tuned.at_ms);
         unusual.map(line).collect()
     }
 
@@ -116,6 +127,17 @@ impl Snapshot {
             return Vec::new();
         }
         let mut warnings = health.warnings.clone();
+        let DroppedView {
+            log,
+            service_manager,
+        } = dropped();
+        if log + service_manager > 0 {
+            warnings.push(format!(
+                "dropped, as they are not read: {} of the log, {} to the service manager",
+                counted(log, "line", "lines"),
+                counted(service_manager, "message", "messages")
+            ));
+        }
         let reader = self.reader.as_deref();
         warnings.extend(reader.and_then(|r| r.limited()).map(ToOwned::to_owned));
         warnings.extend(health.last_reload.warnings.iter().cloned());
@@ -148,6 +170,10 @@ impl Snapshot {
                     counted(*count, "time", "times")
                 ));
             }
+            warnings.extend(spurious(name, counters).and_then(|(share, text)| {
+                let is_warning = share > TOO_MANY_SPURIOUS && share <= MOSTLY_SPURIOUS;
+                is_warning.then_some(text)
+            }));
             if counters.storage_failures > 0 {
                 warnings.push(format!(
                     "policy {name}: out of memory for the state of {}, which may lack options or be counted in part",
@@ -163,7 +189,14 @@ impl Snapshot {
             return EntriesView::default();
         };
         let all = resolved.set.entries.families();
-        let runtime = resolved.desired.runtime.families();
+        let mut runtime = resolved.desired.runtime.families();
+        for cidr in resolved.left_out.keys() {
+            *(if cidr.is_ipv4() {
+                &mut runtime.ipv4
+            } else {
+                &mut runtime.ipv6
+            }) -= 1;
+        }
         EntriesView {
             file: FamiliesView {
                 ipv4: all.ipv4.saturating_sub(runtime.ipv4),
@@ -196,6 +229,7 @@ impl Snapshot {
             }
         };
         let policies = statistics.iter();
+        let tuned = self.tune();
         StatsAnswer {
             at_ms: now_ms(),
             on: self.about.statistics,
@@ -203,7 +237,10 @@ impl Snapshot {
             rtt_sampling: self.about.rtt_sampling.clone(),
             policies: policies
                 .map(|(name, statistics)| {
+                    let policy = resolved.and_then(|resolved| resolved.set.policies.get(name));
                     let stats = PolicyStats {
+                        since_ms: tuned.policies.get(name).and_then(|tuned| tuned.since_ms),
+                        description: policy.and_then(|policy| policy.description.clone()),
                         holdout: holdout(name).filter(|_| statistics.control.is_some()),
                         ..PolicyStats::from(statistics)
                     };
@@ -256,6 +293,36 @@ impl Snapshot {
             format!("{first}; last reload refused, the last good configuration is in force")
         }
     }
+}
+
+fn dropped() -> DroppedView {
+    DroppedView {
+        log: telemetry::dropped_lines(),
+        service_manager: systemd::unsent(),
+    }
+}
+
+/// The share of connections with a spurious copy from which on a policy does harm.
+const MOSTLY_SPURIOUS: f64 = 0.5;
+
+/// The share of a policy's connections that had a spurious copy in their handshake, and what to do about it; `None` where
+/// too few have been counted.
+#[expect(clippy::cast_precision_loss, reason = "a share")]
+fn spurious(name: &PolicyName, counters: &CountersView) -> Option<(f64, String)> {
+    const FEWEST: u64 = 20;
+    let spurious = counters.spurious_connections;
+    let connections = counters.established_active + counters.established_passive;
+    if spurious < FEWEST {
+        return None;
+    }
+    let share = spurious as f64 / connections.max(spurious) as f64;
+    let text = format!(
+        "policy {name}: {spurious} of {connections} connections ({:.1}%) sent a spurious copy of the SYN or SYN-ACK, as the \
+         initial RTO is shorter than their path RTT; raise it above the path RTT of rto-agent stats --policy {name}, or set \
+         it to \"auto\"",
+        share * 100.0
+    );
+    Some((share, text))
 }
 
 #[cfg(test)]
@@ -371,6 +438,30 @@ mod tests {
                 .program_id
                 .is_none_or(|id| id != 7 && id != 8)
         );
+    }
+
+    #[test]
+    fn spurious_share_warns_and_beyond_half_is_a_problem() {
+        let snapshot = snapshot();
+        let found = |connections, spurious| {
+            let mut active = Statistics::default();
+            active.counters.untimed = connections;
+            active.counters.spurious_connections = spurious;
+            let statistics = ArmStatistics {
+                treated: [active, Statistics::default(), Statistics::default()],
+                control: None,
+            };
+            let all = BTreeMap::from([(near(), statistics)]);
+            let counters = snapshot.counters(&snapshot.stats_answer(&all));
+            let status = snapshot.status_with(counters, None);
+            let said = |texts: &[String]| texts.iter().any(|text| text.contains("copy of the SYN"));
+            (said(&status.warnings), said(&status.problems))
+        };
+        assert_eq!(found(10_000, 100), (false, false));
+        assert_eq!(found(10_000, 101), (true, false));
+        // Too few to tell.
+        assert_eq!(found(19, 19), (false, false));
+        assert_eq!(found(200, 150), (false, true));
     }
 
     #[test]

@@ -36,6 +36,8 @@ struct File {
     entries: BTreeMap<Cidr, RuntimeEntry>,
     policies: BTreeMap<PolicyName, Settings>,
     masked: BTreeSet<Cidr>,
+    #[serde(default)]
+    departed: BTreeMap<PolicyName, u64>,
 }
 
 /// What is written; [`File`] reads it.
@@ -46,6 +48,7 @@ struct FileRef<'a> {
     entries: &'a BTreeMap<Cidr, RuntimeEntry>,
     policies: &'a BTreeMap<PolicyName, Settings>,
     masked: &'a BTreeSet<Cidr>,
+    departed: &'a BTreeMap<PolicyName, u64>,
 }
 
 /// Where it is kept: the `state_dir` that the daemon started with, whose lock it has.
@@ -205,6 +208,7 @@ fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
         entries,
         policies: file.policies,
         masked: file.masked,
+        departed: file.departed,
     })
 }
 
@@ -220,6 +224,7 @@ fn save(runtime: &RuntimeEntries, state_dir: &Path) -> io::Result<AtomicFile> {
         entries: &runtime.entries,
         policies: &runtime.policies,
         masked: &runtime.masked,
+        departed: &runtime.departed,
     };
     path_security::make_private(state_dir)?;
     // Not as one text: of half a million entries it is 50 MB.

@@ -1,14 +1,20 @@
 //! Talking to the service manager: readiness, reloads, status, watchdog (sd_notify(3)).
 
 use std::{
-    io,
-    os::fd::{AsFd as _, FromRawFd as _, OwnedFd},
+    ffi::OsStr,
+    io::{self, IoSlice},
+    os::{
+        fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::{ffi::OsStrExt as _, net::UnixDatagram},
+    },
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use nix::{
     fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout},
+    sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg},
     time::{ClockId, clock_gettime},
 };
 use sd_notify::NotifyState;
@@ -22,12 +28,14 @@ use crate::datapath::handover::Handed;
 pub(super) struct Systemd {
     /// What it was told last: it is told only what is new.
     told: String,
+    /// It was not reached when it should have learnt that the daemon is ready, and learns that with the next status.
+    owes_ready: bool,
 }
 
 impl Systemd {
     pub(super) fn ready(&mut self, status: &str) {
         status.clone_into(&mut self.told);
-        send(&[NotifyState::Ready, NotifyState::Status(status)]);
+        self.reloaded();
         forget_handed_over();
     }
 
@@ -40,13 +48,16 @@ impl Systemd {
         send(&[NotifyState::Reloading, NotifyState::MonotonicUsec(usec)]);
     }
 
-    pub(super) fn reloaded(&self) {
-        send(&[NotifyState::Ready, NotifyState::Status(&self.told)]);
+    pub(super) fn reloaded(&mut self) {
+        self.owes_ready = !send(&[NotifyState::Ready, NotifyState::Status(&self.told)]);
     }
 
     pub(super) fn status(&mut self, status: &str) {
-        if self.told != status {
-            status.clone_into(&mut self.told);
+        let is_new = self.told != status;
+        status.clone_into(&mut self.told);
+        if self.owes_ready {
+            self.reloaded();
+        } else if is_new {
             send(&[NotifyState::Status(status)]);
         }
     }
@@ -54,7 +65,7 @@ impl Systemd {
 
 /// Whether the service manager says that it keeps descriptors over a restart: by FDSTORE (systemd 254), which the unit
 /// sets for earlier ones, and then whatever a drop-in says.
-fn says_it_keeps() -> bool {
+pub(super) fn says_it_keeps() -> bool {
     let is_set = |name: &&str| std::env::var_os(name).is_some();
     ["FDSTORE", "NOTIFY_SOCKET"].iter().all(is_set)
 }
@@ -72,16 +83,14 @@ const PROBE: &str = "probe";
 ///
 /// If it says so and does not, or not so many: it answers nothing to what it refuses. Then it keeps none.
 pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
-    if objects.is_empty() || !says_it_keeps() {
+    if objects.is_empty() {
         return Ok(false);
     }
     let stored = store(objects);
     if stored.is_err() {
-        for object in objects {
-            forget(&object.name);
-        }
+        forget(objects.iter().map(|object| &*object.name));
     }
-    forget(PROBE);
+    forget([PROBE]);
     stored.map(|()| true)
 }
 
@@ -93,7 +102,7 @@ fn store(objects: &[Handed]) -> io::Result<()> {
             // It would find an error at each map that is no ring buffer (bpf_map_poll(), Linux 6.12), and drop that.
             NotifyState::Custom("FDPOLL=0"),
         ];
-        sd_notify::notify_with_fds(&state, &[object.fd.as_fd()])?;
+        send_within(STORE_LIMIT, &state, &[object.fd.as_fd()])?;
     }
     // The last one: where it is kept, all before it are.
     let probe = send_pipe(&[NotifyState::FdStore, NotifyState::FdName(PROBE)])?;
@@ -117,7 +126,7 @@ fn store(objects: &[Handed]) -> io::Result<()> {
 /// Sends one end of a pipe; the other, at which it is seen when that is closed.
 fn send_pipe(state: &[NotifyState<'_>]) -> io::Result<OwnedFd> {
     let (ours, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-    sd_notify::notify_with_fds(state, &[theirs.as_fd()])?;
+    send_within(STORE_LIMIT, state, &[theirs.as_fd()])?;
     Ok(ours)
 }
 
@@ -127,8 +136,14 @@ fn is_closed(end: &OwnedFd, limit: PollTimeout) -> io::Result<bool> {
     Ok(nix::poll::poll(&mut closed, limit)? != 0)
 }
 
-fn forget(name: &str) {
-    send(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
+/// Has it keep these no longer. Where it does not read one message, the others are not waited for.
+fn forget<'a>(names: impl IntoIterator<Item = &'a str>) {
+    for name in names {
+        let state = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
+        if !is_sent(send_within(STORE_LIMIT, &state, &[])) {
+            return;
+        }
+    }
 }
 
 /// What the service manager kept for this start. To be called once, before other descriptors are given its numbers.
@@ -149,12 +164,8 @@ fn forget_handed_over() {
     if variable("LISTEN_PID") != std::process::id().to_string() {
         return;
     }
-    for name in variable("LISTEN_FDNAMES")
-        .split(':')
-        .filter(|name| !name.is_empty())
-    {
-        forget(name);
-    }
+    let names = variable("LISTEN_FDNAMES");
+    forget(names.split(':').filter(|name| !name.is_empty()));
 }
 
 /// Tells the service manager that the daemon ends, whatever the engine is at.
@@ -264,10 +275,59 @@ impl Stall {
     }
 }
 
-fn send(state: &[NotifyState<'_>]) {
-    if let Err(e) = sd_notify::notify(state) {
-        warn!("the service manager could not be told: {e}");
+/// How long a message may wait for a socket that is not read.
+const SEND_LIMIT: Duration = Duration::from_millis(50);
+/// The same of messages about the descriptor store, which nothing repeats.
+const STORE_LIMIT: Duration = Duration::from_millis(BARRIER_LIMIT_MS as u64);
+static UNSENT: AtomicU64 = AtomicU64::new(0);
+
+/// How many messages the service manager was not sent.
+pub(super) fn unsent() -> u64 {
+    UNSENT.load(Ordering::Relaxed)
+}
+
+/// Whether it was sent, or there is no service manager.
+fn send(state: &[NotifyState<'_>]) -> bool {
+    is_sent(send_within(SEND_LIMIT, state, &[]))
+}
+
+/// Counts a message that was not sent, and reports the first.
+fn is_sent(sent: io::Result<()>) -> bool {
+    if let Err(e) = &sent
+        && UNSENT.fetch_add(1, Ordering::Relaxed) == 0
+    {
+        warn!("the service manager was not notified, further failures are counted: {e}");
     }
+    sent.is_ok()
+}
+
+/// (`sd_notify::notify` and its like wait until the socket is read.)
+fn send_within(
+    limit: Duration,
+    state: &[NotifyState<'_>],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else {
+        return Ok(());
+    };
+    let message: String = state.iter().map(|one| format!("{one}\n")).collect();
+    send_to(&name, limit, &message, fds)
+}
+
+fn send_to(name: &OsStr, limit: Duration, message: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let address = match name.as_bytes() {
+        [b'@', name @ ..] => UnixAddr::new_abstract(name)?,
+        _ => UnixAddr::new(name)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_write_timeout(Some(limit))?;
+    let fds: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&fds)];
+    let rights = if fds.is_empty() { &[][..] } else { &rights };
+    let text = [IoSlice::new(message.as_bytes())];
+    let flags = MsgFlags::MSG_NOSIGNAL;
+    sendmsg(socket.as_raw_fd(), &text, rights, flags, Some(&address))?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -292,5 +352,19 @@ mod tests {
         }
         // One that begins later begins with a step.
         assert_eq!(stall.lasts(10_000, last + 100 * SECOND), Duration::ZERO);
+    }
+
+    #[test]
+    fn message_to_a_socket_that_is_not_read_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let receiver = UnixDatagram::bind(&path).unwrap();
+        let send = |message| send_to(path.as_os_str(), SEND_LIMIT, message, &[]);
+        // Its queue takes net.unix.max_dgram_qlen messages.
+        let full = (0..100_000).find(|_| send("STATUS=x\n").is_err());
+        assert!(full.is_some());
+        let mut message = [0; 16];
+        assert_eq!(receiver.recv(&mut message).unwrap(), 9);
+        send("READY=1\n").unwrap();
     }
 }

@@ -1,14 +1,15 @@
 //! Where what was learnt is kept: `persistent_dir/tuning.json`, over a reboot; `state_dir/tuning.json` where that cannot
 //! be written, for this boot.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use super::{document::Document, runtime::boottime_ms, store::boot_id};
+use super::{
+    document::{Document, LastingDocument},
+    runtime::boottime_ms,
+    store::boot_id,
+};
 use crate::{
     config::AgentConfig,
     problem::Problem,
@@ -25,8 +26,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct TuningStore {
     boot_id: String,
-    lasting: Document,
-    of_boot: Document,
+    document: LastingDocument,
     /// Where the tuner's clock began, and the boot's at that moment.
     began: (u64, u64),
     written: Instant,
@@ -43,12 +43,9 @@ pub(super) struct TuningStore {
 impl TuningStore {
     /// Reads what an earlier run has left. What cannot be understood is moved aside and said.
     pub(super) fn open(agent: &AgentConfig) -> (Self, Restored) {
-        let owner = agent.pin_dir.to_string_lossy();
-        let document = |dir| Document::new(dir, FILE, FORMAT, owner.clone().into_owned());
         let mut store = Self {
             boot_id: boot_id(),
-            lasting: document(&agent.persistent_dir),
-            of_boot: document(&agent.state_dir),
+            document: LastingDocument::new(agent, FILE, FORMAT),
             began: (0, boottime_ms()),
             written: Instant::now(),
             is_lost: false,
@@ -56,15 +53,15 @@ impl TuningStore {
             problem: Problem::default(),
             memory: Problem::default(),
         };
-        let (lasting, lost) = read(&mut store.lasting, &store.boot_id);
-        let (of_boot, also_lost) = read(&mut store.of_boot, &store.boot_id);
-        let is_taken = store.lasting.is_taken();
+        let (lasting, lost) = read(&mut store.document.lasting, &store.boot_id);
+        let (of_boot, also_lost) = read(&mut store.document.of_boot, &store.boot_id);
+        let is_taken = store.document.lasting.is_taken();
         let taken = lost.clone().filter(|_| is_taken);
         let problem = taken.map(|why| format!("{why}; what is learnt does not outlive this boot"));
         store.problem.becomes(problem, |text| warn!("{text}"));
         let unreadable = [
             lost.filter(|_| !is_taken),
-            also_lost.filter(|_| !store.of_boot.is_taken()),
+            also_lost.filter(|_| !store.document.of_boot.is_taken()),
         ];
         for why in unreadable.into_iter().flatten() {
             let text = format!("what was learnt is lost, and timers are learnt anew: {why}");
@@ -113,22 +110,20 @@ impl TuningStore {
         });
         self.memory.becomes(limited, |text| warn!("{text}"));
         let kept = tuning.kept(&self.boot_id, self.now());
-        let Err(e) = self.lasting.write(&kept) else {
-            // What was written there instead is older now.
-            let _gone = fs::remove_file(self.of_boot.path());
+        let Err(unsaved) = self.document.write(&kept) else {
             self.problem = Problem::default();
             self.is_lost = false;
             tuning.was_stored();
             return;
         };
-        let of_boot = self.of_boot.write(&kept);
-        self.is_lost = of_boot.is_err();
-        let problem = match of_boot {
-            Ok(()) => {
+        let e = unsaved.error;
+        self.is_lost = unsaved.of_boot.is_some();
+        let problem = match unsaved.of_boot {
+            None => {
                 tuning.was_stored();
                 format!("{e}; what is learnt does not outlive this boot")
             }
-            Err(also) => format!("{e}; {also}; what is learnt does not outlive the daemon"),
+            Some(also) => format!("{e}; {also}; what is learnt does not outlive the daemon"),
         };
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }

@@ -1,174 +1,132 @@
 //! What was counted of a policy's arms, and by how much it has grown.
 
-use rto_agent_common::Statistics;
-use rto_model::{
-    advice::Distribution,
-    tune::experiment::{Arms, Counts},
-};
+use rto_agent_common::{GOOD_US, Statistics};
+use rto_model::tune::experiment::{Arms, Counts, Increments};
 use serde::{Deserialize, Serialize};
 
-use crate::{datapath::ArmStatistics, wire::histogram::add_times};
+use crate::{datapath::ArmStatistics, wire::histogram::HistogramView};
 
 /// What was counted of one arm: of the connections that this host opened and of those that it accepted, not of
 /// sockets that were open before their policy, which were drawn into no arm when they began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Counted {
     pub(super) counts: Counts,
-    /// How long handshakes took, microseconds.
-    pub(super) handshake: Distribution,
-    /// Smoothed round-trip times, microseconds.
-    pub(super) rtt: Distribution,
+    /// Connect times of connections that this host opened.
+    pub(super) connect_time: HistogramView,
 }
 
 impl Counted {
     /// Of both arms; nothing where there is no control arm.
     pub(super) fn of(statistics: &ArmStatistics) -> Arms<Self> {
+        let control = statistics.control.as_ref();
         Arms {
             treated: Self::of_arm(&statistics.treated),
-            control: statistics
-                .control
-                .as_ref()
-                .map_or_else(Self::default, Self::of_arm),
+            control: control.map_or_else(Self::default, Self::of_arm),
         }
     }
 
     fn of_arm([active, passive, _]: &[Statistics; 3]) -> Self {
-        let mut counted = Self::default();
-        for direction in [active, passive] {
-            let c = &direction.counters;
-            counted.counts = counted.counts
-                + Counts {
-                    attempts: c.connections.saturating_add(c.failed),
-                    failed: c.failed,
-                    beyond_500_ms: c.slow_handshakes,
-                    spurious: c.spurious_connections,
-                    dsack: c.dsack_connections,
-                    aborted: c.aborted_after_loss,
-                };
-            add_times(&mut counted.handshake, &direction.handshake);
-            add_times(&mut counted.rtt, &direction.srtt);
-        }
-        counted
-    }
-
-    /// What came since an earlier look. Where anything is less than it was the counters have begun anew, and all of
-    /// it came since.
-    pub(super) fn since(&self, earlier: &Self) -> Self {
-        if !self.may_follow(earlier) {
-            return self.clone();
-        }
-        let (now, before) = (&self.counts, &earlier.counts);
-        let rest = |now: &Distribution, before: &Distribution| {
-            let mut rest = now.clone();
-            rest.remove(before);
-            rest
-        };
+        let late = active.counters.late;
         Self {
             counts: Counts {
-                attempts: now.attempts - before.attempts,
-                failed: now.failed - before.failed,
-                beyond_500_ms: now.beyond_500_ms - before.beyond_500_ms,
-                spurious: now.spurious - before.spurious,
-                dsack: now.dsack - before.dsack,
-                aborted: now.aborted - before.aborted,
+                attempts: active.counters.attempts,
+                good: active.connections().saturating_sub(late),
+                requests: passive.counters.attempts,
+                late_accepted: passive.counters.late,
+                spurious: active.counters.spurious_connections
+                    + passive.counters.spurious_connections,
             },
-            handshake: rest(&self.handshake, &earlier.handshake),
-            rtt: rest(&self.rtt, &earlier.rtt),
+            connect_time: (&active.connect_times()).into(),
         }
     }
 
-    fn may_follow(&self, earlier: &Self) -> bool {
-        let numbers = |counted: &Self| {
-            let Counts {
-                attempts,
-                failed,
-                beyond_500_ms,
-                spurious,
-                dsack,
-                aborted,
-            } = counted.counts;
-            let times = [counted.handshake.count(), counted.rtt.count()];
-            let [handshake, rtt] = times;
-            [
-                attempts,
-                failed,
-                beyond_500_ms,
-                spurious,
-                dsack,
-                aborted,
-                handshake,
-                rtt,
-            ]
-        };
-        let pairs = numbers(self).into_iter().zip(numbers(earlier));
-        pairs.into_iter().all(|(now, before)| now >= before)
+    pub(super) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            counts: self.counts.since(&earlier.counts),
+            connect_time: self
+                .connect_time
+                .with(&earlier.connect_time, u64::saturating_sub),
+        }
+    }
+
+    /// How many attempts were under way on average in some time, of those that became good.
+    #[expect(clippy::cast_precision_loss, reason = "an average")]
+    fn under_way(&self, in_ms: u64) -> f64 {
+        if in_ms == 0 {
+            return 0.0;
+        }
+        let good = self.connect_time.buckets.iter();
+        // Each as long as the longest in its bucket.
+        let sum_us: f64 = good
+            .filter(|bucket| bucket.from_us <= u64::from(GOOD_US))
+            .map(|bucket| (bucket.count * bucket.below_us.unwrap_or_default()) as f64)
+            .sum();
+        sum_us / (in_ms * 1000) as f64
     }
 }
 
-/// Whether nothing was ever counted of a policy, so that no connection of before is open.
-pub(super) fn is_untouched(statistics: &ArmStatistics) -> bool {
-    let mut arms = std::iter::once(&statistics.treated).chain(&statistics.control);
-    arms.all(|arm| {
-        arm.iter()
-            .all(|direction| *direction == Statistics::default())
-    })
+/// What was counted of both arms in some time.
+pub(super) fn increments(grown: &Arms<Counted>, in_ms: u64) -> Increments {
+    Increments {
+        counts: grown.map(|arm| arm.counts),
+        under_way: grown.map(|arm| arm.under_way(in_ms)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn statistics(connections: u64) -> Statistics {
-        let mut statistics = Statistics::default();
-        statistics.counters.connections = connections;
-        statistics.counters.failed = connections / 10;
-        statistics.handshake.buckets[20] = connections;
-        statistics
-    }
-
-    fn both(active: u64, passive: u64) -> ArmStatistics {
-        let [active, passive] = [active, passive].map(statistics);
-        ArmStatistics {
-            treated: [active, passive, statistics(1000)],
+    #[test]
+    fn attempts_are_active_and_requests_passive() {
+        let mut active = Statistics::default();
+        active.counters.attempts = 100;
+        active.counters.late = 2;
+        active.path_rtt.buckets[20] = 90;
+        let mut passive = active;
+        passive.counters.attempts = 50;
+        let statistics = ArmStatistics {
+            treated: [active, passive, active],
             control: None,
-        }
-    }
-
-    #[test]
-    fn attempts_are_of_both_directions_and_of_those_that_failed() {
-        let arms = Counted::of(&both(100, 50));
-        assert_eq!(arms.treated.counts.attempts, 165);
-        assert_eq!(arms.treated.counts.failed, 15);
-        assert_eq!(arms.treated.handshake.count(), 150);
-        assert_eq!(arms.control, Counted::default());
-        let later = Counted::of(&both(110, 50)).treated;
-        let since = later.since(&arms.treated);
-        assert_eq!((since.counts.attempts, since.handshake.count()), (11, 10));
-    }
-
-    #[test]
-    fn counters_that_begin_anew_are_counted_from_nothing() {
-        let before = Counted::of(&both(100, 0)).treated;
-        let anew = Counted::of(&both(30, 0)).treated;
-        assert_eq!(anew.since(&before), anew);
-        assert_eq!(before.since(&before), Counted::default());
-    }
-
-    #[test]
-    fn a_policy_that_has_counted_anything_is_not_untouched() {
-        assert!(!is_untouched(&both(0, 0)));
-        let none = [Statistics::default(); 3];
-        let untouched = ArmStatistics {
-            treated: none,
-            control: Some(none),
         };
-        assert!(is_untouched(&untouched));
-        let mut control = none;
-        control[1].counters.initial_rtos_set = 1;
-        let control = Some(control);
-        assert!(!is_untouched(&ArmStatistics {
-            control,
-            ..untouched
-        }));
+        let before = Counted::of(&statistics);
+        let Counts {
+            attempts,
+            good,
+            requests,
+            late_accepted,
+            ..
+        } = before.treated.counts;
+        assert_eq!((attempts, good, requests, late_accepted), (100, 88, 50, 2));
+        assert_eq!(before.control, Counted::default());
+        active.counters.attempts = 110;
+        active.path_rtt.buckets[20] = 99;
+        let now = Counted::of(&ArmStatistics {
+            treated: [active, passive, active],
+            control: None,
+        });
+        let grown = now.zip(&before, Counted::since);
+        assert_eq!(
+            (grown.treated.counts.attempts, grown.treated.counts.good),
+            (10, 9)
+        );
+        assert_eq!(grown.treated.connect_time.count, 9);
+    }
+
+    #[test]
+    fn average_under_way_is_that_of_good_attempts() {
+        let mut active = Statistics::default();
+        // 100 of 320 to 384 ms in a second, and some that are late.
+        let bucket = rto_agent_common::histogram::bucket_of(350_000);
+        active.path_rtt.buckets[bucket] = 100;
+        active.path_rtt.buckets[rto_agent_common::histogram::bucket_of(1_000_000)] = 100;
+        let none = Statistics::default();
+        let counted = Counted::of(&ArmStatistics {
+            treated: [active, none, none],
+            control: None,
+        });
+        let Arms { treated, control } = increments(&counted, 1000).under_way;
+        assert!((35.0..40.0).contains(&treated), "{treated}");
+        assert_eq!(control, 0.0);
     }
 }

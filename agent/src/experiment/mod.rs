@@ -4,28 +4,23 @@
 //! No clock and no I/O: the engine reads the counters, keeps the time, sets the share and saves.
 
 mod counted;
-mod latency;
 mod record;
 mod view;
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use rto_model::tune::experiment::Event;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 pub use self::{
     record::Record,
-    view::{merged, number, percent},
+    view::{merged, number, part, percent, ratio_text},
 };
-use crate::{
-    datapath::ArmStatistics,
-    policy::{Adjustments, PolicyName, Settings},
-};
+use crate::policy::{Adjustments, PolicyName, Settings};
 
 /// Experiments that may count at the same time on a host.
 pub const MOST_COUNTING: usize = 64;
-/// Ended ones that are kept with bounds of their latencies.
+/// Ended ones that are kept where their policy is in force as configured.
 pub const MOST_ENDED: usize = 256;
 
 /// The experiments of a host: one of a policy, which stays after its end until it is cleared.
@@ -49,9 +44,9 @@ impl Experiments {
         self.0.iter()
     }
 
-    /// Puts one in the place of the last one of its policy.
-    pub fn insert(&mut self, policy: PolicyName, record: Record) {
-        self.0.insert(policy, record);
+    /// Puts one in the place of the last one of its policy, and returns that.
+    pub fn insert(&mut self, policy: PolicyName, record: Record) -> Option<Record> {
+        self.0.insert(policy, record)
     }
 
     /// Forgets one.
@@ -110,35 +105,20 @@ impl Experiments {
         ended
     }
 
-    /// Keeps what is stored small. Of ended ones before the last [`MOST_ENDED`] latencies are kept without bounds; those
-    /// whose policy is in force as configured are forgotten: which.
+    /// Of ended ones before the last [`MOST_ENDED`] forgets those whose policy is in force as configured. Returns which.
     pub fn trim(&mut self) -> Vec<PolicyName> {
-        self.0.values_mut().for_each(Record::trim);
         let ended = self.0.iter().filter(|(_, record)| !record.is_counting());
         let ended = ended.map(|(policy, record)| (Reverse(record.ended_s), policy.clone()));
         let mut ended: Vec<_> = ended.collect();
         ended.sort_unstable();
-        let mut forgotten = Vec::new();
-        for (_, policy) in ended.into_iter().skip(MOST_ENDED) {
-            match self.0.get_mut(&policy) {
-                Some(record) if record.control().is_some() => record.trim_more(),
-                _ => {
-                    self.0.remove(&policy);
-                    forgotten.push(policy);
-                }
-            }
-        }
+        let older = ended.into_iter().skip(MOST_ENDED).map(|(_, policy)| policy);
+        let is_in_force = |policy: &PolicyName| {
+            let record = self.0.get(policy);
+            record.is_some_and(|record| record.control().is_none())
+        };
+        let forgotten: Vec<PolicyName> = older.filter(is_in_force).collect();
+        self.0.retain(|policy, _| !forgotten.contains(policy));
         forgotten
-    }
-
-    /// Takes in what was counted of a policy's arms, and judges.
-    pub fn look(
-        &mut self,
-        policy: &PolicyName,
-        statistics: &ArmStatistics,
-        now_s: u64,
-    ) -> Option<Event> {
-        self.0.get_mut(policy)?.look(statistics, now_s)
     }
 
     /// All counters have begun anew.

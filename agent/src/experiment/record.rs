@@ -1,39 +1,37 @@
 //! One experiment, as it is kept through restarts.
 
-use rto_model::tune::experiment::{
-    Arms, Counts, Design, DesignError, Event, Experiment, Increments, Outcome, SETTLING_S, Unit,
-    Verdict,
-};
+use rto_model::tune::experiment::{Arms, Design, DesignError, Event, Experiment, Unit};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    counted::{Counted, is_untouched},
-    latency::Latency,
-};
+use super::counted::{Counted, increments};
 use crate::{
     datapath::ArmStatistics,
     policy::{ControlArm, Share},
-    wire::{
-        experiments::{Evidence, State},
-        types::Caller,
-    },
+    wire::{experiments::State, histogram::HistogramView, types::Caller},
 };
 
-/// Blocks of time that are kept of latencies after the end: between 20 and so many, for the bootstrap.
-const ENDED_BLOCKS: usize = 40;
+/// How long after a change of the arms counting begins, milliseconds: what was an attempt under way by then has become
+/// good, or never will. (An attempt is good within 500 ms; the rest is for the change itself.)
+const BEGINS_AFTER_MS: u64 = 2000;
 
 /// An experiment, and what is needed to go on with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    pub(super) evidence: Evidence,
+    pub(super) experiment: Experiment,
     pub(super) by: Caller,
+    /// When it was started, Unix seconds: shown, and nothing else.
+    pub(super) started_s: u64,
+    /// When it ended, Unix seconds.
+    pub(super) ended_s: Option<u64>,
+    /// Connect times of both arms.
+    pub(super) connect_time: Arms<HistogramView>,
     /// The counters at the last look: what they have grown by since is counted at the next one, also after a restart.
     pub(super) before: Arms<Counted>,
-    /// What was counted before is left out: arms of connections were drawn with another share, seconds.
-    pub(super) counts_from_s: u64,
-    pub(super) latency: Latency,
-    /// When it ended, seconds.
-    pub(super) ended_s: Option<u64>,
+    /// For so much longer nothing is counted, milliseconds.
+    pub(super) begins_in_ms: u64,
+    /// When that look was, milliseconds of CLOCK_BOOTTIME. Time in which no daemon looks does not pass.
+    #[serde(skip)]
+    pub(super) looked_ms: Option<u64>,
     /// Why it was stopped, if that was not asked for.
     pub(super) stopped_by: Option<String>,
     /// The policy is in force as configured: only the verdict is kept.
@@ -43,9 +41,6 @@ pub struct Record {
 impl Record {
     /// Begins with what the counters are before the arms are drawn.
     ///
-    /// Where the policy has counted anything, connections of before are open, all or most of them treated: their
-    /// handshakes may fail for another [`SETTLING_S`], which is left out, and they may end at any time.
-    ///
     /// # Errors
     ///
     /// A duration that is too short for the ramp.
@@ -54,54 +49,40 @@ impl Record {
         host: String,
         by: Caller,
         statistics: &ArmStatistics,
-        now_s: u64,
+        started_s: u64,
     ) -> Result<Self, DesignError> {
-        let is_untouched = is_untouched(statistics);
-        let counts_from_s = if is_untouched {
-            now_s
-        } else {
-            now_s.saturating_add(SETTLING_S)
+        let before = Counted::of(statistics);
+        // Of a policy that has counted nothing no attempt is under way.
+        let begins_in_ms = match before == Arms::default() {
+            true => 0,
+            false => BEGINS_AFTER_MS,
         };
         Ok(Self {
-            evidence: Evidence {
-                experiment: Experiment::start(design, host, counts_from_s)?,
-                unjudged: Arms::default(),
-                judges_ends: is_untouched,
-            },
+            experiment: Experiment::start(design, host)?,
             by,
-            before: Counted::of(statistics),
-            counts_from_s,
-            latency: Latency::new(counts_from_s),
+            started_s,
             ended_s: None,
+            connect_time: Arms::default(),
+            before,
+            begins_in_ms,
+            looked_ms: None,
             stopped_by: None,
             is_released: false,
         })
     }
 
-    pub(super) const fn experiment(&self) -> &Experiment {
-        &self.evidence.experiment
-    }
-
     pub(super) fn design(&self) -> &Design {
-        self.experiment().design()
+        self.experiment.design()
     }
 
     /// How it stands.
-    pub fn state(&self, now_s: u64) -> State {
-        let verdict = self.experiment().verdict();
-        if verdict.is_none() && now_s < self.counts_from_s {
-            return State::Settling;
-        }
-        verdict.into()
+    pub fn state(&self) -> State {
+        self.experiment.verdict().into()
     }
 
     /// Whether it counts what happens.
     pub fn is_counting(&self) -> bool {
-        !self.is_released
-            && matches!(
-                self.experiment().verdict(),
-                None | Some(Verdict::GainProven { promoted: false })
-            )
+        !self.is_released && self.experiment.is_counting()
     }
 
     /// The share that is treated now, 0 to 1.
@@ -109,7 +90,7 @@ impl Record {
         if self.is_released {
             1.0
         } else {
-            self.experiment().share()
+            self.experiment.share()
         }
     }
 
@@ -123,86 +104,41 @@ impl Record {
         })
     }
 
-    /// Takes in what was counted since the last look, and judges.
-    pub fn look(&mut self, statistics: &ArmStatistics, now_s: u64) -> Option<Event> {
+    /// Takes in what was counted since the last look, and judges. `now_ms` is of CLOCK_BOOTTIME.
+    pub fn look(&mut self, statistics: &ArmStatistics, now_ms: u64, unix_s: u64) -> Option<Event> {
         let now = Counted::of(statistics);
-        let grown = Arms {
-            treated: now.treated.since(&self.before.treated),
-            control: now.control.since(&self.before.control),
-        };
+        let grown = now.zip(&self.before, Counted::since);
         self.before = now;
-        if now_s < self.counts_from_s || !self.is_counting() {
+        let before_ms = self.looked_ms.replace(now_ms).unwrap_or(now_ms);
+        let elapsed_ms = now_ms.saturating_sub(before_ms);
+        if !self.is_counting() {
             return None;
         }
-        let Arms { treated, control } = grown;
-        let counts = Arms {
-            treated: treated.counts,
-            control: control.counts,
-        };
-        self.latency.add(
-            &Arms {
-                treated: treated.handshake,
-                control: control.handshake,
-            },
-            now_s,
-        );
-        let (judged, unjudged) = self.split(counts);
-        self.evidence.unjudged += unjudged;
-        let increments = Increments {
-            counts: judged,
-            control_rtt: control.rtt,
-        };
-        let event = self.evidence.experiment.observe(&increments, now_s);
-        if matches!(event, Some(Event::Ended(_))) {
-            self.ended_s = Some(now_s);
+        let mut increments = increments(&grown, elapsed_ms);
+        if self.begins_in_ms > 0 {
+            self.begins_in_ms = self.begins_in_ms.saturating_sub(elapsed_ms);
+            increments.counts = Arms::default();
+        } else {
+            let sum = |all: &HistogramView, more: &Counted| {
+                all.with(&more.connect_time, u64::saturating_add)
+            };
+            self.connect_time = self.connect_time.zip(&grown, sum);
+        }
+        let event = self.experiment.observe(&increments, elapsed_ms);
+        match event {
+            Some(Event::Raised { .. }) => self.arms_changed(),
+            Some(Event::Ended(_)) => self.ended_s = Some(unix_s),
+            Some(Event::GainProven) | None => {}
         }
         self.trim();
         event
     }
 
-    /// After its end: what is only needed to go on is forgotten, and latencies are kept in fewer blocks.
-    pub(super) fn trim(&mut self) {
+    /// After its end what is only needed to go on is forgotten.
+    fn trim(&mut self) {
         if !self.is_counting() {
             self.before = Arms::default();
-            self.latency.coarsen(ENDED_BLOCKS);
         }
-    }
-
-    /// The same, and of latencies only their sum is kept.
-    pub(super) fn trim_more(&mut self) {
-        self.latency.coarsen(1);
-    }
-
-    /// What is judged of some counts, and what is only shown.
-    fn split(&self, counts: Arms<Counts>) -> (Arms<Counts>, Arms<Counts>) {
-        let judged = |outcome, count| {
-            if self.evidence.judges(outcome) {
-                count
-            } else {
-                0
-            }
-        };
-        let of = |counts: Counts| {
-            if self.design().unit == Unit::Peer {
-                return (Counts::default(), counts);
-            }
-            let dsack = judged(Outcome::Dsack, counts.dsack);
-            let aborted = judged(Outcome::Aborted, counts.aborted);
-            let unjudged = Counts {
-                dsack: counts.dsack - dsack,
-                aborted: counts.aborted - aborted,
-                ..Counts::default()
-            };
-            let judged = Counts {
-                dsack,
-                aborted,
-                ..counts
-            };
-            (judged, unjudged)
-        };
-        let (treated, control) = (of(counts.treated), of(counts.control));
-        let arms = |treated, control| Arms { treated, control };
-        (arms(treated.0, control.0), arms(treated.1, control.1))
     }
 
     /// The counters have begun anew, with nothing in them.
@@ -210,26 +146,25 @@ impl Record {
         self.before = Arms::default();
     }
 
-    /// Arms were drawn with another share than the experiment's, up to now: what was counted since the last look is
-    /// left out, and what such connections may still come to.
-    pub fn resettle(&mut self, now_s: u64) {
-        self.counts_from_s = now_s.saturating_add(SETTLING_S);
-        self.evidence.judges_ends = false;
+    /// Up to now arms were drawn in another way: what was counted since the last look is left out, and attempts that are
+    /// under way.
+    pub fn arms_changed(&mut self) {
+        self.begins_in_ms = BEGINS_AFTER_MS;
     }
 
     /// Ends it, unless it has ended; no connection is treated then.
-    pub fn stop(&mut self, now_s: u64) {
+    pub fn stop(&mut self, unix_s: u64) {
         if self.is_counting() {
-            self.evidence.experiment.stop();
-            self.ended_s = Some(now_s);
+            self.experiment.stop();
+            self.ended_s = Some(unix_s);
         }
         self.trim();
     }
 
     /// Ends it, unless it has ended, as the policy is another one; that is in force as configured.
-    pub fn release(&mut self, why: &str, now_s: u64) {
+    pub fn release(&mut self, why: &str, unix_s: u64) {
         if self.is_counting() {
-            self.stop(now_s);
+            self.stop(unix_s);
             self.stopped_by = Some(why.to_owned());
         }
         self.is_released = true;

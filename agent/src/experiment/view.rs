@@ -1,112 +1,86 @@
-//! An experiment as it is told.
+//! An experiment for people and programs.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use rto_model::{
-    advice::Distribution,
-    tune::experiment::{Arms, Counts, Event, GAIN, HARM, Outcome, STEP_ATTEMPTS, Verdict},
+use rto_model::tune::{
+    evidence::Ratio,
+    experiment::{
+        Arms, Counts, Event, Experiment, GAIN, HARM, Outcome, STEP_ATTEMPTS, ShareResult, Unit,
+        Verdict,
+    },
 };
 
 use super::Record;
 use crate::{
     policy::Share,
-    wire::experiments::{
-        ArmsView, Evidence, ExperimentSummary, ExperimentView, OutcomeView, QuantileView,
-        RatioView, State, UnitView, e_value, outcome_name,
+    wire::{
+        experiments::{ExperimentSummary, ExperimentView},
+        histogram::HistogramView,
     },
 };
 
-/// Quantiles of latency that are shown.
-const QUANTILES: [f64; 3] = [0.5, 0.99, 0.999];
+/// An arm without connections for so long is a warning, milliseconds.
+const EMPTY_MS: u64 = 600_000;
 
 impl Record {
     /// All of it.
-    pub fn view(&self, now_s: u64) -> ExperimentView {
-        let is_by_connection = self.evidence.unit() == UnitView::Connection;
+    pub fn view(&self) -> ExperimentView {
         ExperimentView {
-            state: self.state(now_s),
-            text: self.text(now_s),
+            text: self.text(),
+            next: self.next(),
             share: self.share(),
             by: Some(self.by),
+            started_s: Some(self.started_s),
             ended_s: self.ended_s,
-            waits_for: self.waits_for(now_s),
-            handshake: {
-                let total = self.latency.total();
-                let all = QUANTILES.into_iter();
-                all.map(|quantile| {
-                    let bounds = is_by_connection.then(|| self.latency.quantiles(quantile));
-                    quantile_view(quantile, &total, bounds.flatten())
-                })
-                .collect()
-            },
-            ..view(self.evidence.clone())
+            ..merged(&self.experiment, self.connect_time.clone())
         }
     }
 
     /// In short.
-    pub fn summary(&self, now_s: u64) -> ExperimentSummary {
+    pub fn summary(&self) -> ExperimentSummary {
         ExperimentSummary {
-            state: self.state(now_s),
-            text: self.text(now_s),
+            state: self.state(),
+            text: self.text(),
             share: self.share(),
-            e_values: e_values(&self.evidence),
+            e_values: e_values(&self.experiment),
         }
     }
 
     /// How it stands, in a sentence.
-    pub fn text(&self, now_s: u64) -> String {
+    pub fn text(&self) -> String {
         let policy = &self.design().policy;
-        let unit = self.evidence.unit().plural();
-        let clear = || {
-            format!(
-                "none of its {unit} is treated until its settings change or rto-agent experiment clear {policy} puts \
-                 it in force as configured"
-            )
-        };
-        let verdict = match (self.state(now_s), self.experiment().verdict()) {
-            (State::Settling, _) => {
-                return format!(
-                    "{}; it counts in {}, when connections of before have settled",
-                    self.treated(),
-                    duration(self.counts_from_s.saturating_sub(now_s))
-                );
-            }
-            (_, None) => {
-                let proven = self.experiment().gain_proven_s().is_some();
+        let unit = self.design().unit.plural();
+        let verdict = match self.experiment.verdict() {
+            None => {
+                let proven = self.experiment.is_gain_proven();
                 let proven = if proven { "; a gain is proven" } else { "" };
                 return format!("{}{proven}", self.treated());
             }
-            (_, Some(Verdict::GainProven { promoted: true })) => {
+            Some(Verdict::GainProven { promoted: true }) => {
                 return format!("gain proven: all {unit} are treated");
             }
-            (_, Some(Verdict::GainProven { promoted: false })) if !self.is_released => {
+            Some(Verdict::GainProven { promoted: false }) if !self.is_released => {
                 return format!(
                     "gain proven: {}, and harm is still judged; rto-agent experiment clear {policy} treats all",
                     self.treated()
                 );
             }
-            (_, Some(Verdict::GainProven { promoted: false })) => "gain proven".to_owned(),
-            (_, Some(Verdict::Harm { outcome })) => {
-                format!("harm proven ({})", outcome_name(outcome))
-            }
-            (_, Some(Verdict::Invalid)) => {
-                "invalid: the arms do not have the connections that they should have".to_owned()
-            }
-            (_, Some(Verdict::Inconclusive)) => match self.evidence.unit() {
-                UnitView::Connection => {
-                    "inconclusive: its time is over and nothing is proven".to_owned()
-                }
-                UnitView::Peer => "its time is over".to_owned(),
-            },
-            (_, Some(Verdict::Stopped)) => match &self.stopped_by {
+            Some(Verdict::Stopped) => match &self.stopped_by {
                 Some(why) => format!("stopped: {why}"),
                 None => "stopped".to_owned(),
             },
+            Some(Verdict::Inconclusive) if self.design().unit == Unit::Peer => {
+                "its time is over".to_owned()
+            }
+            Some(verdict) => verdict_text(verdict),
         };
         if self.is_released {
             format!("{verdict}; the policy is in force as configured")
         } else {
-            format!("{verdict}; {}", clear())
+            format!(
+                "{verdict}; none of its {unit} is treated until its settings change or rto-agent experiment clear \
+                 {policy} puts it in force as configured"
+            )
         }
     }
 
@@ -115,129 +89,126 @@ impl Record {
         let shares = self.design().ramp.shares().len();
         let step = match shares {
             1 => String::new(),
-            _ => format!(", share {} of {shares}", self.experiment().step() + 1),
+            _ => format!(", share {} of {shares}", self.experiment.step() + 1),
         };
         format!(
             "{} of {} are treated{step}",
             percent(self.share()),
-            self.evidence.unit().plural()
+            self.design().unit.plural()
         )
     }
 
-    /// Why no connection of a policy is treated that is in force, if so.
-    pub fn warning(&self, now_s: u64) -> Option<String> {
-        (self.share() == 0.0).then(|| self.text(now_s))
+    /// Why no connection of a policy is treated that is in force, or an arm has none.
+    pub fn warning(&self) -> Option<String> {
+        if self.share() == 0.0 {
+            return Some(self.text());
+        }
+        let Arms { treated, control } = self.experiment.counts().map(Counts::drawn);
+        let empty = match (treated, control) {
+            (0, 0) => {
+                "neither arm has counted an attempt in ten minutes: does the policy cover its peers?"
+            }
+            (0, _) => {
+                "no connection with the policy's timers in ten minutes: too few peers for two arms"
+            }
+            (_, 0) => {
+                "no connection with the kernel's own timers in ten minutes: too few peers for two arms"
+            }
+            _ => return None,
+        };
+        let is_due = self.is_counting() && self.experiment.elapsed_ms() >= EMPTY_MS;
+        is_due.then(|| empty.to_owned())
     }
 
     /// What happened, in a sentence.
-    pub fn told(&self, event: Event, now_s: u64) -> String {
+    pub fn describe(&self, event: Event) -> String {
         match event {
-            Event::Raised { share } => {
-                format!("raised to {} of connections", percent(share))
-            }
-            Event::GainProven => {
-                let ln_e = self.experiment().assess().gain_ln_e;
-                format!(
-                    "a gain is proven (e = {}); the ramp goes on",
-                    number(e_value(ln_e))
-                )
-            }
-            Event::Ended(_) => self.text(now_s),
+            Event::Raised { share } => format!("raised to {} of connections", percent(share)),
+            Event::GainProven => format!(
+                "a gain is proven; the ramp goes on; {}",
+                answer(&self.experiment)
+            ),
+            Event::Ended(_) => format!("{}; {}", self.text(), answer(&self.experiment)),
         }
     }
 
-    fn waits_for(&self, now_s: u64) -> Vec<String> {
-        let experiment = self.experiment();
-        let left = |end_s: u64| duration(end_s.saturating_sub(now_s));
-        let end_s = experiment.started_s() + self.design().duration_s;
-        match self.state(now_s) {
-            State::Settling => {
-                return vec![format!(
-                    "outcomes of connections that began before, for another {}",
-                    left(self.counts_from_s)
-                )];
-            }
-            State::Running => {}
-            _ => return Vec::new(),
+    /// What happens next, one thing each.
+    fn next(&self) -> Vec<String> {
+        let experiment = &self.experiment;
+        if experiment.verdict().is_some() || self.is_released {
+            return Vec::new();
         }
-        if self.evidence.unit() == UnitView::Peer {
-            return vec![format!("the end of its time, in {}", left(end_s))];
+        let left = duration(experiment.left_s());
+        let Some(evidence) = experiment.assess() else {
+            return vec![format!("ends in {left}")];
+        };
+        let mut next = Vec::new();
+        if self.begins_in_ms > 0 {
+            next.push("counting begins in a moment".to_owned());
         }
-        let mut waits = Vec::new();
-        let is_last = experiment.step() + 1 >= self.design().ramp.shares().len();
-        let step_end_s = experiment.raised_s() + self.design().step_s();
-        if step_end_s > now_s {
-            waits.push(format!(
-                "time: this share lasts another {} at least",
-                left(step_end_s)
-            ));
+        let is_last = experiment.is_at_last_share();
+        let shares = self.design().ramp.shares();
+        let step = match shares.get(experiment.step() + 1) {
+            Some(share) => format!("{} of connections are treated", percent(share.get())),
+            None if self.design().promote => "all connections are treated".to_owned(),
+            None => "ends".to_owned(),
+        };
+        let mut needs = Vec::new();
+        if experiment.step_left_s() > 0 {
+            needs.push(format!("another {}", duration(experiment.step_left_s())));
         }
         let attempts = experiment.step_attempts();
         if attempts < STEP_ATTEMPTS {
-            waits.push(format!(
-                "attempts: {attempts} of {STEP_ATTEMPTS} treated ones at this share"
+            needs.push(format!(
+                "{} more treated connections",
+                STEP_ATTEMPTS - attempts
             ));
+        }
+        if is_last && !experiment.is_gain_proven() {
+            needs.push(format!(
+                "a proven gain (e = {} of {GAIN})",
+                number(evidence.gain_e)
+            ));
+        } else if is_last && self.design().promote {
+            needs.push("a ratio at this share whose interval is below 1".to_owned());
         }
         if let Some(outcome) = experiment.suspected_harm() {
-            let ln_e = experiment.assess().harm_ln_e.get(&outcome).copied();
-            waits.push(format!(
-                "suspected harm ({}, e = {}): it holds the ramp until it is proven, at {HARM}, or no longer suspected",
-                outcome_name(outcome),
-                number(e_value(ln_e.unwrap_or_default()))
+            let e = evidence.harm_e.get(&outcome).copied().unwrap_or_default();
+            needs.push(format!(
+                "the suspicion of harm ({}, e = {}) to go; it is proven at {HARM}",
+                outcome.name(),
+                number(e)
             ));
         }
-        if experiment.spill_over().is_suspected() {
-            waits.push(
-                "spill-over: the control arm fares worse than at the first share, which holds the ramp".to_owned(),
-            );
+        match needs.is_empty() {
+            true => next.push(step),
+            false => next.push(format!("{step} after {}", needs.join(", "))),
         }
-        if experiment.gain_proven_s().is_none() && is_last {
-            let ln_e = experiment.assess().gain_ln_e;
-            waits.push(format!(
-                "a gain: e = {} of {GAIN}, for another {}",
-                number(e_value(ln_e)),
-                left(end_s)
-            ));
-        }
-        waits
+        next.push(format!(
+            "without a proven gain at all shares ends inconclusive in {left}"
+        ));
+        next
     }
 }
 
-/// Those of several hosts as one.
-pub fn merged(evidence: Evidence) -> ExperimentView {
-    let mut view = view(evidence);
-    if view.unit == UnitView::Peer {
-        return view;
-    }
-    let verdict = view.evidence.experiment.verdict();
-    view.text = match verdict {
-        None => "nothing is proven yet".to_owned(),
-        Some(Verdict::Harm { outcome }) => format!("harm proven ({})", outcome_name(outcome)),
-        Some(Verdict::GainProven { .. }) => "gain proven".to_owned(),
-        Some(Verdict::Invalid) => {
-            "invalid: the arms do not have the connections that they should have".to_owned()
-        }
-        Some(Verdict::Inconclusive | Verdict::Stopped) => "nothing is proven".to_owned(),
-    };
-    view
-}
-
-/// What the evidence alone says.
-fn view(evidence: Evidence) -> ExperimentView {
-    let (experiment, unit) = (&evidence.experiment, evidence.unit());
-    let counts = evidence.counts();
-    let assessment = experiment.assess();
-    let is_by_connection = unit == UnitView::Connection;
+/// What the counts alone say, of one host or of several as one.
+pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> ExperimentView {
     let design = experiment.design();
-    let harm_e = |outcome| {
-        let ln_e = assessment.harm_ln_e.get(&outcome).copied();
-        ln_e.filter(|_| evidence.judges(outcome)).map(e_value)
-    };
     ExperimentView {
+        answer: answer(experiment),
+        text: match experiment.verdict() {
+            Some(verdict) => verdict_text(verdict),
+            None if design.unit == Unit::Peer => {
+                "no verdict: peers are drawn, but connections are counted".to_owned()
+            }
+            None => "nothing is proven yet".to_owned(),
+        },
+        next: Vec::new(),
+        result: experiment.result(),
         state: experiment.verdict().into(),
-        text: "not told: counts are of connections, draws of peers".to_owned(),
+        gain_proven: experiment.is_gain_proven(),
         share: experiment.share(),
-        unit,
+        unit: design.unit,
         ramp: design
             .ramp
             .shares()
@@ -249,107 +220,99 @@ fn view(evidence: Evidence) -> ExperimentView {
         name: design.identity.clone(),
         hosts: experiment.hosts().map(ToOwned::to_owned).collect(),
         by: None,
-        started_s: experiment.started_s(),
+        started_s: None,
         duration_s: design.duration_s,
+        elapsed_s: experiment.elapsed_ms() / 1000,
         ended_s: None,
-        gain_proven_s: experiment.gain_proven_s(),
-        waits_for: Vec::new(),
-        notes: notes(&evidence),
-        attempts: arms(counts, |counts| counts.attempts),
-        outcomes: Outcome::ALL
-            .into_iter()
-            .map(|outcome| OutcomeView {
-                outcome: outcome_name(outcome).to_owned(),
-                count: arms(counts, |counts| counts.of(outcome)),
-                rate: arms(counts, |counts| rate(counts, outcome)),
-                harm_e: harm_e(outcome),
-            })
-            .collect(),
-        ratio: is_by_connection.then_some(RatioView {
-            likeliest: assessment.likeliest_ratio,
-            low: assessment.ratio.low,
-            high: assessment.ratio.high,
-        }),
-        gain_e: is_by_connection.then(|| e_value(assessment.gain_ln_e)),
-        mismatch_e: is_by_connection.then(|| e_value(assessment.mismatch_ln_e)),
-        spill_over: assessment.spill_over.into(),
-        handshake: Vec::new(),
-        evidence,
+        notes: notes(design.unit),
+        counts: experiment.counts(),
+        shares: experiment.results().collect(),
+        evidence: experiment.assess(),
+        connect_time,
+        experiment: experiment.clone(),
     }
 }
 
-fn notes(evidence: &Evidence) -> Vec<String> {
-    if evidence.unit() == UnitView::Peer {
-        return vec![
-            "no verdict is told: counts are of connections, draws of peers, and a peer's connections fare alike"
-                .to_owned(),
-        ];
+/// "12 of 5012 connects were bad with the policy's timers (0.24 %), 60 of 4988 with the kernel's own (1.2 %); ...".
+fn answer(experiment: &Experiment) -> String {
+    let ShareResult {
+        share,
+        counts,
+        ratio,
+    } = experiment.result();
+    let is_active = counts.treated.attempts + counts.control.attempts > 0;
+    let is_passive = counts.treated.requests + counts.control.requests > 0;
+    let (outcome, of) = match is_passive && !is_active {
+        true => (Outcome::LateAccepted, "accepted connections were late"),
+        false => (Outcome::Bad, "connects were bad"),
+    };
+    let Arms { treated, control } = counts.map(|counts| part(counts, outcome));
+    let at = match experiment.design().ramp.shares().len() {
+        1 => String::new(),
+        _ => format!(" at {}", percent(share)),
+    };
+    let ratio = match (experiment.design().unit, outcome) {
+        (Unit::Connection, Outcome::Bad) => format!("; ratio {}", ratio_text(ratio)),
+        _ => String::new(),
+    };
+    format!("{treated} {of}{at} with the policy's timers, {control} with the kernel's own{ratio}")
+}
+
+/// "0.20 (0.10 to 0.38)".
+#[must_use]
+pub fn ratio_text(ratio: Ratio) -> String {
+    let text = |value: Option<f64>, none: &str| value.map_or_else(|| none.to_owned(), number);
+    let (likeliest, high) = (text(ratio.likeliest, "-"), text(ratio.high, "any"));
+    format!("{likeliest} ({} to {high})", number(ratio.low))
+}
+
+/// "12 of 5012 (0.239 %)".
+#[expect(clippy::cast_precision_loss, reason = "a rate is an estimate")]
+pub fn part(counts: &Counts, outcome: Outcome) -> String {
+    let (count, all) = (counts.of(outcome), counts.all(outcome));
+    match all {
+        0 => format!("{count} of {all}"),
+        _ => format!(
+            "{count} of {all} ({:.3} %)",
+            count as f64 / all as f64 * 100.0
+        ),
     }
-    let mut notes = vec![
-        "aborts are shown and not judged: they are counted after a retransmission, also a spurious one, of which the \
-         treatment has more"
-            .to_owned(),
-    ];
-    if !evidence.judges_ends {
-        notes.push(
-            "DSACKs are not judged, as connections of before the start may be among those that end"
-                .to_owned(),
-        );
+}
+
+fn verdict_text(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::GainProven { .. } => "gain proven".to_owned(),
+        Verdict::Harm { outcome } => format!("harm proven ({})", outcome.name()),
+        Verdict::Invalid => {
+            "invalid: the arms do not have the connections that they should have".to_owned()
+        }
+        Verdict::Inconclusive => "inconclusive: its time is over and nothing is proven".to_owned(),
+        Verdict::Stopped => "stopped".to_owned(),
     }
-    notes
+}
+
+fn notes(unit: Unit) -> Vec<String> {
+    let text = match unit {
+        Unit::Connection => "a connect is bad until it is established, and for good after 500 ms",
+        Unit::Peer => {
+            "no verdict: peers are drawn, but connections are counted, and a peer's connections fare alike"
+        }
+    };
+    vec![text.to_owned()]
 }
 
 /// The e-values by name; none where peers are drawn.
-fn e_values(evidence: &Evidence) -> BTreeMap<String, f64> {
-    if evidence.unit() == UnitView::Peer {
+fn e_values(experiment: &Experiment) -> BTreeMap<String, f64> {
+    let Some(evidence) = experiment.assess() else {
         return BTreeMap::new();
-    }
-    let assessment = evidence.experiment.assess();
-    let harm = assessment.harm_ln_e.iter();
-    let harm = harm.filter(|(outcome, _)| evidence.judges(**outcome));
-    let harm = harm.map(|(outcome, ln_e)| (format!("harm-{}", outcome_name(*outcome)), *ln_e));
-    let others = [
-        ("gain".to_owned(), assessment.gain_ln_e),
-        ("mismatch".to_owned(), assessment.mismatch_ln_e),
-    ];
-    let all = others.into_iter().chain(harm);
-    all.map(|(name, ln_e)| (name, e_value(ln_e))).collect()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a rate is an estimate")]
-fn rate(counts: &Counts, outcome: Outcome) -> Option<f64> {
-    (counts.attempts > 0).then(|| counts.of(outcome) as f64 / counts.attempts as f64)
-}
-
-fn arms<T>(counts: Arms<Counts>, of: impl Fn(&Counts) -> T) -> ArmsView<T> {
-    ArmsView {
-        treated: of(&counts.treated),
-        control: of(&counts.control),
-    }
-}
-
-fn quantile_view(
-    quantile: f64,
-    total: &Arms<Distribution>,
-    bounds: Option<rto_model::tune::bootstrap::Quantiles>,
-) -> QuantileView {
-    // What lies beyond the last bucket has no end.
-    let value = |times: &Distribution| times.quantile_us(quantile).filter(|us| *us < u64::MAX);
-    let bound = |of: fn(&rto_model::tune::bootstrap::Bounded) -> u64| {
-        bounds.map(|bounds| ArmsView {
-            treated: of(&bounds.treated),
-            control: of(&bounds.control),
-        })
     };
-    QuantileView {
-        quantile,
-        value_us: ArmsView {
-            treated: value(&total.treated),
-            control: value(&total.control),
-        },
-        low_us: bound(|bounded| bounded.low_us),
-        high_us: bound(|bounded| bounded.high_us),
-    }
+    let harm = evidence.harm_e.iter();
+    let harm = harm.map(|(outcome, e)| (format!("harm-{}", outcome.name()), *e));
+    let others = [
+        ("gain".to_owned(), evidence.gain_e),
+        ("mismatch".to_owned(), evidence.mismatch_e),
+    ];
+    others.into_iter().chain(harm).collect()
 }
 
 /// "5%".

@@ -21,8 +21,8 @@ const BPF_CGROUP_SOCK_OPS: u32 = 3;
 /// `BPF_F_ALLOW_OVERRIDE` and `BPF_F_ALLOW_MULTI`, as BPF_PROG_QUERY reports them.
 const BPF_F_ALLOW_OVERRIDE: u32 = 1;
 const BPF_F_ALLOW_MULTI: u32 = 2;
-/// A cgroup takes so many programs of one kind (`BPF_CGROUP_MAX_PROGS`, Linux 6.12).
-const MAX_PROGRAMS: usize = 64;
+/// A cgroup takes so many programs of one kind (`BPF_CGROUP_MAX_PROGS`, Linux 6.12); one more is E2BIG.
+pub const MAX_PROGRAMS: usize = 64;
 
 /// How programs are attached to a cgroup beside each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,9 +13,11 @@ const TYPE_LEN: usize = 12;
 /// `struct btf_member`: name, type, offset.
 const MEMBER_LEN: usize = 12;
 
+const KIND_INT: u32 = 1;
 const KIND_PTR: u32 = 2;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
+const KIND_ENUM: u32 = 6;
 const KIND_FUNC: u32 = 12;
 /// Kinds that only name or qualify another type: typedef, volatile, const, restrict, type_tag.
 const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
@@ -33,6 +35,19 @@ pub enum BtfError {
     /// A struct or field is not there.
     #[error("this kernel has no {0}")]
     Missing(String),
+    /// A field has another size or kind than programs read.
+    #[error("{0} of this kernel is not what programs expect: {1}")]
+    Changed(String, String),
+}
+
+/// A field that was found.
+struct Field {
+    /// Bytes from the beginning of the struct.
+    offset: u32,
+    /// Where its type begins, behind names and qualifiers.
+    at: usize,
+    /// Bytes of a bit field; `None`: its type's.
+    bit_field: Option<u32>,
 }
 
 /// A parsed index over the raw bytes.
@@ -108,8 +123,8 @@ impl Btf {
         Err(BtfError::Malformed("endless type"))
     }
 
-    /// Byte offset and type of a field, also of one within anonymous structs and unions.
-    fn member(&self, at: usize, name: &str) -> Result<Option<(u32, usize)>, BtfError> {
+    /// A field, also of one within anonymous structs and unions.
+    fn member(&self, at: usize, name: &str) -> Result<Option<Field>, BtfError> {
         let info = u32_at(&self.data, at + 4)?;
         if ![KIND_STRUCT, KIND_UNION].contains(&kind(info)) {
             return Ok(None);
@@ -130,91 +145,161 @@ impl Btf {
                 continue;
             }
             if own == name {
-                return Ok(Some((bits / 8, self.plain(id)?)));
+                return Ok(Some(Field {
+                    offset: bits / 8,
+                    at: self.plain(id)?,
+                    bit_field: (size != 0).then_some(size / 8),
+                }));
             }
             if own.is_empty()
-                && let Some((inner, at)) = self.member(self.plain(id)?, name)?
+                && let Some(inner) = self.member(self.plain(id)?, name)?
             {
-                return Ok(Some((bits / 8 + inner, at)));
+                return Ok(Some(Field {
+                    offset: bits / 8 + inner.offset,
+                    ..inner
+                }));
             }
         }
         Ok(None)
     }
 
-    fn find(&self, of: &str, path: &[&str]) -> Result<(u32, usize), BtfError> {
+    fn find(&self, of: &str, path: &[&str]) -> Result<Field, BtfError> {
         let missing = || BtfError::Missing(format!("{of}.{}", path.join(".")));
         let index = self.structs.get(of).ok_or_else(missing)?;
-        let mut found = (0, self.types[*index]);
+        let mut found = Field {
+            offset: 0,
+            at: self.types[*index],
+            bit_field: None,
+        };
         for name in path {
-            let (offset, at) = self.member(found.1, name)?.ok_or_else(missing)?;
-            found = (found.0 + offset, at);
+            let inner = self.member(found.at, name)?.ok_or_else(missing)?;
+            found = Field {
+                offset: found.offset + inner.offset,
+                ..inner
+            };
         }
         Ok(found)
     }
 
-    /// Byte offset of a field.
-    pub fn offset(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
-        Ok(self.find(of, path)?.0)
+    /// Bytes of a field; `None` for a type that has no size.
+    fn size(&self, field: &Field) -> Result<Option<u32>, BtfError> {
+        let word = |at: usize| u32_at(&self.data, at);
+        Ok(match kind(word(field.at + 4)?) {
+            _ if field.bit_field.is_some() => field.bit_field,
+            KIND_INT | KIND_STRUCT | KIND_UNION | KIND_ENUM => Some(word(field.at + 8)?),
+            _ => None,
+        })
+    }
+
+    /// Byte offset of a field of this size. A field that has grown or shrunk would be read in part or together with its
+    /// neighbour, or the verifier would refuse the program that reads it.
+    pub fn offset(&self, of: &str, path: &[&str], size: u32) -> Result<u32, BtfError> {
+        let field = self.find(of, path)?;
+        match self.size(&field)? {
+            Some(found) if found == size => Ok(field.offset),
+            found => {
+                let found = found.map_or_else(|| "no number".to_owned(), |n| format!("{n} bytes"));
+                let text = format!("{found} instead of {size}");
+                Err(BtfError::Changed(format!("{of}.{}", path.join(".")), text))
+            }
+        }
     }
 
     /// Byte offset of a field that is a pointer.
     fn pointer(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
-        let (offset, at) = self.find(of, path)?;
-        if kind(u32_at(&self.data, at + 4)?) == KIND_PTR {
-            Ok(offset)
+        let field = self.find(of, path)?;
+        if kind(u32_at(&self.data, field.at + 4)?) == KIND_PTR {
+            Ok(field.offset)
         } else {
-            let text = format!("pointer {of}.{}", path.join("."));
-            Err(BtfError::Missing(text))
+            let name = format!("{of}.{}", path.join("."));
+            Err(BtfError::Changed(name, "no pointer".to_owned()))
         }
     }
 
-    /// What the programs at LSM hooks and iterators read.
+    /// Whether there is such a field, of whatever size.
+    pub fn has(&self, of: &str, path: &[&str]) -> bool {
+        self.find(of, path).is_ok()
+    }
+
+    /// What the programs at the LSM hook and the iterator read.
     pub fn offsets(&self) -> Result<Offsets, BtfError> {
         Ok(Offsets {
-            family: self.offset("sock_common", &["skc_family"])?,
-            state: self.offset("sock_common", &["skc_state"])?,
-            daddr: self.offset("sock_common", &["skc_daddr"])?,
-            v6_daddr: self.offset("sock_common", &["skc_v6_daddr"])?,
+            family: self.offset("sock_common", &["skc_family"], 2)?,
+            state: self.offset("sock_common", &["skc_state"], 1)?,
+            daddr: self.offset("sock_common", &["skc_daddr"], 4)?,
+            v6_daddr: self.offset("sock_common", &["skc_v6_daddr"], 16)?,
             cgroup: self.pointer("sock", &["sk_cgrp_data", "cgroup"])?,
             cgroup_kn: self.pointer("cgroup", &["kn"])?,
-            kn_id: self.offset("kernfs_node", &["id"])?,
+            kn_id: self.offset("kernfs_node", &["id"], 8)?,
             css_parent: self.pointer("cgroup", &["self", "parent"])?,
             css_cgroup: self.pointer("cgroup_subsys_state", &["cgroup"])?,
-            rcv_saddr: self.offset("sock_common", &["skc_rcv_saddr"])?,
-            v6_rcv_saddr: self.offset("sock_common", &["skc_v6_rcv_saddr"])?,
-            dport: self.offset("sock_common", &["skc_dport"])?,
-            num: self.offset("sock_common", &["skc_num"])?,
-            num_retrans: self.offset("request_sock", &["num_retrans"])?,
-            request_timeout: self.offset("request_sock", &["timeout"]).unwrap_or(0),
-            cb_flags: self.offset("tcp_sock", &["bpf_sock_ops_cb_flags"])?,
+            dport: self.offset("sock_common", &["skc_dport"], 2)?,
+            num: self.offset("sock_common", &["skc_num"], 2)?,
+            cb_flags: self.offset("tcp_sock", &["bpf_sock_ops_cb_flags"], 1)?,
+            ..Offsets::default()
         })
     }
 
-    /// What the sock_ops program reads of sockets. Each field stands for itself; those that take kernel functions
-    /// to get at are 0 without them.
+    /// What the program at the tracepoint of SYN-ACKs reads.
+    pub fn request_offsets(&self) -> Result<Offsets, BtfError> {
+        let timeout = self.offset("request_sock", &["timeout"], 4);
+        Ok(Offsets {
+            rcv_saddr: self.offset("sock_common", &["skc_rcv_saddr"], 4)?,
+            v6_rcv_saddr: self.offset("sock_common", &["skc_v6_rcv_saddr"], 16)?,
+            num_retrans: self.offset("request_sock", &["num_retrans"], 1)?,
+            request_timeout: match timeout {
+                // Before Linux 5.17.
+                Err(BtfError::Missing(_)) => 0,
+                timeout => timeout?,
+            },
+            ..self.offsets()?
+        })
+    }
+
+    /// What the sock_ops program reads of sockets. A field that is missing or has another size is 0, which turns off
+    /// the feature that needs it and nothing else. `listener` and `context_sk` are 0 without the kernel functions that
+    /// reach them.
     pub fn socket_types(&self) -> SocketTypes {
-        let offset = |of: &str, path: &[&str]| self.offset(of, path).unwrap_or(0);
+        let offset = |of: &str, path: &[&str], size| self.offset(of, path, size).unwrap_or(0);
         let pointer = |of: &str, path: &[&str]| self.pointer(of, path).unwrap_or(0);
         let connection = "inet_connection_sock";
         let mut types = SocketTypes {
-            is_mptcp: offset("tcp_sock", &["is_mptcp"]),
+            is_mptcp: offset("tcp_sock", &["is_mptcp"], 1),
             fastopen_req: pointer("tcp_sock", &["fastopen_req"]),
             net: pointer("sock_common", &["skc_net", "net"]),
             fastopen_blackhole_timeout: offset(
                 "net",
                 &["ipv4", "sysctl_tcp_fastopen_blackhole_timeout"],
+                4,
             ),
-            synack_retries: offset("net", &["ipv4", "sysctl_tcp_synack_retries"]),
-            syn_retries: offset(connection, &["icsk_syn_retries"]),
-            defer_accept: offset(connection, &["icsk_accept_queue", "rskq_defer_accept"]),
+            // An int before Linux 5.15, where no program gets at a listener.
+            synack_retries: offset("net", &["ipv4", "sysctl_tcp_synack_retries"], 1),
+            syn_retries: offset(connection, &["icsk_syn_retries"], 1),
+            defer_accept: offset(connection, &["icsk_accept_queue", "rskq_defer_accept"], 1),
             listener: 0,
             context_sk: 0,
-            rto: offset(connection, &["icsk_rto"]),
-            rto_min: offset(connection, &["icsk_rto_min"]),
-            delack_max: offset(connection, &["icsk_delack_max"]),
+            rto: offset(connection, &["icsk_rto"], 4),
+            rto_min: offset(connection, &["icsk_rto_min"], 4),
+            delack_max: offset(connection, &["icsk_delack_max"], 4),
+            user_timeout: offset(connection, &["icsk_user_timeout"], 4),
+            retransmits: offset(connection, &["icsk_retransmits"], 1),
+            // An int before Linux 5.15, of which the first byte is read.
+            net_syn_retries: [1, 4]
+                .map(|size| offset("net", &["ipv4", "sysctl_tcp_syn_retries"], size))
+                .into_iter()
+                .max()
+                .unwrap_or(0),
+            net_syn_linear_timeouts: offset("net", &["ipv4", "sysctl_tcp_syn_linear_timeouts"], 1),
             connection_sock: self.struct_id(connection).unwrap_or(0),
+            dst_cache: pointer("sock", &["sk_dst_cache"]),
+            metrics: offset("dst_entry", &["_metrics"], 8),
             tcp_sock: self.struct_id("tcp_sock").unwrap_or(0),
+            dst_metrics: self.struct_id("dst_metrics").unwrap_or(0),
         };
+        if types.net == 0 {
+            // It is read of the namespace.
+            types.fastopen_blackhole_timeout = 0;
+        }
         let listener = pointer("sock_common", &["skc_listener"]);
         let needed = [
             listener,
@@ -295,69 +380,4 @@ fn u32_at(data: &[u8], at: usize) -> Result<u32, BtfError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `struct pair { int a; union { int b; int *p; }; }`, assembled here.
-    fn sample() -> Vec<u8> {
-        let strings = b"\0pair\0a\0b\0p\0int\0";
-        let int = 12u32;
-        let types: Vec<u32> = [
-            // 1: int
-            vec![int, 1 << 24, 4, 32],
-            // 2: int *
-            vec![0, 2 << 24, 1],
-            // 3: union
-            vec![0, 5 << 24 | 2, 8, 8, 1, 0, 10, 2, 0],
-            // 4: const of 3
-            vec![0, 10 << 24, 3],
-            // 5: struct pair, its offsets with a bit-field size in the upper byte
-            vec![1, 1 << 31 | 4 << 24 | 2, 16, 6, 1, 32 << 24, 0, 4, 64],
-        ]
-        .concat();
-        let header = [
-            0x0001_eb9f,
-            24,
-            0,
-            u32::try_from(types.len() * 4).unwrap(),
-            u32::try_from(types.len() * 4).unwrap(),
-            u32::try_from(strings.len()).unwrap(),
-        ];
-        let words = header.into_iter().chain(types);
-        let mut bytes: Vec<u8> = words.flat_map(u32::to_ne_bytes).collect();
-        bytes.extend_from_slice(strings);
-        bytes
-    }
-
-    #[test]
-    fn fields_also_of_anonymous_unions() {
-        let btf = Btf::parse(sample()).unwrap();
-        assert_eq!(btf.offset("pair", &["a"]).unwrap(), 0);
-        assert_eq!(btf.offset("pair", &["b"]).unwrap(), 8);
-        assert_eq!(btf.pointer("pair", &["p"]).unwrap(), 8);
-        let missing = |r: Result<u32, BtfError>| r.unwrap_err().to_string();
-        assert!(missing(btf.pointer("pair", &["b"])).contains("pointer pair.b"));
-        assert!(missing(btf.offset("pair", &["c"])).contains("pair.c"));
-        assert!(missing(btf.offset("none", &["c"])).contains("none.c"));
-    }
-
-    #[test]
-    fn what_is_cut_short_is_refused() {
-        let whole = sample();
-        assert!(Btf::parse(Vec::new()).is_err());
-        for length in 0..whole.len() - 16 {
-            // No panic, whatever is missing.
-            let _refused = Btf::parse(whole[..length].to_vec());
-        }
-    }
-
-    #[test]
-    fn this_kernel_has_the_fields() {
-        let Ok(btf) = Btf::vmlinux() else {
-            return;
-        };
-        let offsets = btf.offsets().unwrap();
-        assert!(offsets.v6_daddr > offsets.daddr);
-        assert_ne!(offsets.cgroup, 0);
-    }
-}
+mod tests;

@@ -166,7 +166,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Featur
     );
     features.push(match btf {
         Ok(btf) => {
-            let there = btf.offset("request_sock", &["timeout"]).is_ok();
+            let there = btf.has("request_sock", &["timeout"]);
             known.found(present(there), "BTF: request_sock.timeout")
         }
         Err(e) => known.found(Presence::Unknown, e.to_string()),
@@ -222,7 +222,7 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
         ),
         Ok(_) => known.found(
             Presence::Absent,
-            "BTF: no bpf_cast_to_kern_ctx, or no bpf_rdonly_cast",
+            "BTF: no bpf_cast_to_kern_ctx, no bpf_rdonly_cast, or a member that programs do not know",
         ),
         Err(e) => known.found(Presence::Absent, e.to_string()),
     }
@@ -271,7 +271,7 @@ type Answer = fn(&Probe) -> i64;
 
 /// What the probe's socket told.
 fn options(asked: &ProbeResults) -> Vec<Feature> {
-    const ALL: [(Known, Answer, bool); 13] = [
+    const ALL: [(Known, Answer, bool); 12] = [
         (
             Known(
                 "cgroup-bpf-link",
@@ -343,16 +343,6 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
         (
             Known("bpf-syncnt", "4.14", &["syn_retries"], "syn_retries"),
             |p| p.set[SockOpt::SynCnt as usize],
-            false,
-        ),
-        (
-            Known(
-                "bpf-getsockopt-syncnt",
-                "6.1",
-                &["syn_retries"],
-                "syn_retries = \"auto\" by socket",
-            ),
-            |p| p.get[SockOpt::SynCnt as usize],
             false,
         ),
         (

@@ -74,6 +74,11 @@ pub fn with_options() -> io::Result<Found> {
     Ok(search.found)
 }
 
+/// What the sockets of this process's network namespace listen on. What cannot be read counts as empty.
+pub fn here() -> Vec<SocketAddr> {
+    listening(Path::new("/proc/self")).into_values().collect()
+}
+
 /// What is known of the network namespaces and sockets so far.
 #[derive(Default)]
 struct Search {
@@ -161,11 +166,7 @@ impl Search {
 impl Namespace {
     /// That of a process. What cannot be read counts as empty.
     fn of(dir: &Path) -> Self {
-        let mut listeners = BTreeMap::new();
-        for table in ["net/tcp", "net/tcp6"] {
-            let text = fs::read_to_string(dir.join(table)).unwrap_or_default();
-            listeners.extend(text.lines().filter_map(listener));
-        }
+        let listeners = listening(dir);
         let syn_retries = match listeners.is_empty() {
             true => None,
             false => File::open(dir.join("ns/net"))
@@ -179,15 +180,25 @@ impl Namespace {
     }
 }
 
+/// The listeners of a process's network namespace, by inode number.
+fn listening(dir: &Path) -> BTreeMap<u64, SocketAddr> {
+    let mut listeners = BTreeMap::new();
+    for table in ["net/tcp", "net/tcp6"] {
+        let text = fs::read_to_string(dir.join(table)).unwrap_or_default();
+        listeners.extend(text.lines().filter_map(listener));
+    }
+    listeners
+}
+
 /// TCP_SYNCNT of a new socket of a namespace, made on a thread of its own; `None` if it may not be entered.
 fn default_syn_retries(namespace: File) -> Option<u8> {
-    let inside = thread::spawn(move || {
+    let inside = thread::Builder::new().spawn(move || {
         setns(namespace, CloneFlags::CLONE_NEWNET).ok()?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None).ok()?;
         u8::try_from(tcp_option(&socket, libc::TCP_SYNCNT)?).ok()
     });
-    inside.join().ok()?
+    inside.ok()?.join().ok()?
 }
 
 /// Inode number and address of a listener, by its line of `/proc/net/tcp` or `tcp6`.

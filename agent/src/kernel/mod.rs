@@ -22,6 +22,7 @@ pub mod preflight;
 pub mod privileges;
 pub mod programs;
 pub mod routes;
+pub mod sock_diag;
 pub mod sysctl;
 pub mod tcp_metrics;
 mod tcp_option;

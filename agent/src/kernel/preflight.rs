@@ -1,6 +1,9 @@
 //! What must be right before the daemon begins, said so that it can be fixed.
 
-use anyhow::bail;
+use std::{fs, io, path::Path, sync::Mutex, thread};
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::{descriptors, privileges, version};
 
@@ -26,5 +29,63 @@ pub fn check() -> anyhow::Result<()> {
             why.join(" and ")
         );
     }
+    if let Some(link) = fs::read_link("/proc/self/ns/time")
+        .ok()
+        .filter(|link| !is_initial(link))
+    {
+        bail!(
+            "this is a time namespace of its own ({}), whose clocks are not those of the program: what is kept in force \
+             for a time would end at another one; run it in the host's (without unshare --time)",
+            link.display()
+        );
+    }
     descriptors::ensure(descriptors::DAEMON)
+}
+
+/// Checks that the threads can be started that the daemon begins with: libraries panic where they cannot.
+pub fn check_threads() -> anyhow::Result<()> {
+    /// The files', a reader's and the engine's.
+    const NEEDED: usize = 3;
+    let gate = Mutex::new(());
+    let closed = gate.lock();
+    let started = thread::scope(|scope| {
+        let wait = || drop(gate.lock());
+        let threads = (0..NEEDED).map(|_| thread::Builder::new().spawn_scoped(scope, wait));
+        let started = threads.collect::<io::Result<Vec<_>>>();
+        drop(closed);
+        started.map(drop)
+    });
+    started
+        .context("no thread can be started; raise pids.max of the cgroup (TasksMax= of the unit)")
+}
+
+/// Whether a link of `/proc/PID/ns/time` is of the host's time namespace: PROC_TIME_INIT_INO (Linux 6.12,
+/// `include/linux/proc_ns.h`).
+fn is_initial(link: &Path) -> bool {
+    link == Path::new("time:[4026531834]")
+}
+
+/// Signals that end a process by default and must not end the daemon, for the time before it handles them: SIGHUP asks for
+/// a reload, and after SIGXFSZ (RLIMIT_FSIZE) a write fails.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn ignore_signals() -> nix::Result<()> {
+    for ignored in [Signal::SIGHUP, Signal::SIGXFSZ] {
+        // SAFETY: no handler is installed that could run code of this program.
+        unsafe { signal(ignored, SigHandler::SigIgn) }?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_namespace_of_host_is_told_from_others() {
+        assert!(is_initial(Path::new("time:[4026531834]")));
+        assert!(!is_initial(Path::new("time:[4026532758]")));
+    }
 }

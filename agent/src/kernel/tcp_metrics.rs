@@ -25,6 +25,7 @@ const VERSION: u8 = 1;
 const CMD_GET: u8 = 1;
 const ADDR_IPV4: u16 = 1;
 const ADDR_IPV6: u16 = 2;
+const AGE_MS: u16 = 3;
 const VALS: u16 = 6;
 /// Within `VALS` an attribute is one more than its metric: here TCP_METRIC_RTT_US.
 const RTT_US: u16 = 5 + 1;
@@ -38,6 +39,8 @@ pub struct Metric {
     pub address: IpAddr,
     /// Its smoothed round trip time; zero if that is not cached.
     pub rtt: Duration,
+    /// How long ago a connection last wrote it.
+    pub age: Duration,
 }
 
 /// Everything cached in this network namespace.
@@ -73,7 +76,7 @@ fn attributes(answer: &[u8]) -> Option<&[u8]> {
 
 fn metric(attributes: &[u8]) -> Option<Metric> {
     let mut address = None;
-    let mut rtt = Duration::ZERO;
+    let (mut rtt, mut age) = (Duration::ZERO, Duration::ZERO);
     for attribute in NlasIterator::new(attributes).flatten() {
         let value = attribute.value();
         match attribute.kind() {
@@ -84,6 +87,9 @@ fn metric(attributes: &[u8]) -> Option<Metric> {
             ADDR_IPV6 => {
                 let octets: [u8; 16] = value.try_into().ok()?;
                 address = Some(IpAddr::V6(Ipv6Addr::from(octets)));
+            }
+            AGE_MS => {
+                age = Duration::from_millis(u64::from_ne_bytes(value.try_into().ok()?));
             }
             VALS => {
                 let nested = NlasIterator::new(value).flatten();
@@ -98,6 +104,7 @@ fn metric(attributes: &[u8]) -> Option<Metric> {
     Some(Metric {
         address: address?,
         rtt,
+        age,
     })
 }
 
@@ -120,12 +127,18 @@ mod tests {
             attribute(RTT_US, &(80_000u32 * 8).to_ne_bytes()),
         ]
         .concat();
-        let message = [attribute(ADDR_IPV4, &[10, 0, 0, 1]), attribute(VALS, &vals)].concat();
+        let message = [
+            attribute(ADDR_IPV4, &[10, 0, 0, 1]),
+            attribute(AGE_MS, &5000u64.to_ne_bytes()),
+            attribute(VALS, &vals),
+        ]
+        .concat();
         assert_eq!(
             metric(&message),
             Some(Metric {
                 address: "10.0.0.1".parse().unwrap(),
-                rtt: Duration::from_millis(80)
+                rtt: Duration::from_millis(80),
+                age: Duration::from_secs(5),
             })
         );
         assert_eq!(metric(&attribute(VALS, &vals)), None);

@@ -8,9 +8,8 @@ use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Adjustment, Cidr, HostFacts, InitialRtoSetting, PolicyName, PolicySet, RtoMinSetting, Settings,
-    Timer,
-    gain::saved_time,
+    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, PolicySet, RtoMinSetting,
+    Settings, Timer,
     plan::MapState,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
@@ -18,6 +17,7 @@ use super::{
 mod auto;
 mod constraints;
 mod holdout;
+mod outage;
 mod syn_ack;
 mod syn_retries;
 
@@ -57,9 +57,6 @@ pub struct EffectiveSetting {
     /// Of `syn_retries` and `linear_retries`: as the kernel will have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u8>,
-    /// Of `syn_retries = "auto"`: the host's own, which `count` replaces.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_count: Option<u8>,
     /// Of `syn_ack_rto`: how long a half-open request is kept, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_lifetime_ms: Option<u64>,
@@ -74,9 +71,6 @@ impl EffectiveSetting {
         let mut text = self.asked.clone();
         if self.effective != self.asked {
             text.push_str(&format!(" -> {}", self.effective));
-        }
-        if let Some(host) = self.host_count {
-            text.push_str(&format!(" instead of {host}"));
         }
         if let Some(jiffies) = self.jiffies {
             let plural = if jiffies == 1 { "jiffy" } else { "jiffies" };
@@ -148,13 +142,14 @@ pub fn compile_adjusted(
     compiler.others(settings);
     compiler.mptcp(settings);
     compiler.check_constraints(settings);
+    compiler.note_outages(settings);
     compiler.syn_retries(settings);
     compiler.control_arm(name, settings);
     compiler.lease(settings);
     if compiler.errors.is_empty() {
-        let (initial_rto_us, gain_us) = saved_time(&compiler.kernel, host);
-        compiler.kernel.initial_rto_us = initial_rto_us;
-        compiler.kernel.gain_us = gain_us;
+        let initial_rto = compiler.active.unwrap_or(host.hz.into());
+        let initial_rto_us = jiffies_to_usecs(initial_rto, host.hz);
+        compiler.kernel.initial_rto_us = u32::try_from(initial_rto_us).unwrap_or(u32::MAX);
         if needs_storage(&compiler.kernel, host) {
             compiler.kernel.flags |= policy_flags::STORED;
         }
@@ -197,7 +192,7 @@ pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
     let automatic = [
         ("initial_rto", settings.auto_initial_rto().map(|_| "auto")),
         ("rto_min", settings.auto_rto_min().map(|_| "auto")),
-        ("guard", settings.guard().is_on().then_some("on")),
+        ("guard", (settings.guard() == Guard::On).then_some("on")),
     ];
     match automatic.into_iter().find_map(|(setting, value)| Some((setting, value?))) {
         Some((setting, value)) => Err(SettingError {

@@ -226,7 +226,7 @@ impl Entries {
     }
 
     /// Calls `each` with every CIDR whose policy is not the same in both: its policy before and after.
-    pub(super) fn differences<'a>(
+    pub(crate) fn differences<'a>(
         &'a self,
         after: &'a Self,
         mut each: impl FnMut(Cidr, Option<&'a PolicyName>, Option<&'a PolicyName>),
@@ -426,6 +426,28 @@ impl<'a> Iterator for Iter<'a> {
     }
 }
 
+/// CIDRs that were given more than once.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Duplicates {
+    /// By several policies.
+    pub conflicting: Vec<Cidr>,
+    /// By the same policy, which changes nothing.
+    pub repeated: Vec<Repeated>,
+}
+
+/// CIDRs that one policy lists more than once, as published lists of cloud providers do.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Repeated {
+    /// The policy.
+    pub policy: PolicyName,
+    /// Superfluous places.
+    pub count: usize,
+    /// The first of them.
+    pub cidr: Cidr,
+    /// The first two places of that CIDR.
+    pub places: [Option<Location>; 2],
+}
+
 /// Makes a table of many entries, given in any order.
 #[derive(Default)]
 pub struct Builder {
@@ -472,21 +494,38 @@ impl Builder {
         });
     }
 
-    /// The entries. Of several with the same CIDR one is taken; the CIDR is in the second part then.
-    pub fn build(mut self) -> (Entries, Vec<Cidr>) {
+    /// The entries, and what was given more than once. Of several with the same CIDR the first is taken.
+    pub fn build(mut self) -> (Entries, Duplicates) {
         let rows = &mut self.table.rows;
         // Files have them in order as a rule, which this sort sees.
         if !rows.is_sorted_by(|a, b| a.cidr < b.cidr) {
             sort(rows);
         }
-        let mut duplicates = Vec::new();
+        let mut conflicting = Vec::new();
+        let mut repeated: BTreeMap<u32, (usize, Row, Row)> = BTreeMap::new();
         rows.dedup_by(|later, first| {
             let same = later.cidr == first.cidr;
-            if same && duplicates.last() != Some(&first.cidr) {
-                duplicates.push(first.cidr);
+            if same && later.policy == first.policy {
+                let (count, ..) = repeated.entry(first.policy).or_insert((0, *first, *later));
+                *count += 1;
+            } else if same && conflicting.last() != Some(&first.cidr) {
+                conflicting.push(first.cidr);
             }
             same
         });
+        let repeated = repeated
+            .into_values()
+            .map(|(count, first, again)| Repeated {
+                policy: self.table.policies[first.policy as usize].clone(),
+                count,
+                cidr: first.cidr,
+                places: [first, again].map(|row| self.table.entry(&row).location()),
+            });
+        let duplicates = Duplicates {
+            conflicting,
+            repeated: repeated.collect(),
+        };
+        let rows = &self.table.rows;
         let mut families = FamilyCounts::default();
         for row in rows.iter() {
             *families.of(&row.cidr) += 1;
@@ -501,9 +540,10 @@ impl Builder {
     }
 }
 
-/// Sorts parts on several processors first where that pays.
+/// Sorts parts on several processors first where that pays. Files are numbered in the order they are read.
 fn sort(rows: &mut [Row]) {
-    let order = |a: &Row, b: &Row| a.cidr.cmp(&b.cidr);
+    let place = |row: &Row| (row.file, row.line);
+    let order = |a: &Row, b: &Row| a.cidr.cmp(&b.cidr).then_with(|| place(a).cmp(&place(b)));
     parallel::in_parts(rows, |part| part.sort_unstable_by(order));
     // It sees parts that are in order, and merges them.
     rows.sort_by(order);

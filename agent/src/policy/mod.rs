@@ -6,13 +6,13 @@
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use rto_agent_common::{HostDefaults, MAX_POLICIES};
+use rto_model::{outage, tune::law};
 
 mod adjustment;
 mod cidr;
 pub mod compile;
 pub mod differences;
 pub mod entries;
-mod gain;
 mod name;
 pub mod plan;
 mod settings;
@@ -26,8 +26,8 @@ pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
 pub(crate) use settings::is_default;
 pub use settings::{
-    AutoInitialRto, AutoRtoMin, Guard, GuardLimits, InitialRtoSetting, Mode, Mptcp, RtoMinSetting,
-    Settings, SynAckRto, SynRetries, True,
+    AutoInitialRto, AutoRtoMin, Guard, InitialRtoSetting, Mode, Mptcp, RtoMinSetting, Settings,
+    SynAckRto, SynRetries, True,
 };
 pub use share::{Share, ShareError};
 pub use target::ProbeTarget;
@@ -50,12 +50,24 @@ impl std::fmt::Display for Location {
 }
 
 /// A policy of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Its settings.
     pub settings: Settings,
+    /// What it is for, in its author's words.
+    pub description: Option<String>,
     /// Where its settings stand; `None` for one made by `rto-agent add --initial-rto ...`.
     pub location: Option<Location>,
+}
+
+impl From<Settings> for Policy {
+    /// One that `rto-agent add` makes.
+    fn from(settings: Settings) -> Self {
+        Self {
+            settings,
+            ..Self::default()
+        }
+    }
 }
 
 /// An entry of the configuration: a CIDR pointing at a policy.
@@ -142,6 +154,37 @@ impl HostFacts {
         }
     }
 
+    /// What the schedules of SYNs depend on.
+    pub fn syn_schedule(&self) -> outage::Host {
+        outage::Host {
+            hz: self.hz.into(),
+            linear_timeouts: self.tcp_syn_linear_timeouts,
+            syn_retries: self.tcp_syn_retries,
+        }
+    }
+
+    /// The timers of SYNs by an initial RTO, jiffies.
+    pub const fn syn_timers(&self, initial_rto: u64) -> outage::Timers {
+        match self.has_rto_max {
+            true => outage::Timers::Capped(initial_rto),
+            false => outage::Timers::Doubling(initial_rto),
+        }
+    }
+
+    /// The `tcp_syn_linear_timeouts` by which an initial RTO is in step with the kernel's own SYNs; `None` where no
+    /// value is, as the program cannot cap the interval (before Linux 6.15).
+    pub fn in_step(&self) -> Option<u8> {
+        self.has_rto_max.then_some(self.tcp_syn_linear_timeouts)
+    }
+
+    /// The defaults by which an initial RTO is learnt on this host.
+    pub fn law(&self) -> law::Settings {
+        law::Settings {
+            in_step: self.in_step(),
+            ..law::Settings::new(self.hz)
+        }
+    }
+
     /// What the program goes by where it cannot ask the socket.
     pub fn defaults(&self) -> HostDefaults {
         let without = Self {
@@ -150,6 +193,7 @@ impl HostFacts {
         };
         HostDefaults {
             syn_retries: self.tcp_syn_retries.into(),
+            syn_linear_timeouts: self.tcp_syn_linear_timeouts.into(),
             syn_ack_retries: without.syn_ack_retries().into(),
         }
     }
@@ -185,10 +229,7 @@ mod tests {
         let policies = |number: u32| PolicySet {
             policies: (0..number)
                 .map(|n| {
-                    let policy = Policy {
-                        settings: Settings::default(),
-                        location: None,
-                    };
+                    let policy = Policy::from(Settings::default());
                     (format!("p{n}").parse().unwrap(), policy)
                 })
                 .collect(),

@@ -8,6 +8,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::Settings;
 
+const AD_HOC: &str = "adhoc-";
+/// Hexadecimal digits of such a name.
+const DIGITS: [usize; 3] = [8, 16, 56];
 const UNMATCHED: &str = "unmatched";
 /// What [`UNMATCHED`] was called before; an alias for one version, also in pins of before.
 const UNLISTED: &str = "unlisted";
@@ -32,11 +35,23 @@ impl PolicyName {
         &self.0
     }
 
-    /// The name of a policy that `rto-agent add` makes of settings: the same for the same settings.
-    pub fn for_settings(settings: &Settings) -> Self {
-        let digest = Sha256::digest(format!("{settings:?}"));
-        let short: String = digest.iter().take(4).map(|b| format!("{b:02x}")).collect();
-        Self(format!("adhoc-{short}").into())
+    /// The name of a policy that `rto-agent add` makes of settings. Equal settings have the same name and different
+    /// settings different names: where other settings have the short name already, a longer one is used. (A collision
+    /// of 32 bits is found in a fraction of a second.)
+    pub fn for_settings(settings: &Settings, is_of_others: impl Fn(&Self) -> bool) -> Self {
+        let digest = digest(settings);
+        let names = DIGITS.map(|digits| Self(format!("{AD_HOC}{}", &digest[..digits]).into()));
+        let [.., longest] = &names;
+        let free = names.iter().find(|name| !is_of_others(name));
+        free.unwrap_or(longest).clone()
+    }
+
+    /// Whether it is a name that [`PolicyName::for_settings`] makes of these.
+    pub fn is_made_of(&self, settings: &Settings) -> bool {
+        let digits = self.0.strip_prefix(AD_HOC);
+        digits.is_some_and(|digits| {
+            DIGITS.contains(&digits.len()) && digest(settings).starts_with(digits)
+        })
     }
 
     /// The seed of the hash that assigns connections to the policy's arms: the same on every host, so that a peer is in
@@ -70,6 +85,13 @@ impl PolicyName {
         bytes[..self.0.len()].copy_from_slice(self.0.as_bytes());
         bytes
     }
+}
+
+/// Of settings as they are written: what later versions know beside them is left out where it is not set.
+fn digest(settings: &Settings) -> String {
+    let text = serde_json::to_string(settings).unwrap_or_default();
+    let digest = Sha256::digest(text);
+    digest.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 impl FromStr for PolicyName {
@@ -139,14 +161,30 @@ mod tests {
             thin_linear: Some(false),
             ..Settings::default()
         };
-        assert_eq!(PolicyName::for_settings(&a), PolicyName::for_settings(&a));
-        assert_ne!(PolicyName::for_settings(&a), PolicyName::for_settings(&b));
-        assert!(
-            PolicyName::for_settings(&a)
-                .as_str()
-                .parse::<PolicyName>()
-                .is_ok()
-        );
+        let name = |settings| PolicyName::for_settings(settings, |_| false);
+        assert_eq!(name(&a), name(&a));
+        assert_ne!(name(&a), name(&b));
+        assert!(name(&a).as_str().parse::<PolicyName>().is_ok());
+    }
+
+    #[test]
+    fn name_of_other_settings_is_not_taken() {
+        let a = Settings {
+            thin_linear: Some(true),
+            ..Settings::default()
+        };
+        let short = PolicyName::for_settings(&a, |_| false);
+        let long = PolicyName::for_settings(&a, |name| *name == short);
+        assert!(long.as_str().starts_with(short.as_str()) && long != short);
+        let longest = PolicyName::for_settings(&a, |_| true);
+        for name in [&short, &long, &longest] {
+            assert!(name.as_str().parse::<PolicyName>().is_ok());
+            assert!(name.is_made_of(&a), "{name}");
+            assert!(!name.is_made_of(&Settings::default()), "{name}");
+        }
+        for other in ["near", "adhoc-", "adhoc-0"] {
+            assert!(!other.parse::<PolicyName>().unwrap().is_made_of(&a));
+        }
     }
 
     /// Hosts of different versions must agree.

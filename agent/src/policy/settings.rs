@@ -16,7 +16,7 @@ mod guard;
 mod text;
 
 pub use auto::{AutoInitialRto, AutoRtoMin, InitialRtoSetting, RtoMinSetting, True};
-pub use guard::{Guard, GuardLimits};
+pub use guard::Guard;
 
 /// What a policy sets. A field that is `None` leaves the kernel's own value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
@@ -79,9 +79,10 @@ pub struct Settings {
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub user_timeout: Option<Duration>,
-    /// SYN retransmissions before connect() gives up: auto, keep or 1 to 127
+    /// When connect() gives up: auto, keep or a TCP_SYNCNT of 1 to 127
     ///
-    /// auto keeps connect() from giving up sooner than with the kernel's own timers
+    /// auto: when the kernel alone would. keep (with the socket's own TCP_SYNCNT) and a number: when the kernel would with
+    /// `initial_rto`, which is sooner.
     #[arg(
         long,
         value_name = "N|auto|keep",
@@ -110,11 +111,11 @@ pub struct Settings {
     pub holdout: Option<Share>,
     /// What is done about spurious retransmissions of SYNs and SYN-ACKs: warn, on or off
     ///
-    /// warn tells of them, on goes back to the kernel's own timers as well; on is the default with auto, and takes
-    /// spurious= and hold=, like on,spurious=0.5%,hold=10m
+    /// warn reports them; on gives new connections the kernel's own timer for 10 minutes after 20 of them, and while they
+    /// are more than a tenth of the connections. on is the default with auto
     #[arg(long, value_name = "warn|on|off")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<TextOr<GuardLimits>>"))]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub guard: Option<Guard>,
     /// Whether learnt values are set: apply or advise (computed and shown, not set)
     #[arg(
@@ -207,7 +208,7 @@ impl Settings {
     #[must_use]
     pub fn guard(&self) -> Guard {
         let implied = match self.is_automatic() {
-            true => Guard::On(GuardLimits::default()),
+            true => Guard::On,
             false => Guard::Warn,
         };
         self.guard.unwrap_or(implied)
@@ -432,7 +433,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
             json
         };
-        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":{"spurious":"0.2%","hold":"20m"},"mode":"advise","force":true}"#;
+        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":"on","mode":"advise","force":true}"#;
         assert_eq!(written(all), all);
         assert_eq!(
             written(r#"{"syn_retries":6,"rto_min":null}"#),
@@ -461,7 +462,7 @@ mod tests {
     /// What `add --save` writes is what a configuration is read as.
     #[test]
     fn toml_has_the_keys_of_json() {
-        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":{"spurious":"0.2%","hold":"20m"},"mode":"advise","force":true}"#;
+        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":"on","mode":"advise","force":true}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         let table: toml::Table = settings.to_toml().to_string().parse().unwrap();
         assert_eq!(table["syn_retries"].as_integer(), Some(6));

@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
     use crate::policy::compile::tests::HOST;
-    use crate::policy::{Entry, Policy, Settings};
+    use crate::policy::{Entry, Settings};
 
     fn set(entries: &[(&str, Option<u64>)]) -> PolicySet {
         let mut set = PolicySet::default();
@@ -99,9 +99,7 @@ mod tests {
                 initial_rto: rto.map(|ms| Duration::from_millis(ms).into()),
                 ..Settings::default()
             };
-            let location = None;
-            set.policies
-                .insert(name.clone(), Policy { settings, location });
+            set.policies.insert(name.clone(), settings.into());
             let entry = Entry {
                 policy: name,
                 location: None,

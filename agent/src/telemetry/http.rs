@@ -30,7 +30,6 @@ pub(crate) const VERIFY: Duration = Duration::from_secs(5);
 pub(crate) const LIMITS: Limits = Limits {
     connections: 16,
     for_root: 4,
-    each: 8,
     idle_timeout: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };

@@ -11,7 +11,7 @@ use crate::{
     wire::{
         experiments::State,
         histogram::HistogramView,
-        stats::{ArmStats, COUNTERS, Counter, DirectionStats, Scope, StatsAnswer},
+        stats::{ArmStats, COUNTERS, Counter, DirectionStats, PolicyStats, Scope, StatsAnswer},
         tune::TuneAnswer,
         types::StatusAnswer,
     },
@@ -290,13 +290,19 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
     let mut all: Vec<_> = COUNTERS.iter().map(|one| counter(one, stats)).collect();
     all.push(gauge(
         "connections_per_sample",
-        "Of so many connections of which nothing was lost one is measured to its end, for all of them",
+        "One in so many loss-free connections is followed until it closes, for all of them (smoothed_rtt, aborted)",
         stats.sampling.into(),
     ));
     all.push(times(
-        "handshake_duration",
-        "How long handshakes took, from connect() or the first SYN-ACK",
-        each(stats, BEGUN).map(|(labels, stats)| (labels, &stats.handshake)),
+        "connect_time",
+        "Connect times: from the first SYN to ESTABLISHED, losses included (of accepted connections: the handshake's last \
+         round trip)",
+        by_arm(stats, |_| true).map(|(labels, stats)| (labels, &stats.connect_time)),
+    ));
+    all.push(times(
+        "path_rtt",
+        "Path RTTs: round-trip times of handshakes, without what their losses cost",
+        each(stats, BEGUN).map(|(labels, stats)| (labels, &stats.path_rtt)),
     ));
     if stats.rtt_sampling != "off" {
         // Sockets from before are not counted on every host.
@@ -339,47 +345,73 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
 
 /// How connections fared in each arm, of the policies that have two.
 fn arms(stats: &StatsAnswer) -> Vec<Family> {
-    let (mut connections, mut outcomes) = (Vec::new(), Vec::new());
-    let policies = stats.policies.iter();
-    for (policy, stats) in policies.filter(|(_, stats)| stats.control.is_some()) {
-        for (arm, stats) in stats.arms() {
-            // Not the sockets that were open before: they did not begin while they were counted.
-            for (mut labels, stats) in of_arm(policy, stats, BEGUN) {
-                labels.push(("arm", arm.to_string()));
-                for (outcome, count) in outcomes_of(stats) {
-                    let labels = labels.iter().cloned();
-                    let labels = labels.chain([("outcome", outcome.to_owned())]);
-                    outcomes.push((labels.collect(), count));
-                }
-                connections.push((labels, stats.connections));
-            }
+    let (mut attempts, mut outcomes) = (Vec::new(), Vec::new());
+    for (labels, stats) in by_arm(stats, |stats| stats.control.is_some()) {
+        for (outcome, count) in outcomes_of(stats) {
+            let labels = labels.iter().cloned();
+            let labels = labels.chain([("outcome", outcome.to_owned())]);
+            outcomes.push((labels.collect(), count));
         }
+        attempts.push((labels, stats.attempts));
     }
-    if connections.is_empty() {
+    if attempts.is_empty() {
         return Vec::new();
     }
+    let differences = stats.policies.iter().filter_map(|(policy, stats)| {
+        let difference = stats.connect_time_difference()?;
+        let [low, high] = difference.interval_us;
+        let bounds = [("mean", difference.mean_us), ("low", low), ("high", high)];
+        Some(bounds.map(|(bound, us)| {
+            let labels = vec![("policy", policy.to_string()), ("bound", bound.to_owned())];
+            (labels, us / 1e6)
+        }))
+    });
     vec![
         Family {
-            name: "arm_connections",
-            help: "Connections established, by arm, of policies with a control arm",
+            name: "connect_time_difference",
+            help: "Mean connect time of the treated arm less that of the control arm, since they have been counted, and its \
+                   95 % interval (active connections that were established)",
+            unit: Some(Unit::Seconds),
+            samples: Samples::Gauge(differences.flatten().collect()),
+        },
+        Family {
+            name: "arm_attempts",
+            help: "Attempts by arm, of policies with a control arm: connect() calls, and connection requests answered",
             unit: None,
-            samples: Samples::Counter(connections),
+            samples: Samples::Counter(attempts),
         },
         Family {
             name: "arm_outcomes",
-            help: "Of the connections of an arm: not established after a loss (failed; not among those established), \
-                   a handshake beyond 500 ms (slow), a spurious copy in it, a DSACK, aborted",
+            help: "What became of an arm's attempts: established, established within 500 ms (good), with a spurious copy, \
+                   with a DSACK, aborted",
             unit: None,
             samples: Samples::Counter(outcomes),
         },
     ]
 }
 
+/// Each policy, direction and arm. Not the sockets that were open before: they began uncounted.
+fn by_arm(
+    stats: &StatsAnswer,
+    is_wanted: fn(&PolicyStats) -> bool,
+) -> impl Iterator<Item = (Labels, &DirectionStats)> {
+    let policies = stats.policies.iter();
+    let wanted = policies.filter(move |(_, stats)| is_wanted(stats));
+    wanted.flat_map(|(policy, stats)| {
+        stats.arms().flat_map(move |(arm, stats)| {
+            of_arm(policy, stats, BEGUN).map(move |(mut labels, stats)| {
+                labels.push(("arm", arm.to_string()));
+                (labels, stats)
+            })
+        })
+    })
+}
+
 /// What can become of a connection, and of how many it did.
 fn outcomes_of(stats: &DirectionStats) -> [(&'static str, u64); 5] {
     [
-        ("failed", stats.failed),
-        ("slow", stats.slow_handshakes),
+        ("established", stats.connections),
+        ("good", stats.good_attempts),
         ("spurious", stats.spurious_connections),
         ("dsack", stats.dsack_connections),
         ("aborted", stats.aborted),

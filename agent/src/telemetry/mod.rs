@@ -4,8 +4,20 @@ pub mod exposition;
 pub mod http;
 pub mod metrics;
 
-use std::os::fd::AsFd as _;
+use std::{
+    io::{self, Write},
+    os::{fd::AsFd as _, unix::net::UnixDatagram},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
+use nix::{
+    libc,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use serde_json::{Map, Value};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
     filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
@@ -13,8 +25,17 @@ use tracing_subscriber::{
 
 use crate::cli::LogFormat;
 
-/// Installs the log. `RTO_AGENT_LOG` sets the level (`info` by default), also by target, in the syntax of
-/// [`Targets`].
+/// Lines that were dropped, as nobody reads the log.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// How many lines of the log were dropped, as nobody reads it.
+#[must_use]
+pub fn dropped_lines() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// Installs the log. Whoever logs never waits: see `Lossy`. `RTO_AGENT_LOG` sets the level (`info` by default), also by
+/// target, in the syntax of [`Targets`].
 pub fn init(format: LogFormat) -> anyhow::Result<()> {
     let filter = match std::env::var("RTO_AGENT_LOG") {
         Ok(text) => text
@@ -24,23 +45,115 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
         Err(_) => Targets::new().with_default(LevelFilter::INFO),
     };
     let registry = tracing_subscriber::registry().with(filter);
-    let stderr = || {
-        tracing_subscriber::fmt::layer()
-            .with_writer(std::io::stderr)
-            .with_target(false)
-    };
+    let layer = tracing_subscriber::fmt::layer();
+    let stderr = || Lossy(Stderr);
     match format {
-        LogFormat::Auto if stderr_is_journal() => match tracing_journald::layer() {
-            Ok(journal) => registry.with(journal.with_field_prefix(None)).try_init()?,
-            Err(_) => registry.with(stderr().with_ansi(false)).try_init()?,
-        },
-        LogFormat::Auto | LogFormat::Text => {
-            let color = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            registry.with(stderr().with_ansi(color)).try_init()?;
+        LogFormat::Auto if stderr_is_journal() => {
+            let socket = UnixDatagram::unbound()?;
+            socket.set_nonblocking(true)?;
+            let journal = Arc::new(socket);
+            let journal = move || Lossy(Journal(journal.clone()));
+            let layer = layer.json().flatten_event(true).with_writer(journal);
+            registry.with(layer).try_init()?;
         }
-        LogFormat::Json => registry.with(stderr().json()).try_init()?,
+        LogFormat::Auto | LogFormat::Text => {
+            let color = io::IsTerminal::is_terminal(&io::stderr());
+            let layer = layer.with_target(false).with_ansi(color);
+            registry.with(layer.with_writer(stderr)).try_init()?;
+        }
+        LogFormat::Json => {
+            let layer = layer.with_target(false).json();
+            registry.with(layer.with_writer(stderr)).try_init()?;
+        }
     }
     Ok(())
+}
+
+/// Takes every line, and counts those that could not be written.
+struct Lossy<W>(W);
+
+impl<W: Write> Write for Lossy<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.0.write_all(line).is_err() {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes to stderr as much as can be written without waiting. (The descriptor itself stays blocking: other processes may
+/// have it as well.)
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let stderr = io::stderr();
+        // Until it is written, no other thread takes the room.
+        let mut locked = stderr.lock();
+        let mut ready = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+        if poll(&mut ready, PollTimeout::ZERO)? == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        // Where a pipe can be written, so much fits (pipe(7)).
+        locked.write(&text[..text.len().min(libc::PIPE_BUF)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Sends lines of JSON to the journal, with their fields (systemd.io/JOURNAL_NATIVE_PROTOCOL). What does not fit a
+/// datagram goes to stderr, which leads to the journal as well.
+struct Journal(Arc<UnixDatagram>);
+
+impl Write for Journal {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        const SOCKET: &str = "/run/systemd/journal/socket";
+        let sent = match serde_json::from_slice(line) {
+            Ok(fields) => self.0.send_to(&journal_entry(&fields), SOCKET),
+            Err(e) => Err(e.into()),
+        };
+        match sent {
+            Err(e) if e.kind() != io::ErrorKind::WouldBlock => Stderr.write_all(line)?,
+            sent => drop(sent?),
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An event's fields as the journal takes them: the level as syslog(3) has it, names in capitals.
+fn journal_entry(fields: &Map<String, Value>) -> Vec<u8> {
+    let mut entry = b"SYSLOG_IDENTIFIER=rto-agent\n".to_vec();
+    for (name, value) in fields {
+        let text = value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned);
+        let (name, text) = match (&**name, &*text) {
+            ("timestamp", _) => continue,
+            ("level", "ERROR") => ("PRIORITY", "3"),
+            ("level", "WARN") => ("PRIORITY", "4"),
+            ("level", "INFO") => ("PRIORITY", "5"),
+            ("level", "DEBUG") => ("PRIORITY", "6"),
+            ("level", _) => ("PRIORITY", "7"),
+            other => other,
+        };
+        let name = name.to_ascii_uppercase().replace('.', "_");
+        entry.extend_from_slice(name.trim_start_matches('_').as_bytes());
+        entry.push(b'\n');
+        entry.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        entry.extend_from_slice(text.as_bytes());
+        entry.push(b'\n');
+    }
+    entry
 }
 
 /// Whether stderr is the journal's stream: systemd.exec(5), `$JOURNAL_STREAM` = device:inode.
@@ -48,8 +161,34 @@ fn stderr_is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
         return false;
     };
-    let Ok(stat) = nix::sys::stat::fstat(std::io::stderr().as_fd()) else {
+    let Ok(stat) = nix::sys::stat::fstat(io::stderr().as_fd()) else {
         return false;
     };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journal_entry_has_fields_of_any_text() {
+        let line = r#"{"timestamp":"t","level":"WARN","message":"a\nb","audit":true,"map.id":7}"#;
+        let entry = journal_entry(&serde_json::from_str(line).unwrap());
+        let field = |name: &str, value: &str| {
+            let length = (value.len() as u64).to_le_bytes();
+            [name.as_bytes(), b"\n", &length, value.as_bytes(), b"\n"].concat()
+        };
+        let mut wanted = b"SYSLOG_IDENTIFIER=rto-agent\n".to_vec();
+        // serde_json's maps are in the order of their keys.
+        for (name, value) in [
+            ("AUDIT", "true"),
+            ("PRIORITY", "4"),
+            ("MAP_ID", "7"),
+            ("MESSAGE", "a\nb"),
+        ] {
+            wanted.extend(field(name, value));
+        }
+        assert_eq!(entry, wanted);
+    }
 }

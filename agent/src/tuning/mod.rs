@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use rto_agent_common::brake::Brake;
-use rto_model::tune::tuner::{Phase, Transition, Tuner};
+use rto_model::tune::tuner::{Cause, Transition};
 
 use self::{policy::PolicyTuning, spec::Spec};
 use crate::{
@@ -14,8 +14,8 @@ use crate::{
     policy::{Adjustment, Adjustments, HostFacts, PolicyName, Settings},
 };
 
-mod counts;
 mod policy;
+mod reading;
 mod spec;
 mod stored;
 mod view;
@@ -51,9 +51,8 @@ impl Told {
     /// Whether somebody should look at it.
     #[must_use]
     pub fn is_warning(&self) -> bool {
-        let Transition { from, to, .. } = &self.transition;
-        let is_bad = |phase| matches!(phase, Phase::Backoff | Phase::Suspended | Phase::Throttled);
-        is_bad(*to) && (from != to || self.transition.is_change())
+        let Transition { from, to, .. } = self.transition;
+        to.is_braked() && from != to || self.transition.cause == Cause::HarmProven
     }
 }
 
@@ -61,7 +60,7 @@ impl Tuning {
     /// Whether any policy is watched, and whether any needs what was counted each second.
     #[must_use]
     pub fn pace(&self) -> Option<Pace> {
-        if self.policies.values().any(|policy| policy.spec.acts()) {
+        if self.policies.values().any(PolicyTuning::acts) {
             Some(Pace::EachSecond)
         } else {
             (!self.policies.is_empty()).then_some(Pace::Rarely)
@@ -76,12 +75,7 @@ impl Tuning {
             };
             let adjustment = match self.policies.get(*name) {
                 Some(known) if known.spec == spec => known.adjustment(),
-                Some(known) => {
-                    let mut next = known.clone();
-                    next.follow(spec);
-                    next.adjustment()
-                }
-                None => PolicyTuning::new(spec).adjustment(),
+                known => PolicyTuning::following(known.cloned(), spec).adjustment(),
             };
             if adjustment != Adjustment::default() {
                 all.insert((*name).clone(), adjustment);
@@ -96,14 +90,7 @@ impl Tuning {
             let Some(spec) = Spec::of(name, settings, host) else {
                 continue;
             };
-            let policy = match former.remove(*name) {
-                Some(known) if known.spec == spec => known,
-                Some(mut known) => {
-                    known.follow(spec);
-                    known
-                }
-                None => PolicyTuning::new(spec),
-            };
+            let policy = PolicyTuning::following(former.remove(*name), spec);
             self.policies.insert((*name).clone(), policy);
         }
     }
@@ -139,26 +126,29 @@ impl Tuning {
         self.decide(name, |policy| policy.step(now_ms, statistics, brakes))
     }
 
-    /// An experiment has proven harm: the policy's timers that are learnt or guarded are suspended.
+    /// An experiment has proven harm: what is in force of the policy's learnt or guarded timers is frozen.
     pub fn harm_proven(&mut self, now_ms: u64, name: &PolicyName) -> Vec<Told> {
-        self.decide(name, |policy| policy.harm_proven(now_ms))
+        self.decide(name, |policy| {
+            policy.each(|id, timer| {
+                let is_meant = id != TimerId::RtoMin && timer.is_in_force();
+                is_meant.then(|| timer.tuner.freeze(now_ms, Cause::HarmProven))?
+            })
+        })
     }
 
     /// The kernel's own timers, until [`Tuning::resume`]. `None` if nothing of the policy can be frozen.
     pub fn freeze(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
-        let freeze = |tuner: &mut Tuner| tuner.freeze(now_ms).transitions;
         self.acting(name)?;
         Some(self.decide(name, |policy| {
-            policy.each(freeze, |tuner| tuner.freeze(now_ms))
+            policy.each(|_, timer| timer.tuner.freeze(now_ms, Cause::Operator))
         }))
     }
 
     /// Ends [`Tuning::freeze`]. `None` as there.
     pub fn resume(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
-        let resume = |tuner: &mut Tuner| tuner.resume(now_ms).transitions;
         self.acting(name)?;
         Some(self.decide(name, |policy| {
-            policy.each(resume, |tuner| tuner.resume(now_ms))
+            policy.each(|_, timer| timer.tuner.resume(now_ms))
         }))
     }
 
@@ -169,7 +159,7 @@ impl Tuning {
     }
 
     fn acting(&self, name: &PolicyName) -> Option<()> {
-        self.policies.get(name)?.spec.acts().then_some(())
+        self.policies.get(name)?.acts().then_some(())
     }
 
     fn decide(

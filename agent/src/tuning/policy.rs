@@ -1,26 +1,23 @@
-//! What is tuned of one policy.
+//! What is learnt and guarded of one policy.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use rto_agent_common::brake::Brake;
 use rto_model::tune::{
-    acks::AckTuner,
-    brake::Budget,
-    tuner::{Cause, Growth, Next, Numbers, Phase, Transition, Tuner},
+    budget,
+    tuner::{Cause, Growth, Transition, Tuner},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
     Pace,
-    counts::{Counts, Handshakes},
+    reading::Reading,
     spec::{Spec, TimerSpec},
 };
 use crate::{
     datapath::ArmStatistics,
-    policy::{
-        Adjustment, InitialRto, Timer,
-        units::{jiffies_duration, jiffies_to_usecs},
-    },
+    policy::{Adjustment, InitialRto, Timer, units::jiffies_duration},
+    wire::tune::TransitionCount,
 };
 
 /// What a retransmission spends of the budget.
@@ -82,10 +79,6 @@ pub(super) struct PolicyTuning {
     pub(super) state: State,
     /// Brakes as last read, active and passive.
     brakes: [Brake; 2],
-    /// As last put in force, whole retransmissions; 0: none.
-    capacities: [u32; 2],
-    /// Of guards that only warn: what the program would have spent, as [`Brake::budget`] has it.
-    spent: [u64; 2],
     read_ms: Option<u64>,
     /// Something was counted or decided when it was last read.
     is_busy: bool,
@@ -96,111 +89,231 @@ pub(super) struct PolicyTuning {
 /// What outlives the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
-    pub(super) active: Option<Tuner>,
-    pub(super) passive: Option<Tuner>,
-    pub(super) rto_min: Option<AckTuner>,
-    /// As last read.
-    pub(super) counts: Option<Counts>,
-    /// Epoch and connections with a spurious copy of the brakes as last read.
-    judged: [(u32, u32); 2],
+    /// When its counters were first read.
+    pub(super) since_ms: Option<u64>,
+    pub(super) timers: BTreeMap<TimerId, TimerState>,
     /// The last ones.
     pub(super) transitions: VecDeque<(TimerId, Transition)>,
-    /// How many there were: timer, phase and cause.
-    #[serde(with = "as_list")]
-    pub(super) totals: BTreeMap<(TimerId, Phase, Cause), u64>,
 }
 
-/// JSON has no objects with such keys.
-mod as_list {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+/// Of one timer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct TimerState {
+    pub(super) tuner: Tuner,
+    /// As last read.
+    pub(super) reading: Option<Reading>,
+    /// How often it came to a state, and why.
+    pub(super) totals: Vec<TransitionCount>,
+    /// The last time that a brake took its value away, and what for.
+    pub(super) alarm: Option<Transition>,
+    /// The program has its value, as far as there is one.
+    #[serde(skip)]
+    pub(super) is_set: bool,
+    /// As last read; of a value that is not set, as the program would have it.
+    #[serde(skip)]
+    pub(super) brake: Brake,
+    /// As last put in force, whole retransmissions.
+    #[serde(skip)]
+    pub(super) budget: u32,
+}
 
-    use super::{BTreeMap, Cause, Phase, TimerId};
-
-    type Totals = BTreeMap<(TimerId, Phase, Cause), u64>;
-
-    pub(super) fn serialize<S: Serializer>(all: &Totals, to: S) -> Result<S::Ok, S::Error> {
-        all.iter().collect::<Vec<_>>().serialize(to)
+impl TimerState {
+    fn new(spec: &TimerSpec) -> Self {
+        Self {
+            tuner: Tuner::new(spec.law, spec.configured),
+            reading: None,
+            totals: Vec::new(),
+            alarm: None,
+            is_set: false,
+            brake: Brake::default(),
+            budget: 0,
+        }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Totals, D::Error> {
-        Vec::deserialize(from).map(|all| all.into_iter().collect())
+    /// The same timer by these settings; one that begins anew where another value is configured, or none.
+    fn following(former: Option<Self>, spec: &TimerSpec) -> Self {
+        let mut timer = match former {
+            Some(mut known) if known.tuner.configured() == spec.configured => {
+                known.tuner.configure(spec.law);
+                known
+            }
+            Some(other) => {
+                let mut new = Self::new(spec);
+                new.tuner.skip_epochs(other.tuner.epoch());
+                new
+            }
+            None => Self::new(spec),
+        };
+        if timer.is_set != spec.is_set {
+            timer.brake = Brake::default();
+        }
+        timer.is_set = spec.is_set;
+        timer.note_budget();
+        timer
+    }
+
+    /// The program has its value.
+    pub(super) fn is_in_force(&self) -> bool {
+        self.is_set && self.tuner.jiffies().is_some()
+    }
+
+    /// Whether decisions about it change anything: a configured value that is not guarded is only watched.
+    fn acts(&self) -> bool {
+        self.is_set || self.tuner.configured().is_none()
+    }
+
+    fn note_budget(&mut self) {
+        self.budget = budget::for_peak(self.tuner.peak_per_s());
+    }
+
+    fn step(&mut self, now_ms: u64, id: TimerId, reading: Reading, brake: Option<Brake>) -> Step {
+        let earlier = self.reading.replace(reading.clone());
+        let is_first = earlier.is_none();
+        let grown = earlier.and_then(|earlier| reading.since(&earlier));
+        let grown = grown.unwrap_or_default();
+        let has_grown = grown != Reading::default();
+        match brake.filter(|_| self.is_set) {
+            Some(brake) => {
+                // The state was lost, and the maps were not.
+                if brake.epoch > self.tuner.epoch() {
+                    self.tuner.skip_epochs(brake.epoch);
+                }
+                self.brake = brake;
+            }
+            None if id == TimerId::RtoMin => {}
+            None => self.brake_in_place_of_the_program(&grown),
+        }
+        let growth = Growth {
+            fuse_blown: self.brake.is_blown(self.tuner.epoch()),
+            throttled: self.brake.is_throttled(parts(self.budget)),
+            counts: grown.counts,
+            samples: grown.samples,
+        };
+        let transition = self.tuner.step(now_ms, &growth);
+        self.note_budget();
+        Step {
+            is_busy: is_first || has_grown,
+            has_grown,
+            transition,
+        }
+    }
+
+    /// Of a value that is not set: what the program's brakes would have spent.
+    fn brake_in_place_of_the_program(&mut self, grown: &Reading) {
+        let epoch = self.tuner.epoch();
+        if self.brake.epoch != epoch {
+            (self.brake.epoch, self.brake.fuse) = (epoch, 0);
+        }
+        let (spurious, copies) = match (self.tuner.configured(), self.tuner.value_us()) {
+            (Some(_), _) => (grown.spurious, grown.counts.copies),
+            (None, value_us) => (value_us.map_or(0, |us| grown.samples.above(us)), 0),
+        };
+        let connections = grown.counts.connections;
+        // What is left of what was spent after the credits, and what is spent beyond them.
+        let net = |before: i32, cost: i32, count: u64, credits: u64| {
+            let net = i128::from(count) * i128::from(cost) - i128::from(credits);
+            let left = (i128::from(before) + net.min(0)).max(0);
+            let beyond = u32::try_from(net.max(0) / i128::from(cost)).unwrap_or(u32::MAX);
+            (i32::try_from(left).unwrap_or(before), beyond)
+        };
+        let brake = &mut self.brake;
+        let clean = connections.saturating_sub(spurious);
+        let (fuse, spurious) = net(brake.fuse, Brake::FUSE_COST, spurious, clean);
+        brake.fuse = fuse;
+        brake.fuse += brake.fuse_cost(spurious);
+        let (budget, copies) = net(brake.budget, Brake::BUDGET_COST, copies, connections);
+        brake.budget = budget;
+        brake.budget += brake.budget_cost(parts(self.budget), copies);
+    }
+
+    fn note(&mut self, transition: &Transition) {
+        let Transition { to, cause, .. } = *transition;
+        let known = self.totals.iter_mut();
+        match known
+            .into_iter()
+            .find(|known| known.to == to && known.cause == cause)
+        {
+            Some(known) => known.count += 1,
+            None => self.totals.push(TransitionCount {
+                to,
+                cause,
+                count: 1,
+            }),
+        }
+        if to.is_braked() && matches!(cause, Cause::Fuse | Cause::Budget) {
+            self.alarm = Some(*transition);
+        }
+    }
+
+    fn initial_rto(&self, hz: u32) -> InitialRto {
+        let configured = self.tuner.configured();
+        match self.tuner.jiffies().filter(|_| self.is_set) {
+            Some(jiffies) => InitialRto {
+                timer: match configured {
+                    Some(_) => Timer::Configured,
+                    None => Timer::Value(jiffies_duration(jiffies, hz)),
+                },
+                epoch: self.tuner.epoch(),
+                budget: self.budget,
+            },
+            None if self.is_set && configured.is_some() => InitialRto {
+                timer: Timer::Kernel,
+                ..InitialRto::default()
+            },
+            None => InitialRto::default(),
+        }
     }
 }
 
-/// One of its timers, to be shown.
-pub(super) struct Shown<'a> {
-    pub(super) id: TimerId,
-    pub(super) phase: Phase,
-    pub(super) jiffies: Option<u64>,
-    pub(super) percent: u8,
-    pub(super) numbers: Numbers,
-    pub(super) next: Next,
-    /// Of the initial RTO.
-    pub(super) tuner: Option<&'a Tuner>,
+/// What came of a reading.
+struct Step {
+    is_busy: bool,
+    has_grown: bool,
+    transition: Option<Transition>,
 }
 
 impl PolicyTuning {
-    /// Of a policy that nothing is known of.
-    pub(super) fn new(spec: Spec) -> Self {
-        Self::restored(spec, State::default())
-    }
-
     /// Goes on with what was stored, as far as that is of the same kind.
-    pub(super) fn restored(spec: Spec, state: State) -> Self {
+    pub(super) fn new(spec: Spec, state: State) -> Self {
         let mut policy = Self {
-            spec: spec.clone(),
+            spec,
             state,
             brakes: Default::default(),
-            capacities: [0; 2],
-            spent: [0; 2],
             read_ms: None,
             is_busy: true,
             has_grown: false,
         };
-        policy.follow(spec);
+        policy.follow();
         policy
     }
 
-    /// Goes by other settings from now on.
-    pub(super) fn follow(&mut self, spec: Spec) {
-        let goes_on = |tuner: &Option<Tuner>, spec: &Option<TimerSpec>| {
-            let both = tuner.as_ref().zip(spec.as_ref());
-            both.is_some_and(|(tuner, spec)| tuner.guarded() == spec.guarded())
-        };
-        // Another number of the host's is no other setting.
-        if spec.passive_follows_host && goes_on(&self.state.active, &spec.active) {
-            follow_host(self.state.passive.as_mut(), spec.passive.as_ref());
-        }
-        let tuners = [
-            (&mut self.state.active, &spec.active),
-            (&mut self.state.passive, &spec.passive),
-        ];
-        for (place, (tuner, spec)) in tuners.into_iter().enumerate() {
-            let had_one = tuner.is_some();
-            *tuner = following(tuner.take(), spec.as_ref());
-            // Epochs of a new tuner begin anew, and its brakes count from nothing.
-            if !had_one || tuner.is_none() {
-                self.state.judged[place] = (0, 0);
-                self.brakes[place] = Brake::default();
-                self.spent[place] = 0;
+    /// The same policy by these settings; one that is not known begins anew.
+    pub(super) fn following(known: Option<Self>, spec: Spec) -> Self {
+        match known {
+            None => Self::new(spec, State::default()),
+            Some(known) if known.spec == spec => known,
+            Some(mut known) => {
+                known.spec = spec;
+                known.follow();
+                known
             }
         }
-        self.state.rto_min = match (self.state.rto_min.take(), spec.rto_min) {
-            (_, None) => None,
-            (None, Some(settings)) => Some(AckTuner::new(settings)),
-            (Some(mut tuner), Some(settings)) => {
-                tuner.configure(settings);
-                Some(tuner)
-            }
-        };
-        self.spec = spec;
-        self.note_capacities();
+    }
+
+    /// Has timers as its settings say.
+    fn follow(&mut self) {
+        let mut former = std::mem::take(&mut self.state.timers);
+        let timers = self.spec.timers.iter();
+        let timers = timers.map(|(id, spec)| (*id, TimerState::following(former.remove(id), spec)));
+        self.state.timers = timers.collect();
     }
 
     /// The maps are new: what they count has nothing to do with what was read before.
     pub(super) fn begin_again(&mut self) {
-        self.state.counts = None;
-        self.state.judged = Default::default();
+        self.state.since_ms = None;
+        for timer in self.state.timers.values_mut() {
+            timer.reading = None;
+        }
     }
 
     /// What is to be read of it now.
@@ -209,7 +322,7 @@ impl PolicyTuning {
             return Due::Counters;
         };
         let since_ms = now_ms.saturating_sub(read_ms);
-        if !self.spec.acts() {
+        if !self.acts() {
             return match since_ms >= Pace::Rarely.interval_ms() {
                 true => Due::Counters,
                 false => Due::Nothing,
@@ -222,6 +335,11 @@ impl PolicyTuning {
             true => Due::Counters,
             false => Due::Brakes,
         }
+    }
+
+    /// Whether anything follows from what is counted, so that it must be looked at each second.
+    pub(super) fn acts(&self) -> bool {
+        self.state.timers.values().any(TimerState::acts)
     }
 
     /// Whether the program has changed the brakes since they were last read.
@@ -237,347 +355,85 @@ impl PolicyTuning {
         brakes: [Brake; 2],
     ) -> Vec<(TimerId, Transition)> {
         self.read_ms = Some(now_ms);
-        let counts = Counts::of(statistics);
-        let earlier = self.state.counts.replace(counts.clone());
-        let is_first = earlier.is_none();
-        let growth = earlier.map(|earlier| counts.since(&earlier));
-        let growth = growth.flatten().unwrap_or_default();
-        let has_grown = growth != Counts::default();
-        self.has_grown |= has_grown;
+        self.state.since_ms.get_or_insert(now_ms);
         self.brakes = brakes;
+        self.is_busy = false;
         let mut all = Vec::new();
-        for (place, id) in [TimerId::Active, TimerId::Passive].into_iter().enumerate() {
-            let grown = match id {
-                TimerId::Passive => &growth.passive,
-                TimerId::Active | TimerId::RtoMin => &growth.active,
+        for (id, timer) in &mut self.state.timers {
+            let brake = match id {
+                TimerId::Active => Some(brakes[0]),
+                TimerId::Passive => Some(brakes[1]),
+                TimerId::RtoMin => None,
             };
-            let Some(grown) = self.growth(place, grown) else {
-                continue;
-            };
-            if let Some(tuner) = self.tuner_mut(id) {
-                let decision = tuner.step(now_ms, &grown);
-                all.extend(decision.transitions.into_iter().map(|one| (id, one)));
-            }
+            let step = timer.step(now_ms, *id, Reading::of(statistics, *id), brake);
+            self.has_grown |= step.has_grown;
+            self.is_busy |= step.is_busy || step.transition.is_some();
+            all.extend(step.transition.map(|one| (*id, one)));
         }
-        if let Some(tuner) = &mut self.state.rto_min {
-            let transition = tuner.step(now_ms, &growth.delays);
-            all.extend(transition.map(|one| (TimerId::RtoMin, one)));
-        }
-        self.is_busy = is_first || has_grown || !all.is_empty();
-        self.note(&all);
-        all
+        self.noted(all)
     }
 
-    /// What a tuner takes in; `None` if there is no tuner.
-    fn growth(&mut self, place: usize, grown: &Handshakes) -> Option<Growth> {
-        let brake = self.brakes[place];
-        let capacity = self.capacities[place];
-        let advises = self.spec.advises;
-        let hz = self.spec.hz;
-        let tuner = match place {
-            0 => self.state.active.as_mut(),
-            _ => self.state.passive.as_mut(),
-        }?;
-        if brake.epoch > tuner.setting().epoch {
-            // The state was lost, and the maps were not.
-            tuner.skip_epochs(brake.epoch);
-        }
-        let setting = tuner.setting();
-        let mut growth = Growth {
-            epoch: setting.epoch,
-            clean: grown.clean(),
-            spurious: grown.spurious,
-            attempts: grown.connections.saturating_add(grown.failed),
-            copies: grown.copies,
-            path_times: grown.path_times.clone(),
-            fuse_blown: false,
-            throttled: false,
-        };
-        match tuner.guarded() {
-            Some((_, false)) => {
-                let most = u64::from(parts(capacity_of(tuner)));
-                let cost = grown.copies.saturating_mul(u64::from(COST));
-                let spent = self.spent[place].saturating_add(cost);
-                let spent = spent.min(most).saturating_sub(grown.connections);
-                self.spent[place] = spent;
-                growth.throttled = 2 * spent >= most;
-            }
-            None if advises => {
-                // What the value would have done.
-                let value_us = setting.jiffies.map(|jiffies| jiffies_to_usecs(jiffies, hz));
-                let late = value_us.map_or(0, |us| grown.path_times.above(us));
-                growth.spurious = late;
-                growth.clean = growth.clean.saturating_sub(late);
-            }
-            _ => {
-                let before =
-                    std::mem::replace(&mut self.state.judged[place], (brake.epoch, brake.spurious));
-                let known = match before {
-                    // Brakes that were made anew count from nothing.
-                    (epoch, spurious) if epoch == brake.epoch && spurious <= brake.spurious => {
-                        spurious
-                    }
-                    _ => 0,
-                };
-                growth.spurious = match brake.epoch == setting.epoch {
-                    true => brake.spurious.saturating_sub(known).into(),
-                    false => 0,
-                };
-                growth.fuse_blown = brake.is_blown(setting.epoch);
-                growth.throttled = capacity != 0 && brake.is_throttled(parts(capacity));
-            }
-        }
-        Some(growth)
-    }
-
-    fn tuner_mut(&mut self, id: TimerId) -> Option<&mut Tuner> {
-        match id {
-            TimerId::Active => self.state.active.as_mut(),
-            TimerId::Passive => self.state.passive.as_mut(),
-            TimerId::RtoMin => None,
-        }
-    }
-
-    /// Has each tuner of an initial RTO, and that of `rto_min`, do something.
+    /// Has each timer do something that decisions can change.
     pub(super) fn each(
         &mut self,
-        initial_rto: impl Fn(&mut Tuner) -> Vec<Transition>,
-        rto_min: impl Fn(&mut AckTuner) -> Option<Transition>,
+        mut decide: impl FnMut(TimerId, &mut TimerState) -> Option<Transition>,
     ) -> Vec<(TimerId, Transition)> {
-        let mut all = Vec::new();
-        for id in [TimerId::Active, TimerId::Passive] {
-            let transitions = self.tuner_mut(id).map(&initial_rto);
-            all.extend(transitions.into_iter().flatten().map(|one| (id, one)));
-        }
-        let transition = self.state.rto_min.as_mut().and_then(rto_min);
-        all.extend(transition.map(|one| (TimerId::RtoMin, one)));
-        self.note(&all);
-        all
+        let timers = self.state.timers.iter_mut();
+        let decided = timers.filter(|(_, timer)| timer.acts());
+        let decided = decided.filter_map(|(id, timer)| Some((*id, decide(*id, timer)?)));
+        let all = decided.collect();
+        self.noted(all)
     }
 
-    /// An experiment has proven harm of the timers in force.
-    pub(super) fn harm_proven(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
-        let advises = self.spec.advises;
-        let suspend = |tuner: &mut Tuner| match is_in_force(tuner, advises) {
-            true => tuner.harm_proven(now_ms).transitions,
-            false => Vec::new(),
-        };
-        self.each(suspend, |_| None)
-    }
-
-    /// Forgets what was learnt.
+    /// Forgets what was learnt, also of what is only watched.
     pub(super) fn reset(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
-        let operator = |from: Phase, before, to: Phase, after, numbers| Transition {
-            at_ms: now_ms,
-            from,
-            to,
-            cause: Cause::Operator,
-            before,
-            after,
-            numbers,
-        };
-        let mut all = Vec::new();
-        let specs = [
-            (TimerId::Active, self.spec.active),
-            (TimerId::Passive, self.spec.passive),
-        ];
-        for (id, spec) in specs {
-            let (Some(spec), Some(tuner)) = (spec, self.tuner_mut(id)) else {
-                continue;
-            };
-            let mut new = spec.tuner();
-            new.skip_epochs(tuner.setting().epoch);
-            let transition = operator(
-                tuner.phase(),
-                tuner.setting().jiffies,
-                new.phase(),
-                new.setting().jiffies,
-                tuner.numbers(),
-            );
-            all.push((id, transition));
-            *tuner = new;
-        }
-        if let (Some(settings), Some(tuner)) = (self.spec.rto_min, &mut self.state.rto_min) {
-            let new = AckTuner::new(settings);
-            let transition = operator(
-                tuner.phase(),
-                tuner.jiffies(),
-                new.phase(),
-                new.jiffies(),
-                tuner.numbers(),
-            );
-            all.push((TimerId::RtoMin, transition));
-            *tuner = new;
-        }
-        self.note(&all);
-        all
+        let timers = self.state.timers.iter_mut();
+        let all = timers.map(|(id, timer)| (*id, timer.tuner.reset(now_ms)));
+        let all = all.collect();
+        self.noted(all)
     }
 
-    fn note(&mut self, transitions: &[(TimerId, Transition)]) {
-        for (id, transition) in transitions {
-            let key = (*id, transition.to, transition.cause);
-            *self.state.totals.entry(key).or_default() += 1;
+    fn noted(&mut self, all: Vec<(TimerId, Transition)>) -> Vec<(TimerId, Transition)> {
+        for (id, transition) in &all {
+            if let Some(timer) = self.state.timers.get_mut(id) {
+                timer.note(transition);
+            }
             self.state.transitions.push_back((*id, *transition));
         }
         while self.state.transitions.len() > SHOWN {
             self.state.transitions.pop_front();
         }
-        self.note_capacities();
-    }
-
-    fn note_capacities(&mut self) {
-        let tuners = [&self.state.active, &self.state.passive];
-        self.capacities = tuners.map(|tuner| match tuner {
-            Some(tuner) if self.is_in_force(tuner) => capacity_of(tuner),
-            _ => 0,
-        });
-    }
-
-    /// Whether the program has its value and its brakes.
-    fn is_in_force(&self, tuner: &Tuner) -> bool {
-        is_in_force(tuner, self.spec.advises)
+        all
     }
 
     /// Whether a value is in force that the program leaves when its lease is over.
     pub(super) fn is_leased(&self) -> bool {
-        let tuners = [&self.state.active, &self.state.passive];
-        let is_leased = |tuner: &Tuner| tuner.guarded().is_none() && self.is_in_force(tuner);
-        tuners.into_iter().flatten().any(is_leased)
+        let timers = self.state.timers.iter();
+        let mut initial_rtos = timers.filter(|(id, _)| **id != TimerId::RtoMin);
+        initial_rtos.any(|(_, timer)| timer.tuner.configured().is_none() && timer.is_in_force())
     }
 
     /// What is decided about it.
     pub(super) fn adjustment(&self) -> Adjustment {
-        let timer = |place: usize, tuner: &Option<Tuner>| {
-            let tuner = tuner.as_ref()?;
-            self.initial_rto(tuner, self.capacities[place])
+        let hz = self.spec.hz;
+        let initial_rto = |id| {
+            let timer = self.state.timers.get(&id);
+            timer.map_or_else(InitialRto::default, |timer| timer.initial_rto(hz))
         };
-        let rto_min = self.state.rto_min.as_ref();
-        let rto_min = rto_min.filter(|_| !self.spec.advises);
-        let percent = [&self.state.active, &self.state.passive]
-            .into_iter()
-            .flatten()
-            .filter(|tuner| self.is_in_force(tuner))
-            .map(|tuner| tuner.setting().percent)
-            .min()
-            .unwrap_or(100);
+        let rto_min = self.state.timers.get(&TimerId::RtoMin);
+        let rto_min = rto_min.filter(|timer| timer.is_set);
         Adjustment {
-            active: timer(0, &self.state.active).unwrap_or_default(),
-            passive: timer(1, &self.state.passive).unwrap_or_default(),
+            active: initial_rto(TimerId::Active),
+            passive: initial_rto(TimerId::Passive),
             rto_min: rto_min
-                .and_then(AckTuner::jiffies)
-                .map(|jiffies| jiffies_duration(jiffies, self.spec.hz)),
-            control: (percent < 100).then(|| self.spec.all_but(percent)),
+                .and_then(|timer| timer.tuner.jiffies())
+                .map(|jiffies| jiffies_duration(jiffies, hz)),
+            control: None,
         }
     }
-
-    fn initial_rto(&self, tuner: &Tuner, budget: u32) -> Option<InitialRto> {
-        let setting = tuner.setting();
-        if !self.is_in_force(tuner) {
-            let is_taken_back = matches!(tuner.guarded(), Some((_, true)));
-            return is_taken_back.then(|| InitialRto {
-                timer: Timer::Kernel,
-                ..InitialRto::default()
-            });
-        }
-        let jiffies = setting.jiffies?;
-        let is_configured = tuner.guarded().is_some_and(|(value, _)| value == jiffies);
-        Some(InitialRto {
-            timer: match is_configured {
-                true => Timer::Configured,
-                false => Timer::Value(jiffies_duration(jiffies, self.spec.hz)),
-            },
-            epoch: setting.epoch,
-            budget,
-        })
-    }
-
-    /// Its timers, to be shown.
-    pub(super) fn shown(&self) -> impl Iterator<Item = Shown<'_>> {
-        let tuners = [
-            (TimerId::Active, &self.state.active),
-            (TimerId::Passive, &self.state.passive),
-        ];
-        let tuners = tuners.into_iter().filter_map(|(id, tuner)| {
-            let tuner = tuner.as_ref()?;
-            Some(Shown {
-                id,
-                phase: tuner.phase(),
-                jiffies: tuner.setting().jiffies,
-                percent: tuner.setting().percent,
-                numbers: tuner.numbers(),
-                next: tuner.next(),
-                tuner: Some(tuner),
-            })
-        });
-        let rto_min = self.state.rto_min.as_ref().map(|tuner| Shown {
-            id: TimerId::RtoMin,
-            phase: tuner.phase(),
-            jiffies: tuner.jiffies(),
-            percent: 100,
-            numbers: tuner.numbers(),
-            next: tuner.next(),
-            tuner: None,
-        });
-        tuners.chain(rto_min)
-    }
-
-    /// The brakes as last read, and their capacity in whole retransmissions; `None` if there are none.
-    pub(super) fn brake(&self, id: TimerId) -> Option<(Brake, u32)> {
-        let place = match id {
-            TimerId::Active => 0,
-            TimerId::Passive => 1,
-            TimerId::RtoMin => return None,
-        };
-        let capacity = self.capacities[place];
-        (capacity != 0).then(|| (self.brakes[place], capacity))
-    }
-}
-
-/// Another host has another configured value of a guarded timer.
-fn follow_host(tuner: Option<&mut Tuner>, spec: Option<&TimerSpec>) {
-    if let Some(TimerSpec::Guard { jiffies, acts, .. }) = spec
-        && let Some(tuner) = tuner
-        && let Some((_, acted)) = tuner.guarded()
-        && acted == *acts
-    {
-        tuner.guard_instead(*jiffies);
-    }
-}
-
-/// A tuner for settings: the one that there was, if it is of the same kind.
-fn following(tuner: Option<Tuner>, spec: Option<&TimerSpec>) -> Option<Tuner> {
-    let spec = spec?;
-    let Some(mut tuner) = tuner else {
-        return Some(spec.tuner());
-    };
-    if tuner.guarded() == spec.guarded() {
-        let (TimerSpec::Auto(law) | TimerSpec::Guard { law, .. }) = *spec;
-        if *tuner.settings() != law {
-            tuner.configure(law);
-        }
-        return Some(tuner);
-    }
-    let mut new = spec.tuner();
-    new.skip_epochs(tuner.setting().epoch);
-    Some(new)
-}
-
-/// Whether the program has a tuner's value and brakes.
-fn is_in_force(tuner: &Tuner, advises: bool) -> bool {
-    let is_set = match tuner.guarded() {
-        Some((_, acts)) => acts,
-        None => !advises,
-    };
-    is_set && tuner.setting().jiffies.is_some()
-}
-
-fn capacity_of(tuner: &Tuner) -> u32 {
-    /// 2^31 parts are more than a brake counts.
-    const MOST: u32 = 1 << 24;
-    tuner.budget_capacity().clamp(Budget::LEAST_CAPACITY, MOST)
 }
 
 /// As [`rto_agent_common::Policy::budgets`] has it.
-pub(super) const fn parts(capacity: u32) -> u32 {
-    capacity.saturating_mul(COST)
+pub(super) const fn parts(budget: u32) -> u32 {
+    budget.saturating_mul(COST)
 }

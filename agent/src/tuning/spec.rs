@@ -1,140 +1,85 @@
-//! What of a policy's settings is tuned or guarded.
+//! What of a policy's settings is learnt or guarded.
 
-use rto_model::{
-    syn::syn_ack_rto_auto,
-    tune::{acks, law, tuner::Tuner},
-};
+use std::collections::BTreeMap;
 
-use crate::policy::{
-    ControlArm, Guard, HostFacts, Mode, PolicyName, Settings, Share, SynAckRto,
-    compile::outlives_connections, units::quantise,
-};
+use rto_model::{syn::syn_ack_rto_auto, tune::law};
+
+use super::TimerId;
+use crate::policy::{Guard, HostFacts, Mode, PolicyName, Settings, SynAckRto, units::quantise};
 
 /// Of one policy.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
-    pub(super) active: Option<TimerSpec>,
-    pub(super) passive: Option<TimerSpec>,
-    /// The SYN-ACK's timer goes by the host's number of retransmissions, too.
-    pub(super) passive_follows_host: bool,
-    pub(super) rto_min: Option<acks::Settings>,
-    /// Values that are learnt are shown, and not set.
-    pub(super) advises: bool,
+    pub(super) timers: BTreeMap<TimerId, TimerSpec>,
     pub(super) hz: u32,
+    /// Which policies are read in which tick.
     pub(super) seed: u32,
-    by_peer: bool,
 }
 
-/// Of the initial RTO of one direction.
+/// Of one timer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum TimerSpec {
-    /// It is learnt.
-    Auto(law::Settings),
-    /// It is configured, and guarded.
-    Guard {
-        law: law::Settings,
-        /// The configured value.
-        jiffies: u64,
-        /// Alarms raise it.
-        acts: bool,
-    },
+pub(super) struct TimerSpec {
+    pub(super) law: law::Settings,
+    /// The configured value, jiffies; `None` where it is learnt.
+    pub(super) configured: Option<u64>,
+    /// The program has its value and brakes; otherwise decisions are shown only (`guard = "warn"`, `mode = "advise"`).
+    pub(super) is_set: bool,
 }
 
 impl Spec {
     /// That of a policy; `None` if there is nothing to watch.
     pub(super) fn of(name: &PolicyName, settings: &Settings, host: &HostFacts) -> Option<Self> {
         let hz = host.hz;
+        let learnt = |law| TimerSpec {
+            law,
+            configured: None,
+            is_set: settings.mode() == Mode::Apply,
+        };
+        // A value that is not shorter than the kernel's own needs no guard.
         let guard = settings.guard();
+        let guarded = |jiffies: u64| TimerSpec {
+            law: law::Settings::new(hz),
+            configured: Some(jiffies),
+            is_set: guard == Guard::On,
+        };
+        let guarded = |jiffies: Option<u64>| {
+            let jiffies = jiffies.filter(|_| guard != Guard::Off)?;
+            (jiffies < law::Settings::new(hz).largest()).then(|| guarded(jiffies))
+        };
         let auto = settings
             .auto_initial_rto()
-            .map(|auto| TimerSpec::Auto(auto.to_law(hz, &guard)));
-        let active = auto.or_else(|| {
-            let jiffies = quantise(settings.fixed_initial_rto()?, hz).jiffies;
-            guarded(&guard, jiffies, hz)
-        });
+            .map(|auto| learnt(auto.to_law(hz)));
+        let fixed = settings.fixed_initial_rto();
+        let mut active = auto.or_else(|| guarded(Some(quantise(fixed?, hz).jiffies)));
+        if let Some(active) = &mut active {
+            // SYN-ACKs double at once, so that only the timers of SYNs can be in step.
+            active.law.in_step = host.in_step();
+        }
         let passive = match settings.auto_syn_ack_rto() {
             Some(_) => auto,
-            None => {
-                syn_ack_jiffies(settings, host).and_then(|jiffies| guarded(&guard, jiffies, hz))
-            }
+            None => guarded(syn_ack_jiffies(settings, host)),
         };
-        let rto_min = settings.auto_rto_min().map(|auto| acks::Settings {
-            floor_us: u64::try_from(auto.floor(hz).as_micros()).unwrap_or(u64::MAX),
-            ..acks::Settings::new(hz)
+        let rto_min = settings.auto_rto_min().map(|auto| {
+            learnt(law::Settings {
+                min_us: u64::try_from(auto.floor(hz).as_micros()).unwrap_or(u64::MAX),
+                ..law::Settings::rto_min(hz)
+            })
         });
-        let spec = Self {
-            active,
-            passive,
-            passive_follows_host: settings.syn_ack_rto == SynAckRto::Auto,
-            rto_min,
-            advises: settings.mode() == Mode::Advise,
+        let timers = [
+            (TimerId::Active, active),
+            (TimerId::Passive, passive),
+            (TimerId::RtoMin, rto_min),
+        ];
+        let timers: BTreeMap<_, _> = timers
+            .into_iter()
+            .filter_map(|(id, spec)| Some((id, spec?)))
+            .collect();
+        (!timers.is_empty()).then(|| Self {
+            timers,
             hz,
             seed: name.control_seed(),
-            by_peer: outlives_connections(settings),
-        };
-        let is_empty = spec.active.is_none() && spec.passive.is_none() && spec.rto_min.is_none();
-        (!is_empty).then_some(spec)
+        })
     }
-
-    /// Whether anything follows from what is counted, so that it must be looked at each second.
-    pub(super) fn acts(&self) -> bool {
-        let acts = |timer: &TimerSpec| {
-            matches!(
-                timer,
-                TimerSpec::Auto(_) | TimerSpec::Guard { acts: true, .. }
-            )
-        };
-        self.rto_min.is_some()
-            || [&self.active, &self.passive]
-                .into_iter()
-                .flatten()
-                .any(acts)
-    }
-
-    /// A control arm of all but so many percent.
-    pub(super) fn all_but(&self, percent: u8) -> ControlArm {
-        ControlArm {
-            share: Share::of_ten_thousand(100 * u16::from(100 - percent.min(100))),
-            seed: self.seed,
-            by_peer: self.by_peer,
-        }
-    }
-}
-
-impl TimerSpec {
-    /// As [`Tuner::guarded`].
-    pub(super) const fn guarded(&self) -> Option<(u64, bool)> {
-        match *self {
-            Self::Auto(_) => None,
-            Self::Guard { jiffies, acts, .. } => Some((jiffies, acts)),
-        }
-    }
-
-    /// One that begins.
-    pub(super) fn tuner(&self) -> Tuner {
-        match *self {
-            Self::Auto(law) => Tuner::new(law),
-            Self::Guard { law, jiffies, acts } => match acts {
-                true => Tuner::guarding(law, jiffies),
-                false => Tuner::warning(law, jiffies),
-            },
-        }
-    }
-}
-
-/// A value that is not shorter than the kernel's own needs no guard.
-fn guarded(guard: &Guard, jiffies: u64, hz: u32) -> Option<TimerSpec> {
-    let acts = match guard {
-        Guard::Off => return None,
-        Guard::Warn => false,
-        Guard::On(_) => true,
-    };
-    let law = law::Settings {
-        hold_ms: u64::try_from(guard.hold().as_millis()).unwrap_or(u64::MAX),
-        guard: guard.rates(),
-        ..law::Settings::new(hz)
-    };
-    (jiffies < law.largest()).then_some(TimerSpec::Guard { law, jiffies, acts })
 }
 
 /// The SYN-ACK's timer by the host's own number of retransmissions, where it is configured.
@@ -157,79 +102,74 @@ mod tests {
 
     use super::*;
     use crate::policy::{
-        AutoInitialRto, AutoRtoMin, GuardLimits, InitialRtoSetting, RtoMinSetting,
-        compile::tests::HOST,
+        AutoInitialRto, AutoRtoMin, InitialRtoSetting, RtoMinSetting, compile::tests::HOST,
     };
 
     fn of(settings: Settings) -> Option<Spec> {
         Spec::of(&"near".parse().unwrap(), &settings, &HOST)
     }
 
-    fn fixed(ms: u64) -> Settings {
+    fn fixed(ms: u64, guard: Option<Guard>) -> Settings {
         Settings {
             initial_rto: Some(Duration::from_millis(ms).into()),
+            guard,
             ..Settings::default()
         }
     }
 
     #[test]
-    fn a_configured_value_is_watched_and_guarded_where_that_is_asked_for() {
-        let watched = of(fixed(24)).unwrap();
-        assert!(!watched.acts());
-        let Some(TimerSpec::Guard { jiffies, acts, .. }) = watched.active else {
-            panic!("{watched:?}");
-        };
-        assert_eq!((jiffies, acts), (6, false));
-        // A SYN-ACK's timer is as long as keeps the request: 492 ms.
-        let Some(TimerSpec::Guard { jiffies, .. }) = watched.passive else {
-            panic!("{watched:?}");
-        };
-        assert_eq!(jiffies, 124);
-        let on = Settings {
-            guard: Some(Guard::On(GuardLimits::default())),
-            ..fixed(24)
-        };
-        assert!(of(on).unwrap().acts());
-        let off = Settings {
-            guard: Some(Guard::Off),
-            ..fixed(24)
-        };
-        assert_eq!(of(off), None);
+    fn configured_value_is_watched_or_guarded() {
+        for (guard, is_set) in [
+            (None, false),
+            (Some(Guard::Warn), false),
+            (Some(Guard::On), true),
+        ] {
+            let spec = of(fixed(24, guard)).unwrap();
+            let timers: Vec<_> = spec.timers.iter().collect();
+            // A SYN-ACK's timer is as long as keeps the request: 492 ms.
+            for ((id, timer), expected) in timers.into_iter().zip([6, 124]) {
+                assert_eq!(timer.configured, Some(expected), "{id:?}");
+                assert_eq!(timer.is_set, is_set);
+            }
+        }
+        assert_eq!(of(fixed(24, Some(Guard::Off))), None);
         // As long as the kernel's own: nothing to go back to.
-        assert_eq!(of(fixed(1000)), None);
+        assert_eq!(of(fixed(1000, None)), None);
         assert_eq!(of(Settings::default()), None);
     }
 
     #[test]
-    fn what_is_learnt() {
+    fn automatic_values_are_learnt() {
         let auto = Settings {
             initial_rto: Some(InitialRtoSetting::Auto(AutoInitialRto::default())),
             rto_min: Some(RtoMinSetting::Auto(AutoRtoMin::default())),
             ..Settings::default()
         };
-        let spec = of(auto.clone()).unwrap();
-        assert!(spec.acts() && !spec.advises);
-        assert_eq!(spec.active, spec.passive);
-        assert_eq!(spec.rto_min, Some(acks::Settings::new(250)));
+        let timers = of(auto.clone()).unwrap().timers;
+        let laws = [
+            HOST.law(),
+            law::Settings::new(250),
+            law::Settings::rto_min(250),
+        ];
+        assert_eq!(
+            timers.values().map(|timer| timer.law).collect::<Vec<_>>(),
+            laws
+        );
+        assert!(
+            timers
+                .values()
+                .all(|timer| timer.is_set && timer.configured.is_none())
+        );
         let kept = Settings {
             syn_ack_rto: SynAckRto::Keep,
             mode: Mode::Advise,
             ..auto
         };
-        let spec = of(kept).unwrap();
-        assert_eq!(spec.passive, None);
-        assert!(spec.advises);
-    }
-
-    #[test]
-    fn the_rest_is_the_control_arm_of_the_same_seed() {
-        let spec = of(fixed(24)).unwrap();
-        let name: PolicyName = "near".parse().unwrap();
-        let control = spec.all_but(5);
-        assert_eq!(control.share.to_string(), "95%");
+        let timers = of(kept).unwrap().timers;
         assert_eq!(
-            (control.seed, control.by_peer),
-            (name.control_seed(), false)
+            timers.keys().copied().collect::<Vec<_>>(),
+            [TimerId::Active, TimerId::RtoMin]
         );
+        assert!(timers.values().all(|timer| !timer.is_set));
     }
 }

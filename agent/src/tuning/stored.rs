@@ -4,10 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use rto_model::tune::{
-    history::HOUR_MS,
-    tuner::{Growth, Transition, Tuner},
-};
+use rto_model::tune::{history::HOUR_MS, tuner::Growth};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -20,7 +17,7 @@ use crate::{
     tuning::spec::Spec,
 };
 
-/// Hours of path times and delays of ACKs that all timers together remember: with the most policies there can be, a day
+/// Hours of path RTTs and delays of ACKs that all timers together remember: with the most policies there can be, a day
 /// each, and the file can be read again (`MAX_STATE_FILE`).
 const MOST_HOURS: usize = 80_000;
 
@@ -97,39 +94,6 @@ impl Restored {
     }
 }
 
-impl State {
-    /// How many timers are learnt or guarded.
-    fn tuners(&self) -> usize {
-        let of_handshakes = [&self.active, &self.passive].into_iter().flatten().count();
-        of_handshakes + usize::from(self.rto_min.is_some())
-    }
-
-    /// The longest memory, milliseconds.
-    fn memory_ms(&self) -> u64 {
-        let of_handshakes = [&self.active, &self.passive].into_iter().flatten();
-        let of_handshakes = of_handshakes.map(|tuner| tuner.settings().memory_ms);
-        let of_delays = self.rto_min.iter().map(|tuner| tuner.settings().memory_ms);
-        of_handshakes.chain(of_delays).max().unwrap_or(0)
-    }
-
-    fn limit_memory(&mut self, hours: usize) {
-        for tuner in [&mut self.active, &mut self.passive].into_iter().flatten() {
-            tuner.limit_memory(hours);
-        }
-        if let Some(tuner) = &mut self.rto_min {
-            tuner.limit_memory(hours);
-        }
-    }
-}
-
-fn after_lease(tuner: &mut Tuner, now_ms: u64) -> Vec<Transition> {
-    let away_ms = now_ms.saturating_sub(tuner.last_step_ms().unwrap_or(now_ms));
-    if away_ms <= tuner.settings().lease_ms {
-        return Vec::new();
-    }
-    tuner.step(now_ms, &Growth::default()).transitions
-}
-
 impl Tuning {
     /// Goes on with what was stored for these policies; what that led to.
     pub fn restore(
@@ -147,17 +111,12 @@ impl Tuning {
             let Some(state) = restored.policies.remove(*name) else {
                 continue;
             };
-            let mut policy = PolicyTuning::restored(spec, state);
-            let transitions = if restored.is_same_boot {
-                // Before it is in force: a value whose lease is over.
-                policy.each(|tuner| after_lease(tuner, now_ms), |_| None)
-            } else {
+            let mut policy = PolicyTuning::new(spec, state);
+            if !restored.is_same_boot {
                 policy.begin_again();
-                policy.each(
-                    |tuner| tuner.after_boot(now_ms).transitions,
-                    |tuner| tuner.after_boot(now_ms),
-                )
-            };
+            }
+            // Before it is in force: a value that is older than the memory.
+            let transitions = policy.each(|_, timer| timer.tuner.step(now_ms, &Growth::default()));
             all.extend(told(name, transitions));
             self.policies.insert((*name).clone(), policy);
         }
@@ -169,12 +128,15 @@ impl Tuning {
     /// Forgets the oldest hours where there are more than `MOST_HOURS` together. How many each timer may have, where
     /// that is less than its memory.
     pub fn limit_memory(&mut self) -> Option<usize> {
-        let states = || self.policies.values().map(|policy| &policy.state);
-        let each = MOST_HOURS / states().map(State::tuners).sum::<usize>().max(1);
-        let longest_ms = states().map(State::memory_ms).max().unwrap_or(0);
+        let mut timers: Vec<_> = (self.policies.values_mut())
+            .flat_map(|policy| policy.state.timers.values_mut())
+            .collect();
+        let each = MOST_HOURS / timers.len().max(1);
+        let memories = timers.iter().map(|timer| timer.tuner.settings().memory_ms);
+        let longest_ms = memories.max().unwrap_or(0);
         let needed = usize::try_from(longest_ms / HOUR_MS).map_or(usize::MAX, hours_stored);
-        for policy in self.policies.values_mut() {
-            policy.state.limit_memory(each);
+        for timer in &mut timers {
+            timer.tuner.limit_memory(each);
         }
         (each < needed).then_some(each)
     }
@@ -202,7 +164,7 @@ impl Tuning {
     #[must_use]
     pub fn has_grown(&self) -> bool {
         let mut policies = self.policies.values();
-        policies.any(|policy| policy.has_grown && policy.spec.acts())
+        policies.any(|policy| policy.has_grown && policy.acts())
     }
 
     /// It is on the disk.

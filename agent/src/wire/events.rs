@@ -7,7 +7,7 @@ use rto_agent_common::{
     direction,
     event::{Event, kind},
 };
-use rto_model::syn::{Granularity, MAX_SYNCNT, RTO_MAX_S, SynTimers, syn_ack_schedule};
+use rto_model::syn::{MAX_SYNCNT, RTO_MAX_S, syn_ack_schedule};
 use serde::{Deserialize, Serialize};
 
 use super::{stats::Arm, tune::TransitionView};
@@ -173,22 +173,14 @@ impl EventView {
     }
 }
 
-/// The timer that fired, jiffies. Of a handshake the program knows the first one only; the others
-/// follow from it.
+/// The timer that fired, jiffies. Of a SYN-ACK the program knows the first one only; the others follow from it.
 fn timer(kind: Kind, event: &Event, host: &HostFacts) -> Option<u64> {
     let hz = u64::from(host.hz);
     let before = usize::try_from(event.attempt.checked_sub(1)?).ok()?;
     let own = u64::from(event.timer_jiffies);
     let initial_rto = if own == 0 { hz } else { own };
     match kind {
-        Kind::Rto => Some(own),
-        Kind::Syn => SynTimers {
-            initial_rto,
-            ..SynTimers::kernel(hz, MAX_SYNCNT, host.tcp_syn_linear_timeouts)
-        }
-        .schedule(Granularity::Exact)
-        .gaps()
-        .nth(before),
+        Kind::Rto | Kind::Syn => Some(own),
         Kind::SynAck => {
             let sent = syn_ack_schedule(initial_rto, RTO_MAX_S * hz, MAX_SYNCNT);
             sent.windows(2).nth(before).map(|pair| pair[1] - pair[0])
@@ -255,12 +247,10 @@ mod tests {
     }
 
     #[test]
-    fn timers_of_handshakes_follow_from_the_first() {
+    fn timers_of_syn_acks_follow_from_the_first() {
         for (kind, attempt, jiffies, ms) in [
-            (kind::SYN, 1, 25, Some(100)),
-            (kind::SYN, 5, 25, Some(100)),
-            (kind::SYN, 6, 25, Some(200)),
-            (kind::SYN, 1, 0, Some(1000)),
+            (kind::SYN, 6, 50, Some(200)),
+            (kind::SYN_ACK, 1, 0, Some(1000)),
             (kind::SYN_ACK, 3, 25, Some(400)),
             (kind::RTO, 3, 51, Some(204)),
             (kind::TLP, 1, 0, None),

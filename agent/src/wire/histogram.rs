@@ -72,6 +72,20 @@ impl HistogramView {
         (self.count > 0).then(|| self.sum_us as f64 / self.count as f64)
     }
 
+    /// The variance of the mean, square microseconds, with times spread evenly within their buckets.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    pub fn variance_of_mean(&self) -> Option<f64> {
+        let mean = self.mean_us()?;
+        let count = self.count as f64;
+        let squares = self.buckets.iter().map(|bucket| {
+            let from = bucket.from_us as f64;
+            let end = bucket.below_us.unwrap_or(1 << LAST) as f64;
+            bucket.count as f64 * (from * from + from * end + end * end) / 3.0
+        });
+        let variance = squares.sum::<f64>() / count - mean * mean;
+        Some(variance.max(0.0) / count)
+    }
+
     /// How many times are below the end of each bucket, one after the other: (end in microseconds, so
     /// many), the last without an end.
     pub fn cumulative(&self) -> Vec<(Option<u64>, u64)> {
@@ -88,7 +102,8 @@ impl HistogramView {
             .collect()
     }
 
-    pub(super) fn with(&self, other: &Self, f: impl Fn(u64, u64) -> u64) -> Self {
+    /// Two, bucket by bucket.
+    pub fn with(&self, other: &Self, f: impl Fn(u64, u64) -> u64) -> Self {
         let mut counts: BTreeMap<u64, BucketView> =
             self.buckets.iter().map(|b| (b.from_us, *b)).collect();
         for bucket in &other.buckets {

@@ -2,6 +2,7 @@
 //!
 //! `counters!` is the one table of the counters: a row gives the field of the JSON, of [`DirectionStats`] and of
 //! the kernel's [`rto_agent_common::Counters`], the metric, and what `rto-agent stats` calls it.
+//! `by` names the function of [`Statistics`] that a field is computed by, where it is none of the kernel's.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +23,8 @@ pub struct StatsAnswer {
     pub at_ms: u64,
     /// Whether anything is counted (`statistics` in `[agent]`).
     pub on: bool,
-    /// Of so many connections of which nothing was lost one is measured to its end (`sampling` in `[agent]`); it counts
-    /// for all of them in `handshake`, `srtt` and `aborted`.
+    /// One in so many loss-free connections is followed until it closes (`sampling` in `[agent]`), and counts for all of
+    /// them in `srtt` and `aborted`. Every connection counts in `connect_time` and `path_rtt`.
     #[serde(default = "all_connections")]
     pub sampling: u32,
     /// When smoothed RTTs are sampled (`rtt_sampling` in `[agent]`): "off", "end" or a duration.
@@ -41,6 +42,12 @@ fn all_connections() -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PolicyStats {
+    /// Since when it is counted, Unix milliseconds; absent where nothing of it is learnt or guarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
+    /// What it is for, as its file says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
     /// Connections that have its settings: all, if it has no control arm.
     #[serde(flatten)]
     pub treated: ArmStats,
@@ -64,6 +71,21 @@ impl PolicyStats {
         std::iter::once((Arm::Treated, &self.treated)).chain(control)
     }
 
+    /// By how much longer `connect()` takes with the policy's timers than with the kernel's own, of connections that were
+    /// established; `None` without a control arm, or while an arm has none.
+    pub fn connect_time_difference(&self) -> Option<Difference> {
+        /// The normal distribution's 97.5th percentile.
+        const Z: f64 = 1.96;
+        let arms = [&self.treated, self.control.as_ref()?];
+        let [treated, control] = arms.map(|arm| &arm.active.connect_time);
+        let mean_us = treated.mean_us()? - control.mean_us()?;
+        let half_us = Z * (treated.variance_of_mean()? + control.variance_of_mean()?).sqrt();
+        Some(Difference {
+            mean_us,
+            interval_us: [mean_us - half_us, mean_us + half_us],
+        })
+    }
+
     /// What the control arm is called for people, if there is one: "control (5%)".
     pub fn control_title(&self) -> Option<String> {
         let control = Arm::Control;
@@ -81,6 +103,8 @@ impl PolicyStats {
             (one, other) => one.as_ref().or(other.as_ref()).cloned(),
         };
         Self {
+            since_ms: None,
+            description: self.description.clone(),
             treated: self.treated.plus(&other.treated),
             holdout: self.holdout.filter(|_| self.holdout == other.holdout),
             control,
@@ -92,6 +116,8 @@ impl PolicyStats {
         let none = ArmStats::default();
         let before = earlier.control.as_ref().unwrap_or(&none);
         Self {
+            since_ms: None,
+            description: self.description.clone(),
             treated: self.treated.since(&earlier.treated),
             holdout: self.holdout,
             control: self.control.as_ref().map(|now| now.since(before)),
@@ -99,13 +125,26 @@ impl PolicyStats {
     }
 }
 
+/// The share of connections with a spurious copy from which on an initial RTO is too short for its path.
+pub const TOO_MANY_SPURIOUS: f64 = 0.01;
+
+/// A difference of means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Difference {
+    /// Microseconds; negative where the treated arm is faster.
+    pub mean_us: f64,
+    /// Its 95 % interval, of independent connections: loss comes in bursts, so that the true one is wider.
+    pub interval_us: [f64; 2],
+}
+
 impl From<&ArmStatistics> for PolicyStats {
     /// Without the share, which the kernel does not count.
     fn from(statistics: &ArmStatistics) -> Self {
         Self {
+            since_ms: None,
             treated: (&statistics.treated).into(),
-            holdout: None,
             control: statistics.control.as_ref().map(Into::into),
+            ..Self::default()
         }
     }
 }
@@ -236,7 +275,7 @@ pub struct Counter {
 macro_rules! counters {
     (
         by_direction { $($(#[doc = $split_doc:literal])+ $split:ident: $split_metric:literal, $split_scope:ident
-            $(, title $split_title:literal)?;)* }
+            $(, title $split_title:literal)? $(, by $of:path)?;)* }
         total { $($(#[doc = $doc:literal])+ $field:ident: $metric:literal, $scope:ident
             $(, time $time:literal)? $(, title $title:literal)?;)* }
     ) => {
@@ -252,8 +291,11 @@ macro_rules! counters {
             /// Retransmission timeouts by how many came right before without an answer: 0, 1, ... 6, and 7 or
             /// more.
             pub rtos: [u64; RTO_STEPS],
-            /// How long handshakes took.
-            pub handshake: HistogramView,
+            /// Connect times: from the first SYN to ESTABLISHED, losses included. (Of accepted connections the first
+            /// SYN-ACK is not seen: the last round trip of the handshake.)
+            pub connect_time: HistogramView,
+            /// Path RTTs: round-trip times of handshakes without what their losses cost.
+            pub path_rtt: HistogramView,
             /// Smoothed round-trip times.
             pub srtt: HistogramView,
             /// By how much RTT samples exceed the least of their connection (control arms where rto_min is automatic).
@@ -267,10 +309,12 @@ macro_rules! counters {
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]
         pub struct CountersView {
-            /// Initial RTOs set on connecting sockets.
-            pub syn_timeouts_set: u64,
-            /// Initial RTOs set on connection requests.
-            pub syn_ack_timeouts_set: u64,
+            /// Attempts: connect() calls whose first SYN was sent.
+            pub attempts: u64,
+            /// Attempts that were established within 500 ms of the first SYN. The others are bad.
+            pub good_attempts: u64,
+            /// Connection requests of covered peers that were answered.
+            pub requests: u64,
             /// Connections established by connect().
             pub established_active: u64,
             /// Connections established by accept().
@@ -290,8 +334,9 @@ macro_rules! counters {
             fn from(stats: &ArmStats) -> Self {
                 let (active, passive, all) = (&stats.active, &stats.passive, stats.total());
                 Self {
-                    syn_timeouts_set: active.initial_rtos_set,
-                    syn_ack_timeouts_set: passive.initial_rtos_set,
+                    attempts: active.attempts,
+                    good_attempts: active.good_attempts,
+                    requests: passive.attempts,
                     established_active: active.connections,
                     established_passive: passive.connections,
                     syn_retransmissions: active.handshake_retransmissions,
@@ -316,7 +361,8 @@ macro_rules! counters {
                     $($field: f(self.$field, other.$field),)*
                     setsockopt_failures: failures,
                     rtos: std::array::from_fn(|i| f(self.rtos[i], other.rtos[i])),
-                    handshake: self.handshake.with(&other.handshake, f),
+                    connect_time: self.connect_time.with(&other.connect_time, f),
+                    path_rtt: self.path_rtt.with(&other.path_rtt, f),
                     srtt: self.srtt.with(&other.srtt, f),
                     ack_excess: self.ack_excess.with(&other.ack_excess, f),
                 }
@@ -331,11 +377,12 @@ macro_rules! counters {
                     .map(|(option, name)| ((*name).to_owned(), c.setsockopt_failures[*option as usize]))
                     .filter(|(_, count)| *count > 0);
                 Self {
-                    $($split: c.$split,)*
+                    $($split: counted!(statistics, $split $(, $of)?),)*
                     $($field: c.$field,)*
                     setsockopt_failures: failures.collect(),
                     rtos: c.rtos,
-                    handshake: (&statistics.handshake).into(),
+                    connect_time: (&statistics.connect_times()).into(),
+                    path_rtt: (&statistics.path_rtt).into(),
                     srtt: (&statistics.srtt).into(),
                     ack_excess: (&statistics.ack_excess).into(),
                 }
@@ -364,6 +411,15 @@ macro_rules! counters {
     };
 }
 
+macro_rules! counted {
+    ($statistics:ident, $field:ident) => {
+        $statistics.counters.$field
+    };
+    ($statistics:ident, $field:ident, $of:path) => {
+        $of($statistics)
+    };
+}
+
 macro_rules! optional {
     () => {
         None
@@ -382,12 +438,36 @@ macro_rules! is_time {
     };
 }
 
+impl DirectionStats {
+    /// Connects: attempts, where this host opens the connections, else connections.
+    pub fn connects(&self, direction: &str) -> u64 {
+        match direction {
+            "active" => self.attempts,
+            _ => self.connections,
+        }
+    }
+
+    /// Of [`Self::connects`], those that were not established within 500 ms. An attempt under way is among them until it
+    /// is established.
+    pub fn bad(&self, direction: &str) -> u64 {
+        self.connects(direction).saturating_sub(self.good_attempts)
+    }
+}
+
+fn good_attempts(statistics: &Statistics) -> u64 {
+    statistics
+        .connections()
+        .saturating_sub(statistics.counters.late)
+}
+
 counters! {
     by_direction {
-        /// Initial RTOs set, on connecting sockets (active) and on connection requests (passive)
-        initial_rtos_set: "initial_rto_set", Handshakes, title "initial RTOs set";
+        /// Attempts: connect() calls whose first SYN was sent (active), connection requests of covered peers that were answered (passive)
+        attempts: "attempts", Handshakes, title "attempts";
+        /// Attempts established within 500 ms of their first SYN; the others are bad (of accepted connections: whose last round trip took no longer)
+        good_attempts: "good_attempts", Handshakes, title "established within 500ms", by good_attempts;
         /// Connections established, by connect() (active) and accept() (passive)
-        connections: "connections", Handshakes;
+        connections: "connections", Handshakes, by Statistics::connections;
         /// SYNs (active) and SYN-ACKs (passive) retransmitted
         handshake_retransmissions: "handshake_retransmissions", Handshakes;
     }
@@ -400,16 +480,12 @@ counters! {
         spurious_connections: "spurious_connections", Handshakes, title "connections with a spurious copy";
         /// Connections that a needed retransmission brought about
         recovered: "recovered_handshakes", Handshakes;
-        /// By how much sooner these were established than with the kernel's own timers (estimate)
+        /// By how much sooner connections were established than with the kernel's own timers (estimate)
         time_saved_us: "handshake_time_saved", Handshakes, time "us";
-        /// By how much later, where a policy's timers are longer (estimate)
+        /// By how much later connections were established than with the kernel's own timers (estimate)
         time_lost_us: "handshake_time_lost", Handshakes, time "us";
         /// Connections established after a SYN or its answer was retransmitted
         retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
-        /// Handshakes that took longer than 500 ms; of accepted connections, whose last round trip did
-        slow_handshakes: "slow_handshakes", Handshakes, title "handshakes beyond 500ms";
-        /// Connections that were begun, lost a SYN or its answer, and were not established: given up, or closed after 1.1 s or more
-        failed: "failed_connections", Handshakes, title "not established after a loss";
         /// Connections that began with the kernel's own timer as a brake held
         braked: "braked_connections", Handshakes, title "braked";
         /// Tail loss probes that retransmitted a segment
@@ -451,9 +527,9 @@ mod tests {
 
     fn counted(connections: u64) -> [Statistics; 3] {
         let mut active = Statistics::default();
-        active.counters.connections = connections;
-        active.counters.failed = 1;
-        active.counters.slow_handshakes = 2;
+        active.counters.untimed = connections;
+        active.counters.attempts = connections + 1;
+        active.counters.late = 2;
         active.counters.spurious_connections = 3;
         active.counters.dsack_connections = 4;
         [active, Statistics::default(), Statistics::default()]
@@ -474,11 +550,45 @@ mod tests {
         assert_eq!(json["active"]["connections"], 100);
         assert_eq!(json["holdout"], "5%");
         let active = &json["control"]["active"];
-        let counters = ["connections", "failed", "slow_handshakes"];
+        let counters = ["connections", "attempts", "good_attempts"];
         let more = ["spurious_connections", "dsack_connections"];
         let counts = counters.iter().chain(&more).map(|key| active[key].as_u64());
-        assert_eq!(counts.collect::<Vec<_>>(), [5, 1, 2, 3, 4].map(Some));
+        assert_eq!(counts.collect::<Vec<_>>(), [5, 6, 3, 3, 4].map(Some));
         assert_eq!(serde_json::from_value::<PolicyStats>(json).unwrap(), stats);
+    }
+
+    /// 1,000 connections of 100 us in each arm. In the control arm another 100 took 1 s.
+    #[test]
+    fn connect_time_difference_has_its_interval() {
+        use rto_agent_common::histogram::bucket_of;
+        let arm = |lost: u64| {
+            let mut active = Statistics::default();
+            active.path_rtt.buckets[bucket_of(100)] = 1000;
+            active.path_rtt.sum_us = 1000 * 100;
+            active.lossy.buckets[bucket_of(1_000_000)] = lost;
+            active.lossy.sum_us = lost * 1_000_000;
+            [active, Statistics::default(), Statistics::default()]
+        };
+        let stats = |control| {
+            PolicyStats::from(&ArmStatistics {
+                treated: arm(0),
+                control,
+            })
+        };
+        assert_eq!(stats(None).connect_time_difference(), None);
+        let lossy = stats(Some(arm(100))).connect_time_difference().unwrap();
+        // 100 of 1,100 connections: 90.9 ms, with a standard error of 8.7 ms.
+        let [low, high] = lossy.interval_us;
+        assert!((lossy.mean_us + 90_900.0).abs() < 100.0, "{lossy:?}");
+        assert!(
+            (high - low - 2.0 * 1.96 * 8_700.0).abs() < 1_000.0,
+            "{lossy:?}"
+        );
+        let none = stats(Some(arm(0))).connect_time_difference().unwrap();
+        assert!(
+            none.interval_us[0] <= 0.0 && none.interval_us[1] >= 0.0,
+            "{none:?}"
+        );
     }
 
     #[test]
@@ -495,7 +605,9 @@ mod tests {
     fn sums_are_of_one_arm() {
         let stats = statistics(Some(counted(5)));
         assert_eq!(CountersView::from(&stats.treated).established_active, 100);
-        assert_eq!(stats.treated.total().failed, 1);
+        assert_eq!(stats.treated.active.bad("active"), 3);
+        // Who did not get through is seen of those alone that this host opens.
+        assert_eq!(stats.treated.active.bad("passive"), 2);
         let names: Vec<_> = stats.arms().map(|(arm, _)| arm.to_string()).collect();
         assert_eq!(names, ["treated", "control"]);
         // Without the files that say so, the share is not known.

@@ -2,12 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use rto_model::tune::tuner::{Cause, Evidence, Next, State, Transition, Value};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    policy::{PolicyName, units::format_duration},
-    printable::counted,
-};
+use crate::{policy::PolicyName, printable::counted};
 
 /// The answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -53,6 +51,9 @@ impl TuneAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TunedPolicy {
+    /// Since when its connections are counted, Unix milliseconds; absent before the first reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
     /// Its timers.
     pub timers: Vec<TunedTimer>,
     /// What happened last, oldest first.
@@ -77,58 +78,68 @@ pub struct TunedTimer {
     /// The configured one, microseconds; absent where it is learnt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configured_us: Option<u64>,
-    /// Share of connections that get it, percent; the others have the kernel's own timers.
-    pub percent: u8,
-    /// "learning", "lowering", "steady", "backoff", "throttled", "suspended" or "frozen".
-    pub phase: String,
+    /// What is done about it.
+    pub state: State,
     /// What the next decision rests on.
     pub evidence: Evidence,
+    /// The last time that a brake acted, and what it rested on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alarm: Option<Transition>,
     /// The brakes in the program; absent where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brakes: Option<BrakesView>,
     /// What comes next, if things stay as they are.
-    pub next: NextStep,
-    /// How often it came to a phase, and why, since it is watched.
+    pub next: Next,
+    /// How often it came to a state, and why, since it is watched.
     pub transitions: Vec<TransitionCount>,
 }
 
 impl TunedTimer {
-    /// The value for people.
+    /// One line for `status`; times are as in [`TuneAnswer::at_ms`].
     #[must_use]
-    pub fn value(&self) -> String {
-        kernels_or(self.value_us)
-    }
-
-    /// One line for `status`.
-    #[must_use]
-    pub fn line(&self, policy: &PolicyName) -> String {
+    pub fn line(&self, policy: &PolicyName, now_ms: u64) -> String {
         let Self {
             setting,
             direction,
-            phase,
+            state,
             ..
         } = self;
         let set = match self.kind {
-            TimerKind::Auto | TimerKind::Guarded => self.value(),
+            TimerKind::Auto | TimerKind::Guarded => Value(self.value_us).to_string(),
             TimerKind::Advice | TimerKind::Watched => "nothing is done".to_owned(),
         };
-        let next = self.next.describe();
-        format!("policy {policy}: {setting} {direction} {phase}, {set}; next: {next}")
+        let next = next_text(self.next, now_ms);
+        let state = state.name();
+        format!("policy {policy}: {setting} {direction} {state}, {set}; next: {next}")
     }
 
-    /// Whether it is in a state that somebody should know of.
+    /// Whether an operator should know of its state.
     #[must_use]
-    pub fn is_unusual(&self) -> bool {
-        !matches!(self.phase.as_str(), "learning" | "lowering" | "steady")
+    pub const fn is_unusual(&self) -> bool {
+        !matches!(self.state, State::Learning | State::Active)
     }
 }
 
-/// "24ms", or the kernel's own.
+/// What comes next, for people.
 #[must_use]
-pub fn kernels_or(us: Option<u64>) -> String {
-    match us {
-        Some(us) => format_duration(Duration::from_micros(us)),
-        None => "the kernel's own".to_owned(),
+pub fn next_text(next: Next, now_ms: u64) -> String {
+    let wait = |at_ms: u64| match at_ms.saturating_sub(now_ms).div_ceil(1000) {
+        0 => "now".to_owned(),
+        s => format!("in {}", humantime::format_duration(Duration::from_secs(s))),
+    };
+    match next {
+        Next::Nothing => "none".to_owned(),
+        Next::Learn { samples } => {
+            format!(
+                "a value after {} more",
+                counted(samples, "sample", "samples")
+            )
+        }
+        Next::NothingToGain => "none: a value would be as long as the kernel's own".to_owned(),
+        Next::Lower { to_us, at_ms } => format!("lower to {} {}", Value(Some(to_us)), wait(at_ms)),
+        Next::HoldEnds { at_ms } => format!("the value again {}", wait(at_ms)),
+        Next::BudgetRefills => "when the budget refills".to_owned(),
+        Next::Resume => "rto-agent tune resume".to_owned(),
     }
 }
 
@@ -141,9 +152,9 @@ pub enum TimerKind {
     Auto,
     /// It is learnt, and not set (`mode = "advise"`).
     Advice,
-    /// It is configured, and raised by an alarm (`guard = "on"`).
+    /// It is configured, and has brakes (`guard = "on"`).
     Guarded,
-    /// It is configured, and alarms are told (`guard = "warn"`).
+    /// It is configured, and reported where a brake would act (`guard = "warn"`).
     Watched,
 }
 
@@ -158,33 +169,6 @@ impl TimerKind {
             Self::Watched => "watched",
         }
     }
-}
-
-/// What a decision rests on. Connections are counted since the value was last set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Evidence {
-    /// Times remembered: of paths, or for `rto_min` delays of ACKs.
-    pub samples: u64,
-    /// What they ask for, microseconds; absent with too few.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub want_us: Option<u64>,
-    /// By the hours remembered, microseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slow_us: Option<u64>,
-    /// By the last connections, microseconds; absent with too few.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fast_us: Option<u64>,
-    /// Connections without a spurious retransmission.
-    pub clean: u64,
-    /// Connections with one.
-    pub spurious: u64,
-    /// Connection attempts.
-    pub attempts: u64,
-    /// Retransmissions of SYNs or SYN-ACKs.
-    pub copies: u64,
-    /// Natural logarithm of the evidence that too many are spurious; 9.2 is an alarm.
-    pub log_evidence: f64,
 }
 
 /// Brakes in the program.
@@ -205,119 +189,37 @@ pub struct BrakesView {
     pub throttled: bool,
 }
 
-/// What comes next.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct NextStep {
-    /// "nothing", "learn", "nothing-to-gain", "lower", "hold-ends", "canary-ends", "budget-refills" or "resume".
-    pub kind: String,
-    /// The next value, microseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub to_us: Option<u64>,
-    /// No sooner than in so many seconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub in_s: Option<u64>,
-    /// Connections, or samples, that it takes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lacks: Option<u64>,
-}
-
-impl NextStep {
-    /// For people.
-    #[must_use]
-    pub fn describe(&self) -> String {
-        let lacks = self.lacks.unwrap_or(0);
-        let after = |what: (&str, &str)| match lacks {
-            0 => String::new(),
-            lacks => format!(", after {} more", counted(lacks, what.0, what.1)),
-        };
-        let connections = ("connection", "connections");
-        let wait = |s: u64| match s {
-            0 => "now".to_owned(),
-            s => format!("in {}", humantime::format_duration(Duration::from_secs(s))),
-        };
-        let wait = self.in_s.map_or_else(String::new, wait);
-        match self.kind.as_str() {
-            "learn" => format!("a value after {} more", counted(lacks, "sample", "samples")),
-            "nothing-to-gain" => "none: a value would be as long as the kernel's own".to_owned(),
-            "lower" => format!(
-                "lower to {} {wait}{}",
-                kernels_or(self.to_us),
-                after(connections)
-            ),
-            "hold-ends" => format!("the hold ends {wait}{}", after(connections)),
-            "canary-ends" => format!("for all connections{}", after(connections)),
-            "budget-refills" => "when the budget refills".to_owned(),
-            "resume" => "rto-agent tune resume".to_owned(),
-            _ => "none".to_owned(),
-        }
-    }
-}
-
-/// How often a timer came to a phase.
+/// How often a timer came to a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransitionCount {
-    /// The phase.
-    pub to: String,
+    /// The state.
+    pub to: State,
     /// Why.
-    pub cause: String,
+    pub cause: Cause,
     /// How often.
     pub count: u64,
 }
 
-/// A change of a phase or a value.
+/// A change of a state or a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransitionView {
-    /// When, Unix milliseconds.
-    pub at_ms: u64,
     /// The setting.
     pub setting: String,
     /// Whose connections it is for.
     pub direction: String,
-    /// The phase before.
-    pub from: String,
-    /// The phase after.
-    pub to: String,
-    /// Why: "enough-samples", "want-lower", "want-higher", "settled", "alarm", "fuse", "budget", "budget-refilled",
-    /// "hold-over", "canary-clean", "harm-proven", "at-maximum", "operator", "lease-over" or "boot".
-    pub cause: String,
-    /// The value before, microseconds; absent: the kernel's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before_us: Option<u64>,
-    /// The value after.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after_us: Option<u64>,
-    /// Times that it rests on.
-    pub samples: u64,
-    /// Connections that were judged by the value before.
-    pub judged: u64,
-    /// Those of them with a spurious retransmission.
-    pub spurious: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub transition: Transition,
 }
 
-/// "initial_rto active: steady -> backoff (alarm), 24ms -> 200ms; 4 of 40 connections spurious, 5000 samples".
 impl std::fmt::Display for TransitionView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (before, after) = (kernels_or(self.before_us), kernels_or(self.after_us));
-        write!(f, "{} {}: ", self.setting, self.direction)?;
-        if self.from == self.to {
-            write!(f, "{} ({})", self.to, self.cause)?;
-        } else {
-            write!(f, "{} -> {} ({})", self.from, self.to, self.cause)?;
-        }
-        if before == after {
-            write!(f, ", {after}")?;
-        } else {
-            write!(f, ", {before} -> {after}")?;
-        }
         write!(
             f,
-            "; {} of {} spurious, {}",
-            self.spurious,
-            counted(self.judged, "connection", "connections"),
-            counted(self.samples, "sample", "samples")
+            "{} {}: {}",
+            self.setting, self.direction, self.transition
         )
     }
 }
@@ -365,37 +267,64 @@ impl TuneAction {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use rto_model::tune::tuner::Counts;
+
     use super::*;
+
+    /// A timer of 48 ms that is learnt. The time is 1,000 s.
+    pub(crate) fn timer(direction: &str, state: State) -> TunedTimer {
+        TunedTimer {
+            setting: "initial_rto".to_owned(),
+            direction: direction.to_owned(),
+            kind: TimerKind::Auto,
+            value_us: Some(48_000),
+            configured_us: None,
+            state,
+            evidence: Evidence {
+                samples: 5000,
+                want_us: Some(24_000),
+                counts: Counts {
+                    connections: 1200,
+                    spurious: 1,
+                    ..Counts::default()
+                },
+                ..Evidence::default()
+            },
+            alarm: None,
+            brakes: Some(BrakesView {
+                spurious: 1,
+                fuse_spent: 0.05,
+                blown: false,
+                budget_left: 1.0,
+                budget: 256,
+                throttled: false,
+            }),
+            next: Next::Lower {
+                to_us: 24_000,
+                at_ms: 1_040_000,
+            },
+            transitions: Vec::new(),
+        }
+    }
 
     #[test]
     fn next_steps_for_people() {
-        let next = |kind: &str, to_us, in_s, lacks| NextStep {
-            kind: kind.to_owned(),
-            to_us,
-            in_s,
-            lacks,
-        };
+        let to_us = 24_000;
         for (next, text) in [
             (
-                next("lower", Some(24_000), Some(40), Some(0)),
+                Next::Lower {
+                    to_us,
+                    at_ms: 50_000,
+                },
                 "lower to 24ms in 40s",
             ),
-            (
-                next("lower", Some(24_000), Some(0), Some(120)),
-                "lower to 24ms now, after 120 connections more",
-            ),
-            (
-                next("hold-ends", None, Some(600), Some(1)),
-                "the hold ends in 10m, after 1 connection more",
-            ),
-            (
-                next("learn", None, None, Some(300)),
-                "a value after 300 samples more",
-            ),
-            (next("nothing", None, None, None), "none"),
+            (Next::Lower { to_us, at_ms: 0 }, "lower to 24ms now"),
+            (Next::HoldEnds { at_ms: 610_000 }, "the value again in 10m"),
+            (Next::Learn { samples: 1 }, "a value after 1 sample more"),
+            (Next::Nothing, "none"),
         ] {
-            assert_eq!(next.describe(), text);
+            assert_eq!(next_text(next, 10_000), text);
         }
     }
 }

@@ -45,8 +45,16 @@ pub struct Caller {
     pub pid: i32,
 }
 
+impl Caller {
+    /// `attach = false` in `[agent]`: no peer has this pid.
+    pub const CONFIGURATION: Self = Self { uid: 0, pid: 0 };
+}
+
 impl std::fmt::Display for Caller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if *self == Self::CONFIGURATION {
+            return f.write_str("attach = false in [agent]");
+        }
         write!(f, "uid {} (pid {})", self.uid, self.pid)
     }
 }
@@ -89,6 +97,22 @@ pub struct RemoveRequest {
     pub undo: bool,
 }
 
+/// `POST /v1/reload`. An empty body means all fields left out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ReloadRequest {
+    /// Take over files that have no policy left.
+    #[serde(default)]
+    pub allow_empty: bool,
+    /// End a detachment as well, as `POST /v1/attach` does.
+    #[serde(default)]
+    pub attach: bool,
+    /// Only say what would change.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
 /// What a change did.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -101,8 +125,14 @@ pub struct ChangeAnswer {
     /// Seconds after which added entries are removed again; absent without a TTL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_s: Option<u64>,
+    /// Of a dry run: what would change, a line each; nothing was changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub would_change: Option<Vec<String>>,
     /// What to know beside that, one sentence each.
     pub notes: Vec<String>,
+    /// The policy that entries were added to; one that is made of the request's settings has a name made of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyName>,
     /// Effects of the policy an entry was added with: what each value became.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<EffectiveSetting>,
@@ -174,6 +204,9 @@ pub struct EntryView {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PolicyView {
+    /// What it is for, as its file says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
     /// The policy's settings as given.
     pub settings: Settings,
     /// What they became on this host.
@@ -202,6 +235,12 @@ pub struct ListAnswer {
     pub entries: Vec<EntryView>,
     /// Entries of the files that were switched off at run time.
     pub masked: Vec<Cidr>,
+    /// Runtime entries that are left out, and why.
+    #[serde(default)]
+    pub left_out: BTreeMap<Cidr, String>,
+    /// Who detached it, if it was detached on purpose: then nothing is in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detached_by: Option<Caller>,
 }
 
 /// `GET /v1/lookup?address=`.
@@ -224,7 +263,7 @@ pub struct LookupAnswer {
 }
 
 /// How the last reading of the files went.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ReloadView {
     /// When, Unix seconds.
@@ -296,6 +335,9 @@ pub struct StatusAnswer {
     pub entries: usize,
     /// Of these, runtime entries.
     pub runtime_entries: usize,
+    /// Runtime entries that are not in force: they fail a check that files pass, or there is no room for them.
+    #[serde(default)]
+    pub runtime_entries_left_out: usize,
     /// The former name of `runtime_entries`, for one version.
     #[serde(default)]
     pub entries_by_hand: usize,
@@ -308,6 +350,9 @@ pub struct StatusAnswer {
     /// Experiments that run, and the last one of each policy until it is cleared.
     #[serde(default)]
     pub experiments: BTreeMap<PolicyName, ExperimentSummary>,
+    /// Lines of the log and messages to the service manager that were dropped, as they were not read.
+    #[serde(default)]
+    pub dropped: DroppedView,
     /// How the last reading of the files went.
     pub last_reload: ReloadView,
     /// sock_ops programs of others between the hierarchy's root and the attached cgroup.
@@ -323,6 +368,16 @@ pub struct StatusAnswer {
     /// Timers that are held back, suspended or frozen, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tuning: Vec<String>,
+}
+
+/// What was dropped rather than waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DroppedView {
+    /// Lines of the log.
+    pub log: u64,
+    /// Messages to the service manager.
+    pub service_manager: u64,
 }
 
 /// Entries by where they come from.
@@ -508,10 +563,13 @@ pub struct DetachRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DetachAnswer {
-    /// What was removed.
+    /// What was removed: by a daemon its link alone, as the maps stay with what they have counted.
     pub removed: Removed,
-    /// Whether a daemon did it (and stays detached until `rto-agent reload`).
+    /// Whether a daemon did it.
     pub by_daemon: bool,
+    /// What to know beside that, one sentence each.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// What was given back to sockets, if that was asked for. Where sockets could not be reached the
     /// maps are kept, so that it can be finished: `rto-agent detach --restore` as root does.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -16,7 +16,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
-{{/* A value as TOML. The strings, numbers, booleans and lists of JSON are TOML as well, objects are not. */}}
+{{/* A value as TOML. Strings, numbers, booleans and lists have the same syntax in JSON and TOML, objects do not. */}}
 {{- define "rto-agent.toml" -}}
 {{- if kindIs "map" . -}}
 {{- $items := list -}}
@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* The keys of [agent] that are read at the start. Another value of one of them restarts the pods. */}}
+{{/* The keys of [agent] that are only read at the start. A change of one of them restarts the pods. */}}
 {{- define "rto-agent.startKeys" -}}
 cgroup = "/host/cgroup"
 pin_dir = "/host/bpf/rto-agent"

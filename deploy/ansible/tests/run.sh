@@ -1,6 +1,7 @@
 #!/bin/sh
-# Tests of the role, on a copy of this machine's file system that vanishes with the mount namespace (overlayfs on tmpfs):
-# cargo xtask ansible runs it by unshare --mount. There is no systemd in it: units are enabled, and not started.
+# Tests of the role, on a copy of this machine's file system (overlayfs on tmpfs) that disappears with the mount
+# namespace: cargo xtask ansible runs this script by unshare --mount. No systemd runs there: units are enabled, but not
+# started.
 #
 # usage: run.sh ANSIBLE_PLAYBOOK RTO_AGENT
 set -eu
@@ -39,10 +40,10 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work"
 root=$work/root
 for dir in proc sys dev; do mount --rbind "/$dir" "$root/$dir"; done
 mount -t tmpfs tmpfs "$root/run"
-# What this machine has of it is not the copy's.
+# An installation on this machine must not appear in the copy.
 rm -rf "$root/etc/rto-agent" "$root/usr/local/bin/rto-agent" "$root/etc/systemd/system/rto-agent.service"
 
-# A package as small as serves the role: binary, unit, configuration.
+# The smallest package that the role accepts: binary, unit, configuration.
 package=$work/package
 install -D -m 755 "$binary" "$package/usr/bin/rto-agent"
 strip "$package/usr/bin/rto-agent"
@@ -61,7 +62,7 @@ END
 dpkg-deb --root-owner-group -Znone --build "$package" "$root/var/tmp/rto-agent.deb" >/dev/null
 
 inside() { chroot "$root" "$@"; }
-# play INITIAL_RTO [STATE]: the recap's counts of changed and failed tasks
+# play INITIAL_RTO [STATE]: prints the recap's numbers of changed and failed tasks
 play() {
   inside env SYSTEMD_OFFLINE=1 ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/playbook.yml" \
     -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started}" \
@@ -78,10 +79,10 @@ expect() {
 }
 rto_of() { inside rto-agent lookup 192.0.2.1 | sed -n 's/ *initial_rto *\([0-9a-z]*\),.*/\1/p'; }
 
-# Without a daemon, which this system has no systemd to start: the package's copy, the package and the configuration.
+# There is no systemd to start the daemon. The three changes: the copied package, the installation, the configuration.
 expect "the first run installs and configures" "changed 3 failed 0" "$(play 300ms stopped)"
 expect "a stopped service is not enabled" disabled "$(inside systemctl is-enabled rto-agent || true)"
-# Not by the function, whose shell would be the child.
+# Not by the function inside(), because the child would be its shell.
 chroot "$root" rto-agent run >"$work/daemon.log" 2>&1 &
 daemon=$!
 n=0

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::IpAddr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -11,28 +12,31 @@ use clap::Args;
 use rto_model::capture::{self, NamedCapture};
 use rto_testbed::agent::find;
 
-/// Largest capture: it is read as a whole.
+/// Maximum size of a capture, which is read into memory.
 const LARGEST: u64 = 2 << 30;
 
 /// `rto-lab advise`.
 #[derive(Debug, Args)]
 pub struct Advise {
-    /// A capture (pcap or pcapng) of the host that is to have the settings: tcpdump -s 128 -w FILE tcp
+    /// A capture (pcap or pcapng) taken on the host that the settings are for: tcpdump -s 128 -w FILE tcp
     #[arg(long, value_name = "FILE")]
     pcap: PathBuf,
-    /// Only connections with a peer in this prefix; may be given again for others
+    /// Only connections with a peer in this prefix; may be repeated
     #[arg(long, short, value_name = "CIDR")]
     cidr: Vec<String>,
-    /// The share of spurious retransmissions that is not to be exceeded, 0.001% to 50%
+    /// An address of the host where the capture was taken; may be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    host: Vec<IpAddr>,
+    /// Maximum share of spurious retransmissions, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
     spurious: String,
-    /// How long the peers delay an ACK: their delack_max, or rto_min if that is shorter
+    /// Maximum ACK delay of the peers: their delack_max, or rto_min if that is shorter
     #[arg(long, value_name = "DURATION", default_value = "40ms")]
     peer_delack: String,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// The agent's binary, which gives the advice [default: beside this one, or on the path]
+    /// The agent's binary, which computes the advice [default: next to this one, or in PATH]
     #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
     agent: Option<PathBuf>,
 }
@@ -50,6 +54,9 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     for cidr in &args.cidr {
         command.args(["--cidr", cidr]);
     }
+    for host in &args.host {
+        command.args(["--host", &host.to_string()]);
+    }
     command.args(["--spurious", &args.spurious]);
     command.args(["--peer-delack", &args.peer_delack]);
     command.args(args.json.then_some("--json"));
@@ -58,7 +65,7 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
         .spawn()
         .context("rto-agent advise")?;
     let input = agent.stdin.take().context("rto-agent advise: no input")?;
-    // It may refuse before it has read all; what it says then is the error.
+    // It may fail before it has read everything; its error message is then the error.
     let handed_over = serde_json::to_writer(std::io::BufWriter::new(input), &samples);
     if !agent.wait()?.success() {
         bail!("rto-agent advise failed");
@@ -72,7 +79,7 @@ pub(crate) fn read_capture(path: &Path) -> anyhow::Result<Vec<u8>> {
     let length = fs::metadata(path).with_context(at)?.len();
     ensure!(
         length <= LARGEST,
-        "{}: more than 2 GiB; give a part of it (editcap -c 1000000), or capture less of each packet (tcpdump -s 128)",
+        "{}: larger than 2 GiB; pass a part of it (editcap -c 1000000), or capture less of each packet (tcpdump -s 128)",
         path.display()
     );
     fs::read(path).with_context(at)

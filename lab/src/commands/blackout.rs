@@ -15,20 +15,20 @@ use crate::{
 pub struct Blackout {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
-    /// By which mechanisms settings are made
+    /// The mechanisms of the settings
     #[arg(long = "mechanism", alias = "ways", value_name = "MECHANISM")]
     #[arg(value_enum, value_delimiter = ',', default_values_t = [Mechanism::Agent, Mechanism::Route, Mechanism::Sysctl, Mechanism::Kernel])]
     pub(crate) mechanisms: Vec<Mechanism>,
     /// Lower bounds of the RTO [default: two jiffies, 50ms, 200ms]
     #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
     pub(crate) rto_min: Vec<Duration>,
-    /// How long all is lost [default: those of the published tables, 10ms to 1.5s]
+    /// Durations of the loss [default: as in the published tables, 10ms to 1.5s]
     #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
     pub(crate) disruption: Vec<Duration>,
-    /// Runs of a cell, by the agent and of the kernel's own timers [default: 11; quick: 5]
+    /// Runs of a cell with the agent and with the kernel's own timers [default: 11; quick: 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) runs: Option<u32>,
-    /// Runs of a cell, by route and sysctl [default: 5; quick: 1]
+    /// Runs of a cell with route and sysctl [default: 5; quick: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) control_runs: Option<u32>,
 }

@@ -9,7 +9,7 @@ use crate::{interrupt, rr::measure::Test};
 /// `rto-lab connect`.
 #[derive(Debug, Args)]
 pub struct Connect {
-    /// Any TCP server [default port: 4700]; of an `rto-lab rr --server` the records also have the host
+    /// Any TCP server [default port: 4700]; for an `rto-lab rr --server` the records also include its host
     #[arg(value_name = "HOST[:PORT]")]
     to: String,
     #[command(flatten)]

@@ -19,28 +19,28 @@ use crate::{
 pub struct Estimator {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// Of this capture, of the host where it was taken (tcpdump -s 128 -w FILE tcp); nothing is generated then
+    /// Use this capture, as seen by the host where it was taken (tcpdump -s 128 -w FILE tcp), instead of generated load
     #[arg(long, value_name = "FILE", conflicts_with = "stats")]
     pcap: Option<PathBuf>,
-    /// Of what `rto-agent stats --json` printed; nothing is generated then
+    /// Use this output of `rto-agent stats --json` instead of generated load
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
-    /// Of this policy's statistics only
+    /// Use only this policy's statistics
     #[arg(long, requires = "stats")]
     policy: Option<String>,
-    /// Weight of a new sample in the smoothed RTT, of an estimator beside W1 to W9
+    /// Weight of a new sample in the smoothed RTT, for an estimator in addition to W1 to W9
     #[arg(long, value_parser = weight)]
     alpha: Option<f64>,
     /// Its weight in the variation
     #[arg(long, value_parser = weight)]
     beta: Option<f64>,
-    /// How many variations the RTO lies above the smoothed RTT
+    /// Number of variations that the RTO is above the smoothed RTT
     #[arg(long, short, value_parser = variations)]
     k: Option<f64>,
     /// The clock's granularity
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     granularity: Option<Duration>,
-    /// Its least RTO
+    /// Its minimum RTO
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     minimum: Option<Duration>,
     /// Minimum RTOs to compare [default: 250ms,500ms,750ms,1s]
@@ -52,16 +52,16 @@ pub struct Estimator {
     /// Rate of the bottleneck, Mbit/s
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub(crate) rate: u64,
-    /// One way, without the queue
+    /// One-way delay without the queue
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "20ms")]
     pub(crate) delay: Duration,
-    /// How long a packet waits in the full queue
+    /// Time that a packet waits in the full queue
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1500ms")]
     pub(crate) queue: Duration,
-    /// How long each load lasts [default: 30s; quick: 5s]
+    /// Duration of each load [default: 30s; quick: 5s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) length: Option<Duration>,
-    /// Forget the runs that an earlier call left in the report's directory
+    /// Discard the runs that an earlier call left in the report's directory
     #[arg(long)]
     pub(crate) fresh: bool,
 }
@@ -98,7 +98,7 @@ impl Estimator {
         Ok(Some(samples))
     }
 
-    /// An estimator of one's own, if anything of it was said.
+    /// The user's own estimator, if any of its options was given.
     pub(crate) fn own(&self) -> Option<Rfc6298> {
         let said = self.alpha.or(self.beta).or(self.k).is_some()
             || self.granularity.or(self.minimum).is_some();
@@ -113,7 +113,7 @@ impl Estimator {
     }
 }
 
-/// More than 0, at most 1; also as a fraction.
+/// Parses a weight above 0 and at most 1, also as a fraction.
 fn weight(text: &str) -> Result<f64, String> {
     let number = |text: &str| text.parse::<f64>().ok();
     let weight = match text.split_once('/') {
@@ -122,12 +122,14 @@ fn weight(text: &str) -> Result<f64, String> {
     };
     weight
         .filter(|weight| *weight > 0.0 && *weight <= 1.0)
-        .ok_or_else(|| format!("{text}: a weight is above 0 and at most 1, such as 1/8 or 0.125"))
+        .ok_or_else(|| {
+            format!("{text}: a weight must be above 0 and at most 1, such as 1/8 or 0.125")
+        })
 }
 
 fn variations(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|k| (0.0..=1000.0).contains(k));
-    number.ok_or_else(|| format!("{text}: 0 to 1000 variations, such as 4"))
+    number.ok_or_else(|| format!("{text}: must be between 0 and 1000 variations, such as 4"))
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! One file a verb.
+//! One file per command.
 
 pub mod advise;
 pub mod blackout;
 pub mod connect;
 pub mod estimator;
+pub mod outage;
 pub mod predict;
 pub mod report;
 pub mod rr;
@@ -29,7 +30,7 @@ use crate::{
     report::Report,
 };
 
-/// Runs a verb; 0: done, 1: refused or failed (2, wrong usage, is clap's).
+/// Runs a command; exit status 0: done, 1: rejected or failed (clap returns 2 for wrong usage).
 #[must_use]
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
@@ -41,6 +42,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Connect(args) => connect::run(&args),
         Verb::Estimator(args) => estimator::run(&args),
         Verb::Loss(args) => run::own("loss", &args),
+        Verb::Outage(args) => outage::run(&args),
         Verb::Predict(args) => predict::run(&args),
         Verb::Report(args) => report::run(&args),
         Verb::Compare(args) => report::compare(&args),
@@ -61,7 +63,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
     }
 }
 
-/// Whoever reads no further wants no more.
+/// Whether the reader of the output has closed it, which is not an error.
 fn broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -81,7 +83,7 @@ fn print(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> a
     Ok(())
 }
 
-/// Runs an experiment in namespaces of its own and gives its report out.
+/// Runs an experiment in its own namespaces and writes its report.
 fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
     ensure!(
         geteuid().is_root(),
@@ -89,12 +91,12 @@ fn experiment(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> 
     );
     rto_testbed::process::require(&["ip"])?;
     rto_testbed::leftovers::sweep();
-    // What loses packets for a time begins and ends on time, also on a busy machine.
+    // Outages must begin and end on time, even on a busy machine.
     rto_testbed::process::run_in_real_time();
     study(common, run)
 }
 
-/// Runs what needs no more than files, and gives its report out.
+/// Runs a study that needs only files, and writes its report.
 fn study(common: &Common, run: impl FnOnce() -> anyhow::Result<Report>) -> anyhow::Result<()> {
     interrupt::handle()?;
     let report = run().map_err(|error| interrupt::check().err().unwrap_or(error))?;

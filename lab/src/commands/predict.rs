@@ -8,25 +8,29 @@ use rto_model::{
     handshake,
     predict::{self, Prediction},
     retransmit::{LinuxTimers, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
-    syn::{GivesUp, SynTimers, syn_ack_rto_auto},
+    syn::syn_ack_rto_auto,
 };
 use rto_testbed::agent::find;
 use serde::Serialize;
 
 use super::print;
 use crate::{
+    outage::{self, Model, Version},
     policy::{EffectiveSetting, Host, Policy},
     report::{self, Table},
-    summary::micros,
+    summary::{micros, millis},
 };
 
-/// Longest disruption, and longest of the other durations: no connection waits longer.
+/// Maximum of disruptions and of the other durations: no connection waits longer.
 const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Outages around the kernel's own slots.
+const OUTAGES: &str = "50ms,300ms,600ms,900ms,1000ms,1400ms,1900ms,2600ms,2900ms,3200ms,3900ms,4600ms,5900ms,7100ms,7900ms,9900ms,10700ms,13100ms,18300ms";
 
 /// `rto-lab predict`.
 #[derive(Debug, Args)]
 pub struct Predict {
-    /// A policy of the agent's configuration, as it is on this host; or else the values below
+    /// A policy of the agent's configuration, as applied on this host, instead of the values below
     #[arg(long, short, value_name = "NAME", conflicts_with_all = ["initial_rto", "syn_ack_rto", "rto_min", "rto_restart", "thin", "linear_retries", "rto_max", "hz"])]
     policy: Option<String>,
     /// The agent's configuration file
@@ -37,7 +41,7 @@ pub struct Predict {
         default_value = "/etc/rto-agent/config.toml"
     )]
     config: PathBuf,
-    /// The agent's binary, for --policy [default: beside this one, or on the path]
+    /// The agent's binary, for --policy [default: next to this one, or in PATH]
     #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
     agent: Option<PathBuf>,
     /// Timeout of the first SYN; SYN-ACKs and SYN retransmissions follow as with "auto"
@@ -49,13 +53,13 @@ pub struct Predict {
     /// Lower bound of the RTO
     #[arg(long, value_name = "DURATION", value_parser = rto_min, default_value = "200ms")]
     rto_min: Duration,
-    /// Lower --rto-min by the round-trip time, as a lone request has it (experimental)
+    /// Lower --rto-min by the round-trip time, as for a single outstanding request (experimental)
     #[arg(long)]
     rto_restart: bool,
     /// Linear timeouts of a thin stream
     #[arg(long)]
     thin: bool,
-    /// Timeouts in a row before a thin stream's interval doubles
+    /// Consecutive timeouts before a thin stream's interval doubles
     #[arg(long, value_name = "N", requires = "thin", value_parser = clap::value_parser!(u32).range(1..=6), default_value_t = THIN_LINEAR_RETRIES)]
     linear_retries: u32,
     /// Upper bound of the RTO
@@ -64,52 +68,56 @@ pub struct Predict {
     /// Smoothed round-trip time of the connection
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "200us")]
     rtt: Duration,
-    /// Variation of the round-trip time as the RTO has it: four mean deviations
+    /// Variation of the round-trip time as used for the RTO: four mean deviations
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0s")]
     rttvar: Duration,
     /// No tail loss probes (net.ipv4.tcp_early_retrans = 0)
     #[arg(long)]
     no_tlp: bool,
-    /// Tail loss probes wait for 200 ms instead of rto_min, as before Linux 6.11
+    /// Tail loss probes wait 200 ms instead of rto_min, as before Linux 6.11
     #[arg(long, conflicts_with = "no_tlp")]
     old_tlp: bool,
     /// Jiffies a second [default: this kernel's]
     #[arg(long, value_parser = clap::value_parser!(u64).range(24..=10_000))]
     hz: Option<u64>,
-    /// Disruptions: durations separated by commas, or a range, of which 1, 2 and 5 of each power of ten
-    /// are taken
+    /// Disruptions: comma-separated durations, or a range, which stands for 1, 2 and 5 of each power of ten in it
     #[arg(long, short, value_name = "LIST|FROM..TO", default_value = "10ms..20s")]
     disruption: String,
+    /// Predict the time of connect(), by the duration for which SYNs or SYN-ACKs are lost: with --initial-rto, or a
+    /// policy that has one
+    #[arg(long, value_name = "LIST|FROM..TO", num_args = 0..=1, default_missing_value = OUTAGES, conflicts_with = "disruption")]
+    outage: Option<String>,
+    /// With --outage: use this kernel version. 6.5 sends the first SYNs every second, and 6.15 lets the agent cap their
+    /// intervals [default: this kernel's]
+    #[arg(long, value_name = "VERSION", requires = "outage")]
+    linux: Option<Version>,
     /// Print lines of comma-separated values
     #[arg(long, conflicts_with = "json")]
     csv: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Draw it as well: idle time on logarithmic and on linear axes, and the ratio
+    /// Also draw charts: idle time on logarithmic and on linear axes, and the ratio
     #[arg(long, value_name = "FILE.svg|FILE.html")]
     chart: Option<PathBuf>,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Answer {
     hz: u64,
     srtt_us: u64,
-    /// What the policy's settings become on this host.
+    /// The effective settings of the policy on this host.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     effects: Vec<EffectiveSetting>,
-    /// Of handshakes; empty where the kernel's timers are left.
+    /// Handshakes; empty if the kernel's timers are used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     handshakes: Vec<handshake::Prediction>,
     predictions: Vec<Prediction>,
 }
 
 pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
-    ensure!(
-        args.rto_min <= args.rto_max,
-        "--rto-max is below --rto-min: no RTO lies between"
-    );
+    ensure!(args.rto_min <= args.rto_max, "--rto-max is below --rto-min");
     let policy = match (&args.policy, args.hz) {
         (Some(name), _) => {
             let agent = find(args.agent.as_deref())?;
@@ -118,6 +126,9 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
         (None, Some(hz)) => values(args, Host::with_defaults(hz)),
         (None, None) => values(args, Host::here()?),
     };
+    if let Some(outages) = &args.outage {
+        return through_outages(args, &policy, outages);
+    }
     let hz = policy.host.hz;
     let handshakes = policy.handshake();
     let handshakes = handshakes.map(|own| own.against(&policy.host.handshake()));
@@ -126,7 +137,7 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
         ..LinuxTimers::near(hz, micros(args.rtt))
     };
     let own = own(args, &policy, kernel);
-    let disruptions = disruptions(&args.disruption)?;
+    let disruptions = durations("--disruption", &args.disruption)?;
     if let Some(path) = &args.chart {
         let dense = predict::between(&disruptions);
         let title = match &args.policy {
@@ -157,8 +168,52 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
     })
 }
 
-/// What the values become at this HZ, as `rto-agent check` has it: TCP_BPF_RTO_MIN and TCP_RTO_MAX_MS are rounded up
-/// to whole jiffies, the former to at least two.
+/// The output of `--outage --json`.
+#[derive(Serialize)]
+struct OutageAnswer {
+    hz: u64,
+    effects: Vec<EffectiveSetting>,
+    predictions: Vec<outage::Prediction>,
+    /// Comparison over outages up to the longest one.
+    against_kernel: Vec<outage::Against>,
+}
+
+fn through_outages(args: &Predict, policy: &Policy, outages: &str) -> anyhow::Result<()> {
+    let no_timer = "--outage: no initial RTO is set: give --initial-rto, or a policy with one";
+    let own = policy.handshake().context(no_timer)?;
+    // Another version has its own defaults, not this host's sysctls.
+    let (version, host) = match args.linux {
+        Some(version) => (version, Host::with_defaults(policy.host.hz)),
+        None => (Version::here()?, policy.host),
+    };
+    let model = Model::new(version, &host.handshake(), &own);
+    let outages = durations("--outage", outages)?;
+    let longest = outages.iter().max().copied().unwrap_or_default();
+    if let Some(path) = &args.chart {
+        let charts = outage::charts(&model.predict(&outage::evenly(millis(longest))));
+        report::write_charts(path, "rto-lab predict --outage", &charts)
+            .with_context(|| format!("--chart {}", path.display()))?;
+    }
+    let outages: Vec<f64> = outages.into_iter().map(millis).collect();
+    let answer = OutageAnswer {
+        hz: model.hz,
+        effects: policy.effects.clone(),
+        predictions: model.predict(&outages),
+        against_kernel: model.against(millis(longest)),
+    };
+    print(args.json, &answer, || match args.csv {
+        true => outage::csv(&answer.predictions),
+        false => [
+            policy.text(),
+            outage::table(&answer.predictions).text(),
+            outage::against_table(&answer.against_kernel).text(),
+        ]
+        .join("\n"),
+    })
+}
+
+/// The effective values at this HZ, as in `rto-agent check`: TCP_BPF_RTO_MIN and TCP_RTO_MAX_MS are rounded up to whole
+/// jiffies, the former to at least two.
 fn values(args: &Predict, host: Host) -> Policy {
     let hz = host.hz;
     let setting = |setting: &str, asked: String, effective: String, jiffies| EffectiveSetting {
@@ -182,14 +237,7 @@ fn values(args: &Predict, host: Host) -> Policy {
         let initial_rto = timer("initial_rto", initial_rto, 1);
         let jiffies = initial_rto.jiffies.unwrap_or(hz);
         effects.push(initial_rto);
-        let timers = SynTimers {
-            initial_rto: jiffies,
-            ..host.handshake().syn
-        };
-        let gives_up = host.handshake().syn.gives_up();
-        let retries = GivesUp::of(timers).retries_for(gives_up).syn_retries;
-        let retries = retries.max(host.tcp_syn_retries).to_string();
-        effects.push(setting("syn_retries", "auto".to_owned(), retries, None));
+        effects.push(flag("syn_retries", "auto"));
         if args.syn_ack_rto.is_none() {
             let jiffies = syn_ack_rto_auto(jiffies, hz, host.tcp_synack_retries);
             let effective = text(Duration::from_micros(jiffies * 1_000_000 / hz));
@@ -272,10 +320,11 @@ fn handshake_table(predictions: &[handshake::Prediction]) -> Table {
     table
 }
 
-fn disruptions(text: &str) -> anyhow::Result<Vec<Duration>> {
+/// The durations of an option.
+fn durations(option: &str, text: &str) -> anyhow::Result<Vec<Duration>> {
     let one = |text: &str| {
         let duration = duration(text.trim()).map_err(anyhow::Error::msg);
-        duration.with_context(|| format!("--disruption {text}"))
+        duration.with_context(|| format!("{option} {text}"))
     };
     let Some((from, to)) = text.split_once("..") else {
         return text.split(',').map(one).collect();
@@ -284,12 +333,12 @@ fn disruptions(text: &str) -> anyhow::Result<Vec<Duration>> {
     let within = predict::steps(from, to);
     ensure!(
         !within.is_empty(),
-        "--disruption {text}: neither 1, 2 nor 5 of any power of ten lies in it; give a list"
+        "{option} {text}: the range contains neither 1, 2 nor 5 of any power of ten; give a list"
     );
     Ok(within)
 }
 
-/// What is taken for an initial RTO: up to TCP_RTO_MAX.
+/// Parses an initial RTO, up to TCP_RTO_MAX.
 fn initial_rto(text: &str) -> Result<Duration, String> {
     within(
         text,
@@ -297,7 +346,8 @@ fn initial_rto(text: &str) -> Result<Duration, String> {
     )
 }
 
-/// What TCP_BPF_RTO_MIN takes (`bpf_sol_tcp_setsockopt()`, net/core/filter.c, Linux 6.12), or is rounded up to.
+/// Parses an rto_min in the range of TCP_BPF_RTO_MIN (`bpf_sol_tcp_setsockopt()`, net/core/filter.c, Linux 6.12), which
+/// is rounded up to whole jiffies.
 fn rto_min(text: &str) -> Result<Duration, String> {
     within(
         text,
@@ -305,7 +355,7 @@ fn rto_min(text: &str) -> Result<Duration, String> {
     )
 }
 
-/// What TCP_RTO_MAX_MS takes (`do_tcp_setsockopt()`, Linux 6.15).
+/// Parses an rto_max in the range of TCP_RTO_MAX_MS (`do_tcp_setsockopt()`, Linux 6.15).
 fn rto_max(text: &str) -> Result<Duration, String> {
     within(
         text,
@@ -319,10 +369,10 @@ fn within(text: &str, range: RangeInclusive<Duration>) -> Result<Duration, Strin
         return Ok(duration);
     }
     let [from, to] = [range.start(), range.end()].map(|end| humantime::format_duration(*end));
-    Err(format!("{text}: the kernel takes {from} to {to}"))
+    Err(format!("{text}: must be between {from} and {to}"))
 }
 
-/// More than nothing, and at most an hour; "0s" is taken where nothing is meant.
+/// Parses a duration from 0s to one hour.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text)
         .map_err(|e| format!("{text}: {e}; a number and a unit, such as 10ms"))?;
@@ -377,15 +427,15 @@ mod tests {
         let policy = values(&parsed("--initial-rto 100ms"), host);
         let own = policy.handshake().unwrap();
         assert_eq!((own.syn.initial_rto, own.syn_ack_rto), (25, 124));
-        assert!(own.syn.gives_up() >= host.handshake().syn.gives_up());
+        assert_eq!(own.gives_up, host.handshake().gives_up);
         let table = handshake_table(&own.against(&host.handshake()));
         insta::assert_snapshot!("handshakes", table.text());
         let text = values(&parsed("--rto-min 5ms --rto-max 10s"), host).text();
         assert!(text.contains("5ms -> 8ms, 2 jiffies at HZ=250"), "{text}");
         for (line, said) in [
-            ("--rto-min 201ms", "the kernel takes 1us to 200ms"),
-            ("--rto-min 0s", "the kernel takes"),
-            ("--rto-max 500ms", "the kernel takes 1s to 2m"),
+            ("--rto-min 201ms", "must be between 1us and 200ms"),
+            ("--rto-min 0s", "must be between"),
+            ("--rto-max 500ms", "must be between 1s and 2m"),
         ] {
             let words = ["rto-lab", "predict"].into_iter().chain(line.split(' '));
             let error = Cli::try_parse_from(words).unwrap_err().to_string();
@@ -410,7 +460,7 @@ mod tests {
             ("2h", "at most 1h"),
             ("30ms..40ms", "give a list"),
         ] {
-            let error = format!("{:#}", disruptions(text).unwrap_err());
+            let error = format!("{:#}", durations("--disruption", text).unwrap_err());
             assert!(error.contains(said), "{text}: {error}");
         }
     }

@@ -17,9 +17,9 @@ use crate::{
 /// `rto-lab report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Where experiments have left their logs (EXPERIMENT.jsonl)
+    /// Directory with the logs of experiments (EXPERIMENT.jsonl)
     dir: PathBuf,
-    /// Writes the tables between the markers of this page as well
+    /// Also write the tables between the markers of this page
     #[arg(long, value_name = "FILE.md")]
     page: Option<PathBuf>,
     /// Print JSON instead of text
@@ -30,11 +30,11 @@ pub struct ReportArgs {
 /// `rto-lab compare`.
 #[derive(Debug, Args)]
 pub struct Compare {
-    /// What is compared with
+    /// The base of the comparison
     one: PathBuf,
-    /// What is compared
+    /// The logs to compare with it
     other: PathBuf,
-    /// Where the report goes
+    /// Directory of the report
     #[arg(long, value_name = "DIR", default_value = "rto-lab-report")]
     out: PathBuf,
     /// Print JSON instead of text
@@ -73,7 +73,7 @@ pub(super) fn compare(args: &Compare) -> anyhow::Result<()> {
     }
     if none {
         bail!(
-            "no experiment is in both: {}, {}",
+            "no common experiment in {} and {}",
             args.one.display(),
             args.other.display()
         );
@@ -81,7 +81,7 @@ pub(super) fn compare(args: &Compare) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The logs of a directory, or the one that is named.
+/// The logs of a directory, or the named log.
 fn logs(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let at = || path.display().to_string();
     if path.is_file() {
@@ -94,7 +94,11 @@ fn logs(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
             logs.push(entry);
         }
     }
-    ensure!(!logs.is_empty(), "{}: no log of an experiment", at());
+    ensure!(
+        !logs.is_empty(),
+        "{}: does not contain a log of an experiment",
+        at()
+    );
     logs.sort();
     Ok(logs)
 }
@@ -127,7 +131,15 @@ mod tests {
         found.dedup();
         assert_eq!(
             found,
-            ["blackout", "estimator", "loss", "rtt", "tail", "workloads"]
+            [
+                "blackout",
+                "estimator",
+                "loss",
+                "outage",
+                "rtt",
+                "tail",
+                "workloads"
+            ]
         );
     }
 }

@@ -25,14 +25,14 @@ use crate::{
     topology::PORT,
 };
 
-/// Without --timeout, of a measurement that no time ends.
+/// Default of --timeout, for a measurement without a duration.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Longest measurement.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Shortest of the intervals that have a line each.
+/// Shortest interval that gets a line.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
-/// As many intervals are kept for --json at most.
+/// Maximum number of intervals that are kept for --json.
 const KEPT: usize = 100_000;
 
 /// `rto-lab rr`.
@@ -42,10 +42,10 @@ pub struct Rr {
     /// Answer clients, any number of them, until Ctrl-C
     #[arg(long, conflicts_with_all = ["Extent", "Output"])]
     server: bool,
-    /// Where to listen [default: [::]:4700, which takes IPv4 as well]
+    /// Address to listen on [default: [::]:4700, which also accepts IPv4]
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "connect")]
     on: Option<SocketAddr>,
-    /// Connections that the server has at the same time; it closes further ones at once
+    /// Maximum number of simultaneous connections; the server closes further ones at once
     #[arg(long, value_name = "N", default_value_t = Limits::CONNECTIONS, conflicts_with = "connect")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
@@ -68,7 +68,7 @@ pub struct Rr {
         conflicts_with = "server"
     )]
     response: u32,
-    /// Each transaction on a connection of its own: connect, request, response, close (TCP_CRR)
+    /// A new connection for each transaction: connect, request, response, close (TCP_CRR)
     #[arg(long, conflicts_with = "server")]
     new_connection: bool,
     #[command(flatten)]
@@ -80,33 +80,33 @@ pub struct Rr {
     output: Output,
 }
 
-/// How much a client measures.
+/// Extent of a client's measurement.
 #[derive(Debug, Args)]
 pub(super) struct Extent {
-    /// How long, at most 30days [default: 10s]
+    /// Duration, at most 30days [default: 10s]
     #[arg(long, value_parser = measurement)]
     duration: Option<Duration>,
-    /// How many transactions of each connection (handshakes of each worker), instead of a duration
+    /// Number of transactions of each connection (handshakes of each worker), instead of a duration
     #[arg(long, value_name = "N", conflicts_with = "duration")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Between a response (handshake) and the next request
+    /// Pause between a response (handshake) and the next request
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     pause: Duration,
-    /// How many at the same time
+    /// Number of simultaneous connections
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: u16,
-    /// For so long at the beginning nothing is recorded
+    /// Warm-up time, during which nothing is recorded
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     warmup: Duration,
-    /// Fail after so long without a response (connection) [default: 1m with --count, else none]
+    /// Fail after this time without a response (connection) [default: 1m with --count, else none]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
 }
 
 impl Extent {
-    /// So much of a test.
+    /// The plan of a test with this extent.
     pub(super) fn of(
         &self,
         test: Test,
@@ -115,7 +115,10 @@ impl Extent {
         options: Options,
     ) -> anyhow::Result<Plan> {
         for (name, given) in [("duration", self.duration), ("timeout", self.timeout)] {
-            ensure!(given != Some(Duration::ZERO), "--{name} 0s is no time");
+            ensure!(
+                given != Some(Duration::ZERO),
+                "--{name} must be longer than 0s"
+            );
         }
         let time = self.duration.unwrap_or(Duration::from_secs(10));
         Ok(Plan {
@@ -134,10 +137,10 @@ impl Extent {
     }
 }
 
-/// How a client gives out what it measures.
+/// Output of a client.
 #[derive(Debug, Args)]
 pub(super) struct Output {
-    /// A line for each such time while it runs, at least 10ms; --json keeps the first 100000
+    /// Print a line for each interval of this length, at least 10ms; --json keeps the first 100000
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     #[arg(num_args = 0..=1, default_missing_value = "1s")]
     interval: Option<Duration>,
@@ -147,10 +150,10 @@ pub(super) struct Output {
     /// Print lines of comma-separated values
     #[arg(long, conflicts_with = "json")]
     csv: bool,
-    /// Keeps records of it here, for report and compare; another call adds to them
+    /// Keep its records in this directory, for report and compare; another call adds to them
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Forget the records that an earlier call left in that directory
+    /// Discard the records that an earlier call left in that directory
     #[arg(long, requires = "out")]
     fresh: bool,
 }
@@ -184,7 +187,7 @@ impl Rr {
     }
 }
 
-/// Measures, and gives it out.
+/// Measures, and prints the results.
 pub(super) fn client(mut plan: Plan, output: &Output) -> anyhow::Result<()> {
     let go_on = || !interrupt::interrupted();
     plan.interval = output.interval;
@@ -208,7 +211,7 @@ pub(super) fn client(mut plan: Plan, output: &Output) -> anyhow::Result<()> {
             return Ok(());
         }
         if output.json {
-            // Stdout is one document.
+            // Stdout is a single JSON document.
             return Ok(io::stderr().write_all(print::live(interval).as_bytes())?);
         }
         let line = if output.csv {
@@ -287,7 +290,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
-/// Both families, or IPv4 alone where there is no IPv6.
+/// Listens on both families, or only on IPv4 if there is no IPv6.
 fn everywhere() -> anyhow::Result<TcpListener> {
     let on = |ip: IpAddr| SocketAddr::new(ip, PORT);
     let both = on(Ipv6Addr::UNSPECIFIED.into());
@@ -306,11 +309,11 @@ fn resolve(host: &str) -> anyhow::Result<Vec<SocketAddr>> {
         .to_socket_addrs()
         .with_context(|| host.to_owned())?
         .collect();
-    ensure!(!found.is_empty(), "{host}: it has no address");
+    ensure!(!found.is_empty(), "{host} has no address");
     Ok(found)
 }
 
-/// "name", "name:port", "1.2.3.4:port", "::1", "[::1]" and "[::1]:port".
+/// Splits "name", "name:port", "1.2.3.4:port", "::1", "[::1]" and "[::1]:port".
 fn split(host: &str) -> anyhow::Result<(&str, u16)> {
     let (name, port) = if let Some(rest) = host.strip_prefix('[') {
         let (name, port) = rest

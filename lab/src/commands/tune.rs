@@ -19,14 +19,14 @@ pub struct Tune {
     /// Generated prefixes [default: 2000; quick: 100]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     prefixes: Option<u32>,
-    /// Writes the tables between the markers of this page as well
+    /// Also write the tables between the markers of this page
     #[arg(long, value_name = "FILE.md")]
     page: Option<PathBuf>,
 }
 
-/// Of each generated prefix, seconds.
+/// Duration of each generated prefix, seconds.
 const SECONDS: u32 = 9_000;
-/// Of the steps, connections a second.
+/// Connections per second of the steps.
 const RATES: [f64; 4] = [1.0, 20.0, 50.0, 500.0];
 /// The largest server near its capacity, SYNs a second.
 const SERVER_PER_S: f64 = 10_000.0;

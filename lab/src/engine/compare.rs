@@ -1,15 +1,15 @@
-//! Two logs in one report.
+//! Compares two logs in one report.
 
 use anyhow::ensure;
 
 use super::{Design, Manifest, Record, render};
 use crate::report::Report;
 
-/// Two logs of one experiment next to each other; the first is what the second is compared with.
+/// Compares two logs of the same experiment; the first is the base of the comparison.
 ///
 /// # Errors
 ///
-/// If they are of different experiments.
+/// If the logs are of different experiments.
 pub fn compare(
     one: (&str, &Manifest, &[Record]),
     other: (&str, &Manifest, &[Record]),
@@ -44,7 +44,7 @@ pub fn compare(
         spec.paired = false;
     }
     for table in &mut design.tables {
-        // Where lines have all factors, the logs are lines below each other.
+        // If lines have all factors, the logs become lines below each other.
         let to = if table.across.is_empty() {
             &mut table.rows
         } else {
@@ -62,7 +62,7 @@ pub fn compare(
     });
     design.name = format!("{}-compared", design.name);
     design.method = machines.collect();
-    // Of the hosts what differs.
+    // Only the facts of the hosts that differ.
     let facts =
         [one.1, other.1].map(|manifest| render::method(&Design::default(), &manifest.hosts));
     for (name, own, others) in [
@@ -73,10 +73,10 @@ pub fn compare(
         let named = differs.map(|(fact, is)| (format!("{name}: {fact}"), is.clone()));
         design.method.extend(named);
     }
-    // Both logs have them, and nothing new is said of them.
+    // Both logs have the same agreements, so the comparison omits them.
     design.agreements.clear();
     design.references.clear();
-    // The coarser of both jiffies decides.
+    // The coarser of both jiffies is the tolerance.
     let coarser = if one.1.machine.hz < other.1.machine.hz {
         one.1
     } else {
@@ -121,7 +121,7 @@ mod tests {
             (verdict("kernel"), verdict("agent")),
             (vec!["no different"; 2], vec!["better"; 2])
         );
-        // Each curve twice, in one chart.
+        // Each curve appears twice in one chart.
         let series = |charts: &[Chart]| charts.iter().map(|one| one.series.len()).sum::<usize>();
         let own = engine::report(&manifest, &slow);
         assert_eq!(report.charts.len(), own.charts.len());

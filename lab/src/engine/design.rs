@@ -1,4 +1,4 @@
-//! What is wanted of records: tables, charts and effects, as data.
+//! The design of a report: its tables, charts and effects, as data.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -10,54 +10,55 @@ use super::{
 };
 use crate::{report::Method, summary::quantile};
 
-/// Levels that are taken, by factor; of a factor that is not named, all.
+/// Selected levels by factor; of a factor that is not named, all.
 pub type Only = BTreeMap<String, Vec<String>>;
 
-/// What an experiment asks, and how its records are shown.
+/// The question of an experiment, and how its records are shown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Design {
-    /// Name of the experiment; also of its files.
+    /// Name of the experiment and of its files.
     pub name: String,
-    /// What is asked, in a sentence or two.
+    /// The question, in a sentence or two.
     pub question: String,
-    /// How it is done: a value for each name.
+    /// The method: a value for each name.
     pub method: Method,
-    /// Levels of factors in their order; numbers that are missing here rise, other levels follow.
+    /// Levels of factors in their order. Without an entry here, numbers are in ascending order and other levels keep
+    /// theirs.
     pub levels: BTreeMap<String, Vec<String>>,
     /// Units of measures and of factors that are numbers: "ms", "us", "%".
     pub units: BTreeMap<String, String>,
-    /// Which rto_min the levels have; titles that do not name it say so.
+    /// The rto_min of the levels; titles that do not mention it get this text.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub rto_min: String,
-    /// What a run is, if it is not called one: what intervals are over.
+    /// The name of a run if it is not "run": the unit that intervals are computed over.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub run_is: String,
-    /// What is compared; the first one makes the headline.
+    /// The comparisons; the first one makes the headline.
     pub effects: Vec<EffectSpec>,
-    /// The first of them also as a small table: rows by levels.
+    /// Whether the first effect also gets a small table: rows by levels.
     pub pivot: bool,
-    /// How near levels of a factor are to each other.
+    /// How close the levels of a factor are to each other.
     pub agreements: Vec<EffectSpec>,
     /// Tables.
     pub tables: Vec<TableSpec>,
     /// Charts.
     pub charts: Vec<ChartSpec>,
-    /// Computed and published values, which no run measures.
+    /// Computed and published values that no run measures.
     pub references: Vec<Record>,
 }
 
-/// One number of many values.
+/// A statistic: one number for many values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Stat {
     /// The mean.
     #[default]
     Mean,
-    /// The least value that this share is not above.
+    /// The smallest value that at least this share of the values does not exceed.
     Quantile(f64),
     /// The sum.
     Sum,
-    /// How many values there are.
+    /// The number of values.
     Count,
     /// The share above a value, percent.
     Above(f64),
@@ -71,7 +72,7 @@ impl Stat {
     /// The largest value.
     pub const LARGEST: Self = Self::Quantile(1.0);
 
-    /// Of a measure of records; `None` of no values, and of too few to tell a quantile.
+    /// The statistic of a measure; `None` without values, or with too few values for a quantile.
     pub(super) fn of<'a>(
         &self,
         records: impl Iterator<Item = &'a Record> + Clone,
@@ -87,7 +88,7 @@ impl Stat {
         }
     }
 
-    /// Of values.
+    /// The statistic of values.
     #[expect(clippy::cast_precision_loss, reason = "thousands of values")]
     pub(crate) fn of_values(&self, values: &[Weighted]) -> Option<f64> {
         if values.is_empty() {
@@ -96,7 +97,7 @@ impl Stat {
         let (count, all) = (values.len() as f64, weight(values.iter()));
         match self {
             Self::Mean => Some(sum(values) / all),
-            // Of a hundred values the 99th is the second largest, which says nothing of one in a hundred.
+            // The 99th of a hundred values is the second largest, which is no estimate of the 99th percentile.
             Self::Quantile(share)
                 if *share < 1.0 && count * (1.0 - share) < 2.0 && *share > 0.9 =>
             {
@@ -122,9 +123,9 @@ fn weight<'a>(values: impl Iterator<Item = &'a Weighted>) -> f64 {
     values.map(|(_, weight)| weight).sum()
 }
 
-/// The least value that this share of all weight is not above.
+/// The smallest value that at least this share of the total weight does not exceed.
 fn weighted_quantile(values: &[Weighted], share: f64) -> Option<f64> {
-    // Nearly always.
+    // The usual case.
     if values.iter().all(|(_, weight)| *weight == 1.0) {
         let values: Vec<f64> = values.iter().map(|(value, _)| *value).collect();
         return quantile(&values, share);
@@ -197,15 +198,15 @@ impl<'de> Deserialize<'de> for Stat {
     }
 }
 
-/// One number of each cell.
+/// A column: one number for each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Column {
-    /// Of which measure.
+    /// The measure.
     pub measure: String,
-    /// Which number.
+    /// The statistic.
     pub stat: Stat,
-    /// Above it.
+    /// Its heading.
     pub title: String,
 }
 
@@ -221,21 +222,21 @@ impl Column {
     }
 }
 
-/// A table: a line for each level of its rows, and its columns, once for each level across.
+/// A table: a line for each level of its rows, and its columns, repeated for each level across.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TableSpec {
-    /// For its file.
+    /// Name, which its file gets.
     pub name: String,
-    /// Above it.
+    /// Its heading.
     pub title: String,
-    /// Factors of its lines.
+    /// Factors of the lines.
     pub rows: Vec<String>,
-    /// Factors of its columns.
+    /// Factors of the columns.
     pub across: Vec<String>,
-    /// Numbers of a cell; with factors across it is one.
+    /// Numbers of a cell; exactly one if there are factors across.
     pub columns: Vec<Column>,
-    /// Of which records.
+    /// Selection of records.
     pub only: Only,
 }
 
@@ -243,48 +244,48 @@ pub struct TableSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ChartSpec {
-    /// Above it; the levels follow.
+    /// Its heading; the levels follow.
     pub title: String,
-    /// A chart for each of their levels.
+    /// Factors with a separate chart for each level.
     pub per: Vec<String>,
-    /// A curve for each of their levels.
+    /// Factors with a curve for each level.
     pub across: Vec<String>,
-    /// The factor below, or a measure that each record has one value of, as a time; absent: the distribution of all
-    /// values.
+    /// The factor of the x-axis, or a measure with one value in each record, such as a time; absent: the distribution
+    /// of all values.
     pub x: Option<String>,
-    /// What is drawn.
+    /// The measure to draw.
     pub measure: String,
-    /// Over a factor: which number.
+    /// The statistic, for charts over a factor.
     pub stat: Option<Stat>,
-    /// Both axes of a curve, or that of a distribution's values, are logarithmic.
+    /// Whether both axes of a curve, or the value axis of a distribution, are logarithmic.
     pub log: bool,
-    /// Of which records.
+    /// Selection of records.
     pub only: Only,
 }
 
-/// Levels of a factor compared with one of them.
+/// A comparison of the levels of a factor with one of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EffectSpec {
-    /// Of which measure; less is better.
+    /// The measure; less is better.
     pub measure: String,
-    /// Of which number.
+    /// The statistic.
     pub stat: Stat,
     /// The factor.
     pub across: String,
-    /// The level that others are compared with.
+    /// The base: the level that the others are compared with.
     pub base: String,
-    /// Factors that stay the same.
+    /// Factors that are the same on both sides of the comparison.
     pub rows: Vec<String>,
-    /// Runs of the same number belong together.
+    /// Whether runs with the same number belong together.
     #[serde(default)]
     pub paired: bool,
-    /// Of which records.
+    /// Selection of records.
     #[serde(default)]
     pub only: Only,
 }
 
-/// Published values: text is a level of a factor, a number is one of a measure ("time p50").
+/// Published values: a text is a level of a factor, a number is a value of a measure ("time p50").
 pub(crate) fn references(published: &[toml::Table]) -> Vec<Record> {
     let number = |value: &toml::Value| match value {
         #[expect(clippy::cast_precision_loss, reason = "a measurement")]
@@ -305,19 +306,19 @@ pub(crate) fn references(published: &[toml::Table]) -> Vec<Record> {
     references.collect()
 }
 
-/// Those of a file of [`rto_model::published`].
+/// The published values of a file of [`rto_model::published`].
 pub(crate) fn published(text: &str) -> Vec<Record> {
     let tables: BTreeMap<String, Vec<toml::Table>> = toml::from_str(text).unwrap_or_default();
     references(tables.get("published").map_or(&[], Vec::as_slice))
 }
 
-/// Names of factors, or levels of one.
+/// Names of factors, or levels of a factor.
 #[must_use]
 pub(crate) fn texts(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
 
-/// These levels of a factor.
+/// A selection of these levels of a factor.
 #[must_use]
 pub(crate) fn only(factor: &str, levels: &[&str]) -> Only {
     Only::from([(factor.to_owned(), texts(levels))])
@@ -375,7 +376,7 @@ mod tests {
             (of("above 90"), of("sum"), of("count")),
             (Some(10.0), Some(5050.0), Some(100.0))
         );
-        // One value in a hundred says nothing of one in a hundred.
+        // One value in a hundred is not enough for the 99th percentile.
         assert_eq!((of("p99"), of("p95")), (None, Some(95.0)));
         assert_eq!(Stat::Mean.of_values(&[]), None);
         // A second with 1000 transactions weighs more than one with ten.

@@ -1,4 +1,4 @@
-//! What a level of a factor changes against another one: a difference, its interval, and what may be concluded.
+//! The effect of a level of a factor compared with another one: the difference, its interval, and the verdict.
 
 use std::fmt;
 
@@ -10,20 +10,21 @@ use crate::{
     summary::{f, median, quantile},
 };
 
-/// Of shares, percent: what nobody acts upon.
+/// Tolerance of shares, percentage points: too small to act upon.
 const POINTS: f64 = 1.0;
 
-/// What may be concluded. What is smaller than a jiffy of the machine, or one percent of all, is no difference.
+/// The verdict on a difference. A difference smaller than a jiffy of the machine, or than one percentage point, counts
+/// as no difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// The whole interval is below that.
+    /// The whole interval is below the tolerance.
     Better,
-    /// The whole interval is above it.
+    /// The whole interval is above the tolerance.
     Worse,
-    /// The whole interval is within it.
+    /// The whole interval is within the tolerance.
     Same,
     /// The interval is too wide, or there are too few values for one.
-    NotTold,
+    Inconclusive,
 }
 
 impl Verdict {
@@ -32,7 +33,7 @@ impl Verdict {
             Some((low, _)) if low > tolerance => Self::Worse,
             Some((_, high)) if high < -tolerance => Self::Better,
             Some((low, high)) if low >= -tolerance && high <= tolerance => Self::Same,
-            _ => Self::NotTold,
+            _ => Self::Inconclusive,
         }
     }
 }
@@ -43,7 +44,7 @@ impl fmt::Display for Verdict {
             Self::Better => "better",
             Self::Worse => "worse",
             Self::Same => "no different",
-            Self::NotTold => "not told",
+            Self::Inconclusive => "inconclusive",
         })
     }
 }
@@ -56,10 +57,10 @@ pub(super) struct Effect {
     pub(super) base: f64,
     value: f64,
     pub(super) interval: Option<(f64, f64)>,
-    /// What the interval is over.
+    /// The runs or values that the interval is computed over.
     over: String,
-    /// So many of these would tell the difference, where it is not told.
-    to_tell: Option<u64>,
+    /// The number of runs (or values) needed for a verdict, if there is none.
+    runs_needed: Option<u64>,
     pub(super) verdict: Verdict,
 }
 
@@ -69,7 +70,7 @@ impl Effect {
     }
 }
 
-/// All of them, in the order of the rows.
+/// All effects, in the order of the rows.
 pub(super) fn effects(
     design: &Design,
     spec: &EffectSpec,
@@ -85,10 +86,11 @@ pub(super) fn effects(
         let samples = Samples::new(spec, &pair.records, &pair.base);
         let interval = samples.interval();
         let verdict = Verdict::of(interval, tolerance);
-        let not_told = interval.filter(|_| verdict == Verdict::NotTold);
+        let inconclusive = interval.filter(|_| verdict == Verdict::Inconclusive);
         Some(Effect {
             over: interval.map_or_else(String::new, |_| samples.over(design)),
-            to_tell: not_told.map(|bounds| samples.to_tell(value - base, bounds, tolerance)),
+            runs_needed: inconclusive
+                .map(|bounds| samples.runs_needed(value - base, bounds, tolerance)),
             rows: pair.rows,
             level: pair.level,
             base,
@@ -100,7 +102,7 @@ pub(super) fn effects(
     effects.collect()
 }
 
-/// Records of a level, and those of the base with the same levels of the rows.
+/// Records of a level, and records of the base with the same levels of the rows.
 struct Pair<'a> {
     rows: Vec<String>,
     level: String,
@@ -109,14 +111,14 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Of the level and of the base; `None` if one of them has none.
+    /// The statistic for the level and for the base; `None` if one of them is missing.
     fn values(&self, stat: &Stat, measure: &str) -> Option<(f64, f64)> {
         let of = |records: &[&Record]| stat.of(records.iter().copied(), measure);
         Some((of(&self.records)?, of(&self.base)?))
     }
 }
 
-/// Every level of a factor but the base next to it, in the order of the rows.
+/// Pairs every level of a factor with the base, in the order of the rows.
 fn pairs<'a>(design: &Design, records: &[&'a Record], spec: &EffectSpec) -> Vec<Pair<'a>> {
     let across = std::slice::from_ref(&spec.across);
     let mut pairs = Vec::new();
@@ -137,7 +139,7 @@ fn pairs<'a>(design: &Design, records: &[&'a Record], spec: &EffectSpec) -> Vec<
     pairs
 }
 
-/// What belongs to each level, in the order in which levels first come.
+/// Groups by level, in the order in which the levels first appear.
 pub(crate) fn by_level<'a, T>(all: impl Iterator<Item = (&'a str, T)>) -> Vec<(&'a str, Vec<T>)> {
     let mut by_level: Vec<(&str, Vec<T>)> = Vec::new();
     for (level, one) in all {
@@ -149,7 +151,7 @@ pub(crate) fn by_level<'a, T>(all: impl Iterator<Item = (&'a str, T)>) -> Vec<(&
     by_level
 }
 
-/// What is no difference, in the unit of a number: a jiffy, which timers are made of, or one percent.
+/// The tolerance, in the unit of the number: a jiffy, because timers consist of jiffies, or one percentage point.
 fn tolerance(design: &Design, number: (&str, &Stat), machine: &Machine) -> f64 {
     match design.unit(number) {
         "ms" => 1e3 / f(machine.hz),
@@ -184,7 +186,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
             "from",
             "to",
             "interval over",
-            "to tell",
+            "runs needed",
             "verdict",
         ]
         .map(str::to_owned),
@@ -201,7 +203,10 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
             bound(|(low, _)| low),
             bound(|(_, high)| high),
             effect.over.clone(),
-            effect.to_tell.map(|n| n.to_string()).unwrap_or_default(),
+            effect
+                .runs_needed
+                .map(|n| n.to_string())
+                .unwrap_or_default(),
             effect.verdict.to_string(),
         ]);
         table.row(row);
@@ -209,7 +214,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
     table
 }
 
-/// One sentence: how often each level is better and worse, and where it is worst.
+/// A sentence: how often each level is better and worse, and where it is worst.
 pub(super) fn headline(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> String {
     let by_level = by_level(effects.iter().map(|effect| (&*effect.level, effect)));
     let unit = design.unit((&spec.measure, &spec.stat));
@@ -217,12 +222,12 @@ pub(super) fn headline(design: &Design, spec: &EffectSpec, effects: &[Effect]) -
         let count = |verdict| all.iter().filter(|effect| effect.verdict == verdict).count();
         let differences: Vec<f64> = all.iter().map(|effect| effect.difference()).collect();
         let mut text = format!(
-            "{level} better in {} of {}, worse in {}, no different in {}, not told in {} (median difference {} {unit}",
+            "{level} better in {} of {}, worse in {}, no different in {}, inconclusive in {} (median difference {} {unit}",
             count(Verdict::Better),
             all.len(),
             count(Verdict::Worse),
             count(Verdict::Same),
-            count(Verdict::NotTold),
+            count(Verdict::Inconclusive),
             design.number(&spec.measure, median(&differences).unwrap_or(0.0)),
         );
         let worse = all.iter().filter(|effect| effect.verdict == Verdict::Worse);
@@ -252,7 +257,7 @@ fn capital(text: &str) -> String {
     })
 }
 
-/// Shares of the cells whose difference is at most so much.
+/// The shares of the cells whose difference is at most a given value.
 pub(super) fn agreement(
     design: &Design,
     spec: &EffectSpec,
@@ -260,7 +265,7 @@ pub(super) fn agreement(
     machine: &Machine,
 ) -> Table {
     let title = format!(
-        "{} ({}), {} against others: share of the cells whose difference is at most so much, %",
+        "{} ({}), {} against others: share of the cells with at most this difference, %",
         capital(&spec.measure),
         spec.stat,
         spec.base
@@ -330,8 +335,8 @@ mod tests {
         (design, spec)
     }
 
-    /// So many runs of a base around 200 ms, and of another level.
-    fn told(runs: u32, other: impl Fn(u32) -> f64, paired: bool) -> Effect {
+    /// The effect of `runs` runs of a base around 200 ms, and of another level.
+    fn effect_of(runs: u32, other: impl Fn(u32) -> f64, paired: bool) -> Effect {
         let (design, mut spec) = design();
         spec.paired = paired;
         let record = |timers, run, ms| {
@@ -352,33 +357,34 @@ mod tests {
     }
 
     #[test]
-    fn one_rule_says_what_is_worse() {
+    fn verdict_follows_from_interval_and_tolerance() {
         assert_eq!(
-            told(11, |run| 20.0 + f64::from(run), false).verdict,
+            effect_of(11, |run| 20.0 + f64::from(run), false).verdict,
             Verdict::Better
         );
         assert_eq!(
-            told(11, |run| 240.0 + f64::from(run), false).verdict,
+            effect_of(11, |run| 240.0 + f64::from(run), false).verdict,
             Verdict::Worse
         );
-        // Less than a jiffy of 4 ms, in each run.
+        // Less than a jiffy of 4 ms in each run.
         assert_eq!(
-            told(11, |run| 201.0 + f64::from(run), true).verdict,
+            effect_of(11, |run| 201.0 + f64::from(run), true).verdict,
             Verdict::Same
         );
-        // Runs lie 10 ms apart, so that 3 ms are not told without pairs.
+        // Runs are 10 ms apart, so 3 ms without pairs are inconclusive.
         assert_eq!(
-            told(11, |run| 203.0 + f64::from(run), false).verdict,
-            Verdict::NotTold
+            effect_of(11, |run| 203.0 + f64::from(run), false).verdict,
+            Verdict::Inconclusive
         );
-        // More runs would tell that they are no difference; what is told needs none.
-        let more = [203.0, 240.0].map(|ms| told(11, |run| ms + f64::from(run), false).to_tell);
+        // More runs would show that there is no difference; a verdict needs no more runs.
+        let more =
+            [203.0, 240.0].map(|ms| effect_of(11, |run| ms + f64::from(run), false).runs_needed);
         assert!(matches!(more, [Some(100..=500), None]), "{more:?}");
-        // Nor is anything of four runs.
-        let few = told(4, |_| 20.0, false);
-        assert_eq!((few.verdict, few.interval), (Verdict::NotTold, None));
+        // Four runs are always inconclusive.
+        let few = effect_of(4, |_| 20.0, false);
+        assert_eq!((few.verdict, few.interval), (Verdict::Inconclusive, None));
         assert_eq!(
-            (&*told(11, |_| 20.0, true).over, &*few.over),
+            (&*effect_of(11, |_| 20.0, true).over, &*few.over),
             ("11 runs", "")
         );
     }
@@ -409,19 +415,19 @@ mod tests {
     fn the_headline_counts() {
         let (design, spec) = design();
         let effects = [
-            told(11, |_| 20.0, false),
-            told(11, |_| 300.0, false),
-            told(3, |_| 1.0, false),
+            effect_of(11, |_| 20.0, false),
+            effect_of(11, |_| 300.0, false),
+            effect_of(3, |_| 1.0, false),
         ];
         let text = headline(&design, &spec, &effects);
         assert!(
-            text.starts_with("Time, p50, against kernel: agent better in 1 of 3, worse in 1, no different in 0, not told in 1"),
+            text.starts_with("Time, p50, against kernel: agent better in 1 of 3, worse in 1, no different in 0, inconclusive in 1"),
             "{text}"
         );
         assert!(text.contains("at worst 95 ms more at 10"), "{text}");
         let table = table("effects", &design, &spec, &effects).text();
         assert!(
-            table.contains("better") && table.contains("not told"),
+            table.contains("better") && table.contains("inconclusive"),
             "{table}"
         );
     }

@@ -1,4 +1,4 @@
-//! How far a difference of two levels may be from what was measured, and how many runs would say more.
+//! The confidence interval of a difference between two levels, and the number of runs needed for a verdict.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use super::{Design, EffectSpec, Record, Stat};
 use crate::summary::{f, quantile};
 
-/// Draws of a bootstrap.
+/// Number of draws of the bootstrap.
 const DRAWS: usize = 400;
-/// Of the draws, those that an interval leaves out at either end.
+/// Share of the draws that the interval leaves out at each end.
 const TAIL: f64 = 0.025;
-/// Of fewer values nothing is concluded: draws of them cover too little.
+/// Minimum number of values for an interval: draws from fewer values cover too little.
 const LEAST: usize = 5;
-/// By how much narrower still an interval has to be, so that chance hides the difference in one of five experiments and
-/// not in every second: (1.96 + 0.84) / 1.96.
+/// Additional factor by which an interval must be narrower, so that chance hides the difference in one of five
+/// experiments instead of every second one: (1.96 + 0.84) / 1.96.
 const POWER: f64 = 1.43;
-/// Where the generator begins: the same records have the same intervals.
+/// Seed of the generator: the same records have the same intervals.
 const SEED: u64 = 0x426f_6f74_7374_7261;
 
 /// Records by number of the run.
@@ -30,12 +30,12 @@ fn runs<'a>(records: &[&'a Record]) -> Runs<'a> {
     runs
 }
 
-/// What was measured at a level, and at the one that it is compared with.
+/// The measurements at a level, and at the base.
 pub(super) struct Samples<'a> {
     spec: &'a EffectSpec,
     one: Runs<'a>,
     base: Runs<'a>,
-    /// Numbers of the runs that are drawn; where runs are paired those that both have.
+    /// Numbers of the runs to draw from; if runs are paired, the numbers that both levels have.
     drawn: [Vec<u32>; 2],
 }
 
@@ -61,17 +61,17 @@ impl<'a> Samples<'a> {
         values.map(Vec::len).sum()
     }
 
-    /// The fewer values of both levels.
+    /// The smaller number of values of the two levels.
     fn least_values(&self) -> usize {
         self.values(&self.one).min(self.values(&self.base))
     }
 
-    /// The fewer runs of both levels.
+    /// The smaller number of runs of the two levels.
     fn least_runs(&self) -> usize {
         self.drawn[0].len().min(self.drawn[1].len())
     }
 
-    /// What is drawn for an interval: the fewer runs of both levels, or of a single one its values.
+    /// What an interval is computed over: the smaller number of runs of the two levels, or the values of a single run.
     pub(super) fn over(&self, design: &Design) -> String {
         let run = match design.run_is.as_str() {
             "" => "run",
@@ -83,8 +83,8 @@ impl<'a> Samples<'a> {
         }
     }
 
-    /// The bounds of the difference that 95 % of the draws are between. Runs are drawn, and of each its values, as those
-    /// of one run may be alike. Where runs are paired, both levels draw the same ones.
+    /// The bounds that contain 95 % of the drawn differences. The bootstrap draws runs, and then values within each
+    /// run, because values of the same run may be alike. If runs are paired, it draws the same runs for both levels.
     pub(super) fn interval(&self) -> Option<(f64, f64)> {
         if self.least_values() < LEAST || self.least_runs() == 0 {
             return None;
@@ -110,11 +110,12 @@ impl<'a> Samples<'a> {
         ))
     }
 
-    /// So many runs (of a single one, so many values) would tell a difference of the size that was found, which is not told
-    /// by this interval: it narrows by the root of their number. At the edge of what is no difference no number would.
-    pub(super) fn to_tell(&self, difference: f64, bounds: (f64, f64), tolerance: f64) -> u64 {
+    /// The number of runs (with a single run: of values) needed for a verdict on a difference of this size, if this
+    /// interval is inconclusive: an interval narrows with the square root of their number. At the edge of the tolerance
+    /// no number suffices.
+    pub(super) fn runs_needed(&self, difference: f64, bounds: (f64, f64), tolerance: f64) -> u64 {
         let (below, above) = (difference - bounds.0, bounds.1 - difference);
-        // By how much an interval has to be narrower to lie beyond the tolerance, or within it.
+        // The factor by which the interval must be narrower to be beyond the tolerance, or within it.
         let narrower = if difference > tolerance {
             below / (difference - tolerance)
         } else if difference < -tolerance {
@@ -136,7 +137,7 @@ impl<'a> Samples<'a> {
     }
 }
 
-/// As many as there are, some of them more than once.
+/// Draws as many items as there are, with replacement.
 fn draw<T: Copy>(of: &[T], rng: &mut ChaCha8Rng) -> Vec<T> {
     of.iter()
         .map(|_| of[rng.random_range(0..of.len())])
@@ -149,7 +150,7 @@ fn drawn(spec: &EffectSpec, runs: &Runs<'_>, numbers: &[u32], rng: &mut ChaCha8R
         .filter_map(|number| runs.get(number))
         .flatten();
     if matches!(spec.stat, Stat::PercentOf(_)) {
-        // Whole runs: their counts have no values to draw.
+        // Whole runs, because counts have no values to draw from.
         return spec.stat.of(records.copied(), &spec.measure);
     }
     let mut values = Vec::new();
@@ -172,7 +173,7 @@ mod tests {
         }
     }
 
-    /// So many runs of a level whose times lie within 40 ms.
+    /// `runs` runs of a level whose times are within 40 ms.
     fn noise(runs: u32, from: f64, seed: u64) -> Vec<Record> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let record = |run| {
@@ -197,29 +198,29 @@ mod tests {
                 .unwrap();
             wrong += i32::from(low > 4.0 || high < -4.0);
         }
-        // A twentieth, had the intervals no tolerance.
+        // It would be a twentieth if the intervals had no tolerance.
         assert!(wrong <= 10, "{wrong} of 200");
     }
 
     #[test]
-    fn as_many_runs_as_are_named_tell_a_difference() {
+    fn runs_needed_suffice_for_a_verdict() {
         let levels =
             |runs, more, seed| (noise(runs, 200.0 + more, seed), noise(runs, 200.0, !seed));
-        // More than is no difference, and less.
+        // A difference above the tolerance, and one below it.
         for (more, tolerance) in [(12.0, 4.0), (0.5, 8.0)] {
             let mut wanted: Vec<u64> = (0..20)
                 .map(|seed| {
                     let (one, base) = levels(8, more, seed);
-                    // Of the true difference: what a few runs find is off by the half of an interval.
+                    // For the true difference: the difference that a few runs find is off by half of an interval.
                     let bounds = samples(&spec(), &one, &base).interval().unwrap();
                     let half = (bounds.1 - bounds.0) / 2.0;
                     let bounds = (more - half, more + half);
-                    samples(&spec(), &one, &base).to_tell(more, bounds, tolerance)
+                    samples(&spec(), &one, &base).runs_needed(more, bounds, tolerance)
                 })
                 .collect();
             wanted.sort_unstable();
             let wanted = u32::try_from(wanted[10]).unwrap();
-            let told = |runs: u32| {
+            let conclusive = |runs: u32| {
                 let seeds = (100..120).filter(|seed| {
                     let (one, base) = levels(runs, more, *seed);
                     let bounds = samples(&spec(), &one, &base).interval();
@@ -230,12 +231,12 @@ mod tests {
                 });
                 seeds.count()
             };
-            let (few, so_many) = (told(wanted / 4), told(wanted));
+            let (few, enough) = (conclusive(wanted / 4), conclusive(wanted));
             let found = format!(
-                "{more} ms: {few} of 20 with {}, {so_many} with {wanted}",
+                "{more} ms: {few} of 20 with {}, {enough} with {wanted}",
                 wanted / 4
             );
-            assert!(so_many >= 10 && few < so_many / 2, "{found}");
+            assert!(enough >= 10 && few < enough / 2, "{found}");
         }
     }
 }

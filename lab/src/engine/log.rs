@@ -1,4 +1,4 @@
-//! The log: a manifest, and a line for each run that is done.
+//! The log of an experiment: a manifest, and a line for each finished run.
 
 use std::{
     collections::BTreeMap,
@@ -13,23 +13,23 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::Design;
 
-/// What was measured at some levels of the factors.
+/// The measurements at some levels of the factors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Level of each factor.
     pub factors: BTreeMap<String, String>,
-    /// Number of the run among those of the same levels.
+    /// Number of the run among the runs with the same levels.
     #[serde(default)]
     pub run: u32,
-    /// Values of each measure. A reference may have a number of it alone, as "latency p50".
+    /// Values of each measure. A reference may have only a statistic, such as "latency p50".
     pub values: BTreeMap<String, Vec<f64>>,
-    /// How many measured values each value of a measure stands for, where that is not one.
+    /// Number of measured values that each value of a measure represents, if it is not one.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<String, f64>,
 }
 
 impl Record {
-    /// One without values.
+    /// A record without values.
     #[must_use]
     pub fn new<'a>(factors: impl IntoIterator<Item = (&'a str, &'a str)>, run: u32) -> Self {
         let own = |(name, level): (&str, &str)| (name.to_owned(), level.to_owned());
@@ -40,13 +40,13 @@ impl Record {
         }
     }
 
-    /// With one value more.
+    /// Adds a value.
     #[must_use]
     pub fn with(self, measure: &str, value: f64) -> Self {
         self.with_all(measure, [value])
     }
 
-    /// With these values of a measure.
+    /// Adds these values of a measure.
     #[must_use]
     pub fn with_all(mut self, measure: &str, values: impl IntoIterator<Item = f64>) -> Self {
         self.values
@@ -54,7 +54,7 @@ impl Record {
         self
     }
 
-    /// Each value of a measure stands for so many.
+    /// Sets the number of measured values that each value of a measure represents.
     #[must_use]
     pub fn weighing(mut self, measure: &str, weight: f64) -> Self {
         self.weights.insert(measure.to_owned(), weight);
@@ -68,14 +68,14 @@ impl Record {
         values.map(move |value| (*value, weight))
     }
 
-    /// The level of a factor; nothing where it does not vary.
+    /// The level of a factor; empty if the factor does not vary.
     #[must_use]
     pub fn level(&self, factor: &str) -> &str {
         self.factors.get(factor).map_or("", String::as_str)
     }
 }
 
-/// A value, and how many it stands for.
+/// A value and its weight.
 pub type Weighted = (f64, f64);
 
 /// Values of a measure, of all records together.
@@ -88,20 +88,20 @@ pub(super) fn values<'a>(
         .collect()
 }
 
-/// What has to be the same, so that runs may stand in one table.
+/// Facts that must be the same for runs to be in one table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the format.
     pub format: u32,
-    /// On what.
+    /// The machine.
     pub machine: Machine,
-    /// Seed of the order, and of all that is left to chance.
+    /// Seed of the order and of all random choices.
     pub seed: u64,
-    /// Stands for the list of runs.
+    /// Hash of the list of runs.
     pub plan: u64,
-    /// What is shown of it.
+    /// The design of its report.
     pub design: Design,
-    /// Who took part, if it was measured between hosts.
+    /// The hosts, if it was measured between hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<(String, HostFacts)>,
 }
@@ -117,7 +117,7 @@ struct Line<R> {
     records: Vec<Record>,
 }
 
-/// A run, and what it gave.
+/// A run and its records.
 type Done<R> = (R, Vec<Record>);
 
 /// The file.
@@ -134,7 +134,7 @@ impl Log {
         dir.join(format!("{experiment}.jsonl"))
     }
 
-    /// As [`Self::open`], in a directory that is made. `fresh` forgets what an earlier call left.
+    /// As [`Self::open`], in a directory that is created. `fresh` discards the runs of an earlier call.
     pub(crate) fn in_dir<R: DeserializeOwned>(
         dir: &Path,
         manifest: &Manifest,
@@ -148,8 +148,8 @@ impl Log {
         Self::open(&path, manifest)
     }
 
-    /// Opens or makes it; what was done before. A line that is not whole, as the last one of a killed process may
-    /// be, is not taken. A log without runs, as a refused definition may leave it, is begun anew.
+    /// Opens or creates the log; returns the finished runs. An incomplete line, which a killed process may leave at the
+    /// end, is ignored. A log without runs, which a rejected definition may leave, is replaced.
     pub(crate) fn open<R: DeserializeOwned>(
         path: &Path,
         manifest: &Manifest,
@@ -180,7 +180,7 @@ impl Log {
             .append(true)
             .open(path)
             .with_context(at)?;
-        // Nothing is added to half a line.
+        // Cuts an incomplete line, so that nothing is appended to it.
         file.set_len(whole.len() as u64).with_context(at)?;
         let mut log = Self {
             file,
@@ -192,13 +192,13 @@ impl Log {
         Ok((log, done))
     }
 
-    /// Reads one, whatever experiment it is of.
+    /// Reads the log of any experiment.
     pub fn read(path: &Path) -> anyhow::Result<(Manifest, Vec<Record>)> {
         let at = || path.display().to_string();
         let text = fs::read_to_string(path).with_context(at)?;
         let first = text.lines().next().unwrap_or_default();
-        let manifest: Manifest =
-            serde_json::from_str(first).with_context(|| format!("{}: no log of rto-lab", at()))?;
+        let manifest: Manifest = serde_json::from_str(first)
+            .with_context(|| format!("{}: not a log of rto-lab", at()))?;
         ensure!(
             manifest.format == Manifest::FORMAT,
             "{}: format {}, this version reads {}",
@@ -226,19 +226,19 @@ impl Log {
         let whole = self.file.metadata()?.len();
         let written = self.file.write_all(line.as_bytes());
         if written.is_err() {
-            // No other line comes after half a one: a disk may have room for the next.
+            // Cuts the incomplete line: the disk may have room for the next one.
             let _cut = self.file.set_len(whole);
         }
         written.with_context(|| self.path.display().to_string())
     }
 }
 
-/// Without a last line that has no end.
+/// The text without an incomplete last line.
 fn whole(text: &str) -> &str {
     text.rfind('\n').map_or("", |end| &text[..=end])
 }
 
-/// Those after the manifest.
+/// The lines after the manifest.
 fn lines<R: DeserializeOwned>(text: &str, path: &Path) -> anyhow::Result<Vec<Done<R>>> {
     let all = (2..).zip(text.lines().skip(1));
     let parsed = all.map(|(number, line)| {
@@ -286,7 +286,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_done_is_found_again() {
+    fn finished_runs_are_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = Log::path(dir.path(), "trial");
         let (mut log, before) = Log::open::<u32>(&path, &manifest(1)).unwrap();
@@ -309,7 +309,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_log_without_runs_holds_up_no_other_experiment() {
+    fn log_without_runs_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = Log::path(dir.path(), "trial");
         drop(Log::open::<u32>(&path, &manifest(1)).unwrap());
@@ -317,7 +317,7 @@ pub(super) mod tests {
         assert_eq!(before, []);
         log.add(&0, &[record(0)]).unwrap();
         assert_eq!(Log::read(&path).unwrap(), (manifest(2), vec![record(0)]));
-        // What is no log of ours is left alone.
+        // A file that is not a log is left alone.
         fs::write(&path, "nonsense\n").unwrap();
         assert!(Log::open::<u32>(&path, &manifest(1)).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "nonsense\n");
@@ -342,6 +342,11 @@ pub(super) mod tests {
         let error = format!("{:#}", Log::open::<u32>(&path, &manifest(1)).unwrap_err());
         assert!(error.contains("line 3"), "{error}");
         fs::write(&path, "nonsense\n").unwrap();
-        assert!(Log::read(&path).unwrap_err().to_string().contains("no log"));
+        assert!(
+            Log::read(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("not a log")
+        );
     }
 }

@@ -1,14 +1,14 @@
 //! The engine of experiments.
 //!
-//! An [`Experiment`] says what varies (*factors*), makes testbeds, and measures one run in one of them. The engine runs
-//! all of it in an order of the seed, several runs at once, and writes each into a log of JSON lines as soon as it is
-//! done: an experiment that was broken off continues from there. A run gives [`Record`]s: levels of the factors, and
-//! the values measured there, as they were measured.
+//! An [`Experiment`] defines what varies (*factors*), makes testbeds, and measures one run in one of them. The engine
+//! runs everything in an order derived from the seed, several runs at once, and writes each finished run to a log of
+//! JSON lines, so that an interrupted experiment continues from there. A run produces [`Record`]s: levels of the
+//! factors, and the values measured there, unchanged.
 //!
-//! The first line of the log is its [`Manifest`]: the machine, the seed, and the [`Design`], which says what tables,
-//! charts and effects are wanted. So a report is made from the log alone, at any time ([`report`]), and so are the
-//! differences of two logs ([`compare`]). Nothing else draws conclusions from records: an effect is a difference with an
-//! interval, and one rule says what is worse ([`Verdict`]).
+//! The first line of the log is its [`Manifest`]: the machine, the seed, and the [`Design`], which defines the tables,
+//! charts and effects. So a report is made from the log alone, at any time ([`report`]), and so are the differences of
+//! two logs ([`compare`]). Nothing else draws conclusions from records: an effect is a difference with an interval, and
+//! one rule decides what is worse ([`Verdict`]).
 
 mod compare;
 mod design;

@@ -1,4 +1,4 @@
-//! Effects in one small table: a line for each row, a column for each level.
+//! Effects in a small table: a line for each row, a column for each level.
 
 use super::{
     Design, EffectSpec,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::report::Table;
 
-/// The differences with their intervals; `=` where nothing differs, `?` where it is not told.
+/// The differences with their intervals; `=` for no difference, `?` for inconclusive.
 pub(super) fn table(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> Table {
     let mut levels: Vec<&str> = Vec::new();
     let mut rows: Vec<&[String]> = Vec::new();
@@ -20,7 +20,7 @@ pub(super) fn table(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> T
     }
     let unit = design.units.get(&spec.measure).map_or("", String::as_str);
     let title = format!(
-        "{} ({}) less {}'s, {unit}, with its 95 % interval; = no different, ? not told",
+        "{} ({}) less {}'s, {unit}, with its 95 % interval; = no different, ? inconclusive",
         spec.measure, spec.stat, spec.base
     );
     let mut columns = design.all_titled(&spec.rows);
@@ -52,7 +52,7 @@ fn cell(effect: &Effect, number: impl Fn(f64) -> String) -> String {
     match effect.verdict {
         Verdict::Same => "=".to_owned(),
         Verdict::Better | Verdict::Worse => format!("{}{interval}", number(effect.difference())),
-        Verdict::NotTold => format!("?{interval}"),
+        Verdict::Inconclusive => format!("?{interval}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Records as tables, charts and one sentence.
+//! Renders records as tables, charts and sentences.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::report::{Method, Report, Table};
 /// Points of the curve of a distribution.
 const POINTS: usize = 200;
 
-/// The report of a log.
+/// Makes the report of a log.
 #[must_use]
 pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
     let Manifest {
@@ -52,7 +52,7 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
     report
 }
 
-/// How it was done, and between whom.
+/// The method, and the hosts.
 pub(super) fn method(design: &Design, hosts: &[(String, HostFacts)]) -> Method {
     let mut method = design.method.clone();
     for (name, host) in hosts {
@@ -62,7 +62,7 @@ pub(super) fn method(design: &Design, hosts: &[(String, HostFacts)]) -> Method {
     method
 }
 
-/// Effects, and a sentence for each kind of them.
+/// Adds the effects, and a sentence for each kind of effect.
 fn conclude(report: &mut Report, design: &Design, records: &[&Record], machine: &Machine) {
     for (number, spec) in design.effects.iter().enumerate() {
         let all = effects::effects(design, spec, records, machine);
@@ -84,7 +84,7 @@ fn conclude(report: &mut Report, design: &Design, records: &[&Record], machine: 
 }
 
 impl Design {
-    /// "lost, ms".
+    /// A name with its unit, such as "lost, ms".
     pub(super) fn titled(&self, name: &str) -> String {
         match self.units.get(name) {
             Some(unit) => format!("{name}, {unit}"),
@@ -92,12 +92,12 @@ impl Design {
         }
     }
 
-    /// Columns of factors.
+    /// The names of factors with their units.
     pub(super) fn all_titled(&self, factors: &[String]) -> Vec<String> {
         factors.iter().map(|factor| self.titled(factor)).collect()
     }
 
-    /// Of a number of a measure; nothing where there is none.
+    /// The unit of a statistic of a measure; empty if it has no unit.
     pub(super) fn unit(&self, (measure, stat): (&str, &Stat)) -> &str {
         match stat {
             Stat::PercentOf(_) | Stat::Above(_) => "%",
@@ -105,7 +105,7 @@ impl Design {
         }
     }
 
-    /// A value of a measure, to what is worth telling.
+    /// A value of a measure, rounded to significant digits.
     pub(super) fn number(&self, measure: &str, value: f64) -> String {
         let digits = match self.units.get(measure).map(String::as_str) {
             Some("us") => 0,
@@ -119,7 +119,7 @@ impl Design {
             true => text.trim_end_matches('0').trim_end_matches('.'),
             false => &text,
         };
-        // No negative zero.
+        // Avoids a negative zero.
         if text == "-0" {
             "0".to_owned()
         } else {
@@ -143,7 +143,7 @@ impl Design {
     }
 }
 
-/// Records of each combination of levels that there is, in the order of the levels; of no factors all of them.
+/// Records of each existing combination of levels, in the order of the levels; without factors, all records.
 pub(super) fn groups<'a>(
     design: &Design,
     records: &[&'a Record],
@@ -181,7 +181,7 @@ pub(super) fn groups<'a>(
     groups.into_values().collect()
 }
 
-/// Lines by rows, columns by levels across.
+/// A table with lines by rows and columns by levels across.
 fn table(design: &Design, spec: &TableSpec, records: &[&Record]) -> Table {
     let of_it = |record: &&&Record| {
         let has = |measure: &str| {
@@ -228,7 +228,7 @@ fn table(design: &Design, spec: &TableSpec, records: &[&Record]) -> Table {
     table
 }
 
-/// What was measured, or what a reference says.
+/// The measured value, or the value of a reference.
 fn value(column: &super::Column, records: &[&Record]) -> Option<f64> {
     let measured = column.stat.of(records.iter().copied(), &column.measure);
     let reference = format!("{} {}", column.measure, column.stat);
@@ -257,7 +257,7 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 Series::line(&levels.join(", "), points)
             });
             let mut series: Vec<Series> = series.collect();
-            // A point is no curve.
+            // A single point is not a curve.
             series.retain(|series| series.points.len() > 1);
             if series.is_empty() {
                 continue;
@@ -272,7 +272,10 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
             };
             let (x, y) = match &spec.x {
                 Some(x) => (axis(x), axis(&spec.measure)),
-                None => (axis(&spec.measure), Axis::percent("at most so much")),
+                None => (
+                    axis(&spec.measure),
+                    Axis::percent("share of values up to this"),
+                ),
             };
             charts.push(Chart {
                 title: title.join(": "),
@@ -321,7 +324,7 @@ fn series_of(spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec<(f64, f64)> 
     points
 }
 
-/// The share of values that are at most so much, percent.
+/// The share of values that are at most x, percent.
 fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
     let mut values = log::values(records.iter().copied(), &spec.measure);
     values.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -449,7 +452,7 @@ pub(super) mod tests {
             medians.columns,
             ["lost, ms", "kernel", "agent", "published"]
         );
-        // Numbers rise, and what was published stands beside.
+        // Numbers are in ascending order, next to the published values.
         assert_eq!(
             medians.rows,
             [["9", "208", "16", "7"], ["100", "208", "16", ""]]
@@ -493,7 +496,7 @@ pub(super) mod tests {
                 .unwrap()
                 .points
         };
-        // Both arms over each other, in the order of time.
+        // Both arms in one chart, in the order of time.
         assert_eq!(of("kernel").len(), 6);
         assert_eq!(of("agent")[0], (5.0, 16.0));
         assert_eq!(of("agent")[5].0, 10.0);

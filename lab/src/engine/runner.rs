@@ -1,4 +1,4 @@
-//! Runs what is not done yet: several runs at once, each in a testbed of its kind.
+//! Performs the unfinished runs: several at once, each in a testbed of its kind.
 
 use std::{
     path::Path,
@@ -16,30 +16,30 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{Design, Log, Manifest, Record, render};
 use crate::{interrupt, report::Report, summary::micros};
 
-/// What varies, where it is measured, and how.
+/// An experiment: what varies, where it is measured, and how.
 pub trait Experiment: Sync {
     /// A run: levels of the factors, and its number.
     type Run: Clone + PartialEq + Serialize + DeserializeOwned + Send + Sync;
-    /// What all testbeds share: agents.
+    /// Resources that all testbeds share: agents.
     type Shared;
-    /// Namespaces, a link, a server.
+    /// A testbed: namespaces, a link, a server.
     type Testbed;
-    /// What a run has of a testbed: the link, the server, and where clients start.
+    /// The part of a testbed that a run uses: the link, the server, and the place where clients start.
     type Seat<'a>: Send;
 
-    /// What is asked, and how records are shown.
+    /// The question, and how records are shown.
     fn design(&self) -> Design;
 
     /// All runs.
     fn runs(&self) -> Vec<Self::Run>;
 
-    /// Makes what testbeds share.
+    /// Creates the shared resources.
     fn share(&self) -> anyhow::Result<Self::Shared>;
 
-    /// How many testbeds there are of each kind.
+    /// The number of testbeds of each kind.
     fn testbeds(&self) -> Vec<usize>;
 
-    /// Makes one of a kind. Its number tells its link from others.
+    /// Makes a testbed of a kind. Its number distinguishes its link from others.
     fn testbed(
         &self,
         shared: &Self::Shared,
@@ -47,10 +47,10 @@ pub trait Experiment: Sync {
         number: u8,
     ) -> anyhow::Result<Self::Testbed>;
 
-    /// What a run has of it.
+    /// The part of a testbed that a run uses.
     fn seat<'a>(&self, testbed: &'a mut Self::Testbed) -> Self::Seat<'a>;
 
-    /// Which kind of testbed a run needs.
+    /// The kind of testbed that a run needs.
     fn kind(&self, _run: &Self::Run) -> usize {
         0
     }
@@ -58,29 +58,29 @@ pub trait Experiment: Sync {
     /// Measures a run.
     fn measure(&self, seat: &mut Self::Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
 
-    /// How long it takes, about.
+    /// The approximate duration of a run.
     fn expected(&self, run: &Self::Run) -> Duration;
 
-    /// Which share of the machine a run needs, 0 to 1: what disturbs others is not begun beside them.
+    /// The share of the machine that a run needs, 0 to 1: a run that would disturb others is not started next to them.
     fn load(&self, _run: &Self::Run) -> f64 {
         0.0
     }
 }
 
-/// How to run it.
+/// Options of the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// Of the order.
+    /// Seed of the order.
     pub seed: u64,
     /// Runs at once.
     pub jobs: usize,
-    /// Where the log goes.
+    /// Directory of the log.
     pub out: &'a Path,
-    /// Forget the runs that are there.
+    /// Discard existing runs.
     pub fresh: bool,
 }
 
-/// Of all that is left to chance in a run, or a part of it: the same value gives the same seed.
+/// Derives the seed of all random choices in a run, or in a part of it: the same value gives the same seed.
 #[must_use]
 pub fn seed_of(seed: u64, value: &impl Serialize) -> u64 {
     // FNV-1a.
@@ -90,7 +90,7 @@ pub fn seed_of(seed: u64, value: &impl Serialize) -> u64 {
     text.iter().fold(seed ^ 0xcbf2_9ce4_8422_2325, mix)
 }
 
-/// Measures what is not measured yet, and reports.
+/// Performs the unfinished runs, and makes the report.
 pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Result<Report> {
     let design = experiment.design();
     let mut left = experiment.runs();
@@ -113,13 +113,13 @@ pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Resu
     let mut report = render::report(&manifest, &records);
     let counts = format!("{now}, {before}");
     report.method.push((
-        "runs measured now, and taken over from before".to_owned(),
+        "runs measured now, and reused from before".to_owned(),
         counts,
     ));
     Ok(report)
 }
 
-/// What threads share.
+/// State that the threads share.
 struct State<'a, R> {
     left: Vec<R>,
     running: usize,
@@ -155,7 +155,7 @@ fn measure<E: Experiment>(
             testbeds.push((kind, experiment.testbed(&shared, kind, number)?));
         }
     }
-    // The bar goes by the time that runs are expected to take.
+    // The bar measures the expected duration of the runs.
     let bar = ProgressBar::new(
         left.iter()
             .map(|run| micros(experiment.expected(run)))
@@ -191,7 +191,7 @@ fn measure<E: Experiment>(
                 scope.spawn(move || pool.work(kind, seat))
             })
             .collect();
-        // All of them are waited for, also after an error.
+        // Waits for all threads, even after an error.
         let ended: Vec<_> = workers
             .into_iter()
             .map(thread::ScopedJoinHandle::join)
@@ -208,9 +208,9 @@ fn measure<E: Experiment>(
 }
 
 impl<'a, E: Experiment> Pool<'a, E> {
-    /// Run after run, until there are none left for this kind.
+    /// Performs runs until none is left for this kind.
     fn work(&self, kind: usize, mut seat: E::Seat<'_>) -> anyhow::Result<()> {
-        // When one fails, the others end what they have begun.
+        // If one run fails, the others finish.
         let unfinished = Unfinished(self);
         while let Some(run) = self.take(kind) {
             interrupt::check()?;
@@ -228,7 +228,7 @@ impl<'a, E: Experiment> Pool<'a, E> {
         Ok(())
     }
 
-    /// The next run of a kind, when it may begin; `None` if there are none left.
+    /// The next run of a kind, when it may start; `None` if none is left.
     fn take(&self, kind: usize) -> Option<E::Run> {
         let mut state = self.lock();
         loop {
@@ -258,7 +258,7 @@ impl<'a, E: Experiment> Pool<'a, E> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<'a, E::Run>> {
-        // What others hold is whole also after a panic of theirs.
+        // The state is consistent even after a panic of another thread.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -280,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts runs at once; fails where it is told to.
+    /// Counts simultaneous runs; fails at a chosen run.
     struct Trial {
         fails_at: Option<u32>,
         running: AtomicUsize,
@@ -381,7 +381,7 @@ mod tests {
             .collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (0..40).collect::<Vec<u32>>());
-        // Of another seed it is another experiment, unless it begins anew.
+        // A different seed makes it a different experiment, unless it starts afresh.
         let other = Options { seed: 2, ..options };
         assert!(run(&trial(None, 0.0), &other).is_err());
         let fresh = run(
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_the_machine_is_alone() {
+    fn run_that_needs_the_machine_runs_alone() {
         let dir = tempfile::tempdir().unwrap();
         let alone = trial(None, 0.6);
         run(

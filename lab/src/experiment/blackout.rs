@@ -1,5 +1,5 @@
-//! How long a request/response connection is idle when all its packets are lost for a while, by setting and by how the
-//! setting is made; next to theory, the kernel's model and published tables.
+//! How long a request/response connection is idle when all its packets are lost for a while, by setting and by the
+//! mechanism of the setting; compared with theory, the kernel's model and published tables.
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
@@ -18,18 +18,18 @@ use crate::{
     summary::{micros, ms},
 };
 
-/// How it is shown.
+/// The design of the report.
 const DESIGN: &str = include_str!("../../experiments/blackout.toml");
-/// What all settings have. After 40 transactions the estimator knows the path, and quick ACKs are over.
+/// Settings that all levels share. After 40 transactions the estimator knows the path, and quick ACKs are over.
 const OF_ALL: &str = "workload = \"request-response\"\nskip = 40\ncount = 10\n";
-/// Smoothed RTT of the emulated link for the model, microseconds; it makes a difference of a jiffy at most.
+/// Smoothed RTT of the emulated link for the model, microseconds; its influence is at most one jiffy.
 const SRTT_US: u64 = 200;
-/// The kernel's own.
+/// The kernel's own setting.
 const KERNEL: Setting = Setting {
     thin: false,
     rto_min_us: 200_000,
 };
-/// Published, of the same rto_min, and of 5 ms next to two jiffies.
+/// Names of the published values: for the same rto_min, and 5 ms for comparison with two jiffies.
 const LINUX: [&str; 4] = [
     "Linux 6.5",
     "Linux 6.11",
@@ -37,7 +37,7 @@ const LINUX: [&str; 4] = [
     "Linux 6.11 (5 ms)",
 ];
 
-/// How a setting is made.
+/// The mechanism of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mechanism {
     /// By the agent, at both ends
@@ -46,7 +46,7 @@ pub(crate) enum Mechanism {
     Route,
     /// By net.ipv4.tcp_rto_min_us and net.ipv4.tcp_thin_linear_timeouts, at both ends
     Sysctl,
-    /// Not at all: the kernel's own timers, 200 ms and thick
+    /// None: the kernel's own timers, 200 ms and thick
     Kernel,
 }
 
@@ -55,7 +55,7 @@ impl Mechanism {
         format!("{self:?}").to_lowercase()
     }
 
-    /// Whether this kernel has what it needs.
+    /// Whether this kernel supports the mechanism.
     fn is_possible(self) -> bool {
         self != Self::Sysctl || Path::new("/proc/sys/net/ipv4/tcp_rto_min_us").exists()
     }
@@ -75,7 +75,7 @@ impl Setting {
         format!("{kind} {} ms", self.rto_min_us / 1000)
     }
 
-    /// What makes it, and all packets lost for so long.
+    /// The settings for this mechanism and an outage of this length.
     fn settings(self, by: Mechanism, disruption_us: u64) -> Result<Settings, toml::de::Error> {
         let (us, thin) = (self.rto_min_us, self.thin);
         let made = match by {
@@ -106,7 +106,7 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     for rto_min in &rto_mins {
         ensure!(
             (two_jiffies..=millis(200)).contains(rto_min),
-            "--rto-min {}: this kernel takes {} to 200ms",
+            "--rto-min {}: must be between {} and 200ms on this kernel",
             humantime::format_duration(*rto_min),
             humantime::format_duration(two_jiffies)
         );
@@ -125,7 +125,7 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     add("link", format!("{:?}", args.engine.link).to_lowercase());
     add(
         "runs of a cell",
-        format!("{runs}; {control_runs} by route and sysctl"),
+        format!("{runs}; {control_runs} with route and sysctl"),
     );
     let mut cells = Vec::new();
     for &by in &args.mechanisms {
@@ -153,7 +153,7 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     Plan::new(design, "idle", cells, &args.engine)
 }
 
-/// Thin and thick, with each of these.
+/// Each of these values with thin and thick streams.
 fn settings(rto_mins: &[Duration]) -> Vec<Setting> {
     let each = rto_mins.iter().map(|rto_min| micros(*rto_min));
     let both = each.flat_map(|rto_min_us| [true, false].map(|thin| Setting { thin, rto_min_us }));
@@ -167,7 +167,7 @@ fn levels(setting: &str, by: &str, lost_us: u64) -> Vec<(String, String)> {
         .into()
 }
 
-/// How these settings are shown.
+/// The design for these settings.
 fn design(settings: &[Setting], disruptions_us: &[u64], hz: u64) -> anyhow::Result<Design> {
     let mut design: Design = toml::from_str(DESIGN)?;
     let names: Vec<String> = settings.iter().map(|setting| setting.name()).collect();
@@ -216,13 +216,13 @@ fn design(settings: &[Setting], disruptions_us: &[u64], hz: u64) -> anyhow::Resu
     Ok(design)
 }
 
-/// Theory, the kernel's model (the median over when it begins) and published tables.
+/// Theory, the kernel's model (the median over the start of the outage) and published tables.
 fn references(setting: Setting, lost_us: u64, hz: u64) -> Vec<Record> {
     let Setting { thin, rto_min_us } = setting;
     let ideal = if thin { Ideal::thin } else { Ideal::thick };
     let near = LinuxTimers::near(hz, SRTT_US).with_rto_min(rto_min_us);
     let kernel = if thin { near.thin() } else { near };
-    // Two jiffies are next to the published 5 ms, which they are not the same as.
+    // Two jiffies are compared with the published 5 ms, although they are not the same.
     let (linux, rto_min_us) = match rto_min_us {
         ..20_000 => (&LINUX[2..], 5_000),
         us => (&LINUX[..2], us),
@@ -270,7 +270,7 @@ mod tests {
         };
         assert_eq!((of("theory").len(), of("theory")[1]), (8, 24.0));
         assert_eq!((of("kernel model").len(), of("kernel model")[0]), (8, 16.0));
-        // 8 ms is next to what was published of 5 ms, and not the same.
+        // 8 ms is compared with the values published for 5 ms, although they are not the same.
         let published = [LINUX[3], LINUX[1], LINUX[2]].map(|by| of(by).len());
         assert_eq!(published, [4, 4, 0]);
     }

@@ -1,6 +1,6 @@
 //! How often an RTO is too short: RFC 6298 with any weights, sampling and minimum, and Linux's variant, over RTT
-//! samples of generated load, of a capture or of the agent's statistics. A run is a load; its flows are what effects are
-//! paired by.
+//! samples of generated load, of a capture or of the agent's statistics. A run is a load; effects are paired by its
+//! flows.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ use crate::{
     summary::{f, micros, ms},
 };
 
-/// The least that Linux can have at HZ 250, to its default.
+/// From Linux' minimum at HZ 250 to its default.
 const RTO_MINS_US: [u64; 7] = [8_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000];
-/// How it is shown.
+/// The design of the report.
 const DESIGN: &str = include_str!("../../experiments/estimator.toml");
 
-/// Where flows come from.
+/// The source of the flows.
 #[derive(Debug)]
 enum Source {
-    /// A run for each.
+    /// Generated loads, with a run for each.
     Loads(Vec<Load>),
     File(Samples),
 }
@@ -45,11 +45,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What was asked for.
+    /// Plans the study that the arguments describe.
     pub fn new(args: &Estimator) -> anyhow::Result<Self> {
         ensure!(
             args.queue >= Duration::from_millis(1) && args.load.len() <= 100,
-            "--queue: at least 1ms; --load: at most 100 of them"
+            "--queue must be at least 1ms; --load accepts at most 100 values"
         );
         let default = Duration::from_secs(if args.common.quick { 5 } else { 30 });
         let load = |percent: &u16| Load {
@@ -87,12 +87,12 @@ impl Plan {
         }
     }
 
-    /// Whether it needs no more than a file, which may be another one of the same name the next time.
+    /// Whether it needs only a file, which may be a different one of the same name next time.
     pub(crate) fn is_of_file(&self) -> bool {
         matches!(self.source, Source::File(_))
     }
 
-    /// What every estimator makes of a flow.
+    /// The results of every estimator for a flow.
     fn flow(&self, load: &str, number: u32, samples: &[Sample]) -> Vec<Record> {
         let flows = [samples];
         let rtts = samples.iter().map(|sample| ms(sample.rtt_us));
@@ -176,7 +176,7 @@ impl Experiment for Plan {
             }
         };
         let flows = load.run(*number)?;
-        ensure!(!flows.is_empty(), "no flow of TCP in the capture");
+        ensure!(!flows.is_empty(), "no TCP flows in the capture");
         let records = (0..).zip(&flows).flat_map(|(n, flow)| {
             let counts = Record::new([("load", &*load.name())], n)
                 .with("sent", f(flow.counts.segments))
@@ -196,7 +196,7 @@ impl Experiment for Plan {
     }
 }
 
-/// How it is shown.
+/// The design of the report.
 fn design(
     source: &Source,
     own: Option<(&str, Rfc6298)>,
@@ -221,7 +221,7 @@ fn design(
             for remark in &file.remarks {
                 add("samples", remark.clone());
             }
-            // Its log is not that of what was measured.
+            // Its log is separate from the log of measurements.
             design.name = "estimator-file".to_owned();
             if file.is_drawn {
                 design.run_is = "drawn flow".to_owned();

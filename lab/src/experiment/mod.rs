@@ -3,5 +3,6 @@
 pub mod blackout;
 pub mod definition;
 pub mod estimator;
+pub mod outage;
 pub(crate) mod samples;
 pub mod tune;

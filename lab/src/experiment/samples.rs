@@ -2,43 +2,56 @@
 
 use anyhow::{Context as _, ensure};
 use rto_model::{advice::Distribution, capture, estimator::Sample};
+use rto_testbed::machine::Machine;
 use serde_json::Value;
 
-/// Samples drawn of histograms.
+/// Number of samples drawn from histograms.
 const DRAWN: usize = 50_000;
-/// What is asked for instead of another file.
+/// The error for a file of another kind.
 const NO_STATISTICS: &str =
-    "not what `rto-agent stats --json` prints: give the file it was written to";
+    "not the output of `rto-agent stats --json`: pass a file with that output";
 
-/// RTT samples from one place.
+/// RTT samples from one source.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples {
-    /// What they are of.
+    /// Description of the source.
     pub(crate) title: String,
     /// By flow, in order.
     pub(crate) flows: Vec<Vec<Sample>>,
-    /// Whether flows are only drawn of what was counted.
+    /// Whether flows are drawn from counted histograms.
     pub(crate) is_drawn: bool,
-    /// What to know of them.
+    /// Remarks about the samples.
     pub(crate) remarks: Vec<String>,
 }
 
 impl Samples {
-    /// Of a capture: of the host where it was taken.
+    /// Samples of a capture, as seen by the host where it was taken.
     pub(crate) fn of_capture(name: &str, bytes: &[u8]) -> anyhow::Result<Self> {
         let mut capture = capture::read(bytes)?;
-        capture.retain_far();
-        let flows = capture.samples();
-        ensure!(!flows.is_empty(), "no round trip of TCP in it");
+        let fit = capture.fit(1_000_000 / Machine::here()?.hz.max(1))?;
+        let mut remarks = capture.remarks();
+        remarks.extend(fit.remark());
+        let undecided = capture.retain_sent_by_host(&[], None).undecided;
+        if undecided > 0 {
+            remarks.push(format!(
+                "{undecided} connection(s) skipped: it is unknown which side is this host"
+            ));
+        }
+        let flows = fit.round_trips(capture.flows.iter());
+        ensure!(
+            !flows.is_empty(),
+            "no TCP round trips in the capture: {}",
+            remarks.join("; ")
+        );
         Ok(Self {
             title: name.to_owned(),
             flows,
             is_drawn: false,
-            remarks: capture.remarks(),
+            remarks,
         })
     }
 
-    /// Drawn at random of the smoothed RTTs that the agent counted, of one policy or of all.
+    /// Draws samples from the smoothed RTTs that the agent counted, of one policy or of all.
     pub(crate) fn of_statistics(text: &str, policy: Option<&str>) -> anyhow::Result<Self> {
         let statistics: Value = serde_json::from_str(text).context(NO_STATISTICS)?;
         let policies = statistics["policies"].as_object().context(NO_STATISTICS)?;
@@ -57,7 +70,7 @@ impl Samples {
             wanted.flat_map(|(_, of_policy)| of_policy.as_object().into_iter().flatten());
         let mut times = Distribution::default();
         for (_, direction) in directions {
-            // Null while RTTs are not sampled.
+            // Null if RTTs are not sampled.
             let buckets = direction["srtt"]["buckets"].as_array();
             for bucket in buckets.into_iter().flatten() {
                 let count = bucket["count"].as_u64().context(NO_STATISTICS)?;
@@ -74,10 +87,10 @@ impl Samples {
             is_drawn: true,
             remarks: vec![
                 format!(
-                    "{} smoothed RTTs, of which samples were drawn without order: single slow answers are hidden in them",
+                    "{} smoothed RTTs, from which samples were drawn in random order: they hide single slow answers",
                     times.count()
                 ),
-                "intervals are over the drawn flows: they tell how much another draw would differ, not other traffic"
+                "intervals are over the drawn flows: they show the variation between draws, not between traffic"
                     .to_owned(),
             ],
         })

@@ -1,4 +1,4 @@
-//! HTTP/1.1 over a connection that stays.
+//! HTTP/1.1 over a persistent connection.
 
 use std::{collections::VecDeque, net::SocketAddr, time::Instant};
 
@@ -6,10 +6,10 @@ use rto_testbed::workload::http;
 
 use super::{Client, Times};
 
-/// Attempts to connect, which is not what is measured.
+/// Attempts to connect; connecting is not measured.
 const CONNECTS: u32 = 5;
 
-/// Requests over one connection, so many under way at once.
+/// Requests over one connection, some of them pipelined.
 pub(super) struct Kept {
     to: SocketAddr,
     at_once: usize,
@@ -28,9 +28,9 @@ impl Kept {
 }
 
 impl Client for Kept {
-    /// After a request that timed out, over another connection.
+    /// After a request that timed out, it continues over another connection.
     fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
-        // When each that is under way was sent.
+        // Send times of the requests under way.
         let mut sent = VecDeque::new();
         loop {
             while sent.len() < self.at_once && times.next() {
@@ -53,7 +53,7 @@ impl Client for Kept {
     }
 }
 
-/// Tries again after timeouts.
+/// Retries after timeouts.
 fn patiently(to: SocketAddr) -> anyhow::Result<http::Client> {
     for _ in 1..CONNECTS {
         match http::Client::connect(to) {

@@ -1,4 +1,4 @@
-//! HTTP/2 over one connection: requests beside each other, and a stream of messages both ways, as gRPC has them.
+//! HTTP/2 over one connection: concurrent requests, and a bidirectional stream of messages like gRPC's.
 
 use std::{
     cell::RefCell,
@@ -26,17 +26,17 @@ use tokio::{
 
 use super::{Client, Times, Until};
 
-/// Requests beside each other.
+/// Number of concurrent requests.
 const AT_ONCE: usize = 4;
-/// Of the stream of messages; as gRPC's are named.
+/// Path of the stream of messages, in gRPC's form.
 const ECHO: &str = "/lab.Echo/Echo";
-/// From one message to the next.
+/// Interval between messages.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(10);
 /// Bytes of a message.
 const MESSAGE: usize = 100;
-/// Before each message: whether it is compressed, and its length.
+/// Length of the prefix of each message: a compression flag, and the length.
 const PREFIX: usize = 5;
-/// An answer that takes longer does not come.
+/// Time after which an answer counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn runtime() -> anyhow::Result<Runtime> {
@@ -50,7 +50,7 @@ pub(super) fn serve(listener: TcpListener) -> anyhow::Result<()> {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         loop {
             let (stream, _) = listener.accept().await?;
-            // A client that breaks off is no error of the server's.
+            // A client that disconnects is not an error of the server.
             tokio::spawn(serve_connection(stream));
         }
     })
@@ -93,7 +93,7 @@ fn framed(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-/// Messages of a stream, whatever pieces they come in.
+/// Reassembles the messages of a stream.
 #[derive(Default)]
 struct Messages(BytesMut);
 
@@ -105,7 +105,7 @@ impl Messages {
                 return Ok(Some(message));
             }
             let Some(more) = more(from).await? else {
-                ensure!(self.0.is_empty(), "the end in the middle of a message");
+                ensure!(self.0.is_empty(), "the stream ended within a message");
                 return Ok(None);
             };
             self.0.put(more);
@@ -122,7 +122,7 @@ impl Messages {
     }
 }
 
-/// What comes next; the window is opened again.
+/// The next piece of data; releases the flow-control window.
 async fn more(from: &mut RecvStream) -> anyhow::Result<Option<Bytes>> {
     let Some(more) = from.data().await.transpose()? else {
         return Ok(None);
@@ -131,7 +131,7 @@ async fn more(from: &mut RecvStream) -> anyhow::Result<Option<Bytes>> {
     Ok(Some(more))
 }
 
-/// A connection. It lives while something waits for it.
+/// A connection, which is driven while something waits for it.
 struct Connected {
     runtime: Runtime,
     tasks: LocalSet,
@@ -156,7 +156,7 @@ impl Connected {
     }
 }
 
-/// Requests beside each other, each with a response of [`BODY`] bytes.
+/// Concurrent requests, each with a response of [`BODY`] bytes.
 pub(super) struct Requests(Connected);
 
 impl Requests {
@@ -216,7 +216,7 @@ async fn get(send: &mut SendRequest<Bytes>) -> anyhow::Result<usize> {
     Ok(length)
 }
 
-/// A message each [`INTERVAL`], whether the one before has come back or not.
+/// A message every [`INTERVAL`], whether or not the previous one has been echoed.
 pub(super) struct Stream {
     connected: Connected,
     requests: SendStream<Bytes>,
@@ -262,7 +262,7 @@ impl Client for Stream {
         let conversation = async {
             let mut ticks = interval(INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            // When each that has not come back was sent.
+            // Send times of the messages that have not been echoed.
             let mut sent: VecDeque<Instant> = VecDeque::new();
             let mut is_over = false;
             loop {
@@ -281,7 +281,7 @@ impl Client for Stream {
                     message = messages.next(answers) => {
                         let message = message?.context("the server ended the stream")?;
                         ensure!(message.len() == MESSAGE, "a message of {} bytes", message.len());
-                        let begun = sent.pop_front().context("an answer to nothing")?;
+                        let begun = sent.pop_front().context("an answer without a request")?;
                         times.add(begun.elapsed());
                     }
                     () = sleep_until(oldest + TIMEOUT) => bail!("no answer"),

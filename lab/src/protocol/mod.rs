@@ -1,7 +1,8 @@
-//! What both ends of a [`Workload`] do, but those of flows: HTTP/1.1, HTTP/2, gRPC-like streams, TLS, request/response, and
-//! connections as a load balancer's health checks make them.
+//! Both ends of a [`Workload`], except of flows: HTTP/1.1, HTTP/2, gRPC-like streams, TLS, request/response, and
+//! connections like a load balancer's health checks.
 //!
-//! Both are child processes of the lab (`rto-lab workload ROLE`), as the [roles of the testbed](rto_testbed::workload).
+//! Both are child processes of the lab (`rto-lab workload ROLE`), like the [roles of the
+//! testbed](rto_testbed::workload).
 
 mod http1;
 mod http2;
@@ -49,65 +50,65 @@ impl Workload {
     }
 }
 
-/// What a child of the lab does.
+/// The role of a child process of the lab.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Role {
-    /// Serves all workloads; its first reply is its certificate (`Vec<u8>`, DER). For the port of a request/response client
-    /// it says how TCP saw its requests (`Vec<TcpInfo>`).
+    /// Serves all workloads. Its first reply is its certificate (`Vec<u8>`, DER). For the port of a request/response
+    /// client it replies how TCP saw that client's requests (`Vec<TcpInfo>`).
     WorkloadServer {
-        /// Where.
+        /// Address to listen on.
         on: IpAddr,
-        /// Of request/response sockets.
+        /// Options of request/response sockets.
         options: Options,
     },
-    /// Connects, and makes requests that are not measured; says when they are done, and then takes [`Until`], for which
-    /// it says a [`Seen`].
+    /// Connects and makes requests that are not measured; reports when they are done. Then it takes an [`Until`], for
+    /// which it replies a [`Seen`].
     WorkloadClient(To),
 }
 
 /// A client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct To {
-    /// Of what.
+    /// The workload.
     pub workload: Workload,
-    /// Where to.
+    /// Address of the server.
     pub to: IpAddr,
     /// The server's certificate, DER.
     pub certificate: Vec<u8>,
-    /// How many requests are not measured, and the pause after each request.
+    /// The number of requests that are not measured, and the pause after each request.
     pub work: Work,
-    /// Of request/response sockets.
+    /// Options of request/response sockets.
     pub options: Options,
 }
 
-/// How long a client makes requests.
+/// When a client stops making requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Until {
-    /// So many of them.
+    /// After this number of requests.
     Count(u32),
-    /// Until one took at least so long, and some more.
+    /// After a request took at least this long, and some more.
     Longer {
-        /// How long at least.
+        /// Minimum duration of the long request.
         at_least: Duration,
-        /// How many more.
+        /// Number of requests after it.
         after: u32,
     },
 }
 
-/// What a client has seen.
+/// The measurements of a client.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
-    /// How long each request took, microseconds.
+    /// Durations of the requests, microseconds.
     pub us: Vec<u64>,
-    /// How many of them were not answered in that time.
+    /// Number of requests that timed out.
     pub timed_out: u32,
-    /// How TCP saw the connection at each response, and its port: of request/response.
+    /// How TCP saw the connection at each response, and its port; only of request/response.
     pub tcp: Option<(u16, Vec<TcpInfo>)>,
 }
 
-/// A child that has this as its argument; `None` if it is a role of the testbed's.
+/// Runs a child process with this argument; `None` if it is a role of the testbed.
 #[must_use]
 pub fn main(role: &str) -> Option<ExitCode> {
     let role: Role = serde_json::from_str(role).ok()?;
@@ -128,7 +129,7 @@ fn serve(on: IpAddr, options: Options) -> anyhow::Result<()> {
     let (secured, (config, certificate)) = (on(Workload::Tls)?, tls::server()?);
     let infos = rr::Infos::default();
     let all = infos.clone();
-    // Each until the process ends; what one of them fails with, the client sees.
+    // Each runs until the process ends; the client notices if one of them fails.
     thread::spawn(move || each(&small, move |stream| all.watch(stream, options)));
     thread::spawn(move || each(&checks, move |stream| rr::serve(stream, options)));
     thread::spawn(move || each(&http1, http::serve_connection));
@@ -142,7 +143,7 @@ fn serve(on: IpAddr, options: Options) -> anyhow::Result<()> {
     commands(|port: u16| infos.take(port))
 }
 
-/// Has each connection served by a thread of its own; returns when the listener fails.
+/// Serves each connection on its own thread; returns when the listener fails.
 fn each<E>(
     listener: &TcpListener,
     connection: impl Fn(TcpStream) -> Result<(), E> + Clone + Send + 'static,
@@ -150,12 +151,12 @@ fn each<E>(
     loop {
         let (stream, _) = listener.accept()?;
         let connection = connection.clone();
-        // A client that breaks off is no error of the server's.
+        // A client that disconnects is not an error of the server.
         let _detached = thread::Builder::new().spawn(move || connection(stream).is_ok());
     }
 }
 
-/// Times of requests, and how many more there are.
+/// Durations of requests, and how many more to make.
 #[derive(Debug)]
 struct Times {
     seen: Seen,
@@ -169,7 +170,7 @@ impl Times {
         Self { seen, until, pause }
     }
 
-    /// Whether there is another request, which begins now.
+    /// Whether to make another request, which starts now.
     const fn next(&mut self) -> bool {
         match &mut self.until {
             Until::Count(0) | Until::Longer { after: 0, .. } => false,
@@ -186,13 +187,14 @@ impl Times {
         if let Until::Longer { at_least, after } = &mut self.until
             && micros(took) >= micros(*at_least)
         {
-            // From now on each of them counts, also those that are under way.
+            // From this point each request counts, including the ones under way.
             *at_least = Duration::ZERO;
             *after = after.saturating_sub(1);
         }
     }
 
-    /// How a request ended that began then: whether it was answered. An error, if it ended otherwise than by loss.
+    /// Records the end of a request that began at `begun`; returns whether it was answered. An error if it failed other
+    /// than by a loss.
     fn done(&mut self, begun: Instant, done: anyhow::Result<()>) -> anyhow::Result<bool> {
         let is_answered = match done {
             Ok(()) => true,
@@ -211,13 +213,13 @@ impl Times {
     }
 }
 
-/// What makes requests.
+/// A client that makes requests.
 trait Client {
-    /// As long as there are more.
+    /// Makes requests until there are no more.
     fn requests(&mut self, times: &mut Times) -> anyhow::Result<()>;
 }
 
-/// One at a time.
+/// One request at a time.
 impl<F: FnMut() -> anyhow::Result<()>> Client for F {
     fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
         while times.next() {
@@ -245,7 +247,7 @@ fn client(of: &To) -> anyhow::Result<Box<dyn Client>> {
             let config = tls::client(&of.certificate)?;
             Box::new(move || tls::handshake(to, &config))
         }
-        Workload::Flows | Workload::FlowsInTurn => bail!("flows are the testbed's"),
+        Workload::Flows | Workload::FlowsInTurn => bail!("flows are implemented by the testbed"),
     })
 }
 
@@ -268,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_are_told_from_the_testbeds() {
+    fn roles_differ_from_the_testbeds() {
         let own = Role::WorkloadServer {
             on: Ipv4Addr::LOCALHOST.into(),
             options: Options::default(),
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn enough_is_a_count_or_some_after_a_long_one() {
+    fn client_stops_after_count_or_long_request() {
         let pause = Duration::ZERO;
         let mut times = Times::new(Until::Count(2), pause);
         assert_eq!(
@@ -301,7 +303,7 @@ mod tests {
         assert_eq!(times.seen.us.into_iter().max(), Some(60_000));
     }
 
-    /// Each workload over the loopback, with a server of its own.
+    /// Each workload over the loopback interface, with its own server.
     #[test]
     fn conversations() {
         let on: IpAddr = Ipv4Addr::LOCALHOST.into();

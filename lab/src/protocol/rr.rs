@@ -1,4 +1,4 @@
-//! Request/response of a byte and two, and how TCP sees it at both ends.
+//! Request/response of one byte and two bytes, and how TCP sees it at both ends.
 
 use std::{
     collections::HashMap,
@@ -30,7 +30,7 @@ impl Infos {
         })
     }
 
-    /// Of a client; the port may be another one's after it.
+    /// Removes the entry of a client; another client may use the port later.
     pub(super) fn take(&self, port: u16) -> anyhow::Result<Vec<TcpInfo>> {
         let mut infos = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_client = infos.remove(&port);
@@ -38,12 +38,12 @@ impl Infos {
     }
 }
 
-/// Answers a connection that nobody asks about.
+/// Answers a connection whose TCP state is not requested.
 pub(super) fn serve(stream: TcpStream, options: Options) -> anyhow::Result<()> {
     serve_connection(stream, options, |_| {})
 }
 
-/// Over one connection.
+/// Transactions over one connection.
 pub(super) struct Transactions(Client);
 
 impl Transactions {
@@ -66,7 +66,7 @@ impl super::Client for Transactions {
     }
 }
 
-/// A connection, one request, its answer, and the end of the connection.
+/// One connection: connect, request, answer, close.
 pub(super) fn check(to: SocketAddr, options: Options) -> anyhow::Result<()> {
     let (mut client, _) = Client::open(to, Sizes::SMALL, options, CloseMode::OneShot, &|| true)?;
     client.transact()?;

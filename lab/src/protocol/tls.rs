@@ -1,4 +1,4 @@
-//! TLS 1.3 handshakes with a certificate that is made for it; no session is resumed.
+//! TLS 1.3 handshakes with a self-made certificate; no session is resumed.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -15,12 +15,12 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName},
 };
 
-/// Of the certificate.
+/// Name in the certificate.
 const NAME: &str = "lab.invalid";
-/// A handshake that waits this long for one thing has failed.
+/// Time after which a step of a handshake has failed.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A certificate of its own, and what a server needs of it; the certificate as DER.
+/// Creates a certificate and the server's configuration; returns the certificate as DER.
 pub(super) fn server() -> anyhow::Result<(Arc<ServerConfig>, Vec<u8>)> {
     let own = rcgen::generate_simple_self_signed([NAME.to_owned()])?;
     let certificate = own.cert.der().clone();
@@ -33,7 +33,7 @@ pub(super) fn server() -> anyhow::Result<(Arc<ServerConfig>, Vec<u8>)> {
     Ok((Arc::new(config), certificate.to_vec()))
 }
 
-/// A client that trusts this certificate alone.
+/// A client that trusts only this certificate.
 pub(super) fn client(certificate: &[u8]) -> anyhow::Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from(certificate.to_vec()))?;
@@ -45,7 +45,7 @@ pub(super) fn client(certificate: &[u8]) -> anyhow::Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// A handshake, and each byte of the client's back.
+/// Performs a handshake, and echoes each byte of the client.
 pub(super) fn serve_connection(
     mut stream: TcpStream,
     config: &Arc<ServerConfig>,
@@ -61,7 +61,7 @@ pub(super) fn serve_connection(
     Ok(())
 }
 
-/// A connection, its handshake, and a byte there and back.
+/// Connects, performs the handshake, and exchanges one byte.
 pub(super) fn handshake(to: SocketAddr, config: &Arc<ClientConfig>) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_nodelay(true)?;
@@ -72,9 +72,9 @@ pub(super) fn handshake(to: SocketAddr, config: &Arc<ClientConfig>) -> anyhow::R
     secured.write_all(b"q")?;
     let mut byte = [0];
     secured.read_exact(&mut byte)?;
-    ensure!(byte == *b"q", "another byte came back");
+    ensure!(byte == *b"q", "the server echoed a different byte");
     connection.send_close_notify();
-    // Its end is the server's affair: it may have gone.
+    // The server may already have closed the connection.
     let _told: io::Result<usize> = connection.write_tls(&mut stream);
     Ok(())
 }

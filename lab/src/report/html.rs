@@ -71,7 +71,7 @@ fn document(title: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// Each in a drawing of its own.
+/// Each chart as a separate drawing.
 fn drawings(charts: &[Chart]) -> anyhow::Result<Markup> {
     let mut drawings = Vec::new();
     for one in charts {

@@ -1,4 +1,4 @@
-//! What an experiment found: as text, JSON, CSV, Markdown and one HTML file that fetches nothing.
+//! The report of an experiment: as text, JSON, CSV, Markdown, and one HTML file without external resources.
 
 mod html;
 mod table;
@@ -12,40 +12,40 @@ use serde::Serialize;
 use rto_testbed::machine::Machine;
 pub use table::Table;
 
-/// How an experiment was done: a value for each name.
+/// The method of an experiment: a value for each name.
 pub type Method = Vec<(String, String)>;
 
-/// What an experiment found.
+/// The report of an experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Name of the experiment; also of its files.
+    /// Name of the experiment and of its files.
     pub name: String,
-    /// What was asked, in a sentence or two.
+    /// The question, in a sentence or two.
     pub question: String,
-    /// What it ran on.
+    /// The machine.
     pub machine: Machine,
-    /// Seed of all that was left to chance.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// How it was done.
+    /// The method.
     pub method: Method,
-    /// What came of it, in words.
+    /// The findings, in words.
     pub findings: Vec<String>,
-    /// What follows from them, before all other tables.
+    /// The effects, which come before all other tables.
     pub effects: Vec<Table>,
     /// The numbers.
     pub tables: Vec<Table>,
-    /// Drawn.
+    /// Charts.
     #[serde(skip)]
     pub charts: Vec<Chart>,
 }
 
 impl Report {
-    /// Effects first.
+    /// All tables, effects first.
     pub fn all_tables(&self) -> impl Iterator<Item = &Table> {
         self.effects.iter().chain(&self.tables)
     }
 
-    /// For people at a terminal.
+    /// As text for a terminal.
     #[must_use]
     pub fn text(&self) -> String {
         let head = format!("{}\n{}\n", self.question, self.machine.describe());
@@ -54,7 +54,7 @@ impl Report {
         })
     }
 
-    /// For a page of documentation.
+    /// As a page of documentation.
     #[must_use]
     pub fn markdown(&self) -> String {
         let head = format!("{}\n\n{}.\n", self.question, self.machine.describe());
@@ -63,7 +63,7 @@ impl Report {
         })
     }
 
-    /// What was found and what it rests on, then how it was done, then the numbers.
+    /// The findings and their basis, then the method, then the numbers.
     fn body(&self, head: String, mark: &str, table: impl Fn(&Table) -> String) -> String {
         let findings = self.findings.iter().map(|one| format!("- {one}\n"));
         let method = self.method.iter();
@@ -75,8 +75,8 @@ impl Report {
             + &tables(&self.tables)
     }
 
-    /// Writes `NAME.html`, `NAME.json`, `NAME.md` and a `NAME-TABLE.csv` for each table; the directory is made if it is
-    /// not there.
+    /// Writes `NAME.html`, `NAME.json`, `NAME.md`, and a `NAME-TABLE.csv` for each table; creates the directory if
+    /// needed.
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         let write = |file: String, text: &str| {
@@ -94,7 +94,7 @@ impl Report {
     }
 }
 
-/// Lines apart from what is before them, if there are any.
+/// A paragraph, separated from the text before it; empty if there are no lines.
 fn paragraph(lines: String) -> String {
     match lines.is_empty() {
         true => lines,
@@ -102,18 +102,18 @@ fn paragraph(lines: String) -> String {
     }
 }
 
-/// Writes charts alone: one drawing, or a page like those of the reports, by the ending of the file's name.
+/// Writes only charts: one drawing, or a page like in the reports, depending on the file's extension.
 pub fn write_charts(path: &Path, title: &str, charts: &[Chart]) -> anyhow::Result<()> {
     let text = match path.extension().and_then(|ending| ending.to_str()) {
         Some("svg") => chart::svg(charts)?,
         Some("html") => html::charts_page(title, charts)?,
-        _ => anyhow::bail!("its name must end in .svg or .html"),
+        _ => anyhow::bail!("the file name must end in .svg or .html"),
     };
     Ok(fs::write(path, text)?)
 }
 
-/// Writes tables of an experiment into a page of documentation, each between `<!-- EXPERIMENT: NAME -->` and
-/// `<!-- end: NAME -->`; those without markers there are left out.
+/// Writes tables of an experiment into a page of documentation, each between `<!-- EXPERIMENT: NAME -->` and `<!-- end:
+/// NAME -->`; tables without markers in the page are omitted.
 pub fn write_tables(path: &Path, report: &Report) -> anyhow::Result<()> {
     let context = || path.display().to_string();
     let mut text = fs::read_to_string(path).with_context(context)?;
@@ -196,7 +196,7 @@ mod tests {
             "{page}"
         );
         assert!(page.contains("<h1>&lt;trial&gt;</h1>"), "{page}");
-        // As the reports are.
+        // The same style as in the reports.
         assert!(page.contains("border-collapse: collapse"), "{page}");
         let refused = written("a.png").unwrap_err().to_string();
         assert!(refused.contains(".svg or .html"), "{refused}");
@@ -234,7 +234,7 @@ mod tests {
         let html = read("trial.html");
         assert!(html.starts_with("<!DOCTYPE html>"), "{html}");
         assert!(html.contains("&lt;agent&gt;") && html.contains("<svg"));
-        // What was found is before all else.
+        // The findings come first.
         for text in [&html, &read("trial.md"), &report().text()] {
             let at = |part: &str| text.find(part).unwrap();
             let places = ["It does", "What it changes", "11 of each", "Idle, ms"].map(at);

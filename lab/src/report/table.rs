@@ -4,12 +4,12 @@ use comfy_table::{CellAlignment, ContentArrangement, TableStyle, presets};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// A table; its cells are text, numbers without their units, which the columns' names have.
+/// A table; its cells are text, and numbers have no units, because the columns' names contain them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Table {
-    /// For its file.
+    /// Name, which its file gets.
     pub name: String,
-    /// Above it.
+    /// Its heading.
     pub title: String,
     /// Names of its columns.
     pub columns: Vec<String>,
@@ -19,14 +19,14 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty one.
+    /// An empty table.
     #[must_use]
     pub fn new(name: &str, title: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&name| name.to_owned()).collect();
         Self::with_columns(name, title, columns)
     }
 
-    /// The same, whose columns are known only now.
+    /// An empty table whose columns are determined at run time.
     #[must_use]
     pub fn with_columns(name: &str, title: &str, columns: Vec<String>) -> Self {
         Self {
@@ -37,18 +37,18 @@ impl Table {
         }
     }
 
-    /// One more line.
+    /// Adds a line.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// For a terminal: without lines, numbers to the right.
+    /// For a terminal: without rules, numbers aligned to the right.
     #[must_use]
     pub fn text(&self) -> String {
         self.drawn(presets::NOTHING)
     }
 
-    /// For a Markdown page.
+    /// As Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
         self.drawn(presets::ASCII_MARKDOWN)
@@ -70,7 +70,7 @@ impl Table {
         lines.collect()
     }
 
-    /// Comma-separated, with a heading.
+    /// As comma-separated values, with a heading.
     pub fn csv(&self) -> anyhow::Result<String> {
         let mut writer = csv::Writer::from_writer(Vec::new());
         writer.write_record(&self.columns)?;
@@ -81,7 +81,7 @@ impl Table {
     }
 }
 
-/// Cells that are numbers as numbers, and nothing where nothing is.
+/// Serialises numeric cells as numbers, and empty cells as null.
 fn numbers<S: Serializer>(rows: &[Vec<String>], to: S) -> Result<S::Ok, S::Error> {
     let cell = |cell: &String| match (cell.is_empty(), cell.parse::<f64>()) {
         (true, _) => Value::Null,

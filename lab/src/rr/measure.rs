@@ -1,5 +1,5 @@
-//! A measurement: transactions over one connection or many, one after the other or each on its own, for a while
-//! or a number of them.
+//! A measurement: transactions over one or more persistent connections, or over a new connection each, for a duration
+//! or a number of transactions.
 
 use std::{
     net::SocketAddr,
@@ -23,23 +23,23 @@ use serde::{Deserialize, Serialize};
 use super::worker::{self, Connected, Share};
 use crate::summary::micros;
 
-/// When it is over.
+/// The end of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// After this time.
     Time(Duration),
-    /// After so many transactions of each connection.
+    /// After this number of transactions of each connection.
     Count(u64),
 }
 
-/// What one transaction is.
+/// The kind of transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Test {
     /// Request and response, over one connection.
     RequestResponse,
-    /// The same over a connection of its own: connect, request, response, close.
+    /// The same over a new connection: connect, request, response, close.
     NewConnection,
-    /// A connection alone, closed by a reset as soon as it is there.
+    /// Only a connection, closed by a reset as soon as it is established.
     Connect,
 }
 
@@ -55,34 +55,34 @@ impl Test {
     }
 }
 
-/// What is measured.
+/// The plan of a measurement.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Addresses of the server; the first that answers is taken.
+    /// Addresses of the server; the first one that answers is used.
     pub to: Vec<SocketAddr>,
     /// Bytes of a transaction.
     pub sizes: Sizes,
-    /// Of the sockets.
+    /// Options of the sockets.
     pub options: Options,
-    /// When it is over.
+    /// Its end.
     pub limit: Limit,
-    /// Between a response and the next request.
+    /// Pause between a response and the next request.
     pub pause: Duration,
-    /// How many at the same time.
+    /// Number of simultaneous connections.
     pub connections: usize,
-    /// What a transaction is.
+    /// The kind of transaction.
     pub test: Test,
-    /// For so long nothing is recorded.
+    /// Warm-up time, during which nothing is recorded.
     pub warmup: Duration,
-    /// Longest wait for a connection or a response; `None`: as long as TCP waits.
+    /// Maximum wait for a connection or a response; `None`: as long as TCP waits.
     pub timeout: Option<Duration>,
     /// Intervals to report on, if any.
     pub interval: Option<Duration>,
-    /// How many of these the outcome keeps at most; 0 where it is enough that `each` saw them.
+    /// Maximum number of intervals that the outcome keeps; 0 if only `each` needs them.
     pub keep: usize,
 }
 
-/// How it ended.
+/// How a measurement ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ended {
@@ -110,7 +110,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of a histogram; `None` of an empty one.
+    /// From a histogram; `None` if it is empty.
     #[must_use]
     pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
         (!histogram.is_empty()).then(|| Self {
@@ -127,22 +127,22 @@ impl Times {
     }
 }
 
-/// The longest time between two responses on a connection, without the pause that was asked for.
+/// The longest time between two responses on a connection, without the requested pause.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Idle {
-    /// How long.
+    /// Duration.
     pub us: u64,
-    /// When it began, seconds after the measurement did.
+    /// Its start, seconds after the start of the measurement.
     pub after_s: f64,
-    /// When it began (RFC 3339).
+    /// Its start (RFC 3339).
     pub began: String,
-    /// On which connection, from 1.
+    /// Number of the connection, counted from 1.
     pub connection: usize,
     /// Whether the measurement ended before the response came.
     pub unfinished: bool,
 }
 
-/// A connection, at its end; the last one of those that follow each other.
+/// A connection at its end; of consecutive ones, the last.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Connection {
     /// Its client's end.
@@ -153,14 +153,14 @@ pub struct Connection {
     pub connect_us: u64,
     /// As the client's kernel sees it.
     pub client: TcpInfo,
-    /// As the server's kernel sees it, if it could still say so.
+    /// As the server's kernel sees it, if it could still report it.
     pub server: Option<TcpInfo>,
 }
 
 /// Part of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Interval {
-    /// Its begin, seconds after that of the measurement.
+    /// Its start, seconds after the start of the measurement.
     pub from_s: f64,
     /// Its length.
     pub seconds: f64,
@@ -168,15 +168,15 @@ pub struct Interval {
     pub transactions: u64,
     /// How long they took.
     pub latency: Option<Times>,
-    /// It was over before its time: what was measured after the last whole one.
+    /// It ended early: it contains the measurements after the last complete interval.
     #[serde(skip)]
     pub is_rest: bool,
 }
 
-/// Is told of each interval, and of all its times, microseconds.
+/// Callback for each interval, with all its times, microseconds.
 pub type Each<'a> = &'a mut dyn FnMut(&Interval, &Histogram<u64>) -> anyhow::Result<()>;
 
-/// What was measured.
+/// The outcome of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// The server.
@@ -187,24 +187,24 @@ pub struct Outcome {
     pub request_bytes: u32,
     /// Bytes of a response.
     pub response_bytes: u32,
-    /// Between a response and the next request.
+    /// Pause between a response and the next request.
     pub pause_us: u64,
-    /// How many at the same time.
+    /// Number of simultaneous connections.
     pub connections: usize,
-    /// When it began, after the warm-up (RFC 3339).
+    /// Its start, after the warm-up (RFC 3339).
     pub began: String,
-    /// How long it took, without the warm-up.
+    /// Its duration without the warm-up.
     pub elapsed_s: f64,
-    /// How many were measured.
+    /// Number of measured transactions.
     pub transactions: u64,
-    /// Of all connections together.
+    /// Rate of all connections together.
     pub transactions_per_s: f64,
-    /// How long a transaction took; with new connections from connect(2) to the end of the connection, and without
-    /// requests connect(2) alone.
+    /// Duration of a transaction; with new connections, from connect(2) to the end of the connection; without requests,
+    /// of connect(2) only.
     pub latency: Option<Times>,
     /// How long connect(2) took.
     pub connect: Option<Times>,
-    /// The longest.
+    /// The longest idle time.
     pub longest_idle: Option<Idle>,
     /// Retransmissions of all connections, as the client's kernel counts them.
     pub retransmissions: u64,
@@ -212,32 +212,33 @@ pub struct Outcome {
     pub tcp: Vec<Connection>,
     /// By intervals, if they were asked for: the first [`Plan::keep`] of them.
     pub intervals: Vec<Interval>,
-    /// What is missing from all this, and why.
+    /// Missing data, with the reason.
     pub remarks: Vec<String>,
     /// How it ended.
     pub ended: Ended,
-    /// Why, if it failed.
+    /// The reason, if it failed.
     pub reason: Option<String>,
 }
 
-/// What the workers have in common.
+/// State that the workers share.
 pub(super) struct Shared<'a> {
     pub(super) plan: &'a Plan,
     pub(super) to: SocketAddr,
     pub(super) stop: AtomicBool,
-    /// Since when is recorded.
+    /// Start of the recording.
     pub(super) from: Instant,
     pub(super) deadline: Option<Instant>,
-    /// By worker: what was measured since the last interval.
+    /// By worker: the times since the last interval.
     pub(super) live: Vec<Mutex<Histogram<u64>>>,
 }
 
-/// Measures. `each` is told of each interval; an error of it ends the measurement. It ends as well when `go_on` says no.
+/// Measures. It calls `each` for each interval; if that fails, the measurement ends. It also ends when `go_on` returns
+/// false.
 ///
 /// # Errors
 ///
-/// If the connections cannot be made, or a time of the plan is beyond what the clock counts. What fails later is in
-/// the outcome.
+/// If the connections cannot be made, or a time of the plan is out of the clock's range. The outcome contains later
+/// errors.
 pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Result<Outcome> {
     plan.sizes.check()?;
     later(Instant::now(), plan.pause)?;
@@ -272,13 +273,13 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
             let share = Share::new(number)?;
             let worker = thread::Builder::new().name(format!("connection {}", number + 1));
             let spawned = worker.spawn_scoped(scope, move || {
-                // Nobody listens any more only if the others failed.
+                // The receiver is gone only if other workers failed.
                 let _late = sender.send(worker::work(share, client, shared));
             });
             if spawned.is_err() {
                 shared.stop.store(true, Ordering::Relaxed);
             }
-            spawned.context("a thread for each connection")?;
+            spawned.context("cannot start a thread for each connection")?;
         }
         drop(sender);
         let mut shares: Vec<Share> = Vec::new();
@@ -306,7 +307,7 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
             let stopping = shared.stop.load(Ordering::Relaxed);
             if next.is_some_and(|next| Instant::now() >= next) && failed.is_none() && !stopping {
                 let (interval, times) = drain(&shared, from, &mut last)?;
-                // With a warm-up the first begin is in the future.
+                // With a warm-up, the first start is in the future.
                 if let Err(error) = each(&interval, &times) {
                     failed = Some(error);
                     shared.stop.store(true, Ordering::Relaxed);
@@ -336,7 +337,7 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
         ));
     }
     outcome.intervals = intervals;
-    // On a busy host the time may be over before the first begins, which is no failure of a connection's.
+    // On a busy host the time may be over before the first transaction begins, which is not a failure of a connection.
     if outcome.transactions == 0 && ended == Ended::Done && outcome.reason.is_none() {
         outcome.reason = Some("the time was over before the first transaction".to_owned());
     }
@@ -350,10 +351,10 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
 
 fn later(instant: Instant, by: Duration) -> anyhow::Result<Instant> {
     let later = instant.checked_add(by);
-    later.with_context(|| format!("{} s are beyond what the clock counts", by.as_secs()))
+    later.with_context(|| format!("{} s are out of the clock's range", by.as_secs()))
 }
 
-/// Takes what the workers have measured since the last interval.
+/// Takes the times that the workers have measured since the last interval.
 fn drain(
     shared: &Shared<'_>,
     from: Instant,
@@ -377,7 +378,7 @@ fn drain(
     Ok((interval, all))
 }
 
-/// The address that answers, and a client for each worker (none where each transaction has its own).
+/// The address that answers, and a client for each worker (none if each transaction has its own).
 fn connect(
     plan: &Plan,
     go_on: &dyn Fn() -> bool,
@@ -386,7 +387,7 @@ fn connect(
     let close = if keeps {
         CloseMode::WithTcpInfo
     } else {
-        // It is only to see who answers; nothing is sent.
+        // Only checks whether the address answers; nothing is sent.
         CloseMode::OneShot
     };
     let mut error = None;
@@ -398,7 +399,9 @@ fn connect(
         };
         let first = match open() {
             Ok(first) => first,
-            Err(Error::Stopped) if !go_on() => bail!("interrupted before there was a connection"),
+            Err(Error::Stopped) if !go_on() => {
+                bail!("interrupted before a connection was established")
+            }
             Err(refused) => {
                 error = Some(anyhow::Error::new(refused).context(format!("connect to {to}")));
                 continue;
@@ -437,7 +440,7 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
     let mut remarks: Vec<String> = missing.next().into_iter().collect();
     let more = missing.count();
     if more > 0 {
-        remarks.push(format!("and {more} more connections like that"));
+        remarks.push(format!("and {more} more connections likewise"));
     }
     let seconds = elapsed.as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 in a lifetime")]
@@ -544,7 +547,10 @@ mod tests {
             },
         ] {
             let error = run(&plan, &|| true, &mut |_, _| Ok(())).unwrap_err();
-            assert!(error.to_string().contains("beyond"), "{error}");
+            assert!(
+                error.to_string().contains("out of the clock's range"),
+                "{error}"
+            );
         }
         let plan = Plan {
             interval: Some(long),

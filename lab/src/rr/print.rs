@@ -1,4 +1,4 @@
-//! What was measured, as text and as comma-separated values.
+//! Prints an outcome as text and as comma-separated values.
 
 use rto_testbed::tcp::TcpInfo;
 
@@ -10,7 +10,7 @@ use crate::{
 
 /// Connections whose ends are shown one by one; JSON has all.
 const SHOWN: usize = 4;
-/// Of the lines of [`csv`].
+/// The columns of [`csv`].
 const CSV: [&str; 17] = [
     "kind",
     "seconds",
@@ -31,7 +31,7 @@ const CSV: [&str; 17] = [
     "retransmissions",
 ];
 
-/// For people at a terminal, the first lines as netperf prints them.
+/// As text for a terminal; the first lines are like netperf's.
 #[must_use]
 pub fn text(outcome: &Outcome) -> String {
     let Outcome { test, to, .. } = outcome;
@@ -57,7 +57,7 @@ pub fn text(outcome: &Outcome) -> String {
     text.push_str(&format!("\n{}", latency.text()));
     if let Some(idle) = &outcome.longest_idle {
         text.push_str(&format!(
-            "\nlongest idle time: {:.3} ms, from {:.3} s on ({}){}{}\n",
+            "\nlongest idle time: {:.3} ms, starting at {:.3} s ({}){}{}\n",
             ms(idle.us),
             idle.after_s,
             idle.began,
@@ -78,14 +78,14 @@ pub fn text(outcome: &Outcome) -> String {
     }
     if outcome.retransmissions > 0 {
         text.push_str(&format!(
-            "retransmissions of the client's in all: {}\n",
+            "retransmissions by the client in total: {}\n",
             outcome.retransmissions
         ));
     }
     text
 }
 
-/// As netperf's TCP_RR.
+/// A table like netperf's TCP_RR.
 fn rate(outcome: &Outcome) -> Table {
     let mut table = Table::new(
         "",
@@ -151,7 +151,7 @@ fn line(name: String, info: &TcpInfo) -> [String; 7] {
     ]
 }
 
-/// A line while it is measured.
+/// A line during the measurement.
 #[must_use]
 pub fn live(interval: &Interval) -> String {
     let until = interval.from_s + interval.seconds;
@@ -171,7 +171,7 @@ pub fn csv_heading() -> String {
     format!("{}\n", CSV.join(","))
 }
 
-/// An interval of it.
+/// A comma-separated line for an interval.
 #[must_use]
 pub fn csv_interval(interval: &Interval) -> String {
     let rate = f(interval.transactions) / interval.seconds;
@@ -186,7 +186,7 @@ pub fn csv_interval(interval: &Interval) -> String {
     )
 }
 
-/// All of it.
+/// The comma-separated line for the whole measurement.
 #[must_use]
 pub fn csv_total(outcome: &Outcome) -> String {
     csv(
@@ -210,7 +210,7 @@ pub fn csv_total(outcome: &Outcome) -> String {
     )
 }
 
-/// No cell has anything that would have to be quoted.
+/// No cell contains a character that would need quotes.
 fn csv(
     kind: &str,
     seconds: f64,
@@ -229,7 +229,7 @@ fn csv(
     format!("{}\n", cells.join(","))
 }
 
-/// In the order of the headings.
+/// The numbers in the order of the headings.
 fn numbers(times: &Times) -> [String; 8] {
     [
         times.min_us.to_string(),

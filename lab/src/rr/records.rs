@@ -1,4 +1,4 @@
-//! A measurement between two hosts as records of the engine: `rto-lab report` and `rto-lab compare` take them.
+//! A measurement between two hosts as records of the engine, for `rto-lab report` and `rto-lab compare`.
 
 use std::{
     io,
@@ -19,43 +19,44 @@ use crate::{
     report::Report,
 };
 
-/// How they are shown.
+/// The design of the report.
 const DESIGN: &str = include_str!("../../experiments/rr.toml");
-/// A record has the times of an interval as so many values at most, at even ranks.
+/// Maximum number of values, at even ranks, that a record keeps for the times of an interval.
 const VALUES: u64 = 200;
-/// Records of one length; after so many, twice as many intervals make one, so that a log of days stays small.
+/// Number of records of the same length. After that, twice as many intervals make one record, so that a log of days
+/// stays small.
 const RECORDS: u32 = 500;
-/// Length of an interval, if nothing else is asked for and the measurement is short.
+/// Length of an interval, by default and for a short measurement.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Length of the intervals that are recorded.
 #[must_use]
 pub fn interval(limit: Limit) -> Duration {
     match limit {
-        // As few as a minute has.
+        // At most 60 intervals, as in a minute.
         Limit::Time(time) => (time / 60).max(INTERVAL),
         Limit::Count(_) => INTERVAL,
     }
 }
 
-/// The log of a measurement, to which others with the same plan between the same hosts can be added.
+/// The log of a measurement; measurements with the same plan between the same hosts can be added to it.
 #[derive(Debug)]
 pub struct Records {
     log: Log,
     manifest: Manifest,
     test: Test,
     all: Vec<Record>,
-    /// Of those before.
+    /// Number of the next record, after the ones of earlier calls.
     next: u32,
-    /// Of this one.
+    /// Number of records of this call.
     taken: u32,
-    /// What all of them are of, seconds.
+    /// Total measured time, seconds.
     elapsed: f64,
-    /// Intervals that are no whole record yet.
+    /// Intervals that are not yet a complete record.
     pending: Pending,
 }
 
-/// Intervals that follow each other.
+/// Consecutive intervals.
 #[derive(Debug)]
 struct Pending {
     intervals: u32,
@@ -73,18 +74,19 @@ impl Pending {
     }
 }
 
-/// How many intervals make the next record.
+/// The number of intervals of the next record.
 const fn intervals(taken: u32) -> u32 {
     let doublings = taken / RECORDS;
     1 << if doublings < 31 { doublings } else { 31 }
 }
 
 impl Records {
-    /// Opens it, and asks the server what its host is. A server that is none of ours is not in it.
+    /// Opens the log, and asks the server for the facts of its host. The log has no facts of a server other than
+    /// rto-lab's.
     ///
     /// # Errors
     ///
-    /// If it is of another measurement, or cannot be written.
+    /// If the log is of another measurement, or cannot be written.
     pub fn open(
         dir: &Path,
         plan: &Plan,
@@ -128,7 +130,7 @@ impl Records {
 
     /// Adds an interval.
     pub fn add(&mut self, interval: &Interval, times: &Histogram<u64>) -> anyhow::Result<()> {
-        // Of an empty rest nothing can be said.
+        // An empty rest contains no information.
         if !interval.is_rest || interval.transactions > 0 {
             self.pending.intervals += 1;
             self.pending.seconds += interval.seconds;
@@ -151,14 +153,14 @@ impl Records {
         Ok(())
     }
 
-    /// The report of all that is there.
+    /// The report of all records in the log.
     #[must_use]
     pub fn report(&self) -> Report {
         engine::report(&self.manifest, &self.all)
     }
 }
 
-/// What the server says of its host; `None` if it is none of ours.
+/// The facts of the server's host; `None` if the server is not rto-lab's.
 fn server(plan: &Plan, go_on: &dyn Fn() -> bool) -> anyhow::Result<Option<HostFacts>> {
     let mut failed = None;
     for to in &plan.to {
@@ -166,7 +168,7 @@ fn server(plan: &Plan, go_on: &dyn Fn() -> bool) -> anyhow::Result<Option<HostFa
         let is_in_time = || go_on() && plan.timeout.is_none_or(|most| begin.elapsed() < most);
         match Client::facts(*to, &is_in_time) {
             Ok(facts) => return Ok(Some(facts)),
-            // A server of another kind may also answer a request that it does not know by a reset.
+            // Another kind of server may also answer an unknown request with a reset.
             Err(Error::Io(error)) if error.kind() != io::ErrorKind::ConnectionReset => {
                 failed = Some(anyhow::Error::new(error).context(format!("connect to {to}")));
             }
@@ -184,7 +186,8 @@ fn record(test: Test, run: u32, seconds: f64, times: &Histogram<u64>) -> Record 
     let count = times.len().min(VALUES);
     let ranks = (0..count).map(|rank| (rank as f64 + 0.5) / count as f64);
     let values = ranks.map(|share| times.value_at_quantile(share) as f64);
-    // A busy second has more transactions than a slow one, and the last interval is shorter than the others.
+    // The weight is a rate, because a busy second has more transactions than a slow one, and the last interval is
+    // shorter.
     let seconds = seconds.max(1e-6);
     let record = Record::new([("test", test.name())], run)
         .with_all("time", values)
@@ -198,7 +201,7 @@ fn record(test: Test, run: u32, seconds: f64, times: &Histogram<u64>) -> Record 
     }
 }
 
-/// How it is shown.
+/// The design of the report.
 fn design(plan: &Plan) -> anyhow::Result<Design> {
     let is_connect = plan.test == Test::Connect;
     let text = match is_connect {
@@ -271,13 +274,13 @@ mod tests {
         assert!((4900.0..5100.0).contains(&p50), "{p50}");
         assert_eq!(record.values["rate"], [5000.0]);
         assert!((10_000.0..10_020.0).contains(&record.values["longest"][0]));
-        // Of few all.
+        // All values, if there are few.
         let mut times = Histogram::<u64>::new(3).unwrap();
         times.record(7).unwrap();
         let few = super::record(Test::Connect, 0, 1.0, &times);
         assert_eq!(few.values["time"], [7.0]);
         assert_eq!(few.weights["time"], 1.0);
-        // None ended in it: its rate counts.
+        // No transaction ended in it, but its rate counts.
         let none = super::record(Test::Connect, 0, 1.0, &Histogram::new(3).unwrap());
         assert_eq!(
             (
@@ -305,7 +308,7 @@ mod tests {
             manifest,
             test: Test::Connect,
             all: Vec::new(),
-            // Of an earlier call.
+            // After the records of an earlier call.
             next: 7,
             taken: 0,
             elapsed: 100.0,
@@ -327,7 +330,7 @@ mod tests {
         interval.is_rest = true;
         interval.transactions = 0;
         records.add(&interval, &Histogram::new(3).unwrap()).unwrap();
-        // 500 of one, 500 of two, and the one that is left.
+        // 500 of one interval, 500 of two, and one for the rest.
         let lengths: Vec<f64> = records.all.iter().map(|one| one.weights["rate"]).collect();
         assert_eq!(lengths.len(), 2 * RECORDS as usize + 1);
         assert_eq!(
@@ -338,7 +341,7 @@ mod tests {
             ),
             (0.5, 1.0, 0.5)
         );
-        // They follow each other in time, after those of the earlier call.
+        // They are consecutive in time, after the records of the earlier call.
         let ends = records.all.iter().map(|one| one.values["elapsed"][0]);
         let ends: Vec<f64> = ends.collect();
         assert_eq!((ends[0], ends[RECORDS as usize]), (100.5, 351.0));

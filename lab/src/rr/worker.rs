@@ -1,4 +1,4 @@
-//! One of the threads of a measurement: a connection, or one after the other.
+//! A worker thread of a measurement, with a persistent connection or consecutive new ones.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use rto_testbed::{
 use super::measure::{Connection, Limit, Plan, Shared, Test};
 use crate::summary::micros;
 
-/// A response that is overdue for longer when the time is over is one that did not come.
+/// At the end, a response overdue by more than this counts as missing.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// A connection, and how long connect(2) took.
@@ -31,7 +31,7 @@ pub(super) struct Gap {
     pub(super) unfinished: bool,
 }
 
-/// What a worker has measured.
+/// The measurements of a worker.
 pub(super) struct Share {
     pub(super) number: usize,
     pub(super) latencies: Histogram<u64>,
@@ -39,10 +39,10 @@ pub(super) struct Share {
     pub(super) idle: Option<Gap>,
     pub(super) retransmissions: u64,
     pub(super) end: Option<Connection>,
-    /// When it was done.
+    /// When it finished.
     pub(super) until: Instant,
     pub(super) failure: Option<String>,
-    /// What is missing, though nothing failed.
+    /// Missing data although nothing failed.
     pub(super) remark: Option<String>,
 }
 
@@ -67,7 +67,7 @@ impl Share {
         }
     }
 
-    /// Remembers a connection at its end.
+    /// Records a connection at its end.
     fn ended(&mut self, shared: &Shared<'_>, client: &Client, connect: Duration) -> io::Result<()> {
         let info = TcpInfo::of(client.stream())?;
         self.retransmissions += u64::from(info.total_retrans);
@@ -82,7 +82,7 @@ impl Share {
     }
 }
 
-/// Works until the limit, or until it is told to stop, or until something fails.
+/// Works until the limit, a stop, or a failure.
 pub(super) fn work(mut share: Share, connected: Option<Connected>, shared: &Shared<'_>) -> Share {
     match connected {
         Some((mut client, took)) => {
@@ -104,9 +104,9 @@ pub(super) fn work(mut share: Share, connected: Option<Connected>, shared: &Shar
     share
 }
 
-/// Asks the server how it sees the connection.
+/// Asks the server for its view of the connection.
 fn farewell(share: &mut Share, client: Client, shared: &Shared<'_>) {
-    // Who is told to stop only now waits no longer; who had been told before still asks.
+    // A stop that arrives during this request ends the wait; a worker that was stopped before still asks.
     let stopped = shared.stop.load(Ordering::Relaxed);
     let heard = client.close_with_tcp_info(&|| stopped || !shared.stop.load(Ordering::Relaxed));
     let on = share.number + 1;
@@ -126,13 +126,13 @@ fn farewell(share: &mut Share, client: Client, shared: &Shared<'_>) {
                 other => other.to_string(),
             };
             share.remark = Some(format!(
-                "connection {on}: the server did not say how its TCP sees it: {why}"
+                "connection {on}: the server did not report its TCP's view: {why}"
             ));
         }
     }
 }
 
-/// A transaction on a connection of its own, from connect(2) until the connection has ended; or that connection alone.
+/// A transaction on a new connection, from connect(2) until the connection has ended; or only the connection.
 fn once(
     shared: &Shared<'_>,
     share: &mut Share,
@@ -143,7 +143,7 @@ fn once(
     let (mut client, connect) = Client::open(shared.to, sizes, options, CloseMode::OneShot, go_on)?;
     if shared.plan.test == Test::Connect {
         share.ended(shared, &client, connect)?;
-        // Else each would leave a port in TIME_WAIT for a minute.
+        // Otherwise each connection would leave a port in TIME_WAIT for a minute.
         client.reset()?;
         return Ok(connect);
     }
@@ -157,7 +157,7 @@ fn once(
     Ok(took)
 }
 
-/// Transactions, one after the other; whether the last one was still under way.
+/// Performs transactions in turn; returns whether the last one was still under way.
 fn repeat(
     shared: &Shared<'_>,
     share: &mut Share,
@@ -169,7 +169,7 @@ fn repeat(
             || shared.deadline.is_some_and(|end| Instant::now() >= end)
     };
     let mut outstanding = false;
-    // When the next response became due to be asked for.
+    // When the next request became due.
     let mut due = Instant::now();
     let mut number = 0_u64;
     while !over() {
@@ -213,7 +213,7 @@ fn repeat(
     outstanding
 }
 
-/// Why a transaction that did not come about is a failure, if it is one.
+/// The reason for a failed transaction, if it counts as a failure.
 fn why(shared: &Shared<'_>, share: &Share, error: &Error, waited: Duration) -> Option<String> {
     let waited_s = waited.as_secs_f64();
     match error {
@@ -225,7 +225,7 @@ fn why(shared: &Shared<'_>, share: &Share, error: &Error, waited: Duration) -> O
             (timed_out || silent).then(|| {
                 let asks = shared.plan.test != Test::Connect;
                 let hint = if share.latencies.is_empty() && asks {
-                    "; is it rto-lab rr --server that listens there?"
+                    "; is the server rto-lab rr --server?"
                 } else {
                     ""
                 };
@@ -233,7 +233,7 @@ fn why(shared: &Shared<'_>, share: &Share, error: &Error, waited: Duration) -> O
             })
         }
         Error::Io(error) if error.raw_os_error() == Some(Errno::EADDRNOTAVAIL as i32) => Some(
-            format!("{error}: no local port is free; --pause makes fewer connections a second"),
+            format!("{error}: no local port is free; reduce the connection rate with --pause"),
         ),
         Error::Io(error) => Some(format!("{error} (after {waited_s:.1} s)")),
         other => Some(other.to_string()),
@@ -251,6 +251,6 @@ fn sleep_until(until: Instant, over: &dyn Fn() -> bool) {
 }
 
 fn record(histogram: &mut Histogram<u64>, time: Duration) {
-    // One that grows by itself takes every value.
+    // A histogram that resizes itself accepts every value.
     let _taken = histogram.record(micros(time));
 }

@@ -1,4 +1,4 @@
-//! `rto-lab connect` over the loopback, as a user runs it, and the records that it and `rto-lab rr` keep.
+//! `rto-lab connect` over the loopback interface, as a user runs it, and the records that it and `rto-lab rr` keep.
 
 use std::{fs, net::TcpListener, path::Path, process::Command};
 
@@ -13,7 +13,7 @@ fn rto_lab(args: &[&str]) -> Command {
     command
 }
 
-/// What it prints as JSON.
+/// Its JSON output.
 fn json(args: &[&str]) -> Value {
     let output = rto_lab(args).assert().success().get_output().clone();
     serde_json::from_slice(&output.stdout).unwrap()
@@ -32,7 +32,7 @@ fn log(path: &Path) -> (Value, Vec<Value>) {
 
 #[test]
 fn handshakes_with_any_server() {
-    // It never accepts: the kernel makes the connections.
+    // It never calls accept(): the kernel completes the handshakes.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap().to_string();
     let out = json(&["connect", &to, "--count", "100", "--json"]);
@@ -57,7 +57,7 @@ fn handshakes_with_any_server() {
         text.contains("TCP_CC to") && text.contains("handshake "),
         "{text}"
     );
-    // Each was reset: this end waits for none of them.
+    // Each connection was reset, so none is in TIME_WAIT at this end.
     let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
     let port = format!(":{:04X}", listener.local_addr().unwrap().port());
     let in_time_wait = |line: &&str| {
@@ -66,7 +66,7 @@ fn handshakes_with_any_server() {
     };
     assert_eq!(sockets.lines().skip(1).filter(in_time_wait).count(), 0);
     drop(listener);
-    // Nothing is kept of what was not measured.
+    // Nothing is recorded before the measurement.
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().display().to_string();
     rto_lab(&["connect", &to, "--out", &out]).assert().code(1);
@@ -77,7 +77,7 @@ fn handshakes_with_any_server() {
 }
 
 #[test]
-fn records_of_both_have_the_hosts_and_are_reported_and_compared() {
+fn records_of_rr_and_connect_have_hosts_and_compare() {
     let (_server, _said, to) = server("127.0.0.1:0");
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("a");
@@ -95,7 +95,7 @@ fn records_of_both_have_the_hosts_and_are_reported_and_compared() {
     let connect = ["connect", &to, "--pause", "1ms", "--count", "50", "--json"];
     for dir in [&one, &other] {
         let measured = json(&[&rr[..], &["--out", dir]].concat());
-        // As without records: no intervals were asked for.
+        // As without records, because no intervals were requested.
         assert_eq!(measured["intervals"], Value::Array(Vec::new()));
         json(&[&connect[..], &["--out", dir]].concat());
     }
@@ -141,7 +141,7 @@ fn records_of_both_have_the_hosts_and_are_reported_and_compared() {
         .collect();
     runs.dedup();
     assert_eq!(runs.len(), records.len(), "{runs:?}");
-    // Over time, after each other.
+    // In consecutive order of time.
     let ends = records
         .iter()
         .map(|one| one["values"]["elapsed"][0].as_f64().unwrap());
@@ -175,10 +175,10 @@ fn records_of_both_have_the_hosts_and_are_reported_and_compared() {
 }
 
 #[test]
-fn a_server_that_is_none_of_ours_has_no_facts() {
+fn server_of_another_kind_has_no_host_facts() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap().to_string();
-    // It answers as a web server would, and closes.
+    // It answers like a web server, and closes.
     std::thread::spawn(move || {
         use std::io::Write as _;
         for stream in listener.incoming() {

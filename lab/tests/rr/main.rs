@@ -1,4 +1,4 @@
-//! `rto-lab rr` over the loopback, as a user runs it.
+//! `rto-lab rr` over the loopback interface, as a user runs it.
 
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -19,13 +19,13 @@ use nix::{
 };
 use serde_json::Value;
 
-/// As JSON, with a line on stderr now and then.
+/// JSON output, with live lines on stderr.
 const LIVE: [&str; 3] = ["--json", "--interval", "100ms"];
 
-/// Of a live line: transactions were measured.
+/// Part of a live line with measured transactions.
 const MEASURED: &str = ", p50 ";
 
-/// Killed, if nobody ended it.
+/// A process that is killed on drop.
 struct Running(Child);
 
 impl Running {
@@ -35,7 +35,7 @@ impl Running {
         Self(command.spawn().unwrap())
     }
 
-    /// Waits for a live line with that (asked for by [`LIVE`]); what reads the further ones.
+    /// Waits for a live line with this text (enabled by [`LIVE`]); returns the reader of further lines.
     fn said(&mut self, wanted: &str) -> BufReader<ChildStderr> {
         let mut said = BufReader::new(self.0.stderr.take().unwrap());
         let mut line = String::new();
@@ -58,7 +58,7 @@ impl Drop for Running {
     }
 }
 
-/// A server on a port that was free, what it says, and where it listens.
+/// A server on a free port, its output, and its address.
 fn server(on: &str) -> (Running, BufReader<ChildStdout>, String) {
     let mut server = Running::start(&["--server", "--on", on]);
     let mut said = BufReader::new(server.0.stdout.take().unwrap());
@@ -75,14 +75,14 @@ fn rto_lab(args: &[&str]) -> Command {
     command
 }
 
-/// A verb.
+/// A command of rto-lab.
 fn program(verb: &str) -> Command {
     let mut command = Command::new(cargo_bin!("rto-lab"));
     command.arg(verb);
     command
 }
 
-/// What a client that must end with this status prints as JSON, and on stderr.
+/// The JSON and stderr of a client that must exit with this status.
 fn measured(to: &str, args: &[&str], status: i32) -> (Value, String) {
     let all = [&["--connect", to, "--json"], args].concat();
     let output = rto_lab(&all).assert().code(status).get_output().clone();
@@ -111,7 +111,7 @@ fn counts_histograms_and_how_tcp_sees_it() {
     let rising = ["min_us", "p50_us", "p90_us", "p99_us", "p99_9_us", "max_us"].map(latency);
     assert!(rising.is_sorted(), "{json:#}");
     assert!((rising[0]..=rising[5]).contains(&latency("mean_us")));
-    // The pause is not idle time, but 49 of them passed.
+    // The pause does not count as idle time, but 49 pauses passed.
     assert!(json["elapsed_s"].as_f64().unwrap() >= 0.098, "{json:#}");
     let idle = json["longest_idle"]["us"].as_f64().unwrap();
     assert!(idle + 1.0 >= rising[5] * 0.99, "{json:#}");
@@ -120,7 +120,7 @@ fn counts_histograms_and_how_tcp_sees_it() {
     assert_eq!(ends.len(), 3);
     for end in ends {
         assert!(end["client"]["delivered"].as_u64().unwrap() >= 50, "{end}");
-        // The server's responses wait for the next request's ACK.
+        // The server's responses are acknowledged by the next request.
         assert!(end["server"]["srtt_us"].as_u64().unwrap() > 1000, "{end}");
         assert!(end["client"]["rto_us"].as_u64().unwrap() > 0);
     }
@@ -135,7 +135,7 @@ fn counts_histograms_and_how_tcp_sees_it() {
     server.signal(Signal::SIGINT);
     let mut rest = String::new();
     said.read_to_string(&mut rest).unwrap();
-    // One looked whether somebody listens.
+    // One connection only checked whether the server listens.
     assert_eq!(rest, "connections 24, transactions 170\n");
     let mut server = server;
     assert_eq!(server.0.wait().unwrap().code(), Some(0));
@@ -158,7 +158,8 @@ fn both_families_by_name_with_live_lines() {
         let (total, intervals) = rows.split_last().unwrap();
         assert_eq!(&total[0], "total");
         let seconds = |row: &csv::StringRecord| row[1].parse::<f64>().unwrap();
-        // On a busy host fewer and longer ones than three, or one more, if the last has to wait for its thread. Rounded.
+        // On a busy host there are fewer and longer intervals than three, or one more if the last has to wait for its
+        // thread. Rounded.
         assert!(!intervals.is_empty(), "{text}");
         for interval in intervals {
             assert!(seconds(interval) >= 0.099, "{text}");
@@ -170,7 +171,7 @@ fn both_families_by_name_with_live_lines() {
             intervals.iter().map(count).sum::<u64>() <= count(total),
             "{text}"
         );
-        // The warm-up takes nothing off it, nor is it in it.
+        // The warm-up neither shortens the measurement nor counts in it.
         assert!(
             (0.349..=lasted - 0.049).contains(&seconds(total)),
             "{lasted} s: {text}"
@@ -179,7 +180,7 @@ fn both_families_by_name_with_live_lines() {
 }
 
 #[test]
-fn nobody_listens() {
+fn client_without_server_fails() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = free.local_addr().unwrap().to_string();
     drop(free);
@@ -198,7 +199,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn peers_that_fall_silent_go_or_speak_something_else() {
+fn peer_silent_closed_or_with_other_protocol_fails() {
     let (silent, _said, to) = server("127.0.0.1:0");
     let begin = Instant::now();
     let args = ["--connect", &to, "--pause", "1ms", "--duration", "1m"];
@@ -263,7 +264,7 @@ fn an_interrupt_prints_what_was_measured() {
     assert!(json["elapsed_s"].as_f64().unwrap() < 30.0);
 }
 
-/// A peer that answers as many one-byte requests, and then is left to `then`; where it listens.
+/// A peer that answers this number of one-byte requests, and then runs `then`; returns its address.
 fn peer(answers: usize, then: fn(TcpStream)) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap().to_string();
@@ -284,7 +285,7 @@ fn flood(mut stream: TcpStream) {
 }
 
 fn trickle(mut stream: TcpStream) {
-    // Else each byte waits for a delayed ACK, and the reader's own timeout passes.
+    // Otherwise each byte would wait for a delayed ACK, and the reader's own timeout would pass.
     stream.set_nodelay(true).unwrap();
     while stream.write_all(b"s").is_ok() {
         std::thread::sleep(Duration::from_millis(10));
@@ -292,7 +293,7 @@ fn trickle(mut stream: TcpStream) {
 }
 
 #[test]
-fn peers_that_do_not_stop_talking_at_the_end() {
+fn peer_that_keeps_sending_at_the_end_is_reported() {
     let begin = Instant::now();
     let (json, said) = measured(&peer(3, flood), &["--count", "3"], 1);
     assert!(said.contains("does not speak"), "{said}");
@@ -314,7 +315,7 @@ fn peers_that_trickle_a_response() {
     let (_, said) = measured(&peer(0, trickle), &args, 1);
     assert!(said.contains("no response for "), "{said}");
     let args = [&long[..], &["--duration", "500ms"]].concat();
-    // Not one transaction is a failure, but the time is over.
+    // No transaction failed, but the time is over.
     let (json, _) = measured(&peer(0, trickle), &args, 1);
     assert_eq!(json["transactions"], 0);
 
@@ -374,7 +375,7 @@ fn connections_cost_a_server_little_and_are_limited() {
             stream
         })
         .collect();
-    // Accepted one after the other: these are beyond.
+    // Accepted in order: these exceed the limit.
     for _ in 0..20 {
         let mut refused = TcpStream::connect(to).unwrap();
         refused
@@ -385,7 +386,7 @@ fn connections_cost_a_server_little_and_are_limited() {
     let (kib, threads) = resident(&server);
     assert!(threads <= MOST as u64 + 1, "{threads}");
     assert!(kib < 40 << 10, "{kib} KiB");
-    // Who was taken is answered.
+    // Accepted connections are answered.
     taken[0].write_all(&vec![b'q'; (1 << 20) - 1000]).unwrap();
     let mut response = vec![0; 1 << 20];
     taken[0].read_exact(&mut response).unwrap();

@@ -1,4 +1,4 @@
-//! Times without order.
+//! Distributions of times whose order is unknown.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use crate::{
     retransmit::RTO_MAX_US,
 };
 
-/// Samples of a flow made of values without order.
+/// Number of samples in a flow that is drawn from values without order.
 const DRAWN_FLOW: usize = 250;
 
-/// Times and how often they were seen.
+/// Times and their frequencies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<u64, u64>", into = "BTreeMap<u64, u64>")]
 pub struct Distribution {
@@ -21,10 +21,10 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Adds times that were so long at most: a value, or the upper end of a histogram's bucket
-    /// (`u64::MAX` if it has none), microseconds.
+    /// Adds times of at most this length: a value, or the upper bound of a histogram's bucket (`u64::MAX` if it has
+    /// none), microseconds.
     pub fn add(&mut self, at_most_us: u64, count: u64) {
-        // So that sums of parts never exceed what can be counted.
+        // The limit keeps the total, and therefore all partial sums, within u64.
         let count = count.min(u64::MAX - self.count);
         if count > 0 {
             *self.counts.entry(at_most_us).or_default() += count;
@@ -32,14 +32,14 @@ impl Distribution {
         }
     }
 
-    /// Adds another.
+    /// Adds all times of another distribution.
     pub fn extend(&mut self, other: &Self) {
         for (at_most_us, count) in &other.counts {
             self.add(*at_most_us, *count);
         }
     }
 
-    /// Takes another back that was added before; what was not is left out.
+    /// Removes the times of another distribution that was added before. Times that are not present are ignored.
     pub fn remove(&mut self, other: &Self) {
         for (at_most_us, count) in &other.counts {
             let Some(present) = self.counts.get_mut(at_most_us) else {
@@ -54,13 +54,13 @@ impl Distribution {
         }
     }
 
-    /// The largest, microseconds; `None` of none.
+    /// The largest time, microseconds; `None` if there are none.
     #[must_use]
     pub fn largest_us(&self) -> Option<u64> {
         self.counts.last_key_value().map(|(us, _)| *us)
     }
 
-    /// The least of the values that no more than so many are longer than, microseconds; `None` of none.
+    /// The smallest value that at most `at_most` times exceed, microseconds; `None` if there are no times.
     #[must_use]
     pub fn exceeded_by(&self, at_most: u64) -> Option<u64> {
         let mut above = 0;
@@ -76,25 +76,25 @@ impl Distribution {
         found.map(|(us, _)| *us)
     }
 
-    /// How many times.
+    /// The number of times.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Each time in microseconds and how often it was seen, from the shortest.
+    /// Each time in microseconds and its frequency, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.counts.iter().map(|(us, count)| (*us, *count))
     }
 
-    /// How many may be longer.
+    /// The number of times that may be longer than this.
     #[must_use]
     pub fn above(&self, us: u64) -> u64 {
         let longer = self.counts.range(us.saturating_add(1)..);
         longer.map(|(_, count)| *count).sum()
     }
 
-    /// What a share of all is not longer than, microseconds; `None` of none.
+    /// The time that a share of all times does not exceed, microseconds; `None` if there are no times.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -107,14 +107,14 @@ impl Distribution {
         self.nth(wanted - 1)
     }
 
-    /// So many samples or some more, drawn at random (always the same), as flows of 250 segments that are each sent
-    /// when the one before is answered; none of none.
+    /// At least `samples` samples, drawn at random (always the same), as flows of 250 segments that are each sent when
+    /// the one before is answered; empty if there are no times.
     #[must_use]
     pub fn drawn(&self, samples: usize) -> Vec<Vec<Sample>> {
         if self.count == 0 {
             return Vec::new();
         }
-        // How many come before the end of each value, so that one is found by halving.
+        // Cumulative counts, so that a value can be found by binary search.
         let sums: Vec<(u64, u64)> = self
             .counts
             .iter()
@@ -134,7 +134,7 @@ impl Distribution {
             .collect()
     }
 
-    /// The n-th shortest, from 0.
+    /// The n-th shortest time, counted from 0.
     fn nth(&self, n: u64) -> Option<u64> {
         let mut before = 0;
         let found = self.counts.iter().find(|(_, count)| {
@@ -171,7 +171,8 @@ impl FromIterator<u64> for Distribution {
     }
 }
 
-/// Steele, Lea and Flood's generator: always the same draws, for the same advice from the same evidence.
+/// The generator by Steele, Lea and Flood. It always yields the same draws, so that the same evidence gives the same
+/// advice.
 pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
@@ -182,7 +183,7 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// The high half of a product: evenly enough for counts far below 2^64.
+    /// A number below `n`: the upper half of a product, which is uniform enough for counts far below 2^64.
     pub(crate) const fn below(&mut self, n: u64) -> u64 {
         ((self.next() as u128 * n as u128) >> 64) as u64
     }
@@ -192,7 +193,7 @@ impl SplitMix64 {
 mod tests {
     use super::*;
 
-    /// Of the reference implementation (prng.di.unimi.it/splitmix64.c), from 1234567 on.
+    /// The output of the reference implementation (prng.di.unimi.it/splitmix64.c) for the seed 1234567.
     #[test]
     fn draws_are_those_of_splitmix64() {
         let mut random = SplitMix64(1_234_567);

@@ -1,26 +1,33 @@
-//! Which initial RTO and rto_min would suit the round trips that were observed, and how sure that is.
+//! Suggests an initial RTO and an rto_min for observed round-trip times, with a confidence bound.
 //!
 //! A suggestion is conservative:
 //!
-//! - The share of spurious retransmissions it is chosen by is not the observed one but its upper bound at
-//!   95 % ([`upper_bound`]): of n samples none of which exceeded a value, 3/n may (the "rule of three"). With
-//!   fewer samples than the asked share needs there is no suggestion.
-//! - An initial RTO is twice the least value that would do: there is no variation to go by before the first
-//!   sample, and not every peer has been seen.
-//! - An rto_min lies above the peers' delayed ACK and two jiffies of a slow peer. Below it the tail loss probe
-//!   of a request without answer comes before the delayed ACK (measured: 1 in 20 requests with 8 and 20 ms,
+//! - The share of spurious retransmissions that counts is not the observed share but its upper bound at 95 %
+//!   ([`upper_bound`]): if none of n samples exceeds a value, 3/n of all may (the "rule of three"). With fewer samples
+//!   than the requested share needs there is no suggestion.
+//! - An initial RTO is twice the smallest sufficient value: before the first sample there is no estimate of the
+//!   variation, and not every peer has been observed.
+//! - An rto_min is above the peers' delayed ACK and two jiffies of a slow peer. Below that, the tail loss probe of a
+//!   request without an answer is sent before the delayed ACK arrives (measured: 1 in 20 requests with 8 and 20 ms,
 //!   none with 48 ms).
-//! - What counts is the first timer of a single segment: the RTO, or the tail loss probe if that is sooner (two
-//!   smoothed RTTs and rto_min). That of several segments does not depend on rto_min.
-//! - All is rounded up to jiffies. A timer of n jiffies never fires sooner.
+//! - Only the first timer of a single segment counts: the RTO, or the tail loss probe if that is earlier (two smoothed
+//!   RTTs plus rto_min). The timer of several segments does not depend on rto_min.
+//! - Values are rounded up to jiffies, and to values that are in step with the kernel's own timers, so that no outage
+//!   takes much longer ([`crate::outage`]). A timer of n jiffies never fires earlier.
+//!
+//! # Handshakes without a sample
+//!
+//! A handshake that was not answered, or whose answer may belong to several SYNs, has no round-trip time. Its wait is a
+//! lower bound ([`Handshakes`]): the handshake counts as spurious for every timer shorter than the wait, and is ignored
+//! for longer ones.
 //!
 //! # Samples without order
 //!
-//! Of a histogram nobody knows in which order, and on which connection, its values came. Linux's estimator is
-//! then run over values drawn at random (always the same ones), which is right if every connection sees all of
-//! them. Values drawn so vary more from one to the next than those of one path, which makes the estimate of the
-//! RTO larger than it would be; so the suggestion must also be twice the whole spread. Smoothed RTTs hide single
-//! slow answers: the share computed from them is too low by what they hide.
+//! A histogram does not show in which order, and on which connection, its values occurred. Linux's estimator is
+//! therefore run over values drawn at random (always the same), which is right if every connection sees all of them.
+//! Drawn values vary more than consecutive values of a single path, which makes the estimated RTO too large; therefore
+//! the suggestion must also be at least twice the whole spread. Smoothed RTTs hide single slow answers, so a share
+//! computed from them is too low.
 
 mod distribution;
 #[cfg(test)]
@@ -29,10 +36,10 @@ mod tests;
 use serde::Serialize;
 
 pub use self::distribution::Distribution;
-pub(crate) use self::distribution::SplitMix64;
 
 use crate::{
     estimator::{Estimator, Linux, Sample},
+    outage,
     study::{Sampling, Study},
 };
 
@@ -40,17 +47,17 @@ use crate::{
 pub const INITIAL_RTO_US: u64 = 1_000_000;
 /// The kernel's rto_min, and the largest a program can set (`TCP_RTO_MIN`), microseconds.
 pub const RTO_MIN_US: u64 = crate::retransmit::RTO_MIN_US;
-/// How long a peer with the kernel's defaults delays an ACK at least (`TCP_DELACK_MIN`), microseconds.
+/// The kernel's default minimum delay of an ACK (`TCP_DELACK_MIN`), microseconds.
 pub const PEER_DELACK_US: u64 = 40_000;
-/// By how much later a delayed ACK may come: two jiffies at HZ 250.
+/// How much later a delayed ACK may be: two jiffies at HZ 250.
 const PEER_TIMER_US: u64 = 8_000;
-/// `TCP_TIMEOUT_MIN`: the least rto_min, jiffies.
+/// `TCP_TIMEOUT_MIN`: the smallest rto_min, jiffies.
 const LEAST_JIFFIES: u64 = 2;
-/// An initial RTO is so many times the least that would do.
+/// Ratio of an initial RTO to the smallest sufficient value.
 const HEADROOM: u64 = 2;
-/// -ln(5 %): the upper bound of the expected number of what did not happen.
+/// -ln(5 %): the upper bound, at 95 %, of the mean number of events if none was observed.
 const OF_NONE: f64 = 2.995_732_273_553_991;
-/// Values of the tables, microseconds.
+/// Values in the tables, microseconds.
 const INITIAL_CANDIDATES_US: [u64; 7] = [
     10_000,
     20_000,
@@ -61,48 +68,85 @@ const INITIAL_CANDIDATES_US: [u64; 7] = [
     INITIAL_RTO_US,
 ];
 const MIN_CANDIDATES_US: [u64; 5] = [10_000, 20_000, 50_000, 100_000, RTO_MIN_US];
-/// Where the spread begins: the share of the fastest that is not counted.
+/// The start of the spread: the share of the fastest times that is ignored.
 const SPREAD_FROM: f64 = 0.05;
 
-/// Round trips of established connections.
+/// Times of handshakes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Handshakes {
+    /// Measured times.
+    pub took: Distribution,
+    /// Waits of handshakes without a measured time (censored values).
+    pub longer_than: Distribution,
+}
+
+impl Handshakes {
+    /// The number of handshakes.
+    #[must_use]
+    pub const fn count(&self) -> u64 {
+        self.took.count().saturating_add(self.longer_than.count())
+    }
+
+    /// The number of handshakes that took longer than a time, and the number for which that is known.
+    fn above(&self, us: u64) -> (u64, u64) {
+        // A handshake whose wait was exactly this long took longer.
+        let longer = self.longer_than.above(us.saturating_sub(1));
+        let above = self.took.above(us).saturating_add(longer);
+        (above, self.took.count().saturating_add(longer))
+    }
+}
+
+impl From<Distribution> for Handshakes {
+    fn from(took: Distribution) -> Self {
+        Self {
+            took,
+            longer_than: Distribution::default(),
+        }
+    }
+}
+
+/// Round-trip times of established connections.
 #[derive(Clone, Copy, Debug)]
 pub enum RoundTrips<'a> {
-    /// Without order.
+    /// Their order is unknown.
     Unordered(&'a Distribution),
-    /// Of each flow, in order.
+    /// The samples of each flow, in order.
     Flows(&'a [Vec<Sample>]),
 }
 
-/// What is asked.
+/// The parameters of a suggestion.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Question {
-    /// Jiffies a second.
+    /// Jiffies per second.
     pub hz: u32,
-    /// The share of spurious retransmissions that is not to be exceeded, 0 to 1.
+    /// The largest acceptable share of spurious retransmissions, 0 to 1.
     pub share: f64,
     /// How long the peers delay an ACK, microseconds ([`PEER_DELACK_US`]).
     pub peer_delack_us: u64,
+    /// Rounds an initial RTO up to a value that is in step ([`crate::outage`]) with this many
+    /// `tcp_syn_linear_timeouts`; `None` before Linux 6.15, where that has no effect.
+    pub in_step: Option<u8>,
 }
 
 /// A share of spurious retransmissions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Expected {
-    /// As observed, or estimated.
+    /// The observed or estimated share.
     pub share: f64,
-    /// What it is not above, at 95 %.
+    /// The upper bound at 95 %.
     pub at_most: f64,
 }
 
-/// A value, and what it would do.
+/// A value and its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Candidate {
-    /// Whole jiffies, as microseconds.
+    /// Whole jiffies, in microseconds.
     pub value_us: u64,
     /// The same in jiffies.
     pub jiffies: u64,
-    /// Samples that would be retransmitted spuriously.
+    /// The samples that would be retransmitted spuriously.
     pub expected: Expected,
-    /// Whether it is so short that a peer's delayed ACK comes later.
+    /// Whether it is so short that a peer's delayed ACK arrives later.
     pub below_delack: bool,
 }
 
@@ -113,29 +157,29 @@ pub enum NoSuggestion {
     /// Fewer samples than the share needs.
     #[error("too few samples")]
     TooFewSamples,
-    /// Nothing shorter than the kernel's own value would do.
-    #[error("nothing shorter than the kernel's own value has so small a share")]
+    /// No value shorter than the kernel's own is sufficient.
+    #[error("no value shorter than the kernel's own has such a small share")]
     NothingShorter,
 }
 
 /// The advice for one setting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// How many samples it rests on.
+    /// The number of samples it is based on.
     pub samples: u64,
-    /// How many the share needs.
+    /// The number of samples that the share needs.
     pub needed: u64,
-    /// The value in force.
+    /// The current value.
     pub present: Candidate,
-    /// What is suggested.
+    /// The suggested value.
     pub suggestion: Option<Candidate>,
-    /// Or why nothing is.
+    /// The reason if there is no suggestion.
     pub reason: Option<NoSuggestion>,
-    /// What some values would do, the above among them.
+    /// The effects of some values, including those above.
     pub candidates: Vec<Candidate>,
 }
 
-/// How many samples a share needs, none of which exceeds the value (the "rule of three": 3/n).
+/// The number of samples that a share needs if none exceeds the value (the "rule of three": 3/n).
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,
@@ -146,8 +190,8 @@ pub fn samples_needed(share: f64) -> u64 {
     (OF_NONE / share).ceil() as u64
 }
 
-/// What a share is not above, at 95 %, if `count` of `of` were observed: the upper bound of a Poisson
-/// distribution's mean, which is slightly above that of the binomial one. 1 of none.
+/// The upper bound of a share at 95 % if `count` of `of` were observed: that of a Poisson distribution's mean, which is
+/// slightly above that of the binomial one. 1 if `of` is 0.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
 pub fn upper_bound(count: u64, of: u64) -> f64 {
@@ -158,7 +202,7 @@ pub fn upper_bound(count: u64, of: u64) -> f64 {
         0 => OF_NONE,
         1..=100 => poisson_bound(count),
         _ => {
-            // Wilson and Hilferty; exact to a thousandth here.
+            // The approximation by Wilson and Hilferty; its error is below 0.001 here.
             let n = (count + 1) as f64;
             n * (1.0 - 1.0 / (9.0 * n) + 1.644_854 / (3.0 * n.sqrt())).powi(3)
         }
@@ -166,7 +210,7 @@ pub fn upper_bound(count: u64, of: u64) -> f64 {
     (mean / of as f64).min(1.0)
 }
 
-/// The mean of which so many or fewer have a probability of 5 %.
+/// The mean for which `count` or fewer events have a probability of 5 %.
 #[expect(clippy::cast_precision_loss, reason = "at most 100")]
 fn poisson_bound(count: u64) -> f64 {
     let (mut low, mut high) = (count as f64, 2.0 * count as f64 + 10.0);
@@ -187,35 +231,37 @@ fn poisson_bound(count: u64) -> f64 {
     high
 }
 
-/// Advice for the initial RTO, from the times that handshakes took.
+/// Advice for the initial RTO, from the duration of handshakes.
 ///
-/// `present_us` is the value in force.
+/// `present_us` is the current value.
 #[must_use]
-pub fn initial_rto(handshakes: &Distribution, question: &Question, present_us: u64) -> Advice {
+pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64) -> Advice {
     let count = handshakes.count();
     let expected = |us: u64| {
-        let above = handshakes.above(us);
+        let (above, of) = handshakes.above(us);
         Expected {
-            share: share_of(above, count),
-            at_most: upper_bound(above, count),
+            share: share_of(above, of),
+            at_most: upper_bound(above, of),
         }
     };
     let candidate = |jiffies: u64| question.candidate(jiffies, false, expected);
     let enough = count >= samples_needed(question.share);
     let least = handshakes
+        .took
         .counts
         .keys()
         .find(|us| expected(**us).at_most <= question.share);
-    // One jiffy is taken by the kernel, but may be over at once.
+    // The kernel accepts one jiffy, but that may expire at once.
     let suggestion = least
         .filter(|_| enough)
         .map(|us| {
-            question
-                .jiffies(us.saturating_mul(HEADROOM))
-                .max(LEAST_JIFFIES)
+            let jiffies = question.jiffies(us.saturating_mul(HEADROOM));
+            question.in_step_from(jiffies.max(LEAST_JIFFIES))
         })
         .filter(|jiffies| *jiffies < question.jiffies(INITIAL_RTO_US))
-        .map(candidate);
+        .map(candidate)
+        // The doubled value may be known for fewer handshakes.
+        .filter(|suggestion| suggestion.expected.at_most <= question.share);
     question.advice(
         count,
         enough,
@@ -226,9 +272,9 @@ pub fn initial_rto(handshakes: &Distribution, question: &Question, present_us: u
     )
 }
 
-/// Advice for rto_min, by Linux's estimator.
+/// Advice for rto_min, with Linux's estimator.
 ///
-/// `present_us` is the value in force.
+/// `present_us` is the current value.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,
@@ -237,11 +283,11 @@ pub fn initial_rto(handshakes: &Distribution, question: &Question, present_us: u
 )]
 pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64) -> Advice {
     let drawn: Vec<Vec<Sample>>;
-    // As many as show a tenth of the share.
+    // Enough samples to show a tenth of the share.
     let wanted = (10.0 / question.share).clamp(50_000.0, 1_000_000.0) as usize;
     let (flows, count, spread_us) = match round_trips {
         RoundTrips::Flows(flows) => {
-            // The first of each flow has no estimate before it.
+            // The first sample of each flow has no estimate before it.
             let judged = flows.iter().map(|flow| flow.len().saturating_sub(1) as u64);
             (flows, judged.sum(), 0)
         }
@@ -265,13 +311,17 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
     let floor = question.delack_floor();
     let candidate = |jiffies: u64| question.candidate(jiffies, jiffies < floor, expected);
     let enough = count >= samples_needed(question.share);
-    // The largest a program can set; with some HZ 200 ms is not whole jiffies.
+    // The largest value that a program can set; with some HZ 200 ms is not a whole number of jiffies.
     let last = RTO_MIN_US * u64::from(question.hz) / 1_000_000;
     let first = floor.max(question.jiffies(spread_us.saturating_mul(HEADROOM)));
     let does = |jiffies: u64| expected(question.micros(jiffies)).at_most <= question.share;
     let suggestion = (enough && first < last)
         .then(|| least_that(first, last, does))
         .flatten()
+        .map(|jiffies| {
+            let in_step = outage::rto_min_in_step(question.hz.into());
+            outage::first_from(&in_step, jiffies).unwrap_or(jiffies)
+        })
         .filter(|jiffies| *jiffies < last)
         .map(candidate);
     question.advice(
@@ -285,16 +335,26 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
 }
 
 impl Question {
-    /// Rounded up, as usecs_to_jiffies() does.
+    /// Jiffies, rounded up like usecs_to_jiffies().
     fn jiffies(&self, us: u64) -> u64 {
         us.saturating_mul(self.hz.into()).div_ceil(1_000_000)
+    }
+
+    /// The smallest initial RTO in step that is not shorter, jiffies; the value itself if it does not need to be in
+    /// step or no such value exists.
+    fn in_step_from(&self, jiffies: u64) -> u64 {
+        let next = self.in_step.and_then(|linear_timeouts| {
+            let in_step = outage::in_step(self.hz.into(), linear_timeouts);
+            outage::first_from(&in_step, jiffies)
+        });
+        next.unwrap_or(jiffies)
     }
 
     fn micros(&self, jiffies: u64) -> u64 {
         jiffies.saturating_mul(1_000_000) / u64::from(self.hz.max(1))
     }
 
-    /// The least rto_min that a peer's delayed ACK comes before, jiffies.
+    /// The smallest rto_min for which a peer's delayed ACK arrives in time, jiffies.
     fn delack_floor(&self) -> u64 {
         self.jiffies(self.peer_delack_us.saturating_add(PEER_TIMER_US))
             .max(LEAST_JIFFIES)
@@ -350,9 +410,9 @@ impl Question {
     }
 }
 
-/// When a single segment is retransmitted first. What was retransmitted gives no sample: the copy that was not needed makes
-/// the peer answer at once, so that the estimator does not learn of slow answers. (Linux 6.18, rto_min 8 ms, answers
-/// after up to 100 ms: the RTO stayed at 12 ms over 400 requests, with timestamps.)
+/// The first retransmission timer of a single segment. A retransmitted segment gives no sample: the spurious copy makes
+/// the peer answer at once, so the estimator never learns of slow answers. (Linux 6.18, rto_min 8 ms, answers after up
+/// to 100 ms: the RTO stayed at 12 ms over 400 requests, with timestamps.)
 #[derive(Clone)]
 struct FirstTimer(Linux);
 
@@ -372,7 +432,7 @@ impl Estimator for FirstTimer {
     }
 }
 
-/// The least of a range that does, where all above one that does do as well.
+/// The smallest value of a range that satisfies `does`, if all larger values satisfy it as well.
 fn least_that(mut first: u64, mut last: u64, does: impl Fn(u64) -> bool) -> Option<u64> {
     if !does(last) {
         return None;
@@ -393,7 +453,7 @@ fn share_of(count: u64, of: u64) -> f64 {
     count as f64 / of.max(1) as f64
 }
 
-/// So many of a count are a share of it, rounded up.
+/// The number that a share of a count amounts to, rounded up.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -401,6 +461,6 @@ fn share_of(count: u64, of: u64) -> f64 {
     reason = "a share of a count is not above it"
 )]
 fn part_of(share: f64, count: u64) -> u64 {
-    // Not one more for the last bit of a share that is exact.
+    // Rounding errors of an exact share must not add one.
     ((share * count as f64) - 1e-6).ceil().max(0.0) as u64
 }

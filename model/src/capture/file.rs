@@ -1,14 +1,12 @@
-//! The two file formats: what packets there are, when and of which link.
+//! Reads the two file formats: their packets, times and link types.
 
 use pcap_parser::{
     PcapError, PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified,
     parse_pcap_header,
     pcapng::{
-        InterfaceDescriptionBlock, parse_enhancedpacketblock_be, parse_enhancedpacketblock_le,
-        parse_interfacedescriptionblock_be, parse_interfacedescriptionblock_le,
-        parse_sectionheaderblock,
+        InterfaceDescriptionBlock, parse_interfacedescriptionblock_be,
+        parse_interfacedescriptionblock_le, parse_sectionheaderblock,
     },
-    traits::PcapNGPacketBlock as _,
 };
 
 use super::CaptureError;
@@ -17,36 +15,60 @@ use super::CaptureError;
 const LONGEST: u32 = 262_144;
 /// Longest block of pcapng: a packet, and options.
 const LONGEST_BLOCK: usize = 16 << 20;
-/// Interfaces of a section.
+/// Most interfaces in a section.
 const MOST_INTERFACES: usize = 65_536;
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
+/// Obsolete; like an enhanced packet block, but with a shorter interface number.
+const OLD_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
-/// Bits of pcap's link field beside the type: the length of the frame check sequence.
-const LINK_MASK: u32 = 0x0fff_ffff;
+/// Blocks without packets, which are ignored: name resolution, interface statistics, systemd's journal, decryption
+/// secrets, and both custom blocks.
+const DESCRIPTIONS: [u32; 6] = [4, 5, 9, 10, 0xbad, 0x4000_0bad];
+/// Length of an enhanced packet block, or a packet block, up to the data.
+const PACKET_HEADER: usize = 28;
+/// `epb_flags` and `pack_flags`: the first two bits are the direction.
+const OPTION_FLAGS: u16 = 2;
+/// Removes the upper bits of the link type: the length of the frame check sequence (four bits), the flag that it is known
+/// (0x0400_0000) and the reserved one beside it (pcap-common.c of libpcap).
+const LINK_MASK: u32 = 0x03ff_ffff;
 const NANOS: u128 = 1_000_000_000;
 
 /// A packet as it was captured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
-    /// Since the epoch.
-    pub(super) time_ns: Option<u64>,
+    /// Time since the epoch.
+    pub(super) time_ns: Option<i64>,
+    /// The unit of the file's times.
+    pub(super) unit_ns: u64,
+    /// Whether the host sent it, if the file or the link type shows that.
+    pub(super) outgoing: Option<bool>,
     /// Its link type.
     pub(super) link: u32,
-    /// The interface of the file.
+    /// Its interface in the file.
     pub(super) interface: u32,
-    /// Its length before the capture cut it off.
+    /// Its length before the capture truncated it.
     pub(super) length: usize,
-    /// What was captured.
+    /// The captured bytes.
     pub(super) data: &'a [u8],
 }
 
-/// Gives each packet, and the byte at which the last one is cut off, if it is.
+/// The parts of a file that are not packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rest {
+    /// The offset of the last packet, if it is incomplete.
+    pub(super) cut_off_at: Option<usize>,
+    /// Number of blocks of unknown types, and the type of the first.
+    pub(super) other_blocks: u64,
+    pub(super) other_block: Option<u32>,
+}
+
+/// Passes each packet to `give`.
 pub(super) fn frames<'a>(
     bytes: &'a [u8],
     give: impl FnMut(Frame<'a>),
-) -> Result<Option<usize>, CaptureError> {
+) -> Result<Rest, CaptureError> {
     if bytes.starts_with(&SECTION_HEADER.to_le_bytes()) {
         return pcapng(bytes, give);
     }
@@ -79,7 +101,7 @@ fn pcap<'a>(
     mut rest: &'a [u8],
     header: &PcapHeader,
     mut give: impl FnMut(Frame<'a>),
-) -> Result<Option<usize>, CaptureError> {
+) -> Result<Rest, CaptureError> {
     let parse = if header.is_modified_format() {
         parse_pcap_frame_modified
     } else if header.is_bigendian() {
@@ -87,12 +109,12 @@ fn pcap<'a>(
     } else {
         parse_pcap_frame
     };
-    let unit: u64 = if header.is_nanosecond_precision() {
+    let unit: u32 = if header.is_nanosecond_precision() {
         1
     } else {
         1000
     };
-    // What it is as a number of four bytes.
+    // The link type as a number of four bytes.
     let link = u32::from_ne_bytes(header.network.0.to_ne_bytes()) & LINK_MASK;
     let longest = LONGEST.max(
         header
@@ -118,11 +140,16 @@ fn pcap<'a>(
             }
         }
         let Ok((after, packet)) = parse(rest) else {
-            return Ok(Some(at));
+            return Ok(Rest {
+                cut_off_at: Some(at),
+                ..Rest::default()
+            });
         };
-        let nanos = u64::from(packet.ts_usec) * unit;
+        let nanos = i64::from(packet.ts_usec) * i64::from(unit);
         give(Frame {
-            time_ns: Some(u64::from(packet.ts_sec) * 1_000_000_000 + nanos),
+            time_ns: Some(i64::from(packet.ts_sec) * 1_000_000_000 + nanos),
+            unit_ns: unit.into(),
+            outgoing: None,
             link,
             interface: 0,
             length: packet.origlen as usize,
@@ -131,13 +158,13 @@ fn pcap<'a>(
         packets += 1;
         rest = after;
     }
-    Ok(None)
+    Ok(Rest::default())
 }
 
 /// An interface of a section.
 struct Interface {
     link: u32,
-    /// Units of a second.
+    /// Units per second.
     resolution: u128,
     /// Added to times, seconds.
     offset_s: i64,
@@ -154,24 +181,98 @@ impl Interface {
         })
     }
 
-    /// A time in the interface's units, since the epoch.
-    fn nanos(&self, units: u64) -> u64 {
-        // Below 2^94.
+    /// Converts a time in the interface's units to nanoseconds since the epoch.
+    fn nanos(&self, units: u64) -> i64 {
+        // The product is below 2^94.
         let nanos = u128::from(units) * NANOS / self.resolution;
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        nanos.saturating_add_signed(self.offset_s.saturating_mul(1_000_000_000))
+        let nanos = i64::try_from(nanos).unwrap_or(i64::MAX);
+        nanos.saturating_add(self.offset_s.saturating_mul(1_000_000_000))
+    }
+
+    fn unit_ns(&self) -> u64 {
+        u64::try_from(NANOS / self.resolution).map_or(u64::MAX, |ns| ns.max(1))
     }
 }
 
-fn pcapng<'a>(
-    bytes: &'a [u8],
-    mut give: impl FnMut(Frame<'a>),
-) -> Result<Option<usize>, CaptureError> {
+/// Numbers in the byte order of a section.
+#[derive(Clone, Copy)]
+struct Order {
+    is_big: bool,
+}
+
+impl Order {
+    fn u32(self, bytes: [u8; 4]) -> u32 {
+        if self.is_big {
+            u32::from_be_bytes(bytes)
+        } else {
+            u32::from_le_bytes(bytes)
+        }
+    }
+
+    fn u16(self, bytes: [u8; 2]) -> u16 {
+        if self.is_big {
+            u16::from_be_bytes(bytes)
+        } else {
+            u16::from_le_bytes(bytes)
+        }
+    }
+}
+
+/// An enhanced packet block or a packet block, whose layouts differ only in the interface.
+struct PacketBlock<'a> {
+    interface: u32,
+    units: u64,
+    length: u32,
+    data: &'a [u8],
+    outgoing: Option<bool>,
+}
+
+impl<'a> PacketBlock<'a> {
+    /// `None` if its lengths exceed the block.
+    fn of(kind: u32, block: &'a [u8], order: Order) -> Option<Self> {
+        let word = |at: usize| Some(order.u32(block.get(at..at + 4)?.try_into().ok()?));
+        let interface = if kind == OLD_PACKET {
+            order.u16(block.get(8..10)?.try_into().ok()?).into()
+        } else {
+            word(8)?
+        };
+        let captured = word(20)? as usize;
+        // The trailing block length is not part of the content.
+        let content = block.get(PACKET_HEADER..block.len() - 4)?;
+        let options = content.get(captured.checked_next_multiple_of(4)?..)?;
+        Some(Self {
+            interface,
+            units: u64::from(word(12)?) << 32 | u64::from(word(16)?),
+            length: word(24)?,
+            data: content.get(..captured)?,
+            outgoing: outgoing(options, order),
+        })
+    }
+}
+
+/// The direction, from the flags in a packet's options.
+fn outgoing(mut options: &[u8], order: Order) -> Option<bool> {
+    while let [c0, c1, l0, l1, rest @ ..] = options {
+        let (code, length) = (order.u16([*c0, *c1]), order.u16([*l0, *l1]));
+        if code == OPTION_FLAGS {
+            return match order.u32(rest.get(..4)?.try_into().ok()?) & 3 {
+                1 => Some(false),
+                2 => Some(true),
+                _ => None,
+            };
+        }
+        options = rest.get(usize::from(length).next_multiple_of(4)..)?;
+    }
+    None
+}
+
+fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, CaptureError> {
     let mut interfaces: Vec<Interface> = Vec::new();
-    // Interfaces of former sections: theirs are others.
+    // The number of interfaces in earlier sections, which are different ones.
     let mut before = 0u32;
-    let mut is_big = false;
+    let mut order = Order { is_big: false };
     let mut packets = 0;
+    let mut found = Rest::default();
     let mut at = 0;
     while at < bytes.len() {
         let rest = &bytes[at..];
@@ -180,89 +281,91 @@ fn pcapng<'a>(
             packets,
             problem,
         };
+        found.cut_off_at = Some(at);
         let Some(header) = rest.get(..12).and_then(|b| <[u8; 12]>::try_from(b).ok()) else {
-            return Ok(Some(at));
+            return Ok(found);
         };
         let [t0, t1, t2, t3, l0, l1, l2, l3, magic @ ..] = header;
         let is_section = u32::from_le_bytes([t0, t1, t2, t3]) == SECTION_HEADER;
         if is_section {
-            is_big = magic == 0x1a2b_3c4d_u32.to_be_bytes();
+            order.is_big = magic == 0x1a2b_3c4d_u32.to_be_bytes();
         }
-        let number = |b: [u8; 4]| {
-            if is_big {
-                u32::from_be_bytes(b)
-            } else {
-                u32::from_le_bytes(b)
-            }
-        };
-        let kind = number([t0, t1, t2, t3]);
-        let length = number([l0, l1, l2, l3]) as usize;
+        let kind = order.u32([t0, t1, t2, t3]);
+        let length = order.u32([l0, l1, l2, l3]) as usize;
         if !(12..=LONGEST_BLOCK).contains(&length) || !length.is_multiple_of(4) {
             return Err(damaged(format!(
                 "the next block says that it is {length} bytes long"
             )));
         }
         let Some(block) = rest.get(..length) else {
-            return Ok(Some(at));
+            return Ok(found);
         };
-        if is_section {
-            let section = parse_sectionheaderblock(block);
-            section.map_err(|e| damaged(format!("no section header ({})", name(&e))))?;
-            before = before.saturating_add(u32::try_from(interfaces.len()).unwrap_or(u32::MAX));
-            interfaces.clear();
-        } else if kind == INTERFACE {
-            let parsed = if is_big {
-                parse_interfacedescriptionblock_be(block)
-            } else {
-                parse_interfacedescriptionblock_le(block)
-            };
-            let (_, parsed) =
-                parsed.map_err(|e| damaged(format!("no interface ({})", name(&e))))?;
-            let interface = Interface::of(&parsed)
-                .filter(|_| interfaces.len() < MOST_INTERFACES)
-                .ok_or_else(|| damaged("an interface beyond what can be".to_owned()))?;
-            interfaces.push(interface);
-        } else if kind == ENHANCED_PACKET {
-            let parsed = if is_big {
-                parse_enhancedpacketblock_be(block)
-            } else {
-                parse_enhancedpacketblock_le(block)
-            };
-            let (_, packet) = parsed.map_err(|e| damaged(format!("no packet ({})", name(&e))))?;
-            let interface = interfaces.get(packet.if_id as usize).ok_or_else(|| {
-                damaged(format!(
-                    "a packet of interface {}, which is not described",
-                    packet.if_id
-                ))
-            })?;
-            let units = u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low);
-            // With its padding in `data`, which ends with the block.
-            let data = packet.data;
-            let captured = data.len().min(packet.caplen as usize);
-            give(Frame {
-                time_ns: Some(interface.nanos(units)),
-                link: interface.link,
-                interface: before.saturating_add(packet.if_id),
-                length: packet.orig_len() as usize,
-                data: &data[..captured],
-            });
-            packets += 1;
-        } else if kind == SIMPLE_PACKET {
-            give(Frame {
-                time_ns: None,
-                link: interfaces.first().map_or(0, |i| i.link),
-                interface: before,
-                length: 0,
-                data: &[],
-            });
-            packets += 1;
+        found.cut_off_at = None;
+        match kind {
+            SECTION_HEADER => {
+                let section = parse_sectionheaderblock(block);
+                section.map_err(|e| damaged(format!("no section header ({})", name(&e))))?;
+                before = before.saturating_add(u32::try_from(interfaces.len()).unwrap_or(u32::MAX));
+                interfaces.clear();
+            }
+            INTERFACE => {
+                let parsed = if order.is_big {
+                    parse_interfacedescriptionblock_be(block)
+                } else {
+                    parse_interfacedescriptionblock_le(block)
+                };
+                let (_, parsed) =
+                    parsed.map_err(|e| damaged(format!("no interface ({})", name(&e))))?;
+                let interface = Interface::of(&parsed)
+                    .filter(|_| interfaces.len() < MOST_INTERFACES)
+                    .ok_or_else(|| damaged("an interface beyond what can be".to_owned()))?;
+                interfaces.push(interface);
+            }
+            ENHANCED_PACKET | OLD_PACKET => {
+                let packet = PacketBlock::of(kind, block, order).ok_or_else(|| {
+                    damaged("no packet (its lengths exceed the block)".to_owned())
+                })?;
+                let number = packet.interface;
+                let interface = interfaces.get(number as usize).ok_or_else(|| {
+                    damaged(format!(
+                        "a packet of interface {number}, which is not described"
+                    ))
+                })?;
+                give(Frame {
+                    time_ns: Some(interface.nanos(packet.units)),
+                    unit_ns: interface.unit_ns(),
+                    outgoing: packet.outgoing,
+                    link: interface.link,
+                    interface: before.saturating_add(number),
+                    length: packet.length as usize,
+                    data: packet.data,
+                });
+                packets += 1;
+            }
+            SIMPLE_PACKET => {
+                give(Frame {
+                    time_ns: None,
+                    unit_ns: 0,
+                    outgoing: None,
+                    link: interfaces.first().map_or(0, |i| i.link),
+                    interface: before,
+                    length: 0,
+                    data: &[],
+                });
+                packets += 1;
+            }
+            other if DESCRIPTIONS.contains(&other) => {}
+            other => {
+                found.other_blocks += 1;
+                found.other_block.get_or_insert(other);
+            }
         }
         at += length;
     }
-    Ok(None)
+    Ok(found)
 }
 
-/// In a word: the parser's own texts quote the bytes.
+/// A short description: the parser's messages quote the bytes.
 fn name(error: &pcap_parser::nom::Err<PcapError<&[u8]>>) -> &'static str {
     use pcap_parser::nom::Err;
     match error {

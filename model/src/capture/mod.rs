@@ -1,134 +1,172 @@
-//! RTT samples of a packet capture: pcap or pcapng, as tcpdump and Wireshark write them.
+//! Takes RTT samples from packet captures: pcap or pcapng, as tcpdump and Wireshark write them.
 //!
-//! One sample for each ACK that covers something new, of the oldest segment it covers, as Linux takes them
-//! (`tcp_clean_rtx_queue()`, net/ipv4/tcp_input.c, 6.12). Karn's rule: an ACK that covers anything that was
-//! retransmitted gives none. Samples of SYN and SYN-ACK are kept apart.
+//! Each ACK of new data gives one sample, of the oldest segment that it covers, like in Linux (`tcp_clean_rtx_queue()`,
+//! net/ipv4/tcp_input.c, 6.12). Karn's algorithm: an ACK that covers a retransmitted segment gives none. Samples of SYN
+//! and SYN-ACK are kept separately.
 //!
-//! The times are those of the place of capture: they are round trips only at the host that sends, and a capture
-//! elsewhere gives the part of the path beyond it.
+//! Times are taken where the packets are captured. They are round-trip times only at the sending host; a capture at
+//! another place shows the part of the path beyond it.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-};
+use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "pcap")]
+mod clock;
+#[cfg(feature = "pcap")]
 mod file;
+mod fit;
+mod host;
 #[cfg(feature = "pcap")]
 mod packet;
 #[cfg(feature = "pcap")]
 mod track;
 
+pub use self::{
+    fit::{Fit, Unfit},
+    host::Sides,
+};
 use crate::estimator::Sample;
 
-/// Which samples there are in a capture, and what was read for them.
+/// The samples of a capture, and statistics about what was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capture {
-    /// Directions of connections that sent anything with a sequence number, in order of their first packet.
+    /// The directions of connections that sent any sequence number, in order of their first packet.
     pub flows: Vec<Flow>,
-    /// What was read.
+    /// Statistics about what was read.
     pub counts: Counts,
-    /// Time of the first packet, Unix microseconds; samples' times count from it.
-    pub began_us: Option<u64>,
-    /// Time of the last.
-    pub ended_us: Option<u64>,
-    /// The byte at which the file ends in the middle of a packet, as one does whose writer was killed.
+    /// What the times show about the clocks.
+    pub times: Times,
+    /// The offset at which the file ends in the middle of a packet, for example because its writer was killed.
     pub cut_off_at: Option<usize>,
 }
 
-/// A capture as `rto-lab advise` hands it to `rto-agent advise --samples`.
+/// What the times of a capture show about the clocks that made them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// The earliest time, in Unix microseconds; samples' times count from it.
+    pub began_us: Option<i64>,
+    /// The latest time, in Unix microseconds.
+    pub ended_us: Option<i64>,
+    /// Resolution of the times, microseconds: the file's, or that of its packets if they show a coarser one. Longer
+    /// than any capture if all packets of an interface have the same time.
+    pub resolution_us: u64,
+    /// How often a clock went back by a millisecond or more; `back_us` is the largest step.
+    pub back: u64,
+    /// The largest step back, microseconds.
+    pub back_us: u64,
+}
+
+/// A capture in the form that `rto-lab advise` passes to `rto-agent advise --samples`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedCapture {
-    /// The file it was read from.
+    /// The file that it was read from.
     pub file: PathBuf,
-    /// What is in it.
+    /// Its content.
     pub capture: Capture,
 }
 
 /// One direction of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
-    /// Who sent the segments.
+    /// The sender of the segments.
     pub from: SocketAddr,
-    /// Who answered.
+    /// Their receiver.
     pub to: SocketAddr,
-    /// The interface of the capture; 0 where the format has none.
+    /// The interface of the capture, the last one if there were several; 0 if the format has none.
     pub interface: u32,
-    /// Which part of the handshake it sent, if that was captured.
+    /// Whether the host sent it, if the capture shows that (Linux cooked, flags of pcapng).
+    pub sent_by_host: Option<bool>,
+    /// Which part of the handshake this side sent, if it was captured.
     pub opened: Option<Opening>,
-    /// Round trips of the handshake: SYN to SYN-ACK, or SYN-ACK to ACK. One, but for simultaneous ones.
+    /// Round trips of the handshake: SYN to SYN-ACK, or SYN-ACK to ACK. One, except for simultaneous opens.
     pub handshake: Vec<Sample>,
-    /// Round trips of data and FIN.
+    /// Handshakes without a sample: unanswered ones, and retransmitted ones for which it is unknown which copy was
+    /// answered. The time from the first SYN or SYN-ACK to the answer, or to the end of the wait, microseconds;
+    /// `u64::MAX` if a clock went back in that time.
+    pub unsampled_us: Vec<u64>,
+    /// Round trips of data and FINs.
     pub data: Vec<Sample>,
-    /// What it sent.
+    /// What was sent.
     pub counts: FlowCounts,
 }
 
-/// Who began a connection.
+/// Which side opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Opening {
-    /// This side, by a SYN.
+    /// This side, with a SYN.
     Active,
-    /// The other; this side sent the SYN-ACK.
+    /// The other side; this side sent the SYN-ACK.
     Passive,
 }
 
-/// What a flow sent.
+/// Counts of what a flow sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowCounts {
     /// Segments with SYN, data or FIN.
     pub segments: u64,
-    /// Of these, such as were sent (at least in part) before, or came out of order.
+    /// Segments that were sent before, at least in part, or arrived out of order.
     pub retransmitted: u64,
-    /// Of these, SYNs and SYN-ACKs.
+    /// Retransmitted SYNs and SYN-ACKs.
     pub handshake_retransmitted: u64,
-    /// Not answered when the capture or the connection ended.
+    /// Segments that were not answered when the capture or the connection ended.
     pub unanswered: u64,
-    /// ACKs without a sample, because something they cover had been retransmitted.
+    /// ACKs without a sample, because they cover a retransmitted segment.
     pub ambiguous: u64,
 }
 
-/// What was read of a capture.
+/// Statistics about reading a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Packets.
     pub packets: u64,
-    /// Of these, no TCP (or TCP within a tunnel, which is not looked into).
+    /// Packets that are not TCP.
     pub not_tcp: u64,
-    /// Of these, of a link that is not read (see [`CaptureError::NothingReadable`]).
+    /// Packets with an unsupported link type (see [`CaptureError::NothingReadable`]).
     pub other_links: u64,
-    /// Of these, IP fragments, whose lengths say nothing.
+    /// The first such link type.
+    pub other_link: Option<u32>,
+    /// Packets with an unsupported header before the IP header.
+    pub other_protocols: u64,
+    /// The first such `EtherType`.
+    pub other_protocol: Option<u16>,
+    /// Packets in a tunnel, which is not decoded.
+    pub tunnelled: u64,
+    /// IP fragments, whose length is not that of a segment.
     pub fragments: u64,
-    /// Of these, cut off by the capture before the TCP header's flags.
+    /// Packets that the capture truncated before the TCP header's flags.
     pub cut_short: u64,
-    /// Of these, without a time (pcapng's simple packets).
+    /// Packets without a time (pcapng's simple packets).
     pub without_time: u64,
-    /// Of these, left out because there were more flows than [`Limits::flows`].
+    /// Packets left out because there were more flows than [`Limits::flows`].
     pub beyond_flows: u64,
-    /// Segments that were not followed because more were outstanding than [`Limits::outstanding`] or
+    /// Copies of packets that were seen on another interface.
+    pub elsewhere: u64,
+    /// Blocks of unknown pcapng types.
+    pub other_blocks: u64,
+    /// The type of the first such block.
+    pub other_block: Option<u32>,
+    /// Segments that were not tracked because more were outstanding than [`Limits::outstanding`] or
     /// [`Limits::outstanding_in_all`].
     pub beyond_outstanding: u64,
-    /// ACKs older than what they answer: the packets are not in the order of their times.
+    /// Round trips left out because a clock went back during them.
     pub backwards: u64,
 }
 
-/// Bounds of the memory that a capture may take.
+/// Limits of the memory for a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Directions of connections.
+    /// Number of flows, which are directions of connections.
     pub flows: usize,
-    /// Segments without an answer, of one of them.
+    /// Unanswered segments of a flow.
     pub outstanding: usize,
-    /// The same, of all.
+    /// Unanswered segments of all flows.
     pub outstanding_in_all: usize,
 }
 
 impl Default for Limits {
-    /// 250,000 flows; 16,384 segments, and a million in all: some 150 MB.
+    /// 250,000 flows, and 16,384 segments each, but at most a million in all: about 150 MB.
     fn default() -> Self {
         Self {
             flows: 250_000,
@@ -138,16 +176,16 @@ impl Default for Limits {
     }
 }
 
-/// Why a file is no capture that can be read. Bytes and packets count from 0 and 1.
+/// Why a file cannot be read as a capture. Bytes count from 0, packets from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
-    /// Neither format.
+    /// The file has neither format.
     #[error(
         "byte 0: this is neither pcap nor pcapng{hint}; capture with: tcpdump -s 128 -w FILE tcp"
     )]
     NotACapture {
-        /// What it may be.
+        /// What the file may be instead.
         hint: &'static str,
     },
     /// A header that contradicts itself.
@@ -156,22 +194,22 @@ pub enum CaptureError {
          keep what comes before with: editcap -r IN OUT 1-{packets}"
     )]
     Damaged {
-        /// Where.
+        /// Offset of the damage.
         at: usize,
-        /// How many packets came before.
+        /// Number of packets before it.
         packets: u64,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// Packets, but none of a link that is read.
+    /// No packet has a supported link type.
     #[error(
         "none of the {packets} packet(s) can be read: their link type is {link}; it can be Ethernet, raw IP, \
          Linux cooked (tcpdump -i any) or null: capture on such an interface"
     )]
     NothingReadable {
-        /// How many.
+        /// Number of packets.
         packets: u64,
-        /// The first one's link type, as in <https://www.tcpdump.org/linktypes.html>.
+        /// The link type of the first, as in <https://www.tcpdump.org/linktypes.html>.
         link: u32,
     },
 }
@@ -180,7 +218,7 @@ pub enum CaptureError {
 ///
 /// # Errors
 ///
-/// If it is none, or damaged. One that ends in the middle of a packet is read up to there
+/// If it is not a capture, or damaged. A file that ends in the middle of a packet is read up to that packet
 /// ([`Capture::cut_off_at`]).
 #[cfg(feature = "pcap")]
 pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
@@ -194,48 +232,63 @@ pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
 /// As [`read`].
 #[cfg(feature = "pcap")]
 pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> {
+    // The earliest time need not be that of the first packet.
+    let mut clocks = clock::Clocks::default();
+    let rest = file::frames(bytes, |frame| {
+        clocks.take(&frame);
+    })?;
+    let earliest_ns = clocks.earliest_ns().unwrap_or(0);
+    let times = clocks.times();
+    let mut counts = Counts {
+        other_blocks: rest.other_blocks,
+        other_block: rest.other_block,
+        ..Counts::default()
+    };
     let mut tracker = track::Tracker::new(limits);
-    let mut counts = Counts::default();
-    let mut began_ns: Option<u64> = None;
-    let mut ended_ns: Option<u64> = None;
-    let mut other_link = None;
-    let cut_off_at = file::frames(bytes, |frame| {
+    let mut clocks = clock::Clocks::default();
+    let mut last = track::Moment { ns: 0, back: 0 };
+    file::frames(bytes, |frame| {
         counts.packets += 1;
-        let Some(time_ns) = frame.time_ns else {
+        let (Some(time_ns), Some(back)) = (frame.time_ns, clocks.take(&frame)) else {
             counts.without_time += 1;
             return;
         };
-        let first_ns = *began_ns.get_or_insert(time_ns);
-        ended_ns = Some(ended_ns.unwrap_or(time_ns).max(time_ns));
-        let time_ns = time_ns.saturating_sub(first_ns);
+        last = track::Moment {
+            ns: time_ns.abs_diff(earliest_ns),
+            back,
+        };
         match packet::segment(&frame) {
-            Ok(segment) => tracker.segment(time_ns, &segment, &mut counts),
+            Ok(segment) => tracker.segment(last, &segment, &mut counts),
             Err(packet::Skipped::OtherLink) => {
-                other_link.get_or_insert(frame.link);
+                counts.other_link.get_or_insert(frame.link);
                 counts.other_links += 1;
             }
+            Err(packet::Skipped::OtherProtocol(protocol)) => {
+                counts.other_protocol.get_or_insert(protocol);
+                counts.other_protocols += 1;
+            }
+            Err(packet::Skipped::Tunnel) => counts.tunnelled += 1,
             Err(packet::Skipped::NotTcp) => counts.not_tcp += 1,
             Err(packet::Skipped::Fragment) => counts.fragments += 1,
             Err(packet::Skipped::CutShort) => counts.cut_short += 1,
         }
     })?;
-    if let Some(link) = other_link
+    if let Some(link) = counts.other_link
         && counts.other_links == counts.packets
     {
         let packets = counts.packets;
         return Err(CaptureError::NothingReadable { packets, link });
     }
     Ok(Capture {
-        flows: tracker.finish(),
+        flows: tracker.finish(last),
         counts,
-        began_us: began_ns.map(|ns| ns / 1000),
-        ended_us: ended_ns.map(|ns| ns / 1000),
-        cut_off_at,
+        times,
+        cut_off_at: rest.cut_off_at,
     })
 }
 
 impl Flow {
-    /// All samples, those of the handshake first: what the sender's estimator saw.
+    /// All samples, beginning with the handshake: what the sender's estimator receives.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample> {
         [self.handshake.as_slice(), &self.data].concat()
@@ -243,42 +296,14 @@ impl Flow {
 }
 
 impl Capture {
-    /// Keeps the flows to peers that a condition is true of.
-    pub fn retain_peers(&mut self, is_wanted: impl Fn(IpAddr) -> bool) {
-        self.flows
-            .retain(|flow| is_wanted(flow.to.ip().to_canonical()));
-    }
-
-    /// Keeps of each connection the direction with the longer round trips: the segments of the host at which
-    /// was captured. The other's are answered there at once, which says nothing of the path.
-    pub fn retain_far(&mut self) {
-        // The least: it is the path's, whatever ACKs were delayed.
-        let least = |flow: &Flow| {
-            let all = flow.handshake.iter().chain(&flow.data);
-            all.map(|sample| sample.rtt_us).min()
-        };
-        let by_key: HashMap<_, _> = self
-            .flows
-            .iter()
-            .map(|flow| ((flow.interface, flow.from, flow.to), least(flow)))
-            .collect();
-        self.flows.retain(|flow| {
-            let other = by_key.get(&(flow.interface, flow.to, flow.from));
-            let (own, other) = (least(flow), other.copied().flatten());
-            // If they are equal (loopback) one of them.
-            own > other || (own == other && flow.from < flow.to)
-        });
-    }
-
-    /// The samples of each flow, handshake first, for [`crate::study::Study::run`]; flows without any are
-    /// left out.
+    /// The samples of each flow, handshake first, for [`crate::study::Study::run`]; flows without samples are omitted.
     #[must_use]
     pub fn samples(&self) -> Vec<Vec<Sample>> {
         let all = self.flows.iter().map(Flow::samples);
         all.filter(|samples| !samples.is_empty()).collect()
     }
 
-    /// The sum of what the flows sent.
+    /// The counts of all flows together.
     #[must_use]
     pub fn sent(&self) -> FlowCounts {
         let mut sum = FlowCounts::default();
@@ -299,7 +324,7 @@ impl Capture {
         sum
     }
 
-    /// What to know of how complete it is, a sentence each.
+    /// Remarks for the user about what is missing, a sentence each.
     #[must_use]
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
@@ -317,17 +342,47 @@ impl Capture {
                 ),
             );
         }
+        let of_type = |number: Option<u32>| number.unwrap_or_default();
+        say(
+            c.other_blocks > 0,
+            format!(
+                "{} block(s) of pcapng are not read, the first of type {}; if they are packets, convert the file: editcap \
+                 IN OUT",
+                c.other_blocks,
+                of_type(c.other_block)
+            ),
+        );
+        let link = format!(
+            "of a link type that is not read, the first of {}",
+            of_type(c.other_link)
+        );
+        let protocol = format!(
+            "of an EtherType that is not read, the first of {:#06x}",
+            c.other_protocol.unwrap_or_default()
+        );
         for (count, what) in [
-            (c.other_links, "of a link type that is not read"),
+            (c.other_links, link.as_str()),
+            (c.other_protocols, protocol.as_str()),
+            (
+                c.tunnelled,
+                "within a tunnel, which is not looked into; capture on the tunnel's interface",
+            ),
             (c.fragments, "fragments of IP packets, which are left out"),
             (
                 c.cut_short,
                 "cut off before the TCP header ends; capture more of each (tcpdump -s 128)",
             ),
-            (c.without_time, "without a time (pcapng simple packets)"),
+            (
+                c.without_time,
+                "without a time (pcapng simple packets) and left out",
+            ),
             (
                 c.beyond_flows,
                 "of more connections than are followed; give a part of the capture",
+            ),
+            (
+                c.elsewhere,
+                "copies of packets of another interface, and left out",
             ),
         ] {
             say(count > 0, format!("{count} packet(s) are {what}"));
@@ -339,20 +394,28 @@ impl Capture {
                 "{outstanding} segment(s) were not followed: too many without an answer at a time"
             ),
         );
-        let backwards = c.backwards;
+        let times = &self.times;
         say(
-            backwards > 0,
+            times.back > 0,
             format!(
-                "{backwards} ACK(s) are older than what they answer: sort the capture by time (reordercap)"
+                "the clock goes back {} time(s), by up to {} ms: {} round trip(s) across that are left out; if the packets \
+                 are not in order, sort them: reordercap IN OUT",
+                times.back,
+                times.back_us.div_ceil(1000),
+                c.backwards
             ),
         );
         let sent = self.sent();
+        // Retransmitted SYNs have their own remark, as they are normal for a far peer.
+        let again = sent
+            .retransmitted
+            .saturating_sub(sent.handshake_retransmitted);
         say(
-            sent.segments >= 10 && sent.retransmitted * 3 > sent.segments,
+            sent.segments >= 10 && again * 3 > sent.segments,
             format!(
-                "{} of {} segments look retransmitted: is each packet in the capture twice (two interfaces of one \
+                "{again} of {} segments look retransmitted: is each packet in the capture twice (two interfaces of one \
                  path)?",
-                sent.retransmitted, sent.segments
+                sent.segments
             ),
         );
         remarks

@@ -1,4 +1,4 @@
-//! From a frame to what matters of a TCP segment.
+//! Extracts a TCP segment from a frame.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,7 +10,7 @@ use super::file::Frame;
 mod link {
     pub(super) const NULL: u32 = 0;
     pub(super) const ETHERNET: u32 = 1;
-    /// What raw IP is called in files of some systems.
+    /// Raw IP has this number in files of some systems.
     pub(super) const RAW_BSD: u32 = 12;
     pub(super) const RAW_OPENBSD: u32 = 14;
     pub(super) const RAW: u32 = 101;
@@ -21,7 +21,27 @@ mod link {
     pub(super) const LINUX_SLL2: u32 = 276;
 }
 
-/// What of a TCP header is needed: ports, sequence numbers, data offset and flags.
+/// EtherTypes of headers before the IP header.
+mod ether {
+    pub(super) const VLAN: u16 = 0x8100;
+    pub(super) const PROVIDER_VLAN: u16 = 0x88a8;
+    pub(super) const OLD_PROVIDER_VLAN: u16 = 0x9100;
+    pub(super) const MPLS: u16 = 0x8847;
+    pub(super) const MPLS_MULTICAST: u16 = 0x8848;
+    pub(super) const PPPOE: u16 = 0x8864;
+    /// Smaller values are a length (IEEE 802.3), of protocols without IP.
+    pub(super) const LEAST: u16 = 0x0600;
+}
+
+/// Destination ports of VXLAN (IANA's, and Linux's older one) and Geneve.
+const TUNNEL_PORTS: [u16; 3] = [4789, 8472, 6081];
+/// IP protocols that may contain TCP: IP in IP, IPv6 in IP, GRE and ESP.
+const TUNNELS: [u8; 4] = [4, 41, 47, 50];
+/// `PACKET_OUTGOING`, and `PACKET_MULTICAST`, the last of the types of received packets (linux/if_packet.h).
+const OUTGOING: u8 = 4;
+const MULTICAST: u8 = 2;
+
+/// The part of a TCP header that is needed: ports, sequence numbers, data offset and flags.
 const TCP_NEEDED: usize = 14;
 
 /// A TCP segment.
@@ -29,22 +49,35 @@ const TCP_NEEDED: usize = 14;
 pub(super) struct Segment {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
-    /// Of the file, or of the host where the link tells.
+    /// The interface in the file, or in the host if the link type shows it.
     pub(super) interface: u32,
+    /// Whether the host sent it, if the file or the link type shows that.
+    pub(super) outgoing: Option<bool>,
     pub(super) seq: u32,
-    /// The acknowledgment number, with ACK.
+    /// The acknowledgment number, if ACK is set.
     pub(super) ack: Option<u32>,
+    /// TSval and TSecr (RFC 7323).
+    pub(super) timestamps: Option<(u32, u32)>,
     pub(super) syn: bool,
     pub(super) fin: bool,
     pub(super) rst: bool,
-    /// Bytes of data as they were sent, not as they were captured.
+    /// Bytes of data that were sent, even if fewer were captured.
     pub(super) data: u32,
 }
 
-/// Why a frame is none.
+impl Segment {
+    /// The number of sequence numbers that it occupies.
+    pub(super) fn length(&self) -> u32 {
+        self.data + u32::from(self.syn) + u32::from(self.fin)
+    }
+}
+
+/// Why a frame is not a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Skipped {
     OtherLink,
+    OtherProtocol(u16),
+    Tunnel,
     NotTcp,
     Fragment,
     CutShort,
@@ -53,17 +86,22 @@ pub(super) enum Skipped {
 pub(super) fn segment(frame: &Frame<'_>) -> Result<Segment, Skipped> {
     let data = frame.data;
     let mut interface = frame.interface;
+    let mut outgoing = frame.outgoing;
     let sliced = match frame.link {
-        link::ETHERNET => LaxSlicedPacket::from_ethernet(data).map_err(|_| Skipped::CutShort)?,
+        link::ETHERNET => network(data, 12, 14)?,
         link::NULL | link::LOOP => from_ip(data.get(4..).ok_or(Skipped::CutShort)?)?,
         link::RAW | link::RAW_BSD | link::RAW_OPENBSD | link::IPV4 | link::IPV6 => from_ip(data)?,
-        link::LINUX_SLL => cooked(data, 14, 16)?,
+        link::LINUX_SLL => {
+            outgoing = outgoing.or_else(|| direction(data.get(1)));
+            network(data, 14, 16)?
+        }
         link::LINUX_SLL2 => {
             interface = data
                 .get(4..8)
                 .and_then(|b| b.try_into().ok())
                 .map_or(interface, u32::from_be_bytes);
-            cooked(data, 0, 20)?
+            outgoing = outgoing.or_else(|| direction(data.get(10)));
+            network(data, 0, 20)?
         }
         _ => return Err(Skipped::OtherLink),
     };
@@ -75,8 +113,7 @@ pub(super) fn segment(frame: &Frame<'_>) -> Result<Segment, Skipped> {
             Skipped::NotTcp
         });
     };
-    // The IP header tells how much there was; where it does not (0: segmentation is left to the card, and
-    // it was more than 64 kB), the length of the frame.
+    // The length comes from the IP header. If that is 0 (TSO, more than 64 kB), it is the length of the frame.
     let (from, to, payload, told): (IpAddr, IpAddr, _, _) = match net {
         LaxNetSlice::Ipv4(ip) => {
             let header = ip.header();
@@ -102,13 +139,22 @@ pub(super) fn segment(frame: &Frame<'_>) -> Result<Segment, Skipped> {
         }
         LaxNetSlice::Arp(_) => return Err(Skipped::NotTcp),
     };
+    let tcp = payload.payload;
+    let port = tcp
+        .get(2..4)
+        .and_then(|b| b.try_into().ok())
+        .map(u16::from_be_bytes);
+    let is_tunnel = TUNNELS.contains(&payload.ip_number.0)
+        || (payload.ip_number == IpNumber::UDP && port.is_some_and(|p| TUNNEL_PORTS.contains(&p)));
+    if is_tunnel {
+        return Err(Skipped::Tunnel);
+    }
     if payload.ip_number != IpNumber::TCP {
         return Err(Skipped::NotTcp);
     }
     if payload.fragmented {
         return Err(Skipped::Fragment);
     }
-    let tcp = payload.payload;
     let Some(header) = tcp
         .get(..TCP_NEEDED)
         .and_then(|b| <[u8; TCP_NEEDED]>::try_from(b).ok())
@@ -144,6 +190,11 @@ pub(super) fn segment(frame: &Frame<'_>) -> Result<Segment, Skipped> {
         from: SocketAddr::new(from, u16::from_be_bytes([p0, p1])),
         to: SocketAddr::new(to, u16::from_be_bytes([q0, q1])),
         interface,
+        outgoing,
+        timestamps: timestamps(
+            tcp.get(20..header_length.min(tcp.len()))
+                .unwrap_or_default(),
+        ),
         seq: u32::from_be_bytes([s0, s1, s2, s3]),
         ack: (flags & 0x10 != 0).then(|| u32::from_be_bytes([a0, a1, a2, a3])),
         syn: flags & 0x02 != 0,
@@ -160,14 +211,74 @@ fn from_ip(data: &[u8]) -> Result<LaxSlicedPacket<'_>, Skipped> {
     })
 }
 
-/// Linux cooked: the EtherType at some place of a header of some length.
-fn cooked(data: &[u8], at: usize, length: usize) -> Result<LaxSlicedPacket<'_>, Skipped> {
-    let kind = data.get(at..at + 2).and_then(|b| b.try_into().ok());
-    match (kind, data.get(length..)) {
-        (Some(kind), Some(rest)) => {
-            let kind = EtherType(u16::from_be_bytes(kind));
-            Ok(LaxSlicedPacket::from_ether_type(kind, rest))
+/// The timestamps in a segment's options; `None` if there are none, or they were not captured.
+fn timestamps(mut options: &[u8]) -> Option<(u32, u32)> {
+    loop {
+        options = match options {
+            // End of option list; no operation.
+            [] | [0, ..] => return None,
+            [1, rest @ ..] => rest,
+            [8, 10, v0, v1, v2, v3, e0, e1, e2, e3, ..] => {
+                let number = |b: [&u8; 4]| u32::from_be_bytes(b.map(|b| *b));
+                return Some((number([v0, v1, v2, v3]), number([e0, e1, e2, e3])));
+            }
+            [_, length, ..] if *length >= 2 => options.get(usize::from(*length)..)?,
+            _ => return None,
+        };
+    }
+}
+
+/// The direction, from the packet type in a Linux cooked header.
+const fn direction(kind: Option<&u8>) -> Option<bool> {
+    match kind {
+        Some(&OUTGOING) => Some(true),
+        Some(0..=MULTICAST) => Some(false),
+        _ => None,
+    }
+}
+
+/// The IP packet of a frame whose header has this length and its EtherType at this offset. VLAN tags, MPLS labels and
+/// PPPoE are removed.
+fn network(data: &[u8], at: usize, length: usize) -> Result<LaxSlicedPacket<'_>, Skipped> {
+    let word = |data: &[u8], at: usize| {
+        let bytes = data.get(at..at + 2).and_then(|b| b.try_into().ok());
+        bytes.map(u16::from_be_bytes).ok_or(Skipped::CutShort)
+    };
+    let after = |data, length| <[u8]>::get(data, length..).ok_or(Skipped::CutShort);
+    let mut kind = word(data, at)?;
+    let mut rest = after(data, length)?;
+    loop {
+        match kind {
+            ether::VLAN | ether::PROVIDER_VLAN | ether::OLD_PROVIDER_VLAN => {
+                kind = word(rest, 2)?;
+                rest = after(rest, 4)?;
+            }
+            ether::MPLS | ether::MPLS_MULTICAST => {
+                // The last bit of the third byte marks the bottom of the stack (RFC 3032).
+                let is_bottom = word(rest, 2)? & 0x100 != 0;
+                rest = after(rest, 4)?;
+                if is_bottom {
+                    // MPLS has no type for what follows.
+                    return from_ip(rest);
+                }
+            }
+            ether::PPPOE => {
+                // The protocols of PPP (RFC 2516, RFC 1332, RFC 5072) that carry IP.
+                let protocol = word(rest, 6)?;
+                rest = after(rest, 8)?;
+                return match protocol {
+                    0x0021 | 0x0057 => from_ip(rest),
+                    _ => Err(Skipped::NotTcp),
+                };
+            }
+            _ => break,
         }
-        _ => Err(Skipped::CutShort),
+    }
+    let sliced = LaxSlicedPacket::from_ether_type(EtherType(kind), rest);
+    let is_known = [EtherType::IPV4, EtherType::IPV6, EtherType::ARP].contains(&EtherType(kind))
+        || kind < ether::LEAST;
+    match sliced.net {
+        None if !is_known => Err(Skipped::OtherProtocol(kind)),
+        _ => Ok(sliced),
     }
 }

@@ -1,4 +1,4 @@
-//! Which ACK answers which segment.
+//! Matches ACKs with the segments that they answer.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -8,34 +8,56 @@ use std::{
 use super::{Counts, Flow, FlowCounts, Limits, Opening, packet::Segment};
 use crate::estimator::Sample;
 
-/// Follows the flows of a capture.
+/// Tracks the flows of a capture.
 pub(super) struct Tracker {
     limits: Limits,
     by_key: HashMap<Key, usize>,
     flows: Vec<State>,
-    /// Segments without an answer, of all flows.
+    /// Number of unanswered segments in all flows.
     outstanding: usize,
 }
 
-/// Where a segment was seen, who sent it and to whom.
-type Key = (u32, SocketAddr, SocketAddr);
+/// Sender and receiver. The interface is not part of it: an answer may arrive on another.
+type Key = (SocketAddr, SocketAddr);
 
-/// A flow and what of it is not answered yet.
-struct State {
-    flow: Flow,
-    /// In order of their numbers.
-    outstanding: VecDeque<Outstanding>,
-    /// The end of what was sent, and the sequence number of the SYN that began it.
-    sent: Option<u32>,
-    syn: Option<u32>,
+/// Number of copies of a SYN whose timestamps are kept.
+const COPIES: usize = 32;
+
+/// The time at which a packet was captured.
+#[derive(Clone, Copy)]
+pub(super) struct Moment {
+    /// Time since the earliest packet.
+    pub(super) ns: u64,
+    /// How often a clock went back before it.
+    pub(super) back: u64,
 }
 
-/// Something with sequence numbers that was sent and not answered.
+impl Moment {
+    /// Time since an earlier moment, nanoseconds; `None` if a clock went back between them.
+    fn since(self, earlier: Self) -> Option<u64> {
+        let ns = self.ns.checked_sub(earlier.ns);
+        ns.filter(|_| self.back == earlier.back)
+    }
+}
+
+/// A flow and its unanswered segments.
+struct State {
+    flow: Flow,
+    /// In the order of their sequence numbers.
+    outstanding: VecDeque<Outstanding>,
+    /// The end of the sent sequence numbers, and the sequence number of the SYN that opened the flow.
+    sent: Option<u32>,
+    syn: Option<u32>,
+    /// TSval of each copy of this SYN, and when it was sent.
+    copies: Vec<(u32, Moment)>,
+}
+
+/// Sequence numbers that were sent and not yet acknowledged.
 #[derive(Clone, Copy)]
 struct Outstanding {
     seq: u32,
     end: u32,
-    sent_ns: u64,
+    sent: Moment,
     is_syn: bool,
     again: bool,
 }
@@ -55,26 +77,26 @@ impl Tracker {
         }
     }
 
-    /// A packet: what it sends, and what it answers.
-    pub(super) fn segment(&mut self, time_ns: u64, segment: &Segment, counts: &mut Counts) {
-        // First what it answers: a SYN-ACK then begins the other direction.
-        let reverse = (segment.interface, segment.to, segment.from);
+    /// Processes a packet: what it acknowledges, and what it sends.
+    pub(super) fn segment(&mut self, at: Moment, segment: &Segment, counts: &mut Counts) {
+        // The acknowledgment comes first: a SYN-ACK then opens the other direction.
+        let reverse = (segment.to, segment.from);
         if let Some(&index) = self.by_key.get(&reverse) {
             let state = &mut self.flows[index];
             let had = state.outstanding.len();
             if let Some(ack) = segment.ack {
-                state.acknowledged(time_ns, ack, counts);
+                let echo = segment.timestamps.map(|(_, echo)| echo);
+                state.acknowledged(at, ack, echo, counts);
             }
             if segment.rst {
-                state.give_up();
+                state.give_up(at);
             }
             self.outstanding -= had - state.outstanding.len();
         }
-        let length = segment.data + u32::from(segment.syn) + u32::from(segment.fin);
-        if length == 0 || segment.rst {
+        if segment.length() == 0 || segment.rst {
             return;
         }
-        let key = (segment.interface, segment.from, segment.to);
+        let key = (segment.from, segment.to);
         let index = match self.by_key.get(&key) {
             Some(index) => *index,
             None if self.flows.len() >= self.limits.flows => {
@@ -88,19 +110,24 @@ impl Tracker {
             }
         };
         let state = &mut self.flows[index];
+        if !state.is_home(segment) {
+            counts.elsewhere += 1;
+            return;
+        }
         let had = state.outstanding.len();
         let room = self.limits.outstanding.saturating_sub(had).min(
             self.limits.outstanding_in_all - self.outstanding.min(self.limits.outstanding_in_all),
         );
-        let left_out = state.sends(time_ns, segment, room);
+        let left_out = state.sends(at, segment, room);
         counts.beyond_outstanding += left_out;
         let has = state.outstanding.len();
         self.outstanding = (self.outstanding + has).saturating_sub(had);
     }
 
-    pub(super) fn finish(self) -> Vec<Flow> {
+    /// Ends the capture.
+    pub(super) fn finish(self, at: Moment) -> Vec<Flow> {
         let ended = self.flows.into_iter().map(|mut state| {
-            state.give_up();
+            state.give_up(at);
             state.flow
         });
         ended.collect()
@@ -114,27 +141,51 @@ impl State {
                 from: segment.from,
                 to: segment.to,
                 interface: segment.interface,
+                sent_by_host: segment.outgoing,
                 opened: None,
                 handshake: Vec::new(),
+                unsampled_us: Vec::new(),
                 data: Vec::new(),
                 counts: FlowCounts::default(),
             },
             outstanding: VecDeque::new(),
             sent: None,
             syn: None,
+            copies: Vec::new(),
         }
     }
 
-    /// Something with sequence numbers is sent. Returns how many segments there was no room for.
-    fn sends(&mut self, sent_ns: u64, segment: &Segment, room: usize) -> u64 {
+    /// Returns false for a copy of a segment that was captured on another interface before (a bridge, a bond and its
+    /// members). A segment with new data moves the flow to its interface.
+    fn is_home(&mut self, segment: &Segment) -> bool {
+        let end = segment.seq.wrapping_add(segment.length());
+        let is_new = if segment.syn {
+            self.syn != Some(segment.seq)
+        } else {
+            self.sent.is_none_or(|sent| before(sent, end))
+        };
+        if is_new {
+            self.flow.interface = segment.interface;
+        }
+        self.flow.interface == segment.interface
+    }
+
+    /// Records what a segment sends. Returns the number of segments for which there was no room.
+    fn sends(&mut self, at: Moment, segment: &Segment, room: usize) -> u64 {
         let mut seq = segment.seq;
         let mut wanted = 0;
         if segment.syn {
             if self.syn != Some(seq) {
-                // A new connection of the same ports.
-                self.give_up();
+                // A new connection with the same ports.
+                self.give_up(at);
                 self.syn = Some(seq);
                 self.sent = Some(seq);
+                self.copies.clear();
+            }
+            if let Some((value, _)) = segment.timestamps
+                && self.copies.len() < COPIES
+            {
+                self.copies.push((value, at));
             }
             let opened = if segment.ack.is_some() {
                 Opening::Passive
@@ -142,22 +193,22 @@ impl State {
                 Opening::Active
             };
             self.flow.opened.get_or_insert(opened);
-            wanted += usize::from(self.part(sent_ns, seq, seq.wrapping_add(1), true, room));
+            wanted += usize::from(self.part(at, seq, seq.wrapping_add(1), true, room));
             seq = seq.wrapping_add(1);
         }
         let length = segment.data + u32::from(segment.fin);
         if length > 0 {
             let room = room.saturating_sub(wanted);
             let end = seq.wrapping_add(length);
-            let tracked = self.part(sent_ns, seq, end, false, room);
+            let tracked = self.part(at, seq, end, false, room);
             wanted += usize::from(tracked);
         }
         let followed = wanted.min(room);
         (wanted - followed) as u64
     }
 
-    /// Returns whether it is to be followed, which it is if there is room.
-    fn part(&mut self, sent_ns: u64, seq: u32, end: u32, is_syn: bool, room: usize) -> bool {
+    /// Returns whether it is to be tracked, for which there must be room.
+    fn part(&mut self, at: Moment, seq: u32, end: u32, is_syn: bool, room: usize) -> bool {
         self.flow.counts.segments += 1;
         let sent = *self.sent.get_or_insert(seq);
         let again = before(seq, sent);
@@ -178,7 +229,7 @@ impl State {
             self.outstanding.push_back(Outstanding {
                 seq: if again { sent } else { seq },
                 end,
-                sent_ns,
+                sent: at,
                 is_syn,
                 again,
             });
@@ -186,15 +237,15 @@ impl State {
         true
     }
 
-    /// An ACK comes.
-    fn acknowledged(&mut self, time_ns: u64, ack: u32, counts: &mut Counts) {
+    /// Processes an ACK; `echo` is its TSecr.
+    fn acknowledged(&mut self, at: Moment, ack: u32, echo: Option<u32>, counts: &mut Counts) {
         let Some(sent) = self.sent else { return };
         if before(sent, ack) {
             if self.outstanding.front().is_some_and(|first| first.is_syn) {
-                // To an earlier connection of the same ports.
+                // It belongs to an earlier connection with the same ports.
                 return;
             }
-            // Of something that was not captured, and of all before.
+            // It acknowledges data that was not captured, and everything before.
             self.sent = Some(ack);
         }
         let mut oldest: Option<Outstanding> = None;
@@ -204,44 +255,77 @@ impl State {
             if !before(first.seq, ack) {
                 break;
             }
-            again |= first.again;
             if first.is_syn {
                 syn = Some(*first);
             } else {
+                again |= first.again;
                 oldest.get_or_insert(*first);
             }
             if before(ack, first.end) {
-                // A part of what the host handed to its card at once.
+                // A part of what the host gave to its network card in one piece (TSO).
                 first.seq = ack;
                 break;
             }
             self.outstanding.pop_front();
         }
-        if syn.is_none() && oldest.is_none() {
-            return;
-        }
-        if again {
-            self.flow.counts.ambiguous += 1;
-            return;
-        }
-        for (answered, samples) in [
-            (syn, &mut self.flow.handshake),
-            (oldest, &mut self.flow.data),
-        ] {
-            let Some(answered) = answered else { continue };
-            match time_ns.checked_sub(answered.sent_ns) {
-                Some(rtt_ns) => samples.push(Sample {
-                    sent_us: answered.sent_ns / 1000,
-                    rtt_us: rtt_ns.div_ceil(1000),
-                }),
-                None => counts.backwards += 1,
+        let mut without_sample = false;
+        if let Some(syn) = syn {
+            let answered = self.answered(syn, echo);
+            let samples = &mut self.flow.handshake;
+            let has_sample = answered.is_some_and(|sent| sample(samples, sent, at, counts));
+            if !has_sample {
+                self.flow.unsampled_us.push(waited_us(at, syn.sent));
             }
+            without_sample = answered.is_none();
+            again |= syn.again;
+        }
+        if let Some(oldest) = oldest {
+            if again {
+                without_sample = true;
+            } else {
+                sample(&mut self.flow.data, oldest.sent, at, counts);
+            }
+        }
+        self.flow.counts.ambiguous += u64::from(without_sample);
+    }
+
+    /// When the copy of a SYN that an ACK answers was sent; `None` if that is unknown. TSecr identifies the copy. A
+    /// peer that answers a later copy may echo the first copy's TSval (`tcp_check_req()`, net/ipv4/tcp_minisocks.c,
+    /// 6.12): the round trip then looks longer than it was, never shorter.
+    fn answered(&self, syn: Outstanding, echo: Option<u32>) -> Option<Moment> {
+        if !syn.again {
+            return Some(syn.sent);
+        }
+        let mut copies = self.copies.iter().filter(|(value, _)| Some(*value) == echo);
+        match (copies.next(), copies.next()) {
+            (Some((_, sent)), None) => Some(*sent),
+            _ => None,
         }
     }
 
-    /// What is outstanding gets no answer any more.
-    fn give_up(&mut self) {
+    /// Gives up on unanswered segments.
+    fn give_up(&mut self, at: Moment) {
         self.flow.counts.unanswered += self.outstanding.len() as u64;
-        self.outstanding.clear();
+        let outstanding = self.outstanding.drain(..).filter(|o| o.is_syn);
+        let waited = outstanding.map(|syn| waited_us(at, syn.sent));
+        self.flow.unsampled_us.extend(waited);
     }
+}
+
+/// Adds a round trip. Returns false if a clock went back during it.
+fn sample(samples: &mut Vec<Sample>, sent: Moment, at: Moment, counts: &mut Counts) -> bool {
+    let Some(rtt_ns) = at.since(sent) else {
+        counts.backwards += 1;
+        return false;
+    };
+    samples.push(Sample {
+        sent_us: sent.ns / 1000,
+        rtt_us: rtt_ns.div_ceil(1000),
+    });
+    true
+}
+
+/// Time since a segment was sent, microseconds; `u64::MAX` if a clock went back during it.
+fn waited_us(at: Moment, sent: Moment) -> u64 {
+    at.since(sent).map_or(u64::MAX, |ns| ns / 1000)
 }

@@ -1,4 +1,4 @@
-//! Estimators against hand-made samples and the RFC's formulas.
+//! Checks the estimators with hand-made samples and the RFC's formulas.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const HZ: u32 = 250;
 
-/// RTOs after each sample.
+/// The RTO after each sample.
 fn rtos<E: Estimator>(mut estimator: E, rtts_us: &[u64]) -> Vec<u64> {
     let samples = in_turn(rtts_us.iter().copied());
     samples
@@ -58,7 +58,7 @@ fn the_state_of_the_computed_example() {
         (112_500.0, 62_500.0),
         (110_937.5, 50_000.0)
     ]));
-    // Another minimum is for another connection.
+    // with_minimum() is for a new connection.
     let other = rfc.with_minimum(7_000);
     let new = Rfc6298 {
         minimum_us: 7_000,
@@ -67,8 +67,8 @@ fn the_state_of_the_computed_example() {
     assert_eq!(other, new);
 }
 
-/// By another transcription of `tcp_rtt_estimator()` (net/ipv4/tcp_input.c, Linux 6.12), in Python: eight times the
-/// smoothed RTT, four times the mean deviation, and the variation.
+/// Expected values from another transcription of `tcp_rtt_estimator()` (net/ipv4/tcp_input.c, Linux 6.12), in Python:
+/// eight times the smoothed RTT, four times the mean deviation, and the variation.
 #[test]
 fn the_kernels_arithmetic() {
     let check = |rto_min_us, samples: &[Sample], states: &[(u32, u32, u32)]| {
@@ -108,7 +108,7 @@ fn the_kernels_arithmetic() {
             (2_658_113, 770_958, 812_500),
         ],
     );
-    // As long as eight times it fits.
+    // The longest RTT whose eightfold fits.
     for rtt_us in [(1 << 28) - 1, 1 << 28, u64::MAX] {
         let state = [(2_147_483_640, 536_870_910, 536_870_910)];
         check(200_000, &[Sample { sent_us: 0, rtt_us }], &state);
@@ -133,7 +133,7 @@ fn the_weights_are_the_published_ones() {
     }
 }
 
-/// As measured on Linux 6.18, HZ 250, over a veth: the RTO that ss(8) shows, milliseconds.
+/// Measured on Linux 6.18, HZ 250, over a veth: the RTO that ss(8) shows, milliseconds.
 #[test]
 fn the_measured_rtos() {
     let after = |estimator: Linux, n: usize| rtos(estimator, &vec![100; n + 1])[n] / 1000;
@@ -150,8 +150,8 @@ fn the_measured_rtos() {
 }
 
 #[test]
-fn an_rto_min_set_once_established_takes_effect_bit_by_bit() {
-    // Measured after so many round trips.
+fn late_rto_min_takes_effect_gradually() {
+    // Measured after this many round trips.
     let measured = [
         (0, 204),
         (1, 204),
@@ -172,7 +172,7 @@ fn an_rto_min_set_once_established_takes_effect_bit_by_bit() {
             assert_eq!(estimator.rto_us() / 1000, *ms, "after {n}");
         }
     }
-    // Raising it does nothing until the variation asks for it: the bound is that of a window's maximum.
+    // Raising it has no effect until the variation grows: the minimum only bounds the maximum of a window.
     let mut low = Linux::new(HZ).with_minimum(8_000);
     low.take(Sample {
         sent_us: 0,
@@ -184,7 +184,7 @@ fn an_rto_min_set_once_established_takes_effect_bit_by_bit() {
 
 #[test]
 fn a_fall_counts_an_eighth_of_a_rise() {
-    // Steady at 100 ms until nothing of the first deviation is left, then 80 ms off.
+    // Steady at 100 ms until the first deviation has vanished, then 80 ms off.
     let after = |last_us: u64| {
         let mut linux = Linux::new(1000).with_minimum(2_000);
         let rtts = std::iter::repeat_n(100_000, 100).chain([last_us]);
@@ -204,9 +204,9 @@ fn the_probe_is_no_later_than_the_rto() {
     for sample in in_turn([4_000; 30]) {
         low.take(sample);
     }
-    // Steady: the RTO is one smoothed RTT sooner.
+    // Steady: the RTO is one smoothed RTT earlier.
     assert_eq!((low.rto_jiffies(), low.probe_jiffies()), (14, 14));
-    // After a slow answer it is the variation that counts for the RTO, and not for the probe.
+    // After a slow answer the variation determines the RTO, but not the probe.
     low.take(Sample {
         sent_us: 1_000_000,
         rtt_us: 84_000,
@@ -223,11 +223,11 @@ fn linux_rises_at_once_and_falls_by_windows() {
     rtts.push(41_000);
     rtts.extend([1_000; 10]);
     let rtos = rtos(low, &rtts);
-    // 1 ms and 2; then 40 ms off: SRTT 6 ms, the variation a window's maximum.
+    // 1 ms plus 2 ms; then 40 ms off: SRTT 6 ms, and the variation is a window's maximum.
     assert_eq!(rtos[19], 3_000);
     assert!(rtos[20] > 40_000, "{rtos:?}");
     assert!(rtos[21..].is_sorted_by(|a, b| a >= b), "{rtos:?}");
-    // All in one window: it does not fall.
+    // All in one window: the RTO does not fall.
     let mut estimator = low;
     for (n, rtt_us) in (0u64..).zip([1_000, 41_000, 1_000, 1_000, 1_000, 1_000]) {
         let sent_us = n;
@@ -236,7 +236,7 @@ fn linux_rises_at_once_and_falls_by_windows() {
     assert!(estimator.rto_us() > 40_000);
 }
 
-/// RFC 6298 section 2, read again.
+/// RFC 6298 section 2, implemented independently.
 fn naive(rtts_us: &[u64], alpha: f64, beta: f64, g: f64) -> Vec<f64> {
     let mut srtt = 0.0;
     let mut rttvar = 0.0;
@@ -287,7 +287,7 @@ proptest! {
         start in 10_000u64..100_000,
         steps in prop::collection::vec(0u64..2_000, 60..100),
     ) {
-        // Every window its own sample, none falls: the same arithmetic but for the window's maximum and
+        // Every window has one sample and none falls: the arithmetic is the same except for the window's maximum and
         // the rounding to jiffies.
         let rtts: Vec<u64> = steps.iter().scan(start, |rtt, step| {
             *rtt += step;

@@ -1,21 +1,22 @@
 //! Published figures, all in this directory.
 //!
-//! [`LOSS`] and those after it are TOML: `[[published]]` with levels of factors and numbers of measures, as `rto-lab`
-//! reads them. [`Table`] is how long a request/response connection (1 byte out, 2 bytes back, one transaction at a
-//! time) between two near hosts was idle, by how long all its packets were dropped. Its columns are *thin* (linear
-//! timeouts of thin streams) or *thick*, and rto_min. One table was computed by its authors, two were measured.
+//! [`LOSS`] and the following ones are TOML: `[[published]]` with levels of factors and numbers of measures, in the
+//! format of `rto-lab`. [`Table`] is the idle time of a request/response connection (1 byte out, 2 bytes back, one
+//! transaction at a time) between two near hosts, by the time for which all its packets were dropped. Its columns are
+//! *thin* (linear timeouts of thin streams) or *thick*, and rto_min. One table was computed by its authors, two were
+//! measured.
 
 use std::collections::BTreeMap;
 
-/// Computed: timeouts of rto_min, that double each time (thick) or after six (thin). 25 of its 144 cells are
-/// slips (see `docs/research/model.md`).
+/// Computed: timeouts of rto_min that double each time (thick) or after six (thin). 25 of its 144 cells are errors (see
+/// `docs/research/model.md`).
 const THEORY: &str = include_str!("idle_theory_ms.csv");
-/// Measured on Linux 6.5, rto_min by route metric; published as HZ 1000, but it is HZ 250.
+/// Measured on Linux 6.5, rto_min by route metric; published as HZ 1000, but measured with HZ 250.
 const LINUX_6_5: &str = include_str!("idle_linux_6_5_ms.csv");
 /// Measured on Linux 6.11, rto_min by sysctl, HZ 1000.
 const LINUX_6_11: &str = include_str!("idle_linux_6_11_ms.csv");
 
-/// What one lost packet costs a small HTTP/1.1 transfer.
+/// The cost of one lost packet in a small HTTP/1.1 transfer.
 pub const LOSS: &str = include_str!("loss.toml");
 /// Latencies of a request/response connection by pause.
 pub const RTT: &str = include_str!("rtt.toml");
@@ -24,7 +25,7 @@ pub const TAIL: &str = include_str!("tail.toml");
 /// How often the RTO of RFC 6298 is exceeded.
 pub const ESTIMATOR: &str = include_str!("estimator.toml");
 
-/// A column of such a table.
+/// A column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Column {
     /// Whether timeouts are linear.
@@ -34,7 +35,7 @@ pub struct Column {
 }
 
 impl Column {
-    /// Of "thin_50ms".
+    /// Parses a name like "thin_50ms".
     fn parse(name: &str) -> Option<Self> {
         let (kind, rto_min) = name.split_once('_')?;
         let ms: u64 = rto_min.strip_suffix("ms")?.parse().ok()?;
@@ -50,25 +51,25 @@ impl Column {
 pub struct Table(BTreeMap<(Column, u64), f64>);
 
 impl Table {
-    /// The one that was computed.
+    /// The computed table.
     #[must_use]
     pub fn theory() -> Self {
         Self::parse(THEORY)
     }
 
-    /// Measured on Linux 6.5.
+    /// The table measured on Linux 6.5.
     #[must_use]
     pub fn linux_6_5() -> Self {
         Self::parse(LINUX_6_5)
     }
 
-    /// Measured on Linux 6.11.
+    /// The table measured on Linux 6.11.
     #[must_use]
     pub fn linux_6_11() -> Self {
         Self::parse(LINUX_6_11)
     }
 
-    /// What does not parse is left out; a test counts.
+    /// Cells that do not parse are omitted; a test counts the cells.
     fn parse(text: &str) -> Self {
         let mut lines = text.lines();
         let columns: Vec<_> = lines
@@ -112,7 +113,7 @@ impl Table {
             .map(|((column, disruption_us), idle_ms)| (*column, *disruption_us, *idle_ms))
     }
 
-    /// The disruptions, microseconds, from the shortest.
+    /// The disruptions, microseconds, ascending.
     #[must_use]
     pub fn disruptions_us(&self) -> Vec<u64> {
         let mut all: Vec<u64> = self

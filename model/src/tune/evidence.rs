@@ -1,44 +1,30 @@
-//! Evidence that one arm has more bad outcomes than the other: an e-value that holds at any time one looks.
+//! Evidence that one arm has more bad attempts than the other: an e-value that holds whenever one looks.
 //!
-//! Each connection is in the treatment with a known probability, by a hash. If the timers make no difference, a
-//! *bad* connection (one that failed, was slow, had a spurious copy) is in the treatment with just this
-//! probability `p`, however losses cluster in time. If the treatment's rate is `exp(s)` times the control's, it is
-//! there with probability `p exp(s) / (1 - p + p exp(s))`. The e-value is the likelihood of the counts, relative to
-//! that at `s = 0`, averaged over a prior of `s`: the prior of the beta-binomial mixture Beta(10p, 10(1-p)),
-//! written in the log ratio, so that one `s` serves all shares of a ramp.
+//! Each connection is in the treatment with a known probability `p`, by a hash. If the timers make no difference, a bad
+//! attempt is in the treatment with just this probability, however losses cluster in time. The e-value is the likelihood
+//! of the counts relative to that, averaged over the prior Beta(2p, 2(1 - p)) of the probability. For [`Direction::Harm`]
+//! the prior is cut off below `p`, for [`Direction::Gain`] above it.
 //!
 //! # Why it is valid
 //!
-//! Given all that came before, the next bad connection multiplies the likelihood ratio at each `s` by
-//! `exp(s) / (1 - p + p exp(s))` with probability `p`, else by `1 / (1 - p + p exp(s))`, with the `p` in force when
-//! its arm was drawn: 1 on average, whatever `p` was chosen by what was seen before. The average over a prior fixed
-//! in advance therefore stays 1 on average as well, and reaches `1 / alpha` with a probability of `alpha` at most,
-//! at any of the times one looks (Ville's inequality). For [`Direction::Harm`] only `s > 0` is averaged, and for
-//! [`Direction::Gain`] only `s < 0`, where the mean is 1 at most for each smaller (greater) probability than `p`
-//! too: they hold if the treatment is no worse (no better), not only if it is the same.
+//! Given all that came before, the next bad attempt multiplies the likelihood ratio at each probability `q` by `q / p`
+//! with probability `p`, else by `(1 - q) / (1 - p)`: 1 on average. The average over a prior fixed in advance therefore
+//! stays 1 on average as well, and reaches `1 / alpha` with a probability of `alpha` at most, at any of the times one
+//! looks (Ville's inequality). E-values of different shares of a ramp may be multiplied and averaged: the next share
+//! begins with 1, whatever was seen before.
 //!
-//! It needs arms that are drawn independently. With `unit = "peer"` all connections of a peer are in one arm:
-//! then peers are what is to be counted, each once in the experiment.
+//! It needs arms that are drawn independently. With `unit = "peer"` all connections of a peer are in one arm.
 
 use serde::{Deserialize, Serialize};
 
-/// So many bad connections the prior is worth.
-const PRIOR_WEIGHT: f64 = 10.0;
-/// Where a density has fallen by exp(-36), the rest is not integrated: 2e-16 of it.
-const NEGLIGIBLE: f64 = 36.0;
-/// Panels of a side of the integral, each twice as wide as the one before: a share of 0.1 % has a tail a thousand
-/// times as long as its peak is wide.
-const PANELS: u32 = 12;
-/// Gauss and Legendre's positions and weights for ten points, one half of them.
-const POINTS: [(f64, f64); 5] = [
-    (0.148_874_338_981_631_2, 0.295_524_224_714_752_9),
-    (0.433_395_394_129_247_2, 0.269_266_719_309_996_3),
-    (0.679_409_568_299_024_4, 0.219_086_362_515_982),
-    (0.865_063_366_688_984_5, 0.149_451_349_150_580_6),
-    (0.973_906_528_517_171_7, 0.066_671_344_308_688_1),
-];
+/// So many bad attempts the prior is worth.
+const PRIOR_WEIGHT: f64 = 2.0;
+/// The e-value at which a ratio is outside of its interval of 95 %.
+const OUTSIDE: f64 = 20.0;
+/// Terms of the continued fraction: it needs about the root of the counts.
+const MOST_TERMS: u32 = 20_000;
 
-/// The probability `p` that a bad connection is in the treatment if the timers make no difference: the share of
+/// The probability `p` that a bad attempt is in the treatment if the timers make no difference: the share of
 /// connections that are drawn into it, 0.001 to 0.999.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
@@ -48,7 +34,7 @@ pub struct Probability(f64);
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("a share of {:.4} % is outside 0.1 % to 99.9 %", share * 100.0)]
 pub struct ProbabilityError {
-    /// What was asked for, 1 for all.
+    /// The refused share, 1 for all.
     pub share: f64,
 }
 
@@ -82,17 +68,6 @@ impl From<Probability> for f64 {
     }
 }
 
-/// How many bad connections each arm had, of those whose arm was drawn with one share.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tally {
-    /// The share that was treated.
-    pub share: Probability,
-    /// In the treatment.
-    pub treated: u64,
-    /// In the control arm.
-    pub control: u64,
-}
-
 /// What is to be proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -104,283 +79,167 @@ pub enum Direction {
     Harm,
 }
 
-/// What counts of two arms say about the ratio of their rates.
-#[derive(Clone, Debug)]
-pub struct Evidence {
-    prior: Curve,
-    counted: Curve,
-    with_prior: Curve,
+/// How many bad attempts each arm had, of those whose arm was drawn with one share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tally {
+    /// The share that was treated.
+    pub share: Probability,
+    /// In the treatment, 0 or more.
+    pub treated: f64,
+    /// In the control arm, 0 or more.
+    pub control: f64,
 }
 
-impl Evidence {
-    /// Of the counts at each share of a ramp, in its order.
-    ///
-    /// The prior is centred by the first share. It is fixed in advance only if the first share always stands first,
-    /// also while it has counted nothing. Of no tallies it is that of an even split, and proves nothing.
-    pub fn of(tallies: &[Tally]) -> Self {
-        let first = tallies.first().map_or(0.5, |tally| tally.share.get());
-        let prior = Term::new(first, PRIOR_WEIGHT * first, PRIOR_WEIGHT * (1.0 - first));
-        let terms = tallies.iter().map(|tally| {
-            Term::new(
-                tally.share.get(),
-                tally.treated as f64,
-                tally.control as f64,
-            )
-        });
-        let counted: Vec<Term> = terms
-            .filter(|term| term.treated + term.control > 0.0)
-            .collect();
-        let with_prior = counted.iter().copied().chain([prior]).collect();
-        Self {
-            prior: Curve(vec![prior]),
-            counted: Curve(counted),
-            with_prior: Curve(with_prior),
-        }
+/// A ratio of rates, treatment to control.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Ratio {
+    /// The likeliest one; absent while the control arm has had nothing bad.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub likeliest: Option<f64>,
+    /// Lower end of the interval that holds at all looks together (95 %).
+    pub low: f64,
+    /// Its upper end; absent: none yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high: Option<f64>,
+}
+
+impl Tally {
+    /// The natural logarithm of the e-value: ln 20 or more comes to pass with a probability of 5 % at most if there is
+    /// nothing to prove.
+    pub fn ln_e(self, direction: Direction) -> f64 {
+        let (p, rest) = (self.share.0, 1.0 - self.share.0);
+        let (a, b) = (PRIOR_WEIGHT * p, PRIOR_WEIGHT * rest);
+        let (treated, control) = (self.treated, self.control);
+        let either = ln_beta(a + treated, b + control)
+            - ln_beta(a, b)
+            - treated * p.ln()
+            - control * rest.ln();
+        either
+            + match direction {
+                Direction::Either => 0.0,
+                Direction::Gain => {
+                    ln_share_below(a + treated, b + control, p, rest)
+                        - ln_share_below(a, b, p, rest)
+                }
+                Direction::Harm => {
+                    ln_share_below(b + control, a + treated, rest, p)
+                        - ln_share_below(b, a, rest, p)
+                }
+            }
     }
 
-    /// The natural logarithm of the e-value: ln 20 or more comes to pass with a probability of 5 % at most if there
-    /// is nothing to prove.
-    ///
-    /// Its error is below 1e-8 for counts up to 1e5. At 2^53 it is below 1e-6 where the counts are nearly as expected,
-    /// and 1e-12 of the result where they are far off.
-    pub fn ln_e(&self, direction: Direction) -> f64 {
-        if self.counted.0.is_empty() {
-            return 0.0;
-        }
-        self.with_prior.ln_integral(direction) - self.prior.ln_integral(direction)
-    }
-
-    /// Whether the e-value is so large (more than 1), or larger.
-    ///
-    /// Cheaper than [`Self::ln_e`] where it is not nearly so: an average is never above the largest likelihood
-    /// ratio, which is easily computed, and is 1 where the counts point the other way.
-    pub fn reaches(&self, direction: Direction, e: f64) -> bool {
+    /// What [`Self::ln_e`] is not above, in a fraction of the time: the likelihood is largest where the probability is the
+    /// one counted, or 1 relative to `p` where the counts point the other way.
+    pub fn at_most(self, direction: Direction) -> f64 {
+        let (p, rest) = (self.share.0, 1.0 - self.share.0);
+        let more_treated = self.treated * rest - self.control * p;
         let points_there = match direction {
             Direction::Either => true,
-            Direction::Gain => self.counted.slope(0.0) < 0.0,
-            Direction::Harm => self.counted.slope(0.0) > 0.0,
+            Direction::Gain => more_treated < 0.0,
+            Direction::Harm => more_treated > 0.0,
         };
-        points_there && self.counted.most() >= e.ln() && self.ln_e(direction) >= e.ln()
+        if !points_there {
+            return 0.0;
+        }
+        let sum = self.treated + self.control;
+        let part = |count: f64, share: f64| match count > 0.0 {
+            true => count * (count / (sum * share)).ln(),
+            false => 0.0,
+        };
+        part(self.treated, p) + part(self.control, rest)
     }
 
-    /// How many bad connections there are of each arm.
-    pub(super) fn totals(&self) -> (f64, f64) {
-        let sum = |of: fn(&Term) -> f64| self.counted.0.iter().map(of).sum();
-        (sum(|term| term.treated), sum(|term| term.control))
-    }
-
-    /// The log ratio at which the counts are most likely; only where both arms have some.
-    pub(super) fn likeliest(&self) -> f64 {
-        self.counted.top()
-    }
-
-    /// The ratio of rates at which the counts are most likely; `None` while the control arm has had nothing bad.
-    pub fn likeliest_ratio(&self) -> Option<f64> {
-        let (treated, control) = self.totals();
-        (control > 0.0).then(|| {
-            if treated > 0.0 {
-                self.likeliest().exp()
-            } else {
-                0.0
+    /// The ratio of the rates, with all ratios against which the e-value is below 20: the average likelihood over that at
+    /// the ratio. A ratio that stays the same is in all the intervals one ever looks at with a probability of 95 %.
+    pub fn ratio(self) -> Ratio {
+        let (p, rest) = (self.share.0, 1.0 - self.share.0);
+        let (treated, control) = (self.treated, self.control);
+        let odds = p / rest;
+        let likeliest = treated / control / odds;
+        let (a, b) = (PRIOR_WEIGHT * p, PRIOR_WEIGHT * rest);
+        let level = ln_beta(a + treated, b + control) - ln_beta(a, b) - OUTSIDE.ln();
+        // With the probability of the treatment that belongs to a ratio.
+        let is_inside = |ln_ratio: f64| {
+            let more = ln_ratio.exp() * odds;
+            let likelihood = |count: f64, q: f64| if count > 0.0 { count * q.ln() } else { 0.0 };
+            likelihood(treated, more / (1.0 + more)) + likelihood(control, 1.0 / (1.0 + more))
+                > level
+        };
+        // exp(80) is as good as infinity. The likelihood has one peak.
+        let peak = likeliest.ln().clamp(-80.0, 80.0);
+        let end = |far: f64| {
+            let (mut inside, mut outside) = (peak, far);
+            for _ in 0..64 {
+                let middle = f64::midpoint(inside, outside);
+                if is_inside(middle) {
+                    inside = middle;
+                } else {
+                    outside = middle;
+                }
             }
-        })
-    }
-
-    /// The log likelihood of the counts at `at + offset`, relative to that at `at`, as a function of the offset.
-    pub(super) fn likelihood_around(&self, at: f64) -> impl Fn(f64) -> f64 {
-        let around = self.counted.around(at);
-        move |offset| around.at(offset)
-    }
-
-    /// The average of the likelihood over the prior, as a logarithm, relative to that at `at`.
-    pub(super) fn ln_average(&self, at: f64) -> f64 {
-        self.with_prior.around(at).ln_integral(Direction::Either) + self.prior.at(at)
-            - self.prior.ln_integral(Direction::Either)
+            inside.exp()
+        };
+        Ratio {
+            likeliest: (control > 0.0).then_some(likeliest),
+            low: if treated > 0.0 { end(-100.0) } else { 0.0 },
+            high: (control > 0.0).then(|| end(100.0)),
+        }
     }
 }
 
-/// The log likelihood of counts at one share, as a function of the log ratio of rates; 0 where that is 0.
-#[derive(Clone, Copy, Debug)]
-struct Term {
-    treated: f64,
-    control: f64,
-    /// The probability of the treatment where the log ratio is 0.
-    share: f64,
-    /// 1 - share, which may be lost in rounding the share.
-    rest: f64,
+/// The logarithm of the beta function.
+fn ln_beta(a: f64, b: f64) -> f64 {
+    ln_gamma(a) + ln_gamma(b) - ln_gamma(a + b)
 }
 
-impl Term {
-    fn new(share: f64, treated: f64, control: f64) -> Self {
-        Self {
-            treated,
-            control,
-            share,
-            rest: 1.0 - share,
-        }
+/// Stirling's series, from 10 on; below, by Γ(x + 1) = x Γ(x).
+fn ln_gamma(mut x: f64) -> f64 {
+    let mut below = 1.0;
+    while x < 10.0 {
+        below *= x;
+        x += 1.0;
     }
+    let square = x * x;
+    let series = (1.0 / 12.0
+        - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * square)) / square) / square)
+        / x;
+    (x - 0.5) * x.ln() - x + 0.5 * std::f64::consts::TAU.ln() + series - below.ln()
+}
 
-    /// The probabilities of the treatment and of the control arm.
-    fn probabilities(self, ratio: f64) -> (f64, f64) {
-        // The larger exponential is divided out.
-        let (treated, control) = if ratio <= 0.0 {
-            (self.share * ratio.exp(), self.rest)
-        } else {
-            (self.share, self.rest * (-ratio).exp())
-        };
-        let sum = treated + control;
-        (treated / sum, control / sum)
-    }
-
-    fn at(self, ratio: f64) -> f64 {
-        // By the arm that is rarer there, so that the terms do not nearly cancel.
-        let treated = (self.treated, self.share, ratio);
-        let control = (self.control, self.rest, -ratio);
-        let (rarer, other) = if self.share * ratio.exp() <= self.rest {
-            (treated, control)
-        } else {
-            (control, treated)
-        };
-        let change = rarer.1 * rarer.2.exp_m1();
-        // The sum of both parts, which rounds to 1 where the change is small, and is lost where that is nearly -1.
-        let ln_sum = if change > -0.5 {
-            change.ln_1p()
-        } else {
-            (other.1 + rarer.1 * rarer.2.exp()).ln()
-        };
-        rarer.0 * rarer.2 - (rarer.0 + other.0) * ln_sum
-    }
-
-    fn slope(self, ratio: f64) -> f64 {
-        let (treated, control) = self.probabilities(ratio);
-        self.treated * control - self.control * treated
-    }
-
-    /// The second derivative, which is negative, with its sign reversed.
-    fn curvature(self, ratio: f64) -> f64 {
-        let (treated, control) = self.probabilities(ratio);
-        (self.treated + self.control) * treated * control
-    }
-
-    /// The same, relative to its value at `ratio`, as a function of the distance from there: it has the same form.
-    fn around(self, ratio: f64) -> Self {
-        let (share, rest) = self.probabilities(ratio);
-        Self {
-            share,
-            rest,
-            ..self
-        }
-    }
-
-    /// The largest value: counts times the divergence of their own share from the one in force.
-    fn most(self) -> f64 {
-        let counts = self.treated + self.control;
-        let part = |count: f64, share: f64| match count {
-            0.0 => 0.0,
-            _ => count * (count / (counts * share)).ln(),
-        };
-        part(self.treated, self.share) + part(self.control, self.rest)
+/// The logarithm of the regularised incomplete beta function: of the part of Beta(a, b) below `x`, where `rest` is
+/// `1 - x`. By hand, as `statrs` returns the part itself, which is 0 where only the logarithm can be told.
+fn ln_share_below(a: f64, b: f64, x: f64, rest: f64) -> f64 {
+    let front = a * x.ln() + b * rest.ln() - ln_beta(a, b);
+    // The fraction converges fast on the side of the tail.
+    if x < (a + 1.0) / (a + b + 2.0) {
+        front + (fraction(a, b, x) / a).ln()
+    } else {
+        let above = (front + (fraction(b, a, rest) / b).ln()).exp();
+        // Rounding must not make it all.
+        (-above.min(1.0 - f64::EPSILON)).ln_1p()
     }
 }
 
-/// A sum of such terms: concave.
-#[derive(Clone, Debug)]
-struct Curve(Vec<Term>);
-
-impl Curve {
-    fn at(&self, ratio: f64) -> f64 {
-        self.0.iter().map(|term| term.at(ratio)).sum()
-    }
-
-    fn slope(&self, ratio: f64) -> f64 {
-        self.0.iter().map(|term| term.slope(ratio)).sum()
-    }
-
-    fn curvature(&self, ratio: f64) -> f64 {
-        self.0.iter().map(|term| term.curvature(ratio)).sum()
-    }
-
-    fn around(&self, ratio: f64) -> Self {
-        Self(self.0.iter().map(|term| term.around(ratio)).collect())
-    }
-
-    /// What it is not above.
-    fn most(&self) -> f64 {
-        self.0.iter().map(|term| term.most()).sum()
-    }
-
-    /// Where it is highest: Newton's steps, halved where they would leave what is known.
-    fn top(&self) -> f64 {
-        let (mut low, mut high) = (-1.0, 1.0);
-        while self.slope(low) < 0.0 && low > -1e3 {
-            low *= 2.0;
+/// The continued fraction of the incomplete beta function, by Lentz's method (NIST DLMF 8.17.22).
+fn fraction(a: f64, b: f64, x: f64) -> f64 {
+    let (mut c, mut d) = (1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0)));
+    let mut product = d;
+    for m in 1..MOST_TERMS {
+        let m = f64::from(m);
+        let even = m * (b - m) * x / ((a + 2.0 * m - 1.0) * (a + 2.0 * m));
+        let odd = -(a + m) * (a + b + m) * x / ((a + 2.0 * m) * (a + 2.0 * m + 1.0));
+        let before = product;
+        for term in [even, odd] {
+            d = 1.0 / (1.0 + term * d);
+            c = 1.0 + term / c;
+            product *= c * d;
         }
-        while self.slope(high) > 0.0 && high < 1e3 {
-            high *= 2.0;
+        if (product / before - 1.0).abs() < 1e-14 {
+            break;
         }
-        let mut at = 0.0;
-        for _ in 0..100 {
-            let slope = self.slope(at);
-            if slope > 0.0 {
-                low = at;
-            } else {
-                high = at;
-            }
-            let curvature = self.curvature(at);
-            let newton = at + slope / curvature;
-            let is_newton = newton > low && newton < high;
-            let next = if is_newton {
-                newton
-            } else {
-                f64::midpoint(low, high)
-            };
-            // It need not be exact: a hundredth of the curve's width. A half step may be as short far from the top, where
-            // the curve is hardly curved.
-            if is_newton && (next - at).abs() <= 0.01 / curvature.sqrt() {
-                return next;
-            }
-            at = next;
-        }
-        at
     }
-
-    /// The logarithm of the integral of its exponential, over the log ratios of a direction.
-    fn ln_integral(&self, direction: Direction) -> f64 {
-        let top = self.top();
-        let (top, left, right) = match direction {
-            Direction::Either => (top, f64::INFINITY, f64::INFINITY),
-            Direction::Harm => (top.max(0.0), top.max(0.0), f64::INFINITY),
-            Direction::Gain => (top.min(0.0), f64::INFINITY, -top.min(0.0)),
-        };
-        // Relative to the top the exponentials neither overflow nor lose digits.
-        let around = self.around(top);
-        let sum = around.side(-1.0, left) + around.side(1.0, right);
-        self.at(top) + sum.ln()
-    }
-
-    /// The integral from 0 to one side, as far as `limit` or as anything counts.
-    fn side(&self, sign: f64, limit: f64) -> f64 {
-        let fallen = |distance: f64| -self.at(sign * distance) >= NEGLIGIBLE;
-        let mut reach = 8.0 / self.curvature(0.0).sqrt();
-        while !fallen(reach) && reach < limit {
-            reach *= 2.0;
-        }
-        while fallen(reach / 1.25) {
-            reach /= 1.25;
-        }
-        let reach = reach.min(limit);
-        let panel = |n: u32| {
-            let end = reach * 0.5_f64.powf(f64::from(n));
-            let begin = if n + 1 == PANELS { 0.0 } else { end / 2.0 };
-            let (half, middle) = ((end - begin) / 2.0, f64::midpoint(begin, end));
-            let pair = |(x, weight): &(f64, f64)| {
-                let value = |x: f64| self.at(sign * (middle + half * x)).exp();
-                weight * (value(*x) + value(-x))
-            };
-            half * POINTS.iter().map(pair).sum::<f64>()
-        };
-        (0..PANELS).map(panel).sum()
-    }
+    product
 }
 
 #[cfg(test)]

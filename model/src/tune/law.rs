@@ -1,59 +1,83 @@
-//! The control law: which timer path times ask for.
+//! The control law: which timer the times of paths, or the delays of ACKs, ask for.
 //!
-//! A host sees the time of each path whatever its timer is: a spurious copy does not delay the answer to the first one.
-//! So the timer is computed from the whole distribution, and nothing is tried out.
+//! A host sees the time of each path whatever its timer is: a spurious SYN does not delay the answer to the first one.
+//! So the timer is computed from the whole distribution, and nothing is tried out. `rto_min` is learnt from the
+//! **control arm**: by how much its RTT samples exceed the least of their connection. A low `rto_min` censors its own: a
+//! spurious retransmission is acknowledged at once, and Karn's algorithm drops the sample.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cusum::Rates,
     history::{HOUR_MS, History, RECENT_COUNT},
     quantile::{allowed_with, bounded_quantile_us},
 };
-use crate::advice::{Distribution, INITIAL_RTO_US, samples_needed};
+use crate::{
+    advice::{Distribution, INITIAL_RTO_US, samples_needed},
+    outage,
+};
 
 /// With so few samples there is no value.
 pub const LEAST_SAMPLES: u64 = 300;
-/// The share of the last connections that `fast` lets exceed it.
+/// The share of the last samples that `fast` lets exceed it.
 const RECENT_SHARE: f64 = 0.02;
-/// `fast` may be wrong so often: 4 of 300 connections raise it. At 5 % it were 2, and as it is asked each second, two
+/// `fast` may be wrong so often: 4 of 300 samples raise it. At 5 % it were 2, and as it is computed each second, two
 /// slow ones of a long tail that come together by chance would do it about once an hour.
 const RECENT_ERROR: f64 = 0.2;
 
-/// What is asked of a tuned timer, of one policy and direction.
+/// Which setting is learnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Law {
+    /// The initial RTO, from path RTTs.
+    InitialRto,
+    /// `rto_min`, from delays of ACKs.
+    RtoMin,
+}
+
+/// What is asked of a learnt timer, of one policy and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
+    /// Which setting it is.
+    pub law: Law,
     /// Jiffies a second.
     pub hz: u32,
     /// The least value, microseconds.
     pub min_us: u64,
     /// The largest, microseconds; not above the kernel's own.
     pub max_us: u64,
-    /// The share of connections that may take longer than half the timer, 0 to 1.
+    /// The share of samples that may exceed half the initial RTO, or `rto_min`, 0 to 1.
     pub spurious: f64,
-    /// How long an hour is remembered, and a value over a reboot, milliseconds.
+    /// How long an hour is remembered, and a value without samples, milliseconds.
     pub memory_ms: u64,
-    /// How long nothing is lowered after the first alarm, milliseconds.
-    pub hold_ms: u64,
-    /// How long a value is in force without the daemon, milliseconds.
-    pub lease_ms: u64,
-    /// Shares of connections with a spurious copy.
-    pub guard: Rates,
+    /// Values of the initial RTO are rounded up to those in step ([`crate::outage`]) with this many
+    /// `tcp_syn_linear_timeouts`; `None` where that changes nothing: for SYN-ACKs, and before Linux 6.15.
+    #[serde(default)]
+    pub in_step: Option<u8>,
 }
 
 impl Settings {
-    /// The defaults.
+    /// The defaults of the initial RTO.
     #[must_use]
     pub const fn new(hz: u32) -> Self {
         Self {
+            law: Law::InitialRto,
             hz,
             min_us: 20_000,
             max_us: INITIAL_RTO_US,
             spurious: 0.001,
             memory_ms: 24 * HOUR_MS,
-            hold_ms: 600_000,
-            lease_ms: HOUR_MS,
-            guard: Rates::DEFAULT,
+            in_step: None,
+        }
+    }
+
+    /// Those of `rto_min`: peers delay ACKs by up to 40 ms, as Linux does; at most `TCP_RTO_MIN`.
+    #[must_use]
+    pub const fn rto_min(hz: u32) -> Self {
+        Self {
+            law: Law::RtoMin,
+            min_us: 48_000,
+            max_us: 200_000,
+            ..Self::new(hz)
         }
     }
 
@@ -69,11 +93,26 @@ impl Settings {
         jiffies.saturating_mul(1_000_000) / u64::from(self.hz.max(1))
     }
 
-    /// Within the bounds, jiffies; at least one.
+    /// Within the bounds, jiffies; at least one, and in step where a longer value within the bounds is.
     #[must_use]
     pub fn clamped(&self, us: u64) -> u64 {
         let least = self.jiffies(self.min_us).max(1);
-        self.jiffies(us).min(self.largest()).max(least)
+        self.in_step_from(self.jiffies(us).min(self.largest()).max(least))
+    }
+
+    /// The least value in step that is not shorter, jiffies; the value itself where there is none up to the
+    /// largest.
+    #[must_use]
+    pub fn in_step_from(&self, jiffies: u64) -> u64 {
+        let hz = self.hz.into();
+        let in_step = match (self.law, self.in_step) {
+            (Law::RtoMin, _) => outage::rto_min_in_step(hz),
+            (Law::InitialRto, Some(linear_timeouts)) => outage::in_step(hz, linear_timeouts),
+            (Law::InitialRto, None) => return jiffies,
+        };
+        outage::first_from(&in_step, jiffies)
+            .filter(|next| *next <= self.largest())
+            .unwrap_or(jiffies)
     }
 
     /// The largest value, jiffies.
@@ -81,16 +120,29 @@ impl Settings {
     pub fn largest(&self) -> u64 {
         self.jiffies(self.max_us.min(INITIAL_RTO_US)).max(1)
     }
+
+    /// What a quantile of the samples asks for, microseconds: an initial RTO so many halves of it, as nobody knows the
+    /// variation of a path before its first sample; `rto_min` a quarter more, and two jiffies of the estimator's own
+    /// granularity.
+    fn with_headroom(&self, us: u64, halves: u64) -> u64 {
+        match self.law {
+            Law::InitialRto => us.saturating_mul(halves) / 2,
+            Law::RtoMin => us.saturating_add(us / 4).saturating_add(self.micros(2)),
+        }
+    }
 }
 
-/// What path times ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What samples ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
     /// The timer, jiffies.
     pub jiffies: u64,
+    /// What a shorter timer is raised to, jiffies: more, where the last samples ask for it. Each second only a part of
+    /// the last samples is of a path that has just become longer, and the value would climb in stairs.
+    pub raised: u64,
     /// By the hours remembered, microseconds.
     pub slow_us: u64,
-    /// By the last connections, microseconds; absent if these are too few.
+    /// By the last samples, microseconds; absent if these are too few.
     pub fast_us: Option<u64>,
 }
 
@@ -99,16 +151,23 @@ impl Want {
     #[must_use]
     pub fn of(history: &History, settings: &Settings) -> Option<Self> {
         let slow_us = slow_us(history, settings)?;
-        let fast_us = fast_us(history.recent());
+        let fast_us = fast_us(history.recent(), settings);
+        let jiffies = settings.clamped(slow_us.max(fast_us.unwrap_or(0)));
+        let raised = fast_us
+            .filter(|us| settings.law == Law::InitialRto && *us > slow_us)
+            .map(|us| settings.clamped(us.saturating_mul(2)))
+            // Headroom alone is no reason for the kernel's own timer.
+            .filter(|raised| (jiffies..settings.largest()).contains(raised));
         Some(Self {
-            jiffies: settings.clamped(slow_us.max(fast_us.unwrap_or(0))),
+            jiffies,
+            raised: raised.unwrap_or(jiffies),
             slow_us,
             fast_us,
         })
     }
 }
 
-/// Twice what a closed hour's share exceeds; before there is such an hour, what the share of all exceeds; with too few
+/// What a closed hour's share exceeds; before there is such an hour, what the share of all exceeds; with too few
 /// samples for that, three times the largest.
 fn slow_us(history: &History, settings: &Settings) -> Option<u64> {
     let all = history.all();
@@ -120,27 +179,17 @@ fn slow_us(history: &History, settings: &Settings) -> Option<u64> {
     }
     let exceeded = history
         .hours_us()
-        .or_else(|| bounded_quantile_us(all, settings.spurious));
-    exceeded.map(|us| us.saturating_mul(2))
+        .or_else(|| bounded_quantile_us(all, settings.spurious))?;
+    Some(settings.with_headroom(exceeded, 4))
 }
 
-/// One and a half times what one in fifty of the last connections exceeds.
-fn fast_us(recent: &Distribution) -> Option<u64> {
+/// What one in fifty of the last samples exceeds.
+fn fast_us(recent: &Distribution, settings: &Settings) -> Option<u64> {
     if recent.count() < RECENT_COUNT {
         return None;
     }
     let exceeded = recent.exceeded_by(allowed_with(recent.count(), RECENT_SHARE, RECENT_ERROR)?)?;
-    Some(exceeded.saturating_mul(3) / 2)
-}
-
-/// After an alarm: three times what one in fifty of the last connections exceeds, or, with too few of them, the largest.
-/// The hours before are no evidence then, and of the last connections most began before: as few are left as in the
-/// beginning, and get the same headroom. With twice, the next minute raises it again.
-#[must_use]
-pub fn after_alarm_us(history: &History) -> Option<u64> {
-    let recent = history.recent();
-    let exceeded = bounded_quantile_us(recent, RECENT_SHARE).or_else(|| recent.largest_us())?;
-    Some(exceeded.saturating_mul(3))
+    Some(settings.with_headroom(exceeded, 3))
 }
 
 /// Whether a value is so much above what is asked for that it is lowered.
@@ -166,6 +215,40 @@ mod tests {
             history.add(second * 1000, &times, SETTINGS.memory_ms, SETTINGS.spurious);
         }
         history
+    }
+
+    #[test]
+    fn learnt_value_is_in_step_within_bounds() {
+        let settings = Settings {
+            in_step: Some(4),
+            ..SETTINGS
+        };
+        // 20 ms and more: 28, 32, 56, 60, 100 ms are in step at HZ 250.
+        for (us, jiffies) in [
+            (1, 7),
+            (28_000, 7),
+            (29_000, 8),
+            (33_000, 14),
+            (64_000, 25),
+            (2_000_000, 250),
+        ] {
+            assert_eq!(settings.clamped(us), jiffies, "{us}");
+        }
+        // Nothing in step lies between 64 and 96 ms.
+        let narrow = Settings {
+            min_us: 64_000,
+            max_us: 96_000,
+            ..settings
+        };
+        assert_eq!(
+            [1, 70_000, 200_000].map(|us| narrow.clamped(us)),
+            [16, 18, 24]
+        );
+        // rto_min: 48, 96, 100 and 196 ms.
+        let rto_min = Settings::rto_min(250);
+        for (us, jiffies) in [(1, 12), (49_000, 24), (199_000, 50), (2_000_000, 50)] {
+            assert_eq!(rto_min.clamped(us), jiffies, "{us}");
+        }
     }
 
     #[test]
@@ -203,10 +286,21 @@ mod tests {
         let want = Want::of(&history(&[&before, &more]), &SETTINGS).unwrap();
         assert_eq!((want.slow_us, want.fast_us), (20_000, Some(150_000)));
         assert_eq!(want.jiffies, 38);
-        assert_eq!(after_alarm_us(&history(&[&before, &more])), Some(300_000));
-        // Too few to say what one in fifty exceeds.
-        assert_eq!(after_alarm_us(&history(&[&[(70_000, 4)]])), Some(210_000));
-        assert_eq!(after_alarm_us(&History::default()), None);
+        // With headroom, unless that is the kernel's own.
+        assert_eq!(want.raised, 75);
+        let slow = vec![(400_000, 4), (10_000, 296)];
+        let want = Want::of(&history(&[&before, &slow]), &SETTINGS).unwrap();
+        assert_eq!((want.jiffies, want.raised), (150, 150));
+    }
+
+    #[test]
+    fn rto_min_is_a_quarter_above_the_delays() {
+        let settings = Settings::rto_min(250);
+        let want = |us| Want::of(&history(&[&[(us, 3_000)]]), &settings).unwrap();
+        assert_eq!((want(25_000).slow_us, want(25_000).jiffies), (39_250, 12));
+        // 53 ms and two jiffies; the next in step is 96 ms.
+        assert_eq!((want(42_400).slow_us, want(42_400).raised), (61_000, 24));
+        assert_eq!(want(500_000).jiffies, settings.largest());
     }
 
     #[test]

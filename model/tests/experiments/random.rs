@@ -18,6 +18,10 @@ impl Random {
 
     /// How many of many rare ones.
     pub(crate) fn poisson(&mut self, mean: f64) -> u64 {
+        if mean > 30.0 {
+            let twelve: f64 = (0..12).map(|_| self.uniform()).sum();
+            return (mean + mean.sqrt() * (twelve - 6.0)).round().max(0.0) as u64;
+        }
         let end = (-mean).exp();
         let mut product = self.uniform();
         let mut count = 0;
@@ -31,15 +35,6 @@ impl Random {
     /// How many trials until one succeeds.
     pub(crate) fn geometric(&mut self, probability: f64) -> u64 {
         (self.uniform().ln() / (-probability).ln_1p()) as u64 + 1
-    }
-
-    /// How many of many.
-    pub(crate) fn binomial(&mut self, count: f64, probability: f64) -> u64 {
-        let twelve: f64 = (0..12).map(|_| self.uniform()).sum();
-        let deviation = (count * probability * (1.0 - probability)).sqrt();
-        (count * probability + deviation * (twelve - 6.0))
-            .round()
-            .clamp(0.0, count) as u64
     }
 }
 

@@ -1,4 +1,4 @@
-//! What one direction of a link does to packets: delay, jitter, rate, queue. Losses are rules.
+//! What one direction of a link does to packets: delay, jitter, rate, queue. Losses are rules ([`super::rule`]).
 
 use std::time::{Duration, Instant};
 
@@ -7,41 +7,41 @@ use rand::{Rng, RngExt as _};
 /// One direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkConfig {
-    /// How long each packet is under way.
+    /// Propagation delay of each packet.
     pub delay: Duration,
-    /// Up to so much longer, evenly spread.
+    /// Largest additional delay; it is uniformly distributed.
     pub jitter: Duration,
-    /// Bits a second; `None`: no limit.
+    /// Bits per second; `None`: no limit.
     pub rate: Option<u64>,
-    /// Bytes that wait at the bottleneck at most; what comes then is lost.
+    /// Largest queue at the bottleneck, bytes; packets that do not fit are dropped.
     pub queue: u64,
 }
 
 impl Default for LinkConfig {
-    /// Neither delay nor loss.
+    /// No delay, and a queue of the usual length.
     fn default() -> Self {
         Self {
             delay: Duration::ZERO,
             jitter: Duration::ZERO,
             rate: None,
-            // A thousand full packets, as a device of Linux has by default.
+            // 1000 full-size packets, the default queue length of a Linux device.
             queue: 1_500_000,
         }
     }
 }
 
-/// One direction, as it is at a moment.
+/// The state of one direction.
 #[derive(Debug, Default)]
 pub(super) struct Hop {
     pub(super) config: LinkConfig,
-    /// When the bottleneck has sent all it has.
+    /// When the bottleneck has sent everything in its queue.
     busy_until: Option<Instant>,
     /// When the last packet leaves.
     last: Option<Instant>,
 }
 
 impl Hop {
-    /// When a packet of so many bytes leaves; `None` if the queue is full.
+    /// When a packet of this many bytes leaves; `None` if the queue is full.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -69,7 +69,7 @@ impl Hop {
     }
 }
 
-/// How long so many bytes take at a rate of bits a second.
+/// Serialisation time of a number of bytes at a rate in bits per second.
 fn transmission(bytes: u64, rate: u64) -> Duration {
     let nanos = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(rate.max(1));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -100,8 +100,8 @@ mod tests {
     }
 
     #[test]
-    fn a_bottleneck_sends_one_after_the_other_and_its_queue_is_finite() {
-        // 1250 bytes at 10 Mbit/s are 1 ms; three wait.
+    fn bottleneck_serialises_packets_and_drops_when_full() {
+        // 1250 bytes take 1 ms at 10 Mbit/s; the queue holds three.
         let mut hop = hop(LinkConfig {
             delay: 5 * 1000 * US,
             rate: Some(10_000_000),
@@ -114,7 +114,7 @@ mod tests {
             .collect();
         let ms = |n: u32| Some(n * 1000 * US);
         assert_eq!(all, [ms(6), ms(7), ms(8), ms(9), None, None]);
-        // It has sent them all.
+        // The queue is empty again.
         assert_eq!(
             after(&mut hop, begin, 20 * 1000 * US, 125),
             Some(25_100 * US)
@@ -138,9 +138,9 @@ mod tests {
         assert!(all.is_sorted());
         let most = all[99] - begin;
         assert!(most > 900 * US && most < 1100 * US, "{most:?}");
-        // A seed gives the same again.
+        // The same seed yields the same delays.
         assert!(all == of(1) && all != of(2));
-        // A delay that gets shorter.
+        // A shorter delay must not reorder packets.
         let mut hop = hop(LinkConfig {
             delay: 1000 * US,
             ..LinkConfig::default()

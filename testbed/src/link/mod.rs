@@ -1,12 +1,12 @@
-//! Links between two namespaces that lose what they are told to lose.
+//! Links between two namespaces, with programmable losses.
 //!
-//! The emulated one ([`relay::Relay`]) delays, jitters, limits the rate, loses by chance, for a
-//! while or exactly, and records every packet; it needs TUN devices and nothing else (not netem, which not
-//! every kernel has, and which cannot drop "the last segment of a flow"). The other ([`nft::Veth`]) is the
-//! kernel's own veth with nftables rules, to check the first against.
+//! The emulated link ([`relay::Relay`]) delays packets, adds jitter, limits the rate, drops packets at random, for a
+//! period or by exact rules, and records every packet. It needs TUN devices only. netem is not used, because not every
+//! kernel has it and it cannot drop "the last segment of a flow". The other link ([`nft::Veth`]) is the kernel's veth
+//! with nftables rules; it serves to validate the emulated one.
 //!
-//! Times are those at which the link reads a packet from the device: what the sender's kernel has in the
-//! device's queue is not read yet ([`relay::TimingStats`] says how late packets were delivered).
+//! Times are taken when the link reads a packet from the device. Packets that wait in the sender's device queue have
+//! not been read yet ([`relay::TimingStats`] shows how late packets were delivered).
 
 pub mod config;
 pub mod nft;
@@ -25,11 +25,11 @@ use std::{
 
 use rule::{PacketFilter, Rule};
 
-/// A rule in force.
+/// Identifies an active rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(u64);
 
-/// A time without packets that has begun.
+/// An outage that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outage {
     rule: RuleId,
@@ -38,13 +38,13 @@ pub struct Outage {
 }
 
 impl Outage {
-    /// Sleeps until its end.
+    /// Sleeps until it ends.
     fn sleep(&self) {
         thread::sleep((self.from + self.length).saturating_duration_since(Instant::now()));
     }
 }
 
-/// A time without packets.
+/// An outage that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blackout {
     /// Its begin.
@@ -55,9 +55,9 @@ pub struct Blackout {
     pub dropped: u64,
 }
 
-/// What experiments need of a link, whichever it is.
+/// The operations that both kinds of link support.
 pub trait Link: Send + Sync {
-    /// Itself, if it is an emulated one, which can do more.
+    /// The emulated link, which can do more; `None` for another kind.
     fn relay(&self) -> Option<&relay::Relay> {
         None
     }
@@ -68,38 +68,38 @@ pub trait Link: Send + Sync {
     /// Address of the server's end.
     fn server(&self, v6: bool) -> IpAddr;
 
-    /// Drops packets from now on.
+    /// Starts to drop packets.
     ///
     /// # Errors
     ///
-    /// If this link cannot.
+    /// If this link does not support the rule.
     fn drops(&self, rule: Rule) -> anyhow::Result<RuleId>;
 
-    /// How many packets a rule has dropped.
+    /// The number of packets that a rule has dropped.
     ///
     /// # Errors
     ///
-    /// If it cannot be asked.
+    /// If its counter cannot be read.
     fn dropped(&self, rule: RuleId) -> anyhow::Result<u64>;
 
-    /// Ends a rule; how many packets it has dropped.
+    /// Removes a rule; returns the number of packets it has dropped.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be removed.
+    fn remove(&self, rule: RuleId) -> anyhow::Result<u64>;
+
+    /// Starts to drop all packets that match, for `length`.
+    ///
+    /// # Errors
+    ///
+    /// If this link does not support the filter.
+    fn start_outage(&self, filter: PacketFilter, length: Duration) -> anyhow::Result<Outage>;
+
+    /// Waits until the outage is over.
     ///
     /// # Errors
     ///
     /// If it cannot be ended.
-    fn remove(&self, rule: RuleId) -> anyhow::Result<u64>;
-
-    /// Begins to drop all of these, for so long.
-    ///
-    /// # Errors
-    ///
-    /// If this link cannot.
-    fn start_outage(&self, filter: PacketFilter, length: Duration) -> anyhow::Result<Outage>;
-
-    /// Waits until it is over.
-    ///
-    /// # Errors
-    ///
-    /// If this link cannot end it.
     fn end_outage(&self, outage: Outage) -> anyhow::Result<Blackout>;
 }

@@ -1,5 +1,5 @@
-//! A real veth that drops by nftables, so that the emulated link can be checked against it. It neither delays
-//! nor knows sequence numbers.
+//! A real veth that drops packets with nftables rules, to validate the emulated link. It does not delay packets and
+//! does not track sequence numbers.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::netns::{CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6, nft};
 
-/// Our table in each namespace.
+/// The table in each namespace.
 const TABLE: &str = "rto_lab";
 /// Bytes of an IPv4 and of an IPv6 packet before the data, with TCP timestamps and no other options.
 const HEADERS: [(&str, u32); 2] = [("ipv4", 20 + 32), ("ipv6", 40 + 32)];
@@ -33,19 +33,19 @@ pub struct Veth {
 #[derive(Debug, Default)]
 struct Rules {
     next: u64,
-    /// Where they are.
+    /// Where each rule is installed.
     placed: HashMap<RuleId, Placed>,
 }
 
 #[derive(Clone, Debug)]
 struct Placed {
     directions: Vec<Direction>,
-    /// Whether packets pass again, and only the counter is left.
+    /// Whether packets pass again, so that only the counter is left.
     lifted: bool,
 }
 
 impl Veth {
-    /// Makes the tables.
+    /// Creates the tables.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Veth {
         Ok(veth)
     }
 
-    /// Where packets of a direction arrive.
+    /// The namespace in which packets of a direction arrive.
     fn netns(&self, direction: Direction) -> &str {
         match direction {
             Direction::ToServer => &self.server,
@@ -72,7 +72,7 @@ impl Veth {
     }
 
     fn rules(&self) -> MutexGuard<'_, Rules> {
-        // Each change is complete by itself.
+        // A panic cannot leave a partial change.
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,7 +163,7 @@ impl Link for Veth {
 
     fn start_outage(&self, filter: PacketFilter, length: Duration) -> anyhow::Result<Outage> {
         let rule = self.drops(Rule::new(filter, DropPattern::All))?;
-        // Only now are both directions closed.
+        // The outage begins only now, as both directions are closed.
         Ok(Outage {
             rule,
             from: Instant::now(),
@@ -183,7 +183,7 @@ impl Link for Veth {
     }
 }
 
-/// Of a rule's chain and counter.
+/// The name of a rule's chain and counter.
 fn name(rule: RuleId) -> String {
     format!("r{}", rule.0)
 }
@@ -192,7 +192,7 @@ fn parsed(address: &str) -> IpAddr {
     address.parse().unwrap_or(IpAddr::from([0, 0, 0, 0]))
 }
 
-/// The rules of a chain: one for each family if a length is asked for.
+/// The rules of a chain: one per address family if the filter has a payload length.
 fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> {
     let PacketFilter {
         direction: _,
@@ -252,7 +252,7 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
     })
 }
 
-/// The packets of a counter in its listing.
+/// The packets of a counter, from its listing.
 fn counted(list: &str) -> Option<u64> {
     let (_, after) = list.split_once("packets ")?;
     after.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! What a packet on the link is, and where in its flow.
+//! Classifies the packets on a link and locates them in their flows.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -35,7 +35,7 @@ pub enum Kind {
     Rst,
 }
 
-/// A TCP packet that came to the link.
+/// A TCP packet that the link has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Which way it goes.
@@ -48,35 +48,35 @@ pub struct Packet {
     pub server_port: u16,
     /// Its first sequence number.
     pub seq: u32,
-    /// What it acknowledges, if it does.
+    /// Acknowledgment number, if ACK is set.
     pub ack: Option<u32>,
     /// Bytes of data.
     pub payload: u32,
-    /// Bytes of its flow's data before its first one; `None` if the link has not seen the SYN.
+    /// Number of data bytes in its flow before its first byte; `None` if the link has not seen the SYN.
     pub offset: Option<u64>,
-    /// Whether the link has seen all its sequence numbers before, dropped or not: it is retransmitted.
+    /// Whether the link has seen all its sequence numbers before, dropped or not: it is a retransmission.
     pub repeated: bool,
 }
 
-/// Flows, as far as the link has seen them.
+/// What the link has seen of each flow.
 #[derive(Debug, Default)]
 pub(super) struct Flows(HashMap<Flow, Seen>);
 
-/// One direction of a connection: from and to.
+/// One direction of a connection: source and destination.
 type Flow = ((IpAddr, u16), (IpAddr, u16));
 
 #[derive(Debug)]
 struct Seen {
-    /// Of the first byte of data, if the SYN was seen.
+    /// Sequence number of the first byte of data, if the SYN was seen.
     first: Option<u32>,
-    /// After everything seen.
+    /// The sequence number after all that were seen.
     next: u32,
     /// Bytes of data before `next`.
     bytes: u64,
 }
 
 impl Flows {
-    /// What a packet is; `None` if it is not TCP.
+    /// Classifies a packet; `None` if it is not TCP.
     pub(super) fn packet(&mut self, direction: Direction, bytes: &[u8]) -> Option<Packet> {
         let sliced = SlicedPacket::from_ip(bytes).ok()?;
         let (from, to): (IpAddr, IpAddr) = match sliced.net? {
@@ -109,7 +109,7 @@ impl Flows {
         };
         let flow = ((from, source), (to, destination));
         let seq = tcp.sequence_number();
-        // SYN and FIN have a number of their own.
+        // SYN and FIN occupy a sequence number each (RFC 9293 section 3.4).
         let length = payload + u32::from(tcp.syn()) + u32::from(tcp.fin());
         let (offset, repeated) = if kind == Kind::Rst {
             (None, false)
@@ -129,7 +129,7 @@ impl Flows {
         })
     }
 
-    /// Offset of the first byte, and whether all was seen before.
+    /// The offset of the first byte, and whether all sequence numbers were seen before.
     fn place(
         &mut self,
         flow: Flow,
@@ -150,19 +150,19 @@ impl Flows {
             return (first.map(|_| 0), false);
         };
         if syn && seen.first != first {
-            // A new connection of the same ports.
+            // A new connection with the same ports.
             *seen = fresh;
             return (Some(0), false);
         }
         let ahead = end.wrapping_sub(seen.next);
-        // Half of the space ahead is new, the other half is old (RFC 9293 section 3.4).
+        // Sequence numbers wrap: those up to half of the space ahead are new, the others old (RFC 9293 section 3.4).
         let new = length > 0 && ahead != 0 && ahead < 1 << 31;
         let before = seen.next.wrapping_sub(seq);
         let offset = seen.first.map(|_| {
             let data_before = if before < 1 << 31 {
                 seen.bytes.saturating_sub(before.into())
             } else {
-                // A gap: what was never seen is data as well.
+                // A gap: the bytes that the link has not seen count as data.
                 seen.bytes + u64::from(seq.wrapping_sub(seen.next))
             };
             if syn { 0 } else { data_before }
@@ -253,7 +253,7 @@ mod tests {
             ("A", 1, 90, Some(0), false),
             ("A", 91, 90, Some(90), false),
             ("A", 91, 90, Some(90), true),
-            // One was lost before it came here.
+            // The segment before it was lost before it reached the link.
             ("A", 271, 90, Some(270), false),
             ("A", 181, 90, Some(180), true),
             ("A", 361, 0, Some(360), false),
@@ -270,11 +270,11 @@ mod tests {
                 "{flags} {relative} {length}"
             );
         }
-        // The same ports again.
+        // A new connection with the same ports.
         let packet = bytes(Direction::ToServer, false, "S", 77, b"");
         let packet = flows.packet(Direction::ToServer, &packet).unwrap();
         assert_eq!((packet.offset, packet.repeated), (Some(0), false));
-        // A connection from before the link.
+        // A connection that is older than the link.
         let packet = bytes(Direction::ToClient, false, "A", 77, b"x");
         let packet = flows.packet(Direction::ToClient, &packet).unwrap();
         assert_eq!((packet.offset, packet.repeated), (None, false));

@@ -1,4 +1,4 @@
-//! A capture of what passes one end of the emulated link, as tcpdump would write it.
+//! Writes a capture of the packets at one end of the emulated link, in tcpdump's format.
 
 use std::{
     fs::File,
@@ -10,12 +10,12 @@ use std::{
 /// Nanoseconds, host byte order (pcap-savefile(5)).
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
-/// Headers, and some data.
+/// Enough for the headers and some data.
 const SNAP_LENGTH: u32 = 128;
-/// LINKTYPE_RAW: an IP header first.
+/// LINKTYPE_RAW: packets begin with the IP header.
 const RAW: u32 = 101;
 
-/// A file in the making.
+/// A capture file that is being written.
 #[derive(Debug)]
 pub(super) struct Pcap(BufWriter<File>);
 
@@ -26,14 +26,14 @@ impl Pcap {
         for half in VERSION {
             file.write_all(&half.to_ne_bytes())?;
         }
-        // Time zone and accuracy, which nobody sets.
+        // Time zone and accuracy of the timestamps, which are always 0 (pcap-savefile(5)).
         for word in [0, 0, SNAP_LENGTH, RAW] {
             file.write_all(&word.to_ne_bytes())?;
         }
         Ok(Self(file))
     }
 
-    /// One packet, with its time since the epoch.
+    /// Appends a packet, with its time since the epoch.
     pub(super) fn add(&mut self, at: Duration, packet: &[u8]) -> io::Result<()> {
         let seconds = u32::try_from(at.as_secs()).unwrap_or(u32::MAX);
         let length = u32::try_from(packet.len()).unwrap_or(u32::MAX);

@@ -38,25 +38,25 @@ use crate::{
 
 /// More than any packet of these links, whose MTU is 1500 bytes.
 const LONGEST: usize = 1 << 16;
-/// Packets taken before those that are due are delivered.
+/// Packets read in a row before packets that are due are delivered.
 const AT_ONCE: usize = 8;
-/// Packets recorded at most: some 100 MB. What comes later is carried and counted.
+/// Most packets that are recorded, about 100 MB. Later packets are still carried, and counted as unrecorded.
 const RECORDED: usize = 1 << 20;
-/// By how much the kernel may prolong a sleep of the thread, nanoseconds; it would be 50 us.
+/// Timer slack of the thread, nanoseconds: how much later the kernel may wake it. The default is 50 us.
 const TIMER_SLACK_NS: u64 = 1;
 
-/// What became of a packet.
+/// A packet, and what the link did with it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Relayed {
     /// When the link read it.
     pub at: Instant,
-    /// The same since the epoch, as a capture has it.
+    /// The same time since the epoch, as a capture shows it.
     pub time: Duration,
-    /// What it was, if it was TCP.
+    /// The packet, if it is TCP.
     pub packet: Option<Packet>,
-    /// Bytes, with its IP header.
+    /// Bytes, including the IP header.
     pub bytes: usize,
-    /// When it was to leave; `None` if it was dropped.
+    /// When it is due to leave; `None` if it was dropped.
     pub leaves: Option<Instant>,
 }
 
@@ -67,27 +67,27 @@ impl Relayed {
         self.leaves.is_none()
     }
 
-    /// Whether it is one of these.
+    /// Whether it matches a filter.
     #[must_use]
     pub fn is(&self, filter: &PacketFilter) -> bool {
         self.packet.is_some_and(|packet| filter.matches(&packet))
     }
 }
 
-/// How well the link kept time, since it was made.
+/// How punctual the link has been since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimingStats {
     /// Packets delivered.
     pub delivered: u64,
-    /// How much later than they should they left, in all.
+    /// Sum of the delays beyond the intended ones.
     pub late: Duration,
-    /// The worst of them.
+    /// The largest of these delays.
     pub latest: Duration,
     /// Packets that were carried but not recorded.
     pub unrecorded: u64,
 }
 
-/// The link; its devices vanish when it is dropped, and with them what is still under way.
+/// The link. When it is dropped its devices are removed, and packets in flight are lost.
 #[derive(Debug)]
 pub struct Relay {
     shared: Arc<Shared>,
@@ -96,12 +96,12 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Makes the devices and their addresses (10.89.`number`.1 and .2, fd89:`number`::1 and ::2), and carries
-    /// packets without delay and loss. Chance begins with `seed`.
+    /// Creates the devices and their addresses (10.89.`number`.1 and .2, fd89:`number`::1 and ::2), and carries packets
+    /// without delay or loss. `seed` initialises the random numbers.
     ///
     /// # Errors
     ///
-    /// If a device cannot be made or `ip` fails; what was made is removed.
+    /// If a device cannot be created or `ip` fails; what was created is removed.
     pub fn new(pair: &Pair, number: u8, seed: u64) -> anyhow::Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new(seed)),
@@ -152,19 +152,19 @@ impl Relay {
         }
     }
 
-    /// What the link does in both directions, to packets that come from now on.
+    /// Configures both directions, for packets that arrive later.
     pub fn set(&self, config: LinkConfig) {
         for direction in Direction::BOTH {
             self.set_towards(direction, config);
         }
     }
 
-    /// The same in one direction.
+    /// Configures one direction, for packets that arrive later.
     pub fn set_towards(&self, direction: Direction, config: LinkConfig) {
         self.shared.state().hop(direction).config = config;
     }
 
-    /// Delays each packet by this much, in both directions, without anything else.
+    /// Delays each packet by this much in both directions, and does nothing else.
     pub fn set_delay(&self, delay: Duration) {
         self.set(LinkConfig {
             delay,
@@ -172,62 +172,62 @@ impl Relay {
         });
     }
 
-    /// Drops the next `count` packets of these, and no more.
+    /// Drops the next `count` packets that match, and no more.
     pub fn drop_next(&self, filter: PacketFilter, count: u64) -> RuleId {
         self.add(Rule::new(filter, DropPattern::Next(count)))
     }
 
-    /// Puts a rule in force. Each packet is shown to the rules in the order in which they came; those after
-    /// the one that drops it do not count it.
+    /// Adds a rule. Each packet passes the rules in the order in which they were added; a packet that one rule drops is
+    /// not counted by later rules.
     pub fn add(&self, rule: Rule) -> RuleId {
         self.shared.state().add(rule)
     }
 
-    /// Every packet that has come so far, in order; also what is not TCP.
+    /// Every packet so far, in order, including packets that are not TCP.
     #[must_use]
     pub fn log(&self) -> Vec<Relayed> {
         self.shared.state().log.clone()
     }
 
-    /// The same, and forgets it.
+    /// Returns the log and clears it.
     #[must_use]
     pub fn take_log(&self) -> Vec<Relayed> {
         std::mem::take(&mut self.shared.state().log)
     }
 
-    /// Forgets what it has recorded.
+    /// Clears the log.
     pub fn forget(&self) {
         self.shared.state().log.clear();
     }
 
-    /// Whether to record packets from now on; it does at first.
+    /// Switches recording on or off; it is initially on.
     pub fn record(&self, on: bool) {
         self.shared.state().recording = on;
     }
 
-    /// From now on writes what passes the client's end to a file, as tcpdump would: packets of the client when
-    /// they are read, those to it when they are delivered.
+    /// Starts to write what passes the client's end to a file, as tcpdump would: packets from the client when they are
+    /// read, packets to it when they are delivered.
     ///
     /// # Errors
     ///
-    /// If it cannot be made.
+    /// If the file cannot be created.
     pub fn capture(&self, path: &std::path::Path) -> anyhow::Result<()> {
         let pcap = Pcap::create(path).with_context(|| path.display().to_string())?;
         self.shared.state().capture = Some(Ok(pcap));
         Ok(())
     }
 
-    /// Ends the capture; the file is whole then.
+    /// Ends the capture and completes the file.
     ///
     /// # Errors
     ///
-    /// If it could not be written, or there was none.
+    /// If it could not be written, or no capture was running.
     pub fn end_capture(&self) -> anyhow::Result<()> {
         let capture = self.shared.state().capture.take();
         Ok(capture.context("there is no capture")??.finish()?)
     }
 
-    /// How well it kept time.
+    /// How punctual the link has been.
     #[must_use]
     pub fn timing(&self) -> TimingStats {
         self.shared.state().timing
@@ -273,7 +273,7 @@ impl Link for Relay {
     }
 
     fn end_outage(&self, outage: Outage) -> anyhow::Result<Blackout> {
-        // It ends by itself.
+        // The rule expires by itself.
         outage.sleep();
         Ok(Blackout {
             from: outage.from,
@@ -300,7 +300,7 @@ struct Shared {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is complete by itself.
+        // A panic cannot leave a partial change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -315,7 +315,7 @@ struct State {
     log: Vec<Relayed>,
     recording: bool,
     timing: TimingStats,
-    /// What could not be written is the end of it.
+    /// The capture, or the write error that ended it.
     capture: Option<io::Result<Pcap>>,
 }
 
@@ -334,7 +334,7 @@ impl State {
         }
     }
 
-    /// At the client's end.
+    /// Captures a packet that passes the client's end.
     fn passes(&mut self, bytes: &[u8]) {
         if let Some(Ok(pcap)) = &mut self.capture
             && let Err(error) = pcap.add(since_epoch(), bytes)
@@ -357,7 +357,7 @@ impl State {
         id
     }
 
-    /// Notes a packet that has just come; when it leaves, unless it gets lost.
+    /// Records a packet that has just arrived. Returns when it leaves; `None` if it is dropped.
     fn arrived(&mut self, direction: Direction, bytes: &[u8]) -> Option<Instant> {
         let at = Instant::now();
         if direction == Direction::ToServer {
@@ -420,20 +420,20 @@ fn since_epoch() -> Duration {
         .unwrap_or_default()
 }
 
-/// Packets from one device on their way to the other.
+/// Packets that are in flight in one direction.
 struct Lane<'a> {
     direction: Direction,
     from: &'a Tun,
     to: &'a Tun,
-    /// By when they leave, then by when they came.
+    /// Ordered by time of departure, then by arrival.
     under_way: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
     came: u64,
 }
 
-/// Carries packets until it is told to stop.
+/// Carries packets until the stop event.
 fn carry(shared: &Shared, client: &Tun, server: &Tun) {
     run_in_real_time();
-    // Without it only each delay is a little longer.
+    // If this fails, each delay is only a little longer.
     let _precise = prctl::set_timerslack(TIMER_SLACK_NS);
     let mut lanes = [
         (Direction::ToServer, client, server),
@@ -476,12 +476,12 @@ fn carry(shared: &Shared, client: &Tun, server: &Tun) {
 }
 
 impl Lane<'_> {
-    /// When the next packet is to be delivered.
+    /// When the next packet is due.
     fn next(&self) -> Option<Instant> {
         self.under_way.peek().map(|Reverse((due, ..))| *due)
     }
 
-    /// Takes one packet, if there is one.
+    /// Reads a packet; returns false if no packet is ready.
     fn receive(&mut self, shared: &Shared, buffer: &mut [u8]) -> io::Result<bool> {
         let Some(length) = self.from.receive(buffer)? else {
             return Ok(false);

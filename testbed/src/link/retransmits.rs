@@ -1,4 +1,4 @@
-//! What was retransmitted, and whether it had to be: from the log of the emulated link.
+//! Counts retransmissions in the log of the emulated link, and which of them were needed.
 
 use std::{collections::HashMap, iter::Sum, ops::Add};
 
@@ -10,21 +10,21 @@ use super::{
     rule::PacketFilter,
 };
 
-/// SYNs, SYN-ACKs and segments with data, and which of them were retransmitted.
+/// SYNs, SYN-ACKs and segments with data, and how many of them were retransmitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RetransmitCounts {
-    /// How many were sent, retransmissions among them.
+    /// Packets sent, including retransmissions.
     pub sent: u64,
-    /// How many of them were dropped.
+    /// Packets that were dropped.
     pub dropped: u64,
-    /// Retransmitted, and of what they carry something had been dropped each time.
+    /// Needed retransmissions: some of their data had never got through before.
     pub needed: u64,
-    /// Retransmitted, although a copy of all they carry had been let through: only its ACK was lost or late.
+    /// Spurious retransmissions: all their data had got through before, and only the ACK was lost or late.
     pub spurious: u64,
 }
 
 impl RetransmitCounts {
-    /// Of the packets that match; whether a copy was let through is looked for in the whole log.
+    /// Counts the packets that match. Whether an earlier copy got through is decided from the whole log.
     #[must_use]
     pub fn of(log: &[Relayed], filter: &PacketFilter) -> Self {
         let mut through: HashMap<Flow, Ranges> = HashMap::new();
@@ -38,7 +38,7 @@ impl RetransmitCounts {
             };
             let flow = through.entry(flow(&packet)).or_default();
             if !packet.repeated && packet.kind != Kind::Data {
-                // A new connection, perhaps of the same ports.
+                // A new connection, which may have the same ports.
                 *flow = Ranges::default();
             }
             if relayed.is(filter) {
@@ -81,7 +81,7 @@ fn flow(packet: &Packet) -> Flow {
     (packet.direction, packet.client_port, packet.server_port)
 }
 
-/// Of sequence numbers: 0 is the SYN's, the first byte of data has 1.
+/// The range of sequence numbers of a packet, relative to its SYN: the SYN has 0, the first byte of data 1.
 fn range(packet: &Packet) -> Option<(u64, u64)> {
     match packet.kind {
         Kind::Syn | Kind::SynAck => Some((0, 1)),
@@ -93,7 +93,7 @@ fn range(packet: &Packet) -> Option<(u64, u64)> {
     }
 }
 
-/// Disjoint, none touching another.
+/// Disjoint ranges, of which no two are adjacent.
 #[derive(Debug, Default)]
 struct Ranges(Vec<(u64, u64)>);
 
@@ -162,7 +162,7 @@ mod tests {
             (Kind::Data, 0, 200, true, true),
             (Kind::Data, 100, 100, true, false),
             (Kind::Data, 0, 200, true, false),
-            // The same ports again.
+            // A new connection with the same ports.
             (Kind::Syn, 0, 0, false, false),
             (Kind::Data, 0, 100, false, true),
             (Kind::Data, 0, 100, true, false),

@@ -1,23 +1,23 @@
-//! Which packets get lost: exact drops by predicate.
+//! Rules that decide exactly which packets are dropped.
 
 use std::time::Instant;
 
 use super::packet::{Direction, Kind, Packet};
 
-/// A predicate of packets: all that is set has to hold.
+/// A predicate of packets. All fields that are set must match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketFilter {
-    /// Which way it goes.
+    /// Direction.
     pub direction: Option<Direction>,
-    /// What it is.
+    /// Kind of packet.
     pub kind: Option<Kind>,
     /// Port of the client's end.
     pub client_port: Option<u16>,
-    /// Bytes of data: least and most.
+    /// Bytes of data: minimum and maximum.
     pub payload: Option<(u32, u32)>,
-    /// Only data from this byte of the flow on: the last `k` segments of a flow of known length.
+    /// Only data at or after this byte of the flow, for example the last `k` segments of a flow of known length.
     pub from_byte: Option<u64>,
-    /// Only what the link sees for the first time, no retransmission.
+    /// Only packets that the link has not seen before, so no retransmissions.
     pub first_time: bool,
 }
 
@@ -35,7 +35,7 @@ impl PacketFilter {
     pub const SYN: Self = Self::kind(Kind::Syn);
     /// SYN-ACKs, from either side.
     pub const SYN_ACK: Self = Self::kind(Kind::SynAck);
-    /// ACKs of the client's without data.
+    /// ACKs without data from the client.
     pub const CLIENT_ACK: Self = Self::kind(Kind::Ack).towards(Direction::ToServer);
     /// Segments with data from the client.
     pub const CLIENT_DATA: Self = Self::kind(Kind::Data).towards(Direction::ToServer);
@@ -51,42 +51,42 @@ impl PacketFilter {
         }
     }
 
-    /// Only in this direction.
+    /// Restricts it to one direction.
     #[must_use]
     pub const fn towards(mut self, direction: Direction) -> Self {
         self.direction = Some(direction);
         self
     }
 
-    /// Only of the connection with this port at the client's end.
+    /// Restricts it to the connection with this port at the client's end.
     #[must_use]
     pub const fn of_client(mut self, port: u16) -> Self {
         self.client_port = Some(port);
         self
     }
 
-    /// Only with so many bytes of data.
+    /// Restricts it to packets with exactly this many bytes of data.
     #[must_use]
     pub const fn with_payload(mut self, bytes: u32) -> Self {
         self.payload = Some((bytes, bytes));
         self
     }
 
-    /// Only data from this byte of the flow on.
+    /// Restricts it to data at or after this byte of the flow.
     #[must_use]
     pub const fn from_byte(mut self, offset: u64) -> Self {
         self.from_byte = Some(offset);
         self
     }
 
-    /// No retransmissions.
+    /// Excludes retransmissions.
     #[must_use]
     pub const fn first_time(mut self) -> Self {
         self.first_time = true;
         self
     }
 
-    /// Whether a packet is meant.
+    /// Whether a packet matches.
     #[must_use]
     pub fn matches(&self, packet: &Packet) -> bool {
         self.direction.is_none_or(|d| d == packet.direction)
@@ -107,34 +107,34 @@ impl PacketFilter {
 pub enum DropPattern {
     /// All of them.
     All,
-    /// The next so many, and no more.
+    /// The next `n`, and no more.
     Next(u64),
-    /// One in so many: the first, the one after `n` more, and so on ("every second" begins with the first).
+    /// One in `n`, beginning with the first.
     Every(u64),
     /// Each with this probability.
     Share(f64),
-    /// Those beyond so many a second, as a policer does: a token bucket.
+    /// Those beyond a rate, as a policer drops them: a token bucket.
     Above {
-        /// Packets a second that pass.
+        /// Packets per second that pass.
         per_s: u32,
         /// Packets that pass at once after a pause.
         burst: u32,
     },
 }
 
-/// What is dropped.
+/// Drops some of the packets that match a filter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// Of which packets.
+    /// Which packets are considered.
     pub filter: PacketFilter,
-    /// Which of them.
+    /// Which of them are dropped.
     pub pattern: DropPattern,
-    /// No longer than this, if it ends by itself.
+    /// When the rule expires; `None`: never.
     pub until: Option<Instant>,
 }
 
 impl Rule {
-    /// Drops these, from now on.
+    /// A rule that does not expire.
     #[must_use]
     pub const fn new(filter: PacketFilter, pattern: DropPattern) -> Self {
         Self {
@@ -145,15 +145,15 @@ impl Rule {
     }
 }
 
-/// A rule in force, and what it has done.
+/// An active rule and its counters.
 #[derive(Clone, Debug)]
 pub(super) struct Active {
     rule: Rule,
-    /// How many packets matched.
+    /// Packets that matched.
     matched: u64,
-    /// How many were dropped.
+    /// Packets that were dropped.
     dropped: u64,
-    /// Of [`DropPattern::Above`]: what the bucket lacked, in packets, and when.
+    /// For [`DropPattern::Above`]: tokens missing from the bucket, and when they were counted.
     spent: Option<(Instant, f64)>,
 }
 
@@ -167,7 +167,7 @@ impl Active {
         }
     }
 
-    /// Whether to drop a packet; `chance` is from 0 to 1.
+    /// Whether to drop a packet. `chance` is a random number from 0 to 1.
     pub(super) fn drops(&mut self, packet: &Packet, now: Instant, chance: f64) -> bool {
         let is_over = self.rule.until.is_some_and(|until| until <= now);
         if is_over || !self.rule.filter.matches(packet) {
@@ -185,7 +185,7 @@ impl Active {
         drops
     }
 
-    /// Whether the bucket has a token.
+    /// Takes a token from the bucket; returns whether there was one.
     fn takes(&mut self, now: Instant, per_s: u32, burst: u32) -> bool {
         let (at, spent) = self.spent.unwrap_or((now, 0.0));
         let refilled = now.saturating_duration_since(at).as_secs_f64() * f64::from(per_s);
@@ -195,7 +195,7 @@ impl Active {
         takes
     }
 
-    /// How many it has dropped.
+    /// The number of packets it has dropped.
     pub(super) const fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -229,11 +229,11 @@ mod tests {
         }
     }
 
-    /// Which of the first six SYNs are dropped.
+    /// Which of six SYNs are dropped.
     fn of_six(pattern: DropPattern) -> Vec<usize> {
         let mut rule = Active::new(Rule::new(PacketFilter::SYN, pattern));
         let now = Instant::now();
-        // What does not match is not counted.
+        // Packets that do not match are not counted.
         assert!(!rule.drops(&data(0, 1, false), now, 0.0));
         let all: Vec<usize> = (1..=6).filter(|_| rule.drops(&SYN, now, 0.5)).collect();
         assert_eq!(rule.dropped(), all.len() as u64);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn which_of_them() {
+    fn drop_patterns_select_packets() {
         assert_eq!(of_six(DropPattern::All), [1, 2, 3, 4, 5, 6]);
         assert_eq!(of_six(DropPattern::Next(2)), [1, 2]);
         assert_eq!(of_six(DropPattern::Every(2)), [1, 3, 5]);
@@ -263,7 +263,7 @@ mod tests {
             [0, 0, 0, 0, 50].map(&mut passes),
             [true, true, true, false, false]
         );
-        // One in 100 ms, also if some came in between; no more than three after a pause.
+        // A token every 100 ms, whatever arrives in between; at most three after a pause.
         assert_eq!([110, 120, 210].map(&mut passes), [true, false, true]);
         assert_eq!([9_000; 4].map(&mut passes), [true, true, true, false]);
     }

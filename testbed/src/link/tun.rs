@@ -11,7 +11,7 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::netns::inside;
 
-/// The device; it vanishes when it is dropped.
+/// The device; removed when dropped.
 pub(super) struct Tun {
     device: SyncDevice,
     netns: String,
@@ -19,7 +19,7 @@ pub(super) struct Tun {
 }
 
 impl Tun {
-    /// Makes one, without address, and down.
+    /// Creates a device without addresses; it is down.
     pub(super) fn new(netns: &str, name: &str) -> anyhow::Result<Self> {
         let device = inside(netns, || {
             let device = DeviceBuilder::new().name(name).layer(Layer::L3);
@@ -35,7 +35,7 @@ impl Tun {
         })
     }
 
-    /// The next packet's length, if there is one.
+    /// Reads a packet; returns its length, or `None` if there is no packet.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match self.device.recv(buffer) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -43,7 +43,7 @@ impl Tun {
         }
     }
 
-    /// Lost if the device is down or its queue full, as on any link.
+    /// Writes a packet. It is lost if the device is down or its queue is full, as on any link.
     pub(super) fn send(&self, packet: &[u8]) -> bool {
         self.device.send(packet).is_ok()
     }
@@ -57,8 +57,7 @@ impl AsFd for Tun {
 
 impl Drop for Tun {
     fn drop(&mut self) {
-        // It would go with its last descriptor, but a child that has just been forked has that as well
-        // until it execs.
+        // The device would vanish with its last descriptor, but a child between fork and exec holds a copy of it.
         let _gone = Command::new("ip")
             .args(["-n", &self.netns, "link", "del", &self.name])
             .output();

@@ -1,8 +1,10 @@
-//! Connections that begin at even times, whatever became of those before: an open loop, as many independent clients are.
+//! Connections that start at fixed intervals, whatever happens to earlier ones: an open loop, like many independent
+//! clients.
 
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
+    fmt,
     net::{IpAddr, SocketAddr},
     os::fd::OwnedFd,
     path::Path,
@@ -31,33 +33,46 @@ use crate::channel::ControlChannel;
 /// Connections to an echo server ([`super::traffic::Traffic::echo_server`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clients {
-    /// Where to.
+    /// The server's address.
     pub to: SocketAddr,
-    /// Addresses to connect from, in turn; none: the kernel chooses.
+    /// Source addresses, in turn; if empty, the kernel chooses.
     pub from: Vec<IpAddr>,
-    /// From one beginning to the next.
+    /// From the start of one connection to the start of the next.
     pub interval: Duration,
-    /// Requests and answers of each connection, one after the other.
+    /// Sequential requests and answers of each connection.
     pub rounds: u32,
-    /// Between an answer and the next request, in turn; none: at once.
+    /// Pauses between an answer and the next request, in turn; if empty, the next request follows at once.
     pub pauses: Vec<Duration>,
-    /// A connection that is not done after so long is given up.
+    /// A connection that takes longer is given up.
     pub patience: Duration,
 }
 
 /// What became of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// All rounds were made.
+    /// Connections that completed all rounds.
     pub complete: u32,
-    /// Connections that failed, with an error of the socket's.
+    /// Connections that failed with a socket error.
     pub failed: u32,
     /// Connections that were given up.
     pub given_up: u32,
+    /// How long each connect() took that succeeded, in the order of their ends.
+    pub connects: Vec<Duration>,
+}
+
+/// Without the times, of which there are thousands.
+impl fmt::Debug for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [complete, failed, given_up] = [self.complete, self.failed, self.given_up];
+        write!(
+            f,
+            "{complete} complete, {failed} failed, {given_up} given up"
+        )
+    }
 }
 
 impl Done {
-    /// All of them.
+    /// Number of connections.
     #[must_use]
     pub const fn count(&self) -> u32 {
         self.complete + self.failed + self.given_up
@@ -82,7 +97,7 @@ impl Arrivals {
         Ok(Self(channel))
     }
 
-    /// Begins so many connections; [`Arrivals::done`] waits for them.
+    /// Starts `count` connections; [`Arrivals::done`] waits for them.
     ///
     /// # Errors
     ///
@@ -91,29 +106,29 @@ impl Arrivals {
         self.0.send(&count)
     }
 
-    /// Whether they are over.
+    /// Whether all have ended.
     ///
     /// # Errors
     ///
-    /// If the child cannot be asked.
+    /// If poll(2) fails.
     pub fn are_done(&self) -> anyhow::Result<bool> {
         self.0.has_reply()
     }
 
-    /// Waits until all that were begun are over.
+    /// Waits until all connections that were started have ended.
     ///
     /// # Errors
     ///
-    /// If one cannot be begun.
+    /// If one cannot be started.
     pub fn done(&mut self) -> anyhow::Result<Done> {
         self.0.recv()
     }
 
-    /// Both.
+    /// [`Arrivals::begin`] and [`Arrivals::done`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// If either fails.
     pub fn run(&mut self, count: u32) -> anyhow::Result<Done> {
         self.begin(count)?;
         self.done()
@@ -147,15 +162,15 @@ pub(super) fn run(clients: &Clients) -> anyhow::Result<()> {
     })
 }
 
-/// Connections that are not over.
+/// Connections that have not ended.
 struct Open<'a> {
     clients: &'a Clients,
     events: Epoll,
     all: HashMap<u64, Client>,
-    /// Requests after a pause: when, and whose.
+    /// Requests that follow a pause: when, and of which connection.
     requests: BinaryHeap<Reverse<(Instant, u64)>>,
     next: u64,
-    /// The oldest that may still be open.
+    /// The oldest connection that may still be open.
     oldest: u64,
     done: Done,
 }
@@ -163,14 +178,14 @@ struct Open<'a> {
 struct Client {
     socket: OwnedFd,
     begun: Instant,
-    /// Answers that are still to come; `None` while it connects.
+    /// Answers that are still missing; `None` while it connects.
     left: Option<u32>,
 }
 
-/// What becomes of a connection.
+/// The state of a connection after an event.
 enum Step {
     Goes,
-    /// Its next request comes after a pause.
+    /// Its next request follows after a pause.
     Pauses(Duration),
     Complete,
     Failed,
@@ -222,7 +237,7 @@ impl<'a> Open<'a> {
         self.all.remove(&id);
     }
 
-    /// How long until the oldest is given up.
+    /// Time until the oldest connection is given up.
     fn until_overdue(&mut self, now: Instant) -> Duration {
         while self.oldest < self.next && !self.all.contains_key(&self.oldest) {
             self.oldest += 1;
@@ -241,7 +256,7 @@ impl<'a> Open<'a> {
         })
     }
 
-    /// Waits for so long at most, and goes on with those that can.
+    /// Waits for at most `limit`, and advances the connections that are ready.
     fn advance(&mut self, limit: Duration) -> anyhow::Result<()> {
         // Rounded up: without that it would spin for the last millisecond.
         let ms = u16::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
@@ -255,7 +270,11 @@ impl<'a> Open<'a> {
             let Some(client) = self.all.get_mut(&id) else {
                 continue;
             };
+            let connects = client.left.is_none();
             let step = client.step(self.clients, &self.events, id)?;
+            if connects && client.left.is_some() {
+                self.done.connects.push(client.begun.elapsed());
+            }
             self.take(id, step);
         }
         let now = Instant::now();
@@ -297,14 +316,14 @@ impl Client {
         if left == 0 {
             return Ok(Step::Complete);
         }
-        // Another one of each connection.
+        // Each connection begins with another pause.
         let turn = left as usize + usize::try_from(id)?;
         let pause = clients.pauses.get(turn % clients.pauses.len().max(1));
         Ok(pause.map_or_else(|| self.request(), |pause| Step::Pauses(*pause)))
     }
 
     fn request(&self) -> Step {
-        // It fits into an empty socket buffer.
+        // A request fits into an empty socket buffer.
         match write(&self.socket, &[WANTS_ANSWER; REQUEST]) {
             Ok(REQUEST) => Step::Goes,
             _ => Step::Failed,

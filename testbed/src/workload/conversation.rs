@@ -1,4 +1,4 @@
-//! Requests and answers over an established connection, and how its two sockets are seen from outside.
+//! Requests and answers over an established connection, and the state of its sockets as seen from outside.
 
 use std::{
     io::{Read as _, Write as _},
@@ -26,12 +26,12 @@ use crate::{
 
 /// Bytes of a request.
 pub const REQUEST: usize = 100;
-/// First byte of a request that wants an answer of one byte.
+/// First byte of a request that expects an answer of one byte.
 pub(super) const WANTS_ANSWER: u8 = b'R';
-/// Of one that does not.
+/// First byte of a request that expects none.
 const SILENT: u8 = b'S';
 
-/// A client that does what it is told; ended by its pid when dropped.
+/// A client that executes commands; killed by its pid when dropped.
 #[derive(Debug)]
 pub struct Conversation {
     client: ControlChannel,
@@ -47,28 +47,30 @@ pub struct Options {
     pub mptcp: bool,
     /// Send the first request in the SYN.
     pub fast_open: bool,
-    /// TCP_USER_TIMEOUT the application sets itself.
+    /// TCP_USER_TIMEOUT that the application sets itself.
     pub user_timeout: Option<Duration>,
-    /// Connect the same socket to this address first, and end that connection.
+    /// Connect the socket to this address first, and end that connection.
     pub first: Option<SocketAddr>,
+    /// Likewise to an address that does not answer, for 50 ms.
+    pub first_unanswered: Option<SocketAddr>,
 }
 
-/// What the client is told.
+/// A command to the client.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Command {
-    /// Requests and answers, one after the other.
+    /// Sequential requests and answers.
     Rounds {
         /// How many.
         count: usize,
-        /// Before each.
+        /// Pause before each.
         pause: Duration,
     },
-    /// Send so many bytes that get no answer.
+    /// Send this many bytes that get no answer.
     Send(usize),
-    /// Wait until the connection fails: with what, and after how long.
+    /// Wait until the connection fails; reply with the error and how long that took.
     Fail,
-    /// The value of a TCP option.
+    /// Reply with the value of a TCP option.
     Option(i32),
     /// Set a TCP option.
     SetOption(i32, i32),
@@ -99,7 +101,7 @@ impl Conversation {
         self.port
     }
 
-    /// So many requests and answers, one after the other.
+    /// Exchanges `count` requests and answers, one after the other.
     ///
     /// # Errors
     ///
@@ -108,7 +110,7 @@ impl Conversation {
         self.client.request(&Command::Rounds { count, pause })
     }
 
-    /// Sends so many bytes that get no answer; a multiple of [`REQUEST`].
+    /// Sends this many bytes that get no answer; must be a multiple of [`REQUEST`].
     ///
     /// # Errors
     ///
@@ -126,20 +128,20 @@ impl Conversation {
         self.client.request(&Command::Option(number))
     }
 
-    /// Sets an option of [`tcp::option`], as the application may.
+    /// Sets an option of [`tcp::option`], as an application does.
     ///
     /// # Errors
     ///
-    /// If the kernel does not take it.
+    /// If the kernel refuses.
     pub fn set_option(&mut self, number: i32, value: i32) -> anyhow::Result<()> {
         self.client.request(&Command::SetOption(number, value))
     }
 
-    /// Waits until the connection fails: the errno's name, and how long it took.
+    /// Waits until the connection fails; returns the errno's name and how long that took.
     ///
     /// # Errors
     ///
-    /// If the child cannot be asked.
+    /// If the child has ended.
     pub fn fail(&mut self) -> anyhow::Result<(String, Duration)> {
         self.client.request(&Command::Fail)
     }
@@ -153,6 +155,9 @@ pub(super) fn run(to: SocketAddr, options: Options) -> anyhow::Result<()> {
     }
     if options.fast_open {
         set_option(&socket, tcp::option::FASTOPEN_CONNECT, 1)?;
+    }
+    if let Some(first) = options.first_unanswered {
+        socket::try_first(&socket, first)?;
     }
     if let Some(first) = options.first {
         socket::connect(&socket, first)?;
@@ -191,12 +196,12 @@ fn execute(stream: &mut TcpStream, command: Command) -> anyhow::Result<Value> {
     }
 }
 
-/// The retransmission timeout of the one established socket that `filter` (of ss(8)) matches in a
-/// namespace, as `ss -tin` shows it.
+/// The retransmission timeout of the only established socket that matches `filter` (of ss(8)) in a namespace, as `ss
+/// -tin` shows it.
 ///
 /// # Errors
 ///
-/// If there is none, or more than one.
+/// If there is no such socket, or more than one.
 pub fn rto(netns: &str, filter: &str) -> anyhow::Result<Duration> {
     let mut ss = std::process::Command::new("ss");
     ss.args(["-tinHO", "state", "established"]);

@@ -1,5 +1,5 @@
-//! Connections that are made one after the other for as long as the process runs, and counted: what an agent's own counters
-//! are compared with.
+//! Connections that are made one after the other while the process runs, and counted, as a reference for the agent's
+//! own counters.
 
 use std::{
     io::{Read as _, Write as _},
@@ -27,39 +27,40 @@ use crate::{
     tcp::{TcpInfo, option, set_option},
 };
 
-/// A client.
+/// Configuration of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
-    /// Servers ([`Role::CountedServer`]), in turn: a request and an answer each, then an orderly end.
+    /// Servers ([`Role::CountedServer`]), in turn. Each connection is a request and an answer, followed by an orderly
+    /// close.
     pub to: Vec<SocketAddr>,
-    /// Addresses from which nothing comes back, in turn: each connection ends by [`SYN_RETRIES`], which a policy must keep.
+    /// Addresses that do not answer, in turn. A connection ends after [`SYN_RETRIES`], which a policy must not change.
     pub lost: Vec<SocketAddr>,
-    /// From the end of one to the beginning of the next.
+    /// Pause between the end of one connection and the start of the next.
     pub pause: Duration,
 }
 
-/// What a client is told.
+/// A command to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Command {
-    /// Connect.
+    /// Make connections.
     Run,
-    /// Begin no more; the reply comes when those that were begun are over.
+    /// Start no more; the reply follows when those under way have ended.
     Pause,
 }
 
-/// What was done so far.
+/// The connections so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Connections established.
     pub established: u64,
-    /// Of these, those that were not answered, or did not end in order.
+    /// Established connections that got no answer or had no orderly close.
     pub unanswered: u64,
-    /// Connections that were not established though there is a server.
+    /// Connections to a server that could not be established.
     pub refused: u64,
-    /// Connections to addresses from which nothing comes back.
+    /// Connections to addresses that do not answer.
     pub lost: u64,
-    /// SYNs retransmitted, as TCP_INFO has it.
+    /// Retransmitted SYNs, from TCP_INFO.
     pub syn_retransmissions: u64,
     /// The last error.
     pub error: Option<String>,
@@ -76,11 +77,11 @@ impl AddAssign for Counts {
     }
 }
 
-/// TCP_SYNCNT of connections that are not answered. From Linux 6.5 on `net.ipv4.tcp_syn_linear_timeouts` are added to it
-/// (`tcp_write_timeout()`).
+/// TCP_SYNCNT of connections to addresses that do not answer. Since Linux 6.5 the kernel adds
+/// `net.ipv4.tcp_syn_linear_timeouts` to it (`tcp_write_timeout()`).
 pub const SYN_RETRIES: i32 = 2;
-/// How long a connection may take: emulated processors are slow, and a copy of a SYN may be waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time that a connection waits for data: emulated processors are slow, and a SYN may be retransmitted.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const REQUEST: [u8; 64] = [b'R'; 64];
 
 /// The child process with a client; killed and reaped when dropped.
@@ -88,7 +89,7 @@ const REQUEST: [u8; 64] = [b'R'; 64];
 pub struct CountedClient(ControlChannel);
 
 impl CountedClient {
-    /// Starts `rto-workload` in a cgroup. It pauses.
+    /// Starts `rto-workload` in a cgroup, initially paused.
     ///
     /// # Errors
     ///
@@ -97,7 +98,7 @@ impl CountedClient {
         start(cgroup, &Role::CountedClient(client)).map(Self)
     }
 
-    /// Tells it; what was done until then.
+    /// Sends a command; returns the counts at the time of its reply.
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ fn start(cgroup: Option<&std::path::Path>, role: &Role) -> anyhow::Result<Contro
     Ok(channel)
 }
 
-/// Whether connections are begun, how many are not over, and what came of the others.
+/// Whether connections are made, how many are under way, and the counts of all that have ended.
 #[derive(Default)]
 struct State {
     runs: bool,
@@ -162,7 +163,7 @@ impl Shared {
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes one connection after the other, as long as they are to be made.
+    /// Makes one connection after the other while the client runs.
     fn connections(&self, to: &[SocketAddr], pause: Duration, one: impl Fn(SocketAddr) -> Counts) {
         for to in to.iter().cycle() {
             self.wait_until(|state| state.runs).busy += 1;
@@ -199,7 +200,7 @@ pub(super) fn run(client: &Client) -> anyhow::Result<()> {
     })
 }
 
-/// A connection to a server.
+/// Makes a connection to a server.
 fn answered(to: SocketAddr) -> Counts {
     let connected = connect(to);
     let mut counts = Counts::default();
@@ -220,7 +221,7 @@ fn answered(to: SocketAddr) -> Counts {
     counts
 }
 
-/// An established connection, and how often its SYN was retransmitted: nothing else has been sent yet.
+/// Connects; returns the connection and how often its SYN was retransmitted, as nothing else has been sent yet.
 fn connect(to: SocketAddr) -> anyhow::Result<(TcpStream, u32)> {
     let socket = socket::begin(to)?;
     socket::wait(&socket)?;
@@ -230,16 +231,17 @@ fn connect(to: SocketAddr) -> anyhow::Result<(TcpStream, u32)> {
 }
 
 fn converse(mut stream: TcpStream) -> anyhow::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
     stream.write_all(&REQUEST)?;
     stream.read_exact(&mut [0]).context("answer")?;
     stream.shutdown(Shutdown::Write)?;
     let left = stream.read(&mut [0]).context("end")?;
-    ensure!(left == 0, "bytes where an end was due");
+    ensure!(left == 0, "unexpected data before the close");
     Ok(())
 }
 
-/// A connection to where nothing comes back from. The kernel ends it, so that no copy of its SYN is sent after the last look.
+/// Makes a connection to an address that does not answer. The kernel ends it, so that no SYN is retransmitted after its
+/// retransmissions were read.
 fn lost(to: SocketAddr) -> Counts {
     let mut counts = Counts::default();
     let ended = begin_few_copies(to).and_then(|socket| {
@@ -271,7 +273,7 @@ pub(super) fn serve(on: SocketAddr) -> anyhow::Result<()> {
     thread::Builder::new().spawn(move || {
         for stream in listener.incoming().flatten() {
             accepted.fetch_add(1, relaxed);
-            // A client that breaks off is counted by itself.
+            // A client that breaks off counts that itself.
             let _detached = thread::Builder::new().spawn(move || answer(stream).is_ok());
         }
     })?;
@@ -280,12 +282,12 @@ pub(super) fn serve(on: SocketAddr) -> anyhow::Result<()> {
 }
 
 fn answer(mut stream: TcpStream) -> anyhow::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
     stream.read_exact(&mut REQUEST.clone())?;
     stream.write_all(b"A")?;
-    // The client ends first; TIME_WAIT is its.
+    // The client closes first, so that TIME_WAIT is on its side.
     let left = stream.read(&mut [0])?;
-    ensure!(left == 0, "bytes where an end was due");
+    ensure!(left == 0, "unexpected data before the close");
     Ok(())
 }
 
@@ -301,7 +303,7 @@ mod tests {
         let to = listener.local_addr().unwrap();
         let server = thread::spawn(move || {
             answer(listener.accept().unwrap().0).unwrap();
-            // The second one is closed without an answer, and the listener with it.
+            // The second connection is closed without an answer, together with the listener.
             drop(listener.accept().unwrap());
         });
         let mut all = answered(to);

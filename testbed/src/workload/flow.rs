@@ -1,6 +1,6 @@
-//! Both ends of flows of known length, over connections that are warm.
+//! Both ends of flows of known length, over warm connections.
 //!
-//! A request is the number of bytes wanted, four bytes; the response is so many bytes, in one write.
+//! A request is the length of the response, as four bytes; the response is sent with one write.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -28,41 +28,40 @@ pub(super) fn serve_connection(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// What the client is told.
+/// A command to the client.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Command {
-    /// So many connections, in place of those there are; says their ports (`Vec<u16>`).
+    /// Opens this many connections instead of the current ones; replies with their ports (`Vec<u16>`).
     Connect(usize),
-    /// Flows over all of them at once; says how long they took, those of the first connection first
-    /// (`Vec<Duration>`).
+    /// Runs flows over all connections at once; replies with their durations, ordered by connection (`Vec<Duration>`).
     Run(Work),
 }
 
-/// Each connection's work.
+/// The work of each connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
     /// Transactions of one byte before the flows.
     pub warm: u32,
-    /// Lengths of flows in turn: from, and to, in steps of so many bytes; each connection begins with another.
+    /// Lengths of flows, in turn: first, last and step, bytes. Each connection begins with another length.
     pub bytes: (u32, u32, u32),
-    /// How many flows.
+    /// Number of flows.
     pub flows: u32,
-    /// After each.
+    /// Pause after each flow.
     pub pause: Duration,
-    /// Each connection begins so much later than the one before it.
+    /// How much later each connection begins than the one before it.
     pub stagger: Duration,
 }
 
 impl Work {
-    /// Length of a flow.
+    /// The length of a flow.
     fn length(&self, connection: u32, flow: u32) -> u32 {
         let (from, to, step) = self.bytes;
         let lengths = to.saturating_sub(from) / step.max(1) + 1;
         from + (connection.wrapping_add(flow) % lengths) * step
     }
 
-    /// How long each flow took: from the request to the last byte of the response.
+    /// Runs the flows; returns how long each took, from the request to the last byte of the response.
     fn run(&self, connection: u32, stream: &mut TcpStream) -> io::Result<Vec<Duration>> {
         thread::sleep(self.stagger * connection);
         for _ in 0..self.warm {
@@ -101,7 +100,7 @@ pub(super) fn run(to: SocketAddr) -> anyhow::Result<()> {
     })
 }
 
-/// At once, as each takes a round trip.
+/// Opens the connections at once, as each takes a round trip.
 fn connect(to: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
     let one = || {
         let stream = TcpStream::connect(to)?;

@@ -1,4 +1,4 @@
-//! Many open connections, by child processes that have both their ends.
+//! Many open connections, held by child processes that own both ends.
 
 use std::{
     io,
@@ -17,24 +17,24 @@ use super::{
 };
 use crate::channel::ControlChannel;
 
-/// Connections of one process: their descriptors are within the hard limit that most hosts have, and their number is
-/// well below that of local ports.
+/// Connections per process: their descriptors fit the hard limit of most hosts, and their number is well below that of
+/// local ports.
 const PER_PROCESS: u32 = 5000;
-/// Other descriptors of a process.
+/// Descriptors of a process that are not connections.
 const OWN_DESCRIPTORS: u64 = 64;
 
-/// The child processes, each with an address of its own in 127.0.0.0/8; killed and reaped when dropped, which ends
+/// The child processes, each with its own address in 127.0.0.0/8. They are killed and reaped when dropped, which ends
 /// their connections.
 #[derive(Debug)]
 pub struct Hold {
     processes: Vec<ControlChannel>,
-    /// Of all processes together.
+    /// Connections of all processes together.
     connections: u32,
 }
 
 impl Hold {
-    /// Starts as many `rto-workload`s, at this path, as so many connections take, in a namespace and a cgroup. They
-    /// listen on this port, and have no connection yet.
+    /// Starts as many `rto-workload`s from this path as `connections` need, in a namespace and a cgroup. They listen on
+    /// this port, and have no connections yet.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl Hold {
     ///
     /// # Errors
     ///
-    /// If one fails, or a process may not have as many descriptors.
+    /// If one fails, or a process may not open enough descriptors.
     pub fn open(&mut self) -> anyhow::Result<()> {
         let mut left = self.connections;
         for process in &mut self.processes {
@@ -77,7 +77,7 @@ impl Hold {
         self.wait()
     }
 
-    /// Ends them.
+    /// Ends all connections.
     ///
     /// # Errors
     ///
@@ -109,16 +109,16 @@ pub(super) fn run(on: SocketAddr) -> anyhow::Result<()> {
     })
 }
 
-/// Both ends of a new connection, the client's first.
+/// Makes a connection and returns both ends, the client's first.
 fn connect(listener: &TcpListener, on: SocketAddr) -> io::Result<[TcpStream; 2]> {
     let client = TcpStream::connect(on)?;
-    // A reset ends it: nothing of it is left in TIME_WAIT.
+    // It is ended with a reset, which leaves nothing in TIME_WAIT.
     SockRef::from(&client).set_linger(Some(Duration::ZERO))?;
     let (server, _) = listener.accept()?;
     Ok([client, server])
 }
 
-/// Raises the limit of open files where it is lower. Above the hard limit that takes CAP_SYS_RESOURCE.
+/// Raises the limit of open files if it is lower. Raising it above the hard limit requires CAP_SYS_RESOURCE.
 fn allow_descriptors(count: u64) -> anyhow::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < count {

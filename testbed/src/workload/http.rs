@@ -8,19 +8,19 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-/// Bytes of a body. With its head of 41 bytes it takes segments of 1448, 1448 and 1321 bytes where the MTU is
-/// 1500 and timestamps are on.
+/// Bytes of a body. With its header of 41 bytes it takes segments of 1448, 1448 and 1321 bytes if the MTU is 1500 and
+/// timestamps are on.
 pub const BODY: usize = 4176;
-/// A request that waits this long for one thing is timed out.
+/// Timeout of connect and of each read.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: rto-lab\r\n\r\n";
 
-/// Answers the requests of a connection until its client ends it.
+/// Answers the requests of a connection until the client closes it.
 ///
 /// # Errors
 ///
-/// If it breaks off.
+/// If the connection breaks.
 pub fn serve_connection(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut response = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
@@ -48,7 +48,7 @@ fn head(from: &mut impl io::BufRead) -> io::Result<Option<Vec<String>>> {
     }
 }
 
-/// Whether it waited for [`TIMEOUT`].
+/// Whether the error is a [`TIMEOUT`].
 #[must_use]
 pub fn is_timeout(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
@@ -66,7 +66,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects; what takes longer than [`TIMEOUT`] fails.
+    /// Connects; fails after [`TIMEOUT`].
     ///
     /// # Errors
     ///
@@ -79,17 +79,17 @@ impl Client {
         Ok(Self { stream, responses })
     }
 
-    /// Sends one and reads its response.
+    /// Sends a request and reads its response.
     ///
     /// # Errors
     ///
-    /// If it does not come in time, or is none.
+    /// If the response does not arrive in time, or is invalid.
     pub fn transact(&mut self) -> anyhow::Result<()> {
         self.request()?;
         self.response()
     }
 
-    /// Sends one.
+    /// Sends a request.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If it does not come in time, or is none.
+    /// If it does not arrive in time, or is invalid.
     pub fn response(&mut self) -> anyhow::Result<()> {
         let lines = head(&mut self.responses)?.context("the server ended the connection")?;
         let status = lines.first().context("an empty head")?;

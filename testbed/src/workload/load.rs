@@ -1,4 +1,4 @@
-//! Load on a link, at random times, so that queues vary.
+//! Background load on a link at random times, so that its queues vary.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -13,24 +13,24 @@ use serde::{Deserialize, Serialize};
 
 use super::stdio::reply;
 
-/// A sender; its only reply is that it is done.
+/// A sender. Its only reply is sent when it has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sender {
-    /// Where to.
+    /// The receiver's address.
     pub to: SocketAddr,
-    /// Bytes at once.
+    /// Bytes per send.
     pub bytes: usize,
-    /// Mean time between two sends; they are as random as calls to an exchange.
+    /// Mean time between two sends; sends are a Poisson process.
     pub mean: Duration,
-    /// For how long.
+    /// Duration of the load.
     pub duration: Duration,
-    /// Of what is random.
+    /// Seed of the random times.
     pub seed: u64,
 }
 
 pub(super) fn sink(on: SocketAddr) -> anyhow::Result<()> {
     let listener = super::listen(on)?;
-    // Not read: what does not fit is dropped, and nobody is told that the port is closed.
+    // Never read: packets that do not fit are dropped, and an open port sends no ICMP errors.
     let _packets = UdpSocket::bind(on).with_context(|| on.to_string())?;
     reply(&())?;
     loop {
@@ -46,7 +46,7 @@ impl Sender {
     pub(super) fn bursts(&self) -> anyhow::Result<()> {
         let mut stream = TcpStream::connect(self.to)?;
         stream.set_nodelay(true)?;
-        // What the link does not take is waited for until the end; the parent kills what takes longer.
+        // A write may block until the end of the run; the parent kills a sender that takes longer.
         self.each(|bytes| stream.write_all(bytes))
     }
 
@@ -58,11 +58,11 @@ impl Sender {
         };
         let socket = UdpSocket::bind(any)?;
         socket.connect(self.to)?;
-        // Lost if a queue is full.
+        // Packets are lost if a queue is full.
         self.each(|bytes| socket.send(bytes).map(drop).or(Ok(())))
     }
 
-    /// Sends until the time is over; then says so.
+    /// Sends until the duration is over, then replies.
     fn each(&self, mut send: impl FnMut(&[u8]) -> io::Result<()>) -> anyhow::Result<()> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         let bytes = vec![0; self.bytes];
@@ -70,7 +70,7 @@ impl Sender {
         let end = begin + self.duration;
         let mut next = begin;
         loop {
-            // Between 0 and 1, but never 0.
+            // Greater than 0 and at most 1.
             let uniform: f64 = 1.0 - rng.random::<f64>();
             next += self.mean.mul_f64(-uniform.ln());
             if next >= end {

@@ -1,9 +1,10 @@
-//! Child processes at the ends of a connection: what they do is a [`Role`], given to `rto-workload` as JSON.
+//! Child processes at the ends of a connection. `rto-workload` receives its task, a [`Role`], as JSON.
 //!
-//! The first reply of a child says that it is ready, or how its only work ended. A role that takes commands replies to
-//! each ([`crate::channel`]).
+//! The first reply of a child reports that it is ready, or the result of its only task. A role that takes commands
+//! replies to each ([`crate::channel`]).
 
 pub mod arrivals;
+pub mod attempts;
 pub mod conversation;
 pub mod counted;
 pub mod flow;
@@ -33,100 +34,111 @@ use crate::{
     process::{beside, run_in_real_time},
 };
 
-/// What a child does.
+/// The task of a child.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Role {
-    /// Connects, and keeps the connection; its only reply is a [`traffic::Outcome`].
+    /// Connects and keeps the connection; its only reply is a [`traffic::Outcome`].
     Connect {
-        /// Where to.
+        /// The server's address.
         to: SocketAddr,
-        /// How.
+        /// Options.
         options: traffic::Connect,
     },
-    /// Connects an address and another one to each other, so that their SYNs cross where the first one's SYN is lost;
-    /// its only reply is the first one's [`traffic::Outcome`].
+    /// Connects two addresses to each other, so that their SYNs cross if the first one's SYN is lost; its only reply is
+    /// the [`traffic::Outcome`] of the first.
     CrossSyns {
-        /// Whose connect() is told of.
+        /// The address whose connect() is reported.
         one: SocketAddr,
         /// The other end.
         other: SocketAddr,
     },
-    /// Begins many connections at once, and keeps trying.
+    /// Starts many connections at once, and keeps them trying.
     ConnectMany {
-        /// Where to.
+        /// The server's address.
         to: SocketAddr,
-        /// How many.
+        /// Number of connections.
         count: usize,
+    },
+    /// On `null`, starts many connections at once, replies, and later replies with an [`attempts::Attempt`] for each.
+    Attempts {
+        /// The server's address.
+        to: SocketAddr,
+        /// Source address of each connection; `None`: the kernel chooses.
+        from: Vec<Option<SocketAddr>>,
+        /// Options that the application sets itself.
+        own: attempts::Own,
     },
     /// Accepts and keeps connections.
     Accept {
-        /// Where.
+        /// The address to listen on.
         on: SocketAddr,
-        /// How.
+        /// Options.
         options: traffic::Listen,
     },
-    /// For each number begins so many connections to an echo server.
+    /// For each number, starts that many connections to an echo server.
     Arrivals(arrivals::Clients),
     /// Answers the requests of conversations.
     EchoServer {
-        /// Where.
+        /// The address to listen on.
         on: SocketAddr,
-        /// Whether by MPTCP.
+        /// Whether to use MPTCP.
         mptcp: bool,
     },
-    /// Connects, and takes [`conversation::Command`]s; says its port.
+    /// Connects, replies with its port, and takes [`conversation::Command`]s.
     Conversation {
-        /// Where to.
+        /// The server's address.
         to: SocketAddr,
-        /// How.
+        /// Options.
         options: conversation::Options,
     },
     /// Takes [`prober::Command`]s.
     Prober(prober::Probes),
-    /// For each number makes so many connections to itself; says how long that took.
+    /// For each number, makes that many connections to itself and replies with how long that took.
     Rate(rate::Both),
-    /// For each number ends its connections to itself, and opens so many.
+    /// For each number, ends its connections to itself and opens that many.
     Hold {
         /// An address of the namespace itself.
         on: SocketAddr,
     },
-    /// Answers with flows of the length that is asked for.
+    /// Answers requests with flows of the requested length.
     FlowServer {
-        /// Where.
+        /// The address to listen on.
         on: SocketAddr,
     },
     /// Takes [`flow::Command`]s.
     FlowClient {
-        /// Where to.
+        /// The server's address.
         to: SocketAddr,
     },
     /// Makes connections one after the other, and counts them; takes [`counted::Command`]s.
     CountedClient(counted::Client),
-    /// Answers them; replies to each line with how many it has accepted.
+    /// Answers these connections; replies to each line with the number it has accepted.
     CountedServer {
-        /// Where.
+        /// The address to listen on.
         on: SocketAddr,
     },
-    /// Takes whatever is sent, by TCP and UDP.
+    /// Receives anything, over TCP and UDP.
     Sink {
-        /// Where.
+        /// The address to listen on.
         on: SocketAddr,
     },
     /// Sends bursts over a TCP connection, at random times.
     TcpBursts(load::Sender),
-    /// Sends UDP packets at random times, whatever becomes of them.
+    /// Sends UDP packets at random times, and ignores losses.
     UdpFlood(load::Sender),
 }
 
 impl Role {
-    /// Whether the times of its packets are measured: it runs in real time. What generates load does not.
+    /// Whether the times of its packets are measured. Such roles run at real-time priority; load generators do not.
+    /// not.
     fn is_timed(&self) -> bool {
         match self {
             Self::Connect { .. }
             | Self::CrossSyns { .. }
             | Self::Accept { .. }
             | Self::Arrivals(_)
+            | Self::Attempts { .. }
             | Self::EchoServer { .. }
             | Self::Conversation { .. }
             | Self::Prober(_)
@@ -143,7 +155,7 @@ impl Role {
         }
     }
 
-    /// Until its work or its stdin ends; the calling process is the child.
+    /// Plays the role in the calling process until its work or its stdin ends.
     fn run(self) -> anyhow::Result<()> {
         if self.is_timed() {
             run_in_real_time();
@@ -152,6 +164,7 @@ impl Role {
             Self::Connect { to, options } => traffic::connect(to, &options),
             Self::CrossSyns { one, other } => traffic::cross_syns(one, other),
             Self::ConnectMany { to, count } => traffic::connect_many(to, count),
+            Self::Attempts { to, from, own } => attempts::run(to, &from, &own),
             Self::Accept { on, options } => traffic::accept(on, options),
             Self::Arrivals(clients) => arrivals::run(&clients),
             Self::EchoServer { on, mptcp } => traffic::echo_server(on, mptcp),
@@ -178,7 +191,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// `rto-workload`, beside this program.
+    /// `rto-workload` beside this program.
     ///
     /// # Errors
     ///
@@ -187,7 +200,7 @@ impl Program {
         Ok(Self::at(&beside("rto-workload")?))
     }
 
-    /// `rto-workload` at another place.
+    /// `rto-workload` at another path.
     #[must_use]
     pub fn at(path: &Path) -> Self {
         Self {
@@ -196,11 +209,11 @@ impl Program {
         }
     }
 
-    /// This program itself, which calls [`main`] for this verb.
+    /// The current program, which calls [`main`] when run with this verb.
     ///
     /// # Errors
     ///
-    /// If the kernel does not say where it is.
+    /// If the path of the current program is unknown.
     pub fn own(verb: &'static str) -> anyhow::Result<Self> {
         Ok(Self {
             path: std::env::current_exe()?,
@@ -208,12 +221,12 @@ impl Program {
         })
     }
 
-    /// A child with this role (a [`Role`], or what else the program takes), in a namespace and a cgroup, which it joins
-    /// itself.
+    /// A child with this role (a [`Role`], or another value that the program accepts). It joins the namespace and the
+    /// cgroup itself.
     ///
     /// # Errors
     ///
-    /// If the role is none that JSON has.
+    /// If the role cannot be represented as JSON.
     pub fn command<'a>(
         &self,
         netns: impl Into<Option<&'a str>>,
@@ -228,7 +241,7 @@ impl Program {
     }
 }
 
-/// What a program does whose one argument is a role.
+/// The main function of a program whose only argument is a role.
 pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
     let arguments: Vec<String> = arguments.into_iter().collect();
     let role = match &arguments[..] {
@@ -238,30 +251,30 @@ pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
     child(|| role?.run())
 }
 
-/// Names of the variables of a child that say what it joins before it does anything else: a socket belongs for good to
-/// the network namespace and the cgroup of the process that made it.
+/// Environment variables with the namespace and the cgroup that a child joins before it does anything else: a socket
+/// stays in the network namespace and the cgroup of the process that created it.
 const NETNS: &str = "RTO_WORKLOAD_NETNS";
 const CGROUP: &str = "RTO_WORKLOAD_CGROUP";
 
-/// A child, from its beginning to its end or its parent's; an error is a last reply.
+/// Runs a child until its work is done or its parent exits. An error becomes the last reply.
 pub fn child(run: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     stdio::end_with_parent();
     match join().and_then(|()| run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rto-workload: {error:#}");
-            // The parent may have gone.
+            // The parent may have exited.
             let _told = stdio::fail(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Joins what [`Program::command`] says.
+/// Joins the cgroup and the namespace that [`Program::command`] has set.
 fn join() -> anyhow::Result<()> {
     if let Some(cgroup) = std::env::var_os(CGROUP) {
         let procs = Path::new(&cgroup).join("cgroup.procs");
-        // "0" is the writing process itself.
+        // "0" is the writing process itself (cgroups(7)).
         fs::write(&procs, "0").with_context(|| procs.display().to_string())?;
     }
     if let Ok(netns) = std::env::var(NETNS) {
@@ -270,7 +283,7 @@ fn join() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has each connection served by a thread of its own, for as long as this process runs.
+/// Serves each connection in a separate thread until this process ends.
 fn serve<E>(
     on: SocketAddr,
     connection: impl Fn(TcpStream) -> Result<(), E> + Copy + Send + 'static,
@@ -279,7 +292,7 @@ fn serve<E>(
     stdio::reply(&())?;
     loop {
         let (stream, _) = listener.accept()?;
-        // A client that breaks off is no error of the server's.
+        // A client that breaks off is not an error of the server.
         let _detached = thread::Builder::new().spawn(move || connection(stream).is_ok());
     }
 }

@@ -1,5 +1,5 @@
-//! Connections begun all the time, and the initial RTO the kernel has chosen for each: whether there was
-//! a moment without policy.
+//! Starts connections continuously and reads the initial RTO that the kernel has chosen for each, to find any moment
+//! without a policy.
 
 use std::{
     net::SocketAddr,
@@ -18,56 +18,56 @@ use super::{
 };
 use crate::{channel::ControlChannel, emulated::scaled, tcp::TcpInfo};
 
-/// Looks no further apart than this leave little time for a moment that nobody sees: there are up to 2000 a second,
-/// and what is between is other processes' turn.
+/// Gaps up to this length hardly leave time for an unobserved moment without policy: there are up to 2000 samples a
+/// second, and between them other processes run.
 pub const MAX_GAP: Duration = Duration::from_millis(20);
-/// Connections in a second, but for the time that each takes.
+/// Samples per second, not counting the time that each takes.
 const LOOKS: u32 = 2000;
-/// The same on an emulated processor, which would have no time left for what is looked at.
+/// The same on an emulated processor, which would otherwise have no time left for the agent under test.
 const LOOKS_EMULATED: u32 = 250;
 
-/// What is looked at.
+/// What is sampled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probes {
-    /// Where SYNs get lost; each in turn.
+    /// Addresses that do not answer, in turn.
     pub to: Vec<SocketAddr>,
-    /// The initial RTOs that are as they should be.
+    /// The valid initial RTOs.
     pub expected: Vec<Duration>,
 }
 
-/// What a prober is told.
+/// A command to the prober.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Command {
-    /// Look from now on.
+    /// Start to sample.
     Begin,
-    /// Look no more; what was [`Seen`].
+    /// Stop; reply with the results ([`Seen`]).
     End,
 }
 
-/// A process in a cgroup; ended when dropped.
+/// A process in a cgroup; killed when dropped.
 #[derive(Debug)]
 pub struct Prober(ControlChannel);
 
-/// What it saw.
+/// The results.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
-    /// Connections.
+    /// Number of connections.
     pub count: u64,
-    /// Of these, those with another initial RTO than expected.
+    /// Connections with another initial RTO than expected.
     pub wrong: u64,
-    /// The first of these.
+    /// Initial RTO of the first of these.
     pub first_wrong: Duration,
-    /// The longest time without a look.
+    /// The longest time without a sample.
     pub longest_gap: Duration,
-    /// Of the time of looking, that between looks no further apart than [`MAX_GAP`].
+    /// The sum of the gaps up to [`MAX_GAP`].
     pub covered: Duration,
-    /// The time of looking.
+    /// Duration of sampling.
     pub lasted: Duration,
 }
 
 impl Prober {
-    /// Starts it; nothing is looked at yet.
+    /// Starts the process; it does not sample yet.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Prober {
         Ok(Self(channel))
     }
 
-    /// Looks from now on.
+    /// Starts to sample.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Prober {
         self.0.request::<Seen>(&Command::Begin).map(drop)
     }
 
-    /// Looks no more; what was seen.
+    /// Stops, and returns the results.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// Time has passed since the last look, or the beginning.
+    /// Accounts for the time since the last sample, or since the start.
     fn pass(&mut self) {
         let now = Instant::now();
         if let Some(last) = self.last.replace(now) {
@@ -150,7 +150,7 @@ pub(super) fn run(probes: Probes) -> anyhow::Result<()> {
 fn sample(probes: &Probes, pause: Duration, shared: &Mutex<Samples>) -> anyhow::Result<()> {
     for to in probes.to.iter().cycle() {
         thread::sleep(pause);
-        // Held over the connection: none is under way when the end is answered.
+        // The lock is held during the connection, so that none is under way when `End` is answered.
         let mut samples = shared.lock().unwrap_or_else(PoisonError::into_inner);
         if !samples.on {
             continue;

@@ -1,4 +1,4 @@
-//! How long it takes to make connections, by a child process that has both their ends.
+//! Measures how long connections take to make, in a child process that owns both ends.
 
 use std::{
     fs,
@@ -18,15 +18,15 @@ use super::{
 };
 use crate::{channel::ControlChannel, process::run_before_ordinary};
 
-/// Both ends.
+/// Both ends of the connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Both {
     /// An address of the namespace itself.
     pub on: SocketAddr,
-    /// A cgroup to join once it listens: the accepted sockets stay with the listener.
+    /// A cgroup to join after it listens: accepted sockets stay in the cgroup of the listener.
     pub join: Option<PathBuf>,
-    /// How many connections are open at the same time. The processors share them, with a thread and a listener each;
-    /// one connection is made by one thread.
+    /// Number of connections open at the same time. They are spread over the processors, with a thread and a listener
+    /// each; a connection stays in one thread.
     pub at_once: usize,
 }
 
@@ -35,8 +35,8 @@ pub struct Both {
 pub struct Rate(ControlChannel);
 
 impl Rate {
-    /// Starts `rto-workload` at this path; `on` is an address of the namespace itself. It connects in `cgroup`, and
-    /// accepts there or, if given, in `accepts_in`. From now on the namespace keeps no TIME_WAIT.
+    /// Starts `rto-workload` from this path; `on` is an address of the namespace itself. It connects in `cgroup`, and
+    /// accepts there or, if given, in `accepts_in`. It switches TIME_WAIT off in the namespace.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl Rate {
         Self::start_parallel(program, netns, cgroup, accepts_in, on, 1)
     }
 
-    /// As [`Rate::start`], with so many connections at the same time ([`Both::at_once`]).
+    /// As [`Rate::start`], with this many connections at the same time ([`Both::at_once`]).
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Rate {
         Ok(Self(channel))
     }
 
-    /// Makes, uses and ends so many connections; how long that took.
+    /// Makes, uses and ends `count` connections; returns how long that took.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ pub(super) fn run(both: &Both) -> anyhow::Result<()> {
         listeners.push(super::listen((both.on.ip(), 0).into())?);
     }
     if let Some(cgroup) = &both.join {
-        // "0" is the writing process itself.
+        // "0" is the writing process itself (cgroups(7)).
         fs::write(cgroup.join("cgroup.procs"), "0")?;
     }
     reply(&())?;
@@ -114,10 +114,11 @@ pub(super) fn run(both: &Both) -> anyhow::Result<()> {
     })
 }
 
-/// Tens of thousands of sockets in TIME_WAIT would slow later connections down. There are kernels that have this sysctl
-/// in the initial namespace only, where it is not ours to change: there they pile up, for all that is compared alike.
+/// Tens of thousands of sockets in TIME_WAIT would slow later connections down. Some kernels have this sysctl in the
+/// initial namespace only, where a test must not change it. There the sockets accumulate, but equally for all that is
+/// compared.
 fn keep_no_time_wait() -> anyhow::Result<()> {
-    // /proc/sys/net is that of the reading process's namespace.
+    // /proc/sys/net shows the namespace of the reading process.
     let path = "/proc/sys/net/ipv4/tcp_max_tw_buckets";
     match fs::write(path, "0") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -125,9 +126,9 @@ fn keep_no_time_wait() -> anyhow::Result<()> {
     }
 }
 
-/// So many connections, of which `at_once` are open at the same time: a request and an answer of a byte each, then an
-/// orderly end that the client begins. Both ends are in one thread: with two, what is measured is on which CPUs the
-/// scheduler puts them.
+/// Makes `count` connections, of which `at_once` are open at the same time: a request and an answer of one byte each,
+/// then an orderly close that the client begins. Both ends are in one thread; with two threads the result would depend
+/// on the CPUs that the scheduler chooses.
 fn converse(listener: &TcpListener, count: usize, at_once: usize) -> io::Result<()> {
     let on = listener.local_addr()?;
     let mut left = count;
@@ -148,10 +149,10 @@ fn converse(listener: &TcpListener, count: usize, at_once: usize) -> io::Result<
             client.read_exact(&mut [0])?;
             client.shutdown(Shutdown::Write)?;
         }
-        // The servers close first, each after the client's end.
+        // The servers close first, each after it has read the client's FIN.
         for mut end in servers.into_iter().chain(clients) {
             if end.read(&mut [0])? > 0 {
-                return Err(io::Error::other("bytes where an end was due"));
+                return Err(io::Error::other("unexpected data before the close"));
             }
         }
         left -= open;

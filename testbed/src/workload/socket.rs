@@ -1,4 +1,4 @@
-//! Sockets made step by step, as the standard library does not.
+//! Sockets that are made in single steps, which the standard library does not offer.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use crate::tcp::length;
 
 /// A TCP socket, or an MPTCP one.
 pub(super) fn make(v6: bool, mptcp: bool) -> nix::Result<OwnedFd> {
-    // nix has no name for it.
+    // nix has no constant for it.
     const IPPROTO_MPTCP: libc::c_int = 262;
     let family = if v6 {
         AddressFamily::Inet6
@@ -41,14 +41,14 @@ pub(super) fn connect(socket: &OwnedFd, to: SocketAddr) -> nix::Result<()> {
     nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to))
 }
 
-/// Begins to connect, without waiting.
+/// Starts to connect, without waiting.
 pub(super) fn begin(to: SocketAddr) -> anyhow::Result<OwnedFd> {
     let socket = make(to.is_ipv6(), false)?;
     begin_on(&socket, to)?;
     Ok(socket)
 }
 
-/// The same from an address of its own.
+/// Starts to connect from a given address.
 pub(super) fn begin_from(from: SocketAddr, to: SocketAddr) -> anyhow::Result<OwnedFd> {
     let socket = make(to.is_ipv6(), false)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
@@ -56,7 +56,7 @@ pub(super) fn begin_from(from: SocketAddr, to: SocketAddr) -> anyhow::Result<Own
     Ok(socket)
 }
 
-/// Begins to connect a socket that was made, without waiting.
+/// Starts to connect an existing socket, without waiting.
 pub(super) fn begin_on(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
     fcntl(socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     match connect(socket, to) {
@@ -65,7 +65,7 @@ pub(super) fn begin_on(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
     }
 }
 
-/// Begins to connect, gives up after 50 ms, and makes the socket fit to connect again.
+/// Starts to connect, gives up after 50 ms, and makes the socket usable for another connect().
 pub(super) fn try_first(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?);
     let set = |flags| fcntl(socket, FcntlArg::F_SETFL(flags));
@@ -86,7 +86,7 @@ pub(super) fn try_first(socket: &OwnedFd, to: SocketAddr) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Ends the connection of a socket, which may connect again then.
+/// Ends the connection of a socket, which may then connect again.
 pub(super) fn disconnect(socket: &OwnedFd) -> io::Result<()> {
     // connect() to AF_UNSPEC dissolves the association (connect(2)).
     let unspecified = libc::sockaddr {
@@ -108,7 +108,7 @@ pub(super) fn disconnect(socket: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Waits until a connection that was begun is established, or is not: the errno.
+/// Waits until a connect() that was started ends; fails with its errno.
 pub(super) fn wait(socket: &OwnedFd) -> nix::Result<()> {
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
     poll(&mut fds, PollTimeout::NONE)?;
@@ -118,7 +118,7 @@ pub(super) fn wait(socket: &OwnedFd) -> nix::Result<()> {
     }
 }
 
-/// An IPv4 address as an AF_INET6 socket takes it.
+/// The IPv4-mapped address for an AF_INET6 socket.
 pub(super) fn map(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) => SocketAddrV6::new(v4.to_ipv6_mapped(), address.port(), 0, 0).into(),

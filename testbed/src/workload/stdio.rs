@@ -17,7 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 ///
 /// # Errors
 ///
-/// If the parent has gone.
+/// If the parent has exited.
 pub fn reply(value: &impl Serialize) -> anyhow::Result<()> {
     write(&Ok::<_, String>(value))
 }
@@ -34,11 +34,11 @@ fn write(reply: &impl Serialize) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Does what it is told and replies, until there are no more commands.
+/// Executes commands and replies to each, until stdin is closed.
 ///
 /// # Errors
 ///
-/// If the parent cannot be heard or told.
+/// If stdin or stdout fails.
 pub fn commands<C: DeserializeOwned, T: Serialize>(
     mut run: impl FnMut(C) -> anyhow::Result<T>,
 ) -> anyhow::Result<()> {
@@ -53,11 +53,12 @@ pub fn commands<C: DeserializeOwned, T: Serialize>(
     Ok(())
 }
 
-/// Has this process end when the parent closes stdin, as the kernel does for one that is killed: also where nothing reads it.
+/// Ends this process when the parent closes stdin, which the kernel does for a parent that is killed. This works for
+/// roles that never read stdin, too.
 pub(super) fn end_with_parent() {
     thread::spawn(|| {
         let stdin = io::stdin();
-        // The pipe's end is told of without being asked for, and commands are left to those who read them (poll(2)).
+        // poll(2) reports POLLHUP without being asked; commands are left to the thread that reads them.
         let mut pipe = [PollFd::new(stdin.as_fd(), PollFlags::empty())];
         while poll(&mut pipe, PollTimeout::NONE) == Err(Errno::EINTR) {}
         process::exit(0)

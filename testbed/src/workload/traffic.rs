@@ -1,4 +1,4 @@
-//! Connections that are made or accepted, and kept.
+//! Connections that are made or accepted, and kept open.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -30,7 +30,7 @@ pub struct Traffic(ControlChannel);
 /// How a connect() ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// "connected" or the errno's name.
+    /// "connected" or the name of the errno.
     pub result: String,
     /// How long connect() took.
     pub took: Duration,
@@ -50,13 +50,13 @@ impl Outcome {
 pub struct Connect {
     /// Use an AF_INET6 socket and the IPv4-mapped address.
     pub mapped: bool,
-    /// TCP_SYNCNT the application sets itself.
+    /// TCP_SYNCNT that the application sets itself.
     pub syn_retries: Option<u8>,
     /// Send a request in the SYN.
     pub fast_open: bool,
     /// Use MPTCP.
     pub mptcp: bool,
-    /// Connect the same socket to this address first, and give up on that after 50 ms.
+    /// Connect the socket to this address first, and give up after 50 ms.
     pub first: Option<SocketAddr>,
 }
 
@@ -65,7 +65,7 @@ pub struct Connect {
 pub struct Listen {
     /// TCP_DEFER_ACCEPT, seconds; 0: not set.
     pub defer_accept_s: u16,
-    /// TCP_SYNCNT, which is how often it sends a SYN-ACK again.
+    /// TCP_SYNCNT, which for a listener limits SYN-ACK retransmissions.
     pub syn_retries: Option<u8>,
 }
 
@@ -90,8 +90,8 @@ impl Traffic {
         )
     }
 
-    /// In a child two addresses of a namespace connect to each other. Where the first one's SYN is lost the other's crosses
-    /// it; the outcome is the first one's.
+    /// Starts a child in which two addresses of a namespace connect to each other. If the first one's SYN is lost, the
+    /// other's crosses it. The outcome is that of the first.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl Traffic {
         Self::serve_with(netns, cgroup, on, Listen::default())
     }
 
-    /// As [`Traffic::serve`], with options of its own.
+    /// As [`Traffic::serve`], with options.
     ///
     /// # Errors
     ///
@@ -153,11 +153,11 @@ impl Traffic {
         )
     }
 
-    /// Begins so many connections at once, without waiting for any; returns once all are begun.
+    /// Starts `count` connections at once; returns when all are started, without waiting for any.
     ///
     /// # Errors
     ///
-    /// If they cannot be begun.
+    /// If they cannot be started.
     pub fn connect_many(
         netns: &str,
         cgroup: Option<&Path>,
@@ -172,11 +172,11 @@ impl Traffic {
         )
     }
 
-    /// As [`Traffic::connect_many`], by `rto-workload` at this path.
+    /// As [`Traffic::connect_many`], with the `rto-workload` at this path.
     ///
     /// # Errors
     ///
-    /// If they cannot be begun.
+    /// If they cannot be started.
     pub fn connect_many_by(
         program: &Path,
         netns: &str,
@@ -222,7 +222,7 @@ impl Traffic {
     ///
     /// # Errors
     ///
-    /// If it ends instead.
+    /// If the child exits instead.
     pub fn accepted(&mut self) -> anyhow::Result<()> {
         self.0.recv()
     }
@@ -231,7 +231,7 @@ impl Traffic {
     ///
     /// # Errors
     ///
-    /// If the child cannot be asked.
+    /// If poll(2) fails.
     pub fn has_ended(&self) -> anyhow::Result<bool> {
         self.0.has_reply()
     }
@@ -252,7 +252,7 @@ pub(super) fn connect(to: SocketAddr, options: &Connect) -> anyhow::Result<()> {
     }
     let mut result = socket::connect(&socket, to);
     if options.fast_open && result.is_ok() {
-        // The SYN goes with the first write.
+        // The first write sends the SYN.
         result = nix::unistd::write(&socket, &[WANTS_ANSWER; REQUEST]).map(drop);
     }
     reply(&Outcome::new(begin, result))?;
@@ -311,7 +311,7 @@ pub(super) fn echo_server(on: SocketAddr, mptcp: bool) -> anyhow::Result<()> {
     let socket = socket::make(on.is_ipv6(), mptcp)?;
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(on))?;
-    // As many as come at once after an outage.
+    // The backlog must hold all connections that arrive at once after an outage.
     listen(&socket, Backlog::MAXCONN)?;
     reply(&())?;
     for connection in TcpListener::from(socket).incoming() {

@@ -1,4 +1,4 @@
-//! What runs in each of the two machines of `cargo xtask soak`: `rto-soak ROLE`, where ROLE is JSON ([`rto_tests::soak`]).
+//! Runs in each of the two machines of `cargo xtask soak`: `rto-soak ROLE`, where ROLE is JSON ([`rto_tests::soak`]).
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! Executes instructions as the kernel's interpreter does (`___bpf_prog_run()`, Linux 6.12), and counts them. It has
-//! those that the compiler emits for the object; any other is an error.
+//! Executes instructions as the kernel's interpreter does (`___bpf_prog_run()`, Linux 6.12), and counts them. An
+//! instruction that the compiler does not emit for this object is an error.
 
 use std::ops::Range;
 
@@ -12,22 +12,21 @@ use aya_obj::generated::{
     BPF_PSEUDO_MAP_VALUE, BPF_RSH, BPF_ST, BPF_STX, BPF_SUB, BPF_W, BPF_X, BPF_XOR, bpf_insn,
 };
 
-/// More than any path has: a program that gets here does not end.
+/// More instructions than any path has: a program that reaches this number does not terminate.
 const MOST_INSTRUCTIONS: usize = 100_000;
-/// Of a function; the kernel's `MAX_BPF_STACK`.
+/// Stack of a function; the kernel's `MAX_BPF_STACK`.
 const STACK_BYTES: usize = 512;
-/// Functions that call one another; the kernel's `MAX_CALL_FRAMES`.
+/// Depth of nested calls; the kernel's `MAX_CALL_FRAMES`.
 const FRAMES: usize = 8;
-/// The register that holds the end of the function's stack.
+/// The register that points to the end of the function's stack.
 const FRAME_POINTER: usize = 10;
 
-/// What a program may read and write: regions, each at an address that is a multiple of 4 GiB. An access outside of
-/// them is an error.
+/// The memory of a program: regions, each at a multiple of 4 GiB. An access outside of a region is an error.
 #[derive(Clone, Default)]
 pub(super) struct Memory(Vec<Vec<u8>>);
 
 impl Memory {
-    /// Adds a region; its address.
+    /// Adds a region; returns its address.
     pub(super) fn add(&mut self, bytes: Vec<u8>) -> u64 {
         self.0.push(bytes);
         (self.0.len() as u64) << 32
@@ -46,7 +45,7 @@ impl Memory {
         bytes.with_context(|| format!("no {len} bytes at {address:#x}"))
     }
 
-    /// A number of so many bytes.
+    /// Loads a little-endian number of `len` bytes.
     pub(super) fn load(&self, address: u64, len: usize) -> anyhow::Result<u64> {
         let mut number = [0; 8];
         number[..len].copy_from_slice(self.bytes(address, len)?);
@@ -60,7 +59,7 @@ impl Memory {
     }
 }
 
-/// The region of an address, and what lies there.
+/// The region of an address, and the range in it.
 fn place(address: u64, len: usize) -> anyhow::Result<(usize, Range<usize>)> {
     let region = usize::try_from(address >> 32)?;
     let at = usize::try_from(low(address))?;
@@ -68,15 +67,15 @@ fn place(address: u64, len: usize) -> anyhow::Result<(usize, Range<usize>)> {
     Ok((region, at..at + len))
 }
 
-/// What programs call.
+/// The kernel functions that a program uses.
 pub(super) trait Helpers {
-    /// The helper of this number (`enum bpf_func_id`).
+    /// Calls the helper with this number (`enum bpf_func_id`).
     fn call(&mut self, number: i32, args: [u64; 5], memory: &mut Memory) -> anyhow::Result<u64>;
-    /// Where a map's value lies that instructions know the address of.
+    /// The address of a map's value, for instructions that load it as a constant (`BPF_PSEUDO_MAP_VALUE`).
     fn map_value(&self, map: i32) -> anyhow::Result<u64>;
 }
 
-/// Runs a program to its end; how many instructions that were. (One of 16 bytes is one.)
+/// Runs a program until it exits; returns the number of instructions. (A 16-byte instruction counts once.)
 pub(super) fn run(
     program: &[bpf_insn],
     context: u64,
@@ -109,12 +108,12 @@ struct Run<'a> {
     program: &'a [bpf_insn],
     at: usize,
     registers: [u64; FRAME_POINTER + 1],
-    /// Of each function under way but the last: where it goes on, and its registers from r6 on.
+    /// For each caller: where it continues, and its saved registers r6 to r10.
     callers: Vec<(usize, [u64; 5])>,
 }
 
 impl Run<'_> {
-    /// Executes one instruction; whether the program has ended.
+    /// Executes one instruction; returns whether the program has ended.
     fn step(&mut self, memory: &mut Memory, helpers: &mut dyn Helpers) -> anyhow::Result<bool> {
         let instruction = *self.program.get(self.at).context("beyond the program")?;
         self.at += 1;
@@ -209,7 +208,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Ends a function; whether it was the program.
+    /// Returns from a function; the result is whether it was the program itself.
     fn leave(&mut self) -> bool {
         let Some((at, saved)) = self.callers.pop() else {
             return true;
@@ -220,7 +219,7 @@ impl Run<'_> {
     }
 }
 
-/// Bytes that an instruction loads or stores.
+/// Number of bytes that an instruction loads or stores.
 fn bytes(size: u32) -> usize {
     match size {
         BPF_B => 1,

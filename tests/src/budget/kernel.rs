@@ -1,4 +1,4 @@
-//! What a run of the sock_ops program finds: the object as the loader leaves it, a context, maps and helpers.
+//! The environment of a run of the sock_ops program: the object as the loader leaves it, a context, maps and helpers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -14,13 +14,13 @@ use rto_agent_common::{
 
 use super::interpreter::{self, Helpers, Memory};
 
-/// Jiffies a second.
+/// Jiffies per second.
 pub(super) const HZ: u32 = 250;
-/// What an earlier program at the cgroup has replied.
+/// The reply of an earlier program at the cgroup.
 pub(super) const EARLIER_REPLY: u32 = 77;
 /// The slot of the policy.
 const SLOT: u32 = FIRST_SLOT;
-/// What both options are without a policy, microseconds (`TCP_RTO_MIN`, `TCP_DELACK_MAX`).
+/// The kernel's default of both options, microseconds (`TCP_RTO_MIN`, `TCP_DELACK_MAX`).
 const KERNELS_US: u32 = 200_000;
 
 // include/uapi/linux/bpf.h
@@ -28,7 +28,7 @@ const TCP_BPF_DELACK_MAX: u64 = 1003;
 const TCP_BPF_RTO_MIN: u64 = 1004;
 const BPF_SK_STORAGE_GET_F_CREATE: u64 = 1;
 
-/// The helpers there are, by number (`enum bpf_func_id`).
+/// The implemented helpers, by number (`enum bpf_func_id`).
 const HELPERS: [(i32, &str); 6] = [
     (1, "map_lookup_elem"),
     (5, "ktime_get_ns"),
@@ -38,8 +38,8 @@ const HELPERS: [(i32, &str); 6] = [
     (107, "sk_storage_get"),
 ];
 
-/// The program, as the loader leaves it: relocated, with its constants, for a kernel that lets it read nothing of its
-/// own structs.
+/// The program as the loader leaves it: relocated, with its constants, and configured for a kernel without BTF, where
+/// it cannot read kernel structs.
 pub(super) struct Program {
     instructions: Vec<bpf_insn>,
     /// Number and name of each map.
@@ -48,7 +48,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// With default settings, but for this `sampling`.
+    /// Default settings except `sampling`.
     pub(super) fn load(sampling: u32) -> anyhow::Result<Self> {
         let mut object = Object::parse(&kfuncs::resolved(OBJECT, None))?;
         let mode = statistics::ON | statistics::RTT_AT_END;
@@ -56,6 +56,7 @@ impl Program {
             (globals::HZ, (bytes_of(&HZ), true)),
             (globals::STATISTICS_MODE, (bytes_of(&mode), true)),
             (globals::SAMPLING, (bytes_of(&sampling), true)),
+            (globals::SYN_CAP, (bytes_of(&1u8), true)),
         ]))?;
         let text = HashSet::from_iter(object.functions.keys().map(|(section, _)| *section));
         let all: Vec<_> = (1..).zip(object.maps.clone()).collect();
@@ -75,12 +76,12 @@ impl Program {
     }
 }
 
-/// `struct bpf_sock_ops`, as far as the program reads it of a connection of which nothing is lost.
+/// `struct bpf_sock_ops`, restricted to the fields that the program reads for a loss-free connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Context {
     pub(super) op: u32,
     pub(super) peer: Peer,
-    /// Whether there is a full socket, not just a request; the rest is of that socket.
+    /// Whether there is a full socket, and not just a request; the fields below belong to that socket.
     pub(super) is_full: bool,
     pub(super) state: u32,
     pub(super) callbacks: u32,
@@ -104,7 +105,7 @@ impl Context {
         word(80, self.srtt_us << 3);
         word(Self::CALLBACKS, self.callbacks);
         word(88, self.state);
-        // Of rtt_min, none yet; and snd_una.
+        // rtt_min has no sample yet; then snd_una.
         word(92, u32::MAX);
         word(108, u32::from(self.is_full));
         word(148, self.segs_out);
@@ -119,19 +120,19 @@ impl Context {
     }
 }
 
-/// What a run of the program is about.
+/// The input of a run.
 pub(super) struct Situation<'a> {
     pub(super) context: Context,
-    /// The only entry: this host.
+    /// The only entry; it covers this host.
     pub(super) entry: Peer,
     pub(super) policy: &'a Policy,
 }
 
-/// What a run cost.
+/// The cost of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     pub(super) instructions: usize,
-    /// Calls of each helper.
+    /// Number of calls of each helper.
     pub(super) helpers: BTreeMap<&'static str, usize>,
 }
 
@@ -141,17 +142,17 @@ impl Cost {
     }
 }
 
-/// What a run did.
+/// The effect of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Effect {
     pub(super) reply: u32,
-    /// Those that are asked for afterwards.
+    /// The callback flags after the run.
     pub(super) callbacks: u32,
     /// Hits of the entry.
     pub(super) hits: u32,
-    /// What was counted for the policy as the active and as the passive end.
+    /// Counters of the policy, for the active and the passive end.
     pub(super) counted: [Counters; 2],
-    /// Samples in histograms.
+    /// Number of samples in histograms.
     pub(super) samples: u64,
     /// TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX, microseconds.
     pub(super) options: [u32; 2],
@@ -184,7 +185,7 @@ struct Kernel {
     calls: BTreeMap<&'static str, usize>,
 }
 
-/// A map's values, one after the other.
+/// A map; its values are contiguous.
 struct Map {
     name: String,
     keys: Keys,
@@ -193,14 +194,14 @@ struct Map {
 }
 
 enum Keys {
-    /// Up to this one.
+    /// An array with this many elements.
     Indices(u32),
     Listed(Vec<Vec<u8>>),
 }
 
 impl Kernel {
     fn new(program: &Program, situation: &Situation<'_>, memory: &mut Memory) -> Self {
-        // Of the socket the program reads the mark, which is that of no probe.
+        // The program reads the socket's mark; 0 is not the mark of a probe.
         let sk = if situation.context.is_full {
             memory.add(vec![0; 80])
         } else {
@@ -241,11 +242,11 @@ impl Kernel {
         let [active, passive] = [counters(direction::ACTIVE)?, counters(direction::PASSIVE)?];
         let mut samples = [active, passive]
             .iter()
-            .flat_map(|fast| fast.handshake.buckets)
+            .flat_map(|fast| fast.path_rtt.buckets)
             .sum::<u64>();
         for index in 0..2 {
             let sheet: Statistics = self.value(memory, maps::STATISTICS, index)?;
-            samples += sheet.handshake.buckets.iter().sum::<u64>();
+            samples += sheet.path_rtt.buckets.iter().sum::<u64>();
             samples += sheet.srtt.buckets.iter().sum::<u64>();
         }
         Ok(Effect {
@@ -264,11 +265,11 @@ impl Kernel {
         let map = map.with_context(|| format!("no map {name}"))?;
         let at = map.values + (index * map.value_bytes) as u64;
         let bytes = memory.bytes(at, size_of::<T>())?;
-        // SAFETY: as many bytes as the type has, which takes any; the copy need not be aligned.
+        // SAFETY: `bytes` is as long as the type, any bytes are a valid value of it, and the copy need not be aligned.
         Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
     }
 
-    /// The place of an option in `options`.
+    /// The index of an option in `options`.
     fn option(level: u64, option: u64) -> anyhow::Result<usize> {
         const SOL_TCP: u64 = 6;
         match (level, option) {
@@ -318,7 +319,7 @@ impl Helpers for Kernel {
 }
 
 impl Map {
-    /// The address of a key's value; 0 where there is none.
+    /// The address of a key's value; 0 if the key does not exist.
     fn find(&self, key: u64, memory: &Memory) -> anyhow::Result<u64> {
         let index = match &self.keys {
             Keys::Indices(count) => {
@@ -335,7 +336,7 @@ impl Map {
     }
 }
 
-/// Keys, bytes of a value, and values of a map; of those that the clean path knows.
+/// Keys, value size and values of a map; `None` for maps that the clean path does not use.
 fn contents(
     name: &str,
     program: &Program,
@@ -360,6 +361,7 @@ fn contents(
         }
         maps::HOST_DEFAULTS => array(&[HostDefaults {
             syn_retries: 6,
+            syn_linear_timeouts: 4,
             syn_ack_retries: 5,
         }]),
         maps::LASTING => array(&[0_u32; lasting::LEN as usize]),
@@ -375,7 +377,7 @@ fn contents(
     })
 }
 
-/// The key of a trie for a host; the program looks for nothing shorter.
+/// The key of a trie for one host; the program looks up nothing shorter.
 fn host(address: &[u8]) -> Vec<u8> {
     let prefix_len = 8 * address.len() as u64;
     [&prefix_len.to_le_bytes()[..4], address].concat()
@@ -393,6 +395,6 @@ fn array<T: Pod>(values: &[T]) -> (Keys, usize, Vec<u8>) {
 }
 
 fn bytes_of<T: Pod>(value: &T) -> &[u8] {
-    // SAFETY: the trait says that all of its bytes may be read.
+    // SAFETY: the trait guarantees that all bytes of the value may be read.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }

@@ -1,4 +1,4 @@
-//! The configurations that follow each other, and what each has in force.
+//! The configurations that the soak alternates between, and the entries that each creates.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,20 @@ use super::network::{LOST, PEER};
 /// A configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Config {
-    /// In force whenever there is no disturbance.
+    /// The active configuration while there is no disturbance.
     Usual,
-    /// Other timers, more entries, and one more policy.
+    /// Other timers, more entries, and an additional policy.
     Other,
 }
 
-/// Entries of the policy that only one configuration has.
+/// Number of entries of the additional policy.
 const MORE: u8 = 100;
 
 /// CIDRs by policy.
 pub(super) type Entries = BTreeMap<String, String>;
 
 impl Config {
-    /// The policies. Those with connections are in both: counters end with their policy.
+    /// The policies. A policy with connections is in both configurations, because removing it would end its counters.
     pub(super) fn policies(self) -> String {
         let [near_timers, lost_timer, guarded_timer] = match self {
             Self::Usual => [
@@ -37,7 +37,7 @@ impl Config {
             ],
         };
         let mut text = "on_exit = \"keep\"\ncount_unmatched = true\n".to_owned();
-        // Connections that are never answered end by TCP_SYNCNT of their own.
+        // Connections that are never answered set TCP_SYNCNT themselves.
         let keep = "syn_retries = \"keep\"";
         for (policy, settings) in [
             ("near", &*format!("{near_timers}\n{keep}")),
@@ -57,7 +57,7 @@ impl Config {
         text
     }
 
-    /// What is in force with it.
+    /// The entries that it creates.
     pub(super) fn entries(self) -> Entries {
         let [peer, peer_learnt, peer_v6] = PEER;
         let [lost, lost_v6] = LOST;
@@ -78,7 +78,7 @@ impl Config {
     }
 }
 
-/// The entries that `list --json` has.
+/// The entries in the output of `list --json`.
 pub(super) fn listed(list: &Value) -> Entries {
     let entries = list["entries"].as_array().into_iter().flatten();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -108,7 +108,7 @@ mod tests {
     };
 
     #[test]
-    fn the_agent_takes_both() {
+    fn agent_accepts_both_configs() {
         for config in [Config::Usual, Config::Other] {
             let text = format!("[agent]\n{}", config.policies());
             let path = Path::new("/etc/rto-agent/config.toml");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_connections_is_in_both() {
+    fn both_configs_cover_addresses_with_connections() {
         let [usual, other] = [Config::Usual.entries(), Config::Other.entries()];
         assert!(
             usual

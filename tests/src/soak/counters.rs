@@ -1,10 +1,10 @@
-//! The agent's counters, and what the clients have counted.
+//! Compares the agent's counters with the clients' own counts.
 
 use rto_agent::wire::stats::{PolicyStats, StatsAnswer};
 use rto_testbed::workload::counted::Counts;
 use serde::Serialize;
 
-/// What the agent counted, in all policies and arms.
+/// The agent's counters, summed over all policies and arms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Counted {
     /// Connections that the host opened.
@@ -46,7 +46,7 @@ impl Counted {
         counted
     }
 
-    /// What it must be.
+    /// The values that are expected.
     pub(super) const fn expected(host: &Counts, accepted: u64) -> Self {
         Self {
             active: host.established,
@@ -56,7 +56,7 @@ impl Counted {
         }
     }
 
-    /// What differs from what it must be.
+    /// The differences to the expected values.
     pub(super) fn differences(&self, expected: &Self) -> Vec<Difference> {
         let pairs = [
             ("connections opened", self.active, expected.active),
@@ -84,7 +84,7 @@ impl Counted {
     }
 }
 
-/// Two counts of the same that differ.
+/// A counter that differs from its expected value.
 #[derive(Clone, Debug)]
 pub(super) struct Difference {
     pub(super) text: String,
@@ -93,12 +93,12 @@ pub(super) struct Difference {
 }
 
 impl Difference {
-    /// Whether it is the other one still: nothing more has gone wrong since.
+    /// Whether it is the same difference as `other`, so that nothing more has gone wrong.
     pub(super) fn is_still(&self, other: &Self) -> bool {
         (self.what, self.by) == (other.what, other.by)
     }
 
-    /// What went wrong at a client; nothing if nothing did.
+    /// The failures of a client; `None` if there were none.
     pub(super) fn of_client(what: &'static str, counts: &Counts) -> Option<Self> {
         let bad = counts.unanswered + counts.refused;
         let last = counts.error.as_deref().unwrap_or_default();
@@ -112,7 +112,8 @@ impl Difference {
         })
     }
 
-    /// Between what one client made and the other machine's server accepted.
+    /// The difference between the connections that a client made and the number that the other machine's server
+    /// accepted.
     pub(super) fn of_servers(made: u64, accepted: u64) -> Option<Self> {
         (made != accepted).then(|| Self {
             text: format!("the host's server: {accepted} connections accepted, {made} made"),
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn both_arms_of_all_policies_are_compared_and_connections_without_one_told() {
+    fn all_arms_and_unmatched_connections_are_compared() {
         let sent = Counts {
             established: 15,
             lost: 2,
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_to_differ_by_the_same_is_no_other_difference() {
+    fn unchanged_difference_is_still_the_same() {
         let counted = |active| Counted {
             active,
             ..Counted::default()
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_not_served_is_told_of() {
+    fn failed_client_connections_are_a_difference() {
         assert!(Difference::of_client("peer", &Counts::default()).is_none());
         let counts = Counts {
             refused: 1,

@@ -1,4 +1,4 @@
-//! What is done to the agent. After each disturbance all is as it was before.
+//! The disturbances of the agent. Each restores the original state.
 
 use std::{
     fmt, fs,
@@ -28,31 +28,31 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Disturbance {
-    /// Another configuration, by `reload`.
+    /// Loads another configuration with `reload`.
     Reload,
-    /// Another configuration, by SIGHUP.
+    /// Loads another configuration with SIGHUP.
     Sighup,
-    /// A configuration that is refused.
+    /// Loads a configuration that is rejected.
     InvalidConfig,
-    /// Runtime entries, by `add` and `remove`.
+    /// Adds and removes runtime entries.
     RuntimeEntries,
-    /// No room in the state directory.
+    /// Fills the file system of the state directory.
     FullDisk,
-    /// The wall clock is set forwards.
+    /// Sets the wall clock forwards.
     ClockForwards,
-    /// The wall clock is set backwards.
+    /// Sets the wall clock backwards.
     ClockBackwards,
-    /// A sock_ops program of somebody else's.
+    /// Attaches a foreign sock_ops program.
     ForeignProgram,
-    /// The daemon is killed, and another one started.
+    /// Kills the daemon and starts another.
     Kill,
-    /// The daemon is ended by SIGTERM, and another one started.
+    /// Stops the daemon with SIGTERM and starts another.
     Restart,
 }
 
 use Disturbance as D;
 
-/// Those that leave the daemon alive.
+/// Disturbances after which the same daemon runs.
 const LASTING: [Disturbance; 8] = [
     D::Reload,
     D::Sighup,
@@ -63,10 +63,10 @@ const LASTING: [Disturbance; 8] = [
     D::ClockBackwards,
     D::ForeignProgram,
 ];
-/// Those that end it.
+/// Disturbances that end the daemon.
 const ENDING: [Disturbance; 2] = [D::Kill, D::Restart];
 
-/// The order of disturbances: in each round each comes once.
+/// Chooses the order of disturbances; each occurs once per round.
 pub(super) struct Plan(ChaCha8Rng);
 
 impl Plan {
@@ -74,7 +74,7 @@ impl Plan {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
-    /// The next round, of which the daemon is or is not the same at the end.
+    /// The next round. With `keeps_daemon` it has no disturbance that ends the daemon.
     pub(super) fn round(&mut self, keeps_daemon: bool) -> Vec<Disturbance> {
         let mut round = LASTING.to_vec();
         if !keeps_daemon {
@@ -87,13 +87,13 @@ impl Plan {
 
 /// Longest wait for a state: an emulated processor on a busy host is slow.
 const PATIENCE: Duration = Duration::from_secs(150);
-/// How long a disturbance lasts, at least: connections begin meanwhile.
+/// Shortest duration of a disturbance, so that connections are made during it.
 const LASTS: Duration = Duration::from_secs(2);
 /// How far the clock is set.
 const DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
-/// What the foreign program sets, jiffies: 300 ms at HZ 250.
+/// The initial RTO that the foreign program sets, jiffies: 300 ms at HZ 250.
 const FOREIGN_JIFFIES: i32 = 75;
-/// Entries that do not fit into what is left of the last page of a full disk.
+/// More entries than fit into the free part of the last page of a full disk.
 const TOO_MANY: u16 = 500;
 
 /// The agent that is disturbed.
@@ -103,7 +103,7 @@ pub(super) struct Disturbed<'a> {
 }
 
 impl Disturbed<'_> {
-    /// Does it, checks that the agent does what it should, and undoes it.
+    /// Applies a disturbance, checks the agent's reaction, and undoes it.
     pub(super) fn disturb(&mut self, disturbance: Disturbance) -> anyhow::Result<()> {
         match disturbance {
             D::Reload => self.reload(|agent| agent.cli(&["reload"]).map(drop)),
@@ -126,14 +126,14 @@ impl Disturbed<'_> {
         }
     }
 
-    /// Starts the daemon; what was in force is in force again.
+    /// Starts the daemon and waits until the usual entries are active.
     pub(super) fn start(&mut self) -> anyhow::Result<()> {
         self.agent.start_within(PATIENCE)?;
         self.shared.now().pid = self.agent.pid()?.as_raw();
         self.expect(&Config::Usual.entries())
     }
 
-    /// Brings back what a disturbance that failed has left, as far as it can be.
+    /// Undoes what a failed disturbance has left, as far as possible.
     pub(super) fn recover(&mut self) -> anyhow::Result<()> {
         let _none_runs = self.end(Signal::SIGKILL);
         let _not_there = fs::remove_file(self.stuffing());
@@ -158,7 +158,7 @@ impl Disturbed<'_> {
         self.state_dir().join("stuffing")
     }
 
-    /// Waits until exactly these entries are in force, and nothing is wrong.
+    /// Waits until exactly these entries are active and the agent is healthy.
     fn expect(&self, entries: &Entries) -> anyhow::Result<()> {
         let list = || Ok(listed(&self.agent.json(&["list"])?));
         eventually_seen("entries", PATIENCE, list, |seen| seen == entries)?;
@@ -197,7 +197,7 @@ impl Disturbed<'_> {
         self.expect(&Config::Usual.entries())
     }
 
-    /// One overrides an entry of the files, of an address that has connections; one ends by itself.
+    /// One runtime entry overrides a CIDR of the files that has connections; another one expires.
     fn runtime_entries(&self) -> anyhow::Result<()> {
         let mut entries = Config::Usual.entries();
         let overridden = format!("{}/32", LOST[0]);
@@ -229,7 +229,7 @@ impl Disturbed<'_> {
         let said = self.agent.cli_fails(&add)?;
         ensure!(said.contains("No space left on device"), "{said}");
         self.expect(&Config::Usual.entries())?;
-        // Files need no room there.
+        // Policies from files need no space there.
         self.reload(|agent| agent.cli(&["reload"]).map(drop))?;
         fs::remove_file(stuffing)?;
         self.agent.cli(&add)?;
@@ -260,7 +260,7 @@ impl Disturbed<'_> {
     }
 }
 
-/// Writes until there is no room.
+/// Writes until the file system is full.
 fn fill(stuffing: &std::path::Path) -> anyhow::Result<()> {
     let mut file = fs::File::create(stuffing)?;
     let page = [0; 4096];
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_comes_once_a_round_in_an_order_that_the_seed_gives() {
+    fn round_has_each_disturbance_once_in_seeded_order() {
         let (mut one, mut other) = (Plan::new(7), Plan::new(7));
         let mut rounds = Vec::new();
         for keeps_daemon in [false, false, true] {

@@ -1,4 +1,4 @@
-//! What happened, as lines on stdout.
+//! Events, printed as lines on stdout.
 
 use std::{io::Write as _, time::Instant};
 
@@ -7,57 +7,57 @@ use serde::Serialize;
 
 use super::{counters::Counted, disturbance::Disturbance, look::Sample};
 
-/// Begins each line: the console of a machine has others too.
+/// Prefix of each line: a machine's console has other lines too.
 const PREFIX: &str = "soak ";
 
-/// What happened.
+/// An event.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(super) enum Event<'a> {
     /// Both machines are ready.
     Begin {
-        /// Of the order of disturbances.
+        /// Seed of the order of disturbances.
         seed: u64,
         /// The kernel's release.
         kernel: &'a str,
     },
-    /// The agent and the kernel, once a second.
+    /// A sample of the agent's and the kernel's resources, once a second.
     Sample(Sample),
-    /// A disturbance is over, and all is as it was.
+    /// A disturbance is over, and the original state is restored.
     Done {
-        /// Which.
+        /// The disturbance.
         disturbance: Disturbance,
         /// How long it took.
         took_s: f64,
     },
-    /// Something that must not be.
+    /// An invariant is violated.
     Failure {
-        /// What was being done, or was done last.
+        /// The current disturbance, or the last one.
         after: Option<Disturbance>,
         /// What is wrong.
         why: &'a str,
     },
     /// Counters at the end of a round.
     Counters {
-        /// What the host's own client did.
+        /// The counts of the host's client.
         host: &'a Counts,
-        /// What the peer's client did.
+        /// The counts of the peer's client.
         peer: &'a Counts,
         /// Connections that the host's server accepted.
         accepted: u64,
-        /// What the agent counted.
+        /// The agent's counters.
         counted: Counted,
     },
-    /// All is over.
+    /// The soak has ended.
     End {
-        /// Looks at the kernel.
+        /// Number of checks of the kernel.
         looks: u64,
-        /// Longest time between two of them.
+        /// Longest time between two checks.
         longest_gap_s: f64,
     },
 }
 
-/// Prints events, with the time since it was made and the round.
+/// Prints events with the time since it was created and the round.
 pub(super) struct Log {
     begin: Instant,
 }
@@ -77,14 +77,14 @@ impl Log {
         }
     }
 
-    /// Prints it.
+    /// Prints an event.
     pub(super) fn print(&self, round: u32, event: &Event<'_>) -> anyhow::Result<()> {
         let line = Line {
             t_s: (self.begin.elapsed().as_secs_f64() * 100.0).round() / 100.0,
             round,
             event,
         };
-        // In one piece: two threads print.
+        // In a single write, because two threads print.
         let text = format!("{PREFIX}{}\n", serde_json::to_string(&line)?);
         let mut out = std::io::stdout().lock();
         out.write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Looks at the kernel beside the disturbances: whether the policy is in force, and what the agent holds.
+//! Checks the kernel during the disturbances: whether the policies are active, and what the agent holds.
 
 use std::{
     fs,
@@ -27,9 +27,9 @@ use super::{
     network::{LOST, PEER},
 };
 
-/// Between two looks.
+/// Time between two checks.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Looks to a sample.
+/// Checks per sample.
 const LOOKS_PER_SAMPLE: u64 = 5;
 
 /// What the agent and the kernel hold.
@@ -37,41 +37,41 @@ const LOOKS_PER_SAMPLE: u64 = 5;
 pub(super) struct Sample {
     #[serde(flatten)]
     daemon: Process,
-    /// Of the whole machine.
+    /// Number of maps on the machine; likewise programs and links.
     maps: u64,
     programs: u64,
     links: u64,
-    /// Of the kernel, without what it gives back on demand.
+    /// Unreclaimable slab memory of the kernel.
     slab_kib: u64,
     percpu_kib: u64,
-    /// Removed cgroups that something still holds.
+    /// Removed cgroups that are still referenced.
     dying_cgroups: u64,
 }
 
-/// What a process holds; all is 0 while no daemon runs.
+/// What a process holds; all 0 while no daemon runs.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Process {
     pid: i32,
     rss_kib: u64,
-    /// Without what it has mapped of files: its program.
+    /// Resident memory without mapped files such as the program itself.
     anonymous_kib: u64,
     descriptors: u64,
 }
 
-/// What is going on, for those who tell of it.
+/// The current state of the soak, for messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Now {
     pub(super) round: u32,
-    /// What is being done, or was done last.
+    /// The current disturbance, or the last one.
     pub(super) disturbance: Option<Disturbance>,
-    /// The daemon's; 0 while none runs.
+    /// The daemon's pid; 0 while none runs.
     pub(super) pid: i32,
     pub(super) is_over: bool,
-    /// Things that must not be.
+    /// Number of violated invariants.
     pub(super) failures: u32,
 }
 
-/// Shared by those who disturb and those who look.
+/// Shared by the thread that disturbs and the thread that checks.
 pub(super) struct Shared {
     pub(super) log: Log,
     now: Mutex<Now>,
@@ -94,7 +94,7 @@ impl Shared {
         self.log.print(round, event)
     }
 
-    /// Tells of something that must not be.
+    /// Reports a violated invariant.
     pub(super) fn fail(&self, why: &str) -> anyhow::Result<()> {
         let after = {
             let mut now = self.now();
@@ -105,15 +105,15 @@ impl Shared {
     }
 }
 
-/// Where to look.
+/// The objects to check.
 pub(super) struct Places {
     pub(super) cgroup: PathBuf,
     pub(super) pin_dir: PathBuf,
 }
 
-/// Looks until all is over. A state that must not be is told of when it begins.
+/// Checks until the soak is over. A violation is reported when it begins.
 pub(super) fn look(shared: &Shared, places: &Places) -> anyhow::Result<()> {
-    // What the machine is busy with is what is looked at.
+    // The checks must be in time even when the disturbances load the machine.
     let _timely = RealTime::begin();
     let (mut looks, mut longest) = (0, Duration::ZERO);
     let mut last = Instant::now();
@@ -142,7 +142,7 @@ pub(super) fn look(shared: &Shared, places: &Places) -> anyhow::Result<()> {
 }
 
 impl Places {
-    /// Fails unless the pinned link's program is attached, and each address that has connections is covered by a policy.
+    /// Fails unless the pinned link's program is attached and a policy covers each address that has connections.
     fn policy_in_force(&self) -> anyhow::Result<()> {
         let pins = pins_in(&self.pin_dir).context("pins")?;
         let link = pinned(&pins.join("link")).context("the pinned link")?;
@@ -179,13 +179,13 @@ impl Places {
     }
 }
 
-/// Of an LPM trie, of the whole address.
+/// The key of an LPM trie for a single address.
 fn key(octets: &[u8]) -> Vec<u8> {
     let bits = u32::try_from(8 * octets.len()).unwrap_or_default();
     [&bits.to_ne_bytes()[..], octets].concat()
 }
 
-/// The number after a name, in a file of such lines.
+/// The number after a name, in a file with one name per line.
 fn field<T: std::str::FromStr>(text: &str, name: &str) -> Option<T> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.split_whitespace().next()?.parse().ok()
@@ -216,7 +216,7 @@ impl Sample {
 }
 
 impl Process {
-    /// `None` if it has ended.
+    /// `None` if the process has ended.
     fn of(pid: i32) -> Option<Self> {
         let dir = Path::new("/proc").join(pid.to_string());
         let status = fs::read_to_string(dir.join("status")).ok()?;

@@ -1,8 +1,8 @@
-//! A soak: an agent in one machine, connections between that and another one, and disturbances in random order.
+//! A soak test: an agent in one machine, connections between it and a second machine, and disturbances in random order.
 //!
-//! The machine of the agent has the disturbances, looks at the kernel five times a second, and compares the agent's counters
-//! with what the clients of both machines have counted, after each round of disturbances. What happens is printed in lines of
-//! JSON (`event.rs`), of which `cargo xtask soak` makes a report.
+//! The agent's machine runs the disturbances, checks the kernel five times a second, and after each round of
+//! disturbances compares the agent's counters with the counts of the clients in both machines. It prints events as
+//! lines of JSON (`event.rs`), from which `cargo xtask soak` makes a report.
 
 mod config;
 mod counters;
@@ -18,22 +18,22 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use serde::Deserialize;
 
-/// A machine.
+/// The role of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Role {
-    /// It has the agent.
+    /// The machine with the agent.
     Host {
-        /// How long there are disturbances.
+        /// Duration of the disturbances.
         seconds: u64,
-        /// Of their order.
+        /// Seed of their order.
         seed: u64,
     },
-    /// It is at the other end of the connections, and ends when it is told to.
+    /// The machine at the other end of the connections; it ends when the host closes the control connection.
     Peer,
 }
 
-/// What the program does whose one argument is a role.
+/// The main function of a program whose only argument is a role.
 pub fn main(arguments: impl IntoIterator<Item = String>) -> ExitCode {
     let arguments: Vec<String> = arguments.into_iter().collect();
     let role = match &arguments[..] {

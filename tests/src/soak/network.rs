@@ -8,21 +8,21 @@ use std::{
 
 use rto_testbed::{process::run, wait::eventually};
 
-/// How long a device may take to be found.
+/// Longest time until the device appears.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const DEVICE: &str = "eth0";
 /// The machine with the agent.
 pub(super) const HOST: [&str; 2] = ["10.90.0.1", "fd90::1"];
-/// The other one.
+/// The peer.
 pub(super) const PEER: [&str; 3] = ["10.90.0.2", "10.90.0.3", "fd90::2"];
-/// Routed to the other machine, which drops it without a word.
+/// Addresses routed to the peer, which drops their packets silently.
 pub(super) const LOST: [&str; 2] = ["10.90.1.1", "fd90:0:0:1::1"];
-/// Of the servers.
+/// Port of the servers.
 pub(super) const PORT: u16 = 4900;
-/// Where the host tells the peer what to do.
+/// Port on which the host controls the peer.
 pub(super) const CONTROL_PORT: u16 = 4901;
 
-/// Sets the device of the machine with the agent up.
+/// Configures the device of the host.
 pub(super) fn set_up_host() -> anyhow::Result<()> {
     set_up(&HOST)?;
     for (lost, via) in LOST.iter().zip([PEER[0], PEER[2]]) {
@@ -31,7 +31,7 @@ pub(super) fn set_up_host() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets the device of the other one up.
+/// Configures the device of the peer.
 pub(super) fn set_up_peer() -> anyhow::Result<()> {
     set_up(&PEER)?;
     for lost in LOST {
@@ -46,7 +46,7 @@ fn set_up(own: &[&str]) -> anyhow::Result<()> {
         Ok(device.exists().then_some(()))
     })?;
     for address in own {
-        // Else duplicate address detection would keep an IPv6 address tentative for a second.
+        // nodad: duplicate address detection would keep an IPv6 address tentative for a second.
         let (length, options) = if address.contains(':') {
             (64, " nodad")
         } else {

@@ -1,4 +1,4 @@
-//! The machine at the other end: a server, and a client that the host starts and stops.
+//! The peer: a server, and a client that the host starts and stops.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -15,11 +15,11 @@ use rto_testbed::{
 
 use super::network::{self, CONTROL_PORT, HOST, PORT, at};
 
-/// How long the other machine may take to boot.
+/// Longest time for the other machine to boot.
 const BOOT: Duration = Duration::from_secs(300);
-/// How long a reply may take: that to a pause comes when the last connection is over.
+/// Longest time for a reply: the reply to `Pause` is sent after the last connection has ended.
 const REPLY: Duration = Duration::from_secs(150);
-/// Between two connections of a client.
+/// Pause between two connections of a client.
 pub(super) const PAUSE: Duration = Duration::from_millis(40);
 
 pub(super) fn run() -> anyhow::Result<()> {
@@ -36,13 +36,13 @@ pub(super) fn run() -> anyhow::Result<()> {
     )?;
     let control = at(HOST[0], CONTROL_PORT)?;
     let mut control = eventually("host", BOOT, || Ok(TcpStream::connect(control).ok()))?;
-    // A host that is switched off says nothing.
+    // Keepalive detects a host that was switched off.
     setsockopt(&control, sockopt::KeepAlive, &true)?;
     setsockopt(&control, sockopt::TcpKeepIdle, &30)?;
     setsockopt(&control, sockopt::TcpKeepInterval, &10)?;
     let mut commands = BufReader::new(control.try_clone()?);
     let mut line = String::new();
-    // The end is that of the connection.
+    // Ends with the control connection.
     while commands.read_line(&mut line)? > 0 {
         let counts = client.tell(serde_json::from_str(&line)?)?;
         writeln!(control, "{}", serde_json::to_string(&counts)?)?;
@@ -51,14 +51,14 @@ pub(super) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The peer, as the host has it.
+/// The host's view of the peer.
 pub(super) struct Peer {
     commands: TcpStream,
     replies: BufReader<TcpStream>,
 }
 
 impl Peer {
-    /// Waits for it, on a socket that is in no cgroup of the agent's.
+    /// Waits for the peer, on a socket that is outside of the agent's cgroup.
     pub(super) fn accept() -> anyhow::Result<Self> {
         let listener = TcpListener::bind(at(HOST[0], CONTROL_PORT)?)?;
         listener.set_nonblocking(true)?;
@@ -69,7 +69,7 @@ impl Peer {
         Ok(Self { commands, replies })
     }
 
-    /// Tells its client; what that has done until then.
+    /// Sends its client a command; returns the counts at the time of the reply.
     pub(super) fn tell(&mut self, command: Command) -> anyhow::Result<Counts> {
         writeln!(self.commands, "{}", serde_json::to_string(&command)?)?;
         let mut line = String::new();

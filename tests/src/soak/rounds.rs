@@ -1,4 +1,4 @@
-//! The machine with the agent: rounds of disturbances, and what is compared after each.
+//! The host: rounds of disturbances, and the comparison of counters after each.
 
 use std::{
     net::{Ipv6Addr, SocketAddr},
@@ -28,12 +28,12 @@ use super::{
     peer::{PAUSE, Peer},
 };
 
-/// How long after the last connection its counters are waited for.
+/// How long to wait for the agent's counters after the last connection.
 const COUNTED: Duration = Duration::from_secs(10);
-/// After so many failures the rest would say nothing new.
+/// After this many failures, further ones would add nothing new.
 const MOST_FAILURES: u32 = 20;
 
-/// Characters of an error that are told.
+/// Most characters of an error that are reported.
 const MOST_OF_ERROR: usize = 1000;
 
 pub(super) fn run(seconds: u64, seed: u64) -> anyhow::Result<()> {
@@ -87,14 +87,14 @@ pub(super) fn run(seconds: u64, seed: u64) -> anyhow::Result<()> {
         shared.now().is_over = true;
         let looked = looker.join();
         done?;
-        looked.unwrap_or_else(|_| bail!("a panic of the one who looks"))
+        looked.unwrap_or_else(|_| bail!("the checking thread panicked"))
     })?;
     let failures = shared.now().failures;
     ensure!(failures == 0, "{failures} failures");
     Ok(())
 }
 
-/// In the first half daemons are killed; one lives through the second half.
+/// In the first half daemons are killed; in the second half the same one keeps running.
 fn rounds(
     disturbed: &mut Disturbed<'_>,
     ends: &mut Ends,
@@ -114,7 +114,7 @@ fn rounds(
             once(disturbed, disturbance)?;
             ensure!(
                 shared.now().failures < MOST_FAILURES,
-                "too many failures to go on"
+                "too many failures to continue"
             );
         }
         ends.compare(disturbed)?;
@@ -137,7 +137,7 @@ fn once(disturbed: &mut Disturbed<'_>, disturbance: Disturbance) -> anyhow::Resu
     })
 }
 
-/// The last part of an error, which begins with the daemon's whole log.
+/// The last part of an error, as it begins with the daemon's whole log.
 fn end_of(text: &str) -> &str {
     let begin = text.char_indices().rev().nth(MOST_OF_ERROR - 1);
     begin.map_or(text, |(index, _)| &text[index..])
@@ -148,7 +148,7 @@ struct Ends {
     client: CountedClient,
     server: CountedServer,
     peer: Peer,
-    /// Differences that have been told of.
+    /// Differences that were already reported.
     known: Vec<Difference>,
 }
 
@@ -159,7 +159,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Waits until there is no connection, and compares what was counted.
+    /// Waits until no connection is open, and compares the counters.
     fn compare(&mut self, disturbed: &Disturbed<'_>) -> anyhow::Result<()> {
         let peer = self.peer.tell(Command::Pause)?;
         let host = self.client.tell(Command::Pause)?;
@@ -171,7 +171,7 @@ impl Ends {
             counted = Counted::of(&stats);
             Ok(counted)
         };
-        // What differs for good is told below.
+        // Differences that remain are reported below.
         let _same = eventually_seen("counters", COUNTED, look, |counted| {
             counted.differences(&expected).is_empty()
         });
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_long_error_the_end_is_told() {
+    fn long_error_is_cut_to_its_end() {
         assert_eq!(end_of("why"), "why");
         let long = format!("{}why", "\u{e9}".repeat(MOST_OF_ERROR));
         let end = end_of(&long);

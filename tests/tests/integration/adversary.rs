@@ -1,5 +1,5 @@
-//! Who attacks the daemon by its socket and its files. After each attack it is healthy, has no more descriptors open than
-//! before, and what was in force or acknowledged is in force.
+//! Attacks on the daemon through its socket and its files. After each attack the daemon is healthy, has no more open
+//! descriptors than before, and everything that was active or acknowledged is active.
 
 use std::time::Duration;
 
@@ -16,36 +16,36 @@ mod clients;
 mod files;
 mod limits;
 
-/// Clients that are silent are let go within this, with the look of a busy machine.
+/// Longest time until silent clients are disconnected, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A daemon that is attacked.
+/// A daemon under attack.
 struct Victim {
     env: TestEnv,
     descriptors: usize,
 }
 
 impl Victim {
-    /// One with a single entry.
+    /// A daemon with a single entry.
     fn new() -> anyhow::Result<Self> {
         Self::of(TestEnv::with(&near("\"10.88.0.0/24\""))?)
     }
 
-    /// One that runs.
+    /// A running daemon.
     fn of(env: TestEnv) -> anyhow::Result<Self> {
         env.wait_status("the probe", |status| status["probe"].is_object())?;
         let descriptors = descriptors(&env)?;
         Ok(Self { env, descriptors })
     }
 
-    /// Has it been left as it was, with so many entries?
+    /// Asserts that it is as before, with this number of entries.
     fn is_well(&self, entries: usize) -> anyhow::Result<()> {
         let status = self
             .env
             .wait_status("health", |status| status["healthy"] == true)?;
         ensure!(status["entries"] == entries, "{status:#}");
         ensure!(status["in_sync"] == true, "{status:#}");
-        // A probe or a look at the files may have one open.
+        // A probe or a check of the files may hold some open.
         let few = |now: &usize| *now <= self.descriptors + 4;
         let what = format!("return to {} descriptors", self.descriptors);
         eventually_seen(&what, PATIENCE, || descriptors(&self.env), few)?;
@@ -54,7 +54,7 @@ impl Victim {
         Ok(())
     }
 
-    /// The CIDRs in force.
+    /// The active CIDRs.
     fn cidrs(&self) -> anyhow::Result<Vec<String>> {
         let list = self.env.json(&["list"])?;
         let entries = list["entries"].as_array().cloned().unwrap_or_default();
@@ -62,7 +62,7 @@ impl Victim {
         Ok(entries.iter().map(cidr).collect())
     }
 
-    /// Whether the files are refused, and what for.
+    /// Asserts that the files are rejected for this reason.
     fn refuses_its_files(&self, why: &str) -> anyhow::Result<()> {
         let begin = std::time::Instant::now();
         let said = self.env.cli_fails(&["reload"])?;

@@ -5,7 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use rto_testbed::{
     env::TestEnv,
+    machine::Machine,
     timing::{jiffies, jiffy},
+    warm::in_step_from,
     workload::conversation,
 };
 use rto_tests::{
@@ -78,13 +80,15 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
             longest = longest.max(told);
         }
     }
-    // The least value that does, twice, in whole jiffies.
+    // The least value that does, twice, in whole jiffies and in step.
     let suggested = initial_rto["suggestion"]["jiffies"]
         .as_u64()
         .context("no suggestion")?;
-    let range = jiffies(2 * typical)..=jiffies(2 * longest);
+    let hz = u32::try_from(Machine::here()?.hz)?;
+    let in_step = |time: Duration| in_step_from(jiffies(2 * time).into(), hz);
+    let range = in_step(typical)?..=in_step(longest)?;
     ensure!(
-        range.contains(&u32::try_from(suggested)?),
+        range.contains(&suggested),
         "{suggested} is not in {range:?}: {by_entry:#}"
     );
     // Nothing was changed by asking.

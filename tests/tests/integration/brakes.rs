@@ -198,7 +198,7 @@ fn a_step_of_the_path_raises_the_timer() -> anyhow::Result<()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Timers {
     Kernel,
-    /// 44 ms, as they were learnt.
+    /// 56 ms, as they were learnt (44 where no value is in step).
     Automatic,
     /// 24 ms and guard = "on".
     Guarded,

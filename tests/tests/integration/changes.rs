@@ -1,4 +1,4 @@
-//! Changes take effect with the next connection, and leave those under way alone.
+//! Changes take effect with the next connection and do not affect connections under way.
 
 use std::{fs, os::unix::fs::symlink, time::Duration};
 
@@ -53,7 +53,7 @@ fn reload() -> anyhow::Result<()> {
     let env = env(&near("\"10.88.0.0/24\""))?;
     expect(&env, POLICY_RTO)?;
     env.configure(&fast("\"10.88.0.0/24\""))?;
-    // It may have noticed by itself already; after the answer it is in force in any case.
+    // The daemon may already have noticed the change; after the answer it is active in any case.
     env.cli(&["reload"])?;
     expect(&env, FAST)?;
     Ok(())
@@ -71,7 +71,7 @@ fn sighup() -> anyhow::Result<()> {
 }
 
 test!(a_connection_keeps_its_policy);
-/// The entry goes while SYNs are being retransmitted: the interval stays, and so does the deadline.
+/// The entry is removed while SYNs are being retransmitted: the interval stays, and so does the deadline.
 fn a_connection_keeps_its_policy() -> anyhow::Result<()> {
     let env = env(&near("\"192.0.2.0/24\""))?;
     let address = to(SERVER_V4, PORT);
@@ -85,7 +85,7 @@ fn a_connection_keeps_its_policy() -> anyhow::Result<()> {
         let all = capture.wait_for(TIMEOUT, |all| syns(all, address).len() >= 7)?;
         Ok(gaps(&syns(&all, address)))
     })?;
-    // A new one does not have it any more.
+    // A new connection does not have the policy any more.
     expect(&env, KERNEL_RTO)?;
     Ok(())
 }
@@ -115,7 +115,7 @@ fn saved_for_good() -> anyhow::Result<()> {
     env.cli(&["add", "10.88.0.0/24", "--initial-rto", "52ms", "--save"])?;
     let file = env.policies_dir().join("50-cli.toml");
     assert!(fs::read_to_string(&file)?.contains("10.88.0.0/24"));
-    // That of the reload; the next is to be that of the new daemon.
+    // This is the message of the reload; the next one must come from the new daemon.
     env.notified("READY=1")?;
     env.end(Signal::SIGTERM)?;
     fs::remove_dir_all(env.dir().join("state"))?;
@@ -123,7 +123,7 @@ fn saved_for_good() -> anyhow::Result<()> {
     expect(&env, FAST)?;
     env.cli(&["remove", "10.88.0.0/24", "--save"])?;
     expect(&env, KERNEL_RTO)?;
-    // What is in another file is edited there.
+    // An entry of another file must be edited there.
     let said = env.cli_fails(&["remove", "192.0.2.0/24", "--save"])?;
     assert!(
         said.contains("entries of other files are removed there"),
@@ -139,7 +139,7 @@ fn switched_off_and_on_again() -> anyhow::Result<()> {
     assert!(said.contains("--undo"), "{said}");
     expect(&env, KERNEL_RTO)?;
     assert_eq!(env.json(&["list"])?["masked"][0], "10.88.0.0/24");
-    // A reload of the files does not bring it back by the way.
+    // A reload of the files must not bring it back.
     env.cli(&["reload"])?;
     expect(&env, KERNEL_RTO)?;
     env.cli(&["remove", "--undo", "10.88.0.0/24"])?;
@@ -165,7 +165,7 @@ fn a_file_edited_in_place() -> anyhow::Result<()> {
 test!(a_file_replaced_by_rename, rename);
 fn rename() -> anyhow::Result<()> {
     let env = env(&near("\"192.0.2.0/24\""))?;
-    // Twice: after the first swap the watch must be on the name, not on the old file.
+    // Twice: after the first replacement the watch must be on the name, not on the old file.
     for policies in [near("\"10.88.0.0/24\""), fast("\"10.88.0.0/24\"")] {
         let new = env.dir().join("etc/.config.toml.swp");
         fs::write(&new, env.config_text(&policies))?;
@@ -190,7 +190,7 @@ fn a_config_map_swapped_by_symlink() -> anyhow::Result<()> {
     noticed(&env)
 }
 
-/// Makes a new directory with a configuration the ConfigMap's.
+/// Switches to a new directory with a configuration, in the way of a Kubernetes ConfigMap.
 fn swap(env: &TestEnv, name: &str, policies: &str) -> anyhow::Result<()> {
     let etc = env.dir().join("etc");
     fs::create_dir(etc.join(name))?;
@@ -203,7 +203,7 @@ fn swap(env: &TestEnv, name: &str, policies: &str) -> anyhow::Result<()> {
 }
 
 test!(refused_as_a_whole);
-/// One bad CIDR among good ones: nothing of the request is taken.
+/// One bad CIDR among good ones: the whole request is rejected.
 fn refused_as_a_whole() -> anyhow::Result<()> {
     let env = env(&near("\"192.0.2.0/24\""))?;
     for (args, message) in [
@@ -240,7 +240,7 @@ fn refused_as_a_whole() -> anyhow::Result<()> {
         let said = env.usage_error(&[&["add", "10.88.0.0/24"][..], &args].concat())?;
         assert!(said.contains(message), "{args:?} said {said}");
     }
-    // Another client is refused by the daemon.
+    // The daemon rejects requests of other clients.
     let body = r#"{"cidrs": ["10.88.0.0/24"], "policy": "near", "ttl": "0s"}"#;
     let answer = env.socket_request("POST", "/v1/entries", body)?;
     assert!(
@@ -253,13 +253,14 @@ fn refused_as_a_whole() -> anyhow::Result<()> {
 }
 
 test!(options_before_the_verb);
-/// `--socket` and `--json` mean before the verb what they mean after it; what is wrong is told before anybody is asked.
+/// `--socket` and `--json` mean the same before the verb as after it; mistakes are reported before a daemon is
+/// contacted.
 fn options_before_the_verb() -> anyhow::Result<()> {
     const NOBODY: &str = "/nonexistent/control.sock";
     let env = env(&near("\"192.0.2.0/24\""))?;
     let socket = env.socket().display().to_string();
     let run = |args: &[&str]| -> anyhow::Result<std::process::Output> {
-        // Who is not told another socket has this one.
+        // Without --socket the command uses this socket, which does not exist.
         let mut command = env.command(args);
         Ok(command.env("RTO_AGENT_SOCKET", NOBODY).output()?)
     };
@@ -269,7 +270,7 @@ fn options_before_the_verb() -> anyhow::Result<()> {
     assert_eq!(list["entries"][0]["cidr"], "192.0.2.0/24", "{list:#}");
     let after = run(&["list", "--socket", &socket, "--json"])?;
     assert_eq!(text(&listed), text(&after));
-    // The control.
+    // The control: without --socket the command fails.
     assert_eq!(run(&["--json", "list"])?.status.code(), Some(1));
     for args in [
         &["--json", "run"][..],
@@ -286,7 +287,7 @@ fn options_before_the_verb() -> anyhow::Result<()> {
 }
 
 test!(one_audit_line_a_change);
-/// Who, what, from which source.
+/// Each line names the client, the change and its source.
 fn one_audit_line_a_change() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.log_as("json");
@@ -331,11 +332,11 @@ fn one_audit_line_a_change() -> anyhow::Result<()> {
         assert_eq!(last["fields"]["uid"], 0, "{last:#}");
         assert!(last["fields"]["pid"].as_u64() > Some(0), "{last:#}");
     }
-    // What is refused changes nothing, and is no line.
+    // A rejected request changes nothing and has no line.
     env.cli_fails(&["add", "10.1.0.1/24", "--policy", "near"])?;
     assert_eq!(lines(&env)?.len(), known);
     // By a file, by nobody.
-    env.cli(&["reload"])?;
+    env.cli(&["attach"])?;
     known = lines(&env)?.len();
     env.configure(&near("\"192.0.2.0/24\", \"198.51.100.0/24\""))?;
     let all = eventually_seen("line", TIMEOUT, || lines(&env), |all| all.len() > known)?;

@@ -35,11 +35,11 @@ fn a_foreign_program_decides_where_no_entry_does() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
     let foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
-    // The control: it works.
+    // The control: the foreign program works.
     expect(&env, SERVER_V4, foreign_timer())?;
     env.configure(&near("\"10.88.0.0/24\""))?;
     env.start()?;
-    // Ours runs after it and has the last word, but only where an entry says so.
+    // Ours runs after it and decides, but only where an entry matches.
     expect(&env, SERVER_V4, POLICY_RTO)?;
     expect(&env, SERVER_V4_OTHER, foreign_timer())?;
     env.cli(&["detach"])?;
@@ -50,14 +50,14 @@ fn a_foreign_program_decides_where_no_entry_does() -> anyhow::Result<()> {
 }
 
 test!(a_foreign_program_attached_later_has_the_last_word);
-/// The kernel runs programs in the order they were attached: nothing an agent could change.
+/// The kernel runs programs in the order in which they were attached, which an agent cannot change.
 fn a_foreign_program_attached_later_has_the_last_word() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
     expect(&env, SERVER_V4, POLICY_RTO)?;
     let _foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
     expect(&env, SERVER_V4, foreign_timer())?;
-    // But doctor tells.
+    // But doctor reports it.
     let report = env.json(&["doctor"])?;
     let told = report["findings"].as_array().is_some_and(|all| {
         all.iter().any(|f| {
@@ -71,7 +71,7 @@ fn a_foreign_program_attached_later_has_the_last_word() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ours, and a foreign program behind it.
+/// Our program, followed by a foreign one.
 struct InFront {
     env: TestEnv,
     foreign: Foreign,
@@ -82,13 +82,12 @@ impl InFront {
         let env = TestEnv::with(config)?;
         env.net.black_hole(PORT)?;
         let foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
-        // The control: what comes last decides.
+        // The control: the last program decides.
         expect(&env, SERVER_V4, foreign_timer())?;
         Ok(Self { env, foreign })
     }
 
-    /// Has the program replaced; at no moment there are more programs than two, or fewer, and the foreign one
-    /// stays behind ours.
+    /// Replaces our program and asserts that at every moment exactly two programs are attached, the foreign one last.
     fn replaced(
         &mut self,
         replace: impl FnOnce(&mut TestEnv) -> anyhow::Result<()>,
@@ -128,7 +127,7 @@ impl InFront {
 }
 
 test!(an_upgrade_keeps_its_place);
-/// What is counted is part of the program: another choice is another program over the same maps.
+/// The statistics mode is part of the program, so another choice loads another program over the same maps.
 fn an_upgrade_keeps_its_place() -> anyhow::Result<()> {
     let config = |statistics: bool| {
         let policy = near("\"10.88.0.0/24\"");
@@ -160,7 +159,7 @@ fn growth_keeps_its_place() -> anyhow::Result<()> {
 }
 
 test!(a_repair_keeps_its_place);
-/// Only its pins are lost: the link is in force, and stays.
+/// Only the pins are lost: the link stays attached and is kept.
 fn a_repair_keeps_its_place() -> anyhow::Result<()> {
     let mut hosts = InFront::new(&near("\"10.88.0.0/24\""))?;
     hosts.replaced(|env| {
@@ -169,7 +168,7 @@ fn a_repair_keeps_its_place() -> anyhow::Result<()> {
         env.wait_status("the repair", |status| {
             status["healthy"] == true && status["attachment"]["program_id"] != former
         })?;
-        // It is healthy once it is in force; the pins get their name right after.
+        // It is healthy once it is active; the pins get their final name right after that.
         let seen = || Ok(env.pins().is_ok_and(|pins| pins.is_dir()));
         eventually_seen("the pins", TIMEOUT, seen, |there| *there)?;
         Ok(())
@@ -194,11 +193,11 @@ fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
         let status = env.json(&["status"])?;
         let by = status["probe"]["by"].as_str().unwrap_or_default();
         assert!(by.starts_with("doctor, uid 0"), "{by}");
-        // Two probes, and not a connection.
+        // Two probes and no connection.
         let policy = &status["policies"]["near"];
-        assert_eq!(policy["syn_timeouts_set"], 0, "{policy:#}");
+        assert_eq!(policy["attempts"], 0, "{policy:#}");
         assert_eq!(env.json(&["list"])?["entries"][0]["hits"], 0);
-        // Nothing is left of them.
+        // The probes have left nothing.
         let below = std::fs::read_dir(env.cgroup.path())?.flatten();
         let dirs = below.filter(|entry| entry.path().is_dir()).count();
         assert_eq!(dirs, 0);
@@ -236,7 +235,7 @@ fn assert_interference(
         status["probe"]["verdict"] == "good"
     })?;
     let foreign = attach(&env)?;
-    // The daemon sees that there is another program, and probes again.
+    // The daemon notices the other program and probes again.
     let status = env.wait_status("interference", |status| {
         status["probe"]["verdict"] == "interference"
     })?;
@@ -248,7 +247,7 @@ fn assert_interference(
     );
     assert!(status["warnings"].to_string().contains("INTERFERENCE"));
     assert!(env.cli(&["status"])?.contains("INTERFERENCE"));
-    // And it is true.
+    // The verdict is right.
     env.net.black_hole(PORT)?;
     expect(&env, SERVER_V4, *found)?;
     let finding = probe_finding(&env)?;

@@ -1,4 +1,4 @@
-//! Completion, in the shells themselves: on a terminal, with the key.
+//! Completion in the shells themselves: on a terminal, with the Tab key.
 
 use std::{fs, path::Path, process::Command};
 
@@ -10,10 +10,10 @@ use crate::needs::{BASH, FISH, ZSH};
 
 const POLICIES: &str = "[policy.near-by]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.0.0/24\", \"fd88:7::/64\"]\n\
     [policy.other]\ninitial_rto = \"50ms\"\ncidrs = [\"192.0.2.0/24\"]\n";
-/// Nothing of the user's own.
+/// A prompt that contains none of the user's own settings.
 const PROMPT: &str = "rto> ";
 
-/// What is typed before the key, and the line after it.
+/// What is typed before Tab, and the line after it.
 const LINES: [(&str, &str); 12] = [
     ("rto-agent loo", "rto-agent lookup"),
     ("rto-agent remove --un", "rto-agent remove --undo"),
@@ -41,11 +41,11 @@ const LINES: [(&str, &str); 12] = [
         "rto-agent run --log-format json",
     ),
     ("rto-agent completions fi", "rto-agent completions fish"),
-    // Hidden: nothing is added.
+    // Hidden commands are not completed.
     ("rto-agent __pro", "rto-agent __pro"),
 ];
 
-/// A daemon, a script for a shell, and the shell's command line with a prompt of its own.
+/// Starts a daemon and a shell with the completion script and its own prompt, and checks all lines.
 fn shell(name: &str, arguments: &[&str], setup: &str) -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     let script = env.dir().join("_rto-agent");
@@ -75,7 +75,7 @@ fn shell(name: &str, arguments: &[&str], setup: &str) -> anyhow::Result<()> {
         terminal.wait_for(typed, |screen| screen.contains(typed))?;
         terminal.press("\t")?;
         if typed == line {
-            // What would be added would be there before the answer to the next key.
+            // A completion would appear before the next key is echoed.
             terminal.press("X")?;
             terminal.wait_for("nothing added", |screen| has(screen, &format!("{line}X")))?;
         } else {
@@ -83,11 +83,11 @@ fn shell(name: &str, arguments: &[&str], setup: &str) -> anyhow::Result<()> {
                 .wait_for(line, |screen| has(screen, line))
                 .with_context(|| format!("{name}: {typed}"))?;
         }
-        // Ctrl-U drops the line, Ctrl-L everything above.
+        // Ctrl-U drops the line, Ctrl-L clears the screen above it.
         terminal.press("\u{15}\u{c}")?;
         terminal.wait_for("an empty line", |screen| screen.trim() == PROMPT.trim_end())?;
     }
-    // Several: the shell shows them.
+    // With several candidates the shell lists them.
     terminal.press("rto-agent lookup --\t\t")?;
     let screen = terminal.wait_for("options", |screen| screen.contains("--json"))?;
     ensure!(screen.contains("--socket"), "{screen}");
@@ -98,7 +98,7 @@ fn last(screen: &str) -> &str {
     screen.trim_end().lines().last().unwrap_or_default().trim()
 }
 
-/// Whether the line that is being typed is this.
+/// Whether the line being typed is this one.
 fn has(screen: &str, line: &str) -> bool {
     let typed = screen.lines().filter_map(|l| l.strip_prefix(PROMPT));
     typed.map(str::trim_end).any(|typed| typed == line)
@@ -115,7 +115,7 @@ fn in_bash() -> anyhow::Result<()> {
 
 test!(in_zsh, needs = [ZSH]);
 fn in_zsh() -> anyhow::Result<()> {
-    // -f: none of the system's or the user's own files.
+    // -f: no start-up files of the system or the user.
     let setup = "PS1='rto> '; autoload -Uz compinit; compinit -u -D; source SCRIPT; clear";
     shell("zsh", &["-f", "-i"], setup)
 }

@@ -142,9 +142,9 @@ fn every_refusal_of_check_and_of_a_running_daemon() -> anyhow::Result<()> {
         ),
         (
             policy(&format!(
-                "{rto}\ncidrs = [\"10.1.0.0/16\", \"10.1.0.0/16\"]"
+                "{rto}\ncidrs = [\"10.1.0.0/16\"]\n[policy.y]\n{rto}\ncidrs = [\"10.1.0.0/16\"]"
             )),
-            "10.1.0.0/16 stands at ",
+            "10.1.0.0/16 is already listed at ",
         ),
         (
             policy("initial_rto = \"3m\""),

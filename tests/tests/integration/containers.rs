@@ -23,14 +23,14 @@ use serde_json::Value;
 use super::{KERNEL_RTO, POLICY_RTO, near, to};
 
 const PORT: u16 = 4480;
-/// No other test has connections to it: the agent of this one governs the whole host.
+/// No other test has connections to this network: the agent of this test covers the whole host.
 const NETWORK: &str = "198.51.100.0/24";
 const SERVER: &str = "198.51.100.2";
 
-/// Held by who attaches to the hierarchy's root, and by who counts the programs above a cgroup.
+/// Held by tests that attach to the root of the hierarchy, and by tests that count the programs above a cgroup.
 pub(crate) static HIERARCHY_ROOT: Mutex<()> = Mutex::new(());
 
-/// An agent with `cgroup = "auto"`, and addresses that are its own.
+/// An agent with `cgroup = "auto"`, whose entries no other test uses.
 fn env() -> anyhow::Result<TestEnv> {
     let env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
@@ -45,12 +45,12 @@ fn env() -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-/// Has a program run in a cgroup and mount namespace of its own whose root is `own`, after these shell commands.
+/// A command line that runs a program in a cgroup and mount namespace whose root is `own`, after these shell commands.
 fn contained(own: &Cgroup, commands: &str) -> anyhow::Result<Vec<String>> {
     let root = cgroup::root()?;
     let (own, root) = (own.path().display(), root.display());
-    // What is mounted in the namespace shows the namespace's part, as a container runtime does it. (The kernel refuses the
-    // same file system at the same place: do_add_mount() of Linux 6.12.)
+    // A cgroup2 mount made inside the namespace shows only the namespace's part, which is what a container runtime
+    // does. (The kernel refuses to mount the same file system twice at the same place: do_add_mount(), Linux 6.12.)
     let inner = format!(
         "set -e; {commands}; mount -t tmpfs none /mnt; mkdir /mnt/own; mount -t cgroup2 none /mnt/own; \
          mount --bind /mnt/own {root}; umount /mnt/own; exec \"$@\""
@@ -61,7 +61,7 @@ fn contained(own: &Cgroup, commands: &str) -> anyhow::Result<Vec<String>> {
     Ok(words.map(str::to_owned).to_vec())
 }
 
-/// What `doctor` finds about the cgroup there.
+/// The finding of `doctor` about the cgroup in there.
 fn finding(env: &TestEnv, wrapper: &[String]) -> anyhow::Result<Value> {
     let mut command = Command::new(&wrapper[0]);
     command.args(&wrapper[1..]).arg(find(None)?);
@@ -104,7 +104,7 @@ fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
 }
 
 test!(a_container_finds_the_hosts_hierarchy);
-/// It is mounted elsewhere: a connection of a process outside the container is covered.
+/// It is mounted at another path; a connection of a process outside of the container is covered.
 fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
     let own = Cgroup::new()?;
     let mut env = env()?;
@@ -143,10 +143,10 @@ fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
     expect(&env, KERNEL_RTO)
 }
 
-/// Has a program run in an image of its own, as FROM scratch: in it are the binary, shared libraries if that needs any,
-/// /dev/null, /proc, /sys and one directory of the host.
+/// A command line that runs a program in an otherwise empty image, as FROM scratch: with the binary, its shared
+/// libraries if any, /dev/null, /proc, /sys and one directory of the host.
 fn alone_in_its_image(shared: &Path) -> Vec<String> {
-    // ldd(1) says nothing of a static program.
+    // ldd(1) prints nothing for a static program.
     let inner = format!(
         "set -e; mount -t tmpfs none /mnt; cd /mnt; cp \"$0\" rto-agent; \
          for lib in $(ldd \"$0\" 2>/dev/null | grep -o '/[^ ]*'); do cp -L --parents \"$lib\" .; done; \
@@ -160,7 +160,7 @@ fn alone_in_its_image(shared: &Path) -> Vec<String> {
 }
 
 test!(an_image_of_the_binary_alone);
-/// Groups are numbers there, and "root" is one. The binary of a release: `RTO_AGENT_BIN` names it.
+/// Groups are numeric there, and "root" is a known name. `RTO_AGENT_BIN` can name the binary of a release.
 fn an_image_of_the_binary_alone() -> anyhow::Result<()> {
     const GROUP: u32 = 54_321;
     let mut env = TestEnv::new()?;

@@ -1,4 +1,4 @@
-//! Alerts and dashboard: that they use what there is, divide by nothing that can be zero, and say where to read on.
+//! Alerts and dashboard: they use existing metrics, never divide by zero, and link to documentation.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ fn text(file: &str) -> anyhow::Result<String> {
     fs::read_to_string(path(file)).with_context(|| file.to_owned())
 }
 
-/// The dashboard's queries.
+/// The queries of the dashboard.
 pub(super) fn queries() -> anyhow::Result<Vec<String>> {
     let dashboard: Value = serde_json::from_str(&text(DASHBOARD)?)?;
     let panels = dashboard["panels"].as_array().context("no panels")?;
@@ -51,22 +51,25 @@ fn alerts() -> anyhow::Result<BTreeMap<String, String>> {
 
 test!(they_use_metrics_that_there_are, names);
 fn names() -> anyhow::Result<()> {
-    // With brakes and a control arm.
-    let policy = near("\"10.88.0.0/24\"") + "guard = \"on\"\nholdout = \"5%\"\n";
+    // A policy with brakes and a control arm.
+    let policy = near("\"10.88.0.0/24\"").replace("guard = \"off\"\n", "")
+        + "guard = \"on\"\nholdout = \"5%\"\n";
     let (env, port) = metrics::env(&policy)?;
     env.wait_status("the probe", |status| status["probe"].is_object())?;
-    // Two transitions, after which the value is in force again, and evidence.
+    // Two transitions, after which the value is active again, and evidence.
     env.cli(&["tune", "freeze", "near"])?;
     env.cli(&["tune", "resume", "near"])?;
     env.cli(&["experiment", "start", "near"])?;
     let mut there = metrics::names(port)?;
-    // Where the kernel counts runs.
+    // Exported once both arms have connections.
+    there.insert("rto_agent_connect_time_difference_seconds".to_owned());
+    // Exported if the kernel counts runs.
     there.insert("rto_agent_program_runs_total".to_owned());
     there.insert("rto_agent_program_run_seconds_total".to_owned());
     for file in [ALERTS, RECORDING, DASHBOARD] {
         let text = text(file)?;
         let used: BTreeSet<String> = text
-            // With the colons of names that are recorded.
+            // Recorded names contain colons.
             .split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')
             .filter(|word| word.starts_with("rto_agent_"))
             .map(ToOwned::to_owned)
@@ -79,12 +82,12 @@ fn names() -> anyhow::Result<()> {
 }
 
 test!(they_divide_by_nothing_that_can_be_zero, divisions);
-/// Without connections a rate is 0: what is divided by it, and quantiles of nothing, would be NaN or infinite.
+/// Without connections a rate is 0: dividing by it, and quantiles of nothing, would be NaN or infinite.
 fn divisions() -> anyhow::Result<()> {
     let mut divisions = 0;
     let queries = queries()?;
     let alerts = alerts()?;
-    // Of an alert: what it looks at, not what it says.
+    // Only the expression of an alert, not its annotations.
     let rules = alerts
         .values()
         .map(|alert| alert.split("annotations:").next().unwrap_or_default());
@@ -98,13 +101,13 @@ fn divisions() -> anyhow::Result<()> {
         ensure!(!is_quantile || query.ends_with(" > 0"), "{query}");
     }
     ensure!(divisions > 1, "{divisions}");
-    // The check itself tells the two apart.
+    // The check itself distinguishes the two cases.
     ensure!(!is_positive("sum(rate(x[5m]))") && !is_positive("(sum(x)) > 0"));
     ensure!(is_positive("(sum by (a) (rate(x[5m])) > 0) > 5"));
     Ok(())
 }
 
-/// Whether this begins with what is in brackets, and greater than 0.
+/// Whether this begins with an expression in brackets that is greater than 0.
 fn is_positive(divisor: &str) -> bool {
     let mut depth = 0;
     for (at, c) in divisor.char_indices() {
@@ -121,7 +124,7 @@ fn is_positive(divisor: &str) -> bool {
 }
 
 test!(each_alert_says_where_to_read_on);
-/// A page, and a heading on it that makes the anchor.
+/// The link names a page, and a heading on it that yields the anchor.
 fn each_alert_says_where_to_read_on() -> anyhow::Result<()> {
     for (name, alert) in alerts()? {
         let runbook = alert.lines().find_map(|line| {
@@ -154,7 +157,7 @@ fn promtool(dir: &Path, arguments: &[&str]) -> anyhow::Result<()> {
 }
 
 test!(promtool_takes_them_and_fires, needs = [PROMTOOL]);
-/// The rules by their own tests; the dashboard's queries as rules of another file.
+/// The rules with their own tests; the dashboard's queries as rules of another file.
 fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
     let run = |arguments: &[&str]| promtool(&path("config/prometheus"), arguments);
     run(&["check", "rules", "alerts.yml", "recording.yml"])?;
@@ -181,8 +184,7 @@ fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
 }
 
 test!(each_alert_is_tested_both_ways, needs = [PROMTOOL]);
-/// The tests of an alert, which pass ([`promtool_takes_them_and_fires`]), fail where it never fires, and where it fires
-/// without a reason.
+/// The tests of an alert pass as it is ([`promtool_takes_them_and_fires`]), and fail if it never fires or always fires.
 fn each_alert_is_tested_both_ways() -> anyhow::Result<()> {
     let rules = text(ALERTS)?;
     let tests = text(TESTS)?;
@@ -190,7 +192,7 @@ fn each_alert_is_tested_both_ways() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let mut all = Vec::new();
     for (name, alert) in alerts()? {
-        // Those that are about it.
+        // The tests that concern this alert.
         let of = tests
             .split("\n\n")
             .filter(|test| test.contains("count(ALERTS") || test.contains(&name));
@@ -215,7 +217,7 @@ fn each_alert_is_tested_both_ways() -> anyhow::Result<()> {
             all.push(file);
         }
     }
-    // None has failed because Prometheus does not take the rules.
+    // No test failed because Prometheus rejects the rules.
     let check = ["check", "rules"].into_iter();
     let check: Vec<_> = check.chain(all.iter().map(String::as_str)).collect();
     promtool(dir.path(), &check)

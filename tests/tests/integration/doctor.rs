@@ -1,13 +1,15 @@
-//! `doctor` and the other verbs that need no daemon.
+//! `doctor` and the other commands that need no daemon.
 
 use std::process::Command;
 
+use anyhow::{Context as _, ensure};
 use rto_testbed::{
     agent::find,
     env::TestEnv,
-    netns::{self, SERVER_V4, sysctl},
+    foreign::Foreign,
+    netns::{self, SERVER_V4, nft, sysctl},
     process::run,
-    workload::conversation,
+    workload::{conversation, traffic::Traffic},
 };
 use serde_json::Value;
 
@@ -40,6 +42,27 @@ fn a_good_host_has_no_problem() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(start_beside_64_programs_names_the_limit);
+fn start_beside_64_programs_names_the_limit() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let others = (0..64).map(|_| Foreign::attach(env.cgroup.path(), 60));
+    let mut others = others.collect::<Result<Vec<_>, _>>()?;
+    let said = env.start().err().context("it started")?;
+    let said = format!("{said:#}");
+    let limit = "64 programs are attached";
+    ensure!(said.contains(limit) && !said.contains("too long"), "{said}");
+    let report = env.json(&["doctor"])?;
+    let is_named = |finding: &Value| {
+        finding["severity"] == "problem" && finding["found"].to_string().contains(limit)
+    };
+    let findings = report["findings"].as_array().context("no findings")?;
+    ensure!(findings.iter().any(is_named), "{report:#}");
+    others.pop();
+    env.start()?;
+    Ok(())
+}
+
 test!(a_missing_cgroup_and_bpffs_are_problems);
 fn a_missing_cgroup_and_bpffs_are_problems() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
@@ -60,7 +83,7 @@ fn a_missing_cgroup_and_bpffs_are_problems() -> anyhow::Result<()> {
 }
 
 test!(a_locked_route_is_found);
-/// In a namespace of its own, as routes are.
+/// In a separate network namespace, which has its own routes.
 fn a_locked_route_is_found() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure("[policy.near]\nrto_min = \"50ms\"\ncidrs = [\"10.88.0.0/16\"]\n")?;
@@ -80,7 +103,7 @@ fn a_locked_route_is_found() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `doctor` in the client's namespace: its report and exit status.
+/// Runs `doctor` in the client's namespace; returns its report and exit status.
 fn doctor_inside(env: &TestEnv) -> anyhow::Result<(Value, Option<i32>)> {
     let mut doctor = Command::new(find(None)?);
     doctor.args(["doctor", "--json", "--config"]);
@@ -110,7 +133,7 @@ fn another_default_of_rto_min_is_found() -> anyhow::Result<()> {
 }
 
 test!(cached_metrics_of_a_slower_past_are_found);
-/// A connection whose peer delayed its ACKs leaves a long round trip time behind.
+/// A connection whose peer delayed its ACKs leaves a long round-trip time in the cache.
 fn cached_metrics_of_a_slower_past_are_found() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure("[policy.near]\nrto_min = \"8ms\"\ncidrs = [\"10.88.0.0/24\"]\n")?;
@@ -122,12 +145,12 @@ fn cached_metrics_of_a_slower_past_are_found() -> anyhow::Result<()> {
     let mut conversation = env.converse(to, conversation::Options::default())?;
     conversation.rounds(20, std::time::Duration::ZERO)?;
     for _ in 0..25 {
-        // An answer makes the server delay its next ACK: half of the samples are of 40 ms.
+        // An answer makes the server delay its next ACK, so half of the samples are 40 ms.
         conversation.rounds(1, std::time::Duration::ZERO)?;
         conversation.send(conversation::REQUEST)?;
         std::thread::sleep(std::time::Duration::from_millis(60));
     }
-    // The end of a connection writes the cache.
+    // The kernel writes the cache when the connection ends.
     drop(conversation);
     let found = finding(&doctor_inside(&env)?.0, "tcp_metrics");
     assert_eq!(found["severity"], "warning", "{found:#}");
@@ -139,8 +162,65 @@ fn cached_metrics_of_a_slower_past_are_found() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(ratelimit_of_duplicate_syns_is_found_beside_a_listener);
+fn ratelimit_of_duplicate_syns_is_found_beside_a_listener() -> anyhow::Result<()> {
+    const ID: &str = "tcp_invalid_ratelimit";
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    ensure!(finding(&doctor_inside(&env)?.0, ID).is_null());
+    let _listener = Traffic::serve(&env.net.client, None, super::to("0.0.0.0", 4701))?;
+    let found = finding(&doctor_inside(&env)?.0, ID);
+    ensure!(found["severity"] == "warning", "{found:#}");
+    let fix = found["fix"].to_string();
+    ensure!(fix.contains("net.ipv4.tcp_invalid_ratelimit=100"), "{fix}");
+    sysctl(&env.net.client, "net.ipv4.tcp_invalid_ratelimit", "100")?;
+    let found = finding(&doctor_inside(&env)?.0, ID);
+    ensure!(found["severity"] == "ok", "{found:#}");
+    Ok(())
+}
+
+test!(rules_that_limit_syns_are_found);
+fn rules_that_limit_syns_are_found() -> anyhow::Result<()> {
+    const RULES: &str = "table inet own {
+        set seen { type ipv4_addr; flags dynamic; size 16; }
+        chain in {
+            type filter hook input priority 0;
+            meta l4proto udp limit rate over 1/second drop
+            tcp flags & (syn|ack) == syn update @seen { ip saddr limit rate over 6/minute } drop
+        }
+    }";
+    let env = TestEnv::new()?;
+    env.configure(&near("\"10.88.0.0/24\""))?;
+    let before = finding(&doctor_inside(&env)?.0, "syn-limits");
+    ensure!(before["severity"] == "ok", "{before:#}");
+    nft(&env.net.client, &["-f", "-"], RULES)?;
+    let found = finding(&doctor_inside(&env)?.0, "syn-limits");
+    ensure!(found["severity"] == "warning", "{found:#}");
+    let text = found["found"].as_str().unwrap_or_default();
+    let (place, what) = text.split_once(" (handle ").unwrap_or_default();
+    ensure!(
+        place == "inet own in" && what.ends_with("): update @seen"),
+        "{text}"
+    );
+    // Without privileges the rules cannot be read; doctor reports that, but not as a problem of the host.
+    let mut doctor = Command::new("setpriv");
+    doctor
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(find(None)?)
+        .args(["doctor", "--json", "--config"])
+        .arg(env.config());
+    let output = netns::inside(&env.net.client, || Ok(doctor.output()?))?;
+    let found = finding(&serde_json::from_slice(&output.stdout)?, "syn-limits");
+    ensure!(found["severity"] == "ok", "{found:#}");
+    ensure!(
+        found["found"].to_string().contains("needs CAP_NET_ADMIN"),
+        "{found:#}"
+    );
+    Ok(())
+}
+
 test!(features_are_probed_and_listed, features);
-/// Each feature is asked of this kernel, and says which settings need it.
+/// Each feature is probed on this kernel, and the report names the settings that need it.
 fn features() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let status = env.json(&["status"])?;
@@ -171,13 +251,13 @@ fn features() -> anyhow::Result<()> {
             "{feature:#} {finding:#}"
         );
     }
-    // On every kernel that the agent runs on; and asked, not concluded.
+    // Present on every kernel that the agent supports, and probed rather than inferred.
     for name in ["cgroup-bpf-link", "sock_ops-socket-storage", "bpf-rto-min"] {
         let feature = feature(name);
         assert_eq!(feature["presence"], "present", "{feature:#}");
         assert_eq!(feature["evidence"], "probed", "{feature:#}");
     }
-    // Without privileges nothing can be asked, and that is what is said.
+    // Without privileges nothing can be probed, and doctor reports that.
     let mut command = Command::new("setpriv");
     command
         .args(["--bounding-set=-all", "--inh-caps=-all"])

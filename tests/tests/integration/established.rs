@@ -1,5 +1,5 @@
-//! Timers of established connections: what a policy sets is seen in ss(8) and on the wire, and
-//! what it does not set is as without the agent.
+//! Timers of established connections: ss(8) and the wire show what a policy sets; everything else is as without the
+//! agent.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -21,11 +21,11 @@ use super::to;
 use crate::needs::{MPTCP, RTO_MAX, THIN_LINEAR};
 
 const PORT: u16 = 4300;
-/// The kernel's own minimum (`TCP_RTO_MIN`).
+/// The kernel's minimum (`TCP_RTO_MIN`).
 const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
-/// The kernel's own delay of an ACK (`TCP_DELACK_MIN`, and a jiffy).
+/// The kernel's delay of an ACK (`TCP_DELACK_MIN`, plus a jiffy).
 const KERNEL_DELACK: Duration = Duration::from_millis(40);
-/// Round trips after which the estimator knows a veth.
+/// Round trips after which the estimator has adapted to a veth.
 const ROUNDS: usize = 5;
 const NO_PAUSE: Duration = Duration::ZERO;
 
@@ -34,7 +34,7 @@ pub(super) fn policy(settings: &str) -> String {
     format!("[policy.near]\n{settings}\ncidrs = [\"10.88.0.0/24\", \"fd88::/64\"]\n")
 }
 
-/// With the congestion control that every kernel has, so that all measure the same.
+/// Selects the congestion control that every kernel has, so that results are comparable.
 pub(super) fn reno(env: &TestEnv) -> anyhow::Result<()> {
     for netns in [&env.net.client, &env.net.server] {
         sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
@@ -48,8 +48,8 @@ fn env(settings: &str) -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-/// A conversation with a server, after some round trips, and once the last answer is acknowledged:
-/// a server that sends it again would have a part in what follows.
+/// A conversation with a server after some round trips, when the last answer has been acknowledged: a server that
+/// retransmitted it would affect what follows.
 fn begin(env: &TestEnv, address: &str) -> anyhow::Result<Conversation> {
     let mut conversation = env.converse(to(address, PORT), conversation::Options::default())?;
     conversation.rounds(ROUNDS, NO_PAUSE)?;
@@ -57,7 +57,7 @@ fn begin(env: &TestEnv, address: &str) -> anyhow::Result<Conversation> {
     Ok(conversation)
 }
 
-/// Longer than an ACK is delayed.
+/// Waits longer than an ACK is delayed.
 fn quiet() {
     std::thread::sleep(2 * KERNEL_DELACK);
 }
@@ -70,12 +70,12 @@ fn server_rto(env: &TestEnv) -> anyhow::Result<Duration> {
     conversation::rto(&env.net.server, &format!("sport = :{PORT}"))
 }
 
-/// What the RTO is where the round trip is next to nothing: the minimum and a jiffy or two.
+/// Whether this is the RTO for a negligible round-trip time: the minimum plus a jiffy or two.
 fn is_rto_of(rto: Duration, rto_min: Duration) -> bool {
     (rto_min..=rto_min + 3 * jiffy()).contains(&rto)
 }
 
-/// Data segments of the client with this port (another that was ended may still try), without those
+/// Times of the client's data segments from this port (another connection may still be retransmitting), without those
 /// that leave in the same burst (2 ms).
 fn bursts(segments: &[Segment], port: u16) -> Vec<Duration> {
     let mut times: Vec<Duration> = Vec::new();
@@ -89,8 +89,7 @@ fn bursts(segments: &[Segment], port: u16) -> Vec<Duration> {
     times
 }
 
-/// The RTO of a connection as ss(8) shows it, and the gaps between transmissions of one piece of
-/// data into a black hole.
+/// The RTO of a connection as ss(8) shows it, and the gaps between transmissions of the same data into a black hole.
 fn data_gaps(
     env: &TestEnv,
     address: &str,
@@ -107,7 +106,7 @@ fn data_gaps(
     Ok((rto, gaps))
 }
 
-/// The gaps of one connection, while its data gets lost.
+/// The gaps of one connection while its data is lost.
 fn gaps_of(
     env: &TestEnv,
     conversation: &mut Conversation,
@@ -125,7 +124,7 @@ fn gaps_of(
         .collect())
 }
 
-/// A first gap of the tail loss probe, then this many times the RTO, then doubling.
+/// The first gap ends with the tail loss probe; then follow this many gaps of one RTO, then doubling.
 pub(super) fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Duration> {
     let mut timers = vec![rto];
     timers.extend((0..linear).map(|_| rto));
@@ -133,7 +132,7 @@ pub(super) fn schedule(rto: Duration, linear: u32, doublings: u32) -> Vec<Durati
     timers
 }
 
-/// Asserts that a connection whose data gets lost has an RTO of this minimum, and these timers.
+/// Asserts that a connection whose data is lost has an RTO with this minimum, and these timers.
 pub(super) fn assert_schedule(
     env: &TestEnv,
     address: &str,
@@ -149,8 +148,8 @@ pub(super) fn assert_schedule(
 }
 
 test!(without_a_policy_all_is_the_kernels_own);
-/// What a host sees that has no entry for the peer: RTO, probe, backoff and ACKs as without an
-/// agent (the control is the test after this one).
+/// A peer without an entry has the same RTO, probe, backoff and ACKs as without an agent (the control is the test after
+/// this one).
 fn without_a_policy_all_is_the_kernels_own() -> anyhow::Result<()> {
     let mut settings = "rto_min = \"8ms\"\ndelack_max = \"8ms\"".to_owned();
     if !lacks("bpf-thin-linear")? {
@@ -179,7 +178,7 @@ fn kernels_own(env: &TestEnv, address: &str) -> anyhow::Result<()> {
 }
 
 test!(rto_min_is_in_force_at_the_first_sample);
-/// On a connecting socket it is set before the SYN: the first RTO is right.
+/// On a connecting socket it is set before the SYN, so the first RTO is right.
 fn rto_min_is_in_force_at_the_first_sample() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
@@ -189,7 +188,7 @@ fn rto_min_is_in_force_at_the_first_sample() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Milliseconds as the kernel has them.
+/// Milliseconds in the kernel's resolution.
 fn quantised(millis: u64) -> Duration {
     timing::quantised(Duration::from_millis(millis))
 }
@@ -204,14 +203,13 @@ fn rto_min_on_the_wire(millis: u64) -> anyhow::Result<()> {
 }
 
 test!(an_accepted_socket_gets_there, accepted);
-/// At once where the kernel has BPF LSM, over some twenty round trips where it does not; status
-/// says which.
+/// At once if the kernel has BPF LSM, within about twenty round trips if not; status reports which.
 fn accepted() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
     let status = env.json(&["status"])?;
     let accepted = &status["attachment"]["accepted"];
     let at_once = accepted["when"] == "before-first-sample";
-    // (What this kernel must have is asserted by the group "kernel".)
+    // (The group "kernel" asserts which features this kernel must have.)
     assert_eq!(at_once, !lacks("bpf-lsm-cgroup")?, "{accepted:#}");
     let text = env.cli(&["status"])?;
     if !at_once {
@@ -227,8 +225,8 @@ fn accepted() -> anyhow::Result<()> {
         Ok((server, conversation, rto))
     };
     if at_once {
-        // Of a handshake that took long (an emulated processor) the RTO is longer; a minimum that
-        // comes late makes it 200 ms each time.
+        // After a slow handshake (an emulated processor) the RTO is longer; with a minimum that is set late it would be
+        // 200 ms each time.
         let first = |port| anyhow::Ok(begun(port)?.2);
         let all = [first(PORT)?, first(PORT + 1)?, first(PORT + 2)?];
         let is_right = |rto: &Duration| is_rto_of(*rto, quantised(8));
@@ -242,8 +240,8 @@ fn accepted() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An accepted socket's RTO comes to its minimum, within at most some hundred round trips: one
-/// that is held up by a busy machine makes it rise again.
+/// Asserts that an accepted socket's RTO falls to its minimum within about a hundred round trips: a round trip that a
+/// busy machine delays makes it rise again.
 fn assert_sinks(
     conversation: &mut Conversation,
     rto_min: Duration,
@@ -260,7 +258,7 @@ fn assert_sinks(
     panic!("{seen:?} do not come to {rto_min:?}");
 }
 
-/// A minimum that is far from its double, for tests that tell the two apart.
+/// A minimum that is far from its double, so that tests can distinguish the two.
 const LINEAR: &str = "rto_min = \"50ms\"\nthin_linear = true";
 
 test!(
@@ -278,7 +276,7 @@ test!(
 fn linear(retries: Option<u32>) -> anyhow::Result<()> {
     let line = retries.map_or(String::new(), |n| format!("\nlinear_retries = {n}"));
     let env = env(&format!("{LINEAR}{line}"))?;
-    // The timeout itself, and so many repetitions of its interval.
+    // The timeout itself, and the repetitions of its interval.
     let linear = 1 + retries.unwrap_or(6);
     assert_schedule(&env, SERVER_V4, quantised(50), |rto| {
         schedule(rto, linear, 2)
@@ -294,8 +292,8 @@ fn linear(retries: Option<u32>) -> anyhow::Result<()> {
 }
 
 test!(a_foreign_reply_of_minus_1_is_no_argument);
-/// `reply` is where the first argument is: a program that replies -1 to everything must change neither what the
-/// hook does nor what is counted. (The controls are `linear(Some(1))` and `rto_min_on_the_wire`.)
+/// `reply` is in the union with the first argument: a program that replies -1 to everything must change neither the
+/// hook's effects nor the counters. (The controls are `linear(Some(1))` and `rto_min_on_the_wire`.)
 fn a_foreign_reply_of_minus_1_is_no_argument() -> anyhow::Result<()> {
     let is_linear = !lacks("bpf-thin-linear")?;
     let (settings, linear) = if is_linear {
@@ -318,7 +316,8 @@ fn a_foreign_reply_of_minus_1_is_no_argument() -> anyhow::Result<()> {
     })?;
     let near = &status["policies"]["near"];
     let rtos: Vec<u64> = serde_json::from_value(near["rtos"].clone())?;
-    // Each step is only reached by way of those before it; the last has all further ones, of a client that was let wait.
+    // A step is only reached through the steps before it. The last counter includes all later steps, of a client that
+    // waits long.
     assert!(rtos[..7].is_sorted_by(|a, b| a >= b), "{near:#}");
     assert!(rtos[0] > 0 && (rtos[7] == 0 || rtos[6] > 0), "{near:#}");
     Ok(())
@@ -328,19 +327,19 @@ test!(
     linear_mode_comes_back_after_a_recovery,
     needs = [THIN_LINEAR]
 );
-/// The hook switches linear mode off for the rest of one outage only.
+/// The hook switches linear mode off only for the rest of one outage.
 fn linear_mode_comes_back_after_a_recovery() -> anyhow::Result<()> {
     let env = env(&format!("{LINEAR}\nlinear_retries = 1"))?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     let mut conversation = begin(&env, SERVER_V4)?;
-    // On the same connection: one repetition, then doubling; and the same in the next outage.
+    // On the same connection: one repetition, then doubling, and again in the next outage.
     for _ in 0..2 {
         assert_measured(|| {
             let timers = schedule(client_rto(&env)?, 2, 1);
             env.net.black_hole(PORT)?;
             let gaps = gaps_of(&env, &mut conversation, REQUEST, timers.len())?;
             env.net.drop_nothing()?;
-            // Recovered once an answer has come.
+            // The connection has recovered once an answer arrives.
             conversation.rounds(ROUNDS, NO_PAUSE)?;
             quiet();
             assert_eq!(conversation.option(option::THIN_LINEAR)?, 0);
@@ -351,12 +350,12 @@ fn linear_mode_comes_back_after_a_recovery() -> anyhow::Result<()> {
 }
 
 test!(a_thick_stream_doubles, needs = [THIN_LINEAR]);
-/// Linear mode is for streams with fewer than four packets in flight.
+/// Linear mode applies to streams with fewer than four packets in flight.
 fn a_thick_stream_doubles() -> anyhow::Result<()> {
     let env = env(LINEAR)?;
     assert_measured(|| {
         let (rto, mut gaps) = data_gaps(&env, SERVER_V4, 200 * REQUEST, 4)?;
-        // The probe comes sooner where more than one packet is out.
+        // With more than one packet outstanding the probe is sent earlier.
         let probe = gaps.remove(0);
         assert!(probe < latest(rto), "{probe:?}");
         Ok((schedule(rto, 0, 2), gaps))
@@ -382,7 +381,7 @@ fn user_timeout_ends_the_connection() -> anyhow::Result<()> {
     let env = env("user_timeout = \"1500ms\"")?;
     let _server = uncovered_server(&env, to(SERVER_V4, PORT))?;
     let mut conversation = begin(&env, SERVER_V4)?;
-    // The control has no policy and lives on.
+    // The control has no policy and stays open.
     let _other = env.echo_server(to(SERVER_V4_OTHER, PORT))?;
     let mut control = begin(&env, SERVER_V4_OTHER)?;
     env.net.black_hole(PORT)?;
@@ -390,7 +389,7 @@ fn user_timeout_ends_the_connection() -> anyhow::Result<()> {
     conversation.send(REQUEST)?;
     let (errno, took) = conversation.fail()?;
     assert_eq!(errno, "ETIMEDOUT");
-    // It ends at the first timeout at which so much time has passed: measured 1.43 to 1.92 s.
+    // It ends at the first timeout after this time: measured 1.43 to 1.92 s.
     assert!(
         (TIMEOUT - 5 * jiffy()..TIMEOUT * 2).contains(&took),
         "{took:?}"
@@ -402,14 +401,14 @@ fn user_timeout_ends_the_connection() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The time from a segment that is not answered to its ACK.
+/// Asserts the time from an unanswered segment to its ACK.
 fn assert_ack_delay(env: &TestEnv, address: &str, delay: Duration) -> anyhow::Result<()> {
     let server = to(address, PORT);
     let _server = env.echo_server(server)?;
     let mut conversation = begin(env, address)?;
-    // Enough of a dialogue for the server to leave the ACKs of the beginning, which are not delayed.
+    // After this many rounds the server has left quick-ACK mode, in which ACKs are not delayed.
     conversation.rounds(30, NO_PAUSE)?;
-    // The delay is a timer of the server's; a TLP of the client's that comes first would cut it.
+    // The delay is a timer of the server; an earlier TLP of the client would cut it short.
     assert_gaps(&[delay], || {
         let capture = Capture::start(&env.net.server, SERVER_LINK)?;
         conversation.send(REQUEST)?;
@@ -427,13 +426,13 @@ fn assert_ack_delay(env: &TestEnv, address: &str, delay: Duration) -> anyhow::Re
 
 test!(delack_max_on_the_wire);
 fn delack_max_on_the_wire() -> anyhow::Result<()> {
-    // The client keeps its patience: what is measured is the server's delay, of its accepted socket.
+    // The client has the same timers as before: only the delay of the server's accepted socket is measured.
     let env = env("delack_max = \"20ms\"")?;
     assert_ack_delay(&env, SERVER_V4, quantised(20))?;
     assert_ack_delay(&env, SERVER_V4_OTHER, KERNEL_DELACK)
 }
 
-/// Outside of the agent's cgroup: what it sends again is in no count.
+/// A server outside of the agent's cgroup, so that its retransmissions are not counted.
 fn uncovered_server(env: &TestEnv, on: SocketAddr) -> anyhow::Result<Traffic> {
     Traffic::echo_server(&env.net.server, None, on, false)
 }
@@ -445,12 +444,12 @@ fn tail_loss_probes_are_told_from_timeouts() -> anyhow::Result<()> {
     let _server = uncovered_server(&env, server)?;
     let mut conversation = begin(&env, SERVER_V4)?;
     let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
-    // The first data segment is lost, and nothing else.
+    // Only the first data segment is lost.
     env.net.server_drops(&format!(
         "tcp dport {PORT} meta length > 120 limit rate 1/hour burst 1 packets"
     ))?;
     conversation.rounds(1, NO_PAUSE)?;
-    // tcpdump may be a moment behind; the answer is the last segment with data.
+    // tcpdump may lag behind; the answer is the last segment with data.
     let all = capture.wait_for(TIMEOUT, |all| {
         all.iter().any(|s| s.from == server && s.length > 0)
     })?;
@@ -465,7 +464,7 @@ fn tail_loss_probes_are_told_from_timeouts() -> anyhow::Result<()> {
 }
 
 test!(retransmissions_are_counted);
-/// Every retransmission of the capture is in a count, and of the right kind.
+/// Every retransmission in the capture is counted, with the right kind.
 fn retransmissions_are_counted() -> anyhow::Result<()> {
     let env = env("rto_min = \"50ms\"")?;
     let server = to(SERVER_V4, PORT);
@@ -477,7 +476,7 @@ fn retransmissions_are_counted() -> anyhow::Result<()> {
     let port = conversation.port();
     capture.wait_for(TIMEOUT, |all| bursts(all, port).len() >= 5)?;
     env.net.drop_nothing()?;
-    // Recovered: nothing more is retransmitted. The answer is the last segment with data.
+    // After recovery nothing more is retransmitted. The answer is the last segment with data.
     conversation.rounds(1, NO_PAUSE)?;
     let all = capture.wait_for(TIMEOUT, |all| {
         all.iter().any(|s| s.from == server && s.length > 0)
@@ -491,7 +490,7 @@ fn retransmissions_are_counted() -> anyhow::Result<()> {
         .as_array()
         .map(|all| all.iter().filter_map(serde_json::Value::as_u64).collect())
         .unwrap_or_default();
-    // The data itself, the probe, and a retransmission a timeout.
+    // The data itself, the probe, and one retransmission per timeout.
     let timeouts = sent - 2;
     assert_eq!(near["tail_loss_probes"], 1, "{near:#}");
     assert_eq!(near["segments_retransmitted"], timeouts, "{near:#}");
@@ -502,7 +501,7 @@ fn retransmissions_are_counted() -> anyhow::Result<()> {
 }
 
 test!(the_hook_is_not_called_without_a_policy);
-/// Timeouts of a connection without a policy do not run the program; of one with a policy they do.
+/// Timeouts run the program for a connection with a policy, and do not for one without.
 fn the_hook_is_not_called_without_a_policy() -> anyhow::Result<()> {
     let env = env("rto_min = \"50ms\"")?;
     let _counting = foreign::count_runs()?;
@@ -519,7 +518,7 @@ fn the_hook_is_not_called_without_a_policy() -> anyhow::Result<()> {
         Ok(after - before)
     };
     assert_eq!(runs_in_an_outage(SERVER_V4_OTHER)?, 0);
-    // A probe, two timeouts, and each retransmission: at least five.
+    // A probe, two timeouts, and each retransmission: at least five runs.
     let runs = runs_in_an_outage(SERVER_V4)?;
     assert!(runs >= 5, "{runs}");
     Ok(())
@@ -537,7 +536,7 @@ fn mapped() -> anyhow::Result<()> {
         (SERVER_V4, mapped),
         (SERVER_V6, conversation::Options::default()),
     ] {
-        // The first one waits for the neighbour to be found, which makes a round trip of a second.
+        // The first connection waits for neighbour discovery, which makes its first round trip a second long.
         drop(env.converse(to(address, PORT), options)?);
         let mut conversation = env.converse(to(address, PORT), options)?;
         let rto = client_rto(&env)?;
@@ -571,8 +570,8 @@ fn mptcp() -> anyhow::Result<()> {
 }
 
 test!(fast_open);
-/// Data in the SYN: the connecting socket as any other; the accepted one is established before
-/// the handshake is over, and its first sample comes later.
+/// Data in the SYN: the connecting socket behaves like any other; the accepted one is established before the handshake
+/// is complete, and its first sample comes later.
 fn fast_open() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"\nuser_timeout = \"30s\"")?;
     for netns in [&env.net.client, &env.net.server] {

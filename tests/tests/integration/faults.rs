@@ -1,4 +1,4 @@
-//! What goes wrong around the daemon: each fault has an outcome, as docs/internals/faults.md tells.
+//! Faults around the daemon: docs/internals/faults.md lists the outcome of each.
 
 use std::fs;
 
@@ -12,14 +12,15 @@ mod files;
 mod kill;
 mod lock;
 mod memory;
+mod unread;
 mod writes;
 
-/// Whether there is time for more rounds: `cargo xtask test --long`.
+/// Whether there is time for more rounds (`cargo xtask test --long`).
 pub(super) fn is_long() -> bool {
     std::env::var_os("RTO_TESTS_LONG").is_some()
 }
 
-/// How many descriptors the daemon has open.
+/// The number of open descriptors of the daemon.
 pub(super) fn descriptors(env: &TestEnv) -> anyhow::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{}/fd", env.pid()?))?.count())
 }
@@ -29,7 +30,7 @@ fn memory_kb(env: &TestEnv) -> anyhow::Result<u64> {
     of_status(env, "VmRSS:")
 }
 
-/// The most it ever was.
+/// The peak of the daemon's resident memory.
 pub(super) fn peak_memory_kb(env: &TestEnv) -> anyhow::Result<u64> {
     of_status(env, "VmHWM:")
 }

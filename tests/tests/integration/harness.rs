@@ -1,4 +1,4 @@
-//! These tests themselves: what could not run is not reported as passed.
+//! The test harness itself: a test that could not run is not reported as passed.
 
 use std::{
     os::unix::process::CommandExt as _,
@@ -9,8 +9,7 @@ use anyhow::ensure;
 
 const NOBODY: u32 = 65_534;
 
-/// Runs some of these tests as a user without privileges. The path needs no access to the directory that the tests
-/// were built in.
+/// Runs some of these tests as an unprivileged user. The path works without access to the directory of the binary.
 fn run(args: &[&str]) -> anyhow::Result<Output> {
     let mut command = Command::new("/proc/self/exe");
     command.args(args).args(["--color", "never", "syn::"]);

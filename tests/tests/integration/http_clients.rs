@@ -1,4 +1,4 @@
-//! Clients of others at the control socket. None of them may see a connection that ends while it still sends.
+//! Third-party clients at the control socket. None of them may see a connection that ends while it still sends.
 
 use std::{
     fs,
@@ -11,9 +11,9 @@ use rto_testbed::env::TestEnv;
 use super::near;
 use crate::needs::{CURL, GO, PYTHON3};
 
-/// Reloads by each.
+/// Reloads by each client.
 const TIMES: u32 = 200;
-/// Each of these is a process.
+/// Reloads by curl, where each is a process.
 const TIMES_CURL: u32 = 50;
 
 fn env() -> anyhow::Result<TestEnv> {
@@ -31,7 +31,7 @@ fn good(output: &Output) -> anyhow::Result<String> {
     Ok(said)
 }
 
-/// Runs a program, given the socket and the rest, that ends with "done" if every answer was as it should be.
+/// Runs a program with the socket and these arguments. It prints "done" last if every answer was right.
 pub(super) fn run(
     env: &TestEnv,
     program: &str,
@@ -46,7 +46,7 @@ pub(super) fn run(
         .arg(&path)
         .arg(env.socket())
         .args(rest)
-        // The toolchain that is there, and nothing from elsewhere.
+        // Use the installed toolchain, and download nothing.
         .envs([
             ("GOTOOLCHAIN", "local"),
             ("GOPROXY", "off"),
@@ -91,7 +91,7 @@ fn curl_reads_its_answers() -> anyhow::Result<()> {
         let reload = ["--data", "{}", "http://x/v1/reload"];
         ensure!(asked(&reload)? == "200");
     }
-    // The second is told to go on before it sends its body, the third sends one of an untold length.
+    // The second waits for "100 Continue" before it sends its body, the third sends a body without a stated length.
     for (more, expected) in [
         (&["--data", "{}", "http://x/v1/nothing"][..], "404"),
         (

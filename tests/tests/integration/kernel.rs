@@ -1,5 +1,5 @@
-//! The kernel beneath: what it lacks, by name, and what the programs cost its verifier. And the tests
-//! that need something a kernel lacks: there the refusal is asserted in their place.
+//! The running kernel: which features it lacks, and what the programs cost its verifier. Tests that need a missing
+//! feature assert here that the agent refuses it.
 
 use anyhow::ensure;
 use rto_testbed::env::TestEnv;
@@ -20,7 +20,7 @@ use super::{
 
 test!(features_are_those_of_its_version, assert_declared);
 
-/// What the agent says where a feature is missing.
+/// Asserts what the agent does without a feature.
 pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
     match feature {
         THIN_LINEAR => assert_refused("thin_linear = true", "(Linux 6.1 and later)"),
@@ -31,7 +31,7 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             ensure!(said.contains("Linux 5.15"), "{said}");
             Ok(())
         }
-        // The least is reckoned with that a new namespace has, and doctor says so.
+        // The agent assumes the default of a new namespace, and doctor reports that.
         LISTENER => {
             let env = TestEnv::new()?;
             env.configure(&policy("initial_rto = \"100ms\""))?;
@@ -121,7 +121,7 @@ fn the_verifier_has_little_to_do() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// For the matrix of kernels: what was found, as one line of JSON.
+/// The findings as one line of JSON, for the matrix of kernels.
 pub(super) fn report() -> anyhow::Result<Value> {
     let found = found()?;
     let features: Map<String, Value> = FEATURES

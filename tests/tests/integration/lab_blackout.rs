@@ -1,5 +1,5 @@
-//! The lab's blackouts: what a quick one measures, that one which was broken off goes on, and that the emulated
-//! link and a veth agree.
+//! The lab's blackouts: results of a quick run, resumption of an interrupted one, and agreement of the emulated link
+//! with a veth.
 
 use std::{io::Read as _, path::Path, time::Duration};
 
@@ -19,10 +19,10 @@ use serde_json::Value;
 
 /// What the link and both ends, which are processes, add to a median on an idle machine, milliseconds.
 const PROCESSES_MS: f64 = 4.0;
-/// Of RTO and smoothed RTT: a timer of 200 ms is one of 204.
+/// The RTO for this smoothed RTT: a timer of 200 ms takes 204 ms.
 const LINUX_RTO: Duration = Duration::from_millis(204);
 
-/// What `rto-lab` says when it refuses.
+/// The error with which `rto-lab` refuses.
 fn refused(out: &Path, args: &[&str]) -> anyhow::Result<String> {
     let mut command = std::process::Command::new(beside("rto-lab")?);
     command.args(["blackout", "--quick", "--out"]).arg(out);
@@ -43,14 +43,14 @@ fn gains() -> anyhow::Result<()> {
     )?;
     let at = |column: &str, line: &str| cell(&report, "medians", column, &[line]);
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    // The control: the kernel's own timers, without the agent. None is early.
+    // The control: the kernel's timers, without the agent. None is early.
     let kernel = at("kernel", "10")?;
     let expected = 200.0..ms(latest(LINUX_RTO)) + PROCESSES_MS;
     ensure!(
         expected.contains(&kernel),
         "{kernel} is not in {expected:?}\n{report:#}"
     );
-    // As the model of the kernel's timers has it, which is exact to a jiffy; no sooner than the disruption ends.
+    // The model of the kernel's timers is exact to a jiffy; the value is never before the end of the disruption.
     for (column, table) in [("thin 8 ms", "thin-8-ms"), ("thick 8 ms", "thick-8-ms")] {
         let own = at(column, "10")?;
         let model = cell(&report, table, "kernel model", &["10"])?;
@@ -60,7 +60,7 @@ fn gains() -> anyhow::Result<()> {
             "{column}: {own} is not in {expected:?}\n{report:#}"
         );
     }
-    // The kernel's own value set by the agent changes nothing: both are within what the timer wheel adds.
+    // If the agent sets the kernel's own value, nothing changes: both are within the error of the timer wheel.
     let same = at("thick 200 ms", "10")?;
     ensure!(
         expected.contains(&same),
@@ -68,7 +68,7 @@ fn gains() -> anyhow::Result<()> {
     );
     let page = std::fs::read_to_string(out.path().join("blackout.html"))?;
     ensure!(page.contains("<svg") && page.contains("difference with its 95 % interval"));
-    // The same again from its log alone.
+    // The same report again, from the log alone.
     let (page, json) = (
         out.path().join("blackout.html"),
         out.path().join("blackout.json"),
@@ -88,7 +88,7 @@ fn gains() -> anyhow::Result<()> {
     for of in ["effects", "tables"] {
         ensure!(again[of] == before[of], "{again:#}");
     }
-    // With itself it is no different.
+    // Compared with itself there is no difference.
     let same = out.path().join("same");
     let [dir, to] = [out.path(), &same].map(|path| path.to_string_lossy());
     stdout_of("compare", run(&["compare", &dir, &dir, "--out", &to])?)?;
@@ -112,7 +112,7 @@ fn goes_on_where_it_was_broken_off() -> anyhow::Result<()> {
         "2",
     ];
     let whole = quick("blackout", out.path(), &args)?;
-    // As if it had been killed after two of the four runs, in the middle of a line.
+    // The log as if the run had been killed after two of the four runs, in the middle of a line.
     let log = out.path().join("blackout.jsonl");
     let lines = std::fs::read_to_string(&log)?;
     let lines: Vec<&str> = lines.lines().collect();
@@ -134,7 +134,7 @@ fn goes_on_where_it_was_broken_off() -> anyhow::Result<()> {
 }
 
 test!(the_emulated_link_and_a_veth_agree, || measured(both_links));
-/// Where the value moves with the disruption: one that ends after the first retransmissions.
+/// With a disruption on which the value depends: one that ends after the first retransmissions.
 fn both_links() -> anyhow::Result<()> {
     let median = |link: &str, disruption: &str| -> anyhow::Result<f64> {
         let out = tempfile::tempdir()?;
@@ -170,7 +170,7 @@ fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
     let mut lab = KillOnDrop(command.spawn()?);
     let pid = lab.0.id();
     let log = out.path().join("blackout.jsonl");
-    // In the middle of it.
+    // Interrupted in the middle.
     eventually("ten lines of runs", TIMEOUT * 2, || {
         let runs = std::fs::read_to_string(&log).unwrap_or_default();
         Ok((runs.lines().count() >= 10).then_some(()))

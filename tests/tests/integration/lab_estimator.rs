@@ -1,4 +1,4 @@
-//! The lab's estimator study over load that it generates.
+//! The lab's study of estimators, under load that it generates.
 
 use anyhow::Context as _;
 use rto_testbed::process::stdout_of;
@@ -9,7 +9,7 @@ fn run(args: &[&str]) -> anyhow::Result<std::process::Output> {
     rto_tests::lab::run(&[&["estimator"], args].concat())
 }
 
-/// A column of a table as numbers, of the lines that begin with a load.
+/// The numbers in a column of a table, of the rows that begin with a load.
 fn column(report: &Value, table: &str, column: &str, load: &str) -> anyhow::Result<Vec<f64>> {
     let tables = report["tables"].as_array().context("no tables")?;
     let table = tables
@@ -49,18 +49,18 @@ fn over_two_loads_of_a_bottleneck() -> anyhow::Result<()> {
     assert!(full > 500.0 && low < full, "{low} {full}");
     let spurious = ["60", "140"].map(|load| shares_of(&report, load));
     let [low, full] = spurious;
-    // Only where the queue fills is an RTO too short, the lowest first of all.
+    // An RTO is too short only when the queue fills, the lowest first.
     let (low, full) = (low?, full?);
     assert!(full[0] > 0.0 && full[0] > low[0], "{low:?} {full:?}");
     Ok(())
 }
 
-/// W1 to W9 by three samplings.
+/// W1 to W9 with three sampling rates.
 const WEIGHTS: usize = 27;
-/// Each rto_min that Linux's estimator is tried with.
+/// The values of rto_min with which Linux's estimator is evaluated.
 const RTO_MINS: usize = 7;
 
-/// Asserts that the shares of each line add up; spurious retransmissions by rto_min.
+/// Asserts that the shares of each row add up; returns the spurious retransmissions by rto_min.
 fn shares_of(report: &Value, load: &str) -> anyhow::Result<Vec<f64>> {
     let of = |name: &str| -> anyhow::Result<Vec<f64>> {
         let all = column(report, "weights", name, load)?;
@@ -70,18 +70,18 @@ fn shares_of(report: &Value, load: &str) -> anyhow::Result<Vec<f64>> {
     let (within, exceeding, long) = (of("within")?, of("exceeding")?, of("RTO > 1 s")?);
     for line in 0..WEIGHTS {
         let sum = within[line] + exceeding[line] + long[line];
-        // Each is rounded to tenths.
+        // Each is rounded to one decimal.
         assert!((99.8..100.2).contains(&sum), "line {line}: {sum}");
     }
-    // A higher rto_min never sends more again.
+    // A higher rto_min never causes more spurious retransmissions.
     let spurious = column(report, "minimums", "Linux", load)?;
     assert_eq!(spurious.len(), RTO_MINS, "{spurious:?}");
     assert!(spurious.is_sorted_by(|a, b| a >= b), "{spurious:?}");
     Ok(spurious)
 }
 
-test!(what_it_cannot_read_is_refused);
-fn what_it_cannot_read_is_refused() -> anyhow::Result<()> {
+test!(unreadable_input_is_refused);
+fn unreadable_input_is_refused() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let (dir, file) = (out.path().join("report"), out.path().join("file"));
     std::fs::write(&file, "neither of both")?;

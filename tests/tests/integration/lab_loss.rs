@@ -1,4 +1,4 @@
-//! The lab's losses in small HTTP transfers: what a quick run measures, over both links.
+//! The lab's losses in small HTTP transfers: results of a quick run over both links.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use rto_testbed::timing::{latest, quantised, range};
 use rto_tests::lab::{cell, measured, quick};
 use serde_json::Value;
 
-/// What processes that wait for a processor add to a median on an idle machine, beside what they add where nothing is
-/// lost (which is measured in the same run), milliseconds.
+/// What processes that wait for a processor add to a median on an idle machine, in addition to what they add without
+/// loss (which is measured in the same run), milliseconds.
 const PROCESSES_MS: f64 = 6.0;
-/// Round trip of the emulated link.
+/// Round-trip time of the emulated link.
 const RTT_MS: f64 = 3.0;
-/// Of the policy: `rto_min = "10ms"`.
+/// The policy's `rto_min = "10ms"`.
 const RTO_MIN: Duration = Duration::from_millis(10);
-/// The kernel's own minimum.
+/// The kernel's minimum.
 const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
-/// Share of the requests that a busy machine may delay beyond 20 ms, %.
+/// Percentage of the requests that a busy machine may delay beyond 20 ms.
 const DELAYED_SHARE: f64 = 10.0;
 
 fn run(link: &str) -> anyhow::Result<Value> {
@@ -35,8 +35,8 @@ test!(a_lost_syn_costs_what_the_policy_says, || measured(emulated));
 fn emulated() -> anyhow::Result<()> {
     let report = run("relay")?;
     check(&report, RTT_MS)?;
-    // One segment after the lost one is enough, without the agent as with it: no request waits for a timer, which
-    // those do that lose their last segment and are not pipelined.
+    // One segment after the lost one is enough, with and without the agent: no request waits for a timer, unlike
+    // requests that lose their last segment and are not pipelined.
     let pipelined = "every second last data segment at its first copy, kept alive and pipelined";
     let kept = "every second last data segment, kept alive";
     for timers in ["kernel", "agent"] {
@@ -56,13 +56,13 @@ fn veth() -> anyhow::Result<()> {
     check(&run("nft")?, 0.0)
 }
 
-/// What holds over either link: each loss costs its timer, never less, and not more than the timer wheel adds and
-/// what the machine adds where nothing is lost.
+/// What must hold over either link: each loss costs its timer, never less, and at most what the timer wheel adds and
+/// what the machine adds without loss.
 fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
     let at = |dropped: &str, timers: &str, column: &str| {
         cell(report, "times", column, &[dropped, timers])
     };
-    // Connect and request, or the request alone: the control.
+    // The control: connect and request, or only the request.
     let undisturbed = |timers: &str, is_kept: bool| -> anyhow::Result<f64> {
         let (dropped, round_trips) = if is_kept {
             ("nothing, kept alive", 1.0)
@@ -83,7 +83,7 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
     for (dropped, timers, timer) in [
         ("every second SYN", "kernel", second),
         ("every second SYN", "agent", near),
-        // As short as keeps half-open requests for 31 s by 5 retransmissions, and as was published.
+        // The shortest that keeps half-open requests for 31 s with 5 retransmissions, and the published value.
         ("every second SYN-ACK", "agent at the server", by_default),
         (
             "every second SYN-ACK",
@@ -100,7 +100,7 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
             "{dropped}, {timers}: {p50} is not in {expected:?}\n{report:#}"
         );
     }
-    // A tail loss probe comes after rto_min and two round trips.
+    // A tail loss probe is sent after rto_min and two round-trip times.
     for (dropped, is_kept) in [
         ("every second last data segment", false),
         ("every second last data segment, kept alive", true),
@@ -117,7 +117,7 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
             );
         }
     }
-    // A SYN in two is each connection's first one, in three every second connection's.
+    // One SYN in two is the first of each connection, one in three that of every second connection.
     for timers in ["kernel", "agent"] {
         ensure!(at("every second SYN", timers, "above 20 ms, %")? == 100.0);
         let dropped = at("every second SYN", timers, "packets dropped")?;

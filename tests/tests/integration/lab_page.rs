@@ -1,4 +1,4 @@
-//! The lab's pages in a browser: no error, nothing fetched, light and dark.
+//! The lab's pages in a browser: no errors, no requests, light and dark.
 
 use std::{
     fs,
@@ -14,14 +14,14 @@ use rto_tests::{
 
 use super::needs::BROWSER;
 
-/// Where pictures stay: `target/screenshots`.
+/// The directory for screenshots: `target/screenshots`.
 fn pictures() -> anyhow::Result<PathBuf> {
     let program = beside("rto-lab")?;
     let target = program.ancestors().nth(2).context("no target directory")?;
     Ok(target.join("screenshots"))
 }
 
-/// What is wrong with a page, as it was seen.
+/// The faults of a rendered page.
 fn faults(seen: &Seen, scheme: Scheme) -> Vec<String> {
     let mut faults = seen.console.clone();
     faults.extend(seen.fetched.iter().map(|url| format!("fetched {url}")));
@@ -35,7 +35,7 @@ fn faults(seen: &Seen, scheme: Scheme) -> Vec<String> {
     faults
 }
 
-/// A page with this at the end of its body.
+/// Writes a copy of a page with `with` at the end of its body.
 fn spoilt(page: &Path, with: &str) -> anyhow::Result<PathBuf> {
     let text = fs::read_to_string(page)?;
     let (before, after) = text.split_once("</body>").context("no body")?;
@@ -65,9 +65,9 @@ fn a_page_has_no_error_and_fetches_nothing() -> anyhow::Result<()> {
         ensure!(faults.is_empty(), "{scheme:?}: {faults:#?}");
         sizes.push(fs::metadata(&seen.screenshot)?.len());
     }
-    // Text and charts, not an empty page, which is some 10 kB.
+    // Text and charts; a screenshot of an empty page is about 10 kB.
     ensure!(sizes.iter().all(|size| *size > 30_000), "{sizes:?}");
-    // The control: each fault is seen.
+    // The control: each fault is detected.
     for (with, fault) in [
         ("<script>draw(undefined)</script>", "draw is not defined"),
         ("<script>const a = ;</script>", "SyntaxError"),

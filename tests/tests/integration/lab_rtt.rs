@@ -4,20 +4,20 @@ use anyhow::{Context as _, ensure};
 use rto_tests::lab::{is, measured, quick};
 use serde_json::Value;
 
-/// What a round trip takes beside the pause, on an idle machine: half of the shortest pause, so that they cannot be
-/// mistaken for each other. (Measured: 0.02 to 0.3 ms.)
+/// What a round trip takes besides the pause on an idle machine: half of the shortest pause, so that the two cannot be
+/// confused. (Measured: 0.02 to 0.3 ms.)
 const NETWORK_MS: f64 = 4.0;
-/// The least share of the responses that is sent twice, %. (Measured: 458 of 460; the first are acknowledged at once.)
+/// Least percentage of the responses that are sent twice. (Measured: 458 of 460; the first are acknowledged at once.)
 const TWICE: f64 = 90.0;
-/// The largest share of them, %, where both ends have the same rto_min.
+/// Largest percentage of them if both ends have the same rto_min.
 const BOTH: f64 = 3.0;
 
-test!(a_low_rto_min_at_one_end_sends_nearly_every_response_twice);
-/// A low rto_min at the server alone runs out before the client's ACK each time, and does not learn: nearly every
-/// response is sent twice. The controls: without it none is, and with it at both ends next to none.
-fn a_low_rto_min_at_one_end_sends_nearly_every_response_twice() -> anyhow::Result<()> {
-    // A timer that a busy machine fires after the ACK has come gives a sample, and the RTO grows beyond the pause from
-    // then on: each pause must be seen to do the harm, but not all in the same run.
+test!(low_rto_min_at_one_end_sends_responses_twice);
+/// A low rto_min at the server alone expires before the client's ACK each time, and the estimator does not adapt:
+/// nearly every response is sent twice. The controls: without it none is, and with it at both ends almost none.
+fn low_rto_min_at_one_end_sends_responses_twice() -> anyhow::Result<()> {
+    // If a busy machine fires the timer after the ACK has arrived, there is a sample, and the RTO then stays above the
+    // pause. So each pause must show the harm, but not all in the same run.
     let mut harmful = [(20.0, 0.0), (28.0, 0.0)];
     measured(|| {
         let out = tempfile::tempdir()?;
@@ -52,7 +52,7 @@ fn grows() -> anyhow::Result<()> {
     let server = |setting, pause| cell(&report, "srtt-server", setting, pause);
     let client = |setting, pause| cell(&report, "srtt-client", setting, pause);
 
-    // Without the agent it is the pause, and never less; the client's is the network's.
+    // Without the agent it is the pause, and never less; the client's is that of the network.
     for pause in [8.0, 20.0, 28.0] {
         let srtt = server("kernel", pause)?;
         ensure!(
@@ -62,20 +62,20 @@ fn grows() -> anyhow::Result<()> {
         let srtt = client("kernel", pause)?;
         ensure!(srtt < NETWORK_MS, "{pause}: {srtt}");
     }
-    // Nor is it the pause above the delayed-ACK timer (40 ms).
+    // Nor does it include a pause that is longer than the delayed-ACK timer (40 ms).
     for pause in [0.0, 60.0] {
         let srtt = server("kernel", pause)?;
         ensure!(srtt < NETWORK_MS, "{pause}: {srtt}");
     }
 
-    // The timer is at most the bound (or the least the kernel takes), and two jiffies later where it runs out late.
+    // The timer is at most the bound (or the kernel's minimum), and may expire two jiffies later.
     let bound = (2.0 * jiffy_ms).max(8.0);
     for pause in [20.0, 28.0] {
         let srtt = server("delack_max", pause)?;
         let range = bound..bound + 2.0 * jiffy_ms;
         ensure!(range.contains(&srtt), "{pause}: {srtt} is not in {range:?}");
     }
-    // The RTO grows as well, by what the smoothed RTT does: it is that and 200 ms.
+    // The RTO grows by the same amount as the smoothed RTT: it is the smoothed RTT plus 200 ms.
     for setting in ["kernel", "delack_max"] {
         let (rto, srtt) = (
             cell(&report, "rto-server", setting, 28.0)?,
@@ -95,11 +95,11 @@ fn grows() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of a table: the column of a setting, without its value, and the line of a pause.
+/// A cell of a table: in the column of a setting, whatever its value, and in the row of a pause.
 fn cell(report: &Value, table: &str, column: &str, pause: f64) -> anyhow::Result<f64> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     const SERVER: &str = " (server)";
-    // "rto_min 8ms (server)" is another setting than "rto_min 8ms"; the value is two jiffies at least.
+    // "rto_min 8ms (server)" and "rto_min 8ms" are different settings; the value is at least two jiffies.
     let (kind, is_server) = column
         .strip_suffix(SERVER)
         .map_or((column, false), |kind| (kind, true));

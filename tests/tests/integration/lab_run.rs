@@ -1,4 +1,4 @@
-//! The lab's experiments of a user's own: the example runs, and a mistake is told with its place.
+//! User-defined experiments of the lab: the example runs, and mistakes are reported with their place.
 
 use anyhow::ensure;
 use rto_testbed::process::stdout_of;
@@ -17,7 +17,7 @@ fn example() -> anyhow::Result<()> {
     let text = stdout_of("run", output)?;
     let report = serde_json::from_str(&text)?;
     let at = |timers: &str, outage: &str| cell(&report, "medians", timers, &[outage]);
-    // The kernel's first timer is 200 ms and the round trip; the policy's is 10 ms, and doubles.
+    // The kernel's first timer is 200 ms plus the round-trip time; the policy's is 10 ms, and doubles.
     let (kernel, own) = (at("kernel", "50")?, at("rto_min 10 ms", "50")?);
     ensure!((200.0..300.0).contains(&kernel), "{kernel}\n{report:#}");
     ensure!((45.0..150.0).contains(&own), "{own}\n{report:#}");
@@ -30,7 +30,7 @@ fn example() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// 150 transactions of 2 ms are skipped: an outage that began with the connection would hit those alone.
+/// 150 transactions of 2 ms are skipped: an outage that began with the connection would affect only these.
 const SKIPPING: &str = r#"
 name = "skipping"
 question = "When does an outage begin?"
@@ -60,7 +60,7 @@ fn after_skipped() -> anyhow::Result<()> {
     for line in log.lines().skip(1) {
         let run: serde_json::Value = serde_json::from_str(line)?;
         let value = |measure: &str| run["records"][0]["values"][measure][0].as_f64();
-        // The kernel's first timer of 200 ms ends it: it hit one of those that are measured.
+        // The kernel's first timer of 200 ms ends it, so it affected one of the measured transactions.
         let (time, lasted) = (value("time"), value("lasted"));
         ensure!(time.is_some_and(|ms| ms > 195.0), "{line}");
         ensure!(lasted.is_some_and(|ms| ms > 55.0), "{line}");
@@ -69,14 +69,14 @@ fn after_skipped() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_mistake_is_told_with_its_place_and_what_is_right);
-fn a_mistake_is_told_with_its_place_and_what_is_right() -> anyhow::Result<()> {
+test!(mistake_is_reported_with_place_and_correction);
+fn mistake_is_reported_with_place_and_correction() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let file = out.path().join("mistaken.toml");
     let right = std::fs::read_to_string(EXAMPLE)?;
     for (from, to, said) in [
         ("delay =", "delai =", &["mistaken.toml", "delai", "`delay`"]),
-        // The agent's own words, of a policy that the lab knows nothing of.
+        // The agent's own error message for a policy, which the lab does not parse.
         (
             "rto_min = \"10ms\"",
             "rto_min = \"10s\"",

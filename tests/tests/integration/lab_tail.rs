@@ -1,4 +1,4 @@
-//! The lab's flows that lose their last segments: what a quick run measures.
+//! The lab's flows that lose their last segments: results of a quick run.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rto_tests::lab::{cell, measured, quick};
 const PROCESSES_MS: f64 = 20.0;
 /// A delayed ACK: 40 ms, and two jiffies.
 const DELAYED_ACK_MS: f64 = 48.0;
-/// How many of the last segments are lost.
+/// Number of last segments that are lost.
 const LOST: [&str; 3] = ["1", "3", "5"];
 
 test!(a_timer_ends_each_flow, || measured(tails));
@@ -21,8 +21,8 @@ fn tails() -> anyhow::Result<()> {
         let of = |column: &str, lost: &str| cell(&report, "times", column, &[rtt_ms, lost]);
         let at = |column: &str| of(column, "1");
         let rtt: f64 = rtt_ms.parse()?;
-        // The control: a request, the ACKs, and an RTO of the smoothed RTT and 200 ms after the last of them, which
-        // may be delayed as the ninth segment is alone. It is never sooner.
+        // The control: a request, the ACKs, and an RTO of the smoothed RTT plus 200 ms after the last ACK, which may be
+        // delayed because the ninth segment is alone. It is never earlier.
         let kernel = at("kernel, no TLP")?;
         let least = 3.0 * rtt + 200.0;
         let rto = Duration::from_secs_f64((rtt + 200.0) / 1e3);
@@ -31,8 +31,8 @@ fn tails() -> anyhow::Result<()> {
             (least..most).contains(&kernel),
             "{rtt}: {kernel} is not in {least}..{most}\n{report:#}"
         );
-        // About a round trip sooner, of which at least a half is not the machine's: the mean over what is lost, as a
-        // cell is the median of few flows.
+        // About a round-trip time earlier, of which at least half is not caused by the machine. The mean over all
+        // losses is used, as a cell is the median of few flows.
         let mut sooner = Vec::new();
         for lost in LOST {
             sooner.push(of("kernel, no TLP", lost)? - of("restart, no TLP", lost)?);
@@ -45,8 +45,8 @@ fn tails() -> anyhow::Result<()> {
         let lower = at("rto_min 20 ms, no TLP")?;
         ensure!(lower < kernel - 100.0, "{rtt}: {lower}, {kernel}");
     }
-    // A probe beats the RTO where several are lost. Where one is, it waits for rto_min as well (in case its ACK is
-    // delayed), and only a lower one helps.
+    // If several segments are lost, a probe is faster than the RTO. If one is lost, the probe waits for rto_min as well
+    // (its ACK may be delayed), and only a lower rto_min helps.
     for (lost, column) in [
         ("1", "rto_min 20 ms, TLP"),
         ("3", "kernel, TLP"),

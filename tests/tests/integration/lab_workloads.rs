@@ -1,4 +1,4 @@
-//! The lab's workloads: what each of them loses without the agent and gains from a timer, read from its records.
+//! The lab's workloads: the cost of losses without the agent and the gain from each timer, read from the records.
 
 use std::{fs, ops::Range, path::Path, time::Duration};
 
@@ -7,18 +7,18 @@ use rto_testbed::timing::latest;
 use rto_tests::lab::{measured, quick};
 use serde_json::Value;
 
-/// What processes add to a request on an idle machine, milliseconds: also what a handshake of TLS computes.
+/// What processes add to a request on an idle machine, milliseconds, including the computation of a TLS handshake.
 const PROCESSES_MS: f64 = 30.0;
-/// Of RTO and smoothed RTT of the link: a timer of 200 ms is one of 203.
+/// The RTO for the smoothed RTT of the link: a timer of 200 ms takes 203 ms.
 const KERNEL_RTO_MS: f64 = 200.0;
 const SYN_RTO: Duration = Duration::from_secs(1);
 const SHORT_SYN_RTO: Duration = Duration::from_millis(100);
 
-/// Times of all requests, milliseconds.
+/// Durations of all requests, milliseconds.
 struct Times(Vec<Value>);
 
 impl Times {
-    /// Measures a workload, with these levels of timers and of what is lost.
+    /// Runs a workload with these levels of the factors "timers" and "lost".
     fn of(workload: &str, timers: &[&str], lost: &[&str], args: &[&str]) -> anyhow::Result<Self> {
         let out = tempfile::tempdir()?;
         let one = |factor: &str, level: &&str| format!("--only={factor}={level}");
@@ -40,7 +40,7 @@ impl Times {
         Ok(Self(records))
     }
 
-    /// Those of a cell, sorted.
+    /// The durations in a cell, sorted.
     fn at(&self, timers: &str, lost: &str) -> anyhow::Result<Vec<f64>> {
         let is = |record: &&Value| {
             record["factors"]["timers"] == timers && record["factors"]["lost"] == lost
@@ -56,7 +56,7 @@ impl Times {
         Ok(all)
     }
 
-    /// How many of a cell took at least so long.
+    /// The number of requests in a cell that took at least this long.
     fn slow(&self, timers: &str, lost: &str, least_ms: f64) -> anyhow::Result<usize> {
         Ok(self
             .at(timers, lost)?
@@ -66,17 +66,17 @@ impl Times {
     }
 }
 
-/// The middle one.
+/// The median.
 fn median(sorted: &[f64]) -> anyhow::Result<f64> {
     sorted.get(sorted.len() / 2).copied().context("no value")
 }
 
-/// Of a timer that fires once: never sooner, and as late as the timer wheel and the machine make it.
+/// The range for a timer that fires once: never earlier, and as late as the timer wheel and the machine make it.
 fn once(rto: Duration) -> Range<f64> {
     rto.as_secs_f64() * 1e3..latest(rto).as_secs_f64() * 1e3 + PROCESSES_MS
 }
 
-/// A workload whose requests have a connection each: its first SYN costs the timer of SYNs, and no other helps.
+/// A workload with one connection per request: a lost first SYN costs the SYN timer, and no other timer helps.
 fn handshakes(workload: &str) -> anyhow::Result<()> {
     let (timers, lost) = (
         ["kernel", "initial_rto", "rto_min"],
@@ -88,7 +88,7 @@ fn handshakes(workload: &str) -> anyhow::Result<()> {
         ("initial_rto", once(SHORT_SYN_RTO)),
         ("rto_min", once(SYN_RTO)),
     ] {
-        // The control: without loss none waits for a timer.
+        // The control: without loss no request waits for a timer.
         let lossless = median(&times.at(timers, "nothing")?)?;
         ensure!(lossless < PROCESSES_MS, "{timers}: {lossless} without loss");
         let all = times.at(timers, "first SYN")?;
@@ -107,7 +107,7 @@ test!(a_health_check_gains_from_initial_rto, || measured(|| {
     handshakes("health check")
 }));
 
-/// A workload of which nothing follows a request: what is lost waits for the RTO, which only rto_min shortens.
+/// A workload in which no segment follows a request: a loss waits for the RTO, which only rto_min shortens.
 fn one_at_a_time(workload: &str) -> anyhow::Result<()> {
     const LOST: &str = "3 % of data";
     let timers = ["kernel", "initial_rto", "rto_min"];
@@ -116,7 +116,7 @@ fn one_at_a_time(workload: &str) -> anyhow::Result<()> {
         let lossless = times.slow(timers, "nothing", KERNEL_RTO_MS)?;
         ensure!(lossless == 0, "{timers}: {lossless} waited without loss");
     }
-    // Of 300 requests some 15 lose their last segment, or have it lost.
+    // Of 300 requests about 15 lose their last segment, or that of the response.
     for timers in ["kernel", "initial_rto"] {
         let slow = times.slow(timers, LOST, KERNEL_RTO_MS)?;
         ensure!(slow >= 4, "{timers}: {slow} waited for the RTO");
@@ -128,7 +128,7 @@ fn one_at_a_time(workload: &str) -> anyhow::Result<()> {
         "rto_min: {slow} waited as long: {:?}",
         all.last()
     );
-    // They lost something all the same.
+    // Losses occurred nevertheless.
     let again = times.slow("rto_min", LOST, 12.0)?;
     ensure!(again >= 4, "rto_min: {again} were sent again");
     Ok(())
@@ -141,15 +141,15 @@ test!(http1_gains_from_rto_min, || measured(|| one_at_a_time(
     "HTTP/1.1"
 )));
 
-/// A workload of which more segments follow: they show a loss without a timer, so that few requests wait for one.
+/// A workload in which more segments follow: they reveal a loss without a timer, so that few requests wait for one.
 fn beside_each_other(workload: &str) -> anyhow::Result<()> {
     const LOST: &str = "3 % of data";
     let times = Times::of(workload, &["kernel", "rto_min"], &["nothing", LOST], &[])?;
     for timers in ["kernel", "rto_min"] {
         let lossless = times.slow(timers, "nothing", KERNEL_RTO_MS)?;
         ensure!(lossless == 0, "{timers}: {lossless} waited without loss");
-        // They were lost all the same, and at least a quarter of those that were late did not wait for the kernel's
-        // RTO, as all do of which nothing follows.
+        // Segments were lost nevertheless, and at least a quarter of the late requests did not wait for the kernel's
+        // RTO, as all late requests do if no segment follows.
         let lossless = median(&times.at(timers, "nothing")?)?;
         let all = times.at(timers, LOST)?;
         let late: Vec<f64> = all.into_iter().filter(|ms| *ms >= 2.0 * lossless).collect();
@@ -157,7 +157,7 @@ fn beside_each_other(workload: &str) -> anyhow::Result<()> {
         let quarter = late[late.len() / 4];
         ensure!(quarter < KERNEL_RTO_MS / 2.0, "{timers}: {late:?}");
     }
-    // In an outage nothing follows: the timer is what ends it.
+    // In an outage no segment follows, so the timer ends the wait.
     const OUTAGE: &str = "50-500 ms of all";
     let times = Times::of(workload, &["kernel", "all"], &[OUTAGE], &["--runs", "1"])?;
     for timers in ["kernel", "all"] {

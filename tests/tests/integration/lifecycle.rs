@@ -8,7 +8,7 @@ use rto_testbed::{
     agent::find,
     bpf::pinned,
     env::TestEnv,
-    kernel::links_at,
+    kernel::{SOCK_OPS, links_at, programs_at},
     netns::{SERVER_V4, SERVER_V4_OTHER},
     process::run,
     wait::{self, eventually_seen},
@@ -119,24 +119,52 @@ fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(detach_leaves_nothing);
-fn detach_leaves_nothing() -> anyhow::Result<()> {
-    let env = env()?;
-    let before = kernel(&env)?;
-    let said = env.cli(&["detach"])?;
-    assert!(said.contains("1 link and 1 set"), "{said}");
-    assert_gone(&before)?;
-    assert!(!env.pin_dir().exists());
-    expect(&env, KERNEL_RTO)?;
-    // The daemon runs on and says so; a changed file does not attach, asking for it does.
-    let status = env.json(&["status"])?;
-    assert_eq!(
-        (&status["healthy"], &status["detached_by"]["uid"]),
-        (&false.into(), &0.into())
-    );
-    env.cli(&["reload"])?;
+test!(detach_lasts_until_attach_and_keeps_counters);
+fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    env.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
+    env.start()?;
     expect(&env, POLICY_RTO)?;
-    Ok(())
+    let attempts = |env: &TestEnv| {
+        let status = env.json(&["status"])?;
+        status["policies"]["near"]["attempts"]
+            .as_u64()
+            .context("no attempts")
+    };
+    let counted = attempts(&env)?;
+    let said = env.cli(&["detach"])?;
+    ensure!(said.contains("until rto-agent attach"), "{said}");
+    let is_detached = |env: &TestEnv| -> anyhow::Result<()> {
+        expect(env, KERNEL_RTO)?;
+        let (status, list) = (env.json(&["status"])?, env.json(&["list"])?);
+        ensure!(status["healthy"] == false && status["attachment"]["attached"] == false);
+        ensure!(list["detached_by"]["uid"] == 0 && status["detached_by"]["uid"] == 0);
+        ensure!(env.cli(&["list"])?.starts_with("nothing is attached"));
+        ensure!(attempts(env)? == counted, "{status:#}");
+        Ok(())
+    };
+    is_detached(&env)?;
+    ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.is_empty());
+    env.cli(&["reload"])?;
+    is_detached(&env)?;
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        env.end(signal)?;
+        env.start()?;
+        is_detached(&env)?;
+    }
+    env.cli(&["attach"])?;
+    expect(&env, POLICY_RTO)?;
+    ensure!(attempts(&env)? > counted);
+    ensure!(env.json(&["status"])?["healthy"] == true);
+    // A detachment whose daemon was killed before it had taken the program out of force is completed by the next start.
+    let mark = env.persistent_dir().join("detached.json");
+    let text = fs::read_to_string(&mark)?;
+    env.end(Signal::SIGKILL)?;
+    fs::write(&mark, text.replace("null", "{\"uid\":0,\"pid\":1}"))?;
+    expect(&env, POLICY_RTO)?;
+    env.start()?;
+    expect(&env, KERNEL_RTO)
 }
 
 test!(detach_without_a_daemon);
@@ -150,7 +178,12 @@ fn detach_without_a_daemon() -> anyhow::Result<()> {
     assert!(!env.pin_dir().exists());
     expect(&env, KERNEL_RTO)?;
     assert!(env.cli(&["detach"])?.contains("nothing was attached"));
-    Ok(())
+    env.start()?;
+    expect(&env, KERNEL_RTO)?;
+    env.end(Signal::SIGTERM)?;
+    assert!(env.cli(&["attach"])?.contains("the next start attaches"));
+    env.start()?;
+    expect(&env, POLICY_RTO)
 }
 
 test!(stopped_it_leaves_nothing);
@@ -187,7 +220,7 @@ fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Re
     let mut env = env()?;
     let counted = |env: &TestEnv| -> anyhow::Result<u64> {
         let stats = env.json(&["status"])?;
-        let count = stats["policies"]["near"]["syn_timeouts_set"].as_u64();
+        let count = stats["policies"]["near"]["attempts"].as_u64();
         count.with_context(|| format!("{stats:#}"))
     };
     let mut prober = env.prober(&[to(SERVER_V4, PORT)], &[POLICY_RTO])?;

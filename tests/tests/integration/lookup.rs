@@ -1,4 +1,4 @@
-//! The longest prefix wins, in the kernel's own maps: against a scan of all entries.
+//! The longest prefix wins: lookups in the kernel's maps are compared with a scan of all entries.
 
 use std::{
     collections::BTreeMap,
@@ -17,13 +17,13 @@ use rto_agent_common::{
 use rto_testbed::{env::TestEnv, kernel::Map};
 use rto_tests::policy_slot::policy_in;
 
-/// Of each family.
+/// Entries of each family.
 const ENTRIES: usize = 1000;
 const POLICIES: usize = 32;
-/// In each of two rounds.
+/// Lookups in each of two rounds.
 const LOOKUPS: usize = 50_000;
 
-/// A prefix: the address's bits from the left, and how many of them count.
+/// A prefix: the leading bits of an address, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Prefix {
     is_v4: bool,
@@ -58,7 +58,7 @@ impl Prefix {
         self.is_v4 == host.is_v4 && Self::new(self.is_v4, host.bits, self.length) == *self
     }
 
-    /// An IPv4-mapped one is refused as an entry.
+    /// An IPv4-mapped prefix is refused as an entry.
     fn can_be_an_entry(&self) -> bool {
         self.is_v4 || self.bits >> 32 != 0xffff || self.length < 96
     }
@@ -66,7 +66,7 @@ impl Prefix {
 
 type Entries = BTreeMap<Prefix, usize>;
 
-/// Prefixes of all lengths, half of them within another.
+/// Prefixes of all lengths, half of them within others.
 fn entries(rng: &mut ChaCha8Rng) -> Entries {
     let mut entries = Entries::new();
     for is_v4 in [true, false] {
@@ -79,7 +79,7 @@ fn entries(rng: &mut ChaCha8Rng) -> Entries {
                 length = rng.random_range(outer.length..=longest);
                 bits = outer.bits | bits.checked_shr(outer.length).unwrap_or(0);
             } else if !is_v4 && rng.random_range(0..20) == 0 {
-                // What IPv4-mapped addresses would take if they were looked up as IPv6.
+                // An IPv6 prefix that contains IPv4-mapped addresses, which must not be looked up as IPv6.
                 bits = 0xffff << 32 | u128::from(rng.next_u32());
                 length = rng.random_range(64..96);
             }
@@ -93,7 +93,7 @@ fn entries(rng: &mut ChaCha8Rng) -> Entries {
     entries
 }
 
-/// As a configuration file has them.
+/// The entries as a configuration file.
 fn text(entries: &Entries) -> anyhow::Result<String> {
     let mut text = String::new();
     for policy in 0..POLICIES {
@@ -106,7 +106,7 @@ fn text(entries: &Entries) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The maps of the program in force.
+/// The maps of the active program.
 struct Kernel {
     v4: Map,
     v6: Map,
@@ -133,7 +133,7 @@ impl Kernel {
         })
     }
 
-    /// The policy's name that the program finds for a peer: by the trie that it chooses itself.
+    /// The policy that the program finds for a peer, in the trie that it chooses itself.
     fn look_up(&self, peer: Peer) -> anyhow::Result<Option<String>> {
         let key = |octets: &[u8]| {
             let bits = 8 * u32::try_from(octets.len()).unwrap_or(0);
@@ -156,7 +156,7 @@ impl Kernel {
     }
 }
 
-/// A peer as sock_ops has it.
+/// A peer as the program sees it.
 fn peer(host: &Prefix, mapped: bool) -> Peer {
     match host.address() {
         IpAddr::V4(address) if !mapped => Peer::V4(address.octets()),
@@ -174,7 +174,7 @@ fn peer(host: &Prefix, mapped: bool) -> Peer {
     }
 }
 
-/// An address, half of the time one within an entry or just beside it.
+/// A random address; half of them are within an entry or just beside it.
 fn host(rng: &mut ChaCha8Rng, is_v4: bool, known: &[Prefix]) -> Prefix {
     let longest = Prefix::longest(is_v4);
     let random: u128 = rng.random();
@@ -192,7 +192,7 @@ fn host(rng: &mut ChaCha8Rng, is_v4: bool, known: &[Prefix]) -> Prefix {
 #[derive(Debug, Default)]
 struct Counts {
     hits: usize,
-    /// More than one entry contained it.
+    /// Hosts that more than one entry contains.
     nested: usize,
     misses: usize,
     mapped: usize,
@@ -201,13 +201,13 @@ struct Counts {
 }
 
 impl Counts {
-    /// That each was seen, and everything often enough.
+    /// Asserts that every host was looked up, and that each case occurred often enough.
     fn check(&self) -> anyhow::Result<()> {
         let sum = self.hits + self.misses + self.skipped;
         ensure!(sum == LOOKUPS, "{sum} lookups: {self:?}");
         let often = [self.nested, self.misses, self.mapped];
         ensure!(often.iter().all(|n| *n > 1000), "{self:?}");
-        // One in twenty entries of IPv6 lies about the IPv4-mapped addresses, and few hosts fall there.
+        // One in twenty IPv6 entries contains or borders IPv4-mapped addresses, and few hosts fall there.
         ensure!(self.skipped < LOOKUPS / 100, "{self:?}");
         Ok(())
     }
@@ -243,12 +243,12 @@ fn compare(env: &TestEnv, entries: &Entries, rng: &mut ChaCha8Rng) -> anyhow::Re
 
 test!(as_a_scan_of_all_entries_finds_it);
 fn as_a_scan_of_all_entries_finds_it() -> anyhow::Result<()> {
-    // Another one each time; a failure names it.
+    // A new seed each time; a failure prints it.
     let seed = RandomState::new().build_hasher().finish();
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut entries = entries(&mut rng);
     let env = TestEnv::with(&text(&entries)?)?;
-    // What is removed leaves the others as they are.
+    // Removing some entries must not affect the others.
     for round in 0..2 {
         if round > 0 {
             entries.retain(|_, _| rng.random());

@@ -1,5 +1,5 @@
-//! Integration tests: the agent driven from outside, on a real kernel, in namespaces and a cgroup
-//! of its own. Run by `cargo xtask test`, as root; without root they are reported as ignored.
+//! Integration tests. They drive the agent from outside, on a real kernel, in private namespaces and a private cgroup.
+//! `cargo xtask test` runs them as root; without root they are reported as ignored.
 
 use std::{
     fs::{self, Permissions},
@@ -16,6 +16,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use libtest_mimic::{Arguments, Failed};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rto_testbed::{emulated::is_emulated, leftovers, names, process::require};
+use rto_tests::features::lacks;
 use tempfile::TempDir;
 
 #[macro_use]
@@ -30,6 +31,7 @@ mod cli;
 mod coexistence;
 mod completion;
 mod config;
+mod connect_times;
 mod containers;
 mod dashboards;
 mod discover;
@@ -43,6 +45,7 @@ mod kernel;
 mod lab_blackout;
 mod lab_estimator;
 mod lab_loss;
+mod lab_outage;
 mod lab_page;
 mod lab_rtt;
 mod lab_run;
@@ -62,27 +65,29 @@ mod rto_restart;
 mod scale;
 mod screencast;
 mod security;
+mod short_timer;
 mod statistics;
 mod syn;
 mod syn_ack;
 mod syn_retries;
+mod syn_schedule;
 mod top;
 mod tuning;
 mod watch;
 
-/// A test that takes longer hangs. The longest waits for the kernel's own ETIMEDOUT (134 s), and one
-/// kills a daemon 100 times, which takes minutes on a busy machine.
+/// A test that takes longer hangs. The longest waits for the kernel's ETIMEDOUT (134 s), and one kills a daemon 100
+/// times, which takes minutes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(900);
-/// The same with RTO_TESTS_LONG.
+/// The limit with RTO_TESTS_LONG.
 const LIMIT_LONG: Duration = Duration::from_secs(1800);
-/// The same on an emulated processor.
+/// The limit on an emulated processor.
 const LIMIT_EMULATED: Duration = Duration::from_secs(1200);
-/// They mostly wait for timers, so that more run at once than there are cores: so many keep two of them busy.
+/// Tests mostly wait for timers, so more run at once than there are cores: this many keep two cores busy.
 const THREADS: usize = 10;
-/// Set to have what the kernel has printed at the end, after this word; `cargo xtask vm` reads it.
+/// If set, the findings about the kernel are printed last, after this word; `cargo xtask vm` reads them.
 const REPORT: &str = "RTO_TESTS_REPORT";
 
-/// Set where they are run by another command, so that this one, of all the workspace's tests, has the others.
+/// Set if another command runs these tests, so that `cargo test --workspace` runs only the others.
 const ELSEWHERE: &str = "RTO_TESTS_ELSEWHERE";
 
 fn main() -> ExitCode {
@@ -96,7 +101,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> anyhow::Result<ExitCode> {
-    // Tests that hold many sockets do so beside others.
+    // Some tests hold many sockets while others run.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _as_it_is = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
@@ -126,13 +131,13 @@ fn run() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Has the tests' files in a directory of its own, so that it is seen which of them are left.
+/// Puts the tests' files into a private directory, so that leftovers can be found.
 fn own_temp_dir() -> anyhow::Result<TempDir> {
     leftovers::sweep();
     let name = names::unique();
     let dir = tempfile::Builder::new()
         .prefix(&format!("{name}-"))
-        // Clients in tests have other users.
+        // Clients in tests run as other users.
         .permissions(Permissions::from_mode(0o755))
         .tempdir()
         .context("no directory for files")?;
@@ -141,7 +146,7 @@ fn own_temp_dir() -> anyhow::Result<TempDir> {
     Ok(dir)
 }
 
-/// What this process has made and not removed. A test that is not done in time still has what it made.
+/// What this process has created and not removed. A test that is still running has not removed its objects.
 fn left(files: TempDir) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(files.path())?;
     let entries: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
@@ -151,7 +156,7 @@ fn left(files: TempDir) -> anyhow::Result<Vec<PathBuf>> {
     Ok(left)
 }
 
-/// Why the tests cannot run here.
+/// The reason why the tests cannot run here.
 fn refusal() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("these tests need root (network namespaces, eBPF)".to_owned());
@@ -161,7 +166,7 @@ fn refusal() -> Option<String> {
         .map(|e| e.to_string())
 }
 
-/// Runs a test on a thread of its own, which has its name, so that one that hangs is a failure and not a standstill.
+/// Runs a test in a thread with its name and a time limit, so that a test that hangs fails.
 fn limited(
     name: &str,
     test: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
@@ -170,7 +175,7 @@ fn limited(
     let runner = thread::Builder::new().name(name.to_owned());
     let runner = runner.spawn(move || {
         let result = test();
-        // Nobody listens any more if it took too long.
+        // The receiver is gone if the test took too long.
         let _late = sender.send(());
         result
     })?;
@@ -181,7 +186,7 @@ fn limited(
     };
     match receiver.recv_timeout(limit) {
         Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done after {limit:?}").into()),
-        // Also when it panicked: then joining says with what.
+        // Also after a panic: join() then returns its message.
         Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => match runner.join() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(e)) => Err(format!("{e:?}").into()),
@@ -194,18 +199,25 @@ fn limited(
     }
 }
 
-/// An address of the server's.
+/// An address of the server.
 fn to(address: &str, port: u16) -> std::net::SocketAddr {
     std::net::SocketAddr::new(address.parse().unwrap_or([0, 0, 0, 0].into()), port)
 }
 
-/// The kernel's own initial RTO (RFC 6298 section 2.1).
+/// The kernel's initial RTO (RFC 6298 section 2.1).
 const KERNEL_RTO: Duration = Duration::from_secs(1);
 
-/// A policy of 100 ms.
+/// The initial RTO of the usual policy.
 const POLICY_RTO: Duration = Duration::from_millis(100);
 
-/// The configuration of policy "near" for these CIDRs.
+/// A configuration with the policy "near" for these CIDRs. Before Linux 6.15 it has no fuse for outages, as most tests
+/// drop every SYN.
 fn near(cidrs: &str) -> String {
-    format!("[policy.near]\ninitial_rto = \"100ms\"\nforce = true\ncidrs = [{cidrs}]\n")
+    let policy =
+        format!("[policy.near]\ninitial_rto = \"100ms\"\nforce = true\ncidrs = [{cidrs}]\n");
+    if lacks("tcp-rto-max").unwrap_or(false) {
+        policy + "guard = \"off\"\n"
+    } else {
+        policy
+    }
 }

@@ -24,9 +24,9 @@ use crate::needs::PROMTOOL;
 
 const PORT: u16 = 4800;
 
-/// A env whose agent serves metrics at a port of its own.
+/// An environment whose agent serves metrics at its own port.
 pub(super) fn env(policies: &str) -> anyhow::Result<(TestEnv, u16)> {
-    // Free a moment ago; another test's agent has another one.
+    // The port was free a moment ago; agents of other tests get other ports.
     let port = std::net::TcpListener::bind("127.0.0.1:0")?
         .local_addr()?
         .port();
@@ -38,7 +38,7 @@ pub(super) fn env(policies: &str) -> anyhow::Result<(TestEnv, u16)> {
     Ok((env, port))
 }
 
-/// A page, in OpenMetrics text where there is a choice.
+/// A page, as OpenMetrics text if there is a choice.
 fn scrape(port: u16, path: &str) -> anyhow::Result<Answer> {
     accepting(port, path, "application/openmetrics-text")
 }
@@ -47,8 +47,8 @@ fn accepting(port: u16, path: &str, accept: &str) -> anyhow::Result<Answer> {
     http::get(TcpStream::connect(("127.0.0.1", port))?, path, accept)
 }
 
-/// Samples by name, checked line by line (OpenMetrics 1.0.0): families declared once and before
-/// their samples, the suffix that their type wants, labels quoted, numbers, no sample twice, an end.
+/// Samples by name. Each line is checked (OpenMetrics 1.0.0): families are declared once and before their samples, the
+/// suffix matches the type, labels are quoted, values are numbers, no sample occurs twice, and there is an end.
 fn parse(text: &str) -> anyhow::Result<BTreeMap<String, f64>> {
     let mut types: BTreeMap<String, String> = BTreeMap::new();
     let mut helps = BTreeSet::new();
@@ -106,7 +106,7 @@ fn parse(text: &str) -> anyhow::Result<BTreeMap<String, f64>> {
     Ok(samples)
 }
 
-/// A histogram's buckets grow with their ends, and the last, which has none, holds all.
+/// Asserts that a histogram's buckets are cumulative, and that the last one, without a bound, has the total.
 fn check_histograms(samples: &BTreeMap<String, f64>) -> anyhow::Result<()> {
     for (key, count) in samples.iter().filter(|(key, _)| key.contains("_count{")) {
         let series = key.replace("_count{", "_bucket{");
@@ -116,7 +116,7 @@ fn check_histograms(samples: &BTreeMap<String, f64>) -> anyhow::Result<()> {
                 continue;
             };
             let (end, after) = rest.split_once('"').with_context(|| bucket.clone())?;
-            // Wherever it stands among the labels.
+            // Wherever `le` is among the labels.
             if format!("{before}{}", after.trim_start_matches(',')) == series {
                 buckets.push((end.parse()?, *value));
             }
@@ -174,7 +174,7 @@ fn well_formed() -> anyhow::Result<()> {
     assert_eq!(samples["rto_agent_foreign_programs"], 0.0);
     assert_eq!(samples["rto_agent_entries_limit"], f64::from(4 << 20));
     assert_eq!(samples["rto_agent_policies_limit"], 1024.0);
-    // The parser refuses what is wrong.
+    // The control: the parser rejects invalid text.
     for wrong in [
         answer.body.replace("# EOF\n", ""),
         answer
@@ -191,7 +191,7 @@ fn well_formed() -> anyhow::Result<()> {
         assert!(wrong == answer.body || parse(&wrong).is_err());
         assert_ne!(wrong, answer.body);
     }
-    // What was refused is seen as well.
+    // A rejected configuration is exported as well.
     env.configure(&format!("metrics = \"127.0.0.1:{port}\"\n[policy.x]\n"))?;
     env.wait_status("the refusal", |status| status["last_reload"]["ok"] == false)?;
     let samples = parse(&scrape(port, "/metrics")?.body)?;
@@ -219,14 +219,8 @@ fn counts_are_those_of_status() -> anyhow::Result<()> {
             "connections_total{policy=\"near\",direction=\"passive\"}",
             1.0,
         ),
-        (
-            "initial_rto_set_total{policy=\"near\",direction=\"active\"}",
-            1.0,
-        ),
-        (
-            "initial_rto_set_total{policy=\"near\",direction=\"passive\"}",
-            1.0,
-        ),
+        ("attempts_total{policy=\"near\",direction=\"active\"}", 1.0),
+        ("attempts_total{policy=\"near\",direction=\"passive\"}", 1.0),
         (
             "handshake_retransmissions_total{policy=\"near\",direction=\"active\"}",
             0.0,
@@ -240,15 +234,15 @@ fn counts_are_those_of_status() -> anyhow::Result<()> {
             0.0,
         ),
         (
-            "handshake_duration_seconds_count{policy=\"near\",direction=\"active\"}",
+            "path_rtt_seconds_count{policy=\"near\",direction=\"active\"}",
             1.0,
         ),
         (
-            "handshake_duration_seconds_bucket{le=\"+Inf\",policy=\"near\",direction=\"active\"}",
+            "path_rtt_seconds_bucket{le=\"+Inf\",policy=\"near\",direction=\"active\"}",
             1.0,
         ),
         (
-            "handshake_duration_seconds_bucket{le=\"0.000016\",policy=\"near\",direction=\"active\"}",
+            "path_rtt_seconds_bucket{le=\"0.000016\",policy=\"near\",direction=\"active\"}",
             0.0,
         ),
         (
@@ -278,7 +272,7 @@ fn a_unix_socket_serves_as_well() -> anyhow::Result<()> {
 }
 
 test!(a_client_chooses_the_form, needs = [PROMTOOL]);
-/// The text format is what promtool's linter wants; both have the same samples.
+/// promtool's linter checks the text format; both formats have the same samples.
 fn a_client_chooses_the_form() -> anyhow::Result<()> {
     let (env, port) = env(&near("\"10.88.0.0/24\""))?;
     env.wait_status("the probe", |status| status["probe"].is_object())?;
@@ -320,7 +314,7 @@ fn a_client_chooses_the_form() -> anyhow::Result<()> {
 }
 
 test!(readiness_asks_the_kernel);
-/// Not only what the daemon believes: an entry that somebody else deletes from the map is noticed.
+/// An entry that another program deletes from the map is noticed, so readiness does not rely on the daemon's own state.
 fn readiness_asks_the_kernel() -> anyhow::Result<()> {
     let (env, port) = env(&near("\"10.88.0.0/24\""))?;
     let ready = scrape(port, "/readyz")?;
@@ -331,7 +325,7 @@ fn readiness_asks_the_kernel() -> anyhow::Result<()> {
         "bpftool map delete pinned {} key 24 0 0 0 10 88 0 0",
         map.display()
     ))?;
-    // Who asks first is told that it was so; everybody sees it in the count.
+    // The first request after the repair reports it; the counter shows it to all.
     let repaired = "the kernel's maps were repaired: entry 10.88.0.0/24 near is missing";
     let counted = || {
         let ready = scrape(port, "/readyz")?;
@@ -351,7 +345,7 @@ fn readiness_asks_the_kernel() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The maps are compared once a second at most.
+/// Waits, as the maps are compared at most once a second.
 fn readyz_becomes(port: u16, status: u16) -> anyhow::Result<Answer> {
     let what = format!("status {status} of /readyz");
     let is_it = |answer: &Answer| answer.status == status;

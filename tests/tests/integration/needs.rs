@@ -1,18 +1,19 @@
-//! What single tests need beside root and the programs that all of them call.
+//! Requirements of single tests besides root and the programs that all tests use.
 
 use rto_testbed::{emulated::is_machine, process::require};
 use rto_tests::features;
 
 use super::scale;
 
-/// What may be missing here.
+/// Something that may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Of the kernel; where it is missing, the test is that the agent says so ([`super::kernel::assert_absent`]).
+    /// A feature of the kernel; if it is missing, the test asserts that the agent reports that
+    /// ([`super::kernel::assert_absent`]).
     Feature(&'static str),
     /// A program.
     Program(&'static str),
-    /// A machine that is nobody else's.
+    /// A disposable machine.
     WholeMachine,
 }
 
@@ -21,18 +22,18 @@ pub(crate) const RTO_MAX: Need = Need::Feature("tcp-rto-max");
 pub(crate) const TCP_ITERATOR: Need = Need::Feature("iter-tcp");
 pub(crate) const LISTENER: Need = Need::Feature("reads-listener");
 pub(crate) const RTT_SAMPLES: Need = Need::Feature("rtt-hook-sample");
-/// Nothing of the agent's: since Linux 6.12 MPTCP is off for an hour after a fallback.
+/// Not used by the agent: since Linux 6.12 MPTCP is off for an hour after a fallback.
 pub(crate) const MPTCP_BLACKHOLE: Need = Need::Feature("mptcp-blackhole");
-/// Nothing of the agent's: Debian's 5.10 is built without it.
+/// Not used by the agent: Debian's 5.10 is built without it.
 pub(crate) const MPTCP: Need = Need::Feature("mptcp");
-/// The sysctl that a policy is computed from, and of which there may be another in a network namespace.
+/// The sysctl that a policy depends on, which may differ in a network namespace.
 pub(crate) const LINEAR_SYNS: Need = Need::Feature("tcp_syn_linear_timeouts");
-/// Nothing of the agent's: how an application, and so a test, reads a socket's rto_min.
+/// Not used by the agent: the way in which an application, and so a test, reads a socket's rto_min.
 pub(crate) const RTO_MIN_OPTION: Need = Need::Feature("tcp-rto-min-us");
-/// Batches of LPM tries, without which the agent does the same entry by entry.
+/// Batches of LPM tries; without them the agent writes entry by entry.
 pub(crate) const LPM_BATCHES: Need = Need::Feature("lpm-batches");
 
-/// Chromium without a window.
+/// Headless Chromium.
 pub(crate) const BROWSER: Need = Need::Program(rto_tests::browser::BROWSER);
 pub(crate) const BASH: Need = Need::Program("bash");
 pub(crate) const CURL: Need = Need::Program("curl");
@@ -42,11 +43,11 @@ pub(crate) const PROMETHEUS: Need = Need::Program("prometheus");
 pub(crate) const PROMTOOL: Need = Need::Program("promtool");
 pub(crate) const PYTHON3: Need = Need::Program("python3");
 pub(crate) const ZSH: Need = Need::Program("zsh");
-/// CLOCK_REALTIME, of which there is one for all, is set.
+/// Setting CLOCK_REALTIME, which is global.
 pub(crate) const WHOLE_MACHINE: Need = Need::WholeMachine;
 
 impl Need {
-    /// Without an answer of the agent's no feature is missing: then the tests say what is wrong.
+    /// If the agent does not answer, no feature counts as missing: the tests then show what is wrong.
     pub(crate) fn is_missing(&self) -> bool {
         let no_sysctl = |name: &str| !std::path::Path::new("/proc/sys/net").join(name).exists();
         match *self {
@@ -61,7 +62,7 @@ impl Need {
         }
     }
 
-    /// In a word or two; for the matrix as well.
+    /// In a word or two; also used in the matrix.
     pub(crate) fn why_not(&self) -> String {
         match self {
             Self::Feature(name) => format!("absent: {name}"),

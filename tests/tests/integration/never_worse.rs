@@ -1,5 +1,5 @@
-//! Where a shorter initial RTO would make a connection worse than the kernel's own timers: each with a control
-//! without the agent, the default configuration, and where there is one the setting that asks for it.
+//! Situations in which a shorter initial RTO could make a connection worse than the kernel's timers. Each has a control
+//! without the agent, a test with the default configuration, and one with the setting that permits it, if there is one.
 
 use std::{
     process::Command,
@@ -27,11 +27,11 @@ use crate::needs::{LISTENER, MPTCP_BLACKHOLE, RTO_MAX};
 
 const PORT: u16 = 4900;
 
-/// What `syn_ack_rto = "auto"` is with an initial RTO of 100 ms and the 5 retransmissions of a new namespace:
-/// the shortest that keeps a request for 31 s.
+/// The value of `syn_ack_rto = "auto"` with an initial RTO of 100 ms and the 5 retransmissions of a new namespace: the
+/// shortest that keeps a request for 31 s.
 pub(super) const AUTO: Duration = Duration::from_nanos(31_000_000_000 / 63);
 
-/// An agent that runs with these settings beside the policy, or none.
+/// An environment, with an agent if there are settings for it.
 fn env(settings: Option<&str>) -> anyhow::Result<TestEnv> {
     match settings {
         Some(settings) => TestEnv::with(&format!("{}{settings}", near("\"10.88.0.0/24\""))),
@@ -39,46 +39,57 @@ fn env(settings: Option<&str>) -> anyhow::Result<TestEnv> {
     }
 }
 
-/// What becomes of a request while the client's ACK and data are lost.
+/// The fate of a request while the client's ACK and data are lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Half {
-    /// It is still there.
+pub(super) enum Half {
+    /// It still exists.
     Open,
-    /// It is gone: the client, which has connected, is reset.
+    /// It has expired: the client, which considers itself connected, gets a reset.
     Closed,
 }
 
-/// Longer than a request lives with a timer of 100 ms, 6.3 s; shorter than 31 s.
+/// Longer than a request lives with a timer of 100 ms (6.3 s), and shorter than 31 s.
 const OUTAGE: Duration = Duration::from_secs(10);
 
 test!(a_half_open_request_without_the_agent, || half_open(
     None,
+    OUTAGE,
     Half::Open
 ));
 test!(a_half_open_request_by_default, || half_open(
     Some(""),
+    OUTAGE,
     Half::Open
 ));
 test!(a_half_open_request_that_was_asked_to_end_early, || {
-    half_open(Some("syn_ack_rto = \"100ms\"\n"), Half::Closed)
+    half_open(Some("syn_ack_rto = \"100ms\"\n"), OUTAGE, Half::Closed)
 });
-fn half_open(settings: Option<&str>, expected: Half) -> anyhow::Result<()> {
+pub(super) fn half_open(
+    settings: Option<&str>,
+    outage: Duration,
+    expected: Half,
+) -> anyhow::Result<()> {
     let env = env(settings)?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
     let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
     conversation.send(conversation::REQUEST)?;
-    thread::sleep(OUTAGE);
+    let begun = Instant::now();
+    thread::sleep(outage);
     env.net.drop_nothing()?;
     let answered = conversation.rounds(1, Duration::ZERO);
-    // Before Linux 5.17 only the first timer is the policy's, and a request lives nearly as long as without.
+    eprintln!(
+        "outage of {outage:?}, {settings:?}: {answered:?} after {:?}",
+        begun.elapsed()
+    );
+    // Before Linux 5.17 only the first timer is the policy's, so a request lives nearly as long as without the agent.
     let is_open = expected == Half::Open || lacks("syn-ack-retransmission-timeout")?;
     match (is_open, answered) {
         (true, Ok(())) => Ok(()),
         (true, Err(e)) => Err(e.context("the request ended early")),
         (false, Err(_)) => Ok(()),
         (false, Ok(())) => {
-            anyhow::bail!("the request outlived the {OUTAGE:?} that its policy does not allow")
+            anyhow::bail!("the request outlived the {outage:?} that its policy does not allow")
         }
     }
 }
@@ -96,7 +107,7 @@ test!(
     needs = [LISTENER],
     || deferred(Some("syn_ack_rto = \"100ms\"\n"))
 );
-/// A listener that asks for 5 s: the kernel keeps that in retransmissions of 1 s, 1 + 2 + 4.
+/// A listener with a deferral of 5 s, which the kernel stores as retransmissions of 1 s, 1 + 2 + 4.
 fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     const DEFERRED: Duration = Duration::from_secs(7);
     let env = env(settings)?;
@@ -110,7 +121,7 @@ fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     let _silent = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
     listener.accepted()?;
     let took = began.elapsed();
-    // Three timers in a row, each late by its own step, and the processes' own time.
+    // Three timers in a row, each late by its own step, and the latency of the processes.
     let limit = [1, 2, 4]
         .map(|s| latest(Duration::from_secs(s)))
         .iter()
@@ -130,12 +141,12 @@ fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
 }
 
 test!(a_listeners_own_retransmissions, needs = [LISTENER]);
-/// TCP_SYNCNT of a listener is how often it sends a SYN-ACK again.
+/// TCP_SYNCNT of a listener is the number of SYN-ACK retransmissions.
 fn a_listeners_own_retransmissions() -> anyhow::Result<()> {
     let env = env(Some(""))?;
     env.net.server_drops("tcp flags & (syn|ack) == ack")?;
     let (cgroup, server) = (Some(env.cgroup.path()), &env.net.server);
-    // 2 live for 7 s by the kernel's own timer, which nothing shorter keeps; 8 for 51 s with 100 ms.
+    // With 2, a request lives for 7 s by the kernel's timer, which nothing shorter keeps; with 8, for 51 s with 100 ms.
     for (port, syn_retries, timer) in [
         (PORT, Some(2), KERNEL_RTO),
         (PORT + 1, Some(8), POLICY_RTO),
@@ -158,7 +169,7 @@ fn a_namespaces_own_retransmissions() -> anyhow::Result<()> {
     let _server = env.serve(to(SERVER_V4, PORT))?;
     let plain = Connect::default();
     env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, AUTO)?;
-    // The listener is there already: what is in force when the request comes counts.
+    // The listener already exists: the sysctl counts when the request arrives.
     for (retries, timer) in [("8", POLICY_RTO), ("1", KERNEL_RTO)] {
         sysctl(&env.net.server, "net.ipv4.tcp_synack_retries", retries)?;
         env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, timer)?;
@@ -169,11 +180,11 @@ fn a_namespaces_own_retransmissions() -> anyhow::Result<()> {
 /// Which SYNs are lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Loss {
-    /// Those of [`SYN_OUTAGE`], which is one with the kernel's own timer.
+    /// All SYNs during [`SYN_OUTAGE`]; with the kernel's timer that is one.
     OfTime,
-    /// The first three, which with 100 ms are those of less than 300 ms. MPTCP falls back after two
-    /// retransmissions, and where the next SYN, which is without it, is answered at once, the kernel does without
-    /// it for an hour (`mptcp_active_detect_blackhole()`, Linux 6.18).
+    /// The first three; with 100 ms these are sent within 300 ms. MPTCP falls back after two retransmissions, and if
+    /// the next SYN, which is plain TCP, is answered at once, the kernel disables MPTCP for an hour
+    /// (`mptcp_active_detect_blackhole()`, Linux 6.18).
     OfSyns,
 }
 
@@ -199,7 +210,7 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
     for netns in [&env.net.client, &env.net.server] {
         sysctl(netns, "net.mptcp.enabled", "1")?;
     }
-    // A connection that is never made does not count as a fallback.
+    // A connection that is never established does not count as a fallback.
     let black_hole = to(SERVER_V4, PORT + 1);
     env.net.black_hole(black_hole.port())?;
     let connect = Connect {
@@ -228,7 +239,7 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
     drop(conversation);
     env.converse(server, options)?.rounds(1, Duration::ZERO)?;
     let counted = |name| counter(&env, name);
-    // Connections that are MPTCP; fallbacks; sockets made without it, as it was switched off.
+    // MPTCP connections; fallbacks; sockets made while MPTCP was disabled.
     let seen = [
         counted("MPCapableSYNACKRX")?,
         counted("Blackhole")?,
@@ -243,7 +254,7 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
 }
 
 test!(rto_max_leaves_mptcp_its_syn_timers, needs = [RTO_MAX]);
-/// Doubling ends at `rto_max`, which would end connect() sooner where the SYN has the kernel's initial RTO.
+/// `rto_max` ends the doubling, which would end connect() earlier if the SYN has the kernel's initial RTO.
 fn rto_max_leaves_mptcp_its_syn_timers() -> anyhow::Result<()> {
     let linear = |timer: Duration| [timer; 5].into_iter();
     for (settings, timers) in [
@@ -270,7 +281,7 @@ fn rto_max_leaves_mptcp_its_syn_timers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A counter of MPTCP's in the client's namespace.
+/// An MPTCP counter of the client's namespace.
 fn counter(env: &TestEnv, name: &str) -> anyhow::Result<u64> {
     let text = run(&format!(
         "ip netns exec {} cat /proc/net/netstat",
@@ -291,7 +302,7 @@ fn counter(env: &TestEnv, name: &str) -> anyhow::Result<u64> {
 }
 
 test!(fast_open_that_could_be_switched_off, fast_open);
-/// While the kernel watches for black holes of TCP Fast Open, its connections keep the kernel's timers.
+/// While the kernel watches for black holes of TCP Fast Open, such connections keep the kernel's timers.
 fn fast_open() -> anyhow::Result<()> {
     let env = env(Some(""))?;
     let client = &env.net.client;
@@ -316,7 +327,7 @@ fn fast_open() -> anyhow::Result<()> {
             first.length == conversation::REQUEST,
             "no data in the SYN: {first:?}"
         );
-        // The control: any other has the policy's.
+        // The control: other connections have the policy's timer.
         env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
     }
     Ok(())
@@ -343,7 +354,7 @@ fn settings() -> anyhow::Result<()> {
             "{added}"
         );
     }
-    // They outlive the daemon.
+    // They survive a restart of the daemon.
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     env.start()?;
     env.cli(&[&["add", "10.3.0.0/16", "--save"][..], &own].concat())?;
@@ -363,7 +374,7 @@ fn settings() -> anyhow::Result<()> {
             "{list:#}"
         );
     }
-    // What is the default is not said, and what it becomes is.
+    // A default setting is not listed, but its effect is.
     let near = policy("10.88.0.0/24");
     ensure!(near["settings"].get("syn_ack_rto").is_none(), "{near:#}");
     let effects = near["effects"].as_array().cloned().unwrap_or_default();
@@ -373,7 +384,7 @@ fn settings() -> anyhow::Result<()> {
     let effect = effect.context("no effect")?;
     let lifetime_ms = effect["request_lifetime_ms"].as_u64();
     ensure!(effect["asked"] == "auto", "{effect:#}");
-    // Or as long as the kernel's own, with fewer retransmissions.
+    // Or as long as the kernel's own, if there are fewer retransmissions.
     let own_ms = (2_u64 << retries.as_u64().unwrap_or(5).min(7)) * 1000 - 1000;
     ensure!(lifetime_ms >= Some(own_ms.min(31_000)), "{effect:#}");
     let text = env.cli(&["list"])?;
@@ -383,7 +394,7 @@ fn settings() -> anyhow::Result<()> {
     );
     let text = env.cli(&["lookup", SERVER_V4])?;
     ensure!(text.contains("(a request lives "), "{text}");
-    // A typo is the caller's.
+    // A typo is a usage error.
     let typo = env.try_cli(&[
         "add",
         "10.4.0.0/16",
@@ -397,7 +408,7 @@ fn settings() -> anyhow::Result<()> {
 }
 
 test!(the_hosts_retransmissions_are_followed);
-/// A daemon in a network namespace of its own, whose sysctl changes.
+/// A daemon in a separate network namespace, whose sysctl changes.
 fn the_hosts_retransmissions_are_followed() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
@@ -421,7 +432,7 @@ fn the_hosts_retransmissions_are_followed() -> anyhow::Result<()> {
 }
 
 test!(doctor_says_what_limits_syn_acks);
-/// In a namespace of its own, as sysctls are.
+/// In a separate network namespace, which has its own sysctls.
 fn doctor_says_what_limits_syn_acks() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
@@ -459,7 +470,7 @@ fn doctor_says_what_limits_syn_acks() -> anyhow::Result<()> {
     );
     let retries = &after["tcp_synack_retries"];
     if lacks("reads-listener")? {
-        // A program cannot tell that there are more.
+        // A program cannot see that a listener allows more.
         ensure!(retries["severity"] == "warning", "{after:#}");
         ensure!(after["listeners"].is_object(), "{after:#}");
         return Ok(());

@@ -1,4 +1,4 @@
-//! A real Prometheus that scrapes two agents: the panels' queries, the rules, and advice from what it has.
+//! A real Prometheus that scrapes two agents: the queries of the panels, the rules, and advice from its data.
 
 use std::{path::Path, process::Command};
 
@@ -18,27 +18,27 @@ use super::{dashboards, to};
 use crate::needs::{PROMETHEUS, PROMTOOL};
 
 const PORT: u16 = 4830;
-/// On the loopback interface of the namespace, which no other test has.
+/// On the loopback interface of the namespace, which no other test uses.
 const METRICS: [u16; 2] = [9464, 9465];
 const POLICY: &str =
     "sampling = 1\n[policy.near]\ninitial_rto = \"200ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
-/// With brakes and a control arm; long enough that no handshake here is braked.
+/// With brakes and a control arm; long enough that the brakes stay off here.
 const GUARDED: &str = "guard = \"on\"\nholdout = \"50%\"\n";
-/// Where the kernel counts runs.
+/// Exported if the kernel counts runs.
 const RUNS: &str = "rto_agent_program_run";
 
-/// Two agents in one namespace, each with a cgroup of its own.
+/// Two agents in one namespace, each with its own cgroup.
 struct Fleet {
     env: TestEnv,
     other: Agent,
 }
 
 impl Fleet {
-    /// With these settings as well.
+    /// Starts them with these additional settings.
     fn start(settings: &str) -> anyhow::Result<Self> {
         let mut env = TestEnv::new()?;
         let mut other = Agent::new(find(None)?)?;
-        // Not by `ip netns exec`, which hides the BPF file system.
+        // `ip netns exec` would hide the BPF file system.
         let inside = format!("--net=/run/netns/{}", env.net.client);
         let inside = ["nsenter".to_owned(), inside];
         for (agent, port) in [&mut *env, &mut other].into_iter().zip(METRICS) {
@@ -54,7 +54,7 @@ impl Fleet {
         [&self.env, &self.other]
     }
 
-    /// A connection from each.
+    /// Makes a connection in each cgroup.
     fn connect(&self) -> anyhow::Result<()> {
         for agent in self.agents() {
             let (netns, cgroup) = (&self.env.net.client, agent.cgroup.path());
@@ -82,7 +82,7 @@ fn config(rules: &[impl AsRef<Path>]) -> String {
     )
 }
 
-/// The value of the one sample.
+/// The value of the only sample.
 fn value(samples: &[Value]) -> Option<f64> {
     match samples {
         [one] => one["value"][1].as_str()?.parse().ok(),
@@ -98,14 +98,14 @@ test!(
 fn panels() -> anyhow::Result<()> {
     let fleet = Fleet::start(GUARDED)?;
     for agent in fleet.agents() {
-        // Two transitions, after which the value is in force again, and evidence.
+        // Two transitions, after which the value is active again, and evidence.
         agent.cli(&["tune", "freeze", "near"])?;
         agent.cli(&["tune", "resume", "near"])?;
         agent.cli(&["experiment", "start", "near"])?;
     }
     let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
     let prometheus = fleet.prometheus()?;
-    // Rules too: what they record, but alerts do not fire.
+    // Recording rules must have samples too; alerts do not fire.
     let rules = prometheus.rules("record")?;
     let recorded = rules.iter().filter_map(|rule| rule["name"].as_str());
     let mut without: Vec<String> = recorded.map(ToOwned::to_owned).collect();
@@ -129,19 +129,19 @@ fn panels() -> anyhow::Result<()> {
         },
         Vec::is_empty,
     )?;
-    // What there is not has none.
+    // The control: an unknown metric has no samples.
     ensure!(prometheus.query("rto_agent_no_such_metric")?.is_empty());
     ensure!(
         prometheus
             .query("ALERTS{alertstate=\"firing\"}")?
             .is_empty()
     );
-    // On a busy host a scrape may take longer than the second that it has.
+    // On a busy host a scrape may take longer than its timeout of a second.
     let up = || prometheus.query("up{job=\"rto-agent\"} == 1");
     eventually_seen("agents that are up", TIMEOUT, up, |up| {
         up.len() == METRICS.len()
     })?;
-    // The sums are those of the agents.
+    // The sums cover both agents.
     let counted = || {
         let sum = "sum(rto_agent_connections_total{direction=\"active\"})";
         Ok(value(&prometheus.query(sum)?).unwrap_or_default())
@@ -162,14 +162,14 @@ test!(
     needs = [PROMETHEUS],
     advice
 );
-/// Every host's handshakes are in the evidence; advice from metrics is no shorter than from the statistics themselves.
+/// Every host's handshakes are in the evidence; advice from metrics is never shorter than advice from the statistics.
 fn advice() -> anyhow::Result<()> {
     const CONNECTIONS: u32 = 10;
     let fleet = Fleet::start("")?;
     let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
     let prometheus = fleet.prometheus()?;
     let scraped = |each: u32| {
-        let count = "rto_agent_handshake_duration_seconds_count{direction=\"active\"}";
+        let count = "rto_agent_path_rtt_seconds_count{direction=\"active\"}";
         let query = format!("count({count} >= {each})");
         eventually_seen(
             "scrape of both",
@@ -178,7 +178,7 @@ fn advice() -> anyhow::Result<()> {
             |hosts| *hosts == Some(2.0),
         )
     };
-    // A counter's first sample is no increase.
+    // The first sample of a counter is not an increase.
     scraped(0)?;
     for _ in 0..CONNECTIONS {
         fleet.connect()?;
@@ -186,7 +186,7 @@ fn advice() -> anyhow::Result<()> {
     let mut files = Vec::new();
     for agent in fleet.agents() {
         let stats = agent.json(&["stats"])?;
-        let handshakes = &stats["policies"]["near"]["active"]["handshake"]["count"];
+        let handshakes = &stats["policies"]["near"]["active"]["path_rtt"]["count"];
         assert_eq!(*handshakes, CONNECTIONS, "{stats}");
         let file = agent.dir().join("stats.json");
         std::fs::write(&file, stats.to_string())?;
@@ -218,7 +218,7 @@ fn advice() -> anyhow::Result<()> {
         of.next().and_then(|one| one["samples"].as_u64())
     };
     let found = samples(&of_metrics).with_context(|| format!("{of_metrics:#}"))?;
-    // increase() leaves out what was before the first sample, and extrapolates to the ends of the range.
+    // increase() omits what was before the first sample, and extrapolates to the ends of the range.
     let counted = u64::from(CONNECTIONS) * 2;
     ensure!(
         found >= counted / 2 && found <= 2 * counted,
@@ -231,7 +231,7 @@ fn advice() -> anyhow::Result<()> {
         metrics.is_some() && metrics >= files,
         "{metrics:?}, {files:?}"
     );
-    // Of other labels there is nothing.
+    // Other labels select nothing.
     let mut other = Command::new(find(None)?);
     other.args([
         "advise",

@@ -1,4 +1,4 @@
-//! Tests are registered where they are written: name, needs and body in one place.
+//! Registers tests at their definition: name, requirements and body in one place.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -15,15 +15,15 @@ pub(crate) struct Test {
     pub(crate) module: &'static str,
     pub(crate) line: u32,
     pub(crate) name: &'static str,
-    /// What it needs beside root and the programs that all tests call.
+    /// Its requirements besides root and the programs that all tests use.
     pub(crate) needs: &'static [Need],
     pub(crate) body: fn() -> anyhow::Result<()>,
 }
 
 inventory::collect!(Test);
 
-/// `test!(name)` registers the function of this name, `test!(name, body)` another or a closure; before the body there may
-/// be `needs = [...]`. The test's full name is that of the top module and its own.
+/// `test!(name)` registers the function with this name, `test!(name, body)` another function or a closure; `needs =
+/// [...]` may precede the body. The full name of the test consists of the top module and its own name.
 macro_rules! test {
     ($name:ident, needs = [$($need:expr),+], $body:expr) => {
         inventory::submit! {
@@ -55,8 +55,9 @@ macro_rules! test {
     };
 }
 
-/// The longest first; then the others, as their names are ordered.
-const FIRST: [&str; 9] = [
+/// The longest tests run first; the others follow in alphabetical order.
+const FIRST: [&str; 10] = [
+    "syn_schedule",
     "syn_retries",
     "brakes",
     "tuning",
@@ -83,13 +84,13 @@ impl Test {
     }
 }
 
-/// How many tests a group has.
+/// The number of tests in a group.
 pub(crate) fn count(group: &str) -> usize {
     let all = inventory::iter::<Test>.into_iter();
     all.filter(|test| test.group() == group).count()
 }
 
-/// All tests, to be run as far as they can be here; `refusal` says why none can.
+/// All tests, to be run as far as possible; `refusal` is the reason if none can.
 pub(crate) fn trials(arguments: &Arguments, refusal: Option<&str>) -> Vec<Trial> {
     let mut tests: Vec<&Test> = inventory::iter::<Test>.into_iter().collect();
     tests.sort_by_key(|test| test.rank());
@@ -102,7 +103,7 @@ pub(crate) fn trials(arguments: &Arguments, refusal: Option<&str>) -> Vec<Trial>
 fn trial(test: &'static Test, arguments: &Arguments, refusal: Option<&str>) -> Trial {
     let name = test.full_name();
     if let Some(reason) = refusal {
-        // Run all the same (--include-ignored), it fails.
+        // If it is run nevertheless (--include-ignored), it fails.
         return failing(name, reason.to_owned()).with_ignored_flag(true);
     }
     if arguments.list {
@@ -123,7 +124,7 @@ fn trial(test: &'static Test, arguments: &Arguments, refusal: Option<&str>) -> T
     }
 }
 
-/// How long each test took that has ended.
+/// The duration of each test that has ended.
 static TOOK: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
 
 fn timed(
@@ -137,7 +138,7 @@ fn timed(
     result
 }
 
-/// The tests that took the longest, to see what a faster run has to begin with.
+/// Prints the slowest tests, which limit the duration of a run.
 pub(crate) fn print_slowest() {
     const SHOWN: usize = 20;
     let mut took = TOOK.lock().unwrap_or_else(PoisonError::into_inner);

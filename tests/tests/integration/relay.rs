@@ -1,4 +1,4 @@
-//! The harness itself: the link that delays and drops packets. No agent runs.
+//! The test bed itself: the link that delays and drops packets. No agent runs.
 
 use std::{
     io::{self, PipeReader, Read as _},
@@ -33,8 +33,7 @@ const PORT: u16 = 4900;
 const ONE_WAY: Duration = Duration::from_millis(20);
 const RTT: Duration = ONE_WAY.saturating_mul(2);
 
-/// connect() over a new link that loses the first packet of a kind: how long it took, and what the
-/// link carried.
+/// Runs connect() over a new link that drops the first packet of a kind; returns its duration, and the link's log.
 fn connect(server: &str, lost: Option<PacketFilter>) -> anyhow::Result<(Duration, Vec<Relayed>)> {
     let pair = Pair::new()?;
     let relay = relay(&pair)?;
@@ -46,12 +45,12 @@ fn connect(server: &str, lost: Option<PacketFilter>) -> anyhow::Result<(Duration
     let client = Traffic::connect(&pair.client, None, to(server, PORT), &Connect::default())?;
     let outcome = client.outcome()?;
     assert_eq!(outcome.result, "connected");
-    // Whatever is late, nothing is faster than the link.
+    // Delays may vary, but nothing is faster than the link.
     assert!(outcome.took >= RTT, "{outcome:?} over {RTT:?}");
     Ok((outcome.took, relay.log()))
 }
 
-/// How many of a kind were dropped, and how many passed.
+/// The numbers of dropped and of forwarded packets of a kind.
 fn count(log: &[Relayed], kind: PacketFilter) -> (usize, usize) {
     let of_kind = || log.iter().filter(|packet| packet.is(&kind));
     let dropped = of_kind().filter(|packet| packet.dropped()).count();
@@ -103,7 +102,7 @@ fn a_lost_syn() -> anyhow::Result<()> {
 }
 
 test!(a_lost_syn_ack);
-/// Either side's timer makes up for it, whichever expires first.
+/// Either side's timer repairs the loss, whichever expires first.
 fn a_lost_syn_ack() -> anyhow::Result<()> {
     assert_took(KERNEL_RTO, || {
         let (took, log) = connect(RELAY_SERVER_V4, Some(PacketFilter::SYN_ACK))?;
@@ -131,7 +130,7 @@ fn lost_segments_of_a_conversation() -> anyhow::Result<()> {
     ] {
         let before = relay.log().len();
         relay.drop_next(kind, u64::try_from(lost)?);
-        // The conversation goes on all the same.
+        // The conversation continues nevertheless.
         conversation.rounds(3, ONE_WAY * 4)?;
         let log = relay.log().split_off(before);
         let (dropped, passed) = count(&log, kind);
@@ -159,7 +158,7 @@ fn the_last_segments_of_a_flow_once() -> anyhow::Result<()> {
     let _server = Traffic::echo_server(&pair.server, None, server, false)?;
     let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
     conversation.send(usize::try_from(SEGMENTS * SEGMENT)?)?;
-    // A round trip, and the timers that repair it.
+    // A round trip, and the timers that repair the loss.
     let came_through = |log: &Vec<Relayed>| {
         let through = log
             .iter()
@@ -182,7 +181,7 @@ fn the_last_segments_of_a_flow_once() -> anyhow::Result<()> {
     assert_eq!(link.dropped(rule)?, LOST, "{log:#?}");
     assert_eq!(bytes(true, false), LOST * SEGMENT, "{log:#?}");
     assert_eq!(bytes(false, false), (SEGMENTS - LOST) * SEGMENT, "{log:#?}");
-    // What was lost came through when it was retransmitted.
+    // Lost data got through when it was retransmitted.
     assert_eq!(bytes(true, true), 0, "{log:#?}");
     assert!(bytes(false, true) >= LOST * SEGMENT, "{log:#?}");
     Ok(())
@@ -190,7 +189,7 @@ fn the_last_segments_of_a_flow_once() -> anyhow::Result<()> {
 
 test!(a_blackout_loses_all_of_its_time_and_nothing_else, blackout);
 fn blackout() -> anyhow::Result<()> {
-    // The other connection's rounds take a fraction of it, also on a busy machine.
+    // The other connection's rounds take a fraction of it, on a busy machine too.
     const LENGTH: Duration = Duration::from_millis(500);
     let pair = Pair::new()?;
     let link = relay(&pair)?;
@@ -199,7 +198,7 @@ fn blackout() -> anyhow::Result<()> {
     let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
     let mut other = Conversation::start(&pair.client, None, server, Options::default())?;
     let outage = link.start_outage(PacketFilter::ALL.of_client(conversation.port()), LENGTH)?;
-    // The other connection is not concerned.
+    // The other connection is not affected.
     other.rounds(10, Duration::from_millis(10))?;
     conversation.rounds(10, Duration::from_millis(10))?;
     let blackout = link.end_outage(outage)?;
@@ -224,7 +223,7 @@ fn blackout() -> anyhow::Result<()> {
 }
 
 test!(a_rate_is_kept, rate);
-/// No more than the rate allows; and not much less, which the machine has to be fast enough for.
+/// No more than the rate allows; and not much less, for which the machine must be fast enough.
 fn rate() -> anyhow::Result<()> {
     const BYTES: usize = 250_000;
     const BITS_A_SECOND: u64 = 10_000_000;
@@ -238,7 +237,7 @@ fn rate() -> anyhow::Result<()> {
     let _server = Traffic::echo_server(&pair.server, None, server, false)?;
     let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
     conversation.send(BYTES)?;
-    // Answered when all before it has come.
+    // The answer comes after all data has arrived.
     conversation.rounds(1, Duration::ZERO)?;
     let log = link.log();
     let data = || log.iter().filter(|r| r.is(&PacketFilter::CLIENT_DATA));
@@ -288,8 +287,8 @@ fn leaves_no_device_also_on_panic() -> anyhow::Result<()> {
     })
 }
 
-/// A child that writes to the pipe when it is forked and execs only later: until then it has every
-/// descriptor of this process, as any child of a test beside this one.
+/// A child that writes to the pipe when it is forked and calls exec later: until then it holds every descriptor of this
+/// process, as any child of a concurrent test may.
 fn slow_child() -> anyhow::Result<(PipeReader, Command)> {
     let (forked, in_child) = io::pipe()?;
     let mut command = Command::new("true");

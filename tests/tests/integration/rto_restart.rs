@@ -1,4 +1,4 @@
-//! rto_restart: rto_min less the smoothed RTT while few segments are outstanding, on a link with a delay.
+//! rto_restart lowers rto_min by the smoothed RTT while few segments are outstanding; on a link with a delay.
 
 use std::{
     thread,
@@ -32,14 +32,14 @@ const NO_PAUSE: Duration = Duration::ZERO;
 const ONE_WAY: Duration = Duration::from_millis(30);
 const RTT: Duration = Duration::from_millis(60);
 const RTO_MIN: Duration = Duration::from_millis(100);
-/// The kernel's own minimum (`TCP_RTO_MIN`).
+/// The kernel's minimum (`TCP_RTO_MIN`).
 const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
-/// A round trip longer than rto_min.
+/// A round-trip time longer than rto_min.
 const FAR: Duration = Duration::from_millis(120);
-/// Round trips after which an RTO has come down: what is too much of it goes by a quarter each.
+/// Round trips after which an RTO has come down; each removes a quarter of the excess.
 const MANY: usize = 30;
 
-/// With it for IPv4, the control for IPv6.
+/// With rto_restart for IPv4, and without as a control for IPv6.
 const POLICIES: &str = "[policy.with]\nrto_min = \"100ms\"\nrto_restart = true\n\
      cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
      [policy.without]\nrto_min = \"100ms\"\ncidrs = [\"fd89::/64\"]\n";
@@ -63,7 +63,7 @@ impl Link {
         Ok(Self { relay, env })
     }
 
-    /// A conversation with a server at the far end.
+    /// Starts a conversation with a server at the far end.
     fn begin(&self, address: &str, port: u16) -> anyhow::Result<Flow<'_>> {
         Flow::begin(&self.env, address, port)
     }
@@ -100,13 +100,13 @@ impl<'a> Flow<'a> {
         conversation::rto(&self.env.net.server, &format!("sport = :{}", self.port))
     }
 
-    /// The client's rto_min, from Linux 6.15 on: tests that ask for it need that.
+    /// The client's rto_min, which can be read since Linux 6.15; tests that use this need that feature.
     fn rto_min(&mut self) -> anyhow::Result<Duration> {
         let micros = self.conversation.option(option::RTO_MIN_US)?;
         Ok(Duration::from_micros(micros.try_into()?))
     }
 
-    /// The client's rto_min is lower than the policy's by a round trip.
+    /// Asserts that the client's rto_min is lower than the policy's by a round-trip time.
     fn assert_lowered(&mut self) -> anyhow::Result<()> {
         // A round trip takes some milliseconds more than the link's delay.
         let range = RTO_MIN - RTT - 4 * jiffy()..=RTO_MIN - RTT;
@@ -121,7 +121,7 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// Asks two conversations for so many round trips at the same time.
+/// Runs this many round trips in two conversations at the same time.
 fn rounds(flows: [&mut Flow<'_>; 2], count: usize) -> anyhow::Result<()> {
     let [one, other] = flows.map(|flow| &mut flow.conversation);
     thread::scope(|scope| {
@@ -132,13 +132,13 @@ fn rounds(flows: [&mut Flow<'_>; 2], count: usize) -> anyhow::Result<()> {
     })
 }
 
-/// What the RTO is for this rto_min, with some milliseconds of the machine's own.
+/// Whether this is the RTO for this rto_min, with some milliseconds for the machine.
 fn is_rto_of(rto: Duration, rto_min: Duration) -> bool {
     (RTT + rto_min - jiffy()..RTT + rto_min + 5 * jiffy()).contains(&rto)
 }
 
-/// Asks for round trips until the RTO is that of this rto_min: one that is held up by a busy machine
-/// makes it rise again.
+/// Makes round trips until the RTO is that of this rto_min: a round trip that a busy machine delays makes it rise
+/// again.
 fn assert_sinks(flow: &mut Flow<'_>, rto_min: Duration) -> anyhow::Result<()> {
     let sunk = eventually_seen(
         "RTO of a round trip and rto_min",
@@ -153,7 +153,7 @@ fn assert_sinks(flow: &mut Flow<'_>, rto_min: Duration) -> anyhow::Result<()> {
         .with_context(|| format!("rto_min {rto_min:?}"))
 }
 
-/// After how long a request that gets lost is retransmitted; asserts that it is by the RTO.
+/// The time until a lost request is retransmitted; asserts that the RTO determines it.
 fn assert_retransmitted(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
     let rto = flow.rto()?;
     let gap = gap_of_a_lost_request(link, flow)?;
@@ -164,9 +164,9 @@ fn assert_retransmitted(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Dura
     Ok(gap)
 }
 
-/// After how long a request that gets lost is retransmitted.
+/// The time until a lost request is retransmitted.
 fn gap_of_a_lost_request(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Duration> {
-    // Nothing of the last round trip is under way any more.
+    // Wait until no packet of the last round trip is in flight.
     thread::sleep(Duration::from_millis(100));
     let before = link.relay.log().len();
     link.relay.drop_next(PacketFilter::CLIENT_DATA, 1);
@@ -189,7 +189,7 @@ fn a_thin_flow_is_a_round_trip_sooner() -> anyhow::Result<()> {
     rounds([&mut with, &mut without], MANY)?;
     assert_sinks(&mut without, RTO_MIN)?;
     assert_sinks(&mut with, RTO_MIN - RTT)?;
-    // The accepted sockets as well, once no round trip was held up by a busy machine for a while.
+    // The same for the accepted sockets, if no round trip was delayed by a busy machine for a while.
     let mut servers = Vec::new();
     for _ in 0..8 {
         servers.push([with.server_rto()?, without.server_rto()?]);
@@ -203,11 +203,11 @@ fn a_thin_flow_is_a_round_trip_sooner() -> anyhow::Result<()> {
     }
     let [with_rto, without_rto] = servers[servers.len() - 1];
     assert!(with_rto + RTT / 2 < without_rto, "{servers:?}");
-    // And so on the wire.
+    // The same on the wire.
     let control = assert_retransmitted(&link, &mut without)?;
     let sooner = assert_retransmitted(&link, &mut with)?;
     assert!(sooner + RTT / 2 < control, "{sooner:?}, {control:?}");
-    // Nothing was retransmitted but what was lost, and nothing was refused.
+    // Only lost segments were retransmitted, and no setting was refused.
     let stats = link.env.json(&["stats"])?;
     for name in ["with", "without"] {
         let side = &stats["policies"][name]["active"];
@@ -220,8 +220,8 @@ test!(
     the_option_is_lower_by_a_round_trip_at_most,
     needs = [RTO_MIN_OPTION]
 );
-/// What an application reads: with it, without it (the control), of a peer at hand and of one farther away than
-/// rto_min, of which as much is left as the kernel takes.
+/// What an application reads: with rto_restart, without it (the control), for a near peer, and for a peer farther away
+/// than rto_min, for which the kernel's minimum remains.
 fn the_option_is_lower_by_a_round_trip_at_most() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut with = link.begin(RELAY_SERVER_V4, PORT)?;
@@ -243,12 +243,12 @@ test!(
     a_thick_flow_has_the_policys_own_rto_min,
     needs = [RTO_MIN_OPTION]
 );
-/// The option is the policy's own again, and the RTO stays where it is: raising rto_min raises no RTO.
+/// The option has the policy's value again, and the RTO stays: raising rto_min does not raise an RTO.
 fn a_thick_flow_has_the_policys_own_rto_min() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     let mut seen = Vec::new();
-    // Round trips that vary, on a busy machine, raise it.
+    // Varying round-trip times on a busy machine raise it.
     let is_raised = |rto: Duration| rto > RTT + RTO_MIN - 3 * jiffy();
     while seen.iter().all(|rto| is_raised(*rto)) {
         assert!(seen.len() < 5, "{seen:?}");
@@ -257,18 +257,17 @@ fn a_thick_flow_has_the_policys_own_rto_min() -> anyhow::Result<()> {
         for _ in 0..5 {
             flow.conversation.send(1000 * REQUEST)?;
         }
-        // Some of it is on its way still.
+        // Some of the data is still in flight.
         seen.push(flow.rto()?);
         flow.assert_rto_min(RTO_MIN)?;
     }
-    // Thin again.
+    // Few segments again.
     flow.rounds(3)?;
     flow.assert_lowered()
 }
 
 test!(a_near_peer_has_the_policys_own_rto, near);
-/// A round trip below a jiffy takes nothing away. (Nor do the longer ones of an emulated processor, from
-/// the RTO.)
+/// A round-trip time below a jiffy lowers nothing. (Nor do the longer ones of an emulated processor lower the RTO.)
 fn near() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     let mut flow = Flow::begin(&env, SERVER_V4, PORT)?;
@@ -279,8 +278,8 @@ fn near() -> anyhow::Result<()> {
 }
 
 test!(a_path_that_was_slow_for_a_while);
-/// What was taken away cannot be given back: it is never more than the least round trip, so that the RTO
-/// of a path that was slow for a while does not come below the policy's rto_min.
+/// A reduction cannot be undone. It is therefore at most the minimum RTT, so that the RTO of a path that was slow for a
+/// while does not fall below the policy's rto_min.
 fn a_path_that_was_slow_for_a_while() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
@@ -296,13 +295,13 @@ fn a_path_that_was_slow_for_a_while() -> anyhow::Result<()> {
 }
 
 test!(never_below_what_the_kernel_takes);
-/// Of a peer farther away than rto_min as much is left as the kernel takes.
+/// For a peer farther away than rto_min the kernel's minimum remains.
 fn never_below_what_the_kernel_takes() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     link.relay.set_delay(FAR / 2);
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     let mut seen = Vec::new();
-    // The RTT and 8 ms, or what it varies by on a busy machine; 100 ms more without.
+    // The RTT plus 8 ms, or plus its variation on a busy machine; 100 ms more without rto_restart.
     while seen.iter().all(|rto| *rto > FAR + RTO_MIN / 2) {
         assert!(seen.len() < 8, "{seen:?}");
         flow.rounds(MANY / 2)?;
@@ -314,7 +313,7 @@ fn never_below_what_the_kernel_takes() -> anyhow::Result<()> {
 }
 
 test!(what_is_not_asked_for_is_not_counted);
-/// The callback is on for it, whatever is counted.
+/// rto_restart needs the callback, whatever is counted.
 fn what_is_not_asked_for_is_not_counted() -> anyhow::Result<()> {
     for (agent, counts) in [
         ("rtt_sampling = \"off\"\n", true),
@@ -327,7 +326,7 @@ fn what_is_not_asked_for_is_not_counted() -> anyhow::Result<()> {
         let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
         assert_sinks(&mut flow, RTO_MIN - RTT)?;
         drop(flow);
-        // What is read of the kernel may be some moments old.
+        // The counters that are read may be some moments old.
         let is_counted =
             |stats: &Value| !is_zero(&stats["policies"]["with"]["active"]["connections"]);
         let begin = Instant::now();
@@ -348,7 +347,7 @@ fn is_zero(number: &Value) -> bool {
     number.as_u64().is_none_or(|n| n == 0)
 }
 
-/// A link whose conversation began before the policy was there, with the RTO of the kernel's own minimum.
+/// A conversation that began before there was a policy, with an RTO by the kernel's minimum.
 fn open_before(link: &Link) -> anyhow::Result<Flow<'_>> {
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     assert_sinks(&mut flow, KERNEL_RTO_MIN)?;
@@ -357,7 +356,7 @@ fn open_before(link: &Link) -> anyhow::Result<Flow<'_>> {
     Ok(flow)
 }
 
-/// A policy for others.
+/// A policy for other peers.
 const OTHERS: &str = "[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n";
 
 test!(sockets_that_are_open_already);
@@ -376,7 +375,7 @@ fn sockets_that_are_open_already() -> anyhow::Result<()> {
         assert!(notes.contains("rto_restart"), "{walk:#}");
         return assert_sinks(&mut flow, RTO_MIN);
     }
-    // The tail loss probe of a single segment has the new minimum before the RTO has.
+    // The tail loss probe of a single segment uses the new minimum before the RTO does.
     flow.rounds(2)?;
     let (rto, probe) = (flow.rto()?, gap_of_a_lost_request(&link, &mut flow)?);
     let due = 2 * RTT + (RTO_MIN - RTT);
@@ -395,7 +394,7 @@ fn the_option_of_sockets_that_are_open_already() -> anyhow::Result<()> {
     link.env.cli(&["apply"])?;
     assert_sinks(&mut flow, RTO_MIN - RTT)?;
     flow.assert_lowered()?;
-    // A policy without it, and the kernel's own.
+    // A policy without rto_restart, and then the kernel's own value.
     link.env
         .configure(&POLICIES.replace("rto_restart = true", "rto_restart = false"))?;
     link.env.cli(&["reload"])?;

@@ -1,4 +1,4 @@
-//! Tens of thousands of entries: batches, growth, answers meanwhile. (A million: `cargo xtask bench scale`.)
+//! Tens of thousands of entries: batches, growth, and answers during changes. (A million: `cargo xtask bench scale`.)
 
 use std::{
     fmt::Write as _,
@@ -31,7 +31,8 @@ use crate::needs::LPM_BATCHES;
 const PORT: u16 = 4600;
 const MANY: u32 = 50_000;
 
-/// So many prefixes of policy "near" as a file of policies.d; each beyond `same` is another than before.
+/// Writes `count` prefixes of the policy "near" to a file of policies.d; those after the first `same` are new each
+/// time.
 pub(super) fn file(env: &TestEnv, count: u32, same: u32) -> anyhow::Result<()> {
     let mut text = "[policy.near]\ncidrs = [\n".to_owned();
     for i in 0..count {
@@ -49,7 +50,7 @@ pub(super) fn file(env: &TestEnv, count: u32, same: u32) -> anyhow::Result<()> {
     Ok(fs::rename(temporary, env.policies_dir().join("many.toml"))?)
 }
 
-/// So many other prefixes, for a request.
+/// `count` other prefixes, for a request.
 pub(super) fn hosts(count: u32) -> Vec<String> {
     let host = |i: u32| format!("11.{}.{}.{}/32", i >> 16, i >> 8 & 0xff, i & 0xff);
     (0..count).map(host).collect()
@@ -62,7 +63,7 @@ fn env(settings: &str) -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-/// What the last start did to the maps it found: added, changed, removed.
+/// The numbers of entries that the last start added, changed and removed.
 fn reconciled(env: &TestEnv) -> anyhow::Result<String> {
     let log = env.log();
     let line = log.lines().rfind(|line| line.contains("action=\"start\""));
@@ -76,8 +77,8 @@ fn reconciled(env: &TestEnv) -> anyhow::Result<String> {
     Ok(numbers.collect::<Vec<_>>().join(" "))
 }
 
-/// That one reload changed this, and that no other changed anything. The daemon may have noticed the file before it was
-/// asked, or after that: its log has the one change in any case, and perhaps a reload that changed nothing.
+/// Asserts that one reload made this change, and no other changed anything. The daemon may have noticed the file before
+/// or after the request: its log has the change once in any case, and perhaps a reload that changed nothing.
 fn assert_reloaded(env: &TestEnv, expected: &str) {
     let log = env.log();
     let reloads = log
@@ -113,7 +114,7 @@ fn expect_many(env: &TestEnv, count: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A daemon that finds what another left compares it to the last entry.
+/// A daemon that finds the entries of another one compares all of them.
 fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     let mut env = env("max_entries = 60000\n")?;
     file(&env, MANY, MANY)?;
@@ -140,10 +141,10 @@ fn many_by_batches() -> anyhow::Result<()> {
     filled(&[])
 }
 
-/// The first version whose LPM tries have batches.
+/// The first version whose LPM tries support batches.
 const BATCHES: (u32, u32) = (5, 13);
 
-/// So many entries of a trie of the test's own.
+/// Entries of a private trie.
 const COUNT: u8 = 100;
 
 fn key(i: u8) -> LpmKey<4> {
@@ -153,14 +154,14 @@ fn key(i: u8) -> LpmKey<4> {
     }
 }
 
-/// The trie, which `tries` must outlive.
+/// A view of the trie, which `tries` must outlive.
 fn trie(tries: &Tries) -> Trie<'_, 4, u64> {
     assert_eq!(size_of::<u64>(), VALUE_SIZE as usize);
     // SAFETY: keys of eight bytes, values of VALUE_SIZE.
     unsafe { Trie::new(tries.v4()) }
 }
 
-/// What comes of each of the three commands.
+/// The results of the three batch commands.
 fn tried(trie: &Trie<'_, 4, u64>) -> [io::Result<()>; 3] {
     let (mut read, mut told) = (vec![key(0); 60], vec![0; 60]);
     [
@@ -170,8 +171,8 @@ fn tried(trie: &Trie<'_, 4, u64>) -> [io::Result<()>; 3] {
     ]
 }
 
-/// Whether LPM tries have batches here: from Linux 5.13 on, and on other kernels than Debian's where somebody brought
-/// them back.
+/// Whether LPM tries support batches: since Linux 5.13, and earlier on kernels with a backport, which Debian's do not
+/// have.
 pub(super) fn has_batches() -> anyhow::Result<bool> {
     if features::version()? >= BATCHES {
         return Ok(true);
@@ -180,7 +181,7 @@ pub(super) fn has_batches() -> anyhow::Result<bool> {
     Ok(tried(&trie(&tries)).iter().any(Result::is_ok))
 }
 
-/// All three are refused as unknown ones, and by Debian's kernels for sure.
+/// Asserts that all three commands are refused as unknown, which holds for Debian's kernels.
 pub(super) fn assert_no_batches() -> anyhow::Result<()> {
     let tries = Tries::new(COUNT.into())?;
     for refused in tried(&trie(&tries)) {
@@ -191,13 +192,13 @@ pub(super) fn assert_no_batches() -> anyhow::Result<()> {
 }
 
 test!(batches_are_what_the_kernel_has, needs = [LPM_BATCHES]);
-/// Each of the three commands, by the agent's own calls on a trie of the test's own.
+/// Each of the three commands, through the agent's own functions, on a private trie.
 fn batches_are_what_the_kernel_has() -> anyhow::Result<()> {
     let tries = Tries::new(COUNT.into())?;
     let trie = trie(&tries);
     let keys: Vec<LpmKey<4>> = (0..COUNT).map(key).collect();
     let values: Vec<u64> = (0..COUNT).map(u64::from).collect();
-    // More than half of them, so that it takes two.
+    // More than half of the entries, so that reading needs two batches.
     let (mut read, mut told) = (vec![key(0); 60], vec![0; 60]);
     trie.update_batch(&keys, &values)?;
     assert_eq!(trie.lookup(&key(7))?, Some(7));
@@ -221,9 +222,9 @@ fn batches_are_what_the_kernel_has() -> anyhow::Result<()> {
     assert_eq!(found, all);
     trie.delete_batch(&keys)?;
     assert_eq!(trie.next_key(None)?, None);
-    // What is asked wrongly is not taken for what the kernel does not have.
+    // An invalid request is not mistaken for a missing feature.
     let stderr = io::stderr();
-    // SAFETY: nothing is read or written, as the kernel refuses a file that is no map.
+    // SAFETY: nothing is read or written, as the kernel refuses a file that is not a map.
     let none: Trie<'_, 4, u64> = unsafe { Trie::new(stderr.as_fd()) };
     let error = none.delete_batch(&keys).err().context("it is no map")?;
     assert!(!is_unsupported(&error), "{error}");
@@ -231,7 +232,7 @@ fn batches_are_what_the_kernel_has() -> anyhow::Result<()> {
 }
 
 test!(many_one_by_one, one_by_one);
-/// As on kernels that have no batches for LPM tries (before 5.13).
+/// As on kernels whose LPM tries do not support batches (before 5.13).
 fn one_by_one() -> anyhow::Result<()> {
     filled(&["env", "RTO_AGENT_BATCH=off"])
 }
@@ -278,13 +279,13 @@ fn answers() -> anyhow::Result<()> {
         ready.store(true, Ordering::Relaxed);
         let answers = asking.join();
         started?;
-        answers.map_err(|_| anyhow::anyhow!("who asks died"))?
+        answers.map_err(|_| anyhow::anyhow!("the requesting thread panicked"))?
     })?;
-    // Before it was ready it said so.
+    // Before it was ready it reported that.
     let (_, first) = answers.first().context("no answer")?;
     assert_eq!(first["healthy"], false, "{first:#}");
     assert_eq!(first["problems"][0], "starting", "{first:#}");
-    // One that waited for the end of the load would have taken most of it.
+    // An answer that waited until everything was loaded would have taken most of that time.
     let loaded = begin.elapsed();
     let slowest = answers.iter().map(|(took, _)| *took).max();
     assert!(slowest < Some(loaded / 2), "{slowest:?} of {loaded:?}");
@@ -292,10 +293,10 @@ fn answers() -> anyhow::Result<()> {
 }
 
 test!(fifty_lists_at_once);
-/// What they take of memory is what two do.
+/// They use as much memory as two lists.
 fn fifty_lists_at_once() -> anyhow::Result<()> {
     const LISTED: u32 = 20_000;
-    // Their texts are 160 MB. 1.5 to 2.3 MB measured, and 5 if all are told at a time.
+    // All texts together are 160 MB. Measured: 1.5 to 2.3 MB, and 5 MB if all are sent at the same time.
     const MOST_KB: u64 = 8 << 10;
     let mut env = env("max_entries = 60000\n")?;
     file(&env, LISTED, LISTED)?;
@@ -312,11 +313,11 @@ fn fifty_lists_at_once() -> anyhow::Result<()> {
         anyhow::ensure!(listed == LISTED as usize + 1, "{listed} entries");
         Ok(())
     };
-    // The peak of the start is forgotten (proc_pid_clear_refs(5)).
+    // Resets the peak of the start (proc_pid_clear_refs(5)).
     fs::write(format!("/proc/{}/clear_refs", env.pid()?), "5")?;
     ensure_all(begin()?)?;
     let before = peak_memory_kb(&env)?;
-    // All have asked before anybody reads.
+    // All lists are requested before any is read.
     let begun: anyhow::Result<Vec<_>> = (0..50).map(|_| begin()).collect();
     std::thread::scope(|scope| {
         let reading = begun?
@@ -336,7 +337,7 @@ fn fifty_lists_at_once() -> anyhow::Result<()> {
 }
 
 test!(a_list_that_nobody_reads_is_given_up);
-/// Its readers have their turns, and others theirs: the list comes while none of the four has read anything.
+/// Their readers get their turn, and so do others: a list arrives although none of the four has been read.
 fn a_list_that_nobody_reads_is_given_up() -> anyhow::Result<()> {
     let mut env = env("max_entries = 60000\n")?;
     file(&env, MANY, MANY)?;
@@ -347,12 +348,12 @@ fn a_list_that_nobody_reads_is_given_up() -> anyhow::Result<()> {
         stream.write_all(b"GET /v1/entries HTTP/1.1\r\nhost: x\r\n\r\n")?;
         unread.push(stream);
     }
-    // They have begun.
+    // Wait until they have begun.
     std::thread::sleep(Duration::from_millis(500));
     let list = env.json(&["list"])?;
     let entries = list["entries"].as_array().map(Vec::len);
     assert_eq!(entries, Some(MANY as usize + 1));
-    // What the first ones have is not taken for all of it: the end of the chunks is missing.
+    // A partial list is recognisable: the last chunk is missing.
     for mut stream in unread.into_iter().take(2) {
         let mut text = Vec::new();
         let _cut = stream.read_to_end(&mut text);
@@ -368,7 +369,7 @@ fn map_id(env: &TestEnv, name: &str) -> anyhow::Result<Value> {
     Ok(serde_json::from_str::<Value>(&show)?["id"].clone())
 }
 
-/// Of the tries, and of two that stay.
+/// The ids of the tries, and of two maps that are not replaced.
 fn ids(env: &TestEnv) -> anyhow::Result<[Value; 3]> {
     Ok([
         map_id(env, "ENTRIES_V4")?,
@@ -384,7 +385,7 @@ fn hits(env: &TestEnv) -> anyhow::Result<u64> {
 }
 
 test!(add_grows_the_maps);
-/// Room is made, and everything but the tries stays: counts, policies, what entries decided.
+/// The tries are replaced by larger ones, and everything else stays: counters, policies, hits of entries.
 fn add_grows_the_maps() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;
@@ -401,12 +402,12 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
     assert_eq!(status["max_entries"], 4, "{status:#}");
     assert_eq!(status["entries"], 3, "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
-    assert!(status["policies"]["near"]["syn_timeouts_set"].as_u64() >= Some(1));
+    assert!(status["policies"]["near"]["attempts"].as_u64() >= Some(1));
     env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
     // There is room for one more.
     env.cli(&["add", "10.3.0.0/16", "--policy", "near"])?;
     assert_eq!(ids(&env)?, after);
-    // A daemon that comes after it makes as much room, and finds it made.
+    // A later daemon needs the same room, and finds it.
     env.end(Signal::SIGKILL)?;
     env.start()?;
     assert_eq!(ids(&env)?, after);
@@ -415,7 +416,7 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
 }
 
 test!(a_restart_keeps_what_has_grown);
-/// With fewer entries than there is room for by then, too; and other tries have the counts of those before.
+/// Even with fewer entries than the maps then have room for. New tries keep the hits of the former ones.
 fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;
@@ -442,7 +443,7 @@ fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
     assert_ne!(after[0], before[0]);
     assert_eq!(after[1..], before[1..]);
     assert_eq!(hits(&env)?, decided);
-    // One that goes and comes again begins anew.
+    // An entry that is removed and added again starts at 0.
     let rest = "\"10.1.0.0/16\"";
     env.configure(&format!("max_entries = 100\n{}", near(rest)))?;
     env.cli(&["reload"])?;
@@ -453,7 +454,7 @@ fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
 }
 
 test!(a_full_table_left_over_is_no_hindrance);
-/// As after a kill in the midst of an exchange: what is to come does not fit beside what is to go.
+/// As after a kill in the middle of a replacement: the new entries do not fit beside the old ones.
 fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
     let list = |second: u8| {
         let cidrs = (0..7).map(|i| format!("\"10.{second}.{i}.0/24\", "));
@@ -472,7 +473,7 @@ fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
     env.end(Signal::SIGKILL)?;
     let id = &before[0];
     for i in 0..7 {
-        // The policy's slot does not matter, only that they are there.
+        // Only their presence matters, not their policy's slot.
         let key = format!("24 0 0 0 10 2 {i} 0");
         rto_testbed::process::run(&format!(
             "bpftool map update id {id} key {key} value 1 0 0 0 0 0 0 0"
@@ -489,7 +490,7 @@ fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
     assert_eq!(after[1..], before[1..]);
     assert_eq!(hits(&env)?, decided);
     env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
-    // From here on it is as ever.
+    // After that everything works as usual.
     env.configure(&list(4))?;
     env.cli(&["reload"])?;
     assert_eq!(ids(&env)?, after);
@@ -503,12 +504,12 @@ fn reload_grows_the_maps() -> anyhow::Result<()> {
     env.start()?;
     let room = |env: &TestEnv| anyhow::Ok(env.json(&["status"])?["max_entries"].clone());
     assert_eq!(room(&env)?, 100);
-    // By what there is.
+    // Because of the number of entries.
     file(&env, MANY, MANY)?;
     env.cli(&["reload"])?;
     expect_many(&env, MANY)?;
     assert_eq!(room(&env)?, 65_536);
-    // By what the configuration asks for.
+    // Because of the configuration.
     env.configure(&format!(
         "max_entries = 70000\n{}",
         near("\"10.88.0.0/24\"")
@@ -524,7 +525,7 @@ test!(a_policy_is_never_missing_while_they_grow);
 fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;
-    // 2 to 512 and on: ten times new maps and a new program.
+    // From 2 to 512 and more: ten times new maps and a new program.
     let adds = (1..600u32).step_by(60).map(|begin| {
         let cidrs: Vec<String> = (begin..begin + 60)
             .map(|i| format!("10.{}.{}.0/24", 100 + i / 256, i % 256))
@@ -538,7 +539,7 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
     let measured = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let growing = scope.spawn(|| {
-            // Each while a connection is measured that began after the one before.
+            // Each change is made while a connection that began after the previous change is measured.
             let grown = adds.into_iter().enumerate().try_for_each(|(n, mut add)| {
                 eventually("a measured connection", TIMEOUT, || {
                     Ok((measured.load(Ordering::Relaxed) >= n).then_some(()))
@@ -552,7 +553,7 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
         });
         while !done.load(Ordering::Relaxed) {
             let gap = env.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0];
-            // Whether it has the policy, not how exact the timer is.
+            // Only whether it has the policy, not how exact the timer is.
             assert!(gap > POLICY_RTO / 2 && gap < KERNEL_RTO / 2, "{gap:?}");
             measured.fetch_add(1, Ordering::Relaxed);
         }
@@ -567,11 +568,11 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
 }
 
 test!(large_requests_take_time_in_proportion);
-/// What took 16 times as long for four times as many: to add and to remove at run time, and in the file. Measured by
-/// the daemon's time on a processor, which other programs do not prolong.
+/// A regression test: four times as many entries once took 16 times as long to add and remove at run time, and in a
+/// file. CPU time of the daemon is measured, which other programs do not prolong.
 fn large_requests_take_time_in_proportion() -> anyhow::Result<()> {
     const FEW: u32 = 4_000;
-    /// Most of what four times as many take, in what the few take.
+    /// Largest ratio of the time for four times as many entries to the time for the few.
     const MOST: u32 = 8;
     const TRIES: usize = 5;
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;

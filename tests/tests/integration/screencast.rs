@@ -1,6 +1,6 @@
-//! The screencast of the README: a first day with the agent, recorded from the binary on a terminal of 80 columns.
+//! The screencast of the README: the first day with the agent, recorded from the binary on a terminal of 80 columns.
 //!
-//! `UPDATE=1` writes the page and `docs/screencast.cast` (asciicast v2) anew.
+//! `UPDATE=1` rewrites the page and `docs/screencast.cast` (asciicast v2).
 
 use std::{fs, iter, path::Path, process::Command};
 
@@ -23,9 +23,9 @@ const END: &str = "```\n\n<!-- end of the screencast -->\n";
 const PORT: u16 = 5200;
 const CONNECTIONS: u64 = 3;
 
-/// Where a configuration is.
+/// The usual directory of the configuration.
 const ETC: &str = "/etc/rto-agent";
-/// With a mistake in it that is found and corrected.
+/// It has a mistake, which is found and corrected.
 const POLICY: &str = "[policy.same-zone]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100\"\n";
 
 test!(the_readme_shows_what_the_binary_prints);
@@ -42,13 +42,13 @@ fn the_readme_shows_what_the_binary_prints() -> anyhow::Result<()> {
     assert_eq!(
         comparable(&recorded),
         comparable(shown),
-        "UPDATE=1 writes it anew; recorded:\n{recorded}"
+        "UPDATE=1 records it again; recorded:\n{recorded}"
     );
     assert_eq!(fs::read_to_string(CAST)?, cast(shown)?, "UPDATE=1");
     Ok(())
 }
 
-/// What the lines print, one after the other.
+/// The output of the lines, one after the other.
 fn record() -> anyhow::Result<String> {
     let mut screen = Screen::new()?;
     for line in [
@@ -84,21 +84,21 @@ struct Screen {
 impl Screen {
     fn new() -> anyhow::Result<Self> {
         let env = TestEnv::new()?;
-        // So that it shows times of few connections.
+        // All connections are sampled, so that a few are enough to show times.
         env.configure("sampling = 1\n")?;
         fs::write(env.policies_dir().join("10-zone.toml"), POLICY)?;
         let shown = String::new();
         Ok(Self { env, shown })
     }
 
-    /// Where the configuration is, for which [`ETC`] is shown.
+    /// The directory of the configuration; [`ETC`] is shown instead.
     fn etc(&self) -> anyhow::Result<String> {
         let config = self.env.config();
         let dir = config.parent().and_then(Path::to_str);
         Ok(dir.context("its name")?.to_owned())
     }
 
-    /// Runs a line of a shell.
+    /// Runs a shell command line.
     fn run(&mut self, line: &str) -> anyhow::Result<()> {
         let agent = self.env.command(&[]);
         let programs = Path::new(agent.get_program()).parent();
@@ -139,7 +139,7 @@ impl Screen {
             ["active", "passive"].iter().all(|direction| {
                 let direction = &policy[direction];
                 direction["connections"] == CONNECTIONS
-                    && direction["handshake"]["count"] == CONNECTIONS
+                    && direction["connect_time"]["count"] == CONNECTIONS
             })
         };
         let stats = || self.env.json(&["stats"]);
@@ -148,8 +148,8 @@ impl Screen {
     }
 }
 
-/// The same on every kernel and however busy the host is: without the settings that follow the host's own, without
-/// jiffies, without times that were measured, and without the word that the edge of the terminal cuts.
+/// The parts that are the same on every kernel and however busy the host is: without settings that follow the host,
+/// jiffies, measured times, and the word that the edge of the terminal cuts.
 fn comparable(text: &str) -> Vec<String> {
     let lines = text.lines().map(str::trim_start);
     let lines = lines.filter(|line| !line.starts_with("syn_"));
@@ -170,13 +170,13 @@ fn comparable(text: &str) -> Vec<String> {
     lines.map(line).collect()
 }
 
-/// A time that was measured, or none.
+/// Whether a word is a measured time, or the sign for a missing one.
 fn is_time(word: &str) -> bool {
     let number = word.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     word == "-" || (number.len() < word.len() && number.parse::<f64>().is_ok())
 }
 
-/// A recording for `asciinema play`: what is typed comes letter by letter, what is printed after it at once.
+/// A recording for `asciinema play`: input appears letter by letter, the output after it at once.
 fn cast(shown: &str) -> anyhow::Result<String> {
     const LETTER_MS: u32 = 40;
     const LINE_MS: u32 = 20;

@@ -1,4 +1,4 @@
-//! What `docs/reference/security.md` says.
+//! The claims of `docs/reference/security.md`.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ const NOBODY: u32 = 65_534;
 /// CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF.
 const KEPT: u64 = 1 << 12 | 1 << 19 | 1 << 21 | 1 << 38 | 1 << 39;
 
-/// A line of a thread's `/proc/.../status`.
+/// A hexadecimal value in a thread's `/proc/.../status`.
 fn field(status: &str, name: &str) -> anyhow::Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     Ok(u64::from_str_radix(
@@ -39,7 +39,7 @@ fn field(status: &str, name: &str) -> anyhow::Result<u64> {
     )?)
 }
 
-/// The name of the group that is not root's and that every system has.
+/// The name of group 1, which every system has and which is not root's.
 pub(super) fn group_1() -> anyhow::Result<String> {
     let groups = fs::read_to_string("/etc/group")?;
     let group = groups.lines().find_map(|line| {
@@ -53,7 +53,7 @@ test!(what_is_not_needed_is_given_up);
 fn what_is_not_needed_is_given_up() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
-    // To give the socket to a group takes one that is given up after that.
+    // Giving the socket to a group needs a capability that is dropped after that.
     let group = group_1()?;
     env.configure(&format!(
         "group = \"{group}\"\n{}",
@@ -80,9 +80,9 @@ fn what_is_not_needed_is_given_up() -> anyhow::Result<()> {
         }
         Ok(count)
     };
-    // The engine has a thread of its own.
+    // The engine has a separate thread.
     assert!(check()? >= 2);
-    // All that may come later is possible all the same.
+    // Everything that may follow later still works.
     env.wait_status("the probe", |status| status["probe"]["verdict"] == "good")?;
     env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
     env.cli(&["add", "10.88.2.0/24", "--policy", "near", "--save"])?;
@@ -92,7 +92,7 @@ fn what_is_not_needed_is_given_up() -> anyhow::Result<()> {
         env.cli(&["apply"])?;
     }
     env.cli(&["detach"])?;
-    env.cli(&["reload"])?;
+    env.cli(&["attach"])?;
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
     check()?;
     assert_eq!(env.json(&["status"])?["healthy"], true);
@@ -101,7 +101,7 @@ fn what_is_not_needed_is_given_up() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts an agent whose configuration has one path replaced by another; what it says against it.
+/// Starts an agent with one path of its configuration replaced; returns the error.
 fn refusal(env: &mut TestEnv, from: &Path, to: &Path) -> anyhow::Result<String> {
     let (from, to) = (from.display().to_string(), to.display().to_string());
     let text = env
@@ -149,7 +149,7 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
     }
     assert_eq!(fs::read_dir(&victim)?.count(), 0);
     assert_eq!(fs::read_dir(&theirs)?.count(), 0);
-    // A link at the socket's own place is not followed, whoever made it.
+    // A link at the socket's path is not followed, whatever its owner.
     let precious = victim.join("precious");
     fs::write(&precious, "kept")?;
     symlink(&precious, env.socket())?;
@@ -158,11 +158,11 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
     ensure!(said.contains("exists and is no socket"), "{said}");
     assert_eq!(fs::read_to_string(&precious)?, "kept");
     fs::remove_file(env.socket())?;
-    // And without all that it starts.
+    // Without these the daemon starts.
     env.start()
 }
 
-/// Removed also on panic.
+/// A planted directory; removed when dropped, also after a panic.
 struct Planted(PathBuf);
 
 impl Drop for Planted {
@@ -183,14 +183,14 @@ fn a_planted_pin_directory_is_refused() -> anyhow::Result<()> {
         said.contains("pin_dir") && said.contains("it belongs to uid 65534"),
         "{said}"
     );
-    // Also what removes pins does not touch it.
+    // Commands that remove pins do not touch it either.
     let said = env.cli_fails(&["detach"])?;
     ensure!(said.contains("it belongs to uid 65534"), "{said}");
     assert!(planted.0.is_dir());
     Ok(())
 }
 
-/// The status of what comes back.
+/// The status of the answer.
 fn status(stream: &mut UnixStream) -> anyhow::Result<u16> {
     let mut said = vec![0; 4096];
     let count = stream.read(&mut said)?;
@@ -207,7 +207,7 @@ fn a_large_request_is_refused() -> anyhow::Result<()> {
     const LIMIT: usize = 32 << 20;
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let head = "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    // Told beforehand: nothing of it is read.
+    // A length that is stated beforehand: the body is not read.
     let connect = || -> anyhow::Result<UnixStream> {
         let stream = UnixStream::connect(env.socket())?;
         stream.set_read_timeout(Some(TIMEOUT))?;
@@ -217,7 +217,7 @@ fn a_large_request_is_refused() -> anyhow::Result<()> {
     let mut told = connect()?;
     write!(told, "{head}content-length: {}\r\n\r\n", LIMIT + 1)?;
     assert_eq!(status(&mut told).context("told")?, 413);
-    // Not told: read no further.
+    // A length that is not stated: reading stops at the limit.
     let mut chunked = connect()?;
     write!(chunked, "{head}transfer-encoding: chunked\r\n\r\n")?;
     let chunk = vec![b' '; 1 << 16];
@@ -230,7 +230,7 @@ fn a_large_request_is_refused() -> anyhow::Result<()> {
         }
     }
     assert_eq!(status(&mut chunked).context("chunked")?, 413);
-    // Headers without an end.
+    // Headers that do not end.
     let mut headers = connect()?;
     let long = "x".repeat(1 << 20);
     let _hung_up = write!(headers, "GET /v1/status HTTP/1.1\r\nx: {long}\r\n\r\n");
@@ -275,13 +275,13 @@ fn the_metrics_port_shows_no_more() -> anyhow::Result<()> {
             assert_eq!(ask(method, path)?.status, 404, "{method} {path}");
         }
     }
-    // The same asked of the control socket is answered: the paths are not just wrong.
+    // The control socket answers the same paths, so they are not just wrong.
     assert_eq!(
         env.socket_request("GET", "/v1/status", "")?["healthy"],
         true
     );
-    // And from the network namespace of others there is no way to it. The control: the same client reaches what
-    // listens at this address of its own namespace.
+    // It cannot be reached from another network namespace. The control: the same client reaches a listener at this
+    // address of its own namespace.
     let there = SocketAddr::from(([127, 0, 0, 1], port));
     let connect = || Traffic::connect(&env.net.client, None, there, &Connect::default());
     assert_eq!(connect()?.outcome()?.result, "ECONNREFUSED");

@@ -1,5 +1,5 @@
-//! What policies did, as `rto-agent stats` tells: handshakes and their retransmissions on a link that
-//! delays and drops, histograms, connections that end badly, traffic that no entry covers.
+//! The statistics that `rto-agent stats` reports: handshakes and their retransmissions on a link that delays and drops,
+//! histograms, connections that end badly, and traffic that no entry covers.
 
 use std::{
     path::Path,
@@ -31,16 +31,16 @@ use super::to;
 
 const PORT: u16 = 4900;
 const INITIAL_RTO_MS: u64 = 100;
-/// Below half of the initial RTO and of its share that a lost SYN adds.
+/// Less than half of the initial RTO, and of the part of it that a lost SYN adds.
 const NEAR_ONE_WAY: Duration = Duration::from_millis(5);
 
-/// The same timer for SYNs and SYN-ACKs.
+/// A policy with the same timer for SYNs and SYN-ACKs.
 fn policy(initial_rto_ms: u64) -> String {
     let syns = syn_policy(initial_rto_ms);
     format!("{syns}syn_ack_rto = \"{initial_rto_ms}ms\"\n")
 }
 
-/// Every connection is measured to its end.
+/// Samples every connection until it closes.
 const ALL: &str = "sampling = 1\n";
 
 fn syn_policy(initial_rto_ms: u64) -> String {
@@ -51,7 +51,7 @@ fn syn_policy(initial_rto_ms: u64) -> String {
     )
 }
 
-/// A env, a link with a delay, and a server at its far end.
+/// An environment, a link with a delay, and a server at its far end.
 pub(super) struct Link {
     relay: Relay,
     pub(super) env: TestEnv,
@@ -78,13 +78,13 @@ impl Link {
         Ok(Self { relay, env })
     }
 
-    /// A connection with some requests and answers; then both sides' statistics, once all that was
-    /// retransmitted has been judged.
+    /// Makes a connection with some requests and answers; returns both sides' statistics when every retransmission has
+    /// a verdict.
     pub(super) fn converse(&self, address: &str) -> anyhow::Result<Value> {
         self.converse_after(Duration::ZERO, address)
     }
 
-    /// What the link carried first: when it read a packet and when that was to leave, by milliseconds.
+    /// The first packets on the link: when each was read and when it was due to leave, in milliseconds.
     fn first_packets(&self) -> String {
         let log = self.relay.log();
         let Some(begin) = log.first().map(|first| first.at) else {
@@ -98,13 +98,13 @@ impl Link {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// As above, with a pause before the first request.
+    /// The same with a pause before the first request.
     fn converse_after(&self, pause: Duration, address: &str) -> anyhow::Result<Value> {
         self.talk(pause, address)?;
         self.judged()
     }
 
-    /// A connection with some requests and answers, the first after a pause.
+    /// Makes a connection with some requests and answers, the first after a pause.
     pub(super) fn talk(&self, pause: Duration, address: &str) -> anyhow::Result<()> {
         let _server = self.env.echo_server(to(address, PORT))?;
         let mut conversation = self
@@ -114,7 +114,7 @@ impl Link {
         conversation.rounds(ROUNDS, Duration::ZERO)
     }
 
-    /// Both sides' statistics, once all that was retransmitted has been judged.
+    /// Both sides' statistics, when every retransmission has a verdict.
     pub(super) fn judged(&self) -> anyhow::Result<Value> {
         stats_when(&self.env, "a verdict", |near| {
             ["active", "passive"].into_iter().all(|direction| {
@@ -126,7 +126,7 @@ impl Link {
     }
 }
 
-/// As many as give a verdict, and one for the ACK of the last answer.
+/// As many rounds as a verdict needs, and one for the ACK of the last answer.
 const ROUNDS: usize = 5;
 
 pub(super) fn near(env: &TestEnv) -> anyhow::Result<Value> {
@@ -141,7 +141,7 @@ pub(super) fn stats_when(
     eventually_seen(what, TIMEOUT, || near(env), is)
 }
 
-/// A side's retransmissions, spurious ones, undecided ones, recovered connections.
+/// Retransmissions, spurious and undecided ones, and recovered connections of a side.
 pub(super) fn outcome(side: &Value) -> [u64; 4] {
     [
         "handshake_retransmissions",
@@ -185,7 +185,7 @@ test!(a_lost_final_ack_without_timestamps, || lost(
 fn lost(what: PacketFilter, direction: &str, timestamps: bool) -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, NEAR_ONE_WAY, timestamps)?;
     link.relay.drop_next(what, 1);
-    // A request would do for the lost ACK.
+    // A request would replace the lost ACK.
     let pause = match what {
         PacketFilter::CLIENT_ACK => Duration::from_millis(2 * INITIAL_RTO_MS),
         _ => Duration::ZERO,
@@ -194,32 +194,36 @@ fn lost(what: PacketFilter, direction: &str, timestamps: bool) -> anyhow::Result
     assert_eq!(link.relay.log().iter().filter(|r| r.dropped()).count(), 1);
     let side = &near[direction];
     assert_eq!(outcome(side), [1, 0, 0, 1], "{near:#}");
-    // One second, by the kernel's own timer.
+    // One second, by the kernel's timer: exact for a SYN-ACK, whose retransmissions the program does not see.
     let saved = (1000 - INITIAL_RTO_MS) * 1000;
-    assert_eq!(side["time_saved_us"], saved, "{near:#}");
+    if direction == "active" {
+        assert_saved(side, 1);
+    } else {
+        assert_eq!(side["time_saved_us"], saved, "{near:#}");
+    }
     assert_eq!(side["time_lost_us"], 0, "{near:#}");
     if what == PacketFilter::SYN_ACK {
-        // Its own timer fired, and it answered the second SYN: one loss, whoever was first.
+        // Its own timer fired, and it answered the second SYN: one loss, whichever was first.
         let passive = &near["passive"];
         assert_eq!(passive["spurious"], 0, "{near:#}");
         assert_eq!(passive["time_saved_us"], saved, "{near:#}");
     }
-    assert_path(&side["handshake"])
+    assert_path(&side["path_rtt"])
 }
 
 test!(a_lost_syn_and_a_lost_syn_ack_are_not_spurious);
-/// The RTT counts from the SYN whose answer was lost: as long as an initial RTO and more, on a path that is not.
+/// The RTT counts from the SYN whose answer was lost, so it is longer than an initial RTO although the path is not.
 fn a_lost_syn_and_a_lost_syn_ack_are_not_spurious() -> anyhow::Result<()> {
-    // The SYN-ACK is retransmitted for the third SYN, and by no timer of its own before. That SYN comes after two
-    // timers where the first intervals are equal, else after three.
+    // The third SYN causes the retransmission of the SYN-ACK, whose own timer does not expire before. If the first
+    // intervals are equal, that SYN is sent after two timers, otherwise after three.
     let timers = if lacks("tcp-syn-linear-timeouts")? {
         3
     } else {
         2
     };
     assert_recovered(&converse_with_losses(&lossy("keep")?)?, 2, timers)?;
-    // By its own timer, before the third SYN, whose interval is doubled: 155 ms before it. Where the kernel's timers are
-    // later than that, as on a processor that others take, the third SYN is seen first.
+    // The SYN-ACK's own timer expires 155 ms before the third SYN, whose interval is doubled. If the kernel's timers
+    // are later than that, because the processor was taken away, the third SYN is seen first.
     const ATTEMPTS: usize = 5;
     for _ in 0..ATTEMPTS {
         let link = lossy("40ms")?;
@@ -242,7 +246,7 @@ fn lossy(syn_ack_rto: &str) -> anyhow::Result<Link> {
     Link::with(&policies, NEAR_ONE_WAY, true)
 }
 
-/// The policy's statistics of a connection whose first SYN is lost, and the first SYN-ACK.
+/// The policy's statistics of a connection whose first SYN and first SYN-ACK are lost.
 fn converse_with_losses(link: &Link) -> anyhow::Result<Value> {
     link.relay.drop_next(PacketFilter::SYN, 1);
     link.relay.drop_next(PacketFilter::SYN_ACK, 1);
@@ -254,12 +258,20 @@ fn converse_with_losses(link: &Link) -> anyhow::Result<Value> {
 fn assert_recovered(near: &Value, retransmitted: u64, timers: u64) -> anyhow::Result<()> {
     let active = &near["active"];
     assert_eq!(outcome(active), [retransmitted, 0, 0, 1], "{near:#}");
-    let saved = timers * (1000 - INITIAL_RTO_MS) * 1000;
-    assert_eq!(active["time_saved_us"], saved, "{near:#}");
-    assert_path(&active["handshake"])
+    assert_saved(active, timers);
+    assert_path(&active["path_rtt"])
 }
 
-/// One handshake, as long as the path is, whatever was retransmitted.
+/// The copy that was answered was sent after so many timers, each late by two jiffies at most; the kernel's own timer
+/// counts as 7 ms late.
+fn assert_saved(side: &Value, timers: u64) {
+    let most = 1_008_000 - timers * INITIAL_RTO_MS * 1000;
+    let late = (2 * timers + 1) * u64::try_from(jiffy().as_micros()).unwrap_or(u64::MAX);
+    let saved = side["time_saved_us"].as_u64().unwrap_or_default();
+    assert!((most - late..=most).contains(&saved), "{most}: {side:#}");
+}
+
+/// Asserts that there is one handshake, as long as the path's RTT, whatever was retransmitted.
 fn assert_path(handshake: &Value) -> anyhow::Result<()> {
     let us = |duration: Duration| u64::try_from(duration.as_micros());
     let sum_us = handshake["sum_us"].as_u64().unwrap_or_default();
@@ -270,9 +282,9 @@ fn assert_path(handshake: &Value) -> anyhow::Result<()> {
 }
 
 test!(an_rtt_just_below_the_initial_rto);
-/// The control of those beyond.
+/// The control for longer RTTs.
 fn an_rtt_just_below_the_initial_rto() -> anyhow::Result<()> {
-    // A core that is taken away for 64 ms makes it more than the RTO: a wrong rule is wrong each time.
+    // A core that is taken away for 64 ms makes the RTT exceed the RTO, so one success in several attempts is enough.
     const ATTEMPTS: usize = 10;
     let mut seen = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -303,9 +315,30 @@ fn beyond(timestamps: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(late_answer_makes_copies_spurious, || slow_syns(true));
+test!(late_answer_without_timestamps, || slow_syns(false));
+/// The handshake takes 150 ms and later round trips take no time: only SYNs are slow, as in a firewall or a SYN queue.
+fn slow_syns(timestamps: bool) -> anyhow::Result<()> {
+    let link = Link::new(52, Duration::from_millis(75), timestamps)?;
+    let _server = link.env.echo_server(to(RELAY_SERVER_V4, PORT))?;
+    let mut conversation = link
+        .env
+        .converse(to(RELAY_SERVER_V4, PORT), conversation::Options::default())?;
+    link.relay.set_delay(Duration::ZERO);
+    // Wait for retransmissions that are still in flight.
+    std::thread::sleep(Duration::from_millis(100));
+    conversation.rounds(ROUNDS, Duration::ZERO)?;
+    let near = link.judged()?;
+    let [again, spurious, undecided, recovered] = outcome(&near["active"]);
+    assert!(again >= 1, "{near:#}");
+    assert_eq!([spurious, undecided, recovered], [again, 0, 0], "{near:#}");
+    assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
+    Ok(())
+}
+
 test!(an_rtt_of_several_initial_rtos);
 fn an_rtt_of_several_initial_rtos() -> anyhow::Result<()> {
-    // So many fit into 90 ms.
+    // Number of intervals in 90 ms.
     const COPIES: u64 = 3;
     let rto_ms = u64::try_from((6 * jiffy()).as_millis())?;
     let mut late = String::new();
@@ -320,19 +353,20 @@ fn an_rtt_of_several_initial_rtos() -> anyhow::Result<()> {
             assert_eq!(verdicts, [again, 0, 0], "{packets}\n{near:#}");
             return Ok(());
         }
-        // On a busy machine the link was late for the first SYN alone: more copies than fit into its least RTT.
+        // On a busy machine the link was late only for the first SYN: more retransmissions than fit into its minimum
+        // RTT.
         late = format!("{packets}\n{near:#}");
     }
     bail!("the link was always late: {late}")
 }
 
 test!(a_lost_syn_on_a_slow_path);
-/// The first SYN lost, the second answered later than an initial RTO: that one was needed, the third not.
+/// The first SYN is lost and the second is answered after an initial RTO: the second was needed, the third was not.
 fn a_lost_syn_on_a_slow_path() -> anyhow::Result<()> {
     let link = Link::new(INITIAL_RTO_MS, Duration::from_millis(65), true)?;
     link.relay.drop_next(PacketFilter::SYN, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
-    // Before Linux 6.5 the second interval is twice the first, and the answer comes before its end.
+    // Before Linux 6.5 the second interval is twice the first, and the answer arrives before its end.
     let is_linear = Path::new("/proc/sys/net/ipv4/tcp_syn_linear_timeouts").exists();
     let expected = if is_linear {
         [2, 1, 0, 1]
@@ -358,13 +392,16 @@ fn longer_timers_lose_time() -> anyhow::Result<()> {
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(outcome(&near["active"]), [1, 0, 0, 1], "{near:#}");
     assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
-    assert_eq!(near["active"]["time_lost_us"], 200_000, "{near:#}");
+    // The outage may have ended at any time in the policy's 1.2 s: before the kernel's first timeout, or between that and
+    // its second. So the time lost is an estimate below 200 ms.
+    let lost = near["active"]["time_lost_us"].as_u64();
+    assert!((1..200_000).contains(&lost.unwrap_or(0)), "{near:#}");
     Ok(())
 }
 
 test!(histograms_hold_the_times_there_were);
-/// As the wire of each end has it, which is 20 ms there and back and what the machine adds: to a jiffy, and in the
-/// right bucket.
+/// As on the wire of each end, which is 20 ms there and back plus what the machine adds: to a jiffy, and in the right
+/// bucket.
 fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
     let one_way = Duration::from_millis(10);
     let link = Link::with(&format!("{ALL}{}", policy(INITIAL_RTO_MS)), one_way, true)?;
@@ -381,8 +418,8 @@ fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
         let least = wire.iter().min().copied().unwrap_or_default();
         let longest = wire.iter().max().copied().unwrap_or_default();
         assert!(least >= 2 * one_way, "{direction}: {wire:?}");
-        // A smoothed RTT is between the least and the longest; a delayed ACK is one of those of its wire.
-        for (what, from, to) in [("handshake", wire[0], wire[0]), ("srtt", least, longest)] {
+        // A smoothed RTT is between the shortest and the longest; a delayed ACK is part of its wire's times.
+        for (what, from, to) in [("path_rtt", wire[0], wire[0]), ("srtt", least, longest)] {
             let histogram = &near[direction][what];
             assert_eq!(histogram["count"], 1, "{direction} {what}: {near:#}");
             let sum_us = histogram["sum_us"].as_u64().unwrap_or(0);
@@ -398,7 +435,7 @@ fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
     }
     let text = link.env.cli(&["stats", "--policy", "near"])?;
     assert!(
-        text.contains("handshake time: 1, mean ") && text.contains("####"),
+        text.contains("connect time: 1, mean ") && text.contains("####"),
         "{text}"
     );
     Ok(())
@@ -418,9 +455,9 @@ fn rtt_sampling_off_and_by_interval() -> anyhow::Result<()> {
     served(&env, 3, 0)?;
     let near = near(&env)?;
     assert_eq!(near["active"]["srtt"]["count"], 0, "{near:#}");
-    assert_eq!(near["active"]["handshake"]["count"], 1, "{near:#}");
+    assert_eq!(near["active"]["path_rtt"]["count"], 1, "{near:#}");
     env.end(nix::sys::signal::Signal::SIGTERM)?;
-    // At most every 50 ms, while it lasts.
+    // At most every 50 ms, while the connection lasts.
     env.configure(&format!("{ALL}rtt_sampling = \"50ms\"\n{}", policy(100)))?;
     env.start()?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
@@ -438,7 +475,7 @@ test!(a_reset_connection_is_aborted, || aborted(None));
 test!(a_reset_connection_is_aborted_whatever_reply_is, || aborted(
     Some(-1)
 ));
-/// Reset by an administrator; `reply` of a foreign program at every operation is where the former state is.
+/// Reset by an administrator. A foreign program's `reply` at every operation is in the union with the former state.
 fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     let cgroup = env.cgroup.path();
@@ -456,14 +493,14 @@ fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
     };
     let (server, conversation) = begin()?;
     drop(conversation);
-    // The control: finished by both.
+    // The control: closed by both ends.
     std::thread::sleep(Duration::from_millis(100));
     drop(server);
     let finished = near(&env)?;
     assert_eq!(finished["active"]["aborted"], 0, "{finished:#}");
     assert_eq!(finished["passive"]["aborted"], 0, "{finished:#}");
     let (_server, conversation) = begin()?;
-    // What an administrator does to a connection.
+    // The way in which an administrator ends a connection.
     rto_testbed::process::run(&format!(
         "ip netns exec {} ss -K dport = :{PORT}",
         env.net.client
@@ -497,20 +534,24 @@ fn unmatched() -> anyhow::Result<()> {
     env.start()?;
     connect(&env, SERVER_V4)?;
     connect(&env, SERVER_V6)?;
-    // Counted, and otherwise left alone: the kernel's own second.
+    // Counted, and otherwise unaffected: the kernel's 1 s.
     env.net.black_hole(PORT)?;
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL_RTO)?;
     let stats = env.json(&["stats"])?;
     let unmatched = &stats["policies"]["unmatched"];
     assert_eq!(unmatched["active"]["connections"], 2, "{stats:#}");
     assert_eq!(unmatched["passive"]["connections"], 2, "{stats:#}");
-    assert_eq!(unmatched["active"]["initial_rtos_set"], 0, "{stats:#}");
+    // Both, and the connections to the black hole.
+    assert!(
+        unmatched["active"]["attempts"].as_u64() >= Some(3),
+        "{stats:#}"
+    );
     assert!(
         unmatched["active"]["handshake_retransmissions"].as_u64() >= Some(1),
         "{stats:#}"
     );
     assert_eq!(stats["policies"]["near"]["active"]["connections"], 0);
-    // It is no policy: neither listed nor looked up.
+    // It is not a policy: neither listed nor looked up.
     assert!(env.json(&["status"])?["policies"]["unmatched"].is_null());
     let looked_up = env.json(&["lookup", SERVER_V4])?;
     assert!(looked_up["entry"].is_null(), "{looked_up:#}");
@@ -538,7 +579,7 @@ fn counting_nothing_still_sets_timers() -> anyhow::Result<()> {
 }
 
 test!(what_is_counted_changes_with_a_restart);
-/// Another choice is another program over the same maps: entries and counts stay.
+/// Another choice loads another program over the same maps: entries and counters stay.
 fn what_is_counted_changes_with_a_restart() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.configure(&format!("on_exit = \"keep\"\n{}", policy(100)))?;
@@ -559,7 +600,7 @@ fn what_is_counted_changes_with_a_restart() -> anyhow::Result<()> {
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     env.notified("STOPPING=1")?;
     env.start()?;
-    // In the former one's place: no connection is counted by both.
+    // It replaces the former program: no connection is counted by both.
     assert_eq!(programs_at(env.cgroup.path(), SOCK_OPS)?.len(), 1);
     connect(&env)?;
     let status = env.json(&["status"])?;
@@ -582,7 +623,7 @@ fn watching_prints_what_came_meanwhile() -> anyhow::Result<()> {
         assert_eq!(client.outcome()?.result, "connected");
         Ok(())
     };
-    // Not what was before.
+    // Earlier connections are not printed.
     connect()?;
     let watcher = Watcher::of(&env, &["stats", "--watch", "--interval", "200ms", "--json"])?;
     watcher.next("a look at nothing", |line| {

@@ -11,7 +11,7 @@ use super::{KERNEL_RTO, POLICY_RTO, never_worse::AUTO, to};
 
 const PORT: u16 = 4100;
 
-/// Of which SYN-ACKs have the timer of SYNs.
+/// A policy with the same timer for SYN-ACKs as for SYNs.
 fn near(cidrs: &str) -> String {
     format!("{}syn_ack_rto = \"100ms\"\n", super::near(cidrs))
 }
@@ -42,7 +42,7 @@ fn ipv4_doubles_at_once() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    // Without this feature only the first is the policy's; then the kernel's own timer goes on, doubled.
+    // Without this feature only the first timer is the policy's; the kernel's timer follows, doubled.
     let timers = if lacks("syn-ack-retransmission-timeout")? {
         vec![POLICY_RTO, KERNEL_RTO * 2]
     } else {
@@ -62,7 +62,7 @@ fn ipv6() -> anyhow::Result<()> {
 }
 
 test!(ipv4_client_of_a_dual_stack_listener);
-/// The server's socket is IPv6, its client IPv4: the request says ::ffff:10.88.0.1.
+/// The server's socket is IPv6 and its client IPv4, so the request has the address ::ffff:10.88.0.1.
 fn ipv4_client_of_a_dual_stack_listener() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let _server = env.serve(to("::", PORT))?;
@@ -93,7 +93,7 @@ fn counted_once_established() -> anyhow::Result<()> {
     capture.wait_for(rto_testbed::wait::TIMEOUT, |all| {
         rto_testbed::capture::syn_acks(all, from).len() == 3
     })?;
-    // The answer to the next one gets through.
+    // The answer to the next SYN-ACK gets through.
     env.net.drop_nothing()?;
     let status = env.wait_status("the accepted connection", |status| {
         status["policies"]["near"]["established_passive"] == 1
@@ -101,6 +101,6 @@ fn counted_once_established() -> anyhow::Result<()> {
     let sent = rto_testbed::capture::syn_acks(&capture.so_far()?, from).len() as u64;
     let policy = &status["policies"]["near"];
     assert_eq!(policy["syn_ack_retransmissions"], sent - 1, "{policy:#}");
-    assert_eq!(policy["syn_ack_timeouts_set"], 1, "{policy:#}");
+    assert_eq!(policy["requests"], 1, "{policy:#}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `rto-agent top` on a terminal: what it shows, its keys, and how it leaves the terminal.
+//! `rto-agent top` on a terminal: its display, its keys, and the state of the terminal afterwards.
 
 use nix::sys::signal::Signal;
 use rto_testbed::{
@@ -24,14 +24,14 @@ fn connect(env: &TestEnv) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `top`, once it shows the policy.
+/// Starts `top` and waits until it shows the policy.
 fn top(env: &TestEnv) -> anyhow::Result<Terminal> {
     let mut top = Terminal::start(env.command(&["top", "--interval", "200ms"]))?;
     top.wait_for("the policy", |screen| rate(screen).is_some())?;
     Ok(top)
 }
 
-/// What the row of "near" has as CONN/S.
+/// The CONN/S cell in the row of "near".
 fn rate(screen: &str) -> Option<&str> {
     let row = screen.lines().find(|line| line.starts_with("near "))?;
     row.split_whitespace().nth(1)
@@ -44,7 +44,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     for _ in 0..3 {
         connect(&env)?;
     }
-    // No other column: none of the connections ends.
+    // No other column changes, as none of the connections ends.
     let is_some = |rate: &str| rate.parse().is_ok_and(|rate: f64| rate > 0.0);
     let screen = top.wait_for("a rate", |screen| rate(screen).is_some_and(is_some))?;
     assert!(screen.contains("every 200ms, last look 0s ago"), "{screen}");
@@ -56,7 +56,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
         "active: 3 connections, 0 retransmissions (0%)",
         "passive: 3 connections",
         "unknown: none",
-        "handshake time p50 ",
+        "connect time p50 ",
         "█",
     ] {
         assert!(screen.contains(text), "{text}:\n{screen}");
@@ -64,8 +64,8 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     top.press("\u{1b}")?;
     top.wait_for("the table", |screen| rate(screen).is_some())?;
     top.press("u")?;
-    let screen = top.wait_for("the timers", |screen| screen.contains("steady"))?;
-    assert!(screen.contains("guard of 100ms, warns"), "{screen}");
+    let screen = top.wait_for("the timers", |screen| screen.contains("next: "))?;
+    assert!(screen.contains("guard of 100ms: warn only"), "{screen}");
     top.press("\u{1b}")?;
     top.wait_for("the table again", |screen| rate(screen).is_some())?;
     top.press("/none\r")?;
@@ -75,7 +75,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     // So small that nothing fits, and back.
     top.resize(1, 1)?;
     top.wait_for("next to nothing", |screen| screen.trim().len() <= 1)?;
-    top.resize(30, 100)?;
+    top.resize(30, 120)?;
     top.wait_for("all columns", |screen| screen.contains("CONNS"))?;
     top.press("q")?;
     let left = top.left()?;
@@ -97,7 +97,7 @@ fn the_selection_follows_its_policy() -> anyhow::Result<()> {
     top.wait_for("names in order", |screen| {
         is_first(screen, "idle ", "near ")
     })?;
-    // The first row is "idle"; the other one is selected, and comes first a moment later.
+    // The first row is "idle"; the other is selected, and moves to the top a moment later.
     top.press("j")?;
     connect(&env)?;
     top.wait_for("a busier one", |screen| is_first(screen, "near ", "idle "))?;
@@ -109,7 +109,7 @@ fn the_selection_follows_its_policy() -> anyhow::Result<()> {
     );
     top.press("\u{1b}")?;
     top.wait_for("the table", |screen| rate(screen).is_some())?;
-    // Hidden by a filter, it is selected again when that is dropped.
+    // A row hidden by a filter is selected again when the filter is removed.
     top.press("/idle\r")?;
     top.wait_for("one row", |screen| rate(screen).is_none())?;
     top.press("\u{1b}")?;
@@ -166,7 +166,7 @@ fn a_daemon_that_is_gone_is_told_and_found_again() -> anyhow::Result<()> {
     let (mut env, _server) = env()?;
     let mut top = top(&env)?;
     env.end(Signal::SIGTERM)?;
-    // The screen may be read halfway through a picture: what belongs together is waited for.
+    // The screen may be read while it is drawn, so both texts must appear together.
     top.wait_for("the loss", |screen| {
         screen.contains("no answer for")
             && screen.contains("no rto-agent daemon answers at")
@@ -178,7 +178,7 @@ fn a_daemon_that_is_gone_is_told_and_found_again() -> anyhow::Result<()> {
     })?;
     top.press("q")?;
     assert!(top.left()?.is_clean());
-    // From the beginning it is an error.
+    // At the start a missing daemon is an error.
     env.end(Signal::SIGTERM)?;
     let left = Terminal::start(env.command(&["top"]))?.left()?;
     assert_eq!(left.status.code(), Some(1));

@@ -5,6 +5,7 @@ use std::{path::Path, time::Duration};
 use nix::sys::signal::Signal;
 use rto_testbed::{
     env::TestEnv,
+    kernel::{SOCK_OPS, programs_at},
     link::rule::PacketFilter,
     netns::{SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
     wait::{TIMEOUT, eventually_seen},
@@ -39,7 +40,7 @@ fn syns() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     env.net.black_hole(PORT)?;
     let watcher = Watcher::start(&env, &[])?;
-    // Linux 6.5.
+    // Since Linux 6.5.
     let is_linear = Path::new("/proc/sys/net/ipv4/tcp_syn_linear_timeouts").exists();
     for (address, mapped) in [(SERVER_V4, false), (SERVER_V4, true), (SERVER_V6, false)] {
         let options = Connect {
@@ -59,14 +60,14 @@ fn syns() -> anyhow::Result<()> {
             assert_eq!(event["direction"], "active", "{event:#}");
             let age_us = now_us().abs_diff(event["at_us"].as_u64().unwrap_or(0));
             assert!(Duration::from_micros(age_us) < TIMEOUT, "{event:#}");
-            // Since Linux 6.16; before, nothing is said.
+            // Reported since Linux 6.16.
             if let Some(process) = event["process"].as_str() {
                 assert_eq!(process, "rto-workload", "{event:#}");
                 assert!(event["pid"].as_u64() > Some(0), "{event:#}");
             }
         }
         drop(client);
-        // Not those of the next.
+        // Discards events of this address before the next.
         std::thread::sleep(Duration::from_millis(50));
         let _rest = watcher.so_far();
     }
@@ -74,17 +75,17 @@ fn syns() -> anyhow::Result<()> {
 }
 
 test!(syn_acks);
-/// As they are sent, whether the connection ever comes about or not.
+/// Reported when they are sent, whether or not the connection is established later.
 fn syn_acks() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     let _server = env.serve(to("::", PORT))?;
-    // The control: a listener outside of the agent's cgroup has the kernel's own timers.
+    // The control: a listener outside of the agent's cgroup has the kernel's timers.
     let _other = Traffic::serve(&env.net.server, None, to("::", PORT + 1))?;
     env.net.server_drops("tcp flags & (syn|ack) == ack")?;
     let watcher = Watcher::start(&env, &[])?;
     for address in [SERVER_V4, SERVER_V6] {
         let _outside = env.connect(to(address, PORT + 1), &Connect::default())?;
-        // With the kernel's own timer: a SYN that comes twice is answered by a SYN-ACK that no timer sent.
+        // With the kernel's timer: a retransmitted SYN would cause a SYN-ACK that no timer has sent.
         let outside = Traffic::connect(
             &env.net.client,
             None,
@@ -92,7 +93,8 @@ fn syn_acks() -> anyhow::Result<()> {
             &Connect::default(),
         );
         let client = outside?;
-        // Before Linux 5.17 a request does not keep its timer: the kernel's own is told, which it is after the first.
+        // Before Linux 5.17 a request does not keep its timer: the event shows the kernel's, which applies after the
+        // first.
         let initial_us = if lacks("syn-ack-retransmission-timeout")? {
             1_000_000
         } else {
@@ -118,7 +120,7 @@ fn syn_acks() -> anyhow::Result<()> {
 }
 
 test!(each_syn_ack_once);
-/// Not once more when the connection is established.
+/// Not again when the connection is established.
 fn each_syn_ack_once() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     let relay = relay(&env.net)?;
@@ -157,7 +159,7 @@ fn tail_loss_probes_and_timeouts() -> anyhow::Result<()> {
     let first = watcher.next("RTO", of_talk("rto", conversation.port()))?;
     let second = watcher.next("RTO", of_talk("rto", conversation.port()))?;
     assert_eq!([&first["attempt"], &second["attempt"]], [1, 2]);
-    // The kernel's own minimum and a jiffy, then twice that.
+    // The kernel's minimum plus a jiffy, then twice that.
     let timer_us = first["timer_us"].as_u64().unwrap_or(0);
     assert!((200_000..230_000).contains(&timer_us), "{first:#}");
     assert_eq!(second["timer_us"], 2 * timer_us, "{second:#}");
@@ -166,7 +168,7 @@ fn tail_loss_probes_and_timeouts() -> anyhow::Result<()> {
 }
 
 test!(fast_retransmissions);
-/// One of many segments lost: those behind it make it be retransmitted, and no timer fires.
+/// One of many segments is lost: later segments trigger its retransmission, and no timer fires.
 fn fast_retransmissions() -> anyhow::Result<()> {
     const BYTES: usize = 200 * conversation::REQUEST;
     let env = TestEnv::with(POLICIES)?;
@@ -220,7 +222,7 @@ fn nothing_is_told_while_nobody_listens() -> anyhow::Result<()> {
     let watcher = Watcher::start(&env, &[])?;
     let other = Watcher::start(&env, &[])?;
     drop(watcher);
-    // The other may have come only now.
+    // The other watcher may have started only now.
     std::thread::sleep(Duration::from_millis(300));
     becomes(&env, Told::Live)?;
     std::thread::sleep(Duration::from_millis(300));
@@ -230,7 +232,7 @@ fn nothing_is_told_while_nobody_listens() -> anyhow::Result<()> {
 }
 
 test!(nothing_is_told_after_a_killed_daemon);
-/// What it left on is switched off by the next.
+/// The next daemon switches off the events that the killed one had switched on.
 fn nothing_is_told_after_a_killed_daemon() -> anyhow::Result<()> {
     let mut env = TestEnv::with(POLICIES)?;
     let _watcher = Watcher::start(&env, &[])?;
@@ -242,15 +244,18 @@ fn nothing_is_told_after_a_killed_daemon() -> anyhow::Result<()> {
 }
 
 test!(detaching_while_the_watch_begins);
-/// The thread that reads also loads a program, over the pins that a detachment removes.
+/// The reading thread also loads a program, while a detach removes its pins.
 fn detaching_while_the_watch_begins() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     for pause_ms in [0, 2, 5, 10, 20, 40] {
         let _watcher = Watcher::of(&env, &["watch", "--json"])?;
         std::thread::sleep(Duration::from_millis(pause_ms));
         env.cli(&["detach"])?;
-        assert!(!env.pin_dir().exists(), "after {pause_ms} ms");
-        env.cli(&["reload"])?;
+        assert!(
+            programs_at(env.cgroup.path(), SOCK_OPS)?.is_empty(),
+            "after {pause_ms} ms"
+        );
+        env.cli(&["attach"])?;
     }
     Ok(())
 }
@@ -261,7 +266,7 @@ fn becomes(env: &TestEnv, what: Told) -> anyhow::Result<()> {
 }
 
 test!(lost_events_are_counted);
-/// More than there is room for, while the daemon does not read.
+/// More events than fit into the ring, while the daemon does not read.
 fn lost_events_are_counted() -> anyhow::Result<()> {
     let jiffy_ms = rto_testbed::timing::jiffy().as_millis();
     let mut env = TestEnv::new()?;
@@ -278,7 +283,7 @@ fn lost_events_are_counted() -> anyhow::Result<()> {
         to(SERVER_V4, PORT),
         CONNECTIONS,
     )?;
-    // The first eight SYNs of each: five intervals, then 2, 4 and 8 times as long.
+    // The first eight SYNs of each connection: five equal intervals, then 2, 4 and 8 times as long.
     std::thread::sleep(Duration::from_secs(2));
     env.signal(Signal::SIGCONT)?;
     let line = watcher.next("count of what was lost", |line| line["lost"].is_u64())?;
@@ -286,7 +291,7 @@ fn lost_events_are_counted() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each makes eight events and more; the ring has room for some 2,300.
+/// Each makes at least eight events; the ring has room for about 2,300.
 const CONNECTIONS: usize = 600;
 
 test!(watching_outlasts_a_detachment);
@@ -295,7 +300,7 @@ fn watching_outlasts_a_detachment() -> anyhow::Result<()> {
     env.net.black_hole(PORT)?;
     let watcher = Watcher::start(&env, &[])?;
     env.cli(&["detach"])?;
-    env.cli(&["reload"])?;
+    env.cli(&["attach"])?;
     let _client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
     watcher.next("SYN", is("syn"))?;
     Ok(())
@@ -309,7 +314,7 @@ fn end() -> anyhow::Result<()> {
     let ended = watcher.next("line", |_| true);
     assert!(
         ended.is_err_and(|e| e.to_string().contains("it ended")),
-        "the verb goes on without a daemon"
+        "the command continues without a daemon"
     );
     Ok(())
 }

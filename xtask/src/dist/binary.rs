@@ -18,9 +18,9 @@ const CARGO_AUDITABLE: &str = "0.7.7";
 const CARGO_CYCLONEDX: &str = "0.5.9";
 
 impl Release {
-    /// Builds the binary of an architecture. It needs no linker of that architecture: rustc has rust-lld, and start
-    /// files and a C library for its musl targets. A list of the dependencies (cargo-auditable) is part of it.
-    /// Most of the time goes into optimisation, which tests of the container do without.
+    /// Builds the binary of an architecture. This needs no linker of that architecture: rustc has rust-lld, and start
+    /// files and a C library for its musl targets. The binary includes a list of its dependencies (cargo-auditable).
+    /// Optimisation takes most of the time; tests of the container do without it.
     pub(crate) fn binary(&self, arch: Arch, unoptimised: bool) -> anyhow::Result<PathBuf> {
         let (profile, dir) = if unoptimised {
             ("dev", "debug")
@@ -70,7 +70,7 @@ impl Release {
                 .env("PATH", path)
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
-        // It writes one for each member of the workspace, beside its manifest.
+        // cargo-cyclonedx writes an SBOM for each member of the workspace, next to its manifest.
         let mut sbom = String::new();
         for member in self.source.read_dir()? {
             let written = member?.path().join(format!("{name}.json"));
@@ -85,7 +85,8 @@ impl Release {
         Ok(sbom.replace(&self.source.display().to_string(), "/rto-agent"))
     }
 
-    /// Announces and installs the standard library of a target unless it is there; the toolchain's directory.
+    /// Announces and installs the standard library of a target unless it is installed; returns the toolchain's
+    /// directory.
     fn install_target(&self, arch: Arch) -> anyhow::Result<PathBuf> {
         let sysroot = output(
             Command::new("rustc")

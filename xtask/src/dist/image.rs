@@ -14,7 +14,7 @@ use crate::{
 
 const NAME: &str = "rto-agent";
 
-/// Makes the image of these binaries of the agent; the path of the archive.
+/// Makes the image of these binaries of the agent; returns the path of the archive.
 pub(crate) fn make(
     release: &Release,
     binaries: &[(Arch, PathBuf)],
@@ -30,16 +30,16 @@ pub(crate) fn make(
     Ok(archive)
 }
 
-/// An image that is made of one program, FROM scratch.
+/// An image of one program, FROM scratch.
 pub(crate) struct Image<'a> {
-    /// The program's file name in the build context, below the architecture's.
+    /// The program's file name in the build context, below the architecture's directory.
     pub(crate) name: &'a str,
     pub(crate) containerfile: &'a Path,
     pub(crate) programs: &'a [(Arch, PathBuf)],
 }
 
 impl Image<'_> {
-    /// Makes the archive by buildah, whose storage is a temporary one: nothing of the host's is changed.
+    /// Makes the archive with buildah, which gets a temporary storage so that it does not change the host.
     pub(crate) fn make(&self, release: &Release, archive: &Path) -> anyhow::Result<()> {
         let dir = tempfile::tempdir()?;
         let context = dir.path().join("context");
@@ -79,9 +79,9 @@ impl Image<'_> {
             buildah(&["manifest", "push", "--quiet", "--all", self.name])
                 .arg(format!("oci:{}:{VERSION}", layout.display())),
         )?;
-        // Its own archives (oci-archive:) have the time of their making.
+        // buildah's own archives (oci-archive:) contain the time of the build.
         release.tar(&layout, ".", &[], archive)?;
-        // The temporary directory goes all the same.
+        // The temporary directory is removed in any case.
         let _removed = run_command(&mut buildah(&["rmi", "--all", "--force"]));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Debian's and rpm's own opinion of the packages.
+//! Checks the packages with Debian's and rpm's own linters.
 
 use std::{
     path::Path,
@@ -12,7 +12,7 @@ use crate::{
     root,
 };
 
-/// Fails at an error or a warning of lintian.
+/// Fails if lintian reports an error or a warning.
 pub(crate) fn lintian(deb: &Path) -> anyhow::Result<()> {
     if !have("lintian") {
         apt_install(&["lintian"], "to check the deb")?;
@@ -25,7 +25,7 @@ pub(crate) fn lintian(deb: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// Fails at an error of rpmlint.
+/// Fails if rpmlint reports an error.
 pub(crate) fn rpmlint(rpm: &Path) -> anyhow::Result<()> {
     if !have("rpmlint") {
         apt_install(&["rpmlint"], "to check the rpm")?;
@@ -38,7 +38,7 @@ pub(crate) fn rpmlint(rpm: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// What a failed command printed is its error.
+/// Runs a command; if it fails, its output is the error.
 fn judge(command: &mut Command) -> anyhow::Result<()> {
     let output = command.stdin(Stdio::null()).output()?;
     if !output.status.success() {

@@ -1,8 +1,8 @@
-//! `cargo xtask dist`: what is released, in target/dist.
+//! `cargo xtask dist`: builds a release in target/dist.
 //!
-//! One static binary for each architecture goes into a deb, an rpm, a tar.gz and an OCI archive; with them come the
-//! chart, an SBOM and checksums. The same commit gives the same bytes at every path: times are those of the commit,
-//! paths are remapped. `--check` builds another checkout and compares.
+//! One static binary per architecture goes into a deb, an rpm, a tar.gz and an OCI archive; the chart, an SBOM and
+//! checksums complete the release. The build is reproducible: the same commit results in the same bytes at every path,
+//! because times are those of the commit and paths are remapped. `--check` builds another checkout and compares.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ pub(crate) mod image;
 pub(crate) mod lint;
 pub(crate) mod stage;
 
-/// Of the workspace, as this crate has it.
+/// The version of the workspace, which this crate shares.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// `cargo xtask dist`.
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails unless another checkout gives the same files.
+/// Fails unless another checkout results in the same files.
 fn check(archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let other = dir.path().join("checkout");
@@ -89,11 +89,11 @@ fn check(archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A checkout to release.
+/// A checkout that is released.
 pub(crate) struct Release {
     /// The checkout.
     source: PathBuf,
-    /// What cargo builds, and the files of the packages: kept, so that the next build is short.
+    /// cargo's target directory, and the files of the packages. It is kept, so that the next build is fast.
     build: PathBuf,
     /// The commit's time, in seconds since 1970.
     epoch: String,
@@ -102,7 +102,7 @@ pub(crate) struct Release {
 impl Release {
     /// # Errors
     ///
-    /// Without git, `SOURCE_DATE_EPOCH` has to say the time.
+    /// Without git, `SOURCE_DATE_EPOCH` must provide the time.
     pub(crate) fn of(source: PathBuf) -> anyhow::Result<Self> {
         let epoch = std::env::var("SOURCE_DATE_EPOCH")
             .or_else(|_| output(git(&source).args(["log", "-1", "--format=%ct"])))
@@ -114,7 +114,7 @@ impl Release {
         })
     }
 
-    /// Makes a directory anew with the files of a release.
+    /// Recreates a directory with the files of a release.
     fn make(&self, archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
         let stages = archs
             .iter()
@@ -151,7 +151,8 @@ impl Release {
         Ok(())
     }
 
-    /// Packs the Helm chart as `helm package` does: without its test values, with the rules that it links to; the archive.
+    /// Packs the Helm chart as `helm package` does: without its test values, and with the rules that it links to.
+    /// Returns the archive.
     pub(crate) fn chart(&self, dist: &Path) -> anyhow::Result<PathBuf> {
         let chart = dist.join(format!("rto-agent-chart-{VERSION}.tgz"));
         let options = ["--exclude=rto-agent/ci", "--dereference"];
@@ -185,7 +186,7 @@ impl Release {
     }
 }
 
-/// SHA-256 of each file of a directory, without `SHA256SUMS`, which follows from them.
+/// SHA-256 of each file of a directory, except `SHA256SUMS`, which is derived from them.
 fn sums(dir: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let mut sums = BTreeMap::new();
     for entry in fs::read_dir(dir)? {

@@ -24,7 +24,7 @@ pub(crate) struct Stage<'a> {
 
 const MAINTAINER: &str = "The rto-agent authors <maintainers@example.invalid>";
 
-/// Copied from the checkout: from where, and to which name.
+/// Files copied from the checkout: source, and name in the package.
 const FILES: [(&str, &str); 11] = [
     ("config/config.toml", "config.toml"),
     ("config/prometheus/alerts.yml", "alerts.yml"),
@@ -39,7 +39,7 @@ const FILES: [(&str, &str); 11] = [
     ("packaging/copyright", "copyright"),
 ];
 
-/// In /usr/share/doc/rto-agent: from where, and the name there.
+/// Files in /usr/share/doc/rto-agent: source, and name there.
 const DOCUMENTATION: [(&str, &str); 5] = [
     ("open-sockets.conf", "examples/open-sockets.conf"),
     ("alerts.yml", "examples/alerts.yml"),
@@ -48,7 +48,7 @@ const DOCUMENTATION: [(&str, &str); 5] = [
     ("changelog.gz", "changelog.gz"),
 ];
 
-/// What somebody who installs without a package gets.
+/// Contents of the archive for an installation without a package.
 const IN_TAR: [&str; 12] = [
     "rto-agent",
     "rto-agent.service",
@@ -65,7 +65,7 @@ const IN_TAR: [&str; 12] = [
 ];
 
 impl<'a> Stage<'a> {
-    /// Builds what is packaged.
+    /// Builds the files of the packages.
     pub(crate) fn prepare(release: &'a Release, arch: Arch) -> anyhow::Result<Self> {
         let dir = release.build.join("stage").join(arch.deb());
         if dir.exists() {
@@ -108,7 +108,7 @@ impl<'a> Stage<'a> {
         self.arch
     }
 
-    /// Another one with the same files, to be changed.
+    /// Another directory with the same files, which may then be changed.
     pub(crate) fn copy_to(&self, dir: PathBuf) -> anyhow::Result<Self> {
         run_command(Command::new("cp").arg("-a").args([&self.dir, &dir]))?;
         Ok(Self {
@@ -118,7 +118,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Makes a package; its path.
+    /// Makes a package and returns its path.
     pub(crate) fn package(
         &self,
         packager: &str,
@@ -157,7 +157,7 @@ impl<'a> Stage<'a> {
         Ok(package)
     }
 
-    /// Packs what is installed without a package.
+    /// Packs the files for an installation without a package.
     pub(super) fn tar_gz(&self, into: &Path) -> anyhow::Result<()> {
         let name = format!("rto-agent-{VERSION}-linux-{}", self.arch.deb());
         let parent = tempfile::tempdir()?;
@@ -169,7 +169,7 @@ impl<'a> Stage<'a> {
                 .args(IN_TAR.map(|file| self.dir.join(file)))
                 .arg(&top),
         )?;
-        // Its path of the binary is the one for installing without a package.
+        // Its path of the binary is the one of an installation without a package.
         fs::copy(
             self.release.source.join("systemd/rto-agent.service"),
             top.join("rto-agent.service"),
@@ -178,7 +178,7 @@ impl<'a> Stage<'a> {
         self.release.tar(parent.path(), &name, &[], &archive)
     }
 
-    /// A manual page for each verb, and completions, by the binary that runs here.
+    /// Generates a manual page for each command, and completions, with a binary that runs here.
     fn manual(&self) -> anyhow::Result<()> {
         let agent = self.release.binary(Arch::host(), false)?;
         run_command(
@@ -193,7 +193,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Changelogs, and what packages have compressed.
+    /// Adds changelogs, and the files that packages compress.
     fn compressed(&self) -> anyhow::Result<()> {
         let date = output(Command::new("date").args([
             "--utc",
@@ -208,7 +208,7 @@ impl<'a> Stage<'a> {
                  - note: Changes are in changelog.gz.\n"
             ),
         )?;
-        // Beside the SBOM, which is released uncompressed as well.
+        // A compressed copy of the SBOM, which is also released uncompressed.
         run_command(
             Command::new("sh")
                 .args([
@@ -219,7 +219,8 @@ impl<'a> Stage<'a> {
         )
     }
 
-    /// Adds each file of documentation to what nfpm packs: an rpm marks such files, and nfpm takes no pattern for them.
+    /// Adds each file of the documentation to nfpm's list: an rpm marks such files, and nfpm supports no pattern for
+    /// them.
     fn documentation(&self) -> anyhow::Result<()> {
         let mut files = DOCUMENTATION
             .map(|(from, below)| (from.to_owned(), format!("doc/rto-agent/{below}")))
@@ -239,7 +240,7 @@ impl<'a> Stage<'a> {
         Ok(fs::write(config, text)?)
     }
 
-    /// Modes and times that do not depend on this host.
+    /// Sets modes and times that do not depend on this host.
     fn normalise(&self) -> anyhow::Result<()> {
         run_command(
             Command::new("chmod")

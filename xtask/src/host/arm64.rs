@@ -1,4 +1,4 @@
-//! The arm64 binary under a kernel of its architecture.
+//! Runs the arm64 binary on an arm64 kernel.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 
 const INIT: &str = include_str!("arm64.sh");
 
-/// Boots a machine whose only programs are busybox and the agent of these packages' files.
+/// Boots a machine whose only programs are busybox and the agent from these packages.
 pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
     if !have("qemu-system-aarch64") {
         apt_install(&["qemu-system-arm"], "an arm64 machine")?;

@@ -1,6 +1,5 @@
 #!/bin/busybox sh
-# PID 1 of a machine of another architecture: the agent of its package, under a kernel of Debian's. Prints results as
-# lib.sh does.
+# PID 1 of an arm64 machine: runs the agent of its package on a Debian kernel. Prints results like lib.sh.
 /bin/busybox --install -s /bin
 export PATH=/usr/bin:/bin
 mount -t proc proc /proc
@@ -12,7 +11,7 @@ mount -t bpf bpf /sys/fs/bpf
 dmesg -n 1
 ip link set lo up
 ip address add 10.98.0.1/32 dev lo
-# Goes out of the loopback interface, where nobody has these addresses.
+# Routed over the loopback interface, where these addresses do not exist.
 ip route add 192.0.2.0/24 dev lo src 10.98.0.1
 
 count=0
@@ -45,13 +44,13 @@ answers() {
   return 1
 }
 
-check "the machine is one" is_machine
+check "the machine is arm64" is_machine
 check "without the agent the kernel's own timer is in force" is_rto 1000
 rto-agent run >/run/log 2>&1 &
 check "the program is loaded and attached, the daemon is healthy" answers
 check "the policy is in force" is_rto 100
 check "the kernel holds the entries" rto-agent verify
 check "detaches" rto-agent detach
-check "the policy is out of force" is_rto 1000
+check "the policy is no longer in force" is_rto 1000
 echo "checks end $count"
 poweroff -f

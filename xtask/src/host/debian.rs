@@ -1,4 +1,4 @@
-//! A minimal Debian with systemd as PID 1 in a virtual machine, and checks that run in it.
+//! A minimal Debian with systemd as PID 1 in a virtual machine, and the checks that run in it.
 
 use std::{
     fs,
@@ -21,12 +21,12 @@ use crate::{
     },
 };
 
-/// The release of Debian. Its C library must not be older than the one that the agent is built against.
+/// The release of Debian. Its C library must not be older than the one that the agent is linked with.
 const SUITE: &str = "bookworm";
 const ARCHIVE: &str = "http://deb.debian.org/debian";
-/// Where units are.
+/// The directory of units.
 pub(crate) const UNITS: &str = "etc/systemd/system";
-/// Not needed in the machine, whose file system is in memory.
+/// Directories that the machine does not need; its file system is in memory.
 const UNREAD: [&str; 7] = [
     "usr/share/doc",
     "usr/share/man",
@@ -53,17 +53,17 @@ Unit=checks.service
 WantedBy=timers.target
 ";
 
-/// The system, to which files are added before it boots.
+/// The system; files are added to it before it boots.
 pub(crate) struct Debian {
     /// The minimal system, as an archive.
     base: PathBuf,
-    /// What is added.
+    /// The directory of added files.
     dir: tempfile::TempDir,
 }
 
-/// How it boots.
+/// Boot options.
 pub(crate) struct Boot<'a> {
-    /// As `--kernel` names it.
+    /// The kernel's name in `--kernel`.
     pub(crate) kernel: &'a str,
     /// The first program.
     pub(crate) init: &'a str,
@@ -71,13 +71,13 @@ pub(crate) struct Boot<'a> {
     pub(crate) memory_mib: u32,
     /// A raw image: `/dev/vda`.
     pub(crate) disk: Option<&'a Path>,
-    /// As QEMU's `-nic` has it; else it has none.
+    /// The argument of QEMU's `-nic`; without it there is no network.
     pub(crate) network: Option<&'a str>,
     pub(crate) limit: Duration,
 }
 
 impl Debian {
-    /// With these packages (commas between) beside those of the minimal base.
+    /// A system with these packages (comma-separated) in addition to the minimal base.
     pub(crate) fn new(packages: &str) -> anyhow::Result<Self> {
         fs::create_dir_all(root().join("target/vm"))?;
         Ok(Self {
@@ -86,12 +86,12 @@ impl Debian {
         })
     }
 
-    /// The directory of what is added.
+    /// The directory of added files.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Boots it and runs these checks, after `lib.sh`.
+    /// Boots the system and runs these checks, after `lib.sh`.
     pub(crate) fn run(
         &self,
         checks: &str,
@@ -104,7 +104,7 @@ impl Debian {
         let kernel = kernels::unpacked(kernel, false)?;
         system(self.dir(), &script(checks))?;
         let added = packed(self.dir(), &kernel)?;
-        // The kernel unpacks archives that follow each other into one file system.
+        // The kernel unpacks consecutive archives into one file system.
         let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
         let mut both = fs::File::create(&image)?;
         for part in [&self.base, &added.to_path_buf()] {
@@ -130,12 +130,12 @@ impl Debian {
     }
 }
 
-/// The checks, with what they call.
+/// The checks, with the functions that they call.
 pub(crate) fn script(checks: &str) -> String {
     format!("{}\n{checks}", include_str!("lib.sh"))
 }
 
-/// The minimal Debian as an archive, made once.
+/// The minimal Debian as an archive, which is made only once.
 fn base(packages: &str) -> anyhow::Result<PathBuf> {
     let hash = sha256(format!("{ARCHIVE} {SUITE} {packages} {UNREAD:?}").as_bytes());
     let cache = tools::cache()?.join("debian");
@@ -180,14 +180,14 @@ fn base(packages: &str) -> anyhow::Result<PathBuf> {
     Ok(image)
 }
 
-/// Adds the checks, and what the system needs to boot into them.
+/// Adds the checks, and the files that the system needs to boot into them.
 fn system(top: &Path, checks: &str) -> anyhow::Result<()> {
     write(&top.join(UNITS).join("checks.service"), CHECK_UNIT)?;
     write(&top.join(UNITS).join("checks.timer"), CHECK_TIMER)?;
     enable(top, "timers.target", "checks.timer")?;
     write_program(&top.join("usr/local/lib/checks.sh"), checks)?;
     write(&top.join("etc/hostname"), "rto-agent-checks\n")?;
-    // Without it systemd takes this for a first boot, and asks questions.
+    // Without this file systemd assumes a first boot, and asks questions.
     write(
         &top.join("etc/machine-id"),
         "0123456789abcdef0123456789abcdef\n",
@@ -195,7 +195,7 @@ fn system(top: &Path, checks: &str) -> anyhow::Result<()> {
     write(&top.join("etc/fstab"), "# The file system is in memory.\n")
 }
 
-/// As `systemctl enable` does.
+/// Enables a unit as `systemctl enable` does.
 pub(crate) fn enable(top: &Path, target: &str, unit: &str) -> anyhow::Result<()> {
     let dir = top.join(UNITS).join(format!("{target}.wants"));
     fs::create_dir_all(&dir)?;
@@ -224,7 +224,7 @@ pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| path.display().to_string())
 }
 
-/// Writes a script that can be run.
+/// Writes an executable script.
 pub(crate) fn write_program(path: &Path, text: &str) -> anyhow::Result<()> {
     write(path, text)?;
     Ok(fs::set_permissions(

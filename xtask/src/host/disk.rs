@@ -1,11 +1,11 @@
-//! A disk for what outlives a boot, as the rest of the machine's files are in memory.
+//! A disk for data that must survive a reboot; all other files of the machine are in memory.
 
 use std::{os::unix::fs::symlink, path::Path};
 
 use super::debian::{UNITS, enable, write, write_program};
 use crate::{root, vm::image};
 
-/// Before services start.
+/// Mounts the disk before services start.
 const UNIT: &str = "[Unit]
 Description=The disk
 DefaultDependencies=no
@@ -34,7 +34,7 @@ mount --bind /kept/lib /var/lib/rto-agent
 /// Bytes of the disk.
 const DISK: u64 = 64 << 20;
 
-/// An empty disk, and in the system what mounts it.
+/// Creates an empty disk, and adds the unit that mounts it to the system.
 pub(super) fn add(top: &Path) -> anyhow::Result<tempfile::TempPath> {
     mount(top, KEEP)?;
     let disk = tempfile::NamedTempFile::new_in(root().join("target/vm"))?;
@@ -42,7 +42,7 @@ pub(super) fn add(top: &Path) -> anyhow::Result<tempfile::TempPath> {
     Ok(disk.into_temp_path())
 }
 
-/// Adds what mounts the disk early in the boot, by this script.
+/// Adds the unit that mounts the disk early in the boot with this script.
 pub(crate) fn mount(top: &Path, script: &str) -> anyhow::Result<()> {
     modprobe(top)?;
     write_program(&top.join("usr/local/lib/disk.sh"), script)?;
@@ -50,7 +50,7 @@ pub(crate) fn mount(top: &Path, script: &str) -> anyhow::Result<()> {
     enable(top, "local-fs.target", "disk.service")
 }
 
-/// Debian's minimal base has no modprobe, which the kernel calls as well.
+/// Adds modprobe, which Debian's minimal base lacks; the kernel calls it as well.
 fn modprobe(top: &Path) -> anyhow::Result<()> {
     image::copy(Path::new(image::BUSYBOX), &top.join("usr/sbin/busybox"))?;
     Ok(symlink("busybox", top.join("usr/sbin/modprobe"))?)

@@ -1,7 +1,6 @@
 #!/bin/bash
-# Runs in the machine, after multi-user.target, and says on the console what holds: "ok NAME" or
-# "not ok NAME: why" for each check, and at the end how many there were. The checks follow: those of checks.sh, of
-# packages.sh, or of node/*.sh.
+# Runs in the machine after multi-user.target. It prints "ok NAME" or "not ok NAME: why" on the console for each check,
+# and the number of checks at the end. The checks of checks.sh, packages.sh or node/*.sh follow.
 exec </dev/null >/dev/console 2>&1
 unit=rto-agent.service
 config=/etc/rto-agent/config.toml
@@ -27,14 +26,14 @@ is() {
 }
 property() { systemctl show -p "$1" --value $unit; }
 pid() { property MainPID; }
-# Its values in the threads of the process, each once.
+# Prints the distinct values of a field in the threads of the process.
 of_threads() {
   local status
   for status in /proc/"$(pid)"/task/*/status; do sed -n "s/^$1:[[:space:]]*//p" "$status"; done | sort -u
 }
 lists() { rto-agent list --json | grep -qF "\"$1\""; }
-# The RTO, in ms, of a new connection to an address from which nothing comes back: of the socket in
-# SYN-SENT (02) in /proc/net/tcp, where it is in hundredths of a second.
+# Prints the RTO, in ms, of a new connection to an address that does not answer: of the socket in SYN-SENT (02) in
+# /proc/net/tcp, which has it in hundredths of a second.
 rto() {
   local -a part
   IFS=. read -ra part <<<"$1"
@@ -51,7 +50,7 @@ rto() {
   wait $connecting 2>/dev/null
   echo "${found:-0}"
 }
-# The policy is in force: 100 ms (or what matches); else it is the kernel's 1000.
+# The policy is in force if the RTO is 100 ms (or matches); the kernel's own is 1000 ms.
 of_policy=100
 of_kernel=1000
 in_force() { is_rto "$of_policy"; }
@@ -62,7 +61,7 @@ is_rto() {
   rto=$(rto "${2:-192.0.2.1}")
   [[ $rto =~ ^($1)$ ]] || { echo "rto $rto"; return 1; }
 }
-# 10 ms, without a process made for it: those take long on an emulated processor.
+# Sleeps 10 ms without a new process, which takes long on an emulated CPU.
 exec {never}<> <(:)
 nap() { read -rt 0.01 -u "$never"; }
 # wait_for SECONDS COMMAND...
@@ -71,9 +70,9 @@ wait_for() {
   shift
   until "$@"; do ((SECONDS < end)) || return 1; sleep 1; done
 }
-# meanwhile LOOK COMMAND...: runs a command, and LOOK again and again as long as it runs. What that printed is in $looks.
+# observe LOOK COMMAND...: runs a command, and LOOK repeatedly while the command runs. The output of LOOK is in $looks.
 looks=/run/looks
-meanwhile() {
+observe() {
   local look=$1 looking=/run/looking watcher status
   shift
   : >$looking
@@ -88,24 +87,24 @@ meanwhile() {
 # Whether the link stayed pinned while a command ran.
 look_at_link() { [[ -e $pins/$link ]] || echo gone; nap; }
 while_pinned() {
-  meanwhile look_at_link "$@"
+  observe look_at_link "$@"
   local status=$?
   [[ ! -s $looks ]] || { echo "$link was gone"; return 1; }
   return $status
 }
-# Whether each connection that was begun while a command ran had the policy.
+# Whether each connection that began while a command ran had the policy.
 look_at_rto() { rto 192.0.2.1; }
 while_in_force() {
   local status without
-  meanwhile look_at_rto "$@"
+  observe look_at_rto "$@"
   status=$?
-  [[ -s $looks ]] || { echo "nobody looked"; return 1; }
+  [[ -s $looks ]] || { echo "no connection was observed"; return 1; }
   without=$(grep -cvxE "$of_policy" $looks)
-  ((without == 0)) || { echo "$without of $(wc -l <$looks) looks without"; return 1; }
+  ((without == 0)) || { echo "$without of $(wc -l <$looks) observed connections without the policy"; return 1; }
   return $status
 }
 
-# Of the daemon, printed if a check fails.
+# The daemon's log, printed if a check fails.
 logs() { journalctl -b -u $unit -o short-monotonic --no-pager; }
 conclude() {
   ((failed == 0)) || logs
@@ -118,6 +117,6 @@ echo "checks begin"
 wait_for 120 systemctl -q is-active multi-user.target
 ip link set lo up
 ip address add 10.98.0.1/32 dev lo
-# Goes out of the loopback interface, where nobody has these addresses.
+# Routed over the loopback interface, where these addresses do not exist.
 ip route add 192.0.2.0/24 dev lo src 10.98.0.1
 ip route add 198.51.100.0/24 dev lo src 10.98.0.1

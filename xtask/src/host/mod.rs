@@ -1,8 +1,9 @@
 //! `cargo xtask host`: tests the systemd unit, or the packages, in a virtual machine.
 //!
-//! systemd is PID 1 of a minimal Debian. For the unit the agent, its unit and a configuration are installed as from the
-//! sources, and the service is enabled; `checks.sh` runs after the boot. Then the machine reboots, and loses its power;
-//! `reboot.sh` checks what is kept, on a disk. For the packages `packages.sh` installs, replaces and removes them.
+//! systemd is PID 1 of a minimal Debian. To test the unit, the agent, its unit and a configuration are installed from
+//! the sources, and the service is enabled; `checks.sh` runs after the boot. Then the machine reboots, and later loses
+//! power; `reboot.sh` checks the state that is kept on a disk. To test the packages, `packages.sh` installs, replaces
+//! and removes them.
 
 use std::{path::Path, time::Duration};
 
@@ -32,16 +33,16 @@ pub(crate) struct Args {
     /// Seconds after which the machine is stopped
     #[arg(long, default_value_t = 1800)]
     limit: u64,
-    /// Take the time from the host instead of counting instructions
+    /// Use the host's time instead of counting instructions
     #[arg(long)]
     host_clock: bool,
-    /// Test the packages instead: build and lint those of these architectures, and install, replace and remove those of
-    /// this host's in the machine
+    /// Test the packages instead: build and lint the packages of these architectures; install, replace and remove those
+    /// of this host's architecture in the machine
     #[arg(long, value_enum, value_delimiter = ',', value_name = "ARCH", num_args = 0..=1, default_missing_value = "amd64,arm64")]
     packages: Option<Vec<Arch>>,
 }
 
-/// Packages beside those of the minimal base.
+/// Packages in addition to those of the minimal base.
 const PACKAGES: &str = "systemd,systemd-sysv,iproute2,rpm";
 
 const CHECKS: &str = concat!(include_str!("reboot.sh"), "\n", include_str!("checks.sh"));
@@ -85,9 +86,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 pub(crate) struct Checks {
     passed: usize,
     failed: Vec<String>,
-    /// Their number in the machine, printed at the end.
+    /// Number of checks in the machine, printed at the end.
     total: Option<usize>,
-    /// Their number before it boots.
+    /// Number of checks before it boots.
     before: usize,
 }
 
@@ -102,7 +103,7 @@ impl Checks {
         }
     }
 
-    /// Boots a machine that prints results, and fails unless all of them are good.
+    /// Boots a machine that prints results, and fails unless all checks passed.
     fn boot(&mut self, machine: &Machine<'_>) -> anyhow::Result<()> {
         machine.boot(|line| {
             println!("{line}");
@@ -111,7 +112,7 @@ impl Checks {
         self.conclude()
     }
 
-    /// Adds one that needs no machine.
+    /// Adds the result of a check that needs no machine.
     pub(crate) fn host(&mut self, name: &str, result: anyhow::Result<()>) {
         self.before += 1;
         let line = match result {
@@ -145,7 +146,7 @@ impl Checks {
     }
 }
 
-/// Adds the agent, installed as from the sources, and its service, enabled.
+/// Adds the agent, installed from the sources, and its enabled service.
 fn agent(top: &Path) -> anyhow::Result<()> {
     let agent = top.join("usr/local/bin/rto-agent");
     image::copy(&root().join("target/debug/rto-agent"), &agent)?;

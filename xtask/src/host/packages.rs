@@ -1,4 +1,4 @@
-//! `cargo xtask host --packages`: what is checked of the packages, and what of it outside of the machine.
+//! `cargo xtask host --packages`: checks of the packages, partly outside the machine.
 
 use std::{
     fs,
@@ -17,15 +17,15 @@ use crate::{
     root,
 };
 
-/// Older than any release.
+/// A version older than any release.
 const OLDER: &str = "0.0.1";
-/// Added to its configuration file.
+/// Added to the configuration file of the older version.
 const DIFFERENCE: &str = "# The older version's.\n";
 const QEMU: &str = "qemu-aarch64-static";
 
-/// Puts packages into a directory for the machine: of this version, and below `older` of an older one.
+/// Puts packages into a directory for the machine: those of this version, and below `older` those of an older one.
 ///
-/// Checks before that what needs no machine.
+/// Before that it runs the checks that need no machine.
 pub(super) fn prepare(
     archs: &[Arch],
     limit: Duration,
@@ -77,8 +77,8 @@ pub(super) fn prepare(
     Ok(())
 }
 
-/// `rto-agent check` of the configuration file in the packages, by the binary in them; of another architecture under
-/// an emulator of user programs, whose system calls are this kernel's.
+/// Runs `rto-agent check` on the packages' configuration file with the packages' binary. For another architecture it
+/// uses a user-mode emulator, whose system calls go to this kernel.
 fn validates(arch: Arch, stage: &Path) -> anyhow::Result<()> {
     let agent = stage.join("rto-agent");
     let mut command = if arch == Arch::host() {

@@ -1,10 +1,10 @@
-# Checks of the packages, after lib.sh: /srv has those of this version, and in /srv/older those of an older one, whose
-# configuration file differs.
+# Checks of the packages, after lib.sh: /srv has the packages of this version, and /srv/older those of an older version
+# with a different configuration file.
 
 deb() { DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold "$@"; }
-# The package database is empty: this is a Debian. The file system is in memory and does not tell its size.
+# On Debian, the rpm database is empty. The file system is in memory and does not report its size.
 rpm() { command rpm --nodeps --ignoresize --nosignature "$@"; }
-# Over another version, or where there is none.
+# Installs a version over another one, or for the first time.
 new_deb() { deb -i /srv/*.deb; }
 old_deb() { deb -i /srv/older/*.deb; }
 new_rpm() { rpm -U /srv/*.rpm; }
@@ -13,7 +13,7 @@ state() { echo "$(systemctl is-enabled $unit 2>/dev/null) $(systemctl is-active 
 has() { grep -qF "$1" $config; }
 restarted() { [[ $(pid) != 0 && $(pid) != "$before" ]]; }
 keep() { sed -i 's/^\[agent\]$/&\non_exit = "keep"/' $config; }
-# Everything of the package in the file system. Of systemd's directories those that go with the unit are its own.
+# All files of the package in the file system. Of systemd's directories, the ones that belong to the unit are included.
 left() { find / -xdev \( -path /srv -o -path /proc -o -path /sys \) -prune -o -path '*rto-agent*' -print; }
 verbs() { rto-agent --help | sed -n '/^Commands:/,/^Options:/s/^  \([a-z]\+\) .*/\1/p'; }
 pages() {
@@ -26,10 +26,10 @@ pages() {
   ((count >= 15)) || { echo "only $count verbs"; return 1; }
 }
 
-# versions NAME OLD NEW: one version over the other, by these commands, while the service runs.
+# versions NAME OLD NEW: installs one version over the other with these commands, while the service runs.
 versions() {
   local name=$1 old=$2 new=$3 before
-  # The configuration file, as nobody has changed it, is replaced.
+  # An unedited configuration file is replaced.
   before=$(pid)
   check "$name: a downgrade leaves no moment without the policy" while_in_force "$old"
   check "$name: another daemon runs" restarted
@@ -44,16 +44,16 @@ versions() {
   check "$name: an edited configuration file survives both" has "edited here"
   is "$name: the service is still enabled and active" "$(state)" "enabled active"
 
-  # What the administrator switched off stays off.
+  # A service that the administrator has disabled stays disabled.
   systemctl -q disable --now $unit
   check "$name: a downgrade of a disabled service" "$old"
-  is "$name: stays off" "$(state)" "disabled inactive"
+  is "$name: stays disabled" "$(state)" "disabled inactive"
   check "$name: an upgrade of a disabled service" "$new"
-  is "$name: stays off" "$(state)" "disabled inactive"
-  check "$name: out of force" out_of_force
+  is "$name: stays disabled" "$(state)" "disabled inactive"
+  check "$name: the policy is not in force" out_of_force
   systemctl -q enable --now $unit
 }
-# removal NAME COMMAND...: although the policies are to be kept when the daemon stops.
+# removal NAME COMMAND...: removes the package, although the daemon is set to keep the policies when it stops.
 removal() {
   local name=$1
   shift
@@ -62,12 +62,12 @@ removal() {
   check "$name: in force with on_exit = \"keep\"" in_force
   check "$name: is removed" "$@"
   check "$name: removed, nothing is pinned" test ! -e $pins
-  check "$name: removed, the policy is out of force" out_of_force
+  check "$name: removed, the policy is no longer in force" out_of_force
   is "$name: removed, no daemon runs" "$(pidof rto-agent)" ""
 }
 
 # deb: the first installation.
-is "deb: before it nothing is there" "$(left)" ""
+is "deb: no files before the installation" "$(left)" ""
 check "deb: installs" new_deb
 is "deb: the service is enabled and active" "$(state)" "enabled active"
 check "deb: the policy of the configuration file is in force" in_force
@@ -87,20 +87,20 @@ removal deb deb -r rto-agent
 check "deb: removed, the configuration is kept" has "edited here"
 check "deb: removed, it can be installed again" new_deb
 is "deb: the service is enabled and active again" "$(state)" "enabled active"
-check "deb: with the configuration that was kept" has "edited here"
+check "deb: the kept configuration is used" has "edited here"
 check "deb: in force" in_force
 
-# Purge, with what the daemon and its user wrote.
-check "deb: an entry that is saved" rto-agent add 203.0.113.0/24 --policy same-region --save
+# Purge, including files that the daemon and its user wrote.
+check "deb: an entry is saved" rto-agent add 203.0.113.0/24 --policy same-region --save
 check "deb: is purged" deb -P rto-agent
 is "deb: purged, nothing is left" "$(left)" ""
 refuse "deb: purged, the group is gone" getent group rto-agent
 check "deb: purged, nothing is pinned" test ! -e $pins
-check "deb: purged, the policy is out of force" out_of_force
+check "deb: purged, the policy is no longer in force" out_of_force
 is "deb: nothing else of the system has failed" \
   "$(systemctl list-units --failed --plain --no-legend | tr '\n' ' ')" ""
 
-# rpm: its scripts, by the rpm of Debian. The presets of this system enable what is installed; nothing is started.
+# rpm: its scripts, run by Debian's rpm. The presets of this system enable the installed service; nothing is started.
 check "rpm: installs" rpm -i /srv/*.rpm
 is "rpm: the service is enabled, and not started" "$(state)" "enabled inactive"
 check "rpm: the group of the control socket" getent group rto-agent
@@ -112,7 +112,7 @@ check "rpm: in force" in_force
 versions rpm old_rpm new_rpm
 removal rpm rpm -e rto-agent
 check "rpm: removed, the edited configuration is kept as .rpmsave" grep -q "edited here" $config.rpmsave
-is "rpm: removed, nothing else is left but what was learnt" \
+is "rpm: removed, only the learnt values are left" \
   "$(left | grep -v -e '^/etc/rto-agent$' -e '\.rpmsave$' -e '\.rpmnew$' -e '^/var/lib/rto-agent' | tr '\n' ' ')" ""
 
 conclude

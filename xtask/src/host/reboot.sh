@@ -1,18 +1,18 @@
-# What is kept over a reboot, after lib.sh and before checks.sh: those are the first stage. Which one comes next is on the
-# disk, with what was before.
+# Checks of the state that survives a reboot, after lib.sh and before checks.sh, which is the first stage. The disk
+# records the next stage, and the values before the reboot.
 kept=/kept
 state=/var/lib/rto-agent
 
-# json EXPRESSION: of the document on stdin, which is $_ in it.
+# json EXPRESSION: evaluates it on the document on stdin, which is $_.
 json() { perl -MJSON::PP -0777 -e '$_ = decode_json(<STDIN>); print eval(shift) // "none"' "$1"; }
-# tuned POLICY EXPRESSION: of its timer for connections that this host begins.
+# tuned POLICY EXPRESSION: evaluates it on the policy's timer for connections that this host opens.
 tuned() { rto-agent tune "$1" --json | json "\$_->{policies}{$1}{timers}[0]$2"; }
 # The same of what is on the disk.
-stored() { json "\$_->{content}{policies}{$1}{active}$2" <$state/tuning.json; }
+stored() { json "\$_->{content}{policies}{$1}{timers}{active}{tuner}$2" <$state/tuning.json; }
 tried() { rto-agent experiment show tried --json | json "\$_->{experiments}{tried}$1"; }
-attempts() { tried '{attempts}{treated} + $_->{experiments}{tried}{attempts}{control}'; }
+attempts() { tried '{counts}{treated}{attempts} + $_->{experiments}{tried}{counts}{control}{attempts}'; }
 attempts_are() { [[ $(attempts) == "$1" ]] || { echo "$(attempts) attempts"; return 1; }; }
-phase_is() { [[ $(tuned "$1" '{phase}') == "$2" ]]; }
+state_is() { [[ $(tuned "$1" '{state}') == "$2" ]]; }
 # The timer of a policy is in force: what the kernel tells is in hundredths of a second.
 value_in_force() {
   local us now
@@ -26,7 +26,7 @@ serve() {
     while ($c = $s->accept) { close $c }' >/dev/null 2>&1 &
   wait_for 10 connect 10.98.4.1 1
 }
-# connect ADDRESS COUNT: connections to the server, one after the other.
+# connect ADDRESS COUNT: connects to the server, one connection after the other.
 connect() {
   local i
   for ((i = 0; i < $2; i++)); do
@@ -34,19 +34,19 @@ connect() {
     exec 3>&-
   done
 }
-# Connections whose answer takes longer than the timer, until the guard acts.
+# Connections whose answer takes longer than the timer, until the fuse blows.
 alarm() {
   tc qdisc add dev lo root netem delay 50ms
   connect 10.98.2.1 60
   tc qdisc del dev lo root
-  wait_for 30 phase_is held backoff
+  wait_for 30 state_is held braked-fuse
 }
-# Until path times of less than a millisecond have brought the value down to this, microseconds.
+# Connects until path RTTs below a millisecond have lowered the value to this, microseconds.
 lower_to() {
   local round
   for round in {1..8}; do
     connect 127.0.0.1 400 || return 1
-    # It is lowered once a minute at most.
+    # The value is lowered at most once a minute.
     sleep 65
     lowered "$1" && return
   done
@@ -62,38 +62,26 @@ lowered() {
 remember() {
   {
     echo "count=$count failed=$failed before_boot=$(</proc/sys/kernel/random/boot_id)"
-    echo "near_us=$(tuned near '{value_us}') held_us=$(tuned held '{value_us}')"
-    echo "hold_until_ms=$(stored held '{hold_until_ms}') hold_level=$(stored held '{hold_level}')"
-    echo "hold_s=$(tuned held '{next}{in_s}') attempts=$(attempts)"
+    echo "near_us=$(tuned near '{value_us}') hold_until_ms=$(stored held '{hold_until_ms}') attempts=$(attempts)"
   } >$kept/before
   cat $kept/before
   echo "$1" >$kept/stage
   sync $kept/before $kept/stage
 }
-# What must be true after each of the boots.
+# Conditions after each reboot.
 kept_over() {
   local when=$1
-  is "$when: it is another boot" "$([[ $(</proc/sys/kernel/random/boot_id) != "$before_boot" ]] && echo yes)" yes
+  is "$when: the machine has rebooted" "$([[ $(</proc/sys/kernel/random/boot_id) != "$before_boot" ]] && echo yes)" yes
   check "$when: the service is active" systemctl is-active $unit
-  check "$when: a learnt value begins with twice the stored one ($near_us us)" \
-    test "$(tuned near '{value_us}')" -eq $((2 * near_us))
-  is "$when: which is told as a change of the boot's" \
-    "$(rto-agent tune near --json | json 'join " ", map { "$_->{before_us} $_->{after_us}" }
-      (grep { $_->{cause} eq "boot" && $_->{direction} eq "active" } @{$_->{policies}{near}{transitions}})[-1]')" \
-    "$near_us $((2 * near_us))"
+  is "$when: a learnt value is kept" "$(tuned near '{value_us}')" "$near_us"
   check "$when: and is in force" value_in_force near 198.51.100.1
-  is "$when: a hold goes on" "$(tuned held '{phase} . " " . $_->{policies}{held}{timers}[0]{next}{kind}')" "backoff hold-ends"
-  is "$when: with its value" "$(tuned held '{value_us}')" "$held_us"
-  check "$when: which is in force" value_in_force held 203.0.113.1
+  is "$when: a hold goes on" "$(tuned held '{state} . " " . $_->{policies}{held}{timers}[0]{next}{kind}')" "braked-fuse hold-ends"
   is "$when: until the same moment" "$(stored held '{hold_until_ms}')" "$hold_until_ms"
-  local now_s
-  now_s=$(tuned held '{next}{in_s}')
-  check "$when: which is no farther than it was ($hold_s s, $now_s s)" test "$now_s" -gt 0 -a "$now_s" -le "$hold_s"
-  is "$when: k is kept" "$(stored held '{hold_level}')" "$hold_level"
+  is "$when: the kernel's own timer is in force" "$(rto 203.0.113.1)" 1000
   is "$when: an experiment goes on, with its share" "$(tried '{state} . " " . $_->{experiments}{tried}{share}')" "running 0.4"
   check "$when: with what it had counted ($attempts)" attempts_are "$attempts"
   check "$when: further connections" connect 10.98.3.1 100
-  check "$when: it counts them" wait_for 30 attempts_are $((attempts + 200))
+  check "$when: it counts them" wait_for 30 attempts_are $((attempts + 100))
   refuse "$when: no warning of status that something was lost" sh -c "rto-agent status | grep -iE 'learnt is lost|were lost|unreadable|moved aside'"
   refuse "$when: none of doctor" sh -c "rto-agent doctor | grep -iE 'learnt is lost|were lost|unreadable|moved aside'"
   is "$when: nothing was moved aside" "$(find $state -name '*unreadable*')" ""
@@ -117,13 +105,11 @@ END
   check "learn: a server" serve
   check "learn: an experiment begins" rto-agent experiment start tried --ramp 40% --for 1d
   check "learn: connections of it" connect 10.98.3.1 250
-  # Each has two ends here.
-  check "learn: it counts them" wait_for 30 attempts_are 500
+  # The connections that the host opens count.
+  check "learn: it counts them" wait_for 30 attempts_are 250
   check "learn: 64 ms is learnt for the loopback" lower_to 64000
   check "learn: and in force" value_in_force near 198.51.100.1
   check "learn: answers that come late bring a hold" alarm
-  check "learn: which is in force" value_in_force held 203.0.113.1
-  is "learn: the first hold" "$(stored held '{hold_level}')" 1
   remember rebooted
   systemctl reboot
   exec sleep infinity
@@ -131,20 +117,11 @@ END
 
 after_reboot() {
   kept_over "reboot"
-  # The next hold is twice as long, if k was kept.
-  check "reboot: connections that are answered in time" connect 10.98.2.1 350
-  sleep "$(tuned held '{next}{in_s}')"
-  check "reboot: the hold ends" wait_for 30 phase_is held steady
+  check "reboot: the hold ends" wait_for 600 state_is held active
   is "reboot: with the configured value" "$(tuned held '{value_us}')" 20000
-  # What only grew is saved once a minute.
-  sleep 65
   check "reboot: answers that come late bring another hold" alarm
-  local now_s
-  now_s=$(tuned held '{next}{in_s}')
-  check "reboot: twice as long as the first ($now_s s)" test "$now_s" -gt 1100 -a "$now_s" -le 1200
-  is "reboot: k" "$(stored held '{hold_level}')" 2
   remember power_cut
-  # As if the power went.
+  # Simulates a power failure.
   echo b >/proc/sysrq-trigger
   exec sleep infinity
 }
@@ -164,5 +141,5 @@ case $stage in
   first) ;;
   rebooted) serve; after_reboot ;;
   power_cut) serve; after_power_cut ;;
-  *) not_ok "a boot that nobody asked for" "the machine restarted by itself"; conclude ;;
+  *) not_ok "an unexpected reboot" "the machine restarted by itself"; conclude ;;
 esac

@@ -1,7 +1,7 @@
-# What podman.sh and kubernetes.sh call, after lib.sh.
+# Functions of podman.sh and kubernetes.sh, after lib.sh.
 
 version=$(</srv/version)
-# The daemon's, as this host sees it; 0 if none runs.
+# The daemon's process id on this host; 0 if none runs.
 pid() {
   local dir word
   for dir in /proc/[0-9]*; do
@@ -19,12 +19,12 @@ get() {
 ready() { [[ $(get /readyz) == "HTTP/1.1 200 "* ]]; }
 metric() { get /metrics | sed -n "s/^rto_agent_$1 //p"; }
 metric_is() { [[ $(metric "$1") == "$2" ]]; }
-# Another daemon than $before has taken over.
+# A daemon other than $before has taken over.
 taken_over() { restarted && ready; }
 nothing_left() { [[ -z $(find /sys/fs/bpf -path '*rto*') ]]; }
 namespaces() { readlink "/proc/$1/ns/cgroup" "/proc/$1/ns/net" | tr '\n' ' '; }
 
-# What the process in the container may do.
+# Privileges of the process in the container.
 confined() {
   local own first set
   own=$(namespaces "$(pid)")

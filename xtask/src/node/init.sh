@@ -1,6 +1,6 @@
 #!/bin/sh
-# The first program. Container runtimes call pivot_root(2), which wants a root that is mounted on something: rootfs is
-# mounted on nothing, so that it is mounted once more, over itself.
+# The first program. Container runtimes call pivot_root(2), which requires that the root is a mount point. rootfs is
+# not, so it is mounted again over itself.
 mount --bind / /mnt
 cd /mnt || exit
 mount --move . /

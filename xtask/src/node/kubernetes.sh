@@ -1,16 +1,17 @@
-# Checks of the chart on this machine as a node of Kubernetes, after lib.sh and container.sh. The control plane is on the
-# machine's host, at 10.0.2.2. States are waited for generously: on a busy processor they take long to come.
+# Checks of the chart with this machine as a Kubernetes node, after lib.sh and container.sh. The control plane runs on
+# the machine's host, at 10.0.2.2. Timeouts are generous, because a busy CPU takes long to reach a state.
 
 export HOME=/root KUBECONFIG=/etc/kubernetes/admin.kubeconfig PATH=$PATH:/node/bin
 long=600
-# In ms; doubled, often more than once, if one looks late at a connection, which this clock allows.
+# RTO values, in ms. A connection that is observed late has a doubled value, often several times; this clock allows
+# that.
 of_policy='300|600|1200|2400|4800|9600'
 of_kernel='1000|2000|4000|8000'
 other_in_force() { is_rto "$of_policy" 198.51.100.1; }
 namespace=kube-system
 values=/run/values.yaml
 kube() { kubectl --namespace $namespace "$@"; }
-# Install or upgrade the release, with these options of helm.
+# Installs or upgrades the release with these options of helm.
 release() { helm upgrade --install rto-agent /srv/rto-agent-chart-"$version".tgz --namespace $namespace "$@"; }
 policies() {
   cat >$values <<END_OF_VALUES
@@ -23,7 +24,7 @@ END_OF_VALUES
 node_condition() { kubectl get node localhost -o jsonpath="{.status.conditions[?(@.type=='Ready')].status}"; }
 node_ready() { [[ $(node_condition) == True ]]; }
 of_release=app.kubernetes.io/instance=rto-agent
-# Of each pod of the release: its uid, image, and how often its container was restarted.
+# For each pod of the release: its uid, image, and number of restarts.
 pods() {
   local one='{.metadata.uid} {.spec.containers[0].image} {.status.containerStatuses[0].restartCount}'
   kube get pods -l $of_release -o jsonpath="{range .items[*]}$one{\"\\n\"}{end}"
@@ -32,7 +33,7 @@ pod() { local uid image count; read -r uid image count <<<"$(pods)"; echo "${!1}
 rolled_out() { kube rollout status daemonset/rto-agent --timeout ${long}s; }
 status() { kube exec daemonset/rto-agent -- rto-agent status "$@"; }
 says_all_sockets() { status | grep -qF "every socket of the host"; }
-# When the configuration was read, in seconds since 1970.
+# Time at which the configuration was read, in seconds since 1970.
 reloaded_at() { status --json | sed -n '/"last_reload"/,$ s/.*"at_s": *\([0-9]*\).*/\1/p' | head -1; }
 reloaded_since() { local at; at=$(reloaded_at); ((${at:-0} > $1)); }
 logged() { grep -qF "$1" /var/log/pods/${namespace}_rto-agent-*/agent/*.log; }
@@ -52,7 +53,7 @@ second_agent() {
   [[ $said == *$1* ]] || { echo "$said"; return 1; }
 }
 
-# Looks at new connections, with what is being done at the time.
+# Prints the RTO of a new connection and the current step.
 doing=/run/doing
 do_step() { echo "$1" >$doing; }
 look_at_rto_and_step() { echo "$(rto 192.0.2.1) $(<$doing)"; }
@@ -76,7 +77,7 @@ policies '"192.0.2.0/24"'
 check "install: helm installs the chart" release --values $values
 check "install: the pod becomes ready" rolled_out
 check "install: the daemon is ready" wait_for 60 ready
-# Without it there is nothing to look at.
+# Without a ready daemon there is nothing to check.
 ready || give_up
 check "install: the policy is in force for the node's own connections" in_force
 check "install: another address has the kernel's own" is_rto "$of_kernel" 198.51.100.1
@@ -84,7 +85,7 @@ check "install: the node's socket lists the entry" lists 192.0.2.0/24
 check "install: status in the pod says that every socket of the node is covered" says_all_sockets
 confined
 
-# All that the policy must outlast.
+# All events that the policy must survive.
 steps() {
   local uid restarts
 
@@ -101,8 +102,8 @@ steps() {
   do_step "bad configuration"
   check "bad configuration: helm puts it into the ConfigMap" \
     release --reuse-values --set-string config='this is = no [configuration'
-  check "bad configuration: the metric tells of it" wait_for 300 metric_is last_reload_successful 0.0
-  check "bad configuration: and the log" logged "the last good configuration stays in force"
+  check "bad configuration: the metric reports it" wait_for 300 metric_is last_reload_successful 0.0
+  check "bad configuration: the log reports it" logged "the last good configuration stays in force"
   check "bad configuration: the former one stays in force" in_force
   check "bad configuration: all of it" other_in_force
   is "bad configuration: the same process" "$(pid)" "$before"
@@ -114,7 +115,7 @@ steps() {
   check "SIGKILL: of the daemon's process" kill -KILL "$before"
   check "SIGKILL: the next one takes over" wait_for $long taken_over
   is "SIGKILL: in the same pod" "$(pod uid)" "$uid"
-  check "SIGKILL: a restart more" wait_for 120 eval "[[ \$(pod count) == $((restarts + 1)) ]]"
+  check "SIGKILL: one more restart" wait_for 120 eval "[[ \$(pod count) == $((restarts + 1)) ]]"
   check "SIGKILL: in force" in_force
   check "SIGKILL: the entry is there" lists 198.51.100.0/24
 
@@ -138,29 +139,29 @@ steps() {
 
   do_step "second agent"
   before=$(pid) uid=$(pod uid) restarts=$(pod count)
-  check "second agent: on the node, it says that there is another" second_agent "another rto-agent"
-  is "second agent: the first one goes on" "$(pid)" "$before"
+  check "second agent: on the node, it reports the other one" second_agent "another rto-agent"
+  is "second agent: the first one keeps running" "$(pid)" "$before"
   is "second agent: in the same pod" "$(pod uid) $(pod count)" "$uid $restarts"
   check "second agent: in force" in_force
 }
-meanwhile look_at_rto_and_step steps
+observe look_at_rto_and_step steps
 without=$(grep -cvE "^($of_policy) " $looks)
-is "prober: connections begun meanwhile without the policy, of $(wc -l <$looks)" "$without" 0
+is "prober: connections without the policy during the steps, of $(wc -l <$looks)" "$without" 0
 ((without == 0)) || grep -vE "^($of_policy) " $looks | sort | uniq -c
 for one in ConfigMap "bad configuration" SIGKILL upgrade rollback "second agent"; do
-  check "prober: it looked during: $one ($(grep -c " $one\$" $looks))" grep -q " $one\$" $looks
+  check "prober: it observed connections during: $one ($(grep -c " $one\$" $looks))" grep -q " $one\$" $looks
 done
 
-# As NOTES.txt says.
+# As NOTES.txt recommends.
 before_s=$(reloaded_at)
 check "removal: helm sets onExit=detach" release --reuse-values --set onExit=detach
-check "removal: status in the pod tells when it is reloaded" wait_for 300 reloaded_since "${before_s:-99999999999}"
+check "removal: status in the pod shows the reload" wait_for 300 reloaded_since "${before_s:-99999999999}"
 check "removal: in force until then" in_force
 check "removal: helm uninstalls" helm uninstall rto-agent --namespace $namespace
 check "removal: the pod ends" wait_for $long no_pod
 check "removal: nothing is pinned" nothing_left
-check "removal: out of force" out_of_force
-is "removal: Kubernetes has nothing of the release" \
+check "removal: the policy is no longer in force" out_of_force
+is "removal: no objects of the release are left in Kubernetes" \
   "$(kube get daemonsets,controllerrevisions,pods,configmaps,secrets -l $of_release -o name)" ""
 check "removal: its directories can be removed" rm -r /run/rto-agent /var/lib/rto-agent
 

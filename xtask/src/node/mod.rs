@@ -1,5 +1,5 @@
-//! `cargo xtask node`: tests the Helm chart on a node of Kubernetes that is a virtual machine; with `--podman` the container
-//! alone, as the chart runs it, by Debian's podman.
+//! `cargo xtask node`: tests the Helm chart on a Kubernetes node in a virtual machine. With `--podman` it tests only
+//! the container, run by Debian's podman with the settings of the chart.
 
 use std::{fs, time::Duration};
 
@@ -20,16 +20,16 @@ mod kubernetes;
 /// `cargo xtask node`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run the image by Debian's podman, as the chart does, without Kubernetes
+    /// Run the image with Debian's podman and the settings of the chart, without Kubernetes
     #[arg(long)]
     podman: bool,
-    /// Do nothing, and say so, unless Kubernetes has been built already
+    /// Skip the test, with a message, unless Kubernetes has already been built
     #[arg(long, conflicts_with = "podman")]
     if_built: bool,
     /// The kernel: 6.1, 6.12 or newest
     #[arg(long, default_value = "6.12")]
     kernel: String,
-    /// Build the agent as `cargo xtask test` does, instead of as it is released, which takes longer
+    /// Build the agent as `cargo xtask test` does, instead of a release build, which takes longer
     #[arg(long)]
     unoptimised: bool,
     /// Seconds after which the machine is stopped
@@ -44,7 +44,7 @@ const PODMAN_CHECKS: &str = concat!(
     "\n",
     include_str!("podman.sh")
 );
-/// Where the first program is.
+/// Path of the first program.
 const INIT: &str = "/usr/local/lib/init";
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     kubernetes::run(args)
 }
 
-/// A system for a runtime of containers. systemd makes cgroups for those that ask it by D-Bus.
+/// A system for a container runtime. systemd creates cgroups for runtimes that request them over D-Bus.
 fn debian_with(runtime: &str) -> anyhow::Result<Debian> {
     Debian::new(&format!(
         "systemd,systemd-sysv,dbus,iproute2,apparmor,{runtime}"
@@ -84,14 +84,14 @@ fn podman(args: &Args) -> anyhow::Result<()> {
     debian.run(PODMAN_CHECKS, &boot, &mut Checks::default())
 }
 
-/// Copies layers, of which the image has one.
+/// A storage driver that copies layers; the image has only one.
 const STORAGE: &str = "[storage]
 driver = \"vfs\"
 runroot = \"/run/containers/storage\"
 graphroot = \"/var/lib/containers/storage\"
 ";
 
-/// Adds the image, the binary that is in it, and the first program.
+/// Adds the image, the binary that it contains, and the first program.
 fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
     if !have("buildah") {
         apt_install(&["buildah"], "the container's image")?;

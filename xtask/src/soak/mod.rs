@@ -1,7 +1,8 @@
-//! `cargo xtask soak`: an agent in a virtual machine, connections between that and another one, and disturbances for hours.
+//! `cargo xtask soak`: runs an agent in a virtual machine for hours, with connections to a second machine and
+//! disturbances.
 //!
-//! What happens in the machines is in `tests/src/soak`. The machine with the agent prints events, of which the report is made
-//! here; they stay in target/soak.
+//! `tests/src/soak` is the part that runs in the machines. The machine with the agent prints events, which are the
+//! input of the report and stay in target/soak.
 
 use std::{
     fs,
@@ -32,36 +33,37 @@ use report::Report;
 /// `cargo xtask soak`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long, without what booting takes
+    /// Duration in hours, not counting the boot
     #[arg(long, default_value_t = 4.0, conflicts_with = "minutes")]
     hours: f64,
-    /// How long, in minutes
+    /// Duration in minutes
     #[arg(long)]
     minutes: Option<f64>,
     /// The kernel: 5.10, 6.1, 6.12 or newest
     #[arg(long, default_value = "6.12")]
     kernel: String,
-    /// The order of disturbances; another one each time if it is not given
+    /// Seed of the order of disturbances; random by default
     #[arg(long)]
     seed: Option<u64>,
-    /// Use the build of `cargo xtask test` instead of an optimised one, which takes half the processor in a machine
+    /// Use the build of `cargo xtask test` instead of an optimised one, which needs half as much CPU time in a machine
     #[arg(long)]
     unoptimised: bool,
-    /// Have the machines' clocks run so many times as fast as this host's: at 2.5 four hours take 96 minutes
+    /// Run the machines' clocks this many times as fast as this host's: at 2.5, four hours take 96 minutes
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
 }
 
-/// Shortest soak, in which growth can be told from noise.
+/// Shortest soak in which growth can be distinguished from noise.
 const LEAST: Duration = Duration::from_secs(600);
-/// How much longer than its disturbances a machine may run: booting, the last round, and the wait for the other machine.
+/// Time that a machine may run in addition to its disturbances: booting, the last round, and the wait for the other
+/// machine.
 const BESIDE: Duration = Duration::from_secs(1200);
 const MEMORY_MIB: u32 = 1024;
-/// At 2.5 the emulated processor is busy for most of the time: beyond this what is done in it is late.
+/// At 2.5 the emulated CPU is busy most of the time: above this limit its work would be late.
 const FASTEST: f64 = 3.0;
-/// Programs that the machines have, beside those that tests call.
+/// Programs in the machines, in addition to those that tests call.
 const PROGRAMS: [&str; 3] = ["rto-agent", "rto-workload", "rto-soak"];
-/// Begins what the machine says of what happens.
+/// Prefix of the machine's events.
 const EVENT: &str = "soak ";
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -113,14 +115,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut report = Report::default();
     let mut events = fs::File::create(&path)?;
     thread::scope(|scope| {
-        // What is wrong there, the host sees.
+        // The host detects what fails there.
         let peer = scope.spawn(|| machine(1).boot(|line| println!("[peer] {line}")));
         machine(0).boot(|line| match line.strip_prefix(EVENT) {
             Some(text) => {
                 if let Some(line) = report.take(text) {
                     println!("[host] {line}");
                 }
-                // Kept beside the report, which does not depend on it.
+                // Stored next to the report, which does not depend on it.
                 let _kept = writeln!(events, "{text}");
             }
             None => {
@@ -160,10 +162,10 @@ impl Args {
     }
 }
 
-/// What a machine does.
+/// The script of a machine.
 fn script(role: &str) -> String {
     let (dir, exit) = (image::PROGRAM_DIR, image::EXIT);
-    // Before it is switched off, the end of its connections has to get out.
+    // Before it powers off, the last packets of its connections must be sent.
     format!(
         "for module in virtio_pci virtio_net; do modprobe $module; done
 {dir}/rto-soak '{role}' 2>&1
@@ -173,9 +175,9 @@ sleep 1
     )
 }
 
-/// The ends of a cable between two machines, as QEMU's `-nic` has them: its packets go over the loopback interface.
+/// The two ends of a cable between the machines, as arguments of QEMU's `-nic`: its packets use the loopback interface.
 fn links() -> anyhow::Result<[String; 2]> {
-    // Nobody else is given these ports as long as both are open.
+    // No other process gets these ports while both are open.
     let sockets = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0"));
     let [one, other] = sockets.map(|socket| anyhow::Ok(socket?.local_addr()?));
     let (one, other) = (one?, other?);

@@ -1,4 +1,4 @@
-//! What came of a soak.
+//! The report of a soak.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,17 +10,19 @@ use serde::Deserialize;
 use super::trend::Trend;
 use crate::vm::image::EXIT;
 
-/// Growth that is tolerated.
+/// Tolerated growth.
 const FLAT: f64 = 0.02;
-/// Memory moves by 2 % and more within a round, as each disturbance takes some of its own, and a daemon's heap has its size
-/// only when each disturbance has come a few times.
+/// Unit of values that are memory. Memory varies by 2 % or more within a round, because each disturbance uses some of
+/// its own, and a daemon's heap reaches its size only after each disturbance has run a few times.
 const MEMORY: &str = "KiB";
-/// So many rounds of one daemon, or of the kernel, tell whether it grows: four or more in each quarter that is compared.
+/// Minimum number of rounds of one daemon, or of the kernel, to decide whether its memory grows: each compared quarter
+/// has at least four.
 const ROUNDS_OF_MEMORY: u32 = 20;
-/// How long nobody may have looked at the kernel, s: looks are five a second, but the machine may be stopped by a busy host.
+/// Maximum interval between two checks of the kernel, s. There are five checks per second, but a busy host may stop the
+/// machine.
 const LONGEST_GAP: f64 = 5.0;
 
-/// A line of the machine with the agent; `tests/src/soak/event.rs` says what it means.
+/// A line from the machine with the agent; `tests/src/soak/event.rs` documents it.
 #[derive(Debug, Deserialize)]
 struct Line {
     t_s: f64,
@@ -71,7 +73,7 @@ struct Sample {
     dying_cgroups: f64,
 }
 
-/// What a value did over the rounds in which it was seen.
+/// The trend of a value over the rounds with samples.
 #[derive(Debug)]
 struct Series {
     name: &'static str,
@@ -81,7 +83,7 @@ struct Series {
 }
 
 impl Series {
-    /// Why it is not judged.
+    /// The reason why it is not judged.
     fn not_judged(&self) -> Option<String> {
         if self.name == ANONYMOUS {
             return Some("a part of RSS".to_owned());
@@ -92,21 +94,21 @@ impl Series {
     }
 }
 
-/// Without what is mapped of files. A heap takes hundreds of rounds to its size: that of a daemon with the same addition
-/// refused by a full disk, then taken and removed, grew by 9.6 % in its first 150 rounds, by 1.8 % in the next 750, and by
-/// 0.4 % in 2,000 more. It is told for itself, to see what RSS grows by.
+/// RSS without mapped files. A heap takes hundreds of rounds to reach its size. A daemon that repeated one addition
+/// (refused by a full disk, then accepted, then removed) grew by 9.6 % in its first 150 rounds, by 1.8 % in the next
+/// 750, and by 0.4 % in 2,000 more. Shown separately, to explain the growth of RSS.
 const ANONYMOUS: &str = "anonymous part of it, KiB";
 
 /// A value of a sample.
 type Value = fn(&Sample) -> f64;
 
-/// What the last daemon holds, which lives through the second half.
+/// Resources of the last daemon, which runs through the second half.
 const OF_DAEMON: [(&str, Value); 3] = [
     ("RSS of the daemon, KiB", |s| s.rss_kib),
     (ANONYMOUS, |s| s.anonymous_kib),
     ("descriptors of the daemon", |s| s.descriptors),
 ];
-/// What the kernel holds.
+/// Resources of the kernel.
 const OF_KERNEL: [(&str, Value); 6] = [
     ("BPF maps", |s| s.maps),
     ("BPF programs", |s| s.programs),
@@ -139,30 +141,30 @@ struct Counters {
     counted: Counted,
 }
 
-/// A disturbance: how often, and how long all together, s.
+/// Number of runs of a disturbance, and their total time, s.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     count: u32,
     took_s: f64,
 }
 
-/// What the machine has said.
+/// Everything that the machine has reported.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     begin: Option<(u64, String)>,
     rounds: u32,
-    /// Each with its round.
+    /// Samples and their rounds.
     samples: Vec<(u32, Sample)>,
     done: BTreeMap<String, Done>,
     failures: Vec<String>,
     counters: Option<Counters>,
-    /// Looks, and the longest time between two, s.
+    /// Number of checks of the kernel, and the longest interval between two, s.
     end: Option<(u64, f64)>,
     status: Option<i32>,
 }
 
 impl Report {
-    /// Takes an event; what to say of it at once.
+    /// Adds an event; returns a line to print at once.
     pub(super) fn take(&mut self, text: &str) -> Option<String> {
         let line: Line = match serde_json::from_str(text) {
             Ok(line) => line,
@@ -214,14 +216,14 @@ impl Report {
         None
     }
 
-    /// Takes another line of the console.
+    /// Adds another line of the console.
     pub(super) fn take_other(&mut self, line: &str) {
         if let Some(status) = line.strip_prefix(EXIT) {
             self.status = status.trim().parse().ok();
         }
     }
 
-    /// All that must not be; nothing if it passed.
+    /// All failures; empty if the soak passed.
     pub(super) fn wrong(&self) -> Vec<String> {
         let mut wrong = self.failures.clone();
         for series in self.series() {
@@ -245,7 +247,7 @@ impl Report {
         match self.end {
             None => wrong.push("the machine ended before the soak did".to_owned()),
             Some((_, gap)) if gap > LONGEST_GAP => {
-                wrong.push(format!("nobody looked at the kernel for {gap:.1} s"));
+                wrong.push(format!("the kernel was not checked for {gap:.1} s"));
             }
             Some(_) => {}
         }
@@ -275,7 +277,7 @@ impl Report {
 }
 
 impl Counters {
-    /// Counters, each with what it must be.
+    /// Counters, each with its expected value.
     fn pairs(&self) -> [(&'static str, u64, u64); 4] {
         let (host, counted) = (&self.host, &self.counted);
         [
@@ -294,7 +296,7 @@ impl Counters {
         ]
     }
 
-    /// What has not been tested, or differs.
+    /// Conditions that were not tested, and differences.
     fn missing(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for (what, sent, counted) in self.pairs() {
@@ -386,7 +388,7 @@ mod tests {
     /// Samples in a round.
     const ROUND: u32 = 15;
 
-    /// Forty rounds, with a daemon of its own in each half; of these values.
+    /// Forty rounds with these values; each half has its own daemon.
     fn with_samples(rss_kib: impl Fn(u32) -> u32, maps: impl Fn(u32) -> u32) -> Report {
         with_slab(rss_kib, maps, |_| 9000)
     }
@@ -426,7 +428,7 @@ mod tests {
 
     #[test]
     fn leaks() {
-        // Of the last daemon alone: another one begins with less.
+        // Only the last daemon counts: a new one starts with less.
         let other = with_samples(|i| if i < 300 { 4000 } else { 8000 }, |_| 20);
         assert_eq!(other.wrong(), [""; 0]);
         let daemon = with_samples(|i| 8000 + 2 * i, |_| 20).wrong();
@@ -442,14 +444,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_judged_where_there_are_rounds_enough() {
+    fn memory_with_too_few_rounds_is_not_judged() {
         let mut report = with_slab(|i| 8000 + 2 * i, |_| 20, |i| 9000 + i);
         let wrong = report.wrong();
         assert!(
             wrong.len() == 2 && wrong[0].starts_with("RSS") && wrong[1].starts_with("slab"),
             "{wrong:?}"
         );
-        // The last daemon lives through one round less.
+        // The last daemon has one round less.
         report
             .samples
             .drain(300..300 + usize::try_from(ROUND).unwrap());
@@ -463,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_fails_or_did_not_happen() {
+    fn differing_counters_failures_and_gaps_are_reported() {
         let mut report = good();
         report.take(&COUNTERS.replace("\"active\":100", "\"active\":99"));
         assert_eq!(report.wrong(), ["connections opened: 100 sent, 99 counted"]);
@@ -482,13 +484,13 @@ mod tests {
 
         let mut report = good();
         report.take(&END.replace("0.4", "5.4"));
-        assert_eq!(report.wrong(), ["nobody looked at the kernel for 5.4 s"]);
+        assert_eq!(report.wrong(), ["the kernel was not checked for 5.4 s"]);
 
         let mut report = good();
         report.take_other("vm-exit-status 1");
         assert_eq!(report.wrong(), ["exit status Some(1)"]);
 
-        // A machine that did nothing.
+        // A machine that reported nothing.
         assert!(Report::default().wrong().len() > 3);
     }
 }

@@ -1,8 +1,8 @@
-//! Whether something grows.
+//! Decides whether a value grows.
 
-/// The first part of a series, in which caches fill, does not count.
+/// Share of the series, at its start, that does not count: caches fill.
 const WARM_UP: f64 = 0.2;
-/// Fewer values say nothing.
+/// Minimum number of values.
 const LEAST: usize = 40;
 
 /// The medians of a series' first and last quarter, after the warm-up.
@@ -13,7 +13,7 @@ pub(super) struct Trend {
 }
 
 impl Trend {
-    /// Of values at equal intervals; `None` if there are too few.
+    /// The trend of values at equal intervals; `None` if there are too few.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -32,7 +32,7 @@ impl Trend {
         })
     }
 
-    /// Growth, of the first; negative where it shrinks.
+    /// Growth relative to the first median; negative if the value shrinks.
     pub(super) fn growth(&self) -> f64 {
         if self.first == 0.0 {
             return if self.last > 0.0 { f64::INFINITY } else { 0.0 };
@@ -57,13 +57,13 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_and_what_does_not() {
+    fn trend_ignores_noise_and_warm_up_but_not_leaks() {
         assert_eq!(growth(|_| 12.0), 0.0);
         assert_eq!(growth(|_| 0.0), 0.0);
-        // Of the 480 values after the warm-up the medians of the quarters are 360 apart.
+        // 480 values remain after the warm-up; the medians of their quarters are 360 apart.
         let leak = growth(|i| 10_000.0 + i);
         assert!((0.034..0.036).contains(&leak), "{leak}");
-        // A saw tooth and single outliers are no growth.
+        // A saw tooth and single outliers do not count as growth.
         assert!(growth(|i| 1000.0 + 50.0 * (i % 30.0)).abs() < 0.01);
         assert_eq!(growth(|i| if i % 7.0 == 0.0 { 5000.0 } else { 100.0 }), 0.0);
         // Growth in the warm-up only.

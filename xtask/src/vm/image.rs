@@ -1,5 +1,5 @@
-//! The file system of a machine: an initramfs of busybox, the tests, the programs they call, the libraries of both, and the
-//! kernel's network modules.
+//! The file system of a machine: an initramfs with busybox, the tests, the programs that they call, the libraries of
+//! both, and the kernel's network modules.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ const MODULES: [&str; 6] = [
     "kernel/drivers/virtio",
 ];
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
-/// Where the machine has its programs: tests look for those they call above their own directory.
+/// The directory of programs in the machine: tests search for programs above their own directory.
 pub(crate) const PROGRAM_DIR: &str = "/t/debug";
 /// Printed by the machine before the exit status of the tests.
 pub(crate) const EXIT: &str = "vm-exit-status ";
@@ -44,13 +44,13 @@ pub(crate) struct Tests<'a> {
     pub(crate) integration: &'a Path,
     /// Only tests whose name contains one of these.
     pub(crate) filters: &'a [String],
-    /// Not those whose name contains one of these.
+    /// Excludes tests whose name contains one of these.
     pub(crate) left_out: &'a [&'a str],
-    /// A kernel of Debian's: it must have exactly the declared features.
+    /// A kernel of Debian, which must have exactly the declared features.
     pub(crate) is_debian: bool,
 }
 
-/// Makes the machine's file system; an archive, removed on drop.
+/// Makes the machine's file system; returns an archive that is removed on drop.
 pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<tempfile::TempPath> {
     let built = tests.programs;
     let system = system(
@@ -62,7 +62,7 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
             (tests.integration.to_owned(), "deps/integration"),
         ],
     )?;
-    // Read by tests, by the path they were built with.
+    // Tests read them at the path of the build.
     let sources = system
         .path()
         .join(root().strip_prefix("/").unwrap_or(&root()));
@@ -80,8 +80,8 @@ pub(crate) fn initramfs(kernel: &Unpacked, tests: &Tests) -> anyhow::Result<temp
     archive(&system, &test_script(tests))
 }
 
-/// A file system without a first program, with what the tests and the agent call; removed on drop. Of these programs each
-/// has its name below [`PROGRAM_DIR`].
+/// A file system without a first program, with everything that the tests and the agent call; removed on drop. Each of
+/// these programs gets its name below [`PROGRAM_DIR`].
 pub(crate) fn system(
     kernel: &Unpacked,
     programs: &[(PathBuf, &str)],
@@ -123,8 +123,8 @@ pub(crate) fn system(
     Ok(dir)
 }
 
-/// Packs a file system, to which it adds the first program: what is mounted and set up, then this script, which prints
-/// [`EXIT`] and the status. The archive is removed on drop.
+/// Packs a file system and adds the first program, which mounts and sets up the system, then runs this script, and
+/// prints [`EXIT`] and the status. The archive is removed on drop.
 pub(crate) fn archive(
     system: &tempfile::TempDir,
     script: &str,
@@ -132,13 +132,13 @@ pub(crate) fn archive(
     let init = system.path().join("init");
     fs::write(&init, format!("{SET_UP}{script}poweroff -f\n"))?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
-    // A file of its own: two machines may have the same kernel.
+    // A separate file, because two machines may have the same kernel.
     let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
     pack(system.path(), &image)?;
     Ok(image)
 }
 
-/// Begins the first program.
+/// The first lines of the first program.
 const SET_UP: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/bin:/sbin HOME=/root
@@ -171,7 +171,7 @@ fn test_script(tests: &Tests) -> String {
         .collect();
     // One thread, because the machine is slow.
     format!(
-        "for module in veth tun nf_tables nft_limit; do modprobe $module; done
+        "for module in veth tun nf_tables nft_limit nft_reject_inet; do modprobe $module; done
 {debian}
 status=0
 for filter in {}; do
@@ -185,7 +185,7 @@ echo \"{EXIT}$status\"
     )
 }
 
-/// As words of the shell; without filters an empty one, which every name contains.
+/// The filters as words of the shell; without filters, an empty one, which every name contains.
 fn filters(filters: &[String]) -> String {
     let quoted: Vec<String> = filters.iter().map(|f| format!("'{f}'")).collect();
     if quoted.is_empty() {
@@ -251,7 +251,7 @@ pub(crate) fn strip(program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The shared libraries of a program, and the loader; none if it is static.
+/// The shared libraries of a program and the loader; empty if it is static.
 fn needed(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = Command::new("ldd").arg(program).output()?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();

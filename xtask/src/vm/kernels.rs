@@ -1,7 +1,7 @@
-//! Debian's kernels, downloaded by an apt with a configuration of its own, and unpacked.
+//! Debian's kernels, downloaded by an apt with its own configuration, and unpacked.
 //!
-//! A security update replaces a package in the archive, so that no hash can be pinned here: the newest package of a
-//! series is taken, and apt checks its SHA-256 against the index that Debian's keys have signed.
+//! A security update replaces a package in the archive, so no hash can be pinned here. Instead the newest package of a
+//! series is used, and apt verifies its SHA-256 against the index signed with Debian's keys.
 
 use std::{
     cmp::Ordering,
@@ -23,7 +23,7 @@ use crate::{
 pub(crate) struct Kernel {
     /// The name in `--kernel`.
     pub(crate) name: &'static str,
-    /// What follows "linux-image-" in the names of its packages.
+    /// The part after "linux-image-" in the names of its packages.
     series: &'static str,
     /// The archive and the suite.
     source: (&'static str, &'static str),
@@ -36,11 +36,11 @@ pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg
 
 /// The newest kernel of any series.
 pub(super) const NEWEST: &str = "newest";
-/// First part of the names of kernel packages.
+/// Prefix of the names of kernel packages.
 const PACKAGE: &str = "linux-image-";
 
 impl Kernel {
-    /// Whether a release is of this series; none is of "newest".
+    /// Whether a release belongs to this series; "newest" has none.
     pub(super) fn is_of_series(&self, version: &str) -> bool {
         !self.series.is_empty() && version.starts_with(self.series)
     }
@@ -74,7 +74,7 @@ pub(crate) const KERNELS: [Kernel; 4] = [
     },
 ];
 
-/// One of another architecture.
+/// A kernel of another architecture.
 pub(crate) const ARM64: Kernel = Kernel {
     name: "6.12-arm64",
     series: "6.12.",
@@ -82,7 +82,7 @@ pub(crate) const ARM64: Kernel = Kernel {
     arch: Arch::Arm64,
 };
 
-/// The kernels that `--kernel` names: one, several with commas between, or all.
+/// The kernels that `--kernel` names: one, several separated by commas, or all.
 pub(crate) fn named(names: &str) -> anyhow::Result<Vec<&'static Kernel>> {
     if names == "all" {
         return Ok(KERNELS.iter().collect());
@@ -107,7 +107,7 @@ pub(crate) struct Unpacked {
 }
 
 impl Unpacked {
-    /// What is in a directory into which packages of a kernel were unpacked (dpkg-deb -x).
+    /// The kernel in a directory where its packages were unpacked (dpkg-deb -x).
     pub(crate) fn at(dir: &Path) -> anyhow::Result<Self> {
         let modules = ["lib/modules", "usr/lib/modules"].map(|below| dir.join(below));
         let all = modules.iter().find_map(|all| fs::read_dir(all).ok());
@@ -116,7 +116,7 @@ impl Unpacked {
             .with_context(|| format!("{}: a kernel without modules", dir.display()))?;
         let version = modules.file_name().to_string_lossy().into_owned();
         let modules = modules.path();
-        // Since 7.0 Debian has the kernel beside its modules.
+        // Since 7.0 Debian ships the kernel next to its modules.
         let images = [
             dir.join("boot").join(format!("vmlinuz-{version}")),
             modules.join("vmlinuz"),
@@ -144,7 +144,7 @@ pub(crate) fn unpacked(kernel: &Kernel, refresh: bool) -> anyhow::Result<Unpacke
     }
 }
 
-/// The newest unpacked package. Removes what interrupted downloads left.
+/// The newest unpacked package. Removes the remains of interrupted downloads.
 fn cached(cache: &Path) -> anyhow::Result<Option<String>> {
     let names = fs::read_dir(cache)?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
@@ -178,7 +178,7 @@ fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
     if dir.exists() {
         return Ok(dir);
     }
-    // Newer ones come in parts of the same version: the kernel, and its modules.
+    // Newer kernels have two packages of the same version: the kernel, and its modules.
     let abi = package.trim_start_matches("linux-image");
     let depends = output(apt.command("apt-cache").args(["depends", &package]))?;
     let parts = depends
@@ -200,7 +200,7 @@ fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// A directory into which a package of Debian was unpacked; downloaded if it is not cached.
+/// A directory with an unpacked Debian package, which is downloaded if it is not cached.
 pub(crate) fn debian(package: &str, arch: Arch) -> anyhow::Result<PathBuf> {
     let vm = tools::cache()?.join("debian");
     fs::create_dir_all(&vm)?;
@@ -234,7 +234,7 @@ fn unpack(packages: &Path, into: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The newest of the packages of a series, as apt lists them.
+/// The newest package of a series in apt's list.
 fn newest(prefix: &str, arch: Arch, names: &str) -> Option<String> {
     let suffix = format!("-cloud-{}", arch.deb());
     names
@@ -243,14 +243,14 @@ fn newest(prefix: &str, arch: Arch, names: &str) -> Option<String> {
             name.ends_with(&suffix)
                 && name.starts_with(prefix)
                 && name[PACKAGE.len()..].starts_with(|c: char| c.is_ascii_digit())
-                // "linux-image-6.12-cloud-amd64" depends on the newest, and is no kernel.
+                // "linux-image-6.12-cloud-amd64" depends on the newest kernel, but does not contain one.
                 && name.matches('.').count() > 1
         })
         .max_by(|a, b| natural(a, b))
         .map(str::to_owned)
 }
 
-/// Orders by the numbers in names, as people do: 9 before 10.
+/// Compares numbers in names by their value: 9 before 10.
 fn natural(a: &str, b: &str) -> Ordering {
     let numbers = |name: &str| -> Vec<u64> {
         name.split(|c: char| !c.is_ascii_digit())
@@ -260,7 +260,7 @@ fn natural(a: &str, b: &str) -> Ordering {
     numbers(a).cmp(&numbers(b))
 }
 
-/// Debian's keys, by which its packages are checked.
+/// Installs Debian's keys, which verify its packages.
 pub(crate) fn install_keyring() -> anyhow::Result<()> {
     if Path::new(KEYRING).exists() {
         return Ok(());
@@ -268,7 +268,7 @@ pub(crate) fn install_keyring() -> anyhow::Result<()> {
     apt_install(&["debian-archive-keyring"], "packages of Debian")
 }
 
-/// An apt that knows one suite only, whatever this host's has: nothing of the host's is changed.
+/// An apt with only one suite, independent of this host's configuration, which it does not change.
 pub(crate) struct Apt {
     dir: tempfile::TempDir,
     arch: Arch,
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_interrupted_download_leaves_is_no_kernel() {
+    fn interrupted_download_is_not_used_as_kernel() {
         let cache = tempfile::tempdir().unwrap();
         assert_eq!(cached(cache.path()).unwrap(), None);
         for dir in [".tmp9zZ999", "linux-image-6.1.0-9", "linux-image-6.1.0-56"] {

@@ -18,15 +18,15 @@ use crate::{
 /// The processor of a machine and its clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Clock {
-    /// Emulated, with time counted in instructions: timers are exact under any load of this host, and waiting takes
+    /// Emulated, with a clock that counts instructions: timers are exact under any load of this host, and waiting takes
     /// no time.
     Instructions,
     /// Emulated, with this host's time.
     Host,
-    /// Emulated, with a clock that runs so many times as fast as this host's, as do those of other machines with the same
-    /// speed. To it the processor is as much slower.
+    /// Emulated, with a clock that runs this many times as fast as this host's, in step with other machines of the same
+    /// speed. In the machine, the CPU appears slower by the same factor.
     Faster(f64),
-    /// This host's processor, by KVM.
+    /// This host's CPU, with KVM.
     Kvm,
 }
 
@@ -35,17 +35,17 @@ pub(crate) struct Machine<'a> {
     pub(crate) arch: Arch,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
-    /// A raw image, /dev/vda. A machine that has one may reboot; another ends then.
+    /// A raw image, /dev/vda. A machine with a disk may reboot; without one it ends instead.
     pub(crate) disk: Option<&'a Path>,
-    /// As QEMU's `-nic` has it; else it has none.
+    /// The argument of QEMU's `-nic`; without it there is no network.
     pub(crate) network: Option<&'a str>,
     pub(crate) clock: Clock,
-    /// How many; one that counts its instructions has one.
+    /// Number of CPUs; a machine that counts instructions has one.
     pub(crate) processors: u32,
     pub(crate) memory_mib: u32,
     /// Added to the kernel's command line.
     pub(crate) command_line: &'a str,
-    /// The machine is stopped after this.
+    /// Time after which the machine is stopped.
     pub(crate) limit: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Machine<'_> {
     /// Boots it and passes each line of its console to `line` until it powers off.
     pub(crate) fn boot(&self, mut line: impl FnMut(&str)) -> anyhow::Result<()> {
         let program = format!("qemu-system-{}", self.arch.rpm());
-        // What kernels of Debian need at least.
+        // The minimum that Debian's kernels need.
         let (cpu, console) = match self.arch {
             Arch::Amd64 => ("Nehalem", "ttyS0"),
             Arch::Arm64 => ("cortex-a57", "ttyAMA0"),
@@ -64,7 +64,7 @@ impl Machine<'_> {
             qemu.args(["-machine", "virt"]);
         }
         match self.clock {
-            // 2 ns an instruction, as on a slow processor.
+            // 2 ns per instruction, like a slow CPU.
             Clock::Instructions => qemu
                 .args(["-accel", "tcg,thread=single", "-cpu", cpu])
                 .args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm"])
@@ -129,8 +129,8 @@ impl Machine<'_> {
     }
 }
 
-/// What has a program's clocks run so many times as fast: libfaketime, which `faketime` finds. Not `faketime` itself, as that
-/// would be a process before the machine's.
+/// The environment that accelerates a program's clocks by this factor: libfaketime, located with `faketime`. `faketime`
+/// itself would be a process that waits in front of the machine's.
 fn faster(speed: f64) -> anyhow::Result<[(&'static str, String); 2]> {
     const LIBRARY: &str = "LD_PRELOAD";
     let mut faketime = Command::new("faketime");

@@ -1,4 +1,4 @@
-//! Results of the tests on each kernel: docs/matrix.json, and the table of it in the document that has its markers.
+//! Test results on each kernel: docs/matrix.json, and its table in the document with the markers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,23 +32,23 @@ pub(super) struct Matrix {
     columns: Vec<Column>,
 }
 
-/// A kernel.
+/// The results on a kernel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Column {
-    /// Its release; of a host only the version, as "6.18.44".
+    /// The kernel's release; for a host only the version, as "6.18.44".
     kernel: String,
     /// Tested on a developer's machine, not in an emulated one.
     is_host: bool,
     /// SHA-256 of the tested eBPF object.
     object: String,
-    /// Presence by feature.
+    /// Whether each feature is present.
     features: BTreeMap<String, String>,
-    /// Instructions by program, or a word.
+    /// Verified instructions by program, or a word.
     verifier: BTreeMap<String, serde_json::Value>,
-    /// By group.
+    /// Tests by group.
     tests: BTreeMap<String, Group>,
-    /// What the tests did less of than on a real machine.
+    /// Tests that did less than on a real machine.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     scaled: BTreeSet<String>,
     /// Full names of tests without a result yet: `cargo xtask vm --pending` lists them.
@@ -66,7 +66,7 @@ struct Report {
 }
 
 impl Column {
-    /// From the output of the tests.
+    /// Parses the output of the tests.
     pub(super) fn of(
         kernel: String,
         is_host: bool,
@@ -79,7 +79,7 @@ impl Column {
         let told = results(lines);
         ensure!(
             told == counted,
-            "the summary says {told:?} passed and failed, the lines of the tests {counted:?}"
+            "the summary reports {told:?} passed and failed, the lines of the tests {counted:?}"
         );
         Ok(Self {
             kernel,
@@ -94,7 +94,7 @@ impl Column {
         })
     }
 
-    /// The name of the column in `--kernel`; each has one.
+    /// The column's name in `--kernel`, which is unique.
     fn place(&self) -> &'static str {
         if self.is_host {
             return HOST;
@@ -103,7 +103,7 @@ impl Column {
         KERNELS.iter().find(is_of).map_or(NEWEST, |k| k.name)
     }
 
-    /// This column with groups that were tested later on the same kernel.
+    /// This column, updated with groups that were tested later on the same kernel.
     fn with(mut self, later: &Self) -> Self {
         self.features.clone_from(&later.features);
         self.verifier.clone_from(&later.verifier);
@@ -119,7 +119,7 @@ impl Column {
         self
     }
 
-    /// Its failure, if there is one.
+    /// The failure, if any.
     fn failure(&self) -> Option<String> {
         let failed: Vec<String> = self.failed().collect();
         let over = self.over_the_limit();
@@ -184,7 +184,7 @@ fn object() -> anyhow::Result<String> {
 }
 
 impl Matrix {
-    /// The data in the tree.
+    /// Reads the data in the tree.
     fn kept() -> anyhow::Result<Self> {
         match fs::read_to_string(root().join(DATA)) {
             Ok(text) => Ok(serde_json::from_str(&text).context(DATA)?),
@@ -193,7 +193,7 @@ impl Matrix {
         }
     }
 
-    /// Adds a column to the tree. Two `cargo xtask vm` may do so at once.
+    /// Adds a column to the tree. Two `cargo xtask vm` may do this at the same time.
     pub(super) fn add(column: &Column) -> anyhow::Result<()> {
         let lock = fs::File::create(root().join(LOCK))?;
         lock.lock().context(LOCK)?;
@@ -202,7 +202,7 @@ impl Matrix {
         kept.keep()
     }
 
-    /// Adds the groups that ran to the column of this place; results of another object or kernel are dropped.
+    /// Adds the groups that ran to the column of this kernel; results of another object or kernel release are dropped.
     pub(super) fn take(&mut self, column: &Column) {
         let place = column.place();
         let is_same = |old: &&Column| {
@@ -245,8 +245,8 @@ impl Matrix {
             .collect()
     }
 
-    /// Fails unless the tree has a result of each of these tests on each kernel, or lists it as pending, and of no
-    /// other test.
+    /// Fails unless the tree has a result of each of these tests on each kernel, or lists the test as pending, and has
+    /// no other results.
     pub(super) fn check(expected: &BTreeSet<String>) -> anyhow::Result<()> {
         let wrong = Self::kept()?.mismatches(expected);
         ensure!(
@@ -285,7 +285,7 @@ impl Matrix {
         wrong
     }
 
-    /// Marks those of these tests as pending in the tree that have no result; how many results are pending.
+    /// Marks the tests without a result as pending in the tree; returns the number of pending results.
     pub(super) fn note_pending(expected: &BTreeSet<String>) -> anyhow::Result<usize> {
         let mut kept = Self::kept()?;
         for column in &mut kept.columns {
@@ -310,7 +310,7 @@ impl Matrix {
         let mut text = String::new();
         let mut row = |first: &str, cell: &dyn Fn(&Column) -> String| {
             let cells: Vec<String> = self.columns.iter().map(cell).collect();
-            // Nothing fails that writes into a String.
+            // Writing into a String does not fail.
             let _written = writeln!(text, "| {first} | {} |", cells.join(" | "));
         };
         row("feature", &|column| {
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(table, Matrix::kept().unwrap().table());
     }
 
-    /// All kernels were tested with the object in the tree, and no program is above its limit.
+    /// All kernels were tested with the object in the tree, and no program exceeds its limit.
     #[test]
     fn the_data_is_of_the_object_in_the_tree() {
         let kept = Matrix::kept().unwrap();
@@ -436,7 +436,7 @@ mod tests {
         }
     }
 
-    /// Each test has a result or is pending, and each result a test.
+    /// Each test has a result or is pending, and each result belongs to a test.
     #[test]
     fn tests_and_results_match() {
         let mut matrix = Matrix::default();
@@ -471,7 +471,7 @@ mod tests {
         }
     }
 
-    /// A test that one kernel has and another lacks is an error, also if both have as many.
+    /// A test that one kernel has and another lacks is an error, even if both have the same number of tests.
     #[test]
     fn a_missing_test_is_named() {
         let mut matrix = Matrix::default();
@@ -506,9 +506,9 @@ mod tests {
         }
     }
 
-    /// A newer kernel replaces the former newest one, and one of a series its predecessor.
+    /// A newer kernel replaces the former newest one; a newer release of a series replaces its predecessor.
     #[test]
-    fn one_column_for_each_place() {
+    fn matrix_keeps_one_column_per_kernel_series() {
         let mut matrix = Matrix::default();
         for kernel in ["7.2.13+deb14", "5.10.0-46", "7.3.1+deb14", "6.1.0-56"] {
             matrix.take(&column(kernel, false, "syn"));

@@ -1,7 +1,7 @@
-//! `cargo xtask vm`: integration tests on other kernels, in small virtual machines.
+//! `cargo xtask vm`: runs the integration tests on other kernels, in small virtual machines.
 //!
-//! A machine is a Debian kernel and an initramfs made here, without network and disk. It is emulated, and its clock
-//! counts its instructions, so that timers are exact under any load of this host.
+//! A machine is a Debian kernel and an initramfs made here, without network and disk. It is emulated and its clock
+//! counts instructions, so that timers are exact under any load of this host.
 
 use std::{
     collections::BTreeSet,
@@ -38,8 +38,8 @@ use matrix::{Column, Matrix};
 /// `cargo xtask vm`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run only tests whose name contains one of these. Without any the whole suite runs, and its results go into
-    /// docs/matrix.json and the table made of it
+    /// Run only tests whose name contains one of these. Without filters, the whole suite runs, and docs/matrix.json and
+    /// its table are updated
     filters: Vec<String>,
     /// Also keep the results of filtered tests: whole groups only ("syn::"), which replace earlier results
     #[arg(long)]
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     /// Use the build of `cargo xtask test` instead of an optimised one, which is twice as fast in a machine
     #[arg(long)]
     unoptimised: bool,
-    /// Take the time from the host instead of counting instructions
+    /// Use the host's time instead of counting instructions
     #[arg(long)]
     host_clock: bool,
     /// Use KVM, which does not work on every host that has it
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let names = names(&integration)?;
     let batches = batches(args, &names);
-    // Each batch on all kernels before the next, so that a broken test is seen early.
+    // Each batch runs on all kernels before the next one, so that a broken test shows up early.
     let work = batches.iter().flat_map(|batch| {
         let places = places.iter();
         places.map(move |place| (place, batch.as_slice()))
@@ -188,7 +188,7 @@ impl Args {
         self.unpacked.is_none() && (self.keep || self.filters.is_empty())
     }
 
-    /// A part of a group would replace the results of all of it.
+    /// A part of a group would replace the results of the whole group.
     fn check(&self) -> anyhow::Result<()> {
         let is_part = |filter: &&String| !filter.ends_with("::");
         match self.filters.iter().find(is_part) {
@@ -200,10 +200,10 @@ impl Args {
     }
 }
 
-/// Most tests in one boot of a machine.
+/// Maximum number of tests in one boot of a machine.
 const BATCH: usize = 40;
 
-/// Slow groups: each runs in a machine of its own, after all others.
+/// Slow groups: each runs in its own machine, after all others.
 const HEAVY: [&str; 2] = ["scale", "faults"];
 
 /// The names of all tests, in order.
@@ -292,7 +292,7 @@ pub(crate) fn install() -> anyhow::Result<()> {
     apt_install(&packages, "virtual machines")
 }
 
-/// Runs the tests in one place; their results.
+/// Runs the tests on one kernel; returns their results.
 fn column(
     place: &Place,
     (programs, integration): (&Path, &Path),
@@ -337,7 +337,7 @@ fn column(
                 clock,
                 processors: 2,
                 memory_mib: 2048,
-                // The kernel gives what it does not know to the first program's environment.
+                // The kernel passes unknown parameters to the first program as its environment.
                 command_line: match clock {
                     Clock::Instructions => "RTO_TESTS_COUNTED=1",
                     Clock::Host | Clock::Faster(_) | Clock::Kvm => "",
@@ -360,7 +360,7 @@ fn column(
     Column::of(kernel, matches!(place, Place::Host), status, &lines)
 }
 
-/// "6.18.44" of "6.18.44-name-1": without the name of the build.
+/// "6.18.44" of "6.18.44-name-1": the release without the name of the build.
 fn numbers(release: &str) -> String {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let end = release.find(|c| !is_number(c)).unwrap_or(release.len());

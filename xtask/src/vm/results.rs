@@ -1,10 +1,10 @@
-//! The output of the integration tests, by the names of the tests.
+//! Parses the output of the integration tests into results by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// Begins what a test prints when it does less on an emulated processor.
+/// Prefix of the line that a test prints when it does less on an emulated CPU.
 const SCALED: &str = "scaled: ";
 
 /// The tests of one group, by their names in it.
@@ -17,7 +17,7 @@ pub(super) struct Group {
     /// Failed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) failed: BTreeSet<String>,
-    /// Not run here, by the reason the tests give.
+    /// Not run here, by the reason that the tests give.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) elsewhere: BTreeMap<String, BTreeSet<String>>,
     /// Passed by asserting that a feature is missing, by feature.
@@ -53,7 +53,8 @@ impl Group {
     }
 }
 
-/// The tests that ran, by group, and how many passed and failed; one that ran twice counts twice, as in [`results`].
+/// The tests that ran, by group, and the number of passed and failed tests; a test that ran twice counts twice, as in
+/// [`results`].
 pub(super) fn groups(lines: &[String]) -> (BTreeMap<String, Group>, (usize, usize)) {
     let title = |line: &'_ String| -> Option<String> {
         let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
@@ -96,7 +97,7 @@ pub(super) fn groups(lines: &[String]) -> (BTreeMap<String, Group>, (usize, usiz
     (groups, (passed, failures))
 }
 
-/// What was scaled down. The words may be in the middle of a line of a test.
+/// The tests that were scaled down. The prefix may be in the middle of a line.
 pub(super) fn scaled(lines: &[String]) -> BTreeSet<String> {
     let said = lines.iter().filter_map(|line| line.split_once(SCALED));
     said.map(|(_, what)| what.trim().to_owned()).collect()

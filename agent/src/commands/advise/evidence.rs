@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_model::{
-    advice::{Distribution, INITIAL_RTO_US, RTO_MIN_US, RoundTrips},
+    advice::{Distribution, Handshakes, INITIAL_RTO_US, RTO_MIN_US, RoundTrips},
     estimator::Sample,
 };
 use serde::Serialize;
@@ -67,9 +67,9 @@ pub(super) enum Source {
         packets: u64,
         /// Times of the first packet and the last, Unix microseconds.
         #[serde(skip_serializing_if = "Option::is_none")]
-        began_us: Option<u64>,
+        began_us: Option<i64>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        ended_us: Option<u64>,
+        ended_us: Option<i64>,
         /// Directions of connections that were looked at.
         flows: usize,
         /// What they sent, and of that again.
@@ -102,7 +102,8 @@ impl Source {
 /// One kind of times, of one direction.
 #[derive(Debug, Serialize)]
 pub(super) struct Evidence {
-    /// "handshake", "srtt" (the smoothed RTT, by the daemon) or "rtt" (each ACK's, in a capture).
+    /// "handshake", "unsampled" (how long handshakes without a round trip were waited for, in a capture), "srtt" (the
+    /// smoothed RTT, by the daemon) or "rtt" (each ACK's, in a capture).
     pub(super) what: &'static str,
     /// "active", "passive" or "unknown".
     pub(super) direction: &'static str,
@@ -182,6 +183,18 @@ impl ByDirection<Distribution> {
     }
 }
 
+impl ByDirection<Handshakes> {
+    pub(super) fn of(each: impl IntoIterator<Item = (&'static str, Handshakes)>) -> Self {
+        let each: Vec<_> = each.into_iter().collect();
+        let mut all = Handshakes::default();
+        for (_, handshakes) in &each {
+            all.took.extend(&handshakes.took);
+            all.longer_than.extend(&handshakes.longer_than);
+        }
+        Self::new(all, each, |handshakes| handshakes.count() == 0)
+    }
+}
+
 /// The values in force, microseconds.
 #[derive(Debug)]
 pub(super) struct Present {
@@ -217,8 +230,10 @@ pub(super) struct Gathered {
     pub(super) present: Present,
     /// The policy's settings.
     pub(super) settings: Settings,
+    /// For how long, milliseconds, as far as that is known; of several hosts the shortest.
+    pub(super) observed_ms: Option<u64>,
     pub(super) evidence: Vec<Evidence>,
-    pub(super) handshakes: ByDirection<Distribution>,
+    pub(super) handshakes: ByDirection<Handshakes>,
     pub(super) round_trips: ByDirection<Times>,
     pub(super) warnings: Vec<String>,
     pub(super) notes: Vec<String>,
@@ -304,6 +319,9 @@ pub(super) fn of_policy(
         settings: set
             .map(|policy| policy.settings.clone())
             .unwrap_or_default(),
+        observed_ms: stats
+            .since_ms
+            .map(|since_ms| answer.at_ms.saturating_sub(since_ms)),
         ..Gathered::of(source)
     };
     if own.len() > 1 {
@@ -324,8 +342,9 @@ impl Gathered {
             source,
             present: Present::KERNEL,
             settings: Settings::default(),
+            observed_ms: None,
             evidence: Vec::new(),
-            handshakes: ByDirection::of([]),
+            handshakes: ByDirection::<Handshakes>::of([]),
             round_trips: ByDirection {
                 all: Times::Flows(Vec::new()),
                 each: Vec::new(),
@@ -335,7 +354,7 @@ impl Gathered {
         }
     }
 
-    /// Takes in what was counted. A path takes as long whatever the timer is, so that handshake times are of both arms;
+    /// Takes in what was counted. A path takes as long whatever the timer is, so that path RTTs are of both arms;
     /// all else is of the arm that has the settings.
     pub(super) fn count(&mut self, stats: &PolicyStats, sampling: u32, rtt_sampling: &str) {
         if rtt_sampling == "off" {
@@ -348,18 +367,21 @@ impl Gathered {
         let sampling = sampling.into();
         let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
         for (direction, stats) in stats.treated.directions() {
-            handshakes.push((direction, distribution(&stats.handshake, sampling)));
+            handshakes.push((direction, distribution(&stats.path_rtt, 1)));
             round_trips.push((direction, distribution(&stats.srtt, sampling)));
             self.warn_of(direction, stats);
         }
         let control = stats.control.iter().flat_map(ArmStats::directions);
         for ((_, times), (_, stats)) in handshakes.iter_mut().zip(control) {
-            times.extend(&distribution(&stats.handshake, sampling));
+            times.extend(&distribution(&stats.path_rtt, 1));
         }
         self.evidence.extend(rows("handshake", &handshakes));
         self.evidence.extend(rows("srtt", &round_trips));
-        self.handshakes = ByDirection::of(handshakes);
-        let ByDirection { all, each } = ByDirection::of(round_trips);
+        let handshakes = handshakes.into_iter();
+        self.handshakes = ByDirection::<Handshakes>::of(
+            handshakes.map(|(direction, times)| (direction, times.into())),
+        );
+        let ByDirection { all, each } = ByDirection::<Distribution>::of(round_trips);
         self.round_trips = ByDirection {
             all: Times::Unordered(all),
             each: each
@@ -449,7 +471,7 @@ mod tests {
         ListAnswer {
             policies: [].into(),
             entries: cidrs.iter().map(entry).collect(),
-            masked: Vec::new(),
+            ..ListAnswer::default()
         }
     }
 

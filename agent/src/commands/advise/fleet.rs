@@ -153,6 +153,11 @@ fn gathered(
         last_ms: times.max().unwrap_or_default(),
         rtt_sampling: first.stats.rtt_sampling.clone(),
     });
+    let observed = having.iter().map(|(document, stats)| {
+        let since_ms = stats.since_ms?;
+        Some(document.stats.at_ms.saturating_sub(since_ms))
+    });
+    gathered.observed_ms = observed.min().flatten();
     gathered.count(&sum, first.stats.sampling, &first.stats.rtt_sampling);
     gathered.notes.push(
         "statistics do not tell which values are in force: \"now\" is the kernel's own, and the jiffies are this host's; \
@@ -212,9 +217,8 @@ mod tests {
 
     fn arm(connections: u64, us: u64) -> ArmStats {
         let mut active = Statistics::default();
-        active.counters.connections = connections;
         active.counters.spurious = 1;
-        active.handshake.buckets[bucket_of(us)] = connections;
+        active.path_rtt.buckets[bucket_of(us)] = connections;
         active.srtt.buckets[bucket_of(us)] = connections;
         ArmStats::from(&[active, Statistics::default(), Statistics::default()])
     }

@@ -14,7 +14,10 @@ mod text;
 
 pub(super) use self::evidence::distribution;
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
-use super::{moved, print, terminal};
+use super::{
+    discover::{DAY_MS, rounded},
+    moved, print, terminal,
+};
 use crate::{
     api::client::Client,
     cli::Advise,
@@ -42,6 +45,9 @@ struct Answer {
     spurious: f64,
     /// How long the peers delay an ACK, microseconds.
     peer_delack_us: u64,
+    /// For how long it was observed, milliseconds, as far as that is known; of several hosts the shortest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    observed_ms: Option<u64>,
     /// What was observed.
     evidence: Vec<Evidence>,
     /// Advice, and by which connections it was decided.
@@ -75,8 +81,8 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
         return Ok(moved("advise --pcap", &[file]));
     }
     let host = host_facts(&probe::features())?;
-    let question = question(args, host.hz)?;
-    let gathered = gather(args)?;
+    let question = question(args, &host)?;
+    let gathered = gather(args, host.hz)?;
     let answer = answer(gathered, &question, &host);
     print(args.output.json, &answer, || {
         text::text(&answer, terminal::columns(args.table))
@@ -84,11 +90,12 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn question(args: &Advise, hz: u32) -> anyhow::Result<Question> {
+fn question(args: &Advise, host: &HostFacts) -> anyhow::Result<Question> {
     Ok(Question {
-        hz,
+        hz: host.hz,
         share: share(&args.spurious)?,
         peer_delack_us: u64::try_from(args.peer_delack.as_micros()).unwrap_or(u64::MAX),
+        in_step: host.in_step(),
     })
 }
 
@@ -105,11 +112,11 @@ fn share(text: &str) -> anyhow::Result<f64> {
     Ok(share)
 }
 
-fn gather(args: &Advise) -> anyhow::Result<Gathered> {
+fn gather(args: &Advise, hz: u32) -> anyhow::Result<Gathered> {
     if let Some(path) = &args.samples {
         let cidrs = args.cidr.iter().map(|text| text.parse());
         let cidrs = cidrs.collect::<Result<Vec<Cidr>, _>>().context("--cidr")?;
-        return capture::read(path, &cidrs);
+        return capture::read(path, &cidrs, &args.host, hz);
     }
     if let Some(url) = &args.prometheus {
         return prometheus::read(url, args);
@@ -146,6 +153,7 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
         hz: host.hz,
         spurious: question.share,
         peer_delack_us: question.peer_delack_us,
+        observed_ms: gathered.observed_ms,
         evidence: gathered.evidence,
         initial_rto,
         rto_min,
@@ -154,8 +162,23 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
         warnings: gathered.warnings,
         notes: gathered.notes,
     };
+    match answer.observed_ms {
+        Some(ms) if ms < DAY_MS => answer.warnings.push(format!(
+            "observed for {}: other hours may need longer timers; ask again after a day",
+            rounded(ms)
+        )),
+        Some(_) => {}
+        None => answer.warnings.push(
+            "it is not known for how long this was observed: less than a day may lack the hours that need longer timers"
+                .to_owned(),
+        ),
+    }
+    let handshakes = match gathered.handshakes.all.longer_than.count() {
+        0 => "handshakes",
+        _ => "handshakes (those without a round trip included)",
+    };
     for (setting, what, advice) in [
-        ("initial_rto", "handshakes", &answer.initial_rto.advice),
+        ("initial_rto", handshakes, &answer.initial_rto.advice),
         ("rto_min", "round trips", &answer.rto_min.advice),
     ] {
         if advice.reason == Some(advice::NoSuggestion::TooFewSamples) {
@@ -254,7 +277,7 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     }
     match name {
         None => answer.snippet = Some(text::policy(&cidrs, &settings)),
-        Some(name) if name == PolicyName::for_settings(present) => {
+        Some(name) if name.is_made_of(present) => {
             answer.command = Some(text::command(&cidrs, &settings));
         }
         Some(name) => answer.snippet = Some(text::keys(&name, &changes)),
@@ -267,7 +290,11 @@ fn check(
     cidrs: &[Cidr],
     host: &HostFacts,
 ) -> Result<Vec<String>, Vec<String>> {
-    let compiled = compile(&PolicyName::for_settings(settings), settings, host);
+    let compiled = compile(
+        &PolicyName::for_settings(settings, |_| false),
+        settings,
+        host,
+    );
     let too_wide = cidrs
         .iter()
         .find_map(|cidr| check_prefix_width(cidr, settings).err());

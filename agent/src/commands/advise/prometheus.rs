@@ -1,20 +1,13 @@
 //! What a fleet's metrics have, asked of the HTTP API of Prometheus, or of what has the same: Thanos, Mimir,
 //! VictoriaMetrics.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use http_body_util::{BodyExt as _, Full};
-use hyper::{
-    Request, Uri,
-    body::Bytes,
-    client::conn::http1,
-    header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue},
-};
-use hyper_util::rt::TokioIo;
-use serde::Deserialize;
-use tokio::{net::TcpStream, time::timeout};
 
+mod api;
+
+use self::api::{Sample, Server};
 use super::evidence::{Gathered, Source};
 use crate::{
     cli::Advise,
@@ -25,11 +18,6 @@ use crate::{
         stats::{ArmStats, DirectionStats, PolicyStats},
     },
 };
-
-/// As long as Prometheus works on a query by default (`--query.timeout`).
-const TIMEOUT: Duration = Duration::from_secs(120);
-/// Of a URL without one.
-const PORT: u16 = 80;
 
 /// What the warnings are made of, by metric.
 type CounterField = (&'static str, fn(&mut DirectionStats) -> &mut u64);
@@ -46,34 +34,9 @@ const COUNTERS: [CounterField; 4] = [
 /// What the advice is made of.
 type HistogramField = (&'static str, fn(&mut DirectionStats) -> &mut HistogramView);
 const HISTOGRAMS: [HistogramField; 2] = [
-    ("handshake_duration", |stats| &mut stats.handshake),
+    ("path_rtt", |stats| &mut stats.path_rtt),
     ("smoothed_rtt", |stats| &mut stats.srtt),
 ];
-
-/// A sample of an instant vector.
-#[derive(Debug, Deserialize)]
-struct Sample {
-    metric: BTreeMap<String, String>,
-    /// The time, and the value as text.
-    value: (f64, String),
-}
-
-impl Sample {
-    fn label(&self, name: &str) -> &str {
-        self.metric.get(name).map_or("", String::as_str)
-    }
-
-    /// A count: `increase()` extrapolates, and has fractions.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the value is clamped; a count beyond 2^53 is none"
-    )]
-    fn count(&self) -> anyhow::Result<u64> {
-        let value: f64 = self.value.1.parse().context("no number")?;
-        Ok(value.round().max(0.0) as u64)
-    }
-}
 
 /// What was asked for.
 struct Question<'a> {
@@ -108,12 +71,16 @@ pub(super) fn read(url: &str, args: &Advise) -> anyhow::Result<Gathered> {
         matchers: args.matchers.as_deref().unwrap_or_default(),
         range: args.range,
     };
-    let server = Server::new(url, &args.header).with_context(asked)?;
-    gathered(|query| server.query(query), &question, policy).with_context(asked)
+    let mut server = Server::new(url, &args.header).with_context(asked)?;
+    let mut gathered =
+        gathered(|query| server.query(query), &question, policy).with_context(asked)?;
+    // Before all others: they are about what is missing.
+    gathered.warnings.splice(0..0, server.warnings());
+    Ok(gathered)
 }
 
 fn gathered(
-    ask: impl Fn(&str) -> anyhow::Result<Vec<Sample>>,
+    mut ask: impl FnMut(&str) -> anyhow::Result<Vec<Sample>>,
     question: &Question<'_>,
     policy: Option<PolicyName>,
 ) -> anyhow::Result<Gathered> {
@@ -150,6 +117,7 @@ fn gathered(
         range: format_duration(question.range),
         hosts,
     });
+    gathered.observed_ms = u64::try_from(question.range.as_millis()).ok();
     let rtt_sampling = if has_rtts { "end" } else { "off" };
     gathered.count(&PolicyStats::from(stats), sampling, rtt_sampling);
     gathered.notes.push(
@@ -252,99 +220,8 @@ fn microseconds(seconds: f64) -> Option<u64> {
         .then(|| (seconds * 1e6).round().max(0.0) as u64)
 }
 
-/// The server of a URL.
-struct Server {
-    authority: String,
-    host: String,
-    port: u16,
-    /// Of its API.
-    path: String,
-    headers: HeaderMap,
-}
-
-/// What it answers.
-#[derive(Deserialize)]
-#[serde(tag = "status", rename_all = "lowercase")]
-enum Answer {
-    Success { data: Data },
-    Error { error: String },
-}
-
-#[derive(Deserialize)]
-struct Data {
-    result: Vec<Sample>,
-}
-
-impl Server {
-    fn new(url: &str, headers: &[String]) -> anyhow::Result<Self> {
-        let uri: Uri = url.parse().context("no URL")?;
-        ensure!(
-            uri.scheme_str() == Some("http"),
-            "write http://HOST:PORT; what has TLS or a login is reached by a proxy on this host, or kubectl port-forward"
-        );
-        let authority = uri.authority().context("no host")?;
-        let mut server = Self {
-            authority: authority.to_string(),
-            host: authority.host().trim_matches(['[', ']']).to_owned(),
-            port: authority.port_u16().unwrap_or(PORT),
-            path: format!("{}/api/v1/query", uri.path().trim_end_matches('/')),
-            headers: HeaderMap::new(),
-        };
-        for header in headers {
-            let (name, value) = header
-                .split_once(':')
-                .with_context(|| format!("--header {header}: write NAME: VALUE"))?;
-            let value: HeaderValue = value.trim().parse()?;
-            server.headers.insert(name.parse::<HeaderName>()?, value);
-        }
-        Ok(server)
-    }
-
-    /// The instant vector of a query.
-    fn query(&self, query: &str) -> anyhow::Result<Vec<Sample>> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        let asked = runtime.block_on(async { timeout(TIMEOUT, self.post(query)).await });
-        let body = asked.with_context(|| format!("no answer within {} s", TIMEOUT.as_secs()))??;
-        let answer = serde_json::from_slice(&body).with_context(|| {
-            let start = String::from_utf8_lossy(&body[..body.len().min(80)]).into_owned();
-            format!(
-                "not what the API of Prometheus answers: {}",
-                start.escape_debug()
-            )
-        })?;
-        match answer {
-            Answer::Success { data } => Ok(data.result),
-            Answer::Error { error } => bail!("{error}\n  {query}"),
-        }
-    }
-
-    /// The body of an answer, whatever its status: errors have one, too.
-    async fn post(&self, query: &str) -> anyhow::Result<Bytes> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let driver = tokio::spawn(connection);
-        let form = form_urlencoded::Serializer::new(String::new())
-            .append_pair("query", query)
-            .finish();
-        let mut request = Request::post(&self.path).body(Full::new(Bytes::from(form)))?;
-        let headers = request.headers_mut();
-        headers.insert(HOST, self.authority.parse()?);
-        let form = HeaderValue::from_static("application/x-www-form-urlencoded");
-        headers.insert(CONTENT_TYPE, form);
-        headers.extend(self.headers.clone());
-        let response = sender.send_request(request).await?;
-        let body = response.into_body().collect().await?.to_bytes();
-        driver.abort();
-        Ok(body)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn sample(labels: &[(&str, &str)], value: f64) -> Sample {
@@ -374,7 +251,7 @@ mod tests {
         assert!(query.contains("policy=\"near\""), "{query}");
         let active = ("direction", "active");
         Ok(match query {
-            q if q.contains("handshake_duration") => vec![
+            q if q.contains("path_rtt") => vec![
                 sample(&[active, ("le", "+Inf")], 6001.2),
                 sample(&[active, ("le", "0.001024")], 6000.4),
                 sample(&[active, ("le", "0.000512")], 0.0),
@@ -393,7 +270,7 @@ mod tests {
         let [evidence] = &*gathered.evidence else {
             panic!("{:?}", gathered.evidence);
         };
-        assert_eq!((evidence.what, evidence.samples), ("handshake", 3001));
+        assert_eq!((evidence.what, evidence.samples), ("handshake", 6001));
         assert_eq!((evidence.p99_us, evidence.longest_us), (Some(1024), None));
         let warnings = gathered.warnings.join("\n");
         assert!(warnings.contains("3 spurious SYN"), "{warnings}");
@@ -427,34 +304,5 @@ mod tests {
         let mixed = error(gathered(mixed, &QUESTION, "near".parse().ok()));
         let said = "1 host with sampling = 1, 3 hosts with sampling = 256";
         assert!(mixed.contains(said), "{mixed}");
-    }
-
-    #[test]
-    fn urls_and_headers() {
-        let headers = ["X-Scope-OrgID: fleet".to_owned()];
-        let server = Server::new("http://[::1]:9009/prometheus/", &headers).unwrap();
-        assert_eq!((&*server.host, server.port), ("::1", 9009));
-        assert_eq!(server.path, "/prometheus/api/v1/query");
-        assert_eq!(server.headers["x-scope-orgid"], "fleet");
-        assert_eq!(Server::new("http://x", &[]).unwrap().port, 80);
-        for (url, header) in [("https://x", "a: b"), ("x:9090", "a: b"), ("http://x", "a")] {
-            assert!(Server::new(url, &[header.to_owned()]).is_err(), "{url}");
-        }
-    }
-
-    #[test]
-    fn errors_of_the_api_are_told() {
-        let error = json!({"status": "error", "errorType": "bad_data", "error": "parse error"});
-        let Ok(Answer::Error { error }) = serde_json::from_value(error) else {
-            panic!();
-        };
-        assert_eq!(error, "parse error");
-        let success = json!({"status": "success", "data": {"resultType": "vector", "result": [
-            {"metric": {"le": "1"}, "value": [1_435_781_451.781, "1"]},
-        ]}});
-        let Ok(Answer::Success { data }) = serde_json::from_value(success) else {
-            panic!();
-        };
-        assert_eq!(data.result[0].count().unwrap(), 1);
     }
 }

@@ -6,13 +6,18 @@ use rto_model::advice::{Advice, NoSuggestion};
 
 use super::{Answer, CIDRS_SHOWN, Decided, Source};
 use crate::{
-    commands::{flags, stats::short_us, table},
+    commands::{discover::rounded, flags, stats::short_us, table},
     policy::{Cidr, PolicyName, Settings, units::format_duration},
     printable::{self, counted},
 };
 
 pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     let mut text = source(&answer.source);
+    // A capture says it itself.
+    let is_capture = matches!(answer.source, Source::Capture { .. });
+    if let Some(ms) = answer.observed_ms.filter(|_| !is_capture) {
+        text.push_str(&format!("observed for {}\n", rounded(ms)));
+    }
     text.push('\n');
     text.push_str(&evidence(answer, columns));
     for (setting, samples, decided) in [
@@ -113,14 +118,7 @@ pub(super) fn source(source: &Source) -> String {
                 format!(" to {}", self::cidrs(cidrs))
             };
             let lasted = match (began_us, ended_us) {
-                (Some(began), Some(ended)) => {
-                    // Seconds will do.
-                    let took =
-                        Duration::from_secs(ended.saturating_sub(*began).div_ceil(1_000_000));
-                    let began = Duration::from_secs(began / 1_000_000);
-                    let began = humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + began);
-                    format!(" of {} from {began}", humantime::format_duration(took))
-                }
+                (Some(began), Some(ended)) => lasted(*began, *ended),
                 _ => String::new(),
             };
             format!(
@@ -132,6 +130,23 @@ pub(super) fn source(source: &Source) -> String {
             )
         }
     }
+}
+
+/// How long a capture lasted and since when; nothing of times that no calendar has.
+fn lasted(began_us: i64, ended_us: i64) -> String {
+    const YEAR_10000_S: u64 = 253_402_300_800;
+    let began_s = u64::try_from(began_us / 1_000_000).ok();
+    let Some(began_s) = began_s.filter(|began_s| *began_s < YEAR_10000_S) else {
+        return String::new();
+    };
+    // Seconds will do.
+    let took = ended_us.abs_diff(began_us).div_ceil(1_000_000);
+    let began = std::time::UNIX_EPOCH + Duration::from_secs(began_s);
+    format!(
+        " of {} from {}",
+        humantime::format_duration(Duration::from_secs(took)),
+        humantime::format_rfc3339_seconds(began)
+    )
 }
 
 fn evidence(answer: &Answer, columns: Option<usize>) -> String {
@@ -153,6 +168,7 @@ fn evidence(answer: &Answer, columns: Option<usize>) -> String {
         [
             match one.what {
                 "handshake" => "handshake",
+                "unsampled" => "no sample",
                 "srtt" => "smoothed RTT",
                 _ => "RTT",
             }

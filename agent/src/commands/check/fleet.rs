@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::{Answer, good, refused, summary};
 use crate::{
     cli::Check,
-    commands::{exit, print, terminal::coloured},
+    commands::{exit, print_coloured},
     config::{Config, ConfigError},
     policy::HostFacts,
     printable::{self, counted},
@@ -35,9 +35,7 @@ struct FleetAnswer {
 pub(super) fn run(dir: &Path, host: &HostFacts, args: &Check) -> anyhow::Result<ExitCode> {
     let answer = checked(dir, host);
     let answer = answer.with_context(|| format!("--fleet {}", printable::path(dir)))?;
-    print(args.output.json, &answer, || {
-        coloured(text(&answer), args.color)
-    })?;
+    print_coloured(args.output.json, &answer, args.color, || text(&answer))?;
     Ok(exit(answer.ok))
 }
 
@@ -52,11 +50,15 @@ fn checked(dir: &Path, host: &HostFacts) -> anyhow::Result<FleetAnswer> {
     })
 }
 
-/// The configuration file of each host, by its name.
+/// The configuration file of each host, by its name. Names that begin with a dot (`.git`, an editor's files) are no hosts.
 fn files(dir: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = entry.path();
         let name = |part: Option<&OsStr>| printable::path(Path::new(part.unwrap_or_default()));
         let (name, file) = if path.is_dir() {
             (name(path.file_name()), path.join(MAIN))
@@ -127,7 +129,7 @@ mod tests {
 
     #[test]
     fn every_host_is_read_as_it_will_be() {
-        let more = "[policy.far]\ncidrs = [\"198.51.100.0/24\"]\ninitial_rto = \"400ms\"\n";
+        let more = "[policy.far]\ncidrs = [\"198.51.100.0/24\"]\ninitial_rto = \"300ms\"\n";
         let fleet = checked(&[
             ("a/config.toml", GOOD),
             ("a/policies.d/10-far.toml", more),
@@ -162,6 +164,20 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("REFUSED: 2 of 3 hosts\n"), "{text}");
+    }
+
+    #[test]
+    fn fleet_names_with_a_dot_are_no_hosts() {
+        let fleet = checked(&[
+            ("a/config.toml", GOOD),
+            (".git/config", "[core]"),
+            (".old/config.toml", "not a configuration"),
+            (".b.toml", "an editor's file"),
+        ])
+        .unwrap();
+        assert!(fleet.ok, "{}", text(&fleet));
+        let hosts: Vec<_> = fleet.hosts.keys().collect();
+        assert_eq!(hosts, ["a"]);
     }
 
     #[test]

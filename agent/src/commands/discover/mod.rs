@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
 use rto_model::{
-    advice::{Distribution, INITIAL_RTO_US},
+    advice::Distribution,
     tune::{
         history::History,
         law::{self, LEAST_SAMPLES, Want},
@@ -21,16 +20,21 @@ mod merge;
 mod text;
 
 use self::merge::{Unit, is_special};
+pub(super) use self::text::rounded;
 use super::{advise::distribution, print, terminal};
 use crate::{
     api::client::Client,
     cli::{Discover, DiscoverBy},
-    kernel::{hz, routes},
-    policy::{Cidr, InitialRtoSetting, Settings, units::format_duration},
+    datapath::probe,
+    kernel::{facts::host_facts, routes},
+    policy::{Cidr, HostFacts, InitialRtoSetting, Settings, units::format_duration},
     wire::discover::DiscoverAnswer,
 };
 
-const DAY_MS: u64 = 24 * 3_600_000;
+/// A day, milliseconds.
+pub(super) const DAY_MS: u64 = 24 * 3_600_000;
+/// Outages of which most connections that begin in one are established after it.
+const OUTAGES_MS: [u64; 5] = [300, 1_000, 3_000, 10_000, 30_000];
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -85,13 +89,20 @@ struct Candidate {
     p999_at_most_us: Option<u64>,
     /// The timer that the times ask for, microseconds; null: of too few samples, or none is shorter than the kernel's.
     initial_rto_us: Option<u64>,
-    /// What it would save a day, seconds (estimate).
-    saved_s_per_day: f64,
+    /// What it would save a day, seconds (estimate): from losses that are all of outages to independent ones.
+    saved_s_per_day: Saved,
+}
+
+/// A range, with the uncertainty of what was counted.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Saved {
+    outages: f64,
+    independent: f64,
 }
 
 pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
     let answer: DiscoverAnswer = Client::new(&args.socket.socket).get("/v1/discover")?;
-    let hz = hz::measure().context("HZ")?;
+    let host = host_facts(&probe::features())?;
     let mut warnings = Vec::new();
     let routes = match args.by {
         DiscoverBy::Prefix => Vec::new(),
@@ -103,7 +114,7 @@ pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
         }),
     };
     let routes = routes.into_iter().filter_map(|net| net.try_into().ok());
-    let mut discovery = discovery(&answer, args, &routes.collect(), hz);
+    let mut discovery = discovery(&answer, args, &routes.collect(), &host);
     discovery.warnings.append(&mut warnings);
     print(args.output.json, &discovery, || {
         text::text(&discovery, terminal::columns(args.table))
@@ -115,7 +126,7 @@ fn discovery(
     answer: &DiscoverAnswer,
     args: &Discover,
     routes: &BTreeSet<Cidr>,
-    hz: u32,
+    host: &HostFacts,
 ) -> Discovery {
     let all = answer.prefixes.iter();
     let (special, counted): (Vec<_>, Vec<_>) = all.partition(|stats| is_special(&stats.prefix));
@@ -130,7 +141,7 @@ fn discovery(
     let took_ms = answer.at_ms.saturating_sub(answer.since_ms);
     let units = merge::merged(units.collect(), routes);
     let candidates = units.iter();
-    let candidates = candidates.map(|unit| Candidate::of(unit, answer.one_in, took_ms, hz));
+    let candidates = candidates.map(|unit| Candidate::of(unit, answer.one_in, took_ms, host));
     let mut prefixes: Vec<_> = candidates.collect();
     prefixes.sort_by(Candidate::rank);
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
@@ -140,7 +151,7 @@ fn discovery(
         at_ms: answer.at_ms,
         since_ms: answer.since_ms,
         by: args.by,
-        hz,
+        hz: host.hz,
         one_in: answer.one_in,
         snippet: snippet(&prefixes),
         prefixes,
@@ -156,22 +167,25 @@ fn discovery(
     if took_ms < DAY_MS {
         discovery.warnings.push(format!(
             "counted for {}: what a day saves is extrapolated",
-            text::rounded(took_ms)
+            rounded(took_ms)
         ));
     }
     discovery.notes.extend([
-        "SEEN counts the /24s and /48s that had a connection; LOST and SAVED are estimates".to_owned(),
+        "SEEN counts the /24s and /48s that had a connection; LOST and SAVED are estimates: SAVED from outages to \
+         independent losses"
+            .to_owned(),
         "of connections that this host accepts less is saved: the timer of a SYN-ACK is syn_ack_rto".to_owned(),
     ]);
     discovery
 }
 
 impl Candidate {
-    fn of(unit: &Unit, one_in: u32, took_ms: u64, hz: u32) -> Self {
+    fn of(unit: &Unit, one_in: u32, took_ms: u64, host: &HostFacts) -> Self {
         let (times, one_in) = (&unit.times, u64::from(one_in));
         let finite = |us: Option<u64>| us.filter(|us| *us < u64::MAX);
         let lost = unit.recovered.saturating_mul(one_in);
-        let initial_rto_us = wanted_us(times, hz);
+        let want = wanted(times, &host.law());
+        let saved = |jiffies| Saved::of(unit.recovered, one_in, jiffies, took_ms, host);
         Self {
             cidr: unit.cidr,
             is_route: unit.is_route,
@@ -183,8 +197,8 @@ impl Candidate {
             p50_us: finite(times.quantile_us(0.5)),
             p999_us: finite(times.quantile_us(merge::SHARE)),
             p999_at_most_us: finite(bounded_quantile_us(times, 1.0 - merge::SHARE)),
-            initial_rto_us,
-            saved_s_per_day: initial_rto_us.map_or(0.0, |us| saved_s_per_day(lost, us, took_ms)),
+            initial_rto_us: want.map(|jiffies| host.law().micros(jiffies)),
+            saved_s_per_day: want.map_or_else(Saved::default, saved),
         }
     }
 
@@ -193,31 +207,49 @@ impl Candidate {
         let short = |one: &Self| one.missing > 0;
         short(self)
             .cmp(&short(other))
-            .then(other.saved_s_per_day.total_cmp(&self.saved_s_per_day))
+            .then((other.saved_s_per_day.independent).total_cmp(&self.saved_s_per_day.independent))
             .then(other.lost.cmp(&self.lost))
             .then(other.connections.cmp(&self.connections))
             .then(self.cidr.cmp(&other.cidr))
     }
 
     fn saves(&self) -> bool {
-        self.saved_s_per_day > 0.0
+        self.saved_s_per_day.independent > 0.0
     }
 }
 
-/// The timer that times ask for, by the law of automatic ones; `None` of too few, and where it is the kernel's own.
-fn wanted_us(times: &Distribution, hz: u32) -> Option<u64> {
-    let settings = law::Settings::new(hz);
+/// The timer that times ask for, by the law of automatic ones, jiffies; `None` of too few, and where it is the kernel's
+/// own.
+fn wanted(times: &Distribution, law: &law::Settings) -> Option<u64> {
     let mut history = History::default();
-    history.add(0, times, settings.memory_ms, settings.spurious);
-    let want = Want::of(&history, &settings)?;
-    (want.jiffies < settings.largest()).then(|| settings.micros(want.jiffies))
+    history.add(0, times, law.memory_ms, law.spurious);
+    let want = Want::of(&history, law)?;
+    (want.jiffies < law.largest()).then_some(want.jiffies)
 }
 
-/// Handshake losses a day, times by how much sooner the next copy is sent.
-#[expect(clippy::cast_precision_loss, reason = "an estimate")]
-fn saved_s_per_day(lost: u64, initial_rto_us: u64, took_ms: u64) -> f64 {
-    let lost_per_day = lost as f64 * DAY_MS as f64 / took_ms.max(1) as f64;
-    lost_per_day * INITIAL_RTO_US.saturating_sub(initial_rto_us) as f64 / 1e6
+impl Saved {
+    /// By a timer, jiffies, of so many losses of one in `one_in` connections within `took_ms`.
+    ///
+    /// Of an independent loss the next copy arrives. Of an outage it does if the outage is over by then; so the other
+    /// end is the length of outages in which the least is saved of each connection that begins in one.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    fn of(lost: u64, one_in: u64, jiffies: u64, took_ms: u64, host: &HostFacts) -> Self {
+        if lost == 0 {
+            return Self::default();
+        }
+        let independent = f64::from(host.hz) - jiffies as f64;
+        let independent = independent / f64::from(host.hz);
+        let (schedule, timers) = (host.syn_schedule(), host.syn_timers(jiffies));
+        let of_outages = OUTAGES_MS.map(|ms| -schedule.compare(timers, 0..ms).mean_ms / 1e3);
+        let outages = of_outages.into_iter().fold(independent, f64::min);
+        // Bounds of a Poisson variable's mean at about 95 %, of what was counted.
+        let per_day = one_in as f64 * DAY_MS as f64 / took_ms.max(1) as f64;
+        let [fewest, most] = [-1.0, 1.0].map(|by| ((lost as f64).sqrt() + by).powi(2) * per_day);
+        Self {
+            outages: outages * if outages < 0.0 { most } else { fewest },
+            independent: independent * most,
+        }
+    }
 }
 
 /// A policy for each timer that would save time.

@@ -67,7 +67,7 @@ fn answer(days: u64) -> DiscoverAnswer {
 fn found(answer: &DiscoverAnswer, limit: u32) -> Discovery {
     let routes = ["10.1.0.0/16", "10.0.0.0/7"].map(|route| route.parse().unwrap());
     // Too wide for an entry: the neighbours in it are merged as without it.
-    discovery(answer, &args(limit), &routes.into(), HOST.hz)
+    discovery(answer, &args(limit), &routes.into(), &HOST)
 }
 
 #[test]
@@ -80,7 +80,6 @@ fn prefixes_are_ranked() {
 #[test]
 fn what_is_saved_is_by_the_day() {
     let saved = |days| found(&answer(days), 1).prefixes[0].saved_s_per_day;
-    // 50 of one in 16, each 1 s less 2 x 40 ms.
     let first = found(&answer(1), 1);
     let one = &first.prefixes[0];
     assert_eq!(
@@ -88,10 +87,20 @@ fn what_is_saved_is_by_the_day() {
         ("10.7.0.0/23", 800)
     );
     let us = one.initial_rto_us.unwrap();
-    assert!((60_000..=90_000).contains(&us), "{us}");
-    let gain = 1.0 - Duration::from_micros(us).as_secs_f64();
-    assert!((saved(1) - 800.0 * gain).abs() < 1e-6);
-    assert!((saved(4) - 200.0 * gain).abs() < 1e-6);
+    assert_eq!(us, 100_000);
+    // 50 of one in 16, at most 65 by 95 %, each 1 s less 100 ms.
+    let most = 16.0 * (50f64.sqrt() + 1.0).powi(2) * 0.9;
+    assert!((saved(1).independent - most).abs() < 1e-6);
+    assert!((saved(4).independent - most / 4.0).abs() < 1e-6);
+    // In outages less of each, and nothing before Linux 6.15.
+    let Saved { outages, .. } = saved(1);
+    assert!((100.0..500.0).contains(&outages), "{outages}");
+    let old = HostFacts {
+        has_rto_max: false,
+        ..HOST
+    };
+    let old = discovery(&answer(1), &args(1), &BTreeSet::new(), &old);
+    assert!(old.prefixes[0].saved_s_per_day.outages < 0.0);
 }
 
 #[test]

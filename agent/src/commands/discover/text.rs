@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::{Candidate, Discovery};
+use super::{Candidate, Discovery, Saved};
 use crate::{
     commands::{stats::short_us, table},
     policy::units::format_duration,
@@ -86,7 +86,7 @@ fn candidates(prefixes: &[Candidate], columns: Option<usize>) -> String {
                 (None, missing) => counted(missing, "sample short", "samples short"),
             },
             match one.missing {
-                0 => seconds(one.saved_s_per_day),
+                0 => range(one.saved_s_per_day),
                 _ => "-".to_owned(),
             },
         ]
@@ -96,7 +96,7 @@ fn candidates(prefixes: &[Candidate], columns: Option<usize>) -> String {
 }
 
 /// How long was counted, without more than two units.
-pub(super) fn rounded(took_ms: u64) -> String {
+pub(in crate::commands) fn rounded(took_ms: u64) -> String {
     let seconds = took_ms / 1000;
     let unit = match seconds {
         0..3600 => 1,
@@ -106,9 +106,18 @@ pub(super) fn rounded(took_ms: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds / unit * unit)).to_string()
 }
 
+/// "12s to 40s".
+fn range(saved: Saved) -> String {
+    let ends = [saved.outages, saved.independent].map(seconds);
+    match ends[0] == ends[1] {
+        true => ends[0].clone(),
+        false => ends.join(" to "),
+    }
+}
+
 /// An estimate in two or three digits.
 fn seconds(seconds: f64) -> String {
-    if seconds == 0.0 || seconds >= 10.0 {
+    if seconds == 0.0 || seconds.abs() >= 10.0 {
         format!("{seconds:.0}s")
     } else {
         format!("{seconds:.1}s")

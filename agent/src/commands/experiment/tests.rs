@@ -7,7 +7,7 @@ use rto_model::tune::{
 
 use super::*;
 
-fn evidence(host: &str, policy: &str, unit: Unit) -> Evidence {
+fn counted(host: &str, policy: &str, unit: Unit) -> Counted {
     let share = evidence::Probability::try_from(0.5).unwrap();
     let design = Design {
         policy: policy.to_owned(),
@@ -19,32 +19,27 @@ fn evidence(host: &str, policy: &str, unit: Unit) -> Evidence {
         duration_s: 86_400,
         promote: false,
     };
-    let mut experiment = Counted::start(design, host.to_owned(), 1000).unwrap();
-    let counts = |beyond_500_ms| Counts {
+    let mut experiment = Counted::start(design, host.to_owned()).unwrap();
+    let counts = |good| Counts {
         attempts: 1000,
-        beyond_500_ms,
+        good,
         ..Counts::default()
     };
-    let counts = Arms {
-        treated: counts(0),
-        control: counts(4),
-    };
     let increments = Increments {
-        counts,
+        counts: Arms {
+            treated: counts(1000),
+            control: counts(996),
+        },
         ..Increments::default()
     };
-    experiment.observe(&increments, 1001);
-    Evidence {
-        experiment,
-        unjudged: Arms::default(),
-        judges_ends: true,
-    }
+    experiment.observe(&increments, 1000);
+    experiment
 }
 
 /// What one host prints.
 fn printed(dir: &Path, host: &str, policies: &[&str]) -> std::path::PathBuf {
     let all = policies.iter().map(|policy| {
-        let view = merged(evidence(host, policy, Unit::Connection));
+        let view = merged(&counted(host, policy, Unit::Connection), Arms::default());
         (policy.parse().unwrap(), view)
     });
     let answer = ExperimentsAnswer {
@@ -63,6 +58,7 @@ fn merging(
     super::merge(&ShowExperiment {
         policy: policy.map(|policy| policy.parse().unwrap()),
         merge: merge.iter().map(|path| (*path).clone()).collect(),
+        option: None,
     })
 }
 
@@ -73,13 +69,13 @@ fn hosts_are_one_experiment() {
     let [a, b, c] = &hosts;
     let one = &merging(&[a], None).unwrap().experiments[&"near".parse().unwrap()];
     assert_eq!(
-        (one.attempts.treated, one.text.as_str()),
+        (one.counts.treated.attempts, one.text.as_str()),
         (1000, "nothing is proven yet")
     );
     let answer = merging(&[a, b, c], None).unwrap();
     let merged = &answer.experiments[&"near".parse().unwrap()];
     assert_eq!(merged.hosts, ["a", "b", "c"]);
-    assert_eq!(merged.attempts.control, 3000);
+    assert_eq!(merged.counts.control.attempts, 3000);
     assert_eq!(merged.text, "gain proven");
     let text = text::all(&answer);
     insta::assert_snapshot!(text);
@@ -122,10 +118,10 @@ fn what_is_not_one_experiment_is_refused() {
 
 #[test]
 fn peers_are_summed_without_a_verdict() {
-    let view = merged(evidence("a", "near", Unit::Peer));
-    assert_eq!((view.gain_e, view.ratio.is_none()), (None, true));
+    let view = merged(&counted("a", "near", Unit::Peer), Arms::default());
+    assert!(view.evidence.is_none() && !view.answer.contains("ratio"));
     assert_eq!(
         view.text,
-        "not told: counts are of connections, draws of peers"
+        "no verdict: peers are drawn, but connections are counted"
     );
 }

@@ -96,17 +96,17 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
     print(args.output.json, &left, || {
         text(&left, terminal::columns(args.table))
     })?;
-    // Nowhere left to say it if stderr is gone too.
-    let _told = writeln!(
-        io::stderr(),
+    let text = format!(
         "rto-agent: {error}; what is listed is in force by the pins in {} (rto-agent detach removes it)",
         printable::path(&left.pin_dir)
     );
+    // Nowhere left to say it if stderr is gone too.
+    let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
     Ok(ExitCode::from(NOT_RUNNING))
 }
 
 fn agent_config() -> AgentConfig {
-    let config = env::var_os("RTO_AGENT_CONFIG");
+    let config = env::var_os("RTO_AGENT_CONFIG").filter(|config| !config.is_empty());
     let config = config.map_or_else(|| DEFAULT_CONFIG.into(), PathBuf::from);
     Config::load_agent(&config).unwrap_or_default()
 }

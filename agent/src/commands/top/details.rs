@@ -55,7 +55,7 @@ pub(super) fn draw(
     let areas = Layout::vertical(constraints).split(area);
     frame.render_widget(Line::from(name.as_str()).bold(), areas[0]);
     // One axis for all, so that directions and arms can be compared.
-    let handshake = Axis::of(sections.iter().map(|(_, stats)| &stats.handshake));
+    let connect_time = Axis::of(sections.iter().map(|(_, stats)| &stats.connect_time));
     let srtt = Axis::of(sections.iter().map(|(_, stats)| &stats.srtt));
     for ((title, stats), area) in sections.iter().zip(&areas[1..]) {
         let [counts, histograms] =
@@ -76,9 +76,9 @@ pub(super) fn draw(
             frame,
             left,
             bars,
-            &format!("handshake time{measured}"),
-            &handshake,
-            &stats.handshake,
+            "connect time",
+            &connect_time,
+            &stats.connect_time,
         );
         let sampled = state.rtt_sampling != "off";
         if sampled || stats.srtt.count > 0 {

@@ -84,12 +84,16 @@ impl PolicyHistory {
 
     /// Its row.
     pub(super) fn row<'a>(&'a self, name: &'a PolicyName, scope: Scope) -> Row<'a> {
-        let now = self.now.treated.total();
+        let now = match scope {
+            Scope::Policy => self.now.treated.clone(),
+            Scope::Top => self.now.treated.since(&self.first.treated),
+        };
         Row {
             name,
-            stats: match scope {
-                Scope::Policy => now,
-                Scope::Top => now.since(&self.first.treated.total()),
+            stats: now.total(),
+            connects: match now.active.attempts {
+                0 => ("passive", now.passive),
+                _ => ("active", now.active),
             },
             history: self,
         }
@@ -103,8 +107,10 @@ pub(super) enum Column {
     ConnectionRate,
     Retransmissions,
     Spurious,
-    HandshakeP50,
-    HandshakeP99,
+    Bad,
+    ConnectP50,
+    ConnectP99,
+    ConnectP999,
     SrttP50,
     SrttP99,
     AbortedRate,
@@ -113,13 +119,15 @@ pub(super) enum Column {
 
 impl Column {
     /// All, from left to right.
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Policy,
         Self::ConnectionRate,
         Self::Retransmissions,
         Self::Spurious,
-        Self::HandshakeP50,
-        Self::HandshakeP99,
+        Self::Bad,
+        Self::ConnectP50,
+        Self::ConnectP99,
+        Self::ConnectP999,
         Self::SrttP50,
         Self::SrttP99,
         Self::AbortedRate,
@@ -133,8 +141,10 @@ impl Column {
             Self::ConnectionRate => "CONN/S",
             Self::Retransmissions => "RETR%",
             Self::Spurious => "SPUR%",
-            Self::HandshakeP50 => "HS P50",
-            Self::HandshakeP99 => "HS P99",
+            Self::Bad => ">500MS",
+            Self::ConnectP50 => "P50",
+            Self::ConnectP99 => "P99",
+            Self::ConnectP999 => "P99.9",
             Self::SrttP50 => "RTT P50",
             Self::SrttP99 => "RTT P99",
             Self::AbortedRate => "ABRT/S",
@@ -154,6 +164,8 @@ impl Column {
 pub(super) struct Row<'a> {
     pub(super) name: &'a PolicyName,
     stats: DirectionStats,
+    /// Those it opened, or accepted if it opened none: what connect() took is of one side alone.
+    connects: (&'static str, DirectionStats),
     history: &'a PolicyHistory,
 }
 
@@ -166,14 +178,17 @@ impl Row<'_> {
     /// A column's number; `None` where there is nothing to say.
     pub(super) fn value(&self, column: Column) -> Option<f64> {
         let stats = &self.stats;
+        let (direction, connects) = &self.connects;
         match column {
             Column::Policy => None,
             Column::ConnectionRate => self.history.connections_s,
             Column::Retransmissions => share(stats.handshake_retransmissions, stats.connections),
             // Of connections, not of retransmissions: on a good network a few of a few say nothing.
             Column::Spurious => share(stats.spurious, stats.connections),
-            Column::HandshakeP50 => stats.handshake.quantile_us(0.5),
-            Column::HandshakeP99 => stats.handshake.quantile_us(0.99),
+            Column::Bad => share(connects.bad(direction), connects.connects(direction)),
+            Column::ConnectP50 => connects.connect_time.quantile_us(0.5),
+            Column::ConnectP99 => connects.connect_time.quantile_us(0.99),
+            Column::ConnectP999 => connects.connect_time.quantile_us(0.999),
             Column::SrttP50 => stats.srtt.quantile_us(0.5),
             Column::SrttP99 => stats.srtt.quantile_us(0.99),
             Column::AbortedRate => self.history.aborted_s,

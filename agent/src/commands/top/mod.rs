@@ -20,7 +20,7 @@ use ratatui::{
 
 use self::{
     state::State,
-    tuning::{Answers, Asker},
+    tuning::{Answers, ask},
 };
 use super::terminal::is_coloured;
 use crate::{api::client::Client, cli::Top, wire::stats::StatsAnswer};
@@ -130,7 +130,6 @@ fn spawn(sender: &Sender<Event>, body: impl FnOnce(&Sender<Event>) + Send + 'sta
 
 /// Asks again and again, for the page of timers while it is open; apart from the keys, as a daemon can take its time.
 fn poll(client: &Client, interval: Duration, pages: &Receiver<bool>, sender: &Sender<Event>) {
-    let mut asker = Asker::default();
     let mut is_page_open = false;
     let mut next = Instant::now() + interval;
     loop {
@@ -146,7 +145,7 @@ fn poll(client: &Client, interval: Duration, pages: &Receiver<bool>, sender: &Se
             Err(RecvTimeoutError::Disconnected) => return,
         }
         if is_page_open {
-            let answers = asker.ask(client, Instant::now()).map(Box::new);
+            let answers = ask(client).map(Box::new);
             if sender.send(Event::Page(answers)).is_err() {
                 return;
             }

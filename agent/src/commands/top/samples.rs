@@ -8,6 +8,7 @@ use rto_agent_common::{Statistics, histogram::bucket_of};
 use rto_model::tune::{
     evidence::Probability,
     experiment::{Arms, Counts, Design, Experiment, Increments, Ramp, Unit},
+    tuner::{self, Cause, Evidence, Next, State as TunerState, Transition},
 };
 
 use super::{state::State, tuning::Answers};
@@ -17,8 +18,8 @@ use crate::{
         experiments::{self, ExperimentsAnswer},
         stats::{ArmStats, PolicyStats, StatsAnswer},
         tune::{
-            BrakesView, Evidence, NextStep, TimerKind, TransitionView, TuneAnswer, TunedPolicy,
-            TunedTimer,
+            BrakesView, TimerKind, TransitionView, TuneAnswer, TunedPolicy, TunedTimer,
+            tests::timer,
         },
     },
 };
@@ -79,14 +80,15 @@ pub(super) fn press(state: &mut State, keys: &str) -> bool {
 fn statistics(connections: u64, spurious: u64, from_us: u64) -> Statistics {
     let mut statistics = Statistics::default();
     let counters = &mut statistics.counters;
-    counters.connections = connections;
+    counters.attempts = connections;
+    counters.late = connections / 100;
     counters.handshake_retransmissions = connections / 80;
     counters.spurious = spurious;
     counters.aborted = connections / 200;
     for n in 0..connections {
         // Most near one time, some late.
         let us = from_us + (n % 40) * from_us / 20 + n % 97 / 96 * from_us * 30;
-        for histogram in [&mut statistics.handshake, &mut statistics.srtt] {
+        for histogram in [&mut statistics.path_rtt, &mut statistics.srtt] {
             histogram.sum_us += us;
             histogram.buckets[bucket_of(us)] += 1;
         }
@@ -99,6 +101,7 @@ pub(super) fn with_control(connections: u64) -> State {
     let mut first = answer(1000, &[]);
     let none = Statistics::default();
     let stats = PolicyStats {
+        since_ms: None,
         treated: ArmStats::from(&[statistics(950, 0, 120), none, none]),
         holdout: "5%".parse().ok(),
         control: Some(ArmStats::from(&[
@@ -106,6 +109,7 @@ pub(super) fn with_control(connections: u64) -> State {
             none,
             none,
         ])),
+        ..PolicyStats::default()
     };
     first.policies.insert("near".parse().unwrap(), stats);
     let socket = "/run/rto-agent/control.sock".to_owned();
@@ -147,41 +151,6 @@ pub(super) fn busy() -> State {
     state
 }
 
-/// A timer of 48 ms that is learnt.
-pub(in crate::commands) fn timer(direction: &str, phase: &str) -> TunedTimer {
-    TunedTimer {
-        setting: "initial_rto".to_owned(),
-        direction: direction.to_owned(),
-        kind: TimerKind::Auto,
-        value_us: Some(48_000),
-        configured_us: None,
-        percent: 100,
-        phase: phase.to_owned(),
-        evidence: Evidence {
-            samples: 5000,
-            want_us: Some(24_000),
-            clean: 1199,
-            spurious: 1,
-            ..Evidence::default()
-        },
-        brakes: Some(BrakesView {
-            spurious: 1,
-            fuse_spent: 0.05,
-            blown: false,
-            budget_left: 1.0,
-            budget: 256,
-            throttled: false,
-        }),
-        next: NextStep {
-            kind: "lower".to_owned(),
-            to_us: Some(24_000),
-            in_s: Some(40),
-            lacks: Some(0),
-        },
-        transitions: Vec::new(),
-    }
-}
-
 /// An experiment in which 1,000 connections of each arm were counted, some of them with an outcome.
 fn experiment(treated: Counts, control: Counts) -> experiments::ExperimentView {
     let design = Design {
@@ -194,37 +163,19 @@ fn experiment(treated: Counts, control: Counts) -> experiments::ExperimentView {
         duration_s: 86_400,
         promote: false,
     };
-    let mut experiment = Experiment::start(design, "a".to_owned(), 1000).unwrap();
-    let counts = |counts| Counts {
-        attempts: 1000,
-        ..counts
-    };
-    let counts = Arms {
-        treated: counts(treated),
-        control: counts(control),
-    };
+    let mut experiment = Experiment::start(design, "a".to_owned()).unwrap();
     let increments = Increments {
-        counts,
+        counts: Arms { treated, control },
         ..Increments::default()
     };
-    experiment.observe(&increments, 1001);
-    merged(experiments::Evidence {
-        experiment,
-        unjudged: Arms::default(),
-        judges_ends: true,
-    })
+    experiment.observe(&increments, 1000);
+    merged(&experiment, Arms::default())
 }
 
 /// A state with the page's answers: policy "near" has a control arm and learns, "region" an experiment that proved
-/// harm and timers of all kinds, "far" a configured timer that is suspended and an experiment that runs.
+/// harm and timers of all kinds, "far" a learnt timer that is frozen and an experiment that runs.
 pub(super) fn tuned() -> State {
     let mut state = with_control(50);
-    let hold = |in_s| NextStep {
-        kind: "hold-ends".to_owned(),
-        in_s: Some(in_s),
-        lacks: Some(300),
-        ..NextStep::default()
-    };
     let learning = TunedTimer {
         value_us: None,
         brakes: None,
@@ -232,70 +183,68 @@ pub(super) fn tuned() -> State {
             samples: 120,
             ..Evidence::default()
         },
-        next: NextStep {
-            kind: "learn".to_owned(),
-            lacks: Some(180),
-            ..NextStep::default()
-        },
-        ..timer("passive", "learning")
+        next: Next::Learn { samples: 180 },
+        ..timer("passive", TunerState::Learning)
     };
     let rto_min = TunedTimer {
         setting: "rto_min".to_owned(),
         value_us: Some(56_000),
         brakes: None,
-        next: NextStep::default(),
-        ..timer("both", "steady")
+        next: Next::Nothing,
+        ..timer("both", TunerState::Active)
     };
-    let brakes = timer("active", "").brakes;
     let blown = TunedTimer {
         kind: TimerKind::Guarded,
-        value_us: Some(200_000),
+        value_us: None,
         configured_us: Some(24_000),
-        brakes: brakes.map(|brakes| BrakesView {
-            fuse_spent: 1.0,
-            blown: true,
-            ..brakes
-        }),
-        next: hold(1260),
-        ..timer("active", "backoff")
+        brakes: None,
+        next: Next::HoldEnds { at_ms: 1_540_000 },
+        ..timer("active", TunerState::BrakedFuse)
     };
+    let sample = timer("passive", TunerState::BrakedBudget);
     let throttled = TunedTimer {
-        brakes: brakes.map(|brakes| BrakesView {
+        brakes: sample.brakes.map(|brakes| BrakesView {
             budget_left: 0.43,
             throttled: true,
             ..brakes
         }),
-        next: NextStep {
-            kind: "budget-refills".to_owned(),
-            ..NextStep::default()
-        },
-        ..timer("passive", "throttled")
+        next: Next::BudgetRefills,
+        ..sample
     };
-    let suspended = TunedTimer {
+    let frozen = TunedTimer {
         value_us: None,
-        next: hold(40),
-        ..timer("active", "suspended")
+        brakes: None,
+        next: Next::Resume,
+        ..timer("active", TunerState::Frozen)
     };
     let lowered = TransitionView {
-        at_ms: 400_000,
         setting: "initial_rto".to_owned(),
         direction: "active".to_owned(),
-        from: "lowering".to_owned(),
-        to: "lowering".to_owned(),
-        cause: "want-lower".to_owned(),
-        before_us: Some(96_000),
-        after_us: Some(48_000),
-        samples: 4000,
-        judged: 900,
-        spurious: 0,
+        transition: Transition {
+            at_ms: 400_000,
+            from: TunerState::Active,
+            to: TunerState::Active,
+            cause: Cause::WantLower,
+            before_us: Some(96_000),
+            after_us: Some(48_000),
+            evidence: Evidence {
+                samples: 4000,
+                counts: tuner::Counts {
+                    connections: 900,
+                    ..tuner::Counts::default()
+                },
+                ..Evidence::default()
+            },
+        },
     };
     let of = |timers, transitions| TunedPolicy {
+        since_ms: None,
         timers,
         transitions,
         notes: Vec::new(),
     };
     let near = of(
-        vec![timer("active", "lowering"), learning, rto_min],
+        vec![timer("active", TunerState::Active), learning, rto_min],
         vec![lowered],
     );
     let tune = TuneAnswer {
@@ -304,24 +253,22 @@ pub(super) fn tuned() -> State {
         policies: [
             ("near", near),
             ("region", of(vec![blown, throttled], Vec::new())),
-            ("far", of(vec![suspended], Vec::new())),
+            ("far", of(vec![frozen], Vec::new())),
         ]
         .map(|(name, policy)| (name.parse().unwrap(), policy))
         .into(),
     };
-    let spurious = Counts {
-        spurious: 300,
-        ..Counts::default()
-    };
-    let slow = Counts {
-        beyond_500_ms: 3,
+    let counts = |good, spurious| Counts {
+        attempts: 1000,
+        good,
+        spurious,
         ..Counts::default()
     };
     let experiments = ExperimentsAnswer {
         at_s: 1000,
         experiments: [
-            ("region", experiment(spurious, Counts::default())),
-            ("far", experiment(Counts::default(), slow)),
+            ("region", experiment(counts(1000, 300), counts(1000, 0))),
+            ("far", experiment(counts(1000, 0), counts(997, 0))),
         ]
         .map(|(name, view)| (name.parse().unwrap(), view))
         .into(),

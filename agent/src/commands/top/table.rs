@@ -13,23 +13,22 @@ use super::{
     history::{Column, Row, SAMPLES},
     state::State,
 };
-use crate::commands::stats::short_us;
-
-/// More spurious retransmissions than this are more than an initial RTO is worth.
-const TOO_MANY_SPURIOUS: f64 = 0.01;
+use crate::{commands::stats::short_us, wire::stats::TOO_MANY_SPURIOUS};
 
 /// Least widths of the columns with names and with bars.
 const NAME: u16 = 12;
 const PAST: u16 = 8;
 
 /// The columns beside the name, the most important first, `None` is the sparkline.
-const IMPORTANCE: [Option<Column>; 10] = [
+const IMPORTANCE: [Option<Column>; 12] = [
     Some(Column::ConnectionRate),
     Some(Column::Retransmissions),
     Some(Column::Spurious),
-    Some(Column::HandshakeP99),
+    Some(Column::Bad),
+    Some(Column::ConnectP99),
+    Some(Column::ConnectP999),
+    Some(Column::ConnectP50),
     Some(Column::SrttP99),
-    Some(Column::HandshakeP50),
     None,
     Some(Column::AbortedRate),
     Some(Column::SrttP50),
@@ -83,10 +82,12 @@ fn cell(row: &Row<'_>, column: Column, name_width: u16) -> (String, Style) {
         return ("-".to_owned(), Style::new());
     };
     let text = match column {
-        Column::Retransmissions | Column::Spurious => percent(value),
-        Column::HandshakeP50 | Column::HandshakeP99 | Column::SrttP50 | Column::SrttP99 => {
-            short_us(value)
-        }
+        Column::Retransmissions | Column::Spurious | Column::Bad => percent(value),
+        Column::ConnectP50
+        | Column::ConnectP99
+        | Column::ConnectP999
+        | Column::SrttP50
+        | Column::SrttP99 => short_us(value),
         Column::Policy | Column::ConnectionRate | Column::AbortedRate | Column::Connections => {
             number(value)
         }
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn the_least_important_columns_go_first() {
         let shown = |width| Columns::for_width(width, 8).shown.len();
-        assert_eq!(shown(100), 10);
+        assert_eq!(shown(120), Column::ALL.len());
         assert_eq!(shown(6), 1);
         for width in 1..100 {
             let columns = Columns::for_width(width, 40);

@@ -9,7 +9,10 @@ use ratatui::{
     text::{Line, Text},
     widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap},
 };
-use rto_model::tune::experiment::{GAIN, HARM, MISMATCH};
+use rto_model::tune::{
+    experiment::{Arms, GAIN, HARM, MISMATCH, Outcome},
+    tuner::{Next, State as TunerState, Value},
+};
 
 use super::{
     history::{float, share},
@@ -18,12 +21,12 @@ use super::{
     tuning::Shown,
 };
 use crate::{
-    commands::tune::kind_text,
+    commands::{stats::short_us, tune::kind_text},
     policy::units::format_duration,
     wire::{
-        experiments::{ArmsView, ExperimentView, State as ExperimentState},
+        experiments::{ExperimentView, State as ExperimentState},
         stats::{DirectionStats, PolicyStats},
-        tune::{TimerKind, TunedTimer},
+        tune::{TimerKind, TunedTimer, next_text},
     },
 };
 
@@ -38,8 +41,9 @@ q, Ctrl-C        quit
 TIMER    initial_rto of active and passive connections; rto_min
 VALUE    the value in force; kernel: its own
 ASKED    what the samples ask for
-STATE    learning, lowering, steady; red: the kernel's own is in force
-HOLD     time until it may be lowered again
+STATE    learning, active; frozen, or braked by its fuse or budget: the
+         kernel's own is in force
+HOLD     time until the value is back after a blown fuse
 BUDGET   what is left for retransmissions; new connections are
          braked from half on
 FUSE     what is left for spurious ones
@@ -160,7 +164,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let most = area.height.saturating_sub(BELOW).max(area.height / 3);
     let [top, below] =
         Layout::vertical([Constraint::Length(rows.min(most)), Constraint::Fill(1)]).areas(area);
-    draw_table(frame, top, &shown, selected);
+    draw_table(frame, top, &shown, selected, now_ms(state));
     if let Some(shown) = shown.get(selected) {
         let lines = details(state, shown);
         let text = Paragraph::new(lines).wrap(Wrap { trim: false });
@@ -183,11 +187,18 @@ fn nothing(state: &State) -> String {
     "no policy has an automatic or guarded timer, a control arm or an experiment".to_owned()
 }
 
+/// When the daemon said it.
+fn now_ms(state: &State) -> u64 {
+    let answers = state.page.answers.as_ref();
+    let tune = answers.and_then(|answers| answers.tune.as_ref());
+    tune.map_or(0, |tune| tune.at_ms)
+}
+
 fn timers<'a>(shown: &Shown<'a>) -> &'a [TunedTimer] {
     shown.tuned.map_or(&[], |tuned| &tuned.timers)
 }
 
-fn draw_table(frame: &mut Frame<'_>, area: Rect, all: &[Shown<'_>], selected: usize) {
+fn draw_table(frame: &mut Frame<'_>, area: Rect, all: &[Shown<'_>], selected: usize, now_ms: u64) {
     let columns = Column::for_width(area.width);
     let widths = columns.iter().map(|column| column.width() + 1);
     let name = area.width.saturating_sub(widths.sum());
@@ -222,7 +233,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, all: &[Shown<'_>], selected: us
         let timers = timers(shown).iter().map(Some);
         let none = timers.len() == 0;
         for timer in timers.chain(none.then_some(None)) {
-            let row = cells(text.clone(), &|column| cell(shown, timer, column));
+            let row = cells(text.clone(), &|column| cell(shown, timer, column, now_ms));
             rows.push(TableRow::new(row).style(style));
         }
     }
@@ -233,7 +244,12 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, all: &[Shown<'_>], selected: us
     frame.render_stateful_widget(table, area, &mut scrolled);
 }
 
-fn cell(shown: &Shown<'_>, timer: Option<&TunedTimer>, column: Column) -> (String, Style) {
+fn cell(
+    shown: &Shown<'_>,
+    timer: Option<&TunedTimer>,
+    column: Column,
+    now_ms: u64,
+) -> (String, Style) {
     let (bad, warning) = (Style::new().fg(Color::Red), Style::new().fg(Color::Yellow));
     if column == Column::Experiment {
         let state = shown.experiment.map(|experiment| experiment.state);
@@ -253,15 +269,20 @@ fn cell(shown: &Shown<'_>, timer: Option<&TunedTimer>, column: Column) -> (Strin
         Column::Value => plain(in_force(timer).map_or_else(|| "kernel".to_owned(), short)),
         Column::Asked => plain(evidence.want_us.map_or_else(dash, short)),
         Column::State => {
-            let style = match timer.phase.as_str() {
-                "suspended" | "frozen" => bad,
-                "backoff" | "throttled" => warning,
-                _ => Style::new(),
+            let style = match timer.state {
+                TunerState::Frozen => bad,
+                TunerState::BrakedFuse | TunerState::BrakedBudget => warning,
+                TunerState::Learning | TunerState::Active => Style::new(),
             };
-            (timer.phase.clone(), style)
+            // The rest of the name is the colour.
+            let name = timer.state.name();
+            (name.trim_start_matches("braked-").to_owned(), style)
         }
         Column::Hold => {
-            let hold = timer.next.in_s.filter(|_| timer.next.kind == "hold-ends");
+            let hold = match timer.next {
+                Next::HoldEnds { at_ms } => Some(at_ms.saturating_sub(now_ms) / 1000),
+                _ => None,
+            };
             plain(hold.map_or_else(dash, short_s))
         }
         Column::Budget => {
@@ -279,8 +300,9 @@ fn cell(shown: &Shown<'_>, timer: Option<&TunedTimer>, column: Column) -> (Strin
         }
         Column::Samples => plain(number(float(evidence.samples))),
         Column::Spurious => {
-            let judged = evidence.clean.saturating_add(evidence.spurious);
-            let share = share(evidence.spurious, judged).filter(|_| timer.direction != "both");
+            let counts = evidence.counts;
+            let share = share(counts.spurious, counts.connections);
+            let share = share.filter(|_| timer.direction != "both");
             plain(share.map_or_else(dash, percent))
         }
         Column::Kind => plain(timer.kind.name().to_owned()),
@@ -323,7 +345,7 @@ fn experiment_style(state: ExperimentState) -> Style {
         ExperimentState::Harm | ExperimentState::Invalid => Style::new().fg(Color::Red),
         ExperimentState::GainProven | ExperimentState::Promoted => Style::new().fg(Color::Green),
         ExperimentState::Inconclusive | ExperimentState::Stopped => Style::new().fg(Color::Yellow),
-        ExperimentState::Settling | ExperimentState::Running => Style::new(),
+        ExperimentState::Running => Style::new(),
     }
 }
 
@@ -331,7 +353,7 @@ fn experiment_style(state: ExperimentState) -> Style {
 fn details(state: &State, shown: &Shown<'_>) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(shown.name.to_string()).bold()];
     for timer in timers(shown) {
-        lines.push(next_line(timer));
+        lines.push(next_line(timer, now_ms(state)));
     }
     let tune = state
         .page
@@ -339,7 +361,7 @@ fn details(state: &State, shown: &Shown<'_>) -> Vec<Line<'static>> {
         .as_ref()
         .and_then(|all| all.tune.as_ref());
     if let (Some(tune), Some(last)) = (tune, shown.tuned.and_then(|t| t.transitions.last())) {
-        let ago_s = tune.at_ms.saturating_sub(last.at_ms) / 1000;
+        let ago_s = tune.at_ms.saturating_sub(last.transition.at_ms) / 1000;
         lines.push(Line::from(format!("{} ago: {last}", short_s(ago_s))));
     }
     let notes = shown.tuned.into_iter().flat_map(|tuned| &tuned.notes);
@@ -355,55 +377,52 @@ fn details(state: &State, shown: &Shown<'_>) -> Vec<Line<'static>> {
     lines
 }
 
-fn next_line(timer: &TunedTimer) -> Line<'static> {
-    let canary = match timer.percent {
-        100 => String::new(),
-        percent => format!(" for {percent}% of connections"),
-    };
+fn next_line(timer: &TunedTimer, now_ms: u64) -> Line<'static> {
     let of = format!("{} {}", timer.setting, timer.direction);
     let rest = format!(
-        " ({}): {}{canary}; next: {}",
+        " ({}): {}; next: {}",
         kind_text(timer),
-        timer.value(),
-        timer.next.describe()
+        Value(timer.value_us),
+        next_text(timer.next, now_ms)
     );
     Line::from(vec![of.cyan(), rest.into()])
 }
 
 fn experiment_lines(experiment: &ExperimentView) -> Vec<Line<'static>> {
     let style = experiment_style(experiment.state);
-    let mut lines = vec![Line::from(format!("experiment: {}", experiment.text)).style(style)];
+    let mut lines = vec![
+        Line::from(format!("experiment: {}", experiment.text)).style(style),
+        Line::from(experiment.answer.clone()),
+    ];
+    let evidence = experiment.evidence.as_ref();
     lines.push(arm_line("", "TREATED", "CONTROL", "HARM, e").bold());
-    let ArmsView { treated, control } = experiment.attempts;
-    let count = |count: u64| number(float(count));
-    lines.push(arm_line("attempts", &count(treated), &count(control), ""));
-    for outcome in &experiment.outcomes {
-        let of = |count: u64, rate: Option<f64>| with_share(count, rate);
-        lines.push(arm_line(
-            &outcome.outcome,
-            &of(outcome.count.treated, outcome.rate.treated),
-            &of(outcome.count.control, outcome.rate.control),
-            &outcome.harm_e.map_or_else(dash, e_value),
-        ));
-    }
-    if let (Some(gain), Some(mismatch)) = (experiment.gain_e, experiment.mismatch_e) {
-        let ratio = experiment.ratio.map(|ratio| {
-            format!(
-                "; ratio beyond 500 ms {} ({} to {})",
-                ratio.likeliest.map_or_else(dash, e_value),
-                e_value(ratio.low),
-                ratio.high.map_or_else(|| "any".to_owned(), e_value)
-            )
+    let attempts = experiment
+        .counts
+        .map(|counts| number(float(counts.attempts)));
+    lines.push(arm_line(
+        "attempts",
+        &attempts.treated,
+        &attempts.control,
+        "",
+    ));
+    for outcome in Outcome::ALL {
+        let Arms { treated, control } = experiment.counts.map(|counts| {
+            let count = counts.of(outcome);
+            with_share(count, share(count, counts.all(outcome)))
         });
+        let e = evidence.and_then(|evidence| evidence.harm_e.get(&outcome));
+        let e = e.map_or_else(dash, |e| e_value(*e));
+        lines.push(arm_line(outcome.name(), &treated, &control, &e));
+    }
+    if let Some(evidence) = evidence {
         lines.push(Line::from(format!(
-            "e: gain {} of {GAIN}, mismatch {} of {MISMATCH}, harm of {HARM}{}",
-            e_value(gain),
-            e_value(mismatch),
-            ratio.unwrap_or_default()
+            "e: gain {} of {GAIN}, mismatch {} of {MISMATCH}, harm of {HARM}",
+            e_value(evidence.gain_e),
+            e_value(evidence.mismatch_e)
         )));
     }
-    let waits = experiment.waits_for.iter();
-    lines.extend(waits.map(|wait| Line::from(format!("waits for {wait}"))));
+    let next = experiment.next.iter();
+    lines.extend(next.map(|next| Line::from(format!("next: {next}"))));
     lines
 }
 
@@ -412,26 +431,32 @@ fn arms_lines(stats: &PolicyStats) -> Vec<Line<'static>> {
     let Some((control, title)) = stats.control.as_ref().zip(stats.control_title()) else {
         return Vec::new();
     };
-    let (treated, control) = (stats.treated.total(), control.total());
+    let (treated, control) = (&stats.treated.active, &control.active);
     let mut lines = vec![arm_line("", "TREATED", &title.to_uppercase(), "").bold()];
-    let connections = |stats: &DirectionStats| number(float(stats.connections));
     let row = |name: &str, of: &dyn Fn(&DirectionStats) -> String| {
-        arm_line(name, &of(&treated), &of(&control), "")
+        arm_line(name, &of(treated), &of(control), "")
     };
-    lines.push(row("connections", &connections));
-    lines.push(row("failed", &|stats| {
-        // They are not among those established.
-        let attempts = stats.connections.saturating_add(stats.failed);
-        with_share(stats.failed, share(stats.failed, attempts))
-    }));
     let of_connections = |name: &str, counter: fn(&DirectionStats) -> u64| {
         row(name, &|stats| {
             let count = counter(stats);
             with_share(count, share(count, stats.connections))
         })
     };
+    let connect_time = |name: &str, part: f64| {
+        row(name, &|stats| {
+            let us = stats.connect_time.quantile_us(part);
+            us.map_or_else(|| "-".to_owned(), short_us)
+        })
+    };
     lines.extend([
-        of_connections("beyond-500-ms", |stats| stats.slow_handshakes),
+        row("attempts", &|stats| number(float(stats.attempts))),
+        row("beyond 500 ms", &|stats| {
+            let bad = stats.bad("active");
+            with_share(bad, share(bad, stats.attempts))
+        }),
+        connect_time("p50", 0.5),
+        connect_time("p99", 0.99),
+        connect_time("p99.9", 0.999),
         of_connections("spurious", |stats| stats.spurious_connections),
         of_connections("dsack", |stats| stats.dsack_connections),
         of_connections("aborted", |stats| stats.aborted_after_loss),
@@ -489,7 +514,7 @@ mod tests {
 
     #[test]
     fn what_is_advised_is_not_in_force() {
-        let mut timer = super::super::samples::timer("active", "steady");
+        let mut timer = crate::wire::tune::tests::timer("active", TunerState::Active);
         assert_eq!(in_force(&timer), timer.value_us);
         timer.kind = TimerKind::Advice;
         assert_eq!(in_force(&timer), None);

@@ -1,9 +1,6 @@
 //! The page of what is learnt, guarded and compared: what is known of it. Drawn in [`super::timers`].
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeSet;
 
 use super::state::State;
 use crate::{
@@ -16,9 +13,6 @@ use crate::{
     },
 };
 
-/// The daemon draws the bounds of each experiment's latencies anew for an answer.
-const EXPERIMENTS_EVERY: Duration = Duration::from_secs(10);
-
 /// What the daemon says. `None`: it is older than these routes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
@@ -27,23 +21,11 @@ pub(super) struct Answers {
 }
 
 /// Asks for them.
-#[derive(Debug, Default)]
-pub(super) struct Asker {
-    experiments: Option<(Instant, Option<ExperimentsAnswer>)>,
-}
-
-impl Asker {
-    pub(super) fn ask(&mut self, client: &Client, now: Instant) -> Result<Answers, String> {
-        let tune = if_there(client.get("/v1/tune"))?;
-        let recent = self.experiments.take();
-        let recent = recent.filter(|(at, _)| now.duration_since(*at) < EXPERIMENTS_EVERY);
-        let (at, experiments) = match recent {
-            Some(recent) => recent,
-            None => (now, if_there(client.get("/v1/experiments"))?),
-        };
-        self.experiments = Some((at, experiments.clone()));
-        Ok(Answers { tune, experiments })
-    }
+pub(super) fn ask(client: &Client) -> Result<Answers, String> {
+    Ok(Answers {
+        tune: if_there(client.get("/v1/tune"))?,
+        experiments: if_there(client.get("/v1/experiments"))?,
+    })
 }
 
 /// Nothing where the daemon has no such route.

@@ -229,7 +229,7 @@ mod tests {
         let is_red = |y| (0..110).any(|x| buffer[(x, y)].fg == Color::Red);
         let lines = terminal.backend().to_string();
         for (y, line) in (0..).zip(lines.lines()) {
-            let is_bad = ["BLOWN", "suspended", "harm proven", "  harm  "]
+            let is_bad = ["guarded harm", "frozen", "harm proven", "  harm  "]
                 .iter()
                 .any(|bad| line.contains(bad));
             assert_eq!(is_red(y), is_bad, "{line}");

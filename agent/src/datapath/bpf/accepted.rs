@@ -160,6 +160,12 @@ pub(super) fn try_load(ebpf: &mut Ebpf, types: &Btf) -> Result<(), DatapathError
         .map_err(object::load_error)
 }
 
+pub(super) fn request_offsets() -> Result<rto_agent_common::Offsets, DatapathError> {
+    btf::Btf::vmlinux()
+        .and_then(|btf| btf.request_offsets())
+        .map_err(|e| DatapathError::Load(Cause::new(e)))
+}
+
 pub(super) fn offsets() -> Result<rto_agent_common::Offsets, DatapathError> {
     btf::Btf::vmlinux()
         .and_then(|btf| btf.offsets())

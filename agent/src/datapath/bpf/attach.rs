@@ -1,15 +1,19 @@
 //! In force and out of it: the link, its pins, and what takes their place.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use super::{
-    BpfKernel, DatapathError, Link, Removed, accepted,
+    BpfKernel, DatapathError, Found, Link, NewConnections, Removed, accepted,
     link::attached,
     open::{new_staging, retire_unmatched},
     pin_error, pins,
     removal::{remove_pins, wait_for_end, wait_until},
+    schedules::stop_schedules,
     tries,
 };
+
+/// How long a program of another layout stays for connecting sockets.
+const REPLACED_LIMIT: Duration = Duration::from_secs(10);
 
 impl BpfKernel {
     /// Puts the program in force, if it is not, and removes the pins of everything it replaces.
@@ -18,11 +22,21 @@ impl BpfKernel {
     ///
     /// If the program cannot be loaded, attached or pinned; what was in force before stays.
     pub(super) fn put_in_force(&mut self) -> Result<(), DatapathError> {
+        if self.link.is_none() && self.found == Found::Replaced {
+            // The storage of sockets goes with the maps of another layout, which no walk can read.
+            stop_schedules(
+                &self.options.pin_dir,
+                NewConnections::Treated,
+                REPLACED_LIMIT,
+            )?;
+        }
+        self.tables.resume_schedules()?;
         if self.link.is_none() {
             let former = self.former_link.as_ref();
             self.link = Some(Link::put_in_force(&self.options, &self.dir, former)?);
             self.former_link = None;
             self.was_in_force = true;
+            self.unlinked = false;
             self.promote();
         }
         if !self.options.statistics.counts_unmatched() {

@@ -73,7 +73,7 @@ impl Reader {
         let mut ebpf = object::load(
             Some(&with.dir),
             &LoadParams {
-                offsets: accepted::offsets()?,
+                offsets: accepted::request_offsets()?,
                 ..with.options.load_params()
             },
         )?;

@@ -33,6 +33,7 @@ mod pins;
 pub mod probe;
 mod reader;
 mod removal;
+mod schedules;
 mod slots;
 mod tables;
 mod tries;
@@ -48,6 +49,9 @@ use reader::{Placement, Reader};
 pub use removal::{
     PinnedEntry, PinnedMaps, make_pin_dir, pinned_initial_rto, pinned_maps, pinned_program_ids,
     remove_kept_pins, remove_links, remove_pins,
+};
+pub use schedules::{
+    NewConnections, forget_schedules, resume_schedules, schedules, stop_schedules,
 };
 use slots::Slots;
 use tables::Tables;
@@ -171,6 +175,7 @@ impl Kernel for BpfKernel {
 
     fn restore_tables(&mut self) -> Result<(), DatapathError> {
         self.tables.set_host_defaults(self.options.host_defaults)?;
+        self.tables.resume_schedules()?;
         let statistics = self.options.statistics;
         self.missing_stats = open::prepare(&mut self.tables, &self.slots, statistics)?;
         Ok(())
@@ -188,10 +193,6 @@ impl Kernel for BpfKernel {
 
     fn unlink(&mut self) -> Result<(), DatapathError> {
         self.take_out_of_force()
-    }
-
-    fn is_unlinked(&self) -> bool {
-        self.unlinked
     }
 
     fn detach(self: Box<Self>) -> Result<Removed, DatapathError> {
@@ -253,6 +254,7 @@ impl Options {
             statistics_mode: self.statistics.mode(),
             sampling: self.statistics.sampling,
             rtt_interval_ns: self.statistics.rtt_interval_ns(),
+            syn_cap: self.syn_cap.into(),
             ..LoadParams::default()
         }
     }
@@ -270,6 +272,7 @@ impl Options {
             &self.statistics.sampling.to_le_bytes(),
             &self.statistics.rtt_interval_ns().to_le_bytes(),
             &self.hz.to_le_bytes(),
+            &[self.syn_cap.into()],
         ];
         constants.concat()
     }

@@ -26,11 +26,13 @@ pub(super) struct LoadParams {
     pub(super) sampling: u32,
     /// [`globals::RTT_INTERVAL_NS`].
     pub(super) rtt_interval_ns: u64,
+    /// [`globals::SYN_CAP`].
+    pub(super) syn_cap: u8,
     /// [`globals::PROBE_COOKIE`].
     pub(super) probe_cookie: u64,
     /// [`globals::OFFSETS`]; only the programs at LSM hooks and iterators read them.
     pub(super) offsets: Offsets,
-    /// [`globals::SOCKET_TYPES`]; only the sock_ops program reads them.
+    /// [`globals::SOCKET_TYPES`]; the sock_ops program reads them, and some of them the iterator.
     pub(super) socket_types: SocketTypes,
     /// BTF ids of the functions of [`kfunc`], in its order; `None`: the programs do without.
     pub(super) kfuncs: Option<[u32; 2]>,
@@ -63,6 +65,7 @@ pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, Dat
         .override_global(globals::STATISTICS_MODE, &values.statistics_mode, true)
         .override_global(globals::SAMPLING, &values.sampling, true)
         .override_global(globals::RTT_INTERVAL_NS, &values.rtt_interval_ns, true)
+        .override_global(globals::SYN_CAP, &values.syn_cap, true)
         .override_global(globals::PROBE_COOKIE, &values.probe_cookie, true);
     for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
         loader.override_global(name, offset, true);

@@ -2,9 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
     path::PathBuf,
     sync::Arc,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use rto_agent_common::{
@@ -24,7 +25,7 @@ use super::{
     tables::{ReadTables, TRIES},
 };
 use crate::{
-    kernel::cgroup,
+    kernel::{cgroup, tcp_metrics},
     policy::{
         Cidr, PolicyName,
         differences::{Difference, Differences},
@@ -289,6 +290,15 @@ impl KernelReader for Reader {
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {
         let slot = self.slot_of(policy);
         slot.map(|slot| self.arms_of(slot)).transpose()
+    }
+
+    fn recent_peers(&self) -> Vec<IpAddr> {
+        const RECENT: Duration = Duration::from_secs(3600);
+        let cached = tcp_metrics::all().unwrap_or_default().into_iter();
+        cached
+            .filter(|one| one.age < RECENT)
+            .map(|one| one.address)
+            .collect()
     }
 
     fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {

@@ -27,6 +27,7 @@ use super::{
     DatapathError,
     error::{errno, map as map_error},
     pins,
+    schedules::set_stopped,
     tries::Tries,
 };
 
@@ -41,6 +42,7 @@ pub(super) struct Tables {
     lasting: Array<MapData, u32>,
     brakes: Array<MapData, Brake>,
     lease: Array<MapData, u64>,
+    retrying: Array<MapData, u64>,
     counters: PerCpuArray<MapData, FastStatistics>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often memory for them may be waited for.
@@ -100,6 +102,7 @@ impl Tables {
             lasting: open!(dir, maps::LASTING, Array),
             brakes: open!(dir, maps::BRAKES, Array),
             lease: open!(dir, maps::LEASE, Array),
+            retrying: open!(dir, maps::RETRYING, Array),
             counters: open!(dir, maps::COUNTERS, PerCpuArray),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             retry_budget: RETRY_BUDGET,
@@ -185,6 +188,11 @@ impl Tables {
         self.lease
             .set(lease::UNTIL_NS, &until_ns, 0)
             .map_err(|e| map_error(maps::LEASE, e))
+    }
+
+    /// SYN schedules begin again, where a daemon that stopped had ended that.
+    pub(super) fn resume_schedules(&mut self) -> Result<(), DatapathError> {
+        set_stopped(&mut self.retrying, false)
     }
 
     /// Nothing is spent of a slot's brakes of these directions, active and passive.
@@ -384,7 +392,7 @@ impl ReadTables {
 /// Waits until every program that runs now has ended: they run within RCU read sections, and a global memory
 /// barrier is a grace period (`membarrier_global()`, Linux 6.12; not with `nohz_full`, nor on one processor).
 /// Where there is none a pause must do: a program takes microseconds.
-fn wait_for_programs() {
+pub(super) fn wait_for_programs() {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     const PAUSE: Duration = Duration::from_millis(20);
     // SAFETY: the call takes numbers alone.

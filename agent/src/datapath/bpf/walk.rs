@@ -10,13 +10,16 @@ use aya::{
 use rto_agent_common::{NO_POLICY, PROGRAM_WALK, SLOTS, WalkControl, WalkCounts, maps, walk_mode};
 
 use super::{
-    Cause, DatapathError, Options, accepted, attach_error, error,
+    Cause, DatapathError, Options, attach_error, error,
     object::{self, LoadParams, program},
     pins,
     slots::Slots,
     tables::Tables,
 };
-use crate::{kernel::cgroup, policy::PolicyName};
+use crate::{
+    kernel::{btf, cgroup},
+    policy::PolicyName,
+};
 
 /// The type of iterator; its function in the kernel's BTF is `bpf_iter_<type>`.
 const ITERATOR: &str = "tcp";
@@ -30,6 +33,8 @@ pub enum Mode {
     ApplyToNew,
     /// Give back what was set.
     Restore,
+    /// Give back what SYN schedules set.
+    EndSchedules,
 }
 
 /// A network namespace's own values, which [`Mode::Restore`] gives to sockets whose former value
@@ -71,10 +76,14 @@ impl Walker {
         cgroup: u64,
         mode: Mode,
     ) -> Result<Self, DatapathError> {
+        let types = btf::Btf::vmlinux().map_err(|e| DatapathError::Load(Cause::new(e)))?;
         let mut ebpf = object::load(
             Some(dir),
             &LoadParams {
-                offsets: accepted::offsets()?,
+                offsets: types
+                    .offsets()
+                    .map_err(|e| DatapathError::Load(Cause::new(e)))?,
+                socket_types: types.socket_types(),
                 trie_entries: Some(pinned_entries(dir)?),
                 ..options.map(Options::load_params).unwrap_or_default()
             },
@@ -114,6 +123,7 @@ impl Walker {
                 Mode::Apply => walk_mode::APPLY,
                 Mode::ApplyToNew => walk_mode::APPLY_TO_NEW,
                 Mode::Restore => walk_mode::RESTORE,
+                Mode::EndSchedules => walk_mode::END_SCHEDULES,
             },
             rto_min_us: defaults.rto_min_us,
             rto_max_ms: defaults.rto_max_ms,
@@ -172,19 +182,23 @@ impl Walker {
     }
 }
 
-/// Walkers for restoring, one for each set of pins that this version can read. Sockets that remember nothing are the
-/// agent's only in `cgroup` and below; without one they are left alone.
+/// Walkers that restore options, one for each set of pins that this version can read. Sockets that remember nothing are
+/// the agent's only in `cgroup` and below; without one they are left alone.
 ///
 /// # Errors
 ///
 /// If the program cannot be loaded.
-pub fn for_restoring(pin_dir: &Path, cgroup: Option<&Path>) -> Result<Vec<Walker>, DatapathError> {
+pub fn for_restoring(
+    pin_dir: &Path,
+    cgroup: Option<&Path>,
+    mode: Mode,
+) -> Result<Vec<Walker>, DatapathError> {
     let cgroup = cgroup.and_then(|path| filter(path).ok());
     let cgroup = cgroup.unwrap_or(WalkControl::NONE);
     let sets = pins::pin_sets(pin_dir).map_err(|e| super::pin_error(pin_dir, e))?;
     sets.iter()
         .filter(|g| g.layout == Some(rto_agent_common::LAYOUT_VERSION))
-        .map(|g| Walker::load(&g.path, None, cgroup, Mode::Restore))
+        .map(|g| Walker::load(&g.path, None, cgroup, mode))
         .collect()
 }
 

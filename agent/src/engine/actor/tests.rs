@@ -15,7 +15,7 @@ use crate::{
     engine::{
         Handle, Readiness, StartConfig, channels, desired::tests::NEAR, jobs::comparing::Position,
     },
-    wire::types::{AddRequest, DetachRequest, RemoveRequest},
+    wire::types::{AddRequest, DetachRequest, ListAnswer, ReloadRequest, RemoveRequest},
 };
 
 mod discover;
@@ -340,14 +340,17 @@ fn a_bad_file_changes_nothing_and_is_told() {
     let bed = Bed::new();
     let path = bed.dir.path().join("config.toml");
     fs::write(&path, "[policy.near]\ncidrs = [\"10.1.0.1/16\"]\n").unwrap();
-    let error = bed.call(|reply| Message::Reload(BY, reply)).unwrap_err();
+    let error = bed
+        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap_err();
     assert!(error.is_refusal());
     assert!(error.to_string().contains("last good configuration"));
     let status = bed.engine.snapshot().status();
     assert!(!status.last_reload.ok && !status.healthy);
     assert_eq!((status.entries, bed.entries()), (2, 2));
     fs::write(&path, NEAR).unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     assert!(bed.engine.snapshot().status().last_reload.ok);
     bed.stop();
 }
@@ -413,7 +416,9 @@ fn who_adds_or_reloads_what_somebody_else_deleted_has_it() {
     bed.add(request("10.1.0.0/16")).unwrap();
     assert_eq!(bed.entries(), 2);
     delete(&bed);
-    let answer = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    let answer = bed
+        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     assert_eq!(bed.entries(), 2);
     let is_told = |note: &String| note.contains("entry 10.1.0.0/16 near is missing");
     assert!(answer.notes.iter().any(is_told), "{:?}", answer.notes);
@@ -475,17 +480,123 @@ fn what_the_engine_itself_changes_meanwhile_is_no_difference() {
 }
 
 #[test]
-fn detached_until_the_next_reload() {
-    let bed = Bed::new();
+fn detached_until_attach_over_reloads_and_restarts() {
+    let mut bed = Bed::new();
     let request = DetachRequest::default();
-    let answer = bed.call(|reply| Message::Detach(request, BY, reply));
-    assert_eq!(answer.unwrap().removed.links, 1);
-    let snapshot = bed.engine.snapshot();
-    assert_eq!(snapshot.status().detached_by, Some(BY));
-    assert!(matches!(snapshot.readiness(), Readiness::Unready(_)));
-    let answer = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
-    assert_eq!(answer.changed.added, 2);
+    let answer = bed
+        .call(|reply| Message::Detach(request, BY, reply))
+        .unwrap();
+    assert_eq!((answer.removed.links, answer.notes), (1, Vec::new()));
+    let is_detached = |bed: &Bed| {
+        let snapshot = bed.engine.snapshot();
+        let (mut list, status) = (String::new(), snapshot.status());
+        snapshot
+            .list(&[], |piece| {
+                list.push_str(std::str::from_utf8(&piece).unwrap());
+                true
+            })
+            .unwrap();
+        let listed: ListAnswer = serde_json::from_str(&list).unwrap();
+        assert_eq!(
+            (status.detached_by, listed.detached_by),
+            (Some(BY), Some(BY))
+        );
+        assert!(!status.healthy && !status.attachment.attached);
+        assert!(matches!(snapshot.readiness(), Readiness::Unready(_)));
+        assert!(!bed.kernel.state().attached);
+    };
+    is_detached(&bed);
+    // The maps stay, with what they have counted, and follow changes.
+    assert_eq!(bed.engine.snapshot().status().policies.len(), 1);
+    bed.add(self::request("10.9.0.0/16")).unwrap();
+    assert_eq!(bed.entries(), 3);
+    let reload = |bed: &Bed, request| {
+        bed.call(|reply| Message::Reload(request, BY, reply))
+            .unwrap()
+    };
+    let answer = reload(&bed, ReloadRequest::default());
+    assert!(
+        answer.notes[0].contains("nothing is in force: detached by"),
+        "{answer:?}"
+    );
+    is_detached(&bed);
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    is_detached(&bed);
+    let attach = ReloadRequest {
+        attach: true,
+        ..ReloadRequest::default()
+    };
+    reload(&bed, attach);
     assert_eq!(bed.engine.snapshot().readiness(), Readiness::Ready);
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.engine.snapshot().readiness(), Readiness::Ready);
+    bed.stop();
+}
+
+#[test]
+fn attach_of_the_configuration_detaches_its_hosts() {
+    let bed = Bed::ready();
+    let path = bed.dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let reload = || {
+        bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+            .unwrap()
+    };
+    let off = text.replacen("[agent]\n", "[agent]\nattach = false\n", 1);
+    fs::write(&path, &off).unwrap();
+    reload();
+    let by = || bed.engine.snapshot().status().detached_by;
+    assert_eq!(
+        (by(), bed.kernel.state().attached),
+        (Some(Caller::CONFIGURATION), false)
+    );
+    let error = bed.call(|reply| Message::Attach(BY, reply)).unwrap_err();
+    assert!(
+        error.to_string().contains("attach = false in [agent]"),
+        "{error}"
+    );
+    fs::write(&path, &text).unwrap();
+    reload();
+    assert_eq!((by(), bed.kernel.state().attached), (None, true));
+    // Of this host alone it is another's decision.
+    bed.call(|reply| Message::Detach(DetachRequest::default(), BY, reply))
+        .unwrap();
+    fs::write(&path, format!("{off}#")).unwrap();
+    reload();
+    fs::write(&path, format!("{text}#")).unwrap();
+    reload();
+    assert_eq!((by(), bed.kernel.state().attached), (Some(BY), false));
+    bed.stop();
+}
+
+#[test]
+fn detachment_that_cannot_be_kept_is_made_and_reported() {
+    let bed = Bed::ready();
+    let lasting = bed.dir.path().join("lasting");
+    fs::remove_dir_all(&lasting).unwrap();
+    fs::write(&lasting, "no directory").unwrap();
+    let request = DetachRequest::default();
+    let answer = bed
+        .call(|reply| Message::Detach(request, BY, reply))
+        .unwrap();
+    assert!(answer.notes[0].contains("detached.json"), "{answer:?}");
+    assert!(!bed.kernel.state().attached);
+    assert_eq!(bed.engine.snapshot().status().warnings, answer.notes);
+    // Nor is attached what would be detached again by the next start.
+    let error = bed.call(|reply| Message::Attach(BY, reply)).unwrap_err();
+    assert!(
+        error.to_string().ends_with("nothing was changed"),
+        "{error}"
+    );
+    fs::remove_file(&lasting).unwrap();
+    bed.call(|reply| Message::Attach(BY, reply)).unwrap();
+    assert!(bed.kernel.state().attached);
     bed.stop();
 }
 
@@ -545,7 +656,7 @@ fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
     let bed = Bed::reading(slow.reader(Duration::from_millis(200)));
     bed.call(Message::Verify).unwrap();
     slow.hang();
-    let reload = || bed.call(|reply| Message::Reload(BY, reply));
+    let reload = || bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply));
     let error = reload().unwrap_err();
     assert!(error.is_refusal(), "{error:?}");
     let text = error.to_string();

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 use rto_model::tune::{
     evidence,
-    experiment::{Design, Ramp},
+    experiment::{Design, Ramp, Unit},
 };
 
 use super::refused;
@@ -13,10 +13,7 @@ use crate::{
     experiment::digest,
     policy::{PolicyName, Settings, Share, compile::outlives_connections},
     printable,
-    wire::{
-        experiments::{StartRequest, UnitView},
-        ttl::parse_ttl,
-    },
+    wire::{experiments::StartRequest, ttl::parse_ttl},
 };
 
 /// How long one runs where nothing else is said.
@@ -36,19 +33,19 @@ pub(super) fn design(
 ) -> Result<Design, EngineError> {
     let outlives = outlives_connections(settings);
     let implied = if outlives {
-        UnitView::Peer
+        Unit::Peer
     } else {
-        UnitView::Connection
+        Unit::Connection
     };
     let unit = request.unit.unwrap_or(implied);
-    if outlives && unit == UnitView::Connection {
+    if outlives && unit == Unit::Connection {
         return refused(&format!(
             "policy {policy} sets what a connection leaves to later ones with the same peer (rto_min, rto_restart, \
              delack_max, thin_linear, linear_retries, rto_max or user_timeout): connections of both arms would not be \
              independent; draw peers (--unit peer)"
         ));
     }
-    if unit == UnitView::Peer && (request.ramp.len() > 1 || request.promote) {
+    if unit == Unit::Peer && (request.ramp.len() > 1 || request.promote) {
         return refused(
             "where peers are drawn nothing is proven, as connections are counted: a share neither rises nor is \
              promoted; give one share (--ramp 50%), without --promote",
@@ -65,17 +62,17 @@ pub(super) fn design(
         settings: digest(settings),
         identity: name.to_owned(),
         seed: seed(),
-        unit: unit.into(),
+        unit,
         ramp: ramp(&request.ramp, unit)?,
         duration_s: duration.as_secs(),
         promote: request.promote,
     })
 }
 
-fn ramp(shares: &[Share], unit: UnitView) -> Result<Ramp, EngineError> {
+fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
     let implied: &[f64] = match unit {
-        UnitView::Connection => &[0.05, 0.5, 0.95],
-        UnitView::Peer => &[0.5],
+        Unit::Connection => &[0.05, 0.5, 0.95],
+        Unit::Peer => &[0.5],
     };
     let given: Vec<f64> = shares.iter().copied().map(as_written).collect();
     let shares = if given.is_empty() { implied } else { &given };

@@ -24,8 +24,6 @@ use crate::{
 
 /// Lines kept for a watcher that is slower than they come.
 const BACKLOG: usize = 4096;
-/// Watchers at once: their connections have no end.
-pub(crate) const WATCHERS: usize = 64;
 /// How soon the thread notices that it is to end.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -59,11 +57,6 @@ impl Events {
         kernel: Option<&dyn Kernel>,
         host: &HostFacts,
     ) -> Result<broadcast::Receiver<Arc<StreamItem>>, EngineError> {
-        if self.lines.receiver_count() >= WATCHERS {
-            return Err(EngineError::Refused(format!(
-                "{WATCHERS} watch already; end one of them first"
-            )));
-        }
         let receiver = self.lines.subscribe();
         if let Some(kernel) = kernel {
             self.begin(kernel, host)?;

@@ -59,6 +59,13 @@ impl Probing {
         self.in_ancestry = ids(cgroup);
     }
 
+    /// Removes the cgroups that killed probes have left.
+    pub(in crate::engine) fn sweep(&mut self, cgroup: &Path) {
+        if self.pending.is_none() {
+            self.has_leftovers = !interference::sweep(cgroup);
+        }
+    }
+
     /// The programs that ran there when that was last looked at.
     pub(in crate::engine) fn in_ancestry(&self) -> &[u32] {
         &self.in_ancestry
@@ -77,7 +84,7 @@ impl Probing {
         }
         // Those of an earlier run, whether or not there is something to probe now.
         if self.has_leftovers {
-            self.has_leftovers = !interference::sweep(cgroup);
+            self.sweep(cgroup);
         }
         let Some(target) = target else {
             // Asked again once there is something to see.

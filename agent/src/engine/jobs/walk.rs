@@ -4,6 +4,7 @@
 //! a thread of its own, and tells how far it is while the engine goes on.
 
 use std::{
+    path::Path,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
@@ -17,12 +18,16 @@ use tracing::{info, warn};
 
 use super::{Done, Job, Message};
 use crate::{
-    datapath::walk::{Defaults, Mode, Walked, Walker},
+    datapath::{
+        NewConnections, forget_schedules, stop_schedules,
+        walk::{Defaults, Mode, Walked, Walker, for_restoring},
+    },
     engine::audit::Cause,
     kernel::{
         netns::{self, Netns},
         privileges, sysctl,
     },
+    progress,
     wire::types::{OpenSocketsView, SkippedNamespace, WalkView},
 };
 
@@ -176,18 +181,81 @@ impl Walks {
     }
 }
 
+/// How long connecting sockets may take to be established before the program goes. Most outages are over by then.
+pub const SCHEDULES_LIMIT: Duration = Duration::from_secs(5);
+/// How long the walk over those that remain may take: a socket that is in use holds it up.
+pub const SCHEDULES_WALK_LIMIT: Duration = Duration::from_secs(2);
+
+/// Before the programs pinned below `pin_dir` go, or may go: waits for connecting sockets with a SYN schedule, for `limit`
+/// at most, and restores those that remain. What cannot be restored is logged.
+pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
+    let ended = stop_schedules(pin_dir, new, limit).and_then(|left| match left {
+        0 => Ok(None),
+        _ => for_restoring(pin_dir, None, Mode::EndSchedules).map(Some),
+    });
+    let problem = match ended {
+        Ok(None) => return,
+        Ok(Some(walkers)) => match run(walkers, "connecting sockets", Some(SCHEDULES_WALK_LIMIT)) {
+            Ok(view) if view.is_complete() => {
+                forget_schedules(pin_dir).err().map(|e| e.to_string())
+            }
+            Ok(view) => {
+                let skipped = view.skipped.iter().map(|one| one.reason.clone());
+                let all: Vec<String> = view.problems.iter().cloned().chain(skipped).collect();
+                Some(all.join("; "))
+            }
+            Err(e) => Some(e.to_string()),
+        },
+        Err(e) => Some(e.to_string()),
+    };
+    if let Some(problem) = problem {
+        warn!(
+            "some connecting sockets keep a TCP_RTO_MAX_MS of seconds when they are established: {problem}"
+        );
+    }
+}
+
 /// Gives back what was set on every socket of the host; returns when it is done. For commands.
 ///
 /// # Errors
 ///
 /// If no thread can be had.
 pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
-    let begun = WalkView::begin(RESTORE);
-    let thread = std::thread::Builder::new().name("restore".to_owned());
-    let run = thread.spawn(move || walk_all(walkers, begun, &AtomicBool::new(false), &|_| {}))?;
-    run.join()
-        .map_err(|_| std::io::Error::other("the walk died"))
+    run(walkers, RESTORE, None)
 }
+
+/// A walk on a thread of its own, which is left if it takes longer than the limit.
+fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::Result<WalkView> {
+    let begun = WalkView::begin(cause);
+    let (done, result) = mpsc::channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let thread = std::thread::Builder::new().name("restore".to_owned());
+    thread.spawn(move || {
+        let view = walk_all(walkers, begun, &stopped, &|_| {});
+        // Without a receiver it took too long.
+        let _late = done.send(view);
+    })?;
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    loop {
+        progress::step();
+        match result.recv_timeout(STEP) {
+            Ok(view) => return Ok(view),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(std::io::Error::other("the walk died"));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            stop.store(true, Ordering::Relaxed);
+            let reason = "a socket that is in use holds the walk up";
+            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, reason));
+        }
+    }
+}
+
+/// How often a walk on another thread counts as a step of this one's.
+const STEP: Duration = Duration::from_millis(100);
 
 fn log(done: &WalkView) {
     let changed: u64 = done.policies.values().map(|p| p.changed).sum();

@@ -4,7 +4,7 @@
 use std::{ops::RangeInclusive, time::Duration};
 
 use rto_agent_common::{brake::Brake, direction, policy_flags};
-use rto_model::tune::law::LEAST_SAMPLES;
+use rto_model::tune::{law::LEAST_SAMPLES, tuner::HOLD_MS};
 
 use super::{BPF_TIMER_MAX, Compiler, KERNEL_INITIAL_RTO, SettingError, TIMEOUT_MIN};
 use crate::policy::{
@@ -17,8 +17,6 @@ use crate::policy::{
 const SPURIOUS: RangeInclusive<Share> = Share::of_ten_thousand(1)..=Share::of_ten_thousand(500);
 const HOUR: Duration = Duration::from_secs(3600);
 const MEMORY: RangeInclusive<Duration> = HOUR..=Duration::from_secs(30 * 24 * 3600);
-/// The longest is that of the tuner.
-const HOLD: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(24 * 3600);
 /// The largest [`rto_agent_common::Policy::budgets`]: what is spent of it is added up in 32 bits with a sign.
 const MOST_BUDGET: u32 = i32::MAX.cast_unsigned() / 2;
 
@@ -186,20 +184,12 @@ impl Compiler<'_> {
                 guard.to_string(),
                 "values that are learnt have brakes; leave guard out, or set guard = \"on\"",
             ),
-            Some(Guard::On(_)) if !has_timer && !settings.is_automatic() => refuse(
+            Some(Guard::On) if !has_timer && !settings.is_automatic() => refuse(
                 "guard",
                 guard.to_string(),
                 "it is for timers of SYNs and SYN-ACKs, and the policy sets none; add initial_rto or syn_ack_rto",
             ),
             _ => {}
-        }
-        let limits = guard.limits();
-        if let Some(share) = limits.spurious.filter(|share| !SPURIOUS.contains(share)) {
-            refuse("guard", format!("on,spurious={share}"), &spurious_bounds());
-        }
-        if let Some(hold) = limits.hold.filter(|hold| !HOLD.contains(hold)) {
-            let value = format!("on,hold={}", format_duration(hold));
-            refuse("guard", value, "the first hold lasts 1m to 24h");
         }
         if settings.mode() == Mode::Advise && !settings.is_automatic() {
             refuse(
@@ -209,19 +199,21 @@ impl Compiler<'_> {
                  or ask rto-agent advise",
             );
         }
-        if guard.is_on() {
-            // What a guard raises a value to, and the budget, rest on each connection.
-            self.kernel.flags |= policy_flags::TIMED;
-        }
-        if settings.guard.is_some() || guard.is_on() {
+        let is_on = guard == Guard::On;
+        if settings.guard.is_some() || is_on {
             let on = format!(
-                "tolerates {} of connections with a spurious SYN or SYN-ACK, holds {} after an alarm",
-                guard.spurious(),
-                format_duration(guard.hold())
+                "the kernel's own timer for {} after {} spurious SYNs or SYN-ACKs",
+                format_duration(Duration::from_millis(HOLD_MS)),
+                Brake::SPURIOUS
             );
             let text = guard.to_string();
-            let note = guard.is_on().then_some(on.as_str());
-            self.effect("guard", &text, text.clone(), None, note);
+            self.effect(
+                "guard",
+                &text,
+                text.clone(),
+                None,
+                is_on.then_some(on.as_str()),
+            );
         }
         if settings.mode() == Mode::Advise {
             let text = settings.mode().to_string();
@@ -267,7 +259,7 @@ fn spurious_bounds() -> String {
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_common::{Policy as KernelPolicy, SYN_ACK_RETRIES_LEN, SYN_RETRIES_LEN};
+    use rto_agent_common::{Policy as KernelPolicy, SYN_ACK_RETRIES_LEN};
 
     use super::super::{Compiled, compile, compile_adjusted, tests::HOST};
     use super::*;
@@ -340,14 +332,10 @@ mod tests {
         let kernel = &compiled.kernel;
         assert_eq!((kernel.initial_rto_jiffies, kernel.rto_min_us), (0, 0));
         assert_eq!(kernel.initial_rto_us, 1_000_000);
-        assert_eq!(kernel.gain_us, [0; rto_agent_common::GAINS]);
         assert_eq!(kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-        assert_eq!(kernel.syn_retries, [0; SYN_RETRIES_LEN]);
+        assert_eq!(kernel.syn_retries, 0);
         assert_eq!((kernel.epochs, kernel.budgets), ([0; 2], [0; 2]));
-        assert!(has(
-            kernel,
-            policy_flags::TIMED | policy_flags::MEASURES_ACKS
-        ));
+        assert!(has(kernel, policy_flags::MEASURES_ACKS));
         assert!(kernel.flags & LEASED == 0);
         let shown = ["initial_rto", "syn_ack_rto", "rto_min", "guard", "holdout"]
             .map(|setting| format!("{setting} {}", described(&compiled, setting)));
@@ -368,7 +356,6 @@ mod tests {
         );
         assert_eq!(kernel.initial_rto_jiffies, 6);
         assert_eq!(kernel.syn_retries, fixed.kernel.syn_retries);
-        assert_eq!(kernel.gain_us, fixed.kernel.gain_us);
         // As short as it was learnt with many retransmissions, and longer where a request would end too early.
         let passive = kernel.syn_ack_rto_jiffies;
         assert_eq!((passive[5], passive[15], passive[4]), (125, 125, 0));
@@ -428,7 +415,7 @@ mod tests {
             let kernel = &compiled.kernel;
             assert_eq!((kernel.initial_rto_jiffies, kernel.rto_min_us), (0, 0));
             assert_eq!(kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-            assert!(has(kernel, policy_flags::TIMED) && has(kernel, policy_flags::MEASURES_ACKS));
+            assert!(has(kernel, policy_flags::MEASURES_ACKS));
             assert!(kernel.flags & LEASED == 0);
             assert_eq!(
                 described(&compiled, "initial_rto"),
@@ -447,7 +434,6 @@ mod tests {
         assert_eq!(raised.kernel.initial_rto_jiffies, 100);
         assert_eq!(raised.kernel.syn_ack_rto_jiffies[8], 150);
         assert!(raised.kernel.flags & LEASED == 0);
-        assert!(has(&raised.kernel, policy_flags::TIMED));
         assert_eq!(
             described(&raised, "initial_rto"),
             "100ms -> 400ms, 100 jiffies at HZ=250 (by the guard)"
@@ -457,7 +443,6 @@ mod tests {
         assert_eq!(lower.kernel.syn_ack_rto_jiffies[8], 25);
         let held = with(Timer::Kernel, Timer::Configured);
         assert_eq!(held.kernel.initial_rto_jiffies, 0);
-        assert_eq!(held.kernel.syn_retries, [0; SYN_RETRIES_LEN]);
         assert_eq!(held.kernel.syn_ack_rto_jiffies[8], 25);
         assert_eq!(
             described(&held, "initial_rto"),
@@ -544,9 +529,6 @@ mod tests {
             "initial_rto = 'auto'\nguard = 'off'",
             "rto_min = 'auto'\nguard = 'warn'",
             "rto_min = '100ms'\nguard = 'on'",
-            "initial_rto = '100ms'\nguard = { spurious = '6%' }",
-            "initial_rto = '100ms'\nguard = { hold = '30s' }",
-            "initial_rto = '100ms'\nguard = { hold = '25h' }",
             "initial_rto = '100ms'\nmode = 'advise'",
             "mode = 'advise'",
             "guard = 'off'",
@@ -569,8 +551,8 @@ mod tests {
         for toml in [
             "initial_rto = { auto = true, min = '1ms', max = '1s', spurious = '0.01%', memory = '1h' }",
             "initial_rto = { auto = true, min = '1s', spurious = '5%', memory = '30days' }",
-            "initial_rto = 'auto'\nguard = { spurious = '0.01%', hold = '24h' }\nrto_max = '1s'",
-            "syn_ack_rto = '500ms'\nguard = { spurious = '5%', hold = '1m' }",
+            "initial_rto = 'auto'\nrto_max = '1s'",
+            "syn_ack_rto = '500ms'\nguard = 'on'",
             "rto_min = 'auto'\nguard = 'on'\nholdout = '2%'\ndelack_max = '44ms'",
             "initial_rto = '100ms'\nguard = 'off'\nmode = 'apply'",
             "rto_min = { auto = true, peer_delack = '192ms' }\nmode = 'advise'",

@@ -1,5 +1,3 @@
-use rto_agent_common::SYN_RETRIES_LEN;
-
 use super::{constraints::lifetime, *};
 use crate::policy::{Mptcp, SynAckRto, SynRetries};
 
@@ -219,9 +217,9 @@ fn what_is_set_later_or_cannot_be_asked_for_is_remembered() {
         |policy| policy.delack_max_us = 5,
     ];
     let never: [Set; 3] = [
-        |policy| policy.flags |= policy_flags::IN_USE | policy_flags::TIMED,
+        |policy| policy.flags |= policy_flags::IN_USE,
         |policy| policy.initial_rto_jiffies = 5,
-        |policy| policy.syn_retries = [5; SYN_RETRIES_LEN],
+        |policy| policy.syn_retries = 5,
     ];
     let blind = HostFacts {
         reads_timers: false,
@@ -412,6 +410,7 @@ fn an_image_is_whole_or_there_is_none() {
                 path: path.clone(),
                 line: 3,
             }),
+            ..crate::policy::Policy::default()
         };
         set.policies.insert(name.parse().unwrap(), policy);
     };

@@ -21,7 +21,7 @@ fn build(rows: &BTreeMap<Cidr, u8>) -> Entries {
         builder.push(*cidr, policy, None);
     }
     let (entries, duplicates) = builder.build();
-    assert_eq!(duplicates, []);
+    assert_eq!(duplicates, Duplicates::default());
     entries
 }
 
@@ -107,16 +107,38 @@ proptest! {
 }
 
 #[test]
-fn twice_is_told_once() {
+fn duplicates_conflict_or_repeat_by_policy() {
     let mut builder = Builder::default();
-    let policy = builder.policy(&entry(0).policy);
-    for text in ["10.0.0.0/8", "fd00::/8", "10.0.0.0/8", "10.0.0.0/8"] {
-        builder.push(text.parse().unwrap(), policy, None);
+    let path: Arc<Path> = Path::new("/etc/list").into();
+    let file = builder.file(&path);
+    let policies = [0, 1].map(|n| builder.policy(&entry(n).policy));
+    for (line, (text, policy)) in [
+        ("10.0.0.0/8", 0),
+        ("fd00::/8", 1),
+        ("10.0.0.0/8", 0),
+        ("fd00::/8", 0),
+        ("10.0.0.0/8", 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let place = Some((file, u32::try_from(line).unwrap()));
+        builder.push(text.parse().unwrap(), policies[policy], place);
     }
     let (entries, duplicates) = builder.build();
     assert_eq!(entries.len(), 2);
     assert!(!entries.is_empty() && Entries::default().is_empty());
-    assert_eq!(duplicates, ["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!(duplicates.conflicting, ["fd00::/8".parse().unwrap()]);
+    let [repeated] = &duplicates.repeated[..] else {
+        panic!("{duplicates:?}");
+    };
+    assert_eq!((repeated.policy.as_str(), repeated.count), ("p0", 2));
+    assert_eq!(repeated.cidr, "10.0.0.0/8".parse().unwrap());
+    let lines = repeated
+        .places
+        .each_ref()
+        .map(|at| at.as_ref().unwrap().line);
+    assert_eq!(lines, [0, 2]);
 }
 
 #[test]
@@ -150,7 +172,7 @@ fn many_are_sorted() {
         builder.push(Cidr::containing(address, 24).unwrap(), policy, None);
     }
     let (entries, duplicates) = builder.build();
-    assert!(duplicates.is_empty());
+    assert_eq!(duplicates, Duplicates::default());
     assert!(entries.keys().is_sorted_by(|a, b| a < b));
     assert_eq!(entries.len(), 1 << 17);
 }

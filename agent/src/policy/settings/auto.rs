@@ -5,10 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use rto_model::tune::law;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::{
-    Guard,
-    text::{self, Extended, read_extended, write_extended},
-};
+use super::text::{self, Extended, read_extended, write_extended};
 use crate::policy::{
     Share,
     units::{format_duration, jiffies_duration, parse_duration},
@@ -80,15 +77,13 @@ impl AutoInitialRto {
 
     /// What the tuner is asked for, at so many jiffies a second.
     #[must_use]
-    pub fn to_law(&self, hz: u32, guard: &Guard) -> law::Settings {
+    pub fn to_law(&self, hz: u32) -> law::Settings {
         let default = law::Settings { hz, ..DEFAULT };
         law::Settings {
             min_us: micros(self.least()),
             max_us: micros(self.largest()),
             spurious: self.spurious.map_or(default.spurious, Share::fraction),
             memory_ms: self.memory.map_or(default.memory_ms, millis),
-            hold_ms: millis(guard.hold()),
-            guard: guard.rates(),
             ..default
         }
     }
@@ -159,7 +154,6 @@ macro_rules! fixed_or_auto {
 
         impl Extended for $type {
             type Table = $table;
-            const WORD: &'static str = "auto";
 
             fn of_table(table: $table) -> Self {
                 Self::Auto(table)
@@ -213,10 +207,8 @@ fn millis(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use rto_model::tune::cusum::Rates;
-
     use super::*;
-    use crate::policy::{GuardLimits, Settings};
+    use crate::policy::Settings;
 
     fn read(toml: &str) -> Result<Settings, String> {
         toml::from_str(toml).map_err(|e| e.message().to_owned())
@@ -330,7 +322,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_as_the_law_has_it() {
-        let law = AutoInitialRto::default().to_law(250, &Guard::default());
+        let law = AutoInitialRto::default().to_law(250);
         assert_eq!(law, law::Settings::new(250));
         let auto: InitialRtoSetting = "auto,min=30ms,max=600ms,spurious=0.2%,memory=2h"
             .parse()
@@ -338,19 +330,9 @@ mod tests {
         let InitialRtoSetting::Auto(auto) = auto else {
             panic!("{auto}");
         };
-        let guard = Guard::On(GuardLimits {
-            spurious: "1%".parse().ok(),
-            hold: Some(Duration::from_secs(60)),
-        });
-        let law = auto.to_law(1000, &guard);
+        let law = auto.to_law(1000);
         assert_eq!((law.hz, law.min_us, law.max_us), (1000, 30_000, 600_000));
-        assert_eq!((law.memory_ms, law.hold_ms), (7_200_000, 60_000));
+        assert_eq!(law.memory_ms, 7_200_000);
         assert!((law.spurious - 0.002).abs() < 1e-12);
-        let Rates {
-            tolerated,
-            intolerable,
-        } = law.guard;
-        assert!((tolerated - 0.01).abs() < 1e-12 && (intolerable - 0.1).abs() < 1e-12);
-        assert_eq!(law.lease_ms, law::Settings::new(1000).lease_ms);
     }
 }

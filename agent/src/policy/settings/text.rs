@@ -87,13 +87,12 @@ macro_rules! text {
 text!(SynAckRto, "\"auto\", \"keep\" or a duration, like \"5ms\"");
 text!(Mptcp, "\"keep\" or \"apply\"");
 text!(Mode, "\"apply\" or \"advise\"");
+text!(Guard, "\"warn\", \"on\" or \"off\"");
 text!(Share, "a share, like \"5%\"");
 
-/// A value that is a word, or a table where there is more to say.
+/// A value that may be "auto", or a table where there is more to say.
 pub(super) trait Extended: Sized {
     type Table: DeserializeOwned + Serialize + Default + PartialEq;
-    /// The word for a table without anything more.
-    const WORD: &'static str;
     fn of_table(table: Self::Table) -> Self;
     fn table(&self) -> Option<&Self::Table>;
 }
@@ -129,22 +128,16 @@ extended!(
     RtoMinSetting,
     "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, peer_delack = \"5ms\" }"
 );
-extended!(
-    Guard,
-    "\"warn\", \"on\", \"off\" or a table, like { spurious = \"0.5%\", hold = \"10m\" }"
-);
 
-/// The key of a table that says what its word says.
+/// The word, and the key of a table that says the same.
 const AUTO: &str = "auto";
 
 /// Reads what the command line has in place of a table: "auto,min=20ms"; `None` if it begins with another word.
 pub(super) fn read_extended<T: Extended>(text: &str) -> Option<Result<T, String>> {
     let mut parts = text.split(',');
-    (parts.next()? == T::WORD).then(|| {
+    (parts.next()? == AUTO).then(|| {
         let mut table = toml::Table::new();
-        if T::WORD == AUTO {
-            table.insert(AUTO.to_owned(), true.into());
-        }
+        table.insert(AUTO.to_owned(), true.into());
         for part in parts {
             let (key, value) = part.split_once('=').ok_or_else(|| {
                 format!("{part:?} is no KEY=VALUE; several are separated by commas")
@@ -164,7 +157,7 @@ pub(super) fn write_extended<T: Extended>(
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
     let table = toml::Table::try_from(table).map_err(|_| fmt::Error)?;
-    f.write_str(T::WORD)?;
+    f.write_str(AUTO)?;
     for (key, value) in table.iter().filter(|(key, _)| *key != AUTO) {
         write!(f, ",{key}={}", value.as_str().unwrap_or_default())?;
     }

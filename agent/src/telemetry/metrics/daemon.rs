@@ -83,6 +83,18 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
                     .collect(),
             ),
         },
+        Family {
+            name: "messages_dropped",
+            help: "Lines of the log, and messages to the service manager, that were dropped as they were not read",
+            unit: None,
+            samples: Samples::Counter(vec![
+                (vec![("to", "log".to_owned())], status.dropped.log),
+                (
+                    vec![("to", "service-manager".to_owned())],
+                    status.dropped.service_manager,
+                ),
+            ]),
+        },
         flag(
             "last_reload_successful",
             "Whether the files were taken over when they were last read",
@@ -97,6 +109,11 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
             "last_reload_timestamp",
             "When the files were last read, Unix time",
             status.last_reload.at_s,
+        ),
+        gauge(
+            "runtime_entries_left_out",
+            "Runtime entries that are not in force: they fail a check that files pass, or there is no room for them",
+            number(status.runtime_entries_left_out),
         ),
         Family {
             name: "entries",

@@ -27,13 +27,13 @@ pub(super) fn status() -> StatusAnswer {
 fn counted(connections: u64) -> ArmStats {
     let mut known = Statistics::default();
     let counters = &mut known.counters;
-    counters.failed = connections / 10;
-    counters.slow_handshakes = connections / 10;
+    counters.late = connections / 10;
     counters.spurious_connections = connections / 10;
     counters.dsack_connections = connections / 10;
     counters.aborted = connections / 10;
     let unknown = known;
-    known.counters.connections = connections;
+    known.counters.attempts = connections + connections / 10;
+    known.counters.untimed = connections;
     ArmStats::from(&[known, known, unknown])
 }
 
@@ -65,15 +65,23 @@ fn arms_are_compared_for_policies_that_have_two() {
         .filter(|line| line.starts_with("rto_agent_arm_"));
     let of_arms: Vec<_> = of_arms.map(String::as_str).collect();
     let mut expected = Vec::new();
-    let arms = [("treated", 1000, 100), ("control", 100, 10)];
+    let arms = [("treated", 1000, 1100), ("control", 100, 110)];
     let arms = arms.map(|arm| ["active", "passive"].map(|direction| (direction, arm)));
-    for (direction, (arm, connections, _)) in arms.as_flattened() {
+    for (direction, (arm, _, attempts)) in arms.as_flattened() {
         expected.push(format!(
-            "rto_agent_arm_connections_total{{policy=\"near\",direction=\"{direction}\",arm=\"{arm}\"}} {connections}"
+            "rto_agent_arm_attempts_total{{policy=\"near\",direction=\"{direction}\",arm=\"{arm}\"}} {attempts}"
         ));
     }
-    for (direction, (arm, _, count)) in arms.as_flattened() {
-        for outcome in ["failed", "slow", "spurious", "dsack", "aborted"] {
+    for (direction, (arm, established, _)) in arms.as_flattened() {
+        let other = established / 10;
+        let good = established - other;
+        for (outcome, count) in [
+            ("established", *established),
+            ("good", good),
+            ("spurious", other),
+            ("dsack", other),
+            ("aborted", other),
+        ] {
             expected.push(format!(
                 "rto_agent_arm_outcomes_total{{policy=\"near\",direction=\"{direction}\",arm=\"{arm}\",outcome=\"{outcome}\"}} {count}"
             ));
@@ -87,11 +95,11 @@ fn arms_are_compared_for_policies_that_have_two() {
         value.map(ToOwned::to_owned)
     };
     assert_eq!(active("connections").as_deref(), Some("1000"));
-    for outcome in ["failed", "spurious", "dsack", "aborted"] {
+    for outcome in ["spurious", "dsack", "aborted"] {
         let metric = format!("{outcome}_connections");
         assert_eq!(active(&metric).as_deref(), Some("100"), "{metric}");
     }
-    assert_eq!(active("slow_handshakes").as_deref(), Some("100"));
+    assert_eq!(active("good_attempts").as_deref(), Some("900"));
 }
 
 #[test]

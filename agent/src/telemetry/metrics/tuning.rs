@@ -1,7 +1,7 @@
 //! Metrics of what is learnt and guarded.
 
 use prometheus_client::registry::Unit;
-use rto_model::tune::tuner::Phase;
+use rto_model::tune::tuner::State;
 
 use super::{Family, Labels, Samples};
 use crate::{
@@ -33,13 +33,16 @@ pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
             let kind = vec![("kind", timer.kind.name().to_owned())];
             seconds.push((with(kind), us as f64 / 1e6));
         }
-        for phase in Phase::ALL {
-            let is_present = phase.name() == timer.phase;
-            let state = vec![("state", phase.name().to_owned())];
+        for state in State::ALL {
+            let is_present = *state == timer.state;
+            let state = vec![("state", state.name().to_owned())];
             states.push((with(state), f64::from(u8::from(is_present))));
         }
         for count in &timer.transitions {
-            let more = vec![("to", count.to.clone()), ("cause", count.cause.clone())];
+            let more = vec![
+                ("to", count.to.name().to_owned()),
+                ("cause", count.cause.name().to_owned()),
+            ];
             transitions.push((with(more), count.count));
         }
         if let Some(brakes) = &timer.brakes {
@@ -83,34 +86,26 @@ pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
 
 #[cfg(test)]
 mod tests {
+    use rto_model::tune::tuner::Cause;
+
     use super::*;
-    use crate::wire::tune::{BrakesView, Evidence, NextStep, TransitionCount, TunedPolicy};
+    use crate::wire::tune::{BrakesView, TransitionCount, TunedPolicy, tests::timer};
 
     #[test]
     fn a_series_for_each_timer() {
+        let sample = timer("active", State::Active);
         let timer = TunedTimer {
-            setting: "initial_rto".to_owned(),
-            direction: "active".to_owned(),
-            kind: TimerKind::Auto,
             value_us: Some(24_000),
-            configured_us: None,
-            percent: 100,
-            phase: "steady".to_owned(),
-            evidence: Evidence::default(),
-            brakes: Some(BrakesView {
-                spurious: 0,
-                fuse_spent: 0.0,
-                blown: false,
+            brakes: sample.brakes.map(|brakes| BrakesView {
                 budget_left: 0.75,
-                budget: 256,
-                throttled: false,
+                ..brakes
             }),
-            next: NextStep::default(),
             transitions: vec![TransitionCount {
-                to: "backoff".to_owned(),
-                cause: "fuse".to_owned(),
+                to: State::BrakedFuse,
+                cause: Cause::Fuse,
                 count: 2,
             }],
+            ..sample
         };
         let policy = TunedPolicy {
             timers: vec![timer],
@@ -126,9 +121,11 @@ mod tests {
         let of = "policy=\"near\",setting=\"initial_rto\",direction=\"active\"";
         for line in [
             format!("rto_agent_tuned_seconds{{{of},kind=\"auto\"}} 0.024"),
-            format!("rto_agent_guard_state{{{of},state=\"steady\"}} 1.0"),
-            format!("rto_agent_guard_state{{{of},state=\"backoff\"}} 0.0"),
-            format!("rto_agent_guard_transitions_total{{{of},to=\"backoff\",cause=\"fuse\"}} 2"),
+            format!("rto_agent_guard_state{{{of},state=\"active\"}} 1.0"),
+            format!("rto_agent_guard_state{{{of},state=\"braked-fuse\"}} 0.0"),
+            format!(
+                "rto_agent_guard_transitions_total{{{of},to=\"braked-fuse\",cause=\"fuse\"}} 2"
+            ),
             format!("rto_agent_budget_ratio{{{of}}} 0.75"),
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

@@ -1,4 +1,4 @@
-//! What a definition names has to be there: factors, levels and measures.
+//! Checks that the factors, levels and measures that a definition names exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,17 +7,17 @@ use anyhow::{Context as _, bail, ensure};
 use super::{Definition, is_file_name};
 use crate::engine::{Only, Stat};
 
-/// Names of reports that are made of every definition.
+/// Names that are reserved for tables of every report.
 const TAKEN: [&str; 3] = ["effects", "differences", "agreement"];
 
-/// What there is to be named.
+/// The existing names.
 struct Known<'a> {
-    /// Levels by factor, as the file has them: also those that a quick run leaves out.
+    /// Levels by factor as in the file, including the levels that a quick run omits.
     levels: BTreeMap<&'a str, Vec<&'a str>>,
     measures: &'a BTreeSet<&'static str>,
 }
 
-/// Refuses what is named but not there, or twice; says where, and what is there.
+/// Rejects names that do not exist or occur twice; the error contains the place and the existing names.
 pub(super) fn names(
     definition: &Definition,
     measures: &BTreeSet<&'static str>,
@@ -34,15 +34,15 @@ pub(super) fn names(
     let mut levels = BTreeMap::new();
     for factor in factors {
         let name = factor.name.as_str();
-        // "log" is what `rto-lab compare` compares by.
+        // `rto-lab compare` uses "log" as a factor.
         ensure!(
             !name.is_empty() && name != "log",
-            "[[factor]]: {name:?} is no name for a factor: take another"
+            "[[factor]]: {name:?} is not allowed as the name of a factor: choose another"
         );
         let all = factor.all.iter().map(String::as_str).collect();
         ensure!(
             levels.insert(name, all).is_none(),
-            "[[factor]]: two are named {name}: join their levels, or name one of them otherwise"
+            "[[factor]]: two are named {name}: merge their levels, or rename one"
         );
     }
     let mut known = Known { levels, measures };
@@ -55,7 +55,7 @@ pub(super) fn names(
             };
             ensure!(
                 !level.only.contains_key(&factor.name),
-                "{}: {} is its own factor: name levels of others",
+                "{}: {} is the same factor: use levels of other factors",
                 at(),
                 factor.name
             );
@@ -89,7 +89,7 @@ pub(super) fn names(
         let name = one.name.as_str();
         ensure!(
             is_file_name(name) && named.insert(name),
-            "[[table]]: {name:?} is a file's: letters, digits, - and _ only, and not the name of another table"
+            "[[table]]: {name:?} is used as a file name: only letters, digits, - and _ are allowed, and each name only once"
         );
         let check = || {
             for column in &one.columns {

@@ -1,4 +1,4 @@
-//! How the records of a definition are shown.
+//! The report's design for the records of a definition.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::{
     topology::LinkBackend,
 };
 
-/// Of a namespace that nobody changed (`TCP_RTO_MIN`, include/net/tcp.h).
+/// The default of an unchanged namespace (`TCP_RTO_MIN`, include/net/tcp.h).
 const KERNEL_RTO_MIN: &str = "200 ms";
 /// Measures that are times.
 const MILLISECONDS: [&str; 6] = [
@@ -21,7 +21,7 @@ const MILLISECONDS: [&str; 6] = [
 ];
 
 impl Definition {
-    /// As the file has it, or the obvious: the first factor's levels against the first of them.
+    /// The design of the file, or a default: the first factor's levels compared with the first of them.
     pub(super) fn shown(&self, runs: u32, backend: LinkBackend) -> Design {
         let Self {
             factor: factors, ..
@@ -111,7 +111,7 @@ impl Definition {
         design
     }
 
-    /// Levels by the rto_min that they have: "kernel 200 ms; agent, both 10 ms".
+    /// Levels by their rto_min: "kernel 200 ms; agent, both 10 ms".
     fn rto_min(&self) -> String {
         let own = |settings: &Settings| settings.rto_min();
         let of = |settings: &Settings| own(settings).unwrap_or_else(|| KERNEL_RTO_MIN.to_owned());

@@ -1,4 +1,4 @@
-//! Experiments that are defined by a TOML file: factors, and what their levels set. `rto-lab loss`, `rtt`, `tail` and
+//! Experiments defined by a TOML file: factors, and the settings of their levels. `rto-lab loss`, `rtt`, `tail` and
 //! `workloads` are such files, and `rto-lab run FILE.toml` runs a user's own.
 
 mod check;
@@ -22,7 +22,7 @@ use crate::{
     topology::LinkBackend,
 };
 
-/// The lab's own: a verb, what it is, and figures beside it.
+/// The lab's own experiments: command, definition, published values.
 const OWN: [(&str, &str, &str); 4] = [
     (
         "loss",
@@ -45,9 +45,9 @@ const OWN: [(&str, &str, &str); 4] = [
         "",
     ),
 ];
-/// Cells of an experiment: more would take days.
+/// Maximum number of cells of an experiment: more would take days.
 const CELLS: usize = 10_000;
-/// Testbeds of all kinds together: each has an address of its own.
+/// Maximum number of testbeds of all kinds: each has its own address.
 const TESTBEDS: usize = 200;
 
 /// The file.
@@ -56,31 +56,31 @@ const TESTBEDS: usize = 200;
 struct Definition {
     name: String,
     question: String,
-    /// Of a cell.
+    /// Runs of a cell.
     #[serde(default = "runs")]
     runs: u32,
     #[serde(default = "quick_runs")]
     quick_runs: u32,
-    /// What all runs have, unless a level says otherwise.
+    /// Settings of all runs, unless a level overrides them.
     #[serde(default)]
     settings: Settings,
     factor: Vec<Factor>,
     #[serde(default)]
     effect: Vec<EffectSpec>,
-    /// The first effect also as a small table: rows by levels.
+    /// Whether the first effect also gets a small table: rows by levels.
     #[serde(default)]
     pivot: bool,
     #[serde(default)]
     table: Vec<TableSpec>,
     #[serde(default)]
     chart: Vec<ChartSpec>,
-    /// Levels by name, and numbers of a measure: `"time p50" = 3.0`.
+    /// Published values: levels by name, and numbers of a measure, `"time p50" = 3.0`.
     #[serde(default)]
     published: Vec<toml::Table>,
 }
 
 impl Definition {
-    /// What any of its levels measures.
+    /// The measures of all its levels.
     fn measures(&self) -> BTreeSet<&'static str> {
         let levels = self.factor.iter().flat_map(|factor| &factor.level);
         let all = levels.map(|level| level.over(&self.settings));
@@ -97,7 +97,7 @@ impl Definition {
             .try_fold(1, usize::checked_mul);
         ensure!(
             !factors.is_empty() && count.is_some_and(|count| (1..=CELLS).contains(&count)),
-            "[[factor]]: at least one, and no more than {CELLS} combinations of levels"
+            "[[factor]]: define at least one factor, and at most {CELLS} combinations of levels"
         );
         let mut all: Vec<Combination> = vec![(Vec::new(), self.settings.clone(), vec![asked])];
         for factor in factors {
@@ -120,7 +120,7 @@ impl Definition {
                 all.all(|levels| levels.contains(level))
             };
             let rule = settings.drop.as_ref().map(Dropped::rule).transpose();
-            // nftables cannot tell copies.
+            // nftables cannot distinguish retransmissions from first copies.
             let is_possible = args.engine.link == LinkBackend::Relay
                 || rule.as_ref().is_ok_and(|rule| {
                     rule.is_none_or(|rule| {
@@ -141,7 +141,7 @@ impl Definition {
         }
         ensure!(
             !cells.is_empty(),
-            "`only` (or --only, of levels that --quick has) leaves no combination of levels"
+            "`only` (or --only, with --quick) excludes all combinations of levels"
         );
         Ok(cells)
     }
@@ -155,7 +155,7 @@ const fn quick_runs() -> u32 {
     5
 }
 
-/// What varies: levels with settings of their own, or values of one setting.
+/// A factor: levels with their own settings, or values of one setting.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Factor {
@@ -165,18 +165,18 @@ struct Factor {
     sets: Option<Sweep>,
     #[serde(default)]
     values: Vec<String>,
-    /// Levels of a quick run; all, if there are none.
+    /// Levels of a quick run; empty: all.
     #[serde(default)]
     quick: Vec<String>,
-    /// Names of all levels, also of those that a quick run leaves out.
+    /// Names of all levels, including the levels that a quick run omits.
     #[serde(skip)]
     all: Vec<String>,
 }
 
-/// Levels of factors, their settings over each other, and what each of them is measured with.
+/// Levels of factors, their merged settings, and the combinations that each of them allows.
 type Combination = (Vec<(String, String)>, Settings, Vec<Only>);
 
-/// Levels of all factors, and what they come to.
+/// A combination of levels of all factors, and its settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     pub(crate) levels: Vec<(String, String)>,
@@ -188,30 +188,30 @@ pub(crate) struct Cell {
 #[derive(Debug)]
 pub struct Plan {
     design: Design,
-    /// The measure of an outage's longest transaction.
+    /// The measure for the longest transaction of an outage.
     outages_are: &'static str,
     cells: Vec<Cell>,
-    /// Of each cell.
+    /// The kind of testbed of each cell.
     kind_of: Vec<usize>,
-    /// Settings of each kind of testbed, and how many testbeds there are.
+    /// Settings of each kind of testbed, and the number of testbeds.
     kinds: Vec<(Settings, usize)>,
     backend: LinkBackend,
     seed: u64,
     hz: u32,
     agent: std::path::PathBuf,
-    /// Of runs with an outage only one connects and talks at a time; those that are idle disturb nobody.
+    /// Lets only one run with an outage connect and transact at a time; the idle ones do not disturb others.
     gate: Mutex<()>,
 }
 
 impl Plan {
-    /// What a file asks for.
+    /// Reads the experiment of a file.
     pub fn read(path: &Path, args: &Defined) -> anyhow::Result<Self> {
         let at = || path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(at)?;
         Self::of(toml::from_str(&text).with_context(at)?, args).with_context(at)
     }
 
-    /// One of the lab's own.
+    /// Reads one of the lab's own experiments.
     pub fn own(verb: &str, args: &Defined) -> anyhow::Result<Self> {
         let own = OWN
             .iter()
@@ -219,7 +219,7 @@ impl Plan {
             .context("no such experiment")?;
         let mut definition: Definition = toml::from_str(&format!("{}\n{}", own.1, own.2))?;
         if args.engine.link == LinkBackend::Nft {
-            // Of the lab's own it is known what is left of them.
+            // The lab's own experiments also work without the delay, which a veth does not have.
             definition.settings.delay = None;
         }
         Self::of(definition, args)
@@ -228,7 +228,7 @@ impl Plan {
     fn of(mut definition: Definition, args: &Defined) -> anyhow::Result<Self> {
         ensure!(
             is_file_name(&definition.name),
-            "name: {:?} is a file's: letters, digits, - and _ only",
+            "name: {:?} is used as a file name: only letters, digits, - and _ are allowed",
             definition.name
         );
         let measures = definition.measures();
@@ -273,7 +273,7 @@ impl Plan {
                 None => kinds.push((settings.clone(), links)),
             }
         }
-        // Runs of other cells, or of other settings, are not gone on with.
+        // Runs of other cells, or with other settings, must not be continued.
         let all: Vec<_> = cells
             .iter()
             .map(|cell| (&cell.levels, &cell.settings))
@@ -283,7 +283,7 @@ impl Plan {
         let testbeds: usize = kinds.iter().map(|(_, links)| links).sum();
         ensure!(
             testbeds <= TESTBEDS,
-            "links: {testbeds} in all; at most {TESTBEDS}"
+            "links: {testbeds} in total; at most {TESTBEDS} are possible"
         );
         Ok(Self {
             design,
@@ -300,13 +300,13 @@ impl Plan {
     }
 }
 
-/// Whether files of a report can be named so.
+/// Whether this name is valid for the files of a report.
 fn is_file_name(name: &str) -> bool {
     let is_fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     !name.is_empty() && name.chars().all(is_fine)
 }
 
-/// "timers agent, pause 8".
+/// The name of a combination, such as "timers agent, pause 8".
 fn named(levels: &[(String, String)]) -> String {
     let levels = levels
         .iter()
@@ -315,7 +315,7 @@ fn named(levels: &[(String, String)]) -> String {
 }
 
 impl Factor {
-    /// Makes levels of values, and drops those that a quick run leaves out.
+    /// Turns values into levels, and drops the levels that a quick run omits.
     fn complete(&mut self, quick: bool) -> anyhow::Result<()> {
         let name = &self.name;
         let at = || format!("factor {name}");

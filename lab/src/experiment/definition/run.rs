@@ -1,4 +1,4 @@
-//! How a definition is run: an agent for each policy, testbeds for each kind of ends, a client for each run.
+//! Performs the runs of a definition: an agent for each policy, testbeds for each kind of ends, a client for each run.
 
 use std::{
     collections::BTreeMap,
@@ -35,20 +35,22 @@ use crate::{
 
 /// The one policy of an agent.
 const POLICY: &str = "lab";
-/// Numbers of links among which are clients of both arms, but for one case in 500,000.
+/// Numbers of links that include clients of both arms, except with a probability of 1 in 500,000.
 const ARMS: std::ops::RangeInclusive<u8> = 210..=230;
-/// An outage begins at an unforeseeable moment of the transactions that are measured: within this time, and some times
-/// that of one with its pause.
+/// An outage begins at a random moment of the measured transactions: within this time plus this multiple of a
+/// transaction with its pause.
 const PHASE: (Duration, u32) = (Duration::from_millis(2), 5);
-/// By how much more than that the longest transaction may be shorter than the outage, as it begins in it.
+/// Tolerance by which the longest transaction may be shorter than the outage, in addition to a transaction with its
+/// pause, in which the outage may begin.
 const SHORTER: Duration = Duration::from_millis(2);
-/// For so long after an outage, and for so many times as long as it was, a transaction that was hit is waited for.
+/// Maximum wait for a transaction that an outage hit: this time plus this multiple of the outage.
 const PATIENCE: (Duration, u32) = (Duration::from_secs(10), 10);
-/// By how much more than a quarter an outage may be longer than it should: a veth's ends when nft(8) has run.
+/// Tolerance by which an outage may be too long, in addition to a quarter of its length: on a veth it ends when nft(8)
+/// has run.
 const LINGERS: Duration = Duration::from_millis(20);
-/// Attempts, if it was, or if nothing was lost.
+/// Maximum number of attempts if an outage was too long, or hit no transaction.
 const ATTEMPTS: u32 = 10;
-/// How often a wait looks for signals.
+/// Interval at which a wait checks for signals.
 const TICK: Duration = Duration::from_millis(10);
 
 /// One run.
@@ -65,18 +67,18 @@ pub struct Covering {
     agent: Agent,
 }
 
-/// A link and its server; a client comes with each run.
+/// A link and its server; each run starts a client.
 pub struct Testbed {
-    // Before the namespaces that it is in.
+    // Dropped before the namespaces that the server is in.
     server: ControlChannel,
     certificate: Vec<u8>,
     topology: Topology,
     client: ClientEnd,
-    /// Asks an agent that learns for its values.
+    /// Queries the values of a learning agent.
     tune: Option<Command>,
 }
 
-/// What a run has of it.
+/// The part of a testbed that a run uses.
 pub struct Seat<'a> {
     link: &'a dyn Link,
     to: SocketAddr,
@@ -103,15 +105,16 @@ impl Settings {
 }
 
 impl Plan {
-    /// An agent of its own, which may have learnt something.
+    /// Starts an agent for this policy, which may already have learnt values.
     fn covering(&self, policy: &toml::Table, learnt: Option<&Learnt>) -> anyhow::Result<Covering> {
         let mut agent = Agent::new(self.agent.clone())?;
         let text = toml::to_string(policy)?;
         agent.configure(&format!(
             "[policy.{POLICY}]\ncidrs = [\"10.88.0.0/16\", \"10.89.0.0/16\"]\n{text}"
         ))?;
-        Policy::read(&self.agent, &agent.config(), POLICY)
-            .with_context(|| format!("policy, as the agent reads it: {}", text.trim_end()))?;
+        Policy::read(&self.agent, &agent.config(), POLICY).with_context(|| {
+            format!("cannot start an agent with the policy: {}", text.trim_end())
+        })?;
         let seen = |each_second| Seen {
             each_second,
             hz: self.hz,
@@ -134,7 +137,7 @@ impl Plan {
 }
 
 impl Covering {
-    /// A number of a link whose client is in this arm.
+    /// A link number whose client is in this arm.
     fn number_in(&self, arm: Arm) -> anyhow::Result<u8> {
         for number in ARMS {
             let lookup = self.agent.cli(&["lookup", &format!("10.89.{number}.1")])?;
@@ -143,7 +146,7 @@ impl Covering {
                 return Ok(number);
             }
         }
-        bail!("no address is in the arm {arm:?}: has the policy a `holdout`?")
+        bail!("no address is in arm {arm:?}: does the policy have a `holdout`?")
     }
 
     fn is_of(&self, settings: &Settings) -> bool {
@@ -151,7 +154,7 @@ impl Covering {
     }
 }
 
-/// The value in force, milliseconds.
+/// The active value, milliseconds.
 fn value_ms(tune: &mut Command) -> anyhow::Result<Option<f64>> {
     let tuned: serde_json::Value = serde_json::from_str(&stdout_of("tune", tune.output()?)?)?;
     let us = tuned["policies"][POLICY]["timers"][0]["value_us"].as_f64();
@@ -220,7 +223,7 @@ impl Experiment for Plan {
                 sysctl(netns, name, value.to_string().trim_matches('"'))?;
             }
             if topology.relay().is_none() {
-                // A veth would carry a response as one packet, which the devices' drivers would segment.
+                // A veth would carry a response as a single packet, which real devices would segment.
                 run_command(&format!("ip -n {netns} link set {device} gso_max_segs 1"))?;
             }
         }
@@ -264,7 +267,7 @@ impl Experiment for Plan {
         let measured = first_of(ATTEMPTS, |attempt| self.attempt(seat, cell, run, attempt));
         let not_hit = || {
             format!(
-                "outage: in {ATTEMPTS} attempts no transaction was hit, or it was too long: raise `count`, or lower `pause`"
+                "outage: it hit no transaction, or was too long, in {ATTEMPTS} attempts: raise `count`, or lower `pause`"
             )
         };
         let values = measured.and_then(|values| values.with_context(not_hit));
@@ -284,7 +287,7 @@ impl Experiment for Plan {
     fn load(&self, run: &Run) -> f64 {
         let settings = &self.cells[run.cell].settings;
         match settings.outage {
-            // It waits, and the gate is between those that do not.
+            // A run with an outage mostly waits, and the gate separates the active ones.
             Some(_) => 0.04,
             None => {
                 let workload = settings.workload.unwrap_or_default();
@@ -295,7 +298,7 @@ impl Experiment for Plan {
 }
 
 impl Plan {
-    /// What was measured; `None` if there was an outage that did not come as it should.
+    /// The measurements; `None` if an outage was too long, or hit no transaction.
     fn attempt(
         &self,
         seat: &mut Seat<'_>,
@@ -319,7 +322,7 @@ impl Plan {
         workload.begin(&mut client, work, at_least)?;
         let mut lasted = None;
         if let Some(length) = outage {
-            // Of the numbers alone: the same for all levels.
+            // The seed depends only on the numbers, so that it is the same for all levels.
             let seed = seed_of(self.seed, &(run.number, attempt));
             let later: f64 = ChaCha8Rng::seed_from_u64(seed).random();
             thread::sleep((PHASE.0 + PHASE.1 * cycle).mul_f64(later));
@@ -328,13 +331,13 @@ impl Plan {
             let blackout = seat.link.end_outage(outage)?;
             lasted = self::lasted(&blackout, length);
         }
-        // Who only waits for an answer hears no signal.
+        // A blocking wait for the reply would not notice a signal.
         let begun = Instant::now();
         let patience = outage.map(|length| PATIENCE.0 + PATIENCE.1 * length);
         while !client.has_reply()? {
             interrupt::check()?;
             if patience.is_some_and(|most| begun.elapsed() > most) {
-                // None was hit, so that it goes on for ever.
+                // No transaction was hit, so the client would continue forever.
                 rule.map(|rule| seat.link.remove(rule)).transpose()?;
                 return Ok(None);
             }
@@ -344,7 +347,7 @@ impl Plan {
         let mut add = |measure: &str, values| measured.insert(measure.to_owned(), values);
         for (mut measure, mut values) in workload.end(&mut client, seat.server, work)? {
             if let ("time", Some(at_least)) = (measure, at_least) {
-                // What an outage costs is the longest wait.
+                // The longest transaction is the cost of the outage.
                 let longest = values.iter().copied().fold(0.0, f64::max);
                 if longest < millis(at_least) {
                     lasted = None;
@@ -375,7 +378,7 @@ impl Plan {
     }
 }
 
-/// What the first of some attempts gives that gives anything; `None` if none does.
+/// The result of the first attempt that has one; `None` if none has.
 pub(super) fn first_of<T>(
     attempts: u32,
     mut attempt: impl FnMut(u32) -> anyhow::Result<Option<T>>,
@@ -389,7 +392,7 @@ pub(super) fn first_of<T>(
     Ok(None)
 }
 
-/// How long an outage lasted; `None` if it hit nothing, or lasted longer than it should.
+/// The duration of an outage; `None` if it hit no packet, or was too long.
 pub(super) fn lasted(blackout: &Blackout, asked: Duration) -> Option<Duration> {
     let lasted = blackout.until - blackout.from;
     (blackout.dropped > 0 && lasted <= asked + asked / 4 + LINGERS).then_some(lasted)

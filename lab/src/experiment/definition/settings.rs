@@ -1,4 +1,4 @@
-//! What a level of a factor sets, as a file has it.
+//! The settings of a level, as in the file.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     workload::{Work, Workload},
 };
 
-/// Of outages.
+/// Shortest outage.
 const SHORTEST: Duration = Duration::from_millis(2);
 
 /// A setting whose values are a factor.
@@ -35,25 +35,25 @@ pub(crate) enum Sweep {
     Outage,
 }
 
-/// What a level sets; what is not there is as it was.
+/// The settings of a level; an absent one is inherited.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Settings {
-    /// Of the level.
+    /// Name of the level.
     #[serde(skip_serializing)]
     pub(crate) name: Option<String>,
-    /// Levels of other factors that this one is measured with.
+    /// Levels of other factors that this one is combined with.
     #[serde(skip_serializing)]
     pub(crate) only: Only,
-    /// An agent's policy, as its configuration has it; none: the kernel's own timers.
+    /// An agent's policy in the form of its configuration; absent: the kernel's own timers.
     pub(crate) policy: Option<toml::Table>,
-    /// Which end the agent covers.
+    /// The end that the agent covers.
     pub(crate) at: Option<Coverage>,
-    /// What a daemon would have seen for hours.
+    /// Observations that a daemon would have collected for hours.
     pub(crate) learnt: Option<Learnt>,
-    /// The arm of a policy with a holdout that the client is in.
+    /// The arm of the client, for a policy with a holdout.
     pub(crate) arm: Option<Arm>,
-    /// In both namespaces.
+    /// Sysctls of both namespaces.
     pub(crate) sysctls: Option<BTreeMap<String, toml::Value>>,
     /// rto_min as the metric of a route to the other end.
     pub(crate) route_rto_min: Option<Time>,
@@ -61,15 +61,15 @@ pub(crate) struct Settings {
     pub(crate) thin: Option<bool>,
     pub(crate) delay: Option<Time>,
     pub(crate) jitter: Option<Time>,
-    /// The same, of the delay.
+    /// Jitter, as a percentage of the delay.
     pub(crate) jitter_percent: Option<u32>,
     pub(crate) rate_mbit: Option<u64>,
-    /// Bytes that wait at the bottleneck.
+    /// Queue of the bottleneck, bytes.
     pub(crate) queue: Option<u64>,
     pub(crate) drop: Option<Dropped>,
-    /// All packets are lost for so long, from a random moment on.
+    /// Duration for which all packets are lost, starting at a random moment.
     pub(crate) outage: Option<Time>,
-    /// The longest outage: those of the runs are spread evenly.
+    /// The longest outage: the outages of the runs are spread evenly up to it.
     pub(crate) outage_to: Option<Time>,
     pub(crate) workload: Option<Workload>,
     pub(crate) count: Option<u32>,
@@ -77,7 +77,7 @@ pub(crate) struct Settings {
     pub(crate) quick_count: Option<u32>,
     pub(crate) skip: Option<u32>,
     pub(crate) pause: Option<Time>,
-    /// Testbeds: so many runs at once.
+    /// Number of testbeds, which is the number of simultaneous runs.
     #[serde(skip_serializing)]
     pub(crate) links: Option<usize>,
 }
@@ -116,7 +116,7 @@ impl From<Time> for String {
     }
 }
 
-/// Path times or delays of ACKs, microseconds, and how many of each a second.
+/// Path RTTs or ACK delays, microseconds, and the number of each per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Learnt {
@@ -124,22 +124,22 @@ pub(crate) enum Learnt {
     RtoMin(Vec<(u64, u64)>),
 }
 
-/// Which packets the link drops.
+/// The packets that the link drops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Dropped {
     #[serde(default)]
     pub(crate) packets: Packets,
     pub(crate) towards: Option<Towards>,
-    /// Of data in the packet.
+    /// Bytes of data in the packet.
     pub(crate) bytes: Option<u32>,
     #[serde(default)]
     pub(crate) first_copy: bool,
-    /// Data of a flow from this byte on.
+    /// Data of a flow starting with this byte.
     pub(crate) from_byte: Option<u64>,
-    /// One in so many.
+    /// One packet in this many.
     pub(crate) every: Option<u64>,
-    /// By chance.
+    /// Percentage, at random.
     pub(crate) percent: Option<f64>,
 }
 
@@ -193,7 +193,7 @@ impl Dropped {
 }
 
 impl Settings {
-    /// These, where they are set, over others.
+    /// These settings, with absent ones taken from `below`.
     pub(crate) fn over(&self, below: &Self) -> Self {
         macro_rules! over {
             ($($field:ident),*) => {
@@ -229,7 +229,7 @@ impl Settings {
         )
     }
 
-    /// The values of a setting as a level.
+    /// A value of a setting as a level.
     pub(crate) fn of_sweep(sets: Sweep, value: &str) -> anyhow::Result<Self> {
         let time = duration(value).map_err(anyhow::Error::msg)?;
         let mut settings = Self {
@@ -247,7 +247,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Of sockets.
+    /// Options of the sockets.
     pub(crate) const fn options(&self) -> Options {
         Options {
             thin_linear: self.thin,
@@ -262,7 +262,7 @@ impl Settings {
         }
     }
 
-    /// How long all is lost in a run.
+    /// Duration of the outage of a run.
     pub(crate) fn outage(&self, number: u32, runs: u32) -> Option<Duration> {
         let least = self.outage?.0;
         let most = self.outage_to.map_or(least, |time| time.0);
@@ -270,7 +270,7 @@ impl Settings {
         Some(least + most.saturating_sub(least).mul_f64(share))
     }
 
-    /// How long a transaction is under way, without what servers take.
+    /// Duration of a transaction, without the time of the server.
     pub(crate) fn under_way(&self) -> Duration {
         let link = self.link();
         2 * (link.delay + link.jitter)
@@ -288,11 +288,11 @@ impl Settings {
         }
     }
 
-    /// What can be wrong although each key is right by itself.
+    /// Checks the combination of keys that are valid by themselves.
     pub(crate) fn check(&self, backend: LinkBackend) -> anyhow::Result<()> {
         ensure!(
             backend == LinkBackend::Relay || self.link() == LinkConfig::default(),
-            "delay, jitter, rate_mbit and queue: a veth has none of them: leave them out, or take --link relay"
+            "delay, jitter, rate_mbit and queue: a veth does not support them: leave them out, or use --link relay"
         );
         if let Some(dropped) = &self.drop {
             dropped.rule()?;
@@ -301,41 +301,41 @@ impl Settings {
         ensure!(self.work().count > 0, "count: at least 1");
         ensure!(
             self.work().pause.is_zero() || !workload.has_own_pace(),
-            "pause: http-pipelined and grpc send on their own: leave it out, or give `pause = \"0ms\"`"
+            "pause: http-pipelined and grpc have their own timing: leave it out, or set `pause = \"0ms\"`"
         );
         ensure!(
             self.thin.is_none() || workload == Workload::RequestResponse,
-            "thin: of request-response alone: leave it out, or take that workload"
+            "thin: only for request-response: leave it out, or use that workload"
         );
         if let Some(Time(outage)) = self.outage {
             ensure!(
                 outage >= SHORTEST,
-                "outage: at least 2ms, which is longer than a transaction; leave it out for none"
+                "outage: must be at least 2ms, which is longer than a transaction; leave it out for no outage"
             );
             ensure!(
                 !workload.has_flows(),
-                "outage: flows begin at once, and may be over before it: take another workload"
+                "outage: flows start at once and may end before it: use another workload"
             );
         }
         ensure!(
             self.outage_to
                 .is_none_or(|most| self.outage.is_some_and(|least| least.0 < most.0)),
-            "outage_to: more than `outage`, which has to be there"
+            "outage_to: must be longer than `outage`, which is required"
         );
         ensure!(self.links != Some(0), "links: at least 1");
         ensure!(self.rate_mbit != Some(0), "rate_mbit: at least 1");
         ensure!(
             self.policy.is_some() || (self.learnt.is_none() && self.arm.is_none()),
-            "`learnt` and `arm` are of a policy: add `policy = {{ rto_min = \"10ms\" }}`"
+            "`learnt` and `arm` need a policy: add `policy = {{ rto_min = \"10ms\" }}`"
         );
         ensure!(
             self.at == Some(Coverage::Server) || self.arm.is_none(),
-            "`arm` is the client's at the server: add `at = \"server\"`"
+            "`arm` is the client's arm at the server: add `at = \"server\"`"
         );
         Ok(())
     }
 
-    /// What a run of it measures.
+    /// The measures of a run.
     pub(crate) fn measures(&self) -> Vec<&'static str> {
         let mut measures = self.workload.unwrap_or_default().measures().to_vec();
         measures.extend(["sent", "retransmitted", "spurious"]);
@@ -345,7 +345,7 @@ impl Settings {
         measures
     }
 
-    /// What sets rto_min, as text; `None`: it is the kernel's own.
+    /// The rto_min that is set, as text; `None`: the kernel's own.
     pub(crate) fn rto_min(&self) -> Option<String> {
         let sysctls = self.sysctls.as_ref();
         let by_sysctl = sysctls.and_then(|all| all.get("net.ipv4.tcp_rto_min_us")?.as_integer());
@@ -354,7 +354,7 @@ impl Settings {
         let by_route = self.route_rto_min.map(|Time(time)| told(time));
         let of_policy = by_policy.and_then(toml::Value::as_str).map(|text| {
             let time = duration(text);
-            // "auto" is no time.
+            // "auto" is not a duration.
             time.map_or_else(|_| text.to_owned(), told)
         });
         let by_sysctl = by_sysctl.and_then(|us| u64::try_from(us).ok());
@@ -362,7 +362,7 @@ impl Settings {
         of_policy.or(by_route).or(of_sysctl)
     }
 
-    /// In one line of a report; nothing where nothing is set.
+    /// A line for a report; empty if nothing is set.
     pub(crate) fn describe(&self) -> String {
         let table = toml::Table::try_from(self).unwrap_or_default();
         let all = table.iter().map(|(key, value)| format!("{key} = {value}"));

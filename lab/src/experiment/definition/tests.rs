@@ -57,7 +57,7 @@ fn levels_are_combined() {
             "timers agent, pause 8"
         ]
     );
-    // The kernel's testbed does for both pauses.
+    // The kernel's testbed serves both pauses.
     assert_eq!(plan.testbeds(), [2, 2]);
     let (runs, last) = (plan.runs(), &plan.cells[2].settings);
     assert_eq!((runs.len(), plan.kind(&runs[8])), (9, 1));
@@ -107,7 +107,7 @@ fn a_report_says_which_rto_min_each_level_has() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_place_and_fix() {
+fn errors_contain_place_and_fix() {
     let changed = |from: &str, to: &str| {
         assert!(TWO.contains(from));
         format!("{:#}", parsed(&TWO.replace(from, to), &[]).unwrap_err())
@@ -143,12 +143,12 @@ fn what_is_wrong_is_named_with_its_place_and_fix() {
         (
             "count = 7",
             "outage = \"0ms\"",
-            &["timers kernel, pause 0", "outage: at least 2ms"],
+            &["timers kernel, pause 0", "outage: must be at least 2ms"],
         ),
         (
             "count = 7",
             "outage_to = \"9ms\"",
-            &["outage_to: more than `outage`"],
+            &["outage_to: must be longer than `outage`"],
         ),
         (
             "count = 7",
@@ -183,7 +183,7 @@ fn what_is_wrong_is_named_with_its_place_and_fix() {
 }
 
 #[test]
-fn what_is_named_has_to_be_there() {
+fn unknown_names_are_rejected() {
     let refused = |more: &str| format!("{:#}", parsed(&format!("{TWO}\n{more}"), &[]).unwrap_err());
     let effect = |changed: &str| {
         let keys = [
@@ -277,7 +277,7 @@ fn outages_are_spread_over_the_runs() {
 }
 
 #[test]
-fn an_outage_that_hit_nothing_or_lasted_too_long_is_tried_again() {
+fn outage_without_hit_or_too_long_is_repeated() {
     let (from, ms) = (Instant::now(), Duration::from_millis);
     let outages = [(0, 100), (3, 146), (3, 101), (9, 100)];
     let mut outages = outages.into_iter().map(|(dropped, took)| Blackout {
@@ -287,7 +287,7 @@ fn an_outage_that_hit_nothing_or_lasted_too_long_is_tried_again() {
     });
     let found = first_of(10, |_| Ok(lasted(&outages.next().unwrap(), ms(100))));
     assert_eq!((found.unwrap(), outages.len()), (Some(ms(101)), 1));
-    // Not for ever; and what fails is not tried again.
+    // Not forever; and an error is not repeated.
     let mut attempts = 0;
     let mut tried = |failed: bool| {
         let found = first_of::<()>(3, |_| {
@@ -321,7 +321,7 @@ fn levels_are_chosen_on_the_command_line() {
 
 #[test]
 fn each_only_of_a_combination_holds() {
-    // The agent is measured with a pause of 8 ms, and this level with none: they never meet.
+    // The agent is measured with a pause of 8 ms, and this level with none, so they have no common combination.
     let third =
         "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { pause = [\"0\"] }\n";
     let plan = parsed(&format!("{TWO}\n{third}"), &[]).unwrap();
@@ -343,7 +343,7 @@ fn own_definitions_are_read() {
         let plan = Plan::own(verb, &args(&["--quick"])).unwrap();
         assert_eq!(plan.cells.len(), quick);
     }
-    // A veth has no delay, and nftables cannot tell copies.
+    // A veth has no delay, and nftables cannot distinguish retransmissions.
     let veth = Plan::own("loss", &args(&["--link", "nft"])).unwrap();
     assert_eq!(veth.cells.len(), 42);
     let method = veth.design().method;

@@ -1,18 +1,18 @@
-//! What is still to happen, in the order of time.
+//! The pending events of a simulation, in the order of time.
 
 use std::collections::BTreeMap;
 
-/// Things that are due, each at a time, which is not negative; of those due at the same time the one that was added first
-/// comes first.
+/// Pending items, each with a time, which must not be negative. Items with the same time are in the order in which they
+/// were added.
 #[derive(Debug)]
 pub(super) struct Agenda<T> {
-    /// Bits of numbers that are not negative are in the order of the numbers.
+    /// The bits of non-negative floating-point numbers have the same order as the numbers.
     due: BTreeMap<(u64, u64), T>,
     added: u64,
 }
 
 impl<T> Agenda<T> {
-    /// Nothing is due.
+    /// An empty agenda.
     pub(super) const fn new() -> Self {
         Self {
             due: BTreeMap::new(),
@@ -20,13 +20,13 @@ impl<T> Agenda<T> {
         }
     }
 
-    /// Adds what is due at a time.
+    /// Adds an item at a time.
     pub(super) fn add(&mut self, at: f64, what: T) {
         self.due.insert((at.to_bits(), self.added), what);
         self.added += 1;
     }
 
-    /// Takes the earliest that is due by a time, and when it was.
+    /// Takes the earliest item that is due by a time; returns its time as well.
     pub(super) fn take_until(&mut self, until: f64) -> Option<(f64, T)> {
         let earliest = self.due.first_entry()?;
         let at = f64::from_bits(earliest.key().0);
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earliest_comes_first_and_what_is_not_due_stays() {
+    fn earliest_item_comes_first_and_later_ones_stay() {
         let mut agenda = Agenda::new();
         for (at, what) in [(3.0, "c"), (1.0, "a"), (2.0, "b"), (2.0, "also b")] {
             agenda.add(at, what);

@@ -1,24 +1,24 @@
-//! What must hold of a timer that tunes itself, and whether it does.
+//! Criteria that a self-tuning timer must meet, and their evaluation.
 
 use serde::Deserialize;
 
 use super::{Braked, Results, Saturated, fleet::Prefix, scenarios::Step, tables::DEFINITION};
 use crate::summary::{f, median, quantile};
 
-/// One thing that must hold.
+/// A criterion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Criterion {
-    /// What is looked at.
+    /// The examined quantity.
     pub name: String,
-    /// What must hold.
+    /// The required value.
     pub wanted: String,
-    /// What was found.
+    /// The found value.
     pub found: String,
-    /// Whether it holds.
+    /// Whether the criterion is met.
     pub met: bool,
 }
 
-/// What must hold, as the definition has it.
+/// A criterion in the definition.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Limit {
     name: String,
@@ -51,7 +51,7 @@ impl Limit {
     }
 }
 
-/// What was found of a kind, in the order of the definition; `None` of what was not looked at.
+/// Judges the found values of a kind, in the order of the definition; `None` for values that were not examined.
 fn judge(kind: &str, found: &[Option<f64>]) -> Vec<Criterion> {
     let limits = DEFINITION.criteria.get(kind).into_iter().flatten();
     let looked_at = limits.zip(found);
@@ -59,13 +59,13 @@ fn judge(kind: &str, found: &[Option<f64>]) -> Vec<Criterion> {
     judged.collect()
 }
 
-/// Three digits after the point, without zeros at the end.
+/// Three decimal places, without trailing zeros.
 pub(super) fn digits(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// All of them.
+/// All criteria.
 #[must_use]
 pub fn criteria(results: &Results) -> Vec<Criterion> {
     let mut all = of_prefixes(&results.prefixes);
@@ -78,7 +78,7 @@ pub fn criteria(results: &Results) -> Vec<Criterion> {
     all
 }
 
-/// Of generated prefixes.
+/// Criteria of generated prefixes.
 #[must_use]
 pub fn of_prefixes(prefixes: &[Prefix]) -> Vec<Criterion> {
     let percent: Vec<f64> = prefixes.iter().map(|p| p.spurious * 100.0).collect();
@@ -97,7 +97,7 @@ pub fn of_prefixes(prefixes: &[Prefix]) -> Vec<Criterion> {
     judge("prefixes", &found.map(Some))
 }
 
-/// Of a step at 50 connections a second.
+/// Criteria of a step at 50 connections per second.
 #[must_use]
 pub fn of_step(step: &Step) -> Vec<Criterion> {
     let found = [
@@ -109,7 +109,7 @@ pub fn of_step(step: &Step) -> Vec<Criterion> {
     judge("step", &found.map(Some))
 }
 
-/// Of the budget: an overload of a minute, a short blackout and a long one.
+/// Criteria of the budget: an overload of one minute, a short blackout and a long one.
 #[must_use]
 pub fn of_budget(braked: &[Braked]) -> Vec<Criterion> {
     let [_, overload, short, long] = braked else {
@@ -124,7 +124,7 @@ pub fn of_budget(braked: &[Braked]) -> Vec<Criterion> {
     judge("budget", &found.map(Some))
 }
 
-/// Of servers near their capacity, at both loads: whether they get over a stall, and over their own queue.
+/// Criteria of servers near their capacity, at both loads: whether they recover from a stall, and from their own queue.
 #[must_use]
 pub fn of_saturated(saturated: &[Saturated]) -> Vec<Criterion> {
     let worst = |per_s: f64| {
@@ -135,7 +135,7 @@ pub fn of_saturated(saturated: &[Saturated]) -> Vec<Criterion> {
     judge("saturated", &[10_000.0, 1_000.0, 100.0].map(worst))
 }
 
-/// Of steps after which the daemon is dead.
+/// Criteria of steps after which the daemon is dead.
 #[must_use]
 pub fn of_orphans(steps: &[Step]) -> Vec<Criterion> {
     let blown: Vec<_> = steps.iter().filter_map(|step| step.blown).collect();

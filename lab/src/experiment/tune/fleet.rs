@@ -1,10 +1,10 @@
-//! Many generated prefixes, each with a host of its own.
+//! Many generated prefixes, each with its own host.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_model::tune::{
     history::HOUR_MS,
     law::Settings,
-    tuner::{Cause, Phase},
+    tuner::{Cause, State},
 };
 
 use super::{
@@ -14,35 +14,35 @@ use super::{
 };
 use crate::{interrupt, summary::f};
 
-/// Draws for a path's own quantile.
+/// Draws for a path's true quantile.
 const DRAWS: usize = 100_000;
 
-/// What came of one prefix.
+/// The results of one prefix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prefix {
     /// Its shape.
     pub shape: &'static str,
-    /// Whether something happens to it.
+    /// Whether it has events.
     pub eventful: bool,
-    /// Connections.
+    /// Number of connections.
     pub connections: u64,
-    /// Those with a spurious copy, 0 to 1.
+    /// Share of connections with a spurious copy, 0 to 1.
     pub spurious: f64,
-    /// The timer at the end, by twice the quantile that one in a thousand exceeds; `None` where it is the kernel's own,
-    /// or a bound of the settings.
+    /// The timer at the end, divided by twice the true quantile that one in a thousand exceeds; `None` if it is the
+    /// kernel's own, or a limit of the settings.
     pub ratio: Option<f64>,
-    /// Alarms and blown fuses.
+    /// Blown fuses.
     pub alarms: u64,
-    /// Changes of the value an hour since it was steady, and the first hour was over; `None` if that was less than half
-    /// an hour.
+    /// Changes of the value an hour since there was one, and the first hour was over; `None` if that was less than
+    /// half an hour.
     pub changes_per_h: Option<f64>,
     /// Connections a second.
     pub per_s: f64,
-    /// Saved by connection, milliseconds.
+    /// Time saved per connection, milliseconds.
     pub saved_ms: f64,
 }
 
-/// Simulates so many prefixes for so long, on all processors. An interrupted one has fewer.
+/// Simulates this number of prefixes for this time, on all CPUs. If interrupted, it returns fewer.
 #[must_use]
 pub fn run(count: usize, seconds: u32, seed: u64) -> Vec<Prefix> {
     let numbers: Vec<usize> = (0..count).collect();
@@ -52,7 +52,7 @@ pub fn run(count: usize, seconds: u32, seed: u64) -> Vec<Prefix> {
     all.into_iter().flatten().collect()
 }
 
-/// The path of the n-th prefix, and a seed of its own.
+/// The path of the n-th prefix, and its seed.
 #[must_use]
 pub fn path(n: usize, seconds: u32, seed: u64) -> (Path, u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -79,10 +79,9 @@ fn summary(path: &Path, outcome: &Outcome, seconds: u32, rng: &mut ChaCha8Rng) -
         f(settings.micros(jiffies)) / (2.0 * quantile_us)
     });
     let transitions = &outcome.transitions;
-    let alarm = |cause| [Cause::Alarm, Cause::Fuse].contains(&cause);
-    let steady = transitions.iter().find(|t| t.to == Phase::Steady);
-    let changes_per_h = steady.and_then(|steady| {
-        let settled_ms = steady.at_ms.max(HOUR_MS);
+    let active = transitions.iter().find(|t| t.to == State::Active);
+    let changes_per_h = active.and_then(|active| {
+        let settled_ms = active.at_ms.max(HOUR_MS);
         let hours = (f64::from(seconds) - f(settled_ms) / 1e3) / 3_600.0;
         let changes = transitions
             .iter()
@@ -95,7 +94,10 @@ fn summary(path: &Path, outcome: &Outcome, seconds: u32, rng: &mut ChaCha8Rng) -
         connections: outcome.connections,
         spurious: outcome.spurious_share(),
         ratio,
-        alarms: transitions.iter().filter(|t| alarm(t.cause)).count() as u64,
+        alarms: transitions
+            .iter()
+            .filter(|t| t.cause == Cause::Fuse)
+            .count() as u64,
         changes_per_h,
         per_s: path.per_s,
         saved_ms: outcome.saved_ms(),

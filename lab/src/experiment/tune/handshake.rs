@@ -1,20 +1,20 @@
-//! One simulated connect(): its SYNs, what the host can tell of them, and what was true.
+//! One simulated connect(): its SYNs, what the host can know about them, and the truth.
 //!
-//! The server answers each SYN that arrives; its own timer, 1 s at least, is left out. Both ends have timestamps, and a
-//! SYN-ACK echoes the first SYN that arrived (`req->ts_recent`, `tcp_check_req()`, Linux 6.12). Timers fire when they are
-//! due, the linear ones first as the kernel has them. A judged verdict is as `docs/reference/statistics.md` says.
+//! The server answers each SYN that arrives; its own timer, at least 1 s, is omitted. Both ends have timestamps, and a
+//! SYN-ACK echoes the first SYN that arrived (`req->ts_recent`, `tcp_check_req()`, Linux 6.12). Timers fire exactly
+//! when they are due, the linear ones first as in the kernel. Verdicts follow `docs/reference/statistics.md`.
 
 use rand::{RngExt as _, rngs::ChaCha8Rng};
-use rto_model::syn::{Granularity, SynTimers};
+use rto_model::syn::{Granularity, MAX_SYNCNT, SynTimers};
 
 use super::path::Path;
 
-/// RTTs after the handshake until a verdict.
+/// Number of RTTs after the handshake until a verdict.
 const SLOW_RTTS: usize = 3;
-/// A connection has fewer RTTs than this.
+/// Upper bound of a connection's RTTs.
 const MOST_RTTS: u32 = 12;
 
-/// When SYNs are sent, microseconds since the first.
+/// The times at which SYNs are sent, microseconds since the first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// Each SYN.
@@ -24,60 +24,58 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Of an initial RTO in jiffies, with as many retransmissions as keep the kernel's own time to ETIMEDOUT.
+    /// The schedule of an initial RTO in jiffies, until the kernel's own time of ETIMEDOUT.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "at most some minutes")]
     pub fn new(jiffies: u64, hz: u64) -> Self {
         let kernel = SynTimers::kernel(hz, 6, 4);
         let timers = SynTimers {
             initial_rto: jiffies,
+            syn_retries: MAX_SYNCNT,
             ..kernel
-        };
-        let syn_retries = rto_model::syn::GivesUp::of(timers)
-            .retries_for(kernel.gives_up())
-            .syn_retries;
-        let timers = SynTimers {
-            syn_retries,
-            ..timers
         };
         let us = |jiffies: u64| jiffies as f64 * 1e6 / hz as f64;
         let sent = timers.schedule(Granularity::Exact).sent;
         Self {
-            sent_us: sent.into_iter().map(us).collect(),
+            sent_us: sent
+                .into_iter()
+                .filter(|at| *at < kernel.gives_up())
+                .map(us)
+                .collect(),
             timer_us: us(jiffies),
         }
     }
 }
 
-/// What the host makes of a handshake.
+/// The host's verdict on a handshake.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
-    /// When it is known, microseconds since the first SYN.
+    /// Time of the verdict, microseconds since the first SYN.
     pub after_us: f64,
     /// Spurious copies.
     pub spurious: u32,
-    /// The path's time, microseconds.
+    /// The path RTT, microseconds.
     pub path_us: f64,
 }
 
 /// One connect().
 #[derive(Clone, Debug, PartialEq)]
 pub struct Handshake {
-    /// When copies were sent, microseconds since the first SYN.
+    /// Send times of the copies, microseconds since the first SYN.
     pub copies_us: Vec<f64>,
-    /// How long it took, microseconds; `None`: it timed out.
+    /// The connect time, microseconds; `None`: it timed out.
     pub took_us: Option<f64>,
     /// Copies that were sent while an answer was under way.
     pub spurious: u32,
-    /// The first SYN that was delivered and whose answer was: all before were lost. 0 if none was.
+    /// Number of the first SYN that was delivered and whose answer was: all before were lost. 0 if there was none.
     pub needed: usize,
-    /// What the host makes of it; `None` of those that were not established, or that end before it is known.
+    /// The host's verdict; `None` if the connection was not established, or ends before the verdict.
     pub verdict: Option<Verdict>,
 }
 
 impl Handshake {
-    /// Simulates one: `first_us` is the round trip of the first SYN, absent if that or its answer is lost; `lost_syn`
-    /// tells which of them.
+    /// Simulates a connect(): `first_us` is the round trip of the first SYN, absent if that SYN or its answer is lost;
+    /// `lost_syn` says which of them.
     pub(super) fn simulate(
         path: &Path,
         at_s: f64,
@@ -88,7 +86,7 @@ impl Handshake {
     ) -> Self {
         let mut answer_us: Option<f64> = None;
         let mut needed = 0;
-        // The SYN that the SYN-ACKs echo: sent and arrived.
+        // The SYN that the SYN-ACKs echo: its send time and arrival time.
         let mut echoed: Option<(f64, f64)> = None;
         let mut copies_us = Vec::new();
         let mut spurious = 0;
@@ -144,21 +142,21 @@ impl Handshake {
     }
 }
 
-/// What is drawn of a handshake's first SYN.
+/// The random values of a handshake's first SYN.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct First {
     /// Its round trip, microseconds.
     pub(super) rtt_us: f64,
     pub(super) syn_lost: bool,
     pub(super) ack_lost: bool,
-    /// How many RTTs the connection has after the handshake.
+    /// Number of the connection's RTTs after the handshake.
     pub(super) rtts: u32,
 }
 
 impl First {
-    /// Draws one that is lost, or whose timer is too short.
+    /// Draws the first SYN of a handshake that is lost, or whose timer is too short.
     pub(super) fn new(rtt_us: f64, lost: bool, rng: &mut ChaCha8Rng) -> Self {
-        // Each way loses as much as the other; both at once is rare.
+        // Both directions lose equally often; both at once is rare.
         let syn_lost = lost && rng.random::<bool>();
         Self {
             rtt_us,
@@ -186,7 +184,7 @@ fn judge(
     if copies == 0 || first_rtt_us < timer_us {
         return Some(verdict);
     }
-    // The path is slow, or an answer was lost: undecided until later RTTs tell.
+    // The path is slow, or an answer was lost: undecided until there are later RTTs.
     if rtts == 0 {
         return None;
     }
@@ -195,7 +193,7 @@ fn judge(
         verdict.after_us += rtt_us;
         verdict.path_us = verdict.path_us.min(rtt_us);
         if rtt_us < timer_us {
-            // The answer was lost, and every copy needed.
+            // The answer was lost, and every copy was needed.
             return Some(verdict);
         }
     }
@@ -205,7 +203,7 @@ fn judge(
         reason = "a cast to an integer saturates"
     )]
     let fit = (verdict.path_us / timer_us) as u32;
-    // A later copy than the first was answered.
+    // A copy after the first one was answered.
     let needed = u32::from(took_us > verdict.path_us + timer_us / 2.0);
     verdict.spurious = copies.saturating_sub(needed).min(fit);
     if verdict.spurious == copies {
@@ -227,7 +225,7 @@ mod tests {
         rtts: 5,
     };
 
-    /// Of a path that does not vary, over which only the first SYN may be lost.
+    /// A handshake on a constant path, on which only the first SYN may be lost.
     fn one(rtt_us: f64, jiffies: u64, first: First) -> Handshake {
         let path = Path {
             shape: super::super::path::Shape::Lognormal {
@@ -249,7 +247,7 @@ mod tests {
         let schedule = Schedule::new(6, 250);
         assert_eq!(schedule.sent_us[..6], [0.0, 24e3, 48e3, 72e3, 96e3, 120e3]);
         assert_eq!(schedule.sent_us[6..8], [168e3, 264e3]);
-        // As late as the kernel's own last one.
+        // Not later than the kernel's own last SYN.
         let kernel = Schedule::new(250, 250);
         assert_eq!(kernel.sent_us.len(), 11);
         assert!(schedule.sent_us.last() >= Some(&60e6));
@@ -274,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_answer_is_needed_once_a_later_rtt_tells() {
+    fn copy_after_lost_answer_is_judged_needed() {
         let lost = First {
             ack_lost: true,
             ..FIRST
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_path_is_told_after_three_rtts() {
+    fn slow_path_is_recognised_after_three_rtts() {
         let found = one(150e3, 6, FIRST);
         assert_eq!((found.took_us, found.spurious), (Some(150e3), 5));
         let verdict = found.verdict.unwrap();
@@ -295,7 +293,7 @@ mod tests {
             (verdict.spurious, verdict.path_us, verdict.after_us),
             (5, 150e3, 600e3)
         );
-        // One that ends before is judged by what there was; one without any RTT is undecided.
+        // A connection that ends earlier is judged by its RTTs so far; without any RTT it is undecided.
         let short = one(150e3, 6, First { rtts: 1, ..FIRST });
         assert_eq!(short.verdict.unwrap().after_us, 300e3);
         assert_eq!(short.verdict.unwrap().spurious, 5);
@@ -317,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_answers_for_ever() {
+    fn connect_without_answer_times_out() {
         let path = Path {
             loss: 1.0,
             ..Path::metro(1.0)

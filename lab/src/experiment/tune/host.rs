@@ -1,15 +1,17 @@
-//! A simulated host that connects over a path: the program with its brakes, and the daemon that tunes once a second.
+//! A simulated host that connects over a path: the program with its brakes, and the daemon, which tunes once per
+//! second.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::histogram::{bucket_end_us, bucket_of};
 use rto_model::tune::{
-    brake::{Budget, Fuse},
+    budget,
     law::Settings,
     tuner::{Growth, Transition, Tuner},
 };
 
 use super::{
     agenda::Agenda,
+    brakes::Brakes,
     handshake::{First, Handshake, Schedule},
     path::{Path, exponential},
 };
@@ -18,17 +20,17 @@ use crate::summary::{f, share};
 /// Jiffies a second of simulated hosts.
 pub const HZ: u32 = 250;
 
-/// Who chooses the timer.
+/// The source of the timer.
 #[derive(Clone, Debug)]
 pub enum Control {
     /// `initial_rto = "auto"`.
     Auto(Settings),
-    /// A value that does not change, jiffies; no brakes.
+    /// A fixed value, jiffies; no brakes.
     Fixed(u64),
 }
 
 impl Control {
-    /// "auto", "24 ms".
+    /// Its name, such as "auto" or "24 ms".
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -38,42 +40,42 @@ impl Control {
     }
 }
 
-/// What is recorded besides sums: a point for each time of this length.
+/// A point of the course of time, recorded in addition to sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// When it ends, seconds.
+    /// Its end, seconds.
     pub at_s: f64,
     /// The timer then, milliseconds.
     pub timer_ms: f64,
-    /// Connections begun.
+    /// Connections started.
     pub connections: u64,
-    /// Those with a spurious copy.
+    /// Connections with a spurious copy.
     pub spurious: u64,
 }
 
 impl Point {
-    /// Of the connections, 0 to 1.
+    /// Their share of the connections, 0 to 1.
     #[must_use]
     pub fn spurious_share(&self) -> f64 {
         share(self.spurious, self.connections)
     }
 }
 
-/// What happened to a host.
+/// The results of a host.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Connections begun.
+    /// Connections started.
     pub connections: u64,
-    /// Those with the policy's timer and a spurious copy. (On a path of more than 1 s the kernel's own timer has them
-    /// as well.)
+    /// Connections with the policy's timer and a spurious copy. (On a path of more than 1 s the kernel's own timer has
+    /// spurious copies, too.)
     pub spurious: u64,
     /// SYN copies.
     pub copies: u64,
     /// Spurious ones.
     pub spurious_copies: u64,
-    /// Sooner than with the kernel's own timer, microseconds.
+    /// Time saved compared with the kernel's own timer, microseconds.
     pub saved_us: f64,
-    /// What the tuner did.
+    /// The transitions of the tuner.
     pub transitions: Vec<Transition>,
     /// Over time.
     pub points: Vec<Point>,
@@ -90,7 +92,7 @@ impl Outcome {
         share(self.spurious, self.connections)
     }
 
-    /// Saved by connection, milliseconds.
+    /// Time saved per connection, milliseconds.
     #[must_use]
     pub fn saved_ms(&self) -> f64 {
         self.saved_us / 1e3 / f(self.connections.max(1))
@@ -100,22 +102,22 @@ impl Outcome {
 /// A fuse that blew.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Blown {
-    /// When, seconds.
+    /// Its time, seconds.
     pub at_s: f64,
     /// Copies that were judged spurious since the value was set.
     pub judged: u64,
-    /// Connections that began since with the policy's timer, and had a spurious copy.
+    /// Connections that began after it with the policy's timer, and had a spurious copy.
     pub spurious_after: u64,
 }
 
-/// What is known later of a connection.
+/// Events that follow later in a connection.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Copy,
-    /// With a copy.
+    /// Established after a retransmission.
     Established,
     Verdict {
-        /// Of the policy's timer, if it had that.
+        /// Epoch of the policy's timer, if the connection had that.
         epoch: Option<u32>,
         spurious: u32,
         path_us: f64,
@@ -131,30 +133,29 @@ pub struct Host {
     /// The policy's timer, absent while it is the kernel's own.
     policy: Option<Schedule>,
     kernel: Schedule,
-    percent: u8,
     epoch: u32,
-    fuse: Fuse,
+    brakes: Brakes,
     /// Copies that this fuse saw.
     judged: u64,
-    budget: Budget,
     later: Agenda<What>,
-    /// Since the daemon's last step.
+    /// Counts since the daemon's last step.
     counts: Growth,
     next_s: f64,
     tick: u32,
-    /// Seconds to a point; 0: none.
+    /// Seconds per point; 0: no points.
     points: u32,
     point: Point,
     outcome: Outcome,
 }
 
 impl Host {
-    /// One whose choices follow from a seed; with a point of its course every so many seconds, 0: none.
+    /// A host whose random choices follow from a seed; it records a point of its course every `points` seconds, 0:
+    /// none.
     #[must_use]
     pub fn new(path: Path, control: Control, seed: u64, points: u32) -> Self {
         let hz = u64::from(HZ);
         let (tuner, policy) = match control {
-            Control::Auto(settings) => (Some(Tuner::new(settings)), None),
+            Control::Auto(settings) => (Some(Tuner::new(settings, None)), None),
             Control::Fixed(jiffies) => (None, Some(Schedule::new(jiffies, hz))),
         };
         Self {
@@ -163,11 +164,9 @@ impl Host {
             tuner,
             policy,
             kernel: Schedule::new(hz, hz),
-            percent: 100,
             epoch: 0,
-            fuse: Fuse::default(),
+            brakes: Brakes::new(budget::LEAST),
             judged: 0,
-            budget: Budget::full(Budget::LEAST_CAPACITY),
             later: Agenda::new(),
             counts: Growth::default(),
             next_s: 0.0,
@@ -178,7 +177,7 @@ impl Host {
         }
     }
 
-    /// Lets so many seconds pass; `daemon`: whether the daemon is alive meanwhile.
+    /// Simulates this number of seconds; `daemon`: whether the daemon is alive during them.
     pub fn run(&mut self, seconds: u32, daemon: bool) {
         for _ in 0..seconds {
             self.tick += 1;
@@ -202,16 +201,16 @@ impl Host {
         self.tuner.as_ref()
     }
 
-    /// What happened so far.
+    /// The results so far.
     #[must_use]
     pub const fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// What happened.
+    /// The results.
     #[must_use]
     pub fn end(self) -> Outcome {
-        let timer = self.tuner.as_ref().map(|tuner| tuner.setting().jiffies);
+        let timer = self.tuner.as_ref().map(Tuner::jiffies);
         Outcome {
             timer: timer.flatten(),
             ..self.outcome
@@ -228,10 +227,11 @@ impl Host {
         let schedule = schedule.unwrap_or(&self.kernel);
         self.outcome.connections += 1;
         self.point.connections += 1;
-        // By far the most: nothing is sent twice. Credited a round trip early, which saves half of the agenda.
+        // By far the most frequent case: no retransmission. It is credited one round trip early, which saves half of
+        // the agenda's work.
         if !lost && rtt_us < schedule.timer_us {
-            self.budget.established();
-            self.fuse.established();
+            self.brakes.established();
+            self.brakes.clean();
             self.later_verdict(at_s, rtt_us, epoch, 0, rtt_us);
             return;
         }
@@ -248,7 +248,12 @@ impl Host {
         if is_own && one.spurious > 0 {
             self.outcome.spurious += 1;
             self.point.spurious += 1;
-            if let Some(blown) = self.outcome.blown.as_mut().filter(|_| self.fuse.is_blown()) {
+            if let Some(blown) = self
+                .outcome
+                .blown
+                .as_mut()
+                .filter(|_| self.brakes.is_blown())
+            {
                 blown.spurious_after += 1;
             }
         }
@@ -264,17 +269,16 @@ impl Host {
         }
     }
 
-    /// What the program decides: the epoch whose timer the connection gets, and whether it is the policy's.
+    /// The program's decision: the epoch whose timer the connection gets, and whether it is the policy's.
     fn begin(&mut self) -> (Option<u32>, bool) {
-        self.counts.attempts += 1;
+        self.counts.counts.attempts += 1;
         let Some(tuner) = &self.tuner else {
             return (None, true);
         };
-        let allowed = !self.budget.is_throttled() && !self.fuse.is_blown();
-        let chosen = self.percent >= 100 || self.rng.random::<f64>() * 100.0 < self.percent.into();
-        let own = allowed && chosen && self.policy.is_some();
+        let allowed = !self.brakes.is_throttled() && !self.brakes.is_blown();
+        let own = allowed && self.policy.is_some();
         // Connections with the kernel's own timer are judged while that is the one in force.
-        let learning = tuner.setting().jiffies.is_none();
+        let learning = tuner.jiffies().is_none();
         ((own || learning).then_some(self.epoch), own)
     }
 
@@ -286,13 +290,13 @@ impl Host {
         spurious: u32,
         path_us: f64,
     ) {
-        // Nobody listens.
+        // Without a tuner, nothing uses the verdict.
         if self.tuner.is_none() {
             return;
         }
         let at_s = at_s + after_us / 1e6;
         if spurious == 0 && at_s < f64::from(self.tick) {
-            // In this second, in which no epoch ends.
+            // In this second, during which no epoch ends.
             self.judged(at_s, epoch, 0, path_us);
             return;
         }
@@ -304,15 +308,15 @@ impl Host {
         self.later.add(at_s, verdict);
     }
 
-    /// All that happens until then.
+    /// Handles all events until this time.
     fn pass(&mut self, until_s: f64) {
         while let Some((at_s, what)) = self.later.take_until(until_s) {
             match what {
                 What::Copy => {
-                    self.counts.copies += 1;
-                    self.budget.copies(1);
+                    self.counts.counts.copies += 1;
+                    self.brakes.retransmitted();
                 }
-                What::Established => self.budget.established(),
+                What::Established => self.brakes.established(),
                 What::Verdict {
                     epoch,
                     spurious,
@@ -330,20 +334,17 @@ impl Host {
         )]
         let bucket = bucket_of(path_us as u64);
         let end_us = bucket_end_us(bucket).unwrap_or(u64::MAX);
-        self.counts.path_times.add(end_us, 1);
+        self.counts.samples.add(end_us, 1);
+        self.counts.counts.connections += 1;
         if epoch != Some(self.epoch) {
             return;
         }
-        if spurious > 0 {
-            self.counts.spurious += 1;
-        } else {
-            self.counts.clean += 1;
-        }
+        self.counts.counts.spurious += u64::from(spurious > 0);
         if self.policy.is_some() {
-            let blown = self.fuse.is_blown();
-            self.fuse.spurious(spurious);
+            let blown = self.brakes.is_blown();
+            self.brakes.spurious(spurious);
             self.judged += u64::from(spurious);
-            if !blown && self.fuse.is_blown() {
+            if !blown && self.brakes.is_blown() {
                 self.outcome.blown = Some(Blown {
                     at_s,
                     judged: self.judged,
@@ -358,23 +359,19 @@ impl Host {
             return;
         };
         let growth = Growth {
-            epoch: self.epoch,
-            fuse_blown: self.fuse.is_blown(),
-            throttled: self.budget.is_throttled(),
+            fuse_blown: self.brakes.is_blown(),
+            throttled: self.brakes.is_throttled(),
             ..std::mem::take(&mut self.counts)
         };
-        let decision = tuner.step(u64::from(self.tick) * 1000, &growth);
-        self.outcome.transitions.extend(decision.transitions);
-        self.budget.resize(tuner.budget_capacity());
-        if let Some(setting) = decision.setting {
+        let transition = tuner.step(u64::from(self.tick) * 1000, &growth);
+        self.outcome.transitions.extend(transition);
+        self.brakes.resize(budget::for_peak(tuner.peak_per_s()));
+        if tuner.epoch() != self.epoch {
             let hz = u64::from(HZ);
-            self.policy = setting.jiffies.map(|jiffies| Schedule::new(jiffies, hz));
-            self.percent = setting.percent;
-            if setting.epoch != self.epoch {
-                self.fuse = Fuse::default();
-                self.judged = 0;
-            }
-            self.epoch = setting.epoch;
+            self.policy = tuner.jiffies().map(|jiffies| Schedule::new(jiffies, hz));
+            self.epoch = tuner.epoch();
+            self.brakes.begin(self.epoch);
+            self.judged = 0;
         }
     }
 
@@ -382,7 +379,7 @@ impl Host {
         if self.points == 0 || !self.tick.is_multiple_of(self.points) {
             return;
         }
-        let schedule = self.policy.as_ref().filter(|_| !self.fuse.is_blown());
+        let schedule = self.policy.as_ref().filter(|_| !self.brakes.is_blown());
         let timer_us = schedule.unwrap_or(&self.kernel).timer_us;
         let point = Point {
             at_s,
@@ -410,7 +407,7 @@ mod tests {
         assert_eq!(run(1), (connections, copies, timer));
         assert!(connections.abs_diff(24_000) < 1_000, "{connections}");
         assert_ne!(run(2).0, connections);
-        // About one in a hundred loses a packet.
+        // About one connection in a hundred loses a packet.
         assert!(copies.abs_diff(connections / 100) < 60, "{copies}");
         assert!(timer.is_some_and(|jiffies| jiffies < 25), "{timer:?}");
     }
@@ -426,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn time_saved_is_the_difference_of_the_timers_for_each_loss() {
+    fn time_saved_per_loss_is_the_timer_difference() {
         let mut host = Host::new(Path::metro(50.0), Control::Fixed(25), 1, 0);
         host.run(4_000, true);
         let outcome = host.end();

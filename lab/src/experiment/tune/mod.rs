@@ -1,9 +1,10 @@
-//! `initial_rto = "auto"`, simulated: what the control law, the budget and the fuse do to connections.
+//! Simulation of `initial_rto = "auto"`: the effects of the control law, the budget and the fuse on connections.
 //!
-//! Nothing is measured: hosts, paths and losses are generated, the control law is that of `rto_model::tune`, which the
-//! daemon runs as well.
+//! Nothing is measured: hosts, paths and losses are generated. The control law is `rto_model::tune`, which the daemon
+//! also runs.
 
 mod agenda;
+mod brakes;
 pub mod criteria;
 pub mod fleet;
 pub mod handshake;
@@ -13,7 +14,7 @@ pub mod path;
 pub mod scenarios;
 mod tables;
 
-use rto_model::tune::brake::Budget;
+use rto_agent_common::brake::Brake;
 use rto_testbed::machine::Machine;
 
 use self::{
@@ -25,35 +26,38 @@ use self::{
 };
 use crate::{interrupt, report::Report};
 
-/// How much is simulated.
+/// Extent of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Generated prefixes.
     pub prefixes: usize,
-    /// For how long, seconds.
+    /// Duration, seconds.
     pub seconds: u32,
-    /// Of the long scenarios, hours: a metropolitan path and one that flaps; an evening's queue for four times as long.
+    /// Duration of the long scenarios, hours: a metropolitan path and a flapping one; an evening's queue for four times
+    /// as long.
     pub hours: u32,
-    /// Of the steps, connections a second.
+    /// Connections per second of the steps.
     pub rates: &'static [f64],
-    /// Of servers near their capacity, the largest, SYNs a second.
+    /// The largest server near its capacity, SYNs per second.
     pub server_per_s: f64,
-    /// Of all that is left to chance.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
 /// Seeds of the metropolitan path.
 const METRO_RUNS: u64 = 4;
+/// Connections that pay for a copy, in the program.
+const CONNECTIONS: u32 = Brake::BUDGET_COST.cast_unsigned();
 /// The timer of the budget's scenarios, jiffies: 24 ms.
 const SHORT: u64 = 6;
 
-/// A scenario with some values of `initial_rto`, each with its name.
+/// A scenario with several values of `initial_rto`, each with its name.
 pub type Compared = Vec<(String, Course)>;
 
-/// A trouble with each kind of timers.
+/// A disturbance with each kind of timer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Braked {
-    /// In words.
+    /// Description.
     pub name: &'static str,
     /// The kernel's own timers.
     pub kernel: Sums,
@@ -63,14 +67,14 @@ pub struct Braked {
     pub budget: Sums,
 }
 
-/// A server near its capacity, with each kind of timers.
+/// A server near its capacity, with each kind of timer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saturated {
-    /// Its capacity, SYNs a second.
+    /// Its capacity, SYNs per second.
     pub per_s: f64,
-    /// How long it stalls, seconds.
+    /// Duration of its stall, seconds.
     pub stall_s: f64,
-    /// Attempts a second, of its capacity.
+    /// Attempts per second, as a share of its capacity.
     pub load: f64,
     /// The kernel's own timers.
     pub kernel: Sums,
@@ -78,9 +82,9 @@ pub struct Saturated {
     pub fixed: Sums,
     /// The same with a budget.
     pub budget: Sums,
-    /// With one that 2 connections pay a copy of.
+    /// With a budget in which 2 connections pay for a copy.
     pub half: Sums,
-    /// With one that 5 do.
+    /// With a budget in which 5 connections pay for a copy.
     pub fifth: Sums,
 }
 
@@ -89,25 +93,25 @@ pub struct Saturated {
 pub struct Results {
     /// The fleet.
     pub prefixes: Vec<Prefix>,
-    /// A path that does not change.
+    /// A constant path.
     pub metro: Compared,
-    /// One that flaps.
+    /// A flapping path.
     pub flapping: Compared,
-    /// One with a queue each evening.
+    /// A path with a queue each evening.
     pub evening: Compared,
-    /// By [`Options::rates`].
+    /// Steps by [`Options::rates`].
     pub steps: Vec<Step>,
     /// The same with 24 ms.
     pub fixed_steps: Vec<Step>,
-    /// The same, and the daemon ends with the step.
+    /// The same, and the daemon dies at the step.
     pub orphans: Vec<Step>,
-    /// What the budget does.
+    /// Effects of the budget.
     pub braked: Vec<Braked>,
-    /// What it does to servers near their capacity.
+    /// Effects of the budget on servers near their capacity.
     pub saturated: Vec<Saturated>,
 }
 
-/// Simulates all of it.
+/// Runs all simulations.
 #[must_use]
 pub fn simulate(options: &Options) -> Results {
     let Options { hours, seed, .. } = *options;
@@ -138,13 +142,14 @@ pub fn simulate(options: &Options) -> Results {
     }
 }
 
-/// For how long, seconds.
+/// Duration of a simulation near capacity, seconds.
 const SATURATED_S: f64 = 60.0;
-/// Servers near their capacity, SYNs a second, and how long they stall, seconds: one that answers a short queue well
-/// within the timer, one that does not always, and one whose queue takes longer than the timer without a stall.
+/// Servers near their capacity, SYNs per second, and the duration of their stall, seconds: one that handles a short
+/// queue well within the timer, one that does not always, and one whose queue takes longer than the timer even without
+/// a stall.
 const SERVERS: [(f64, f64); 3] = [(10_000.0, 0.3), (1_000.0, 0.3), (100.0, 0.0)];
 
-/// What the budget does to servers of at most so many SYNs a second, at 80 and 90 % of it.
+/// Effects of the budget on servers up to this capacity, SYNs per second, at 80 and 90 % load.
 #[must_use]
 pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
     let one = |&(per_s, stall_s, load): &(f64, f64, f64)| {
@@ -161,7 +166,7 @@ pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
             load,
             kernel: run(Timers::Kernel),
             fixed: run(Timers::Fixed(SHORT)),
-            budget: priced(Budget::CONNECTIONS),
+            budget: priced(CONNECTIONS),
             half: priced(2),
             fifth: priced(5),
         }
@@ -173,7 +178,7 @@ pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
     in_parallel(&loads, one)
 }
 
-/// What the budget does in a short overload and a longer one, a short blackout and a long one.
+/// Effects of the budget in a short and a longer overload, and in a short and a long blackout.
 #[must_use]
 pub fn braked(seed: u64) -> Vec<Braked> {
     let one = |name, trouble, per_s, seconds| {
@@ -182,7 +187,7 @@ pub fn braked(seed: u64) -> Vec<Braked> {
             name,
             kernel: run(Timers::Kernel),
             fixed: run(Timers::Fixed(SHORT)),
-            budget: run(Timers::Budgeted(SHORT, Budget::CONNECTIONS)),
+            budget: run(Timers::Budgeted(SHORT, CONNECTIONS)),
         }
     };
     let limit = Trouble::Limit {
@@ -217,7 +222,7 @@ pub fn braked(seed: u64) -> Vec<Braked> {
     ]
 }
 
-/// Simulates all of it, and says what came of it.
+/// Runs all simulations and makes the report.
 pub fn run(options: &Options) -> anyhow::Result<Report> {
     let results = simulate(options);
     interrupt::check()?;

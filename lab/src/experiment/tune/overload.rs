@@ -1,30 +1,32 @@
-//! The budget where copies do harm: a server that takes only so many SYNs, and outages.
+//! The budget in situations where copies do harm: a server with limited capacity for SYNs, and outages.
 
 use rand::{SeedableRng as _, rngs::ChaCha8Rng};
-use rto_model::tune::brake::Budget;
+use rto_model::tune::budget;
 
-use super::{agenda::Agenda, handshake::Schedule, host::HZ, path::exponential};
+use super::{
+    CONNECTIONS, agenda::Agenda, brakes::Brakes, handshake::Schedule, host::HZ, path::exponential,
+};
 use crate::summary::share;
 
-/// A connection that takes longer is late, microseconds: neither a short timer nor a round trip does.
+/// A connection that takes longer is late, microseconds: longer than a short timer or a round trip.
 const LATE_US: f64 = 500_000.0;
-/// Of the path, microseconds.
+/// RTT of the path, microseconds.
 const RTT_US: f64 = 10_000.0;
-/// When a stall begins, microseconds.
+/// Start of a stall, microseconds.
 const STALL_US: f64 = 10e6;
-/// What happens to SYNs.
+/// The disturbance of SYNs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trouble {
-    /// A server answers so many SYNs a second, copies as well as first ones, and drops what its queue has no room for.
+    /// A server answers this many SYNs per second, copies as well as first ones, and drops SYNs when its queue is full.
     Limit {
         /// SYNs a second.
         per_s: f64,
-        /// SYNs that wait.
+        /// Length of the queue, SYNs.
         queue: f64,
-        /// After ten seconds it answers nothing for so long; seconds.
+        /// After ten seconds it answers nothing for this time; seconds.
         stall_s: f64,
     },
-    /// All are lost for a time.
+    /// All SYNs are lost for a time.
     Blackout {
         /// Seconds since the beginning.
         from_s: f64,
@@ -33,18 +35,18 @@ pub enum Trouble {
     },
 }
 
-/// Whose timer connections have.
+/// The timer of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timers {
     /// The kernel's own.
     Kernel,
     /// A policy's, jiffies.
     Fixed(u64),
-    /// The same with a budget, of which so many connections pay a copy ([`Budget::CONNECTIONS`] in the program).
+    /// The same with a budget, of which so many connections pay a copy (10 in the program).
     Budgeted(u64, u32),
 }
 
-/// What came of it.
+/// The results.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
     /// Connection attempts.
@@ -53,36 +55,36 @@ pub struct Sums {
     pub syns: u64,
     /// Attempts that were established within 500 ms.
     pub in_time: u64,
-    /// Attempts of the second half, but for its last second.
+    /// Attempts of the second half, except its last second.
     pub later_attempts: u64,
-    /// Those of them that were established within 500 ms.
+    /// Later attempts that were established within 500 ms.
     pub later_in_time: u64,
 }
 
 impl Sums {
-    /// SYNs sent for each attempt.
+    /// SYNs sent per attempt.
     #[must_use]
     pub fn syns_per_attempt(&self) -> f64 {
         share(self.syns, self.attempts)
     }
 
-    /// Of the attempts, those that were not established within 500 ms, 0 to 1.
+    /// Share of the attempts that were not established within 500 ms, 0 to 1.
     #[must_use]
     pub fn late_share(&self) -> f64 {
         1.0 - share(self.in_time, self.attempts)
     }
 
-    /// The same of the attempts of the second half.
+    /// The same for the attempts of the second half.
     #[must_use]
     pub fn later_late_share(&self) -> f64 {
         1.0 - share(self.later_in_time, self.later_attempts)
     }
 }
 
-/// The simulated budget, at any price: it is credited more or less often.
+/// The simulated budget with any price: it is credited more or less often.
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    budget: Budget,
+    brakes: Brakes,
     connections: u32,
     /// Fractions of a credit.
     due: u32,
@@ -96,22 +98,22 @@ impl Account {
     )]
     fn new(per_s: f64, connections: u32) -> Self {
         Self {
-            budget: Budget::full(Budget::capacity_for(per_s as u32)),
+            brakes: Brakes::new(budget::for_peak(per_s as u64)),
             connections: connections.max(1),
             due: 0,
         }
     }
 
     fn established(&mut self) {
-        self.due += Budget::CONNECTIONS;
+        self.due += CONNECTIONS;
         while self.due >= self.connections {
             self.due -= self.connections;
-            self.budget.established();
+            self.brakes.established();
         }
     }
 }
 
-/// Connections at a rate for so long, and what follows of them in the same time.
+/// Connections at a rate for this time, and their results within the same time.
 #[must_use]
 pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64) -> Sums {
     let hz = u64::from(HZ);
@@ -126,7 +128,7 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut sums = Sums::default();
-    // Until then the server has what to do.
+    // The server is busy until this time.
     let mut busy_us = 0.0_f64;
     let mut due: Agenda<What> = Agenda::new();
     let mut next_us = 0.0;
@@ -150,7 +152,7 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
                 let first = Syn {
                     begun_us: at_us,
                     n: 0,
-                    is_own: !account.is_some_and(|account| account.budget.is_throttled()),
+                    is_own: !account.is_some_and(|account| account.brakes.is_throttled()),
                     answer_us: f64::INFINITY,
                 };
                 (at_us, first)
@@ -161,7 +163,7 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
         }
         sums.syns += 1;
         if let Some(account) = account.as_mut().filter(|_| syn.n > 0) {
-            account.budget.copies(1);
+            account.brakes.retransmitted();
         }
         let answer_us = match trouble {
             Trouble::Limit {
@@ -203,7 +205,7 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     sums
 }
 
-/// What is due.
+/// A pending event.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Syn(Syn),
@@ -211,15 +213,15 @@ enum What {
     Established,
 }
 
-/// A SYN to be sent; times, also that of sending it, are microseconds since the beginning.
+/// A SYN to send; all times, including its send time, are microseconds since the start.
 #[derive(Clone, Copy, Debug)]
 struct Syn {
-    /// When the first one was sent.
+    /// Send time of the connection's first SYN.
     begun_us: f64,
-    /// Which one of the connection.
+    /// Its number in the connection.
     n: usize,
     is_own: bool,
-    /// When the answer to an earlier one arrives.
+    /// Arrival time of the answer to an earlier SYN.
     answer_us: f64,
 }
 
@@ -237,7 +239,7 @@ mod tests {
         for timers in [
             Timers::Kernel,
             Timers::Fixed(6),
-            Timers::Budgeted(6, Budget::CONNECTIONS),
+            Timers::Budgeted(6, CONNECTIONS),
         ] {
             let sums = run(trouble, timers, 100.0, 20.0, 1);
             assert_eq!((sums.syns, sums.in_time), (sums.attempts, sums.attempts));
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn in_an_outage_a_short_timer_sends_more_and_finds_its_end_sooner() {
+    fn short_timer_in_outage_connects_earlier() {
         let trouble = Trouble::Blackout {
             from_s: 5.0,
             to_s: 5.3,
@@ -270,10 +272,10 @@ mod tests {
             stall_s: 0.3,
         };
         let with = |connections| run(trouble, Timers::Budgeted(6, connections), 90.0, 40.0, 1);
-        let own = with(Budget::CONNECTIONS);
+        let own = with(CONNECTIONS);
         // Five times as cheap, and twice as dear.
         assert!(with(2).syns > own.syns && with(20).syns < own.syns);
-        // Later than the kernel's, which has got over the stall.
+        // Later than with the kernel's timer, with which the server has recovered from the stall.
         let kernel = run(trouble, Timers::Kernel, 90.0, 40.0, 1);
         assert_eq!(kernel.later_late_share(), 0.0);
         assert!(with(2).later_late_share() > 0.1);

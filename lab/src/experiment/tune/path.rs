@@ -1,17 +1,17 @@
-//! Generated paths: round-trip times, losses, and what changes them.
+//! Generated paths: round-trip times, losses, and events that change them.
 
 use std::{f64::consts::TAU, ops::Range};
 
 use rand::{RngExt as _, rngs::ChaCha8Rng};
 
-/// Where peers are, and how a single round trip varies.
+/// The distribution of peers, and the variation of a single round trip.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shape {
-    /// Peers and round trips vary by factors that are lognormal.
+    /// Peers and round trips vary by lognormal factors.
     Lognormal {
-        /// Standard deviation of the logarithm, of peers.
+        /// Standard deviation of the logarithm, for peers.
         peers: f64,
-        /// Of round trips.
+        /// For round trips.
         trips: f64,
     },
     /// Each round trip is a Pareto variable.
@@ -19,11 +19,11 @@ pub enum Shape {
         /// The tail's exponent.
         alpha: f64,
     },
-    /// Some peers are farther away; as above besides.
+    /// Some peers are farther away; otherwise as above.
     Bimodal {
-        /// How many of them, 0 to 1.
+        /// Their share, 0 to 1.
         far: f64,
-        /// How much farther.
+        /// The factor of their distance.
         factor: f64,
     },
     /// A queue whose load varies: exponential waits.
@@ -32,7 +32,7 @@ pub enum Shape {
         low: f64,
         /// The largest.
         high: f64,
-        /// From one peak to the next, seconds.
+        /// Time between peaks, seconds.
         period_s: f64,
     },
     /// A queue each evening from 18 to 23 o'clock.
@@ -43,7 +43,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// For tables.
+    /// Its name in tables.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -55,30 +55,30 @@ impl Shape {
     }
 }
 
-/// What happens to a path.
+/// A change of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// Round trips take so many times as long.
+    /// Round trips take this many times as long.
     Factor(f64),
-    /// So many of the packets are lost besides, 0 to 1.
+    /// An additional share of the packets is lost, 0 to 1.
     Loss(f64),
 }
 
-/// When, seconds, and what.
+/// Its time, seconds, and the change.
 pub type Event = (Range<f64>, Change);
 
 /// A prefix's path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Path {
-    /// Of round-trip times.
+    /// Shape of the round-trip times.
     pub shape: Shape,
-    /// The median, or the least of a Pareto distribution and of a queue, microseconds.
+    /// The median, or the minimum of a Pareto distribution or of a queue, microseconds.
     pub base_us: f64,
     /// Connections a second.
     pub per_s: f64,
-    /// Of the packets, each way, 0 to 1.
+    /// Loss of packets in each direction, 0 to 1.
     pub loss: f64,
-    /// What happens.
+    /// Its events.
     pub events: Vec<Event>,
 }
 
@@ -89,16 +89,16 @@ fn normals(rng: &mut ChaCha8Rng) -> (f64, f64) {
     (radius * sin, radius * cos)
 }
 
-/// Exponential, of mean 1.
+/// An exponential variable with mean 1.
 pub(super) fn exponential(rng: &mut ChaCha8Rng) -> f64 {
     -(1.0 - rng.random::<f64>()).ln()
 }
 
-/// How round trips of the shapes without a spread of their own vary.
+/// Variation of round trips, for the shapes that do not define one.
 const TRIPS: f64 = 0.05;
 
 impl Path {
-    /// One of a metropolitan network: 10 ms, 0.5 % loss.
+    /// A path of a metropolitan network: 10 ms, 0.5 % loss.
     #[must_use]
     pub const fn metro(per_s: f64) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Path {
         }
     }
 
-    /// The n-th of a fleet: each shape as often as the others, half of them with events within `seconds`.
+    /// The n-th path of a fleet: each shape equally often, half of them with events within `seconds`.
     #[must_use]
     pub fn generated(n: usize, seconds: f64, rng: &mut ChaCha8Rng) -> Self {
         let mut log_uniform = |from: f64, to: f64| from * (to / from).powf(rng.random());
@@ -137,7 +137,7 @@ impl Path {
             _ => {
                 let high = uniform(0.2, 0.8);
                 Shape::Queue {
-                    // A load that varies is an event.
+                    // A varying load counts as an event.
                     low: if eventful { uniform(0.1, 0.5) } else { high },
                     high,
                     period_s: uniform(1_800.0, 7_200.0),
@@ -175,7 +175,7 @@ impl Path {
         }
     }
 
-    /// How far away the peer of a connection is, as a multiple.
+    /// The distance of a connection's peer, as a multiple.
     pub(super) fn peer(&self, rng: &mut ChaCha8Rng) -> f64 {
         match self.shape {
             Shape::Lognormal { peers, .. } => (peers * normals(rng).0).exp(),
@@ -184,7 +184,7 @@ impl Path {
         }
     }
 
-    /// A round trip that begins then, microseconds.
+    /// A round trip that begins at this time, microseconds.
     pub(super) fn rtt_us(&self, at_s: f64, peer: f64, rng: &mut ChaCha8Rng) -> f64 {
         let multiple = match self.shape {
             Shape::Lognormal { trips, .. } => peer * (trips * normals(rng).0).exp(),
@@ -200,7 +200,7 @@ impl Path {
             }
             Shape::Evening { wait } => {
                 let hour = at_s / 3600.0 % 24.0;
-                // Rises for an hour, stays, and falls for an hour.
+                // Rises for one hour, stays, and falls for one hour.
                 let level = (hour - 18.0).min(23.0 - hour).clamp(0.0, 1.0);
                 (TRIPS * normals(rng).0).exp() + wait * level * exponential(rng)
             }
@@ -224,7 +224,7 @@ impl Path {
         factors.product()
     }
 
-    /// Of the packets sent then, 0 to 1.
+    /// Loss of packets sent at this time, 0 to 1.
     pub(super) fn loss_at(&self, at_s: f64) -> f64 {
         let lost = self.changes(at_s).map(|change| match change {
             Change::Factor(_) => 0.0,
@@ -233,7 +233,8 @@ impl Path {
         lost.fold(self.loss, f64::max)
     }
 
-    /// What this share of the connections' first round trips is not above, in a time; microseconds, from `draws` of them.
+    /// The value that this share of the connections' first round trips does not exceed during a time; microseconds,
+    /// from `draws` of them.
     #[must_use]
     pub fn quantile_us(
         &self,

@@ -1,4 +1,4 @@
-//! Hosts to which one thing happens, with a timer that tunes itself and with fixed ones.
+//! Hosts with a single event, with a self-tuning timer and with fixed ones.
 
 use std::{
     iter,
@@ -14,14 +14,16 @@ use super::{
 };
 use crate::summary::share;
 
-/// When a step comes, seconds: an hour is closed then.
+/// The last second before a step: an hour is closed then.
 pub const STEP_S: u32 = 4_000;
+/// When it comes, seconds: between two of the daemon's, so that the first of them knows a part of it.
+const STEP_AT_S: f64 = 4_000.6;
 /// How long it is looked at, seconds.
 const AFTER_STEP_S: u32 = 600;
-/// By which a path of 10 ms becomes one of 150 ms.
+/// The factor that turns a path of 10 ms into one of 150 ms.
 const STEP: f64 = 15.0;
 
-/// A value in milliseconds, jiffies.
+/// A value in milliseconds as jiffies.
 #[must_use]
 pub fn fixed(ms: u64) -> Control {
     Control::Fixed(ms * u64::from(HZ) / 1000)
@@ -33,14 +35,14 @@ pub fn auto() -> Control {
     Control::Auto(Settings::new(HZ))
 }
 
-/// What came of a host.
+/// The results of a host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Course {
-    /// Connections with a spurious copy, 0 to 1.
+    /// Share of connections with a spurious copy, 0 to 1.
     pub spurious: f64,
     /// The same of the worst five minutes.
     pub worst: f64,
-    /// Saved by connection, milliseconds.
+    /// Time saved per connection, milliseconds.
     pub saved_ms: f64,
     /// Changes of the value.
     pub changes: usize,
@@ -51,7 +53,7 @@ pub struct Course {
 /// Five minutes, seconds.
 const POINT_S: u32 = 300;
 
-/// Lets a host connect for so long.
+/// Simulates a host for this time.
 #[must_use]
 pub fn course(path: Path, control: Control, seconds: u32, seed: u64) -> Course {
     let mut host = Host::new(path, control, seed, POINT_S);
@@ -72,16 +74,17 @@ fn changes(outcome: &Outcome, after_ms: u64) -> usize {
     after.filter(|t| t.is_change()).count()
 }
 
-/// What came of a step from 10 to 150 ms.
+/// The results of a step from 10 to 150 ms.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
     /// Connections a second.
     pub per_s: f64,
-    /// Connections with a spurious copy, in ten minutes.
+    /// Connections with a spurious copy within ten minutes.
     pub spurious: u64,
-    /// Of those of them that began three seconds after the step or later, 0 to 1.
+    /// Share of connections with a spurious copy among the connections that began three seconds after the step or
+    /// later, 0 to 1.
     pub later: f64,
-    /// The last second of which one connection in a hundred had one.
+    /// The last second in which one connection in a hundred had a spurious copy.
     pub clean_after_s: f64,
     /// Changes of the value in ten minutes.
     pub changes: usize,
@@ -89,20 +92,20 @@ pub struct Step {
     pub timer_ms: f64,
     /// The fuse that blew; seconds after the step.
     pub blown: Option<Blown>,
-    /// Over time, a point each second.
+    /// The course of time, with a point for each second.
     pub points: Vec<Point>,
 }
 
-/// A path whose round trips become 15 times as long at [`STEP_S`].
+/// A path whose round trips become 15 times as long after [`STEP_S`].
 #[must_use]
 pub fn step_path(per_s: f64) -> Path {
     Path {
-        events: vec![(STEP_S.into()..f64::INFINITY, Change::Factor(STEP))],
+        events: vec![(STEP_AT_S..f64::INFINITY, Change::Factor(STEP))],
         ..Path::metro(per_s)
     }
 }
 
-/// A step; `daemon`: whether the daemon lives on.
+/// A step; `daemon`: whether the daemon stays alive.
 #[must_use]
 pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
     let mut host = Host::new(step_path(per_s), control, seed, 1);
@@ -116,7 +119,7 @@ pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
         .map_or(0.0, |point| point.timer_ms);
     host.run(AFTER_STEP_S - 5, daemon);
     let outcome = host.end();
-    let begin_s = f64::from(STEP_S);
+    let begin_s = STEP_AT_S;
     let after: Vec<Point> = outcome
         .points
         .iter()
@@ -163,7 +166,7 @@ pub fn evening(per_s: f64) -> Path {
     }
 }
 
-/// Does the same with each, on all processors; what came of it, in order.
+/// Does the work for each item, on all CPUs; returns the results in order.
 pub(super) fn in_parallel<I: Sync, T: Send>(all: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let threads = thread::available_parallelism().map_or(1, usize::from);

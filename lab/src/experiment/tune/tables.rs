@@ -20,12 +20,12 @@ use crate::{
     summary::{median, quantile},
 };
 
-/// What must hold, and how it is shown.
+/// The criteria, and the design of the report.
 pub(super) static DEFINITION: LazyLock<Definition> = LazyLock::new(|| {
     let text = include_str!("../../../experiments/tune.toml");
     toml::from_str(text).unwrap_or_default()
 });
-/// Seconds to a point of a chart.
+/// Seconds per point of a chart.
 const POINT_S: u32 = 60;
 /// Draws for a quantile of a chart.
 const DRAWS: usize = 20_000;
@@ -49,7 +49,7 @@ struct Heading {
 }
 
 impl Definition {
-    /// One without lines.
+    /// A table without lines.
     fn table(&self, name: &str) -> Table {
         let heading = self.tables.iter().find(|heading| heading.name == name);
         let (title, columns) = heading.map_or_else(Default::default, |heading| {
@@ -219,7 +219,7 @@ fn saturation(saturated: &[Saturated]) -> Table {
     table
 }
 
-/// Of the step, and of one generated prefix of each shape to which something happens.
+/// Charts of the step, and of one generated prefix of each shape with events.
 fn charts(options: &Options) -> Vec<Chart> {
     let mut charts = Vec::new();
     let step = format!("step from 10 to 150 ms after {STEP_S} s, 20 connections a second");
@@ -315,12 +315,12 @@ mod tests {
         let limits = DEFINITION.criteria.values().map(Vec::len);
         // Budget, orphans, prefixes, saturated servers, a step.
         assert_eq!(limits.collect::<Vec<_>>(), [4, 2, 6, 3, 4]);
-        // The step, and four prefixes: two charts each, which can be drawn.
+        // The step and four prefixes, each with two charts that can be drawn.
         assert_eq!(report.charts.len(), 10);
         let dir = tempfile::tempdir().unwrap();
         report.write(dir.path()).unwrap();
         assert!(dir.path().join("tune.html").exists());
-        // What does not hold is said.
+        // A criterion that does not hold is reported.
         let missed = report.tables[0]
             .rows
             .iter()
@@ -347,14 +347,14 @@ mod tests {
         for name in ["criteria", "prefixes", "scenarios", "steps", "saturation"] {
             assert!(part(name).lines().count() > 5, "{name} was never simulated");
         }
-        // What takes no time is simulated again.
+        // Fast simulations run again here.
         let budget = budget(&super::super::braked(1));
         assert_eq!(
             part("budget"),
             format!("{}\n\n{}", budget.title, budget.markdown()),
             "rto-lab tune --page docs/research/tuning.md"
         );
-        // All of its servers only in a release build.
+        // All of its servers, but only in a release build.
         let most_per_s = if cfg!(debug_assertions) { 100.0 } else { 1e9 };
         let rows = saturation(&super::super::saturated(most_per_s, 1));
         let page = part("saturation");

@@ -1,4 +1,4 @@
-//! Packets and files as captures have them.
+//! Builds packets and capture files.
 
 use std::net::Ipv6Addr;
 
@@ -7,7 +7,7 @@ use etherparse::PacketBuilder;
 pub(super) const CLIENT: [u8; 4] = [10, 0, 0, 1];
 pub(super) const SERVER: [u8; 4] = [10, 0, 0, 2];
 
-/// One segment: from the client or the server, with flags as tcpdump has them.
+/// A segment from the client or the server, with flags in tcpdump's notation.
 #[derive(Clone, Debug)]
 pub(super) struct Packet {
     pub(super) at_us: u64,
@@ -130,7 +130,7 @@ impl Link {
     }
 }
 
-/// How a file is written.
+/// The format of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) link: Link,
@@ -138,7 +138,7 @@ pub(super) struct Form {
     pub(super) ng: bool,
     pub(super) big: bool,
     pub(super) nanos: bool,
-    /// How much is kept of each.
+    /// Captured bytes per packet.
     pub(super) snap: usize,
 }
 
@@ -151,7 +151,7 @@ pub(super) const FORM: Form = Form {
     snap: 262_144,
 };
 
-/// Since the epoch.
+/// Begin of the capture, seconds since the epoch.
 pub(super) const BEGAN_S: u64 = 1_700_000_000;
 
 impl Form {
@@ -235,7 +235,7 @@ impl Form {
         bytes
     }
 
-    fn block(self, bytes: &mut Vec<u8>, kind: u32, content: &[u8]) {
+    pub(super) fn block(self, bytes: &mut Vec<u8>, kind: u32, content: &[u8]) {
         let length = self.u32(u32::try_from(content.len() + 12).unwrap());
         bytes.extend(self.u32(kind));
         bytes.extend(length);

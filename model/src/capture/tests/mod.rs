@@ -1,4 +1,4 @@
-//! Captures made packet by packet.
+//! Captures built packet by packet.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -6,8 +6,9 @@
 )]
 
 mod files;
+mod judged;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use etherparse::PacketBuilder;
 use proptest::prelude::*;
@@ -60,8 +61,9 @@ fn every_form_gives_the_same() {
                 );
                 assert_eq!((c.counts.segments, s.counts.segments), (3, 3));
                 assert_eq!(c.data[0].sent_us, 11_000);
-                assert_eq!(capture.began_us, Some(BEGAN_S * 1_000_000));
-                assert_eq!(capture.ended_us, Some(BEGAN_S * 1_000_000 + 52_300));
+                let began_us = BEGAN_S as i64 * 1_000_000;
+                assert_eq!(capture.times.began_us, Some(began_us));
+                assert_eq!(capture.times.ended_us, Some(began_us + 52_300));
                 assert_eq!(capture.counts.packets, 9);
                 assert_eq!(capture.remarks(), [""; 0]);
                 assert_eq!(c.interface, if link == Link::Sll2 { 3 } else { 0 });
@@ -73,20 +75,20 @@ fn every_form_gives_the_same() {
 }
 
 #[test]
-fn what_was_retransmitted_gives_no_sample() {
+fn retransmitted_segment_gives_no_sample() {
     let (capture, [handshake, data, ..]) = all(&[
         client(0, "S", 100, 0, 0),
         client(100_000, "S", 100, 0, 0),
         server(110_000, "S.", 500, 101, 0),
         client(120_000, ".", 101, 501, 100),
         client(120_100, ".", 201, 501, 100),
-        // The second was lost, so both ACKs after it are of no use.
+        // The second segment was lost, so neither ACK after it gives a sample.
         server(130_000, ".", 501, 201, 0),
         client(330_000, ".", 201, 501, 100),
         server(340_000, ".", 501, 301, 0),
         client(350_000, ".", 301, 501, 100),
         server(360_000, ".", 501, 401, 0),
-        // Known to have arrived, and retransmitted all the same.
+        // Acknowledged already, and retransmitted nevertheless.
         client(370_000, ".", 301, 501, 100),
         server(380_000, ".", 501, 401, 0),
     ]);
@@ -105,10 +107,10 @@ fn an_ack_gives_the_oldest_it_covers() {
         client(5_000, ".", 101, 1, 100),
         client(6_000, ".", 201, 1, 100),
         server(20_000, ".", 1, 201, 0),
-        // Nothing new.
+        // Acknowledges nothing new.
         server(20_500, ".", 1, 201, 0),
         server(21_000, ".", 1, 301, 0),
-        // Of 3000 bytes the card made three segments.
+        // The card split 3000 bytes into three segments.
         client(30_000, ".", 301, 1, 3000),
         server(31_000, ".", 1, 1301, 0),
         server(32_000, ".", 1, 2301, 0),
@@ -127,7 +129,7 @@ fn numbers_wrap() {
         client(2_100, ".", 50, 1, 100),
         server(4_000, ".", 1, 50, 0),
         server(5_000, ".", 1, 150, 0),
-        // Again, from before the wrap.
+        // A retransmission from before the wrap.
         client(6_000, ".", begin + 100, 1, 100),
     ]);
     assert_eq!(data, [1_000, 2_000, 2_900]);
@@ -157,7 +159,7 @@ fn ports_used_again_begin_anew() {
 fn packets_that_the_capture_missed() {
     let (capture, [_, data, ..]) = all(&[
         client(0, ".", 1, 1, 100),
-        // 101 to 200 is not in the file; its ACK is.
+        // The segment 101 to 200 is missing in the file; its ACK is there.
         server(10_000, ".", 1, 201, 0),
         client(500_000, ".", 201, 1, 100),
         server(510_000, ".", 1, 301, 0),
@@ -167,7 +169,7 @@ fn packets_that_the_capture_missed() {
     ]);
     assert_eq!(data, [10_000, 10_000]);
     assert_eq!(capture.flows[0].counts.unanswered, 1);
-    // An answer to an older connection of the same ports is none to this one's SYN.
+    // An answer to an older connection with the same ports does not answer this one's SYN.
     let (_, [handshake, ..]) = all(&[
         client(0, "S", 100, 0, 0),
         server(1_000, ".", 900, 70_000, 0),
@@ -177,7 +179,7 @@ fn packets_that_the_capture_missed() {
 }
 
 #[test]
-fn what_was_sent_is_the_sum_of_the_flows() {
+fn sent_is_the_sum_of_the_flows() {
     let mut capture = read(&FORM.file(&connection())).unwrap();
     let one = FlowCounts {
         segments: 1,
@@ -203,7 +205,7 @@ fn what_was_sent_is_the_sum_of_the_flows() {
 }
 
 #[test]
-fn what_is_no_tcp_is_counted() {
+fn non_tcp_packets_are_counted() {
     let mut udp = Vec::new();
     PacketBuilder::ethernet2([0; 6], [0; 6])
         .ipv4(CLIENT, SERVER, 64)
@@ -215,10 +217,10 @@ fn what_is_no_tcp_is_counted() {
     arp.extend([0; 28]);
     let frame = Link::Ethernet.frame(&connection()[3], false);
     let mut fragment = frame.clone();
-    // More fragments.
+    // The flag "more fragments".
     fragment[20] |= 0x20;
     let mut tso = frame.clone();
-    // The length left to the card: it is taken from the frame's.
+    // TSO: the IP header has no length, so the frame's is used.
     tso[16..18].copy_from_slice(&[0, 0]);
     let mut file = FORM.file(&[]);
     for frame in [&udp, &arp, &fragment, &frame[..40].to_vec(), &tso] {
@@ -260,7 +262,7 @@ fn bad_files_say_where_and_what_to_do() {
     let mut odd = ng.file(&connection());
     odd[28 + 4] = 7;
     let mut wrong = ng.file(&connection());
-    // The first packet's interface.
+    // The interface number of the first packet.
     wrong[28 + 20 + 8] = 9;
     let mut usb = good.clone();
     usb[20] = 189;
@@ -300,7 +302,7 @@ fn a_file_cut_off_is_read_up_to_there() {
 }
 
 #[test]
-fn limits_hold_and_are_told() {
+fn limits_hold_and_are_reported() {
     let limits = Limits {
         flows: 1,
         outstanding: 3,
@@ -323,7 +325,8 @@ fn limits_hold_and_are_told() {
 #[test]
 fn peers_can_be_chosen() {
     let mut capture = read(&FORM.file(&connection())).unwrap();
-    capture.retain_peers(|peer| peer == IpAddr::V4(Ipv4Addr::from(SERVER)));
+    let is_server = |peer| peer == IpAddr::V4(Ipv4Addr::from(SERVER));
+    capture.retain_sent_by_host(&[], Some(&is_server));
     assert_eq!(capture.flows.len(), 1);
     assert_eq!(capture.samples(), [capture.flows[0].samples()]);
     assert_eq!(capture.flows[0].samples().len(), 3);
@@ -332,10 +335,10 @@ fn peers_can_be_chosen() {
 #[test]
 fn the_far_side_is_that_with_the_longer_round_trips() {
     let mut capture = read(&FORM.file(&connection())).unwrap();
-    capture.retain_far();
+    capture.retain_sent_by_host(&[], None);
     assert_eq!(capture.flows.len(), 1);
     assert_eq!(capture.flows[0].to.ip(), IpAddr::from(SERVER));
-    // At the other end.
+    // Captured at the other end.
     let delayed = connection().into_iter().map(|p| Packet {
         at_us: p.at_us + if p.from_client { 5_000 } else { 0 },
         ..p
@@ -346,7 +349,7 @@ fn the_far_side_is_that_with_the_longer_round_trips() {
     delayed[4].at_us = 17_000;
     delayed[7].at_us = 45_100;
     let mut capture = read(&FORM.file(&delayed)).unwrap();
-    capture.retain_far();
+    capture.retain_sent_by_host(&[], None);
     assert_eq!(capture.flows[0].to.ip(), IpAddr::from(CLIENT));
 }
 
@@ -356,8 +359,10 @@ fn of_two_sides_that_are_alike_one_is_kept() {
         from: (Ipv4Addr::LOCALHOST, from).into(),
         to: (Ipv4Addr::LOCALHOST, to).into(),
         interface: 0,
+        sent_by_host: None,
         opened: None,
         handshake: Vec::new(),
+        unsampled_us: Vec::new(),
         data: rtt_us
             .map(|rtt_us| Sample { sent_us: 0, rtt_us })
             .into_iter()
@@ -367,7 +372,7 @@ fn of_two_sides_that_are_alike_one_is_kept() {
     let kept = |flows: [Flow; 2]| {
         let mut capture = read(&FORM.file(&connection())).unwrap();
         capture.flows = flows.to_vec();
-        capture.retain_far();
+        capture.retain_sent_by_host(&[], None);
         let ports: Vec<u16> = capture.flows.iter().map(|flow| flow.from.port()).collect();
         ports
     };
@@ -387,10 +392,10 @@ fn remarks_are_of_what_happened() {
         capture.remarks()
     };
     assert_eq!(remarks(&|_| ()), [""; 0]);
-    let backwards = remarks(&|capture| capture.counts.backwards = 2);
+    let back = remarks(&|capture| (capture.times.back, capture.times.back_us) = (2, 4_000_000));
     assert!(
-        backwards[0].starts_with("2 ACK(s) are older"),
-        "{backwards:?}"
+        back[0].starts_with("the clock goes back 2 time(s), by up to 4000 ms"),
+        "{back:?}"
     );
     let again = |segments, retransmitted| {
         let told = remarks(&|capture| {
@@ -400,13 +405,13 @@ fn remarks_are_of_what_happened() {
         });
         told.len()
     };
-    // More than a third, of ten or more.
+    // The remark needs more than a third retransmitted, of at least ten segments.
     assert_eq!([again(9, 9), again(10, 3), again(10, 4)], [0, 0, 1]);
     assert_eq!([again(12, 4), again(12, 5)], [0, 1]);
 }
 
 #[test]
-fn what_is_no_capture_has_a_hint() {
+fn other_file_formats_have_a_hint() {
     for (bytes, hint) in [
         (&b""[..], "it is empty"),
         (&[0x1f, 0x8b, 8, 0], "gunzip it"),
@@ -422,11 +427,11 @@ fn what_is_no_capture_has_a_hint() {
     assert!(!other.contains("(it is"), "{other}");
 }
 
-/// Segments of one flow, each answered or not, some retransmitted: what must come out, by a plain list.
+/// Segments of a flow, some answered and some retransmitted; returns the expected samples, computed with a plain list.
 fn oracle(script: &[(u64, u32, bool, bool)]) -> (Vec<Packet>, Vec<u64>) {
     let (mut packets, mut expected) = (Vec::new(), Vec::new());
     let (mut now, mut seq) = (0, 1u32.wrapping_sub(3000));
-    // Segments without an answer: when they were sent, and whether again.
+    // Unanswered segments: when each was sent, and whether it is a retransmission.
     let mut waiting: Vec<(u64, bool)> = Vec::new();
     for (rtt, length, again, answered) in script {
         packets.push(client(now, ".", seq, 1, *length as usize));

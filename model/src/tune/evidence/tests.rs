@@ -9,17 +9,17 @@ const DIRECTIONS: [Direction; 3] = [Direction::Either, Direction::Gain, Directio
 fn tally(share: f64, treated: u64, control: u64) -> Tally {
     Tally {
         share: Probability::try_from(share).unwrap(),
-        treated,
-        control,
+        treated: treated as f64,
+        control: control as f64,
     }
 }
 
 fn ln_e(share: f64, treated: u64, control: u64, direction: Direction) -> f64 {
-    Evidence::of(&[tally(share, treated, control)]).ln_e(direction)
+    tally(share, treated, control).ln_e(direction)
 }
 
-/// The beta-binomial mixture in closed form: a product of each connection's predictive probabilities.
-fn closed_form(share: f64, treated: u64, control: u64) -> f64 {
+/// The beta-binomial mixture as a product of each attempt's predictive probabilities.
+fn product(share: f64, treated: u64, control: u64) -> f64 {
     let factor = |n: u64, share: f64, before: u64| {
         let (n, before) = (n as f64, before as f64);
         ((PRIOR_WEIGHT * share + n) / ((PRIOR_WEIGHT + before + n) * share)).ln()
@@ -30,66 +30,7 @@ fn closed_form(share: f64, treated: u64, control: u64) -> f64 {
 }
 
 #[test]
-fn the_most_is_where_the_rates_are_those_counted() {
-    for share in [0.001, 0.05, 0.5, 0.95] {
-        for (treated, control) in [(3.0, 40.0), (20.0, 10.0), (900.0, 1.0)] {
-            let term = Term::new(share, treated, control);
-            let likeliest = (treated / share / (control / (1.0 - share))).ln();
-            let most = term.most();
-            assert!((term.at(likeliest) - most).abs() < 1e-9 * most.max(1.0));
-            for offset in [-1.0, -0.01, 0.01, 1.0] {
-                assert!(term.at(likeliest + offset) < most);
-            }
-        }
-        for (treated, control, limit) in [(7.0, 0.0, 50.0), (0.0, 12.0, -50.0)] {
-            let term = Term::new(share, treated, control);
-            assert!((term.at(limit) - term.most()).abs() < 1e-6);
-        }
-    }
-}
-
-#[test]
-fn probabilities_are_some_however_far_off_the_ratio() {
-    for (ratio, treated) in [(-1e4, 0.0), (0.0, 0.05), (1e4, 1.0)] {
-        let (is, control) = Term::new(0.05, 1.0, 1.0).probabilities(ratio);
-        assert!((is - treated).abs() < 1e-12 && (is + control - 1.0).abs() < 1e-12);
-    }
-}
-
-/// Relative to the likelihood at a ratio, it is the e-value less the likelihood there.
-#[test]
-fn the_average_is_relative_to_where_it_is_asked() {
-    for (share, treated, control) in [(0.05, 3, 40), (0.5, 20, 10), (0.95, 900, 1)] {
-        let evidence = Evidence::of(&[tally(share, treated, control)]);
-        let ln_e = evidence.ln_e(Direction::Either);
-        for at in [-1.5, -0.1, 0.0, 0.3, 2.0] {
-            let wanted = ln_e - evidence.counted.at(at);
-            let is = evidence.ln_average(at);
-            assert!(
-                (is - wanted).abs() < 1e-6,
-                "{share} {at}: {is}, not {wanted}"
-            );
-        }
-    }
-}
-
-/// On the flat side of the top, where the curve is hardly curved.
-#[test]
-fn it_is_finite_however_rare_the_treated_are() {
-    for bits in 1..=53 {
-        for share in [0.001, 0.05, 0.5, 0.9835865448495794, 0.999] {
-            let control = 897_843_345_883_585_024 & ((1 << bits) - 1);
-            let evidence = Evidence::of(&[tally(share, 0, control), tally(0.5, 3, 4)]);
-            for direction in DIRECTIONS {
-                let ln_e = evidence.ln_e(direction);
-                assert!(ln_e.is_finite(), "{share} {control}: {ln_e}");
-            }
-        }
-    }
-}
-
-#[test]
-fn it_is_the_beta_binomial_mixture() {
+fn e_value_is_the_product_of_predictions() {
     for share in [0.001, 0.05, 0.1, 0.5, 0.95, 0.999] {
         for (treated, control) in [
             (0, 0),
@@ -99,10 +40,8 @@ fn it_is_the_beta_binomial_mixture() {
             (900, 20),
             (100_000, 100_100),
         ] {
-            let (wanted, is) = (
-                closed_form(share, treated, control),
-                ln_e(share, treated, control, Direction::Either),
-            );
+            let wanted = product(share, treated, control);
+            let is = ln_e(share, treated, control, Direction::Either);
             let error = (is - wanted).abs() / wanted.abs().max(1.0);
             assert!(
                 error < 1e-8,
@@ -112,14 +51,36 @@ fn it_is_the_beta_binomial_mixture() {
     }
 }
 
+/// By the trapezoidal rule over 400,000 steps of the log odds.
 #[test]
-fn the_likeliest_ratio_is_about_that_of_the_rates() {
-    let ratio = |s, t, c| Evidence::of(&[tally(s, t, c)]).likeliest_ratio();
-    for (share, treated, control) in [(0.05, 3, 40), (0.5, 20, 10), (0.95, 900, 1)] {
-        let rates = treated as f64 / share / (control as f64 / (1.0 - share));
-        assert!((ratio(share, treated, control).unwrap() / rates - 1.0).abs() < 0.02);
+fn one_sided_e_values_are_integrals_of_their_side() {
+    for (share, treated, control, gain, harm) in [
+        (0.5, 0, 12, 6.445_842, -2.564_949),
+        (0.95, 90, 1, -2.474_781, 0.578_735),
+        (0.1, 20, 10, -4.628_112, 25.812_314),
+    ] {
+        let is = ln_e(share, treated, control, Direction::Gain);
+        assert!((is - gain).abs() < 1e-5, "{is} {gain}");
+        let is = ln_e(share, treated, control, Direction::Harm);
+        assert!((is - harm).abs() < 1e-5, "{is} {harm}");
     }
-    assert_eq!((ratio(0.5, 0, 3), ratio(0.5, 3, 0)), (Some(0.0), None));
+}
+
+/// At the root of the counts from what is expected, a normal distribution is as good.
+#[test]
+fn e_values_are_sound_up_to_ten_billion() {
+    for (n, more) in [(10_000, 100), (1_000_000, 1000), (10_000_000_000, 100_000)] {
+        let is = ln_e(0.5, n + more, n - more, Direction::Either);
+        // Of 2n the standard deviation is the root of n / 2.
+        let wanted = 1.0 - 0.5 * (n as f64 / std::f64::consts::PI * 4.0).ln();
+        assert!((is - wanted).abs() < 0.01, "{n}: {is} {wanted}");
+        let harm = ln_e(0.5, n + more, n - more, Direction::Harm);
+        // Of the normal distribution 92.1 % are on that side, and of the prior half.
+        assert!(
+            (harm - is - (2.0_f64 * 0.921_35).ln()).abs() < 0.01,
+            "{n}: {harm} {is}"
+        );
+    }
 }
 
 #[test]
@@ -131,26 +92,7 @@ fn both_directions_are_halves_of_an_even_split() {
     }
 }
 
-/// Stirling's formula, where the counts are as expected.
-#[test]
-fn it_is_sound_up_to_2_to_the_53() {
-    let half = 1_u64 << 52;
-    let n = (2 * half) as f64 + PRIOR_WEIGHT;
-    let beta: f64 = 24.0 * 24.0 / 362_880.0;
-    let wanted = 0.5 * (std::f64::consts::TAU * 4.0 / n).ln() - beta.ln() + 10.0 * 0.5_f64.ln();
-    let is = ln_e(0.5, half, half, Direction::Either);
-    assert!((is - wanted).abs() < 1e-6, "{is} {wanted}");
-    // One standard deviation, the root of n / 4, is half a unit; this is 0.7 of one.
-    let deviation = 1 << 25;
-    let more = ln_e(0.5, half + deviation, half - deviation, Direction::Either);
-    assert!((more - is - 0.25).abs() < 1e-6, "{more} {is}");
-    // Far off: the divergence.
-    let far = ln_e(0.5, half / 2, half + half / 2, Direction::Gain);
-    let divergence = (0.25 * 0.5_f64.ln() + 0.75 * 1.5_f64.ln()) * 2.0 * half as f64;
-    assert!((far / divergence - 1.0).abs() < 1e-12, "{far} {divergence}");
-}
-
-/// The mean over all counts of `n` bad connections, each of which is treated with `probability`.
+/// The mean over all counts of `n` bad attempts, each of which is treated with `probability`.
 fn mean(share: f64, probability: f64, n: u64, direction: Direction) -> f64 {
     let mut weight = (1.0 - probability).powi(i32::try_from(n).unwrap());
     let mut sum = 0.0;
@@ -162,7 +104,7 @@ fn mean(share: f64, probability: f64, n: u64, direction: Direction) -> f64 {
 }
 
 #[test]
-fn the_mean_is_1_if_nothing_differs() {
+fn mean_is_1_if_nothing_differs() {
     for share in [0.05, 0.1, 0.5, 0.95] {
         for n in [1, 2, 7, 40] {
             for direction in DIRECTIONS {
@@ -179,40 +121,9 @@ fn the_mean_is_1_if_nothing_differs() {
     }
 }
 
-/// The share is raised once three of the first bad connections were in the control arm, so by what was seen.
+/// Exactly, by the probabilities of all paths of 200 bad attempts.
 #[test]
-fn the_mean_is_1_through_a_ramp() {
-    fn from(before: [Tally; 2], left: u32, direction: Direction) -> f64 {
-        let [mut first, mut second] = before;
-        if left == 0 {
-            return Evidence::of(&before).ln_e(direction).exp();
-        }
-        let present = if first.control < 3 {
-            &mut first
-        } else {
-            &mut second
-        };
-        let probability = present.share.get();
-        present.treated += 1;
-        let treated = if before[0].control < 3 {
-            [first, before[1]]
-        } else {
-            [before[0], second]
-        };
-        let mut control = before;
-        control[usize::from(before[0].control >= 3)].control += 1;
-        probability * from(treated, left - 1, direction)
-            + (1.0 - probability) * from(control, left - 1, direction)
-    }
-    for direction in DIRECTIONS {
-        let mean = from([tally(0.05, 0, 0), tally(0.5, 0, 0)], 9, direction);
-        assert!((mean - 1.0).abs() < 1e-9, "{direction:?}: {mean}");
-    }
-}
-
-/// Exactly, by the probabilities of all paths of 200 bad connections.
-#[test]
-fn it_ever_reaches_20_in_less_than_5_percent() {
+fn e_value_ever_reaches_20_in_less_than_5_percent() {
     for share in [0.05, 0.1, 0.5, 0.95] {
         for direction in DIRECTIONS {
             let mut reached = 0.0;
@@ -227,8 +138,7 @@ fn it_ever_reaches_20_in_less_than_5_percent() {
                 // Others do not change the fourth digit.
                 let likely = |(_, weight): &(u64, &mut f64)| **weight > 1e-9;
                 for (treated, weight) in (0..).zip(next.iter_mut()).filter(likely) {
-                    let evidence = Evidence::of(&[tally(share, treated, n - treated)]);
-                    if evidence.reaches(direction, 20.0) {
+                    if ln_e(share, treated, n - treated, direction) >= 20_f64.ln() {
                         reached += std::mem::take(weight);
                     }
                 }
@@ -251,23 +161,62 @@ fn shares_outside_are_refused() {
     assert!(serde_json::from_str::<Probability>("1.5").is_err());
 }
 
+#[test]
+fn interval_is_open_where_an_arm_has_nothing_bad() {
+    let ratio = |treated, control| tally(0.5, treated, control).ratio();
+    let none = ratio(0, 0);
+    assert_eq!((none.low, none.likeliest, none.high), (0.0, None, None));
+    let (gain, harm) = (ratio(0, 30), ratio(30, 0));
+    assert_eq!((gain.low, gain.likeliest), (0.0, Some(0.0)));
+    assert!(gain.high.is_some_and(|high| (0.1..0.5).contains(&high)));
+    assert_eq!((harm.likeliest, harm.high), (None, None));
+    // By symmetry.
+    assert!((harm.low * gain.high.unwrap() - 1.0).abs() < 1e-6);
+}
+
+/// A tenth is treated, with three times the control arm's rate.
+#[test]
+fn interval_narrows_around_the_ratio() {
+    for (n, width) in [(100, 5.0), (10_000, 0.4), (1 << 36, 1e-3)] {
+        let is = tally(0.1, 3 * n, 9 * n).ratio();
+        assert!((is.likeliest.unwrap() - 3.0).abs() < 1e-9);
+        assert!(is.low < 3.0 && is.high.unwrap() > 3.0, "{is:?}");
+        assert!(is.high.unwrap() - is.low < width, "{n}: {is:?}");
+    }
+}
+
 proptest! {
+    /// Files to be merged may have any counts.
     #[test]
-    fn it_is_finite_and_the_short_cut_agrees(
+    fn e_value_is_a_number_within_its_bound(
         share in 0.001..0.999,
-        bits in (0_u32..=53, 0_u32..=53),
+        bits in (0_u32..=63, 0_u32..=63),
         low in (any::<u64>(), any::<u64>()),
-        e in 1.1..1e4,
     ) {
         let count = |bits: u32, low: u64| low & ((1 << bits) - 1);
-        let evidence = Evidence::of(&[
-            tally(share, count(bits.0, low.0), count(bits.1, low.1)),
-            tally(0.5, 3, 4),
-        ]);
+        let tally = tally(share, count(bits.0, low.0), count(bits.1, low.1));
         for direction in DIRECTIONS {
-            let ln_e = evidence.ln_e(direction);
-            prop_assert!(ln_e.is_finite());
-            prop_assert_eq!(evidence.reaches(direction, e), ln_e >= e.ln());
+            let ln_e = tally.ln_e(direction);
+            prop_assert!(!ln_e.is_nan() && ln_e < f64::INFINITY, "{}", ln_e);
+            let slack = 1e-9 * (1.0 + tally.treated + tally.control);
+            prop_assert!(ln_e <= tally.at_most(direction) + slack, "{}", ln_e);
         }
+        let ratio = tally.ratio();
+        prop_assert!(ratio.high.is_none_or(|high| ratio.low <= high));
+    }
+
+    /// The interval leaves out 1 exactly where the e-value of either direction has reached 20.
+    #[test]
+    fn interval_is_the_test_inverted(
+        share in 0.001..0.999,
+        treated in 0_u64..4000,
+        control in 0_u64..4000,
+    ) {
+        let tally = tally(share, treated, control);
+        let ln_e = tally.ln_e(Direction::Either);
+        prop_assume!((ln_e - 20_f64.ln()).abs() > 1e-6);
+        let ratio = tally.ratio();
+        let contains = ratio.low <= 1.0 && ratio.high.is_none_or(|high| high >= 1.0);
+        prop_assert_eq!(!contains, ln_e > 20_f64.ln());
     }
 }

@@ -8,6 +8,7 @@ use crate::tune::evidence::Probability;
 
 /// One thing for each arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Arms<T> {
     /// Of connections with the policy's timers.
     pub treated: T,
@@ -15,32 +16,49 @@ pub struct Arms<T> {
     pub control: T,
 }
 
-/// A bad outcome. One connection may have several.
+impl<T> Arms<T> {
+    /// Something of each arm.
+    pub fn map<U>(&self, mut of: impl FnMut(&T) -> U) -> Arms<U> {
+        Arms {
+            treated: of(&self.treated),
+            control: of(&self.control),
+        }
+    }
+
+    /// Something of each arm of both.
+    pub fn zip<U, V>(&self, other: &Arms<U>, of: impl Fn(&T, &U) -> V) -> Arms<V> {
+        Arms {
+            treated: of(&self.treated, &other.treated),
+            control: of(&self.control, &other.control),
+        }
+    }
+}
+
+/// What is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// The handshake never completed.
-    Failed,
-    /// It took more than 500 ms, less than the kernel's initial RTO: something was lost.
-    #[serde(rename = "beyond-500-ms")]
-    Beyond500Ms,
     /// A spurious SYN or SYN-ACK.
     Spurious,
-    /// A DSACK: the peer received something twice.
-    Dsack,
-    /// Aborted after retransmissions.
-    Aborted,
+    /// Of accepted connections: the last round trip of the handshake took more than 500 ms.
+    LateAccepted,
+    /// An attempt that was not established within 500 ms.
+    Bad,
 }
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Failed,
-        Self::Beyond500Ms,
-        Self::Spurious,
-        Self::Dsack,
-        Self::Aborted,
-    ];
+    pub const ALL: [Self; 3] = [Self::Spurious, Self::LateAccepted, Self::Bad];
+
+    /// As in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Spurious => "spurious",
+            Self::LateAccepted => "late-accepted",
+            Self::Bad => "bad",
+        }
+    }
 
     /// The share of treated connections up to which it is no harm.
     ///
@@ -48,38 +66,66 @@ impl Outcome {
     /// is a proven difference. Up to 0.5 %, the default of a policy's guard, they are no reason to stop.
     pub const fn tolerated(self) -> Option<Probability> {
         match self {
-            Self::Spurious | Self::Dsack => Some(Probability::HALF_A_PERCENT),
-            Self::Failed | Self::Beyond500Ms | Self::Aborted => None,
+            Self::Spurious => Some(Probability::HALF_A_PERCENT),
+            Self::LateAccepted | Self::Bad => None,
         }
     }
 }
 
-/// How many connections (or peers) of an arm were attempted, and how many of them had which outcome.
+/// What was counted of an arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
-    /// Attempts.
+    /// Attempts: connect() calls whose first SYN was sent.
     pub attempts: u64,
-    /// [`Outcome::Failed`].
-    pub failed: u64,
-    /// [`Outcome::Beyond500Ms`].
-    pub beyond_500_ms: u64,
-    /// [`Outcome::Spurious`].
+    /// Of these, established within 500 ms. The others are bad.
+    pub good: u64,
+    /// Connection requests that were answered.
+    pub requests: u64,
+    /// [`Outcome::LateAccepted`].
+    pub late_accepted: u64,
+    /// [`Outcome::Spurious`], of connections of both directions.
     pub spurious: u64,
-    /// [`Outcome::Dsack`].
-    pub dsack: u64,
-    /// [`Outcome::Aborted`].
-    pub aborted: u64,
 }
 
 impl Counts {
-    /// How many had an outcome.
+    /// How many had an outcome. An attempt under way counts as bad until it is established.
     pub const fn of(&self, outcome: Outcome) -> u64 {
         match outcome {
-            Outcome::Failed => self.failed,
-            Outcome::Beyond500Ms => self.beyond_500_ms,
+            Outcome::Bad => self.attempts.saturating_sub(self.good),
+            Outcome::LateAccepted => self.late_accepted,
             Outcome::Spurious => self.spurious,
-            Outcome::Dsack => self.dsack,
-            Outcome::Aborted => self.aborted,
+        }
+    }
+
+    /// Connections whose arm was drawn.
+    pub const fn drawn(&self) -> u64 {
+        self.attempts.saturating_add(self.requests)
+    }
+
+    /// The number of connections that an outcome is a part of.
+    pub const fn all(&self, outcome: Outcome) -> u64 {
+        match outcome {
+            Outcome::Bad => self.attempts,
+            Outcome::LateAccepted => self.requests,
+            Outcome::Spurious => self.drawn(),
+        }
+    }
+
+    /// How much each has grown since an earlier time; nothing where it is less, as counters of several processors are not
+    /// read at once.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        self.with(earlier, u64::saturating_sub)
+    }
+
+    fn with(&self, other: &Self, f: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            attempts: f(self.attempts, other.attempts),
+            good: f(self.good, other.good),
+            requests: f(self.requests, other.requests),
+            late_accepted: f(self.late_accepted, other.late_accepted),
+            spurious: f(self.spurious, other.spurious),
         }
     }
 }
@@ -88,25 +134,15 @@ impl Add for Counts {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self {
-            attempts: self.attempts.saturating_add(other.attempts),
-            failed: self.failed.saturating_add(other.failed),
-            beyond_500_ms: self.beyond_500_ms.saturating_add(other.beyond_500_ms),
-            spurious: self.spurious.saturating_add(other.spurious),
-            dsack: self.dsack.saturating_add(other.dsack),
-            aborted: self.aborted.saturating_add(other.aborted),
-        }
+        self.with(&other, u64::saturating_add)
     }
 }
 
-impl<T: Add<Output = T>> Add for Arms<T> {
+impl<T: Add<Output = T> + Copy> Add for Arms<T> {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self {
-            treated: self.treated + other.treated,
-            control: self.control + other.control,
-        }
+        self.zip(&other, |one, other| *one + *other)
     }
 }
 

@@ -4,20 +4,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::tune::evidence::Probability;
 
-/// How long the outcome of a connection may come after its arm was drawn, seconds: connect() gives up after 131 s
-/// with the kernel's defaults.
-pub const SETTLING_S: u64 = 135;
+/// How long a share must last at least, seconds: evidence has to hold for [`super::HOLD_MS`].
+const LEAST_STEP_S: u64 = 60;
 
 /// What is drawn into an arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
     /// Each connection, by its addresses and ports.
     Connection,
-    /// All connections of a peer, by its address. Counts are then of peers: each counts once in the experiment, with
-    /// its first attempt and its first bad connection of a kind. Further ones are in the same arm for certain, and
-    /// prove nothing.
+    /// All connections of a peer, by its address. They fare alike, and connections are counted: nothing is judged.
     Peer,
+}
+
+impl Unit {
+    /// "connections" or "peers".
+    pub const fn plural(self) -> &'static str {
+        match self {
+            Self::Connection => "connections",
+            Self::Peer => "peers",
+        }
+    }
 }
 
 /// Rising shares of the treatment: the probabilities with which connections are drawn into it.
@@ -43,7 +51,7 @@ pub enum DesignError {
         /// 0 to 1.
         then: f64,
     },
-    /// Outcomes of one step would still come in the next.
+    /// Evidence could not hold for long enough at each share.
     #[error("a ramp of {steps} steps needs {least_s} s at least, not {duration_s} s")]
     TooShort {
         /// Of the ramp.
@@ -121,9 +129,9 @@ impl Design {
     ///
     /// # Errors
     ///
-    /// Several steps and too short a duration: half of a step's least time would be [`SETTLING_S`].
+    /// Several steps and too short a duration.
     pub fn check(&self) -> Result<(), DesignError> {
-        let least_s = 2 * SETTLING_S * self.ramp.parts();
+        let least_s = LEAST_STEP_S * self.ramp.parts();
         let steps = self.ramp.shares().len();
         if steps > 1 && self.duration_s < least_s {
             return Err(DesignError::TooShort {

@@ -1,8 +1,6 @@
 //! The same experiment on several hosts, as one.
 
-use super::{
-    Design, Direction, Experiment, GAIN, HARM, MISMATCH, SUSPECTED_HARM, Step, Unit, Verdict,
-};
+use super::{Design, Experiment, GAIN, HARM, MISMATCH, Step, Unit, Verdict};
 
 /// Why experiments are not one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,36 +53,36 @@ impl Experiment {
             }
             merged.add(other);
         }
-        merged.gain_proven_s = None;
         merged.verdict = merged.conclusion();
+        merged.is_gain_proven = matches!(merged.verdict, Some(Verdict::GainProven { .. }));
         Ok(merged)
     }
 
     fn add(&mut self, other: &Self) {
         self.hosts.extend(other.hosts.clone());
-        self.started_s = self.started_s.min(other.started_s);
-        self.raised_s = self.raised_s.max(other.raised_s);
+        self.elapsed_ms = self.elapsed_ms.max(other.elapsed_ms);
+        self.under_way += other.under_way;
         let steps = self.steps.len().max(other.steps.len());
         self.steps.resize_with(steps, Step::default);
         for (step, other) in self.steps.iter_mut().zip(&other.steps) {
-            step.settling += other.settling;
-            step.settled += other.settled;
-            step.blocks.extend(&other.blocks);
+            step.counts += other.counts;
+            step.under_way += other.under_way;
         }
     }
 
     /// By the counts alone.
     fn conclusion(&self) -> Option<Verdict> {
-        if self.mismatch().reaches(Direction::Either, MISMATCH) {
+        if self.design.unit == Unit::Peer {
+            return None;
+        }
+        if self.mismatch_reaches(MISMATCH) {
             return Some(Verdict::Invalid);
         }
         if let Some(outcome) = self.harm(HARM) {
             return Some(Verdict::Harm { outcome });
         }
-        let gain = self.harm(SUSPECTED_HARM).is_none()
-            && !self.spill_over().is_suspected()
-            && self.gain().reaches(Direction::Gain, GAIN);
-        gain.then_some(Verdict::GainProven { promoted: false })
+        let gains = self.suspected_harm().is_none() && self.gain_reaches(GAIN);
+        gains.then_some(Verdict::GainProven { promoted: false })
     }
 }
 

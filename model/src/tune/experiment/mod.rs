@@ -1,13 +1,19 @@
 //! A policy's timers against the kernel's own, on a share of the connections: what was counted, and when it ends.
 //!
-//! No clock and no I/O: whoever drives it says what was counted since the last time and what time it is, and sets the
-//! share that [`Experiment::share`] says. Times are seconds of one clock that goes on through restarts. The counters
-//! of the arms begin with the experiment: connections of before count nowhere.
+//! No clock and no I/O: the caller passes what was counted since the last look and how much time has passed, and sets the
+//! share that [`Experiment::share`] returns.
+//!
+//! # Attempts under way
+//!
+//! An attempt is bad until it is established. Those under way at a look are therefore counted as bad, and differ between
+//! the arms by chance, anew at each look; an e-value that is looked at each second would take that for evidence. So twice
+//! the number that is under way on average is added to the arm whose bad attempts would have to be few and taken from the
+//! other, and a verdict counts once it has held at all looks of [`HOLD_MS`]. Attempts under way when counting begins are
+//! established later and make the bad ones too few: they are allowed for in the same way, in the other direction.
 
 mod counts;
 mod design;
 mod merge;
-mod spill_over;
 #[cfg(test)]
 mod tests;
 
@@ -15,21 +21,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use self::spill_over::Blocks;
 pub use self::{
     counts::{Arms, Counts, Outcome},
-    design::{Design, DesignError, Ramp, SETTLING_S, Unit},
+    design::{Design, DesignError, Ramp, Unit},
     merge::MergeError,
-    spill_over::{Change, SpillOver},
 };
-use super::{
-    evidence::{Direction, Evidence, Tally},
-    interval::Interval,
-};
-use crate::advice::Distribution;
+use super::evidence::{Direction, Probability, Ratio, Tally};
 
-/// The e-value from which harm is proven, at once, by any [`Outcome`]: of five, one is so by chance in 80 experiments
-/// at most.
+/// The e-value from which harm is proven, by any [`Outcome`]: of three, one is so by chance in 130 experiments at most.
 pub const HARM: f64 = 400.0;
 /// The e-value from which a gain is proven: by chance in 20 experiments at most.
 pub const GAIN: f64 = 20.0;
@@ -37,34 +36,37 @@ pub const GAIN: f64 = 20.0;
 pub const SUSPECTED_HARM: f64 = 20.0;
 /// The e-value from which the arms do not have the connections that the hash should give them.
 pub const MISMATCH: f64 = 1000.0;
-/// What the treatment is to make rarer.
-pub const PRIMARY: Outcome = Outcome::Beyond500Ms;
-/// How many treated attempts a step needs: with an outcome that none of them had, 0.3 % have it at most (95 %).
+/// How many treated connections a step needs: an outcome that none of them had has a share of 0.3 % at most (95 %).
 pub const STEP_ATTEMPTS: u64 = 1000;
-/// Blocks of time in a step, by which the control arm's changes are judged.
-const BLOCKS_A_STEP: u64 = 24;
+/// How long the evidence of bad attempts must last until it counts, milliseconds.
+pub const HOLD_MS: u64 = 10_000;
+/// So many times the average number of attempts under way is allowed for.
+const ALLOWANCE: f64 = 2.0;
+/// JSON has no infinity.
+const LARGEST_E: f64 = 1e300;
 
-/// What was counted since the last time.
-#[derive(Clone, Debug, Default)]
+/// What was counted since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Increments {
     /// By arm.
     pub counts: Arms<Counts>,
-    /// RTTs of the control arm, microseconds.
-    pub control_rtt: Distribution,
+    /// How many attempts were under way on average that became good: the sum of their connect times over the time since
+    /// the last look.
+    pub under_way: Arms<f64>,
 }
 
 /// How an experiment ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "verdict")]
 pub enum Verdict {
-    /// The treatment's share of the primary outcome is lower, at each share of the ramp without harm.
+    /// The treatment has fewer bad attempts, and no harm is suspected.
     GainProven {
         /// Whether all connections are treated now.
         promoted: bool,
     },
     /// An outcome is more frequent in the treatment.
     Harm {
-        /// Which.
+        /// The outcome.
         outcome: Outcome,
     },
     /// The arms do not have the connections they should have: something draws or counts wrongly.
@@ -91,31 +93,46 @@ pub enum Event {
 }
 
 /// One share of the ramp.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Step {
-    /// Counted while outcomes of connections of the step before could still come.
-    settling: Arms<Counts>,
-    /// Counted after that.
-    settled: Arms<Counts>,
-    /// The control arm after that.
-    blocks: Blocks,
+    /// When it began, milliseconds of the experiment.
+    began_ms: u64,
+    counts: Arms<Counts>,
+    /// Attempts under way when counting began.
+    under_way: Arms<f64>,
+}
+
+/// What was counted at one share, and what that says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ShareResult {
+    /// The share, 0 to 1.
+    pub share: f64,
+    /// What was counted, by arm.
+    #[serde(flatten)]
+    pub counts: Arms<Counts>,
+    /// The ratio of the shares of bad attempts, treated to control.
+    pub ratio: Ratio,
 }
 
 /// What the counts say.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Assessment {
-    /// Natural logarithm of the e-value of a gain in [`PRIMARY`].
-    pub gain_ln_e: f64,
-    /// Natural logarithms of the e-values of harm.
-    pub harm_ln_e: BTreeMap<Outcome, f64>,
-    /// Natural logarithm of the e-value of a sample-ratio mismatch.
-    pub mismatch_ln_e: f64,
-    /// The ratio of the shares that had [`PRIMARY`], treatment to control, at 95 %.
-    pub ratio: Interval,
-    /// The likeliest one; `None` while the control arm has had none.
-    pub likeliest_ratio: Option<f64>,
-    /// How the control arm has changed with the share.
-    pub spill_over: SpillOver,
+    /// The e-value of a gain: proven from 20 on.
+    pub gain_e: f64,
+    /// The e-values of harm by outcome: proven from 400 on.
+    pub harm_e: BTreeMap<Outcome, f64>,
+    /// The e-value of a sample-ratio mismatch: invalid from 1000 on.
+    pub mismatch_e: f64,
+}
+
+/// Since when the evidence holds, milliseconds of the experiment. After a restart it has to hold anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Held {
+    gain: Option<u64>,
+    harm: Option<u64>,
+    last_share: Option<u64>,
 }
 
 /// An experiment, as it is kept through restarts.
@@ -124,12 +141,15 @@ pub struct Experiment {
     design: Design,
     /// Whose counts are in it, and their seeds.
     hosts: BTreeMap<String, u32>,
-    started_s: u64,
-    /// When the present share was set.
-    raised_s: u64,
+    /// How long it was looked at, milliseconds.
+    elapsed_ms: u64,
     /// Those that were reached; the last is the present one.
     steps: Vec<Step>,
-    gain_proven_s: Option<u64>,
+    /// Attempts under way now.
+    under_way: Arms<f64>,
+    #[serde(skip)]
+    held: Held,
+    is_gain_proven: bool,
     verdict: Option<Verdict>,
 }
 
@@ -139,15 +159,16 @@ impl Experiment {
     /// # Errors
     ///
     /// A duration that is too short for the ramp.
-    pub fn start(design: Design, host: String, now_s: u64) -> Result<Self, DesignError> {
+    pub fn start(design: Design, host: String) -> Result<Self, DesignError> {
         design.check()?;
         Ok(Self {
             hosts: BTreeMap::from([(host, design.seed)]),
             design,
-            started_s: now_s,
-            raised_s: now_s,
+            elapsed_ms: 0,
             steps: vec![Step::default()],
-            gain_proven_s: None,
+            under_way: Arms::default(),
+            held: Held::default(),
+            is_gain_proven: false,
             verdict: None,
         })
     }
@@ -162,14 +183,23 @@ impl Experiment {
         self.hosts.keys().map(String::as_str)
     }
 
-    /// When it began, seconds.
-    pub const fn started_s(&self) -> u64 {
-        self.started_s
+    /// How long it was looked at, milliseconds.
+    pub const fn elapsed_ms(&self) -> u64 {
+        self.elapsed_ms
     }
 
-    /// When the present share was set, seconds.
-    pub const fn raised_s(&self) -> u64 {
-        self.raised_s
+    /// For how much longer it may run, seconds.
+    pub const fn left_s(&self) -> u64 {
+        self.design
+            .duration_s
+            .saturating_sub(self.elapsed_ms / 1000)
+    }
+
+    /// For how much longer the present share lasts at least, seconds.
+    pub fn step_left_s(&self) -> u64 {
+        let began_ms = self.steps.last().map_or(0, |step| step.began_ms);
+        let age_s = self.elapsed_ms.saturating_sub(began_ms) / 1000;
+        self.design.step_s().saturating_sub(age_s)
     }
 
     /// Which share of the ramp is the present one, from 0.
@@ -177,14 +207,27 @@ impl Experiment {
         self.steps.len().saturating_sub(1)
     }
 
+    /// Whether the present share is the last.
+    pub fn is_at_last_share(&self) -> bool {
+        self.steps.len() >= self.design.ramp.shares().len()
+    }
+
     /// How it ended; `None` while it runs.
     pub const fn verdict(&self) -> Option<Verdict> {
         self.verdict
     }
 
-    /// When the gain was proven, seconds.
-    pub const fn gain_proven_s(&self) -> Option<u64> {
-        self.gain_proven_s
+    /// Whether a gain was proven.
+    pub const fn is_gain_proven(&self) -> bool {
+        self.is_gain_proven
+    }
+
+    /// Whether it counts what happens.
+    pub const fn is_counting(&self) -> bool {
+        matches!(
+            self.verdict,
+            None | Some(Verdict::GainProven { promoted: false })
+        )
     }
 
     /// The share of connections to be treated now, 0 to 1.
@@ -202,61 +245,75 @@ impl Experiment {
 
     /// All that was counted, by arm.
     pub fn counts(&self) -> Arms<Counts> {
-        let all = self.steps.iter().map(|step| step.settling + step.settled);
-        all.fold(Arms::default(), |sum, arms| sum + arms)
+        let all = self.steps.iter().map(|step| step.counts);
+        all.fold(Arms::default(), |sum, counts| sum + counts)
     }
 
-    /// Takes in what was counted since the last time, and judges. What comes after the end is left out.
+    /// Takes in what was counted since the last look, and judges. What comes after the end is left out. With
+    /// [`Unit::Peer`] nothing is judged.
     ///
-    /// At most one thing changes at a time; the next does when it is asked again. In this order:
+    /// At most one thing changes at a time; the next does at the next look. In this order:
     ///
     /// 1. A sample-ratio mismatch of [`MISMATCH`] ends it as invalid.
     /// 2. Harm of [`HARM`] in any outcome, and in excess of what is [tolerated](Outcome::tolerated), ends it.
     /// 3. A gain of [`GAIN`] with no harm of [`SUSPECTED_HARM`] is proven, and stays so.
-    /// 4. A step is complete after [`Design::step_s`] and [`STEP_ATTEMPTS`] treated attempts, with no harm suspected
-    ///    and no spill-over. After the last one a proven gain ends it.
+    /// 4. A step is complete after [`Design::step_s`] and [`STEP_ATTEMPTS`] treated connections, with no harm suspected.
+    ///    After the last one a proven gain ends it. It is promoted only if the ratio at the last share alone is below 1.
     /// 5. At the end of its duration it is inconclusive, also where a gain was proven at a part of the ramp.
     /// 6. After a complete step the next share follows.
-    pub fn observe(&mut self, increments: &Increments, now_s: u64) -> Option<Event> {
-        if !matches!(
-            self.verdict,
-            None | Some(Verdict::GainProven { promoted: false })
-        ) {
+    pub fn observe(&mut self, increments: &Increments, elapsed_ms: u64) -> Option<Event> {
+        if !self.is_counting() {
             return None;
         }
-        self.count(increments, now_s);
-        if self.mismatch().reaches(Direction::Either, MISMATCH) {
+        self.count(increments, elapsed_ms);
+        let is_over = self.left_s() == 0;
+        if self.design.unit == Unit::Peer {
+            return is_over.then(|| self.end(Verdict::Inconclusive));
+        }
+        if self.mismatch_reaches(MISMATCH) {
             return Some(self.end(Verdict::Invalid));
         }
-        if let Some(outcome) = self.harm(HARM) {
+        let now_ms = self.elapsed_ms;
+        let harm = self.harm(HARM);
+        let is_bad = harm == Some(Outcome::Bad);
+        let is_bad_held = has_held(&mut self.held.harm, is_bad, now_ms);
+        if let Some(outcome) = harm
+            && (!is_bad || is_bad_held)
+        {
             return Some(self.end(Verdict::Harm { outcome }));
         }
         if self.verdict.is_some() {
             return None;
         }
-        let suspected = self.harm(SUSPECTED_HARM).is_some();
-        if self.gain_proven_s.is_none() && !suspected && self.gain().reaches(Direction::Gain, GAIN)
-        {
-            self.gain_proven_s = Some(now_s);
+        let is_suspected = self.suspected_harm().is_some();
+        let gains = !is_suspected && (self.is_gain_proven || self.gain_reaches(GAIN));
+        if has_held(&mut self.held.gain, gains, now_ms) && !self.is_gain_proven {
+            self.is_gain_proven = true;
             return Some(Event::GainProven);
         }
-        let complete = now_s.saturating_sub(self.raised_s) >= self.design.step_s()
-            && self.step_attempts() >= STEP_ATTEMPTS
-            && !suspected
-            && !self.spill_over().is_suspected();
-        let last = self.steps.len() >= self.design.ramp.shares().len();
-        if complete && last && self.gain_proven_s.is_some() {
-            let promoted = self.design.promote;
-            return Some(self.end(Verdict::GainProven { promoted }));
+        let is_complete =
+            self.step_left_s() == 0 && self.step_attempts() >= STEP_ATTEMPTS && !is_suspected;
+        let is_last = self.is_at_last_share();
+        if is_last && self.is_gain_proven && !is_suspected && (is_complete || is_over) {
+            let promote = self.design.promote;
+            let is_below = promote && self.gains_at_last_share();
+            let promoted = has_held(&mut self.held.last_share, is_below, now_ms) && is_complete;
+            if promoted || !promote || is_over {
+                return Some(self.end(Verdict::GainProven { promoted }));
+            }
         }
-        if now_s.saturating_sub(self.started_s) >= self.design.duration_s {
+        if is_over {
             return Some(self.end(Verdict::Inconclusive));
         }
-        (complete && !last).then(|| {
-            self.steps.push(Step::default());
-            self.raised_s = now_s;
-            let share = self.present_share();
-            Event::Raised { share }
+        (is_complete && !is_last).then(|| {
+            self.steps.push(Step {
+                began_ms: now_ms,
+                ..Step::default()
+            });
+            self.held = Held::default();
+            Event::Raised {
+                share: self.present_share(),
+            }
         })
     }
 
@@ -272,38 +329,75 @@ impl Experiment {
         self.harm(SUSPECTED_HARM)
     }
 
-    /// What the counts say now.
-    pub fn assess(&self) -> Assessment {
-        let harm = |outcome| (outcome, self.harm_by(outcome).ln_e(Direction::Harm));
-        let gain = self.gain();
-        Assessment {
-            gain_ln_e: gain.ln_e(Direction::Gain),
-            harm_ln_e: Outcome::ALL.into_iter().map(harm).collect(),
-            mismatch_ln_e: self.mismatch().ln_e(Direction::Either),
-            ratio: Interval::of(&gain, 0.95),
-            likeliest_ratio: gain.likeliest_ratio(),
-            spill_over: self.spill_over(),
-        }
+    /// What the counts say now; `None` where peers are drawn.
+    pub fn assess(&self) -> Option<Assessment> {
+        let e = |ln_e: f64| ln_e.exp().min(LARGEST_E);
+        (self.design.unit == Unit::Connection).then(|| Assessment {
+            gain_e: e(self.ln_gain()),
+            harm_e: Outcome::ALL
+                .into_iter()
+                .map(|outcome| {
+                    (
+                        outcome,
+                        self.mean_e(self.harm_tallies(outcome), Direction::Harm),
+                    )
+                })
+                .collect(),
+            mismatch_e: self.mean_e(self.drawn_tallies(), Direction::Either),
+        })
     }
 
-    fn count(&mut self, increments: &Increments, now_s: u64) {
-        let first = self.steps.len() == 1;
-        let settling = !first && now_s.saturating_sub(self.raised_s) < SETTLING_S;
-        let block_s = self.design.step_s() / BLOCKS_A_STEP;
+    /// What was counted at each share that was reached.
+    pub fn results(&self) -> impl Iterator<Item = ShareResult> {
+        let bounds = self.gain_tallies().zip(self.harm_tallies(Outcome::Bad));
+        self.by_share()
+            .zip(bounds)
+            .map(|((share, step), (gain, harm))| {
+                let bad = step.counts.map(|counts| counts.of(Outcome::Bad) as f64);
+                ShareResult {
+                    share: share.get(),
+                    counts: step.counts,
+                    // Attempts under way belong to both ends.
+                    ratio: Ratio {
+                        likeliest: tally(share, bad).ratio().likeliest,
+                        low: harm.ratio().low,
+                        high: gain.ratio().high,
+                    },
+                }
+            })
+    }
+
+    /// Of the latest share that has counted a bad attempt; of the present one while there is none.
+    pub fn result(&self) -> ShareResult {
+        let all: Vec<_> = self.results().collect();
+        let is_bad = |result: &&ShareResult| {
+            let Arms { treated, control } = result.counts.map(|counts| counts.of(Outcome::Bad));
+            treated + control > 0
+        };
+        let latest = all.iter().rfind(is_bad).or(all.last());
+        latest.copied().unwrap_or_default()
+    }
+
+    /// Treated connections at the present share; [`STEP_ATTEMPTS`] complete a step.
+    pub fn step_attempts(&self) -> u64 {
+        let present = self.steps.last();
+        present.map_or(0, |step| step.counts.treated.drawn())
+    }
+
+    fn count(&mut self, increments: &Increments, elapsed_ms: u64) {
+        self.elapsed_ms = self.elapsed_ms.saturating_add(elapsed_ms);
         let Some(step) = self.steps.last_mut() else {
             return;
         };
-        if settling {
-            step.settling += increments.counts;
-        } else {
-            step.settled += increments.counts;
-            // After a proven gain the ramp is at its end, and nothing is compared any more.
-            if self.verdict.is_none() {
-                let control = increments.counts.control;
-                step.blocks
-                    .add(control, &increments.control_rtt, now_s, block_s);
-            }
+        let now = increments.under_way;
+        if step.counts == Arms::default() {
+            step.under_way = step.under_way.zip(&now, |before, now| now.max(*before));
         }
+        step.counts += increments.counts;
+        // After a burst it takes some looks to forget it.
+        self.under_way = self
+            .under_way
+            .zip(&now, |before, now| now.max(before * 0.9));
     }
 
     fn end(&mut self, verdict: Verdict) -> Event {
@@ -312,83 +406,137 @@ impl Experiment {
     }
 
     fn present_share(&self) -> f64 {
-        let shares = self.design.ramp.shares();
-        let present = shares.get(self.steps.len().saturating_sub(1));
-        present.map_or(0.0, |share| share.get())
+        let share = self.design.ramp.shares().get(self.step());
+        share.map_or(0.0, |share| share.get())
     }
 
-    /// Treated attempts at the present share; [`STEP_ATTEMPTS`] complete a step.
-    pub fn step_attempts(&self) -> u64 {
-        let present = self.steps.last();
-        present.map_or(0, |step| (step.settling + step.settled).treated.attempts)
+    fn by_share(&self) -> impl Iterator<Item = (Probability, &Step)> {
+        self.design.ramp.shares().iter().copied().zip(&self.steps)
     }
 
-    /// The counts at each share, each with the share its arms were drawn with: those of an outcome that came while a
-    /// step settled are left out, as some are of the share before. When they came says nothing about their arm.
-    fn settled(&self, count: impl Fn(&Counts) -> u64) -> Evidence {
-        self.tallies(|step| step.settled, count)
+    /// Bad attempts with those under way in favour of the control arm.
+    fn gain_tallies(&self) -> impl Iterator<Item = Tally> {
+        self.by_share().map(|(share, step)| {
+            let (begun, now) = self.allowances(step);
+            let bad = step.counts.map(|counts| counts.of(Outcome::Bad) as f64);
+            tally(
+                share,
+                Arms {
+                    treated: bad.treated + begun.treated,
+                    control: (bad.control - now.control).max(0.0),
+                },
+            )
+        })
     }
 
-    fn gain(&self) -> Evidence {
-        self.settled(|counts| counts.of(PRIMARY))
+    /// An outcome by share, with attempts under way in favour of the treatment.
+    fn harm_tallies(&self, outcome: Outcome) -> impl Iterator<Item = Tally> {
+        self.by_share().map(move |(share, step)| {
+            let (begun, now) = match outcome {
+                Outcome::Bad => self.allowances(step),
+                Outcome::LateAccepted | Outcome::Spurious => Default::default(),
+            };
+            let count = step.counts.map(|counts| counts.of(outcome) as f64);
+            tally(
+                share,
+                Arms {
+                    treated: (count.treated - now.treated).max(0.0),
+                    control: count.control + begun.control,
+                },
+            )
+        })
     }
 
-    fn mismatch(&self) -> Evidence {
-        self.settled(|counts| counts.attempts)
+    fn drawn_tallies(&self) -> impl Iterator<Item = Tally> {
+        self.by_share()
+            .map(|(share, step)| tally(share, step.counts.map(|counts| counts.drawn() as f64)))
     }
 
-    /// With what came while a step settled: the share was lower when some of it was drawn, so that harm is rather
-    /// taken for too small. An abort long after the connection began is no different.
-    fn harm_by(&self, outcome: Outcome) -> Evidence {
-        self.tallies(
-            |step| step.settling + step.settled,
-            |counts| counts.of(outcome),
+    /// What to allow for attempts under way when counting began, and now.
+    fn allowances(&self, step: &Step) -> (Arms<f64>, Arms<f64>) {
+        (
+            step.under_way.map(|count| ALLOWANCE * count),
+            self.under_way.map(|count| ALLOWANCE * count),
         )
+    }
+
+    fn ln_gain(&self) -> f64 {
+        self.gain_tallies()
+            .map(|tally| tally.ln_e(Direction::Gain))
+            .sum()
+    }
+
+    fn gain_reaches(&self, e: f64) -> bool {
+        let at_most: f64 = self
+            .gain_tallies()
+            .map(|tally| tally.at_most(Direction::Gain))
+            .sum();
+        at_most >= e.ln() && self.ln_gain() >= e.ln()
+    }
+
+    fn gains_at_last_share(&self) -> bool {
+        let last = self.gain_tallies().last();
+        last.is_some_and(|tally| tally.ratio().high.is_some_and(|high| high < 1.0))
+    }
+
+    fn mismatch_reaches(&self, e: f64) -> bool {
+        self.mean_reaches(|| self.drawn_tallies(), Direction::Either, e)
     }
 
     /// The first outcome that has reached an e-value of harm, also against "no more than is tolerated" where something
     /// is. That second one takes connections for independent; it can only stop later than the first alone would.
     fn harm(&self, e: f64) -> Option<Outcome> {
         let treated = self.counts().treated;
-        let intolerable = |outcome: Outcome| {
+        let is_intolerable = |outcome: Outcome| {
             let bad = treated.of(outcome);
             outcome.tolerated().is_none_or(|share| {
-                let tally = Tally {
-                    share,
-                    treated: bad,
-                    control: treated.attempts.saturating_sub(bad),
+                let others = treated.all(outcome).saturating_sub(bad);
+                let arms = Arms {
+                    treated: bad as f64,
+                    control: others as f64,
                 };
-                Evidence::of(&[tally]).reaches(Direction::Harm, e)
+                tally(share, arms).ln_e(Direction::Harm) >= e.ln()
             })
         };
         Outcome::ALL.into_iter().find(|outcome| {
-            self.harm_by(*outcome).reaches(Direction::Harm, e) && intolerable(*outcome)
+            self.mean_reaches(|| self.harm_tallies(*outcome), Direction::Harm, e)
+                && is_intolerable(*outcome)
         })
     }
 
-    fn tallies(
-        &self,
-        arms: impl Fn(&Step) -> Arms<Counts>,
-        count: impl Fn(&Counts) -> u64,
-    ) -> Evidence {
-        let tally = |(share, step)| {
-            let arms = arms(step);
-            Tally {
-                share,
-                treated: count(&arms.treated),
-                control: count(&arms.control),
-            }
-        };
-        let shares = self.design.ramp.shares().iter().copied();
-        let tallies: Vec<Tally> = shares.zip(&self.steps).map(tally).collect();
-        Evidence::of(&tallies)
+    /// The average e-value of the ramp's shares; one that was not reached has 1.
+    fn mean_e(&self, tallies: impl Iterator<Item = Tally>, direction: Direction) -> f64 {
+        let shares = self.design.ramp.shares().len();
+        let rest = shares.saturating_sub(self.steps.len()) as f64;
+        let sum: f64 = tallies.map(|tally| tally.ln_e(direction).exp()).sum();
+        ((sum + rest) / shares as f64).min(LARGEST_E)
     }
 
-    /// How the control arm has changed with the share.
-    pub fn spill_over(&self) -> SpillOver {
-        match self.steps.as_slice() {
-            [first, .., present] => SpillOver::between(&first.blocks, &present.blocks),
-            _ => SpillOver::default(),
-        }
+    fn mean_reaches<T: Iterator<Item = Tally>>(
+        &self,
+        tallies: impl Fn() -> T,
+        direction: Direction,
+        e: f64,
+    ) -> bool {
+        // An average is not above its largest part.
+        tallies().any(|tally| tally.at_most(direction) >= e.ln())
+            && self.mean_e(tallies(), direction) >= e
     }
+}
+
+const fn tally(share: Probability, arms: Arms<f64>) -> Tally {
+    Tally {
+        share,
+        treated: arms.treated,
+        control: arms.control,
+    }
+}
+
+/// Whether something has held at all looks of [`HOLD_MS`].
+fn has_held(since_ms: &mut Option<u64>, holds: bool, now_ms: u64) -> bool {
+    if !holds {
+        *since_ms = None;
+        return false;
+    }
+    now_ms.saturating_sub(*since_ms.get_or_insert(now_ms)) >= HOLD_MS
 }

@@ -1,4 +1,4 @@
-//! The client's side: one connection.
+//! The client: one connection.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -18,24 +18,24 @@ use socket2::{Domain, SockRef, Socket, Type};
 use super::{CloseMode, Opening, Options, RESPONSE, Sizes, TICK, TICK_MS};
 use crate::{facts::HostFacts, tcp::TcpInfo};
 
-/// Longest wait for what the server says at the end.
+/// Longest wait for the server's last message.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// More than a server of ours ever says there, bytes.
+/// More bytes than a server ever sends in that message.
 const LONGEST_WORDS: u64 = 16 << 10;
 
-/// Why there was no transaction.
+/// Why a transaction failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Who waited was told to wait no longer.
+    /// The wait was stopped by `go_on`.
     #[error("no response yet")]
     Stopped,
     /// The peer ended the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer is no server of ours.
+    /// The peer is not an rto-lab server.
     #[error("the peer does not speak rto-lab's request/response protocol")]
     UnexpectedProtocol,
-    /// What the kernel says.
+    /// An error of the kernel.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -58,23 +58,23 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects, and says the lengths.
+    /// Connects and sends the lengths.
     ///
     /// # Errors
     ///
-    /// If the connection cannot be made, or the lengths are refused.
+    /// If the connection fails, or the lengths are invalid.
     pub fn connect(to: SocketAddr, sizes: Sizes, options: Options) -> anyhow::Result<Self> {
         sizes.check()?;
         let opened = Self::open(to, sizes, options, CloseMode::ByClient, &|| true);
         Ok(opened.with_context(|| format!("connect to {to}"))?.0)
     }
 
-    /// Connects as long as `go_on` says so, and says the lengths and who ends the connection how. Also how long
-    /// connect(2) took.
+    /// Connects while `go_on` returns true, and sends the lengths and the close mode. Also returns how long connect(2)
+    /// took.
     ///
     /// # Errors
     ///
-    /// If the connection cannot be made.
+    /// If the connection fails.
     pub fn open(
         to: SocketAddr,
         sizes: Sizes,
@@ -86,7 +86,7 @@ impl Client {
         let stream = connected(to, go_on)?;
         let took = begin.elapsed();
         options.apply(&stream)?;
-        // So that a wait can look at `go_on`.
+        // A wait must wake up regularly to check `go_on`.
         stream.set_read_timeout(Some(TICK))?;
         stream.set_write_timeout(Some(TICK))?;
         let mut client = Self {
@@ -96,7 +96,7 @@ impl Client {
         };
         let header = Opening { sizes, close }.header();
         if close == CloseMode::OneShot {
-            // In one segment with the only request.
+            // The header goes into one segment with the only request.
             client.request.extend(header);
         } else {
             client.send(&header, go_on)?;
@@ -112,7 +112,7 @@ impl Client {
         &self.stream
     }
 
-    /// One transaction; how long it took.
+    /// Makes a transaction; returns how long it took.
     ///
     /// # Errors
     ///
@@ -121,12 +121,12 @@ impl Client {
         Ok(self.transact_while(&|| true)?)
     }
 
-    /// One transaction, waited for as long as `go_on` says so; how long it took. The client is of no use after
+    /// Makes a transaction, waiting while `go_on` returns true; returns how long it took. The client is unusable after
     /// an error.
     ///
     /// # Errors
     ///
-    /// If the connection ends, the answer is none of our server's, or `go_on` says no.
+    /// If the connection ends, the answer is invalid, or `go_on` returns false.
     pub fn transact_while(&mut self, go_on: &dyn Fn() -> bool) -> Result<Duration, Error> {
         let begin = Instant::now();
         let request = std::mem::take(&mut self.request);
@@ -139,7 +139,7 @@ impl Client {
                 Ok(0) => return Err(Error::Closed),
                 Ok(more) => {
                     filled += more;
-                    // Who sends a byte now and then is waited for no longer than who sends none.
+                    // A peer that sends a byte from time to time gets no more time than a silent one.
                     if filled < self.response.len() && !go_on() {
                         return Err(Error::Stopped);
                     }
@@ -158,7 +158,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If it does not, or says more.
+    /// If it does not, or sends more data.
     pub fn wait_for_end(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), Error> {
         loop {
             match self.stream.read(&mut [0]) {
@@ -169,18 +169,18 @@ impl Client {
         }
     }
 
-    /// Ends an [`CloseMode::WithTcpInfo`] connection; how the server sees it.
+    /// Closes an [`CloseMode::WithTcpInfo`] connection; returns the server's view of it.
     ///
     /// # Errors
     ///
-    /// If the server does not say it in two seconds ([`Error::Stopped`]), `go_on` says no (the same), or it says
-    /// something else, or too much ([`Error::UnexpectedProtocol`]).
+    /// If the server does not send it within two seconds or `go_on` returns false ([`Error::Stopped`]), or if it sends
+    /// something else or too much ([`Error::UnexpectedProtocol`]).
     pub fn close_with_tcp_info(self, go_on: &dyn Fn() -> bool) -> Result<TcpInfo, Error> {
         self.stream.shutdown(Shutdown::Write)?;
         self.last_words(go_on)
     }
 
-    /// What the server says of its host, over a connection of its own.
+    /// The facts about the server's host, requested over a separate connection.
     ///
     /// # Errors
     ///
@@ -191,22 +191,22 @@ impl Client {
         client.last_words(go_on)
     }
 
-    /// Closes the connection by a reset, which leaves nothing behind at either end.
+    /// Closes the connection with a reset, which leaves no state at either end.
     ///
     /// # Errors
     ///
-    /// Those of setsockopt(2).
+    /// If setsockopt(2) fails.
     pub fn reset(self) -> Result<(), Error> {
         Ok(SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))?)
     }
 
-    /// What the server says as JSON before it closes the connection.
+    /// Reads the JSON that the server sends before it closes the connection.
     fn last_words<T: DeserializeOwned>(self, go_on: &dyn Fn() -> bool) -> Result<T, Error> {
         let end = Instant::now() + LAST_WORDS;
         let patience = || go_on() && Instant::now() < end;
         let mut said = Vec::new();
         let mut buffer = [0; 1024];
-        // One more than there may be, so that too much is seen.
+        // One byte more than allowed, to detect a message that is too long.
         let mut stream = (&self.stream).take(LONGEST_WORDS + 1);
         while stream.limit() > 0 {
             match stream.read(&mut buffer) {
@@ -243,7 +243,7 @@ impl Client {
     }
 }
 
-/// Whether to try again after an error.
+/// Decides whether to retry after an error.
 fn patient(error: io::Error, go_on: &dyn Fn() -> bool) -> Result<(), Error> {
     match error.kind() {
         io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {
@@ -257,7 +257,7 @@ fn patient(error: io::Error, go_on: &dyn Fn() -> bool) -> Result<(), Error> {
     }
 }
 
-/// connect(2) that can be told to stop.
+/// connect(2) that `go_on` can stop.
 fn connected(to: SocketAddr, go_on: &dyn Fn() -> bool) -> Result<TcpStream, Error> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;

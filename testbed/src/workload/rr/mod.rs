@@ -1,7 +1,7 @@
-//! Request and response, one transaction at a time, over one connection.
+//! A request/response protocol: one transaction at a time over one connection.
 //!
-//! The client says once, before its first request, how long requests and responses are and who ends the
-//! connection how; the server answers each request of that length with a response of that length.
+//! Before its first request the client sends the lengths of requests and responses and the close mode; the server
+//! answers each request of that length with a response of that length.
 
 mod client;
 mod server;
@@ -15,14 +15,14 @@ use socket2::SockRef;
 pub use client::{Client, Error};
 pub use server::{Limits, Tally, listen, serve, serve_connection, serve_while};
 
-/// What a connection begins with, and then how it ends.
+/// The first bytes of a connection; the close mode follows.
 const MAGIC: [u8; 3] = *b"rto";
 const HEADER: usize = MAGIC.len() + 1 + 2 * size_of::<u32>();
-/// What responses are made of.
+/// The byte that responses consist of.
 const RESPONSE: u8 = b's';
 /// The longest request and response, bytes.
 pub const LONGEST: u32 = 1 << 20;
-/// How often who waits looks whether it still should.
+/// How often a wait checks whether to continue.
 const TICK_MS: u8 = 50;
 /// The same as a duration.
 pub const TICK: Duration = Duration::from_millis(TICK_MS as u64);
@@ -30,20 +30,20 @@ pub const TICK: Duration = Duration::from_millis(TICK_MS as u64);
 /// Bytes of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of a request, at least 1.
+    /// Length of a request, at least 1.
     pub request: u32,
-    /// Of a response, at least 1.
+    /// Length of a response, at least 1.
     pub response: u32,
 }
 
 impl Sizes {
-    /// As in the published measurements: 1 byte out, 2 bytes back.
+    /// As in the published measurements: a request of 1 byte, a response of 2.
     pub const SMALL: Self = Self {
         request: 1,
         response: 2,
     };
 
-    /// Refuses what neither side takes.
+    /// Checks that both ends accept the lengths.
     ///
     /// # Errors
     ///
@@ -64,11 +64,12 @@ impl Sizes {
 pub enum CloseMode {
     /// The client closes it.
     ByClient,
-    /// The client closes its half; the server then says its [`TcpInfo`](crate::tcp::TcpInfo) as JSON, and closes the other.
+    /// The client closes its half; the server then sends its [`TcpInfo`](crate::tcp::TcpInfo) as JSON and closes the
+    /// other.
     WithTcpInfo,
     /// The server closes it after one response.
     OneShot,
-    /// There are no requests: the server says its [`HostFacts`](crate::facts::HostFacts) as JSON, and closes it.
+    /// There are no requests: the server sends its [`HostFacts`](crate::facts::HostFacts) as JSON and closes.
     Facts,
 }
 
@@ -83,7 +84,7 @@ impl CloseMode {
     }
 }
 
-/// What a client says first.
+/// The first message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Opening {
     sizes: Sizes,
@@ -124,7 +125,7 @@ impl Opening {
 /// Options of a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// TCP_THIN_LINEAR_TIMEOUTS; `None` leaves it.
+    /// TCP_THIN_LINEAR_TIMEOUTS; `None`: unchanged.
     pub thin_linear: Option<bool>,
 }
 
@@ -218,7 +219,7 @@ mod tests {
         let error = client.transact().unwrap_err();
         assert!(error.to_string().contains("closed"), "{error}");
 
-        // A silent one, until there is no more patience.
+        // A silent peer, until the client gives up.
         let mut client = connect();
         let (_peer, _) = listener.accept().unwrap();
         let error = client.transact_while(&|| false).unwrap_err();

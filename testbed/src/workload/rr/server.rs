@@ -1,4 +1,4 @@
-//! The server's side: any number of connections, each in a thread of its own.
+//! The server: any number of connections, each in a separate thread.
 
 use std::{
     collections::BTreeMap,
@@ -22,38 +22,38 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use super::{CloseMode, HEADER, LONGEST, Opening, Options, RESPONSE, TICK, TICK_MS};
 use crate::{facts::HostFacts, tcp::TcpInfo};
 
-/// A peer that has not been heard of for this long is asked whether it is there.
+/// A peer that has been silent for this long gets a keepalive probe.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// How often at most it is said that connections are refused.
+/// Shortest time between two reports that connections are refused.
 const REFUSALS: Duration = Duration::from_secs(1);
-/// Of a connection's thread, which calls little; without it each would reserve 2 MiB.
+/// Stack of a connection's thread, which makes few nested calls; the default would reserve 2 MiB each.
 const STACK_BYTES: usize = 256 << 10;
-/// For so long a host is taken to be as it was.
+/// How long the facts about the host are cached.
 const FACTS: Duration = Duration::from_secs(60);
-/// Towards so many peers at most.
+/// Most peers for which they are cached.
 const FACTS_OF: usize = 1000;
-/// A request is read in pieces of this length.
+/// Requests are read in pieces of this length.
 const PIECE_BYTES: usize = 8 << 10;
-/// Of this all responses are a part.
+/// Every response is a slice of this.
 static RESPONSES: [u8; LONGEST as usize] = [RESPONSE; LONGEST as usize];
 
-/// What a server grants peers that it does not know.
+/// Limits for peers that the server does not trust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at the same time.
     pub connections: usize,
-    /// From the begin of a connection until its lengths are said.
+    /// Time from the start of a connection until its header is complete.
     pub header: Duration,
-    /// For a write to get on.
+    /// Time without progress of a write.
     pub write: Duration,
-    /// For a request to get on.
+    /// Time without progress of a read.
     pub read: Duration,
 }
 
 impl Limits {
-    /// [`Limits::connections`] if nothing else is asked for: twice as many as a client makes, as those that it has
-    /// seen the end of still count for a moment.
+    /// Default of [`Limits::connections`]: twice as many as a client makes, because connections that the client has
+    /// already seen end still count for a moment.
     pub const CONNECTIONS: u16 = 8192;
 }
 
@@ -63,13 +63,13 @@ impl Default for Limits {
             connections: Self::CONNECTIONS.into(),
             header: Duration::from_secs(10),
             write: Duration::from_secs(60),
-            // A client pauses for an hour at most.
+            // A client pauses for at most an hour.
             read: Duration::from_secs(2 * 3600),
         }
     }
 }
 
-/// What a server has done.
+/// Counters of a server.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Connections accepted.
@@ -82,11 +82,11 @@ pub struct Tally {
     pub refused: AtomicU64,
 }
 
-/// One of the connections at the same time.
+/// One of the slots for simultaneous connections.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
-    /// Only one thread takes places.
+    /// Takes a slot if one is free. The check is not atomic: only the accepting thread takes slots.
     fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         if taken.load(Ordering::Relaxed) >= most {
             return None;
@@ -102,11 +102,11 @@ impl Drop for Place {
     }
 }
 
-/// A listening socket; one for `::` takes IPv4 as well.
+/// A listening socket; one on `::` also accepts IPv4.
 ///
 /// # Errors
 ///
-/// If the address cannot be had.
+/// If the address is not available.
 pub fn listen(on: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(on), Type::STREAM, None)?;
     if on.is_ipv6() {
@@ -122,22 +122,22 @@ pub fn listen(on: SocketAddr) -> io::Result<TcpListener> {
 ///
 /// # Errors
 ///
-/// Those of accept(2).
+/// If accept(2) fails.
 pub fn serve(listener: &TcpListener, options: Options) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept()?;
-        // A client that breaks off is no error of the server's.
+        // A client that breaks off is not an error of the server.
         let _detached =
             thread::Builder::new().spawn(move || serve_connection(stream, options, |_| {}));
     }
 }
 
-/// Answers connections as long as `go_on` says so, within these limits. What a connection fails with is told to
-/// `report`; that connections are refused, once a second.
+/// Answers connections within these limits while `go_on` returns true. `report` receives the error of each connection
+/// that fails, and at most once a second that connections are refused.
 ///
 /// # Errors
 ///
-/// Those of accept(2) that waiting does not fix.
+/// If accept(2) fails with an error that does not go away by waiting.
 pub fn serve_while(
     listener: &TcpListener,
     options: Options,
@@ -170,7 +170,7 @@ pub fn serve_while(
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => continue,
-            // Out of descriptors or memory: until connections end.
+            // Out of descriptors or memory: wait until connections end.
             Err(e) if short(&e) => {
                 thread::sleep(TICK);
                 continue;
@@ -186,7 +186,7 @@ pub fn serve_while(
             continue;
         };
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
-        // A connection that is gone already refuses it.
+        // Fails if the connection has already been reset.
         let _set = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
         tally.connections.fetch_add(1, Ordering::Relaxed);
         let tally = Arc::clone(tally);
@@ -218,21 +218,21 @@ fn short(error: &io::Error) -> bool {
     )
 }
 
-/// Closes a connection that nobody answers: data that is here already would make it a reset.
+/// Closes a connection without an answer. Unread data would turn the close into a reset, so it is read first.
 fn close_refused(mut stream: &TcpStream) {
-    // Its end is all that matters, and whether it was clean is the peer's affair.
+    // Errors are ignored: the connection is closed in any case.
     let _closed = stream
         .shutdown(Shutdown::Write)
         .and_then(|()| stream.set_nonblocking(true))
         .and_then(|()| stream.read(&mut [0; HEADER + 1]));
 }
 
-/// Answers one connection until its client ends it, however long that takes. `each` sees the socket with each request, before the answer:
-/// the request's ACK has been taken into account by then.
+/// Answers one connection until the client closes it, however long that takes. `each` receives the socket after each
+/// request and before its answer; the kernel has processed the request's ACK by then.
 ///
 /// # Errors
 ///
-/// If the peer speaks something else, or breaks off.
+/// If the peer uses another protocol, or breaks off.
 pub fn serve_connection(
     stream: TcpStream,
     options: Options,
@@ -249,7 +249,7 @@ fn serve_within(
 ) -> anyhow::Result<()> {
     options.apply(&stream)?;
     let Some(header) = header(&mut stream, limits.map(|limits| limits.header))? else {
-        // It only looked whether somebody listens.
+        // The peer only checked that the port is open.
         return Ok(());
     };
     let Opening { sizes, close } = Opening::parse(header)?;
@@ -262,14 +262,14 @@ fn serve_within(
     while request(&mut stream, sizes.request as usize).map_err(timed_out("no request"))? {
         each(&stream);
         let written = stream.write_all(response);
-        written.map_err(timed_out("nobody reads the response"))?;
+        written.map_err(timed_out("the peer does not read the response"))?;
         if close == CloseMode::OneShot {
             return Ok(());
         }
     }
     if close == CloseMode::WithTcpInfo {
         let info = serde_json::to_vec(&TcpInfo::of(&stream)?)?;
-        // It may have gone without waiting for this.
+        // The client may have closed without waiting for it.
         let _heard = stream
             .write_all(&info)
             .and_then(|()| stream.shutdown(Shutdown::Write));
@@ -277,8 +277,8 @@ fn serve_within(
     Ok(())
 }
 
-/// This host towards a peer, as JSON. It is asked once a minute: each time is some processes, of ip(8) and ethtool(8),
-/// and anybody may connect. One at a time asks.
+/// The facts about this host towards a peer, as JSON. They are cached for a minute and collected by one thread at a
+/// time, because each collection runs several processes (ip(8), ethtool(8)) and any host may connect.
 fn facts(peer: IpAddr) -> anyhow::Result<Vec<u8>> {
     static ASKED: Mutex<BTreeMap<IpAddr, (Instant, Vec<u8>)>> = Mutex::new(BTreeMap::new());
     let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -293,7 +293,8 @@ fn facts(peer: IpAddr) -> anyhow::Result<Vec<u8>> {
     Ok(facts)
 }
 
-/// What a connection begins with, if it does not end before; within this time, however many pieces it comes in.
+/// Reads the header; `None` if the connection ends before. It must be complete within this time, in however many
+/// pieces.
 fn header(stream: &mut TcpStream, within: Option<Duration>) -> io::Result<Option<[u8; HEADER]>> {
     let begin = Instant::now();
     let mut header = [0; HEADER];
@@ -307,9 +308,9 @@ fn header(stream: &mut TcpStream, within: Option<Duration>) -> io::Result<Option
         match stream.read(&mut header[filled..]) {
             Ok(0) => return Ok(None),
             Ok(more) => filled += more,
-            // Then no time is left.
+            // The loop ends when no time is left.
             Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted) => {}
-            // As who measures connections alone ends them.
+            // A client that only measures connections ends them like this.
             Err(e) if filled == 0 && e.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             Err(e) if within.is_some() && e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e),
@@ -318,7 +319,7 @@ fn header(stream: &mut TcpStream, within: Option<Duration>) -> io::Result<Option
     Ok(Some(header))
 }
 
-/// Whether there was another request of this length, and not an end before it was whole.
+/// Reads a request of this length; returns false if the connection ends before it is complete.
 fn request(stream: &mut TcpStream, length: usize) -> io::Result<bool> {
     let mut piece = [0; PIECE_BYTES];
     let mut left = length;
@@ -333,7 +334,7 @@ fn request(stream: &mut TcpStream, length: usize) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Says what a timeout of the socket's, which is "Resource temporarily unavailable", was about.
+/// Names the operation of a socket timeout, which the kernel reports as "Resource temporarily unavailable".
 fn timed_out(what: &str) -> impl Fn(io::Error) -> io::Error {
     move |error| match error.kind() {
         io::ErrorKind::WouldBlock => {
@@ -355,8 +356,8 @@ mod tests {
         read: Duration::from_millis(300),
     };
 
-    /// How the server ended a connection with this peer, which must not take long. The peer has sent `said` before the
-    /// server looks, so that its thread cannot be late, and closes the connection after the server.
+    /// The error with which the server ends a connection with this peer, which must not take long. The peer sends
+    /// `said` before the server reads, so that its thread cannot be late, and closes the connection after the server.
     fn ended(said: &[u8], peer: impl FnOnce(&mut TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -374,7 +375,7 @@ mod tests {
         error.to_string()
     }
 
-    /// Asking takes some milliseconds, of four processes.
+    /// Collecting the facts takes some milliseconds and runs four processes.
     #[test]
     fn a_host_is_asked_for_its_facts_once() {
         let peer = IpAddr::from([127, 0, 0, 3]);
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_trickle_a_header_fall_silent_or_do_not_read() {
+    fn stalling_peers_time_out() {
         let said = ended(&[], |stream| {
             for byte in opening(1, 1) {
                 if stream.write_all(&[byte]).is_err() {
@@ -408,9 +409,9 @@ mod tests {
         assert_eq!(said, "no header in time");
         let said = ended(&opening(LONGEST, 1), |_| {});
         assert_eq!(said, "no request in time");
-        // More responses than the sockets hold.
+        // More responses than fit into the socket buffers.
         let asks = [&opening(1, LONGEST)[..], &[b'q'; 64]].concat();
         let said = ended(&asks, |_| {});
-        assert_eq!(said, "nobody reads the response in time");
+        assert_eq!(said, "the peer does not read the response in time");
     }
 }

@@ -27,7 +27,7 @@ func connect(socket string) (*net.UnixConn, error) {
 	return connection, connection.SetDeadline(time.Now().Add(time.Minute))
 }
 
-// Asks, closes that half and reads the answer; its status.
+// Sends a request, closes the sending half and reads the answer; returns its status.
 func halfClosed(socket, text string) (int, error) {
 	connection, err := connect(socket)
 	if err != nil {
@@ -103,7 +103,7 @@ func run(socket string, halves, clients, count int) error {
 		many[fmt.Sprintf("x-%d", i)] = "y"
 	}
 	for _, headers := range []map[string]string{many, {"x": strings.Repeat("y", 1<<20)}} {
-		// The connection may end before all of it is sent.
+		// The server may close the connection before everything is sent.
 		if status, err := post(client, "{}", headers); err == nil && status != 431 {
 			return fmt.Errorf("headers: %d", status)
 		}

@@ -36,7 +36,7 @@ def head(length, more=b""):
 
 
 def status(stream):
-    """Reads to the end: the connection of who has closed its half ends after the answer."""
+    """Reads until the end: if the client has closed its half, the connection ends after the answer."""
     answer = b""
     while piece := stream.recv(1 << 16):
         answer += piece
@@ -59,7 +59,7 @@ def half_closed(path, count):
 
 
 def half_a_request(path):
-    """Closed in the middle: there is nothing to be answered but that."""
+    """Closes its half in the middle of a request, so the server can only end the connection."""
     for text in [b"", b"POST /v1/ent", head(100), head(100) + b"{"]:
         stream = connect(path)
         stream.sendall(text)

@@ -1,4 +1,4 @@
-//! Clients that ask at once, many times, and close their half when they have asked: our own, Python's and Go's.
+//! Clients that send many requests at once and close their half after the request: ours, Python's and Go's.
 
 use std::{io::Write as _, net::Shutdown, os::unix::net::UnixStream, path::Path, thread};
 
@@ -17,17 +17,17 @@ use super::{
 const PYTHON: (&str, &str) = ("attack.py", include_str!("attack.py"));
 const GO_PROGRAM: (&str, &str) = ("attack.go", include_str!("attack.go"));
 
-/// Clients at a time, and changes by each.
+/// Simultaneous clients, and changes made by each.
 const CLIENTS: usize = 8;
 const CHANGES: usize = 25;
-/// Requests whose client has closed its half.
+/// Number of requests whose client closes its half.
 const HALF_CLOSED: usize = 50;
 
 fn body(cidr: &str) -> String {
     serde_json::json!({ "cidrs": [cidr], "policy": "near" }).to_string()
 }
 
-/// Sends a request and closes that half, together or a moment later; the status of the answer.
+/// Sends a request and closes the sending half at once or a moment later; returns the status of the answer.
 fn half_closed(env: &TestEnv, method: &str, path: &str, body: &str) -> anyhow::Result<u16> {
     let stream = UnixStream::connect(env.socket())?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -58,7 +58,7 @@ fn who_closes_its_half_is_answered() -> anyhow::Result<()> {
         let status = half_closed(&victim.env, method, path, "")?;
         ensure!(status == expected, "{method} {path}: {status}");
     }
-    // A watch that has closed its half goes on, and one that has gone does not.
+    // A watch whose client has closed its half continues; one whose client has gone ends.
     let mut watches = Vec::new();
     for _ in 0..20 {
         let mut stream = UnixStream::connect(victim.env.socket())?;
@@ -70,7 +70,7 @@ fn who_closes_its_half_is_answered() -> anyhow::Result<()> {
     victim.is_well(1 + HALF_CLOSED)
 }
 
-/// A change on a connection of its own; the answer.
+/// Makes a change on a new connection; returns the answer.
 fn ask(socket: &Path, path: &str, body: &str) -> anyhow::Result<Value> {
     let answer = http::request(UnixStream::connect(socket)?, "POST", path, body)?;
     ensure!(answer.status == 200, "{path} {body}: {answer:?}");
@@ -78,7 +78,7 @@ fn ask(socket: &Path, path: &str, body: &str) -> anyhow::Result<Value> {
 }
 
 test!(every_acknowledged_change_is_in_force);
-/// Many clients with many changes each.
+/// Many clients make many changes each.
 fn every_acknowledged_change_is_in_force() -> anyhow::Result<()> {
     let victim = Victim::new()?;
     let socket = victim.env.socket();
@@ -91,7 +91,7 @@ fn every_acknowledged_change_is_in_force() -> anyhow::Result<()> {
                         let cidr = format!("10.{}.{i}.0/24", 100 + client);
                         let answer = ask(socket, "/v1/entries", &body(&cidr))?;
                         ensure!(answer["changed"]["added"] == 1, "{cidr}: {answer:#}");
-                        // Every third goes again.
+                        // Every third is removed again.
                         if i % 3 == 0 {
                             let request = serde_json::json!({ "cidrs": [cidr] }).to_string();
                             let answer = ask(socket, "/v1/entries/remove", &request)?;
@@ -118,7 +118,7 @@ fn every_acknowledged_change_is_in_force() -> anyhow::Result<()> {
     victim.is_well(1 + CLIENTS * kept)
 }
 
-/// Has a program of another language attack: half-closed requests, late bodies, headers, and changes by many at once.
+/// Runs an attack in another language: half-closed requests, late bodies, headers, and simultaneous changes.
 fn attack(program: &str, arguments: &[&str], file: (&str, &str)) -> anyhow::Result<()> {
     let victim = Victim::new()?;
     let rest = [HALF_CLOSED, CLIENTS, CHANGES].map(|number| number.to_string());

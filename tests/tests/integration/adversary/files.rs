@@ -1,4 +1,4 @@
-//! What somebody puts in the place of a file, or beside it.
+//! Files that an attacker replaces, or plants beside the configuration.
 
 use std::{
     ffi::OsStr,
@@ -26,7 +26,7 @@ use super::{super::near, Victim};
 
 const NOBODY: u32 = 65_534;
 
-/// Puts something into the directory of the configuration.
+/// Plants something in the directory of the configuration.
 type Plant<'a> = &'a dyn Fn() -> anyhow::Result<()>;
 
 fn fifo(path: &Path) -> anyhow::Result<()> {
@@ -34,7 +34,7 @@ fn fifo(path: &Path) -> anyhow::Result<()> {
 }
 
 test!(what_is_no_file_is_refused);
-/// To open a FIFO would wait for who writes, and to read a device would not end.
+/// Opening a FIFO would wait for a writer, and reading a device would not end.
 fn what_is_no_file_is_refused() -> anyhow::Result<()> {
     let mut victim = Victim::new()?;
     let planted = victim.env.policies_dir().join("planted.toml");
@@ -61,7 +61,7 @@ fn what_is_no_file_is_refused() -> anyhow::Result<()> {
         victim.env.cli(&["reload"])?;
         victim.is_well(1)?;
     }
-    // Nor does it keep the daemon from ending, or a start from failing.
+    // Nor does a FIFO keep the daemon from stopping, or a start from failing.
     fs::remove_file(&config)?;
     fifo(&config)?;
     victim.env.signal(Signal::SIGHUP)?;
@@ -99,7 +99,7 @@ test!(planted_files_change_nothing);
 fn planted_files_change_nothing() -> anyhow::Result<()> {
     let victim = Victim::new()?;
     let dir = victim.env.policies_dir();
-    // Of no concern, however many.
+    // Ignored, however many there are.
     for i in 0..500 {
         fs::write(dir.join(format!(".hidden{i}.toml")), "nonsense")?;
         fs::write(dir.join(format!("backup{i}.toml~")), "nonsense")?;
@@ -153,7 +153,7 @@ fn planted_files_change_nothing() -> anyhow::Result<()> {
 }
 
 test!(names_that_are_not_utf8);
-/// Of a file, and of the directory of the configuration; with what a terminal would act on.
+/// In the names of a file and of the configuration's directory, with control sequences that a terminal would execute.
 fn names_that_are_not_utf8() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     let etc = env.dir().join(OsStr::from_bytes(b"\xff\x1b[2J"));
@@ -208,7 +208,7 @@ fn names_that_are_not_utf8() -> anyhow::Result<()> {
 }
 
 test!(a_storm_of_sighups);
-/// Each is a reload; changes meanwhile are made all the same.
+/// Each causes a reload; changes made during the storm succeed.
 fn a_storm_of_sighups() -> anyhow::Result<()> {
     const ADDED: usize = 30;
     let victim = Victim::new()?;

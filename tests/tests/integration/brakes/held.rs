@@ -1,4 +1,5 @@
-//! What connections are that began while a brake held: the kernel's own initial RTO, and all else of their policy.
+//! Connections that begin while a brake is on: they have the kernel's initial RTO, and all other settings of their
+//! policy.
 
 use rto_agent_common::{brake::Brake, direction::PASSIVE};
 use rto_testbed::{foreign::Foreign, netns::sysctl};
@@ -13,7 +14,7 @@ use crate::{
     tuning::requests,
 };
 
-/// A guarded policy of 100 ms, with more settings.
+/// A guarded policy with an initial RTO of 100 ms and these additional settings.
 fn guarded(settings: &str) -> String {
     format!(
         "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
@@ -21,14 +22,14 @@ fn guarded(settings: &str) -> String {
     )
 }
 
-/// The fuse of a direction is blown, and the daemon, which would set another timer, stands still.
+/// Blows the fuse of a direction. The daemon is stopped, as it would otherwise set another timer.
 fn blow(env: &TestEnv, direction: u32) -> anyhow::Result<()> {
     env.signal(Signal::SIGSTOP)?;
     InKernel::of(env, "near")?.blow(env, direction)
 }
 
 test!(rto_max_comes_after_the_handshake, needs = [RTO_MAX]);
-/// SYNs have the kernel's doubling, which a maximum would end; data has the policy's.
+/// SYN timers double as the kernel's do, which a maximum would end; data has the policy's maximum.
 fn rto_max_comes_after_the_handshake() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded("rto_min = \"200ms\"\nrto_max = \"1s\"\n"))?;
     reno(&env)?;
@@ -46,7 +47,7 @@ fn rto_max_comes_after_the_handshake() -> anyhow::Result<()> {
 }
 
 test!(a_fixed_number_of_syns_stands);
-/// One retransmission instead of the host's five: 3 s instead of 63.
+/// One retransmission instead of the host's five, so 3 s instead of 63 s.
 fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded("syn_retries = 1\n"))?;
     sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0").ok();
@@ -63,7 +64,7 @@ fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
 }
 
 test!(brakes_begin_anew_with_a_guard_that_was_off);
-/// Epochs of the guard begin anew, too: a fuse of before is not blown.
+/// The epochs of the guard start again as well, so a fuse blown before is not blown any more.
 fn brakes_begin_anew_with_a_guard_that_was_off() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded(""))?;
     blow(&env, ACTIVE)?;
@@ -82,7 +83,8 @@ fn brakes_begin_anew_with_a_guard_that_was_off() -> anyhow::Result<()> {
 }
 
 test!(a_request_of_either_timer_is_undecided);
-/// Its SYN-ACK was sent again: with the policy's timer, on this path, for nothing; with the kernel's it was not.
+/// Its SYN-ACK is sent more than once. On this path the policy's timer retransmits it spuriously, and the kernel's timer
+/// does not retransmit it.
 fn a_request_of_either_timer_is_undecided() -> anyhow::Result<()> {
     for (held, expected) in [(false, [1, 0, 0]), (true, [0, 1, 0])] {
         let link = Link::with(&guarded(""), Duration::from_millis(60), true)?;
@@ -104,7 +106,8 @@ test!(
     a_reply_of_another_program_is_no_sample,
     needs = [RTT_SAMPLES]
 );
-/// It lies where the operation's first argument does, here the delay of an ACK: microseconds that no path has.
+/// The reply is in the union with the operation's first argument, here the delay of an ACK, in microseconds that no
+/// path has.
 fn a_reply_of_another_program_is_no_sample() -> anyhow::Result<()> {
     const ROUNDS: u32 = 20;
     const CLOSE: Duration = Duration::from_millis(4);

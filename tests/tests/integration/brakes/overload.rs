@@ -1,4 +1,4 @@
-//! More connections than a server takes, and handshakes that nobody completes.
+//! More connections than a server accepts, and handshakes that are never completed.
 
 use rto_agent_common::direction::PASSIVE;
 use rto_testbed::{
@@ -12,12 +12,12 @@ use rto_testbed::{
 
 use super::*;
 
-/// SYNs a second that get through; the clients make 1.2 times as many connections.
+/// SYNs per second that get through; the clients make 1.2 times as many connections.
 const CAPACITY: u32 = 200;
 const OFFERED: u32 = 240;
 const SECONDS: u32 = 15;
 
-/// All connections of clients that give up after ten seconds.
+/// Runs clients that give up after ten seconds; returns all their handshakes and outcomes.
 fn overload(timers: Timers) -> anyhow::Result<(Vec<Handshake>, Done)> {
     const PATIENCE: Duration = Duration::from_secs(10);
     const BURST: u32 = 20;
@@ -37,14 +37,14 @@ test!(an_overloaded_server_is_not_flooded, || overloaded(
     Timers::Automatic,
     Duration::ZERO
 ));
-// The reserve for short outages, four seconds of connections, is spent first: at 24 ms within the first second, which 15 s
-// do not make up for. What follows is compared.
+// The reserve for short outages, which is four seconds of connections, is spent first: with a timer of 24 ms within the
+// first second, for which 15 s cannot compensate. Only later connections are compared.
 test!(
     an_overloaded_server_is_not_flooded_by_a_guarded_timer,
     || { overloaded(Timers::Guarded, Duration::from_secs(5)) }
 );
-/// Of 3,600 connections, or 2,400: the shares differ by 0.025 by chance at most (two standard deviations), the bounds allow
-/// more.
+/// There are 3,600 or 2,400 connections: the shares differ by at most 0.025 by chance (two standard deviations), and
+/// the bounds allow more.
 fn overloaded(timers: Timers, from: Duration) -> anyhow::Result<()> {
     const SYNS: f64 = 1.25;
     const BEYOND: f64 = 1.15;
@@ -69,12 +69,13 @@ fn overloaded(timers: Timers, from: Duration) -> anyhow::Result<()> {
     eprintln!("{report}");
     ensure!(own_syns <= SYNS * kernel_syns, "{report}");
     ensure!(own_beyond <= BEYOND * kernel_beyond, "{report}");
-    // The control: it is overloaded. (Before Linux 6.5 a connection doubles its timer at once and sends fewer.)
+    // The control: the server is overloaded. (Before Linux 6.5 a connection doubles its timer at once and sends fewer
+    // SYNs.)
     ensure!(kernel_syns > 1.3 && kernel_beyond > 0.15, "{report}");
     Ok(())
 }
 
-/// Sockets of a namespace in a state that ss(8) knows.
+/// Number of sockets of a namespace in a state of ss(8).
 fn sockets(netns: &str, state: &str) -> anyhow::Result<usize> {
     let all = run(&format!("ip netns exec {netns} ss -Htan state {state}"))?;
     Ok(all.lines().count())
@@ -97,14 +98,14 @@ fn retransmitted(env: &TestEnv) -> anyhow::Result<u64> {
 }
 
 test!(handshakes_that_nobody_completes_change_nothing);
-/// 10,000 requests whose SYN-ACKs are sent again and again: neither a value that was learnt nor its brakes change, nor
-/// does a policy without any sample come to a value. That one learns from the first connections that are completed.
+/// 10,000 requests whose SYN-ACKs are retransmitted: neither a learnt value nor its brakes change, and a policy without
+/// samples does not get a value. That policy learns from the first completed connections.
 fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
     const FLOOD: usize = 10_000;
-    /// A processor's queue of what has come holds 1000 packets (net.core.netdev_max_backlog), of all namespaces: more would
-    /// make other tests lose some.
+    /// The queue of received packets of a processor holds 1000 (net.core.netdev_max_backlog), for all namespaces
+    /// together. More at once would make other tests lose packets.
     const AT_ONCE: usize = 500;
-    /// Fewer than a listener's backlog each.
+    /// Fewer than the backlog of a listener each.
     const LISTENERS: [(&str, u16, usize); 3] = [
         (SERVER_V4, PORT, 3_500),
         (SERVER_V4, PORT + 1, 3_500),
@@ -115,7 +116,7 @@ fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
         100,
         "[policy.fresh]\ncidrs = [\"10.88.1.0/24\"]\ninitial_rto = \"auto\"\n",
     )?;
-    // So that all of them are requests, and none is a cookie.
+    // All of them must become requests, and none a SYN cookie.
     for (name, value) in [
         ("net.core.somaxconn", "4096"),
         ("net.ipv4.tcp_max_syn_backlog", "65536"),
@@ -143,8 +144,8 @@ fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
                 AT_ONCE,
             )?);
             let begun = floods.len() * AT_ONCE;
-            // Each client has got a SYN-ACK, and thinks that it is connected. (On a busy machine the first requests are
-            // given up before the last ones come.)
+            // Each client has received a SYN-ACK and considers itself connected. (On a busy machine the first requests
+            // expire before the last ones arrive.)
             let answered = || sockets(client, "established");
             eventually("answered SYNs", TIMEOUT, || {
                 Ok((answered()? >= begun).then_some(()))
@@ -159,7 +160,7 @@ fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
     })?;
     let after = [look("near")?, look("fresh")?];
     ensure!(after == before, "{before:#?}\n{after:#?}");
-    // The control: what is completed counts, and the daemon has looked since.
+    // The control: completed handshakes are counted, and the daemon has read the counters since.
     let _good = env.echo_server(to(SERVER_V4_OTHER, GOOD))?;
     let clients = Clients {
         to: to(SERVER_V4_OTHER, GOOD),
@@ -182,7 +183,7 @@ fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
         "{all} half-open requests, {still} at the end, {} retransmissions",
         retransmitted(&env)?
     );
-    // Else all clients would send a FIN at once.
+    // Otherwise all clients would send a FIN at the same time.
     run(&format!("ip -n {client} link set {CLIENT_LINK} down"))?;
     drop((floods, servers));
     Ok(())

@@ -1,4 +1,4 @@
-//! Clients that are slow, silent, many or greedy, and a socket that somebody removed.
+//! Clients that are slow, silent, numerous or greedy, and a socket that was removed.
 
 use std::{
     fs,
@@ -25,13 +25,14 @@ use super::{
 };
 
 const PORT: u16 = 4460;
-/// How long a client may be silent, with the look of a busy machine.
+/// Longest time until a silent client is disconnected, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Shorter than silent clients may keep their connections (5 s).
+/// Shorter than the time after which silent clients are disconnected (5 s).
 const PROMPT: Duration = Duration::from_secs(4);
 
-/// That others hold up nobody: most of these requests were answered before silent clients are let go. Where requests
-/// wait for that, each does; on a busy machine one of them may wait as long for a processor.
+/// Asserts that these requests did not have to wait for others: most were answered before silent clients are
+/// disconnected. If requests have to wait for that, all of them do; on a busy machine a single one may wait as long for
+/// a processor.
 pub(crate) fn ensure_prompt(mut took: Vec<Duration>) -> anyhow::Result<()> {
     took.sort_unstable();
     let median = took.get(took.len() / 2).context("no request")?;
@@ -53,10 +54,10 @@ fn ask(env: &TestEnv, request: &str) -> anyhow::Result<UnixStream> {
 }
 
 test!(silent_clients_hold_up_nobody);
-/// Those that never send are let go, those that never read hold up nobody.
+/// Clients that never send are disconnected; clients that never read delay no other client.
 fn silent_clients_hold_up_nobody() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    // A list that fits into no socket's buffer.
+    // A list that does not fit into a socket's buffer.
     let cidrs: Vec<_> = (0..8000u32)
         .map(|i| format!("172.{}.{}.{}", 16 + i / 4096, i / 256 % 16, i % 256))
         .collect();
@@ -66,8 +67,7 @@ fn silent_clients_hold_up_nobody() -> anyhow::Result<()> {
     let before = descriptors(&env)?;
     let mut held = Vec::new();
     for _ in 0..20 {
-        // Nothing; half a request; a body that does not come; an answer that nobody reads; lines that
-        // nobody reads.
+        // Nothing; half a request; a body that does not arrive; an answer that is not read; events that are not read.
         held.push(UnixStream::connect(env.socket())?);
         held.push(ask(&env, "GET /v1/status HTTP/1.1\r\nho")?);
         held.push(ask(
@@ -85,17 +85,17 @@ fn silent_clients_hold_up_nobody() -> anyhow::Result<()> {
         env.cli(&["remove", "10.1.0.0/24"])?;
     }
     ensure_prompt(took)?;
-    // Who has said nothing is let go.
+    // A client that sends nothing is disconnected.
     held[0].set_read_timeout(Some(PATIENCE))?;
     ensure!(held[0].read(&mut [0])? == 0);
-    // Watchers are few: the rest is told so.
+    // The number of watchers is limited; further ones get an error.
     for _ in 0..44 {
         held.push(ask(&env, "GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?);
     }
     let answer = eventually("end of watchers", TIMEOUT, || {
         let stream = UnixStream::connect(env.socket())?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        // One too many has an answer with an end.
+        // A watcher beyond the limit gets an answer that ends.
         Ok(http::request(&stream, "GET", "/v1/events", "").ok())
     })?;
     ensure!(answer.status == 422, "{answer:?}");
@@ -106,19 +106,19 @@ fn silent_clients_hold_up_nobody() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Connections end, and so do their descriptors.
+/// Waits until connections have ended and their descriptors are closed.
 fn await_descriptors(env: &TestEnv, before: usize) -> anyhow::Result<()> {
-    // A probe or a watcher's last look may have one open.
+    // A probe or a last check for a watcher may hold some open.
     let is_few = |now: &usize| *now <= before + 4;
     let what = format!("return to {before} descriptors");
     eventually_seen(&what, PATIENCE, || descriptors(env), is_few).map(drop)
 }
 
 test!(a_thousand_clients_at_once);
-/// More than there is room for: each gets its answer, in turn.
+/// More than the daemon can hold: each gets its answer in turn.
 fn a_thousand_clients_at_once() -> anyhow::Result<()> {
     const CLIENTS: usize = 1000;
-    /// As most systems have it, whatever the tests have themselves.
+    /// The default of most systems, whatever limit the tests themselves have.
     const DESCRIPTORS: &str = "ulimit -Sn 1024; exec \"$0\" \"$@\"";
     let mut env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
@@ -145,7 +145,7 @@ fn a_thousand_clients_at_once() -> anyhow::Result<()> {
         begin.elapsed()
     );
     drop(clients);
-    // The same who say nothing: others wait until the first of these are let go.
+    // The same number of silent clients: others wait until the first of these are disconnected.
     let idle: Vec<_> = (0..CLIENTS)
         .map(|_| UnixStream::connect(env.socket()))
         .collect::<Result<_, _>>()?;
@@ -158,20 +158,20 @@ fn a_thousand_clients_at_once() -> anyhow::Result<()> {
 }
 
 test!(a_request_of_100_mb);
-/// 100 MB: refused at once where the length is told, and after [`MAX_BODY`] bytes where it is not.
+/// 100 MB: rejected at once if a header states the length, and after [`MAX_BODY`] bytes if not.
 fn a_request_of_100_mb() -> anyhow::Result<()> {
     const SIZE: usize = 100 << 20;
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     status(&env)?;
     let before = peak_memory_kb(&env)?;
     let head = "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    // Told, and not even sent.
+    // Stated, but not sent.
     let mut stream = ask(&env, &format!("{head}content-length: {SIZE}\r\n\r\n"))?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = [0; 12];
     stream.read_exact(&mut answer)?;
     ensure!(&answer == b"HTTP/1.1 413", "{answer:?}");
-    // Sent all the same, by twelve at once; and in pieces whose sum is not told.
+    // Sent nevertheless, by twelve clients at once; and in chunks whose total is not stated.
     let piece = vec![b'x'; 1 << 20];
     thread::scope(|scope| -> anyhow::Result<()> {
         let socket = env.socket();
@@ -198,7 +198,7 @@ fn a_request_of_100_mb() -> anyhow::Result<()> {
                             &[piece]
                         };
                         if parts.iter().any(|part| stream.write_all(part).is_err()) {
-                            // It was closed: the answer is there to be read.
+                            // The daemon has closed its end; the answer can still be read.
                             break;
                         }
                     }
@@ -221,13 +221,13 @@ fn a_request_of_100_mb() -> anyhow::Result<()> {
     // Two at a time, of 32 MiB, whose buffers double.
     ensure!(grown < 160 << 10, "{grown} kB");
     ensure!(env.json(&["status"])?["entries"] == 1);
-    // A large request that is good is taken.
+    // A large valid request is accepted.
     let many = vec!["2001:db8:aaaa:bbbb::/64"; MAX_CIDRS];
     let body = serde_json::json!({ "cidrs": many, "policy": "near" }).to_string();
     ensure!(body.len() > 13 << 20);
     let answer = env.socket_request("POST", "/v1/entries", &body)?;
     ensure!(answer["changed"]["added"] == 1, "{answer:#}");
-    // Nothing but errors, and more strings than a request may have.
+    // Only errors, and more strings than a request may have.
     let errors = serde_json::json!({ "cidrs": vec![""; MAX_CIDRS], "policy": "near" }).to_string();
     let answer = env.socket_request("POST", "/v1/entries", &errors)?;
     let said = answer["error"].as_str().unwrap_or_default();
@@ -246,7 +246,7 @@ fn a_request_of_100_mb() -> anyhow::Result<()> {
 }
 
 test!(the_headers_of_the_events);
-/// A request for the events' headers alone is none for the events: its connection ends like any other.
+/// A HEAD request for the events does not subscribe to them: its connection ends like any other.
 fn the_headers_of_the_events() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let mut stream = ask(&env, "HEAD /v1/events HTTP/1.1\r\nhost: x\r\n\r\n")?;
@@ -260,7 +260,7 @@ fn the_headers_of_the_events() -> anyhow::Result<()> {
 }
 
 test!(the_sockets_directory_is_removed);
-/// It comes back, with its directory, and the runtime entries with theirs.
+/// The socket comes back with its directory, and the runtime entries with theirs.
 fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     let run = env.dir().join("run");
@@ -298,12 +298,12 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
     }
     ensure!(env.log().contains("the socket was gone; it is there again"));
     ensure!(memory_kb(&env)? < memory + (20 << 10));
-    // Runtime entries are saved again before anybody asks, and so are not lost by a kill.
+    // Runtime entries are saved again without a request, so that a kill cannot lose them.
     let saved = run.join("state/manual.json");
     eventually("file of runtime entries", TIMEOUT, || {
         Ok(saved.exists().then_some(()))
     })?;
-    // A second daemon is kept out all the same: by the pins.
+    // A second daemon is still kept out: by the lock on the pins.
     let second = std::process::Command::new(rto_testbed::agent::find(None)?)
         .args(["run", "--config"])
         .arg(env.config())
@@ -319,8 +319,8 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
 }
 
 test!(the_socket_of_a_group_is_removed);
-/// One that has to be given to another group than the daemon's cannot be made again: that takes a capability
-/// that was given up. It says so and goes on; a restart makes it.
+/// A socket that must belong to another group than the daemon's cannot be created again: that needs a capability that
+/// the daemon has dropped. It logs that and continues; a restart creates the socket.
 fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
@@ -331,7 +331,7 @@ fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
     fs::remove_file(env.socket())?;
     let said = "it is gone, and cannot be made again: chgrp";
     eventually_seen(said, TIMEOUT, || Ok(env.log()), |log| log.contains(said))?;
-    // Not for whoever comes first, either.
+    // Nor is a socket created with another group.
     ensure!(!env.socket().exists());
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
     ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));

@@ -1,4 +1,4 @@
-//! What should be in force, kept by the test itself: files, what was saved, runtime entries.
+//! The desired state, tracked by the test itself: files, saved entries, runtime entries.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,19 +19,19 @@ use rto_testbed::kernel::Map;
 use rto_tests::policy_slot::policy_in;
 use serde_json::{Value, json};
 
-/// What every configuration has: these are probed.
+/// Entries of every configuration; these are probed.
 pub(super) const ALWAYS: [&str; 2] = ["10.88.0.0/24", "fd88::/64"];
-/// The initial RTOs they may have.
+/// The initial RTOs that they may have.
 pub(super) const ALWAYS_MS: [u32; 2] = [100, 120];
 
-/// Policies' names; the first two have the initial RTOs of [`ALWAYS_MS`].
+/// Names of policies; the first two have the initial RTOs of [`ALWAYS_MS`].
 const NAMES: [&str; 3] = ["p0", "p1", "p2"];
-/// Entries of the files at most.
+/// Most entries of the files.
 const OF_FILES: u32 = 60;
-/// Entries said in one request at most.
+/// Most entries of one request.
 const AT_ONCE: usize = 40;
 
-/// CIDR to initial RTO in milliseconds.
+/// From CIDR to initial RTO in milliseconds.
 pub(super) type Entries = BTreeMap<String, u32>;
 
 /// The settings of a runtime entry.
@@ -72,7 +72,7 @@ impl File {
                 entries.insert(cidr, *name);
             }
         }
-        // Each makes another program, or other maps; the smallest have to grow.
+        // Each combination needs another program or other maps; the smallest maps have to grow.
         let statistics = rng.random_bool(0.8);
         let max_entries = if rng.random_bool(0.6) { 5000 } else { 16 };
         Self {
@@ -99,12 +99,12 @@ impl File {
     }
 }
 
-/// What entries alone do not tell apart: a runtime entry may be just as a file has it.
+/// The sources of entries. Entries alone do not show them: a runtime entry may equal one of the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sources {
-    /// With the policy's name, if it is one of the files'.
+    /// Runtime entries, with the name of their policy if it is one of the files.
     runtime: BTreeMap<String, Option<&'static str>>,
-    /// Of the files', those that are switched off.
+    /// Entries of the files that are switched off.
     masked: BTreeSet<String>,
 }
 
@@ -115,19 +115,19 @@ pub(super) struct Request {
     pub(super) body: String,
 }
 
-/// Everything that decides what is in force.
+/// Everything that determines the active entries.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Desired {
     pub(super) file: File,
     saved: BTreeMap<String, u32>,
     runtime: BTreeMap<String, Said>,
     masked: BTreeSet<String>,
-    /// Settings of the policies that runtime entries name, as last seen.
+    /// Last seen settings of the policies that runtime entries name.
     seen: BTreeMap<&'static str, u32>,
 }
 
 impl Desired {
-    /// With another file in force.
+    /// The state after another file is loaded.
     pub(super) fn with(&self, file: &File) -> Self {
         let mut next = self.clone();
         next.file = file.clone();
@@ -157,7 +157,7 @@ impl Desired {
         all
     }
 
-    /// Where `list` says that entries come from.
+    /// The sources that `list` should report.
     pub(super) fn sources(&self) -> Sources {
         let runtime = self.runtime.iter().map(|(cidr, said)| {
             let policy = match said {
@@ -176,17 +176,17 @@ impl Desired {
         }
     }
 
-    /// A random `add`, and what should be in force with it.
+    /// A random `add`, and the state after it.
     pub(super) fn add(&self, rng: &mut ChaCha8Rng) -> (Request, Self) {
         let mut next = self.clone();
         let cidrs: BTreeSet<String> = (0..rng.random_range(1..AT_ONCE))
             .map(|_| {
-                // Some of them override entries of the files.
+                // Some override entries of the files.
                 let i = rng.random_range(1..OF_FILES * 2);
                 format!("10.{}.{i}.0/24", if i % 3 == 0 { 30 } else { 10 })
             })
             .collect();
-        // The last one comes and goes with the files.
+        // The last policy comes and goes with the files.
         let named = self.file.policies.iter().next_back();
         let (said, mut body) = match named.filter(|_| rng.random_bool(0.6)) {
             Some((name, ms)) => {
@@ -207,7 +207,7 @@ impl Desired {
         (Request::of("/v1/entries", body), next)
     }
 
-    /// A random `add --save`.
+    /// A random `add --save`, and the state after it.
     pub(super) fn save(&self, rng: &mut ChaCha8Rng) -> (Request, Self) {
         let mut next = self.clone();
         let ms = 300 + 20 * rng.random_range(0..4);
@@ -223,12 +223,12 @@ impl Desired {
         (Request::of("/v1/entries", body), next)
     }
 
-    /// A random `remove`; none if there is nothing to remove.
+    /// A random `remove`, and the state after it; `None` if there is nothing to remove.
     pub(super) fn remove(&self, rng: &mut ChaCha8Rng) -> Option<(Request, Self)> {
         let mut next = self.clone();
         let in_force = self.entries();
         let candidates = in_force.keys().filter(|cidr| {
-            // What was saved is left in its file; what is probed stays.
+            // Saved entries stay in their file; probed entries stay.
             !ALWAYS.contains(&cidr.as_str()) && !cidr.starts_with("10.20.")
         });
         let count = rng.random_range(1..AT_ONCE);
@@ -259,7 +259,7 @@ impl Desired {
 }
 
 impl Sources {
-    /// Those of `list --json`.
+    /// The sources in the output of `list --json`.
     pub(super) fn of(list: &Value) -> anyhow::Result<Self> {
         let text = |value: &Value| value.as_str().map(str::to_owned).context("no text");
         let entries = list["entries"].as_array().context("no entries")?;
@@ -290,7 +290,7 @@ fn inline(ms: u32) -> Value {
     json!({ "settings": { "initial_rto": format!("{ms}ms") } })
 }
 
-/// Entries and their initial RTOs as the maps have them, and the names of the policies.
+/// The entries in the maps with their initial RTOs, and the names of the policies.
 pub(super) fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
     let policies: BTreeMap<u32, (String, u32)> = Map::open(&pins.join(maps::POLICIES))?
         .dump()?
@@ -325,7 +325,7 @@ pub(super) fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
             let slot = u32::from_ne_bytes(value[..4].try_into()?);
             let (_, ms) = policies
                 .get(&slot)
-                .with_context(|| format!("{cidr} points at slot {slot}, which nobody has"))?;
+                .with_context(|| format!("{cidr} points at slot {slot}, which no policy has"))?;
             entries.insert(cidr, *ms);
         }
     }

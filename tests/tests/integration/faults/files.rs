@@ -1,5 +1,4 @@
-//! File systems that are full, read-only or not there, pins that are somebody else's, files that change
-//! faster than they are read.
+//! File systems that are full, read-only or missing, foreign pins, and files that change faster than they are read.
 
 use std::{
     fs,
@@ -41,7 +40,7 @@ fn env() -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-/// Has a daemon run in a mount namespace of its own, after these shell commands.
+/// A command line that runs a daemon in a separate mount namespace, after these shell commands.
 fn mounted(commands: &str) -> Vec<String> {
     let script = format!("set -e; {commands}; exec \"$@\"");
     ["unshare", "--mount", "sh", "-c", &script, "sh"]
@@ -49,7 +48,7 @@ fn mounted(commands: &str) -> Vec<String> {
         .to_vec()
 }
 
-/// Starts a daemon that must refuse; what it said.
+/// Starts a daemon that must fail; returns its log.
 fn refuses(env: &mut TestEnv, wrapper: &[String]) -> anyhow::Result<String> {
     let before = env.log().len();
     env.spawn_under(wrapper)?;
@@ -75,7 +74,7 @@ const READ_ONLY: &str =
     "mount --bind /sys/fs/bpf /sys/fs/bpf; mount -o remount,ro,bind /sys/fs/bpf";
 
 test!(no_bpf_file_system);
-/// Without a place for pins it does not start, and leaves nothing.
+/// Without a file system for pins the daemon does not start, and leaves nothing.
 fn no_bpf_file_system() -> anyhow::Result<()> {
     let mut env = env()?;
     for (commands, message) in [
@@ -95,7 +94,7 @@ fn no_bpf_file_system() -> anyhow::Result<()> {
 }
 
 test!(a_read_only_bpf_file_system);
-/// What is pinned is adopted, changes are taken; what cannot be removed at the end is said.
+/// Pinned objects are adopted and changes are made; the daemon reports what it could not remove at its end.
 fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;
@@ -113,7 +112,7 @@ fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
     ensure!(status.code() == Some(1), "{status}");
     let log = env.log();
     ensure!(log.contains("Read-only file system"), "{log}");
-    // Still in force, as the pins are: the next one takes it over.
+    // The policy is still active, as the pins exist: the next daemon adopts them.
     expect(&env, POLICY_RTO)?;
     env.start()?;
     ensure!(env.json(&["status"])?["found_at_start"] == "adopted");
@@ -123,7 +122,8 @@ fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
 }
 
 test!(the_bpf_file_system_is_unmounted_meanwhile);
-/// The daemon holds the link: in force without pins, reported, and repaired once there is a place for them.
+/// The daemon holds the link, so the policy stays active without pins; that is reported, and repaired once pins are
+/// possible.
 fn the_bpf_file_system_is_unmounted_meanwhile() -> anyhow::Result<()> {
     let mut env = env()?;
     let mount = "mount -t bpf bpf /sys/fs/bpf";
@@ -140,20 +140,21 @@ fn the_bpf_file_system_is_unmounted_meanwhile() -> anyhow::Result<()> {
     env.wait_status("the repair", |status| status["healthy"] == true)?;
     ensure!(seen(&env, &env.pin_dir())?.exists());
     expect(&env, POLICY_RTO)?;
-    // The former link goes with the file system it was pinned in, once nobody holds that.
+    // The former link is released with the file system it was pinned in, when that has no users left.
     await_programs(&env, 1)?;
     ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));
-    // Linux 5.10 takes a link whose pin is gone off a moment later.
+    // Linux 5.10 detaches a link whose pin is gone with a short delay.
     let links = || Ok(links_at(env.cgroup.path())?);
     eventually_seen("end of the link", TIMEOUT, links, Vec::is_empty).map(drop)
 }
 
 test!(the_cgroup_is_removed);
-/// Reported, and repaired once it is there again, with what changed meanwhile; without it there is no start.
+/// That is reported, and repaired when the cgroup exists again, with changes made in between; without it no daemon
+/// starts.
 fn the_cgroup_is_removed() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;
-    // The probe at the start has a cgroup below for a moment.
+    // The probe at the start has a child cgroup for a moment.
     env.wait_status("the probe", |status| status["probe"].is_object())?;
     let path = env.cgroup.path().to_owned();
     fs::remove_dir(&path)?;
@@ -184,7 +185,7 @@ fn names_in(dir: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Takes all that is left of a file system.
+/// Fills a file system.
 fn fill(file: &Path) -> anyhow::Result<()> {
     let mut size = 0;
     let full = (0..10_000).find(|_| {
@@ -195,7 +196,7 @@ fn fill(file: &Path) -> anyhow::Result<()> {
 }
 
 test!(a_full_disk);
-/// What cannot be saved is refused as a whole: in the kernel and on the disk all is as before.
+/// A change that cannot be saved is rejected as a whole: the kernel and the disk are as before.
 fn a_full_disk() -> anyhow::Result<()> {
     let mut env = env()?;
     let (state, saved) = (env.dir().join("state"), env.policies_dir());
@@ -219,7 +220,7 @@ fn a_full_disk() -> anyhow::Result<()> {
             .iter()
             .map(|n| fs::read(dir.join(n)))
             .collect::<Result<_, _>>()?;
-        // As many as do not fit into what is left of the last page.
+        // More than fit into the free part of the last page.
         let cidrs: Vec<String> = (0..500)
             .map(|i| format!("10.3.{}.{}", i / 256, i % 256))
             .collect();
@@ -243,10 +244,10 @@ fn a_full_disk() -> anyhow::Result<()> {
         let now = env.json(&["list"])?;
         ensure!(now == list, "{now:#}");
         ensure!(env.json(&["status"])?["healthy"] == true);
-        // Room again: as if nothing had been.
+        // With free space everything works as before.
         fs::remove_file(&stuffing)?;
         env.cli(&add)?;
-        // (status may be a look old while the engine is busy.)
+        // (The status may be one check old while the engine is busy.)
         env.wait_status("all of them", |status| status["entries"] == 503)?;
         let mut undo = vec!["remove"];
         undo.extend(cidrs.iter().map(String::as_str));
@@ -257,7 +258,7 @@ fn a_full_disk() -> anyhow::Result<()> {
         ensure!(env.json(&["list"])?["entries"] == list["entries"]);
     }
     expect(&env, POLICY_RTO)?;
-    // A start needs no room.
+    // A start needs no space.
     env.end(Signal::SIGKILL)?;
     let full = format!(
         "head -c 1M /dev/zero > {}/stuffing || true",
@@ -269,7 +270,7 @@ fn a_full_disk() -> anyhow::Result<()> {
 }
 
 test!(the_end_of_an_entry_on_a_full_disk);
-/// It ends in time, said once; what is on the disk does not bring it back, and is made good later.
+/// It expires in time, which is logged once. The file on the disk does not bring it back, and is corrected later.
 fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
     let mut env = env()?;
     let state = env.dir().join("state");
@@ -279,7 +280,7 @@ fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
         state.display()
     );
     env.start_under(&mounted(&tmpfs))?;
-    // More than there is room for beside the stuffing.
+    // More than fit beside the stuffing.
     let cidrs: Vec<String> = (0..500)
         .map(|i| format!("10.3.{}.{}", i / 256, i % 256))
         .collect();
@@ -292,7 +293,7 @@ fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
     env.wait_status("the end", |status| status["entries"] == 501)?;
     let said = |log: &str| log.matches("No space left on device").count();
     env.wait_status("another look", |status| status["healthy"] == true)?;
-    // Two looks of five seconds each try again, and say nothing new.
+    // Two checks, five seconds apart, try again and log nothing new.
     thread::sleep(Duration::from_secs(11));
     ensure!(said(&env.log()) == 1, "{}", env.log());
     ensure!(fs::read_to_string(dir.join("manual.json"))?.contains("10.1.0.0/24"));
@@ -305,7 +306,7 @@ fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
 }
 
 test!(files_that_cannot_be_written);
-/// As where the files come from an image or a ConfigMap: it starts and works, and nothing can be saved.
+/// As with files from an image or a ConfigMap: the daemon works, and nothing can be saved.
 fn files_that_cannot_be_written() -> anyhow::Result<()> {
     let mut env = env()?;
     let etc = env.dir().join("etc");
@@ -320,7 +321,7 @@ fn files_that_cannot_be_written() -> anyhow::Result<()> {
 }
 
 test!(another_state_dir);
-/// Another `state_dir` is used from the next start on: until then the lock is on the former one.
+/// Another `state_dir` is used after the next start; until then the lock is on the former one.
 pub(super) fn another_state_dir() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;
@@ -331,7 +332,7 @@ pub(super) fn another_state_dir() -> anyhow::Result<()> {
     let said = env.cli(&["reload"])?;
     ensure!(said.contains("state_dir changed"), "{said}");
     env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
-    // Past a look at what is saved.
+    // Longer than the interval at which saved state is checked.
     thread::sleep(Duration::from_secs(6));
     ensure!(!env.dir().join("state-2").exists());
     ensure!(!env.log().contains("gone"), "{}", env.log());
@@ -341,8 +342,7 @@ pub(super) fn another_state_dir() -> anyhow::Result<()> {
 }
 
 test!(pins_of_others_and_of_other_layouts);
-/// Directories with names as ours and other things in them, older and later layouts, and things of
-/// somebody else.
+/// Directories named like ours with other content, older and later layouts, and foreign objects.
 fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;
@@ -358,8 +358,8 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
             dir.join(name).display()
         ))
     };
-    // With this program's very name, but empty; with maps of another kind; of an older layout; of a later
-    // one; half built; moved aside.
+    // With this program's exact name, but empty; with maps of another type; of an older layout; of a later layout; half
+    // built; moved aside.
     let older = LAYOUT_VERSION - 1;
     for name in [
         format!("l{LAYOUT_VERSION}-{object}-{capacity}"),
@@ -373,7 +373,7 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
         for name_of_map in maps::ALL {
             map(&dir.join(&name), name_of_map)?;
         }
-        // A link that is none.
+        // A pin named "link" that is not a link.
         map(&dir.join(&name), "link")?;
     }
     await_programs(&env, 0)?;
@@ -390,9 +390,10 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     expect(&env, POLICY_RTO)?;
     let mut left = names_in(&dir)?;
     left.retain(|name| *name != ours[0]);
-    // Not ours: a directory of another name, and a map where we have directories.
+    // Not ours: a directory with another name, and a map where we have directories.
     ensure!(left == ["l4-0000-16", "somebody"], "{left:?}");
     ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
+    env.end(Signal::SIGKILL)?;
     let said = env.cli(&["detach"])?;
     ensure!(said.contains("left, not ours"), "{said}");
     ensure!(names_in(&dir)? == ["l4-0000-16", "somebody"]);
@@ -402,8 +403,8 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until so many programs are at the cgroup: the kernel takes a link out of force some time after its last
-/// handle.
+/// Waits until this number of programs is attached to the cgroup: the kernel detaches a link some time after its last
+/// reference is gone.
 fn await_programs(env: &TestEnv, count: usize) -> anyhow::Result<()> {
     let programs = || Ok(programs_at(env.cgroup.path(), SOCK_OPS)?);
     let what = format!("{count} programs");
@@ -411,8 +412,7 @@ fn await_programs(env: &TestEnv, count: usize) -> anyhow::Result<()> {
 }
 
 test!(two_daemons_and_one_set_of_pins);
-/// Two daemons that share pins and nothing else: the second is refused, also where the first one made
-/// the directory for them.
+/// Two daemons that share only pins: the second is refused, even if the first one had to create their directory.
 fn two_daemons_and_one_set_of_pins() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;
@@ -437,7 +437,7 @@ fn two_daemons_and_one_set_of_pins() -> anyhow::Result<()> {
 }
 
 test!(a_file_replaced_a_thousand_times);
-/// A thousand new files in ten seconds: the last one wins, and meanwhile the daemon answers.
+/// A thousand new files in ten seconds: the last one is loaded, and the daemon answers requests all the time.
 fn a_file_replaced_a_thousand_times() -> anyhow::Result<()> {
     const TIMES: u32 = 1000;
     let span = Duration::from_secs(10);
@@ -459,7 +459,7 @@ fn a_file_replaced_a_thousand_times() -> anyhow::Result<()> {
         fs::write(&new, text(i))?;
         Ok(fs::rename(&new, env.config())?)
     };
-    // What the first changes take is taken.
+    // The time that the first changes take.
     for i in 0..20 {
         place(i)?;
         env.cli(&["reload"])?;
@@ -481,7 +481,7 @@ fn a_file_replaced_a_thousand_times() -> anyhow::Result<()> {
         let due = begin + span * (i + 1) / TIMES;
         thread::sleep(due.saturating_duration_since(Instant::now()));
     }
-    // The 1,000th is none of the others'.
+    // The 1,000th differs from all others.
     fs::write(
         env.dir().join("etc/.new"),
         env.config_text(&near("\"10.88.0.0/24\", \"10.200.0.0/24\"")),

@@ -31,22 +31,22 @@ use super::{
 
 const ROUNDS: u32 = 100;
 const ROUNDS_LONG: u32 = 1000;
-/// Each environment has each operation three times: killed before it begins, when it is done, and at some moment.
+/// Each environment runs each operation three times: killed before it begins, after it is done, and at some moment.
 const ROUNDS_EMULATED: u32 = 36;
-/// Twice: killed before it begins, and when it is done.
+/// Each operation twice: killed before it begins, and after it is done.
 const ROUNDS_BUSY: u32 = 24;
-/// Environments at once: a start mostly waits for the kernel. On an emulated processor it has work to do.
+/// Environments at once: a start mostly waits for the kernel, but needs CPU time on an emulated processor.
 const ENVS: u32 = 4;
 const ENVS_EMULATED: u32 = 2;
 const PORT: u16 = 4450;
 
-/// What shows that the prober was awake, in each environment. A look takes some 0.6 ms and a round some 200 ms and more;
-/// the rest is for machines on which others run too.
+/// Fewest samples of the prober in each environment. A sample takes about 0.6 ms and a round 200 ms or more; the rest
+/// allows for a busy machine.
 const LOOKS_A_ROUND: u64 = 100;
-/// Of the time of looking, this much at least lies between looks that are 20 ms apart at most: where everything
-/// stands still for long, now and then, so does what is looked at.
+/// Smallest part of the probing time that must be between samples at most 20 ms apart: when the whole machine stalls,
+/// the daemon stalls too.
 const COVERED: f64 = 0.5;
-/// No test would wait longer for anything.
+/// No test waits longer for anything.
 const LONGEST_GAP: Duration = TIMEOUT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,33 +68,33 @@ const OPERATIONS: [Operation; 6] = [
     Operation::Stop,
 ];
 
-/// When SIGKILL comes.
+/// When SIGKILL is sent.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// When the daemon has been asked and has not heard of it: it is stopped meanwhile (SIGSTOP).
+    /// The request was sent and not read: the daemon is stopped (SIGSTOP) during that time.
     Unheard,
-    /// So long after the beginning.
+    /// This long after the beginning.
     After(Duration),
-    /// Once it is done.
+    /// After the operation is done.
     Done,
 }
 
-/// How an operation went.
+/// The course of an operation.
 struct Course {
-    /// The daemon had said so, or ended by itself, before SIGKILL.
+    /// Whether the daemon had answered, or exited by itself, before SIGKILL.
     done: bool,
-    /// If it was awaited.
+    /// How long it took, if its end was awaited.
     took: Duration,
 }
 
-/// How the rounds went.
+/// The results of the rounds.
 #[derive(Debug, Default)]
 struct Tally {
     rounds: u32,
-    /// By operation: how many were killed before they were done, and how many after.
+    /// By operation: the number killed before they were done, and after.
     cut_short: BTreeMap<Operation, u32>,
     done: BTreeMap<Operation, u32>,
-    /// Requests cut short, and yet in force after the next start.
+    /// Requests that were cut short and yet active after the next start.
     taken: u32,
     probed: u64,
     longest_gap: Duration,
@@ -103,7 +103,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// That there was an eye on the connections all the time.
+    /// Asserts that the prober sampled connections all the time.
     fn check_looks(&self) -> anyhow::Result<()> {
         let covered = self.covered.as_secs_f64() / self.lasted.as_secs_f64();
         ensure!(
@@ -133,8 +133,8 @@ pub(super) fn rounds() -> anyhow::Result<()> {
 }
 
 test!(killed_while_all_processors_are_busy);
-/// The same where everybody waits for a processor, so that what follows a kill comes in the middle of what the killed
-/// daemon had begun. The prober waits as well: that it sees nothing wrong says less here.
+/// The same while every thread waits for a processor, so that the steps after a kill fall into operations that the killed
+/// daemon had begun. The prober waits as well, so its samples prove less here.
 fn killed_while_all_processors_are_busy() -> anyhow::Result<()> {
     const LOOPS: usize = 2;
     let seed = seed()?;
@@ -158,7 +158,7 @@ fn in_envs(seed: u64, rounds: u32, envs: u32) -> anyhow::Result<Vec<Tally>> {
     let tallies = thread::scope(|scope| {
         let envs: Vec<_> = (0..envs)
             .map(|number| {
-                // Both choices of on_exit.
+                // Both values of on_exit.
                 let on_exit = ["keep", "detach"][number as usize % 2];
                 let rng = ChaCha8Rng::seed_from_u64(seed ^ (u64::from(number) << 32));
                 scope.spawn(move || Run::new(rng, on_exit)?.rounds(rounds / envs))
@@ -168,7 +168,7 @@ fn in_envs(seed: u64, rounds: u32, envs: u32) -> anyhow::Result<Vec<Tally>> {
             Ok(result) => result,
             Err(_) => bail!("an env panicked"),
         });
-        // All of them, so that none is left behind by the first that fails.
+        // All are joined, so that the first failure does not leave one behind.
         let joined: Vec<_> = joined.collect();
         joined.into_iter().collect::<anyhow::Result<Vec<Tally>>>()
     });
@@ -179,7 +179,7 @@ fn in_envs(seed: u64, rounds: u32, envs: u32) -> anyhow::Result<Vec<Tally>> {
     Ok(tallies)
 }
 
-/// That the rounds showed what they are for.
+/// Asserts that the rounds covered the intended situations.
 fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
     ensure!(tallies.iter().map(|t| t.rounds).sum::<u32>() == rounds);
     for operation in OPERATIONS {
@@ -192,16 +192,16 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
             "{operation:?}: {cut_short} were cut short, {done} were done"
         );
     }
-    // Requests are cut short in the middle as well, and not only before they are heard: some three of 100 rounds
-    // show it, which may be none by chance.
+    // Some requests must be cut short in the middle, not only before they are read. About three of 100 rounds show
+    // that, which may be none by chance.
     let taken: u32 = tallies.iter().map(|t| t.taken).sum();
     ensure!(taken > 0 || rounds < ROUNDS_LONG, "none was half done");
     Ok(())
 }
 
 test!(settings_last_seen_outlive_a_kill);
-/// A policy that leaves the files stays for the runtime entries, with the settings it had last: also when
-/// the daemon that saw them was killed.
+/// A policy that is removed from the files stays for its runtime entries, with its last settings, even if the daemon
+/// that saw them was killed.
 fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
     let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");
     let mut env = TestEnv::new()?;
@@ -214,31 +214,32 @@ fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
         ensure!(found == expected, "{found}, not {expected}: {list:#}");
         Ok(())
     };
+    let other = "[policy.other]\ninitial_rto = \"300ms\"\n";
     // Seen by a reload.
     env.configure(&policy(160))?;
     env.cli(&["reload"])?;
     env.end(Signal::SIGKILL)?;
-    env.configure("")?;
+    env.configure(other)?;
     env.start()?;
     assert_settings(&env, "160ms")?;
-    // Seen by a start.
+    // Seen at a start.
     env.end(Signal::SIGKILL)?;
     env.configure(&policy(180))?;
     env.start()?;
     env.end(Signal::SIGKILL)?;
-    env.configure("")?;
+    env.configure(other)?;
     env.start()?;
     assert_settings(&env, "180ms")
 }
 
 struct Run {
-    /// Dropped before the cgroup it runs in, as fields are in their order.
+    /// Declared before `env`, as fields are dropped in order and it runs in that cgroup.
     prober: Prober,
     env: TestEnv,
     rng: ChaCha8Rng,
     on_exit: &'static str,
     desired: Desired,
-    /// The longest that each operation took which was awaited ([`Moment::Done`]).
+    /// The longest duration of each operation whose end was awaited ([`Moment::Done`]).
     durations: BTreeMap<Operation, Duration>,
     tally: Tally,
 }
@@ -267,7 +268,7 @@ impl Run {
         self.env.start()?;
         self.check(std::slice::from_ref(&self.desired))?;
         self.prober.begin()?;
-        // Each comes as often as the others.
+        // Each operation occurs equally often.
         let mut operations = Vec::new();
         let mut time = 0;
         for round in 0..count {
@@ -297,9 +298,9 @@ impl Run {
         Ok(self.tally)
     }
 
-    /// When SIGKILL comes, this time. Mostly at any moment, also a little after the end; the first time before it
-    /// begins, and the second and each sixth from there when it is done, so that also of few rounds some are cut
-    /// short and some are not, and it is known how long each takes.
+    /// Chooses when SIGKILL is sent. Mostly at any moment, including shortly after the end. The first time before the
+    /// operation begins, and the second time and every sixth after it when it is done, so that even few rounds have
+    /// some that are cut short and some that are not, and the duration of each operation is known.
     fn moment(&mut self, operation: Operation, time: u32) -> Moment {
         let share = self.rng.random_range(0.0..1.2);
         match time {
@@ -309,8 +310,8 @@ impl Run {
         }
     }
 
-    /// An operation, SIGKILL, a start, and a look at the kernel. How long the operation took if it was
-    /// awaited.
+    /// Runs an operation, SIGKILL, a start, and a check of the kernel. Returns how long the operation took if its end
+    /// was awaited.
     fn round(&mut self, mut operation: Operation, moment: Moment) -> anyhow::Result<Duration> {
         let (course, after) = match operation {
             Operation::Start => {
@@ -329,7 +330,7 @@ impl Run {
             Operation::Reload => {
                 let file = File::random(&mut self.rng, self.on_exit);
                 self.configure(&file)?;
-                // Whatever becomes of the request, the next start reads the file.
+                // Whatever happens to the request, the next start reads the file.
                 self.desired = self.desired.with(&file);
                 let request = Request {
                     path: "/v1/reload",
@@ -390,7 +391,7 @@ impl Run {
         Ok(Course { done, took })
     }
 
-    /// A stop, done unless SIGKILL is what ended it.
+    /// A stop; it is done unless SIGKILL ended the daemon.
     fn stop(&mut self, moment: Moment) -> anyhow::Result<Course> {
         let begin = Instant::now();
         let status = match moment {
@@ -414,22 +415,22 @@ impl Run {
         Ok(Course { done, took })
     }
 
-    /// SIGKILL, to a daemon that does not end by itself.
+    /// Sends SIGKILL to a daemon that does not exit by itself.
     fn killed(&mut self) -> anyhow::Result<()> {
         let status = self.env.end(Signal::SIGKILL)?;
         ensure!(is_sigkill(status), "it ended by itself: {status}");
         Ok(())
     }
 
-    /// Puts a file in place as editors do.
+    /// Replaces the file by renaming, as editors do.
     fn configure(&self, file: &File) -> anyhow::Result<()> {
         let new = self.env.dir().join("etc/.new");
         fs::write(&new, self.env.config_text(&file.text()))?;
         Ok(fs::rename(new, self.env.config())?)
     }
 
-    /// Makes a request of a daemon that SIGKILL ends: done if it was answered before. All of the request is
-    /// in the daemon's socket before the time begins.
+    /// Sends a request to a daemon that SIGKILL ends; it is done if it was answered before. The whole request is in the
+    /// daemon's socket before the time starts.
     fn ask(&mut self, request: &Request, moment: Moment) -> anyhow::Result<Course> {
         let mut stream = UnixStream::connect(self.env.socket())?;
         stream.set_read_timeout(Some(TIMEOUT))?;
@@ -461,7 +462,7 @@ impl Run {
         Ok(Course { done, took })
     }
 
-    /// Ends probing, and asserts that there was no moment without policy.
+    /// Ends probing, and asserts that there was no moment without a policy.
     fn look(&mut self) -> anyhow::Result<()> {
         let seen: Seen = self.prober.end()?;
         ensure!(
@@ -476,7 +477,7 @@ impl Run {
         Ok(())
     }
 
-    /// What takes longer to be cleared away than a start: a killed probe's cgroup.
+    /// Waits for the cleanup that takes longer than a start: the cgroup of a killed probe.
     fn finish(&mut self) -> anyhow::Result<()> {
         self.env
             .wait_status("the probe", |status| status["probe"].is_object())?;
@@ -486,6 +487,7 @@ impl Run {
             Ok(dirs.map(|entry| entry.path()).collect::<Vec<_>>())
         };
         eventually_seen("end of cgroups below", TIMEOUT, below, Vec::is_empty)?;
+        self.env.end(Signal::SIGKILL)?;
         self.env.cli(&["detach"])?;
         ensure!(!self.env.pin_dir().exists());
         Ok(())

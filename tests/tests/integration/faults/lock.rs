@@ -1,4 +1,4 @@
-//! The locks of a daemon that was killed while a child that it had forked had not called exec yet.
+//! The locks of a daemon that was killed while a child that it had forked had not yet called exec.
 
 use std::{
     fs,
@@ -28,10 +28,10 @@ fn a_child_has_the_lock_on_the_pins() -> anyhow::Result<()> {
     start_while_inherited(|env| env.pin_dir())
 }
 
-/// A start right after kill -9 waits for as long as somebody still has the killed daemon's open file, and no longer.
+/// A start right after SIGKILL waits while another process still holds the killed daemon's open file, and no longer.
 fn start_while_inherited(locked: fn(&TestEnv) -> PathBuf) -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    // With it another daemon is refused at once, while the first runs.
+    // While the first daemon runs, another one is refused at once, even if the file is shared.
     let child = inherit(env.pid()?, &locked(&env))?;
     let second = env
         .command(&["run", "--log-format", "text"])
@@ -52,22 +52,22 @@ fn start_while_inherited(locked: fn(&TestEnv) -> PathBuf) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A process's open file, which is shared as it is with a child after fork(2).
+/// Duplicates a process's open file, as a child shares it after fork(2).
 fn inherit(pid: Pid, path: &Path) -> anyhow::Result<OwnedFd> {
     let mut open = fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
     let fd = open
         .find(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == path))
         .with_context(|| format!("{} is not open", path.display()))?;
     let number: i32 = fd.file_name().to_string_lossy().parse()?;
-    // SAFETY: integers only; the descriptor it returns is owned by nobody else.
+    // SAFETY: the call takes integers; no other code owns the descriptor that it returns.
     let process = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) })?;
     // SAFETY: as above.
     owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) })
 }
 
-/// The descriptor that a system call returned.
+/// Takes ownership of the descriptor that a system call returned.
 fn owned(returned: libc::c_long) -> anyhow::Result<OwnedFd> {
     let fd = nix::errno::Errno::result(returned)?;
-    // SAFETY: the callers' system calls have just made it.
+    // SAFETY: the caller's system call has just created the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(fd)?) })
 }

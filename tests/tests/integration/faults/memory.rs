@@ -1,4 +1,4 @@
-//! A memory cgroup with little room: what does not fit is refused, and the kernel ends nobody half-way.
+//! A memory cgroup with little room: what does not fit is rejected, and the OOM killer never interrupts a change.
 
 use std::{
     fs,
@@ -12,15 +12,15 @@ use serde_json::json;
 
 use super::super::{near, scale};
 
-/// What an idle daemon takes, with room for a small change.
+/// Enough for an idle daemon and a small change.
 const LITTLE: u64 = 48 << 20;
 const ADD: &str = "/v1/entries";
-/// CIDRs of a request that needs more only to be read: as many as there may be.
+/// CIDRs of a request that needs more memory just to be read: the largest allowed number.
 const TOO_LARGE: u32 = 524_288;
-/// Entries of files that need more, by what the daemon reckons for each, as does a request for so many.
+/// Entries of a file, or of a request, that need more memory by the daemon's own estimate per entry.
 const TOO_MANY: u32 = 400_000;
 
-/// A cgroup of the memory controller, whichever hierarchy has it; removed when dropped.
+/// A cgroup of the memory controller, in whichever hierarchy has it; removed when dropped.
 struct MemoryCgroup(PathBuf);
 
 impl MemoryCgroup {
@@ -32,14 +32,14 @@ impl MemoryCgroup {
         Ok(group)
     }
 
-    /// What starts a program in it.
+    /// A command line that starts a program in it.
     fn wrapper(&self) -> Vec<String> {
         let procs = self.0.join("cgroup.procs");
         let script = format!("echo $$ > {} && exec \"$@\"", procs.display());
         ["sh", "-c", &script, "sh"].map(str::to_owned).to_vec()
     }
 
-    /// Processes of it that the kernel has ended for want of memory.
+    /// Number of its processes that the OOM killer has killed.
     fn killed(&self) -> anyhow::Result<u64> {
         let text = ["memory.events", "memory.oom_control"]
             .iter()
@@ -56,7 +56,7 @@ impl Drop for MemoryCgroup {
     }
 }
 
-/// Where groups with a limit are made, and the name of the limit's file.
+/// The directory for cgroups with a limit, and the name of the limit's file.
 fn controller() -> anyhow::Result<(PathBuf, &'static str)> {
     let v1 = Path::new("/sys/fs/cgroup/memory");
     const V1_LIMIT: &str = "memory.limit_in_bytes";
@@ -67,7 +67,7 @@ fn controller() -> anyhow::Result<(PathBuf, &'static str)> {
     if !fs::read_to_string(root.join("cgroup.controllers"))?.contains("memory") {
         bail!("no hierarchy has the memory controller");
     }
-    // As systemd does; children that have none are not affected.
+    // As systemd does; child cgroups without a limit are not affected.
     fs::write(root.join("cgroup.subtree_control"), "+memory")?;
     Ok((root, "memory.max"))
 }
@@ -80,7 +80,7 @@ fn env() -> anyhow::Result<TestEnv> {
 
 test!(a_start_that_does_not_fit_is_refused);
 fn a_start_that_does_not_fit_is_refused() -> anyhow::Result<()> {
-    // It outlives the daemon: one with processes in it cannot be removed.
+    // Declared first, so that it outlives the daemon: a cgroup with processes cannot be removed.
     let group = MemoryCgroup::with_limit(LITTLE)?;
     let mut env = env()?;
     scale::file(&env, TOO_MANY, TOO_MANY)?;
@@ -97,7 +97,7 @@ fn a_start_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     }
     ensure!(group.killed()? == 0);
     ensure!(!env.pin_dir().exists(), "pins are left");
-    // What fits is taken, beside a daemon without a limit.
+    // A smaller configuration is loaded, beside a daemon without a limit.
     fs::remove_file(env.policies_dir().join("many.toml"))?;
     env.start_under(&group.wrapper())?;
     ensure!(env.json(&["status"])?["healthy"] == true);
@@ -105,9 +105,9 @@ fn a_start_that_does_not_fit_is_refused() -> anyhow::Result<()> {
 }
 
 test!(a_change_that_does_not_fit_is_refused);
-/// A reload and a request; the daemon goes on with what it has.
+/// A reload and a request are rejected; the daemon keeps its state.
 fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
-    // It outlives the daemon: one with processes in it cannot be removed.
+    // Declared first, so that it outlives the daemon: a cgroup with processes cannot be removed.
     let group = MemoryCgroup::with_limit(LITTLE)?;
     let mut env = env()?;
     env.start_under(&group.wrapper())?;
@@ -128,10 +128,10 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
         ensure!(body.contains("of memory, and the memory cgroup"), "{body}");
         Ok(())
     };
-    // Made before there is a connection: a client is silent for 5 s at most.
+    // The body is made before the connection, because a client may be silent for at most 5 s.
     let body = request(TOO_MANY);
     refused(http::request(connect()?, "POST", ADD, &body)?, "")?;
-    // Before it is parsed, also where no header tells its length.
+    // Rejected before it is parsed, even if no header states the length.
     let body = request(TOO_LARGE);
     let why = format!("a request of {} bytes need some", body.len());
     refused(http::request(connect()?, "POST", ADD, &body)?, &why)?;

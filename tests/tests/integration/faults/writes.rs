@@ -1,4 +1,4 @@
-//! A kernel that does not take a change: a map that is frozen cannot be written by anybody (Linux 5.2).
+//! A kernel that refuses a change: a frozen map cannot be written by any process (Linux 5.2).
 
 use std::{os::unix::net::UnixStream, path::PathBuf};
 
@@ -14,12 +14,12 @@ use rto_testbed::{
 
 use super::super::near;
 
-/// In force at first; then two more, of which the kernel takes the first only.
+/// The entry at first; then two more, of which the kernel accepts only the first.
 const BEFORE: &str = "\"10.88.0.0/24\"";
 const AFTER: &str = "\"10.88.0.0/24\", \"10.99.0.0/24\", \"fd99::/64\"";
 const KEPT: &str = "the last good configuration stays in force";
 
-/// An agent one of whose maps is frozen.
+/// An agent with one frozen map.
 fn env_with(map: &str) -> anyhow::Result<TestEnv> {
     let env = TestEnv::with(&near(BEFORE))?;
     let frozen = pin(&env, map)?;
@@ -35,8 +35,8 @@ fn post(env: &TestEnv, path: &str, body: &str) -> anyhow::Result<Answer> {
     http::request(UnixStream::connect(env.socket())?, "POST", path, body)
 }
 
-/// Puts the file in place of which the kernel takes a part, by a reload. The file's watcher may be first: it is
-/// refused in the same way.
+/// Writes a file of which the kernel accepts only a part, and reloads it. If the file watcher is faster, it is refused
+/// in the same way.
 fn reload(env: &TestEnv, after: &str) -> anyhow::Result<Answer> {
     env.configure(&near(after))?;
     let answer = post(env, "/v1/reload", "{}")?;
@@ -52,7 +52,7 @@ fn entries(env: &TestEnv, map: &str) -> anyhow::Result<usize> {
 }
 
 test!(the_kernel_refuses_a_write);
-/// What was written before is undone, and the answer says that it is.
+/// Earlier writes are rolled back, and the answer reports that.
 fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
     let env = env_with(maps::ENTRIES_V6)?;
     let answer = reload(&env, AFTER)?;
@@ -65,7 +65,7 @@ fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
     let body = "{\"cidrs\": [\"fd98::/64\"], \"policy\": \"near\"}";
     let answer = post(&env, "/v1/entries", body)?;
     ensure!(answer.status == 500, "{answer:?}");
-    // A file that is wrong is another matter.
+    // An invalid file is a different error.
     env.configure("[policy.x]\n")?;
     let answer = post(&env, "/v1/reload", "{}")?;
     ensure!(answer.status == 422, "{answer:?}");
@@ -74,7 +74,7 @@ fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
 }
 
 test!(the_kernel_cannot_go_back);
-/// An entry that no agent writes, and no connection is looked up by, stands in the way of reading, and so of going back.
+/// An entry that no agent writes, and that no lookup finds, makes reading fail, and with it the rollback.
 fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     // ::ffff:10.0.0.0/104
     const KEY: &str = "key 104 0 0 0  0 0 0 0 0 0 0 0 0 0 255 255 10 0 0 0";
@@ -84,7 +84,7 @@ fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     run(&format!(
         "bpftool map update pinned {map} {KEY} value 0 0 0 0 0 0 0 0"
     ))?;
-    // What comes is written, and what goes cannot be removed.
+    // New entries are written, and old ones cannot be removed.
     let answer = reload(&env, "\"fd99::/64\"")?;
     ensure!(
         answer.body.contains("going back failed as well"),
@@ -94,7 +94,7 @@ fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     ensure!(!answer.body.contains(KEPT), "{answer:?}");
     let status = env.json(&["status"])?;
     ensure!(status["in_sync"] == false, "{status:#}");
-    // The control: what the kernel holds is not what it was.
+    // The control: the kernel does not hold the original entries.
     ensure!(entries(&env, maps::ENTRIES_V6)? == 2);
     run(&format!("bpftool map delete pinned {map} {KEY}"))?;
     env.wait_status("the repair", |status| status["in_sync"] == true)?;

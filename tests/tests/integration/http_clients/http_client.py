@@ -25,7 +25,7 @@ def ask(connection, method, path, body=None):
 
 
 def ask_in_pieces(path):
-    """Sends the body only when an answer to the headers alone would be there: one engine answers all, in turn."""
+    """Sends the body after other requests were answered. One engine answers in turn, so a premature answer would be there."""
     connection = Connection(path)
     connection.putrequest("POST", "/v1/reload")
     connection.putheader("content-type", "application/json")
@@ -50,7 +50,7 @@ def main(path, times):
         status, answer = ask(connection, "POST", "/v1/reload", b"{}")
         assert status == 200, (status, answer)
         connection.close()
-    # All on one connection, with and without a body that anybody wants.
+    # All on one connection, with bodies that the server reads and bodies that it ignores.
     connection = Connection(path)
     for method, route, body, expected in [
         ("GET", "/v1/status", b"{}", 200),
@@ -60,7 +60,7 @@ def main(path, times):
         ("POST", "/v1/nothing", b"{}", 404),
         ("PUT", "/v1/status", b"{}", 405),
         ("POST", "/v1/reload", None, 200),
-        # Chunked, as its length is not known.
+        # Chunked, as the length is unknown.
         ("POST", "/v1/reload", iter([b"{", b"}"]), 200),
     ]:
         status, answer = ask(connection, method, route, body)

@@ -47,7 +47,7 @@ func run(socket string, times int) error {
 				return err
 			}
 		}
-		// Chunked, as the length of such a reader is not known.
+		// Chunked, as the length of such a reader is unknown.
 		chunked := io.MultiReader(bytes.NewReader([]byte("{")), bytes.NewReader([]byte("}")))
 		if err := ask(client, "POST", "/v1/reload", chunked, 200); err != nil {
 			return err

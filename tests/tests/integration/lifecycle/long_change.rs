@@ -1,6 +1,6 @@
-//! A change that takes long: the watchdog hears of it while it gets on, and a stop does not wait for its end.
+//! A long change: the watchdog is notified while it makes progress, and a stop does not wait for its end.
 //!
-//! How long it takes is the test's choice: the engine's thread stands still but for the moments it is given.
+//! The test chooses how long the change takes: the engine's thread is held and runs only for short periods.
 
 use std::{
     os::unix::net::UnixStream,
@@ -22,7 +22,7 @@ use serde_json::json;
 use super::{PORT, expect, under, units_capabilities};
 use crate::{KERNEL_RTO, POLICY_RTO, near, needs::TCP_ITERATOR, scale};
 
-/// The longest that a stop may take, and how much of the machine's own lateness is on top of it here.
+/// The longest time that a stop may take, and the allowance for a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_MACHINE: Duration = Duration::from_secs(4);
 
@@ -56,19 +56,19 @@ test!(the_watchdog_hears_of_one_that_gets_on);
 /// For several times as long as WATCHDOG_USEC.
 fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(4);
-    // The verifier begins again when it is interrupted, and must get through in one of them.
+    // The verifier restarts when it is interrupted, so it must complete within one of these periods.
     const MOMENT: Duration = Duration::from_millis(30);
     const PAUSE: Duration = Duration::from_millis(500);
     let mut env = kept()?;
     start_watched(&mut env, TIMEOUT)?;
     let engine = HeldThread::of(env.pid()?, ENGINE)?;
-    // Some seconds of a processor's time, of which it gets less than one.
+    // The change needs some seconds of CPU time, of which the engine gets less than one.
     let all = 4 * many();
     scale::file(&env, all, all)?;
-    // Nothing that it was told before counts.
+    // Earlier notifications do not count.
     env.has_notified("WATCHDOG=1")?;
-    // Time in which the engine worked or was held: for how long it waited for a processor, or for threads that help it,
-    // says nothing about the daemon.
+    // Time in which the engine ran or was held. The time that it waited for a processor, or for its helper threads,
+    // shows nothing about the daemon.
     let (mut all_time, mut silent, mut longest) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
     let limit = Instant::now() + 10 * wait::TIMEOUT;
     while all_time < 3 * TIMEOUT {
@@ -77,7 +77,7 @@ fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
             "nothing was heard, nothing was done"
         );
         let mut passed = engine.advance(MOMENT)?;
-        // What it does at a stretch takes as long as on a real machine.
+        // Work without interruption takes as long as on a real machine.
         if silent < TIMEOUT / 2 {
             std::thread::sleep(PAUSE);
             passed += PAUSE;
@@ -98,7 +98,7 @@ fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
 }
 
 test!(the_watchdog_hears_nothing_of_a_stuck_one);
-/// For as long as it takes the watchdog to notice, whoever else asks meanwhile.
+/// For as long as the watchdog needs to notice, although other threads answer requests.
 fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let mut env = kept()?;
@@ -108,7 +108,7 @@ fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
     let (mut heard, mut times) = (Instant::now(), 0);
     while heard.elapsed() < TIMEOUT {
         ensure!(Instant::now() < limit, "it was answered for {times} times");
-        // Answered by others than the engine.
+        // Threads other than the engine answer this.
         env.cli(&["list"])?;
         if env.has_notified("WATCHDOG=1")? {
             heard = Instant::now();
@@ -120,7 +120,7 @@ fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops the daemon, which a thread of this test may hold; how long it took.
+/// Stops the daemon, whose engine may be held; returns how long that took.
 fn stop(env: &mut TestEnv, engine: Option<HeldThread>) -> anyhow::Result<Duration> {
     let begin = Instant::now();
     env.signal(Signal::SIGTERM)?;
@@ -140,7 +140,7 @@ fn ensure_prompt(took: Duration) -> anyhow::Result<()> {
 }
 
 test!(a_stop_does_not_wait_for_a_stuck_one);
-/// What there is stays in force, and the next start completes it.
+/// What is already written stays active, and the next start completes the change.
 fn a_stop_does_not_wait_for_a_stuck_one() -> anyhow::Result<()> {
     let mut env = kept()?;
     env.start()?;
@@ -155,7 +155,7 @@ fn a_stop_does_not_wait_for_a_stuck_one() -> anyhow::Result<()> {
 }
 
 test!(a_stop_of_a_stuck_one_detaches);
-/// Where that is what `on_exit` says.
+/// If `on_exit` is set to that.
 fn a_stop_of_a_stuck_one_detaches() -> anyhow::Result<()> {
     let mut env = super::env()?;
     expect(&env, POLICY_RTO)?;
@@ -166,7 +166,7 @@ fn a_stop_of_a_stuck_one_detaches() -> anyhow::Result<()> {
 }
 
 test!(a_stop_does_not_wait_for_a_walk, needs = [TCP_ITERATOR]);
-/// A socket in use holds the walk over open sockets up; the daemon gives it up in time to do what `on_exit` says.
+/// A socket that is in use blocks the walk over open sockets; the daemon abandons it in time to do what `on_exit` says.
 fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.configure(&format!(
@@ -174,18 +174,18 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
         near("\"10.88.0.0/24\"")
     ))?;
     let held = LockedSocket::new()?;
-    // It walks over its own namespace, which this one is, and no other.
+    // The walk covers the daemon's own namespace, which is this one, and no other.
     env.start_under(&under(&units_capabilities()?))?;
     env.wait_status("the walk", |status| {
         status["open_sockets"]["running"] == true
     })?;
-    // Until then it would stop by itself.
+    // Before that the walk would stop by itself.
     let waits = || is_held_up(env.pid()?.as_raw());
     eventually_seen("the walk at the socket", wait::TIMEOUT, waits, |waits| {
         *waits
     })?;
     env.signal(Signal::SIGTERM)?;
-    // The kernel ends no thread that waits for the socket.
+    // The kernel cannot kill a thread that waits for the socket lock.
     let said = |text: &'static str| {
         eventually_seen(
             text,
@@ -205,13 +205,12 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a thread of a process waits for the lock of a socket. (Threads sleep without being interruptible for other
-/// reasons as well.)
+/// Whether a thread of a process waits for a socket lock. (Uninterruptible sleep has other reasons as well.)
 fn is_held_up(pid: i32) -> anyhow::Result<bool> {
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may have ended meanwhile.
+        // A thread may have ended since.
         let at = std::fs::read_to_string(task?.path().join("wchan")).unwrap_or_default();
-        // In lock_sock_nested(), or what that calls.
+        // In lock_sock_nested(), or a function that it calls.
         if at.contains("lock_sock") {
             return Ok(true);
         }
@@ -219,7 +218,7 @@ fn is_held_up(pid: i32) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// Asks for a change of this many runtime entries; whether it is answered as made, and not as left because of a stop.
+/// Requests a change of this many runtime entries; returns whether it was made, and not abandoned because of a stop.
 fn change_many(socket: &Path, path: &str, count: u32) -> anyhow::Result<bool> {
     let mut body = json!({ "cidrs": scale::hosts(count) });
     if path == ADD {
@@ -228,7 +227,7 @@ fn change_many(socket: &Path, path: &str, count: u32) -> anyhow::Result<bool> {
     let asked = UnixStream::connect(socket)
         .map_err(anyhow::Error::from)
         .and_then(|stream| http::request(stream, "POST", path, &body.to_string()));
-    // The daemon may have ended before it was asked, or in the middle of it.
+    // The daemon may have stopped before the request, or in the middle of it.
     let Ok(answer) = asked else {
         return Ok(false);
     };
@@ -240,8 +239,8 @@ fn change_many(socket: &Path, path: &str, count: u32) -> anyhow::Result<bool> {
 }
 
 test!(a_stop_in_the_middle_of_a_large_add);
-/// At several moments of it. What was answered as made is there after the next start, and in any case it is made or not,
-/// in the kernel as in the answers.
+/// Stops at several moments. Entries that were acknowledged exist after the next start, and in any case all are added
+/// or none, in the kernel as in the answers.
 fn a_stop_in_the_middle_of_a_large_add() -> anyhow::Result<()> {
     let count = scaled("entries", 200_000, 20_000);
     let all = u64::from(count) + 1;
@@ -258,7 +257,8 @@ fn a_stop_in_the_middle_of_a_large_add() -> anyhow::Result<()> {
             env.signal(Signal::SIGTERM)?;
             drop(engine);
             let answered = adding.join();
-            let answered = answered.map_err(|_| anyhow::anyhow!("who asks died"))??;
+            let answered =
+                answered.map_err(|_| anyhow::anyhow!("the requesting thread panicked"))??;
             anyhow::Ok((answered, begin))
         })?;
         let status = env.ended()?;
@@ -276,7 +276,7 @@ fn a_stop_in_the_middle_of_a_large_add() -> anyhow::Result<()> {
         }
         stop(&mut env, None)?;
     }
-    // Both kinds were seen.
+    // Both outcomes occurred.
     ensure!(
         outcomes.iter().any(|(.., after)| *after == 1),
         "{outcomes:?}"

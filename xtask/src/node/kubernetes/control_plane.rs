@@ -18,17 +18,17 @@ use crate::{
     vm::kernels,
 };
 
-/// Its processes, which end with it.
+/// The processes of the control plane, which end when it is dropped.
 pub(super) struct ControlPlane {
-    // Before their directory is removed.
+    // Dropped before their directory is removed.
     processes: Vec<(&'static str, KillOnDrop)>,
     dir: tempfile::TempDir,
     port: u16,
-    /// By user.
+    /// Tokens by user.
     tokens: Vec<String>,
 }
 
-/// Who the API server knows, by a token.
+/// Users that the API server knows by a token.
 #[derive(Clone, Copy)]
 pub(super) enum User {
     Admin,
@@ -57,12 +57,12 @@ impl User {
 }
 
 const LOOPBACK: &str = "127.0.0.1";
-/// The API server's key and certificate, the key of service accounts, and who has which token.
+/// Files: the API server's key and certificate, the key of service accounts, and the tokens of the users.
 const KEY: &str = "apiserver.key";
 const CERTIFICATE: &str = "apiserver.crt";
 const ACCOUNTS_KEY: &str = "accounts.key";
 const TOKENS: &str = "tokens.csv";
-/// Until the API server answers.
+/// Maximum wait until the API server answers.
 const READY_LIMIT: Duration = Duration::from_secs(600);
 
 impl ControlPlane {
@@ -92,12 +92,12 @@ impl ControlPlane {
         root().join("target/node")
     }
 
-    /// Of the API server, signed by itself: it serves by it, and identifies itself to kubelets.
+    /// The API server's self-signed certificate: it serves with it, and identifies itself to kubelets.
     pub(super) fn certificate(&self) -> PathBuf {
         self.file(CERTIFICATE)
     }
 
-    /// A kubeconfig of a user who has the API server at this address, and its certificate in this file.
+    /// A kubeconfig of a user, with the API server's address and the file of its certificate.
     pub(super) fn kubeconfig(&self, user: User, address: &str, certificate: &Path) -> Value {
         json!({
             "apiVersion": "v1",
@@ -116,7 +116,7 @@ impl ControlPlane {
         self.dir.path().join(name)
     }
 
-    /// A kubeconfig for this host's processes.
+    /// A kubeconfig for processes on this host.
     fn own_kubeconfig(&self, user: User) -> anyhow::Result<PathBuf> {
         let path = self.file(&format!("{}.kubeconfig", user as usize));
         let config = self.kubeconfig(user, LOOPBACK, &self.certificate());
@@ -124,7 +124,7 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Makes keys, the certificate and tokens.
+    /// Creates keys, the certificate and tokens.
     fn credentials(&mut self) -> anyhow::Result<()> {
         let names = format!("subjectAltName=IP:{LOOPBACK},IP:{HOST}");
         self.openssl(&format!(
@@ -141,13 +141,13 @@ impl ControlPlane {
         Ok(fs::write(self.file(TOKENS), file)?)
     }
 
-    /// Runs openssl with these words.
+    /// Runs openssl with these arguments.
     fn openssl(&self, words: &str) -> anyhow::Result<String> {
         let mut openssl = Command::new("openssl");
         output(openssl.args(words.split(' ')).current_dir(&self.dir))
     }
 
-    /// Starts etcd; its address.
+    /// Starts etcd and returns its address.
     fn etcd(&mut self, program: &Path) -> anyhow::Result<String> {
         let [client, peer] =
             [free_port()?, free_port()?].map(|port| format!("http://{LOOPBACK}:{port}"));
@@ -174,7 +174,7 @@ impl ControlPlane {
                 &format!("--kubelet-client-certificate={CERTIFICATE}"),
                 &format!("--kubelet-client-key={KEY}"),
             ])
-            // The node is called localhost, where its kubelet's port is forwarded from.
+            // The node is called localhost, because its kubelet's port is forwarded from there.
             .arg("--kubelet-preferred-address-types=Hostname")
             .args([
                 &format!("--service-account-key-file={ACCOUNTS_KEY}"),
@@ -214,7 +214,7 @@ impl ControlPlane {
         self.spawn(name, scheduler)
     }
 
-    /// A command that logs under this name, and that the kernel kills if this process ends without.
+    /// A command with its own log file, which the kernel kills if this process dies.
     fn command(&self, name: &str, program: &Path) -> anyhow::Result<Command> {
         let log = File::create(Self::logs().join(format!("{name}.log")))?;
         let mut command = Command::new("setpriv");

@@ -1,5 +1,5 @@
 #!/bin/bash -e
-# The disk, with the programs, for containerd and the kubelet: the file system that the machine boots with is in memory.
+# Mounts the disk with the programs, for containerd and the kubelet: the root file system is in memory.
 modprobe virtio_pci || true
 modprobe virtio_blk
 mkdir -p /node

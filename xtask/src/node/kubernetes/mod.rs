@@ -35,11 +35,11 @@ pub(super) const CHECKS: &str = concat!(
     "\n",
     include_str!("../kubernetes.sh")
 );
-/// This host's loopback interface, as the machine sees it.
+/// The address of this host's loopback interface in the machine.
 const HOST: &str = "10.0.2.2";
-/// Bytes of the disk, most of which is a hole.
+/// Bytes of the disk, which is a sparse file.
 const DISK: u64 = 4 << 30;
-/// Of the node, below `/etc`.
+/// The node's directory, below `/etc`.
 const KUBERNETES: &str = "etc/kubernetes";
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
@@ -49,7 +49,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let debian = debian_with(RUNTIME)?;
     add_images(&debian, args)?;
     let disk = disk_of(&kubernetes, &helm)?;
-    // Kubernetes has the address of a kubelet, but takes it by name here: the node is called localhost.
+    // Kubernetes normally uses a kubelet's address, but here its name: the node is called localhost.
     let kubelet_port = free_port()?;
     let control_plane = ControlPlane::start(&kubernetes, &helm.join("kubectl"))?;
     add_node(debian.dir(), &control_plane, kubelet_port)?;
@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let boot = Boot {
         kernel: &args.kernel,
         init: INIT,
-        // That of the control plane.
+        // The same clock as the control plane.
         clock: Clock::Host,
         memory_mib: 3072,
         disk: Some(&disk),
@@ -108,20 +108,21 @@ fn disk_of(kubernetes: &Path, helm: &Path) -> anyhow::Result<tempfile::TempPath>
     Ok(disk.into_temp_path())
 }
 
-/// Adds what makes the machine a node of this control plane.
+/// Adds the files that make the machine a node of this control plane.
 fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Result<()> {
     disk::mount(top, include_str!("disk.sh"))?;
     write(
         &top.join("etc/containerd/config.toml"),
         &include_str!("containerd.toml").replace("VERSION", VERSION),
     )?;
-    // The kubelet has a node as ready if there is a network for pods, which those of the node's own network do not need.
+    // The kubelet considers a node ready only if it has a pod network, although pods with the node's own network do not
+    // need one.
     let network = json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
     write(
         &top.join("etc/cni/net.d/none.conflist"),
         &network.to_string(),
     )?;
-    // The kubelet copies these for the pods.
+    // The kubelet copies these files into pods.
     write(&top.join("etc/hosts"), "127.0.0.1 localhost\n")?;
     write(&top.join("etc/resolv.conf"), "")?;
     write(
@@ -134,7 +135,7 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        // The API server alone, for `kubectl exec`.
+        // Only the API server, for `kubectl exec`.
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": false},
@@ -144,7 +145,7 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
         "port": port,
         "cgroupDriver": "systemd",
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-        // How soon a changed ConfigMap is mounted; else a minute.
+        // How soon a changed ConfigMap is mounted; the default is one minute.
         "syncFrequency": "10s",
     });
     write(&dir.join("kubelet.json"), &kubelet.to_string())?;
@@ -152,14 +153,14 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
         let config = control_plane.kubeconfig(user, HOST, &certificate);
         write(&dir.join(format!("{name}.kubeconfig")), &config.to_string())?;
     }
-    // For the second agent, of the node itself.
+    // For the second agent, which runs on the node itself.
     write(
         &top.join("etc/rto-agent/config.toml"),
         "[policy.other]\ncidrs = [\"203.0.113.0/24\"]\ninitial_rto = \"200ms\"\n",
     )
 }
 
-/// A port of the loopback interface where nothing listens.
+/// A free port of the loopback interface.
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

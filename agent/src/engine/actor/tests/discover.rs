@@ -87,6 +87,6 @@ fn where_they_are_not_counted_the_fix_is_named() {
     bed.call(|reply| Message::Detach(DetachRequest::default(), BY, reply))
         .unwrap();
     let error = bed.engine.snapshot().discovered().unwrap_err();
-    assert!(error.to_string().contains("rto-agent reload"), "{error}");
+    assert!(error.to_string().contains("rto-agent attach"), "{error}");
     bed.stop();
 }

@@ -1,14 +1,17 @@
 //! Experiments from requests to the kernel's arms, over restarts.
 
 use rto_agent_common::Statistics;
-use rto_model::tune::experiment::{Design, Ramp, Unit};
+use rto_model::tune::{
+    experiment::{Design, Outcome, Ramp, Unit},
+    tuner::{self, Cause},
+};
 
 use super::*;
 use crate::{
     datapath::ArmStatistics,
     engine::document::Document,
     experiment::{Experiments, Record, digest},
-    wire::experiments::{ExperimentAnswer, ExperimentView, StartRequest, State, UnitView},
+    wire::experiments::{ExperimentAnswer, ExperimentView, StartRequest, State},
 };
 
 fn near() -> PolicyName {
@@ -40,10 +43,10 @@ fn control_percent(bed: &Bed) -> u64 {
     (below * 100 + (1 << 31)) >> 32
 }
 
-fn arm((connections, slow): (u64, u64)) -> [Statistics; 3] {
+fn arm((attempts, bad): (u64, u64)) -> [Statistics; 3] {
     let mut active = Statistics::default();
-    active.counters.connections = connections;
-    active.counters.slow_handshakes = slow;
+    active.counters.attempts = attempts;
+    active.counters.untimed = attempts - bad;
     [active, Statistics::default(), Statistics::default()]
 }
 
@@ -53,6 +56,16 @@ fn count(bed: &Bed, treated: (u64, u64), control: (u64, u64)) {
         treated: arm(treated),
         control: Some(arm(control)),
     };
+    bed.kernel.state().statistics.insert(near(), counted);
+}
+
+/// A third of the treated connections has a spurious copy: harm at once.
+fn count_spurious(bed: &Bed) {
+    let mut counted = ArmStatistics {
+        treated: arm((1000, 0)),
+        control: Some(arm((1000, 0))),
+    };
+    counted.treated[0].counters.spurious_connections = 300;
     bed.kernel.state().statistics.insert(near(), counted);
 }
 
@@ -105,8 +118,8 @@ fn a_share_is_treated_until_a_gain_is_proven() {
         "{text}"
     );
     count(&bed, (5000, 0), (5000, 40));
-    let view = until(&bed, |view| view.gain_proven_s.is_some());
-    assert_eq!(view.attempts.treated, 5000);
+    let view = until(&bed, |view| view.gain_proven);
+    assert_eq!(view.counts.treated.attempts, 5000);
     let status = bed.engine.snapshot().status();
     let summary = &status.experiments[&near()];
     assert!(summary.e_values["gain"] >= 20.0);
@@ -145,14 +158,14 @@ fn a_share_is_treated_until_a_gain_is_proven() {
 fn harm_suspends_at_once_and_over_a_restart() {
     let bed = Bed::ready();
     start(&bed, ramp(&["50%"])).unwrap();
-    count(&bed, (1000, 200), (1000, 2));
+    count_spurious(&bed);
     until(&bed, |view| view.state == State::Harm);
     until_in_force(&bed, |bed| control_percent(bed) == 100);
     let warned = |bed: &Bed| {
         let warnings = bed.engine.snapshot().status().warnings;
         warnings
             .iter()
-            .any(|w| w.contains("experiment harm proven (beyond-500-ms)"))
+            .any(|w| w.contains("experiment harm proven (spurious)"))
     };
     assert!(warned(&bed));
     bed.engine.stop();
@@ -166,7 +179,9 @@ fn harm_suspends_at_once_and_over_a_restart() {
     let path = bed.dir.path().join("config.toml");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("100ms", "200ms")).unwrap();
-    let answer = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    let answer = bed
+        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     assert_eq!(control_percent(&bed), 0);
     let told = "the experiment of policy near has ended: the policy's settings changed";
     assert!(answer.notes.iter().any(|note| note == told), "{answer:?}");
@@ -180,7 +195,7 @@ fn harm_suspends_at_once_and_over_a_restart() {
 fn harm_that_a_stop_comes_upon_is_in_force() {
     let bed = Bed::ready();
     start(&bed, ramp(&["50%"])).unwrap();
-    count(&bed, (1000, 200), (1000, 2));
+    count_spurious(&bed);
     let stop = |reply| Message::StopExperiment(near(), BY, reply);
     let error = bed.call(stop).unwrap_err().to_string();
     assert!(error.contains("has ended"), "{error}");
@@ -189,7 +204,7 @@ fn harm_that_a_stop_comes_upon_is_in_force() {
 }
 
 #[test]
-fn harm_suspends_a_guarded_timer_too() {
+fn harm_freezes_a_guarded_timer_too() {
     let dir = Bed::configured("");
     let path = dir.path().join("config.toml");
     let text = fs::read_to_string(&path).unwrap();
@@ -200,15 +215,16 @@ fn harm_suspends_a_guarded_timer_too() {
     let jiffies = |bed: &Bed| bed.kernel.state().maps.policies[&near()].initial_rto_jiffies;
     assert_ne!(jiffies(&bed), 0);
     start(&bed, ramp(&["50%"])).unwrap();
-    count(&bed, (1000, 200), (1000, 2));
+    count_spurious(&bed);
     until(&bed, |view| view.state == State::Harm);
     until_in_force(&bed, |bed| jiffies(bed) == 0);
     bed.call(Message::Verify).unwrap();
     let tuned = bed.engine.snapshot().tune().policies[&near()].clone();
-    assert!(tuned.timers.iter().all(|timer| timer.phase == "suspended"));
-    let causes: Vec<_> = tuned.transitions.iter().map(|t| t.cause.as_str()).collect();
-    assert_eq!(causes, ["harm-proven"; 2]);
-    // The hold lasts, whatever becomes of the experiment.
+    let mut timers = tuned.timers.iter();
+    assert!(timers.all(|timer| timer.state == tuner::State::Frozen));
+    let causes = tuned.transitions.iter().map(|t| t.transition.cause);
+    assert!(causes.eq([Cause::HarmProven; 2]));
+    // They stay frozen, whatever becomes of the experiment.
     bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
         .unwrap();
     assert_eq!((control_percent(&bed), jiffies(&bed)), (0, 0));
@@ -222,7 +238,8 @@ fn experiments_that_cannot_be_understood_are_told_until_the_next_start() {
     fs::create_dir(&lasting).unwrap();
     fs::write(lasting.join("experiments.json"), "{").unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     let warnings = bed.engine.snapshot().status().warnings;
     let warning = warnings
         .iter()
@@ -242,13 +259,15 @@ fn a_reload_that_changes_settings_stops_it() {
     let text = fs::read_to_string(&path).unwrap();
     let holdout = text.replace("initial_rto", "holdout = \"10%\"\ninitial_rto");
     fs::write(&path, &holdout).unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     assert_eq!(
         (control_percent(&bed), shown(&bed).state),
         (95, State::Running)
     );
     fs::write(&path, holdout.replace("100ms", "200ms")).unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     assert_eq!(
         (control_percent(&bed), shown(&bed).state),
         (10, State::Stopped)
@@ -276,15 +295,16 @@ fn the_share_rises_in_the_kernel() {
         treated: arm((0, 0)),
         control: None,
     };
-    // Long enough ago for its first step, not for its end.
-    let began_s = now_s() - 40_000;
-    let record = Record::start(design, "a".to_owned(), BY, &none, began_s).unwrap();
+    let mut record = Record::start(design, "a".to_owned(), BY, &none, now_s()).unwrap();
+    // Long enough for its first step, not for its end.
+    record.look(&none, 0, now_s());
+    record.look(&none, 40_000_000, now_s());
     let mut experiments = Experiments::default();
     experiments.insert(near(), record);
     let owner = AgentConfig::default().pin_dir.display().to_string();
     let lasting = dir.path().join("lasting");
-    Document::new(&lasting, "experiments.json", 1, owner)
-        .save(&experiments)
+    Document::new(&lasting, "experiments.json", 2, owner)
+        .write(&serde_json::json!({"revision": 1, "experiments": experiments}))
         .unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
     bed.call(Message::Verify).unwrap();
@@ -301,7 +321,7 @@ fn a_kill_between_two_saves_loses_nothing() {
     start(&bed, ramp(&["50%"])).unwrap();
     let at_start = fs::read(saved(&bed)).unwrap();
     count(&bed, (300, 0), (310, 1));
-    until(&bed, |view| view.attempts.treated == 300);
+    until(&bed, |view| view.counts.treated.attempts == 300);
     let path = saved(&bed);
     bed.engine.stop();
     let (kernel, dir) = bed.ended();
@@ -310,9 +330,12 @@ fn a_kill_between_two_saves_loses_nothing() {
     let bed = Bed::restarted(kernel, dir);
     bed.call(Message::Verify).unwrap();
     count(&bed, (320, 0), (330, 1));
-    let view = until(&bed, |view| view.attempts.treated == 320);
-    assert_eq!((view.attempts.control, view.state), (330, State::Running));
-    assert_eq!(view.outcomes[1].count.control, 1);
+    let view = until(&bed, |view| view.counts.treated.attempts == 320);
+    assert_eq!(
+        (view.counts.control.attempts, view.state),
+        (330, State::Running)
+    );
+    assert_eq!(view.counts.control.of(Outcome::Bad), 1);
     bed.stop();
 }
 
@@ -329,13 +352,13 @@ fn what_cannot_be_compared_is_refused() {
         assert!(text.contains(said), "{text}");
     }
     let short = StartRequest {
-        duration: Some("20m".to_owned()),
+        duration: Some("5m".to_owned()),
         ..ramp(&[])
     };
     let text = refused(&bed, short);
-    assert!(text.contains("needs 1890 s at least, not 1200 s"), "{text}");
+    assert!(text.contains("needs 420 s at least, not 300 s"), "{text}");
     let peers = StartRequest {
-        unit: Some(UnitView::Peer),
+        unit: Some(Unit::Peer),
         ..ramp(&["5%", "50%"])
     };
     let text = refused(&bed, peers);
@@ -348,7 +371,8 @@ fn what_cannot_be_compared_is_refused() {
     let text = fs::read_to_string(&path).unwrap();
     // Both arms would have the kernel's timers.
     fs::write(&path, text.replace("initial_rto", "syn_retries = 9 #")).unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     let same = refused(&bed, ramp(&["50%"]));
     assert!(same.contains("nothing would be compared"), "{same}");
     // rto_min outlives a connection.
@@ -357,16 +381,26 @@ fn what_cannot_be_compared_is_refused() {
         text.replace("initial_rto", "rto_min = \"20ms\"\ninitial_rto"),
     )
     .unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     let connections = StartRequest {
-        unit: Some(UnitView::Connection),
+        unit: Some(Unit::Connection),
         ..ramp(&["50%"])
     };
     let text = refused(&bed, connections);
     assert!(text.ends_with("draw peers (--unit peer)"), "{text}");
     assert_eq!(control_percent(&bed), 0);
+    bed.kernel.state().recent_peers = (1..40).map(|n| [10, 1, 0, n].into()).collect();
+    let text = refused(&bed, ramp(&[]));
+    assert!(
+        text.contains(
+            "peers seen in the last hour: 39; with 50 % of them treated an arm has 19, and needs 20"
+        ),
+        "{text}"
+    );
+    bed.kernel.state().recent_peers.push([10, 1, 0, 40].into());
     let view = start(&bed, ramp(&[])).unwrap().experiment.unwrap();
-    assert_eq!((view.unit, view.share), (UnitView::Peer, 0.5));
+    assert_eq!((view.unit, view.share), (Unit::Peer, 0.5));
     bed.stop();
     let bed = Bed::with("statistics = false\n");
     let text = refused(&bed, ramp(&["50%"]));
@@ -388,5 +422,59 @@ fn one_that_cannot_be_saved_or_put_in_force_does_not_begin() {
     assert!(matches!(error, EngineError::Unsaved(_)), "{error:?}");
     assert_eq!(control_percent(&bed), 0);
     assert!(bed.engine.snapshot().experiments().experiments.is_empty());
+    bed.stop();
+}
+
+/// As a kill leaves it: nothing is saved at the end.
+#[test]
+fn stop_outlives_a_kill_where_persistent_dir_cannot_be_written() {
+    let bed = Bed::ready();
+    start(&bed, ramp(&["50%"])).unwrap();
+    let lasting = bed.dir.path().join("lasting");
+    let aside = bed.dir.path().join("aside");
+    fs::rename(&lasting, &aside).unwrap();
+    fs::write(&lasting, "no directory").unwrap();
+    let stop = |reply| Message::StopExperiment(near(), BY, reply);
+    let answer = bed.call(stop).unwrap();
+    assert!(
+        answer.notes[0].contains("a reboot goes back to what was saved"),
+        "{:?}",
+        answer.notes
+    );
+    let of_boot = bed.dir.path().join("state/experiments.json");
+    let left = fs::read(&of_boot).unwrap();
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    fs::write(&of_boot, left).unwrap();
+    fs::remove_file(&lasting).unwrap();
+    // It has what was saved last, the running experiment.
+    fs::rename(&aside, &lasting).unwrap();
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(
+        (shown(&bed).state, control_percent(&bed)),
+        (State::Stopped, 100)
+    );
+    bed.stop();
+}
+
+#[test]
+fn stop_that_cannot_be_saved_is_refused_and_changes_nothing() {
+    let bed = Bed::ready();
+    start(&bed, ramp(&["50%"])).unwrap();
+    for name in ["lasting", "state"] {
+        let dir = bed.dir.path().join(name);
+        if dir.exists() {
+            fs::rename(&dir, dir.with_extension("aside")).unwrap();
+        }
+        fs::write(&dir, "no directory").unwrap();
+    }
+    let stop = |reply| Message::StopExperiment(near(), BY, reply);
+    let error = bed.call(stop).unwrap_err();
+    assert!(matches!(error, EngineError::Unsaved(_)), "{error:?}");
+    assert_eq!(
+        (shown(&bed).state, control_percent(&bed)),
+        (State::Running, 50)
+    );
     bed.stop();
 }

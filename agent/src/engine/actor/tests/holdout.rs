@@ -20,7 +20,9 @@ fn a_control_arm_comes_and_goes_with_the_files() {
     ] {
         let settings = format!("{setting}initial_rto");
         fs::write(&path, without.replace("initial_rto", &settings)).unwrap();
-        let change = bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+        let change = bed
+            .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+            .unwrap();
         assert_eq!(change.changed.policies_changed, 1, "{setting}");
         let stats = stats_of(&bed, "near");
         assert_eq!(stats.control_title().as_deref(), title);

@@ -30,11 +30,13 @@ fn a_refused_start_goes_on_with_the_last_good_files_until_they_are_good() {
     verify().unwrap();
     assert_eq!(status().last_reload.cause, "start");
     fs::write(&path, format!("{good}[policy.\n")).unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap_err();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap_err();
     refused("config.toml:");
     assert_eq!(bed.entries(), 2);
     fs::write(&path, &good).unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     let status = status();
     assert!(status.healthy, "{:?}", status.problems);
     assert_eq!(status.last_reload.kept_at_s, None);
@@ -48,7 +50,8 @@ fn what_is_kept_follows_what_is_taken_over() {
     let good = fs::read_to_string(&path).unwrap();
     let reload = |text: &str| {
         fs::write(&path, text).unwrap();
-        bed.call(|reply| Message::Reload(BY, reply)).map(drop)
+        bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+            .map(drop)
     };
     let before = kept();
     reload(&format!("{good}[policy.\n")).unwrap_err();
@@ -67,4 +70,51 @@ fn what_is_kept_follows_what_is_taken_over() {
     };
     bed.add(saved).unwrap();
     assert!(kept().contains("10.78.0.0/16"));
+}
+
+#[test]
+fn emptied_files_are_refused_until_that_is_meant() {
+    let mut bed = Bed::ready();
+    let path = bed.dir.path().join("config.toml");
+    let good = fs::read_to_string(&path).unwrap();
+    let (agent, _) = good.split_once("[policy").unwrap();
+    fs::write(&path, agent).unwrap();
+    let reload = |bed: &Bed, allow_empty| {
+        let request = ReloadRequest {
+            allow_empty,
+            ..ReloadRequest::default()
+        };
+        bed.call(|reply| Message::Reload(request, BY, reply))
+    };
+    let error = reload(&bed, false).unwrap_err().to_string();
+    assert!(
+        error.contains("no policy left, of 1 policy; if that is meant"),
+        "{error}"
+    );
+    // Nor does a start take them.
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    let status = || bed.engine.snapshot().status();
+    assert!(!status().healthy && status().last_reload.kept_at_s.is_some());
+    assert_eq!(bed.entries(), 2);
+    let answer = reload(&bed, true).unwrap();
+    assert_eq!(
+        (answer.changed.removed, answer.changed.policies_removed),
+        (2, 0)
+    );
+    // What it has counted is kept for a while.
+    assert!(status().healthy && status().policies.keys().any(|name| name.as_str() == "near"));
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    let status = bed.engine.snapshot().status();
+    assert!(
+        status.healthy && status.entries == 0,
+        "{:?}",
+        status.problems
+    );
+    assert!(status.policies.keys().any(|name| name.as_str() == "near"));
 }

@@ -26,7 +26,7 @@ fn only_what_writes_begins_another_epoch() {
         .unwrap();
     let detached = seen().epoch;
     assert!(detached > added);
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Attach(BY, reply)).unwrap();
     assert!(seen().epoch > detached);
     bed.stop();
 }
@@ -77,7 +77,8 @@ fn of_many_notes_the_first_are_told() {
         text.replace("cidrs = [", &format!("cidrs = [\"{list}\", ")),
     )
     .unwrap();
-    bed.call(|reply| Message::Reload(BY, reply)).unwrap();
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
     let remove = RemoveRequest {
         cidrs,
         ..RemoveRequest::default()

@@ -44,7 +44,9 @@ fn a_reload_that_is_stopped_is_completed_by_the_next_start() {
     )
     .unwrap();
     bed.kernel.stop_at(30, bed.engine.progress().clone());
-    let error = bed.call(|reply| Message::Reload(BY, reply)).unwrap_err();
+    let error = bed
+        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap_err();
     assert!(error.is_interrupted(), "{error:?}");
     let (kernel, dir) = bed.ended();
     let bed = Bed::restarted(kernel, dir);

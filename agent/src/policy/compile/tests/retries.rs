@@ -1,101 +1,83 @@
-//! `syn_retries`, as it becomes TCP_SYNCNT.
+//! `syn_retries`: when connect() gives up.
 
+use rto_agent_common::syn::Timeouts;
 use rto_model::syn::SynTimers;
 
 use super::*;
 
+fn with(syn_retries: SynRetries) -> Compiled {
+    compiled(&Settings {
+        initial_rto: timer(100),
+        syn_retries,
+        ..Settings::default()
+    })
+}
+
+/// The program computes deadlines in milliseconds, the model in jiffies.
 #[test]
-fn auto_never_gives_up_sooner_and_respects_an_applications_own_choice() {
-    for rto in [4, 8, 20, 100, 200, 500] {
-        let table = compiled(&Settings {
-            initial_rto: timer(rto),
-            ..Settings::default()
-        })
-        .kernel
-        .syn_retries;
-        assert_eq!(table[0], 0);
-        let jiffies = quantise(Duration::from_millis(rto), 250).jiffies;
-        for own in 1..=40u8 {
-            let kernel = SynTimers::kernel(250, own, 4);
-            let ours = SynTimers {
-                initial_rto: jiffies,
-                syn_retries: table[usize::from(own)],
-                ..kernel
-            };
-            assert!(ours.gives_up() >= kernel.gives_up(), "{rto} ms, {own}");
-            // One doubling later at most: an application that wants to give up soon still does.
-            assert!(
-                ours.gives_up() <= 2 * kernel.gives_up() + 1,
-                "{rto} ms, {own}"
-            );
-            let one_less = SynTimers {
-                syn_retries: ours.syn_retries - 1,
-                ..ours
-            };
-            assert!(
-                ours.syn_retries == own || one_less.gives_up() < kernel.gives_up(),
-                "{rto} ms, {own}"
-            );
+fn program_gives_up_when_the_model_does() {
+    for initial_rto_ms in [4, 20, 100, 500, 1000] {
+        for retries in 1..=40 {
+            for (linear, rto_max_ms) in [(0, 120_000), (1, 120_000), (4, 120_000), (4, 20_000)] {
+                let program = Timeouts {
+                    initial_rto_ms,
+                    retries,
+                    linear,
+                    rto_max_ms,
+                };
+                let model = SynTimers {
+                    initial_rto: initial_rto_ms.into(),
+                    rto_max: rto_max_ms.into(),
+                    syn_retries: u8::try_from(retries).unwrap(),
+                    linear_timeouts: u8::try_from(linear).unwrap(),
+                };
+                assert_eq!(program.gives_up(0), model.gives_up(), "{program:?}");
+            }
         }
     }
 }
 
 #[test]
-fn auto_touches_nothing_where_nothing_is_shorter() {
-    for settings in [
-        Settings {
-            initial_rto: timer(1000),
-            ..Settings::default()
-        },
-        Settings {
-            rto_min: timer(50),
-            ..Settings::default()
-        },
-    ] {
-        assert_eq!(compiled(&settings).kernel.syn_retries, [0; SYN_RETRIES_LEN]);
+fn auto_keeps_the_kernels_deadline() {
+    let compiled = with(SynRetries::Auto);
+    let by_timer = compiled.kernel.flags & policy_flags::GIVES_UP_BY_TIMER;
+    assert_eq!((compiled.kernel.syn_retries, by_timer), (0, 0));
+    let effect = compiled.effects.last().unwrap().describe(250);
+    assert_eq!(
+        effect,
+        "auto (connect() gives up after 131s, as without the agent)"
+    );
+}
+
+#[test]
+fn auto_says_nothing_where_no_timer_is_shorter() {
+    for settings in ["initial_rto = '1s'", "rto_min = '52ms'"] {
+        let compiled = compiled(&toml::from_str(settings).unwrap());
+        let named = |e: &EffectiveSetting| e.setting == "syn_retries";
+        assert!(!compiled.effects.iter().any(named), "{settings}");
     }
 }
 
 #[test]
-fn keep_and_fixed() {
-    let with = |syn_retries| {
-        let kernel = compiled(&Settings {
-            initial_rto: timer(100),
-            syn_retries,
-            ..Settings::default()
-        })
-        .kernel;
-        (kernel.syn_retries, kernel.flags)
-    };
-    assert_eq!(with(SynRetries::Keep).0, [0; SYN_RETRIES_LEN]);
-    assert_eq!(with(SynRetries::Fixed(3)).0, [3; SYN_RETRIES_LEN]);
-    let fixed = policy_flags::SYN_RETRIES_FIXED;
-    assert_eq!(
-        with(SynRetries::Keep).1 | fixed,
-        with(SynRetries::Fixed(3)).1
+fn keep_and_a_number_give_up_by_the_policys_timer() {
+    for (setting, retries, effect, gives_up) in [
+        (SynRetries::Keep, 0, "keep -> the socket's own", "13s"),
+        (SynRetries::Fixed(3), 3, "3", "1s"),
+    ] {
+        let compiled = with(setting);
+        assert_eq!(compiled.kernel.syn_retries, retries);
+        assert_ne!(compiled.kernel.flags & policy_flags::GIVES_UP_BY_TIMER, 0);
+        let described = compiled.effects.last().unwrap().describe(250);
+        let expected =
+            format!("{effect} (connect() gives up after {gives_up}; without the agent after 131s)");
+        assert_eq!(described, expected);
+        let warned = |w: &String| w.contains(&format!("after {gives_up} instead of 131s"));
+        assert!(compiled.warnings.iter().any(warned), "{compiled:?}");
+    }
+    assert!(
+        !with(SynRetries::Fixed(12))
+            .warnings
+            .iter()
+            .any(|w| w.contains("gives up"))
     );
-    assert_eq!(with(SynRetries::Auto).1 & fixed, 0);
-}
-
-#[test]
-fn a_warning_where_even_the_most_retransmissions_are_not_enough() {
-    let warned = |tcp_syn_retries| {
-        let host = HostFacts {
-            tcp_syn_retries,
-            ..HOST
-        };
-        let settings = Settings {
-            initial_rto: timer(100),
-            rto_max: ms(1_000),
-            user_timeout: ms(900_000),
-            ..Settings::default()
-        };
-        let compiled = compile(&"p".parse().unwrap(), &settings, &host).unwrap();
-        let is_it = |w: &String| w.contains("even 127 SYN");
-        compiled.warnings.iter().any(is_it)
-    };
-    // 67 s by the kernel's own timers: 127 of at most 1 s do. 131 s are not reached, which is of no interest where a
-    // socket would have to ask for them.
-    assert!(!warned(5));
-    assert!(warned(6));
 }

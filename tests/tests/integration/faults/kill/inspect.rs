@@ -1,4 +1,4 @@
-//! What must hold after each round.
+//! Invariants that are checked after each round.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::{
 };
 
 impl Run {
-    /// Asserts that the kernel holds one of these, and nothing else; which.
+    /// Asserts that the kernel holds one of these states, and nothing else; returns its index.
     pub(super) fn check(&self, candidates: &[Desired]) -> anyhow::Result<usize> {
         let pins = self.pins()?;
         let (held, names) = held(&pins)?;
@@ -35,7 +35,7 @@ impl Run {
                  sources listed {sources:?}, wanted one of {wanted:#?}"
             );
         };
-        // Every policy that is held is one the daemon knows of.
+        // The daemon knows every policy in the kernel.
         let status = self.env.socket_request("GET", "/v1/status", "")?;
         let known = status["policies"].as_object().context("no policies")?;
         let known: BTreeSet<String> = known.keys().cloned().collect();
@@ -46,11 +46,11 @@ impl Run {
         Ok(which)
     }
 
-    /// The one set of pins, with nothing missing and nothing else.
+    /// The directory of the pins; asserts that nothing is missing and nothing else is there.
     fn pins(&self) -> anyhow::Result<std::path::PathBuf> {
         let dir = self.env.pins()?;
         let mut found = names_in(&dir)?;
-        // Where there is BPF LSM.
+        // Only with BPF LSM.
         if found.remove("clone_link") {
             ensure!(found.remove("clone_program"), "pins: {found:?}");
         }
@@ -81,7 +81,7 @@ impl Run {
             }
             Ok(true)
         };
-        // Freed objects go after a grace period, and the daemon itself tries programs out.
+        // Objects are freed after a grace period, and the daemon itself tests programs.
         let look = || {
             let attached = programs_at(cgroup, SOCK_OPS)?;
             let uses_tries = match attached[..] {
@@ -113,7 +113,7 @@ impl Run {
         .map(drop)
     }
 
-    /// No temporary files.
+    /// Asserts that no temporary files are left.
     fn check_files(&self) -> anyhow::Result<()> {
         let dir = self.env.dir();
         for (sub, allowed) in [

@@ -1,0 +1,203 @@
+//! `rto-agent explain`.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::sched::{CloneFlags, setns};
+use serde::Serialize;
+
+use super::{print, table};
+use crate::{
+    api::client::Client,
+    cli::Explain,
+    kernel::sock_diag::{Connection, connections},
+    policy::units::format_duration,
+    wire::types::{LookupAnswer, LookupEntry},
+};
+
+/// So many connections are explained.
+const SHOWN: usize = 50;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Answer {
+    connections: Vec<Explained>,
+    /// How many others there are.
+    more: usize,
+}
+
+#[derive(Serialize)]
+struct Explained {
+    #[serde(flatten)]
+    connection: Connection,
+    lookup: LookupAnswer,
+}
+
+pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
+    let wanted: Wanted = args.what.parse()?;
+    let inodes = wanted.inodes()?;
+    let all = connections().context("the kernel does not list connections (sock_diag)")?;
+    let mut found: Vec<_> = all
+        .into_iter()
+        .filter(|one| wanted.is(one, &inodes))
+        .collect();
+    ensure!(
+        !found.is_empty(),
+        "{}: no TCP connection in this network namespace",
+        args.what
+    );
+    let more = found.len().saturating_sub(SHOWN);
+    found.truncate(SHOWN);
+    let client = Client::new(&args.socket.socket);
+    let mut lookups: BTreeMap<IpAddr, LookupAnswer> = BTreeMap::new();
+    let mut answer = Answer {
+        connections: Vec::new(),
+        more,
+    };
+    for connection in found {
+        let peer = connection.peer.ip();
+        let lookup = match lookups.get(&peer) {
+            Some(known) => known.clone(),
+            None => client.get(&format!("/v1/lookup?address={peer}"))?,
+        };
+        lookups.insert(peer, lookup.clone());
+        answer.connections.push(Explained { connection, lookup });
+    }
+    print(args.output.json, &answer, || text(&answer))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Which connections.
+#[derive(Debug, PartialEq, Eq)]
+enum Wanted {
+    Process(u32),
+    Port(u16),
+    End(SocketAddr),
+}
+
+impl std::str::FromStr for Wanted {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        if let Some(Ok(port)) = text.strip_prefix(':').map(str::parse) {
+            return Ok(Self::Port(port));
+        }
+        match (text.parse(), text.parse()) {
+            (Ok(pid), _) => Ok(Self::Process(pid)),
+            (_, Ok(end)) => Ok(Self::End(end)),
+            _ => bail!(
+                "{text:?}: give a process id, a :PORT or an ADDRESS:PORT like 10.1.2.3:443 or [fd00:1::7]:443"
+            ),
+        }
+    }
+}
+
+impl Wanted {
+    /// The sockets of a process, whose network namespace this one enters.
+    fn inodes(&self) -> anyhow::Result<Vec<u32>> {
+        let Self::Process(pid) = self else {
+            return Ok(Vec::new());
+        };
+        let open =
+            |what: &str| format!("process {pid}: its {what} cannot be read (as root they can)");
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).with_context(|| open("open files"))?;
+        let links = files
+            .flatten()
+            .filter_map(|file| fs::read_link(file.path()).ok());
+        let inode = |link: std::path::PathBuf| {
+            let number = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+            number.parse().ok()
+        };
+        let inodes = links.filter_map(inode).collect();
+        let namespaces =
+            ["self".to_owned(), pid.to_string()].map(|pid| format!("/proc/{pid}/ns/net"));
+        if fs::read_link(&namespaces[0]).ok() != fs::read_link(&namespaces[1]).ok() {
+            let namespace =
+                File::open(&namespaces[1]).with_context(|| open("network namespace"))?;
+            setns(namespace, CloneFlags::CLONE_NEWNET)
+                .with_context(|| open("network namespace"))?;
+        }
+        Ok(inodes)
+    }
+
+    fn is(&self, connection: &Connection, inodes: &[u32]) -> bool {
+        let Connection {
+            local, peer, inode, ..
+        } = connection;
+        match self {
+            Self::Process(_) => inodes.contains(inode),
+            Self::Port(port) => local.port() == *port || peer.port() == *port,
+            Self::End(end) => local == end || peer == end,
+        }
+    }
+}
+
+fn text(answer: &Answer) -> String {
+    let mut text = String::new();
+    let time = |us: u32| format_duration(Duration::from_micros(us.into()));
+    for Explained { connection, lookup } in &answer.connections {
+        let Connection {
+            local, peer, state, ..
+        } = connection;
+        text.push_str(&format!("{local} -> {peer}  {state}\n"));
+        text.push_str(&match &lookup.entry {
+            None => format!("  {}\n", lookup.reason),
+            Some(LookupEntry { entry, sets }) => format!(
+                "  entry {}, policy {} ({}): {}\n",
+                entry.cidr,
+                entry.policy,
+                entry.source,
+                table::settings(&sets.effects)
+            ),
+        });
+        if let Some(info) = &connection.info {
+            let rtt = match info.rtt_us {
+                0 => "no RTT sample yet".to_owned(),
+                rtt => format!("RTT {} +- {}", time(rtt), time(info.rtt_variation_us)),
+            };
+            text.push_str(&format!(
+                "  now: RTO {}, {rtt}, cwnd {}\n  so far: {} segments retransmitted, {} timeouts in a row without an answer\n",
+                time(info.rto_us),
+                info.cwnd,
+                info.retransmissions,
+                info.timeouts_in_a_row
+            ));
+        }
+    }
+    if answer.more > 0 {
+        text.push_str(&format!("and {} more\n", answer.more));
+    }
+    text.push_str("a connection keeps the policy it began with; the entries are those of now\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_port_and_end_are_told_apart() {
+        let good = [
+            ("4711", Wanted::Process(4711)),
+            (":443", Wanted::Port(443)),
+            ("10.1.2.3:443", Wanted::End("10.1.2.3:443".parse().unwrap())),
+            (
+                "[fd00::7]:443",
+                Wanted::End("[fd00::7]:443".parse().unwrap()),
+            ),
+        ];
+        for (text, wanted) in good {
+            assert_eq!(text.parse::<Wanted>().unwrap(), wanted);
+        }
+        for bad in ["", ":", ":65536", "10.1.2.3", "host:443", "-1"] {
+            let error = bad.parse::<Wanted>().unwrap_err().to_string();
+            assert!(error.contains("ADDRESS:PORT"), "{error}");
+        }
+    }
+}

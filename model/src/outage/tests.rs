@@ -1,0 +1,236 @@
+use proptest::prelude::*;
+
+use super::*;
+
+use crate::syn::Granularity;
+
+const HOST: Host = Host {
+    hz: 250,
+    linear_timeouts: 4,
+    syn_retries: 6,
+};
+const DOUBLING: Timers = Timers::Doubling(25);
+
+/// When connect() succeeds, ms, for each position in the wheel's steps.
+fn connect_ms(timers: Timers, outage_ms: u64) -> Vec<u64> {
+    let connect = |begin| first_from(&HOST.syns(timers, begin).sent, outage_ms * HOST.hz / 1_000);
+    phases()
+        .filter_map(connect)
+        .map(|at| at * 1_000 / HOST.hz)
+        .collect()
+}
+
+/// The same if SYN-ACKs are lost and the server has the kernel's defaults.
+fn reverse_ms(timers: Timers, outage_ms: u64) -> Vec<u64> {
+    let connect = |begin| {
+        let syns = HOST.syns(timers, begin).sent;
+        let answers = Server::kernel(HOST.hz).syn_acks(&syns, begin);
+        first_from(&answers, outage_ms * HOST.hz / 1_000)
+    };
+    phases()
+        .filter_map(connect)
+        .map(|at| at * 1_000 / HOST.hz)
+        .collect()
+}
+
+fn assert_measured(modelled: &[u64], measured_ms: u64, what: &str) {
+    // The run began somewhere between two steps of the wheel, near one of the positions that are covered.
+    let nearest = modelled.iter().map(|ms| ms.abs_diff(measured_ms)).min();
+    let tolerance = 30 + measured_ms / 50;
+    assert!(
+        nearest.is_some_and(|off| off <= tolerance),
+        "{what}: {modelled:?} vs {measured_ms}"
+    );
+}
+
+/// Linux 6.18, HZ 250: outage, and duration of connect() without the agent and with 100 ms that doubles, ms.
+#[test]
+fn forward_outages_match_measurements() {
+    for (outage, kernel, doubling) in [
+        (50, 1_030, 100),
+        (300, 1_030, 310),
+        (600, 1_030, 720),
+        (900, 1_030, 1_150),
+        (2_500, 3_080, 3_620),
+        (3_000, 3_080, 3_620),
+        (3_700, 4_100, 7_040),
+        (4_000, 4_100, 7_040),
+        (5_000, 5_120, 7_040),
+        (7_100, 7_140, 13_690),
+        (9_000, 11_300, 13_500),
+        (11_000, 11_300, 13_500),
+    ] {
+        assert_measured(&connect_ms(Timers::Kernel, outage), kernel, "kernel");
+        assert_measured(&connect_ms(DOUBLING, outage), doubling, "doubling");
+    }
+}
+
+/// The same if SYN-ACKs are lost, only the client is covered, and the server has tcp_invalid_ratelimit = 500 ms.
+#[test]
+fn reverse_outages_match_measurements() {
+    for (outage, kernel, client) in [
+        (800, 1_020, 1_750),
+        (1_000, 1_020, 1_750),
+        (3_800, 4_100, 5_600),
+    ] {
+        assert_measured(&reverse_ms(Timers::Kernel, outage), kernel, "kernel");
+        assert_measured(&reverse_ms(DOUBLING, outage), client, "client covered");
+    }
+}
+
+#[test]
+fn unlimited_answers_are_as_soon_as_copies() {
+    let syns = HOST.syns(DOUBLING, 0).sent;
+    let server = Server {
+        invalid_ratelimit: 0,
+        ..Server::kernel(HOST.hz)
+    };
+    let answers = server.syn_acks(&syns, 0);
+    assert!(syns.iter().all(|syn| answers.contains(syn)));
+    // Measured: 1.13 s for outages of 0.8 to 1.0 s.
+    let at = first_from(&answers, 225).unwrap_or_default() * 4;
+    assert!(at.abs_diff(1_130) <= 30, "{at}");
+}
+
+#[test]
+fn request_that_expired_is_made_anew() {
+    let server = Server {
+        syn_ack_rto: 25,
+        syn_ack_retries: 0,
+        ..Server::kernel(HOST.hz)
+    };
+    // The second SYN finds no request, so it is answered although the limit is half a second.
+    assert_eq!(
+        server.syn_acks(&[0, 10, 20, 100, 110], 0),
+        [0, 10, 100, 110]
+    );
+}
+
+#[test]
+fn kernel_schedule_is_that_of_syn_timers() {
+    for (hz, linear_timeouts, syn_retries) in [(100, 0, 6), (250, 4, 6), (1000, 4, 2), (250, 1, 0)]
+    {
+        let host = Host {
+            hz,
+            linear_timeouts,
+            syn_retries,
+        };
+        let timers = SynTimers::kernel(hz, syn_retries, linear_timeouts);
+        assert_eq!(
+            host.syns(Timers::Kernel, 0),
+            timers.schedule(Granularity::TimerWheel)
+        );
+    }
+}
+
+/// A prototype on Linux 6.18, HZ 250: the longest delay in outages of 0.3 s or more, ms, and whether outages of 1 to 5
+/// s are late.
+#[test]
+fn capped_schedules_match_the_prototype() {
+    for (jiffies, worst_ms, late) in [
+        (25, 950, false),
+        (50, 330, false),
+        (10, 670, true),
+        (5, 740, true),
+    ] {
+        let compared = HOST.compare(Timers::Capped(jiffies), 300..18_000);
+        let off = compared.worst.later_ms.abs_diff(worst_ms);
+        assert!(off <= 100, "{jiffies}: {compared:?}");
+        assert!(compared.mean_ms < -600.0, "{jiffies}: {compared:?}");
+        let linear_phase = HOST.compare(Timers::Capped(jiffies), 1_000..5_000);
+        assert_eq!(linear_phase.late > 0.2, late, "{jiffies}: {linear_phase:?}");
+    }
+}
+
+/// Measured likewise for 100 ms that doubles: half of the outages are late, by half a second on average for outages up
+/// to 10 s, and by 6.5 s at worst.
+#[test]
+fn doubling_is_late_in_half_of_outages() {
+    let compared = HOST.compare(DOUBLING, 50..10_000);
+    assert!((0.4..0.7).contains(&compared.late), "{compared:?}");
+    let Worst {
+        later_ms,
+        from_ms,
+        to_ms,
+    } = compared.worst;
+    assert!((6_400..7_300).contains(&later_ms), "{compared:?}");
+    assert!(from_ms >= 6_900 && to_ms <= 7_300, "{compared:?}");
+    assert!(compared.mean_ms > 450.0, "{compared:?}");
+}
+
+#[test]
+fn same_timers_are_never_later() {
+    for linear_timeouts in [0, 1, 4] {
+        let host = Host {
+            linear_timeouts,
+            ..HOST
+        };
+        let compared = host.compare(Timers::Doubling(HOST.hz), 0..30_000);
+        assert_eq!(
+            (compared.mean_ms, compared.late, compared.worst),
+            (0.0, 0.0, Worst::default())
+        );
+        let reverse = host.compare_reverse(Timers::Kernel, Server::kernel(HOST.hz), 0..30_000);
+        assert_eq!((reverse.mean_ms, reverse.worst), (0.0, Worst::default()));
+    }
+}
+
+/// With a shorter timer only at the server, connect() was not later in any of 12 measured outages.
+#[test]
+fn covering_the_server_alone_costs_nothing() {
+    let server = Server {
+        syn_ack_rto: 124,
+        ..Server::kernel(HOST.hz)
+    };
+    let compared = HOST.compare_reverse(Timers::Kernel, server, 0..6_000);
+    assert!(compared.mean_ms < 0.0, "{compared:?}");
+}
+
+#[test]
+fn comparison_agrees_with_each_outage_in_turn() {
+    let pairs = [(vec![0, 250, 500, 1_000], vec![0, 25, 375, 800, 1_900])];
+    let compared = compare(&pairs, 0..600, 250);
+    let takes = |times: &[u64], outage| first_from(times, outage).unwrap_or_default();
+    let (mut sum, mut late) = (0, 0);
+    for outage in 1..=600 {
+        let (own, with) = (takes(&pairs[0].0, outage), takes(&pairs[0].1, outage));
+        let later =
+            i64::try_from(with).unwrap_or_default() - i64::try_from(own).unwrap_or_default();
+        sum += later;
+        late +=
+            u64::from(later * 4 > 250 && later * 20 > i64::try_from(outage).unwrap_or_default());
+    }
+    assert!(
+        (compared.mean_ms - sum as f64 * 4.0 / 600.0).abs() < 1e-9,
+        "{compared:?}"
+    );
+    assert!(
+        (compared.late - late as f64 / 600.0).abs() < 0.01,
+        "{compared:?} {late}"
+    );
+    let worst = Worst {
+        later_ms: 1_200,
+        from_ms: 1_500,
+        to_ms: 2_000,
+    };
+    assert_eq!(compared.worst, worst);
+    assert_eq!(compared.worst_late, worst);
+}
+
+proptest! {
+    #[test]
+    fn capped_syns_end_at_the_kernels_deadline(
+        hz in prop::sample::select(vec![100u64, 250, 300, 1000]),
+        initial_rto in 1u64..100,
+        linear_timeouts in 0u8..8,
+        syn_retries in 1u8..8,
+        begin in 0u64..5_000,
+    ) {
+        let host = Host { hz, linear_timeouts, syn_retries };
+        let schedule = host.syns(Timers::Capped(initial_rto), begin);
+        let kernel = SynTimers::kernel(hz, syn_retries, linear_timeouts);
+        prop_assert_eq!(schedule.gives_up, kernel.gives_up());
+        prop_assert!(schedule.sent.is_sorted_by(|a, b| a < b));
+        prop_assert!(schedule.sent.last() < Some(&schedule.gives_up));
+    }
+}

@@ -1,0 +1,551 @@
+//! The tuner: which timer is right now. A daemon asks it once a second.
+//!
+//! It has no clock and does no I/O. Its state is plain data that a daemon stores; times are milliseconds of a clock that
+//! does not go back, also not over a reboot if the state is kept over it.
+//!
+//! A value is raised at once, and lowered after a minute, or an hour after the last raise. The brakes are the program's:
+//! while its budget is half spent, or its fuse blown, new connections have the kernel's own timer. A blown fuse says that
+//! the value was wrong: it is off for [`HOLD_MS`], and what samples ask for by then is next.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    history::{HOUR_MS, History},
+    law::{LEAST_SAMPLES, Settings, Want, asks_for_less},
+};
+use crate::advice::Distribution;
+
+/// How long connections have the kernel's own timer after the fuse has blown, milliseconds.
+pub const HOLD_MS: u64 = 600_000;
+/// No value is lowered sooner after a change, milliseconds.
+const BETWEEN_MS: u64 = 60_000;
+/// A raised value is lowered when for so long nothing asked for as much, milliseconds. On a path whose times vary over
+/// minutes, as with a queue, the last 300 connections are fast and slow by turns.
+const AFTER_RAISE_MS: u64 = HOUR_MS;
+
+macro_rules! names {
+    ($(#[$doc:meta])* $type:ident { $($(#[$of:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        pub enum $type {
+            $($(#[$of])* #[serde(rename = $name)] $variant,)+
+        }
+
+        impl $type {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// Its name in JSON, logs and metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
+names!(
+    /// What a tuner does.
+    State {
+        /// Too few samples: the kernel's own timer.
+        Learning = "learning",
+        /// The value that samples ask for, or the configured one; the kernel's own timer where they ask for that.
+        Active = "active",
+        /// The fuse has blown: the kernel's own timer for ten minutes.
+        BrakedFuse = "braked-fuse",
+        /// Half of the budget is spent: the program gives new connections the kernel's own timer until it is refilled.
+        BrakedBudget = "braked-budget",
+        /// The kernel's own timer until an operator resumes it.
+        Frozen = "frozen",
+    }
+);
+
+names!(
+    /// Why a state or a value changed.
+    Cause {
+        /// There are enough samples for a value.
+        EnoughSamples = "enough-samples",
+        /// Samples ask for less.
+        WantLower = "want-lower",
+        /// Samples ask for more.
+        WantHigher = "want-higher",
+        /// The program's fuse has blown.
+        Fuse = "fuse",
+        /// Ten minutes have passed since.
+        HoldOver = "hold-over",
+        /// Half of the program's budget for retransmissions is spent.
+        Budget = "budget",
+        /// More than half of the budget is left again.
+        BudgetRefilled = "budget-refilled",
+        /// An experiment has proven harm.
+        HarmProven = "harm-proven",
+        /// What it was learnt from is older than the memory.
+        Forgotten = "forgotten",
+        /// An operator said so.
+        Operator = "operator",
+    }
+);
+
+impl State {
+    /// Whether a brake gives new connections the kernel's own timer.
+    #[must_use]
+    pub const fn is_braked(self) -> bool {
+        matches!(self, Self::BrakedFuse | Self::BrakedBudget)
+    }
+}
+
+/// What was counted since the step before, of one policy and direction.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Growth {
+    /// What the value is learnt from: path RTTs, or delays of ACKs. Each sample counts once.
+    pub samples: Distribution,
+    /// What happened to connections.
+    pub counts: Counts,
+    /// The fuse of this epoch is blown.
+    pub fuse_blown: bool,
+    /// The budget does not allow the policy's timer.
+    pub throttled: bool,
+}
+
+/// What happened to connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Counts {
+    /// Connections that were established.
+    pub connections: u64,
+    /// Those of them with a spurious SYN or SYN-ACK.
+    pub spurious: u64,
+    /// Connection attempts.
+    pub attempts: u64,
+    /// Retransmissions of SYNs or SYN-ACKs.
+    pub copies: u64,
+}
+
+impl Counts {
+    fn add(&mut self, more: &Self) {
+        self.connections = self.connections.saturating_add(more.connections);
+        self.spurious = self.spurious.saturating_add(more.spurious);
+        self.attempts = self.attempts.saturating_add(more.attempts);
+        self.copies = self.copies.saturating_add(more.copies);
+    }
+}
+
+/// What a decision rests on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Evidence {
+    /// Samples remembered: path RTTs, or for `rto_min` delays of ACKs.
+    pub samples: u64,
+    /// The timer that they ask for, microseconds; absent with too few.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub want_us: Option<u64>,
+    /// By the hours remembered, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_us: Option<u64>,
+    /// By the last samples, microseconds; absent with too few.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fast_us: Option<u64>,
+    /// Since the value was last set.
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+/// A change of a state or a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Transition {
+    /// When, milliseconds: of the tuner's clock, or Unix time where it is shown.
+    pub at_ms: u64,
+    /// The state before.
+    pub from: State,
+    /// The state after; the same where only the value changes.
+    pub to: State,
+    /// Why.
+    pub cause: Cause,
+    /// The value before, microseconds; absent: the kernel's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_us: Option<u64>,
+    /// The value after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_us: Option<u64>,
+    /// What it rests on; counts are of the value before.
+    pub evidence: Evidence,
+}
+
+impl Transition {
+    /// Whether the value changed.
+    #[must_use]
+    pub fn is_change(&self) -> bool {
+        self.before_us != self.after_us
+    }
+}
+
+/// "active -> braked-fuse (fuse), 24ms -> the kernel's own; 20 of 400 connections spurious, 5000 samples".
+impl fmt::Display for Transition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.from != self.to {
+            write!(f, "{} -> ", self.from.name())?;
+        }
+        write!(f, "{} ({}), ", self.to.name(), self.cause.name())?;
+        if self.is_change() {
+            write!(f, "{} -> ", Value(self.before_us))?;
+        }
+        let Evidence {
+            samples, counts, ..
+        } = self.evidence;
+        write!(
+            f,
+            "{}; {} of {} connections spurious, {samples} samples",
+            Value(self.after_us),
+            counts.spurious,
+            counts.connections,
+        )
+    }
+}
+
+/// A value in microseconds, for people: "24ms", or the kernel's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Value(pub Option<u64>);
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("the kernel's own"),
+            Some(us) if us % 1_000_000 == 0 => write!(f, "{}s", us / 1_000_000),
+            Some(us) if us % 1000 == 0 => write!(f, "{}ms", us / 1000),
+            Some(us) => write!(f, "{us}us"),
+        }
+    }
+}
+
+/// What comes next, if things stay as they are. Times are as in [`Transition`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Next {
+    /// Nothing.
+    Nothing,
+    /// A value, after so many samples more.
+    Learn {
+        /// Samples that lack.
+        samples: u64,
+    },
+    /// Samples ask for the kernel's own timer or more.
+    NothingToGain,
+    /// A lower value.
+    Lower {
+        /// It, microseconds.
+        to_us: u64,
+        /// No sooner than this.
+        at_ms: u64,
+    },
+    /// A value again, after a blown fuse.
+    HoldEnds {
+        /// When.
+        at_ms: u64,
+    },
+    /// The program gives new connections the policy's timer again.
+    BudgetRefills,
+    /// An operator resumes it.
+    Resume,
+}
+
+/// Learns a timer of one policy and direction, or guards the one that is configured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tuner {
+    settings: Settings,
+    /// The configured value, jiffies; `None` where it is learnt.
+    configured: Option<u64>,
+    state: State,
+    /// The value, jiffies; `None`: the kernel's own.
+    jiffies: Option<u64>,
+    /// Of the value: the program's fuse is of one epoch.
+    epoch: u32,
+    history: History,
+    /// Since the value was set.
+    counts: Counts,
+    changed_ms: Option<u64>,
+    /// When samples last asked for a value that they raised.
+    raised_ms: Option<u64>,
+    last_step_ms: Option<u64>,
+    /// When the hold ends, or ended, after a blown fuse.
+    hold_until_ms: u64,
+}
+
+impl Tuner {
+    /// One that knows nothing. It begins with the kernel's own timer, or with the configured one, jiffies.
+    #[must_use]
+    pub fn new(settings: Settings, configured: Option<u64>) -> Self {
+        Self {
+            settings,
+            configured,
+            state: match configured {
+                Some(_) => State::Active,
+                None => State::Learning,
+            },
+            jiffies: configured,
+            epoch: u32::from(configured.is_some()),
+            history: History::default(),
+            counts: Counts::default(),
+            changed_ms: None,
+            raised_ms: None,
+            last_step_ms: None,
+            hold_until_ms: 0,
+        }
+    }
+
+    /// The program knows this epoch of another tuner: those of this one come after it.
+    pub const fn skip_epochs(&mut self, seen: u32) {
+        if self.epoch <= seen {
+            self.epoch = seen.wrapping_add(1);
+        }
+    }
+
+    /// What it does.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// The configured value, jiffies; `None` where it is learnt.
+    #[must_use]
+    pub const fn configured(&self) -> Option<u64> {
+        self.configured
+    }
+
+    /// The value, microseconds; `None`: the kernel's own.
+    #[must_use]
+    pub fn value_us(&self) -> Option<u64> {
+        self.jiffies.map(|jiffies| self.settings.micros(jiffies))
+    }
+
+    /// The value, jiffies.
+    #[must_use]
+    pub const fn jiffies(&self) -> Option<u64> {
+        self.jiffies
+    }
+
+    /// Counts the values.
+    #[must_use]
+    pub const fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// What it is asked to be like.
+    #[must_use]
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The most samples a second, of the hours remembered.
+    #[must_use]
+    pub fn peak_per_s(&self) -> u64 {
+        self.history.peak_per_s()
+    }
+
+    /// What the next decision rests on.
+    #[must_use]
+    pub fn evidence(&self) -> Evidence {
+        let want = self.want();
+        Evidence {
+            samples: self.history.all().count(),
+            want_us: want.map(|want| self.settings.micros(want.jiffies)),
+            slow_us: want.map(|want| want.slow_us),
+            fast_us: want.and_then(|want| want.fast_us),
+            counts: self.counts,
+        }
+    }
+
+    /// Takes other settings; the value follows with the next steps.
+    pub fn configure(&mut self, settings: Settings) {
+        if self.settings.spurious != settings.spurious {
+            self.history.rebound(settings.spurious);
+        }
+        self.settings = settings;
+    }
+
+    /// Remembers so many hours at most, the present one among them.
+    pub fn limit_memory(&mut self, hours: usize) {
+        self.history.limit(hours);
+    }
+
+    /// Takes in what was counted, and decides. To be called about once a second.
+    #[must_use]
+    pub fn step(&mut self, now_ms: u64, growth: &Growth) -> Option<Transition> {
+        let last_ms = self.last_step_ms.replace(now_ms).unwrap_or(now_ms);
+        let Settings {
+            memory_ms,
+            spurious,
+            ..
+        } = self.settings;
+        self.history
+            .add(now_ms, &growth.samples, memory_ms, spurious);
+        self.counts.add(&growth.counts);
+        match self.state {
+            State::Frozen => None,
+            State::BrakedFuse => {
+                (now_ms >= self.hold_until_ms).then(|| self.begin(now_ms, Cause::HoldOver))
+            }
+            _ if growth.fuse_blown && self.jiffies.is_some() => {
+                self.hold_until_ms = now_ms.saturating_add(HOLD_MS);
+                Some(self.enter(now_ms, State::BrakedFuse, Cause::Fuse, None))
+            }
+            _ => {
+                let is_old = now_ms.saturating_sub(last_ms) > memory_ms;
+                self.follow(now_ms, growth.throttled, is_old)
+            }
+        }
+    }
+
+    /// The kernel's own timer, until [`Tuner::resume`].
+    #[must_use]
+    pub fn freeze(&mut self, now_ms: u64, cause: Cause) -> Option<Transition> {
+        (self.state != State::Frozen).then(|| self.enter(now_ms, State::Frozen, cause, None))
+    }
+
+    /// Ends [`Tuner::freeze`]. A hold lasts as long as it would have.
+    #[must_use]
+    pub fn resume(&mut self, now_ms: u64) -> Option<Transition> {
+        (self.state == State::Frozen).then(|| match now_ms < self.hold_until_ms {
+            true => self.enter(now_ms, State::BrakedFuse, Cause::Operator, None),
+            false => self.begin(now_ms, Cause::Operator),
+        })
+    }
+
+    /// Forgets what was learnt.
+    #[must_use]
+    pub fn reset(&mut self, now_ms: u64) -> Transition {
+        let mut new = Self::new(self.settings, self.configured);
+        new.skip_epochs(self.epoch);
+        let transition = self.transition(now_ms, new.state, Cause::Operator, new.jiffies);
+        *self = new;
+        transition
+    }
+
+    /// What comes next, if things stay as they are.
+    #[must_use]
+    pub fn next(&self) -> Next {
+        match (self.state, self.want()) {
+            (State::Frozen, _) => Next::Resume,
+            (State::BrakedFuse, _) => Next::HoldEnds {
+                at_ms: self.hold_until_ms,
+            },
+            (State::BrakedBudget, _) => Next::BudgetRefills,
+            _ if self.configured.is_some() => Next::Nothing,
+            (_, None) => Next::Learn {
+                samples: LEAST_SAMPLES.saturating_sub(self.history.all().count()),
+            },
+            (_, Some(want)) if asks_for_less(want.jiffies, self.at_present()) => Next::Lower {
+                to_us: self.settings.micros(want.jiffies),
+                at_ms: self.may_lower_ms(),
+            },
+            _ if self.jiffies.is_none() => Next::NothingToGain,
+            _ => Next::Nothing,
+        }
+    }
+
+    fn want(&self) -> Option<Want> {
+        Want::of(&self.history, &self.settings)
+    }
+
+    /// The value, or the largest that there is in place of the kernel's own.
+    fn at_present(&self) -> u64 {
+        self.jiffies.unwrap_or(self.settings.largest())
+    }
+
+    /// A value as long as the kernel's own gains nothing.
+    fn worthwhile(&self, jiffies: u64) -> Option<u64> {
+        (jiffies < self.settings.largest()).then_some(jiffies)
+    }
+
+    /// From the kernel's own timer.
+    fn begin(&mut self, now_ms: u64, cause: Cause) -> Transition {
+        // What samples ask for does not concern a configured value.
+        let want = self.want().map(|want| want.jiffies);
+        let (state, value) = match (self.configured, want) {
+            (Some(jiffies), _) => (State::Active, Some(jiffies)),
+            (None, Some(jiffies)) => (State::Active, self.worthwhile(jiffies)),
+            (None, None) => (State::Learning, None),
+        };
+        self.enter(now_ms, state, cause, value)
+    }
+
+    /// Follows the budget, and what samples ask for.
+    fn follow(&mut self, now_ms: u64, throttled: bool, is_old: bool) -> Option<Transition> {
+        let want = self.want().filter(|_| self.configured.is_none());
+        let present = self.at_present();
+        if let Some(want) = want.filter(|want| want.jiffies > present) {
+            self.raised_ms = Some(now_ms);
+            let raised = self.worthwhile(want.raised);
+            let state = raised.map_or(State::Active, |_| self.state);
+            return Some(self.enter(now_ms, state, Cause::WantHigher, raised));
+        }
+        let is_braked = self.state == State::BrakedBudget;
+        if self.jiffies.is_some() && throttled != is_braked {
+            let (state, cause) = match throttled {
+                true => (State::BrakedBudget, Cause::Budget),
+                false => (State::Active, Cause::BudgetRefilled),
+            };
+            return Some(self.enter(now_ms, state, cause, self.jiffies));
+        }
+        let Some(want) = want else {
+            // A host without connections keeps its value, unless the daemon was away for longer than the memory.
+            let is_forgotten = is_old && self.configured.is_none() && self.jiffies.is_some();
+            return is_forgotten
+                .then(|| self.enter(now_ms, State::Learning, Cause::Forgotten, None));
+        };
+        if !asks_for_less(want.jiffies, present) {
+            if self.raised_ms.is_some() {
+                self.raised_ms = Some(now_ms);
+            }
+            let learnt = self.state == State::Learning;
+            return learnt.then(|| self.begin(now_ms, Cause::EnoughSamples));
+        }
+        if is_braked || now_ms < self.may_lower_ms() {
+            return None;
+        }
+        self.raised_ms = None;
+        let cause = match self.state {
+            State::Learning => Cause::EnoughSamples,
+            _ => Cause::WantLower,
+        };
+        Some(self.begin(now_ms, cause))
+    }
+
+    fn may_lower_ms(&self) -> u64 {
+        let after = |since_ms: Option<u64>, ms: u64| since_ms.map_or(0, |at_ms| at_ms + ms);
+        after(self.changed_ms, BETWEEN_MS).max(after(self.raised_ms, AFTER_RAISE_MS))
+    }
+
+    fn enter(&mut self, now_ms: u64, to: State, cause: Cause, after: Option<u64>) -> Transition {
+        let transition = self.transition(now_ms, to, cause, after);
+        self.state = to;
+        if after != self.jiffies {
+            self.jiffies = after;
+            self.epoch = self.epoch.wrapping_add(1);
+            self.changed_ms = Some(now_ms);
+            self.counts = Counts::default();
+        }
+        transition
+    }
+
+    fn transition(&self, at_ms: u64, to: State, cause: Cause, after: Option<u64>) -> Transition {
+        Transition {
+            at_ms,
+            from: self.state,
+            to,
+            cause,
+            before_us: self.value_us(),
+            after_us: after.map(|jiffies| self.settings.micros(jiffies)),
+            evidence: self.evidence(),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Many simultaneous connect() calls. Records how long each takes on the client's clock, and socket options before and
+//! after.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{SockaddrStorage, bind, getsockopt, sockopt},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Program, Role, socket,
+    stdio::{reply, until_closed},
+};
+use crate::{
+    channel::ControlChannel,
+    tcp::{TcpInfo, get_option, option, set_option},
+};
+
+/// Options that the application sets itself, by number ([`option`]).
+pub type Own = Vec<(i32, i32)>;
+
+/// The options that a SYN schedule changes, in the order of [`Attempt::before`].
+const WATCHED: [i32; 3] = [option::RTO_MAX_MS, option::USER_TIMEOUT, option::SYNCNT];
+
+/// One connect().
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// "connected" or the name of the errno.
+    pub result: String,
+    /// Duration of the attempt.
+    pub took: Duration,
+    /// TCP_RTO_MAX_MS, TCP_USER_TIMEOUT and TCP_SYNCNT before connect(); `None` where the kernel does not know it.
+    pub before: [Option<i32>; 3],
+    /// The same options after the attempt.
+    pub after: [Option<i32>; 3],
+    /// The congestion window after the attempt, segments.
+    pub cwnd: u32,
+}
+
+/// A child that connects.
+pub struct Attempts(ControlChannel);
+
+impl Attempts {
+    /// Starts `count` connections at once; returns when all are started.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be started.
+    pub fn begin(
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        count: usize,
+        own: Own,
+    ) -> anyhow::Result<Self> {
+        let from = vec![None; count];
+        let mut attempts = Self::load(&Program::built()?, netns, cgroup, to, (from, own))?;
+        attempts.start()?;
+        Ok(attempts)
+    }
+
+    /// Starts the program, which will connect from these addresses with these options.
+    ///
+    /// # Errors
+    ///
+    /// If it does not start.
+    pub fn load(
+        program: &Program,
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        (from, own): (Vec<Option<SocketAddr>>, Own),
+    ) -> anyhow::Result<Self> {
+        let role = Role::Attempts { to, from, own };
+        let mut channel = ControlChannel::start(&mut program.command(netns, cgroup, &role)?)?;
+        channel.recv::<()>()?;
+        Ok(Self(channel))
+    }
+
+    /// Makes it start all connections.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be started.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        self.0.request(&())
+    }
+
+    /// Whether all have ended.
+    ///
+    /// # Errors
+    ///
+    /// If poll(2) fails.
+    pub fn have_ended(&self) -> anyhow::Result<bool> {
+        self.0.has_reply()
+    }
+
+    /// Waits until all have ended.
+    ///
+    /// # Errors
+    ///
+    /// If the child fails.
+    pub fn outcomes(mut self) -> anyhow::Result<Vec<Attempt>> {
+        self.0.recv()
+    }
+}
+
+pub(super) fn run(to: SocketAddr, from: &[Option<SocketAddr>], own: &Own) -> anyhow::Result<()> {
+    reply(&())?;
+    io::stdin().read_line(&mut String::new())?;
+    let count = from.len();
+    let mut begun = Vec::new();
+    for from in from {
+        let socket = socket::make(to.is_ipv6(), false)?;
+        if let Some(from) = from {
+            bind(socket.as_raw_fd(), &SockaddrStorage::from(*from))?;
+        }
+        for (number, value) in own {
+            set_option(&socket, *number, *value)?;
+        }
+        let before = watched(&socket);
+        let at = Instant::now();
+        socket::begin_on(&socket, to)?;
+        begun.push((socket, at, before));
+    }
+    reply(&())?;
+    let mut attempts: Vec<Option<Attempt>> = vec![None; count];
+    while attempts.iter().any(Option::is_none) {
+        let open: Vec<usize> = (0..count).filter(|i| attempts[*i].is_none()).collect();
+        let fd = |i: &usize| PollFd::new(begun[*i].0.as_fd(), PollFlags::POLLOUT);
+        let mut fds: Vec<_> = open.iter().map(fd).collect();
+        poll(&mut fds, PollTimeout::NONE)?;
+        let ended: Vec<usize> = open
+            .iter()
+            .zip(&fds)
+            .filter(|(_, fd)| fd.revents().is_some_and(|events| !events.is_empty()))
+            .map(|(i, _)| *i)
+            .collect();
+        for i in ended {
+            let (socket, at, before) = &begun[i];
+            let took = at.elapsed();
+            let result = match getsockopt(socket, sockopt::SocketError)? {
+                0 => "connected".to_owned(),
+                errno => format!("{:?}", Errno::from_raw(errno)),
+            };
+            attempts[i] = Some(Attempt {
+                result,
+                took,
+                before: *before,
+                after: watched(socket),
+                cwnd: TcpInfo::of(socket)?.snd_cwnd,
+            });
+        }
+    }
+    reply(&attempts)?;
+    until_closed();
+    Ok(())
+}
+
+fn watched(socket: &OwnedFd) -> [Option<i32>; 3] {
+    WATCHED.map(|number| get_option(socket, number).ok())
+}

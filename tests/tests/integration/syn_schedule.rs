@@ -1,0 +1,366 @@
+//! What a connecting socket has while its SYNs are lost, and gets back: deadline, options, congestion window.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
+use rto_agent_common::{maps, retrying};
+use rto_testbed::{
+    env::TestEnv,
+    foreign::Foreign,
+    kernel::Map,
+    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
+    tcp::option,
+    timing::jiffy,
+    wait::{TIMEOUT, eventually_seen},
+    workload::{
+        attempts::{Attempt, Attempts, Own},
+        conversation,
+        traffic::Connect,
+    },
+};
+use rto_tests::features::lacks;
+
+use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use crate::needs::{LINEAR_SYNS, RTO_MAX};
+
+const PORT: u16 = 5100;
+/// Of deadlines, to the kernel's own.
+const TOLERANCE: f64 = 0.02;
+/// Of those below 3.5 s: two steps of the timer wheel's level that takes timers of a second, at HZ 250.
+const STEPS: Duration = Duration::from_millis(70);
+/// Copies of 100 ms have been sent at 0.1 to 0.5, 0.7, 1.1 and 1.9 s by then, and the next follows at 2.9 s.
+const OUTAGE: Duration = Duration::from_millis(2300);
+const MANY: usize = 200;
+
+fn covered() -> anyhow::Result<TestEnv> {
+    TestEnv::with(&near("\"10.88.0.0/24\""))
+}
+
+fn begin(env: &TestEnv, address: &str, count: usize, own: Own) -> anyhow::Result<Attempts> {
+    let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+    Attempts::begin(netns, cgroup, to(address, PORT), count, own)
+}
+
+/// One connection with the agent and one without, begun at once.
+fn begin_both(env: &TestEnv, own: &Own) -> anyhow::Result<[Attempts; 2]> {
+    let begin = |address| begin(env, address, 1, own.clone());
+    Ok([begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?])
+}
+
+/// How they ended, and when; their options are as they were.
+fn end_both(begun: [Attempts; 2], result: &str) -> anyhow::Result<[Duration; 2]> {
+    let mut ends = [Duration::ZERO; 2];
+    for (end, attempts) in ends.iter_mut().zip(begun) {
+        let all = attempts.outcomes()?;
+        let attempt = all.first().context("none")?;
+        ensure!(attempt.result == result, "{attempt:?}");
+        ensure!(attempt.before == attempt.after, "{attempt:?}");
+        *end = attempt.took;
+    }
+    Ok(ends)
+}
+
+test!(connect_gives_up_when_the_kernel_would);
+fn connect_gives_up_when_the_kernel_would() -> anyhow::Result<()> {
+    let env = covered()?;
+    env.net.black_hole(PORT)?;
+    let syncnt = |n| vec![(option::SYNCNT, n)];
+    let user_timeout = |ms| vec![(option::USER_TIMEOUT, ms)];
+    let cases = [
+        vec![],
+        syncnt(1),
+        syncnt(2),
+        syncnt(3),
+        syncnt(6),
+        user_timeout(300),
+        user_timeout(2500),
+        user_timeout(8000),
+        vec![(option::SYNCNT, 2), (option::USER_TIMEOUT, 30_000)],
+    ];
+    all_equal(&env, "100 ms", cases)?;
+    let short = near("\"10.88.0.0/24\"").replace("100ms", "20ms");
+    let env = TestEnv::with(&short)?;
+    env.net.black_hole(PORT)?;
+    let cases = [user_timeout(6000), user_timeout(20_000), syncnt(2)];
+    all_equal(&env, "20 ms", cases)
+}
+
+test!(
+    connect_gives_up_by_its_namespaces_linear_timeouts,
+    needs = [LINEAR_SYNS]
+);
+/// The agent's own namespace has others.
+fn connect_gives_up_by_its_namespaces_linear_timeouts() -> anyhow::Result<()> {
+    for linear in ["0", "1"] {
+        let env = covered()?;
+        env.net.black_hole(PORT)?;
+        sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", linear)?;
+        sysctl(&env.net.client, "net.ipv4.tcp_syn_retries", "3")?;
+        let cases = [vec![], vec![(option::SYNCNT, 1)], vec![(option::SYNCNT, 2)]];
+        all_equal(&env, linear, cases)?;
+    }
+    Ok(())
+}
+
+/// All at once, as the longest takes minutes.
+fn all_equal<const N: usize>(env: &TestEnv, of: &str, cases: [Own; N]) -> anyhow::Result<()> {
+    let begun = cases.map(|own| (begin_both(env, &own), own));
+    for (both, own) in begun {
+        let [policy, control] = end_both(both?, "ETIMEDOUT")?;
+        let mut tolerance = control.mul_f64(TOLERANCE).max(STEPS);
+        if lacks("tcp-syn-linear-timeouts")? {
+            // The kernel's own last timer is one of 2 s or more, and late by a step of 64 jiffies.
+            tolerance += 64 * jiffy();
+        }
+        ensure!(
+            policy.abs_diff(control) <= tolerance,
+            "{of} {own:?}: {policy:?} against {control:?}"
+        );
+    }
+    Ok(())
+}
+
+/// How an outage meets the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meanwhile {
+    Nothing,
+    Detach,
+    DetachAlone,
+    Kill,
+    Stop,
+    Keep,
+    Restart,
+    Remove,
+    ClearedCallbacks,
+    OtherCallbacks,
+}
+
+/// Sockets that an application has given options of its own, through an outage.
+fn through_outage(meanwhile: Meanwhile) -> anyhow::Result<Vec<Attempt>> {
+    let on_exit = match meanwhile {
+        Meanwhile::Keep => "on_exit = \"keep\"\n",
+        _ => "",
+    };
+    let mut env = TestEnv::with(&format!("{on_exit}{}", near("\"10.88.0.0/24\"")))?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    env.net.server_loses_syns_for(OUTAGE)?;
+    // A deadline that is not the schedule's.
+    let mut own = vec![(option::USER_TIMEOUT, 200_000), (option::SYNCNT, 9)];
+    if !lacks("tcp-rto-max")? {
+        own.push((option::RTO_MAX_MS, 60_000));
+    }
+    let attempts = begin(&env, SERVER_V4, MANY, own)?;
+    let schedules = || schedules(&env);
+    eventually_seen("a schedule of each", TIMEOUT, schedules, |sockets| {
+        *sockets == MANY as u64
+    })?;
+    let _foreign = match meanwhile {
+        Meanwhile::Nothing => None,
+        Meanwhile::Detach => {
+            env.cli(&["detach"])?;
+            None
+        }
+        Meanwhile::DetachAlone => {
+            env.end(Signal::SIGKILL)?;
+            env.cli(&["detach"])?;
+            None
+        }
+        Meanwhile::Kill => {
+            env.end(Signal::SIGKILL)?;
+            None
+        }
+        Meanwhile::Stop | Meanwhile::Keep => {
+            env.end(Signal::SIGTERM)?;
+            None
+        }
+        Meanwhile::Restart => {
+            env.end(Signal::SIGKILL)?;
+            env.start()?;
+            None
+        }
+        Meanwhile::Remove => {
+            env.cli(&["remove", "10.88.0.0/24"])?;
+            None
+        }
+        Meanwhile::ClearedCallbacks => {
+            Some(Foreign::attach_setting_callbacks(env.cgroup.path(), 0)?)
+        }
+        Meanwhile::OtherCallbacks => {
+            const RTO_AND_RETRANS: i32 = 3;
+            let cgroup = env.cgroup.path();
+            Some(Foreign::attach_setting_callbacks(cgroup, RTO_AND_RETRANS)?)
+        }
+    };
+    attempts.outcomes()
+}
+
+/// How many connecting sockets have a schedule.
+fn schedules(env: &TestEnv) -> anyhow::Result<u64> {
+    let map = Map::open(&env.pins()?.join(maps::RETRYING))?;
+    let value = map.get(&retrying::SOCKETS.to_ne_bytes())?;
+    let bytes = value.as_deref().and_then(<[u8]>::first_chunk);
+    Ok(u64::from_ne_bytes(*bytes.context("no number")?))
+}
+
+fn options_come_back(meanwhile: Meanwhile) -> anyhow::Result<()> {
+    for attempt in through_outage(meanwhile)? {
+        ensure!(attempt.result == "connected", "{meanwhile:?}: {attempt:?}");
+        ensure!(
+            attempt.before == attempt.after,
+            "{meanwhile:?}: {attempt:?}"
+        );
+    }
+    Ok(())
+}
+
+test!(options_come_back_after_an_outage, || options_come_back(
+    Meanwhile::Nothing
+));
+test!(options_come_back_after_detach, || options_come_back(
+    Meanwhile::Detach
+));
+test!(options_come_back_after_detach_without_a_daemon, || {
+    options_come_back(Meanwhile::DetachAlone)
+});
+test!(options_come_back_after_kill, || options_come_back(
+    Meanwhile::Kill
+));
+test!(options_come_back_after_stop, || options_come_back(
+    Meanwhile::Stop
+));
+test!(options_come_back_after_stop_that_keeps, || {
+    options_come_back(Meanwhile::Keep)
+});
+test!(options_come_back_after_restart, || options_come_back(
+    Meanwhile::Restart
+));
+test!(options_come_back_after_removed_entry, || options_come_back(
+    Meanwhile::Remove
+));
+test!(options_come_back_without_callbacks, || options_come_back(
+    Meanwhile::ClearedCallbacks
+));
+
+test!(options_come_back_with_other_callbacks, || {
+    options_come_back(Meanwhile::OtherCallbacks)
+});
+
+test!(
+    socket_connected_again_has_no_schedule_of_before,
+    needs = [RTO_MAX]
+);
+/// Another program has taken all callbacks away, so that the end of the first attempt is not seen.
+fn socket_connected_again_has_no_schedule_of_before() -> anyhow::Result<()> {
+    let policy = near("\"10.88.0.0/24\"").replace("100ms", "8ms");
+    for then in [SERVER_V4, SERVER_V4_OTHER] {
+        let env = TestEnv::with(&policy)?;
+        let _server = env.echo_server(to(then, PORT + 1))?;
+        env.net.black_hole(PORT)?;
+        let _foreign = Foreign::attach_setting_callbacks(env.cgroup.path(), 0)?;
+        let options = conversation::Options {
+            first_unanswered: Some(to(SERVER_V4, PORT)),
+            ..conversation::Options::default()
+        };
+        let mut open = env.converse(to(then, PORT + 1), options)?;
+        let set = [option::RTO_MAX_MS, option::USER_TIMEOUT, option::SYNCNT];
+        let [rto_max, user_timeout, syncnt] = set.map(|number| open.option(number));
+        let found = [rto_max?, user_timeout?, syncnt?];
+        ensure!(found == [120_000, 0, 6], "{then}: {found:?}");
+        ensure!(schedules(&env)? == 0, "{then}");
+    }
+    Ok(())
+}
+
+test!(
+    detach_restores_sockets_that_stay_connecting,
+    needs = [RTO_MAX]
+);
+/// The outage outlasts the time that `detach` waits: the walk over open sockets restores them, and they go on.
+fn detach_restores_sockets_that_stay_connecting() -> anyhow::Result<()> {
+    let env = covered()?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    env.net.black_hole(PORT)?;
+    let attempts = begin(&env, SERVER_V4, 20, vec![])?;
+    thread::sleep(Duration::from_secs(3));
+    env.cli(&["detach"])?;
+    env.net.drop_nothing()?;
+    for attempt in attempts.outcomes()? {
+        ensure!(attempt.result == "connected", "{attempt:?}");
+        // More retransmissions were sent than its own TCP_SYNCNT allows: it stays raised.
+        ensure!(attempt.before[..2] == attempt.after[..2], "{attempt:?}");
+    }
+    Ok(())
+}
+
+test!(window_is_ten_where_the_kernel_would_retransmit_once);
+/// Four SYNs are lost within 0.45 s: the kernel alone would send the second one after 1 s.
+fn window_is_ten_where_the_kernel_would_retransmit_once() -> anyhow::Result<()> {
+    let env = covered()?;
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    let windows = |outage_ms| -> anyhow::Result<Vec<u32>> {
+        env.net.drop_nothing()?;
+        env.net
+            .server_loses_syns_for(Duration::from_millis(outage_ms))?;
+        let all = begin(&env, SERVER_V4, 5, vec![])?.outcomes()?;
+        Ok(all.iter().map(|attempt| attempt.cwnd).collect())
+    };
+    let short = windows(450)?;
+    ensure!(short.iter().all(|cwnd| *cwnd == 10), "{short:?}");
+    // After three of its own retransmissions the kernel begins with one segment, too.
+    let long = windows(4500)?;
+    ensure!(long.iter().all(|cwnd| *cwnd == 1), "{long:?}");
+    Ok(())
+}
+
+test!(
+    connect_is_not_later_than_without_the_agent,
+    needs = [RTO_MAX]
+);
+/// The worst cases of a timer that doubles: 7.0 s for 3.7 s, 13.7 s for 7.3 s.
+fn connect_is_not_later_than_without_the_agent() -> anyhow::Result<()> {
+    let mut begun = Vec::new();
+    for outage_ms in [1500, 3700, 5500, 7400] {
+        let env = covered()?;
+        let servers =
+            [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
+        env.net
+            .server_loses_syns_for(Duration::from_millis(outage_ms))?;
+        let both = begin_both(&env, &vec![])?;
+        begun.push((env, servers, both, outage_ms));
+    }
+    for (_env, _servers, both, outage_ms) in begun {
+        let [policy, control] = end_both(both, "connected")?;
+        // Copies follow a slot by 4 %, and timers are late by a step of the wheel.
+        let tolerance = Duration::from_millis(100) + control.mul_f64(0.05);
+        ensure!(
+            policy <= control + tolerance,
+            "{outage_ms} ms: {policy:?} against {control:?}"
+        );
+    }
+    Ok(())
+}
+
+test!(six_losses_in_a_row_give_the_kernels_timer);
+/// Where nothing limits the doubling, before Linux 6.15; until a connection is established.
+fn six_losses_in_a_row_give_the_kernels_timer() -> anyhow::Result<()> {
+    let fused = near("\"10.88.0.0/24\"").replace("guard = \"off\"\n", "");
+    let env = TestEnv::with(&fused)?;
+    env.net.black_hole(PORT)?;
+    let lost = begin(&env, SERVER_V4, 6, vec![])?;
+    let stats = || env.json(&["status"]);
+    eventually_seen("six losses", TIMEOUT, stats, |status| {
+        status["policies"]["near"]["syn_retransmissions"].as_u64() >= Some(6)
+    })?;
+    drop(lost);
+    let held = match lacks("tcp-rto-max")? {
+        true => KERNEL_RTO,
+        false => POLICY_RTO,
+    };
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), held)?;
+    // The control: one that is established.
+    let _server = env.echo_server(to(SERVER_V4, PORT + 1))?;
+    let up = env.connect(to(SERVER_V4, PORT + 1), &Connect::default())?;
+    ensure!(up.outcome()?.result == "connected");
+    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)
+}
