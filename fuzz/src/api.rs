@@ -245,5 +245,6 @@ fn config() -> EngineConfig {
         kernel: "6.12".to_owned(),
         features: Vec::new(),
         tells_process: false,
+        dropped_lines: || 0,
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::{
     process::{output, run as run_command},
-    root,
+    root, test,
     tools::{self, cargo},
 };
 
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// Skip the integration tests
     #[arg(long)]
     unprivileged: bool,
+    /// Only install and build what the tests need
+    #[arg(long)]
+    no_run: bool,
 }
 
 const CARGO_LLVM_COV: &str = "0.9.1";
@@ -84,8 +87,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let cargo = cargo();
     let cargo = Path::new(cargo.get_program());
     take_libraries(&root().join("target/debug"), &target.join("debug"))?;
-    // Removes programs without counters, and profiles and programs of an earlier run; the libraries stay.
-    run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
+    // Exists from a `--no-run` to the run that uses its programs.
+    let built = target.join("built");
+    if fs::remove_file(&built).is_err() || args.no_run {
+        // Removes programs without counters, and profiles and programs of an earlier run; the libraries stay.
+        run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
+    }
+    if args.no_run {
+        run_command(instrumented(cargo).args(test::BUILD))?;
+        return Ok(fs::write(built, "")?);
+    }
     let mut test = instrumented(&std::env::current_exe()?);
     test.arg("test").args(args.filter.as_slice());
     if args.unprivileged {

@@ -103,19 +103,21 @@ fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
 /// Builds all programs and tests; returns the integration tests' executable. It builds the whole workspace: for single
 /// packages cargo would select other features of the dependencies, and compile them a second time.
 fn build() -> anyhow::Result<PathBuf> {
-    build_with("--tests")
+    built(&BUILD)
 }
+
+/// Arguments of cargo that build what [`run`] runs.
+pub(crate) const BUILD: [&str; 5] = ["build", "--workspace", "--locked", "--bins", "--tests"];
 
 /// Builds all programs and the integration tests, with the same features; returns the tests' executable.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
-    build_with("--test=integration")
+    let mut build = BUILD;
+    build[4] = "--test=integration";
+    built(&build)
 }
 
-fn build_with(tests: &str) -> anyhow::Result<PathBuf> {
-    let [integration] = tools::built(
-        cargo().args(["build", "--workspace", "--locked", "--bins", tests]),
-        ["integration"],
-    )?;
+fn built(arguments: &[&str]) -> anyhow::Result<PathBuf> {
+    let [integration] = tools::built(cargo().args(arguments), ["integration"])?;
     Ok(integration)
 }
 

@@ -63,6 +63,7 @@ pub(crate) fn installed(
             .args(["--quiet", "--locked", "--root"])
             .arg(&dir)
             .arg(format!("{tool}@{version}"))
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
             .env_remove("CARGO_TARGET_DIR"))?;
     }
     Ok(bin)

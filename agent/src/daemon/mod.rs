@@ -24,7 +24,7 @@ use crate::{
     },
     kernel::{self, facts::host_facts, privileges},
     problem::Problem,
-    telemetry::http,
+    telemetry::{self, http},
 };
 
 mod config_watcher;
@@ -102,6 +102,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         refused,
         features,
         tells_process: probe::tells_process(),
+        dropped_lines: telemetry::dropped_lines,
     };
     let mut signals = Signals::install()?;
     let (channels, handle) = engine::channels(&engine_config);

@@ -74,6 +74,8 @@ pub struct EngineConfig {
     pub features: Vec<Feature>,
     /// It tells a program which process called connect().
     pub tells_process: bool,
+    /// The number of dropped lines of the log.
+    pub dropped_lines: fn() -> u64,
 }
 
 /// The files in which what was learnt and experiments are kept, and what becomes of it without them.
@@ -112,6 +114,7 @@ impl EngineConfig {
             kernel: "6.12".to_owned(),
             features: Vec::new(),
             tells_process: false,
+            dropped_lines: || 0,
         }
     }
 }

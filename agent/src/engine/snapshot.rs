@@ -72,6 +72,7 @@ pub(super) struct About {
     pub(super) sampling: u32,
     /// `rtt_sampling` in `[agent]`.
     pub(super) rtt_sampling: String,
+    pub(super) dropped_lines: fn() -> u64,
 }
 
 /// How it is, as the engine knows it.
@@ -127,6 +128,7 @@ impl Snapshot {
                 count_unmatched: agent.count_unmatched,
                 sampling: agent.sampling,
                 rtt_sampling: agent.rtt_sampling.to_string(),
+                dropped_lines: config.dropped_lines,
             }),
             resolved: None,
             reader: None,

@@ -9,7 +9,6 @@ use crate::{
     kernel::interference::Verdict,
     policy::PolicyName,
     printable::counted,
-    telemetry,
     wire::{
         stats::{ArmStats, PolicyStats, StatsAnswer, TOO_MANY_SPURIOUS},
         tune::TunedTimer,
@@ -83,7 +82,7 @@ impl Snapshot {
             max_entries: health.max_entries,
             policies,
             experiments: self.experiments.summaries(),
-            dropped: dropped(),
+            dropped: self.dropped(),
             last_reload: health.last_reload.clone(),
             features: self.about.features.clone(),
             probe: health.probe.clone(),
@@ -130,7 +129,7 @@ impl Snapshot {
         let DroppedView {
             log,
             service_manager,
-        } = dropped();
+        } = self.dropped();
         if log + service_manager > 0 {
             warnings.push(format!(
                 "dropped, as they are not read: {} of the log, {} to the service manager",
@@ -182,6 +181,13 @@ impl Snapshot {
             }
         }
         warnings
+    }
+
+    fn dropped(&self) -> DroppedView {
+        DroppedView {
+            log: (self.about.dropped_lines)(),
+            service_manager: systemd::unsent(),
+        }
     }
 
     fn entries_of(&self) -> EntriesView {
@@ -292,13 +298,6 @@ impl Snapshot {
         } else {
             format!("{first}; last reload refused, the last good configuration is in force")
         }
-    }
-}
-
-fn dropped() -> DroppedView {
-    DroppedView {
-        log: telemetry::dropped_lines(),
-        service_manager: systemd::unsent(),
     }
 }
 
