@@ -68,6 +68,8 @@ remember() {
   echo "$1" >$kept/stage
   sync $kept/before $kept/stage
 }
+# The experiments on the disk are newer than this file.
+saved_since() { [[ $state/experiments.json -nt $1 ]]; }
 # Conditions after each reboot.
 kept_over() {
   local when=$1
@@ -117,7 +119,10 @@ END
 
 after_reboot() {
   kept_over "reboot"
-  # The hold outlives the power failure too: ten minutes are longer than both boots.
+  # A power failure costs what was counted since the last save, which comes once a minute.
+  touch $kept/counted
+  check "reboot: what was counted is saved" wait_for 90 saved_since $kept/counted
+  # The hold outlives the power failure too: ten minutes are longer than the minute and both boots.
   remember power_cut
   # Simulates a power failure.
   echo b >/proc/sysrq-trigger
