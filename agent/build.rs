@@ -4,7 +4,7 @@
 use std::{env, fs, path::Path, process::Command};
 
 const UNKNOWN: &str = "unknown";
-/// Characters of a commit that are told.
+/// Characters of a commit that are shown.
 const LENGTH: usize = 12;
 
 fn main() {
@@ -36,7 +36,7 @@ fn told(text: &str) -> Option<String> {
     is_hash.then(|| format!("{}{dirty}", &hash[..LENGTH]))
 }
 
-/// Of a release's build alone: others would be compiled anew with each commit.
+/// Only for a release build: others would be recompiled with each commit.
 fn of_checkout() -> Option<String> {
     if env::var("PROFILE").ok()? != "release" {
         return None;

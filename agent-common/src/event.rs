@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_or_shorter_is_none() {
+    fn event_of_other_length_is_none() {
         let long = [0; size_of::<Event>() + 1];
         assert_eq!(Event::from_bytes(&long), None);
         assert_eq!(Event::from_bytes(&long[2..]), None);

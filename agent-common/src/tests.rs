@@ -21,7 +21,7 @@ fn statistics_add_up_word_by_word() {
 }
 
 #[test]
-fn what_is_counted_fast_is_a_part_of_all_that_is_counted() {
+fn fast_counters_are_a_part_of_all_counters() {
     let mut fast = FastStatistics {
         counters: Counters::default(),
         path_rtt: Histogram::default(),

@@ -27,7 +27,7 @@ pub struct Cli {
 }
 
 /// Options that may stand before the verb as well as after it. [`Cli::parse_args`] moves them there, so that a verb
-/// that has no such option refuses it, and that it conflicts with what it conflicts with (clap's global arguments do
+/// without such an option refuses it, and conflicts are detected (clap's global arguments do
 /// neither).
 #[derive(Debug, Args)]
 pub struct BeforeVerb {
@@ -63,7 +63,7 @@ pub enum Verb {
     /// Add entries, until the boot ends or for good
     #[command(after_long_help = examples::ADD)]
     Add(Add),
-    /// Remove entries, or switch those of the files off
+    /// Remove runtime entries, or switch entries of the files off
     #[command(after_long_help = examples::REMOVE)]
     Remove(Remove),
     /// Entries in force: CIDR, policy, source, settings, hits; exit status 3 if no daemon keeps them
@@ -81,7 +81,7 @@ pub enum Verb {
     /// Retransmissions as they happen
     #[command(after_long_help = examples::WATCH)]
     Watch(Watch),
-    /// A live view of what each policy does
+    /// A live view of each policy's connections
     #[command(after_long_help = examples::TOP)]
     Top(Top),
     /// What is learnt and guarded, what that rests on, and what comes next; freeze, resume or reset it
@@ -93,7 +93,7 @@ pub enum Verb {
     /// Read the files again; the answer is what changed, or the error
     #[command(after_long_help = examples::RELOAD)]
     Reload(Reload),
-    /// Compare the kernel's maps and pins with what they should be, and repair them; exit status 1 on a difference
+    /// Compare the kernel's maps and pins with the desired state, and repair them; exit status 1 on a difference
     #[command(after_long_help = examples::VERIFY)]
     Verify(Verify),
     /// Moved: rto-lab predict
@@ -192,7 +192,7 @@ pub struct Check {
     /// Validate the configurations of many hosts: each HOST/config.toml in this directory, with HOST/policies.d, and each
     /// HOST.toml
     ///
-    /// Values become those of this host's kernel; cgroup, directories and addresses of `[agent]` are not looked up here.
+    /// Values are rounded for this host's kernel; cgroup, directories and addresses of `[agent]` are not checked here.
     #[arg(long, value_name = "DIR")]
     pub(crate) fleet: Option<PathBuf>,
     #[command(flatten)]
@@ -325,7 +325,7 @@ pub struct Stats {
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) table: WideArg,
-    /// Again and again, what came meanwhile: on a terminal in place, with --json a line each
+    /// Repeat, with the counts since the last line: on a terminal it is overwritten, with --json a line each
     #[arg(long, short)]
     pub(crate) watch: bool,
     /// Time between two looks with --watch
@@ -347,7 +347,7 @@ pub struct Stats {
 /// `rto-agent watch`.
 #[derive(Debug, Args)]
 pub struct Watch {
-    /// Only connections of this policy ("unmatched": those that no entry covers)
+    /// Only connections of this policy ("unmatched": without an entry)
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
     /// Only connections with a peer in this prefix; may be given again for others
@@ -434,7 +434,7 @@ pub struct Advise {
     /// An entry, or an address whose entry is meant: what its policy's connections showed
     #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "stats", "samples", "pcap"])]
     pub(crate) target: Option<String>,
-    /// What this policy's connections showed ("unmatched": those that no entry covers)
+    /// From this policy's connections ("unmatched": without an entry)
     #[arg(long, short, value_name = "NAME", conflicts_with_all = ["samples", "pcap"])]
     pub(crate) policy: Option<String>,
     /// What `rto-agent stats --json` printed on several hosts, added ("-": standard input); no daemon is asked
@@ -500,7 +500,7 @@ pub struct Discover {
     /// What is taken for one prefix
     #[arg(long, value_enum, default_value_t = DiscoverBy::Route)]
     pub(crate) by: DiscoverBy,
-    /// At most so many prefixes
+    /// The most prefixes to show
     #[arg(
         long,
         short = 'n',

@@ -31,7 +31,7 @@ mod bash;
 /// The environment variable by which a script asks.
 const VARIABLE: &str = "RTO_AGENT_COMPLETE";
 const PROGRAM: &str = "rto-agent";
-/// Somebody waits for it with a finger on the key.
+/// The user waits after pressing the key.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// More are of no help to anybody.
 const MOST: usize = 500;

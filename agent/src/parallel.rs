@@ -10,10 +10,10 @@ use crate::progress;
 
 /// More threads than this read no faster what comes from one memory.
 const MAX_THREADS: usize = 8;
-/// Parts below so many elements are not worth a thread.
+/// Parts with fewer elements are not worth a thread.
 const LEAST: usize = 1 << 14;
 
-/// How many threads are worth having for so many pieces of work.
+/// How many threads are worth starting for pieces of work.
 pub(crate) fn threads(pieces: usize) -> usize {
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
     processors.min(MAX_THREADS).min(pieces).max(1)
@@ -54,7 +54,7 @@ fn map_by<T: Send, R: Send>(
             .collect()
     };
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
-        // Where no thread is to be had (pids.max, TasksMax), this one does what the others would have done.
+        // If no thread is available (pids.max, TasksMax), this one does the others' work.
         let others = (1..threads).map_while(|_| builder().spawn_scoped(scope, run).ok());
         let others: Vec<_> = others.collect();
         let mut done = run();

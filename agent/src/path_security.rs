@@ -1,7 +1,7 @@
 //! Directories that only root and this user can have mean something else tomorrow.
 //!
-//! What the daemon keeps in a directory (state, socket, pins) is its own only if nobody else can put another
-//! in its place, there or anywhere on the way. So each component is looked at, and each target of a symbolic link.
+//! A directory's content (state, socket, pins) belongs to the daemon only if no other user can replace it, in the
+//! directory or anywhere on the path. So each component is checked, and each target of a symbolic link.
 
 use std::{
     collections::VecDeque,
@@ -22,7 +22,7 @@ const MAX_LINKS: usize = 40;
 /// Most directories that are made for one.
 const MAX_DEPTH: usize = 64;
 
-/// Checks a directory of the daemon's own, as far as it exists: nobody else may make anything in it.
+/// Checks a private directory of the daemon, as far as it exists: no other user may create files in it.
 pub(crate) fn check_private(path: &Path) -> io::Result<()> {
     let Resolved {
         place,
@@ -42,13 +42,13 @@ pub(crate) fn check_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Checks a directory for something that nobody else may replace, as far as it exists: in one with the sticky
-/// bit, like `/tmp`, others may have things beside it.
+/// Checks a directory for a file that no other user may replace, as far as it exists: in one with the sticky
+/// bit, like `/tmp`, others may have files beside it.
 pub(crate) fn check_shared(path: &Path) -> io::Result<()> {
     resolve(path).map(drop)
 }
 
-/// Checks a directory that files are taken from, as far as it exists: nobody but root and this user may put one there.
+/// Checks a directory that files are read from, as far as it exists: only root and this user may add files.
 pub(crate) fn check_source_dir(path: &Path) -> io::Result<()> {
     let Resolved {
         place,
@@ -61,7 +61,7 @@ pub(crate) fn check_source_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Checks a file that is read: nobody but root and this user may write to it, or put another in its place. Links are
+/// Checks a file that is read: only root and this user may write to it or replace it. Links are
 /// followed.
 pub(crate) fn check_source_file(path: &Path) -> io::Result<()> {
     let target = fs::canonicalize(path)?;
@@ -83,10 +83,10 @@ pub(crate) fn check_source_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a directory and its missing parents, one at a time and each only where nobody else can have it
-/// go elsewhere. What is made has exactly this mode, whatever the umask.
+/// Makes a directory and its missing parents, one at a time, and each only where no other user can redirect it.
+/// The new directories have exactly this mode, whatever the umask.
 pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
-    // Somebody who makes and removes in a shared directory could go on for ever.
+    // Another user who creates and removes files in a shared directory could keep this busy for ever.
     for _ in 0..MAX_DEPTH {
         let Resolved { place, missing, .. } = resolve(path)?;
         let Some(name) = missing.front() else {
@@ -94,7 +94,7 @@ pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
         };
         let next = place.join(name);
         match fs::create_dir(&next) {
-            // What was put there meanwhile is looked at next.
+            // A concurrently created file is checked in the next round.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(e) => return Err(refused(&next, &e.to_string())),
             Ok(()) => fs::set_permissions(&next, fs::Permissions::from_mode(mode))?,
@@ -103,7 +103,7 @@ pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
     Err(refused(path, "it cannot be made"))
 }
 
-/// Makes a directory of the daemon's own that everybody may look at, where there is none, and checks it.
+/// Makes a directory of the daemon that all users may read, if it does not exist, and checks it.
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     make(path, 0o755)?;
     check_private(path)
@@ -211,7 +211,7 @@ fn writers(meta: &Metadata) -> Option<&'static str> {
 
 fn belongs(meta: &Metadata) -> String {
     format!(
-        "it belongs to uid {}, who could put another in its place; use one of root's",
+        "it belongs to uid {}, who could replace it; use a directory of root's",
         meta.uid()
     )
 }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_write_to_is_refused_there_and_on_the_way() {
+    fn path_writable_by_others_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (middle, end) = (dir.path().join("a"), dir.path().join("a/b"));
         fs::create_dir_all(&end).unwrap();
@@ -307,7 +307,7 @@ mod tests {
         chmod(&at("etc/in/file"), 0o666);
         assert!(why(check_source_file(&at("link"))).contains("file: everybody may write to it"));
         chmod(&at("etc/in/file"), 0o644);
-        // With the sticky bit nobody replaces a file, but everybody adds one.
+        // With the sticky bit other users cannot replace a file, but can add one.
         chmod(&at("etc/in"), 0o1777);
         check_source_file(&at("link")).unwrap();
         assert!(why(check_source_dir(&at("etc/in"))).contains("in: everybody may write to it"));

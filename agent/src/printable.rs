@@ -60,7 +60,7 @@ pub(crate) fn acts(c: char) -> bool {
 pub(crate) struct JsonWriter<W>(pub(crate) W);
 
 impl<W: io::Write> io::Write for JsonWriter<W> {
-    /// serde_json writes whole characters at once, and those that act only within strings.
+    /// serde_json writes whole characters, and active ones only within strings.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let acts = |c: char| c != '\n' && acts(c);
         match str::from_utf8(bytes) {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_one_and_all_else_are_many() {
+    fn count_of_one_is_singular() {
         assert_eq!(counted(0_usize, "entry", "entries"), "0 entries");
         assert_eq!(counted(1_u64, "entry", "entries"), "1 entry");
         assert_eq!(counted(2_u32, "entry", "entries"), "2 entries");

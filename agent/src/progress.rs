@@ -1,7 +1,7 @@
-//! How far the engine's work has come, for whoever must know whether it still gets on, and whether it is to be left.
+//! Progress of the current operation, for the watchdog, and its cancellation flag.
 //!
-//! Long operations tell each step on the thread they run on. Only a thread whose steps are counted counts them: what
-//! clients have read on other threads meanwhile says nothing about the engine.
+//! Long operations count each step on the thread they run on. Only threads that are registered count: the reads of
+//! clients on other threads say nothing about the engine.
 
 use std::{
     cell::RefCell,
@@ -32,7 +32,7 @@ struct Shared {
 pub(crate) struct Stopped;
 
 impl Progress {
-    /// Counts this thread's steps from now on.
+    /// Counts this thread's steps from here.
     pub(crate) fn count_this_thread(&self) {
         COUNTED.set(Some(self.clone()));
     }
@@ -52,7 +52,7 @@ impl Progress {
         let _first = self.0.stopped_at.set(Instant::now());
     }
 
-    /// When it was told to end.
+    /// When it was stopped.
     pub(crate) fn stopped_at(&self) -> Option<Instant> {
         self.0.stopped_at.get().copied()
     }
@@ -63,7 +63,7 @@ impl Progress {
     }
 }
 
-/// A step of this thread's: to be called by what can take long, every second at least.
+/// A step of this thread: called by long operations, at least once a second.
 pub(crate) fn step() {
     COUNTED.with_borrow(|counted| {
         if let Some(progress) = counted {
@@ -157,7 +157,7 @@ mod tests {
             checkpoint()
         });
         assert_eq!(working.join().unwrap(), Err(Stopped));
-        // What is another thread's goes on.
+        // Another thread's work continues.
         progress.stop();
         assert_eq!(checkpoint(), Ok(()));
     }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// From what everybody may use to what uses everybody; those of one line do not use each other.
+/// From modules that everything may use to modules that use everything; modules of one line do not use each other.
 const ORDER: &[&[&str]] = &[
     &[
         "build_info",
@@ -48,7 +48,7 @@ fn sources(dir: &Path, all: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// The first name after each `crate::`, of a list in braces those of all its items.
+/// The first name after each `crate::`; for a list in braces the names of all its items.
 fn used(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for (at, _) in text.match_indices("crate::") {

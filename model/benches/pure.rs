@@ -38,7 +38,7 @@ fn estimator(c: &mut Criterion) {
     });
 }
 
-/// A pcap file of a connection with so many requests and answers.
+/// A pcap file of a connection with requests and answers.
 fn file() -> Vec<u8> {
     let mut bytes = Vec::new();
     for word in [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 262_144, 1] {

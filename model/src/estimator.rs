@@ -189,7 +189,7 @@ impl Estimator for Rfc6298 {
 ///
 /// It differs from RFC 6298: rto_min bounds the variation and not the RTO; the variation is the largest of a window (it
 /// rises at once and falls by a quarter per window); a sample far below the smoothed RTT raises the variation by an
-/// eighth of what a sample as far above it does; the RTO is rounded up to whole jiffies.
+/// eighth of the effect of a sample as far above it; the RTO is rounded up to whole jiffies.
 ///
 /// A window ends with the sample of a segment that was sent after the previous window had ended. (The kernel checks
 /// whether the ACK covers such a segment: an ACK that also covers an older segment ends the window one ACK earlier.)

@@ -250,7 +250,7 @@ pub struct Comparison {
     pub mean_ms: f64,
     /// The share of outages, 0 to 1, in which connect() is late by more than max(0.25 s, 5 % of the outage).
     pub late: f64,
-    /// The longest delay; all zero if there is none.
+    /// The longest delay; all zero without delays.
     pub worst: Worst,
     /// The longest delay among these late outages; all zero if none is late.
     pub worst_late: Worst,

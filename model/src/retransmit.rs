@@ -153,7 +153,7 @@ impl LinuxTimers {
         self.jiffies(self.srtt_us + variation)
     }
 
-    /// The jiffies until the tail loss probe; `None` if there is none.
+    /// The jiffies until the tail loss probe; `None` without a probe.
     #[must_use]
     pub fn probe(&self) -> Option<u64> {
         let after_us = 2 * self.srtt_us + self.rounded_us(self.probe_after_us?);

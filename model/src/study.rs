@@ -157,7 +157,7 @@ impl Shares {
         self.exceeding + self.long_exceeding
     }
 
-    /// A count as a share of the judged samples, 0 to 1; 0 if there are none.
+    /// A count as a share of the judged samples, 0 to 1; 0 without samples.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
     pub fn of(&self, count: u64) -> f64 {

@@ -45,7 +45,7 @@ mod fuse {
         }
     }
 
-    /// How often the fuse trips in so many attempts with independent loss, `every` jiffies apart or, with 0, 4 a
+    /// How often the fuse trips among attempts with independent loss, `every` jiffies apart or, with 0, 4 a
     /// jiffy.
     fn trips(limit: usize, every: u64, loss: f64, attempts: u64) -> u64 {
         let mut random = Random(limit as u64 + 1);

@@ -8,7 +8,7 @@ use rto_model::estimator::{Estimator as _, Linux, in_turn};
 
 const HZ: u32 = 250;
 const RTO_MIN_US: u64 = 48_000;
-/// By what the capture's times and the kernel's differ.
+/// The difference between the capture's times and the kernel's.
 const CLOSE_US: u64 = 100;
 const JIFFY_US: u64 = 1_000_000 / HZ as u64;
 

@@ -206,7 +206,7 @@ pub fn assert_samples(
         }
     }
     let tries: Vec<String> = tries.iter().map(ToString::to_string).collect();
-    panic!("gaps are not those of their timers:\n{}", tries.join("\n"));
+    panic!("the gaps do not match their timers:\n{}", tries.join("\n"));
 }
 
 /// One attempt.
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gap_in_ten_may_be_late_and_none_early() {
+    fn tolerance_is_one_late_gap_in_ten_and_none_early() {
         let right = [25, 26, 27, 26, 26, 26, 26, 26, 26, 26];
         assert_eq!(times(&right, CALM).verdict(), Verdict::InTime);
         let mut late = right;

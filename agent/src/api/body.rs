@@ -13,7 +13,7 @@ use http_body_util::{BodyExt as _, LengthLimitError};
 /// Why there is no body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyError {
-    /// It is longer than it may be. What is told to be is not read.
+    /// It is longer than allowed. A body that declares this is not read.
     TooLong,
     /// It ended before its end, or is no HTTP.
     Broken,
@@ -59,7 +59,7 @@ pub(crate) async fn read(request: Request, limit: usize) -> Result<(Request, usi
     }
 }
 
-/// Reads a body that nobody wants, `limit` bytes of it at most. Who waits to be told to go on has not sent any.
+/// Reads and drops a body, up to `limit` bytes. A client that waits for 100 Continue has not sent any.
 pub(crate) async fn discard(request: Request, limit: usize) {
     if request.headers().contains_key(header::EXPECT) {
         return;
@@ -135,7 +135,7 @@ mod tests {
         handle
     }
 
-    /// Serves as to this user, meanwhile does something with a way to connect.
+    /// Serves as to this user, and runs a test with a way to connect.
     fn served(uid: u32, test: impl AsyncFnOnce(&dyn Fn() -> io::Result<std::net::TcpStream>)) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -204,12 +204,12 @@ mod tests {
     }
 
     #[test]
-    fn who_is_refused_has_said_everything() {
+    fn refused_client_has_sent_its_body() {
         no_route_answers_before_its_body_is_there(65_534, "403");
     }
 
     #[test]
-    fn who_is_refused_is_not_told_to_go_on() {
+    fn refused_client_gets_no_100_continue() {
         served(65_534, async |connect| {
             let mut stream = TcpStream::from_std(connect().unwrap()).unwrap();
             let more = "connection: close\r\nexpect: 100-continue\r\ncontent-length: 2";

@@ -28,7 +28,7 @@ type Exchange = (Response<Incoming>, JoinHandle<hyper::Result<()>>);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No daemon listens.
     #[error(
         "no rto-agent daemon answers at {socket}: {reason}; start it (systemctl start rto-agent) \
          or name its socket with --socket or RTO_AGENT_SOCKET"
@@ -170,7 +170,7 @@ impl Client {
             .map_err(|e| self.broken(e))
     }
 
-    /// The head of a good answer, its body to come, and what drives the connection meanwhile.
+    /// The head of a successful answer, its body to come, and the task that drives the connection.
     ///
     /// Who only reads asks once more after a connection that broke, which is told when no daemon runs any more. One that
     /// runs has given up a client that said nothing for [`LIMITS`](super::server::LIMITS)' `idle_timeout`, as where the
@@ -255,7 +255,7 @@ mod tests {
 
     use super::*;
 
-    /// What a request is told by a daemon that drops so many connections, and then ends or answers.
+    /// The result of a request to a daemon that drops a number of connections, and then ends or answers.
     fn told(
         dropped: usize,
         does_answer: bool,
@@ -277,7 +277,7 @@ mod tests {
                 let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull";
                 stream.write_all(answer).unwrap();
             }
-            // Nobody listens any more when the last one is told.
+            // The listener is gone when the last one is answered.
             drop(listener);
             drop(last);
         });

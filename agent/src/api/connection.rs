@@ -1,5 +1,5 @@
 //! Serving connections. A client may close its half when it has asked, as `nc -N` and some proxies do: it is answered.
-//! One that has gone altogether is let go, where that can be told apart.
+//! A client that has closed the whole connection is dropped, where that can be detected.
 
 use std::{
     io,
@@ -145,7 +145,7 @@ mod tests {
         lifetime: LONG,
     };
 
-    /// Counts those that wait for an answer that does not come.
+    /// Counts requests that wait for an answer that does not come.
     struct Waiting(Arc<AtomicUsize>);
 
     impl Waiting {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_closed_its_half_is_answered() {
+    fn client_with_half_closed_connection_is_answered() {
         served(async |path, _| {
             for body in ["", "x", &"long".repeat(1 << 16)] {
                 let mut client = UnixStream::connect(path).await.unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn who_breaks_off_is_let_go() {
+    fn client_that_resets_is_dropped() {
         served(async |path, _| {
             for part in [
                 "",
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_gone_is_noticed_whether_it_closed_its_half_before_or_not() {
+    fn disconnect_is_noticed_also_after_half_close() {
         served(async |path, waiting| {
             for is_half_closed in [false, true] {
                 let mut client = UnixStream::connect(path).await.unwrap();
@@ -265,7 +265,10 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(600)).await;
                 assert_eq!(waiting.load(Ordering::Relaxed), 1);
                 drop(client);
-                until("nobody noticed", || waiting.load(Ordering::Relaxed) == 0).await;
+                until("it was not noticed", || {
+                    waiting.load(Ordering::Relaxed) == 0
+                })
+                .await;
             }
         });
     }

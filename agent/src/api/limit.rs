@@ -1,4 +1,4 @@
-//! A listener that is not used up: so many connections at once, and each for so long.
+//! A listener that limits concurrent connections and their lifetime.
 
 use std::{
     io,
@@ -30,7 +30,7 @@ pub struct Limits {
     pub connections: usize,
     /// Of these, how many are for root alone, where the kernel tells who connects; others are refused then.
     pub for_root: usize,
-    /// How long a client may be silent at first, and how long it may read nothing of an answer.
+    /// How long a client may be silent after it has connected, and how long it may not read its answer.
     pub idle_timeout: Duration,
     /// How long a connection may last; a client then makes another.
     pub lifetime: Duration,
@@ -68,7 +68,7 @@ impl<L: Listener<Io: Transport>> Listener for Limited<L> {
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         // Closed it is never.
         let slot = self.slots.clone().acquire_owned().await.ok();
-        // Others than root cannot have all of them: if there is none left, some are root's.
+        // Other users than root cannot take all connections: some are reserved for root.
         let (io, address, share) = loop {
             let (io, address) = self.listener.accept().await;
             let Some(uid) = io.uid().filter(|uid| *uid != 0) else {
@@ -124,7 +124,7 @@ pub struct TimedIo<I> {
     _share: Option<OwnedSemaphorePermit>,
 }
 
-/// An answer to a request that nobody reads.
+/// An answer to a request that is not read.
 fn unavailable(error: String) -> Vec<u8> {
     let body = serde_json::to_string(&ErrorAnswer { error }).unwrap_or_default();
     let length = body.len();
@@ -161,7 +161,7 @@ impl<I> TimedIo<I> {
         }
     }
 
-    /// Whether its time is over; else whoever waits is woken when it is.
+    /// Whether its time is over; else its waker is called when it is.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
         !self.has_no_deadline() && self.end.as_mut().poll(context).is_ready()
     }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_nothing_is_let_go_and_who_reads_slowly_is_not() {
+    fn client_that_stops_reading_is_dropped_slow_one_kept() {
         run(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
@@ -310,7 +310,7 @@ mod tests {
                     }
                     longest
                 };
-                // Dropped with its end, so that nobody waits for what does not come.
+                // Dropped with its end, so that no reader waits for the rest.
                 let written = async move { accepted.write_all(&vec![0; 32 << 20]).await };
                 let (longest, written) = tokio::join!(reading, written);
                 if longest < SOON {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_said_something_has_more_time_and_who_lasts_all() {
+    fn active_and_lasting_clients_get_more_time() {
         run(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
@@ -339,7 +339,7 @@ mod tests {
         });
     }
 
-    /// Reads until the end, or until so many bytes.
+    /// Reads until the end, or until this many bytes.
     async fn drained(client: &mut TcpStream) -> usize {
         let (mut buffer, mut sum) = (vec![0; 1 << 16], 0);
         while let Ok(count @ 1..) = client.read(&mut buffer).await {
@@ -350,7 +350,7 @@ mod tests {
 
     /// As the daemon serves, with less time.
     #[test]
-    fn who_is_slow_to_ask_or_to_read_is_let_go_and_others_are_served() {
+    fn slow_clients_are_dropped_and_others_served() {
         const SIZE: usize = 64 << 20;
         const REQUEST: &[u8] = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n";
         run(async {
@@ -393,7 +393,7 @@ mod tests {
             };
             let (answered, let_go) = tokio::join!(other, timeout(lifetime * 100, slow));
             assert!(answered < lifetime * 100, "{answered:?}");
-            assert!(let_go.expect("it may go on for ever") >= lifetime / 2);
+            assert!(let_go.expect("it may continue for ever") >= lifetime / 2);
             // The answer is cut off where the sockets' buffers were full.
             let read = timeout(lifetime * 100, drained(&mut reading))
                 .await

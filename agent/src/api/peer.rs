@@ -1,4 +1,4 @@
-//! Who is at the other end of the socket, and whether the socket is for them.
+//! The peer of the socket, and whether it may use the socket.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
@@ -34,7 +34,7 @@ impl Allowed {
     }
 }
 
-/// Finds the group by name, or takes its number. "root" is 0, also where there is no list of groups (an image FROM
+/// Finds the group by name, or takes its number. "root" is 0, also without a list of groups (an image FROM
 /// scratch).
 pub fn group_id(name: &str) -> anyhow::Result<Gid> {
     if let Ok(number) = name.parse() {
@@ -49,7 +49,7 @@ pub fn group_id(name: &str) -> anyhow::Result<Gid> {
         return Ok(Gid::from_raw(0));
     }
     let found = match Group::from_name(name) {
-        // There is no list of groups.
+        // The list of groups is missing.
         Err(Errno::ENOENT) => None,
         found => found?,
     };

@@ -143,7 +143,7 @@ async fn wrong_method() -> Response {
     answer(StatusCode::METHOD_NOT_ALLOWED, text)
 }
 
-/// Turns at something of which there is little: so many are root's, and so many those of all others together.
+/// Turns at a scarce resource: `count` are root's, and `count` are shared by all other users.
 #[derive(Clone)]
 struct Turns([Arc<Semaphore>; 2]);
 
@@ -152,7 +152,7 @@ impl Turns {
         Self([count; 2].map(|count| Arc::new(Semaphore::new(count))))
     }
 
-    /// Those that a caller shares with its like.
+    /// The turns of a caller and its like.
     fn of(&self, caller: Caller) -> Arc<Semaphore> {
         self.0[usize::from(caller.uid != 0)].clone()
     }
@@ -287,7 +287,7 @@ struct EventsQuery {
 struct Watching(
     Handle,
     Lasting,
-    #[expect(dead_code, reason = "given back when dropped")] OwnedSemaphorePermit,
+    #[expect(dead_code, reason = "released when dropped")] OwnedSemaphorePermit,
 );
 
 impl Drop for Watching {
@@ -401,7 +401,7 @@ async fn list(
         let cut = match told {
             Ok(()) if !is_slow => return,
             Ok(()) => "a client reads its list too slowly".to_owned(),
-            Err(e) => format!("a list could not be told: {e}"),
+            Err(e) => format!("a list could not be sent: {e}"),
         };
         warn!("{cut}");
         // So that half a list is not taken for the whole.
@@ -413,7 +413,7 @@ async fn list(
         Ok(Err(e)) => return error(&e),
         Err(_) => return error(&EngineError::Stopping),
     }
-    // Its turn ends when it is told, and when its reader has gone.
+    // Its turn ends when it is sent, and when its reader has gone.
     let stream = futures_util::stream::unfold((rest, turn), |(mut rest, turn)| async {
         let piece = rest.recv().await?;
         Some((piece, (rest, turn)))
@@ -525,7 +525,7 @@ async fn lookup(
     }
 }
 
-/// On a thread of its own, one of those that may be at a list: there may be some thousand prefixes.
+/// On a thread of its own, with a turn at lists: there may be some thousand prefixes.
 async fn discover(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
@@ -555,7 +555,7 @@ async fn reload(
     .await
 }
 
-/// Compared on a thread of its own, one of those that may be at a list; the engine repairs what differs.
+/// Compares on a thread of its own, with a turn at lists; the engine repairs differences.
 async fn verify(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
@@ -576,7 +576,7 @@ async fn verify(
         Ok(answer) => answer,
         Err(e) => return error(&e),
     };
-    // Somebody was faster.
+    // Another client was faster.
     if let Some(found) = found
         && answer.ok
         && !(found.differences.is_empty() && found.problems.is_empty())
@@ -662,6 +662,7 @@ pub(super) fn answer(status: StatusCode, text: &str) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpStream},
@@ -677,6 +678,19 @@ mod tests {
         let read = timeout(Duration::from_secs(20), stream.read_exact(&mut line)).await;
         read.expect("an answer").unwrap();
         String::from_utf8_lossy(&line[9..]).into_owned()
+    }
+
+    #[test]
+    fn others_leave_root_its_lists() {
+        let turns = Turns::new(LISTS_AT_ONCE);
+        let next = |uid| turns.next(Caller { uid, pid: 1 }).now_or_never().flatten();
+        let mut held: Vec<_> = (0..LISTS_AT_ONCE).map(|_| next(1000)).collect();
+        assert!(held.iter().all(Option::is_some));
+        assert!(next(1001).is_none(), "all others share theirs");
+        let of_root: Vec<_> = (0..LISTS_AT_ONCE).map(|_| next(0)).collect();
+        assert!(of_root.iter().all(Option::is_some));
+        held.pop();
+        assert!(next(1001).is_some());
     }
 
     #[test]

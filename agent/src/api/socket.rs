@@ -1,4 +1,4 @@
-//! A Unix socket that stands at its path, also after somebody removed it.
+//! A Unix socket that stays at its path, also after it was removed.
 
 use std::{
     fs, io,
@@ -86,12 +86,12 @@ impl RebindingListener {
         Ok((standing, file))
     }
 
-    /// Puts the socket back where it, or its directory, was removed. What stands there instead is left
+    /// Re-creates the socket if it, or its directory, was removed. Another file at its path is left
     /// alone.
     fn ensure_bound(&mut self) {
         let problem = match fs::symlink_metadata(&self.path) {
             Ok(meta) if meta.ino() == self.inode.load(Ordering::Relaxed) => None,
-            Ok(_) => Some("something else stands at the path".to_owned()),
+            Ok(_) => Some("another file is at the path".to_owned()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => match self.again() {
                 Ok(()) => {
                     warn!(socket = %self.path.display(), "the socket was gone; it is there again");
@@ -162,7 +162,7 @@ fn chgrp(path: &Path, group: Gid) -> String {
 fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    // Bound without any permission (unix_bind() takes the socket's mode): nobody gets in before the
+    // Bound without any permission (unix_bind() takes the socket's mode): no client connects before the
     // group is right.
     fchmod(&socket, Mode::empty())?;
     UnixAddr::new(path)
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_put_back_and_removed_at_the_end() {
+    fn socket_is_recreated_and_removed_at_the_end() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

@@ -1,4 +1,4 @@
-//! A connection of a Unix socket, of which somebody else may watch the other end.
+//! A connection of a Unix socket, whose other end another task may watch.
 
 use std::{
     io,
@@ -22,12 +22,12 @@ use tokio::{
 
 use super::connection::{Gone, Transport};
 
-/// How often one is looked at whose other half is closed: epoll has told all that it tells of that.
+/// How often a half-closed connection is polled: epoll has reported all that it reports.
 const LOOK: Duration = Duration::from_millis(250);
-/// So many looks a client that has gone leaves its last words unread for, before they count for nothing.
+/// The number of polls after which the unread last words of a disconnected client are dropped.
 const LOOKS: usize = 20;
 
-/// The stream. Nobody reads or writes through a clone.
+/// The stream. Clones are not read or written.
 #[derive(Clone, Debug)]
 pub struct SharedStream(Arc<UnixStream>);
 
@@ -68,7 +68,7 @@ impl SharedStream {
 impl Transport for SharedStream {
     fn uid(&self) -> Option<u32> {
         let credentials = getsockopt(&self.as_fd(), PeerCredentials);
-        // Nobody's, where they cannot be read.
+        // No user's, if they cannot be read.
         Some(credentials.map_or(u32::MAX, |credentials| credentials.uid()))
     }
 

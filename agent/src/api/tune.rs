@@ -48,7 +48,7 @@ pub(super) async fn show(
                 false => Json(only).into_response(),
                 true => answer(
                     StatusCode::UNPROCESSABLE_ENTITY,
-                    &format!("policy {policy}: nothing of it is learnt or guarded"),
+                    &format!("policy {policy}: it learns nothing and has no guard"),
                 ),
             }
         }

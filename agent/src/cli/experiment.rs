@@ -30,7 +30,7 @@ pub enum ExperimentVerb {
     Start(StartExperiment),
     /// What was counted in both arms, and what that says
     Show(ShowExperiment),
-    /// End one that runs: no connection is treated from then on
+    /// Stop a running experiment: no connection is treated any more
     Stop(OfPolicy),
     /// Forget one that has ended: the policy is in force as configured
     Clear(OfPolicy),

@@ -187,7 +187,7 @@ fn add_has_its_options_under_their_headings() {
     insta::assert_snapshot!("add_long", help("add", true));
 }
 
-/// Only the long help has them, and each can be typed as it stands.
+/// Only the long help has them, and each can be typed as printed.
 #[test]
 fn every_verb_has_examples() {
     let command = Cli::command();
@@ -251,7 +251,7 @@ fn a_missing_unit_is_suggested_as_it_is_usual() {
     }
 }
 
-/// By a variable that cargo sets to nothing for every test: a test must not change those of its process.
+/// By a variable that cargo sets to an empty value for every test: a test must not change its process's environment.
 #[test]
 fn empty_variables_count_as_unset() {
     let command = parse::without_empty_variables(Cli::command().mut_subcommands(|verb| {

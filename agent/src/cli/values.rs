@@ -14,7 +14,7 @@ use crate::{
 const LONGEST_DELACK: Duration = Duration::from_millis(200);
 /// Times between two looks.
 const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
-/// Beyond a year nobody keeps metrics; below a minute there are no two scrapes.
+/// Metrics are rarely kept beyond a year; below a minute there are not two scrapes.
 const RANGES: RangeInclusive<Duration> =
     Duration::from_secs(60)..=Duration::from_secs(365 * 86_400);
 
@@ -23,7 +23,7 @@ pub(super) fn ttl_text(text: &str) -> Result<String, String> {
     parse_ttl(text).map(|_| text.to_owned())
 }
 
-/// The names are those of the API.
+/// The API's names.
 pub(super) fn unit() -> impl TypedValueParser<Value = Unit> {
     let names = PossibleValuesParser::new(["connection", "peer"]);
     names.map(|name| match name.as_str() {

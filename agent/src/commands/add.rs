@@ -61,7 +61,7 @@ mod tests {
     use crate::policy::plan::ChangeSummary;
 
     #[test]
-    fn what_changed_and_for_how_long() {
+    fn added_entries_are_shown_with_their_ttl() {
         let added = ChangeSummary {
             added: 2,
             policies_added: 1,

@@ -34,13 +34,13 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
     Ok(exit(walk.is_complete()))
 }
 
-/// One line that is written over, for who watches.
+/// One line that is overwritten, on a terminal.
 fn progress(walk: &WalkView) {
     let mut err = io::stderr();
     if err.is_terminal() {
         let end = if walk.running { "\r" } else { "\x1b[2K\r" };
         let seen: u64 = walk.policies.values().map(|p| p.seen).sum();
-        // Nobody is worse off if it cannot be shown.
+        // A failed write of the progress is not an error.
         let _shown = write!(
             err,
             "\x1b[2K{} of {}, {} covered{end}",

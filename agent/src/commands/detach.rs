@@ -191,7 +191,7 @@ fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
         text.push_str(&format!("note: {note}\n"));
     }
     if let Some(restored) = &answer.restored {
-        text.push_str("given back to open sockets:\n");
+        text.push_str("restored on open sockets:\n");
         text.push_str(&table::walk(restored, columns));
     }
     if let Some(kept) = &answer.kept {

@@ -82,7 +82,7 @@ fn probe_timers(
         ..target
     };
     let verdict = interference::probe(cgroup, &target);
-    // Without a daemon, or as somebody else than root, there is nobody to tell.
+    // Without a daemon, or as another user than root, the verdict is not reported.
     let _told = Client::new(&agent.socket).post::<()>("/v1/probe", &verdict);
     Some(verdict)
 }

@@ -71,13 +71,13 @@ fn shown(
         answer.experiments.retain(|name, _| name == policy);
         ensure!(
             !answer.experiments.is_empty(),
-            "there is no experiment of {policy}; rto-agent experiment start {policy} begins one"
+            "policy {policy} has no experiment; rto-agent experiment start {policy} begins one"
         );
     }
     Ok(answer)
 }
 
-/// Those of several hosts as one.
+/// The experiments of several hosts, merged.
 fn merge(show: &ShowExperiment) -> anyhow::Result<ExperimentsAnswer> {
     let mut all = Vec::new();
     let mut at_s = 0;

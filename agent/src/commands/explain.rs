@@ -21,7 +21,7 @@ use crate::{
     wire::types::{LookupAnswer, LookupEntry},
 };
 
-/// So many connections are explained.
+/// The most connections that are explained.
 const SHOWN: usize = 50;
 
 /// What `--json` prints.
@@ -173,7 +173,9 @@ fn text(answer: &Answer) -> String {
     if answer.more > 0 {
         text.push_str(&format!("and {} more\n", answer.more));
     }
-    text.push_str("a connection keeps the policy it began with; the entries are those of now\n");
+    text.push_str(
+        "a connection keeps the policy it began with; the entries are the present ones\n",
+    );
     text
 }
 

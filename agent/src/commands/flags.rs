@@ -1,4 +1,4 @@
-//! Settings in the words of the command line: the daemon and the files have those of the configuration.
+//! Settings as command-line flags: the daemon and the files use the configuration's keys.
 
 use clap::Args as _;
 
@@ -8,7 +8,7 @@ use crate::policy::Settings;
 const WORDS: [&str; 4] = ["force", "guard", "mode", "mptcp"];
 const ASSIGNED: &str = " = ";
 
-/// A text with flags in place of keys: "rto_min = 5ms" as "--rto-min 5ms", "force = true" as "--force".
+/// Replaces keys by flags: "rto_min = 5ms" becomes "--rto-min 5ms", "force = true" becomes "--force".
 pub(super) fn in_place_of_keys(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -73,7 +73,7 @@ pub(super) fn of(settings: &Settings) -> String {
     flags.collect::<Vec<_>>().join(" ")
 }
 
-/// What the command line has in place of a table: "auto,min=20ms".
+/// A table as on the command line: "auto,min=20ms".
 fn extended(table: &toml_edit::InlineTable) -> String {
     const AUTO: &str = "auto";
     let mut text = if table.contains_key(AUTO) { AUTO } else { "on" }.to_owned();

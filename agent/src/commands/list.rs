@@ -78,7 +78,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// One that is switched off is of the files; its policy is not told.
+    /// A masked entry is one of the files; its policy is not reported.
     fn has_masked(&self, cidr: &Cidr) -> bool {
         !self.runtime && self.policy.is_none() && self.has_cidr(cidr)
     }

@@ -33,7 +33,7 @@ pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The address of a word: it goes into a URL, so that what is no address is refused here. A port does not matter to an
+/// The address in a word. It goes into a URL, so anything else is refused here. A port does not matter to an
 /// entry and is left out, so that an address can be pasted from a log or from ss(8).
 fn address(text: &str) -> anyhow::Result<IpAddr> {
     if let Ok(address) = text.parse() {

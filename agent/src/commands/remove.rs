@@ -27,7 +27,7 @@ pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The CIDRs of a policy's entries, or of those that are saved.
+/// The CIDRs of a policy's entries, or only of its saved entries.
 fn of_policy(client: &Client, policy: &PolicyName, saved: bool) -> anyhow::Result<Vec<String>> {
     let list: ListAnswer = client.get("/v1/entries")?;
     let is_saved = |source: &SourceView| matches!(source, SourceView::File { path, .. } if path.ends_with(SAVED_FILE));

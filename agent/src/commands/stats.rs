@@ -95,7 +95,7 @@ fn since(before: &StatsAnswer, now: &StatsAnswer) -> StatsAnswer {
 struct Look {
     /// With histograms.
     in_full: bool,
-    /// With what has counted nothing.
+    /// Including policies without counts.
     idle: bool,
     /// For columns; `None`: all of them.
     columns: Option<usize>,
@@ -180,7 +180,7 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
         }
         for (title, stats) in titled(name, stats) {
             let directions = stats.directions().into_iter();
-            // Nobody wonders about sockets from before, unless there are some.
+            // Sockets that were open before their policy are shown only if there are some.
             let is_wanted = |direction: &str| look.idle && direction != "unknown";
             rows.extend(
                 directions
@@ -201,7 +201,7 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
     text
 }
 
-/// A policy's arms, each with what it is called: "near", and "near, control (5%)".
+/// A policy's arms and their titles: "near", and "near, control (5%)".
 fn titled<'a>(
     name: &PolicyName,
     stats: &'a PolicyStats,
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn it_fits_a_terminal_and_names_what_is_idle() {
+    fn table_fits_a_terminal_and_names_idle_policies() {
         let mut answer = sample();
         let idle = ["quiet", "still"].map(|name| (name.parse().unwrap(), PolicyStats::default()));
         answer.policies.extend(idle);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_nothing_is_everything() {
+    fn difference_from_nothing_is_everything() {
         let nothing = StatsAnswer {
             on: true,
             ..StatsAnswer::default()

@@ -30,7 +30,7 @@ const STATES: [(&str, bool, &str); 13] = [
     ("INTERFERENCE", false, BAD),
 ];
 
-/// Columns of stdout; `None` if it is no terminal, and for who wants all.
+/// Columns of stdout; `None` if it is not a terminal, or with `--wide`.
 pub(super) fn columns(WideArg { wide }: WideArg) -> Option<usize> {
     if wide || !io::stdout().is_terminal() {
         return None;
@@ -59,7 +59,7 @@ pub(super) fn is_coloured(ColorArg { color }: ColorArg) -> bool {
     }
 }
 
-/// A text in lines that are no wider than this, broken at blanks; all but the first begin with so many blanks.
+/// Wraps a text at blanks to this width; all lines but the first are indented.
 pub(super) fn wrapped(text: &str, indent: usize, columns: Option<usize>) -> String {
     let Some(columns) = columns else {
         return text.to_owned();

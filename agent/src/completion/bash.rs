@@ -1,4 +1,4 @@
-//! bash, whose words are not those of the command line.
+//! bash, which splits words differently from the command line.
 
 use std::{
     ffi::OsString,

@@ -51,14 +51,14 @@ pub struct AgentConfig {
     pub max_entries: u32,
     /// Whether the policies are put in force; false keeps hosts of this configuration detached.
     pub attach: bool,
-    /// Whether sockets that are open already get the options of a policy that comes to cover them.
+    /// Whether open sockets get the options of a policy that begins to cover them.
     pub apply_to_open: bool,
     /// Whether anything is counted.
     pub statistics: bool,
     /// Whether connections are counted that no entry covers.
     #[serde(alias = "count_unlisted")]
     pub count_unmatched: bool,
-    /// Of so many connections of which nothing is lost one is measured to its end.
+    /// Samples 1 in N loss-free connections until they close.
     #[serde(deserialize_with = "sampling")]
     pub sampling: u32,
     /// When smoothed RTTs are sampled.
@@ -150,7 +150,7 @@ pub enum RttSampling {
     Off,
     /// When a connection ends.
     AtEnd,
-    /// Then, and meanwhile no more often than this.
+    /// Then, and not more often than this.
     Every(Duration),
 }
 
@@ -284,7 +284,7 @@ where
     }
 }
 
-/// `sampling` where it is not given. Measuring a connection to its end takes some 4 us at each end, many times what it
+/// The default of `sampling`. Following a connection until it closes takes some 4 us at each end, many times what it
 /// costs otherwise; one in 256 adds a thirtieth, and leaves a sample every few seconds of a hundred connections a second.
 const SAMPLING: u32 = 256;
 /// The largest `sampling`.

@@ -1,4 +1,4 @@
-//! A file that is replaced as a whole or not at all.
+//! A file that is replaced completely or not changed.
 
 use std::{
     ffi::OsString,
@@ -29,7 +29,7 @@ impl AtomicFile {
         Self::write_with(target, mode, |file| file.write_all(contents))
     }
 
-    /// The same by what writes to the file.
+    /// The same with a function that writes to the file.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl AtomicFile {
         &self.path
     }
 
-    /// Puts it in its place.
+    /// Renames it into place.
     ///
     /// # Errors
     ///

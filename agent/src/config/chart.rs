@@ -1,5 +1,5 @@
 //! `charts/rto-agent/values.schema.json`: what it says of policies is generated from the settings, and the keys of
-//! `[agent]` that it has are those of the parser. `UPDATE=1 cargo test -p rto-agent --lib config::chart` writes it anew.
+//! `[agent]` are checked against the parser's. `UPDATE=1 cargo test -p rto-agent --lib config::chart` rewrites it.
 
 use std::{fs, path::Path};
 

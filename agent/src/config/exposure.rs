@@ -1,4 +1,4 @@
-//! Whether somebody else than root may change the configuration, and with it the timers of every connection.
+//! Checks whether a user other than root may change the configuration, and with it the timers of every connection.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ pub(super) fn exposed<'a>(main: &Path, files: impl Iterator<Item = &'a PathBuf>)
 
 fn refusal(path: &Path, check: fn(&Path) -> io::Result<()>) -> Option<String> {
     let checked = path::absolute(path).and_then(|path| check(&path));
-    // What cannot be looked at cannot be read either, which is an error and told as such.
+    // A file that cannot be inspected cannot be read either, which is reported as an error.
     let refusal = checked.err().filter(|e| e.kind() == io::ErrorKind::Other)?;
     let refusal = refusal.to_string();
     Some(format!(

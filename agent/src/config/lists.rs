@@ -21,7 +21,7 @@ pub(super) struct SpannedCidr {
 
 /// A text without its plain lists.
 pub(super) struct Lists<'t> {
-    /// What is left.
+    /// The text without the lists.
     pub(super) rest: Cow<'t, str>,
     taken: Vec<Taken>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Lists<'t> {
 struct Taken {
     /// Offset of its `[` in the rest.
     at: usize,
-    /// Bytes up to its `]` that are not in the rest, those of the lists before it as well.
+    /// Bytes up to its `]` that are not in the rest, including earlier lists.
     gone: usize,
     /// In parts, as they were read.
     cidrs: Vec<Vec<SpannedCidr>>,
@@ -109,7 +109,7 @@ fn begin(text: &str, line: usize) -> Option<usize> {
     Some(text.len() - rest.strip_prefix('[')?.len())
 }
 
-/// Parts of a list below so many bytes are not worth a thread.
+/// Parts of a list shorter than this, in bytes, are not worth a thread.
 const LEAST: usize = 1 << 18;
 
 /// The CIDRs of the list whose `[` is before `begin`, on a line of this number; the offset of its `]`, and how
@@ -142,7 +142,7 @@ fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<SpannedCidr>>,
     Some((list.cidrs, end?, list.ends))
 }
 
-/// So many bytes from `at` on, and the rest of the last line; but no more than the `]` of a list as it is usually
+/// A piece of about this many bytes from `at`, up to the end of a line; but no more than the `]` of a list as it is usually
 /// written.
 fn window(text: &str, at: usize, size: usize) -> Range<usize> {
     let about = (at + size).min(text.len());
@@ -203,7 +203,7 @@ enum Token {
     Comma,
 }
 
-/// What stands in a part of a list.
+/// The content of a part of a list.
 #[derive(Default)]
 struct Part {
     /// Their lines are counted from the part's.

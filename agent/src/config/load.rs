@@ -34,7 +34,7 @@ pub(super) struct Loader {
     errors: Vec<ConfigError>,
 }
 
-/// Below so many bytes in all, files are read one after the other.
+/// Files of fewer bytes in total are read one after the other.
 const SMALL: usize = 1 << 20;
 
 fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
@@ -118,7 +118,7 @@ impl Loader {
         match parsed.defaults {
             Some((_, defaults)) if is_main => self.defaults = Some(defaults),
             Some((at, _)) if is_ours => {
-                let message = "[defaults] stands in the main configuration file only";
+                let message = "[defaults] is only allowed in the main configuration file";
                 self.errors.push(source.error(at, message));
             }
             _ => {}
@@ -138,7 +138,7 @@ impl Loader {
             Some(_) => {
                 self.errors.extend(errors);
                 let at = source.text.find("agent").unwrap_or(0);
-                let message = "[agent] stands in the main configuration file only";
+                let message = "[agent] is only allowed in the main configuration file";
                 self.errors
                     .push(source.error(at..at + "agent".len(), message));
             }
@@ -243,7 +243,7 @@ impl Loader {
                     other.line(former.span.start)
                 );
                 let message = format!(
-                    "the settings of policy {} stand at {at} already; here it may only have cidrs",
+                    "the settings of policy {} are already at {at}; here it may only have cidrs",
                     raw.name
                 );
                 self.errors.push(source.error(raw.span.clone(), message));

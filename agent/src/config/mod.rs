@@ -1,7 +1,7 @@
 //! TOML text -> validated [`PolicySet`], with errors that point at the line.
 //!
 //! Read are the configuration file and `policies.d/*.toml` beside it, in name order. All errors of
-//! all files are found before anything is said. A policy's settings stand in one file; other files
+//! all files are collected before they are reported. A policy's settings are in one file; other files
 //! may add `cidrs` to it (that is what `rto-agent add --save` writes).
 
 use std::{
@@ -45,7 +45,7 @@ pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
 pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
 /// Largest file, bytes: some three million CIDRs.
 pub(crate) const MAX_FILE: u64 = 64 << 20;
-/// After so many errors of a kind no more are looked for: to find the place of each takes time.
+/// The limit of reported errors of a kind: finding the place of each takes time.
 const MOST_ERRORS: usize = 200;
 const POLICIES_DIR: &str = "policies.d";
 pub(crate) const SAVED_FILE: &str = "50-cli.toml";
@@ -63,7 +63,7 @@ pub struct Config {
     pub files: Vec<PathBuf>,
     /// Allowed, but probably not meant; each names its place.
     pub warnings: Vec<String>,
-    /// Those of them that are about who may change the files.
+    /// Warnings about users who may change the files.
     pub exposed: Vec<String>,
 }
 
@@ -204,7 +204,7 @@ impl Files {
         self
     }
 
-    /// How many CIDRs there are at most: each stands in quotes.
+    /// An upper bound of the number of CIDRs, each of which is quoted.
     pub fn cidrs(&self) -> usize {
         let texts = self.files.iter().filter_map(|(_, text)| text.as_ref().ok());
         let quotes = texts.map(|text| memchr::memchr2_iter(b'"', b'\'', text.as_bytes()).count());

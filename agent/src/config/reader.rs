@@ -99,7 +99,7 @@ impl FilesReader {
     ///
     /// # Errors
     ///
-    /// If the file system does not answer in time, or this thread's work is told to stop meanwhile.
+    /// If the file system does not answer in time, or this thread's operation is stopped during the read.
     pub fn read(&mut self, path: &Path) -> Result<Files, ReadError> {
         if let Some(former) = self.stuck.take()
             && let Err(mpsc::TryRecvError::Empty) = former.files.try_recv()
@@ -151,7 +151,7 @@ impl FilesReader {
                 progress::step();
                 file.clone_into(&mut told.lock().unwrap_or_else(PoisonError::into_inner));
             });
-            // Nobody waits any more if it took too long.
+            // Nothing waits any more if it took too long.
             let _late = sender.send(files);
         });
         match spawned {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_to_stop_does_not_wait() {
+    fn stopped_read_does_not_wait() {
         let gate = Arc::new(AtomicBool::new(false));
         let (mut reader, _) = hanging(&gate);
         reader.stall_limit = Duration::from_secs(3600);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gets_on_for_ever_is_given_up_at_the_limit_of_all() {
+    fn endless_read_is_abandoned_at_the_limit() {
         let read = |path: &Path, telling: &dyn Fn(&Path)| {
             // Longer than who waits for it.
             for _ in 0..1000 {

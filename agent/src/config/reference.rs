@@ -134,7 +134,7 @@ const AGENT: &[Key] = &[
         name: "apply_to_open",
         values: "boolean",
         default: "false",
-        meaning: "Whether open sockets get the options of a policy that comes to cover them \
+        meaning: "Whether open sockets get the options of a policy that begins to cover them \
                   ([scope](../reference/kernel.md#sockets-that-are-open-already))",
         accepted: &["true"],
         refused: &["\"true\""],
@@ -159,8 +159,8 @@ const AGENT: &[Key] = &[
         name: "sampling",
         values: "1 to 65536",
         default: "256",
-        meaning: "Of so many connections of which nothing is lost one is \
-                  [measured to its end](../reference/statistics.md#sampling); 1: all",
+        meaning: "Samples 1 in N loss-free connections \
+                  [until they close](../reference/statistics.md#sampling); 1: all",
         accepted: &["1", "65536"],
         refused: &["0", "65537", "\"1\""],
     },
@@ -346,7 +346,7 @@ fn read(text: String) -> Result<Config, String> {
     Config::from_text(Path::new("config.toml"), text, &HOST).map_err(|e| e.to_string())
 }
 
-/// A policy with this key, and with what the key needs.
+/// A policy with this key, and with the settings that the key requires.
 fn policy(key: &str, value: &str) -> String {
     let mut text = "[policy.p]\n".to_owned();
     let needed = [
@@ -401,7 +401,7 @@ fn defaults_are_those_of_the_parser() {
             with.unwrap().settings.clone(),
             without.unwrap().settings.clone(),
         );
-        // Left out and off are told apart in what is shown, and are the same to the kernel.
+        // Unset and off are shown differently, and are the same to the kernel.
         (with.rto_restart, without.rto_restart) = (with.rto_restart.filter(|on| *on), None);
         (with.guard, without.guard) = (Some(with.guard()), Some(without.guard()));
         assert_eq!(with, without, "{name}");
@@ -496,7 +496,7 @@ fn table(keys: &[Key]) -> String {
 }
 
 /// Compares the tables of a page, each between `<!-- what of NAME -->` and `<!-- end of NAME -->`, with these; `UPDATE`
-/// rewrites them. `tests`: the path by which cargo runs whoever asks.
+/// rewrites them. `tests`: the path by which cargo runs the calling test.
 pub(crate) fn assert_tables<'a>(
     page: &str,
     what: &str,

@@ -12,7 +12,7 @@ use nix::libc::{O_NOCTTY, O_NONBLOCK};
 
 use crate::progress::Stepwise;
 
-/// With these (and O_CLOEXEC, which std sets) to open a file waits for nobody, whatever somebody has put there.
+/// With these (and O_CLOEXEC, which std sets) opening a file never blocks, whatever kind of file it is.
 pub(crate) const FLAGS: i32 = O_NONBLOCK | O_NOCTTY;
 
 /// Opens a regular file for reading.
@@ -31,7 +31,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Reads one of so many bytes at most.
+/// Reads a file of up to `most` bytes.
 ///
 /// # Errors
 ///
@@ -74,7 +74,7 @@ pub(crate) fn check(meta: &Metadata) -> io::Result<()> {
         "a symbolic link"
     };
     Err(io::Error::other(format!(
-        "this is {found}; put a regular file in its place"
+        "this is {found}; replace it by a regular file"
     )))
 }
 
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_regular_file_is_named_and_not_opened() {
+    fn special_file_is_named_and_not_opened() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         mkfifo(&at("fifo"), Mode::from_bits_truncate(0o600)).unwrap();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_up_to_its_limit() {
+    fn file_is_read_up_to_its_limit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         fs::write(&path, "12345").unwrap();

@@ -1,7 +1,7 @@
 //! `policies.d/50-cli.toml`: the saved entries.
 //!
 //! Edited, not rewritten: comments and order stay. Written beside its place and renamed, so that
-//! nobody ever reads half a file.
+//! a reader never sees half a file.
 
 use std::{
     collections::HashSet,
@@ -88,14 +88,14 @@ impl Edit {
     ///
     /// # Errors
     ///
-    /// If somebody else changed the file meanwhile, or the directory no longer takes it; the file is as before then.
+    /// If another process has changed the file, or the directory no longer takes it; the file is as before then.
     pub fn commit(&self, draft: AtomicFile) -> io::Result<()> {
         let named = |e: io::Error| {
             io::Error::new(e.kind(), format!("{}: {e}", printable::path(&self.path)))
         };
         if read(&self.path).map_err(named)? != self.former {
             return Err(named(io::Error::other(
-                "somebody else changed it meanwhile; try again",
+                "another process has changed it; try again",
             )));
         }
         draft.commit().map_err(named)?;
@@ -231,8 +231,8 @@ fn edit(
     })
 }
 
-/// Removes entries wherever they are, and policies that had no others (but not `keep`); those that were there. The
-/// lists are walked over once, however many entries there are.
+/// Removes entries from all policies, and policies that had no others (but not `keep`); returns the removed entries. The
+/// lists are scanned once, however many entries there are.
 fn extract(document: &mut DocumentMut, cidrs: &[Cidr], keep: Option<&PolicyName>) -> HashSet<Cidr> {
     let mut found = HashSet::new();
     let Some(policies) = document.get_mut("policy").and_then(Item::as_table_like_mut) else {
@@ -379,11 +379,11 @@ mod tests {
         );
         let draft = edit.stage().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        // Not where somebody else was quicker.
+        // Not if another process was faster.
         fs::write(&path, "").unwrap();
         let error = edit.commit(draft).unwrap_err().to_string();
         assert!(
-            error.contains("50-cli.toml: somebody else changed it"),
+            error.contains("50-cli.toml: another process has changed it"),
             "{error}"
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), "");
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), edited);
     }
 
-    /// Time for each entry that is taken out of a list of so many.
+    /// Time for each entry that is removed from a list of `count` entries.
     fn time_per_entry(count: u32) -> Duration {
         let cidrs: Vec<Cidr> = (0..count)
             .map(|i| cidr(&format!("10.{}.{}.0/24", i >> 8, i & 0xff)))
@@ -423,7 +423,7 @@ mod tests {
         fs::write(&path, "[policy.near\n").unwrap();
         let near = "near".parse().unwrap();
         let error = add(&path, &[cidr("10.2.0.0/16")], &near, None).unwrap_err();
-        // Nothing of it is shown: it may be a link.
+        // None of its text is shown: it may be a link.
         let error = error.to_string();
         assert!(
             !error.contains("[policy.near") && error.contains("rto-agent check"),

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{MAX_FILE, regular_file};
 use crate::printable;
 
-/// A very long line says no more than its beginning: so many characters.
+/// Characters of a long line that are shown.
 const SHOWN_WIDTH: usize = 160;
 
 /// Reads a file.
@@ -43,7 +43,7 @@ pub struct ConfigError {
     /// The file.
     #[serde(serialize_with = "printable::serialize_path")]
     pub path: PathBuf,
-    /// The line, from 1; absent if it concerns the file as a whole.
+    /// The line, from 1; absent if it concerns the whole file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
     /// The column, in characters from 1.
@@ -126,7 +126,7 @@ impl Source {
                     // One for one, so that the mark stays below what it marks.
                     .map(|c| match c {
                         '\t' => ' ',
-                        // The last is a byte order mark, which nobody sees.
+                        // The last is a byte order mark, which is invisible.
                         c if printable::acts(c) || c == '\u{feff}' => char::REPLACEMENT_CHARACTER,
                         c => c,
                     })

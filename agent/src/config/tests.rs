@@ -94,7 +94,7 @@ fn defaults_are_for_policies_without_a_value_of_their_own() {
     assert!(
         elsewhere
             .unwrap_err()
-            .contains("main configuration file only")
+            .contains("only allowed in the main configuration file")
     );
     let long = format!("description = \"{}\"", "x".repeat(201));
     assert!(
@@ -123,7 +123,7 @@ fn a_control_arm_that_is_not_counted_is_warned_of() {
 }
 
 #[test]
-fn what_is_learnt_is_counted() {
+fn learnt_settings_need_statistics() {
     for line in [
         "initial_rto = { auto = true, min = \"50ms\" }",
         "rto_min = \"auto\"",
@@ -497,7 +497,7 @@ fn only_files_are_read_from_policies_d() {
     let policies = dir.path().join(POLICIES_DIR);
     fs::create_dir(&policies).unwrap();
     fs::write(dir.path().join("config.toml"), GOOD).unwrap();
-    // To open it would wait for somebody who writes.
+    // Opening it would wait for a writer.
     let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
     nix::unistd::mkfifo(&policies.join("pipe.toml"), mode).unwrap();
     let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();

@@ -2,8 +2,8 @@
 //!
 //! Directories are watched, not files: editors write a new file and rename it over the old one,
 //! and a Kubernetes ConfigMap swaps a symbolic link (`..data`) two hops away. Every directory on
-//! the way from a name to its file is watched, and of what happens there only what has one of the
-//! configuration's own names counts: a log that is written beside it does not. Because inotify sees
+//! the path from a name to its file is watched, and only events with one of the
+//! configuration's own names count: a log that is written beside it does not. Because inotify sees
 //! nothing on some file systems and can run out of watches, the engine is also asked to look every
 //! half minute.
 
@@ -105,7 +105,7 @@ async fn elsewhere(
     let thread = std::thread::Builder::new().name("watches".to_owned());
     let spawned = thread.spawn(move || {
         work(&mut watches);
-        // Nobody waits any more if the daemon has stopped.
+        // The daemon may have stopped.
         let _stopped = sender.send(watches);
     });
     if let Err(e) = spawned {

@@ -155,7 +155,7 @@ impl InstanceLock {
     }
 }
 
-/// Opens the file of the lock, and makes it where there is none.
+/// Opens the lock's file, and creates it if it is missing.
 fn open(path: &Path) -> io::Result<File> {
     match fs::symlink_metadata(path) {
         Ok(meta) => regular_file::check(&meta)?,
@@ -198,7 +198,7 @@ fn lock(
         if errno != Errno::EWOULDBLOCK {
             return Err(state_error(errno.into()));
         }
-        // Read anew each time: who takes it writes its pid a moment later.
+        // Read again each time: the holder writes its pid a moment after it has locked.
         let told = told(&mut file);
         let (own, foreign) = match told {
             Some(holder) if holder.is_here() => (Some(holder.pid), None),
@@ -271,7 +271,7 @@ fn is_ending(stat: &str) -> bool {
     is_zombie || number(9) & PF_EXITING != 0 || is_killed
 }
 
-/// Who has the lock, as it says in its file.
+/// The lock's holder, as its file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Holder {
     /// In its own pid namespace.
@@ -367,7 +367,7 @@ mod tests {
         child.id()
     }
 
-    /// What a killed daemon's child has between fork and exec: the open file, while the pid in it is of nobody.
+    /// The state of a killed daemon's child between fork and exec: the open file, with a pid of no process.
     fn inherited(state: &Path) -> Flock<File> {
         fs::create_dir_all(state).unwrap();
         let path = state.join(FILE);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_waited_for_without_an_end_nor_where_the_holder_lives() {
+    fn restart_waits_for_lock_held_by_child() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let held = inherited(&state);

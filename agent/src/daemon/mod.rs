@@ -81,7 +81,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(READERS)
-        // One that is there does what the others would have done, where no more threads are to be had (pids.max).
+        // If no more threads are available (pids.max), the existing ones do their work.
         .thread_keep_alive(ALWAYS)
         .build()?;
     let entered = runtime.enter();
@@ -319,8 +319,8 @@ impl Signals {
         })
     }
 
-    /// Passes signals on, and does something every now and then; returns once the engine is told to stop, or has ended
-    /// by itself. Says whether it was told.
+    /// Forwards signals, and runs something at intervals; returns once the engine is stopped, or has ended
+    /// by itself. Says whether it was stopped.
     async fn forward(
         &mut self,
         engine: &Handle,

@@ -76,13 +76,13 @@ fn configuration() -> Vec<Limit> {
             "size of a file",
             bytes(config::MAX_FILE),
             STAYS,
-            "config::regular_file::tests::it_is_read_up_to_its_limit",
+            "config::regular_file::tests::file_is_read_up_to_its_limit",
         ),
         limit(
             "kind of a file",
             "regular files only".to_owned(),
             "a FIFO, a device, a socket is refused without being opened; the last good configuration stays in force",
-            "integration::adversary::what_is_no_file_is_refused",
+            "integration::adversary::non_file_configuration_is_refused",
         ),
         limit(
             "time without an answer of the file system",
@@ -95,7 +95,7 @@ fn configuration() -> Vec<Limit> {
             "time to read all files",
             time(READ_LIMIT),
             "as above",
-            "config::reader::tests::one_that_gets_on_for_ever_is_given_up_at_the_limit_of_all",
+            "config::reader::tests::endless_read_is_abandoned_at_the_limit",
         ),
         limit(
             "entries",
@@ -125,7 +125,7 @@ fn configuration() -> Vec<Limit> {
             "`--ttl`",
             time(MAX_TTL),
             "refused",
-            "wire::ttl::tests::it_has_an_end_and_is_not_over_at_once",
+            "wire::ttl::tests::ttl_is_more_than_zero_and_at_most_a_year",
         ),
     ]
 }
@@ -221,7 +221,7 @@ fn requests() -> Vec<Limit> {
             "time of such a connection",
             time(strangers.lifetime),
             "disconnected",
-            "api::limit::tests::who_has_said_something_has_more_time_and_who_lasts_all",
+            "api::limit::tests::active_and_lasting_clients_get_more_time",
         ),
         limit(
             "body of such a request",
@@ -271,7 +271,7 @@ fn host() -> Vec<Limit> {
             "time that a start waits for the locks of a daemon that has ended",
             time(lock::PATIENCE),
             "it does not start, and names the holder",
-            "daemon::lock::tests::it_is_not_waited_for_without_an_end_nor_where_the_holder_lives",
+            "daemon::lock::tests::restart_waits_for_lock_held_by_child",
         ),
     ]
 }

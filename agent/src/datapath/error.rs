@@ -41,7 +41,7 @@ pub enum DatapathError {
         /// Why.
         cause: Cause,
     },
-    /// The link could not be made, as somebody else's program excludes others.
+    /// The link could not be created because another program excludes others.
     #[error(
         "cannot attach to {cgroup}: {cause}; another sock_ops program is attached exclusively here or above: see \
          rto-agent doctor"

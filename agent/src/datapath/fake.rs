@@ -1,4 +1,4 @@
-//! A kernel for tests: maps in memory, whose writes fail when they are told to.
+//! A kernel for tests: maps in memory, whose writes fail on demand.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,7 @@ pub(crate) struct State {
     pub(crate) attached: bool,
     /// Writes so far.
     pub(crate) writes: usize,
-    /// Those that fail.
+    /// Writes that fail.
     pub(crate) failing: BTreeSet<usize>,
     /// It cannot be read.
     pub(crate) unreadable: bool,
@@ -45,12 +45,12 @@ pub(crate) struct State {
     pub(crate) readers: usize,
     /// Entries that were read to be compared.
     pub(crate) compared: usize,
-    /// Policies whose statistics somebody removed.
+    /// Policies whose statistics another process removed.
     pub(crate) without_statistics: BTreeSet<PolicyName>,
-    /// Somebody gave control arms settings.
+    /// Another process gave control arms settings.
     pub(crate) control_arm_differs: bool,
     pub(crate) host: Option<HostDefaults>,
-    /// What was counted, by policy; nothing of those that are absent.
+    /// What was counted, by policy; absent policies have counted nothing.
     pub(crate) statistics: BTreeMap<PolicyName, ArmStatistics>,
     pub(crate) recent_peers: Vec<IpAddr>,
     /// As above.
@@ -63,7 +63,7 @@ pub(crate) struct State {
     pub(crate) discovered_since: Option<SystemTime>,
     /// The next attachment waits here when it begins, and again before it ends.
     pub(crate) gate: Option<Arc<Barrier>>,
-    /// During this write whose progress this is is told to stop.
+    /// During this write the operation with this progress is stopped.
     pub(crate) stopping: Option<(usize, Progress)>,
 }
 
@@ -129,14 +129,14 @@ impl FakeHost {
         })
     }
 
-    /// The `n`th write from now on fails, from 1.
+    /// The `n`th write from here fails, from 1.
     pub(crate) fn fail(&self, n: usize) {
         let mut state = self.state();
         let at = state.writes + n;
         state.failing.insert(at);
     }
 
-    /// The work is told to stop during the `n`th write from now on, from 1.
+    /// The operation is stopped during the `n`th write from here, from 1.
     pub(crate) fn stop_at(&self, n: usize, progress: Progress) {
         let mut state = self.state();
         state.stopping = Some((state.writes + n, progress));
@@ -240,7 +240,7 @@ impl Kernel for FakeKernel {
                 self.host.write(write)?;
             }
             for cidr in &plan.entries_remove {
-                // What somebody else has removed is as good as removed.
+                // An entry that another process has removed is not an error.
                 let remove = |state: &mut State| {
                     state.maps.entries.remove(cidr);
                 };

@@ -1,8 +1,8 @@
-//! The seam to the kernel. [`Kernel`] is what the engine needs of it, and [`KernelReader`] what everybody may read
-//! meanwhile; `bpf` does it with eBPF and alone touches aya.
+//! The seam to the kernel. [`Kernel`] is what the engine needs, and [`KernelReader`] what other threads may read during
+//! a change; `bpf` implements both with eBPF and alone touches aya.
 //!
 //! A kernel is opened in two steps, so that a program never runs over an empty map and a running one never loses an
-//! entry: opening finds or makes the maps (those of an earlier run keep working meanwhile), the caller writes what
+//! entry: opening finds or makes the maps (an earlier run's keep working during this), the caller writes what
 //! should be in them, and [`Kernel::attach`] puts the link in force and removes what it replaced.
 
 use std::{
@@ -74,7 +74,7 @@ pub trait Kernel: Send {
         desired: &MapState,
     ) -> Result<bool, DatapathError>;
 
-    /// Puts the program in force with all its pins, where it is not, and removes the pins of what it replaces. The
+    /// Attaches the program with all its pins if it is not attached, and removes the pins of what it replaces. The
     /// maps stay.
     ///
     /// # Errors
@@ -102,8 +102,8 @@ pub trait Kernel: Send {
     /// Tries again to allocate the statistics that there was no memory for.
     fn retry_statistics(&mut self);
 
-    /// Writes again what is no part of a plan, where somebody removed or overwrote it: the place of statistics, and
-    /// what programs assume of the host.
+    /// Rewrites what is not part of a plan if another process removed or overwrote it: statistics and the host's
+    /// defaults.
     ///
     /// # Errors
     ///
@@ -124,8 +124,8 @@ pub trait Kernel: Send {
     /// If the kernel does not take the iterator.
     fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError>;
 
-    /// Takes the programs out of force; maps and their pins stay, with what was counted and what sockets had.
-    /// [`Kernel::attach`] puts them in force again.
+    /// Detaches the programs; maps and pins stay, with the counters and the sockets' former options.
+    /// [`Kernel::attach`] attaches them again.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ pub trait Kernel: Send {
     fn detach(self: Box<Self>) -> Result<Removed, DatapathError>;
 }
 
-/// Of which directions (active, passive) the brakes begin anew when a slot gets this policy: of those that had none in
-/// force ([`Policy::epochs`]), as what was spent then says nothing about what comes; of both if its policy is new.
+/// The directions (active, passive) whose brakes start afresh when a slot gets this policy: directions that had no brake
+/// in force ([`Policy::epochs`]), because earlier spending says nothing about the future; both if the policy is new.
 fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
     let Some(held) = held else {
         return [true; 2];
@@ -157,8 +157,8 @@ pub trait KernelReader: Send + Sync {
     /// The same while a change is under way, which may put another program of the agent in the place of this one.
     fn attachment_during_change(&self) -> Attachment;
 
-    /// Where the tables beside the entries hold something else than this: policies, what programs assume of the host,
-    /// and whether so many policies from `first` on have statistics; `first` becomes where to go on (0: those were
+    /// Compares the tables beside the entries: policies, the host's defaults, and whether the `count` policies from `first`
+    /// have statistics. `first` becomes the index to continue at (0: those were
     /// the last).
     ///
     /// # Errors
@@ -171,11 +171,11 @@ pub trait KernelReader: Send + Sync {
         count: usize,
     ) -> Result<Differences, DatapathError>;
 
-    /// Where the next entries, so many at most, are others than these; `cursor` becomes where to go on.
+    /// Compares the next entries, up to `count`; `cursor` becomes the position to continue at.
     ///
     /// # Errors
     ///
-    /// If a map cannot be read, or is changed meanwhile.
+    /// If a map cannot be read, or changes during the read.
     fn compare_entries(
         &self,
         desired: &MapState,
@@ -189,7 +189,7 @@ pub trait KernelReader: Send + Sync {
     ///
     /// If a map cannot be read.
     fn differences(&self, desired: &MapState) -> Result<Differences, DatapathError> {
-        /// A map that somebody changes is read again.
+        /// A map that changes during the read is read again.
         const ATTEMPTS: usize = 3;
         let mut differences = self.compare_tables(desired, &mut 0, usize::MAX)?;
         let mut attempt = 1;
@@ -219,7 +219,7 @@ pub trait KernelReader: Send + Sync {
         }
     }
 
-    /// Whether those of these entries that there should be are there, and they and this policy are as they should be.
+    /// Whether this policy and each of these entries, if desired, are in the kernel as they should be.
     ///
     /// # Errors
     ///
@@ -245,15 +245,15 @@ pub trait KernelReader: Send + Sync {
     /// If the map cannot be read.
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
-    /// Statistics of every policy, summed over the CPUs; those of connections that no entry covers belong to
-    /// [`PolicyName::unmatched`].
+    /// Statistics of every policy, summed over the CPUs; [`PolicyName::unmatched`] has the connections that no entry
+    /// covers.
     ///
     /// # Errors
     ///
     /// If the map cannot be read.
     fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError>;
 
-    /// Those of one policy; `None` if it has no slot.
+    /// Statistics of one policy; `None` if it has no slot.
     ///
     /// # Errors
     ///
@@ -314,11 +314,11 @@ impl TrieCursor {
         }
     }
 
-    /// Compares a run that was found from here on, in which each entry has its policy, and goes on behind it.
+    /// Compares a run of entries found at the cursor, each with its policy, and moves the cursor behind it.
     ///
     /// # Errors
     ///
-    /// If the run is out of order: somebody changed the trie meanwhile.
+    /// If the run is out of order: another process changed the trie during the read.
     fn compare(
         &mut self,
         found: &[(Cidr, Option<&PolicyName>)],
@@ -366,11 +366,11 @@ pub struct Options {
 /// What the program counts. Another choice is another program: what is off costs nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatisticsOptions {
-    /// Anything at all.
+    /// Whether anything is counted.
     pub on: bool,
     /// Connections that no entry covers.
     pub unmatched: bool,
-    /// Of so many connections of which nothing is lost one is measured to its end.
+    /// Samples 1 in N loss-free connections until they close.
     pub sampling: u32,
     /// When smoothed RTTs are sampled.
     pub rtt: RttSampling,
@@ -383,7 +383,7 @@ pub struct StatisticsOptions {
 pub struct ArmStatistics {
     /// Of the connections that have its settings.
     pub treated: [Statistics; 3],
-    /// Of those that keep the kernel's own; `None` if it has no control arm.
+    /// Of connections with the kernel's own timers; `None` if there is no control arm.
     pub control: Option<[Statistics; 3]>,
 }
 
@@ -438,7 +438,7 @@ pub struct Removed {
     pub left: Vec<PathBuf>,
 }
 
-/// Room to make for so many entries where so many are asked for.
+/// The capacity for a number of entries if `asked` is configured.
 #[must_use]
 pub fn room_for(entries: usize, asked: u32) -> u32 {
     match u32::try_from(entries) {

@@ -1,4 +1,4 @@
-//! Rules of this host that limit SYNs: those of nftables, to which iptables-nft adds its own, and those of legacy
+//! Rules of this host that limit SYNs: rules of nftables, to which iptables-nft adds its own, and rules of legacy
 //! iptables. Copies of a SYN count there like new connections. Limits on concurrent connections (`ct count`, connlimit)
 //! are no finding, because a copy belongs to the connection of the first SYN.
 

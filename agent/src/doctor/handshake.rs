@@ -1,4 +1,4 @@
-//! What keeps a policy from its full effect on handshakes, or lets its short timers do harm: retransmissions of
+//! Reasons why a policy lacks its full effect on handshakes, or its short timers do harm: retransmissions of
 //! SYN-ACKs, MPTCP, TCP Fast Open, listeners with options of their own.
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
 
 /// More retransmissions than this gain nothing: the shortest timer has its lifetime by 12.
 const MOST_RETRIES: u8 = 15;
-/// In place of a learnt timer, of which `doctor` does not know the value.
+/// Used for a learnt timer, whose value `doctor` does not know.
 const OFTEN_LEARNT: Duration = Duration::from_millis(100);
 /// Policies, listeners and rules that are named.
 const SHOWN: usize = 5;
@@ -319,7 +319,7 @@ fn duplicate_syns(
     ))
 }
 
-/// Whether a listener takes connections from a prefix. One on the loopback takes them from there alone.
+/// Whether a listener accepts connections from a prefix. A listener on the loopback accepts only local ones.
 fn may_reach(from: IpNetwork, listener: &SocketAddr) -> bool {
     let address = listener.ip().to_canonical();
     // The unspecified address of IPv6 takes IPv4 as well.
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_program_cannot_read_them_more_do_not_help() {
+    fn syn_ack_retries_beyond_the_default_do_not_help() {
         let more = HostFacts {
             tcp_synack_retries: 8,
             ..OLD

@@ -170,7 +170,7 @@ fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
             Severity::Warning,
             format!("{} mounted", some.join(" and ")),
             WHY,
-            "boot with cgroup_no_v1=net_cls,net_prio, or a kernel from 5.15 on",
+            "boot with cgroup_no_v1=net_cls,net_prio, or Linux 5.15 or later",
         ),
     });
 }

@@ -1,4 +1,4 @@
-//! What on this host stands in the way of the agent, why it matters, and how to fix it.
+//! Problems of this host for the agent, why they matter, and how to fix them.
 
 use std::path::PathBuf;
 
@@ -128,7 +128,7 @@ fn fix_for(is_privileged: bool, fix: &'static str) -> &'static str {
     if is_privileged { fix } else { "run as root" }
 }
 
-/// Looks at everything, and puts it together with what was probed. Nothing is changed.
+/// Examines the host, including the probe's results. Nothing is changed.
 pub fn examine(input: &Input<'_>) -> Report {
     let kernel = version::running();
     let mut findings = Vec::new();
@@ -138,7 +138,7 @@ pub fn examine(input: &Input<'_>) -> Report {
             "kernel-version",
             Severity::Warning,
             e.to_string(),
-            "features go by it",
+            "features depend on it",
             "report this release string",
         )),
     }

@@ -88,8 +88,8 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Fi
     findings.extend(others(&found, &cgroup, WHY));
 }
 
-/// The programs of others: those that keep ours from being attached, each; and in one finding those that run for the
-/// same sockets, which are those above our cgroup and below it.
+/// Foreign programs: one finding for each that prevents ours from being attached, and one for all that run for the
+/// same sockets, above or below our cgroup.
 fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Finding> {
     const ID: &str = "other-programs";
     let foreign = found.iter().filter(|program| !program.ours);

@@ -14,7 +14,7 @@ use crate::{
     printable,
 };
 
-/// Those that could not be understood and were moved aside, and those that cannot be read now.
+/// Files that could not be parsed and were moved aside, and files that cannot be read now.
 pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Finding>) {
     const WHY: &str = "what it had is lost to the daemon";
     let before = findings.len();
@@ -72,12 +72,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_moved_aside_and_what_is_damaged_is_found_with_its_fix() {
+    fn damaged_state_files_are_found_with_their_fix() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tuning.json");
         let looked_at = || {
             let mut findings = Vec::new();
-            files(&[(path.clone(), "timers are learnt anew")], &mut findings);
+            files(
+                &[(path.clone(), "timers start learning again")],
+                &mut findings,
+            );
             findings
         };
         assert_eq!(looked_at()[0].severity, Severity::Ok);
@@ -94,7 +97,10 @@ mod tests {
             panic!("{:?}", looked_at());
         };
         assert_eq!(aside.severity, Severity::Warning);
-        assert!(aside.found.ends_with("timers are learnt anew"), "{aside:?}");
+        assert!(
+            aside.found.ends_with("timers start learning again"),
+            "{aside:?}"
+        );
         assert!(
             aside
                 .fix

@@ -1,4 +1,4 @@
-//! The engine's thread: its queue and its timers. Map writes block, and the socket must keep answering meanwhile.
+//! The engine's thread: its queue and its timers. Map writes block, and the socket must keep answering during them.
 
 use std::{
     sync::{Arc, mpsc},
@@ -43,8 +43,8 @@ use crate::{
 /// How often the attachment, the host's sysctls and a part of the maps are looked at.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long after it was told to stop the engine waits for its probe and its walk, of both together: so much sooner than the
-/// daemon gives the engine up that it can still detach.
+/// How long the engine waits after a stop for its probe and its walk together. This is shorter than the daemon waits for
+/// the engine, so that it can still detach.
 const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
 
 /// The engine: see the module.
@@ -201,7 +201,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Serves messages until told to stop, then leaves the kernel as `on_exit` says.
+    /// Serves messages until it is stopped, then leaves the kernel as `on_exit` says.
     ///
     /// # Errors
     ///
@@ -211,7 +211,7 @@ impl Engine {
         self.apply_to_open(&Source::Start.into());
         self.consider_probe();
         let mut next_health = Instant::now() + HEALTH_INTERVAL;
-        // Told to stop it does not come to what else is asked of it.
+        // After a stop, queued messages are dropped.
         while progress::checkpoint().is_ok() {
             let message = self.messages.recv_timeout(self.until_next(next_health));
             match message {
@@ -328,14 +328,14 @@ impl Engine {
         }
     }
 
-    /// Answers, once everybody can see what the answer tells of.
+    /// Answers after the result is published.
     fn answer<T>(&mut self, reply: Reply<T>, answer: Result<T, EngineError>) {
         self.publish();
-        // A client that went away before its answer is no concern of ours.
+        // A client that disconnected before its answer is not an error.
         drop(reply.send(answer));
     }
 
-    /// After a change that nobody waits for.
+    /// Logs a change that has no client.
     pub(super) fn log<T>(&mut self, changed: Result<T, EngineError>) {
         // What was refused of the files is in the log already.
         if let Err(e) = changed
@@ -415,7 +415,7 @@ impl Engine {
         let agent = &self.config.config.agent;
         if !agent.statistics {
             return Err(EngineError::Refused(
-                "nothing is told: statistics = false in [agent]".to_owned(),
+                "nothing is counted: statistics = false in [agent]".to_owned(),
             ));
         }
         let policies = &self.reconciler.resolved().set.policies;
@@ -434,8 +434,8 @@ impl Engine {
         self.events.subscribe(self.reconciler.kernel(), host)
     }
 
-    /// Takes out what is past its time, out of the kernel first: the file has the times in it, so that
-    /// nothing of it comes back where that cannot be written.
+    /// Removes expired entries, from the kernel first: the file has their times, so that they stay expired even if it cannot
+    /// be written.
     fn expire(&mut self) {
         if self
             .expiry_after

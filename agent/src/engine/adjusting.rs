@@ -45,7 +45,7 @@ pub(super) struct Tuned(Arc<RwLock<Arc<TuneAnswer>>>);
 
 impl Tuned {
     pub(super) fn get(&self) -> Arc<TuneAnswer> {
-        // Whoever died while he had the lock has left a whole answer.
+        // A writer that panicked has left a complete answer.
         let answer = self.0.read().unwrap_or_else(PoisonError::into_inner);
         answer.clone()
     }
@@ -56,7 +56,7 @@ impl Tuned {
 
     fn change(&self, change: impl FnOnce(&mut TuneAnswer)) {
         let mut answer = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        // A copy, while somebody has it.
+        // Copied only while a reader holds it.
         change(Arc::make_mut(&mut answer));
     }
 }
@@ -127,7 +127,7 @@ pub(super) struct Deciding {
 }
 
 impl Deciding {
-    /// Goes on with what an earlier run has learnt of what is desired, and decides.
+    /// Resumes with the learnt state of an earlier run, and decides.
     pub(super) fn start(
         agent: &AgentConfig,
         experiments: RunningExperiments,
@@ -210,7 +210,7 @@ impl Deciding {
         all
     }
 
-    /// A desired state with what is decided about its policies.
+    /// A desired state with the current decisions about its policies.
     fn adjusted(&self, next: Desired) -> Desired {
         match self.other_adjustments(&next) {
             Some(adjustments) => next.with_adjustments(adjustments),
@@ -218,8 +218,8 @@ impl Deciding {
         }
     }
 
-    /// What is decided about the policies of a desired state, where it has something else. What its settings do not allow
-    /// is left out: no decision stands in the way of what somebody asks for.
+    /// The decisions about the policies of a desired state, if they differ. A decision that the settings do not allow is
+    /// left out: no decision blocks a requested change.
     fn other_adjustments(&self, next: &Desired) -> Option<Adjustments> {
         let mut adjustments = self.adjustments(next);
         if *next.adjustments == adjustments {
@@ -234,7 +234,7 @@ impl Deciding {
             let fits = compiled.is_some_and(|compiled| compiled.is_ok());
             if !fits {
                 misfits.push(name.to_string());
-                // What an experiment, the guard or somebody has taken out of force stays so.
+                // An experiment, the guard or the operator may have suspended it; it stays suspended.
                 *adjustment = Adjustment {
                     active: adjustment.active.without_value(),
                     passive: adjustment.passive.without_value(),
@@ -288,7 +288,7 @@ impl Engine {
         self.detached_by.is_none() && self.restoring.is_none() && self.deciding.pace().is_some()
     }
 
-    /// Takes in what was counted, and puts in force what follows from it, if a tick is due.
+    /// If a tick is due, takes in the counters and puts the resulting decisions in force.
     pub(super) fn tick_if_due(&mut self) {
         let due = self.deciding.tick_due().filter(|_| self.needs_ticks());
         let now = Instant::now();
@@ -336,7 +336,7 @@ impl Engine {
         }
     }
 
-    /// Puts what was decided in force, tells of it and stores it.
+    /// Puts decisions in force, reports and stores them.
     ///
     /// # Errors
     ///
@@ -358,7 +358,7 @@ impl Engine {
         reader.map(Readings::new)
     }
 
-    /// Tells of what was decided, and stores it.
+    /// Reports and stores decisions.
     pub(super) fn tell_decisions(&mut self, told: &[Told]) {
         let now = self.deciding.store.now();
         for one in told {
@@ -392,7 +392,7 @@ impl Engine {
         }
     }
 
-    /// Makes a change, with what is decided about the policies by then.
+    /// Makes a change, with the current decisions about its policies.
     ///
     /// # Errors
     ///
@@ -481,10 +481,10 @@ impl Engine {
         }
         match action {
             TuneAction::Freeze | TuneAction::Resume => format!(
-                "policy {policy}: nothing of it is learnt, and its guard is not \"on\": there is nothing to {}",
+                "policy {policy}: it learns nothing, and its guard is not \"on\": there is nothing to {}",
                 action.name()
             ),
-            TuneAction::Reset => format!("policy {policy}: nothing of it is learnt or guarded"),
+            TuneAction::Reset => format!("policy {policy}: it learns nothing and has no guard"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Sockets that are open already: a walk over them at a request, and where `apply_to_open` says so.
+//! Sockets that are already open: walks on request, and after changes with `apply_to_open`.
 
 use tracing::warn;
 
@@ -10,12 +10,12 @@ use crate::{
 };
 
 impl Engine {
-    /// Whether sockets that are open already get the options of a policy that comes to cover them.
+    /// Whether open sockets get the options of a policy that begins to cover them.
     pub(super) fn applies_to_open(&self) -> bool {
         self.reconciler.resolved().config().agent.apply_to_open
     }
 
-    /// Walks over the open sockets, if the configuration says so.
+    /// Walks over the open sockets, with `apply_to_open`.
     pub(super) fn apply_to_open(&mut self, cause: &Cause) {
         if !self.applies_to_open() || self.detached_by.is_some() {
             return;
@@ -63,7 +63,7 @@ impl Engine {
         cause.audit_other(match mode {
             Mode::Apply => "apply to open sockets",
             Mode::ApplyToNew => "apply to new open sockets",
-            Mode::Restore | Mode::EndSchedules => "give back to open sockets",
+            Mode::Restore | Mode::EndSchedules => "restore open sockets",
         });
         let cause = cause.to_string();
         Ok(self.walks.begin(vec![walker], &cause, notes))

@@ -33,7 +33,7 @@ pub(super) enum Source {
     Ttl,
     /// The host's own TCP settings.
     Host,
-    /// Somebody else's change of the kernel's maps, or a change that was not undone.
+    /// Another process changed the kernel's maps, or a change could not be rolled back.
     Repair,
     /// What was counted.
     Tuner,
@@ -59,7 +59,7 @@ impl Source {
             Self::Start => "start",
             Self::Socket | Self::File | Self::Signal => "reload",
             Self::Ttl => "expire",
-            Self::Host => "compute anew",
+            Self::Host => "recompute",
             Self::Repair => "repair",
             Self::Tuner => "tune",
         }
@@ -77,7 +77,7 @@ impl From<Source> for Cause {
 }
 
 impl Cause {
-    /// Somebody asked for it by the socket.
+    /// A client asked for it by the socket.
     pub(super) const fn asked(by: Caller) -> Self {
         Self {
             source: Source::Socket,
@@ -86,7 +86,7 @@ impl Cause {
         }
     }
 
-    /// Somebody did something that leads to it.
+    /// A client did something that leads to it.
     pub(super) const fn done(what: &'static str, by: Caller) -> Self {
         Self {
             source: Source::Socket,
@@ -95,7 +95,7 @@ impl Cause {
         }
     }
 
-    /// Whether it is a decision of the daemon's own, which has told its reasons.
+    /// Whether it is a decision of the daemon, which has already logged its reasons.
     pub(super) fn is_tuner(&self) -> bool {
         self.source == Source::Tuner
     }

@@ -1,11 +1,11 @@
-//! The kernel, whose changes the readers of snapshots are told of.
+//! The kernel; readers of snapshots learn of its changes.
 
 use std::{ops::Deref, sync::Arc};
 
 use super::{reconcile::Open, snapshot::Shared};
 use crate::datapath::{DatapathError, Kernel, Options, Removed};
 
-/// An open kernel, to be read by anybody; what may write it goes by [`SharedKernel::change`].
+/// An open kernel. Anybody may read it; writes go through [`SharedKernel::change`].
 pub(super) struct SharedKernel {
     kernel: Box<dyn Kernel>,
     shared: Arc<Shared>,

@@ -31,7 +31,7 @@ use crate::{
 pub struct LoadedConfig {
     /// What they say.
     pub config: Config,
-    /// [`crate::config::Files::fingerprint`] of what was read.
+    /// [`crate::config::Files::fingerprint`] of these files.
     pub fingerprint: u64,
     /// The host they were checked for.
     pub host: HostFacts,
@@ -80,7 +80,7 @@ impl Desired {
     pub fn policies(&self) -> BTreeMap<&PolicyName, &Settings> {
         let of_files = self.files.config.set.policies.iter();
         let of_files = of_files.map(|(name, policy)| (name, &policy.settings));
-        // Those of the files come last: they override.
+        // The files come last: they override runtime policies.
         self.runtime.policies.iter().chain(of_files).collect()
     }
 
@@ -131,7 +131,7 @@ impl Desired {
         (next, not_masked)
     }
 
-    /// Without the entries whose time has come; `None` if there are none.
+    /// Without expired entries; `None` if no entry has expired.
     #[must_use]
     pub fn expired(&self, now_ms: u64) -> Option<Self> {
         if self.runtime.next_expiry_ms().is_none_or(|end| end > now_ms) {
@@ -373,7 +373,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_compiled_with_the_files_is_not_compiled_again() {
+    fn policies_compiled_with_files_are_reused() {
         let desired = desired(NEAR);
         let near: PolicyName = "near".parse().unwrap();
         let resolved = desired.clone().resolve().unwrap();
@@ -418,7 +418,7 @@ pub(super) mod tests {
         let next = added.with_files(files(&NEAR.replace("100ms", "200ms")), 0);
         let near: PolicyName = "near".parse().unwrap();
         assert_eq!(next.runtime.policy(&near), Some(&settings(200)));
-        // It outlives its file with what it was last.
+        // The policy outlives its file with its last settings.
         let alone = next.with_files(files(""), 0);
         let resolved = alone.resolve().unwrap();
         assert_eq!(resolved.set.policies[&near].settings, settings(200));
@@ -470,7 +470,7 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(why), "{text}");
         }
-        // They come back with what they need.
+        // They return as soon as the files allow them.
         let back = later.desired.with_files(files(auto), 0).resolve().unwrap();
         assert_eq!((back.set.entries.len(), back.left_out.len()), (2, 0));
     }

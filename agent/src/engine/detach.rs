@@ -21,7 +21,7 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(60);
 pub(super) const FILE: &str = "detached.json";
 const FORMAT: u32 = 1;
 
-/// Who has detached the daemon of a configuration file, in `persistent_dir`.
+/// Which user has detached the daemon of a configuration file, in `persistent_dir`.
 pub struct DetachMark {
     document: Document,
     /// Why the file is older than what is in force.
@@ -39,7 +39,7 @@ impl DetachMark {
         }
     }
 
-    /// Who has detached it, if somebody has.
+    /// Which user has detached it, if any.
     pub(super) fn load(&mut self) -> std::io::Result<Option<Caller>> {
         let (by, lost) = self.document.load::<Option<Caller>>()?;
         if let Some(why) = lost {
@@ -48,7 +48,7 @@ impl DetachMark {
         Ok(by.flatten())
     }
 
-    /// Keeps who has detached it, or that nobody has.
+    /// Stores which user has detached it, or that it is attached.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl DetachMark {
         saved
     }
 
-    /// Keeps it again where that failed, or somebody has removed it.
+    /// Stores it again if that failed or the file was removed.
     pub(super) fn retry(&mut self, by: Option<Caller>) {
         let is_gone =
             || by.is_some_and(|by| by != Caller::CONFIGURATION) && !self.document.path().exists();
@@ -80,7 +80,7 @@ impl DetachMark {
     }
 }
 
-/// A detachment whose sockets are being given back what they had.
+/// A detachment whose sockets are being restored.
 pub(super) struct Restoring {
     reply: Reply<DetachAnswer>,
     pub(super) deadline: Instant,
@@ -152,7 +152,7 @@ impl Engine {
 
     /// How many links that took out of force.
     fn detached(&mut self, by: Caller) -> usize {
-        // Who watches waits for the next maps.
+        // Watchers wait for the next maps.
         self.events.end();
         let was_attached = self.detached_by.replace(by).is_none();
         let cgroup = &self.reconciler.options().cgroup;
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// `rto-agent attach`: ends a detachment. What was counted before goes on.
+    /// `rto-agent attach`: ends a detachment. The counters continue.
     pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         self.check_not_restoring()?;
         let mut answer = ChangeAnswer::default();
@@ -263,10 +263,7 @@ impl Engine {
         } else {
             Ok(Some(self.reconciler.leave_maps()))
         };
-        info!(
-            complete = restored.is_complete(),
-            "gave back to open sockets"
-        );
+        info!(complete = restored.is_complete(), "restored open sockets");
         self.publish();
         let answer = kept.map(|kept| DetachAnswer {
             restored: Some(restored),
@@ -277,7 +274,7 @@ impl Engine {
     }
 
     /// Hands what is in force to the service manager for the next start, where it keeps descriptors: it drops them, and
-    /// with them the link, once it knows that there is none. Whether that was done.
+    /// with them the link, once it knows that the daemon has ended. Whether that was done.
     pub(super) fn hand_over(&self) -> bool {
         if !systemd::says_it_keeps() {
             return false;
@@ -307,11 +304,11 @@ impl Engine {
         }
     }
 
-    /// While sockets are given back what they had, nothing else goes.
+    /// While sockets are being restored, other changes are refused.
     pub(super) fn check_not_restoring(&self) -> Result<(), EngineError> {
         if self.restoring.is_some() {
             return Err(EngineError::Refused(
-                "sockets are being given back what they had; try again soon".to_owned(),
+                "sockets are being restored; try again in a few seconds".to_owned(),
             ));
         }
         Ok(())

@@ -86,7 +86,7 @@ impl Snapshot {
     }
 }
 
-/// `None` for what is no prefix of a peer.
+/// `None` for a prefix that is not a peer's.
 fn cidr_of(prefix: &Prefix) -> Option<Cidr> {
     if prefix.family == AF_INET {
         let address = Ipv4Addr::from(prefix.address[0].to_ne_bytes());

@@ -1,4 +1,4 @@
-//! JSON documents that outlive the boot, in `persistent_dir`: each replaced as a whole, with the version of its form.
+//! JSON documents that survive a reboot, in `persistent_dir`: replaced atomically, with a format version.
 
 use std::{
     fs,
@@ -190,7 +190,7 @@ impl Document {
         stage().map_err(|e| self.named(&e))
     }
 
-    /// Puts what was staged in its place.
+    /// Moves the staged document into place.
     ///
     /// # Errors
     ///
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_loaded() {
+    fn saved_document_is_loaded() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("made");
         let mut document = Document::new(&dir, "d.json", 1, "a".to_owned());
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_moved_aside() {
+    fn unparsable_document_is_moved_aside() {
         let dir = tempfile::tempdir().unwrap();
         let mut document = Document::new(dir.path(), "d.json", 2, "a".to_owned());
         let path = dir.path().join("d.json");

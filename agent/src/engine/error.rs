@@ -39,7 +39,7 @@ pub enum EngineError {
     /// The kernel did not take a change; what it had taken of it is undone.
     #[error("{}; nothing was changed", in_words(.0))]
     Undone(DatapathError),
-    /// The kernel did not take a change, nor go back; `status` says so until it is repaired.
+    /// The kernel neither took a change nor could it be rolled back; `status` shows it until it is repaired.
     #[error(
         "{}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
          seconds, see rto-agent status", in_words(.cause)
@@ -66,7 +66,7 @@ pub enum EngineError {
     /// The files were not taken over.
     #[error("{0}\nthe last good configuration stays in force")]
     NotReloaded(Box<EngineError>),
-    /// There is no thread to be had.
+    /// No thread is available.
     #[error("no thread: {0}")]
     Thread(io::Error),
     /// The daemon is going down.
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// What a reload reports is what its cause is, to callers that go by the errno or by whose fault it was.
+    /// A reload reports its cause, to callers that use the errno or distinguish client and server errors.
     #[test]
     fn an_error_of_a_reload_is_what_it_comes_from() {
         type Case = (fn() -> EngineError, [bool; 3]);

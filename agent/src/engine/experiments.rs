@@ -1,5 +1,5 @@
-//! Experiments: started, stopped and cleared on request; looked at once a second, saved, and told of. Their control
-//! arms are in force as other decisions about policies are, see [`super::adjusting`].
+//! Experiments: started, stopped and cleared on request; evaluated once a second, saved, and reported. Their control
+//! arms are put in force like other decisions about policies, see [`super::adjusting`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,7 +49,7 @@ pub(super) const FILE: &str = "experiments.json";
 const FORMAT: u32 = 2;
 /// How often what was counted is saved: the kernel's counters have what came since, so that a kill loses nothing.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
-/// An arm of peers has so many at least.
+/// The least number of peers in an arm.
 const LEAST_PEERS: f64 = 20.0;
 const DETACHED: &str = "nothing is in force; rto-agent attach ends that";
 
@@ -58,12 +58,12 @@ const DETACHED: &str = "nothing is in force; rto-agent attach ends that";
 pub(super) struct SharedExperiments(Arc<Mutex<Experiments>>);
 
 impl SharedExperiments {
-    /// Whoever died while having it has left whole records.
+    /// A holder that panicked has left complete records.
     fn lock(&self) -> MutexGuard<'_, Experiments> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of them, with what they say now.
+    /// All experiments and their current answers.
     pub(super) fn answer(&self) -> ExperimentsAnswer {
         let all = self.lock().clone();
         let views = all.iter();
@@ -83,7 +83,7 @@ impl SharedExperiments {
             .collect()
     }
 
-    /// Those that leave a policy out of force, or an arm of which has no connections.
+    /// Experiments that leave a policy out of force, or have an arm without connections.
     pub(super) fn warnings(&self) -> Vec<String> {
         let all = self.lock();
         let warnings = all.iter().filter_map(|(name, record)| {
@@ -111,7 +111,7 @@ pub(super) struct RunningExperiments {
     problem: Problem,
     /// What a reload is to tell.
     notes: Vec<String>,
-    /// Why those of an earlier run are lost, and how to fix it.
+    /// Why the experiments of an earlier run are lost, and how to fix it.
     unreadable: Option<String>,
 }
 
@@ -153,7 +153,7 @@ impl RunningExperiments {
         })
     }
 
-    /// Why those of an earlier run are lost, and how to fix it.
+    /// Why the experiments of an earlier run are lost, and how to fix it.
     pub(super) fn unreadable(&self) -> Option<&str> {
         self.unreadable.as_deref()
     }
@@ -165,12 +165,12 @@ impl RunningExperiments {
     fn get(&self, policy: &PolicyName) -> Result<Record, EngineError> {
         let record = self.shared.lock().get(policy).cloned();
         record.ok_or_else(|| {
-            let text = format!("there is no experiment of {policy}; see rto-agent experiment show");
+            let text = format!("policy {policy} has no experiment; see rto-agent experiment show");
             EngineError::Refused(text)
         })
     }
 
-    /// Puts one, or none, in the place of the one of this policy, and returns that.
+    /// Replaces the policy's experiment, or removes it, and returns the former one.
     fn replace(&self, policy: &PolicyName, record: Option<Record>) -> Option<Record> {
         let mut all = self.shared.lock();
         match record {
@@ -212,7 +212,7 @@ impl RunningExperiments {
         std::mem::take(&mut self.notes)
     }
 
-    /// All counters have begun anew.
+    /// All counters have restarted at 0.
     pub(super) fn counters_anew(&self) {
         self.shared.lock().counters_anew();
     }
@@ -409,7 +409,7 @@ impl Engine {
         })
     }
 
-    /// After a start at which counters went on: whether arms were drawn as the experiments say.
+    /// After a start with counters of an earlier run: checks that the arms are as the experiments say.
     pub(super) fn resume_experiments(&mut self) {
         let drawn_otherwise = self.reconciler.arms_changed_at_start();
         self.deciding
@@ -500,7 +500,7 @@ impl Engine {
             for policy in counting {
                 let is_missing = readings.reader().missing_stats().contains(&policy);
                 let Ok(Some(statistics)) = readings.shared(&policy) else {
-                    // The counters go on: what came meanwhile is in the next look.
+                    // The counters continue; the next look includes these connections.
                     continue;
                 };
                 let Some(record) = all.get_mut(&policy) else {
@@ -546,7 +546,7 @@ impl Engine {
         of_timers
     }
 
-    /// A line for who watches.
+    /// An event for clients that watch.
     fn tell_experiment(&self, policy: &PolicyName, text: &str) {
         self.events.tell(StreamItem::Experiment(ExperimentEvent {
             at_us: now_ms().saturating_mul(1000),

@@ -50,16 +50,16 @@ pub enum Message {
     ClearExperiment(PolicyName, Caller, Reply<ExperimentAnswer>),
     /// What `rto-agent doctor` found by its own probe.
     Probed(Verdict, Caller, Reply<()>),
-    /// `rto-agent verify`, or somebody has found that the kernel's maps are not as they should be.
+    /// `rto-agent verify`, or a job has found a difference in the kernel's maps.
     Verify(Reply<VerifyAnswer>),
-    /// `rto-agent watch`: retransmissions from now on.
+    /// `rto-agent watch`: retransmissions from this moment.
     Watch(
         Option<PolicyName>,
         Reply<broadcast::Receiver<Arc<StreamItem>>>,
     ),
     /// `rto-agent tune freeze`, `resume` and `reset`.
     Tune(TuneAction, PolicyName, Caller, Reply<TuneAnswer>),
-    /// Somebody who watched has gone.
+    /// A watcher has disconnected.
     Unwatched,
     /// A job of the engine's own has ended.
     Done(Done),
@@ -79,7 +79,7 @@ pub struct Handle {
     progress: Progress,
 }
 
-/// The engine's ends of what a [`Handle`] has the others of.
+/// The engine's ends of the channels of a [`Handle`].
 pub struct Channels {
     pub(super) messages: mpsc::Receiver<Message>,
     /// For its own jobs.
@@ -109,7 +109,7 @@ pub fn channels(config: &EngineConfig) -> (Channels, Handle) {
 }
 
 impl Handle {
-    /// The address of no engine: whoever has the receiver answers; there is nothing in force.
+    /// A handle without an engine: the holder of the receiver answers; nothing is in force.
     #[must_use]
     pub fn disconnected(config: &EngineConfig) -> (Self, mpsc::Receiver<Message>) {
         let (messages, receiver) = mpsc::channel();

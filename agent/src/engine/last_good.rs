@@ -53,7 +53,7 @@ struct Head {
 #[derive(Debug)]
 pub struct LastGood {
     document: Document,
-    /// The fingerprint of what is there.
+    /// The fingerprint of the stored files.
     kept: Option<u64>,
     /// What is there once it is in force, and its fingerprint.
     draft: Option<(AtomicFile, u64)>,
@@ -69,7 +69,7 @@ impl LastGood {
         let mut document = document(dir, config_path);
         let head = document.load::<Head>();
         let (head, lost) = head.unwrap_or_else(|e| (None, Some(e.to_string())));
-        // Of another daemon it is said by what is kept of this one.
+        // If it belongs to another daemon, what is kept of this one reports it.
         if let Some(why) = lost.filter(|_| !document.is_taken()) {
             warn!("the last good configuration that was kept is lost: {why}");
         }
@@ -101,7 +101,7 @@ impl LastGood {
         }
     }
 
-    /// Whether somebody has removed what was kept; it is to be staged again.
+    /// Whether the stored configuration was removed; it must be staged again.
     pub(super) fn is_gone(&mut self) -> bool {
         let is_gone = self.kept.is_some() && !self.document.path().exists();
         if is_gone {
@@ -251,10 +251,10 @@ fn last_good(
     config_path: &Path,
     host: &HostFacts,
 ) -> anyhow::Result<Option<(u64, Files, Config)>> {
-    // What others can write there is none of the daemon's.
+    // A directory that others can write is not the daemon's.
     path_security::check_private(dir)?;
     let document = document(dir, config_path);
-    // Another daemon may run there: it is the one that tidies up.
+    // Another daemon may run there; that one tidies up.
     let kept = document.peek::<Kept>()?;
     let kept = kept.map_err(|unusable| anyhow::Error::msg(document.text_of(&unusable)))?;
     let Some(Kept { at_s, files }) = kept else {
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_not_used_unless_it_is_good_and_of_this_daemon() {
+    fn last_good_of_another_daemon_is_not_used() {
         type Spoil = fn(&Bed);
         let cases: [Spoil; 5] = [
             |bed| fs::remove_file(bed.kept()).unwrap(),
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_put_in_force_is_not_kept() {
+    fn refused_configuration_is_not_kept() {
         let bed = Bed::new();
         let before = fs::read_to_string(bed.kept()).unwrap();
         let mut last_good = bed.keep();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_said_for_as_long_as_it_cannot_be_kept() {
+    fn unwritable_last_good_is_reported_until_written() {
         let bed = Bed::new();
         let mut last_good = bed.keep();
         let files = Files::of_texts(vec![(bed.path(), "a".to_owned())]);

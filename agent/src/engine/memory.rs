@@ -30,13 +30,13 @@ const OF_MAPS: u64 = 144;
 const SMALL: u64 = 4 << 20;
 
 impl Need {
-    /// To read so many CIDRs of files.
+    /// To read this many CIDRs of files.
     #[must_use]
     pub fn of_files(cidrs: usize) -> Self {
         Self::of(format!("{cidrs} entries of files"), cidrs, OF_FILES)
     }
 
-    /// To add so many runtime entries to those that there are.
+    /// To add runtime entries to the existing ones.
     #[must_use]
     pub fn of_runtime(added: usize, known: usize) -> Self {
         let what = match known {
@@ -51,7 +51,7 @@ impl Need {
         }
     }
 
-    /// To read a state file of so many bytes.
+    /// To read a state file of this length, bytes.
     #[must_use]
     pub fn of_store(bytes: u64) -> Self {
         Self {
@@ -60,13 +60,13 @@ impl Need {
         }
     }
 
-    /// To read a request of so many bytes.
+    /// To read a request of this length, bytes.
     #[must_use]
     pub fn of_body(bytes: usize) -> Self {
         Self::of(format!("a request of {bytes} bytes"), bytes, OF_BODY)
     }
 
-    /// To add so many entries to the kernel's maps.
+    /// To add entries to the kernel's maps.
     #[must_use]
     pub fn of_maps(entries: usize) -> Self {
         Self::of(
@@ -127,8 +127,8 @@ pub(super) fn trim_heap() {
     }
 }
 
-/// Has what is large come from the kernel and go back to it at once. Without this, the allocator takes the
-/// first large piece that is given back for a sign to keep such ones (mallopt(3), M_MMAP_THRESHOLD), and what a
+/// Makes large allocations come from the kernel and return to it at once. Without this, the allocator keeps pieces of
+/// the size of the first large one that is freed (mallopt(3), M_MMAP_THRESHOLD), so that what a
 /// reload needs for a moment lies beside what is needed for good.
 pub fn set_mmap_threshold() {
     #[cfg(target_env = "gnu")]
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_numbers() {
+    fn change_beyond_memory_is_refused_with_numbers() {
         let limit = MemoryLimit {
             cgroup: "/sys/fs/cgroup/system.slice/rto-agent.service".into(),
             max: 256 << 20,

@@ -2,7 +2,7 @@
 //! is one writer and no lock.
 //!
 //! `Config -> Desired -> Resolved -> Plan -> Change`: a request is a function from one [`desired`] state to the next,
-//! and `reconcile` alone goes from there to the kernel. What others see is a [`Snapshot`], published after each change
+//! and `reconcile` alone writes it to the kernel. Readers see a [`Snapshot`], published after each change
 //! and read on their own threads.
 
 use std::{path::PathBuf, time::Duration};
@@ -49,7 +49,7 @@ pub use last_good::{LastGood, Refused, StartConfig};
 pub use reconcile::Open;
 pub use snapshot::{Readiness, Snapshot};
 
-/// How long the engine may take to end once it is told to; what the daemon does after it takes less than what this lacks
+/// How long the engine may take to end after a stop; the daemon's own steps after it fit into the rest
 /// of two seconds.
 pub const STOP_LIMIT: Duration = Duration::from_millis(1500);
 
@@ -60,7 +60,7 @@ pub struct EngineConfig {
     pub config_path: PathBuf,
     /// The configuration read from it.
     pub config: Config,
-    /// [`crate::config::Files::fingerprint`] of what was read.
+    /// [`crate::config::Files::fingerprint`] of these files.
     pub fingerprint: u64,
     /// Why this is the last good configuration, and not that of the files as they are.
     pub refused: Option<Refused>,
@@ -82,7 +82,7 @@ pub struct EngineConfig {
 #[must_use]
 pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
-    let learnt = "timers are learnt anew";
+    let learnt = "timers start learning again";
     let experiments = "experiments are forgotten, and their policies in force as configured";
     vec![
         (lasting.join(tuning_store::FILE), learnt),
@@ -95,7 +95,7 @@ pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
         ),
         (
             lasting.join(last_good::FILE),
-            "a start with a bad configuration has no last good one to go on with",
+            "a start with a bad configuration has no last good one to fall back to",
         ),
     ]
 }

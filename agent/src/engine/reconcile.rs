@@ -39,16 +39,16 @@ use crate::{
     progress,
 };
 
-/// What is said while they differ.
+/// The problem shown while the maps differ.
 const DIFFERS: &str = "the kernel's maps hold something else than they should";
 
-/// So many changes are told one by one.
+/// How many changes are logged one by one.
 const WORDS: usize = 12;
 
 /// Opens the kernel.
 pub type Open = Arc<dyn Fn(Options) -> Result<Box<dyn Kernel>, DatapathError> + Send + Sync>;
 
-/// What is to be on the disk when a change is answered.
+/// What must be on disk before a change is answered.
 pub(super) enum Persist {
     /// The runtime entries.
     Runtime,
@@ -65,7 +65,7 @@ pub(super) struct Change {
     pub(super) summary: ChangeSummary,
     /// Which entries and policies it was about.
     pub(super) detail: String,
-    /// Why what it comes from is not on the disk yet.
+    /// Why its source is not on disk yet.
     pub(super) unsaved: Option<String>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Reconciler {
     shared: Arc<Shared>,
     /// Absent after [`Reconciler::leave_maps`].
     kernel: Option<SharedKernel>,
-    /// While sockets are given back what they had, the maps stay as they are: they know what that was.
+    /// The maps are not changed while sockets are restored: they hold the sockets' former options.
     is_frozen: bool,
     options: Options,
     found: Found,
@@ -85,11 +85,11 @@ pub(super) struct Reconciler {
     held: MapState,
     /// Why they differ, if they do.
     out_of_sync: Option<String>,
-    /// What somebody else changed in them.
+    /// Changes of the maps by other processes.
     differences: DifferenceLog,
     /// What the last repair could not do.
     broken: Problem,
-    /// Programs and tries were made anew.
+    /// Programs and tries were re-created.
     renewed: bool,
     /// Maps without a program were left, see [`Reconciler::leave_maps`].
     kept: bool,
@@ -146,7 +146,7 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`EngineError::is_refusal`] if it cannot be had on this host; otherwise what failed was undone, or
+    /// [`EngineError::is_refusal`] if this host does not support it; otherwise the change was rolled back, or
     /// [`Reconciler::problems`] says that it was not.
     pub(super) fn reconcile(
         &mut self,
@@ -311,7 +311,7 @@ impl Reconciler {
         if let Some(kernel) = &mut self.kernel
             && let Err(e) = kernel.change().set_host_defaults(host.defaults())
         {
-            error!("the program goes by former settings of the host: {e}");
+            error!("the program uses former settings of the host: {e}");
         }
     }
 
@@ -329,7 +329,7 @@ impl Reconciler {
             .map_or(Ok(()), |kernel| kernel.change().attach())
     }
 
-    /// Attaches again after [`Reconciler::unlink`]; opens the kernel anew after [`Reconciler::leave_maps`].
+    /// Attaches again after [`Reconciler::unlink`]; opens the kernel again after [`Reconciler::leave_maps`].
     pub(super) fn attach_detached(&mut self) -> Result<(), EngineError> {
         if self.kernel.is_none() {
             let (options, shared) = (self.options.clone(), self.shared.clone());
@@ -342,7 +342,7 @@ impl Reconciler {
         Ok(self.attach()?)
     }
 
-    /// Compares all that the kernel's maps hold with what they should; [`Reconciler::repair`] corrects a difference.
+    /// Compares the kernel's maps with the desired state; [`Reconciler::repair`] corrects a difference.
     pub(super) fn verify(&mut self) -> Differences {
         let kernel = self.kernel.as_ref().filter(|_| !self.is_frozen);
         let Some(kernel) = kernel else {
@@ -383,8 +383,8 @@ impl Reconciler {
         }
     }
 
-    /// Attaches again what somebody took out of force, and writes again what is out of step. What was done, if
-    /// anything was.
+    /// Attaches again what another process detached, and rewrites what differs. Returns what was done, if
+    /// anything.
     pub(super) fn repair(&mut self) -> Option<Change> {
         let attached = self.attach_again();
         if self.out_of_sync.is_none() {
@@ -402,7 +402,7 @@ impl Reconciler {
         }
     }
 
-    /// Attaches again what somebody took out of force, and pins again what lost its pin. No entry changes, but connections
+    /// Attaches again what another process detached, and restores missing pins. No entry changes, but connections
     /// may have begun without one.
     fn attach_again(&mut self) -> Option<Change> {
         let kernel = self.kernel.as_mut()?;
@@ -446,7 +446,7 @@ impl Reconciler {
         self.write(&before, &resolved)
     }
 
-    /// Takes the programs out of force; the maps stay, with what they have counted, and follow changes.
+    /// Detaches the programs; the maps stay, with their counters, and follow changes.
     pub(super) fn unlink(&mut self) -> Result<(), DatapathError> {
         match &mut self.kernel {
             Some(kernel) => kernel.change().unlink(),
@@ -464,14 +464,14 @@ impl Reconciler {
                 Mode::Restore,
             );
         };
-        // First: where it cannot be had, nothing has changed.
+        // Comes first: if it is not available, nothing has changed.
         let walker = kernel.walker(Mode::Restore)?;
         kernel.change().unlink()?;
         self.is_frozen = true;
         Ok(vec![walker])
     }
 
-    /// All sockets were given back what they had: the maps follow changes again.
+    /// All sockets are restored: the maps follow changes again.
     pub(super) fn restored(&mut self) -> Result<(), DatapathError> {
         self.is_frozen = false;
         if self.kept {
@@ -481,8 +481,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Lets go of what [`Reconciler::unlink_for_restoring`] took out of force and leaves the maps, which
-    /// know what sockets had; says where.
+    /// Drops the kernel that [`Reconciler::unlink_for_restoring`] detached and leaves the maps, which
+    /// hold the sockets' former options; returns their directory.
     pub(super) fn leave_maps(&mut self) -> PathBuf {
         self.forget();
         self.kernel = None;
@@ -508,7 +508,7 @@ impl Reconciler {
         self.broken = Problem::default();
     }
 
-    /// Saves the runtime entries again where that failed, or somebody removed them.
+    /// Saves the runtime entries again if that failed or the file was removed.
     pub(super) fn retry_save(&mut self) {
         self.store.retry_save(&self.resolved.desired.runtime);
     }
@@ -549,7 +549,7 @@ impl Reconciler {
         self.out_of_sync.iter().chain(self.broken.text())
     }
 
-    /// What somebody else changed, by kind.
+    /// Changes by other processes, by kind.
     pub(super) fn difference_counts(&self) -> &BTreeMap<String, u64> {
         self.differences.counts()
     }
@@ -563,7 +563,7 @@ impl Reconciler {
         self.kept
     }
 
-    /// Whether programs and tries were made anew since this was last asked.
+    /// Whether programs and tries were re-created since the last call.
     pub(super) fn take_renewed(&mut self) -> bool {
         std::mem::take(&mut self.renewed)
     }
@@ -605,7 +605,7 @@ impl super::Engine {
             return Ok(change);
         }
         cause.audit(&change);
-        // Who is covered by fewer entries than before has what it needs.
+        // An address that fewer entries cover than before already has its timers.
         let ChangeSummary { added, changed, .. } = change.summary;
         if added + changed > 0 || !was_on {
             self.apply_to_open(cause);
@@ -614,7 +614,7 @@ impl super::Engine {
     }
 }
 
-/// What the kernel holds that could not go back, by what differs from before.
+/// Describes the maps' content after a failed rollback, as differences from before.
 fn held(differs: &ChangeSummary) -> String {
     let ChangeSummary {
         added,

@@ -68,7 +68,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If their file system does not answer, or the daemon is told to stop meanwhile.
+    /// If their file system does not answer, or the daemon is stopped during the read.
     pub(super) fn read_files(&mut self) -> Result<Files, EngineError> {
         let begin = Instant::now();
         let files = self.files.read(&self.config.config_path);
@@ -125,7 +125,7 @@ impl Engine {
             && !differences.is_empty()
         {
             // The log has had it.
-            let note = format!("somebody else had changed the kernel's maps: {differences}");
+            let note = format!("another process had changed the kernel's maps: {differences}");
             answer.notes.push(note);
         }
         self.publish();
@@ -165,7 +165,7 @@ impl Engine {
         })
     }
 
-    /// Keeps what is in force again as the last good configuration, where somebody has removed that.
+    /// Stores the last good configuration again if it was removed.
     pub(super) fn keep_last_good(&mut self) {
         if self.last_good.is_gone()
             && let Ok(files) = self.read_files()
@@ -332,7 +332,7 @@ pub(super) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
     })
 }
 
-/// How the reading of the files went that the start goes by.
+/// The result of reading the files at the start.
 pub(super) fn start_view(config: &EngineConfig, cause: &Cause) -> ReloadView {
     match &config.refused {
         None => reload_view(cause, Ok(&config.config)),

@@ -1,4 +1,4 @@
-//! `add` and `remove`: functions from the desired state to the next, reconciled or refused as a whole.
+//! `add` and `remove`: functions from the desired state to the next, applied or refused completely.
 
 use super::{
     Engine, EngineError,
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// CIDRs of a request that something is told of.
+/// How many CIDRs of a request notes are shown for.
 const SHOWN: usize = 50;
 
 impl Engine {
@@ -162,8 +162,8 @@ impl Engine {
         Ok((next, notes.end()))
     }
 
-    /// Edits `policies.d/50-cli.toml` and takes the files over as they are then: the edit is in its place once the
-    /// kernel has them.
+    /// Edits `policies.d/50-cli.toml` and applies the files with the edit, which is moved into place once the
+    /// kernel has it.
     fn save(
         &mut self,
         by: Caller,
@@ -204,7 +204,7 @@ impl Engine {
     }
 }
 
-/// Notes of which the first are told: half a million are 100 MB.
+/// Notes, of which the first are shown: half a million take 100 MB.
 #[derive(Default)]
 pub(super) struct Notes {
     shown: Vec<String>,
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_already_is_not_added() {
+    fn existing_entry_is_not_added() {
         let [known, new] = ["10.1.0.0/16", "10.2.0.0/16"].map(|text| text.parse().unwrap());
         let entry = RuntimeEntry {
             policy: "near".parse().unwrap(),

@@ -16,11 +16,11 @@ use crate::{
     wire::types::{Caller, FamiliesView},
 };
 
-/// Entries added at run time, and those of the files that were removed.
+/// Entries added at run time, and removed entries of the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeEntries {
     pub(super) entries: BTreeMap<Cidr, RuntimeEntry>,
-    /// Settings of every policy the entries name and of those in `departed`, as last seen: they outlive the policy's file.
+    /// Last known settings of every policy that the entries or `departed` name: they outlive the policy's file.
     pub(super) policies: BTreeMap<PolicyName, Settings>,
     /// Policies that left the files, and until when they are kept (CLOCK_BOOTTIME, milliseconds).
     pub(super) departed: BTreeMap<PolicyName, u64>,

@@ -1,5 +1,5 @@
-//! What everybody reads: the state as the engine published it, with handles of its own on the kernel. All is answered
-//! on the caller's thread; the engine may be at a change that takes seconds meanwhile.
+//! What readers see: the state as the engine published it, with handles of its own on the kernel. Answers are made on
+//! the caller's thread; the engine may be in the middle of a change that takes seconds.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
 
@@ -34,7 +34,7 @@ use crate::{
 
 mod shared;
 
-/// The state after a change, and what reads the kernel meanwhile.
+/// The state after a change, and the reader of the kernel until the next one.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(super) about: Arc<About>,
@@ -81,7 +81,7 @@ pub(super) struct Health {
     /// What is wrong with the kernel, as last found.
     pub(super) problems: Vec<String>,
     pub(super) in_sync: bool,
-    /// What somebody else changed in the kernel's maps, by kind.
+    /// Changes of the kernel's maps by other processes, by kind.
     pub(super) map_differences: BTreeMap<String, u64>,
     /// When all of them were last compared, Unix seconds.
     pub(super) maps_compared_at_s: Option<u64>,
@@ -180,7 +180,7 @@ impl Snapshot {
         self.shared.epoch() == self.epoch
     }
 
-    /// What the kernel says now, unless the engine changes it meanwhile: then what was said before.
+    /// Reads the kernel, unless the engine is changing it: then `None`.
     pub(super) fn unchanged<T>(&self, read: impl FnOnce(&dyn KernelReader) -> T) -> Option<T> {
         let reader = self.reader.as_deref().filter(|_| self.is_current())?;
         let read = read(reader);
@@ -201,13 +201,13 @@ impl Snapshot {
         }
     }
 
-    /// What is to be left in force at the end, once that is known.
+    /// What will be left in force at the end, once that is known.
     #[must_use]
     pub fn on_exit(&self) -> Option<OnExit> {
         Some(self.resolved.as_ref()?.config().agent.on_exit)
     }
 
-    /// Whether the engine has not come to its end of starting yet.
+    /// Whether the engine is still starting.
     #[must_use]
     pub fn is_starting(&self) -> bool {
         self.resolved.is_none()
@@ -262,7 +262,7 @@ impl Snapshot {
         self.known_readiness()
     }
 
-    /// The same by what the engine knows of the maps.
+    /// The same from the engine's knowledge of the maps.
     #[must_use]
     pub fn known_readiness(&self) -> Readiness {
         let attachment = self.attachment();
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_enough_gets_no_more() {
+    fn list_ends_when_its_reader_does() {
         let mut pieces = 0;
         let take = |_| {
             pieces += 1;

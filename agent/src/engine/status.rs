@@ -25,7 +25,7 @@ impl Snapshot {
         self.status_and_stats().0
     }
 
-    /// The same with the statistics it goes by: the last ones where they cannot be read, which the status says.
+    /// The same with its statistics: the last ones if they cannot be read, and the status says that.
     #[must_use]
     pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
         let (stats, problem) = match self.last_stats() {
@@ -108,7 +108,7 @@ impl Snapshot {
             problems.extend(attachment.problem.clone());
         }
         if !health.last_reload.ok {
-            // Where the kernel could not go back it says so itself.
+            // A failed rollback has a message of its own.
             let in_force = match health.last_reload.kept_at_s {
                 _ if !health.in_sync => "",
                 None => "; the last good configuration is in force",
@@ -229,7 +229,7 @@ impl Snapshot {
             let resolved = resolved?;
             let adjustment = resolved.desired.adjustments.get(name);
             match adjustment.and_then(|adjustment| adjustment.control) {
-                // Of an experiment, in place of its own.
+                // An experiment's control arm replaces the policy's own.
                 Some(control) => Some(control.share),
                 None => resolved.set.policies.get(name)?.settings.control_share(),
             }
@@ -256,7 +256,7 @@ impl Snapshot {
         }
     }
 
-    /// Of the policies that are in force, without their control arms but for `storage_failures`; not of what no entry
+    /// Of the policies in force, without their control arms except for `storage_failures`; without connections that no entry
     /// covers.
     fn counters(&self, stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
         let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
@@ -301,7 +301,7 @@ impl Snapshot {
     }
 }
 
-/// The share of connections with a spurious copy from which on a policy does harm.
+/// The share of connections with a spurious copy at which a policy counts as harmful.
 const MOSTLY_SPURIOUS: f64 = 0.5;
 
 /// The share of a policy's connections that had a spurious copy in their handshake, and what to do about it; `None` where
@@ -346,7 +346,7 @@ mod tests {
         "near".parse().unwrap()
     }
 
-    /// Of what is in force and healthy: two entries of the file, and one added at run time.
+    /// A healthy snapshot: two entries of the file, and one added at run time.
     fn snapshot() -> Snapshot {
         let entry = RuntimeEntry {
             policy: near(),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_for_the_service_manager() {
+    fn status_line_for_the_service_manager() {
         let line = |change: fn(&mut Health)| with(change).status_line();
         assert_eq!(line(|_| {}), "3 entries of 1 policy in force");
         let broken = line(|health| health.problems = vec!["out of step".to_owned()]);
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_force_after_a_bad_file() {
+    fn bad_file_leaves_the_last_good_in_force() {
         let told = |in_sync, kept_at_s| {
             let snapshot = with(|health| {
                 health.in_sync = in_sync;

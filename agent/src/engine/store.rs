@@ -76,7 +76,7 @@ impl RuntimeStore {
         save(runtime, &self.dir).map_err(|e| self.named(&e))
     }
 
-    /// Puts a draft in its place.
+    /// Moves a draft into place.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl RuntimeStore {
         Ok(())
     }
 
-    /// Saves what is in force already. Where that fails it is said, and [`RuntimeStore::retry_save`] tries again.
+    /// Saves entries that are already in force. A failure is reported, and [`RuntimeStore::retry_save`] tries again.
     pub fn save(&mut self, runtime: &RuntimeEntries) {
         let saved = self.stage(runtime).and_then(|draft| self.commit(draft));
         let Err(e) = saved else { return };
@@ -102,7 +102,7 @@ impl RuntimeStore {
         self.problem.text().cloned()
     }
 
-    /// Saves again what somebody has removed, or could not be saved.
+    /// Saves again after a failure, or if the file was removed.
     pub fn retry_save(&mut self, runtime: &RuntimeEntries) {
         let is_missing = || !runtime.is_empty() && !self.dir.join(FILE).exists();
         if self.problem.text().is_some() {
@@ -126,7 +126,7 @@ pub fn size(state_dir: &Path) -> u64 {
 }
 
 /// Reads what an earlier run of this boot left in `state_dir`. A file that cannot be
-/// understood is moved aside, and a warning says so. What a killed run had half written goes.
+/// parsed is moved aside with a warning. Half-written drafts of a killed run are removed.
 ///
 /// # Errors
 ///
@@ -212,7 +212,7 @@ fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
     })
 }
 
-/// Writes everything beside its place; the directory is made where somebody has removed it.
+/// Writes a draft beside the file; re-creates the directory if it was removed.
 ///
 /// # Errors
 ///

@@ -26,7 +26,7 @@ use crate::datapath::handover::Handed;
 /// The service manager, if there is one. NOTIFY_SOCKET is read at each message.
 #[derive(Default)]
 pub(super) struct Systemd {
-    /// What it was told last: it is told only what is new.
+    /// The last text sent: only changes are sent.
     told: String,
     /// It was not reached when it should have learnt that the daemon is ready, and learns that with the next status.
     owes_ready: bool,
@@ -81,7 +81,7 @@ const PROBE: &str = "probe";
 ///
 /// # Errors
 ///
-/// If it says so and does not, or not so many: it answers nothing to what it refuses. Then it keeps none.
+/// If it claims to keep descriptors but does not, or not this many: it does not answer what it refuses. Then it keeps none.
 pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
     if objects.is_empty() {
         return Ok(false);
@@ -173,8 +173,8 @@ pub fn stopping() {
     send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
-/// The longest that an idle engine goes without a step, where a watchdog waits for them: half of what
-/// [`WatchdogKeepalive`] takes for a stall.
+/// The longest time between steps of an idle engine under a watchdog: half of what
+/// [`WatchdogKeepalive`] considers a stall.
 pub(super) fn step_interval() -> Duration {
     sd_notify::watchdog_enabled().map_or(Duration::MAX, |timeout| timeout / 4)
 }
@@ -206,8 +206,8 @@ impl Every {
 const EXTENSION: Duration = Duration::from_secs(30);
 const EXTEND_EVERY: Duration = Duration::from_secs(5);
 
-/// Tells the service manager that the engine is alive, for as long as the engine gets on with what it is at: millions
-/// of entries take longer than the unit's times are long.
+/// Reports to the service manager that the engine is alive while its operation makes progress: millions
+/// of entries take longer than the unit's timeouts.
 pub struct WatchdogKeepalive {
     /// WATCHDOG_USEC, and when the watchdog is due.
     watchdog: Option<(Duration, Every)>,
@@ -227,7 +227,7 @@ impl WatchdogKeepalive {
         }
     }
 
-    /// How often to look, so that no answer is later than half of what the service manager waits for.
+    /// The interval between looks, so that no keepalive is later than half of the service manager's timeout.
     #[must_use]
     pub fn interval(&self) -> Duration {
         let watchdog = self.watchdog.as_ref();

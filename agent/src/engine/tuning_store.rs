@@ -64,7 +64,7 @@ impl TuningStore {
             also_lost.filter(|_| !store.document.of_boot.is_taken()),
         ];
         for why in unreadable.into_iter().flatten() {
-            let text = format!("what was learnt is lost, and timers are learnt anew: {why}");
+            let text = format!("learnt values are lost, and timers start learning again: {why}");
             warn!("{text}");
             store.unreadable.push(text);
         }
@@ -105,7 +105,7 @@ impl TuningStore {
         self.written = Instant::now();
         let limited = tuning.limit_memory().map(|hours| {
             format!(
-                "so many timers are learnt or guarded that each remembers {hours} hours at most, and not all of its memory"
+                "because of the number of learnt and guarded timers each remembers {hours} hours at most, and not all of its memory"
             )
         });
         self.memory.becomes(limited, |text| warn!("{text}"));

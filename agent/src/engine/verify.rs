@@ -1,4 +1,4 @@
-//! Whether the kernel's maps and pins are what they should be, whoever else writes them.
+//! Checks that the kernel's maps and pins are as desired even if other processes write them.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
 /// Policies whose statistics are looked at in one round: a value has a part for each processor.
 const POLICIES: usize = 32;
 
-/// Counts of what somebody else changed, told in the log once a minute at most.
+/// Counts changes by other processes and logs them at most once a minute.
 #[derive(Debug, Default)]
 pub(super) struct DifferenceLog {
     counts: BTreeMap<String, u64>,
@@ -44,7 +44,7 @@ impl DifferenceLog {
         warn!(
             differences = differences.total(),
             not_logged_before = std::mem::take(&mut self.unlogged),
-            "somebody else changed the kernel's maps: {differences}"
+            "another process changed the kernel's maps: {differences}"
         );
     }
 
@@ -59,7 +59,7 @@ impl Snapshot {
         self.resolved.as_ref().map_or(0, |r| r.set.entries.len())
     }
 
-    /// Compares everything in the kernel with what should be there; `None` if the engine changes it meanwhile.
+    /// Compares the kernel with the desired state; `None` if the engine changes it during the comparison.
     #[must_use]
     pub fn verify(&self) -> Option<VerifyAnswer> {
         let resolved = self.resolved.as_ref()?;
@@ -78,12 +78,12 @@ impl Snapshot {
         })
     }
 
-    /// Compares so many entries from a position on, and the tables beside them; `None` if the engine changes the
-    /// kernel meanwhile, as then a difference says nothing.
+    /// Compares up to `entries` entries from a position, and the tables beside them; `None` if the engine changes the
+    /// kernel during the comparison, because then a difference means nothing.
     pub(super) fn compare_part(&self, mut position: Position, entries: usize) -> Option<Round> {
         let resolved = self.resolved.as_ref()?;
         let desired = &resolved.maps;
-        // Gone since: the kernel would go on from anywhere.
+        // Removed since: the kernel would continue from an arbitrary key.
         if let TrieCursor::After(cidr) = position.entries
             && !desired.entries.contains_key(&cidr)
         {
@@ -120,7 +120,7 @@ fn is_different(compared: &Result<Differences, DatapathError>) -> bool {
 }
 
 impl Engine {
-    /// Compares everything in the kernel with what should be there, and repairs what differs. The caller publishes.
+    /// Compares the kernel with the desired state and repairs differences. The caller publishes.
     pub(super) fn verify(&mut self) -> VerifyAnswer {
         let (begin, at_s) = (Instant::now(), now_s());
         let mut problems = Vec::new();
@@ -163,12 +163,12 @@ impl Engine {
         self.probing.invalidate();
         let cause = Cause::from(Source::Repair);
         cause.audit(&change);
-        // Connections may have begun without a policy meanwhile.
+        // Connections may have begun without a policy in between.
         self.apply_to_open(&cause);
     }
 
-    /// Before a change of these entries, whose plan is made against what was written last: repairs what somebody else
-    /// changed of them.
+    /// Repairs changes of these entries by other processes, before a change whose plan is made against what was written
+    /// last.
     pub(super) fn verify_entries(&mut self, cidrs: &[Cidr], policy: &PolicyName) {
         let reader = self
             .reconciler
@@ -212,7 +212,7 @@ mod tests {
     };
 
     #[test]
-    fn what_somebody_else_changes_is_logged_once_a_minute() {
+    fn foreign_changes_are_logged_once_a_minute() {
         let mut differences = Differences::default();
         (0..3).for_each(|_| differences.push(Difference::ControlArm));
         let mut log = DifferenceLog::default();

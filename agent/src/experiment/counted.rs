@@ -1,4 +1,4 @@
-//! What was counted of a policy's arms, and by how much it has grown.
+//! The counters of a policy's arms, and their growth.
 
 use rto_agent_common::{GOOD_US, Statistics};
 use rto_model::tune::experiment::{Arms, Counts, Increments};
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{datapath::ArmStatistics, wire::histogram::HistogramView};
 
-/// What was counted of one arm: of the connections that this host opened and of those that it accepted, not of
-/// sockets that were open before their policy, which were drawn into no arm when they began.
+/// The counters of one arm: of connections that this host opened or accepted. Sockets that were open before their
+/// policy are not counted, because they were drawn into no arm.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Counted {
     pub(super) counts: Counts,
@@ -49,7 +49,7 @@ impl Counted {
         }
     }
 
-    /// How many attempts were under way on average in some time, of those that became good.
+    /// How many attempts that became good were under way on average during some time.
     #[expect(clippy::cast_precision_loss, reason = "an average")]
     fn under_way(&self, in_ms: u64) -> f64 {
         if in_ms == 0 {

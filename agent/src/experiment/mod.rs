@@ -29,7 +29,7 @@ pub const MOST_ENDED: usize = 256;
 pub struct Experiments(BTreeMap<PolicyName, Record>);
 
 impl Experiments {
-    /// Whether there is none.
+    /// Whether there is no experiment.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -65,8 +65,8 @@ impl Experiments {
         counting.map(|(policy, _)| policy)
     }
 
-    /// The control arms of policies that have the settings of their experiments. One that is there already, of a policy
-    /// that its guard has suspended, stays, unless nothing is to be treated: the arms are not those of the experiment
+    /// The control arms of policies that have the settings of their experiments. The control arm of a suspended policy stays,
+    /// unless nothing is to be treated: the arms are not those of the experiment
     /// then, and it does not count.
     pub fn adjust(&self, policies: &BTreeMap<&PolicyName, &Settings>, all: &mut Adjustments) {
         for (policy, record) in &self.0 {
@@ -121,13 +121,13 @@ impl Experiments {
         forgotten
     }
 
-    /// All counters have begun anew.
+    /// All counters were re-created.
     pub fn counters_anew(&mut self) {
         self.0.values_mut().for_each(Record::counters_anew);
     }
 }
 
-/// What tells settings apart, on all hosts. The holdout is no part of it: an experiment has a control arm of its own.
+/// Identifies settings, on all hosts. The holdout is not included: an experiment has a control arm of its own.
 pub fn digest(settings: &Settings) -> String {
     let settings = Settings {
         holdout: None,

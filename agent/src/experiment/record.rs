@@ -14,7 +14,7 @@ use crate::{
 /// good, or never will. (An attempt is good within 500 ms; the rest is for the change itself.)
 const BEGINS_AFTER_MS: u64 = 2000;
 
-/// An experiment, and what is needed to go on with it.
+/// An experiment, and the state that is needed to continue it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub(super) experiment: Experiment,
@@ -39,7 +39,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Begins with what the counters are before the arms are drawn.
+    /// Starts with the counters as they are before the arms are drawn.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl Record {
         })
     }
 
-    /// Takes in what was counted since the last look, and judges. `now_ms` is of CLOCK_BOOTTIME.
+    /// Takes in the growth of the counters since the last look, and judges. `now_ms` is of CLOCK_BOOTTIME.
     pub fn look(&mut self, statistics: &ArmStatistics, now_ms: u64, unix_s: u64) -> Option<Event> {
         let now = Counted::of(statistics);
         let grown = now.zip(&self.before, Counted::since);
@@ -134,14 +134,14 @@ impl Record {
         event
     }
 
-    /// After its end what is only needed to go on is forgotten.
+    /// After its end, drops the state that was needed to continue it.
     fn trim(&mut self) {
         if !self.is_counting() {
             self.before = Arms::default();
         }
     }
 
-    /// The counters have begun anew, with nothing in them.
+    /// The counters were re-created, and are 0.
     pub fn counters_anew(&mut self) {
         self.before = Arms::default();
     }

@@ -70,7 +70,7 @@ fn look(record: &mut Record, statistics: &ArmStatistics, from_s: u64) -> Option<
     (from_s..from_s + 12).find_map(|s| record.look(statistics, s * 1000, START_S + s))
 }
 
-/// The share of the control arm, of which the kernel draws so many.
+/// The share of the control arm, as the kernel draws it.
 fn control_share(record: &Record) -> Option<String> {
     record.control().map(|control| control.share.to_string())
 }
@@ -128,7 +128,7 @@ fn connections_before_the_start_do_not_count() {
         (counts.treated.attempts, counts.control.attempts),
         (50, 950)
     );
-    // The control: the same counts from the beginning on are harm.
+    // The control: the same counts since the start are harm.
     let mut fresh = started(Unit::Connection, &[0.05], &untouched());
     let event = look(&mut fresh, &arms((500, 400), (9500, 0)), 0);
     let outcome = Outcome::Bad;
@@ -191,7 +191,7 @@ fn time_passes_only_between_looks() {
     record.look(&untouched(), 502_000, 0);
     assert_eq!(record.experiment.elapsed_ms(), 2000);
     let text = serde_json::to_string(&record).unwrap();
-    // CLOCK_BOOTTIME begins anew with the boot.
+    // CLOCK_BOOTTIME restarts with the boot.
     let mut again: Record = serde_json::from_str(&text).unwrap();
     again.look(&untouched(), 3_000, START_S);
     again.look(&untouched(), 4_000, START_S);
@@ -260,7 +260,7 @@ fn counts_after_a_save_are_in_the_next_look() {
     record.look(&arms((320, 1), (310, 2)), 30_000, START_S);
     assert_eq!(again.experiment.counts(), record.experiment.counts());
     assert_eq!(again.connect_time, record.connect_time);
-    // After a boot they begin anew.
+    // After a reboot they are 0.
     let mut rebooted: Record = serde_json::from_str(&saved).unwrap();
     rebooted.counters_anew();
     rebooted.look(&arms((120, 0), (130, 0)), 60_000, START_S);

@@ -125,7 +125,7 @@ impl Record {
         match event {
             Event::Raised { share } => format!("raised to {} of connections", percent(share)),
             Event::GainProven => format!(
-                "a gain is proven; the ramp goes on; {}",
+                "a gain is proven; the ramp continues; {}",
                 answer(&self.experiment)
             ),
             Event::Ended(_) => format!("{}; {}", self.text(), answer(&self.experiment)),

@@ -21,7 +21,7 @@ const BPF_CGROUP_SOCK_OPS: u32 = 3;
 /// `BPF_F_ALLOW_OVERRIDE` and `BPF_F_ALLOW_MULTI`, as BPF_PROG_QUERY reports them.
 const BPF_F_ALLOW_OVERRIDE: u32 = 1;
 const BPF_F_ALLOW_MULTI: u32 = 2;
-/// A cgroup takes so many programs of one kind (`BPF_CGROUP_MAX_PROGS`, Linux 6.12); one more is E2BIG.
+/// How many programs of one kind a cgroup takes (`BPF_CGROUP_MAX_PROGS`, Linux 6.12); one more is E2BIG.
 pub const MAX_PROGRAMS: usize = 64;
 
 /// How programs are attached to a cgroup beside each other.
@@ -204,7 +204,7 @@ fn info(id: u32) -> io::Result<ProgInfo> {
     object_info(program.as_fd())
 }
 
-/// What the kernel tells of a program, map or link: as much of its struct as `I`, which is repr(C), has.
+/// The kernel's information about a program, map or link: as much of its struct as `I`, which is repr(C), has.
 pub(super) fn object_info<I: Default>(object: BorrowedFd<'_>) -> io::Result<I> {
     object_info_into(object, I::default())
 }

@@ -19,7 +19,7 @@ pub enum CgroupError {
          with systemd.unified_cgroup_hierarchy=1), or name one with --cgroup"
     )]
     NotMounted,
-    /// Those that are mounted show a part of the hierarchy: a container, or a cgroup namespace (cgroup_namespaces(7)).
+    /// The mounts show only a part of the hierarchy: a container, or a cgroup namespace (cgroup_namespaces(7)).
     #[error(
         "{shown} is not the root of the cgroup2 hierarchy but a container's own part of it: policies would govern this \
          container alone; mount the host's /sys/fs/cgroup into the container, say at /host/cgroup (podman run \
@@ -71,8 +71,8 @@ fn is_on_cgroup2(path: &Path) -> nix::Result<bool> {
     statfs(path).map(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Whether this is the root of the hierarchy: the one cgroup that says nothing of its kind. (Read in Linux 6.12:
-/// `cgroup.type` has CFTYPE_NOT_ON_ROOT, which goes by the hierarchy and by no cgroup namespace.)
+/// Whether this is the root of the hierarchy: the only cgroup without `cgroup.type`. (Read in Linux 6.12:
+/// `cgroup.type` has CFTYPE_NOT_ON_ROOT, which depends on the hierarchy and not on the cgroup namespace.)
 pub fn is_root(path: &Path) -> bool {
     is_on_cgroup2(path) == Ok(true) && !path.join("cgroup.type").exists()
 }
@@ -190,7 +190,7 @@ mod tests {
         let own = |text| own_of(text, &mounts[1]);
         assert_eq!(own("0::/a/b\n"), Some(PathBuf::from("/sys/fs/cgroup/a/b")));
         assert_eq!(own("5:cpu:/x\n0::/\n"), Some("/sys/fs/cgroup/".into()));
-        // Above the root of a cgroup namespace, and no cgroup2 at all.
+        // Above the root of a cgroup namespace, and without cgroup2.
         assert_eq!(own("0::/../x\n"), None);
         assert_eq!(own("5:cpu:/x\n"), None);
     }

@@ -11,7 +11,7 @@ pub const CLIENT: u64 = 32;
 ///
 /// # Errors
 ///
-/// If so many are not to be had; the text names the fix.
+/// If this many are not available; the text names the fix.
 pub fn ensure(needed: u64) -> anyhow::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft >= needed {
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_had_is_said() {
+    fn missing_descriptors_are_reported() {
         ensure(1).unwrap();
         let error = ensure(u64::MAX - 1).unwrap_err().to_string();
         assert!(error.contains("RLIMIT_NOFILE"), "{error}");

@@ -142,7 +142,7 @@ impl Known {
     }
 }
 
-/// The features of this kernel, by what was asked of it and its BTF.
+/// The features of this kernel, from the probe's results and its BTF.
 pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
     let mut features = options(asked);
     let linear = sysctl::ipv4::<u8>("tcp_syn_linear_timeouts");
@@ -231,7 +231,7 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
 /// Name of the feature that the RTT hook has the sample for an argument.
 pub const RTT_SAMPLES: &str = "rtt-hook-sample";
 
-/// The one that goes by the version: only an established connection would tell.
+/// This feature follows from the version: only an established connection could show it.
 fn tells_samples() -> Feature {
     const SINCE: (u32, u32) = (6, 10);
     let known = Known(
@@ -269,7 +269,7 @@ fn accepted(asked: &ProbeResults) -> Feature {
 /// Where in a probe the answer to a question is.
 type Answer = fn(&Probe) -> i64;
 
-/// What the probe's socket told.
+/// Features that the probe's socket shows.
 fn options(asked: &ProbeResults) -> Vec<Feature> {
     const ALL: [(Known, Answer, bool); 12] = [
         (
@@ -381,7 +381,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             let (presence, evidence) = match &asked.options {
                 Ok(probe) => of_answer(answer(probe)),
                 Err(e) => match e.presence() {
-                    // That one thing cannot be asked says nothing of the other.
+                    // If one feature cannot be probed, that says nothing of the other.
                     Presence::Absent => (Presence::Unknown, e.evidence()),
                     presence => (presence, e.evidence()),
                 },
@@ -402,7 +402,7 @@ fn present(there: bool) -> Presence {
     }
 }
 
-/// From what a helper answered on the probe's socket.
+/// From a helper's return value on the probe's socket.
 fn of_answer(answer: i64) -> (Presence, String) {
     let errno = Errno::from_raw(i32::try_from(-answer).unwrap_or(0));
     match answer {
@@ -414,7 +414,7 @@ fn of_answer(answer: i64) -> (Presence, String) {
     }
 }
 
-/// Whether a setting can be had: `Some` once it was asked, or told by something else than a probe.
+/// Whether a setting is supported: `Some` once it was probed, or is known from elsewhere.
 pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
     let feature = features.iter().find(|f| f.name == name)?;
     match feature.presence {
@@ -470,14 +470,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_is_unknown() {
+    fn feature_without_probe_is_unknown() {
         let nothing = ProbeResults::nothing(&ProbeError::not_asked("needs CAP_BPF"));
         let features = evaluate(&nothing, &Btf::vmlinux());
         for name in ["bpf-rto-min", "iter-tcp", "bpf-lsm-cgroup"] {
             assert_eq!(presence(&features, name), Presence::Unknown, "{name}");
         }
         assert_eq!(can_set(&features, "bpf-rto-min"), None);
-        // But one refusal is told as such.
+        // A single refusal is reported as a refusal.
         let features = evaluate(&asked(Err(refused())), &Btf::vmlinux());
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Refused);
         let evidence = features.iter().find(|f| f.name == "bpf-rto-min");

@@ -1,5 +1,5 @@
 //! Whether the initial RTO of a policy reaches the kernel: another sock_ops program may overwrite it
-//! or turn it off, and the kernel tells nobody.
+//! or turn it off, and the kernel does not report that.
 //!
 //! A child process moves itself into a throw-away cgroup below the attached one and into a network
 //! namespace of its own, where every packet to the probed address is dropped, begins a connection
@@ -36,7 +36,7 @@ pub const VERB: &str = "__probe";
 const CGROUP_PREFIX: &str = "rto-agent-probe-";
 /// The loopback interface of a new namespace.
 const LOOPBACK: u32 = 1;
-/// Nobody listens there; nothing gets there.
+/// No server listens there; no packet gets there.
 const PORT: u16 = 9;
 const SOURCE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 114, 116);
 const SOURCE_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x746f, 0, 0, 0, 0, 0, 1);
@@ -53,7 +53,7 @@ pub enum Verdict {
         /// The initial RTO, microseconds.
         initial_rto_us: u64,
     },
-    /// It chose another: a program of somebody else interferes.
+    /// It chose another: another program interferes.
     Interference {
         /// The address probed.
         address: IpAddr,
@@ -215,13 +215,13 @@ pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
     let to = SockaddrStorage::from(SocketAddr::new(address, PORT));
     match connect(socket.as_raw_fd(), &to) {
         Err(Errno::EINPROGRESS) => rto_us(socket.as_raw_fd()).context("TCP_INFO"),
-        Ok(()) => anyhow::bail!("the connection to nobody succeeded"),
+        Ok(()) => anyhow::bail!("the connection to a black hole succeeded"),
         Err(e) => Err(e).context("cannot begin a connection"),
     }
 }
 
 /// Every packet to `address` leaves by the loopback interface and is dropped as it comes in: it is
-/// for nobody here, and nothing is forwarded.
+/// not for this host, and nothing is forwarded.
 fn black_hole(address: IpAddr) -> anyhow::Result<()> {
     interface::set_up(LOOPBACK)?;
     let source = match address {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_probe_left_is_removed() {
+    fn leftovers_of_a_killed_probe_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         // Of no process, of one that runs another program, and of this one.
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_probed_says_why() {
+    fn failed_probe_says_why() {
         let target = ProbeTarget {
             address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
             initial_rto_us: 1,

@@ -80,7 +80,7 @@ impl Link {
         Ok(object_info::<LinkInfo>(self.0.as_fd())?.cgroup_id != 0)
     }
 
-    /// Puts another program in the place of its own: at once, and in the same place among those of other owners
+    /// Replaces its program atomically, and keeps its position among the programs of other owners
     /// (`cgroup_bpf_replace()`, Linux 5.7).
     pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         let mut attr = UpdateAttr {
@@ -91,8 +91,8 @@ impl Link {
         bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
     }
 
-    /// Takes its program out of force before it returns (`bpf_cgroup_link_detach()`, Linux 5.9), whoever else holds the
-    /// link. The end of its last handle or pin does so some time later: after an RCU grace period, by a kernel worker.
+    /// Detaches its program before it returns (`bpf_cgroup_link_detach()`, Linux 5.9), even if other handles hold the
+    /// link. Dropping the last handle or pin does so some time later: after an RCU grace period, by a kernel worker.
     pub fn detach(&self) -> io::Result<()> {
         let mut attr = DetachAttr {
             link_fd: fd_number(self.0.as_fd()),

@@ -99,7 +99,7 @@ impl Search {
     fn process(&mut self, pid: u32) {
         let dir = Path::new("/proc").join(pid.to_string());
         let looked = self.look(pid, &dir);
-        // One that has ended meanwhile is no finding.
+        // A process that has ended in between is not a finding.
         let denied = matches!(&looked, Err(e) if e.kind() == io::ErrorKind::PermissionDenied);
         self.found.hidden_processes += usize::from(denied && dir.exists());
     }

@@ -1,7 +1,7 @@
 //! Reading and writing a BPF map's elements, one by one or many in one system call.
 //!
 //! aya has no batches. The kernel has them for LPM tries since Linux 5.13 (f56387c534c1), as loops over the calls for
-//! one: what is saved is the way in and out. From 5.6 on, where there are batches of other maps, it says ENOTSUPP.
+//! one: only the entry into the kernel is saved. From 5.6, with batches of other maps, it returns ENOTSUPP.
 
 use std::{
     io,

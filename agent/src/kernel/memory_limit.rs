@@ -17,7 +17,7 @@ pub struct MemoryLimit {
     pub cgroup: PathBuf,
     /// Its limit, bytes.
     pub max: u64,
-    /// What is left of it, bytes: what can be reclaimed counts as left.
+    /// The rest of it, bytes: reclaimable memory counts as free.
     pub left: u64,
 }
 
@@ -98,7 +98,7 @@ fn limit_of(
 ) -> Option<MemoryLimit> {
     /// Version 1 says "no limit" by the largest number of pages there can be.
     const NO_LIMIT: u64 = 1 << 60;
-    // "max" is no number.
+    // "max" is not a number.
     let max: u64 = max.trim().parse().ok()?;
     if max >= NO_LIMIT {
         return None;
@@ -124,7 +124,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn what_is_left_of_either_version() {
+    fn free_memory_of_cgroup_v1_and_v2() {
         let dir = Path::new("/c");
         let left = |names, max: &str, stat: &str| {
             let current = (100 * MIB).to_string() + "\n";

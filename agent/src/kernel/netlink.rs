@@ -81,7 +81,7 @@ pub(super) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
 ///
 /// # Errors
 ///
-/// Those of the socket and of the kernel.
+/// Errors of the socket and of the kernel.
 pub(super) fn dump(protocol: isize, request: Message, each: impl FnMut(&[u8])) -> io::Result<()> {
     transact(protocol, NLM_F_DUMP, request, each)
 }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn malformed_netlink_message_is_an_error() {
         assert_eq!(hear(&[1, 2, 3]).1, Err(None));
         // Its length leads beyond the end.
         let mut cut = done(0);

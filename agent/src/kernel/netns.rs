@@ -51,7 +51,7 @@ pub struct Found {
     pub hidden_processes: usize,
 }
 
-/// So many places of a namespace are remembered: it is rare that all are gone when it is opened.
+/// How many places of a namespace are remembered: rarely are all gone when it is opened.
 const PLACES: usize = 8;
 
 /// Every network namespace that has a process or thread in it, is bind-mounted (`ip netns`), or
@@ -88,7 +88,7 @@ pub fn all() -> io::Result<Found> {
             }
             Err(e) => denied |= e.kind() == io::ErrorKind::PermissionDenied,
         }
-        // One that has ended meanwhile is "denied" as well.
+        // A process that has ended in between is "denied" as well.
         found.hidden_processes += usize::from(denied && process.exists());
     }
     let namespaces = places.into_iter();

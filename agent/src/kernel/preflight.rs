@@ -1,4 +1,4 @@
-//! What must be right before the daemon begins, said so that it can be fixed.
+//! Checks before the daemon starts. Each error names its fix.
 
 use std::{fs, io, path::Path, sync::Mutex, thread};
 

@@ -66,7 +66,7 @@ pub fn keep_for_start() -> io::Result<()> {
     // Where that is refused the limit may be enough: a unit's is.
     let _as_it_is = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     nix::sys::prctl::set_no_new_privs()?;
-    // Without CAP_SETPCAP it stays; then whoever started this has limited it, or is no root.
+    // Without CAP_SETPCAP it stays; then the parent has limited it, or is not root.
     if holds(CapSet::Effective, Capability::CAP_SETPCAP)? {
         for cap in caps::all() {
             // A kernel that does not know one has none to give up.
@@ -88,7 +88,7 @@ fn holds(set: CapSet, cap: Capability) -> io::Result<bool> {
     caps::has_cap(None, set, cap).map_err(io::Error::other)
 }
 
-/// Leaves those of `wanted` that are there.
+/// Keeps the available ones of `wanted`.
 fn keep(wanted: &[Capability]) -> io::Result<()> {
     // Also from the ambient set: what is not inheritable is not ambient (capabilities(7)).
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
@@ -123,7 +123,7 @@ fn parse_effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Those of [`NEEDED`] a set lacks. CAP_SYS_ADMIN stands in for CAP_BPF and CAP_PERFMON.
+/// The capabilities of [`NEEDED`] that a set lacks. CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
 pub fn missing(effective: u64) -> Vec<&'static str> {
     let has = |bit: u32| effective & (1 << bit) != 0;
     let lacks = |bit: u32| !has(bit) && !(bit != cap::NET_ADMIN && has(cap::SYS_ADMIN));

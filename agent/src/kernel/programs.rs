@@ -35,7 +35,7 @@ pub fn attached_ids(cgroup: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     Ok(query_sock_ops(cgroup)?.ids)
 }
 
-/// Walks the tree from `root` down. Cgroups that vanish meanwhile are passed over.
+/// Walks the tree from `root` down. Cgroups that vanish during the walk are skipped.
 pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
     let mut found = Vec::new();
     visit(root, ours, &mut found)?;
@@ -56,12 +56,12 @@ pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
     Ok(found)
 }
 
-/// The programs between the hierarchy's root and `cgroup`, both included: those that decide
+/// The programs between the hierarchy's root and `cgroup`, both included: they decide
 /// whether a link can be made there.
 pub fn in_ancestry(root: &Path, cgroup: &Path, ours: &[u32]) -> Vec<AttachedProgram> {
     let mut found = Vec::new();
     for dir in cgroup.ancestors().take_while(|dir| dir.starts_with(root)) {
-        // What cannot be asked is told by the attempt to attach.
+        // If the kernel cannot be asked, the attempt to attach will tell.
         let _unknown = visit(dir, ours, &mut found);
     }
     found

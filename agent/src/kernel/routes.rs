@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_none() {
+    fn truncated_route_is_none() {
         let whole = route(HEADER, &[(RTAX_LOCK, 1 << 13), (RTAX_RTO_MIN, 50)]);
         for end in 0..whole.len() {
             assert_eq!(locked_route(&whole[..end]), None, "{end}");

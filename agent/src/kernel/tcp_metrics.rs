@@ -1,4 +1,4 @@
-//! The kernel's cache of what TCP connections learned of their destinations (`ip tcp_metrics`), by
+//! The kernel's cache of TCP metrics by destination (`ip tcp_metrics`), by
 //! generic netlink (include/uapi/linux/tcp_metrics.h, Linux 6.12).
 
 use std::{
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn one_message() {
+    fn tcp_metrics_message_is_parsed() {
         let vals = [
             attribute(1, &1u32.to_ne_bytes()),
             attribute(RTT_US, &(80_000u32 * 8).to_ne_bytes()),

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 /// A kernel version. Distributions' suffixes ("6.1.0-44-cloud-amd64") are kept for show only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelVersion {
-    /// Major and minor, which is what features go by.
+    /// Major and minor, on which features depend.
     pub number: (u32, u32),
     release: String,
 }

@@ -13,11 +13,11 @@ pub type Adjustments = BTreeMap<PolicyName, Adjustment>;
 pub struct Adjustment {
     /// Of the initial RTO of connections that this host opens.
     pub active: InitialRto,
-    /// Of those that it accepts.
+    /// Of accepted connections.
     pub passive: InitialRto,
     /// The value of `rto_min = "auto"`; `None`: the kernel's own so far.
     pub rto_min: Option<Duration>,
-    /// The control arm, in place of that of `holdout`.
+    /// The control arm, instead of `holdout`'s.
     pub control: Option<ControlArm>,
 }
 

@@ -40,7 +40,7 @@ impl PartialOrd for Cidr {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CidrError {
-    /// Not an address with a prefix length at all.
+    /// Not an address with a prefix length.
     #[error(
         "invalid CIDR {text:?}; write it like 10.1.2.0/24, fd00:1::/64, or a bare address for one host"
     )]
@@ -144,7 +144,7 @@ impl Cidr {
         let malformed = || CidrError::Malformed {
             text: text.to_owned(),
         };
-        // Not by ipnetwork, which takes netmasks ("10.0.0.0/255.0.0.0") as well: nobody means that here.
+        // Not parsed by ipnetwork, which also accepts netmasks ("10.0.0.0/255.0.0.0").
         let (address, length) = match text.split_once('/') {
             Some((address, length)) => (address, Some(length)),
             None => (text, None),
@@ -246,7 +246,7 @@ fn without_leading_zeros(text: &str) -> Option<String> {
     (meant != text && IpNetwork::from_str(&meant).is_ok()).then_some(meant)
 }
 
-/// A decimal number of at most so many digits.
+/// A decimal number of up to `most` digits.
 fn number(digits: &[u8], most: usize) -> Option<u32> {
     if digits.is_empty() || digits.len() > most {
         return None;
@@ -506,7 +506,7 @@ mod tests {
 
         /// It is the way of nearly all.
         #[test]
-        fn what_is_written_usually_is_plain(v4: u32, v6: u128, holes: u8, length in 0..=128u8) {
+        fn usual_cidrs_are_plain(v4: u32, v6: u128, holes: u8, length in 0..=128u8) {
             let v6 = (0..8).filter(|i| holes >> i & 1 == 1).fold(v6, |v6, i| v6 & !(0xffff << (16 * i)));
             for cidr in [
                 Cidr::containing(Ipv4Addr::from_bits(v4).into(), length.min(32)),
@@ -537,7 +537,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_printed_is_read_again(address: IpAddr, prefix in 0u8..=128) {
+        fn printed_cidr_is_parsed_again(address: IpAddr, prefix in 0u8..=128) {
             if let Ok(network) = IpNetwork::new(address, prefix)
                 && let Ok(network) = IpNetwork::new(network.network(), prefix)
                 && let Ok(cidr) = Cidr::try_from(network)

@@ -87,7 +87,7 @@ impl EffectiveSetting {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", if setting.is_empty() { String::new() } else { format!("{setting} = {value}: ") })]
 pub struct SettingError {
-    /// The setting's name in the configuration; empty if it is the policy as a whole.
+    /// The setting's name in the configuration; empty for the whole policy.
     pub setting: &'static str,
     /// The value given.
     pub value: String,
@@ -115,7 +115,7 @@ pub fn compile(
     compile_adjusted(name, settings, &Adjustment::default(), host)
 }
 
-/// The same with what the daemon has decided about it.
+/// The same with the daemon's decisions about it.
 pub fn compile_adjusted(
     name: &PolicyName,
     settings: &Settings,
@@ -169,8 +169,8 @@ pub fn compile_adjusted(
     }
 }
 
-/// Whether each connection must remember something from its beginning on: what is set later, or what an option was
-/// that the program cannot ask for.
+/// Whether each connection needs storage from the start: for options that are set later, or whose former values
+/// the program cannot read.
 fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
     let later = policy.user_timeout_ms | policy.linear_retries | policy.restart_hz;
     let others = policy.rto_max_ms | (policy.flags & policy_flags::THIN_LINEAR_SET);
@@ -187,7 +187,7 @@ pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Refuses what goes by counters, for a host on which nothing is counted.
+/// Refuses settings that need counters on a host without statistics.
 pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
     let automatic = [
         ("initial_rto", settings.auto_initial_rto().map(|_| "auto")),
@@ -251,7 +251,7 @@ struct Compiler<'a> {
     errors: Vec<SettingError>,
     /// The initial RTO of connections that this host opens, jiffies; `None`: the kernel's own.
     active: Option<u64>,
-    /// The same of those that it accepts, as far as their requests live long enough.
+    /// The same of accepted connections, if their requests live long enough.
     passive: Option<u64>,
 }
 
@@ -416,7 +416,7 @@ impl Compiler<'_> {
             return 0;
         }
         let jiffies = self.quantised(setting, asked);
-        // As the kernel tells it when it is asked for the option.
+        // As the kernel returns it for the option.
         u32::try_from(jiffies_to_usecs(jiffies, hz)).unwrap_or(u32::MAX)
     }
 
@@ -496,7 +496,7 @@ fn milliseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// A policy that cannot be had, for callers that know no line numbers.
+/// A policy that this host does not support, for callers without line numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}policy {policy}: {error}", location.as_ref().map(|at| format!("{at}: ")).unwrap_or_default())]
 pub struct PolicyError {

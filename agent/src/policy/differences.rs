@@ -1,4 +1,4 @@
-//! Where the kernel's maps hold something else than they should: what somebody else added, removed or overwrote.
+//! Differences between the kernel's maps and the desired state: entries that other processes added, removed or overwrote.
 
 use std::{
     cmp::Ordering,
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cidr, Entries, EntryRef, PolicyName};
 
-/// So many differences are kept one by one.
+/// How many differences are kept one by one.
 const KEPT: usize = 100;
-/// So many are told in a sentence.
+/// How many differences a sentence names.
 const TOLD: usize = 4;
 
 /// One difference.
@@ -28,7 +28,7 @@ pub enum Difference {
         /// Its policy.
         policy: PolicyName,
     },
-    /// There is an entry that nobody asked for.
+    /// An entry that is not desired.
     EntryExtra {
         /// Its CIDR.
         cidr: Cidr,
@@ -149,7 +149,7 @@ impl Differences {
         self.first.extend(more.first.into_iter().take(room));
     }
 
-    /// Whether there are none.
+    /// Whether there is no difference.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
@@ -192,7 +192,7 @@ pub struct Run<'a> {
     pub is_last: bool,
 }
 
-/// Somebody changed the trie while it was read.
+/// Another process changed the trie during the read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it was changed while it was read")]
 pub struct Disorder;
@@ -257,7 +257,7 @@ impl Run<'_> {
                 && after.is_none_or(|after| order > after)
                 && last.is_none_or(|last| order <= last)
         };
-        // Those that begin behind the end of the one before...
+        // Entries that begin behind the end of `after`...
         let begin = match self.after {
             Some(after) => Some(host(last_address(&after)).unwrap_or(after)),
             None if self.is_ipv4 => None,
@@ -268,7 +268,7 @@ impl Run<'_> {
             cidr.is_ipv4() == self.is_ipv4 && last.is_none_or(|last| begins <= last.end)
         });
         let mut wanted: Vec<_> = behind.filter(|(cidr, _)| is_in(cidr)).collect();
-        // ... and those in which that end lies: a trie tells the longer prefixes first.
+        // ... and entries that contain that end: a trie lists longer prefixes first.
         if let Some(after) = self.after {
             let around = desired.covering(last_address(&after)).into_iter();
             let around = around.filter(|cidr| is_in(cidr) && begin.is_none_or(|b| *cidr < b));
@@ -281,7 +281,7 @@ impl Run<'_> {
     }
 }
 
-/// Where an entry comes among those of its trie.
+/// The position of an entry in its trie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Order {
     /// Its last address.
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_another_order_says_nothing() {
+    fn run_out_of_order_is_an_error() {
         let name: PolicyName = "p".parse().unwrap();
         let found = [
             (cidr("10.2.0.0/16"), Some(&name)),

@@ -60,7 +60,7 @@ struct Row {
     policy: u32,
 }
 
-/// Stands for "no file".
+/// Marks an entry without a file.
 const NO_FILE: u16 = u16::MAX;
 
 /// Which prefix lengths there are.
@@ -122,7 +122,7 @@ impl Entries {
         self.families.sum()
     }
 
-    /// Whether there are none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -456,7 +456,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Makes room for so many more.
+    /// Reserves capacity for more entries.
     pub fn reserve(&mut self, more: usize) {
         self.table.rows.reserve_exact(more);
     }

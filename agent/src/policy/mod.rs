@@ -144,8 +144,8 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
-    /// The SYN-ACK retransmissions to reckon with where the program cannot read them: those of this
-    /// namespace, but no more than the kernel's default, which every new namespace begins with.
+    /// The SYN-ACK retransmissions to assume where the program cannot read them: those of this
+    /// namespace, but not more than the kernel's default, with which every new namespace begins.
     pub fn syn_ack_retries(&self) -> u8 {
         const TCP_SYNACK_RETRIES: u8 = 5;
         match self.reads_listener {
@@ -185,7 +185,7 @@ impl HostFacts {
         }
     }
 
-    /// What the program goes by where it cannot ask the socket.
+    /// What the program uses where it cannot ask the socket.
     pub fn defaults(&self) -> HostDefaults {
         let without = Self {
             reads_listener: false,

@@ -64,7 +64,7 @@ impl PolicyName {
             .fold(0, |seed, byte| seed << 8 | u32::from(*byte))
     }
 
-    /// Stands for the owner of a slot that has none; never equal to a name that can be given.
+    /// Marks the owner of a slot without a name; never equal to a valid name.
     pub(crate) fn nameless() -> Self {
         Self("".into())
     }

@@ -298,7 +298,7 @@ mod tests {
             );
         }
 
-        /// By what each entry and each policy was and is.
+        /// By the former and present policy of each entry.
         #[test]
         fn a_summary_counts_what_a_person_would(current in image(), desired in image()) {
             let both = desired.entries.iter().filter_map(|(cidr, after)| {

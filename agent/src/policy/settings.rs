@@ -227,7 +227,7 @@ impl Settings {
         self.holdout.or(implied)
     }
 
-    /// Whether it sets anything at all.
+    /// Whether it sets anything.
     pub fn is_empty(&self) -> bool {
         let force = self.force;
         *self
@@ -237,7 +237,7 @@ impl Settings {
             }
     }
 
-    /// What is given, as it stands in a configuration.
+    /// The settings that are given, as in a configuration.
     pub fn to_toml(&self) -> toml_edit::Table {
         let document = toml_edit::ser::to_document(self);
         let mut table = document.map_or_else(|_| toml_edit::Table::new(), |d| d.as_table().clone());
@@ -252,7 +252,7 @@ impl Settings {
     }
 }
 
-/// For serde, to leave out what nobody set.
+/// For serde, to leave out unset values.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -260,7 +260,7 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// The `syn_retries` setting (TCP_SYNCNT).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SynRetries {
-    /// Raise it so that connect() gives up no sooner than with the kernel's own timers.
+    /// Raise it so that connect() does not give up before it would with the kernel's own timers.
     #[default]
     Auto,
     /// Leave the socket's value: connect() gives up sooner in proportion to the initial RTO.

@@ -27,12 +27,12 @@ impl Share {
     /// One half.
     pub const HALF: Self = Self(WHOLE / 2);
 
-    /// So many hundredths of a percent, up to all of them.
+    /// A share in hundredths of a percent, up to all of them.
     pub(crate) const fn of_ten_thousand(hundredths: u16) -> Self {
         Self::of_units(hundredths as u64, 2)
     }
 
-    /// A share of so many parts of 2^32.
+    /// A share in parts of 2^32.
     pub const fn from_parts(parts: u32) -> Self {
         Self(parts as u64)
     }
@@ -78,7 +78,7 @@ impl Share {
         float(self.units(DECIMALS)) / float(whole)
     }
 
-    /// So many units in the last decimal, rounded to a part. (The product is below 2^59.)
+    /// A share in units of the last decimal, rounded to a part. (The product is below 2^59.)
     const fn of_units(units: u64, decimals: u32) -> Self {
         let whole = PERCENT * 10u64.pow(decimals);
         Self((units * WHOLE + whole / 2) / whole)
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_shown() {
+    fn share_is_shown_as_written() {
         for text in [
             "0%",
             "5%",
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_share_is_refused_with_examples() {
+    fn bad_share_is_refused_with_examples() {
         for bad in [
             "",
             "%",

@@ -27,7 +27,7 @@ pub struct ProbeTarget {
 }
 
 impl PolicySet {
-    /// An address whose policy has an initial RTO other than the kernel's own; `None` if there is none. (The program never
+    /// An address whose policy has an initial RTO other than the kernel's own; `None` if no policy has one. (The program never
     /// puts the probe's connection into a control arm.)
     pub fn probe_target(&self, host: &HostFacts) -> Option<ProbeTarget> {
         self.probe_target_by(host, |name| {
@@ -36,7 +36,7 @@ impl PolicySet {
         })
     }
 
-    /// The same by what policies have in force, jiffies: that is not what is given where it is learnt or held back.
+    /// The same by the values in force, jiffies: they differ from the configured ones where values are learnt or braked.
     pub fn probe_target_by(
         &self,
         host: &HostFacts,
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_force_decides() {
+    fn probe_target_follows_values_in_force() {
         let set = set(&[("10.0.0.0/8", Some(100)), ("10.1.0.0/16", None)]);
         let by = |in_force: &[(&str, u64)]| {
             let of = |name: &PolicyName| {
@@ -160,7 +160,7 @@ mod tests {
     fn none_where_there_is_nothing_to_see() {
         assert_eq!(target(&[]), None);
         assert_eq!(target(&[("10.0.0.0/8", None)]), None);
-        // The kernel's own value cannot be told from no policy.
+        // The kernel's own value looks like no policy.
         assert_eq!(target(&[("10.0.0.0/8", Some(1000))]), None);
         assert_eq!(target(&[("127.0.0.0/8", Some(5))]), None);
         for nobodys in [

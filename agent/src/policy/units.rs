@@ -49,7 +49,7 @@ pub struct DurationError {
 ///
 /// # Errors
 ///
-/// If it is no such text; a number without a unit is refused, as nobody can know which was meant.
+/// If it is not a duration; a number without a unit is refused, because its unit would be a guess.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     parse_scaled(text, Scale::Timer)
 }
@@ -114,7 +114,7 @@ pub fn tenths_of_s(ms: u64) -> String {
 pub struct Quantised {
     /// Jiffies.
     pub jiffies: u64,
-    /// The duration of so many jiffies.
+    /// The duration of these jiffies.
     #[serde(with = "as_text")]
     pub effective: Duration,
 }
@@ -131,13 +131,13 @@ pub fn quantise(duration: Duration, hz: u32) -> Quantised {
     }
 }
 
-/// So many jiffies as the kernel tells them in microseconds: jiffies_to_usecs() rounds down, and
+/// Jiffies as the kernel reports them in microseconds: jiffies_to_usecs() rounds down, and
 /// usecs_to_jiffies() up again to the same jiffies.
 pub fn jiffies_to_usecs(jiffies: u64, hz: u32) -> u64 {
     jiffies * 1_000_000 / u64::from(hz)
 }
 
-/// The duration of so many jiffies, down to the nanosecond.
+/// The duration of a number of jiffies, exact to the nanosecond.
 pub fn jiffies_duration(jiffies: u64, hz: u32) -> Duration {
     let nanos = u128::from(jiffies) * 1_000_000_000 / u128::from(hz.max(1));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -330,7 +330,7 @@ mod tests {
         }
 
         #[test]
-        fn what_the_kernel_tells_is_the_same_jiffies_again(
+        fn jiffies_survive_microseconds(
             jiffies in 0u64..200_000,
             hz in prop::sample::select(vec![100u32, 250, 300, 1000]),
         ) {

@@ -1,4 +1,4 @@
-//! The metrics endpoint: read-only, without secrets, and for whoever can reach it.
+//! The metrics endpoint: read-only, without secrets, and for every client that can reach it.
 
 use std::{future::pending, io, sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ pub(crate) const LIMITS: Limits = Limits {
     idle_timeout: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };
-/// Nobody has anything to say in one.
+/// Requests need no body.
 pub(crate) const MAX_BODY: usize = 4 << 10;
 
 /// Where it listens.
@@ -115,7 +115,7 @@ async fn alive() -> &'static str {
     "alive\n"
 }
 
-/// One at a time compares the kernel's maps with what they should hold.
+/// One client at a time compares the kernel's maps with the desired state.
 #[derive(Clone)]
 struct Verifying(Arc<Semaphore>);
 
@@ -139,7 +139,7 @@ async fn readiness(engine: &Handle, verifying: &Verifying) -> Readiness {
     let comparing = spawn_blocking(move || (snapshot.readiness(), turn));
     let readiness = match comparing.await {
         Ok((Readiness::Differs, _turn)) => {
-            // The engine sees for itself, and says it from then on.
+            // The engine finds it as well, and reports it from then.
             let verified = engine.call(Message::Verify).await;
             verified.map(|found| match engine.snapshot().known_readiness() {
                 Readiness::Ready if !found.differences.is_empty() => {

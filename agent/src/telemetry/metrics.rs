@@ -29,7 +29,7 @@ mod tuning;
 /// Every metric's name begins so.
 pub const PREFIX: &str = "rto_agent";
 
-/// The metrics of a status, of statistics and of what is learnt. `runs`: how often the program ran, where the kernel counts that.
+/// The metrics of a status, of statistics and of tuning. `runs`: how often the program ran, if the kernel counts that.
 pub fn render(
     status: &StatusAnswer,
     stats: &StatsAnswer,
@@ -246,15 +246,15 @@ fn experiments(status: &StatusAnswer) -> Vec<Family> {
         },
         Family {
             name: "experiment_e_value",
-            help: "Evidence of an experiment: a gain is proven from 20 on, harm from 400 on, and its arms are invalid \
-                   from a mismatch of 1000 on",
+            help: "Evidence of an experiment: a gain is proven at 20, harm at 400, and its arms are invalid \
+                   at a mismatch of 1000",
             unit: None,
             samples: Samples::Gauge(e_values.collect()),
         },
     ]
 }
 
-/// Directions of handshakes: those of sockets that were open before are not known.
+/// Directions of handshakes: handshakes of sockets that were open before their policy are unknown.
 const BEGUN: &[&str] = &["active", "passive"];
 const ALL: &[&str] = &["active", "passive", "unknown"];
 
@@ -290,7 +290,7 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
     let mut all: Vec<_> = COUNTERS.iter().map(|one| counter(one, stats)).collect();
     all.push(gauge(
         "connections_per_sample",
-        "One in so many loss-free connections is followed until it closes, for all of them (smoothed_rtt, aborted)",
+        "One in this many loss-free connections is followed until it closes, for all of them (smoothed_rtt, aborted)",
         stats.sampling.into(),
     ));
     all.push(times(

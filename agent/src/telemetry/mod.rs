@@ -7,6 +7,7 @@ pub mod metrics;
 use std::{
     io::{self, Write},
     os::{fd::AsFd as _, unix::net::UnixDatagram},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -25,16 +26,16 @@ use tracing_subscriber::{
 
 use crate::cli::LogFormat;
 
-/// Lines that were dropped, as nobody reads the log.
+/// Lines that were dropped because the log is not read.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// How many lines of the log were dropped, as nobody reads it.
+/// How many lines were dropped because the log is not read.
 #[must_use]
 pub fn dropped_lines() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// Installs the log. Whoever logs never waits: see `Lossy`. `RTO_AGENT_LOG` sets the level (`info` by default), also by
+/// Installs the log. Logging never blocks: see `Lossy`. `RTO_AGENT_LOG` sets the level (`info` by default), also by
 /// target, in the syntax of [`Targets`].
 pub fn init(format: LogFormat) -> anyhow::Result<()> {
     let filter = match std::env::var("RTO_AGENT_LOG") {
@@ -49,10 +50,8 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
     let stderr = || Lossy(Stderr);
     match format {
         LogFormat::Auto if stderr_is_journal() => {
-            let socket = UnixDatagram::unbound()?;
-            socket.set_nonblocking(true)?;
-            let journal = Arc::new(socket);
-            let journal = move || Lossy(Journal(journal.clone()));
+            let journal = Journal::at("/run/systemd/journal/socket")?;
+            let journal = move || Lossy(journal.clone());
             let layer = layer.json().flatten_event(true).with_writer(journal);
             registry.with(layer).try_init()?;
         }
@@ -69,7 +68,7 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes every line, and counts those that could not be written.
+/// Accepts every line, and counts lines that could not be written.
 struct Lossy<W>(W);
 
 impl<W: Write> Write for Lossy<W> {
@@ -109,13 +108,25 @@ impl Write for Stderr {
 
 /// Sends lines of JSON to the journal, with their fields (systemd.io/JOURNAL_NATIVE_PROTOCOL). What does not fit a
 /// datagram goes to stderr, which leads to the journal as well.
-struct Journal(Arc<UnixDatagram>);
+#[derive(Clone)]
+struct Journal {
+    socket: Arc<UnixDatagram>,
+    path: PathBuf,
+}
+
+impl Journal {
+    fn at(path: impl Into<PathBuf>) -> io::Result<Self> {
+        let socket = Arc::new(UnixDatagram::unbound()?);
+        socket.set_nonblocking(true)?;
+        let path = path.into();
+        Ok(Self { socket, path })
+    }
+}
 
 impl Write for Journal {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        const SOCKET: &str = "/run/systemd/journal/socket";
         let sent = match serde_json::from_slice(line) {
-            Ok(fields) => self.0.send_to(&journal_entry(&fields), SOCKET),
+            Ok(fields) => self.socket.send_to(&journal_entry(&fields), &self.path),
             Err(e) => Err(e.into()),
         };
         match sent {
@@ -170,6 +181,33 @@ fn stderr_is_journal() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn full_journal_drops_lines_and_counts_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let reader = UnixDatagram::bind(&path).unwrap();
+        reader.set_nonblocking(true).unwrap();
+        let mut journal = Journal::at(&path).unwrap();
+        let mut taken = 0;
+        while journal.write_all(b"{}").is_ok() {
+            taken += 1;
+        }
+        assert!(taken > 0);
+        let before = dropped_lines();
+        let line = br#"{"message":"later"}"#;
+        let mut log = Lossy(journal);
+        assert_eq!(log.write(line).unwrap(), line.len());
+        assert!(dropped_lines() > before);
+        let mut buffer = [0; 256];
+        for _ in 0..taken {
+            reader.recv(&mut buffer).unwrap();
+        }
+        assert!(reader.recv(&mut buffer).is_err(), "nothing else was kept");
+        log.write_all(line).unwrap();
+        let length = reader.recv(&mut buffer).unwrap();
+        assert!(buffer[..length].ends_with(b"later\n"));
+    }
 
     #[test]
     fn journal_entry_has_fields_of_any_text() {

@@ -1,4 +1,4 @@
-//! Timers that tune themselves, and guards of those that are configured: what was counted becomes decisions. Pure: the
+//! Timers that tune themselves, and guards of configured timers: counters become decisions. Pure: the
 //! engine reads the counters and puts the decisions in force.
 //!
 //! Times are milliseconds of a clock that the engine keeps ([`rto_model::tune::tuner`]).
@@ -48,7 +48,7 @@ pub struct Told {
 }
 
 impl Told {
-    /// Whether somebody should look at it.
+    /// Whether an operator should look at it.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         let Transition { from, to, .. } = self.transition;
@@ -83,7 +83,7 @@ impl Tuning {
         }
     }
 
-    /// Goes by these policies from now on.
+    /// Uses these policies from here.
     pub fn follow(&mut self, policies: &Policies<'_>, host: &HostFacts) {
         let mut former = std::mem::take(&mut self.policies);
         for (name, settings) in policies {
@@ -95,7 +95,7 @@ impl Tuning {
         }
     }
 
-    /// The maps are new: what they count has nothing to do with what was read before.
+    /// The maps are new: their counts are unrelated to earlier readings.
     pub fn begin_again(&mut self) {
         for policy in self.policies.values_mut() {
             policy.begin_again();
@@ -115,7 +115,7 @@ impl Tuning {
         policy.is_some_and(|policy| policy.has_other_brakes(brakes))
     }
 
-    /// Takes in what was counted of a policy, and decides.
+    /// Takes in the counters of a policy, and decides.
     pub fn step(
         &mut self,
         now_ms: u64,
@@ -136,7 +136,7 @@ impl Tuning {
         })
     }
 
-    /// The kernel's own timers, until [`Tuning::resume`]. `None` if nothing of the policy can be frozen.
+    /// The kernel's own timers, until [`Tuning::resume`]. `None` if the policy has nothing to freeze.
     pub fn freeze(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
         self.acting(name)?;
         Some(self.decide(name, |policy| {
@@ -152,7 +152,7 @@ impl Tuning {
         }))
     }
 
-    /// Forgets what was learnt of a policy. `None` if nothing of it is watched.
+    /// Forgets what a policy has learnt. `None` if the policy is not watched.
     pub fn reset(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
         self.policies.get(name)?;
         Some(self.decide(name, |policy| policy.reset(now_ms)))
@@ -196,7 +196,7 @@ fn told(name: &PolicyName, transitions: Vec<(TimerId, Transition)>) -> Vec<Told>
 pub enum Pace {
     /// Something follows from them.
     EachSecond,
-    /// They are only told of: the daemon wakes as often as for its health.
+    /// They only report: the daemon wakes as often as for its health.
     Rarely,
 }
 

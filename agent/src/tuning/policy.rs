@@ -22,12 +22,12 @@ use crate::{
 
 /// What a retransmission spends of the budget.
 const COST: u32 = Brake::BUDGET_COST.cast_unsigned();
-/// A policy of which nothing was counted is read in one tick of so many.
+/// An idle policy is read once in this many ticks.
 const IDLE_TICKS: u64 = 5;
 /// Transitions that are remembered to be shown.
 const SHOWN: usize = 16;
 
-/// What is to be read of a policy.
+/// What to read of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// Nothing.
@@ -45,7 +45,7 @@ pub enum Due {
 pub enum TimerId {
     /// The initial RTO of connections that this host opens.
     Active,
-    /// Of those that it accepts.
+    /// Of accepted connections.
     Passive,
     /// `rto_min`.
     RtoMin,
@@ -130,7 +130,7 @@ impl TimerState {
         }
     }
 
-    /// The same timer by these settings; one that begins anew where another value is configured, or none.
+    /// The same timer with these settings; a timer with another configured value starts afresh.
     fn following(former: Option<Self>, spec: &TimerSpec) -> Self {
         let mut timer = match former {
             Some(mut known) if known.tuner.configured() == spec.configured => {
@@ -209,7 +209,7 @@ impl TimerState {
             (None, value_us) => (value_us.map_or(0, |us| grown.samples.above(us)), 0),
         };
         let connections = grown.counts.connections;
-        // What is left of what was spent after the credits, and what is spent beyond them.
+        // The rest of the spending after the credits, and the spending beyond them.
         let net = |before: i32, cost: i32, count: u64, credits: u64| {
             let net = i128::from(count) * i128::from(cost) - i128::from(credits);
             let left = (i128::from(before) + net.min(0)).max(0);
@@ -273,7 +273,7 @@ struct Step {
 }
 
 impl PolicyTuning {
-    /// Goes on with what was stored, as far as that is of the same kind.
+    /// Resumes from a stored state of the same kind.
     pub(super) fn new(spec: Spec, state: State) -> Self {
         let mut policy = Self {
             spec,
@@ -287,7 +287,7 @@ impl PolicyTuning {
         policy
     }
 
-    /// The same policy by these settings; one that is not known begins anew.
+    /// The same policy with these settings; an unknown policy starts afresh.
     pub(super) fn following(known: Option<Self>, spec: Spec) -> Self {
         match known {
             None => Self::new(spec, State::default()),
@@ -308,7 +308,7 @@ impl PolicyTuning {
         self.state.timers = timers.collect();
     }
 
-    /// The maps are new: what they count has nothing to do with what was read before.
+    /// The maps are new: their counts are unrelated to earlier readings.
     pub(super) fn begin_again(&mut self) {
         self.state.since_ms = None;
         for timer in self.state.timers.values_mut() {
@@ -316,7 +316,7 @@ impl PolicyTuning {
         }
     }
 
-    /// What is to be read of it now.
+    /// What is due to be read.
     pub(super) fn due(&self, now_ms: u64) -> Due {
         let Some(read_ms) = self.read_ms else {
             return Due::Counters;
@@ -337,7 +337,7 @@ impl PolicyTuning {
         }
     }
 
-    /// Whether anything follows from what is counted, so that it must be looked at each second.
+    /// Whether its counts lead to decisions, so that they are read each second.
     pub(super) fn acts(&self) -> bool {
         self.state.timers.values().any(TimerState::acts)
     }
@@ -347,7 +347,7 @@ impl PolicyTuning {
         self.brakes != *brakes
     }
 
-    /// Takes in what was counted, and decides.
+    /// Takes in the counters, and decides.
     pub(super) fn step(
         &mut self,
         now_ms: u64,
@@ -385,7 +385,7 @@ impl PolicyTuning {
         self.noted(all)
     }
 
-    /// Forgets what was learnt, also of what is only watched.
+    /// Forgets what was learnt, also by timers that are only watched.
     pub(super) fn reset(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
         let timers = self.state.timers.iter_mut();
         let all = timers.map(|(id, timer)| (*id, timer.tuner.reset(now_ms)));

@@ -47,8 +47,8 @@ impl Reading {
         add_times(&mut self.samples, &statistics.path_rtt);
     }
 
-    /// What was counted since an earlier reading. `None` if anything is less than it was: the statistics were made anew,
-    /// and what they say now has no beginning.
+    /// The growth since an earlier reading. `None` if a counter is lower than before: the statistics were re-created,
+    /// and their counts have no common beginning.
     pub(super) fn since(&self, earlier: &Self) -> Option<Self> {
         let (now, then) = (&self.counts, &earlier.counts);
         let mut samples = self.samples.clone();

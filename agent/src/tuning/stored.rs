@@ -1,6 +1,6 @@
-//! What is stored of it, and how it goes on.
+//! The stored state, and how it is resumed.
 //!
-//! The tuner's clock goes on with the boot's while that lasts; over a reboot the time of day tells how much later it is.
+//! The tuner's clock follows CLOCK_BOOTTIME until a reboot; after a reboot the wall clock tells how much time has passed.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::{
 /// each, and the file can be read again (`MAX_STATE_FILE`).
 const MOST_HOURS: usize = 80_000;
 
-/// How many hours of the clock a memory of so many is: the first and the last are not full.
+/// How many hours of the clock a memory of `memory` hours covers: the first and the last are not full.
 const fn hours_stored(memory: usize) -> usize {
     memory.saturating_add(2)
 }
@@ -95,7 +95,7 @@ impl Restored {
 }
 
 impl Tuning {
-    /// Goes on with what was stored for these policies; what that led to.
+    /// Resumes from the stored state of these policies; returns the resulting decisions.
     pub fn restore(
         &mut self,
         mut restored: Restored,
@@ -141,7 +141,7 @@ impl Tuning {
         (each < needed).then_some(each)
     }
 
-    /// What is to be stored.
+    /// The state to store.
     #[must_use]
     pub fn kept<'a>(&'a self, boot_id: &'a str, at: Moment) -> Kept<'a> {
         let policies = self.policies.iter();

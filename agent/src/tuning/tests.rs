@@ -66,8 +66,8 @@ impl Bed {
         self.told.extend(told);
     }
 
-    /// Active connections, a second's on each step, on a path so long. Those that the timer in force is too short for
-    /// are counted by the program.
+    /// Active connections, one second's worth on each step, with this path RTT. The program counts connections for which the
+    /// timer in force is too short.
     fn run(&mut self, seconds: u64, us: u64, per_s: u64) {
         for _ in 0..seconds {
             let adjustment = self.adjustment().active;
@@ -236,7 +236,7 @@ fn counters_that_begin_again_are_not_counted_twice() {
     let mut bed = settled();
     let known = |bed: &Bed| bed.tuning.view(Moment::default())[&name()].timers[0].evidence;
     let before = known(&bed).samples;
-    // The statistics were made anew, and count for a while before they are read.
+    // The statistics were re-created, and count for a while before they are read.
     bed.statistics.treated = [Statistics::default(); 3];
     bed.run(1, 9_000, 50);
     assert_eq!(known(&bed).samples, before);
@@ -398,7 +398,7 @@ fn other_settings_are_followed_before_they_are_in_force() {
     bed.tuning.adjust(&policies, &HOST, &mut all);
     let previewed = all.remove(&name).unwrap();
     assert_eq!(previewed.active.timer, Timer::Configured);
-    // After those that the program has seen.
+    // After the epochs that the program has seen.
     assert!(previewed.active.epoch > bed.adjustment().active.epoch);
     bed.follow("initial_rto = '100ms'\nguard = 'on'");
     assert_eq!(bed.adjustment(), previewed);

@@ -1,4 +1,4 @@
-//! Lists that end: what a request takes of memory goes by the number of its strings, not by their length.
+//! Lists with an end: a request's memory depends on the number of its strings, not on their length.
 
 use std::fmt;
 

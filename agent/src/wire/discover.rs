@@ -13,7 +13,7 @@ pub struct DiscoverAnswer {
     pub at_ms: u64,
     /// Since when they are counted, Unix milliseconds.
     pub since_ms: u64,
-    /// Of so many connections one is counted.
+    /// One in this many connections is counted.
     pub one_in: u32,
     /// Prefixes that are left out, as an entry covers them by now.
     pub covered: usize,
@@ -29,8 +29,8 @@ pub struct PrefixStats {
     pub prefix: Cidr,
     /// Connections established, of one in `one_in`.
     pub connections: u64,
-    /// Of these, those of which a SYN or its answer was retransmitted: nearly always one was lost, as the timer is 1 s.
+    /// Of these, connections with a retransmitted SYN or SYN-ACK. Nearly always one was lost, because the timer is 1 s.
     pub recovered: u64,
-    /// How long handshakes took of which nothing was lost.
+    /// Durations of loss-free handshakes.
     pub handshake: HistogramView,
 }

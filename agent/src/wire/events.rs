@@ -25,7 +25,7 @@ pub enum StreamItem {
     Event(EventView),
     /// Something about an experiment.
     Experiment(ExperimentEvent),
-    /// Retransmissions of which nothing more is known: there was no room for them.
+    /// Retransmissions without details: the buffer was full.
     Lost {
         /// How many.
         lost: u64,
@@ -102,7 +102,7 @@ pub struct EventView {
 pub enum Kind {
     /// A SYN.
     Syn,
-    /// A SYN-ACK; told when the connection is established.
+    /// A SYN-ACK; reported when the connection is established.
     SynAck,
     /// A timeout of an established connection.
     Rto,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_left_out() {
+    fn unknown_event_fields_are_omitted() {
         assert_eq!(EventView::of(&event(99, 1, 0), 0, None, &HOST), None);
         let strange = Event {
             family: 1,

@@ -48,7 +48,7 @@ pub struct ExperimentAnswer {
 pub struct ExperimentsAnswer {
     /// When, Unix seconds.
     pub at_s: u64,
-    /// By policy: those that run, and the last one of each policy until it is cleared or another is started.
+    /// By policy: running experiments, and the last one of each policy until it is cleared or another is started.
     pub experiments: BTreeMap<PolicyName, ExperimentView>,
 }
 
@@ -59,7 +59,7 @@ pub struct ExperimentsAnswer {
 pub enum State {
     /// It counts.
     Running,
-    /// A gain is proven at all shares; the last one stays, and harm is still judged.
+    /// A gain is proven at all shares; the last share stays, and harm is still judged.
     GainProven,
     /// The same, and the policy is in force as configured.
     Promoted,
@@ -160,7 +160,7 @@ pub struct ExperimentView {
     pub notes: Vec<String>,
     /// What was counted, all shares together.
     pub counts: Arms<Counts>,
-    /// The same by share, of those that were reached.
+    /// The same by share, for all shares that were reached.
     pub shares: Vec<ShareResult>,
     /// What that proves; absent where peers are drawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -22,7 +22,7 @@ pub struct HistogramView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BucketView {
-    /// Times from here on, microseconds.
+    /// The bucket's lower end, microseconds.
     pub from_us: u64,
     /// And below this, microseconds; absent: of any length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,13 +39,13 @@ pub fn add_times(times: &mut Distribution, histogram: &Histogram) {
 }
 
 impl HistogramView {
-    /// Whether there are none.
+    /// Whether there are no times.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
     /// The time that a share of all do not exceed, microseconds, evenly spread within a bucket; `None`
-    /// if there are none. What lies beyond the last bucket counts as its end.
+    /// for an empty histogram. Times beyond the last bucket count as its end.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a quantile of buckets is an estimate"
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_is_the_difference() {
+    fn histogram_growth_is_the_difference() {
         let (before, after) = (of(&[10, 100]), of(&[10, 100, 100, 5000]));
         let since = after.with(&before, u64::saturating_sub);
         assert_eq!(since, of(&[100, 5000]));

@@ -1,4 +1,4 @@
-//! `docs/api.schema.json`, generated from the types: `UPDATE=1 cargo test -p rto-agent schema` writes it anew.
+//! `docs/api.schema.json`, generated from the types: `UPDATE=1 cargo test -p rto-agent schema` rewrites it.
 
 use std::{borrow::Cow, fs, path::Path};
 

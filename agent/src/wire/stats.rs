@@ -2,7 +2,7 @@
 //!
 //! `counters!` is the one table of the counters: a row gives the field of the JSON, of [`DirectionStats`] and of
 //! the kernel's [`rto_agent_common::Counters`], the metric, and what `rto-agent stats` calls it.
-//! `by` names the function of [`Statistics`] that a field is computed by, where it is none of the kernel's.
+//! `by` names the function of [`Statistics`] that computes a field that is not one of the kernel's counters.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct StatsAnswer {
     pub at_ms: u64,
     /// Whether anything is counted (`statistics` in `[agent]`).
     pub on: bool,
-    /// One in so many loss-free connections is followed until it closes (`sampling` in `[agent]`), and counts for all of
+    /// One in this many loss-free connections is followed until it closes (`sampling` in `[agent]`), and counts for all of
     /// them in `srtt` and `aborted`. Every connection counts in `connect_time` and `path_rtt`.
     #[serde(default = "all_connections")]
     pub sampling: u32,
@@ -42,7 +42,7 @@ fn all_connections() -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PolicyStats {
-    /// Since when it is counted, Unix milliseconds; absent where nothing of it is learnt or guarded.
+    /// When counting began, Unix milliseconds; absent for a policy that learns nothing and has no guard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
     /// What it is for, as its file says.
@@ -71,8 +71,8 @@ impl PolicyStats {
         std::iter::once((Arm::Treated, &self.treated)).chain(control)
     }
 
-    /// By how much longer `connect()` takes with the policy's timers than with the kernel's own, of connections that were
-    /// established; `None` without a control arm, or while an arm has none.
+    /// How much longer `connect()` takes with the policy's timers than with the kernel's own, over established
+    /// connections; `None` without a control arm, or while an arm has no connections.
     pub fn connect_time_difference(&self) -> Option<Difference> {
         /// The normal distribution's 97.5th percentile.
         const Z: f64 = 1.96;
@@ -125,7 +125,7 @@ impl PolicyStats {
     }
 }
 
-/// The share of connections with a spurious copy from which on an initial RTO is too short for its path.
+/// An initial RTO is too short for its path at this share of connections with a spurious copy.
 pub const TOO_MANY_SPURIOUS: f64 = 0.01;
 
 /// A difference of means.
@@ -167,7 +167,7 @@ pub enum Arm {
     /// Connections that have its settings.
     #[default]
     Treated,
-    /// Those that keep the kernel's own timers.
+    /// Connections with the kernel's own timers.
     Control,
 }
 
@@ -266,7 +266,7 @@ pub struct Counter {
     pub scope: Scope,
     /// Whether it is a sum of times in microseconds, which the metric has in seconds.
     pub is_time: bool,
-    /// What `rto-agent stats --policy` calls it; `None` for what stands in the table above that.
+    /// Its name in `rto-agent stats --policy`; `None` for the columns of the table above.
     pub title: Option<&'static str>,
     /// The counter itself.
     pub value: fn(&DirectionStats) -> u64,
@@ -286,7 +286,7 @@ macro_rules! counters {
         pub struct DirectionStats {
             $($(#[doc = $split_doc])+ pub $split: u64,)*
             $($(#[doc = $doc])+ pub $field: u64,)*
-            /// bpf_setsockopt calls the kernel refused, by option; only those that happened.
+            /// bpf_setsockopt calls the kernel refused, by option; without zeros.
             pub setsockopt_failures: BTreeMap<String, u64>,
             /// Retransmission timeouts by how many came right before without an answer: 0, 1, ... 6, and 7 or
             /// more.
@@ -298,7 +298,7 @@ macro_rules! counters {
             pub path_rtt: HistogramView,
             /// Smoothed round-trip times.
             pub srtt: HistogramView,
-            /// By how much RTT samples exceed the least of their connection (control arms where rto_min is automatic).
+            /// The excess of RTT samples over the least RTT of their connection (control arms where rto_min is automatic).
             #[serde(skip_serializing_if = "HistogramView::is_empty")]
             pub ack_excess: HistogramView,
         }
@@ -324,7 +324,7 @@ macro_rules! counters {
             /// SYN-ACKs retransmitted before a connection was established.
             pub syn_ack_retransmissions: u64,
             $($(#[doc = $doc])+ pub $field: u64,)*
-            /// bpf_setsockopt calls the kernel refused, by option; only those that happened.
+            /// bpf_setsockopt calls the kernel refused, by option; without zeros.
             pub setsockopt_failures: BTreeMap<String, u64>,
             /// As [`DirectionStats::rtos`].
             pub rtos: [u64; RTO_STEPS],
@@ -447,7 +447,7 @@ impl DirectionStats {
         }
     }
 
-    /// Of [`Self::connects`], those that were not established within 500 ms. An attempt under way is among them until it
+    /// Connects ([`Self::connects`]) that were not established within 500 ms. An attempt under way is among them until it
     /// is established.
     pub fn bad(&self, direction: &str) -> u64 {
         self.connects(direction).saturating_sub(self.good_attempts)
@@ -474,15 +474,15 @@ counters! {
     total {
         /// Of these, spurious ones: the answer to an earlier copy was on its way
         spurious: "spurious_handshake_retransmissions", Handshakes;
-        /// Of these, those of which it could not be told whether they were needed
+        /// Of these, undecided: it is unknown whether they were needed
         undecided: "undecided_handshake_retransmissions", Handshakes;
         /// Connections of whose handshake a retransmission was spurious
         spurious_connections: "spurious_connections", Handshakes, title "connections with a spurious copy";
         /// Connections that a needed retransmission brought about
         recovered: "recovered_handshakes", Handshakes;
-        /// By how much sooner connections were established than with the kernel's own timers (estimate)
+        /// How much earlier connections were established than with the kernel's own timers (estimate)
         time_saved_us: "handshake_time_saved", Handshakes, time "us";
-        /// By how much later connections were established than with the kernel's own timers (estimate)
+        /// How much later connections were established than with the kernel's own timers (estimate)
         time_lost_us: "handshake_time_lost", Handshakes, time "us";
         /// Connections established after a SYN or its answer was retransmitted
         retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
@@ -492,11 +492,11 @@ counters! {
         tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
         /// Segments retransmitted by established connections, other than by a tail loss probe
         segments_retransmitted: "retransmitted_segments", Connections, title "segments retransmitted";
-        /// Connections that lost something and were told by the peer that it got a segment twice (DSACK)
+        /// Connections with a loss whose peer reported a duplicate segment (DSACK)
         dsack_connections: "dsack_connections", Connections, title "connections with a DSACK";
         /// Connections that ended without both sides having finished
         aborted: "aborted_connections", Connections;
-        /// Of these, those that had lost something: all of them, whatever sampling says
+        /// Of these, connections with a loss: all of them, not only samples
         aborted_after_loss: "aborted_connections_after_loss", Connections, title "aborted after a loss";
         /// Of these, connections given up at a retransmission timeout
         expired: "expired_connections", Connections, title "expired";
@@ -610,7 +610,7 @@ mod tests {
         assert_eq!(stats.treated.active.bad("passive"), 2);
         let names: Vec<_> = stats.arms().map(|(arm, _)| arm.to_string()).collect();
         assert_eq!(names, ["treated", "control"]);
-        // Without the files that say so, the share is not known.
+        // The share is in the files, which are missing here.
         assert_eq!(stats.control_title().as_deref(), Some("control"));
     }
 }

@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_has_an_end_and_is_not_over_at_once() {
+    fn ttl_is_more_than_zero_and_at_most_a_year() {
         assert_eq!(parse_ttl("10m"), Ok(Duration::from_secs(600)));
         for text in ["0s", "367d", "10", ""] {
             assert!(parse_ttl(text).is_err(), "{text}");

@@ -16,7 +16,7 @@ pub struct TuneAnswer {
     /// Why what is learnt does not outlive the boot, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_stored: Option<String>,
-    /// By policy: those of which anything is learnt or guarded.
+    /// By policy: policies that learn a timer or have a guard.
     pub policies: BTreeMap<PolicyName, TunedPolicy>,
 }
 
@@ -85,7 +85,7 @@ pub struct TunedTimer {
     /// The last time that a brake acted, and what it rested on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alarm: Option<Transition>,
-    /// The brakes in the program; absent where there are none.
+    /// The brakes in the program; absent for a policy without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brakes: Option<BrakesView>,
     /// What comes next, if things stay as they are.
@@ -181,7 +181,7 @@ pub struct BrakesView {
     pub fuse_spent: f64,
     /// New connections get the kernel's own timer, as the fuse is blown.
     pub blown: bool,
-    /// What is left of the budget, 0 to 1.
+    /// The rest of the budget, 0 to 1.
     pub budget_left: f64,
     /// All of the budget, retransmissions.
     pub budget: u32,

@@ -213,7 +213,7 @@ pub struct PolicyView {
     pub effects: Vec<EffectiveSetting>,
 }
 
-/// An entry with what its policy sets; a list says that once for all of a policy.
+/// An entry with its policy's settings; a list has the settings once for each policy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LookupEntry {
@@ -315,7 +315,7 @@ pub struct StatusAnswer {
     pub found_at_start: Found,
     /// Whether the kernel's maps hold what files and runtime entries say.
     pub in_sync: bool,
-    /// What somebody else changed in them since the start, and was repaired, by kind.
+    /// Changes by other processes since the start, which were repaired, by kind.
     #[serde(default)]
     pub map_differences: BTreeMap<String, u64>,
     /// When all of them were last compared, Unix seconds: some part is each five seconds.
@@ -416,7 +416,7 @@ pub struct ProbeView {
     pub verdict: Verdict,
 }
 
-/// `POST /v1/verify`: the kernel's maps and pins, compared with what they should be.
+/// `POST /v1/verify`: the kernel's maps and pins, compared with the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VerifyAnswer {
@@ -444,7 +444,7 @@ pub struct ApplyRequest {
     pub new_only: bool,
 }
 
-/// A walk over sockets that were open already (`GET /v1/apply`: the one that runs, or the last).
+/// A walk over open sockets (`GET /v1/apply`: the running or the last one).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WalkView {
@@ -521,7 +521,7 @@ pub struct SkippedNamespace {
 pub struct OpenSocketsView {
     /// Looked at.
     pub seen: u64,
-    /// Options set, or given back.
+    /// Options that were set or restored.
     pub changed: u64,
     /// Had a policy already and were left alone.
     pub kept: u64,
@@ -563,15 +563,15 @@ pub struct DetachRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DetachAnswer {
-    /// What was removed: by a daemon its link alone, as the maps stay with what they have counted.
+    /// What was removed: by a daemon only its link, as the maps stay with their counters.
     pub removed: Removed,
     /// Whether a daemon did it.
     pub by_daemon: bool,
     /// What to know beside that, one sentence each.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// What was given back to sockets, if that was asked for. Where sockets could not be reached the
-    /// maps are kept, so that it can be finished: `rto-agent detach --restore` as root does.
+    /// The restored options of sockets, if requested. If some sockets could not be reached, the
+    /// maps are kept, so that `rto-agent detach --restore` as root can finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<WalkView>,
     /// Where the maps were kept, because not every socket was reached.

@@ -80,7 +80,7 @@ pub struct Predict {
     /// Jiffies a second [default: this kernel's]
     #[arg(long, value_parser = clap::value_parser!(u64).range(24..=10_000))]
     hz: Option<u64>,
-    /// Disruptions: comma-separated durations, or a range, which stands for 1, 2 and 5 of each power of ten in it
+    /// Disruptions: comma-separated durations, or a range, which means 1, 2 and 5 of each power of ten in it
     #[arg(long, short, value_name = "LIST|FROM..TO", default_value = "10ms..20s")]
     disruption: String,
     /// Predict the time of connect(), by the duration for which SYNs or SYN-ACKs are lost: with --initial-rto, or a

@@ -97,7 +97,7 @@ impl Stat {
         let (count, all) = (values.len() as f64, weight(values.iter()));
         match self {
             Self::Mean => Some(sum(values) / all),
-            // The 99th of a hundred values is the second largest, which is no estimate of the 99th percentile.
+            // The 99th of a hundred values is the second largest, which is not an estimate of the 99th percentile.
             Self::Quantile(share)
                 if *share < 1.0 && count * (1.0 - share) < 2.0 && *share > 0.9 =>
             {

@@ -59,7 +59,7 @@ pub(super) struct Effect {
     pub(super) interval: Option<(f64, f64)>,
     /// The runs or values that the interval is computed over.
     over: String,
-    /// The number of runs (or values) needed for a verdict, if there is none.
+    /// The number of runs (or values) needed for a verdict, if there is no verdict yet.
     runs_needed: Option<u64>,
     pub(super) verdict: Verdict,
 }

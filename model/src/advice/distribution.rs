@@ -54,7 +54,7 @@ impl Distribution {
         }
     }
 
-    /// The largest time, microseconds; `None` if there are none.
+    /// The largest time, microseconds; `None` without times.
     #[must_use]
     pub fn largest_us(&self) -> Option<u64> {
         self.counts.last_key_value().map(|(us, _)| *us)

@@ -101,7 +101,7 @@ pub enum Opening {
     Passive,
 }
 
-/// Counts of what a flow sent.
+/// Counts of a flow's segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowCounts {
     /// Segments with SYN, data or FIN.

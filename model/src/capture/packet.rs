@@ -211,7 +211,7 @@ fn from_ip(data: &[u8]) -> Result<LaxSlicedPacket<'_>, Skipped> {
     })
 }
 
-/// The timestamps in a segment's options; `None` if there are none, or they were not captured.
+/// The timestamps in a segment's options; `None` if it has none, or they were not captured.
 fn timestamps(mut options: &[u8]) -> Option<(u32, u32)> {
     loop {
         options = match options {

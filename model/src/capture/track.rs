@@ -262,7 +262,7 @@ impl State {
                 oldest.get_or_insert(*first);
             }
             if before(ack, first.end) {
-                // A part of what the host gave to its network card in one piece (TSO).
+                // A part of a large segment that the host left to its network card to cut (TSO).
                 first.seq = ack;
                 break;
             }

@@ -4,11 +4,11 @@
 pub const LEAST: u32 = 50;
 /// The most: the program counts tenths in an `i32`.
 pub const MOST: u32 = 1 << 24;
-/// A budget is that of so many seconds of connections, or more.
+/// A budget covers the connections of at least this many seconds.
 const SECONDS: u64 = 4;
 
-/// The budget for so many connections a second at the peak, retransmissions: the least, or one of eight to each power of
-/// two, as each change of it is written to the program.
+/// The budget, in retransmissions, for a peak rate of connections per second: the least budget, or one of eight to each
+/// power of two, because each change of it is written to the program.
 #[must_use]
 pub fn for_peak(peak_per_s: u64) -> u32 {
     let wanted = u32::try_from(peak_per_s.saturating_mul(SECONDS)).unwrap_or(MOST);

@@ -17,7 +17,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// So many bad attempts the prior is worth.
+/// The prior is worth this many bad attempts.
 const PRIOR_WEIGHT: f64 = 2.0;
 /// The e-value at which a ratio is outside of its interval of 95 %.
 const OUTSIDE: f64 = 20.0;
@@ -68,7 +68,7 @@ impl From<Probability> for f64 {
     }
 }
 
-/// What is to be proven.
+/// The hypothesis to be proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// That the rates differ.
@@ -97,7 +97,7 @@ pub struct Ratio {
     /// The likeliest one; absent while the control arm has had nothing bad.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub likeliest: Option<f64>,
-    /// Lower end of the interval that holds at all looks together (95 %).
+    /// Lower end of the interval that holds over all looks together (95 %).
     pub low: f64,
     /// Its upper end; absent: none yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -193,7 +193,7 @@ fn ln_beta(a: f64, b: f64) -> f64 {
     ln_gamma(a) + ln_gamma(b) - ln_gamma(a + b)
 }
 
-/// Stirling's series, from 10 on; below, by Γ(x + 1) = x Γ(x).
+/// Stirling's series for x >= 10; below, by Γ(x + 1) = x Γ(x).
 fn ln_gamma(mut x: f64) -> f64 {
     let mut below = 1.0;
     while x < 10.0 {
@@ -208,7 +208,7 @@ fn ln_gamma(mut x: f64) -> f64 {
 }
 
 /// The logarithm of the regularised incomplete beta function: of the part of Beta(a, b) below `x`, where `rest` is
-/// `1 - x`. By hand, as `statrs` returns the part itself, which is 0 where only the logarithm can be told.
+/// `1 - x`. Not from `statrs`, which returns the part itself, which is 0 where only its logarithm can be represented.
 fn ln_share_below(a: f64, b: f64, x: f64, rest: f64) -> f64 {
     let front = a * x.ln() + b * rest.ln() - ln_beta(a, b);
     // The fraction converges fast on the side of the tail.

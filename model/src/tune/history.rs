@@ -9,7 +9,7 @@ use crate::advice::Distribution;
 
 /// An hour, milliseconds.
 pub const HOUR_MS: u64 = 3_600_000;
-/// The last connections are at least so many, where there were in [`RECENT_MS`].
+/// At least this many of the last connections are kept, if there were as many in [`RECENT_MS`].
 pub const RECENT_COUNT: u64 = 300;
 /// The last connections are of this time at most, milliseconds.
 pub const RECENT_MS: u64 = 600_000;
@@ -47,8 +47,8 @@ pub struct History {
 }
 
 impl History {
-    /// Takes in what was counted since the step before. Times are milliseconds of a clock that does not go back; what is
-    /// older than `memory_ms` is forgotten. `share` is that of [`History::hours_us`].
+    /// Takes in the samples since the last step. Times are milliseconds of a clock that never goes back; samples
+    /// older than `memory_ms` are forgotten. `share` is the one used in [`History::hours_us`].
     pub fn add(&mut self, now_ms: u64, times: &Distribution, memory_ms: u64, share: f64) {
         let elapsed_ms = now_ms.saturating_sub(self.last_ms.unwrap_or(now_ms));
         self.last_ms = Some(now_ms);
@@ -77,7 +77,7 @@ impl History {
         }
     }
 
-    /// Computes the closed hours anew, for another share.
+    /// Recomputes the closed hours for another share.
     pub fn rebound(&mut self, share: f64) {
         let closed = self.hours.len().saturating_sub(1);
         for hour in self.hours.iter_mut().take(closed) {
@@ -98,7 +98,7 @@ impl History {
         &self.all
     }
 
-    /// The last [`RECENT_COUNT`] or some more, fewer if there were not so many in [`RECENT_MS`].
+    /// The last [`RECENT_COUNT`] samples or some more, fewer if [`RECENT_MS`] had fewer.
     #[must_use]
     pub const fn recent(&self) -> &Distribution {
         &self.recent_all
@@ -111,7 +111,7 @@ impl History {
         peaks.max().unwrap_or(0)
     }
 
-    /// Forgets the oldest hours beyond so many, the open one among them.
+    /// Forgets the oldest hours beyond this number, which includes the open one.
     pub fn limit(&mut self, hours: usize) {
         while self.hours.len() > hours.max(1) {
             if let Some(hour) = self.hours.pop_front() {
@@ -231,7 +231,7 @@ mod tests {
         }
         // One a second: three hundred.
         assert_eq!(history.recent().count(), RECENT_COUNT);
-        // A slow host: those of ten minutes.
+        // A slow host: the samples of ten minutes.
         let mut slow = History::default();
         for second in (0..5_000).step_by(10) {
             add(&mut slow, second * 1_000, second, 1);

@@ -2,7 +2,7 @@
 //!
 //! A host sees the time of each path whatever its timer is: a spurious SYN does not delay the answer to the first one.
 //! So the timer is computed from the whole distribution, and nothing is tried out. `rto_min` is learnt from the
-//! **control arm**: by how much its RTT samples exceed the least of their connection. A low `rto_min` censors its own: a
+//! **control arm**: how far its RTT samples exceed the least RTT of their connection. A low `rto_min` censors its own: a
 //! spurious retransmission is acknowledged at once, and Karn's algorithm drops the sample.
 
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ pub struct Settings {
     pub spurious: f64,
     /// How long an hour is remembered, and a value without samples, milliseconds.
     pub memory_ms: u64,
-    /// Values of the initial RTO are rounded up to those in step ([`crate::outage`]) with this many
+    /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this many
     /// `tcp_syn_linear_timeouts`; `None` where that changes nothing: for SYN-ACKs, and before Linux 6.15.
     #[serde(default)]
     pub in_step: Option<u8>,
@@ -70,7 +70,7 @@ impl Settings {
         }
     }
 
-    /// Those of `rto_min`: peers delay ACKs by up to 40 ms, as Linux does; at most `TCP_RTO_MIN`.
+    /// Values of `rto_min`: peers delay ACKs by up to 40 ms, as Linux does; at most `TCP_RTO_MIN`.
     #[must_use]
     pub const fn rto_min(hz: u32) -> Self {
         Self {
@@ -100,7 +100,7 @@ impl Settings {
         self.in_step_from(self.jiffies(us).min(self.largest()).max(least))
     }
 
-    /// The least value in step that is not shorter, jiffies; the value itself where there is none up to the
+    /// The least value in step that is not shorter, jiffies; the value itself if there is no such value up to the
     /// largest.
     #[must_use]
     pub fn in_step_from(&self, jiffies: u64) -> u64 {
@@ -121,9 +121,9 @@ impl Settings {
         self.jiffies(self.max_us.min(INITIAL_RTO_US)).max(1)
     }
 
-    /// What a quantile of the samples asks for, microseconds: an initial RTO so many halves of it, as nobody knows the
-    /// variation of a path before its first sample; `rto_min` a quarter more, and two jiffies of the estimator's own
-    /// granularity.
+    /// The timer that follows from a quantile of the samples, microseconds. The initial RTO is the quantile times a number of
+    /// halves, because the variation of a path is unknown before its first sample; `rto_min` is a quarter more plus two
+    /// jiffies, the granularity of the estimator.
     fn with_headroom(&self, us: u64, halves: u64) -> u64 {
         match self.law {
             Law::InitialRto => us.saturating_mul(halves) / 2,
@@ -204,7 +204,7 @@ mod tests {
 
     const SETTINGS: Settings = Settings::new(250);
 
-    /// So many a second.
+    /// Samples per second.
     fn history(per_s: &[&[(u64, u64)]]) -> History {
         let mut history = History::default();
         for (second, buckets) in (0..).zip(per_s) {

@@ -89,7 +89,7 @@ names!(
         HarmProven = "harm-proven",
         /// What it was learnt from is older than the memory.
         Forgotten = "forgotten",
-        /// An operator said so.
+        /// An operator froze it.
         Operator = "operator",
     }
 );
@@ -121,7 +121,7 @@ pub struct Growth {
 pub struct Counts {
     /// Connections that were established.
     pub connections: u64,
-    /// Those of them with a spurious SYN or SYN-ACK.
+    /// Connections with a spurious SYN or SYN-ACK.
     pub spurious: u64,
     /// Connection attempts.
     pub attempts: u64,
@@ -233,7 +233,7 @@ impl fmt::Display for Value {
 pub enum Next {
     /// Nothing.
     Nothing,
-    /// A value, after so many samples more.
+    /// A value, after this many more samples.
     Learn {
         /// Samples that lack.
         samples: u64,
@@ -244,7 +244,7 @@ pub enum Next {
     Lower {
         /// It, microseconds.
         to_us: u64,
-        /// No sooner than this.
+        /// Not before this time.
         at_ms: u64,
     },
     /// A value again, after a blown fuse.
@@ -258,7 +258,7 @@ pub enum Next {
     Resume,
 }
 
-/// Learns a timer of one policy and direction, or guards the one that is configured.
+/// Learns a timer of one policy and direction, or guards a configured timer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tuner {
     settings: Settings,
@@ -302,7 +302,7 @@ impl Tuner {
         }
     }
 
-    /// The program knows this epoch of another tuner: those of this one come after it.
+    /// The program knows this epoch of another tuner: the epochs of this tuner come after it.
     pub const fn skip_epochs(&mut self, seen: u32) {
         if self.epoch <= seen {
             self.epoch = seen.wrapping_add(1);
@@ -372,12 +372,12 @@ impl Tuner {
         self.settings = settings;
     }
 
-    /// Remembers so many hours at most, the present one among them.
+    /// Limits the memory to this many hours, which include the present one.
     pub fn limit_memory(&mut self, hours: usize) {
         self.history.limit(hours);
     }
 
-    /// Takes in what was counted, and decides. To be called about once a second.
+    /// Takes in the counters, and decides. To be called about once a second.
     #[must_use]
     pub fn step(&mut self, now_ms: u64, growth: &Growth) -> Option<Transition> {
         let last_ms = self.last_step_ms.replace(now_ms).unwrap_or(now_ms);
@@ -456,7 +456,7 @@ impl Tuner {
         Want::of(&self.history, &self.settings)
     }
 
-    /// The value, or the largest that there is in place of the kernel's own.
+    /// The value, or the largest possible value instead of the kernel's own.
     fn at_present(&self) -> u64 {
         self.jiffies.unwrap_or(self.settings.largest())
     }

@@ -18,7 +18,7 @@ pub(crate) struct Network {
     pub(crate) dead: f64,
     /// The treatment's rate of bad attempts, relative to the control arm's.
     pub(crate) ratio: f64,
-    /// The same from a share of 95 % on.
+    /// The same at shares of 95 % and more.
     pub(crate) ratio_at_last: f64,
     /// The share of treated connections with a spurious copy.
     pub(crate) spurious: f64,

@@ -45,7 +45,7 @@ pub(crate) struct Bursts {
 }
 
 impl Bursts {
-    /// How many of so many attempts in a second lose something.
+    /// How many attempts of one second lose a packet.
     pub(crate) fn second(&mut self, random: &mut Random, attempts: f64, factor: f64) -> u64 {
         if self.left_s == 0 && random.happens(1.0 / 300.0) {
             self.left_s = 1 + (random.uniform() * 10.0) as u64;

@@ -55,8 +55,8 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
     assert_eq!(initial_rto["present"]["value_us"], 400_000, "{by_entry:#}");
     let evidence = by_entry["evidence"].as_array().context("no evidence")?;
     let handshakes = |direction: &str| {
-        let is = |e: &&Value| e["what"] == "handshake" && e["direction"] == direction;
-        evidence.iter().find(is).context("no handshakes")
+        let is = |e: &&Value| e["what"] == "path_rtt" && e["direction"] == direction;
+        evidence.iter().find(is).context("no path RTTs")
     };
     // What it is made of is what the wires had, to a jiffy and the quarter of a bucket.
     let (mut typical, mut longest) = (Duration::MAX, Duration::ZERO);
@@ -145,8 +145,8 @@ fn of_a_capture() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_cannot_be_advised_is_refused);
-fn what_cannot_be_advised_is_refused() -> anyhow::Result<()> {
+test!(impossible_advice_is_refused);
+fn impossible_advice_is_refused() -> anyhow::Result<()> {
     let mut env = TestEnv::with(POLICY)?;
     for (args, said) in [
         (&["10.88.0.0/25"][..], "rto-agent advise 10.88.0.0/24"),

@@ -286,9 +286,9 @@ fn options_before_the_verb() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(one_audit_line_a_change);
+test!(change_has_one_audit_line);
 /// Each line names the client, the change and its source.
-fn one_audit_line_a_change() -> anyhow::Result<()> {
+fn change_has_one_audit_line() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.log_as("json");
     env.configure(&near("\"192.0.2.0/24\""))?;

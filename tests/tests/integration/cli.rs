@@ -199,9 +199,9 @@ fn errors_of_flags_are_in_the_words_of_flags() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_advise_prints_is_what_check_takes);
+test!(advised_snippet_passes_check);
 /// Changed keys replace the existing keys of the policy. CIDRs of other files and runtime entries are not printed.
-fn what_advise_prints_is_what_check_takes() -> anyhow::Result<()> {
+fn advised_snippet_passes_check() -> anyhow::Result<()> {
     let policy =
         "sampling = 1\n[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
     let mut env = TestEnv::new()?;
@@ -317,8 +317,8 @@ fn a_list_of_what_was_asked_for() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_a_killed_daemon_left_is_listed);
-fn what_a_killed_daemon_left_is_listed() -> anyhow::Result<()> {
+test!(entries_of_a_killed_daemon_are_listed);
+fn entries_of_a_killed_daemon_are_listed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
     env.end(Signal::SIGKILL)?;
@@ -369,9 +369,9 @@ fn what_a_killed_daemon_left_is_listed() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_is_pinned_and_detached_is_not_listed);
+test!(detached_pins_are_not_listed);
 /// The pin of a link outlives its attachment.
-fn what_is_pinned_and_detached_is_not_listed() -> anyhow::Result<()> {
+fn detached_pins_are_not_listed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.end(Signal::SIGKILL)?;
     let listed = env.try_cli(&["list"])?;
@@ -409,8 +409,8 @@ fn numbers_are_numbers() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_is_shown_fits_and_has_colours_only_on_a_terminal);
-fn what_is_shown_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()> {
+test!(output_fits_and_has_colours_only_on_a_terminal);
+fn output_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()> {
     const ESCAPE: char = '\u{1b}';
     let idle = "[policy.idle]\nrto_min = \"100ms\"\n";
     let env = TestEnv::with(&format!("{}{idle}", near("\"10.88.0.0/24\"")))?;

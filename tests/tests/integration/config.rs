@@ -266,7 +266,7 @@ fn check_looks_at_the_keys_of_agent() -> anyhow::Result<()> {
         (
             "metrics",
             "192.0.2.1:9464".to_owned(),
-            "192.0.2.1 is no address of this host",
+            "192.0.2.1 is not an address of this host",
         ),
         (
             "metrics",

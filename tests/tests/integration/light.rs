@@ -33,9 +33,9 @@ const PORT: u16 = 5200;
 /// A connection must not give up earlier than without the agent, within 10 %.
 const SHARE: f64 = 0.9;
 
-test!(one_in_so_many_is_measured);
+test!(one_in_n_connections_is_sampled);
 /// Every connection is counted, and the sampled ones represent all.
-fn one_in_so_many_is_measured() -> anyhow::Result<()> {
+fn one_in_n_connections_is_sampled() -> anyhow::Result<()> {
     const SAMPLING: u64 = 8;
     const CONNECTIONS: u32 = 2000;
     let env = TestEnv::with(&format!(
@@ -147,11 +147,11 @@ fn timers(conversation: &mut conversation::Conversation) -> anyhow::Result<[i32;
 const TIMERS: &str = "rto_min = \"16ms\"\ndelack_max = \"8ms\"";
 
 test!(
-    what_was_set_without_storage_is_given_back,
+    options_set_without_storage_are_restored,
     needs = [TCP_ITERATOR]
 );
 /// Even if the policy has other values by then, or is gone. A value that an application has set since is kept.
-fn what_was_set_without_storage_is_given_back() -> anyhow::Result<()> {
+fn options_set_without_storage_are_restored() -> anyhow::Result<()> {
     if lacks("bpf-getsockopt-rto-min")? {
         // Such kernels use socket storage, which open_sockets tests.
         return Ok(());

@@ -163,13 +163,13 @@ fn every_difference_is_found_and_repaired() -> anyhow::Result<()> {
     let set = status["policies"]["near"]["attempts"].as_u64();
     ensure!(set >= Some(1), "{status:#}");
     let log = env.log();
-    ensure!(log.matches("somebody else changed").count() == 1, "{log}");
+    ensure!(log.matches("another process changed").count() == 1, "{log}");
     Ok(())
 }
 
-test!(nobody_need_ask);
+test!(foreign_changes_are_repaired_unasked);
 /// The health check finds the difference without a request; connections get their timers again.
-fn nobody_need_ask() -> anyhow::Result<()> {
+fn foreign_changes_are_repaired_unasked() -> anyhow::Result<()> {
     let env = env()?;
     write_slot(&env, |slot| slot.fill(0))?;
     env.wait_status("the policy", |status| counted(status, "policy") == 1)?;
@@ -397,7 +397,7 @@ fn a_foreign_link_is_left_alone_without_cap_sys_admin() -> anyhow::Result<()> {
             programs.len() == 2 && programs[0] == program,
             "{programs:?}, the foreign one is {program}"
         );
-        let said = format!("the pin {} is a link of somebody else", link.display());
+        let said = format!("the pin {} is another program's link", link.display());
         ensure!(env.log().contains(&said), "{}", env.log());
         // The same while a daemon runs.
         fs::remove_file(&link)?;

@@ -339,7 +339,7 @@ fn detach_restore_without_a_daemon() -> anyhow::Result<()> {
     let (mut env, mut pair) = restore_env()?;
     env.end(nix::sys::signal::Signal::SIGKILL)?;
     let text = env.cli(&["detach", "--restore"])?;
-    assert!(text.contains("given back to open sockets"), "{text}");
+    assert!(text.contains("restored on open sockets"), "{text}");
     assert!(text.contains("detached: 1 link and 1 set"), "{text}");
     assert_restored(&mut pair)?;
     assert!(!env.pin_dir().exists());

@@ -214,7 +214,7 @@ fn advice() -> anyhow::Result<()> {
     assert_eq!(of_metrics["source"]["hosts"], METRICS.len());
     let samples = |answer: &Value| {
         let evidence = answer["evidence"].as_array().into_iter().flatten();
-        let mut of = evidence.filter(|e| e["what"] == "handshake" && e["direction"] == "active");
+        let mut of = evidence.filter(|e| e["what"] == "connect_time" && e["direction"] == "active");
         of.next().and_then(|one| one["samples"].as_u64())
     };
     let found = samples(&of_metrics).with_context(|| format!("{of_metrics:#}"))?;

@@ -312,9 +312,9 @@ fn never_below_what_the_kernel_takes() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_is_not_asked_for_is_not_counted);
+test!(rto_restart_is_counted_only_where_set);
 /// rto_restart needs the callback, whatever is counted.
-fn what_is_not_asked_for_is_not_counted() -> anyhow::Result<()> {
+fn rto_restart_is_counted_only_where_set() -> anyhow::Result<()> {
     for (agent, counts) in [
         ("rtt_sampling = \"off\"\n", true),
         ("statistics = false\n", false),
@@ -411,8 +411,8 @@ fn the_option_of_sockets_that_are_open_already() -> anyhow::Result<()> {
     flow.assert_rto_min(KERNEL_RTO_MIN)
 }
 
-test!(what_an_application_sets_stands, needs = [RTO_MIN_OPTION]);
-fn what_an_application_sets_stands() -> anyhow::Result<()> {
+test!(applications_own_options_are_kept, needs = [RTO_MIN_OPTION]);
+fn applications_own_options_are_kept() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
     flow.rounds(5)?;

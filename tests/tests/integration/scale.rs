@@ -130,8 +130,8 @@ fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     env.start()?;
     assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
     assert_eq!(reconciled(&env)?, "added=0 changed=0 removed=0");
-    let one_by_one = env.log().contains("entries one by one");
-    assert_eq!(one_by_one, !has_batches()?, "{}", env.log());
+    let entries_without_batches = env.log().contains("entries one by one");
+    assert_eq!(entries_without_batches, !has_batches()?, "{}", env.log());
     env.cli(&["detach"])?;
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)
 }
@@ -231,9 +231,9 @@ fn batches_are_what_the_kernel_has() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(many_one_by_one, one_by_one);
+test!(many_one_by_one, entries_without_batches);
 /// As on kernels whose LPM tries do not support batches (before 5.13).
-fn one_by_one() -> anyhow::Result<()> {
+fn entries_without_batches() -> anyhow::Result<()> {
     filled(&["env", "RTO_AGENT_BATCH=off"])
 }
 

@@ -49,8 +49,8 @@ pub(super) fn group_1() -> anyhow::Result<String> {
     group.context("no group 1")
 }
 
-test!(what_is_not_needed_is_given_up);
-fn what_is_not_needed_is_given_up() -> anyhow::Result<()> {
+test!(unneeded_privileges_are_dropped);
+fn unneeded_privileges_are_dropped() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
     // Giving the socket to a group needs a capability that is dropped after that.

@@ -578,9 +578,9 @@ fn counting_nothing_still_sets_timers() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_is_counted_changes_with_a_restart);
+test!(statistics_options_change_with_a_restart);
 /// Another choice loads another program over the same maps: entries and counters stay.
-fn what_is_counted_changes_with_a_restart() -> anyhow::Result<()> {
+fn statistics_options_change_with_a_restart() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.configure(&format!("on_exit = \"keep\"\n{}", policy(100)))?;
     env.start()?;

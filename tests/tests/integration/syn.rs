@@ -110,8 +110,8 @@ fn mapped() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(one_jiffy_and_beyond_a_second);
-fn one_jiffy_and_beyond_a_second() -> anyhow::Result<()> {
+test!(initial_rto_of_one_jiffy_and_above_a_second);
+fn initial_rto_of_one_jiffy_and_above_a_second() -> anyhow::Result<()> {
     let policies = "
 [policy.least]
 initial_rto = \"250us\"

@@ -93,7 +93,7 @@ check "stop: the policy is no longer in force" out_of_force
 check "start: again" systemctl start $unit
 check "start: in force" in_force
 
-# A restart with on_exit = "detach": systemd has what is in force meanwhile.
+# A restart with on_exit = "detach": systemd keeps the programs and maps in between.
 counted() { rto-agent stats --json | sed -n 's/.*"attempts": *\([0-9]*\).*/\1/p' | sort -n | tail -1; }
 before=$(counted)
 check "restart: attempts are counted ($before)" test "${before:-0}" -gt 0

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// The release of Debian. Its C library must not be older than the one that the agent is linked with.
+/// The release of Debian. Its C library must not be older than the C library that the agent is linked with.
 const SUITE: &str = "bookworm";
 const ARCHIVE: &str = "http://deb.debian.org/debian";
 /// The directory of units.

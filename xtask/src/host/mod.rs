@@ -42,7 +42,7 @@ pub(crate) struct Args {
     packages: Option<Vec<Arch>>,
 }
 
-/// Packages in addition to those of the minimal base.
+/// Packages in addition to the minimal base.
 const PACKAGES: &str = "systemd,systemd-sysv,iproute2,rpm";
 
 const CHECKS: &str = concat!(include_str!("reboot.sh"), "\n", include_str!("checks.sh"));

@@ -23,7 +23,7 @@ const OLDER: &str = "0.0.1";
 const DIFFERENCE: &str = "# The older version's.\n";
 const QEMU: &str = "qemu-aarch64-static";
 
-/// Puts packages into a directory for the machine: those of this version, and below `older` those of an older one.
+/// Puts packages into a directory for the machine: packages of this version, and below `older` packages of an older one.
 ///
 /// Before that it runs the checks that need no machine.
 pub(super) fn prepare(

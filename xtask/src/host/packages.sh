@@ -1,4 +1,4 @@
-# Checks of the packages, after lib.sh: /srv has the packages of this version, and /srv/older those of an older version
+# Checks of the packages, after lib.sh: /srv has the packages of this version, and /srv/older the packages of an older version
 # with a different configuration file.
 
 deb() { DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold "$@"; }

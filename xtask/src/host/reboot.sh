@@ -7,7 +7,7 @@ state=/var/lib/rto-agent
 json() { perl -MJSON::PP -0777 -e '$_ = decode_json(<STDIN>); print eval(shift) // "none"' "$1"; }
 # tuned POLICY EXPRESSION: evaluates it on the policy's timer for connections that this host opens.
 tuned() { rto-agent tune "$1" --json | json "\$_->{policies}{$1}{timers}[0]$2"; }
-# The same of what is on the disk.
+# The same, from the file on the disk.
 stored() { json "\$_->{content}{policies}{$1}{timers}{active}{tuner}$2" <$state/tuning.json; }
 tried() { rto-agent experiment show tried --json | json "\$_->{experiments}{tried}$1"; }
 attempts() { tried '{counts}{treated}{attempts} + $_->{experiments}{tried}{counts}{control}{attempts}'; }
@@ -84,8 +84,8 @@ kept_over() {
   check "$when: with what it had counted ($attempts)" attempts_are "$attempts"
   check "$when: further connections" connect 10.98.3.1 100
   check "$when: it counts them" wait_for 30 attempts_are $((attempts + 100))
-  refuse "$when: no warning of status that something was lost" sh -c "rto-agent status | grep -iE 'learnt is lost|were lost|unreadable|moved aside'"
-  refuse "$when: none of doctor" sh -c "rto-agent doctor | grep -iE 'learnt is lost|were lost|unreadable|moved aside'"
+  refuse "$when: no warning of status that something was lost" sh -c "rto-agent status | grep -iE 'values are lost|were lost|unreadable|moved aside'"
+  refuse "$when: none of doctor" sh -c "rto-agent doctor | grep -iE 'values are lost|were lost|unreadable|moved aside'"
   is "$when: nothing was moved aside" "$(find $state -name '*unreadable*')" ""
 }
 

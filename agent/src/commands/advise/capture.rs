@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// So many connections of this host to a peer. Handshakes take 50 ms, or have no sample and are waited for.
+    /// Connections of this host to a peer. Handshakes take 50 ms, or have no sample and are waited for.
     fn captured(count: u16, waited_us: Option<u64>) -> Capture {
         let sample = |rtt_us| Sample { sent_us: 0, rtt_us };
         let flow = |n: u16| {

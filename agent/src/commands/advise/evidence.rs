@@ -39,7 +39,7 @@ pub(super) enum Source {
     Fleet {
         policy: PolicyName,
         files: Vec<PathBuf>,
-        /// Documents in the files, and those of them that have the policy.
+        /// Documents in the files, and how many of them have the policy.
         documents: usize,
         with_policy: usize,
         /// When the first and the last were made, Unix milliseconds.
@@ -102,14 +102,15 @@ impl Source {
 /// One kind of times, of one direction.
 #[derive(Debug, Serialize)]
 pub(super) struct Evidence {
-    /// "handshake", "unsampled" (how long handshakes without a round trip were waited for, in a capture), "srtt" (the
-    /// smoothed RTT, by the daemon) or "rtt" (each ACK's, in a capture).
+    /// By the daemon: "connect_time" (losses included, of connections with the policy's settings), "path_rtt" (without
+    /// losses, of both arms) and "srtt" (the smoothed RTT). In a capture: "handshake" (without losses), "unsampled" (how
+    /// long a handshake without a round trip was waited for) and "rtt" (each ACK's).
     pub(super) what: &'static str,
     /// "active", "passive" or "unknown".
     pub(super) direction: &'static str,
     pub(super) samples: u64,
-    /// Times that so many are not longer than, microseconds; of a histogram the end of the bucket, and absent
-    /// if it has none.
+    /// Quantiles, microseconds; of a histogram the end of the bucket, and absent
+    /// for the last bucket, which has no end.
     pub(super) p50_us: Option<u64>,
     pub(super) p90_us: Option<u64>,
     pub(super) p99_us: Option<u64>,
@@ -269,12 +270,12 @@ fn entry_policy(cidr: &Cidr, entries: &ListAnswer) -> anyhow::Result<PolicyName>
         .max_by_key(|entry| entry.cidr.prefix());
     match covering {
         Some(entry) => bail!(
-            "{cidr} is no entry; it lies in {}: rto-agent advise {}",
+            "{cidr} is not an entry; it lies in {}: rto-agent advise {}",
             entry.cidr,
             entry.cidr
         ),
         None => bail!(
-            "{cidr} is no entry: see rto-agent list, or go by a capture: rto-lab advise --pcap FILE --cidr {cidr}"
+            "{cidr} is not an entry: see rto-agent list, or use a capture: rto-lab advise --pcap FILE --cidr {cidr}"
         ),
     }
 }
@@ -354,7 +355,7 @@ impl Gathered {
         }
     }
 
-    /// Takes in what was counted. A path takes as long whatever the timer is, so that path RTTs are of both arms;
+    /// Takes in the statistics of a policy. The timer does not change the path, so path RTTs include both arms;
     /// all else is of the arm that has the settings.
     pub(super) fn count(&mut self, stats: &PolicyStats, sampling: u32, rtt_sampling: &str) {
         if rtt_sampling == "off" {
@@ -365,8 +366,9 @@ impl Gathered {
             );
         }
         let sampling = sampling.into();
-        let (mut handshakes, mut round_trips) = (Vec::new(), Vec::new());
+        let (mut connects, mut handshakes, mut round_trips) = (Vec::new(), Vec::new(), Vec::new());
         for (direction, stats) in stats.treated.directions() {
+            connects.push((direction, distribution(&stats.connect_time, 1)));
             handshakes.push((direction, distribution(&stats.path_rtt, 1)));
             round_trips.push((direction, distribution(&stats.srtt, sampling)));
             self.warn_of(direction, stats);
@@ -375,7 +377,8 @@ impl Gathered {
         for ((_, times), (_, stats)) in handshakes.iter_mut().zip(control) {
             times.extend(&distribution(&stats.path_rtt, 1));
         }
-        self.evidence.extend(rows("handshake", &handshakes));
+        self.evidence.extend(rows("connect_time", &connects));
+        self.evidence.extend(rows("path_rtt", &handshakes));
         self.evidence.extend(rows("srtt", &round_trips));
         let handshakes = handshakes.into_iter();
         self.handshakes = ByDirection::<Handshakes>::of(
@@ -396,7 +399,7 @@ impl Gathered {
         );
     }
 
-    /// Of what went wrong already.
+    /// Warnings and notes about spurious retransmissions.
     #[expect(clippy::cast_precision_loss, reason = "a share of two digits")]
     fn warn_of(&mut self, direction: &str, stats: &DirectionStats) {
         let share = |count: u64| text::percent(count as f64 / stats.connections.max(1) as f64);
@@ -415,7 +418,7 @@ impl Gathered {
         }
         if stats.undecided > 0 {
             self.warnings.push(format!(
-                "{} ({direction}): whether needed, could not be told",
+                "{} ({direction}): it is unknown whether they were needed",
                 counted(
                     stats.undecided,
                     "undecided SYN or SYN-ACK retransmission",
@@ -433,8 +436,8 @@ impl Gathered {
     }
 }
 
-/// Each time as the end of its bucket. Of connections that one was measured for it is one sample; those that counted
-/// for themselves are as many at most, so that slow ones are not fewer than they were.
+/// Each time as the end of its bucket. A connection that was sampled counts for `sampling` others, and becomes one
+/// sample; the rounding up keeps slow times that were counted individually.
 pub(in crate::commands) fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
     let mut times = Distribution::default();
     for bucket in &histogram.buckets {
@@ -487,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_counted_is_refused_with_the_fix() {
+    fn policy_without_counts_is_refused_with_the_fix() {
         let of = |policy: &str, answer: StatsAnswer| {
             let error = of_policy(&policy.parse().unwrap(), &entries(&[]), answer);
             error.err().unwrap().to_string()

@@ -187,7 +187,7 @@ fn check_same(first: &Document, other: &Document) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The one that connections were counted of, where there is no other.
+/// The only policy with connections, if there is just one.
 fn only_policy(documents: &[Document]) -> anyhow::Result<PolicyName> {
     let policies = documents.iter().flat_map(|d| d.stats.policies.keys());
     let policies: BTreeSet<_> = policies.collect();
@@ -265,7 +265,7 @@ mod tests {
         let of_stream = files(&[("-", format!("{a}\n{b}\n"))], Some("near")).unwrap();
         for gathered in [of_files, of_stream] {
             assert_eq!(gathered.handshakes.all.count(), 3_000);
-            assert_eq!(gathered.evidence.len(), 2);
+            assert_eq!(gathered.evidence.len(), 3);
             let spurious = &gathered.warnings[0];
             assert!(spurious.starts_with("2 spurious"), "{spurious}");
             assert!(spurious.contains("3000 connections"), "{spurious}");
@@ -291,12 +291,14 @@ mod tests {
         let one = text(&stats(1, &[("near", with_control)]));
         let gathered = files(&[("a", one), ("b", text(&near(2, 1_000)))], None).unwrap();
         assert_eq!(gathered.handshakes.all.count(), 3_000);
-        assert_eq!(gathered.evidence[1].samples, 2_500);
+        let samples: Vec<_> = gathered.evidence.iter().map(|one| one.samples).collect();
+        // Connect times, path RTTs, smoothed RTTs.
+        assert_eq!(samples, [2_500, 3_000, 2_500]);
         assert!(gathered.warnings[0].starts_with("2 spurious"));
     }
 
     #[test]
-    fn what_cannot_be_added_is_refused_with_the_name_of_the_file() {
+    fn statistics_that_differ_are_refused_with_the_file() {
         let good = text(&near(1, 10));
         let with = |change: fn(&mut StatsAnswer)| {
             let mut stats = near(2, 10);
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn which_policy_is_asked_where_there_are_several() {
+    fn several_policies_need_a_choice() {
         let arm = || PolicyStats::from(arm(10, 1_000));
         let two = text(&stats(1, &[("near", arm()), ("far", arm())]));
         let one = text(&stats(2, &[("near", arm()), ("unmatched", arm())]));
@@ -356,7 +358,7 @@ mod tests {
         assert!(error.contains("there is: far, near, unmatched"), "{error}");
         let only = files(&[("b", one.clone())], None).unwrap();
         assert_eq!(only.source.policy().0, "near".parse().ok());
-        // A host that has no such policy is told of.
+        // A host without the policy is reported.
         let far = files(&[("a", two), ("b", one)], Some("far")).unwrap();
         let text = super::super::text::source(&far.source);
         assert!(text.contains("the sum of 1 of 2 statistics"), "{text}");

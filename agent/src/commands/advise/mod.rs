@@ -53,14 +53,14 @@ struct Answer {
     /// Advice, and by which connections it was decided.
     initial_rto: Decided,
     rto_min: Decided,
-    /// For the configuration: a policy's keys that change, or a whole policy where there is none; absent: nothing is
-    /// suggested, or `command` is given.
+    /// For the configuration: the changed keys of a policy, or a new policy; absent without a
+    /// suggestion, or if `command` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     snippet: Option<String>,
     /// The same for a policy that only runtime entries have.
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
-    /// What stands against it.
+    /// Reasons against it.
     warnings: Vec<String>,
     /// How to read it.
     notes: Vec<String>,

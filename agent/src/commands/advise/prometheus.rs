@@ -1,4 +1,4 @@
-//! What a fleet's metrics have, asked of the HTTP API of Prometheus, or of what has the same: Thanos, Mimir,
+//! The metrics of a fleet, queried by the HTTP API of Prometheus, or of a compatible server: Thanos, Mimir,
 //! VictoriaMetrics.
 
 use std::time::Duration;
@@ -33,7 +33,8 @@ const COUNTERS: [CounterField; 4] = [
 ];
 /// What the advice is made of.
 type HistogramField = (&'static str, fn(&mut DirectionStats) -> &mut HistogramView);
-const HISTOGRAMS: [HistogramField; 2] = [
+const HISTOGRAMS: [HistogramField; 3] = [
+    ("connect_time", |stats| &mut stats.connect_time),
     ("path_rtt", |stats| &mut stats.path_rtt),
     ("smoothed_rtt", |stats| &mut stats.srtt),
 ];
@@ -54,7 +55,7 @@ impl Question<'_> {
         format!("rto_agent_{metric}{{{}}}", all.join(","))
     }
 
-    /// By how much it grew, summed by these labels.
+    /// Its increase, summed by these labels.
     fn increase(&self, metric: &str, policy: &PolicyName, by: &str) -> String {
         let selector = self.selector(metric, &format!("policy=\"{policy}\""));
         let range = self.range.as_secs();
@@ -192,7 +193,7 @@ fn histogram(samples: impl Iterator<Item = Sample>) -> anyhow::Result<HistogramV
     let (mut from_us, mut below) = (0, 0);
     for (end, count) in cumulative {
         let below_us = microseconds(end);
-        // Sums of what was extrapolated need not grow with their ends.
+        // Extrapolated sums need not grow with the buckets' ends.
         let bucket = BucketView {
             from_us,
             below_us,
@@ -251,7 +252,7 @@ mod tests {
         assert!(query.contains("policy=\"near\""), "{query}");
         let active = ("direction", "active");
         Ok(match query {
-            q if q.contains("path_rtt") => vec![
+            q if q.contains("path_rtt") || q.contains("connect_time") => vec![
                 sample(&[active, ("le", "+Inf")], 6001.2),
                 sample(&[active, ("le", "0.001024")], 6000.4),
                 sample(&[active, ("le", "0.000512")], 0.0),
@@ -267,11 +268,13 @@ mod tests {
     fn a_fleets_metrics_are_evidence() {
         let gathered = gathered(fleet, &QUESTION, "near".parse().ok()).unwrap();
         // A sample counts for two.
-        let [evidence] = &*gathered.evidence else {
+        let [connects, path] = &*gathered.evidence else {
             panic!("{:?}", gathered.evidence);
         };
-        assert_eq!((evidence.what, evidence.samples), ("handshake", 6001));
-        assert_eq!((evidence.p99_us, evidence.longest_us), (Some(1024), None));
+        for (evidence, what) in [(connects, "connect_time"), (path, "path_rtt")] {
+            assert_eq!((evidence.what, evidence.samples), (what, 6001));
+            assert_eq!((evidence.p99_us, evidence.longest_us), (Some(1024), None));
+        }
         let warnings = gathered.warnings.join("\n");
         assert!(warnings.contains("3 spurious SYN"), "{warnings}");
         assert!(
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn which_policy_and_which_hosts_is_asked() {
+    fn metrics_of_several_policies_or_hosts_need_a_choice() {
         let error = |result: anyhow::Result<Gathered>| format!("{:#}", result.err().unwrap());
         let which = error(gathered(fleet, &QUESTION, None));
         assert!(which.contains("there is: near, far, unmatched"), "{which}");

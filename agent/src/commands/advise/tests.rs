@@ -19,7 +19,7 @@ const QUESTION: Question = Question {
     in_step: Some(HOST.tcp_syn_linear_timeouts),
 };
 
-/// So many connections, handshakes and smoothed RTTs near 100 us.
+/// Connections with handshakes and smoothed RTTs near 100 us.
 fn near(connections: u64) -> Statistics {
     let mut statistics = Statistics::default();
     for us in (0..connections).map(|n| 90 + n % 60) {
@@ -160,7 +160,7 @@ fn a_snippet_has_the_keys_that_change() {
     let snippet = text::keys(&dotted, &spec());
     let parsed: toml::Table = toml::from_str(&snippet).unwrap();
     assert!(parsed["policy"]["eu.west"].is_table());
-    // Where there is none it is whole, and a configuration of its own.
+    // A new policy is a complete configuration of its own.
     let policy = text::policy(&["10.0.0.0/24".parse().unwrap()], &spec());
     let config = Config::from_text("config.toml".as_ref(), policy, &HOST).unwrap();
     assert_eq!(config.set.entries.len(), 1);

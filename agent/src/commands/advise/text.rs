@@ -132,7 +132,7 @@ pub(super) fn source(source: &Source) -> String {
     }
 }
 
-/// How long a capture lasted and since when; nothing of times that no calendar has.
+/// How long a capture lasted and when it began; empty for times outside the calendar.
 fn lasted(began_us: i64, ended_us: i64) -> String {
     const YEAR_10000_S: u64 = 253_402_300_800;
     let began_s = u64::try_from(began_us / 1_000_000).ok();
@@ -167,6 +167,8 @@ fn evidence(answer: &Answer, columns: Option<usize>) -> String {
         let time = |us: Option<u64>| us.map_or_else(|| ">67s".to_owned(), short);
         [
             match one.what {
+                "connect_time" => "connect time",
+                "path_rtt" => "path RTT",
                 "handshake" => "handshake",
                 "unsampled" => "no sample",
                 "srtt" => "smoothed RTT",
@@ -197,7 +199,7 @@ fn setting_text(
     let target = percent(answer.spurious);
     let by = match decided.by {
         "all" => String::new(),
-        direction => format!(", by those of {direction} connections, which need the longest"),
+        direction => format!(", by {direction} connections, which need the longest"),
     };
     let mut text = match (&advice.suggestion, advice.reason) {
         (Some(suggestion), _) => format!(

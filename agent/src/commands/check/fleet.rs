@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_bad_is_named_and_the_others_are_checked() {
+    fn bad_file_is_named_and_others_are_checked() {
         let fleet = checked(&[
             ("a/config.toml", GOOD),
             ("b/config.toml", &GOOD.replace("300ms", "300")),

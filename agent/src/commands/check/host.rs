@@ -59,7 +59,7 @@ impl Found {
         }
     }
 
-    /// Of a socket; where there is none, it is made.
+    /// Checks a socket's directory; a missing one will be created.
     fn look_at_dir_of(&mut self, key: &str, socket: &Path) {
         let dir = socket.parent().unwrap_or(Path::new("/"));
         self.refused(key, dir, path_security::check_shared(dir));
@@ -87,7 +87,7 @@ impl Found {
             MetricsSetting::Tcp(address) => {
                 if let Err(e) = UdpSocket::bind((address.ip(), 0)) {
                     self.errors.push(format!(
-                        "[agent] metrics: {} is no address of this host: {e}",
+                        "[agent] metrics: {} is not an address of this host: {e}",
                         address.ip()
                     ));
                 }
@@ -95,7 +95,7 @@ impl Found {
         }
     }
 
-    /// Where there is none, it is made. In the usual place the file system may not be mounted yet.
+    /// A missing one will be created. In the usual place the file system may not be mounted yet.
     fn look_at_pin_dir(&mut self, path: &Path) {
         if is_hidden(path) {
             self.notes.push(hidden("pin_dir", path));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_start_would_refuse_is_refused() {
+    fn check_refuses_what_a_start_refuses() {
         assert_eq!(errors(|_| {}), Vec::<String>::new());
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_owned();
@@ -188,7 +188,7 @@ mod tests {
             // TEST-NET-1 (RFC 5737).
             (
                 metrics("192.0.2.1:9464"),
-                "192.0.2.1 is no address of this host",
+                "192.0.2.1 is not an address of this host",
             ),
         ] {
             assert_eq!(errors.len(), 1, "{errors:?}");

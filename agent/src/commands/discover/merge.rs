@@ -1,4 +1,4 @@
-//! Prefixes that one entry would do for: those of a route, or neighbours whose times are alike.
+//! Merges prefixes that can share an entry: prefixes of a route, or neighbours with similar times.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,11 +10,11 @@ use rto_model::{advice::Distribution, tune::law::LEAST_SAMPLES};
 
 use crate::policy::{Cidr, InitialRtoSetting, Settings, compile::check_prefix_width};
 
-/// Of a prefix's handshakes so many are not longer than the quantile that prefixes are compared by.
+/// The quantile by which prefixes are compared.
 pub(super) const SHARE: f64 = 0.999;
 /// Prefixes are alike whose quantiles differ by less.
 const FACTOR: u64 = 2;
-/// A median of so many is one: with less than [`LEAST_SAMPLES`] there is no telling the quantile.
+/// A median needs this many samples: with less than [`LEAST_SAMPLES`] the quantile is unknown.
 const MEDIAN_SAMPLES: u64 = 30;
 
 /// What was counted of a prefix.
@@ -25,7 +25,7 @@ pub(super) struct Unit {
     pub(super) is_route: bool,
     /// Counted prefixes in it.
     pub(super) seen: usize,
-    /// Those that were counted.
+    /// Counted connections.
     pub(super) connections: u64,
     pub(super) recovered: u64,
     /// Handshake times, each as the end of its bucket.
@@ -59,12 +59,12 @@ pub(super) fn is_special(cidr: &Cidr) -> bool {
             let first = a.octets()[0];
             a.is_loopback() || a.is_link_local() || first == 0 || first >= 224
         }
-        // The first /48 has ::1, and addresses that embed those of IPv4 (RFC 4291).
+        // The first /48 has ::1 and addresses with embedded IPv4 addresses (RFC 4291).
         IpAddr::V6(a) => a.is_unspecified() || a.is_unicast_link_local() || a.is_multicast(),
     }
 }
 
-/// Those of a route that are alike as one, and of the others the halves of a prefix that are.
+/// Merges similar prefixes of a route, and of the others similar halves of a prefix.
 pub(super) fn merged(units: Vec<Unit>, routes: &BTreeSet<Cidr>) -> Vec<Unit> {
     let mut by_route: BTreeMap<Cidr, Vec<Unit>> = BTreeMap::new();
     let mut rest = Vec::new();
@@ -94,7 +94,7 @@ fn route_of(cidr: &Cidr, routes: &BTreeSet<Cidr>) -> Option<Cidr> {
     is_narrow(&route).then_some(route)
 }
 
-/// From the longest on, each two halves of a prefix that are alike become that prefix.
+/// Starting with the longest, two similar halves of a prefix become that prefix.
 fn halves_merged(units: Vec<Unit>) -> Vec<Unit> {
     let mut units: BTreeMap<Cidr, Unit> = units.into_iter().map(|u| (u.cidr, u)).collect();
     for length in (2..=128).rev() {
@@ -132,8 +132,8 @@ fn is_narrow(cidr: &Cidr) -> bool {
     check_prefix_width(cidr, &shortest).is_ok()
 }
 
-/// Whether one timer would do: the quantiles of those with enough samples are within [`FACTOR`], and where there are
-/// others, the medians. Those of which hardly anything is known go with the rest.
+/// Whether one timer suits all: the quantiles of parts with enough samples are within [`FACTOR`], and the medians of
+/// the others. Parts with hardly any samples join the rest.
 fn are_alike(parts: &[Unit]) -> bool {
     let of = |least: u64, share: f64| -> Vec<u64> {
         let enough = parts.iter().filter(|part| part.times.count() >= least);
@@ -239,7 +239,7 @@ mod tests {
         );
         // Not alike: as they are.
         assert_eq!(names(&units, &["10.1.0.0/16"]).len(), 3);
-        // A route to a part of a prefix says nothing of the whole.
+        // A route to a part of a prefix does not merge the whole prefix.
         assert_eq!(names(&units[..1], &["10.1.0.0/25"]), ["10.1.0.0/24"]);
     }
 

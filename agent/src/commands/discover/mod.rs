@@ -47,7 +47,7 @@ struct Discovery {
     by: DiscoverBy,
     /// Jiffies a second.
     hz: u32,
-    /// Of so many connections one was counted.
+    /// One in this many connections was counted.
     one_in: u32,
     /// The best first.
     prefixes: Vec<Candidate>,
@@ -60,7 +60,7 @@ struct Discovery {
     /// Policies for the configuration, of the prefixes above that would save time; absent: none would.
     #[serde(skip_serializing_if = "Option::is_none")]
     snippet: Option<String>,
-    /// What stands against it.
+    /// Reasons against it.
     warnings: Vec<String>,
     /// How to read it.
     notes: Vec<String>,
@@ -76,7 +76,7 @@ struct Candidate {
     seen: usize,
     /// Connections established (estimate).
     connections: u64,
-    /// Of these, those that lost a SYN or its answer (estimate).
+    /// Of these, connections that lost a SYN or SYN-ACK (estimate).
     lost: u64,
     /// Handshake times that were counted, and how many more it takes for a suggestion.
     samples: u64,
@@ -93,7 +93,7 @@ struct Candidate {
     saved_s_per_day: Saved,
 }
 
-/// A range, with the uncertainty of what was counted.
+/// A range that includes the uncertainty of the counts.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Saved {
     outages: f64,
@@ -202,7 +202,7 @@ impl Candidate {
         }
     }
 
-    /// Those of too few samples come last; of the others those first that would save more.
+    /// Prefixes with too few samples come last; the others are ordered by their savings.
     fn rank(&self, other: &Self) -> std::cmp::Ordering {
         let short = |one: &Self| one.missing > 0;
         short(self)
@@ -228,7 +228,7 @@ fn wanted(times: &Distribution, law: &law::Settings) -> Option<u64> {
 }
 
 impl Saved {
-    /// By a timer, jiffies, of so many losses of one in `one_in` connections within `took_ms`.
+    /// With a timer in jiffies, from a number of losses among one in `one_in` connections within `took_ms`.
     ///
     /// Of an independent loss the next copy arrives. Of an outage it does if the outage is over by then; so the other
     /// end is the length of outages in which the least is saved of each connection that begins in one.
@@ -242,7 +242,7 @@ impl Saved {
         let (schedule, timers) = (host.syn_schedule(), host.syn_timers(jiffies));
         let of_outages = OUTAGES_MS.map(|ms| -schedule.compare(timers, 0..ms).mean_ms / 1e3);
         let outages = of_outages.into_iter().fold(independent, f64::min);
-        // Bounds of a Poisson variable's mean at about 95 %, of what was counted.
+        // Bounds of a Poisson variable's mean at about 95 %, from the count.
         let per_day = one_in as f64 * DAY_MS as f64 / took_ms.max(1) as f64;
         let [fewest, most] = [-1.0, 1.0].map(|by| ((lost as f64).sqrt() + by).powi(2) * per_day);
         Self {

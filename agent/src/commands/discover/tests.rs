@@ -24,7 +24,7 @@ fn args(limit: u32) -> Discover {
     }
 }
 
-/// So many handshakes near this time.
+/// Handshakes near this time.
 fn prefix(prefix: &str, samples: u64, us: u64, recovered: u64) -> PrefixStats {
     let mut times = Histogram::default();
     for us in (0..samples).map(|n| us + n % (us / 4)) {
@@ -78,7 +78,7 @@ fn prefixes_are_ranked() {
 }
 
 #[test]
-fn what_is_saved_is_by_the_day() {
+fn savings_are_per_day() {
     let saved = |days| found(&answer(days), 1).prefixes[0].saved_s_per_day;
     let first = found(&answer(1), 1);
     let one = &first.prefixes[0];
@@ -114,7 +114,7 @@ fn the_snippet_is_a_configuration() {
         .map(|cidr| cidr.to_string())
         .collect();
     assert_eq!(cidrs, ["10.1.0.0/16", "10.7.0.0/23"]);
-    // Only of what is shown.
+    // Only for the prefixes that are shown.
     let snippet = found(&answer(2), 1).snippet.unwrap();
     assert!(!snippet.contains("10.1.0.0/16"), "{snippet}");
 }

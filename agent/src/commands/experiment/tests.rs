@@ -82,7 +82,7 @@ fn hosts_are_one_experiment() {
 }
 
 #[test]
-fn what_is_not_one_experiment_is_refused() {
+fn different_experiments_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|host| printed(dir.path(), host, &["near"]));
     let both = printed(dir.path(), "c", &["near", "far"]);

@@ -40,7 +40,7 @@ fn one(policy: &PolicyName, view: &ExperimentView) -> String {
     text.push_str(&connect_times(view));
     if let Some(evidence) = &view.evidence {
         text.push_str(&format!(
-            "  gain e = {} (proven from {GAIN} on; harm from {HARM} on), mismatch e = {} (invalid from {MISMATCH} on)\n",
+            "  gain e = {} (proven at {GAIN}; harm at {HARM}), mismatch e = {} (invalid at {MISMATCH})\n",
             number(evidence.gain_e),
             number(evidence.mismatch_e)
         ));

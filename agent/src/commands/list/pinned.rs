@@ -34,11 +34,11 @@ const NOT_RUNNING: u8 = 3;
 
 const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
 
-/// What is in force without a daemon. `--json` prints it; its fields are those of a daemon's answer, as far as they are
-/// known.
+/// The entries in force without a daemon. `--json` prints it; its fields are a subset of a daemon's
+/// answer.
 #[derive(Serialize)]
 struct Left {
-    /// False, which tells it from a daemon's answer.
+    /// False, unlike in a daemon's answer.
     daemon: bool,
     #[serde(serialize_with = "printable::serialize_path")]
     pin_dir: PathBuf,
@@ -80,11 +80,11 @@ impl SourceLeft {
     }
 }
 
-/// Lists it, with an exit status of its own: nobody keeps it in step with the files. The error is said on stderr, and is
-/// the result where nothing is in force.
+/// Lists it, with an exit status of its own, because no daemon keeps it equal to the files. The error goes to stderr, and is
+/// the result if nothing is in force.
 pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::Result<ExitCode> {
     let agent = agent_config();
-    // The pins of another daemon say nothing of this one.
+    // The pins of another daemon are unrelated.
     if agent.socket != args.socket.socket {
         return Err(error.into());
     }
@@ -115,7 +115,8 @@ impl Left {
     fn of(found: PinnedMaps, agent: AgentConfig, wanted: &Wanted) -> anyhow::Result<Self> {
         let runtime = match store::peek(&agent.state_dir) {
             Err(e) if wanted.runtime || wanted.file => {
-                return Err(e).context("it cannot be told which entries are runtime entries");
+                return Err(e)
+                    .context("cannot distinguish runtime entries from entries of the files");
             }
             runtime => runtime.ok(),
         };

@@ -2,8 +2,8 @@
 
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Lines from top to bottom with a bar for each value, the largest as high as all lines; nothing but
-/// 0 has no bar at all.
+/// Lines from top to bottom with a bar for each value, the largest as high as all lines; only
+/// 0 has no bar.
 pub(super) fn lines(values: &[f64], height: u16) -> Vec<String> {
     let most = values.iter().copied().fold(0.0, f64::max);
     let height = u32::from(height);

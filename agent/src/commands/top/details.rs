@@ -91,7 +91,7 @@ pub(super) fn draw(
     }
 }
 
-/// What is drawn one below the other: each direction, and those of a control arm in which something was counted.
+/// The parts of the page: each direction, and directions of a control arm with any counts.
 fn sections(stats: &PolicyStats) -> Vec<(String, &DirectionStats)> {
     let directions = stats.treated.directions().into_iter();
     let mut sections: Vec<_> = directions
@@ -156,7 +156,7 @@ impl Axis {
         }
     }
 
-    /// Counts bucket by bucket, with those in between that have none; several together where there
+    /// Counts bucket by bucket, including empty ones in between; several together if there
     /// is not enough room.
     fn counts(&self, histogram: &HistogramView, width: usize) -> Vec<f64> {
         let buckets = self.last - self.first + 1;

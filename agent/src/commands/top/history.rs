@@ -10,7 +10,7 @@ use crate::{
 /// Looks that are kept for the sparkline.
 pub(super) const SAMPLES: usize = 60;
 
-/// From when on counts are taken that are no rates.
+/// The time from which counts are taken that are not rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scope {
     /// Since the policy (or the boot): what the daemon says.
@@ -42,7 +42,7 @@ impl PolicyHistory {
         }
     }
 
-    /// One more look, so many milliseconds after the one before.
+    /// Another look, `took_ms` after the previous one.
     pub(super) fn update(&mut self, stats: PolicyStats, took_ms: u64) {
         let (before, now) = (self.now.treated.total(), stats.treated.total());
         if now.connections < before.connections || now.aborted < before.aborted {
@@ -134,7 +134,7 @@ impl Column {
         Self::Connections,
     ];
 
-    /// What stands above it.
+    /// The title above it.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Policy => "POLICY",
@@ -197,7 +197,7 @@ impl Row<'_> {
     }
 }
 
-/// Infinite where nothing but retransmissions came about: nobody answers at all.
+/// Infinite with retransmissions alone: no peer answers.
 pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
     (part > 0 || whole > 0).then(|| float(part) / float(whole))
 }

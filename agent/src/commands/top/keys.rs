@@ -133,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_filter_hid_is_selected_again() {
+    fn selection_returns_when_the_filter_goes() {
         let mut state = state(&[("db-far", 0), ("db-near", 0), ("web", 0)]);
         press(&mut state, "j/web\n");
         assert_eq!((names(&state), selected(&state)), (vec!["web"], "web"));
         press(&mut state, "\u{1b}");
         assert_eq!((names(&state).len(), selected(&state)), (3, "db-near"));
-        // Unless another was chosen meanwhile.
+        // Unless another was chosen in between.
         press(&mut state, "/web\nj\u{1b}");
         assert_eq!((names(&state).len(), selected(&state)), (3, "web"));
     }

@@ -37,7 +37,7 @@ mod timers;
 mod tuning;
 mod view;
 
-/// The time since the last look is told in seconds.
+/// The time since the last look is shown in seconds.
 const TICK: Duration = Duration::from_millis(500);
 
 /// What can happen.
@@ -62,7 +62,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let socket = crate::printable::path(&args.socket.socket);
     let mut state = State::new(socket, interval, first, Instant::now());
 
-    // Before there are threads: they inherit the mask, so that only the one that waits is told.
+    // Before other threads start: they inherit the mask, so that only the waiting thread gets the signals.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block()?;
     let mut screen = Screen::open()?;

@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// An answer with policies that had so many connections.
+/// An answer with policies that had this many connections.
 pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {
     let policies = policies.iter().map(|(name, connections)| {
         let mut stats = PolicyStats::default();
@@ -76,7 +76,7 @@ pub(super) fn press(state: &mut State, keys: &str) -> bool {
     })
 }
 
-/// Counts of a direction with so many connections, taking from `from_us` on.
+/// Counts of a direction, with connect times from `from_us`.
 fn statistics(connections: u64, spurious: u64, from_us: u64) -> Statistics {
     let mut statistics = Statistics::default();
     let counters = &mut statistics.counters;
@@ -96,7 +96,7 @@ fn statistics(connections: u64, spurious: u64, from_us: u64) -> Statistics {
     statistics
 }
 
-/// A state with one policy, that has a control arm with so many connections.
+/// A state with one policy, whose control arm has connections.
 pub(super) fn with_control(connections: u64) -> State {
     let mut first = answer(1000, &[]);
     let none = Statistics::default();

@@ -26,7 +26,7 @@ pub(super) struct State {
     pub(super) interval: Duration,
     /// Whether the daemon counts anything.
     pub(super) on: bool,
-    /// Of so many connections of which nothing was lost one is measured.
+    /// Samples 1 in N loss-free connections.
     pub(super) sampling: u32,
     /// When smoothed RTTs are sampled.
     pub(super) rtt_sampling: String,
@@ -38,7 +38,7 @@ pub(super) struct State {
     at_ms: u64,
     pub(super) histories: BTreeMap<PolicyName, PolicyHistory>,
     selected: Option<PolicyName>,
-    /// What a key selected: where the filter hides it, another is selected meanwhile.
+    /// The policy selected by a key: while the filter hides it, another is selected.
     chosen: Option<PolicyName>,
     /// Where the selected row was, for when its policy is gone.
     pub(super) index: usize,
@@ -141,7 +141,7 @@ impl State {
         self.error.as_deref().or(hangs)
     }
 
-    /// The rows in order, those that the filter leaves.
+    /// The rows in order that pass the filter.
     pub(super) fn rows(&self) -> Vec<Row<'_>> {
         let mut rows: Vec<_> = self
             .histories
@@ -177,7 +177,7 @@ impl State {
         (self.sort == Column::Policy) != self.reversed
     }
 
-    /// Whether there is a policy at all.
+    /// Whether there are no policies.
     pub(super) fn is_empty(&self) -> bool {
         self.histories.is_empty()
     }
@@ -194,7 +194,7 @@ impl State {
         self.histories.get_key_value(selected)
     }
 
-    /// After the rows changed: the selection stays with its policy, or goes to what is in its place.
+    /// After the rows changed: the selection stays with its policy, or moves to the policy in that row.
     pub(super) fn settle(&mut self) {
         let rows = self.rows();
         let is_shown = |name: &&PolicyName| rows.iter().any(|row| row.name == *name);
@@ -292,7 +292,7 @@ mod tests {
         state.sort = Column::ConnectionRate;
         state.reversed = false;
         state.settle();
-        // Gone: the one that is where it was.
+        // Gone: the policy in its row is selected.
         look(&mut state, 3000, &[("a", 0), ("b", 0)]);
         assert_eq!(selected(&state), "a");
         look(&mut state, 4000, &[]);

@@ -48,7 +48,7 @@ BUDGET   what is left for retransmissions; new connections are
          braked from half on
 FUSE     what is left for spurious ones
 SPUR%    spurious, of connections since the value was set
-HARM, e  proven from 400 on";
+HARM, e  proven at 400";
 
 /// Lines of the selected policy that there is room for before the table takes more than a third.
 const BELOW: u16 = 14;
@@ -134,7 +134,7 @@ impl Column {
         )
     }
 
-    /// Those that fit beside the name.
+    /// Columns that fit beside the name.
     fn for_width(width: u16) -> Vec<Self> {
         let mut left = width.saturating_sub(NAME);
         let mut fits = Vec::new();
@@ -426,7 +426,7 @@ fn experiment_lines(experiment: &ExperimentView) -> Vec<Line<'static>> {
     lines
 }
 
-/// Nothing of a policy without a control arm.
+/// Empty for a policy without a control arm.
 fn arms_lines(stats: &PolicyStats) -> Vec<Line<'static>> {
     let Some((control, title)) = stats.control.as_ref().zip(stats.control_title()) else {
         return Vec::new();
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_advised_is_not_in_force() {
+    fn advised_timer_is_not_in_force() {
         let mut timer = crate::wire::tune::tests::timer("active", TunerState::Active);
         assert_eq!(in_force(&timer), timer.value_us);
         timer.kind = TimerKind::Advice;

@@ -1,4 +1,4 @@
-//! The page of what is learnt, guarded and compared: what is known of it. Drawn in [`super::timers`].
+//! The state of the page about learnt, guarded and compared timers. Drawn in [`super::timers`].
 
 use std::collections::BTreeSet;
 
@@ -66,7 +66,7 @@ impl State {
         }
     }
 
-    /// The policies of the page by name, those that the filter leaves.
+    /// The policies of the page by name that pass the filter.
     pub(super) fn shown(&self) -> Vec<Shown<'_>> {
         let Some(answers) = &self.page.answers else {
             return Vec::new();
@@ -116,7 +116,7 @@ impl State {
         self.page.index = index;
     }
 
-    /// After the policies changed: the selection stays, or goes to what is in its place.
+    /// After the policies changed: the selection stays, or moves to the policy in that row.
     fn settle_page(&mut self) {
         self.select_on_page(self.selected_on_page());
     }

@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn no_size_is_too_small() {
-        // All small ones, and some of those in which there is room.
+        // All small ones, and some larger ones.
         let widths = || (1..=30).chain((31..=100).step_by(9));
         let heights = || (1..=15).chain((16..=40).step_by(6));
         for keys in ["", "?", "p/x", "j\n", "jjj\n", "u", "uj", "ujj?"] {

@@ -35,10 +35,10 @@ pub enum RtoMinTiming {
     },
 }
 
-/// The program's link, or why there is none.
+/// The program's link, or the reason for its absence.
 pub(super) enum Hook {
     Attached {
-        /// Keeps it in force even where somebody removes its pin.
+        /// Keeps the link in force even if its pin is removed.
         link: Link,
         /// The kernel's id of it.
         id: u32,
@@ -49,7 +49,7 @@ pub(super) enum Hook {
 
 impl Hook {
     /// Takes over a link that is pinned in `dir`, or attaches the program over the maps pinned there.
-    /// It is an addition: where it cannot be had, the reason is kept and nothing fails.
+    /// The second program is optional: if it is not available, the reason is kept and nothing fails.
     pub(super) fn adopt_or_attach(options: &Options, dir: &Path) -> Self {
         if let Some(hook) = adopt(dir) {
             return hook;
@@ -57,7 +57,7 @@ impl Hook {
         let paths = [pins::CLONE_LINK, pins::CLONE_PROGRAM].map(|name| dir.join(name));
         for path in paths.iter().filter(|path| path.exists()) {
             let path_shown = path.display();
-            tracing::warn!("the pin {path_shown} is of no link with its program: made anew");
+            tracing::warn!("the pin {path_shown} is not a link to its program: re-creating it");
             let _then_it_cannot_be_pinned = std::fs::remove_file(path);
         }
         if let Some(reason) = &options.without_clone {
@@ -109,7 +109,7 @@ fn adopt(dir: &Path) -> Option<Hook> {
     })
 }
 
-/// Whether programs at LSM hooks are run at all: they can be attached where they are not.
+/// Whether the kernel runs programs at LSM hooks: it may let them be attached and still not run them.
 pub(super) fn active() -> Result<(), String> {
     match privileges::lsms(&privileges::securityfs()) {
         Some(lsms) if lsms.iter().any(|lsm| lsm == "bpf") => Ok(()),

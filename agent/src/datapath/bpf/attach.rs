@@ -49,8 +49,8 @@ impl BpfKernel {
         self.sweep()
     }
 
-    /// Gives the pins of what is in force the name by which a later daemon adopts them. Where that fails they stay where
-    /// they are, and the next start puts a program over new tries in the place of this one.
+    /// Gives the active set of pins the name by which a later daemon adopts it. If that fails, the pins keep their name, and
+    /// the next start loads a program over new tries and replaces this one.
     pub(super) fn promote(&mut self) {
         let wanted = self.options.pin_set();
         if self.dir == wanted {
@@ -78,7 +78,7 @@ impl BpfKernel {
         }
     }
 
-    /// Removes every set of pins but the one in use.
+    /// Removes all sets of pins except the active one.
     fn sweep(&self) -> Result<(), DatapathError> {
         let all = pins::pin_sets(&self.options.pin_dir)
             .map_err(|e| pin_error(&self.options.pin_dir, e))?;
@@ -89,7 +89,7 @@ impl BpfKernel {
         Ok(())
     }
 
-    /// A new link and new pins, where somebody removed them. The maps stay.
+    /// Re-creates link and pins after another process removed them. The maps stay.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Events of the program: read while somebody listens.
+//! Events of the program: read while a client watches.
 
 use std::{
     os::fd::AsFd as _,
@@ -64,11 +64,11 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Has SYN-ACKs told as they are retransmitted, and not only when their connection is established.
+    /// Reports SYN-ACKs when they are retransmitted, and not only once their connection is established.
     ///
     /// # Errors
     ///
-    /// If this kernel does not take the program; all else is told as before.
+    /// If this kernel does not take the program; all other events are reported as before.
     pub fn tell_syn_acks(&mut self, with: &SynAcks) -> Result<(), DatapathError> {
         let mut ebpf = object::load(
             Some(&with.dir),

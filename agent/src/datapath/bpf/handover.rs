@@ -12,8 +12,8 @@ use std::{
 use super::{Link, open::new_staging, pins};
 use crate::kernel::{bpf::pin_fd, pinned::Pinned};
 
-/// An object, and by what name the service manager keeps it: `<set of pins>/<pin>/<seconds>`, of which the last are when
-/// its pin was made (Unix time).
+/// An object, and the name under which the service manager keeps it: `<set of pins>/<pin>/<seconds>`, where the seconds
+/// are the time of its pin (Unix time).
 #[derive(Debug)]
 pub struct Handed {
     /// Without ':', which separates names (sd_listen_fds(3)).
@@ -50,8 +50,8 @@ pub fn pinned_objects(pin_dir: &Path) -> io::Result<Vec<Handed>> {
     Ok(all)
 }
 
-/// Pins again what an earlier run has handed over; whether it did. Where pins are left they count, as those of a daemon
-/// that was killed.
+/// Pins again what an earlier run has handed over; whether it did. Existing pins take precedence, as after a daemon that
+/// was killed.
 ///
 /// # Errors
 ///
@@ -62,7 +62,7 @@ pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
         return Ok(false);
     }
     let parsed: Option<Vec<_>> = handed.iter().map(|one| parse(&one.name)).collect();
-    let parsed = parsed.ok_or_else(|| io::Error::other("a name is none of the agent's"))?;
+    let parsed = parsed.ok_or_else(|| io::Error::other("a name is not one of the agent's"))?;
     let set = parsed[0].0;
     if parsed.iter().any(|(other, ..)| *other != set) {
         return Err(io::Error::other("they are of several sets of pins"));

@@ -22,7 +22,7 @@ use crate::kernel::{
 
 /// The link, and the program it has.
 pub(super) struct Link {
-    /// Keeps the link in force even where somebody removes its pin.
+    /// Keeps the link in force even if its pin is removed.
     handle: link::Link,
     /// The kernel's id of it.
     pub(super) id: u32,
@@ -54,7 +54,7 @@ impl Link {
         if !link.is_agents(dir) {
             let path = dir.join(pins::LINK);
             warn!(
-                "the pin {} is a link of somebody else; it is not used",
+                "the pin {} is another program's link; it is not used",
                 path.display()
             );
             return None;
@@ -77,8 +77,8 @@ impl Link {
         self.handle.is_attached()
     }
 
-    /// Whether its program is the one pinned in `dir`: the one that uses the maps there. After a crash a link may be
-    /// pinned beside maps that its program has left.
+    /// Whether its program is pinned in `dir` and so uses the maps there. After a crash a link may be pinned beside maps
+    /// that its program has left.
     pub(super) fn is_of(&self, dir: &Path) -> bool {
         let pinned = Pinned::open(&dir.join(pins::PROGRAM));
         pinned.is_ok_and(|program| program.id() == ObjectId::Program(self.program_id))
@@ -130,8 +130,8 @@ impl Link {
     }
 }
 
-/// Removes the pins of links in `dir`, and then takes the agent's programs out of force. A link that is somebody
-/// else's loses its pin alone.
+/// Removes the pins of links in `dir`, and then takes the agent's programs out of force. A link of another program
+/// only loses its pin.
 pub(super) fn remove(dir: &Path) -> io::Result<()> {
     let own = [
         (pins::LINK, PROGRAM, pins::PROGRAM),

@@ -163,7 +163,7 @@ impl Kernel for BpfKernel {
                 slot.into_iter().flat_map(slots::Slot::arms).collect()
             };
             for arm in arms {
-                // One arm may have what the other lacks, and goes on counting.
+                // One arm may have its statistics and continue to count.
                 if !self.tables.read.has_statistics(arm)
                     && self.tables.clear_statistics(arm).is_err()
                 {
@@ -278,8 +278,8 @@ impl Options {
     }
 }
 
-/// Room of a trie for `max_entries`: a reload that exchanges every entry has the old and the new
-/// in it for a moment. The tries take memory by what is in them, not by this number.
+/// Room of a trie for `max_entries`: a reload that replaces every entry holds the old and the new
+/// entries for a moment. A trie's memory is charged by its entries, not by this number.
 fn kernel_entries(max_entries: u32) -> u32 {
     max_entries.saturating_mul(2)
 }

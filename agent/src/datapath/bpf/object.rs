@@ -56,7 +56,7 @@ impl LoadParams {
 }
 
 /// Makes the maps and relocates the programs; nothing is verified or attached yet. With `pins`
-/// the maps pinned there are used, and those that are missing are made and pinned.
+/// the maps pinned there are used, and missing maps are made and pinned.
 pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, DatapathError> {
     let (offsets, socket_types) = (values.offsets.values(), values.socket_types.values());
     let mut loader = EbpfLoader::new();

@@ -1,4 +1,4 @@
-//! Opening: maps of an earlier run are adopted or kept, and those that are missing are made.
+//! Opening: maps of an earlier run are adopted or kept, and missing maps are made.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -41,7 +41,7 @@ impl BpfKernel {
             if let Some(name) = foreign {
                 let path = dir.join(name);
                 tracing::warn!(
-                    "the pin {} is not the map that the program in force uses: the pins are made anew",
+                    "the pin {} is not the map that the program in force uses: re-creating the pins",
                     path.display()
                 );
                 return None;
@@ -104,8 +104,8 @@ impl BpfKernel {
         }
     }
 
-    /// Pins in `staging` the maps of the newest usable set of pins, and makes those that are missing. If those are
-    /// the tries, what the former ones have counted is returned as well.
+    /// Pins in `staging` the maps of the newest usable set of pins, and makes the missing ones. If the tries are new, the
+    /// hits of the former tries are returned as well.
     fn stage(
         options: &Options,
         pin_sets: &[pins::PinSet],
@@ -142,8 +142,7 @@ impl BpfKernel {
     }
 }
 
-/// Sees to it that control arms have their settings, and that what is to be counted has a place; what there is no memory
-/// for is returned.
+/// Gives control arms their settings and allocates statistics. Returns the policies for which there was no memory.
 pub(super) fn prepare(
     tables: &mut Tables,
     slots: &Slots,
@@ -296,7 +295,7 @@ fn keep_maps(
         if pin.is_none() {
             let path = from.join(name);
             tracing::warn!(
-                "the pin {} is not the program's map; it is made anew",
+                "the pin {} is not the program's map; re-creating it",
                 path.display()
             );
         }

@@ -1,5 +1,5 @@
-//! Whether every pin is the map, program or link that it should be: whoever may write the directory may have removed
-//! one, or put another in its place.
+//! Checks that every pin is the expected map, program or link: another process with write access to the directory may
+//! have removed or replaced a pin.
 
 use std::path::Path;
 
@@ -47,14 +47,14 @@ impl Pins {
 pub(super) struct OwnMaps(Vec<u32>);
 
 impl OwnMaps {
-    /// Of the program pinned in `dir`; `None` if there is none, or it is none of ours.
+    /// The maps of the program pinned in `dir`; `None` if there is no program, or not one of ours.
     pub(super) fn pinned(dir: &Path) -> Option<Self> {
         let program = Pinned::open(&dir.join(pins::PROGRAM)).ok()?;
         let (info, ids) = program.program().ok()?;
         (info.name == PROGRAM).then_some(Self(ids))
     }
 
-    /// The first pin in `dir` that is none of them.
+    /// The first pin in `dir` that is not one of these maps.
     pub(super) fn foreign_pin(&self, dir: &Path) -> Option<&'static str> {
         maps::ALL
             .into_iter()
@@ -70,7 +70,7 @@ impl OwnMaps {
         }
     }
 
-    /// The one of this name, pinned or not (CAP_SYS_ADMIN).
+    /// The map of this name, pinned or not (CAP_SYS_ADMIN).
     pub(super) fn open(&self, name: &str) -> Option<MapData> {
         let mut maps = self.0.iter().filter_map(|id| MapData::from_id(*id).ok());
         maps.find(|map| {

@@ -39,7 +39,7 @@ pub(super) const CLONE_LINK: &str = "clone_link";
 /// Name of the pin of the LSM program: whose link is pinned there.
 pub(super) const CLONE_PROGRAM: &str = "clone_program";
 
-/// The directory of one set, as its name tells it.
+/// The directory of one set, parsed from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PinSet {
     /// The directory.
@@ -69,7 +69,7 @@ fn pin_set_stem(object: &[u8], constants: &[u8]) -> String {
     format!("l{LAYOUT_VERSION}-{short}-")
 }
 
-/// Those of this object and constants that have at least this capacity, and theirs; the smallest first.
+/// Sets of this object and constants with at least this capacity, and their capacity; the smallest first.
 pub(super) fn with_capacity<'g>(
     sets: &'g [PinSet],
     object: &[u8],
@@ -146,8 +146,8 @@ pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Makes `pin_dir` and its missing parents, only for root, and refuses one that is a symbolic
-/// link, somebody else's, or not on a BPF file system.
+/// Makes `pin_dir` and its missing parents, for root only. Refuses a symbolic link, a directory of another user, and
+/// a directory that is not on a BPF file system.
 pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
     let existing = path.ancestors().find(|dir| dir.exists()).unwrap_or(path);
     if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_enough_room_is_found_by_name() {
+    fn pin_sets_with_capacity_are_found_by_name() {
         let named = |name: String| PinSet {
             path: Path::new("/pins").join(name),
             layout: Some(LAYOUT_VERSION),

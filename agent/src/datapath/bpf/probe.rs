@@ -37,7 +37,7 @@ use crate::kernel::{
     privileges,
 };
 
-/// A closed port: tcpmux, which nobody has.
+/// A closed port: tcpmux, which has no server.
 const PORT: u16 = 1;
 
 /// Whether the kernel tells sock_ops programs which process made the system call they run in
@@ -56,7 +56,7 @@ pub fn tells_process() -> bool {
 /// The features of this kernel. Asking takes some ten milliseconds.
 #[must_use]
 pub fn features() -> Vec<Feature> {
-    // Large, and read once: for what programs read of it, and for what it tells by itself.
+    // vmlinux BTF is large, so it is read once for all features.
     let btf = btf::Btf::vmlinux();
     evaluate(&ask(&btf), &btf)
 }
@@ -133,7 +133,7 @@ impl Asking {
     }
 
     fn options(&mut self, cgroup: &Path) -> Result<Probe, ProbeError> {
-        // A program of somebody else that stands in the way says nothing about the kernel.
+        // A foreign program in the way says nothing about the kernel.
         let failed = |reason: &str| {
             ProbeError::not_asked(&format!("cannot attach to {}: {reason}", cgroup.display()))
         };

@@ -12,7 +12,7 @@ use crate::{
     policy::{Cidr, PolicyName},
 };
 
-/// Makes the directory for pins, where there is none.
+/// Makes the directory for pins if it does not exist.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub(super) fn wait_for_end(cgroup: &Path, program_id: Option<u32>) -> bool {
     wait_until(|| program_id.is_none_or(has_ended))
 }
 
-/// Whether a program is no more, by what the kernel says of it.
+/// Whether a program has ended, from the kernel's answer.
 fn has_ended(info: &io::Result<ProgramInfo>, is_attached: impl FnOnce() -> bool) -> bool {
     match info {
         Ok(_) => false,
@@ -137,7 +137,7 @@ pub struct PinnedEntry {
 ///
 /// # Errors
 ///
-/// If that cannot be told, or what is in force cannot be read.
+/// If the active maps cannot be determined or read.
 pub fn pinned_maps(pin_dir: &Path) -> Result<Option<PinnedMaps>, DatapathError> {
     let Some(tables) = in_force(pin_dir)? else {
         return Ok(None);
@@ -175,8 +175,8 @@ fn in_force(pin_dir: &Path) -> Result<Option<Tables>, DatapathError> {
     Ok(None)
 }
 
-/// Whether the program pinned in `dir` is attached, and every map pinned there is one that it uses: what somebody else
-/// pinned in the place of one decides nothing.
+/// Whether the program pinned in `dir` is attached and uses every map pinned there: a foreign pin in the place of one
+/// decides nothing.
 fn is_in_force(dir: &Path) -> io::Result<bool> {
     let link = match Link::open(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -187,7 +187,7 @@ fn is_in_force(dir: &Path) -> io::Result<bool> {
         && OwnMaps::pinned(dir).is_some_and(|own| own.foreign_pin(dir).is_none()))
 }
 
-/// As [`remove_pins`], but only if none of them is in force: a daemon may have begun anew. Says
+/// As [`remove_pins`], but only if none of them is in force: another daemon may have started. Says
 /// whether they were removed.
 ///
 /// # Errors
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_not_ask_for_a_program_looks_where_it_was() {
+    fn without_privilege_program_end_is_seen_at_its_cgroup() {
         let refused = || io::Error::from_raw_os_error(libc::EPERM);
         let gone = io::Error::from_raw_os_error(libc::ENOENT);
         let never = || unreachable!("the kernel has said it");

@@ -80,8 +80,8 @@ pub fn schedules(pin_dir: &Path) -> Result<u64, DatapathError> {
         .try_fold(0u64, |sum, one| Ok(sum.saturating_add(one.sockets()?)))
 }
 
-/// Begins no more schedules by the programs pinned below `pin_dir`, and waits until those that there are have ended, for
-/// `limit` at most. The number of sockets that still have one.
+/// Stops new schedules in the programs pinned below `pin_dir`, and waits up to `limit` until the running ones have
+/// ended. Returns how many sockets still have one.
 ///
 /// # Errors
 ///

@@ -36,7 +36,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The slots as `policies` (every index from `FIRST_SLOT` on, in order) has them. A second slot with the
+    /// The slots in `policies` (every index from `FIRST_SLOT`, in order). A second slot with the
     /// same name, or a name this version would not accept, counts as free.
     pub(super) fn read(policies: impl Iterator<Item = (u32, Policy)>) -> Self {
         let mut slots = Self {

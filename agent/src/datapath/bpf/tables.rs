@@ -33,7 +33,7 @@ use super::{
 
 /// Handles of every map the daemon reads or writes.
 pub(super) struct Tables {
-    /// Shared with those who only read.
+    /// Shared with readers.
     pub(super) read: Arc<ReadTables>,
     policies: Array<MapData, PolicySlot>,
     /// Slots that were written, and whose former copy a program may still read.
@@ -125,7 +125,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The same for those that other tries can go with.
+    /// Pins all maps except the tries, which other tries may replace.
     pub(super) fn pin_all_but_tries(&self, dir: &Path) -> Result<(), DatapathError> {
         for (name, map) in &self.handles {
             map.pin(dir.join(name)).map_err(|e| map_error(name, e))?;
@@ -136,7 +136,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes one slot of the policy table. A program that runs meanwhile reads the former policy or the new
+    /// Writes one slot of the policy table. A concurrent program reads either the former policy or the new
     /// one: see [`PolicySlot`].
     pub(super) fn set_policy(&mut self, index: u32, policy: &Policy) -> Result<(), DatapathError> {
         if self.unrested.contains(&index) {
@@ -156,8 +156,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Notes which options sockets without storage may have from now on, so that they can be given back whatever
-    /// becomes of the policy.
+    /// Notes which options sockets without storage may have from now on, so that they can be restored after the policy has
+    /// changed or gone.
     fn note_lasting(&mut self, policy: &Policy) -> Result<(), DatapathError> {
         let options = [
             (policy.rto_min_us, lasting::RTO_MIN),
@@ -228,7 +228,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Gives an arm the statistics that it has not; the others go on.
+    /// Adds missing statistics to an arm; existing ones continue.
     pub(super) fn add_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for key in direction::ALL.map(|direction| statistics_key(arm, direction)) {
             if !self.read.has_key(key) {
@@ -266,8 +266,8 @@ impl Tables {
         }
     }
 
-    /// Takes an arm's statistics away; where there are none nothing is done. What lies in `COUNTERS` begins at 0 with
-    /// the arm's next statistics, and is not read before.
+    /// Removes an arm's statistics, if there are any. `COUNTERS` starts at 0 with the arm's next statistics, and is not
+    /// read before.
     pub(super) fn remove_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
             match self.statistics.remove(&statistics_key(arm, direction)) {
@@ -318,7 +318,7 @@ impl ReadTables {
         Ok([of(direction::ACTIVE)?, of(direction::PASSIVE)?])
     }
 
-    /// Everything that is in `DISCOVERED`; what makes room for others meanwhile may be missing.
+    /// All of `DISCOVERED`; elements that are evicted during the read may be missing.
     pub(super) fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
         let mut all = Vec::new();
         for prefix in self.discovered.keys() {
@@ -357,7 +357,7 @@ impl ReadTables {
             .map_err(|e| map_error(maps::POLICIES, e))
     }
 
-    /// An arm's statistics by [`direction::ALL`], summed over the CPUs; where there are none they are 0.
+    /// An arm's statistics by [`direction::ALL`], summed over the CPUs; 0 for an arm without statistics.
     pub(super) fn statistics(&self, arm: u32) -> Result<[Statistics; 3], DatapathError> {
         let mut all = [Statistics::default(); 3];
         for (sum, direction) in all.iter_mut().zip(direction::ALL) {
@@ -391,7 +391,7 @@ impl ReadTables {
 
 /// Waits until every program that runs now has ended: they run within RCU read sections, and a global memory
 /// barrier is a grace period (`membarrier_global()`, Linux 6.12; not with `nohz_full`, nor on one processor).
-/// Where there is none a pause must do: a program takes microseconds.
+// Without `membarrier` the function sleeps instead: a program takes microseconds.
 pub(super) fn wait_for_programs() {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     const PAUSE: Duration = Duration::from_millis(20);

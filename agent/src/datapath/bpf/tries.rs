@@ -1,7 +1,7 @@
 //! The two tries of entries, a million keys at a time.
 //!
-//! Chunks go in one system call each where the kernel can do that, and one by one where it cannot. Reading
-//! needs no turn: whoever lists or looks up has a handle of his own, while the engine writes.
+//! Chunks take one system call each if the kernel has batches (Linux 5.13), else one per entry. Readers have handles of
+//! their own and never wait for the engine's writes.
 
 use std::{
     net::IpAddr,
@@ -70,7 +70,7 @@ impl Tries {
         self.batch.load(Ordering::Relaxed)
     }
 
-    /// Whether a batch went well; one that did not is to be done one by one, which tells what is wrong.
+    /// Whether a batch succeeded; after a failure the entries are written one by one, which finds the faulty entry.
     fn batched(&self, result: &std::io::Result<()>) -> bool {
         if let Err(e) = result
             && is_unsupported(e)
@@ -90,7 +90,7 @@ impl Tries {
         });
     }
 
-    /// The value of exactly this entry; `None` if there is none. (The kernel's lookup finds the
+    /// The value of exactly this entry; `None` if it does not exist. (The kernel's lookup finds the
     /// longest prefix not longer than the key's: the caller must know that the entry exists.)
     pub(super) fn get(&self, cidr: &Cidr) -> Result<Option<EntryValue>, DatapathError> {
         let value = match key(cidr) {
@@ -133,7 +133,7 @@ impl Tries {
         self.read(maps::ENTRIES_V6, &self.v6(), &mut take)
     }
 
-    /// The next entries of one family, so many at most, in the kernel's order (see
+    /// The next entries of one family, up to `count`, in the kernel's order (see
     /// [`crate::policy::differences::Run`]); and whether they were the last.
     pub(super) fn run(
         &self,
@@ -182,7 +182,7 @@ impl Tries {
         }
     }
 
-    /// So many elements after a key, in one system call where the kernel can do that; and whether they were the last.
+    /// Up to `count` elements after a key, in one system call if the kernel has batches; and whether they were the last.
     fn run_of<const N: usize>(
         &self,
         name: &'static str,
@@ -227,7 +227,7 @@ impl Tries {
         self.change(Change::Write, entries)
     }
 
-    /// Removes entries; those that are not there are as good as removed.
+    /// Removes entries; missing entries are not an error.
     pub(super) fn remove(&self, cidrs: &[Cidr]) -> Result<(), DatapathError> {
         let entries = cidrs.iter().map(|cidr| Ok((*cidr, EntryValue::default())));
         self.change(Change::Remove, entries)
@@ -265,7 +265,7 @@ impl Tries {
         if chunk.keys.is_empty() {
             return Ok(());
         }
-        // Not after it: what is written to its end is not left.
+        // Checked before the write: a write that has finished cannot be abandoned.
         progress::checkpoint()?;
         let in_one = self.can_batch()
             && chunk.keys.len() > 1
@@ -329,7 +329,7 @@ pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + 
     let emptying = std::thread::Builder::new().name("empty".to_owned());
     // Without a thread the kernel does it.
     let _begun = emptying.spawn(move || {
-        // One that somebody holds may still be in force.
+        // A trie that another handle holds may still be in force.
         if is_unused() {
             tries.empty(&tries.v4());
             tries.empty(&tries.v6());
@@ -414,7 +414,7 @@ where
             map_error(
                 map,
                 format!(
-                    "holds {address}/{length}, which is no CIDR of ours; remove it with bpftool"
+                    "holds {address}/{length}, which is not a CIDR of the agent; remove it with bpftool"
                 ),
             )
         })

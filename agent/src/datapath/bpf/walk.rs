@@ -31,9 +31,9 @@ pub enum Mode {
     Apply,
     /// The same, but leave those alone that have a policy already.
     ApplyToNew,
-    /// Give back what was set.
+    /// Restore the options that the agent had set.
     Restore,
-    /// Give back what SYN schedules set.
+    /// Restore the options that SYN schedules had set.
     EndSchedules,
 }
 
@@ -52,7 +52,7 @@ pub struct Defaults {
 pub struct Walked {
     /// By policy.
     pub policies: BTreeMap<PolicyName, WalkCounts>,
-    /// Of no policy: sockets that no entry covers, or, when restoring, those of policies that are gone.
+    /// Without a policy: sockets that no entry covers; when restoring, sockets whose policy is gone.
     pub others: WalkCounts,
 }
 
@@ -170,7 +170,7 @@ impl Walker {
             match file.read(&mut nothing) {
                 Ok(0) => return Ok(()),
                 Ok(_) => {}
-                // After a million sockets the kernel wants to be asked to go on.
+                // The kernel's iterator returns after about a million sockets and must be called again.
                 Err(e)
                     if matches!(
                         e.kind(),

@@ -31,8 +31,7 @@ impl BpfKernel {
         most.ipv4.max(most.ipv6) <= room
     }
 
-    /// Writes a plan, in its order: policies, entries, removals, freed slots. `current` is the
-    /// state the plan was made against.
+    /// Writes a plan that turns `current` into `desired`, in its order: policies, entries, removals, freed slots.
     ///
     /// # Errors
     ///
@@ -80,8 +79,8 @@ impl BpfKernel {
     }
 
     /// Does what `plan` says by making tries for `max_entries`, which hold what `desired` does, and putting
-    /// the program in force over them before the former one goes. All other maps stay, and so does what
-    /// entries have counted (but for what is counted meanwhile).
+    /// the program in force over them before the former one goes. All other maps stay, and so do the hits of
+    /// entries (except hits during the change).
     ///
     /// # Errors
     ///
@@ -106,7 +105,7 @@ impl BpfKernel {
         match self.fill(&options, &staging, desired) {
             Ok((tables, link)) => {
                 if self.link.is_none() {
-                    // Never in force: nobody else removes it.
+                    // It was never in force, so no other code removes it.
                     let _swept = pins::remove_pin_set(&self.dir);
                 }
                 self.dir = staging;
@@ -132,7 +131,7 @@ impl BpfKernel {
         self.free(plan)
     }
 
-    /// The maps of [`BpfKernel::grow`] in `staging`, and the link over them in its place, if there was one.
+    /// The maps of [`BpfKernel::grow`] in `staging`, and the new link over them if there was a link before.
     fn fill(
         &self,
         options: &Options,
@@ -174,7 +173,7 @@ impl BpfKernel {
                 (slot, None)
             }
         };
-        // Before they are in force: no program changes those of a direction without an epoch.
+        // Done before they are in force: a program does not change the brake of a direction without an epoch.
         let begins = brakes_begin(held.as_ref(), policy);
         self.tables.clear_brakes(slot.index, begins)?;
         let (had_control, has_control) = (slot.has_control, policy.control_below != 0);

@@ -40,7 +40,7 @@ struct Bed {
 #[derive(Default)]
 struct SlowFiles {
     hangs: AtomicBool,
-    /// Somebody waits for it.
+    /// A test waits for it.
     awaited: AtomicBool,
 }
 
@@ -109,7 +109,7 @@ impl Bed {
         dir
     }
 
-    /// Over this kernel; told to stop during this write.
+    /// Over this kernel; stopped during this write.
     fn start(
         kernel: FakeHost,
         dir: tempfile::TempDir,
@@ -161,7 +161,7 @@ impl Bed {
         self.ended();
     }
 
-    /// Waits for the end of one that is told to stop; what it leaves.
+    /// Waits until a stopped engine has ended; what it leaves.
     fn ended(self) -> (FakeHost, tempfile::TempDir) {
         self.thread.join().unwrap().unwrap();
         (self.kernel, self.dir)
@@ -199,7 +199,7 @@ fn request(cidr: &str) -> AddRequest {
 }
 
 #[test]
-fn what_is_answered_is_seen_by_everybody() {
+fn answered_change_is_visible_to_readers() {
     let bed = Bed::new();
     bed.add(request("10.9.0.0/16")).unwrap();
     let snapshot = bed.engine.snapshot();
@@ -384,7 +384,7 @@ fn a_saved_entry_is_in_its_file_or_nowhere() {
 }
 
 #[test]
-fn what_somebody_else_deletes_is_noticed_by_who_asks() {
+fn foreign_deletion_is_noticed_by_a_reader() {
     let bed = Bed::ready();
     let gone = "10.1.0.0/16".parse().unwrap();
     // A health check that comes now repairs nothing.
@@ -393,7 +393,7 @@ fn what_somebody_else_deletes_is_noticed_by_who_asks() {
     // The maps are compared once the engine is done with the message of before.
     let limit = Instant::now() + Duration::from_secs(60);
     while bed.engine.snapshot().readiness() == Readiness::Ready {
-        assert!(Instant::now() < limit, "nobody noticed");
+        assert!(Instant::now() < limit, "it was not noticed");
         std::thread::yield_now();
     }
     bed.call(Message::Verify).unwrap();
@@ -403,14 +403,14 @@ fn what_somebody_else_deletes_is_noticed_by_who_asks() {
     bed.stop();
 }
 
-/// Somebody else deletes an entry that is not the only one for its addresses.
+/// Another process deletes an entry, which is not the only one for its addresses.
 fn delete(bed: &Bed) {
     let gone = "10.1.0.0/16".parse().unwrap();
     assert!(bed.kernel.state().maps.entries.remove(&gone));
 }
 
 #[test]
-fn who_adds_or_reloads_what_somebody_else_deleted_has_it() {
+fn add_or_reload_restores_foreign_deletion() {
     let bed = Bed::ready();
     delete(&bed);
     bed.add(request("10.1.0.0/16")).unwrap();
@@ -429,7 +429,7 @@ fn who_adds_or_reloads_what_somebody_else_deleted_has_it() {
 }
 
 #[test]
-fn who_asks_is_told_what_differed_and_that_it_is_repaired() {
+fn verify_reports_differences_and_their_repair() {
     let bed = Bed::new();
     let good = bed.call(Message::Verify).unwrap();
     assert!(good.ok && good.differences.is_empty(), "{good:?}");
@@ -456,7 +456,7 @@ fn a_health_check_finds_and_repairs_by_itself() {
     delete(&bed);
     let limit = Instant::now() + 12 * HEALTH_INTERVAL;
     while bed.entries() != 2 {
-        assert!(Instant::now() < limit, "nobody noticed");
+        assert!(Instant::now() < limit, "it was not noticed");
         std::thread::sleep(Duration::from_millis(20));
     }
     bed.call(Message::Verify).unwrap();
@@ -466,7 +466,7 @@ fn a_health_check_finds_and_repairs_by_itself() {
 }
 
 #[test]
-fn what_the_engine_itself_changes_meanwhile_is_no_difference() {
+fn concurrent_engine_change_is_not_a_difference() {
     let bed = Bed::ready();
     let snapshot = bed.engine.snapshot();
     let compared = || snapshot.compare_part(Position::default(), 1 << 20);
@@ -506,7 +506,7 @@ fn detached_until_attach_over_reloads_and_restarts() {
         assert!(!bed.kernel.state().attached);
     };
     is_detached(&bed);
-    // The maps stay, with what they have counted, and follow changes.
+    // The maps stay, with their counters, and follow changes.
     assert_eq!(bed.engine.snapshot().status().policies.len(), 1);
     bed.add(self::request("10.9.0.0/16")).unwrap();
     assert_eq!(bed.entries(), 3);
@@ -601,7 +601,7 @@ fn detachment_that_cannot_be_kept_is_made_and_reported() {
 }
 
 #[test]
-fn nobody_waits_for_a_change() {
+fn readers_do_not_wait_for_a_change() {
     let slow = Arc::new(SlowFiles::default());
     let bed = Bed::reading(slow.reader(Duration::from_secs(600)));
     bed.add(request("10.9.0.0/16")).unwrap();
@@ -667,7 +667,7 @@ fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
         ..request("10.8.0.0/16")
     };
     assert!(matches!(bed.add(save), Err(EngineError::Config(_))));
-    // What needs no file goes on.
+    // A change that needs no file still works.
     bed.add(request("10.9.0.0/16")).unwrap();
     let status = bed.engine.snapshot().status();
     assert!(!status.last_reload.ok && !status.healthy);
@@ -683,7 +683,7 @@ fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
     bed.engine.notify(Message::FilesChanged);
     let refused = |bed: &Bed| !bed.engine.snapshot().status().last_reload.ok;
     while !refused(&bed) {
-        assert!(Instant::now() < limit, "nobody noticed");
+        assert!(Instant::now() < limit, "it was not noticed");
         std::thread::yield_now();
     }
     slow.answer();

@@ -16,7 +16,7 @@ use crate::{
     wire::{experiments::StartRequest, ttl::parse_ttl},
 };
 
-/// How long one runs where nothing else is said.
+/// The default duration.
 const DURATION: &str = "7d";
 /// Longest name that hosts have in common, bytes.
 const MAX_NAME: usize = 64;
@@ -25,7 +25,7 @@ const MAX_SHARES: usize = 10;
 /// Least and largest share, percent.
 const SHARES: std::ops::RangeInclusive<f64> = 0.01..=0.99;
 
-/// What is to be compared, on which share and for how long.
+/// What an experiment compares, on which share and for how long.
 pub(super) fn design(
     policy: &PolicyName,
     settings: &Settings,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn where_peers_are_drawn_the_share_stays() {
+    fn experiment_by_peer_has_one_share() {
         let peers = "rto_min = '50ms'";
         for (request, is_possible) in [
             (ramp_of(0), true),

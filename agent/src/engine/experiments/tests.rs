@@ -56,7 +56,7 @@ fn arms_are_drawn_otherwise_by_another_share_seed_or_unit() {
 }
 
 #[test]
-fn what_has_a_timer_of_its_own_compares() {
+fn policy_with_a_timer_can_be_compared() {
     let compares = |toml: &str| {
         let settings: Settings = toml::from_str(toml).unwrap();
         let compiled = compile(&"near".parse().unwrap(), &settings, &HOST).unwrap();

@@ -1,4 +1,4 @@
-//! The kernel's maps, compared part by part with what they should hold: others may write them as well.
+//! Compares the kernel's maps part by part with the desired state: other processes may write them as well.
 
 use std::{
     sync::{Arc, mpsc},
@@ -17,7 +17,7 @@ const ROUNDS: usize = 100;
 const LEAST_ENTRIES: usize = 4096;
 /// More would take more than 0.5 % of a processor (1 us an entry, see docs/reference/scale.md).
 const MOST_ENTRIES: usize = 10_486;
-/// After a comparison of everything, so many times as long as it took is waited.
+/// After a complete comparison the job pauses for this multiple of its duration.
 const PAUSE: u32 = 20;
 
 /// Where a comparison stands.
@@ -47,7 +47,7 @@ pub(in crate::engine) struct Comparing {
     not_before: Instant,
     /// When the comparison under way began with the first entry, Unix seconds; `None`: it did not.
     began_at_s: Option<u64>,
-    /// The same of the last that came to its end.
+    /// The same of the last complete comparison.
     compared_at_s: Option<u64>,
 }
 
@@ -108,7 +108,7 @@ impl Comparing {
     }
 }
 
-/// How many of so many entries are compared in a round.
+/// How many of `all` entries are compared in a round.
 fn entries_of_round(all: usize) -> usize {
     all.div_ceil(ROUNDS).clamp(LEAST_ENTRIES, MOST_ENTRIES)
 }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_part_at_a_time_and_none_before_its_time() {
+    fn comparison_has_one_part_at_a_time() {
         let (messages, posted) = mpsc::channel();
         let mut comparing = Comparing::new(messages);
         let snapshot = Arc::new(Snapshot::starting(&EngineConfig::for_tests()));

@@ -51,7 +51,7 @@ impl Events {
         }
     }
 
-    /// Lines from now on.
+    /// Lines from this moment.
     pub(in crate::engine) fn subscribe(
         &mut self,
         kernel: Option<&dyn Kernel>,
@@ -64,7 +64,7 @@ impl Events {
         Ok(receiver)
     }
 
-    /// After the maps have been made anew: whoever watches goes on watching.
+    /// After the maps were re-created: watchers continue.
     pub(in crate::engine) fn resume(&mut self, kernel: &dyn Kernel, host: &HostFacts) {
         self.end();
         if self.lines.receiver_count() > 0
@@ -92,7 +92,7 @@ impl Events {
                 let mut reader = reader;
                 // Here, as it takes longer than the engine should be busy.
                 if let Err(e) = reader.tell_syn_acks(&syn_acks) {
-                    info!("SYN-ACKs are told when their connection is established: {e}");
+                    info!("SYN-ACKs are reported when their connection is established: {e}");
                 }
                 read(reader, &lines, &owners, &host, &told);
             })
@@ -113,7 +113,7 @@ impl Events {
         }
     }
 
-    /// Has the thread end soon if nobody watches any more; nothing waits for it.
+    /// Ends the thread soon if there are no watchers; nothing waits for it.
     pub(in crate::engine) fn end_if_unwatched(&mut self) {
         if self.lines.receiver_count() == 0
             && let Some(Running { stop, .. }) = &self.reader
@@ -157,7 +157,7 @@ fn read(
             let policy = owners.get(&(slot, event.generation)).cloned();
             let at_us = event.time_ns.saturating_add_signed(offset_ns) / 1000;
             if let Some(view) = EventView::of(&event, at_us, policy, host) {
-                // Without a watcher there is nobody to tell.
+                // Without a watcher the event is dropped.
                 let _nobody = lines.send(Arc::new(StreamItem::Event(view)));
             }
         }

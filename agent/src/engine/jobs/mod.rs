@@ -1,4 +1,4 @@
-//! What takes long and has a thread of its own. A job posts what it ended with; nobody polls it.
+//! Long operations with threads of their own. A job posts its result; nothing polls it.
 
 use std::{io, sync::mpsc, time::Instant};
 
@@ -22,7 +22,7 @@ pub enum Done {
     },
     /// A probe; no verdict if it died.
     Probe(Option<Verdict>),
-    /// A part of the maps was compared; nothing if the engine changed them meanwhile.
+    /// A part of the maps was compared; `None` if the engine changed them during the comparison.
     Compare(Option<comparing::Round>),
 }
 

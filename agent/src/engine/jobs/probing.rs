@@ -23,7 +23,7 @@ pub(in crate::engine) struct Probing {
     last: Option<ProbeView>,
     /// Programs that ran on the way from the root to the attached cgroup when it was last probed.
     programs: Vec<u32>,
-    /// Those that run there now.
+    /// Programs that run there now.
     in_ancestry: Vec<u32>,
     messages: mpsc::Sender<Message>,
     pending: Option<Job>,
@@ -82,7 +82,7 @@ impl Probing {
         if self.pending.is_some() {
             return;
         }
-        // Those of an earlier run, whether or not there is something to probe now.
+        // Leftovers of an earlier run, whether or not there is something to probe now.
         if self.has_leftovers {
             self.sweep(cgroup);
         }

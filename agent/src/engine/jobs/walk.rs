@@ -1,7 +1,7 @@
 //! Sockets that are open already, in every network namespace of the host.
 //!
 //! A walk enters one namespace after the other, which changes the thread it runs on: it always has
-//! a thread of its own, and tells how far it is while the engine goes on.
+//! a thread of its own, and reports its progress while the engine continues.
 
 use std::{
     path::Path,
@@ -35,7 +35,7 @@ use crate::{
 const RTO_MIN_US: u32 = 200_000;
 /// The cause of a walk that gives everything back.
 pub(in crate::engine) const RESTORE: &str = "detach --restore";
-/// How long who asks to detach waits for a walk that runs.
+/// How long a request to detach waits for a running walk.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// `TCP_RTO_MAX`.
 const RTO_MAX_MS: u32 = 120_000;
@@ -46,7 +46,7 @@ pub(in crate::engine) struct WalkProgress(Arc<RwLock<Arc<WalkView>>>);
 
 impl WalkProgress {
     pub(in crate::engine) fn get(&self) -> Arc<WalkView> {
-        // Whoever died while he had the lock has left a whole view.
+        // A writer that panicked has left a complete view.
         let view = self.0.read().unwrap_or_else(PoisonError::into_inner);
         view.clone()
     }
@@ -88,7 +88,7 @@ impl Walks {
         &self.progress
     }
 
-    /// Asks for another walk once the one that runs has ended.
+    /// Requests another walk after the running one.
     pub(in crate::engine) fn ask_again(&mut self, cause: &Cause) {
         self.again = Some(cause.clone());
     }
@@ -134,7 +134,7 @@ impl Walks {
             ..WalkView::begin(cause)
         };
         self.progress.set(view.clone());
-        // One that was told to stop keeps its own flag.
+        // A stopped walk keeps its own flag.
         self.stop = Arc::default();
         self.number += 1;
         let number = self.number;
@@ -183,11 +183,11 @@ impl Walks {
 
 /// How long connecting sockets may take to be established before the program goes. Most outages are over by then.
 pub const SCHEDULES_LIMIT: Duration = Duration::from_secs(5);
-/// How long the walk over those that remain may take: a socket that is in use holds it up.
+/// How long the walk over the remaining sockets may take: a socket in use delays it.
 pub const SCHEDULES_WALK_LIMIT: Duration = Duration::from_secs(2);
 
 /// Before the programs pinned below `pin_dir` go, or may go: waits for connecting sockets with a SYN schedule, for `limit`
-/// at most, and restores those that remain. What cannot be restored is logged.
+/// at most, and restores the remaining ones. Sockets that cannot be restored are logged.
 pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
     let ended = stop_schedules(pin_dir, new, limit).and_then(|left| match left {
         0 => Ok(None),
@@ -215,11 +215,11 @@ pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
     }
 }
 
-/// Gives back what was set on every socket of the host; returns when it is done. For commands.
+/// Restores every socket of the host; returns when it is done. For commands.
 ///
 /// # Errors
 ///
-/// If no thread can be had.
+/// If no thread is available.
 pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
     run(walkers, RESTORE, None)
 }
@@ -316,7 +316,7 @@ fn walk_one(
 ) -> Result<(), String> {
     // Without the privilege to enter any, this thread has not left its own.
     if !is_own || privileges::has(privileges::cap::SYS_ADMIN) {
-        // Where nobody is in it any more, and nothing else holds it, there is no socket either.
+        // A namespace without processes and other references has no sockets either.
         let Some(handle) = namespace.open().map_err(|e| e.to_string())? else {
             return Ok(());
         };

@@ -94,7 +94,7 @@ fn a_runtime_entry_is_in_the_kernel_and_on_the_disk() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_not_in_force() {
+fn unsaved_change_is_rolled_back() {
     let mut bed = bed(NEAR);
     let before = bed.maps();
     // A directory in the file's place: it can be staged, and not be committed.
@@ -109,7 +109,7 @@ fn what_cannot_be_saved_is_not_in_force() {
 }
 
 #[test]
-fn what_need_not_be_saved_at_once_is_in_force_and_saved_later() {
+fn deferred_save_is_in_force_and_saved_later() {
     let mut bed = bed(NEAR);
     let blocked = bed.dir.path().join("manual.json");
     std::fs::create_dir_all(blocked.join("x")).unwrap();
@@ -163,7 +163,7 @@ fn more_entries_than_there_is_room_for_make_new_tries() {
 }
 
 #[test]
-fn what_somebody_else_changed_is_found_and_repaired() {
+fn foreign_changes_are_found_and_repaired() {
     let mut bed = bed(NEAR);
     bed.kernel.state().maps.entries.remove(&cidr("10.1.0.0/16"));
     bed.kernel.state().attached = false;
@@ -176,7 +176,7 @@ fn what_somebody_else_changed_is_found_and_repaired() {
     assert_eq!(bed.maps().entries.len(), 2);
 }
 
-/// What somebody else does to the kernel's maps.
+/// A change of the kernel's maps by another process.
 type ForeignChange = fn(&mut State);
 
 #[test]
@@ -258,7 +258,7 @@ fn all_policies_are_replaced_by_as_many_others_again_and_again() {
         assert_eq!(policies, (MAX_POLICIES as usize, MAX_POLICIES as usize));
         bed.check();
     }
-    // One more is refused as a whole.
+    // One more entry, and the whole change is refused.
     let before = bed.maps();
     let next = with_entry(bed.reconciler.desired(), "192.0.2.0/24");
     let error = bed
@@ -271,7 +271,7 @@ fn all_policies_are_replaced_by_as_many_others_again_and_again() {
 }
 
 #[test]
-fn what_cannot_be_attached_again_is_said_until_it_can() {
+fn failed_reattachment_is_reported_until_it_works() {
     let mut bed = bed(NEAR);
     bed.kernel.state().attached = false;
     bed.kernel.fail(1);
@@ -387,7 +387,7 @@ proptest! {
 }
 
 #[test]
-fn what_could_not_go_back_is_told_by_number() {
+fn failed_rollback_is_reported_with_counts() {
     let differs = ChangeSummary {
         added: 1,
         changed: 2,
@@ -413,7 +413,7 @@ fn the_maps_that_are_left_are_known_until_they_go() {
 }
 
 #[test]
-fn what_is_detached_is_in_step() {
+fn detached_maps_are_in_step() {
     let mut bed = bed(NEAR);
     let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
     // The first of two is written, and cannot be undone.
@@ -431,7 +431,7 @@ fn what_is_detached_is_in_step() {
 }
 
 #[test]
-fn what_was_attached_again_is_told() {
+fn reattachment_is_reported() {
     let mut bed = bed(NEAR);
     bed.kernel.state().attached = false;
     let problem = bed.reconciler.reader().unwrap().attachment().problem;

@@ -20,7 +20,7 @@ pub(in crate::engine) struct Shared {
     epoch: AtomicU64,
     newest: Mutex<Weak<Snapshot>>,
     pub(super) statistics: Reused<(u64, Counted)>,
-    /// What was read last while nobody changed the kernel.
+    /// The last reading while the engine did not change the kernel.
     pub(super) counted: Mutex<Option<Arc<StatsAnswer>>>,
     pub(super) holds: Reused<(u64, Option<bool>)>,
 }
@@ -56,7 +56,7 @@ impl Shared {
             // The next maps count from nothing.
             *locked(&self.counted) = None;
         } else if locked(&self.counted).is_none() {
-            // So that there is something to tell during the next change. Who asks is told what is wrong.
+            // Provides an answer during the next change. An error is shown to the next client that asks.
             let _kept = snapshot.stats();
         }
     }
@@ -136,7 +136,7 @@ mod tests {
     use crate::engine::EngineConfig;
 
     #[test]
-    fn what_takes_long_is_not_read_again_at_once() {
+    fn slow_reading_is_reused() {
         let reused = Reused::default();
         let slow = |value| {
             move || {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waited_is_read_again() {
+    fn reading_after_a_wait_is_fresh() {
         let reused = Reused::default();
         let waiting = || {
             std::thread::sleep(Duration::from_millis(20));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_another_reading_takes_what_was_read_last() {
+    fn concurrent_reader_gets_the_last_reading() {
         let reused = Reused::default();
         let took = Duration::from_millis(20);
         let value = 1;
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_5_ms_is_read_again() {
+    fn reading_of_5_ms_is_repeated() {
         let reused = Reused::default();
         let read_in = |ms| {
             *locked(&reused.last) = Some(Read {

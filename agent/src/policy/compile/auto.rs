@@ -1,5 +1,5 @@
-//! `initial_rto = "auto"`, `rto_min = "auto"`, `guard` and `mode`: which timers are in force by what the daemon has
-//! decided, and what the program needs for it.
+//! `initial_rto = "auto"`, `rto_min = "auto"`, `guard` and `mode`: the timers in force after the daemon's
+//! decisions, and what the program needs for them.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -21,7 +21,7 @@ const MEMORY: RangeInclusive<Duration> = HOUR..=Duration::from_secs(30 * 24 * 36
 const MOST_BUDGET: u32 = i32::MAX.cast_unsigned() / 2;
 
 impl Compiler<'_> {
-    /// The timer of a direction, jiffies, from the one of the settings. A fixed one is only ever raised.
+    /// The timer of a direction in jiffies, from its configured value. A fixed timer is only ever raised.
     pub(super) fn adjusted(&self, timer: Timer, configured: Option<u64>) -> Option<u64> {
         match timer {
             Timer::Configured => configured,
@@ -249,7 +249,7 @@ impl Compiler<'_> {
     }
 }
 
-/// What stands for no value of the policy's.
+/// Shown where the policy sets no value.
 pub(super) const KERNELS_OWN: &str = "the kernel's own";
 
 fn spurious_bounds() -> String {
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused() {
+    fn contradicting_auto_settings_are_refused() {
         let mut all = Vec::new();
         for toml in [
             "initial_rto = { auto = true, max = '2s' }",

@@ -114,7 +114,7 @@ impl Compiler<'_> {
 /// The kernel's default of net.ipv4.tcp_retries2.
 const TCP_RETRIES2: u8 = 15;
 
-/// For how long an established connection waits for an answer (`retransmits_timed_out()`, from TCP_RTO_MIN on).
+/// How long an established connection waits for an answer (`retransmits_timed_out()`, which starts at TCP_RTO_MIN).
 pub(super) fn lifetime(rto_max: Duration) -> Duration {
     const RTO_MIN_MS: u64 = 200;
     let rto_max_ms = u64::try_from(rto_max.as_millis()).unwrap_or(u64::MAX);

@@ -13,7 +13,7 @@ impl Compiler<'_> {
             self.kernel.control_below = control.share.below();
             self.kernel.control_seed = control.seed;
             self.kernel.flags &= !policy_flags::CONTROL_BY_PEER;
-            // What rto_min is learnt from is of peers that have nothing of the policy.
+            // rto_min is learnt from peers without any setting of the policy.
             if control.by_peer || settings.auto_rto_min().is_some() {
                 self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
             }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_share_of_a_policy_is_refused() {
+    fn holdout_outside_its_range_is_refused() {
         for (share, is_good) in [
             ("0%", false),
             ("0.000001%", true),

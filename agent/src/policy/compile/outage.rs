@@ -123,7 +123,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Says so where no value that may be learnt is in step.
+    /// Warns if no value that may be learnt is in step.
     fn check_auto_in_step(&mut self, auto: &AutoInitialRto) {
         let Some(linear_timeouts) = self.host.in_step() else {
             return;

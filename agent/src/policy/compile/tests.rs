@@ -46,7 +46,7 @@ fn a_full_policy_at_hz_250() {
     });
     assert_eq!(compiled.kernel.name(), Some("p"));
     assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
-    // As the kernel will tell it when it is asked for the option.
+    // As the kernel will return it for the option.
     assert_eq!(compiled.kernel.rto_min_us, 8_000);
     assert_eq!(compiled.kernel.rto_max_ms, 10_000);
     let flags = compiled.kernel.flags;
@@ -87,7 +87,7 @@ fn rto_restart_is_for_a_policy_with_an_rto_min() {
 }
 
 #[test]
-fn what_the_kernel_does_not_take() {
+fn values_beyond_the_kernels_limits_are_refused() {
     let old = HostFacts {
         has_rto_max: false,
         has_bpf_thin_linear: false,
@@ -203,7 +203,7 @@ fn thin_linear_is_decided_either_way() {
 
 /// Each setting alone, and with each other.
 #[test]
-fn what_is_set_later_or_cannot_be_asked_for_is_remembered() {
+fn late_or_unreadable_options_need_storage() {
     type Set = fn(&mut KernelPolicy);
     let always: [Set; 5] = [
         |policy| policy.user_timeout_ms = 1,
@@ -246,7 +246,7 @@ fn what_is_set_later_or_cannot_be_asked_for_is_remembered() {
 }
 
 #[test]
-fn what_comes_with_settings_is_none_itself() {
+fn derived_settings_are_not_settings() {
     let with = |toml: &str| {
         let settings: Settings = toml::from_str(toml).unwrap();
         let errors = compile(&"p".parse().unwrap(), &settings, &HOST).err();
@@ -339,7 +339,7 @@ fn force_alone_sets_nothing() {
 }
 
 #[test]
-fn what_goes_by_counters_needs_them() {
+fn settings_by_counters_need_statistics() {
     let with = |setting: &str| {
         let mut settings = Settings::default();
         match setting {

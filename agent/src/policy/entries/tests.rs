@@ -69,7 +69,7 @@ proptest! {
         prop_assert_eq!(&said(&entries), &oracle);
         prop_assert_eq!(entries.is_empty(), oracle.is_empty());
         prop_assert_eq!(format!("{entries:?}"), format!("{oracle:?}"));
-        // From one of them on, and from one that is none of them.
+        // Starting at an entry, and at a prefix that is not an entry.
         for first in oracle.keys().chain(changes.iter().map(|(cidr, _)| cidr)) {
             let from: Vec<Cidr> = entries.iter_from(Some(first)).map(|(cidr, _)| cidr).collect();
             prop_assert!(from.iter().eq(oracle.range(*first..).map(|(cidr, _)| cidr)));

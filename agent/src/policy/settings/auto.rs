@@ -75,7 +75,7 @@ impl AutoInitialRto {
         self.max.unwrap_or(Duration::from_micros(DEFAULT.max_us))
     }
 
-    /// What the tuner is asked for, at so many jiffies a second.
+    /// The limits for the tuner, at `hz` jiffies a second.
     #[must_use]
     pub fn to_law(&self, hz: u32) -> law::Settings {
         let default = law::Settings { hz, ..DEFAULT };
@@ -113,7 +113,7 @@ impl AutoRtoMin {
     /// Jiffies beyond the delay of an ACK.
     const MARGIN: u64 = 2;
 
-    /// The least value, at so many jiffies a second.
+    /// The least value, at `hz` jiffies a second.
     #[must_use]
     pub fn floor(&self, hz: u32) -> Duration {
         match self.peer_delack {
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// One text on the command line, and the same in JSON, TOML and in what is shown.
+    /// The same text on the command line, in JSON, in TOML and in output.
     #[test]
     fn texts_have_keys_after_the_word() {
         for text in [
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_the_law_has_it() {
+    fn omitted_auto_keys_have_the_laws_defaults() {
         let law = AutoInitialRto::default().to_law(250);
         assert_eq!(law, law::Settings::new(250));
         let auto: InitialRtoSetting = "auto,min=30ms,max=600ms,spurious=0.2%,memory=2h"

@@ -1,5 +1,5 @@
-//! serde for values that people write as text. A number is read as its digits, so that what is missing from it,
-//! like a unit, is said by the parser of the value.
+//! serde for values that people write as text. A number is read as its digits, so that the value's own parser reports
+//! a missing unit.
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
@@ -132,7 +132,7 @@ extended!(
 /// The word, and the key of a table that says the same.
 const AUTO: &str = "auto";
 
-/// Reads what the command line has in place of a table: "auto,min=20ms"; `None` if it begins with another word.
+/// Reads the command line's form of a table: "auto,min=20ms"; `None` if it begins with another word.
 pub(super) fn read_extended<T: Extended>(text: &str) -> Option<Result<T, String>> {
     let mut parts = text.split(',');
     (parts.next()? == AUTO).then(|| {
@@ -214,7 +214,7 @@ pub(super) fn deserialize<'de, T: Text, D: Deserializer<'de>>(
     deserializer.deserialize_any(Given(PhantomData))
 }
 
-/// For a value that has one that stands for none.
+/// For a type with a value that means none.
 pub(super) mod or_default {
     use super::{Deserializer, Serializer, Text};
 

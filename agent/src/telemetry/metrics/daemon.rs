@@ -71,7 +71,7 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
         ),
         Family {
             name: "map_differences",
-            help: "What somebody else changed in the kernel's maps, and was repaired",
+            help: "Changes of the kernel's maps by other processes, which were repaired",
             unit: None,
             samples: Samples::Counter(
                 Difference::KINDS

@@ -23,7 +23,8 @@ pub(super) fn status() -> StatusAnswer {
     serde_json::from_value(status).unwrap()
 }
 
-/// So many established in each direction, and a tenth of them for each outcome; of sockets from before, only outcomes.
+/// Connections established in each direction, and a tenth of them for each outcome; sockets from before have only
+/// outcomes.
 fn counted(connections: u64) -> ArmStats {
     let mut known = Statistics::default();
     let counters = &mut known.counters;

@@ -1,4 +1,4 @@
-//! Metrics of what is learnt and guarded.
+//! Metrics of learnt and guarded timers.
 
 use prometheus_client::registry::Unit;
 use rto_model::tune::tuner::State;

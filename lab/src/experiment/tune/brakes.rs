@@ -12,7 +12,7 @@ pub(super) struct Brakes {
 }
 
 impl Brakes {
-    /// With so many retransmissions, of which none is spent.
+    /// With this many retransmissions, none of which is spent.
     pub(super) fn new(budget: u32) -> Self {
         let mut brakes = Self {
             brake: Brake::default(),

@@ -277,7 +277,7 @@ impl Host {
         };
         let allowed = !self.brakes.is_throttled() && !self.brakes.is_blown();
         let own = allowed && self.policy.is_some();
-        // Connections with the kernel's own timer are judged while that is the one in force.
+        // Connections with the kernel's own timer are judged while it is the timer in force.
         let learning = tuner.jiffies().is_none();
         ((own || learning).then_some(self.epoch), own)
     }

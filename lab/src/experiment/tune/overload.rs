@@ -42,7 +42,7 @@ pub enum Timers {
     Kernel,
     /// A policy's, jiffies.
     Fixed(u64),
-    /// The same with a budget, of which so many connections pay a copy (10 in the program).
+    /// The same with a budget: this many connections pay for a copy (10 in the program).
     Budgeted(u64, u32),
 }
 

@@ -53,7 +53,7 @@ fn e_value_is_the_product_of_predictions() {
 
 /// By the trapezoidal rule over 400,000 steps of the log odds.
 #[test]
-fn one_sided_e_values_are_integrals_of_their_side() {
+fn sided_e_values_are_integrals_of_their_side() {
     for (share, treated, control, gain, harm) in [
         (0.5, 0, 12, 6.445_842, -2.564_949),
         (0.95, 90, 1, -2.474_781, 0.578_735),
@@ -66,7 +66,7 @@ fn one_sided_e_values_are_integrals_of_their_side() {
     }
 }
 
-/// At the root of the counts from what is expected, a normal distribution is as good.
+/// Within a standard deviation of the expected counts, a normal distribution is as good.
 #[test]
 fn e_values_are_sound_up_to_ten_billion() {
     for (n, more) in [(10_000, 100), (1_000_000, 1000), (10_000_000_000, 100_000)] {

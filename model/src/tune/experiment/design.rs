@@ -36,7 +36,7 @@ pub struct Ramp(Vec<Probability>);
 /// Why a design is refused.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum DesignError {
-    /// No share at all.
+    /// The list has no share.
     #[error("a ramp needs a share")]
     Empty,
     /// A share that is not above the one before.

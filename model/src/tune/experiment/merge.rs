@@ -5,7 +5,7 @@ use super::{Design, Experiment, GAIN, HARM, MISMATCH, Step, Unit, Verdict};
 /// Why experiments are not one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
-    /// There are none.
+    /// No experiments.
     #[error("there is no experiment to merge")]
     Nothing,
     /// Something that must be the same differs.
@@ -15,7 +15,7 @@ pub enum MergeError {
         what: &'static str,
         /// Of the first.
         one: String,
-        /// Of the one that differs.
+        /// The host whose design differs.
         other: String,
     },
     /// The same counts twice.

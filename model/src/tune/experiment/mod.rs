@@ -5,11 +5,11 @@
 //!
 //! # Attempts under way
 //!
-//! An attempt is bad until it is established. Those under way at a look are therefore counted as bad, and differ between
-//! the arms by chance, anew at each look; an e-value that is looked at each second would take that for evidence. So twice
-//! the number that is under way on average is added to the arm whose bad attempts would have to be few and taken from the
-//! other, and a verdict counts once it has held at all looks of [`HOLD_MS`]. Attempts under way when counting begins are
-//! established later and make the bad ones too few: they are allowed for in the same way, in the other direction.
+//! An attempt is bad until it is established. Attempts under way at a look are therefore counted as bad, and differ
+//! between the arms by chance, differently at each look; an e-value that is computed each second would take that for
+//! evidence. So twice the average number under way is added to the arm whose bad attempts would have to be few and taken
+//! from the other, and a verdict counts once it has held at all looks for [`HOLD_MS`]. Attempts under way when counting
+//! begins are established later and reduce the bad ones: they are allowed for in the same way, in the other direction.
 
 mod counts;
 mod design;
@@ -40,7 +40,7 @@ pub const MISMATCH: f64 = 1000.0;
 pub const STEP_ATTEMPTS: u64 = 1000;
 /// How long the evidence of bad attempts must last until it counts, milliseconds.
 pub const HOLD_MS: u64 = 10_000;
-/// So many times the average number of attempts under way is allowed for.
+/// The allowance, as a multiple of the average number of attempts under way.
 const ALLOWANCE: f64 = 2.0;
 /// JSON has no infinity.
 const LARGEST_E: f64 = 1e300;
@@ -86,7 +86,7 @@ pub enum Event {
         /// 0 to 1.
         share: f64,
     },
-    /// The e-value of the gain has reached [`GAIN`]. The ramp goes on.
+    /// The e-value of the gain has reached [`GAIN`]. The ramp continues.
     GainProven,
     /// The end.
     Ended(Verdict),
@@ -119,15 +119,15 @@ pub struct ShareResult {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Assessment {
-    /// The e-value of a gain: proven from 20 on.
+    /// The e-value of a gain: proven at 20.
     pub gain_e: f64,
-    /// The e-values of harm by outcome: proven from 400 on.
+    /// The e-values of harm by outcome: proven at 400.
     pub harm_e: BTreeMap<Outcome, f64>,
-    /// The e-value of a sample-ratio mismatch: invalid from 1000 on.
+    /// The e-value of a sample-ratio mismatch: invalid at 1000.
     pub mismatch_e: f64,
 }
 
-/// Since when the evidence holds, milliseconds of the experiment. After a restart it has to hold anew.
+/// Since when the evidence holds, milliseconds of the experiment. After a restart it has to hold again.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Held {
     gain: Option<u64>,
@@ -143,7 +143,7 @@ pub struct Experiment {
     hosts: BTreeMap<String, u32>,
     /// How long it was looked at, milliseconds.
     elapsed_ms: u64,
-    /// Those that were reached; the last is the present one.
+    /// The shares reached so far; the last is the present one.
     steps: Vec<Step>,
     /// Attempts under way now.
     under_way: Arms<f64>,
@@ -249,13 +249,13 @@ impl Experiment {
         all.fold(Arms::default(), |sum, counts| sum + counts)
     }
 
-    /// Takes in what was counted since the last look, and judges. What comes after the end is left out. With
+    /// Takes in the growth of the counters since the last look, and judges. Counts after the end are ignored. With
     /// [`Unit::Peer`] nothing is judged.
     ///
     /// At most one thing changes at a time; the next does at the next look. In this order:
     ///
     /// 1. A sample-ratio mismatch of [`MISMATCH`] ends it as invalid.
-    /// 2. Harm of [`HARM`] in any outcome, and in excess of what is [tolerated](Outcome::tolerated), ends it.
+    /// 2. Harm of [`HARM`] in any outcome, beyond the [tolerated](Outcome::tolerated) excess, ends it.
     /// 3. A gain of [`GAIN`] with no harm of [`SUSPECTED_HARM`] is proven, and stays so.
     /// 4. A step is complete after [`Design::step_s`] and [`STEP_ATTEMPTS`] treated connections, with no harm suspected.
     ///    After the last one a proven gain ends it. It is promoted only if the ratio at the last share alone is below 1.
@@ -367,7 +367,7 @@ impl Experiment {
             })
     }
 
-    /// Of the latest share that has counted a bad attempt; of the present one while there is none.
+    /// Of the latest share that has counted a bad attempt; of the present share if none has.
     pub fn result(&self) -> ShareResult {
         let all: Vec<_> = self.results().collect();
         let is_bad = |result: &&ShareResult| {
@@ -532,7 +532,7 @@ const fn tally(share: Probability, arms: Arms<f64>) -> Tally {
     }
 }
 
-/// Whether something has held at all looks of [`HOLD_MS`].
+/// Whether a condition has held at all looks for [`HOLD_MS`].
 fn has_held(since_ms: &mut Option<u64>, holds: bool, now_ms: u64) -> bool {
     if !holds {
         *since_ms = None;

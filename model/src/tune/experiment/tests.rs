@@ -37,7 +37,7 @@ fn started(design: Design) -> Experiment {
     Experiment::start(design, "host-1".to_owned()).unwrap()
 }
 
-/// Attempts by arm as the share wants them, and so many bad ones.
+/// Attempts by arm as the share draws them, with this many bad ones.
 fn increments(share: f64, attempts: u64, bad: (u64, u64)) -> Increments {
     let treated = (attempts as f64 * share) as u64;
     let counts = |attempts, bad| Counts {
@@ -187,7 +187,7 @@ fn proven_gain_goes_through_the_ramp_and_is_promoted_if_asked() {
     }
 }
 
-/// Then it goes on with the last share as without `promote`.
+/// Then it continues with the last share as without `promote`.
 #[test]
 fn gain_without_evidence_at_the_last_share_is_not_promoted() {
     let mut experiment = started(Design {
@@ -362,7 +362,7 @@ fn hosts_are_merged() {
 }
 
 #[test]
-fn what_is_not_the_same_experiment_is_not_merged() {
+fn different_experiments_are_not_merged() {
     let one = host("a", 1, Unit::Connection);
     let with = |change: &dyn Fn(&mut Design)| {
         let mut design = design();

@@ -36,8 +36,8 @@ fn half_closed(env: &TestEnv, method: &str, path: &str, body: &str) -> anyhow::R
     Ok(http::receive(&stream)?.status)
 }
 
-test!(who_closes_its_half_is_answered);
-fn who_closes_its_half_is_answered() -> anyhow::Result<()> {
+test!(half_closed_client_is_answered);
+fn half_closed_client_is_answered() -> anyhow::Result<()> {
     let victim = Victim::new()?;
     for i in 0..HALF_CLOSED {
         let status = half_closed(

@@ -33,9 +33,9 @@ fn fifo(path: &Path) -> anyhow::Result<()> {
     Ok(mkfifo(path, Mode::from_bits_truncate(0o600))?)
 }
 
-test!(what_is_no_file_is_refused);
+test!(non_file_configuration_is_refused);
 /// Opening a FIFO would wait for a writer, and reading a device would not end.
-fn what_is_no_file_is_refused() -> anyhow::Result<()> {
+fn non_file_configuration_is_refused() -> anyhow::Result<()> {
     let mut victim = Victim::new()?;
     let planted = victim.env.policies_dir().join("planted.toml");
     let config = victim.env.config();

@@ -148,9 +148,9 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(what_a_killed_start_has_left_is_removed);
+test!(leftovers_of_a_killed_start_are_removed);
 /// Its maps take memory that the next start may need.
-fn what_a_killed_start_has_left_is_removed() -> anyhow::Result<()> {
+fn leftovers_of_a_killed_start_are_removed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let pins = env.pins()?;
     env.end(nix::sys::signal::Signal::SIGKILL)?;

@@ -75,6 +75,21 @@ fn service_manager_that_does_not_read_holds_nothing_up() -> anyhow::Result<()> {
     serves_and_stops(&mut env)
 }
 
+test!(start_without_threads_names_the_limit);
+/// No thread gets a stack of 64 TiB.
+fn start_without_threads_names_the_limit() -> anyhow::Result<()> {
+    let env = env()?;
+    let config = env.dir().join("etc/config.toml");
+    let mut run = env.command(&["run", "--config", &config.display().to_string()]);
+    let output = run
+        .env("RUST_MIN_STACK", (1_u64 << 46).to_string())
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1), "{said}");
+    ensure!(said.contains("raise pids.max"), "{said}");
+    Ok(())
+}
+
 test!(removed_lock_and_last_good_files_are_made_again);
 fn removed_lock_and_last_good_files_are_made_again() -> anyhow::Result<()> {
     let mut env = env()?;

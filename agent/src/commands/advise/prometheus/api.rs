@@ -27,7 +27,7 @@ const PORT: u16 = 80;
 const SHOWN: usize = 200;
 /// Warnings that are shown; each store of a fleet can have its own.
 const WARNINGS: usize = 8;
-/// Counts from here on are no integers any more.
+/// Larger counts are not exact integers in a double.
 const LARGEST_COUNT: f64 = 9_007_199_254_740_992.0;
 
 /// A sample of an instant vector.

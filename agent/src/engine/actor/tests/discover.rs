@@ -68,7 +68,7 @@ fn prefixes_without_an_entry_are_answered_with_what_was_counted() {
 }
 
 #[test]
-fn where_they_are_not_counted_the_fix_is_named() {
+fn discover_without_counting_names_the_fix() {
     for (agent, fix) in [
         ("", "set count_unmatched = true in [agent]"),
         (

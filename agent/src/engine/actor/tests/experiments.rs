@@ -146,10 +146,7 @@ fn a_share_is_treated_until_a_gain_is_proven() {
     assert!(bed.engine.snapshot().experiments().experiments.is_empty());
     for none in [bed.call(clear), bed.call(stop)] {
         let none = none.unwrap_err().to_string();
-        assert!(
-            none.starts_with("there is no experiment of near;"),
-            "{none}"
-        );
+        assert!(none.starts_with("policy near has no experiment;"), "{none}");
     }
     bed.stop();
 }
@@ -175,7 +172,7 @@ fn harm_suspends_at_once_and_over_a_restart() {
     bed.call(Message::Verify).unwrap();
     assert_eq!(control_percent(&bed), 100);
     assert!(warned(&bed));
-    // Nobody has to wait for who asked for it: other settings are in force for all.
+    // The change is not refused: the settings apply to all connections at once.
     let path = bed.dir.path().join("config.toml");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("100ms", "200ms")).unwrap();
@@ -340,7 +337,7 @@ fn a_kill_between_two_saves_loses_nothing() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused() {
+fn experiment_without_a_comparison_is_refused() {
     let bed = Bed::ready();
     for (shares, said) in [
         (&["5%", "5%"][..], "the ramp's shares must rise"),
@@ -409,7 +406,7 @@ fn what_cannot_be_compared_is_refused() {
 }
 
 #[test]
-fn one_that_cannot_be_saved_or_put_in_force_does_not_begin() {
+fn experiment_that_cannot_be_saved_does_not_start() {
     let bed = Bed::ready();
     bed.kernel.fail(1);
     let error = start(&bed, ramp(&["50%"])).unwrap_err();

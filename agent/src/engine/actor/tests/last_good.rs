@@ -1,4 +1,4 @@
-//! A start whose files are refused, with what an earlier run has kept.
+//! A start whose files are refused uses the last good configuration.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn a_refused_start_goes_on_with_the_last_good_files_until_they_are_good() {
         assert!(status.problems[0].ends_with(said), "{:?}", status.problems);
     };
     refused("inital_rto");
-    // Those that were refused are not read again for nothing, and others that are refused change nothing.
+    // Refused files are not read again without need, and other refused files change nothing.
     bed.engine.notify(Message::FilesChanged);
     verify().unwrap();
     assert_eq!(status().last_reload.cause, "start");
@@ -43,7 +43,7 @@ fn a_refused_start_goes_on_with_the_last_good_files_until_they_are_good() {
 }
 
 #[test]
-fn what_is_kept_follows_what_is_taken_over() {
+fn last_good_follows_accepted_files() {
     let bed = Bed::ready();
     let path = bed.dir.path().join("config.toml");
     let kept = || fs::read_to_string(bed.dir.path().join("lasting/last-good.json")).unwrap();

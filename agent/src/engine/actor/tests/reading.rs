@@ -1,4 +1,4 @@
-//! What readers are told: which epoch, which statistics, which notes.
+//! What readers see: which epoch, which statistics, which notes.
 
 use super::*;
 
@@ -53,12 +53,12 @@ fn statistics_are_never_of_a_change_under_way() {
     let snapshot = bed.engine.snapshot();
     let good = snapshot.stats().unwrap();
     snapshot.shared.begin();
-    // Slots are another's meanwhile.
+    // The slots belong to other policies during this time.
     let policies = std::mem::take(&mut bed.kernel.state().maps.policies);
     assert_eq!(snapshot.stats().unwrap(), good);
     bed.kernel.state().maps.policies = policies;
     bed.call(Message::Verify).unwrap();
-    // An old snapshot tells what the newest does.
+    // An old snapshot shows the latest comparison.
     bed.add(request("10.9.0.0/16")).unwrap();
     std::thread::sleep(Duration::from_millis(2));
     assert!(snapshot.stats().unwrap().at_ms > good.at_ms);

@@ -1,4 +1,4 @@
-//! An engine that is told to stop in the middle of something.
+//! An engine that is stopped in the middle of an operation.
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn a_start_is_stopped_as_well() {
 }
 
 #[test]
-fn it_stops_while_it_reads_files_that_hang() {
+fn engine_stops_while_files_hang() {
     let slow = Arc::new(SlowFiles::default());
     let bed = Bed::reading(slow.reader(Duration::from_secs(600)));
     bed.call(Message::Verify).unwrap();

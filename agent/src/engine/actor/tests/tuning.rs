@@ -15,7 +15,7 @@ fn near() -> PolicyName {
     "near".parse().unwrap()
 }
 
-/// With the policy's settings in the place of those of [`NEAR`].
+/// A configuration like [`NEAR`] with other settings.
 fn configured(settings: &str) -> tempfile::TempDir {
     let dir = Bed::configured("");
     rewrite(&dir, settings);
@@ -39,7 +39,7 @@ fn start(settings: &str) -> Bed {
 }
 
 impl Bed {
-    /// So many active connections on a path so long, that are there when they are next read.
+    /// Counts `count` active connections with a path RTT of `us`, for the next read.
     fn connect(&self, us: u64, count: u64) {
         let mut state = self.kernel.state();
         let none = ArmStatistics {
@@ -115,7 +115,7 @@ fn a_value_is_learnt_leased_shown_and_raised() {
     assert!((3_540..=3_600).contains(&left.as_secs()), "{left:?}");
     bed.until("shown", |bed| bed.timer().brakes.is_some());
     let mut lines = bed.call(|reply| Message::Watch(None, reply)).err();
-    // The kernel in memory has no events to read; whoever watches is told of decisions all the same.
+    // The kernel in memory has no events to read; watchers get decisions nevertheless.
     assert!(lines.take().is_some());
     bed.kernel.state().brakes.insert(
         near(),
@@ -191,7 +191,7 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
         let warnings = bed.engine.snapshot().status().warnings;
         let mut lost = warnings
             .into_iter()
-            .filter(|w| w.starts_with("what was learnt is lost"));
+            .filter(|w| w.starts_with("learnt values are lost"));
         (lost.next(), lost.next())
     };
     let (Some(warning), None) = told(&bed) else {
@@ -207,7 +207,7 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
 }
 
 #[test]
-fn what_cannot_be_stored_for_good_is_stored_for_this_boot() {
+fn unwritable_persistent_dir_falls_back_to_state_dir() {
     let dir = configured("initial_rto = \"auto\"");
     // A file in the place of the directory.
     fs::write(dir.path().join("lasting"), "").unwrap();
@@ -238,7 +238,7 @@ fn an_operator_freezes_and_other_settings_end_it() {
     assert_eq!((bed.jiffies(), bed.epoch()), (0, 0));
     let _resumed = tune(TuneAction::Resume).unwrap();
     assert_ne!(bed.jiffies(), 0);
-    // A change of the files takes the place of what was decided at once.
+    // A change of the files replaces the decision at once.
     rewrite(&bed.dir, "initial_rto = \"100ms\"\nguard = \"on\"");
     let _changed = bed
         .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
@@ -301,7 +301,7 @@ fn brakes_begin_anew_with_a_guard_that_was_off() {
 }
 
 #[test]
-fn what_is_read_for_an_experiment_is_not_read_again() {
+fn experiment_and_tuner_share_a_reading() {
     let bed = start("initial_rto = \"100ms\"");
     let kernel = FakeHost::default();
     kernel.state().maps = bed.kernel.state().maps.clone();
