@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_client_has_sent_its_body() {
+    fn refusal_waits_for_the_body() {
         no_route_answers_before_its_body_is_there(65_534, "403");
     }
 

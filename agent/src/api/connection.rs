@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_resets_is_dropped() {
+    fn client_that_breaks_off_its_request_is_disconnected() {
         served(async |path, _| {
             for part in [
                 "",

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn active_and_lasting_clients_get_more_time() {
+    fn connection_ends_after_its_lifetime_unless_lasting() {
         run(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();

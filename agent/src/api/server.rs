@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn others_leave_root_its_lists() {
+    fn turns_of_others_leave_root_its_own() {
         let turns = Turns::new(LISTS_AT_ONCE);
         let next = |uid| turns.next(Caller { uid, pid: 1 }).now_or_never().flatten();
         let mut held: Vec<_> = (0..LISTS_AT_ONCE).map(|_| next(1000)).collect();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn tune_arguments_become_requests() {
+    fn tune_parses_policy_and_action() {
         let near: PolicyName = "near".parse().unwrap();
         assert_eq!(words("").unwrap(), What::Show(None));
         assert_eq!(words("near").unwrap(), What::Show(Some(near.clone())));

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn restart_waits_for_lock_held_by_child() {
+    fn start_waits_for_inherited_lock_not_for_living_holder() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let held = inherited(&state);

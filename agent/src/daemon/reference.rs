@@ -221,7 +221,7 @@ fn requests() -> Vec<Limit> {
             "time of such a connection",
             time(strangers.lifetime),
             "disconnected",
-            "api::limit::tests::active_and_lasting_clients_get_more_time",
+            "api::limit::tests::connection_ends_after_its_lifetime_unless_lasting",
         ),
         limit(
             "body of such a request",
@@ -271,7 +271,7 @@ fn host() -> Vec<Limit> {
             "time that a start waits for the locks of a daemon that has ended",
             time(lock::PATIENCE),
             "it does not start, and names the holder",
-            "daemon::lock::tests::restart_waits_for_lock_held_by_child",
+            "daemon::lock::tests::start_waits_for_inherited_lock_not_for_living_holder",
         ),
     ]
 }

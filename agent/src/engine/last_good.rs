@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn last_good_of_another_daemon_is_not_used() {
+    fn damaged_or_foreign_last_good_is_not_used() {
         type Spoil = fn(&Bed);
         let cases: [Spoil; 5] = [
             |bed| fs::remove_file(bed.kept()).unwrap(),

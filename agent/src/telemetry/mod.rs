@@ -7,7 +7,7 @@ pub mod metrics;
 use std::{
     io::{self, Write},
     os::{fd::AsFd as _, unix::net::UnixDatagram},
-    path::PathBuf,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -111,14 +111,14 @@ impl Write for Stderr {
 #[derive(Clone)]
 struct Journal {
     socket: Arc<UnixDatagram>,
-    path: PathBuf,
+    path: Arc<Path>,
 }
 
 impl Journal {
-    fn at(path: impl Into<PathBuf>) -> io::Result<Self> {
+    fn at(path: &str) -> io::Result<Self> {
         let socket = Arc::new(UnixDatagram::unbound()?);
         socket.set_nonblocking(true)?;
-        let path = path.into();
+        let path = Path::new(path).into();
         Ok(Self { socket, path })
     }
 }
@@ -188,7 +188,7 @@ mod tests {
         let path = dir.path().join("socket");
         let reader = UnixDatagram::bind(&path).unwrap();
         reader.set_nonblocking(true).unwrap();
-        let mut journal = Journal::at(&path).unwrap();
+        let mut journal = Journal::at(path.to_str().unwrap()).unwrap();
         let mut taken = 0;
         while journal.write_all(b"{}").is_ok() {
             taken += 1;

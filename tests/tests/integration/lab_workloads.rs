@@ -108,7 +108,7 @@ test!(a_health_check_gains_from_initial_rto, || measured(|| {
 }));
 
 /// A workload in which no segment follows a request: a loss waits for the RTO, which only rto_min shortens.
-fn workloads_run_one_at_a_time(workload: &str) -> anyhow::Result<()> {
+fn gains_from_rto_min(workload: &str) -> anyhow::Result<()> {
     const LOST: &str = "3 % of data";
     let timers = ["kernel", "initial_rto", "rto_min"];
     let times = Times::of(workload, &timers, &["nothing", LOST], &[])?;
@@ -135,10 +135,10 @@ fn workloads_run_one_at_a_time(workload: &str) -> anyhow::Result<()> {
 }
 
 test!(request_response_gains_from_rto_min, || measured(|| {
-    workloads_run_one_at_a_time("request/response")
+    gains_from_rto_min("request/response")
 }));
 test!(http1_gains_from_rto_min, || measured(|| {
-    workloads_run_one_at_a_time("HTTP/1.1")
+    gains_from_rto_min("HTTP/1.1")
 }));
 
 /// A workload in which more segments follow: they reveal a loss without a timer, so that few requests wait for one.

@@ -312,9 +312,9 @@ fn never_below_what_the_kernel_takes() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(rto_restart_is_counted_only_where_set);
+test!(rto_restart_works_without_statistics);
 /// rto_restart needs the callback, whatever is counted.
-fn rto_restart_is_counted_only_where_set() -> anyhow::Result<()> {
+fn rto_restart_works_without_statistics() -> anyhow::Result<()> {
     for (agent, counts) in [
         ("rtt_sampling = \"off\"\n", true),
         ("statistics = false\n", false),

@@ -391,7 +391,7 @@ impl ReadTables {
 
 /// Waits until every program that runs now has ended: they run within RCU read sections, and a global memory
 /// barrier is a grace period (`membarrier_global()`, Linux 6.12; not with `nohz_full`, nor on one processor).
-// Without `membarrier` the function sleeps instead: a program takes microseconds.
+/// Without `membarrier` it sleeps instead: a program takes microseconds.
 pub(super) fn wait_for_programs() {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     const PAUSE: Duration = Duration::from_millis(20);

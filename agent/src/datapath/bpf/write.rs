@@ -31,7 +31,7 @@ impl BpfKernel {
         most.ipv4.max(most.ipv6) <= room
     }
 
-    /// Writes a plan that turns `current` into `desired`, in its order: policies, entries, removals, freed slots.
+    /// Writes a plan, made against `current`, in its order: policies, entries, removals, freed slots.
     ///
     /// # Errors
     ///

@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn contradicting_auto_settings_are_refused() {
+    fn auto_settings_out_of_range_or_contradicting_are_refused() {
         let mut all = Vec::new();
         for toml in [
             "initial_rto = { auto = true, max = '2s' }",

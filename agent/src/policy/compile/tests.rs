@@ -87,7 +87,7 @@ fn rto_restart_is_for_a_policy_with_an_rto_min() {
 }
 
 #[test]
-fn values_beyond_the_kernels_limits_are_refused() {
+fn settings_the_kernel_does_not_take_are_refused() {
     let old = HostFacts {
         has_rto_max: false,
         has_bpf_thin_linear: false,
@@ -246,7 +246,7 @@ fn late_or_unreadable_options_need_storage() {
 }
 
 #[test]
-fn derived_settings_are_not_settings() {
+fn policy_without_an_effect_is_refused() {
     let with = |toml: &str| {
         let settings: Settings = toml::from_str(toml).unwrap();
         let errors = compile(&"p".parse().unwrap(), &settings, &HOST).err();

@@ -337,7 +337,7 @@ fn a_kill_between_two_saves_loses_nothing() {
 }
 
 #[test]
-fn experiment_without_a_comparison_is_refused() {
+fn experiment_with_a_bad_design_is_refused() {
     let bed = Bed::ready();
     for (shares, said) in [
         (&["5%", "5%"][..], "the ramp's shares must rise"),
