@@ -298,12 +298,15 @@ mod tests {
                 client.write_all(b"x").await.unwrap();
                 accepted.read_exact(&mut [0]).await.unwrap();
                 let reading = async {
-                    let (mut some, mut longest) = (vec![0; 4 << 20], Duration::ZERO);
-                    for _ in 0..8 {
-                        let begin = Instant::now();
-                        sleep(SOON / 3).await;
+                    let (mut some, mut longest) = (vec![0; 1 << 16], Duration::ZERO);
+                    let mut last = Instant::now();
+                    for part in 0..512 {
+                        if part % 64 == 0 {
+                            sleep(SOON / 3).await;
+                        }
                         let read = client.read_exact(&mut some).await;
-                        longest = longest.max(begin.elapsed());
+                        longest = longest.max(last.elapsed());
+                        last = Instant::now();
                         if read.is_err() {
                             break;
                         }

@@ -515,7 +515,12 @@ mod tests {
     fn no_more_intervals_are_kept_than_asked_for() {
         let to = server();
         for keep in [0, 2] {
-            let plan = Plan { keep, ..plan(to) };
+            let limit = Limit::Time(Duration::from_millis(500));
+            let plan = Plan {
+                keep,
+                limit,
+                ..plan(to)
+            };
             let mut seen = 0;
             let mut each = |_: &Interval, _: &Histogram<u64>| {
                 seen += 1;

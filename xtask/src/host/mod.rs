@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "6.12")]
     kernel: String,
     /// Seconds after which the machine is stopped
-    #[arg(long, default_value_t = 1800)]
+    #[arg(long, default_value_t = 3600)]
     limit: u64,
     /// Use the host's time instead of counting instructions
     #[arg(long)]
