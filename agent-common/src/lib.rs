@@ -25,7 +25,7 @@ pub use socket::{Handshake, Options, Remembered, SocketState, Watch, settled, so
 use histogram::Histogram;
 
 /// Version of every struct and map below; part of the name of the pins' directory.
-pub const LAYOUT_VERSION: u32 = 13;
+pub const LAYOUT_VERSION: u32 = 14;
 
 /// Policies that may be in force at once.
 pub const MAX_POLICIES: u32 = 1024;
@@ -257,8 +257,9 @@ pub mod statistics {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntryValue {
-    /// Index into `POLICIES`; [`NO_POLICY`] is ignored.
-    pub policy: u32,
+    /// The lower [`EntryValue::SLOT_BITS`] are an index into `POLICIES`; [`NO_POLICY`] is ignored. The others are the
+    /// entry's end, in units of 2^[`EntryValue::END_SHIFT`] ns of CLOCK_BOOTTIME; 0: none.
+    pub policy_and_end: u32,
     /// Connections that matched this entry: one for each connect(), one for each connection request that the kernel
     /// answered and kept (under SYN cookies it keeps none). Exact up to [`EntryValue::HITS_EXACT`], then an estimate;
     /// stops at [`EntryValue::HITS_MAX`].
@@ -266,6 +267,50 @@ pub struct EntryValue {
 }
 
 impl EntryValue {
+    /// Bits of a policy's slot.
+    pub const SLOT_BITS: u32 = 12;
+    /// The unit of an end: 68.7 s, so that it is written for the next 834 days after boot.
+    pub const END_SHIFT: u32 = 36;
+
+    /// An entry of a policy, with an [`EntryValue::end_at`]; 0: none.
+    #[must_use]
+    pub const fn new(slot: u32, end: u32) -> Self {
+        Self {
+            policy_and_end: slot | end << Self::SLOT_BITS,
+            hits: 0,
+        }
+    }
+
+    /// Its policy's slot.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slot(self) -> u32 {
+        self.policy_and_end & ((1 << Self::SLOT_BITS) - 1)
+    }
+
+    /// The unit of time in which it ends; 0: it does not.
+    #[inline(always)]
+    #[must_use]
+    pub const fn end(self) -> u32 {
+        self.policy_and_end >> Self::SLOT_BITS
+    }
+
+    /// The end of an entry that is to be removed at this time, milliseconds of CLOCK_BOOTTIME: never before it, and 0
+    /// where it is out of range.
+    #[must_use]
+    pub fn end_at(boot_ms: u64) -> u32 {
+        let end = (u128::from(boot_ms) * 1_000_000).div_ceil(1 << Self::END_SHIFT);
+        let is_in_range = |end: &u32| *end < 1 << (u32::BITS - Self::SLOT_BITS);
+        u32::try_from(end).ok().filter(is_in_range).unwrap_or(0)
+    }
+
+    /// Whether it has ended at this time of CLOCK_BOOTTIME. Only for entries with an end.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_over(self, boot_ns: u64) -> bool {
+        boot_ns >> Self::END_SHIFT >= self.end() as u64
+    }
+
     /// From this value, hits mean "at least this many".
     pub const HITS_MAX: u32 = u32::MAX - u16::MAX as u32;
     /// From this value, hits are counted by sampling.
@@ -531,6 +576,7 @@ pub struct Probe {
 
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
+    assert!(SLOTS <= 1 << EntryValue::SLOT_BITS);
     assert!(size_of::<Policy>() == 17 * 4 + 64 + 64);
     assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
     assert!(size_of::<HostDefaults>() == 12);

@@ -76,6 +76,20 @@ fn hits_have_room_beyond_their_most() {
 }
 
 #[test]
+fn entry_ends_at_its_time_or_within_a_unit() {
+    const UNIT_NS: u64 = 1 << EntryValue::END_SHIFT;
+    for (slot, ms) in [(FIRST_SLOT, 1), (SLOTS - 1, 366 * 86_400_000)] {
+        let entry = EntryValue::new(slot, EntryValue::end_at(ms));
+        assert_eq!(entry.slot(), slot);
+        let end_ns = ms * 1_000_000;
+        assert!(!entry.is_over(end_ns - 1));
+        assert!(entry.is_over(end_ns + UNIT_NS));
+    }
+    assert_eq!(EntryValue::end_at(u64::MAX), 0);
+    assert_eq!(EntryValue::new(SLOTS - 1, 0).end(), 0);
+}
+
+#[test]
 fn a_bit_has_one_meaning() {
     use statistics::{ON, PROCESS, RTT_AT_END, UNMATCHED};
     let mut seen = 0;

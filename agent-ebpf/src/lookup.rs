@@ -1,6 +1,9 @@
 //! Looks up the policy of a peer's address.
 
-use aya_ebpf::{bindings::bpf_sock_ops, btf_maps::lpm_trie::Key, programs::SockOpsContext};
+use aya_ebpf::{
+    bindings::bpf_sock_ops, btf_maps::lpm_trie::Key, helpers::generated::bpf_ktime_get_boot_ns,
+    programs::SockOpsContext,
+};
 use rto_agent_common::{
     CONTROL, CONTROL_OF_ACKS, EntryValue, NO_POLICY, Policy, UNMATCHED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
@@ -102,8 +105,13 @@ fn find(
 ) -> Option<(u32, &'static Policy)> {
     let entry = entry_of(peer?)?;
     // SAFETY: a map value; the verifier checks the access.
-    let slot = unsafe { read(&raw const (*entry).policy) };
-    if slot == NO_POLICY {
+    let policy_and_end = unsafe { read(&raw const (*entry).policy_and_end) };
+    let value = EntryValue {
+        policy_and_end,
+        hits: 0,
+    };
+    let slot = value.slot();
+    if slot == NO_POLICY || (value.end() != 0 && is_over(value)) {
         return None;
     }
     let policy = tables::policy(slot)?;
@@ -118,6 +126,13 @@ fn find(
         return Some((arm::control(slot), control_settings(policy)?));
     }
     Some((arm::treated(slot), policy))
+}
+
+/// Whether an entry has ended: its daemon, which would have removed it, may be gone.
+#[inline(always)]
+fn is_over(entry: EntryValue) -> bool {
+    // SAFETY: a helper without arguments, for every type of program (Linux 5.8).
+    entry.is_over(unsafe { bpf_ktime_get_boot_ns() })
 }
 
 /// The settings of a policy's control arm.

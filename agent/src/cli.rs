@@ -212,7 +212,8 @@ pub struct Add {
     pub(crate) policy: Option<String>,
     /// Remove them again after this time, like 10m
     ///
-    /// At most a year. Without it, and without --save, they end with the boot.
+    /// At most a year. Without it, and without --save, they end with the boot. If the daemon is gone by then, the
+    /// program ignores them from that time or up to 69 s later.
     #[arg(long, value_name = "DURATION", value_parser = values::ttl_text)]
     pub(crate) ttl: Option<String>,
     /// Write them to policies.d/50-cli.toml, for good

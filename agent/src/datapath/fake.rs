@@ -228,21 +228,30 @@ impl Kernel for FakeKernel {
             self.host.write(write)?;
         }
         if grows {
-            let replace = |state: &mut State| state.maps.entries = desired.entries.clone();
+            let replace = |state: &mut State| {
+                state.maps.entries = desired.entries.clone();
+                state.maps.ends = desired.ends.clone();
+            };
             self.host.write(replace)?;
             self.options.max_entries = room;
         } else {
-            for (cidr, name) in &plan.entries_write {
+            for (cidr, name) in plan.entries_write.iter().chain(&plan.entries_end) {
                 let policy = name.clone();
                 let location = None;
                 let entry = Entry { policy, location };
-                let write = |state: &mut State| state.maps.entries.insert(*cidr, entry);
+                let write = |state: &mut State| {
+                    state.maps.entries.insert(*cidr, entry);
+                    state.maps.ends.remove(cidr);
+                    let end = desired.ends.get(cidr).map(|end| (*cidr, *end));
+                    state.maps.ends.extend(end);
+                };
                 self.host.write(write)?;
             }
             for cidr in &plan.entries_remove {
                 // An entry that another process has removed is not an error.
                 let remove = |state: &mut State| {
                     state.maps.entries.remove(cidr);
+                    state.maps.ends.remove(cidr);
                 };
                 self.host.write(remove)?;
             }

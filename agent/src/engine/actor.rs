@@ -19,7 +19,6 @@ use super::{
     memory::{self, Need},
     reconcile::{Persist, Reconciler},
     reload::start_view,
-    runtime::boottime_ms,
     snapshot::{About, Health, Shared},
     store::{self, RuntimeStore},
     systemd::{self, Systemd},
@@ -28,6 +27,7 @@ use crate::{
     config::{AgentConfig, Config, FilesReader, OnExit, atomic_file::AtomicFile},
     datapath::{BpfKernel, Found, NewConnections, Options, StatisticsOptions},
     kernel::{
+        clock::boottime_ms,
         facts::host_facts,
         features::{Feature, Presence, can_set},
     },

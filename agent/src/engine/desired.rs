@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::MAX_POLICIES;
+use rto_agent_common::{EntryValue, MAX_POLICIES};
 
 use super::{
     EngineError,
@@ -194,7 +194,7 @@ impl Desired {
                 }
             }
         }
-        let mut left_out = BTreeMap::new();
+        let (mut left_out, mut ends) = (BTreeMap::new(), BTreeMap::new());
         for (cidr, entry) in stepping(&self.runtime.entries) {
             let checked = match (refused.get(&entry.policy), set.policies.get(&entry.policy)) {
                 (None, Some(policy)) => {
@@ -206,6 +206,10 @@ impl Desired {
                 || set.entries.len() < MAX_ENTRIES_LIMIT as usize || set.entries.contains_key(cidr);
             match checked {
                 Ok(()) if has_room() => {
+                    let end = entry.expires_ms.map_or(0, EntryValue::end_at);
+                    if end != 0 {
+                        ends.insert(*cidr, end);
+                    }
                     let entry = Entry {
                         policy: entry.policy.clone(),
                         location: None,
@@ -225,6 +229,7 @@ impl Desired {
                 .map(|(name, compiled)| (name.clone(), compiled.kernel))
                 .collect(),
             entries: set.entries.clone(),
+            ends,
         };
         Ok(Resolved {
             desired: self,

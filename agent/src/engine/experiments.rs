@@ -21,11 +21,11 @@ use super::{
     adjusting::Readings,
     audit::{Cause, Source},
     document::{LastingDocument, Unsaved},
-    runtime::boottime_ms,
 };
 use crate::{
     config::AgentConfig,
     experiment::{Experiments, MOST_COUNTING, MOST_ENDED, Record},
+    kernel::clock::boottime_ms,
     policy::{
         Adjustments, PolicyName, Settings,
         compile::{Compiled, outlives_connections},

@@ -15,10 +15,10 @@ use super::{
     memory::{self, Need},
     reconcile::{Change, Persist},
     requests::Notes,
-    runtime::boottime_ms,
 };
 use crate::{
     config::{AgentConfig, Config, Files, ReadError},
+    kernel::clock::boottime_ms,
     policy::{Policy, PolicyName, PolicySet, plan::ChangeSummary},
     printable::counted,
     progress,

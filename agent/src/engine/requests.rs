@@ -6,10 +6,11 @@ use super::{
     desired::Desired,
     memory::{self, Need},
     reconcile::Persist,
-    runtime::{Removal, RuntimeEntries, RuntimeEntry, boottime_ms},
+    runtime::{Removal, RuntimeEntries, RuntimeEntry},
 };
 use crate::{
     config::{Config, save},
+    kernel::clock::boottime_ms,
     policy::{
         Cidr, Entries, Location, PolicyName, Settings,
         compile::{check_is_counted, check_prefix_width, uncounted_holdout},

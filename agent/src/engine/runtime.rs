@@ -2,12 +2,8 @@
 //!
 //! Expiry is kept on CLOCK_BOOTTIME, so that setting the wall clock neither shortens nor stretches a `--ttl`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -202,17 +198,9 @@ impl RuntimeEntries {
     }
 }
 
-/// Milliseconds of CLOCK_BOOTTIME, which counts through suspend and cannot be set.
-#[must_use]
-pub fn boottime_ms() -> u64 {
-    clock_gettime(ClockId::CLOCK_BOOTTIME)
-        .map(|t| u64::try_from(Duration::from(t).as_millis()).unwrap_or(u64::MAX))
-        .unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use super::*;
     use crate::{

@@ -14,12 +14,12 @@ use super::{
     desired::{Desired, LoadedConfig, Resolved},
     experiments::SharedExperiments,
     jobs::walk::WalkProgress,
-    runtime::{RuntimeEntries, boottime_ms},
+    runtime::RuntimeEntries,
 };
 use crate::{
     config::{Config, OnExit},
     datapath::{Attachment, DatapathError, Found, KernelReader},
-    kernel::{cgroup, features::Feature},
+    kernel::{cgroup, clock::boottime_ms, features::Feature},
     policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
     wire::{
         experiments::ExperimentsAnswer,

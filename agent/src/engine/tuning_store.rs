@@ -7,11 +7,11 @@ use tracing::warn;
 
 use super::{
     document::{Document, LastingDocument},
-    runtime::boottime_ms,
     store::boot_id,
 };
 use crate::{
     config::AgentConfig,
+    kernel::clock::boottime_ms,
     problem::Problem,
     tuning::{Moment, Restored, Stored, Tuning},
     wire::types::now_ms,

@@ -3,6 +3,7 @@
 pub mod bpf;
 pub mod btf;
 pub mod cgroup;
+pub mod clock;
 pub mod descriptors;
 pub mod facts;
 pub mod features;

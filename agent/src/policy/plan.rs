@@ -14,6 +14,16 @@ pub struct MapState {
     pub policies: BTreeMap<PolicyName, Policy>,
     /// Entries, and the policy each points at.
     pub entries: Entries,
+    /// Ends of the entries that have one ([`rto_agent_common::EntryValue::end`]): the programs ignore them from then on.
+    pub ends: BTreeMap<Cidr, u32>,
+}
+
+impl MapState {
+    /// The end of an entry; 0: none.
+    #[must_use]
+    pub fn end_of(&self, cidr: &Cidr) -> u32 {
+        self.ends.get(cidr).copied().unwrap_or(0)
+    }
 }
 
 /// What to do, from top to bottom: at no step does an entry point at a policy that is not there,
@@ -26,6 +36,8 @@ pub struct Plan {
     pub entries_write: Vec<(Cidr, PolicyName)>,
     /// Of these, how many are there and point elsewhere.
     pub entries_repointed: usize,
+    /// Entries of which nothing but the end changes.
+    pub entries_end: Vec<(Cidr, PolicyName)>,
     /// Entries that go.
     pub entries_remove: Vec<Cidr>,
     /// Policies that go; nothing points at them any more.
@@ -70,12 +82,16 @@ impl Plan {
             None => plan.entries_remove.push(cidr),
         };
         current.entries.differences(&desired.entries, diff);
+        let with_end = current.ends.keys().chain(desired.ends.keys());
+        plan.entries_end = with_end
+            .filter(|cidr| current.end_of(cidr) != desired.end_of(cidr))
+            .filter_map(|cidr| {
+                let before = current.entries.get(cidr)?.policy;
+                let after = desired.entries.get(cidr)?.policy;
+                (before == after).then(|| (*cidr, after.clone()))
+            })
+            .collect();
         plan
-    }
-
-    /// Whether an entry that is written is there already, in `current`, and points elsewhere.
-    pub fn points_anew(&self, current: &MapState, cidr: &Cidr) -> bool {
-        self.entries_repointed > 0 && current.entries.contains_key(cidr)
     }
 
     /// The first `limit` changes in words, and how many more there are: "+10.0.0.0/24 near, ~policy near".
@@ -197,12 +213,16 @@ mod tests {
         for (name, policy) in &plan.policies_write {
             now.policies.insert(name.clone(), *policy);
         }
-        for (cidr, name) in &plan.entries_write {
+        for (cidr, name) in plan.entries_write.iter().chain(&plan.entries_end) {
             now.entries.insert(*cidr, entry(name));
+            now.ends.remove(cidr);
+            now.ends
+                .extend(desired.ends.get(cidr).map(|end| (*cidr, *end)));
             sound(&now);
         }
         for cidr in &plan.entries_remove {
             assert!(now.entries.remove(cidr));
+            now.ends.remove(cidr);
             sound(&now);
         }
         for name in &plan.policies_remove {
@@ -231,6 +251,7 @@ mod tests {
         fn image()(
             settings in prop::collection::btree_map(0u8..6, 1u32..4, 1..6),
             entries in prop::collection::btree_map((0u8..8, 8u8..12), any::<prop::sample::Index>(), 0..12),
+            ends in prop::collection::vec(0u32..3, 12),
         ) -> MapState {
             let names: Vec<PolicyName> =
                 settings.keys().map(|n| format!("p{n}").parse().unwrap()).collect();
@@ -241,14 +262,15 @@ mod tests {
                     (name.clone(), Policy { initial_rto_jiffies: *jiffies, ..Policy::EMPTY })
                 })
                 .collect();
-            let entries = entries
+            let entries: Entries = entries
                 .into_iter()
                 .map(|((net, prefix), index)| {
                     let cidr = format!("{}.0.0.0/{prefix}", net * 16).parse().unwrap();
                     (cidr, entry(index.get(&names)))
                 })
                 .collect();
-            MapState { policies, entries }
+            let ends = entries.keys().zip(ends).filter(|(_, end)| *end != 0).collect();
+            MapState { policies, entries, ends }
         }
     }
 
@@ -286,10 +308,6 @@ mod tests {
             // Nothing is written that was there before.
             for (cidr, name) in &plan.entries_write {
                 prop_assert_ne!(current.entries.get(cidr).map(|e| e.policy), Some(name));
-                prop_assert_eq!(
-                    plan.points_anew(&current, cidr),
-                    current.entries.contains_key(cidr)
-                );
             }
             let summary = ChangeSummary::between(&current, &desired);
             prop_assert_eq!(

@@ -342,10 +342,7 @@ fn contents(
     program: &Program,
     situation: &Situation<'_>,
 ) -> Option<(Keys, usize, Vec<u8>)> {
-    let entry = EntryValue {
-        policy: SLOT,
-        hits: 0,
-    };
+    let entry = EntryValue::new(SLOT, 0);
     let (v4, v6) = match situation.entry {
         Peer::V4(address) => (vec![host(&address)], Vec::new()),
         Peer::V6(address) => (Vec::new(), vec![host(&address)]),

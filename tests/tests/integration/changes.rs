@@ -109,6 +109,24 @@ fn ttl() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(ttl_ends_without_a_daemon);
+/// The program ignores the entry from the next multiple of 2^36 ns of CLOCK_BOOTTIME, 69 s later at most.
+fn ttl_ends_without_a_daemon() -> anyhow::Result<()> {
+    let mut env = env(&near("\"192.0.2.0/24\""))?;
+    env.cli(&["add", "10.88.0.0/24", "--policy", "near", "--ttl", "10s"])?;
+    env.end(Signal::SIGKILL)?;
+    expect(&env, POLICY_RTO)?;
+    let list = || Ok(env.json(&["list"])?.to_string());
+    eventually_seen("its end", TIMEOUT + Duration::from_secs(79), list, |list| {
+        !list.contains("10.88.0.0/24")
+    })?;
+    expect(&env, KERNEL_RTO)?;
+    env.start()?;
+    let status = env.json(&["status"])?;
+    assert_eq!(status["runtime_entries"], 0, "{status:#}");
+    Ok(())
+}
+
 test!(saved_for_good);
 fn saved_for_good() -> anyhow::Result<()> {
     let mut env = env(&near("\"192.0.2.0/24\""))?;

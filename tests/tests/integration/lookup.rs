@@ -144,9 +144,15 @@ impl Kernel {
             Peer::V6(octets) => self.v6.get(&key(&octets))?,
         };
         let Some(value) = found else { return Ok(None) };
-        let slot = value.get(std::mem::offset_of!(EntryValue, policy)..);
-        let slot = slot.and_then(|value| value.first_chunk());
-        let slot = u32::from_ne_bytes(*slot.context("a short value")?);
+        let word = value.get(std::mem::offset_of!(EntryValue, policy_and_end)..);
+        let word = word.and_then(|value| value.first_chunk());
+        let policy_and_end = u32::from_ne_bytes(*word.context("a short value")?);
+        let hits = 0;
+        let value = EntryValue {
+            policy_and_end,
+            hits,
+        };
+        let slot = value.slot();
         let policy = self
             .policies
             .get(&slot)

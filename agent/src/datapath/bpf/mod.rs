@@ -106,7 +106,10 @@ impl Kernel for BpfKernel {
         let all = self.tables.read.tries.all()?;
         entries.reserve(all.len());
         for (cidr, value) in all {
-            let number = match numbers.get(&value.policy) {
+            if value.end() != 0 {
+                image.ends.insert(cidr, value.end());
+            }
+            let number = match numbers.get(&value.slot()) {
                 Some(number) => *number,
                 None => entries.policy(&nameless),
             };
@@ -128,7 +131,7 @@ impl Kernel for BpfKernel {
         if grows {
             self.grow(room, plan, desired)?;
         } else {
-            self.write(current, plan)?;
+            self.write(current, plan, desired)?;
         }
         Ok(grows)
     }

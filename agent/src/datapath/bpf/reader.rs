@@ -159,8 +159,9 @@ impl Reader {
         })
     }
 
-    fn policy_of(&self, value: EntryValue) -> Option<&PolicyName> {
-        self.by_index.get(&value.policy)
+    /// The policy that an entry points at; none if it ends at another time than it should.
+    fn policy_of(&self, desired: &MapState, cidr: &Cidr, value: EntryValue) -> Option<&PolicyName> {
+        (value.end() == desired.end_of(cidr)).then(|| self.by_index.get(&value.slot()))?
     }
 }
 
@@ -238,7 +239,7 @@ impl KernelReader for Reader {
         let (found, is_last) = self.tables.tries.run(*cursor, count)?;
         let found = found.into_iter();
         let found: Vec<_> = found
-            .map(|(cidr, value)| (cidr, self.policy_of(value)))
+            .map(|(cidr, value)| (cidr, self.policy_of(desired, &cidr, value)))
             .collect();
         let compared = cursor.compare(&found, is_last, desired);
         compared.map_err(|e| map_error(TRIES[usize::from(!is_ipv4)], e))
@@ -259,7 +260,8 @@ impl KernelReader for Reader {
         for cidr in cidrs {
             if let Some(entry) = desired.entries.get(cidr) {
                 let tries = &self.tables.tries;
-                let policy = tries.get(cidr)?.and_then(|value| self.policy_of(value));
+                let value = tries.get(cidr)?;
+                let policy = value.and_then(|value| self.policy_of(desired, cidr, value));
                 // Of one that is gone the next shorter one was found, which may be of the same policy.
                 if policy != Some(entry.policy) || !tries.contains(cidr)? {
                     return Ok(false);

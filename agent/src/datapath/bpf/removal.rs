@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeMap, io, path::Path, time::Duration};
 
-use rto_agent_common::{LAYOUT_VERSION, Policy};
+use rto_agent_common::{EntryValue, LAYOUT_VERSION, Policy};
 
 use super::{
     DatapathError, Link, Removed, Slots, Tables, link, pin_check::OwnMaps, pin_error, pins,
 };
 use crate::{
-    kernel::bpf::{ProgramInfo, program_info},
+    kernel::{
+        bpf::{ProgramInfo, program_info},
+        clock::boottime_ms,
+    },
     policy::{Cidr, PolicyName},
 };
 
@@ -109,8 +112,16 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
     let tables = in_force(pin_dir).ok()??;
     let host: Cidr = address.to_string().parse().ok()?;
     let entry = tables.read.tries.get(&host).ok()??;
-    let policy = tables.read.policy(entry.policy).ok()?;
+    if is_over(entry) {
+        return None;
+    }
+    let policy = tables.read.policy(entry.slot()).ok()?;
     (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
+}
+
+/// Whether the programs ignore an entry, because it has ended.
+fn is_over(entry: EntryValue) -> bool {
+    entry.end() != 0 && entry.is_over(boottime_ms().saturating_mul(1_000_000))
 }
 
 /// What the maps hold that are in force.
@@ -149,7 +160,9 @@ pub fn pinned_maps(pin_dir: &Path) -> Result<Option<PinnedMaps>, DatapathError> 
     let named = named.filter_map(|(index, policy)| Some(((*names.get(&index)?).clone(), policy)));
     let mut entries = Vec::new();
     for (cidr, value) in tables.read.tries.all()? {
-        if let Some(policy) = names.get(&value.policy) {
+        if let Some(policy) = names.get(&value.slot())
+            && !is_over(value)
+        {
             entries.push(PinnedEntry {
                 cidr,
                 policy: (*policy).clone(),

@@ -24,34 +24,40 @@ impl BpfKernel {
     pub(super) fn has_room_for(&self, current: &MapState, plan: &Plan) -> bool {
         let mut most = current.entries.families();
         let written = plan.entries_write.iter().map(|(cidr, _)| cidr);
-        for cidr in written.filter(|cidr| !plan.points_anew(current, cidr)) {
+        for cidr in written.filter(|cidr| !current.entries.contains_key(cidr)) {
             *most.of(cidr) += 1;
         }
         let room = kernel_entries(self.options.max_entries) as usize;
         most.ipv4.max(most.ipv6) <= room
     }
 
-    /// Writes a plan, made against `current`, in its order: policies, entries, removals, freed slots.
+    /// Writes a plan from `current` to `desired` in its order: policies, entries, removals, freed slots.
     ///
     /// # Errors
     ///
     /// The first write that fails; what came before it stays written.
-    pub(super) fn write(&mut self, current: &MapState, plan: &Plan) -> Result<(), DatapathError> {
+    pub(super) fn write(
+        &mut self,
+        current: &MapState,
+        plan: &Plan,
+        desired: &MapState,
+    ) -> Result<(), DatapathError> {
         self.tables.reset_retry_budget();
         for (name, policy) in &plan.policies_write {
             self.write_policy(name, policy)?;
         }
         let tries = &self.tables.read.tries;
         let slots = self.slots.indices();
-        tries.write(plan.entries_write.iter().map(|(cidr, name)| {
-            let former = if plan.points_anew(current, cidr) {
+        let written = plan.entries_write.iter().chain(&plan.entries_end);
+        tries.write(written.map(|(cidr, name)| {
+            let former = if current.entries.contains_key(cidr) {
                 tries.get(cidr)?.map(|value| value.hits)
             } else {
                 self.former_hits.get(cidr).copied()
             };
             let value = EntryValue {
-                policy: slot_of(&slots, cidr, name)?,
                 hits: former.unwrap_or(0),
+                ..EntryValue::new(slot_of(&slots, cidr, name)?, desired.end_of(cidr))
             };
             Ok((*cidr, value))
         }))?;
@@ -148,9 +154,10 @@ impl BpfKernel {
             .read
             .tries
             .write(desired.entries.iter().map(|(cidr, entry)| {
+                let slot = slot_of(&slots, &cidr, entry.policy)?;
                 let value = EntryValue {
-                    policy: slot_of(&slots, &cidr, entry.policy)?,
                     hits: former.get(&cidr).copied().unwrap_or(0),
+                    ..EntryValue::new(slot, desired.end_of(&cidr))
                 };
                 Ok((cidr, value))
             }))?;
