@@ -152,12 +152,15 @@ pub(super) fn run(to: SocketAddr, from: &[Option<SocketAddr>], own: &Own) -> any
                 0 => "connected".to_owned(),
                 errno => format!("{:?}", Errno::from_raw(errno)),
             };
+            // poll() may see ESTABLISHED before the program does. TCP_INFO waits for the socket's lock, which the kernel
+            // holds until the program has run; other options are read without it.
+            let cwnd = TcpInfo::of(socket)?.snd_cwnd;
             attempts[i] = Some(Attempt {
                 result,
                 took,
                 before: *before,
                 after: watched(socket),
-                cwnd: TcpInfo::of(socket)?.snd_cwnd,
+                cwnd,
             });
         }
     }
