@@ -1,9 +1,9 @@
 //! Connections that this host opens.
 //!
 //! Invariant: the policy is chosen once, before the first SYN, and its settings stay in effect on the socket; a reload
-//! does not change a connection under way. A connection without storage cannot remember its initial RTO: at its first
-//! loss, the timer that fired shows it, whatever the entries are by then. A socket that was already connecting when the
-//! program was attached is left alone.
+//! does not change a connection under way. A connection without storage cannot remember its initial RTO. At its first
+//! loss the program takes it from the timer that fired, not from the entries, which may have changed since. A socket
+//! that was already connecting when the program was attached is left alone.
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
@@ -38,7 +38,7 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
         lookup::Hit::Count
     };
     let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, hit) else {
-        // Without callbacks the program never changed this socket, or another program has cleared them.
+        // Without callbacks, the program never changed this socket, or another program has cleared the callbacks.
         return if hook::has_callbacks(ctx) || kernel_sock::may_have_schedule(ctx) {
             forget(ops)
         } else {
@@ -64,7 +64,7 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
 #[inline(always)]
 fn goes_without_storage(ctx: &SockOpsContext, policy: &Policy) -> bool {
     policy.flags & policy_flags::STORED == 0
-        // The socket was connected before, or another program may clear the callbacks.
+        // With callbacks, the socket was connected before, or another program requested them and may clear them.
         && !hook::has_callbacks(ctx)
         && !kernel_sock::is_special(ctx)
         // A client that listens to events needs the process, which is kept in the storage.
@@ -81,7 +81,7 @@ pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
     {
         answer(&ctx, state);
     } else {
-        // No reply: the kernel's own deadline is not earlier.
+        // Without a reply, the kernel computes the deadline from its own 1 s, which is not earlier.
         note_unseen_loss(&ctx, &mut storage);
     }
     0
@@ -102,7 +102,7 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     let former = storage.find().map(|state| state.flags);
     let is_new = former.is_none();
     if former.is_some_and(|flags| flags & socket_flags::SYN_SCHEDULE != 0) {
-        // Another program had cleared the callbacks, so the program did not see the former attempt end.
+        // Another program had cleared the callbacks, so this program did not see the former attempt end.
         syn_schedule::end(ctx);
     }
     let Some(state) = storage.make() else {
@@ -120,8 +120,8 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     }
     socket::note_process(&mut state.watch);
     if kernel_sock::detects_fastopen_blackhole(ctx) {
-        // Timeouts of the established connection count as well (`tcp_fastopen_active_detect_blackhole()`), so that
-        // every timer of the policy could trigger the detection.
+        // Timeouts of the established connection count as well (`tcp_fastopen_active_detect_blackhole()`), so any timer
+        // of the policy could trigger the detection.
         state.flags |= socket_flags::KERNEL_TIMERS;
         keep_kernel_rto(state);
         state.options.user_timeout_ms = 0;
@@ -141,7 +141,7 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     // With the kernel's SYN timers, a lower maximum would make connect() give up earlier.
     let rto_max_ms = if keeps { 0 } else { policy.rto_max_ms };
     target.apply(state, policy, rto_max_ms, KERNEL, tally);
-    // A timeout that an earlier policy of the socket set would make connect() give up earlier.
+    // A TCP_USER_TIMEOUT set by an earlier policy of the socket would make connect() give up earlier.
     target.user_timeout(&mut state.options, 0, tally);
     answer(ctx, state);
     0
@@ -163,14 +163,14 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, arm: u32, policy: &Polic
     let now = socket::now();
     handshake::begin(&mut state.handshake, 0, now);
     state.handshake.copies_us = [0; 2];
-    // A short connection has only the sample at its end.
+    // The first interval begins now, so a short connection is sampled only when it ends.
     state.watch.srtt_sampled_ns = now;
     state.watch.loss_end = 0;
     state.options.user_timeout_ms = policy.user_timeout_ms;
     state.options.rto_max_ms = policy.rto_max_ms;
 }
 
-/// A socket that is reconnected, to an address without an entry: restores all options.
+/// Restores all options of a socket that is reconnected to an address without an entry.
 #[inline(never)]
 fn forget(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
@@ -207,9 +207,9 @@ fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
 pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    // The callback's count of timeouts is not used, because an earlier program may have overwritten it. Without
-    // STATE_CB and without a schedule, the storage is of a former connection. With a schedule, another program has only
-    // cleared the callback.
+    // The number of timeouts (argument 0) is not used, because an earlier program may have overwritten it. Storage
+    // without STATE_CB belongs to a former connection, unless it has a schedule: then another program has only cleared
+    // the callback.
     let has_storage = hook::has_storage(&ctx);
     let is_first = storage
         .find()
@@ -218,7 +218,7 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
         lost(&ctx, &mut storage, hook::argument(&ctx, 1));
     }
     if let Some(state) = storage.find() {
-        // Otherwise the kernel gives the attempt up.
+        // If argument 2 is not 0, the kernel gives the attempt up.
         if hook::argument(&ctx, 2) == 0 {
             syn_schedule::at_timeout(&ctx, state);
             let attempt = socket::total_retrans(&ctx).wrapping_add(1);
@@ -228,9 +228,9 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// TIMEOUT_INIT of a socket without storage that has retransmitted a SYN, without RTO_CB. Either another program has
-/// cleared the callbacks of a socket of a policy, or the socket was connecting before the program was attached. A timer
-/// shorter than the kernel's own distinguishes the former from the latter.
+/// Handles TIMEOUT_INIT of a socket that has retransmitted a SYN but has neither storage nor RTO_CB. Either another
+/// program has cleared the callbacks of a socket that has a policy, or the socket was connecting before this program
+/// was attached. A timer shorter than the kernel's own proves the former.
 #[inline(always)]
 fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
     if hook::tells_rto(ctx) {
@@ -263,8 +263,8 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
     }
 }
 
-/// The first SYN or its answer was lost, after a timer of `timer` jiffies. If no entry covers the peer any more, the
-/// connection has no policy, and its SYN schedule depends only on the timer.
+/// Creates storage for a connection that has lost its first SYN or the answer; its timer was `timer` jiffies. If no
+/// entry covers the peer any more, the connection has no policy, and its SYN schedule depends only on the timer.
 #[inline(always)]
 fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
     let found = lookup::policy_at_loss(ctx);
@@ -273,7 +273,7 @@ fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
     };
     let tally = Tally::of(arm, direction::ACTIVE);
     let Some(state) = storage.make() else {
-        // Without storage, options could not be restored: none is changed.
+        // Without storage, options could not be restored, so none is changed.
         tally.add(Counter::STORAGE_FAILURES, 1);
         return;
     };
@@ -287,12 +287,12 @@ fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
     hook::mark_stored(ctx, state, tally);
 }
 
-/// Derives from the timer that fired with which initial RTO the connection began, and when.
+/// Derives the connection's initial RTO and its start from the timer that fired, jiffies.
 #[inline(always)]
 fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
     let handshake = &mut state.handshake;
     if timer != policy.initial_rto_jiffies {
-        // For the kernel's own initial RTO the program does not reply.
+        // 0, because the program does not reply for the kernel's own initial RTO.
         let is_kernels = timer == syn_ack_rto::kernel_jiffies();
         handshake.initial_rto_jiffies = if is_kernels { 0 } else { timer };
         handshake.initial_rto_us = syn_ack_rto::microseconds(timer);
@@ -307,8 +307,8 @@ fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
 pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
     let retransmissions = socket::total_retrans(ctx);
-    // A connection without callbacks has no policy, unless another program has cleared them: after a lost SYN it may
-    // still have a schedule.
+    // A connection without callbacks has no policy, unless another program has cleared them. In that case it may still
+    // have a schedule after a lost SYN.
     if !hook::has_callbacks(ctx) && retransmissions == 0 {
         return 0;
     }
@@ -323,7 +323,7 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// The same for a connection with storage. Returns 1 if it has storage and a policy.
+/// [`established`] for a connection that may have storage. Returns 1 if it has storage and a policy.
 #[inline(never)]
 fn established_with_storage(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: no other `Storage` is in use.

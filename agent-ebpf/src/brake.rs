@@ -47,7 +47,7 @@ pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
     true
 }
 
-/// Whether there is an outage, by the consecutive losses ([`Brake::OUTAGE`]); 1 or 0.
+/// 1 if the number of consecutive losses means an outage ([`Brake::OUTAGE`]), otherwise 0.
 #[inline(always)]
 fn is_out(arm: u32, policy: &Policy, direction: u32) -> u32 {
     if policy.flags & policy_flags::OUTAGE_FUSE == 0 || direction != direction::ACTIVE {
@@ -119,13 +119,13 @@ pub(crate) fn credit_stored(state: &SocketState, retransmissions: u32) {
     rto_brake_credit(state.arm, state.direction, retransmissions);
 }
 
-/// Spends this number of retransmissions of the budget.
+/// Spends budget for this number of retransmissions.
 #[inline(always)]
 pub(crate) fn spend(state: &SocketState, retransmissions: u32) {
     rto_brake_spend(state.arm, state.direction, retransmissions);
 }
 
-/// Counts a connection with this number of spurious retransmissions, if its initial RTO is the current one.
+/// Counts a connection with this number of spurious retransmissions, if it began in the current epoch.
 #[inline(always)]
 pub(crate) fn judged_spurious(state: &SocketState, retransmissions: u32) {
     rto_brake_spurious(
@@ -194,7 +194,7 @@ extern "C" fn rto_brake_spurious(
         return 0;
     };
     if brake.epoch != epoch {
-        // SAFETY: a map value, which the verifier checks. Of two CPUs that reset it at once the count of one is lost.
+        // SAFETY: a map value, which the verifier checks. If two CPUs reset it at once, one count is lost.
         unsafe {
             (&raw mut (*place).fuse).write_volatile(0);
             (&raw mut (*place).spurious).write_volatile(0);

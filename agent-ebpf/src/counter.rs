@@ -80,7 +80,7 @@ impl Counter {
 pub struct Step(usize);
 
 impl Step {
-    /// From the number of timeouts directly before.
+    /// The step after this number of consecutive timeouts.
     #[inline(always)]
     #[must_use]
     pub const fn of(before: u32) -> Self {

@@ -65,7 +65,7 @@ fn tell_now(
             let v4 = (*event).family == rto_agent_common::address::AF_INET;
             macro_rules! address {
                 ($field:ident, $ip4:ident, $ip6:ident) => {
-                    // Both are always loaded: the verifier rejects a load through a chosen pointer.
+                    // Both are always loaded: the verifier rejects a load through a pointer chosen by a branch.
                     let (ip4, first) = (
                         read(&raw const (*ops).$ip4),
                         read(&raw const (*ops).$ip6[0]),

@@ -42,8 +42,8 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// The number of connections that this one represents if it is sampled; 0: it is not. The initial sequence number
-/// decides.
+/// The number of connections that this one represents in samples, drawn by its initial sequence number; 0: it is not
+/// sampled.
 #[inline(always)]
 fn sampled(ctx: &SockOpsContext) -> u32 {
     // SAFETY: a constant, which the loader may have written before the program was loaded.
@@ -90,7 +90,7 @@ pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
 }
 
 /// Counts a connection without storage that has just been established. Without retransmissions its handshake took one
-/// round trip, which is its first RTT sample. One in several gets storage, for later samples.
+/// round trip, which is its first RTT sample. One in [`SAMPLING`] gets storage, for later samples.
 #[inline(always)]
 pub(crate) fn established_clean(
     ctx: &SockOpsContext,
@@ -197,7 +197,7 @@ pub(crate) fn established(
     tally.add(Counter::RETRANSMITTED_HANDSHAKES, 1);
     let at_most = spurious_at_most(retransmissions, srtt_us, took_us, initial_rto_us);
     state.handshake.spurious_at_most = u16::try_from(at_most).unwrap_or(u16::MAX);
-    // If the answer came late, none may be spurious and yet the path RTT is unknown.
+    // `at_most == 0` does not suffice: after a late answer no copy may be spurious, but the path RTT is unknown.
     if srtt_us != 0 && srtt_us < initial_rto_us {
         state.handshake.in_question = 0;
         judge(state, tally, retransmissions, 0, srtt_us);
@@ -232,14 +232,14 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
         count_gain(tally, syn_ack_gain_us(needed, handshake.initial_rto_us));
     } else if spurious == 0 && handshake.initial_rto_jiffies != 0 {
         // Only the send times of the last two copies are known, so a connection with spurious copies has no known gain.
-        // With the kernel's own timer there is none.
+        // With the kernel's own timer there is no gain.
         let [before_us, last_us] = handshake.copies_us;
         rto_saved(state.arm, before_us / 1000, last_us / 1000);
     }
 }
 
-/// Counts the gain of a connection whose last two SYNs were sent at these times after its first one, milliseconds. A
-/// global function: see `tables`.
+/// Counts the gain of a connection whose last two SYNs were sent this many milliseconds after its first. A global
+/// function: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_saved(arm: u32, before_ms: u32, last_ms: u32) -> u32 {
@@ -310,7 +310,7 @@ fn sample_us(ctx: &SockOpsContext) -> u32 {
     }
 }
 
-/// Counts how much later than the fastest ACK this one came.
+/// Counts how much the RTT sample exceeds the minimum RTT.
 #[inline(always)]
 fn measure_ack(ctx: &SockOpsContext, tally: Tally) {
     let rtt_us = sample_us(ctx);
@@ -333,7 +333,7 @@ fn note_sample(ctx: &SockOpsContext, handshake: &mut Handshake) {
 
 /// Reduces rto_min by a round trip while few segments are outstanding. A lower rto_min lowers the RTO, but a higher one
 /// does not raise it again. Therefore the lesser of the minimum and the smoothed RTT is used: an RTT that is high only
-/// for a while must not count.
+/// for a while must not lower the RTO for good.
 #[inline(always)]
 fn restart(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
     let (srtt_us, rtt_min_us) = (socket::srtt_us(ctx), socket::rtt_min_us(ctx));
@@ -397,7 +397,8 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Judges the retransmissions in question by the RTT samples so far; `last`: there will be no more.
+/// Judges the retransmissions in question by the RTT samples so far; `last`: the connection ends, so there will be no
+/// more.
 #[inline(always)]
 fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally, last: bool) {
     let handshake = &state.handshake;
@@ -426,7 +427,7 @@ fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally, last:
     match verdict {
         Verdict::Open => tally.add(Counter::UNDECIDED, retransmissions.into()),
         Verdict::Spurious(spurious) => {
-            // Without later samples, the minimum is the RTT of the handshake, which counts from another copy.
+            // Without later samples, the minimum RTT is the handshake's, which was measured from another copy.
             let rtt_us = if samples.count == 0 {
                 0
             } else {

@@ -1,7 +1,7 @@
-//! The RTO hook: callbacks of established connections of a policy.
+//! The RTO hook: callbacks of established connections that have a policy.
 //!
-//! The kernel runs them only for sockets whose flags request them, and the program sets the flags only on sockets of a
-//! policy: other sockets cost nothing.
+//! The kernel runs them only for sockets whose flags request them, and the program sets the flags only on sockets that
+//! have a policy, so other sockets cost nothing.
 
 use aya_ebpf::{
     bindings::bpf_sock_ops, helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext,
@@ -25,14 +25,14 @@ const RETRANS_CB_FLAG: u32 = 1 << 1;
 const STATE_CB_FLAG: u32 = 1 << 2;
 const RTT_CB_FLAG: u32 = 1 << 3;
 
-/// Callbacks of a connection without storage, by which the program learns of its first loss. An accepted connection
-/// does not request RTO_CB, because every retransmission timeout also retransmits (RETRANS_CB). This difference
-/// identifies the connection's direction while there is no storage ([`direction_of`]).
+/// Callbacks that a connection without storage requests, so that the program sees its first loss. An accepted
+/// connection does not request RTO_CB, because every retransmission timeout also retransmits (RETRANS_CB). This
+/// difference identifies the connection's direction while there is no storage ([`direction_of`]).
 const CONNECTING: u32 = RTO_CB_FLAG | RETRANS_CB_FLAG;
 const ACCEPTED: u32 = RETRANS_CB_FLAG;
 
 /// The callbacks that a connection with storage needs. Invariant: the program never clears them while the connection
-/// lasts, because another program may rely on them by now.
+/// lasts, because another program may have found them set and rely on them.
 #[inline(always)]
 fn wanted(state: &SocketState) -> u32 {
     let mut flags = 0;
@@ -58,7 +58,7 @@ pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally
     state.options.cb_flags_added |= short(add(ctx, wanted, tally));
 }
 
-/// Marks a connecting socket that has storage by STATE_CB, which sockets without storage do not request.
+/// Marks that a connecting socket has storage: requests STATE_CB, which sockets without storage do not.
 #[inline(always)]
 pub(crate) fn mark_stored(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
     state.options.cb_flags_added |= short(add(ctx, CONNECTING | STATE_CB_FLAG, tally));
@@ -101,8 +101,8 @@ pub(crate) fn disable(ctx: &SockOpsContext, options: &mut Options) {
     }
 }
 
-/// As [`enable`], for a socket outside a sock_ops program. Before Linux 6.12 this option does not exist, which does not
-/// count as a refusal by the socket.
+/// As [`enable`], for a socket outside a sock_ops program. Returns whether the kernel accepted the callbacks; true
+/// before Linux 6.12, where the option does not exist.
 #[inline(always)]
 pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Tally) -> bool {
     let Some(flags) = target.get(SockOpt::CbFlags) else {
@@ -167,7 +167,7 @@ pub(crate) fn without_storage(direction: u32) -> u32 {
     }
 }
 
-/// Whether any program has requested callbacks of the socket.
+/// Whether any program has requested callbacks on the socket.
 #[inline(always)]
 pub(crate) fn has_callbacks(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) != 0
@@ -191,7 +191,7 @@ fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a
         handshake::store(ctx, storage, arm, policy, direction)?;
     }
     let state = storage.of_policy()?;
-    // Connections with a loss are all counted, not sampled.
+    // Every connection with a loss is counted; only loss-free ones are sampled.
     state.watch.weight = 1;
     Some(state)
 }
@@ -235,7 +235,7 @@ pub(crate) fn rto(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Records that everything outstanding counts as lost, after a retransmission timeout.
+/// Records, at a retransmission timeout, that everything outstanding counts as lost.
 #[inline(always)]
 fn note_loss(ctx: &SockOpsContext, state: &mut SocketState) {
     // SAFETY: fields of the context.
@@ -261,9 +261,9 @@ fn is_thin(ctx: &SockOpsContext) -> bool {
 /// RETRANS_CB: a segment was retransmitted. Arguments: its sequence number, the number of segments, and the result (0,
 /// or an errno).
 ///
-/// A tail loss probe is recognised by `lost_out` being 0. Before they retransmit, a timeout marks everything
-/// outstanding as lost, and a recovery at least what it retransmits; a probe marks nothing (`tcp_enter_loss()`,
-/// `tcp_mark_skb_lost()`, `tcp_send_loss_probe()`, Linux 6.12; measured).
+/// If `lost_out` is 0, this is a tail loss probe, which marks nothing as lost (`tcp_send_loss_probe()`). A timeout
+/// first marks everything outstanding (`tcp_enter_loss()`), and a recovery at least the segments that it retransmits
+/// (`tcp_mark_skb_lost()`; all Linux 6.12, and measured).
 #[inline(never)]
 pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
@@ -319,8 +319,8 @@ fn missed_timeouts(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) 
     events::tell(ctx, state, kind::RTO, timeouts, 0);
 }
 
-/// An argument of the callback. The first one is unreliable: it shares its memory with `reply`, and a program that ran
-/// before may have written that (one of the kernel's samples replies -1 to everything).
+/// An argument of the callback. The first one is unreliable: it shares its memory with `reply`, which an earlier
+/// program may have written (one of the kernel's samples replies -1 to everything).
 #[inline(always)]
 pub(crate) fn argument(ctx: &SockOpsContext, index: usize) -> u32 {
     // SAFETY: a field of the context.

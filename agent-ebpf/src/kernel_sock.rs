@@ -81,8 +81,8 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
     }
 }
 
-/// Whether the socket is of one of the two kinds above, some of which must keep the kernel's timers, or may still have
-/// the schedule of an earlier attempt: [`may_have_schedule`].
+/// Whether the socket needs storage because it is an MPTCP subflow, sends its SYN with TCP Fast Open, or may still have
+/// the schedule of an earlier attempt ([`may_have_schedule`]).
 #[inline(always)]
 pub(crate) fn is_special(ctx: &SockOpsContext) -> bool {
     let (is_mptcp, fastopen_req, syn_retries) = (
@@ -298,8 +298,8 @@ pub(crate) fn has_kernels_timers(ctx: &SockOpsContext) -> Option<bool> {
 pub(crate) const DEFERRED: u32 = u32::MAX;
 
 /// How often the kernel retransmits the SYN-ACK of a request, or of the socket created from it, before it gives up
-/// (`reqsk_timer_handler()`, Linux 6.12). [`DEFERRED`] if the kernel drops the peer's ACK until the retransmissions are
-/// over, which it counts as if the first timeout were 1 s.
+/// (`reqsk_timer_handler()`, Linux 6.12). [`DEFERRED`] if TCP_DEFER_ACCEPT makes the kernel drop the peer's ACK for a
+/// number of retransmissions, which the kernel computes for a first timeout of 1 s.
 #[inline(always)]
 pub(crate) fn syn_ack_retries(ctx: &SockOpsContext) -> u32 {
     if constant(&raw const OFFSET_LISTENER) != 0 {

@@ -79,7 +79,7 @@ pub(crate) fn or_unmatched(
     Some((arm::treated(UNMATCHED), tables::policy(UNMATCHED)?))
 }
 
-/// The slot of no policy, which sets nothing.
+/// [`arm::NONE`] and the settings of [`NO_POLICY`], which set nothing.
 #[inline(always)]
 pub(crate) fn no_policy() -> Option<(u32, &'static Policy)> {
     Some((arm::NONE, tables::policy(NO_POLICY)?))
@@ -128,7 +128,7 @@ fn find(
     Some((arm::treated(slot), policy))
 }
 
-/// Whether an entry has ended: its daemon, which would have removed it, may be gone.
+/// Whether an entry has expired. The daemon removes expired entries, but it may not be running.
 #[inline(always)]
 fn is_over(entry: EntryValue) -> bool {
     // SAFETY: a helper without arguments, for every type of program (Linux 5.8).

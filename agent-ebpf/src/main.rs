@@ -3,11 +3,13 @@
 //! for sockets already open ([`walk`]), one for SYN-ACKs while a client listens ([`syn_ack`]), and one that probes the
 //! kernel's features ([`probe`]).
 //!
-//! Invariant: the program always returns 1 and writes `reply` only for a connection of a policy, so that it does not
-//! disturb other sock_ops programs on the host (the `reply` of an earlier program is kept).
+//! Invariant: the program always returns 1, because a 0 from any program makes the kernel ignore every program's
+//! `reply` (`tcp_call_bpf()`, Linux 6.12). It writes `reply` only for a connection that has a policy; otherwise the
+//! `reply` of an earlier sock_ops program is kept.
 //!
-//! A loss-free connection costs a lookup and a count at each step and leaves nothing behind. It has no storage, unless
-//! its policy needs some ([`rto_agent_common::policy_flags::STORED`]) or it is sampled. The first loss creates storage.
+//! A loss-free connection costs a lookup and a count in each callback, and leaves no state behind. It has no storage,
+//! unless its policy needs some ([`rto_agent_common::policy_flags::STORED`]) or it is sampled. The first loss creates
+//! storage.
 //!
 //! Kernel requirements: socket storage and BPF links (Linux 5.10 has both). If a helper is missing or fails, there is a
 //! fallback or the failure is counted.
@@ -49,7 +51,7 @@ const CONTINUE: u32 = 1;
 #[inline(always)]
 fn rto_agent(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
-    // Most state changes do not end a connection, and there are several of them in each connection.
+    // A connection changes its state several times; only the change that ends it (argument 1: the new state) matters.
     if is_ours(op) && !(op == STATE_CB && !is_end(hook::argument(&ctx, 1))) {
         let action = decide(op, socket::is_full(&ctx), socket::state(&ctx));
         let ops = ctx.ops;
@@ -57,7 +59,7 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
             Action::Leave => 0,
             Action::SynTimeout => active::syn_timeout(ops),
             Action::SynLost => active::syn_lost(ops),
-            // The socket may call connect() again.
+            // The application may call connect() on this socket again.
             Action::ConnectFailed => {
                 syn_schedule::end(&ctx);
                 0

@@ -38,7 +38,7 @@ pub enum Action {
     /// TIMEOUT_INIT of a SYN-ACK: of a connection request, or of a full socket in SYN_RECV. The latter is the child
     /// that TCP Fast Open creates before the handshake is complete, or a connecting socket in a simultaneous open.
     SynAckTimeout,
-    /// A socket is given up, or closed, before it is established.
+    /// The kernel gives up the attempt, or the application closes the socket, before the connection is established.
     ConnectFailed,
     /// connect() succeeded.
     ActiveEstablished,
@@ -113,7 +113,8 @@ pub enum Change {
 }
 
 /// Classifies a state change by the arguments of STATE_CB, and by whether the peer has acknowledged everything that was
-/// sent. In FIN_WAIT2 it has: the kernel itself ends such a connection after a while.
+/// sent. In FIN_WAIT2 it has, so the connection counts as finished even if the kernel closes it
+/// (`net.ipv4.tcp_fin_timeout`).
 #[inline(always)]
 #[must_use]
 pub const fn change(from: u32, to: u32, is_acknowledged: bool) -> Change {
@@ -133,7 +134,7 @@ pub const fn change(from: u32, to: u32, is_acknowledged: bool) -> Change {
     }
 }
 
-/// Retransmissions before the connection is established are counted at the timeouts of the SYN.
+/// Whether the connection is not established yet. Its retransmissions are counted at the SYN timeouts.
 const fn in_handshake(state: u32) -> bool {
     state == SYN_SENT || state == SYN_RECV
 }

@@ -1,7 +1,7 @@
 //! TCP options that a policy sets, and how they are restored.
 //!
-//! Invariant: an option is set only if the socket has another value, and its former value is kept in the socket's
-//! storage. So no value that the application chose is lost when the socket is reconnected to another peer or when
+//! Invariant: an option is set only if the socket has a different value, and the former value is kept in the socket's
+//! storage. So the application's own value is not lost when the socket is reconnected to another peer or when
 //! everything is restored. (Before Linux 6.1 a program cannot read most options, and before 6.15 neither
 //! TCP_BPF_RTO_MIN nor TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
 
@@ -79,7 +79,7 @@ impl Target {
         !failed
     }
 
-    /// Sets an option; returns the kernel's answer.
+    /// Sets an option; returns 0 or the kernel's error, a negative errno.
     #[inline(always)]
     pub(crate) fn try_set(self, option: SockOpt, value: u32) -> i64 {
         let mut value = value;
@@ -104,8 +104,8 @@ impl Target {
         if answer == 0 { Ok(value) } else { Err(answer) }
     }
 
-    /// Sets an option that a policy controls and remembers its former value, or restores what an earlier policy of the
-    /// socket set.
+    /// Sets an option to `wanted` and remembers its former value. `None`: restores the value from before an earlier
+    /// policy set the option.
     #[inline(always)]
     fn settle(
         self,
@@ -162,7 +162,7 @@ impl Target {
         );
     }
 
-    /// Sets only rto_max, for a connection whose SYNs had the kernel's own; 0 restores what was set.
+    /// Sets only rto_max, for a connection whose SYNs had the kernel's own; 0 restores the former value.
     #[inline(always)]
     pub(crate) fn rto_max(self, options: &mut Options, millis: u32, tally: Tally) {
         self.settle(
@@ -197,7 +197,7 @@ impl Target {
             return;
         }
         let in_force = self.get(SockOpt::RtoMin);
-        // The application or another program has set another value since, which stays.
+        // The application or another program has set a different value since; it stays.
         let is_another = in_force.is_some_and(|value| value != last);
         if is_another || !self.set(SockOpt::RtoMin, wanted, tally) {
             options.restart_hz = 0;
@@ -237,7 +237,7 @@ impl Target {
         true
     }
 
-    /// Whether a socket of such a policy has exactly the timers that the policy sets.
+    /// Whether a socket without storage has exactly the timers that its policy sets.
     #[inline(always)]
     pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
         let mut options = Options::default();
@@ -246,8 +246,8 @@ impl Target {
             && options.delack_max.value == policy.delack_max_us
     }
 
-    /// Remembers options that were set without storage. Those are the options whose values policies have had
-    /// ([`lasting`]), because [`Target::apply_unremembered`] sets them only on sockets with the kernel's own values.
+    /// Remembers options that were set without storage. Their values identify them: a policy has set this value
+    /// ([`lasting`]), and the value before was the kernel's own ([`Target::apply_unremembered`]).
     #[inline(always)]
     pub(crate) fn remember(self, options: &mut Options) {
         self.remember_one(SockOpt::RtoMin, lasting::RTO_MIN, &mut options.rto_min);
@@ -273,7 +273,7 @@ impl Target {
         }
     }
 
-    /// Restores what was set without storage; returns [`settled`] bits.
+    /// Restores options that were set without storage; returns [`settled`] bits.
     #[inline(always)]
     pub(crate) fn restore_unremembered(self, defaults: Defaults) -> u16 {
         let mut options = Options::default();
@@ -313,7 +313,7 @@ impl Target {
         );
     }
 
-    /// Restores everything that was set, user_timeout included.
+    /// Restores every option that the program set, user_timeout included.
     #[inline(always)]
     pub(crate) fn restore(self, state: &mut SocketState, defaults: Defaults, tally: Tally) {
         state.options.linear_retries = 0;
@@ -380,7 +380,7 @@ impl Target {
         );
     }
 
-    /// Sets TCP_USER_TIMEOUT; 0 restores what was set.
+    /// Sets TCP_USER_TIMEOUT; 0 restores the former value.
     #[inline(always)]
     pub(crate) fn user_timeout(self, options: &mut Options, millis: u32, tally: Tally) {
         self.settle(
@@ -403,7 +403,7 @@ impl Target {
     }
 }
 
-/// For numbers that fit: 6 retries, 10,000 jiffies per second, the bits of callbacks.
+/// Narrows a number that fits: at most 6 retries, 10,000 jiffies per second, or the bits of callbacks.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "it fits")]
 pub(crate) const fn short(number: u32) -> u16 {

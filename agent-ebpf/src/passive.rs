@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// TIMEOUT_INIT of a connection request: the timeout of its SYN-ACK. There is no socket yet that could remember the
-/// policy, so the accepted connection looks it up once more. Under SYN cookies the kernel does not run it, because it
-/// keeps no request that could retransmit a SYN-ACK.
+/// policy, so the accepted connection looks it up once more. Under SYN cookies the kernel does not run TIMEOUT_INIT,
+/// because it keeps no request that could retransmit a SYN-ACK.
 #[inline(always)]
 pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
@@ -34,15 +34,15 @@ pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// PASSIVE_ESTABLISHED_CB: the last ACK of the handshake has arrived. (Under TCP Fast Open, only the SYN with data
-/// has.)
+/// PASSIVE_ESTABLISHED_CB: the last ACK of the handshake has arrived. (Under TCP Fast Open, only the SYN with data has
+/// arrived.)
 #[inline(always)]
 pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
-    // A socket created from a request has not sent anything yet: this one is a simultaneous open, so this host has
-    // connected.
+    // A socket created from a request has not sent a segment yet. This one has, so it is a simultaneous open, and this
+    // host called connect().
     if socket::segs_out(ctx) != 0 {
         return active::established(ops);
     }
@@ -68,11 +68,11 @@ fn goes_without_storage(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy:
         // Callbacks inherited from the listener, or requested by another program, would make it look like a connection
         // that this host opened.
         && !hook::has_callbacks(ctx)
-        // `rto_clone` may have created it.
+        // `rto_clone` may have created storage.
         && (policy.rto_min_us == 0 || storage.find().is_none())
 }
 
-/// The same for a connection with storage.
+/// [`established`] for a connection with storage.
 #[inline(never)]
 fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -> u32 {
     // SAFETY: no other `Storage` is in use.
@@ -95,7 +95,8 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     let srtt_us = socket::srtt_us(ctx);
     let is_either = srtt_us == 0 || srtt_us >= syn_ack_rto::microseconds(policys_jiffies);
     state.handshake.initial_rto_us = if lets_through == 0 && is_either {
-        // With the policy's initial RTO some may be spurious, with the kernel's none: it stays undecided.
+        // Retransmissions may be spurious with the policy's initial RTO, but not with the kernel's: they stay
+        // undecided.
         0
     } else {
         syn_ack_rto::microseconds(initial_rto_jiffies)

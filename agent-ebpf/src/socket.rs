@@ -61,13 +61,13 @@ pub(crate) fn is_full(ctx: &SockOpsContext) -> bool {
     word!(ctx, is_fullsock) != 0
 }
 
-/// Its state (`BPF_TCP_*`).
+/// The socket's state (`BPF_TCP_*`).
 #[inline(always)]
 pub(crate) fn state(ctx: &SockOpsContext) -> u32 {
     word!(ctx, state)
 }
 
-/// Whether it is the agent's own probe. (The context does not have the mark, so it is read from the socket.)
+/// Whether the socket is the agent's own probe. (The context does not have the mark, so it is read from the socket.)
 #[inline(always)]
 pub(crate) fn is_probe(ctx: &SockOpsContext) -> bool {
     let sk = full_sock(ctx);
@@ -75,20 +75,20 @@ pub(crate) fn is_probe(ctx: &SockOpsContext) -> bool {
     !sk.is_null() && unsafe { read(&raw const (*sk).mark) } == PROBE_MARK
 }
 
-/// Its retransmissions so far, SYNs (or SYN-ACKs) included.
+/// The socket's retransmissions so far, SYNs (or SYN-ACKs) included.
 #[inline(always)]
 pub(crate) fn total_retrans(ctx: &SockOpsContext) -> u32 {
     word!(ctx, total_retrans)
 }
 
-/// Its smoothed RTT, microseconds; 0: none yet.
+/// The smoothed RTT, microseconds; 0: none yet.
 #[inline(always)]
 pub(crate) fn srtt_us(ctx: &SockOpsContext) -> u32 {
-    // The kernel keeps it in eighths.
+    // The kernel keeps it in eighths of a microsecond.
     word!(ctx, srtt_us) >> 3
 }
 
-/// Its consecutive unanswered timeouts (`icsk_retransmits`).
+/// The number of consecutive unanswered timeouts (`icsk_retransmits`); `None` without a full TCP socket.
 #[inline(always)]
 pub(crate) fn retransmits(ctx: &SockOpsContext) -> Option<u32> {
     let sk = sk(ctx);
@@ -115,19 +115,19 @@ pub(crate) fn kernel_tcp_sock(ctx: &SockOpsContext) -> *const c_void {
     unsafe { bpf_skc_to_tcp_sock(sk).cast() }
 }
 
-/// Its segments that are sent but not acknowledged.
+/// The number of segments sent but not acknowledged.
 #[inline(always)]
 pub(crate) fn packets_out(ctx: &SockOpsContext) -> u32 {
     word!(ctx, packets_out)
 }
 
-/// Its congestion window, segments.
+/// The congestion window, segments.
 #[inline(always)]
 pub(crate) fn snd_cwnd(ctx: &SockOpsContext) -> u32 {
     word!(ctx, snd_cwnd)
 }
 
-/// Segments that it has sent so far, SYNs included.
+/// The number of segments sent so far, SYNs included.
 #[inline(always)]
 pub(crate) fn segs_out(ctx: &SockOpsContext) -> u32 {
     word!(ctx, segs_out)
@@ -174,7 +174,7 @@ pub(crate) fn has_dsacks(ctx: &SockOpsContext) -> bool {
     !tcp.is_null() && unsafe { read(&raw const (*tcp).dsack_dups) } != 0
 }
 
-/// The minimum RTT that it has measured recently, microseconds; `u32::MAX`: none yet.
+/// The recent minimum RTT, microseconds; `u32::MAX`: none yet.
 #[inline(always)]
 pub(crate) fn rtt_min_us(ctx: &SockOpsContext) -> u32 {
     word!(ctx, rtt_min)

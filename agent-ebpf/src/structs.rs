@@ -1,7 +1,7 @@
 //! The kernel's own structs, read by offsets that the loader takes from the running kernel's BTF.
 //!
-//! The verifier checks these loads against the same BTF. A wrong offset makes the load of the program fail; it cannot
-//! read anything else.
+//! The verifier checks these loads against the same BTF. A wrong offset makes loading the program fail; the program
+//! cannot read any other memory.
 
 use core::ffi::c_void;
 
@@ -60,13 +60,13 @@ pub(crate) struct SockCommon(*const c_void);
 impl SockCommon {
     /// # Safety
     ///
-    /// The pointer must be to one, tracked by the verifier and not null.
+    /// The pointer must not be null, must point to such a struct, and the verifier must track it.
     #[inline(always)]
     pub(crate) unsafe fn new(pointer: *const c_void) -> Self {
         Self(pointer)
     }
 
-    /// `BPF_TCP_*`.
+    /// The state (`BPF_TCP_*`).
     #[inline(always)]
     pub(crate) fn state(self) -> u8 {
         // SAFETY: by the contract of `new`.
@@ -95,7 +95,7 @@ impl SockCommon {
         }
     }
 
-    /// Whether its family is AF_INET.
+    /// Whether the family is AF_INET.
     #[inline(always)]
     pub(crate) fn is_v4(self) -> bool {
         // SAFETY: by the contract of `new`.
@@ -135,7 +135,7 @@ impl SockCommon {
         port.into()
     }
 
-    /// The remote port as bpf_sock_ops has it.
+    /// The remote port in the layout of `bpf_sock_ops.remote_port`.
     #[inline(always)]
     pub(crate) fn remote_port(self) -> u32 {
         // SAFETY: by the contract of `new`.
@@ -197,7 +197,7 @@ pub(crate) struct Request(*const c_void);
 impl Request {
     /// # Safety
     ///
-    /// The pointer must be to one, tracked by the verifier and not null.
+    /// The pointer must not be null, must point to such a struct, and the verifier must track it.
     #[inline(always)]
     pub(crate) unsafe fn new(pointer: *const c_void) -> Self {
         Self(pointer)
@@ -209,8 +209,8 @@ impl Request {
         SockCommon(self.0)
     }
 
-    /// Its initial RTO, jiffies; 0 if the kernel does not keep it (before Linux 5.17). Then every timeout except the
-    /// first is based on 1 s.
+    /// The SYN-ACK's initial RTO, jiffies; 0 if the kernel does not keep it (before Linux 5.17). Such a kernel computes
+    /// every timeout except the first from 1 s.
     #[inline(always)]
     pub(crate) fn timeout(self) -> u32 {
         // SAFETY: by the contract of `new`; a constant.
@@ -222,7 +222,7 @@ impl Request {
         }
     }
 
-    /// How often its SYN-ACK was retransmitted before.
+    /// The number of earlier retransmissions of the SYN-ACK.
     #[inline(always)]
     pub(crate) fn retransmissions(self) -> u32 {
         // SAFETY: by the contract of `new`.

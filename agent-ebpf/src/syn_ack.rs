@@ -1,5 +1,5 @@
 //! `tp_btf/tcp_retransmit_synack`: sends an event for each SYN-ACK when the kernel retransmits it. A sock_ops program
-//! learns of these only when the connection is established, or never.
+//! sees these only when the connection is established, or never.
 //!
 //! The program is attached only while a client listens. During that time the kernel runs it for every retransmitted
 //! SYN-ACK of the host (`tcp_rtx_synack()`, Linux 6.12).

@@ -10,7 +10,7 @@ use crate::{
     socket::read,
 };
 
-/// Jiffies a second. The loader writes it.
+/// Jiffies per second. The loader writes it.
 #[unsafe(no_mangle)]
 static HZ: u32 = 250;
 

@@ -46,7 +46,8 @@ fn has_cap() -> bool {
 /// the socket is in SYN_RECV, in which the kernel has no linear phase and doubles at once.
 #[inline(never)]
 pub(crate) fn at_timeout(ctx: &SockOpsContext, state: &mut SocketState) {
-    // A child created by TCP Fast Open also waits in SYN_RECV for the last ACK of the handshake.
+    // The child of a TCP Fast Open request also waits in SYN_RECV, for the last ACK of the handshake. It has no
+    // schedule.
     if state.direction != direction::ACTIVE {
         return;
     }
@@ -95,7 +96,7 @@ pub(crate) fn at_timeout(ctx: &SockOpsContext, state: &mut SocketState) {
     target.rto_max(&mut state.options, cap_ms, tally);
 }
 
-/// Sets the deadline: either both options, or none.
+/// Starts the schedule: sets both TCP_SYNCNT and the deadline TCP_USER_TIMEOUT, or neither.
 #[inline(always)]
 fn begin(
     target: Target,
@@ -104,7 +105,7 @@ fn begin(
     own: SynSocket,
     tally: Tally,
 ) -> bool {
-    // The program is about to be detached and could not restore them later.
+    // The program is about to be detached and could not restore the options later.
     if RETRYING
         .get(retrying::STOPPED)
         .is_none_or(|stopped| *stopped != 0)
@@ -249,8 +250,8 @@ fn restore_timeouts(target: Target, state: &mut SocketState, now: SynSocket, tal
 }
 
 /// Ends the schedule of a socket that may outlive the program. A socket that is still connecting has retransmitted more
-/// often than its own TCP_SYNCNT allows, and the kernel would give it up at once. Instead it gets the TCP_SYNCNT that
-/// lasts until its deadline with an interval that doubles.
+/// often than its own TCP_SYNCNT allows, and the kernel would give it up at once. Instead it gets a TCP_SYNCNT that
+/// lasts until its deadline, computed for intervals that double.
 #[inline(always)]
 pub(crate) fn abandon(
     target: Target,

@@ -148,10 +148,10 @@ pub(crate) fn was_set(option: u32, us: u32) -> bool {
         .is_some_and(|options| options & option != 0)
 }
 
-/// Counts a hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above it is for CPUs that all count the last hit
-/// at the same moment, so that the number never wraps.) All CPUs share the entry. To avoid contention, above
-/// [`EntryValue::HITS_EXACT`] only one hit in [`EntryValue::HITS_SHARE`] is counted, for all of them, as `random`
-/// decides.
+/// Counts a hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above the maximum keeps the number from wrapping
+/// when all CPUs count the last hit at the same moment.) All CPUs share the entry. To avoid contention, above
+/// [`EntryValue::HITS_EXACT`] only one hit in [`EntryValue::HITS_SHARE`], chosen by `random`, is counted and stands for
+/// all of them.
 #[inline(always)]
 pub(crate) fn count_hit(entry: *mut EntryValue, random: impl FnOnce() -> u32) {
     const HITS_SHIFT: u32 = u32::BITS - EntryValue::HITS_SHARE.ilog2();
@@ -278,8 +278,8 @@ impl Tally {
         }
     }
 
-    /// Counts a connection that was established without a loss, by its path RTT (0: unknown), without a function call
-    /// like [`Self::add_one`].
+    /// Counts a connection that was established without a loss, by its path RTT (0: unknown). Like [`Self::add_one`],
+    /// it makes no function call in the common case.
     #[inline(always)]
     pub(crate) fn established_one(self, us: u32) {
         if self.is_nobody() {
@@ -331,8 +331,8 @@ pub(crate) enum Times {
     Lossy = 3,
 }
 
-/// Adds to a counter, by its offset. Like all global functions (those with a symbol) it is verified once, and not again
-/// at each call. A global function takes only numbers and the context, and returns a number.
+/// Adds to a counter, by its offset. Like every global function (a function with a symbol), it is verified once, and
+/// not again at each call. A global function takes only numbers and the context, and returns a number.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
@@ -351,7 +351,7 @@ extern "C" fn rto_count(key: u32, offset: u64, n: u64) -> u32 {
 #[inline(always)]
 fn fast(key: u32) -> Option<*mut FastStatistics> {
     match COUNTERS.get_ptr_mut(key) {
-        // They are its first fields (asserted).
+        // `FastStatistics` are the first fields of `Statistics` (asserted).
         None => STATISTICS.get_ptr_mut(&key).map(<*mut _>::cast),
         fast => fast,
     }
@@ -368,7 +368,7 @@ extern "C" fn rto_time(key: u32, times: u32, us: u64, weight: u64) -> u32 {
     const PATH_RTT: u32 = Times::PathRtt as u32;
     const SRTT: u32 = Times::Srtt as u32;
     const LOSSY: u32 = Times::Lossy as u32;
-    // Computed only here: in each branch below, the verifier would follow it again.
+    // Computed once here, because the verifier would follow it again in each branch below.
     let Some(bucket) = bounded_bucket_of(us) else {
         return 0;
     };
@@ -407,7 +407,7 @@ fn bounded_bucket_of(us: u64) -> Option<usize> {
     (bucket < BUCKETS).then_some(bucket)
 }
 
-/// The same for a time below [`SHORT_US`].
+/// [`bounded_bucket_of`] for a time below [`SHORT_US`].
 #[inline(always)]
 fn short_bucket_of(us: u32) -> usize {
     let (mut index, further_up) = short(us);

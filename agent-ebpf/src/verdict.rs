@@ -4,14 +4,14 @@
 //!
 //! - With timestamps, the smoothed RTT of the handshake counts from the copy that was answered. If it is shorter than
 //!   the initial RTO, no copy was sent while the answer was under way: none is spurious.
-//! - Otherwise a lost answer and a slow path look the same. So they do without any RTT (without timestamps, because of
-//!   Karn's algorithm). Later RTTs decide: after [`SAMPLES`] samples that are not below the initial RTO, the path is
-//!   slow. (A single one may be a delayed ACK.)
-//! - If later RTTs are below the initial RTO, a copy was needed if the answer came about one RTT after the last copy.
-//!   If it came later, it was the late answer to an earlier copy, because a firewall, a SYN queue or a radio link
-//!   delays only SYNs. Then all copies are spurious, however short the RTTs are afterwards.
-//! - If an active handshake took longer than its RTT by about an RTO or more, the first copy was not the one that was
-//!   answered: at least one retransmission was needed, whatever the others were.
+//! - Otherwise, and if there is no RTT (without timestamps, because of Karn's algorithm), a lost answer and a slow path
+//!   look the same. Later RTTs decide: after [`SAMPLES`] samples that are not below the initial RTO, the path is slow.
+//!   (A single sample may be a delayed ACK.)
+//! - If later RTTs are below the initial RTO, and the answer came about one RTT after the last copy, the copies were
+//!   needed. A later answer belongs to an earlier copy: a firewall, a SYN queue or a radio link delayed only the SYN.
+//!   Then all copies are spurious, however short the RTTs are afterwards.
+//! - If an active handshake took longer than its RTT by about an RTO or more, the peer did not answer the first copy:
+//!   at least one retransmission was needed, whatever the others were.
 //! - A connection that ends earlier is judged by the samples so far; without any it stays undecided.
 
 /// RTT samples after which a path counts as slow.
@@ -26,8 +26,8 @@ pub enum Verdict {
     Spurious(u32),
 }
 
-/// The maximum number of spurious retransmissions, when the connection is established. Unless it is 0, later RTTs must
-/// decide. `srtt_us` is 0 if there is none; `took_us` is the time since the first copy, or 0 if unknown.
+/// The maximum number of spurious retransmissions, as known when the connection is established. Unless it is 0, later
+/// RTTs must decide. `srtt_us` is 0 if there is none; `took_us` is the time since the first copy, or 0 if unknown.
 #[inline(always)]
 #[must_use]
 pub const fn spurious_at_most(
@@ -52,13 +52,13 @@ pub const fn spurious_at_most(
 /// The RTT samples of a connection since it was established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Samples {
-    /// How many there are.
+    /// Number of samples.
     pub count: u32,
     /// The minimum of them and of the handshake's RTT, microseconds.
     pub least_us: u32,
     /// The longest of them, microseconds; 0 if the kernel does not pass the sample (before Linux 6.10).
     pub longest_us: u32,
-    /// There will be no more.
+    /// The connection has ended, so there will be no more.
     pub are_all: bool,
 }
 
@@ -114,8 +114,8 @@ pub const fn after_samples(
     })
 }
 
-/// How often the timer of an accepted connection's SYN-ACK fired, at least. When a SYN-ACK is lost, the peer also
-/// retransmits its SYN, which the listener answers with another copy.
+/// The least number of times that the SYN-ACK timer of an accepted connection fired. When a SYN-ACK is lost, the peer
+/// also retransmits its SYN, which the listener answers with another copy.
 #[inline(always)]
 #[must_use]
 pub const fn timer_expiries(retransmissions: u32) -> u32 {

@@ -76,7 +76,7 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let target = Target::socket(sk);
     let callbacks = common.callbacks();
     let is_new_to_storage = storage.find().is_none();
-    // It has been a connection of a policy, without storage, since it began.
+    // The socket has had a policy, without storage, since its connection began.
     let has_policy = is_new_to_storage && hook::are_ours(callbacks);
     if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy))
     {
@@ -108,7 +108,7 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     if state.arm != arm || state.generation != generation {
         let handshake = &mut state.handshake;
         if handshake.in_question != 0 {
-            // Its handshake does not count for the new policy.
+            // The handshake does not count for the new policy.
             let undecided = handshake.in_question.into();
             handshake.in_question = 0;
             Tally::of_socket(state).add(Counter::UNDECIDED, undecided);
