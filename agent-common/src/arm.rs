@@ -2,8 +2,8 @@
 //! kernel's own timers.
 //!
 //! An arm is a number that combines the policy's slot with one bit for treated or control. A hash of the addresses and
-//! ports draws the arm. Every callback of a connection knows these, so its request, the socket created from it, later
-//! callbacks and a walk all compute the same arm.
+//! ports draws the arm. They are known in every callback of a connection, so its request, the socket created from the
+//! request, later callbacks and a walk all compute the same arm.
 
 use crate::{Policy, address::Peer, policy_flags};
 

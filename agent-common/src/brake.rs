@@ -1,11 +1,11 @@
 //! Brakes on a short initial RTO that work without the daemon: a budget for retransmissions, and a fuse.
 //!
-//! The budget is the retry budget of RPC libraries: beyond a reserve for short outages, SYNs and SYN-ACKs may be
-//! retransmitted for a tenth of the established connections. (With a larger share, a server near its capacity stays
-//! overloaded after a short stall, measured by `rto-lab tune`.) When half of the reserve is spent, new connections get
-//! the kernel's timer, so that the other half is left for connections already under way. The fuse detects a timer that
-//! has become too short: it counts retransmissions judged spurious, and stays blown until the daemon sets another
-//! value.
+//! The budget works like the retry budget of RPC libraries: beyond a reserve for short outages, the number of
+//! retransmitted SYNs and SYN-ACKs is limited to a tenth of the established connections. (With a larger share, a server
+//! near its capacity stays overloaded after a short stall, measured by `rto-lab tune`.) When half of the reserve is
+//! spent, new connections get the kernel's timer, so that the other half is left for connections already under way. The
+//! fuse detects a timer that has become too short: it counts retransmissions judged spurious, and stays blown until the
+//! daemon sets another value.
 
 use crate::direction;
 
@@ -47,8 +47,8 @@ impl Brake {
     /// Spent in addition when the fuse blows, so that credits from other CPUs cannot reset it. Even a thousand CPUs
     /// that blow it at the same time do not overflow the number.
     pub const BLOWN: i32 = 1 << 20;
-    /// This many consecutive losses are an outage: until a connection is established, new ones get the kernel's timer.
-    /// With independent losses of 5 %, this happens once in 70 million connections.
+    /// The number of consecutive losses that means an outage: until a connection is established, new ones get the
+    /// kernel's timer. With independent losses of 5 %, this happens once in 70 million connections.
     pub const OUTAGE: u32 = 6;
     /// What a retransmission spends of the budget. A connection credits 1.
     pub const BUDGET_COST: i32 = 10;

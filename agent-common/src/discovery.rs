@@ -40,7 +40,7 @@ impl Prefix {
     }
 }
 
-/// Statistics of the connections to a prefix, of one in [`Discovered::ONE_IN`].
+/// Statistics of the sampled connections to a prefix: one in [`Discovered::ONE_IN`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discovered {

@@ -12,7 +12,7 @@ pub struct Event {
     pub remote: [u32; 4],
     /// Local port.
     pub local_port: u32,
-    /// Remote port as bpf_sock_ops has it: network byte order, in the upper half on little-endian.
+    /// Remote port in the layout of `bpf_sock_ops.remote_port`: network byte order, in the upper half on little-endian.
     pub remote_port: u32,
     /// AF_INET or AF_INET6.
     pub family: u32,
@@ -32,7 +32,7 @@ pub struct Event {
     pub direction: u32,
     /// Process that called connect(); 0: unknown.
     pub pid: u32,
-    /// Its name, padded with NUL.
+    /// The process's name, padded with NUL.
     pub comm: [u8; COMM_LEN],
     /// Keeps the size a multiple of 8.
     pub reserved: u32,

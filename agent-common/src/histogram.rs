@@ -15,7 +15,7 @@ pub const LAST: usize = 26;
 pub struct Histogram {
     /// Sum of all times, microseconds.
     pub sum_us: u64,
-    /// Times by [`bucket_of`].
+    /// Number of times in each bucket ([`bucket_of`]).
     pub buckets: [u64; BUCKETS],
 }
 
@@ -98,7 +98,7 @@ pub static SHORT: [u8; (SHORT_US >> PERIOD >> 2) as usize] = {
     buckets
 };
 
-/// The end of a bucket, microseconds: times below it are in this bucket or in a lower one; `None` for the last.
+/// The exclusive upper end of a bucket, microseconds; `None` for the last bucket.
 #[must_use]
 pub const fn bucket_end_us(bucket: usize) -> Option<u64> {
     if bucket + 1 >= BUCKETS {

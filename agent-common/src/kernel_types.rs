@@ -62,8 +62,8 @@ impl Offsets {
     }
 }
 
-/// What the sock_ops program reads from the running kernel's structs beyond its context: offsets in bytes, and BTF ids;
-/// 0 if the kernel has no such field or does not let the program read it.
+/// Fields that the sock_ops program reads from the running kernel's structs, because its context does not have them:
+/// offsets in bytes, and BTF ids; 0 if the kernel has no such field or does not let the program read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketTypes {
     /// `tcp_sock.is_mptcp`, bool.
@@ -80,7 +80,7 @@ pub struct SocketTypes {
     pub syn_retries: u32,
     /// `inet_connection_sock.icsk_accept_queue.rskq_defer_accept`, u8.
     pub defer_accept: u32,
-    /// `sock_common.skc_listener` of a request, pointer. 0 if a program cannot reach the request, which takes
+    /// `sock_common.skc_listener` of a request, pointer. 0 if a program cannot reach the request, which requires
     /// [`kfunc`]s.
     pub listener: u32,
     /// `bpf_sock_ops_kern.sk`, pointer.

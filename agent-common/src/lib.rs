@@ -27,24 +27,24 @@ use histogram::Histogram;
 /// Version of every struct and map below; part of the name of the pins' directory.
 pub const LAYOUT_VERSION: u32 = 14;
 
-/// Policies that may be in force at once.
+/// Maximum number of active policies.
 pub const MAX_POLICIES: u32 = 1024;
 
 /// Slots of the `POLICIES` array: room for two whole configurations, because the old and the new policies coexist while
 /// one replaces the other.
 pub const SLOTS: u32 = FIRST_SLOT + 2 * MAX_POLICIES;
 
-/// Slots whose counters and path RTTs are in `COUNTERS`: 134 kB a CPU. An array, unlike the hash, allocates all of its
-/// memory when it is created, so only a limited number of slots gets one.
+/// The first slots, whose counters and path RTTs are in `COUNTERS`: 134 kB per CPU. An array, unlike the hash,
+/// allocates all of its memory when it is created, so it covers only these slots.
 pub const FAST_SLOTS: u32 = 32;
 
-/// Slot 0 belongs to no policy: a zeroed map value can never name one.
+/// Slot 0 belongs to no policy, so that a zeroed map value never refers to one.
 pub const NO_POLICY: u32 = 0;
 
 /// The slot of connections that no entry covers, if they are counted: a policy without settings.
 pub const UNMATCHED: u32 = 1;
 
-/// The slot of the settings of control arms ([`arm`]): none.
+/// The slot with the settings of control arms ([`arm`]), which set nothing.
 pub const CONTROL: u32 = 2;
 
 /// The same for control arms in which ACK delays are counted ([`policy_flags::MEASURES_ACKS`]).
@@ -65,8 +65,8 @@ pub mod direction {
     pub const ALL: [u32; 3] = [ACTIVE, PASSIVE, UNKNOWN];
 }
 
-/// Key of the `STATISTICS` of an [`arm`] and a direction; 0 is no policy. Keys of [`direction::UNKNOWN`], which counts
-/// few connections, follow those of all other directions.
+/// Key of the `STATISTICS` of an [`arm`] and a direction; 0 is no policy. Keys of [`direction::UNKNOWN`] follow all
+/// other keys, so that `COUNTERS` does not cover them: they count few connections.
 #[inline(always)]
 #[must_use]
 pub const fn statistics_key(arm: u32, direction: u32) -> u32 {
@@ -180,10 +180,10 @@ pub const PROGRAM_SYN_ACK: &str = "rto_synack";
 /// Name of the sock_ops program that probes the kernel's features.
 pub const PROGRAM_PROBE: &str = "rto_probe";
 
-/// Names of the read-only globals that the loader writes: byte offsets in the running kernel's
-/// structs, from its BTF. The programs at LSM hooks and iterators read these structs.
+/// Names of the read-only globals that the loader writes: settings of the programs, and byte offsets in the running
+/// kernel's structs, from its BTF.
 pub mod globals {
-    /// u32: jiffies a second.
+    /// u32: jiffies per second.
     pub const HZ: &str = "HZ";
     /// u8: bits of [`super::statistics`].
     pub const STATISTICS_MODE: &str = "STATISTICS_MODE";
@@ -257,8 +257,8 @@ pub mod statistics {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntryValue {
-    /// The lower [`EntryValue::SLOT_BITS`] are an index into `POLICIES`; [`NO_POLICY`] is ignored. The others are the
-    /// entry's end, in units of 2^[`EntryValue::END_SHIFT`] ns of CLOCK_BOOTTIME; 0: none.
+    /// The lower [`EntryValue::SLOT_BITS`] are an index into `POLICIES`; [`NO_POLICY`] is ignored. The upper bits are
+    /// the entry's end, in units of 2^[`EntryValue::END_SHIFT`] ns of CLOCK_BOOTTIME; 0: none.
     pub policy_and_end: u32,
     /// Connections that matched this entry: one for each connect(), one for each connection request that the kernel
     /// answered and kept (under SYN cookies it keeps none). Exact up to [`EntryValue::HITS_EXACT`], then an estimate;
@@ -269,10 +269,10 @@ pub struct EntryValue {
 impl EntryValue {
     /// Bits of a policy's slot.
     pub const SLOT_BITS: u32 = 12;
-    /// The unit of an end: 68.7 s, so that it is written for the next 834 days after boot.
+    /// The unit of an end, 68.7 s, as a power of two of nanoseconds: ends up to 834 days after boot are in range.
     pub const END_SHIFT: u32 = 36;
 
-    /// An entry of a policy, with an [`EntryValue::end_at`]; 0: none.
+    /// An entry that points to this slot and expires at `end` ([`EntryValue::end_at`]; 0: never).
     #[must_use]
     pub const fn new(slot: u32, end: u32) -> Self {
         Self {
@@ -281,22 +281,22 @@ impl EntryValue {
         }
     }
 
-    /// Its policy's slot.
+    /// The slot of the entry's policy.
     #[inline(always)]
     #[must_use]
     pub const fn slot(self) -> u32 {
         self.policy_and_end & ((1 << Self::SLOT_BITS) - 1)
     }
 
-    /// The unit of time in which it ends; 0: it does not.
+    /// When the entry expires, in units of 2^[`EntryValue::END_SHIFT`] ns of CLOCK_BOOTTIME; 0: never.
     #[inline(always)]
     #[must_use]
     pub const fn end(self) -> u32 {
         self.policy_and_end >> Self::SLOT_BITS
     }
 
-    /// The end of an entry that is to be removed at this time, milliseconds of CLOCK_BOOTTIME: never before it, and 0
-    /// where it is out of range.
+    /// The end of an entry that expires at this time (milliseconds of CLOCK_BOOTTIME), rounded up to the next unit; 0
+    /// if it is out of range.
     #[must_use]
     pub fn end_at(boot_ms: u64) -> u32 {
         let end = (u128::from(boot_ms) * 1_000_000).div_ceil(1 << Self::END_SHIFT);
@@ -304,7 +304,7 @@ impl EntryValue {
         u32::try_from(end).ok().filter(is_in_range).unwrap_or(0)
     }
 
-    /// Whether it has ended at this time of CLOCK_BOOTTIME. Only for entries with an end.
+    /// Whether the entry has expired at this time of CLOCK_BOOTTIME, nanoseconds. Only for entries with an end.
     #[inline(always)]
     #[must_use]
     pub const fn is_over(self, boot_ns: u64) -> bool {
@@ -315,7 +315,7 @@ impl EntryValue {
     pub const HITS_MAX: u32 = u32::MAX - u16::MAX as u32;
     /// From this value, hits are counted by sampling.
     pub const HITS_EXACT: u32 = 1024;
-    /// A sampled hit counts as this many, and one in this many is sampled; a power of two.
+    /// One hit in this many is sampled, and counts as this many; a power of two.
     pub const HITS_SHARE: u32 = 16;
 }
 
@@ -338,8 +338,8 @@ pub struct Counters {
     pub undecided: u64,
     /// Connections established thanks to a needed retransmission.
     pub recovered: u64,
-    /// How much earlier connections were established than with the kernel's timers, microseconds. An outage has ended
-    /// at some moment between the last two copies of a SYN; this is the mean over all such moments
+    /// How much earlier connections were established than with the kernel's timers, microseconds. An outage ends at an
+    /// unknown moment between the last two copies of a SYN; this is the mean over all such moments
     /// ([`syn::Timeouts::saved_ms`]).
     pub time_saved_us: u64,
     /// How much later, microseconds.
@@ -361,13 +361,13 @@ pub struct Counters {
     pub segments_retransmitted: u64,
     /// How often `linear_retries` ended the linear mode of a thin stream.
     pub linear_ended: u64,
-    /// Sockets that were open before, to which a walk applied the policy's options.
+    /// Sockets that were already open when a walk applied the policy's options to them.
     pub open_sockets: u64,
     /// Connections that ended before both sides had finished: reset, timed out, or closed with unread data. Includes
     /// `expired`.
     pub aborted: u64,
     /// Connections established more than [`GOOD_US`] after their first SYN. All others are good attempts. (For accepted
-    /// connections the program does not see the first SYN-ACK: the last round trip of the handshake counts.)
+    /// connections the program does not see the first SYN-ACK: the last round trip of the handshake counts instead.)
     pub late: u64,
     /// Connections with a spurious retransmission in the handshake.
     pub spurious_connections: u64,
@@ -379,7 +379,7 @@ pub struct Counters {
     pub aborted_after_loss: u64,
     /// Connections that began with the kernel's timers because a [`brake`] held.
     pub braked: u64,
-    /// Keeps the size a multiple of 32, so that the counters of every connection share a cache line.
+    /// Keeps the size a multiple of 32, so that the counters that every connection updates share a cache line.
     pub reserved: [u64; 3],
 }
 
@@ -405,7 +405,7 @@ pub struct Statistics {
     pub lossy: Histogram,
 }
 
-/// The first fields of [`Statistics`]: the ones any connection may update.
+/// The first fields of [`Statistics`], which any connection may update.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FastStatistics {
@@ -460,7 +460,7 @@ impl Statistics {
     }
 
     fn words(&self) -> [u64; Self::WORDS] {
-        // SAFETY: repr(C) of u64 alone, so that both are the same bytes.
+        // SAFETY: repr(C) with only u64 fields, so both types have the same bytes.
         unsafe { core::mem::transmute(*self) }
     }
 

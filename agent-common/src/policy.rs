@@ -104,9 +104,9 @@ pub struct HostDefaults {
 
 /// Bits of [`Policy::flags`].
 pub mod policy_flags {
-    /// [`super::Policy`] decides TCP_THIN_LINEAR_TIMEOUTS.
+    /// The policy sets TCP_THIN_LINEAR_TIMEOUTS.
     pub const THIN_LINEAR_SET: u32 = 1 << 0;
-    /// The value that it sets.
+    /// The value to which the policy sets TCP_THIN_LINEAR_TIMEOUTS.
     pub const THIN_LINEAR: u32 = 1 << 1;
     /// The policy also applies to MPTCP sockets: their SYNs get its initial RTO and rto_max.
     pub const MPTCP: u32 = 1 << 2;

@@ -11,8 +11,8 @@ pub const THRESHOLD: u32 = 4;
 /// `TCP_TIMEOUT_MIN`: the minimum of TCP_BPF_RTO_MIN, jiffies (include/net/tcp.h, Linux 6.12).
 pub const LEAST_JIFFIES: u64 = 2;
 
-/// The rto_min of a connection, microseconds, rounded to whole jiffies as the kernel reports them: `base_us`, reduced
-/// by the RTT while fewer than [`THRESHOLD`] segments are outstanding.
+/// The rto_min of a connection, microseconds, rounded to whole jiffies as the kernel reports it: `base_us`, reduced by
+/// the RTT while fewer than [`THRESHOLD`] segments are outstanding.
 ///
 /// Never above `base_us`, and never below the kernel's minimum. If `hz` is 0 or there is no RTT yet (0): `base_us`.
 #[inline(always)]

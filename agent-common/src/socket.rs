@@ -37,9 +37,9 @@ pub struct Handshake {
     pub initial_rto_us: u32,
     /// The part of the socket's total_retrans that is already counted.
     pub retransmissions_counted: u32,
-    /// Retransmissions that are not judged yet, because that takes RTT samples.
+    /// Retransmissions that are not judged yet, because judging them requires RTT samples.
     pub in_question: u16,
-    /// How many of them can be spurious at most.
+    /// The maximum number of these that can be spurious.
     pub spurious_at_most: u16,
     /// RTT samples since the connection was established.
     pub samples: u32,
@@ -53,15 +53,15 @@ pub struct Handshake {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The value that the program set, and the value before.
+    /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min: Remembered,
-    /// As above.
+    /// TCP_BPF_DELACK_MAX, microseconds.
     pub delack_max: Remembered,
-    /// As above.
+    /// TCP_THIN_LINEAR_TIMEOUTS: 0 or 1.
     pub thin_linear: Remembered,
-    /// As above.
+    /// TCP_RTO_MAX_MS, milliseconds.
     pub rto_max: Remembered,
-    /// As above.
+    /// TCP_USER_TIMEOUT, milliseconds.
     pub user_timeout: Remembered,
     /// TCP_SYNCNT of the socket before its SYN schedule, or its namespace's `tcp_syn_retries`.
     pub syn_retries_before: u32,
@@ -85,7 +85,7 @@ pub struct Options {
     pub epoch: u32,
 }
 
-/// What the program observes about a connection.
+/// State of a connection for statistics and events.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
@@ -99,7 +99,7 @@ pub struct Watch {
     pub weight: u32,
     /// Process that called connect(); 0: unknown.
     pub pid: u32,
-    /// Its name, padded with NUL.
+    /// The process's name, padded with NUL.
     pub comm: [u8; COMM_LEN],
 }
 

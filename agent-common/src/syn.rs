@@ -15,7 +15,8 @@ pub const KERNEL_RTO_MS: u32 = 1000;
 /// The minimum of TCP_RTO_MAX_MS, milliseconds (`TCP_RTO_MAX_MIN_SEC`).
 const CAP_LEAST_MS: u64 = 1000;
 
-/// A copy that follows one of the kernel's slots by less than this may be early, milliseconds.
+/// A copy at most this much before the late end of a slot ([`Timeouts::cap_ms`]) counts as the copy for that slot,
+/// milliseconds.
 const BEHIND_MS: u64 = 20;
 
 /// More doublings of a jiffy than fit below 120 s.
@@ -125,8 +126,8 @@ impl Timeouts {
         (sum / (to - from)).cast_signed() - to.cast_signed()
     }
 
-    /// The first timeout that fires at or after a time since the first SYN: timers of seconds are late, by a little more
-    /// than is counted here, so that what is saved is rather more than shown.
+    /// The first timeout that fires at or after a time since the first SYN: timers of seconds are late, by a little
+    /// more than is counted here, so that the reported saving is rather too small than too large.
     #[inline(always)]
     const fn fires_at(&self, ms: u64) -> u64 {
         const UNCOUNTED_MS: u64 = 8;

@@ -33,7 +33,7 @@ fn fast_counters_are_a_part_of_all_counters() {
     assert_eq!((all.srtt, all.ack_excess), Default::default());
 }
 
-/// One connection without a loss, and one with a loss that took 1 s, of which its path RTT is 100 us.
+/// One connection without a loss, and one with a loss: its connect time is 1 s, its path RTT 100 us.
 #[test]
 fn connect_times_are_path_rtts_but_for_connections_with_losses() {
     use histogram::bucket_of;
@@ -50,7 +50,7 @@ fn connect_times_are_path_rtts_but_for_connections_with_losses() {
     expected.buckets[bucket_of(clean_us)] = 1;
     expected.buckets[bucket_of(connect_us)] = 1;
     assert_eq!(counted.connect_times(), expected);
-    // Its path RTT becomes known. Of another connection, the subtraction is seen before the addition.
+    // The path RTT becomes known. For another connection, the subtraction is read before the addition.
     counted.path_rtt.buckets[bucket_of(path_us)] += 1;
     counted.path_rtt.sum_us += path_us;
     for us in [path_us, path_us * 10] {
