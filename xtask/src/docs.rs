@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: checks the links of the documents, offline, and builds the book of docs/.
+//! `cargo xtask docs`: checks the language of all files and the links of the documents, and builds the book of docs/.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-use crate::{process::run as run_command, root, tools};
+use crate::{process::run as run_command, prose, root, tools};
 
 const MDBOOK: &str = "0.5.4";
 /// The sources of the book, and its table of contents.
@@ -20,6 +20,7 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 const OUTPUT: &str = "target/book";
 
 pub(crate) fn run() -> anyhow::Result<()> {
+    prose::check()?;
     let documents = Documents::read()?;
     let broken = documents.broken();
     ensure!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));

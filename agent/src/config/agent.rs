@@ -46,9 +46,10 @@ pub struct AgentConfig {
     /// Where the metrics are served.
     #[serde(deserialize_with = "parsed")]
     pub metrics: MetricsSetting,
-    /// Entries there is room for at once; where there are more, room is made.
+    /// Entries that the maps have room for before they are replaced by larger ones; `None`: see
+    /// [`crate::datapath::room_for`].
     #[serde(deserialize_with = "max_entries")]
-    pub max_entries: u32,
+    pub max_entries: Option<u32>,
     /// Whether the policies are put in force; false keeps hosts of this configuration detached.
     pub attach: bool,
     /// Whether open sockets get the options of a policy that begins to cover them.
@@ -77,7 +78,7 @@ impl Default for AgentConfig {
             group: "root".to_owned(),
             on_exit: OnExit::Detach,
             metrics: MetricsSetting::Off,
-            max_entries: 16384,
+            max_entries: None,
             attach: true,
             apply_to_open: false,
             statistics: true,
@@ -262,8 +263,8 @@ fn pin_dir<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Err
     Ok(path)
 }
 
-fn max_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
-    from_one(deserializer, "1", MAX_ENTRIES_LIMIT)
+fn max_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    from_one(deserializer, "1", MAX_ENTRIES_LIMIT).map(Some)
 }
 
 /// A whole number from 1, which the error calls `one`, to `most`.

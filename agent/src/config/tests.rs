@@ -38,7 +38,7 @@ syn_retries = "auto"
 fn a_good_file() {
     let config = load(&[("config.toml", GOOD)]).unwrap();
     assert_eq!(config.agent.on_exit, OnExit::Keep);
-    assert_eq!(config.agent.max_entries, 100);
+    assert_eq!(config.agent.max_entries, Some(100));
     let policy = &config.set.policies[&"same-zone".parse().unwrap()];
     assert_eq!(
         policy.settings.fixed_initial_rto(),

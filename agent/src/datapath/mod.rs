@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::RttSampling,
+    kernel::version,
     policy::{
-        Cidr, PolicyName,
+        Cidr, MAX_ENTRIES_LIMIT, PolicyName,
         differences::{Differences, Disorder, Run},
         plan::{MapState, Plan},
     },
@@ -438,9 +439,15 @@ pub struct Removed {
     pub left: Vec<PathBuf>,
 }
 
-/// The capacity for a number of entries if `asked` is configured.
+/// The capacity for a number of entries if `asked` is configured. By default it is the limit where the memory of a trie is
+/// charged as it is filled (Linux 5.11); before, the kernel charges it at the creation.
 #[must_use]
-pub fn room_for(entries: usize, asked: u32) -> u32 {
+pub fn room_for(entries: usize, asked: Option<u32>) -> u32 {
+    let is_charged_by_content = || version::running().is_ok_and(|kernel| kernel.at_least((5, 11)));
+    let asked = asked.unwrap_or_else(|| match is_charged_by_content() {
+        true => MAX_ENTRIES_LIMIT,
+        false => 16384,
+    });
     match u32::try_from(entries) {
         Ok(entries) if entries <= asked => asked,
         Ok(entries) => entries.checked_next_power_of_two().unwrap_or(u32::MAX),

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     config::{AgentConfig, Config, FilesReader, OnExit, atomic_file::AtomicFile},
-    datapath::{BpfKernel, Found, NewConnections, Options, StatisticsOptions},
+    datapath::{BpfKernel, Found, NewConnections, Options, StatisticsOptions, room_for},
     kernel::{
         clock::boottime_ms,
         facts::host_facts,
@@ -132,7 +132,7 @@ impl Engine {
         let options = Options {
             cgroup: config.cgroup.clone(),
             pin_dir: agent.pin_dir.clone(),
-            max_entries: agent.max_entries,
+            max_entries: room_for(0, agent.max_entries),
             statistics: statistics_options(agent, config.tells_process),
             without_clone: without_clone(&config.features),
             hz: config.host.hz,

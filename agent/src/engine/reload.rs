@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     config::{AgentConfig, Config, Files, ReadError},
+    datapath::room_for,
     kernel::clock::boottime_ms,
     policy::{Policy, PolicyName, PolicySet, plan::ChangeSummary},
     printable::counted,
@@ -207,7 +208,8 @@ impl Engine {
         let mut notes = files.config.warnings.clone();
         let warnings = restart_notes(&self.config.config.agent, agent);
         notes.extend(warnings.iter().cloned());
-        if agent.max_entries < self.reconciler.resolved().config().agent.max_entries {
+        let room = |agent: &AgentConfig| room_for(0, agent.max_entries);
+        if room(agent) < room(&self.reconciler.resolved().config().agent) {
             notes.push(
                 "[agent] max_entries is smaller: it takes effect with the next start".to_owned(),
             );

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     config::{Config, OnExit},
-    datapath::{Attachment, DatapathError, Found, KernelReader},
+    datapath::{Attachment, DatapathError, Found, KernelReader, room_for},
     kernel::{cgroup, clock::boottime_ms, features::Feature},
     policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
     wire::{
@@ -144,7 +144,7 @@ impl Snapshot {
                     ok: true,
                     ..ReloadView::default()
                 },
-                max_entries: agent.max_entries,
+                max_entries: room_for(0, agent.max_entries),
                 ..Health::default()
             }),
             walk: WalkProgress::default(),

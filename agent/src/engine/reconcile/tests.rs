@@ -446,7 +446,7 @@ fn reattachment_is_reported() {
 
 #[test]
 fn more_than_the_maps_hold_are_made_anew_and_that_is_asked_once() {
-    let mut bed = bed(NEAR);
+    let mut bed = bed(&format!("[agent]\nmax_entries = 16\n{NEAR}"));
     assert!(!bed.reconciler.take_renewed());
     let most = bed.reconciler.options.max_entries;
     let text = |entries: u32| {
@@ -455,7 +455,9 @@ fn more_than_the_maps_hold_are_made_anew_and_that_is_asked_once() {
             format!("\"{address}/24\"")
         });
         let cidrs = cidrs.collect::<Vec<_>>().join(",");
-        format!("[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [{cidrs}]\n")
+        format!(
+            "[agent]\nmax_entries = 16\n[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [{cidrs}]\n"
+        )
     };
     let next = desired(&text(most + 1));
     bed.reconciler.reconcile(next, &Persist::Later).unwrap();
