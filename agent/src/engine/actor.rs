@@ -40,30 +40,30 @@ use crate::{
     },
 };
 
-/// How often the attachment, the host's sysctls and a part of the maps are looked at.
+/// Interval between checks of the attachment, the host's sysctls and a part of the maps.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the engine waits after a stop for its probe and its walk together. This is shorter than the daemon waits for
-/// the engine, so that it can still detach.
+/// Time the probe and the walk together get to finish after a stop. Shorter than the daemon's own
+/// limit for the engine, so that the engine can still detach.
 const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
 
-/// The engine: see the module.
+/// The single writer to the kernel.
 pub struct Engine {
     pub(super) config: EngineConfig,
     pub(super) reconciler: Reconciler,
-    /// When entries past their time are looked at again; absent unless the kernel would not have them out.
+    /// When expired entries are looked for again, if the kernel refused to remove them.
     expiry_after: Option<Instant>,
     pub(super) files: FilesReader,
     pub(super) last_good: LastGood,
-    /// Fingerprint of the files last read, good or bad; absent when they could not be read.
+    /// Fingerprint of the files last read, good or bad; `None` if they could not be read.
     pub(super) fingerprint: Option<u64>,
     pub(super) last_reload: ReloadView,
     pub(super) warnings: Vec<String>,
     pub(super) detached_by: Option<Caller>,
     pub(super) detach_mark: DetachMark,
-    /// Why values could not be computed for the host as it is now.
+    /// Why the policies could not be computed for the host's current settings.
     host_problem: Problem,
-    /// Which runtime entries are left out, and why.
+    /// Runtime entries that are left out, with the reasons.
     left_out: Problem,
     messages: mpsc::Receiver<Message>,
     pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
@@ -82,11 +82,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Brings the kernel in line with the configuration and attaches; says so to `channels`' other ends.
+    /// Brings the kernel in line with the configuration, attaches, and publishes the first
+    /// snapshot.
     ///
     /// # Errors
     ///
-    /// If the program cannot be put in force; what an earlier run left in force stays.
+    /// If the program cannot be attached. Whatever an earlier run left in force stays in force.
     pub fn start(
         config: EngineConfig,
         last_good: LastGood,
@@ -100,7 +101,7 @@ impl Engine {
         )
     }
 
-    /// The same on another kernel.
+    /// As [`Self::start`], with another way to open the kernel.
     pub(super) fn start_with(
         open: Open,
         config: EngineConfig,
@@ -186,7 +187,7 @@ impl Engine {
             deciding,
             config,
         };
-        // All of it was read, and written where it differed.
+        // The start has read all maps, and has written each difference.
         engine.comparing.all_compared(now_s(), Duration::ZERO);
         if engine.reconciler.found() == Found::Adopted
             || engine.reconciler.found() == Found::MapsKept
@@ -295,7 +296,7 @@ impl Engine {
                 self.probing.record(verdict, &format!("doctor, {by}"));
                 self.answer(reply, Ok(()));
             }
-            // Who asked has gone; the comparison takes long.
+            // The client has disconnected, and the comparison takes long.
             Message::Verify(reply) if reply.is_closed() => {}
             Message::Verify(reply) => {
                 let answer = self.verify();
@@ -328,7 +329,7 @@ impl Engine {
         }
     }
 
-    /// Answers after the result is published.
+    /// Publishes the result, then answers.
     fn answer<T>(&mut self, reply: Reply<T>, answer: Result<T, EngineError>) {
         self.publish();
         // A client that disconnected before its answer is not an error.
@@ -337,7 +338,7 @@ impl Engine {
 
     /// Logs a change that has no client.
     pub(super) fn log<T>(&mut self, changed: Result<T, EngineError>) {
-        // What was refused of the files is in the log already.
+        // `not_reloaded()` has logged why the files were rejected.
         if let Err(e) = changed
             && !matches!(e, EngineError::NotReloaded(_))
         {
@@ -434,8 +435,8 @@ impl Engine {
         self.events.subscribe(self.reconciler.kernel(), host)
     }
 
-    /// Removes expired entries, from the kernel first: the file has their times, so that they stay expired even if it cannot
-    /// be written.
+    /// Removes expired entries, from the kernel first. The file holds their expiry times, so they
+    /// stay expired even if it cannot be written.
     fn expire(&mut self) {
         if self
             .expiry_after
@@ -479,7 +480,7 @@ impl Engine {
     }
 
     fn take_host(&mut self, host: crate::policy::HostFacts) {
-        // Also where the policies cannot follow.
+        // Set even if the policies cannot be computed for the new settings.
         self.reconciler.set_host_defaults(host);
         let next = self.reconciler.desired().with_host(host);
         let changed = self.reconcile(next, &Persist::Later, &Source::Host.into());
@@ -556,7 +557,7 @@ fn log_start(reconciler: &Reconciler, detached_by: Option<Caller>) {
     );
 }
 
-/// As `status` has it.
+/// The name that `status` shows.
 const fn found(found: Found) -> &'static str {
     match found {
         Found::Nothing => "nothing",
@@ -576,7 +577,7 @@ fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
     }
 }
 
-/// Reading the kernel's types once more, only to be refused once more, would take a third of the start.
+/// Reading the kernel's types again, only to fail again, would take a third of the start.
 fn without_clone(features: &[Feature]) -> Option<String> {
     let feature = features.iter().find(|f| f.name == "bpf-lsm-cgroup")?;
     let refused = matches!(feature.presence, Presence::Absent | Presence::Refused);

@@ -1,5 +1,5 @@
-//! What the daemon decides about policies beside their settings: decided once a second, and put in force as every
-//! other change is.
+//! The daemon's decisions about policies beyond their settings: made once a second, and applied
+//! like every other change.
 
 use std::{
     cell::RefCell,
@@ -34,12 +34,12 @@ use crate::{
     },
 };
 
-/// How long automatic values stay in force without the daemon.
+/// How long automatic values stay in force if the daemon does not renew them.
 const LEASE: Duration = Duration::from_secs(3600);
-/// How often that is renewed.
+/// Interval between renewals of the lease.
 const RENEWAL: Duration = Duration::from_secs(60);
 
-/// What is learnt, as everybody may see it.
+/// What the tuner has learnt, for any reader.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tuned(Arc<RwLock<Arc<TuneAnswer>>>);
 
@@ -61,7 +61,7 @@ impl Tuned {
     }
 }
 
-/// What was counted, read once for all that decide in a tick.
+/// Statistics, read once a tick and shared by the tuner and the experiments.
 pub(super) struct Readings {
     reader: Arc<dyn KernelReader>,
     read: BTreeMap<PolicyName, Option<ArmStatistics>>,
@@ -79,7 +79,7 @@ impl Readings {
         self.reader.as_ref()
     }
 
-    /// Of a policy; `None` if it has no slot (yet). Of one that several ask for.
+    /// Statistics of a policy that several callers read; `None` if it has no slot (yet).
     pub(super) fn shared(
         &mut self,
         policy: &PolicyName,
@@ -91,7 +91,7 @@ impl Readings {
         Ok(self.read.get(policy).and_then(Option::as_ref))
     }
 
-    /// Of a policy that only the tuner asks for; what it shares with an experiment is read already.
+    /// Statistics of a policy for the tuner alone. Reuses what an experiment has read.
     pub(super) fn due(
         &mut self,
         policy: &PolicyName,
@@ -108,26 +108,26 @@ impl Readings {
     }
 }
 
-/// What decides, and what it needs.
+/// The controllers (tuner and experiments) and their state.
 pub(super) struct Deciding {
     pub(super) tuning: Tuning,
     pub(super) tuned: Tuned,
     pub(super) experiments: RunningExperiments,
     store: TuningStore,
-    /// The last tick. When the next one is due depends on what there is to look at by then.
+    /// Time of the last tick. The tuner's pace at that moment decides when the next one is due.
     ticked: Option<Instant>,
-    /// The lease was renewed.
+    /// Time of the last renewal of the lease.
     renewed: Option<Instant>,
     /// Why decisions are not in force, or counters cannot be read.
     problem: Problem,
-    /// Which decisions do not go with the settings.
+    /// Decisions that the policies' settings do not allow.
     misfits: RefCell<Problem>,
-    /// Nothing is counted.
+    /// Statistics are off.
     is_blind: bool,
 }
 
 impl Deciding {
-    /// Resumes with the learnt state of an earlier run, and decides.
+    /// Restores the learnt state of an earlier run, and makes the first decisions.
     pub(super) fn start(
         agent: &AgentConfig,
         experiments: RunningExperiments,
@@ -163,7 +163,7 @@ impl Deciding {
         (deciding, desired)
     }
 
-    /// An experiment has ended with harm of a policy's timers.
+    /// An experiment has ended because a policy's timers do harm.
     pub(super) fn harm_proven(&mut self, policy: &PolicyName) -> Vec<Told> {
         let now = self.store.now();
         self.tuning.harm_proven(now.tuner_ms, policy)
@@ -176,13 +176,13 @@ impl Deciding {
         self.tuning.pace().filter(|_| !self.is_blind)
     }
 
-    /// What was decided could not be put in force: ticks try again until it is.
+    /// Decisions could not be applied: each tick tries again until they are.
     pub(super) fn not_in_force(&mut self, why: &EngineError) {
         let problem = format!("what was decided is not in force: {why}");
         self.problem.becomes(Some(problem), |text| error!("{text}"));
     }
 
-    /// What is not as decided, or not stored.
+    /// Decisions that are not applied, or not stored.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
         let misfits = self.misfits.borrow().text().cloned();
         let problem = self.problem.text().cloned();
@@ -200,7 +200,8 @@ impl Deciding {
         Some(self.ticked.map_or_else(Instant::now, |at| at + interval))
     }
 
-    /// Decisions about the policies of a desired state, from all that decide. A later one overrides an earlier one.
+    /// The decisions of all controllers about the policies of a desired state. A later controller
+    /// overrides an earlier one.
     fn adjustments(&self, next: &Desired) -> Adjustments {
         let mut all = Adjustments::new();
         if !self.is_blind {
@@ -218,8 +219,8 @@ impl Deciding {
         }
     }
 
-    /// The decisions about the policies of a desired state, if they differ. A decision that the settings do not allow is
-    /// left out: no decision blocks a requested change.
+    /// The decisions about the policies of a desired state, if they differ from its own. Leaves out
+    /// decisions that the settings do not allow: no decision blocks a requested change.
     fn other_adjustments(&self, next: &Desired) -> Option<Adjustments> {
         let mut adjustments = self.adjustments(next);
         if *next.adjustments == adjustments {
@@ -255,7 +256,8 @@ impl Deciding {
         (*next.adjustments != adjustments).then_some(adjustments)
     }
 
-    /// Has everybody see what these policies are now: a thousand others take as long as all decisions.
+    /// Publishes the state of these policies only: with a thousand policies, publishing all would
+    /// take as long as deciding.
     fn show_some(&self, policies: &BTreeSet<PolicyName>) {
         let now = self.store.now();
         self.tuned.change(|answer| {
@@ -266,7 +268,7 @@ impl Deciding {
         });
     }
 
-    /// Has everybody see what it is now.
+    /// Publishes the state of all policies.
     fn show(&self) {
         let now = self.store.now();
         self.tuned.set(TuneAnswer {
@@ -278,7 +280,8 @@ impl Deciding {
 }
 
 impl Engine {
-    /// How long until the next tick; `None` while no policy needs one: an idle daemon does not wake for it.
+    /// Time until the next tick; `None` while no policy needs one, so that an idle daemon does not
+    /// wake.
     pub(super) fn until_tick(&self) -> Option<Duration> {
         let due = self.deciding.tick_due().filter(|_| self.needs_ticks())?;
         Some(due.saturating_duration_since(Instant::now()))
@@ -288,7 +291,7 @@ impl Engine {
         self.detached_by.is_none() && self.restoring.is_none() && self.deciding.pace().is_some()
     }
 
-    /// If a tick is due, takes in the counters and puts the resulting decisions in force.
+    /// If a tick is due, reads the counters and applies the resulting decisions.
     pub(super) fn tick_if_due(&mut self) {
         let due = self.deciding.tick_due().filter(|_| self.needs_ticks());
         let now = Instant::now();
@@ -317,7 +320,7 @@ impl Engine {
                     told.extend(tuning.step(now.tuner_ms, &name, &statistics, brakes));
                     changed.insert(name);
                 }
-                // It has no slot (yet), or it is not its turn.
+                // The policy has no slot (yet), or is not due in this tick.
                 Ok(None) => {}
                 Err(e) => {
                     let text = format!("policy {name}: nothing is learnt of it: {e}");
@@ -336,13 +339,13 @@ impl Engine {
         }
     }
 
-    /// Puts decisions in force, reports and stores them.
+    /// Applies, reports and stores decisions.
     ///
     /// # Errors
     ///
-    /// If it could not be put in force; that is tried again by the next tick.
+    /// If they could not be applied. The next tick tries again.
     pub(super) fn decided(&mut self, told: &[Told]) -> Result<(), EngineError> {
-        // First: a daemon that is killed now comes back with no less than was decided.
+        // Persist first, so that a crash cannot lose a decision.
         self.tell_decisions(told);
         let renewed = self.renew_lease();
         let adjusted = self.adjust(&Source::Tuner.into());
@@ -352,7 +355,7 @@ impl Engine {
         adjusted.map(drop)
     }
 
-    /// What is counted now, to be read; `None` while detached.
+    /// A reader of the current counters; `None` while detached.
     pub(super) fn readings(&self) -> Option<Readings> {
         let reader = self.snapshots.borrow().reader.clone();
         reader.map(Readings::new)
@@ -372,8 +375,8 @@ impl Engine {
         store.save_if_due(tuning);
     }
 
-    /// Renews the lease of automatic values once a minute; also right before the first one comes into force. Tells
-    /// whether the kernel was written.
+    /// Renews the lease of automatic values once a minute, and right before the first one is
+    /// applied. Returns whether the kernel was written.
     pub(super) fn renew_lease(&mut self) -> bool {
         let is_due = |renewed: Instant| renewed.elapsed() >= RENEWAL;
         if !self.deciding.tuning.is_leased() || !self.deciding.renewed.is_none_or(is_due) {
@@ -392,7 +395,7 @@ impl Engine {
         }
     }
 
-    /// Makes a change, with the current decisions about its policies.
+    /// Makes a change, together with the current decisions about its policies.
     ///
     /// # Errors
     ///
@@ -407,7 +410,7 @@ impl Engine {
         self.reconcile_decided(next, persist, cause)
     }
 
-    /// After a change: what is tuned is what the policies in force say.
+    /// After a change: the tuner follows the policies that are now in force.
     pub(super) fn follow_policies(&mut self) {
         let desired = self.reconciler.desired();
         self.deciding.experiments.follow(&desired.policies());
@@ -420,7 +423,7 @@ impl Engine {
         self.deciding.show();
     }
 
-    /// The maps are new: nothing is leased, and counters begin again.
+    /// The maps were re-created: there is no lease, and the counters restart at 0.
     pub(super) fn maps_are_new(&mut self) {
         self.deciding.tuning.begin_again();
         self.deciding.experiments.counters_anew();
@@ -430,7 +433,7 @@ impl Engine {
         }
     }
 
-    /// Has the kernel hold what is decided now. Reconciles only where that is something else than before.
+    /// Applies the current decisions. Reconciles only if they have changed.
     ///
     /// # Errors
     ///
@@ -488,14 +491,14 @@ impl Engine {
         }
     }
 
-    /// Stores what is not stored yet, at the end.
+    /// Stores what is not stored yet. Called when the engine stops.
     pub(super) fn store_tuning(&mut self) {
         let Deciding { store, tuning, .. } = &mut self.deciding;
         store.save_last(tuning);
     }
 }
 
-/// One line a transition.
+/// Logs one line per transition.
 fn log(told: &Told, now: Moment) {
     let Told { policy, .. } = told;
     let view = told.view(now);
@@ -528,7 +531,7 @@ fn log(told: &Told, now: Moment) {
     }
 }
 
-/// So much later, nanoseconds of CLOCK_MONOTONIC.
+/// The time this much later, nanoseconds of CLOCK_MONOTONIC.
 fn monotonic_ns(later: Duration) -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.saturating_add(later).as_nanos()).unwrap_or(u64::MAX)

@@ -7,18 +7,18 @@ use tracing::info;
 use super::reconcile::Change;
 use crate::wire::types::Caller;
 
-/// Why something is done.
+/// Why a change is made.
 #[derive(Clone, Debug)]
 pub(super) struct Cause {
-    /// Where it comes from.
+    /// The trigger.
     source: Source,
-    /// What it is, if not just what its source always does.
+    /// What is done, if not what the source always does.
     what: Option<&'static str>,
-    /// Who asked, if anybody did.
+    /// The client that asked for it, if any.
     by: Option<Caller>,
 }
 
-/// Where a change comes from.
+/// The trigger of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// The daemon's start.
@@ -29,13 +29,13 @@ pub(super) enum Source {
     File,
     /// SIGHUP.
     Signal,
-    /// The end of an entry's time.
+    /// An entry expired.
     Ttl,
     /// The host's own TCP settings.
     Host,
     /// Another process changed the kernel's maps, or a change could not be rolled back.
     Repair,
-    /// What was counted.
+    /// The tuner or an experiment.
     Tuner,
 }
 
@@ -53,7 +53,7 @@ impl Source {
         }
     }
 
-    /// What it always does.
+    /// What this source always does.
     const fn action(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -77,7 +77,7 @@ impl From<Source> for Cause {
 }
 
 impl Cause {
-    /// A client asked for it by the socket.
+    /// A client asked for it on the socket.
     pub(super) const fn asked(by: Caller) -> Self {
         Self {
             source: Source::Socket,
@@ -86,7 +86,7 @@ impl Cause {
         }
     }
 
-    /// A client did something that leads to it.
+    /// A client's request led to it.
     pub(super) const fn done(what: &'static str, by: Caller) -> Self {
         Self {
             source: Source::Socket,
@@ -95,12 +95,12 @@ impl Cause {
         }
     }
 
-    /// Whether it is a decision of the daemon, which has already logged its reasons.
+    /// Whether it is a decision of the daemon, whose reasons are already in the log.
     pub(super) fn is_tuner(&self) -> bool {
         self.source == Source::Tuner
     }
 
-    /// Writes the line of a change that was made.
+    /// Logs a change.
     pub(super) fn audit(&self, change: &Change) {
         let summary = &change.summary;
         info!(
@@ -117,7 +117,7 @@ impl Cause {
         );
     }
 
-    /// Writes the line of something else that was done.
+    /// Logs an action that is not a change of entries or policies.
     pub(super) fn audit_other(&self, action: &str) {
         info!(
             audit = true,

@@ -1,18 +1,18 @@
-//! The kernel; readers of snapshots learn of its changes.
+//! The kernel, with its changes announced to readers of snapshots.
 
 use std::{ops::Deref, sync::Arc};
 
 use super::{reconcile::Open, snapshot::Shared};
 use crate::datapath::{DatapathError, Kernel, Options, Removed};
 
-/// An open kernel. Anybody may read it; writes go through [`SharedKernel::change`].
+/// An open kernel. Reads are free; writes go through [`SharedKernel::change`].
 pub(super) struct SharedKernel {
     kernel: Box<dyn Kernel>,
     shared: Arc<Shared>,
 }
 
 impl SharedKernel {
-    /// Opens it, which may write already.
+    /// Opens the kernel. Opening may already write.
     pub(super) fn open(
         open: &Open,
         options: Options,
@@ -23,7 +23,7 @@ impl SharedKernel {
         Ok(Self { kernel, shared })
     }
 
-    /// For a change of it, which begins with this and ends with the next snapshot.
+    /// Begins a change, which ends with the next snapshot.
     pub(super) fn change(&mut self) -> &mut dyn Kernel {
         self.shared.begin();
         self.kernel.as_mut()

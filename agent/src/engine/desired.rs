@@ -1,4 +1,4 @@
-//! What should be in force: functions from one desired state to the next, and to what the maps hold for it. Pure.
+//! The desired state: functions from one state to the next, and to the content of the maps. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,10 +26,10 @@ use crate::{
     progress::stepping,
 };
 
-/// The files, and what they were checked for.
+/// The files, and the host they were checked for.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
-    /// What they say.
+    /// Their content.
     pub config: Config,
     /// [`crate::config::Files::fingerprint`] of these files.
     pub fingerprint: u64,
@@ -37,21 +37,21 @@ pub struct LoadedConfig {
     pub host: HostFacts,
 }
 
-/// What should be in force, by where it comes from. Cheap to clone: a change is tried on a copy.
+/// The desired state, by source. Cheap to clone: a change is tried on a copy.
 #[derive(Clone, Debug)]
 pub struct Desired {
     /// The last good configuration.
     pub files: Arc<LoadedConfig>,
-    /// What was added and removed at run time.
+    /// Entries added and removed at run time.
     pub runtime: RuntimeEntries,
     /// The host that values are computed for.
     pub host: HostFacts,
-    /// What was decided about policies beside their settings.
+    /// The daemon's decisions about policies beyond their settings.
     pub adjustments: Arc<Adjustments>,
 }
 
 impl Desired {
-    /// The files with the runtime entries over them.
+    /// The files, overlaid with the runtime entries.
     #[must_use]
     pub fn new(files: Arc<LoadedConfig>, runtime: RuntimeEntries, host: HostFacts) -> Self {
         let mut runtime = runtime;
@@ -64,7 +64,7 @@ impl Desired {
         }
     }
 
-    /// Other files. Policies that they no longer have are kept for a while, without entries.
+    /// Replaces the files. A policy that the new files lack is kept for a while, without entries.
     #[must_use]
     pub fn with_files(&self, files: Arc<LoadedConfig>, now_ms: u64) -> Self {
         let mut runtime = self.runtime.clone();
@@ -75,16 +75,15 @@ impl Desired {
         }
     }
 
-    /// Settings of all policies, as they come to be in force.
+    /// Settings of all policies. The files override runtime policies.
     #[must_use]
     pub fn policies(&self) -> BTreeMap<&PolicyName, &Settings> {
         let of_files = self.files.config.set.policies.iter();
         let of_files = of_files.map(|(name, policy)| (name, &policy.settings));
-        // The files come last: they override runtime policies.
         self.runtime.policies.iter().chain(of_files).collect()
     }
 
-    /// With other decisions about policies.
+    /// Replaces the decisions about policies.
     #[must_use]
     pub fn with_adjustments(&self, adjustments: Adjustments) -> Self {
         Self {
@@ -93,7 +92,7 @@ impl Desired {
         }
     }
 
-    /// A host whose own settings have changed.
+    /// Replaces the host's settings.
     #[must_use]
     pub fn with_host(&self, host: HostFacts) -> Self {
         Self {
@@ -102,7 +101,7 @@ impl Desired {
         }
     }
 
-    /// Runtime entries of one policy more.
+    /// Adds runtime entries of one policy.
     #[must_use]
     pub fn with_entries(&self, cidrs: &[Cidr], entry: &RuntimeEntry, settings: &Settings) -> Self {
         let mut next = self.clone();
@@ -110,8 +109,8 @@ impl Desired {
         next
     }
 
-    /// Without some entries, and what became of each: a runtime entry goes, one of the files is masked, or there is
-    /// neither.
+    /// Removes entries, and says what happened to each: a runtime entry is removed, an entry of the
+    /// files is masked, or there is neither (`None`).
     #[must_use]
     pub fn without_entries(&self, cidrs: &[Cidr]) -> (Self, Vec<Option<Removal>>) {
         let mut next = self.clone();
@@ -122,7 +121,7 @@ impl Desired {
         (next, removals)
     }
 
-    /// With entries of the files that were masked, and the first that was not.
+    /// Unmasks entries of the files, and returns the first CIDR that was not masked.
     #[must_use]
     pub fn with_unmasked(&self, cidrs: &[Cidr]) -> (Self, Option<Cidr>) {
         let mut next = self.clone();
@@ -131,7 +130,7 @@ impl Desired {
         (next, not_masked)
     }
 
-    /// Without expired entries; `None` if no entry has expired.
+    /// Removes expired entries; `None` if no entry has expired.
     #[must_use]
     pub fn expired(&self, now_ms: u64) -> Option<Self> {
         if self.runtime.next_expiry_ms().is_none_or(|end| end > now_ms) {
@@ -142,15 +141,17 @@ impl Desired {
         Some(next)
     }
 
-    /// What the kernel is to hold for it. A policy that was compiled when the files were read is not compiled again.
+    /// Computes what the kernel should hold. Policies that were compiled when the files were read
+    /// are not compiled again.
     ///
-    /// The files come first. A runtime entry is checked like one of a file; it is left out, for as long as that lasts,
-    /// where its policy or its prefix fails a check or there is no room: policies are taken in the order of their names
-    /// (those without an entry last) and entries in the order of their addresses.
+    /// The files take precedence. A runtime entry is checked like an entry of the files. It is left
+    /// out while its policy or its prefix fails a check, or while there is no room: policies are
+    /// taken in the order of their names (policies without entries last), entries in the order of
+    /// their addresses.
     ///
     /// # Errors
     ///
-    /// If this host cannot have a policy of the files.
+    /// If this host does not support a policy of the files.
     pub fn resolve(self) -> Result<Resolved, EngineError> {
         let files = &self.files.config;
         let mut set = files.set.clone();
@@ -274,23 +275,23 @@ impl Desired {
     }
 }
 
-/// A desired state, and what it comes to on its host.
+/// A desired state, resolved for its host.
 #[derive(Debug)]
 pub struct Resolved {
-    /// What it was resolved from.
+    /// The state it was resolved from.
     pub desired: Desired,
-    /// Policies and entries, from wherever they are.
+    /// Policies and entries, from all sources.
     pub set: PolicySet,
-    /// The policies as the kernel takes them.
+    /// The policies as the kernel holds them.
     pub policies: BTreeMap<PolicyName, Arc<Compiled>>,
-    /// Runtime entries that are not in `set`, and why.
+    /// Runtime entries that are not in `set`, with the reasons.
     pub left_out: BTreeMap<Cidr, Arc<str>>,
-    /// What the maps hold for it.
+    /// What the maps should hold.
     pub maps: MapState,
 }
 
 impl Resolved {
-    /// What each setting of a policy becomes.
+    /// The effective value of each setting of a policy.
     #[must_use]
     pub fn effects(&self, policy: &PolicyName) -> &[EffectiveSetting] {
         self.policies.get(policy).map_or(&[], |p| &p.effects)
@@ -302,7 +303,7 @@ impl Resolved {
         &self.desired.files.config
     }
 
-    /// Why a change would leave out a runtime entry that it adds, or that is in force before it.
+    /// Why a change would leave out a runtime entry that it adds, or that was in force before.
     pub(super) fn leaves_out(&self, before: &Self) -> Option<String> {
         let (now, former) = (&self.desired.runtime, &before.desired.runtime);
         let is_new =
@@ -328,7 +329,7 @@ impl Resolved {
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
-    /// Entries to make room for at least.
+    /// The number of entries to make room for.
     pub(super) fn room(&self) -> u32 {
         crate::datapath::room_for(self.set.entries.len(), self.config().agent.max_entries)
     }
@@ -341,7 +342,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{policy::compile::tests::HOST, wire::types::Caller};
 
-    /// Files of this text.
+    /// Files with this text.
     pub(in crate::engine) fn files(text: &str) -> Arc<LoadedConfig> {
         let config = Config::from_text(Path::new("/config.toml"), text.to_owned(), &HOST);
         Arc::new(LoadedConfig {
@@ -384,7 +385,7 @@ pub(super) mod tests {
         let resolved = desired.clone().resolve().unwrap();
         let of_files = &desired.files.config.compiled[&near];
         assert!(Arc::ptr_eq(&resolved.policies[&near], of_files));
-        // On another host it is.
+        // For a host with another HZ they are compiled again.
         let host = HostFacts { hz: 1000, ..HOST };
         let resolved = desired.with_host(host).resolve().unwrap();
         assert!(!Arc::ptr_eq(&resolved.policies[&near], of_files));
@@ -423,7 +424,7 @@ pub(super) mod tests {
         let next = added.with_files(files(&NEAR.replace("100ms", "200ms")), 0);
         let near: PolicyName = "near".parse().unwrap();
         assert_eq!(next.runtime.policy(&near), Some(&settings(200)));
-        // The policy outlives its file with its last settings.
+        // The policy outlives its file, with its last settings.
         let alone = next.with_files(files(""), 0);
         let resolved = alone.resolve().unwrap();
         assert_eq!(resolved.set.policies[&near].settings, settings(200));
@@ -445,7 +446,7 @@ pub(super) mod tests {
         let next = next.resolve().unwrap();
         let why = next.leaves_out(&before.resolve().unwrap()).unwrap();
         assert!(why.contains("policy own: rto_max"), "{why}");
-        // Once it is there, it refuses no other change.
+        // An entry that is already left out blocks no other change.
         assert_eq!(next.leaves_out(&next), None);
     }
 
@@ -464,7 +465,7 @@ pub(super) mod tests {
             counts.with_entries(&[cidr("8.0.0.0/6")], &entry("near", None), &settings(300));
         let in_force = counts.clone().resolve().unwrap();
         assert!(in_force.left_out.is_empty() && in_force.left_out_text().is_none());
-        // Later files count nothing, and have a shorter timer for a prefix that is too wide for it.
+        // The later files have statistics off, and a timer that is too short for the wide prefix.
         let later = "[agent]\nstatistics = false\n[policy.near]\ninitial_rto = \"100ms\"\n";
         let later = counts.with_files(files(later), 0).resolve().unwrap();
         assert!(later.set.entries.is_empty());
@@ -475,7 +476,7 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(why), "{text}");
         }
-        // They return as soon as the files allow them.
+        // The entries return as soon as the files allow them.
         let back = later.desired.with_files(files(auto), 0).resolve().unwrap();
         assert_eq!((back.set.entries.len(), back.left_out.len()), (2, 0));
     }

@@ -15,21 +15,21 @@ use crate::{
     wire::types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest},
 };
 
-/// How long `detach --restore` may take: less than its client waits.
+/// Limit of `detach --restore`: shorter than its client waits.
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) const FILE: &str = "detached.json";
 const FORMAT: u32 = 1;
 
-/// Which user has detached the daemon of a configuration file, in `persistent_dir`.
+/// Remembers in `persistent_dir` which user has detached the daemon of a configuration file.
 pub struct DetachMark {
     document: Document,
-    /// Why the file is older than what is in force.
+    /// Why the file is older than the state in force.
     problem: Problem,
 }
 
 impl DetachMark {
-    /// In a `persistent_dir`.
+    /// The mark in this `persistent_dir`.
     #[must_use]
     pub fn new(dir: &Path, config_path: &Path) -> Self {
         let owner = config_path.to_string_lossy().into_owned();
@@ -39,7 +39,7 @@ impl DetachMark {
         }
     }
 
-    /// Which user has detached it, if any.
+    /// The user that has detached the daemon, if any.
     pub(super) fn load(&mut self) -> std::io::Result<Option<Caller>> {
         let (by, lost) = self.document.load::<Option<Caller>>()?;
         if let Some(why) = lost {
@@ -48,13 +48,13 @@ impl DetachMark {
         Ok(by.flatten())
     }
 
-    /// Stores which user has detached it, or that it is attached.
+    /// Stores which user has detached the daemon, or `None` for attached.
     ///
     /// # Errors
     ///
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn set(&mut self, by: Option<Caller>) -> std::io::Result<()> {
-        // What the configuration says, it says again at the next start.
+        // Not stored: the next start reads `attach` from the configuration again.
         let saved = self
             .document
             .write(&by.filter(|by| *by != Caller::CONFIGURATION));
@@ -65,7 +65,7 @@ impl DetachMark {
         saved
     }
 
-    /// Stores it again if that failed or the file was removed.
+    /// Stores the mark again if that failed or the file was removed.
     pub(super) fn retry(&mut self, by: Option<Caller>) {
         let is_gone =
             || by.is_some_and(|by| by != Caller::CONFIGURATION) && !self.document.path().exists();
@@ -74,7 +74,7 @@ impl DetachMark {
         }
     }
 
-    /// Why it is older than what is in force.
+    /// Why the file is older than the state in force.
     pub(super) fn problem(&self) -> Option<&String> {
         self.problem.text()
     }
@@ -117,7 +117,7 @@ impl Engine {
         self.walks.stop();
         self.keep_experiments();
         self.end_schedules(NewConnections::LeftAlone);
-        // Its thread loads a program over the very pins that go.
+        // The thread loads a program over the pins that are about to be removed.
         self.events.end();
         if let Err(e) = self.reconciler.unlink() {
             return Err(self.not_detached(e));
@@ -126,7 +126,8 @@ impl Engine {
         Ok(self.detach_answer(links))
     }
 
-    /// First, so that a crash cannot lose the decision. Without a place for it the detachment lasts until the daemon ends.
+    /// Persist first, so that a crash cannot lose the decision. If it cannot be stored, the
+    /// detachment lasts until the daemon ends.
     fn mark_detached(&mut self, by: Caller) {
         let _said = self.detach_mark.set(Some(by));
     }
@@ -150,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// How many links that took out of force.
+    /// Records the detachment, and returns the number of links it removed.
     fn detached(&mut self, by: Caller) -> usize {
         // Watchers wait for the next maps.
         self.events.end();
@@ -163,7 +164,7 @@ impl Engine {
         was_attached.into()
     }
 
-    /// Attaches or detaches as the files say that were just taken over: `attach` in `[agent]`.
+    /// Attaches or detaches as `attach` in `[agent]` of the new files says.
     pub(super) fn follow_attach(&mut self, cause: &Cause) -> Result<(), EngineError> {
         match (
             self.reconciler.resolved().config().agent.attach,
@@ -209,8 +210,8 @@ impl Engine {
         Ok(answer)
     }
 
-    /// Takes the programs out of force and begins to give sockets back what they had; the rest of
-    /// the detachment comes when that is done.
+    /// Detaches the programs and begins to restore sockets. `finish_restore()` completes the
+    /// detachment.
     fn begin_restore(&mut self, by: Caller) -> Result<(), EngineError> {
         self.check_can_walk()?;
         self.walks.stop();
@@ -233,7 +234,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Before the program goes, or may go.
+    /// Ends SYN schedules before the program is unloaded, or may be.
     pub(super) fn end_schedules(&self, new: NewConnections) {
         if self.reconciler.kernel().is_some() {
             let pin_dir = &self.reconciler.options().pin_dir;
@@ -241,7 +242,7 @@ impl Engine {
         }
     }
 
-    /// Ends a detachment once its walk has ended, or has taken too long.
+    /// Completes a detachment once its walk has ended, or has taken too long.
     pub(super) fn finish_restore(&mut self) {
         let over = |restoring: &Restoring| Instant::now() >= restoring.deadline;
         if self.walks.is_running() && !self.restoring.as_ref().is_some_and(over) {
@@ -273,8 +274,9 @@ impl Engine {
         drop(reply.send(answer.map_err(EngineError::from)));
     }
 
-    /// Hands what is in force to the service manager for the next start, where it keeps descriptors: it drops them, and
-    /// with them the link, once it knows that the daemon has ended. Whether that was done.
+    /// If the service manager keeps descriptors, hands it the pinned objects for the next start,
+    /// and unpins them. It drops them, and the link with them, when the daemon has ended and is not
+    /// restarted. Returns whether it has them.
     pub(super) fn hand_over(&self) -> bool {
         if !systemd::says_it_keeps() {
             return false;
@@ -304,7 +306,7 @@ impl Engine {
         }
     }
 
-    /// While sockets are being restored, other changes are refused.
+    /// Refuses other changes while sockets are being restored.
     pub(super) fn check_not_restoring(&self) -> Result<(), EngineError> {
         if self.restoring.is_some() {
             return Err(EngineError::Refused(

@@ -1,4 +1,4 @@
-//! `discover`: what was counted of peers that no entry covers.
+//! `discover`: statistics of peers that no entry covers.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -20,11 +20,11 @@ use crate::{
 };
 
 impl Snapshot {
-    /// What was counted of connections that no entry covers, by prefix.
+    /// Statistics of connections that no entry covers, by prefix.
     ///
     /// # Errors
     ///
-    /// [`EngineError::Refused`] if these are not counted; another if the kernel's map cannot be read.
+    /// [`EngineError::Refused`] if they are not counted; another error if the map cannot be read.
     pub fn discovered(&self) -> Result<DiscoverAnswer, EngineError> {
         let refused = |text: String| Err(EngineError::Refused(text));
         if !self.about.statistics {
@@ -75,7 +75,7 @@ impl Snapshot {
         Ok(answer)
     }
 
-    /// When the map was made; where that is not known, when the daemon was started.
+    /// When the map was created; if that is not known, when the daemon started.
     fn counting_since_ms(&self, now_ms: u64) -> u64 {
         let made = self.reader.as_ref().and_then(|r| r.discovered_since());
         let made = made.and_then(|made| made.duration_since(UNIX_EPOCH).ok());
@@ -86,7 +86,7 @@ impl Snapshot {
     }
 }
 
-/// `None` for a prefix that is not a peer's.
+/// `None` if the prefix is not one of a peer.
 fn cidr_of(prefix: &Prefix) -> Option<Cidr> {
     if prefix.family == AF_INET {
         let address = Ipv4Addr::from(prefix.address[0].to_ne_bytes());

@@ -17,19 +17,19 @@ use crate::{
 
 /// Longest file, bytes.
 pub const MAX_FILE: u64 = 1 << 28;
-/// Bytes that are written at once.
+/// Bytes per write.
 const PIECE: usize = 64 << 10;
 
-/// What is written.
+/// The document as it is written.
 #[derive(Serialize)]
 struct Versioned<'a, T> {
     format: u32,
-    /// What names this daemon among several.
+    /// Identifies this daemon among several.
     owner: &'a str,
     content: &'a T,
 }
 
-/// The part of it that every version has.
+/// The part that every format has.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
@@ -42,28 +42,28 @@ struct Body<T> {
     content: T,
 }
 
-/// Why there is a document and it is not used.
+/// Why an existing document is not used.
 #[derive(Debug)]
 pub(super) enum Unusable {
-    /// It is another daemon's.
+    /// It belongs to another daemon.
     Taken,
-    /// The reason, for people.
+    /// It cannot be parsed or has another format: the reason, in words.
     Damaged(String),
 }
 
-/// A document's place.
+/// A document's location and format.
 #[derive(Debug)]
 pub(super) struct Document {
     dir: PathBuf,
     name: &'static str,
     format: u32,
     owner: String,
-    /// It is another daemon's.
+    /// The file belongs to another daemon.
     is_taken: bool,
 }
 
 impl Document {
-    /// `name` in a directory, in this version of its form, of the daemon that `owner` names among several.
+    /// The document `name` in a directory, in this format, of the daemon that `owner` identifies.
     pub(super) fn new(dir: &Path, name: &'static str, format: u32, owner: String) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -78,12 +78,12 @@ impl Document {
         self.dir.join(self.name)
     }
 
-    /// What an earlier run has left, and a warning where that is lost: a file that cannot be understood is moved aside,
-    /// and that of another daemon left alone.
+    /// Reads what an earlier run left, with a warning if that is lost. Moves a file that cannot be
+    /// parsed aside, and does not touch a file of another daemon.
     ///
     /// # Errors
     ///
-    /// If there is a file and it cannot be read.
+    /// If the file exists but cannot be read.
     pub(super) fn load<T: DeserializeOwned>(&mut self) -> io::Result<(Option<T>, Option<String>)> {
         let path = self.path();
         if let Err(e) = AtomicFile::remove_stale(&path) {
@@ -109,15 +109,15 @@ impl Document {
         Ok((None, Some(format!("{reason}; {moved}"))))
     }
 
-    /// The same for who may not be the daemon of this directory: changes nothing.
+    /// As [`Self::load`], for callers that may not be this directory's daemon: changes nothing.
     ///
     /// # Errors
     ///
-    /// If there is a file and it cannot be read.
+    /// If the file exists but cannot be read.
     pub(super) fn peek<T: DeserializeOwned>(&self) -> io::Result<Result<Option<T>, Unusable>> {
         let text = match regular_file::read(&self.path(), MAX_FILE) {
             Ok(text) => text,
-            // Where there is no directory nothing was ever saved.
+            // Without a directory nothing was ever saved.
             Err(e)
                 if matches!(
                     e.kind(),
@@ -147,7 +147,7 @@ impl Document {
         })
     }
 
-    /// Why it is of no use, with its name.
+    /// Why the file is not used, with its path.
     pub(super) fn text_of(&self, unusable: &Unusable) -> String {
         match unusable {
             Unusable::Taken => self.named(&taken()).to_string(),
@@ -155,21 +155,21 @@ impl Document {
         }
     }
 
-    /// Writes it.
+    /// Writes the document.
     ///
     /// # Errors
     ///
-    /// If it cannot be written; the file is as before then.
+    /// If the file cannot be written. It is unchanged then.
     pub(super) fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
         let draft = self.stage(content)?;
         self.commit(draft)
     }
 
-    /// Writes it beside its place.
+    /// Writes a draft beside the file.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// If the draft cannot be written.
     pub(super) fn stage<T: Serialize>(&self, content: &T) -> io::Result<AtomicFile> {
         let stage = || {
             if self.is_taken {
@@ -190,16 +190,16 @@ impl Document {
         stage().map_err(|e| self.named(&e))
     }
 
-    /// Moves the staged document into place.
+    /// Moves a draft into place.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// If the draft cannot be moved.
     pub(super) fn commit(&self, draft: AtomicFile) -> io::Result<()> {
         draft.commit().map_err(|e| self.named(&e))
     }
 
-    /// Whether it is another daemon's, which is left alone.
+    /// Whether the file belongs to another daemon, and is not written.
     pub(super) const fn is_taken(&self) -> bool {
         self.is_taken
     }
@@ -210,22 +210,22 @@ impl Document {
     }
 }
 
-/// A document in `persistent_dir`, and in `state_dir` for this boot while it cannot be written there.
+/// A document in `persistent_dir`; while that cannot be written, in `state_dir`, until reboot.
 #[derive(Debug)]
 pub(super) struct LastingDocument {
     pub(super) lasting: Document,
     pub(super) of_boot: Document,
 }
 
-/// It could not be written in `persistent_dir`.
+/// The document could not be written to `persistent_dir`.
 pub(super) struct Unsaved {
     pub(super) error: io::Error,
-    /// Nor in `state_dir`; `None`: it is there.
+    /// Why it could not be written to `state_dir` either; `None`: it was.
     pub(super) of_boot: Option<io::Error>,
 }
 
 impl LastingDocument {
-    /// As [`Document::new`], of the daemon with these pins.
+    /// As [`Document::new`]; `pin_dir` identifies the daemon.
     pub(super) fn new(agent: &AgentConfig, name: &'static str, format: u32) -> Self {
         let owner = agent.pin_dir.to_string_lossy();
         let document = |dir| Document::new(dir, name, format, owner.clone().into_owned());
@@ -235,15 +235,15 @@ impl LastingDocument {
         }
     }
 
-    /// Writes it in `persistent_dir`, else in `state_dir`.
+    /// Writes the document to `persistent_dir`, or else to `state_dir`.
     ///
     /// # Errors
     ///
-    /// If it is not in `persistent_dir` then.
+    /// If it could not be written to `persistent_dir`, even if it is in `state_dir`.
     pub(super) fn write<T: Serialize>(&self, content: &T) -> Result<(), Unsaved> {
         match self.lasting.write(content) {
             Ok(()) => {
-                // What was written there instead is older now.
+                // The copy for this boot is now outdated.
                 let _gone = fs::remove_file(self.of_boot.path());
                 Ok(())
             }
@@ -259,7 +259,7 @@ fn taken() -> io::Error {
     io::Error::other("it is another daemon's: give this one a persistent_dir of its own")
 }
 
-/// Where a file that cannot be understood is moved to.
+/// The path that an unreadable file is moved to.
 pub fn aside(path: &Path) -> PathBuf {
     path.with_extension("json.unreadable")
 }
@@ -294,7 +294,7 @@ mod tests {
                 "{\"format\":1,\"owner\":\"a\",\"content\":[]}",
                 "has format 1, this version reads 2",
             ),
-            // Another format may have another form.
+            // Another format may have another structure.
             (
                 "{\"format\":3,\"all\":{}}",
                 "has format 3, this version reads 2",

@@ -11,7 +11,7 @@ use crate::{
     progress::Stopped,
 };
 
-/// Why a request was not carried out. The text goes to the person who asked.
+/// Why a request was not carried out. The text is shown to the user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -21,58 +21,59 @@ pub enum EngineError {
     /// The files are wrong; nothing changed.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// Policies that this host cannot have; nothing changed.
+    /// This host does not support these policies; nothing changed.
     #[error("{}", lines(.0))]
     Policies(Vec<PolicyError>),
     /// A file of saved entries cannot be edited; nothing changed.
     #[error(transparent)]
     Save(#[from] SaveError),
-    /// What a change comes from could not be written to the disk; nothing changed.
+    /// A change could not be written to disk; nothing changed.
     #[error("{0}; nothing was changed")]
     Unsaved(io::Error),
-    /// The kernel did not do something.
+    /// A kernel operation failed.
     #[error("{}", in_words(.0))]
     Kernel(DatapathError),
     /// The statistics cannot be read.
     #[error(transparent)]
     Statistics(#[from] std::sync::Arc<DatapathError>),
-    /// The kernel did not take a change; what it had taken of it is undone.
+    /// The kernel refused a change; the parts already applied were undone.
     #[error("{}; nothing was changed", in_words(.0))]
     Undone(DatapathError),
-    /// The kernel neither took a change nor could it be rolled back; `status` shows it until it is repaired.
+    /// The kernel refused a change, and the rollback failed; `status` shows it until it is
+    /// repaired.
     #[error(
         "{}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
          seconds, see rto-agent status", in_words(.cause)
     )]
     OutOfSync {
-        /// Why it did not take the change.
+        /// Why the kernel refused the change.
         cause: DatapathError,
-        /// Why it did not go back.
+        /// Why the rollback failed.
         undo: DatapathError,
-        /// What it holds now.
+        /// What the kernel holds now.
         held: String,
     },
-    /// The kernel took a change that then could not be saved, and did not go back.
+    /// The kernel has a change that could not be saved, and the rollback failed.
     #[error(
         "{unsaved}; the kernel has the change and did not go back: {back}\nwhat was in force before is tried again \
          every few seconds, see rto-agent status"
     )]
     NotBack {
-        /// Why it was not saved.
+        /// Why the change could not be saved.
         unsaved: io::Error,
-        /// Why the kernel did not go back.
+        /// Why the rollback failed.
         back: String,
     },
-    /// The files were not taken over.
+    /// The configuration was rejected.
     #[error("{0}\nthe last good configuration stays in force")]
     NotReloaded(Box<EngineError>),
-    /// No thread is available.
+    /// A thread could not be started.
     #[error("no thread: {0}")]
     Thread(io::Error),
-    /// The daemon is going down.
+    /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
-    /// The daemon is going down, and a change is left unfinished.
+    /// The daemon is stopping, and has left a change unfinished.
     #[error(
         "the daemon is stopping and has left the change unfinished; the next start reconciles the kernel with the \
          files and the saved runtime entries"
@@ -81,7 +82,7 @@ pub enum EngineError {
 }
 
 impl From<DatapathError> for EngineError {
-    /// Not as a source, whose own text would follow.
+    /// Not `#[from]`: the error would become a source, and its text would appear twice.
     fn from(error: DatapathError) -> Self {
         Self::Kernel(error)
     }
@@ -94,7 +95,7 @@ impl From<Stopped> for EngineError {
 }
 
 impl EngineError {
-    /// What the kernel answered, if that is why.
+    /// The errno of the kernel's answer, if that is the cause.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -107,7 +108,7 @@ impl EngineError {
         }
     }
 
-    /// Whether the request was wrong, rather than something on the host.
+    /// Whether the request is at fault, not the host.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -117,7 +118,7 @@ impl EngineError {
         }
     }
 
-    /// Whether it was left because the daemon is stopping.
+    /// Whether the change was interrupted because the daemon is stopping.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         match self {
@@ -128,7 +129,7 @@ impl EngineError {
     }
 }
 
-/// What the kernel answered, where its errno means something else here than it does by itself.
+/// The error in words, where the errno has a meaning of its own here.
 pub(super) fn in_words(error: &DatapathError) -> String {
     match error {
         // "Argument list too long" (`__cgroup_bpf_attach()`, 6.12).
@@ -161,7 +162,8 @@ mod tests {
         }
     }
 
-    /// A reload reports its cause, to callers that use the errno or distinguish client and server errors.
+    /// A reload's error exposes its cause, to callers that use the errno or distinguish client and
+    /// server errors.
     #[test]
     fn an_error_of_a_reload_is_what_it_comes_from() {
         type Case = (fn() -> EngineError, [bool; 3]);
