@@ -1,5 +1,6 @@
-//! Experiments: started, stopped and cleared on request; evaluated once a second, saved, and reported. Their control
-//! arms are put in force like other decisions about policies, see [`super::adjusting`].
+//! Experiments: started, stopped and cleared on request; evaluated once a second, saved and
+//! reported. Their control arms are applied like other decisions about policies, see
+//! [`super::adjusting`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,13 +48,13 @@ mod design;
 
 pub(super) const FILE: &str = "experiments.json";
 const FORMAT: u32 = 2;
-/// How often what was counted is saved: the kernel's counters have what came since, so that a kill loses nothing.
+/// Save interval. A kill loses nothing: the kernel's counters hold what was counted since.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
-/// The least number of peers in an arm.
+/// Fewest peers an arm may have.
 const LEAST_PEERS: f64 = 20.0;
 const DETACHED: &str = "nothing is in force; rto-agent attach ends that";
 
-/// The experiments as everybody may read them.
+/// The experiments, for any reader.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedExperiments(Arc<Mutex<Experiments>>);
 
@@ -75,7 +76,7 @@ impl SharedExperiments {
         }
     }
 
-    /// In short.
+    /// A short form of all experiments, by policy.
     pub(super) fn summaries(&self) -> BTreeMap<PolicyName, ExperimentSummary> {
         let all = self.lock();
         let all = all.iter();
@@ -93,34 +94,35 @@ impl SharedExperiments {
     }
 }
 
-/// What is saved. The later one of two files counts.
+/// The saved form. Of two files, the higher revision is used.
 #[derive(Default, Serialize, Deserialize)]
 struct Saved {
     revision: u64,
     experiments: Experiments,
 }
 
-/// The engine's half: it alone changes and saves them.
+/// The engine's handle: only the engine changes and saves experiments.
 #[derive(Debug)]
 pub(super) struct RunningExperiments {
     shared: SharedExperiments,
     document: LastingDocument,
     revision: u64,
     saved_at: Instant,
-    /// Why they are not saved, or for this boot alone.
+    /// Why they are not saved, or only until reboot.
     problem: Problem,
-    /// What a reload is to tell.
+    /// Notes for the answer to the next reload.
     notes: Vec<String>,
     /// Why the experiments of an earlier run are lost, and how to fix it.
     unreadable: Option<String>,
 }
 
 impl RunningExperiments {
-    /// What an earlier run has left. What cannot be understood is moved aside and said.
+    /// Loads what an earlier run left. Moves a file that cannot be parsed aside, with a warning.
     ///
     /// # Errors
     ///
-    /// If there is a file and it cannot be read: a policy that was suspended must not be in force again for that.
+    /// If the file exists but cannot be read. The start fails, as a suspended policy could be back
+    /// in force otherwise.
     pub(super) fn load(agent: &AgentConfig) -> io::Result<Self> {
         let mut document = LastingDocument::new(agent, FILE, FORMAT);
         let mut newest = Saved::default();
@@ -170,7 +172,7 @@ impl RunningExperiments {
         })
     }
 
-    /// Replaces the policy's experiment, or removes it, and returns the former one.
+    /// Replaces the policy's experiment, or removes it, and returns the previous one.
     fn replace(&self, policy: &PolicyName, record: Option<Record>) -> Option<Record> {
         let mut all = self.shared.lock();
         match record {
@@ -179,12 +181,12 @@ impl RunningExperiments {
         }
     }
 
-    /// Whether any counts what happens.
+    /// Whether any experiment is counting.
     pub(super) fn needs_ticks(&self) -> bool {
         self.shared.lock().counting().next().is_some()
     }
 
-    /// Adds the control arms of experiments to what is decided about these policies.
+    /// Adds the experiments' control arms to the decisions about these policies.
     pub(super) fn adjust(
         &self,
         policies: &BTreeMap<&PolicyName, &Settings>,
@@ -193,7 +195,7 @@ impl RunningExperiments {
         self.shared.lock().adjust(policies, all);
     }
 
-    /// Ends experiments of policies that are gone or have other settings.
+    /// Ends experiments whose policy is gone or has other settings.
     pub(super) fn follow(&mut self, policies: &BTreeMap<&PolicyName, &Settings>) {
         let ended = self.shared.lock().follow(policies, now_s());
         if ended.is_empty() {
@@ -207,7 +209,7 @@ impl RunningExperiments {
         self.save();
     }
 
-    /// What has ended by a change of policies since this was last asked.
+    /// Experiments that a change of policies has ended since the last call.
     pub(super) fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
@@ -217,7 +219,8 @@ impl RunningExperiments {
         self.shared.lock().counters_anew();
     }
 
-    /// Until now the kernel has drawn arms of these policies in another way than their experiments say.
+    /// Until now the kernel has drawn these policies' arms differently from what their experiments
+    /// say.
     pub(super) fn drawn_otherwise<'a>(&self, policies: impl Iterator<Item = &'a PolicyName>) {
         let mut all = self.shared.lock();
         for policy in policies {
@@ -227,24 +230,25 @@ impl RunningExperiments {
         }
     }
 
-    /// Why they are not saved, or for this boot alone.
+    /// Why the experiments are not saved, or only until reboot.
     pub(super) fn problem(&self) -> Option<&String> {
         self.problem.text()
     }
 
-    /// Saves them. A failure is a [problem](Self::problem), and saving is tried again.
+    /// Saves the experiments. A failure is a [problem](Self::problem), and is retried.
     pub(super) fn save(&mut self) {
         let _is_problem = self.try_save();
     }
 
-    /// Saves them again where that failed.
+    /// Saves the experiments again if that failed.
     pub(super) fn retry_save(&mut self) {
         if self.problem().is_some() {
             self.save();
         }
     }
 
-    /// Saves them in `persistent_dir`, else in `state_dir`: a verdict must outlive a kill.
+    /// Saves the experiments to `persistent_dir`, or else to `state_dir`: a verdict must outlive a
+    /// kill.
     fn try_save(&mut self) -> Result<(), Unsaved> {
         let experiments = {
             let mut all = self.shared.lock();
@@ -350,7 +354,8 @@ impl Engine {
         by: Caller,
     ) -> Result<ExperimentAnswer, EngineError> {
         self.look_now();
-        // What has ended by that is in force, whatever becomes of the request: there may be no tick for it.
+        // An experiment may have ended just before the stop. Applied even if the stop is refused:
+        // there may be no further tick.
         if let Err(e) = self.adjust(&Source::Tuner.into()) {
             self.deciding.not_in_force(&e);
         }
@@ -409,7 +414,8 @@ impl Engine {
         })
     }
 
-    /// After a start with counters of an earlier run: checks that the arms are as the experiments say.
+    /// After a start with an earlier run's counters: finds arms that were drawn differently from
+    /// what the experiments say.
     pub(super) fn resume_experiments(&mut self) {
         let drawn_otherwise = self.reconciler.arms_changed_at_start();
         self.deciding
@@ -417,7 +423,7 @@ impl Engine {
             .drawn_otherwise(drawn_otherwise.iter());
     }
 
-    /// Before the counters go: what they have is taken in and saved.
+    /// Before the counters are removed: evaluates and saves what they hold.
     pub(super) fn keep_experiments(&mut self) {
         if self.detached_by.is_none() && self.deciding.experiments.needs_ticks() {
             self.look_now();
@@ -480,7 +486,7 @@ impl Engine {
         })
     }
 
-    /// Looks at once, not in the next tick.
+    /// Evaluates the experiments now, not in the next tick.
     fn look_now(&mut self) {
         if let Some(mut readings) = self.readings() {
             let told = self.look_at_experiments(&mut readings);
@@ -488,8 +494,8 @@ impl Engine {
         }
     }
 
-    /// Takes in what was counted of the arms, and what follows from it, also for timers that are learnt or guarded;
-    /// [`Engine::adjust`] puts that in force.
+    /// Evaluates the arms' counters, with the consequences for learnt and guarded timers.
+    /// [`Engine::adjust`] applies the result.
     pub(super) fn look_at_experiments(&mut self, readings: &mut Readings) -> Vec<Told> {
         let (now_ms, mut told, mut is_changed) = (boottime_ms(), Vec::new(), false);
         {
@@ -500,7 +506,7 @@ impl Engine {
             for policy in counting {
                 let is_missing = readings.reader().missing_stats().contains(&policy);
                 let Ok(Some(statistics)) = readings.shared(&policy) else {
-                    // The counters continue; the next look includes these connections.
+                    // The counters continue; the next evaluation includes these connections.
                     continue;
                 };
                 let Some(record) = all.get_mut(&policy) else {
@@ -539,14 +545,14 @@ impl Engine {
             }
             self.tell_experiment(policy, text);
         }
-        // First saved, then in force: what is suspended stays so whenever the daemon is killed.
+        // Save before applying, so that a suspended policy stays suspended after a kill.
         if !told.is_empty() || (is_changed && self.deciding.experiments.is_save_due()) {
             self.deciding.experiments.save();
         }
         of_timers
     }
 
-    /// An event for clients that watch.
+    /// Sends an event to watchers.
     fn tell_experiment(&self, policy: &PolicyName, text: &str) {
         self.events.tell(StreamItem::Experiment(ExperimentEvent {
             at_us: now_ms().saturating_mul(1000),
@@ -556,7 +562,8 @@ impl Engine {
     }
 }
 
-/// Refuses a draw of so few peers that chance decides how the arms fare. Of no peers nothing is known.
+/// Refuses to draw from so few peers that chance decides the result. Zero peers means that their
+/// number is unknown.
 #[expect(clippy::cast_precision_loss, reason = "a number of peers is small")]
 fn check_peers(design: &Design, peers: usize) -> Result<(), EngineError> {
     let share = design
@@ -576,7 +583,7 @@ fn check_peers(design: &Design, peers: usize) -> Result<(), EngineError> {
     ))
 }
 
-/// Policies of which both states have arms, and draw them in another way.
+/// Policies that are in both states, and whose arms are drawn differently.
 pub(super) fn arms_changed(before: &MapState, next: &MapState) -> BTreeSet<PolicyName> {
     let arms = |policy: &Policy| {
         let by_peer = policy.flags & policy_flags::CONTROL_BY_PEER;
@@ -590,7 +597,7 @@ pub(super) fn arms_changed(before: &MapState, next: &MapState) -> BTreeSet<Polic
     all.map(|(name, _)| name.clone()).collect()
 }
 
-/// Refuses a policy whose connections do not differ from others now.
+/// Refuses a policy whose connections currently have the kernel's own timers.
 fn check_compares(
     policy: &PolicyName,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! The engine's address: messages to it, and what it publishes.
+//! The engine's handle: sends messages to it and reads what it publishes.
 
 use std::sync::{Arc, mpsc};
 
@@ -20,10 +20,10 @@ use crate::{
     },
 };
 
-/// Where an answer goes.
+/// The channel for an answer.
 pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
-/// What the engine is asked.
+/// A message to the engine.
 pub enum Message {
     /// `rto-agent add`.
     Add(Box<AddRequest>, Caller, Reply<ChangeAnswer>),
@@ -48,11 +48,11 @@ pub enum Message {
     StopExperiment(PolicyName, Caller, Reply<ExperimentAnswer>),
     /// `rto-agent experiment clear`.
     ClearExperiment(PolicyName, Caller, Reply<ExperimentAnswer>),
-    /// What `rto-agent doctor` found by its own probe.
+    /// The verdict of a probe that `rto-agent doctor` made.
     Probed(Verdict, Caller, Reply<()>),
-    /// `rto-agent verify`, or a job has found a difference in the kernel's maps.
+    /// `rto-agent verify`, or a job found a difference in the kernel's maps.
     Verify(Reply<VerifyAnswer>),
-    /// `rto-agent watch`: retransmissions from this moment.
+    /// `rto-agent watch`: begins a stream of events.
     Watch(
         Option<PolicyName>,
         Reply<broadcast::Receiver<Arc<StreamItem>>>,
@@ -61,7 +61,7 @@ pub enum Message {
     Tune(TuneAction, PolicyName, Caller, Reply<TuneAnswer>),
     /// A watcher has disconnected.
     Unwatched,
-    /// A job of the engine's own has ended.
+    /// A job has ended.
     Done(Done),
     /// SIGHUP.
     Sighup,
@@ -71,7 +71,7 @@ pub enum Message {
     Stop,
 }
 
-/// The engine's address.
+/// The handle. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
     messages: mpsc::Sender<Message>,
@@ -79,16 +79,16 @@ pub struct Handle {
     progress: Progress,
 }
 
-/// The engine's ends of the channels of a [`Handle`].
+/// The engine's ends of a [`Handle`]'s channels.
 pub struct Channels {
     pub(super) messages: mpsc::Receiver<Message>,
-    /// For its own jobs.
+    /// For the engine's jobs.
     pub(super) sender: mpsc::Sender<Message>,
     pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
     pub(super) progress: Progress,
 }
 
-/// An engine's address, which can be given to others before the engine has started.
+/// Creates a handle, which can be shared before the engine has started.
 #[must_use]
 pub fn channels(config: &EngineConfig) -> (Channels, Handle) {
     let (sender, messages) = mpsc::channel();
@@ -126,7 +126,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// What the engine answers, or [`EngineError::Stopping`] if it is gone.
+    /// The engine's error, or [`EngineError::Stopping`] if the engine is gone.
     pub async fn call<T>(
         &self,
         message: impl FnOnce(Reply<T>) -> Message,
@@ -138,13 +138,14 @@ impl Handle {
         answer.await.map_err(|_| EngineError::Stopping)?
     }
 
-    /// Has the engine end: what it is at is left at the next step at which the next start can take it up.
+    /// Stops the engine. It abandons the current operation at the next step from which a start can
+    /// recover.
     pub fn stop(&self) {
         self.progress.stop();
         self.notify(Message::Stop);
     }
 
-    /// Sends a message that has no answer; a stopped engine needs none.
+    /// Sends a message that has no answer. Ignored if the engine has stopped.
     pub fn notify(&self, message: Message) {
         let _stopped = self.messages.send(message);
     }
@@ -155,7 +156,7 @@ impl Handle {
         self.snapshots.borrow().clone()
     }
 
-    /// The same, once the engine has started.
+    /// As [`Self::snapshot`], once the engine has started.
     ///
     /// # Errors
     ///
@@ -167,19 +168,19 @@ impl Handle {
         Ok(started.clone())
     }
 
-    /// The snapshots, as they come.
+    /// Snapshots as they are published.
     #[must_use]
     pub fn snapshots(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.snapshots.clone()
     }
 
-    /// What its work is counted and stopped by.
+    /// Counts the engine's steps, and stops it.
     #[cfg(test)]
     pub(super) fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// How far its work has come: another number each time that it has got on.
+    /// A counter that changes whenever the engine makes progress.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.progress.steps()

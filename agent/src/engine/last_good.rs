@@ -1,5 +1,5 @@
-//! The last good configuration, kept in `persistent_dir` as the texts of its files: a start whose files are refused goes
-//! on with it.
+//! The last good configuration, kept in `persistent_dir` as the texts of its files. A start whose
+//! files are rejected uses it.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,7 +26,7 @@ use crate::{
 pub(super) const FILE: &str = "last-good.json";
 const FORMAT: u32 = 1;
 
-/// What is written.
+/// The document as it is written.
 #[derive(Serialize)]
 struct KeptRef<'a> {
     /// When it was read, Unix seconds.
@@ -43,33 +43,34 @@ struct Kept {
     files: Vec<(PathBuf, String)>,
 }
 
-/// The part of it that says which it is.
+/// The part that identifies the configuration.
 #[derive(Deserialize)]
 struct Head {
     fingerprint: u64,
 }
 
-/// Where it is kept.
+/// The stored configuration.
 #[derive(Debug)]
 pub struct LastGood {
     document: Document,
     /// The fingerprint of the stored files.
     kept: Option<u64>,
-    /// What is there once it is in force, and its fingerprint.
+    /// A staged draft and its fingerprint: moved into place once the files are in force.
     draft: Option<(AtomicFile, u64)>,
-    /// Why what is there is older than what is in force.
+    /// Why the stored configuration is older than the one in force.
     problem: Problem,
 }
 
 impl LastGood {
-    /// In a `persistent_dir`, for the daemon of this configuration file. What cannot be understood is moved aside and
-    /// said.
+    /// Opens the document in a `persistent_dir`, for the daemon of this configuration file. Moves a
+    /// file that cannot be parsed aside, with a warning.
     #[must_use]
     pub fn open(dir: &Path, config_path: &Path) -> Self {
         let mut document = document(dir, config_path);
         let head = document.load::<Head>();
         let (head, lost) = head.unwrap_or_else(|e| (None, Some(e.to_string())));
-        // If it belongs to another daemon, what is kept of this one reports it.
+        // If the file belongs to another daemon, storing this daemon's configuration fails, and
+        // that is reported.
         if let Some(why) = lost.filter(|_| !document.is_taken()) {
             warn!("the last good configuration that was kept is lost: {why}");
         }
@@ -81,8 +82,8 @@ impl LastGood {
         }
     }
 
-    /// Writes files that were found good beside their place, unless they are there already: their texts are gone by the
-    /// time they are in force.
+    /// Writes a draft of good files, unless they are stored already. Staged early, as their texts
+    /// are dropped before they are in force.
     pub fn stage(&mut self, files: &Files) {
         self.draft = None;
         let fingerprint = files.fingerprint();
@@ -110,7 +111,7 @@ impl LastGood {
         is_gone
     }
 
-    /// They are in force.
+    /// The staged files are in force: moves the draft into place.
     pub(super) fn commit(&mut self) {
         let Some((draft, fingerprint)) = self.draft.take() else {
             return;
@@ -124,7 +125,7 @@ impl LastGood {
         }
     }
 
-    /// They are not.
+    /// The staged files are not in force: drops the draft.
     pub(super) fn discard(&mut self) {
         self.draft = None;
     }
@@ -137,7 +138,7 @@ impl LastGood {
         self.problem.becomes(Some(text), |text| warn!("{text}"));
     }
 
-    /// Why what is there is older than what is in force.
+    /// Why the stored configuration is older than the one in force.
     pub(super) fn problem(&self) -> Option<&String> {
         self.problem.text()
     }
@@ -148,33 +149,33 @@ fn document(dir: &Path, config_path: &Path) -> Document {
     Document::new(dir, FILE, FORMAT, owner)
 }
 
-/// Files that were refused at the start.
+/// Files that were rejected at the start.
 #[derive(Clone, Debug)]
 pub struct Refused {
-    /// Why.
+    /// The errors, as text.
     pub errors: String,
     /// Their [`Files::fingerprint`], if they could be read.
     pub fingerprint: Option<u64>,
-    /// When the configuration in their place was kept, Unix seconds.
+    /// When the configuration used instead was stored, Unix seconds.
     pub kept_at_s: u64,
 }
 
-/// What a daemon starts with.
+/// The configuration that a daemon starts with.
 pub struct StartConfig {
     /// A good configuration.
     pub config: Config,
     /// Its files.
     pub files: Files,
-    /// Why it is not that of the files as they are.
+    /// Why it is not the configuration of the current files.
     pub refused: Option<Refused>,
 }
 
 impl StartConfig {
-    /// Reads and checks the files, and takes the last good configuration where they are refused.
+    /// Reads and checks the files. If they are rejected, uses the last good configuration.
     ///
     /// # Errors
     ///
-    /// Why they are refused, if there is no other that is good for this host.
+    /// The errors of the files, if there is no last good configuration that this host supports.
     pub fn read(config_path: &Path, host: &HostFacts) -> anyhow::Result<Self> {
         let files = FilesReader::default().read(config_path);
         let files = files.map_err(ConfigErrors::from);
@@ -193,7 +194,7 @@ impl StartConfig {
             });
         }
         let dir = files.as_ref().map_or_else(
-            // Without a file it is where it is by default.
+            // Without a main file `persistent_dir` is the default.
             |_| crate::config::AgentConfig::default().persistent_dir,
             Files::persistent_dir,
         );
@@ -245,16 +246,16 @@ fn check(files: &Files, host: &HostFacts) -> anyhow::Result<Config> {
     Ok(Config::of(files, host)?)
 }
 
-/// What is kept there, if anything: checked like files that were just read.
+/// The stored configuration, if any: checked like files that were just read.
 fn last_good(
     dir: &Path,
     config_path: &Path,
     host: &HostFacts,
 ) -> anyhow::Result<Option<(u64, Files, Config)>> {
-    // A directory that others can write is not the daemon's.
+    // A file in a directory that others can write may not be the daemon's.
     path_security::check_private(dir)?;
     let document = document(dir, config_path);
-    // Another daemon may run there; that one tidies up.
+    // `peek()`: another daemon may run there, and moves bad files aside itself.
     let kept = document.peek::<Kept>()?;
     let kept = kept.map_err(|unusable| anyhow::Error::msg(document.text_of(&unusable)))?;
     let Some(Kept { at_s, files }) = kept else {
@@ -272,7 +273,7 @@ mod tests {
     use super::*;
     use crate::policy::compile::tests::HOST;
 
-    /// A good configuration whose daemon has kept it.
+    /// A good configuration that a daemon has stored.
     struct Bed {
         dir: tempfile::TempDir,
         good: String,
@@ -323,7 +324,7 @@ mod tests {
         let bed = Bed::new();
         for (bad, error) in [
             (bed.good.replace("100ms", "100"), "a unit is missing"),
-            // Not even TOML: where it is kept is found all the same.
+            // Not even TOML: `persistent_dir` is found nevertheless.
             (format!("{}[policy.x\n", bed.good), "unclosed table"),
         ] {
             bed.write(&bad);
@@ -338,7 +339,7 @@ mod tests {
         bed.write(&bed.good);
         let start = bed.start().unwrap();
         assert!(start.refused.is_none());
-        // Nor is it written again.
+        // The restored files are not written again.
         let mut last_good = LastGood::open(&start.config.agent.persistent_dir, &bed.path());
         last_good.stage(&start.files);
         assert!(last_good.draft.is_none() && last_good.problem().is_none());

@@ -1,32 +1,35 @@
-//! Memory that a large change needs: for a moment, and whether there is as much.
+//! Whether there is enough memory for a large change, including what is needed only while it is
+//! made.
 
 use super::EngineError;
 use crate::kernel::memory_limit::{self, MemoryLimit};
 
-/// What something takes at most, bytes.
+/// An upper bound of the memory that an operation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// What takes it, for people.
+    /// The operation, in words.
     what: String,
     bytes: u64,
 }
 
-/// A row, its place in the text, and what sorting takes of both: 110 bytes by VmHWM of a start with a million entries.
+/// Per CIDR of the files: a row, its place in the text, and sorting. Measured: 110 bytes (VmHWM of
+/// a start with a million entries).
 const OF_FILES: u64 = 128;
-/// A node of the map of runtime entries, of the copy that a change is tried on and of the entries over those of the
-/// files, a line of the plan, and one of the state file, which is in memory as well: 374 bytes by VmHWM of an `add` of
-/// 200,000.
+/// Per added runtime entry: nodes in the map of runtime entries, in the copy that a change is tried
+/// on and in the merged entries; a line of the plan and one of the state file, held in memory.
+/// Measured: 374 bytes (VmHWM of an `add` of 200,000).
 const OF_RUNTIME: u64 = 400;
-/// Of one that there is already: the copy that a change is tried on, and its line of the state file. 218 bytes by VmHWM of
-/// an `add` of one CIDR to 200,000.
+/// Per existing runtime entry: the copy that a change is tried on, and a line of the state file.
+/// Measured: 218 bytes (VmHWM of an `add` of one CIDR to 200,000).
 const OF_COPY: u64 = 220;
-/// For each byte of the state file: its text, and what is made of it.
+/// Per byte of the state file: its text, and the parsed entries.
 const OF_STORE: u64 = 4;
-/// For each byte of a request: its buffer, and a string for each CIDR of a dozen bytes.
+/// Per byte of a request: its buffer, and a string per CIDR of a dozen bytes.
 const OF_BODY: u64 = 6;
-/// Two nodes of the kernel's trie, of 64 bytes and what accounting adds (`lpm_trie_node_alloc()`, Linux 6.18).
+/// Per map entry: two nodes of the kernel's trie, 64 bytes each plus accounting
+/// (`lpm_trie_node_alloc()`, Linux 6.18).
 const OF_MAPS: u64 = 144;
-/// What needs less is not asked about.
+/// Smaller needs are not checked.
 const SMALL: u64 = 4 << 20;
 
 impl Need {
@@ -84,7 +87,7 @@ impl Need {
         }
     }
 
-    /// Whether there is as much, or why not.
+    /// Checks the need against what is left; the error is the refusal's text.
     fn check(&self, limit: &MemoryLimit) -> Result<(), String> {
         const MIB: u64 = 1 << 20;
         if self.bytes <= limit.left {
@@ -102,11 +105,11 @@ impl Need {
     }
 }
 
-/// Refuses what would have the kernel end the daemon half-way.
+/// Refuses an operation during which the kernel's OOM killer would end the daemon.
 ///
 /// # Errors
 ///
-/// [`EngineError::Refused`] with the numbers, if the memory cgroup has not as much left.
+/// [`EngineError::Refused`] with the numbers, if the memory cgroup has less left.
 pub fn check(need: &Need) -> Result<(), EngineError> {
     if need.bytes < SMALL {
         return Ok(());
@@ -117,24 +120,24 @@ pub fn check(need: &Need) -> Result<(), EngineError> {
     }
 }
 
-/// Gives the kernel back what the allocator keeps for the next time: after a million entries were read it is
-/// as much as is in use.
+/// Returns memory that the allocator caches to the kernel. After reading a million entries, the
+/// cache is as large as the memory in use.
 pub(super) fn trim_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: the allocator's own function, safe at any time and on any thread.
+    // SAFETY: `malloc_trim()` can be called at any time, on any thread.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Makes large allocations come from the kernel and return to it at once. Without this, the allocator keeps pieces of
-/// the size of the first large one that is freed (mallopt(3), M_MMAP_THRESHOLD), so that what a
-/// reload needs for a moment lies beside what is needed for good.
+/// Makes large allocations come from the kernel and return to it at once. Otherwise the allocator
+/// raises its threshold to the size of the first large block that is freed (mallopt(3),
+/// M_MMAP_THRESHOLD), and a reload's temporary memory fragments the heap.
 pub fn set_mmap_threshold() {
     #[cfg(target_env = "gnu")]
     {
         const LARGE: libc::c_int = 1 << 20;
-        // SAFETY: the allocator's own function, safe on any thread.
+        // SAFETY: `mallopt()` can be called on any thread.
         unsafe {
             libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
         }
@@ -154,7 +157,7 @@ mod tests {
         };
         assert_eq!(Need::of_runtime(200_000, 0).check(&limit), Ok(()));
         assert_eq!(Need::of_files(800_000).check(&limit), Ok(()));
-        // What is added again takes no room of its own.
+        // CIDRs that are added again need no more memory.
         assert_eq!(Need::of_runtime(0, 400_000).check(&limit), Ok(()));
         let more = Need::of_runtime(200_000, 300_000).check(&limit);
         let more = more.unwrap_err();
@@ -174,7 +177,7 @@ mod tests {
         let none = MemoryLimit { left: 0, ..limit };
         assert!(Need::of_store(1 << 20).check(&none).is_err());
         assert!(Need::of_body(usize::MAX).check(&none).is_err());
-        // Not asked about.
+        // Too small to be checked.
         assert!(check(&Need::of_maps(1)).is_ok());
     }
 }

@@ -1,9 +1,10 @@
-//! The one owner of the kernel. Every change (file reload, CLI call, TTL expiry, signal) is a message to it, so there
-//! is one writer and no lock.
+//! The only writer to the kernel. Every change (file reload, CLI call, TTL expiry, signal) is a
+//! message to the engine, so no lock is needed.
 //!
 //! `Config -> Desired -> Resolved -> Plan -> Change`: a request is a function from one [`desired`] state to the next,
-//! and `reconcile` alone writes it to the kernel. Readers see a [`Snapshot`], published after each change
-//! and read on their own threads.
+//! A request is a function from one [`desired`] state to the next, and only `reconcile` writes it
+//! to the kernel. Readers see a [`Snapshot`], published after each change and read on their own
+//! threads.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -49,11 +50,10 @@ pub use last_good::{LastGood, Refused, StartConfig};
 pub use reconcile::Open;
 pub use snapshot::{Readiness, Snapshot};
 
-/// How long the engine may take to end after a stop; the daemon's own steps after it fit into the rest
-/// of two seconds.
+/// Time the engine gets to end after a stop. The daemon's own steps use the rest of two seconds.
 pub const STOP_LIMIT: Duration = Duration::from_millis(1500);
 
-/// What the daemon is started with.
+/// What the daemon starts with.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// The configuration file.
@@ -62,7 +62,7 @@ pub struct EngineConfig {
     pub config: Config,
     /// [`crate::config::Files::fingerprint`] of these files.
     pub fingerprint: u64,
-    /// Why this is the last good configuration, and not that of the files as they are.
+    /// Why this is the last good configuration, not that of the current files.
     pub refused: Option<Refused>,
     /// The cgroup2 directory to attach to.
     pub cgroup: PathBuf,
@@ -70,15 +70,15 @@ pub struct EngineConfig {
     pub host: HostFacts,
     /// Kernel release, for status.
     pub kernel: String,
-    /// What the kernel has.
+    /// The features of this kernel.
     pub features: Vec<Feature>,
-    /// It tells a program which process called connect().
+    /// The kernel tells the program which process called connect().
     pub tells_process: bool,
-    /// The number of dropped lines of the log.
+    /// Reads the number of dropped log lines.
     pub dropped_lines: fn() -> u64,
 }
 
-/// The files in which what was learnt and experiments are kept, and what becomes of it without them.
+/// Files that keep state of the daemon, with the consequence of losing each.
 #[must_use]
 pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
@@ -102,7 +102,7 @@ pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
 
 #[cfg(test)]
 impl EngineConfig {
-    /// Of a host that is nowhere.
+    /// For a host that does not exist.
     pub(crate) fn for_tests() -> Self {
         Self {
             config_path: "/config.toml".into(),

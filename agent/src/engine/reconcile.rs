@@ -1,5 +1,5 @@
-//! The one way to the kernel: what is desired is resolved, planned against what the maps hold, written, and undone
-//! where a write fails.
+//! The only way to the kernel: the desired state is resolved, planned against the content of the
+//! maps, and written; a failed write is rolled back.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +42,7 @@ use crate::{
 /// The problem shown while the maps differ.
 const DIFFERS: &str = "the kernel's maps hold something else than they should";
 
-/// How many changes are logged one by one.
+/// The number of changes that are logged individually.
 const WORDS: usize = 12;
 
 /// Opens the kernel.
@@ -54,22 +54,23 @@ pub(super) enum Persist {
     Runtime,
     /// An edit of the file of saved entries.
     File(save::Edit),
-    /// Nothing: runtime entries that changed are saved once the kernel has the change, and again until that works.
+    /// Nothing: changed runtime entries are saved after the kernel has the change, and retried
+    /// until that works.
     Later,
 }
 
-/// A change that was made.
+/// A change and what it did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Change {
-    /// In numbers.
+    /// The counts of changed entries and policies.
     pub(super) summary: ChangeSummary,
-    /// Which entries and policies it was about.
+    /// The changed entries and policies, in words.
     pub(super) detail: String,
-    /// Why its source is not on disk yet.
+    /// Why the runtime entries are not on disk yet.
     pub(super) unsaved: Option<String>,
 }
 
-/// The kernel, what it should hold and what it holds.
+/// The kernel, its desired state, and its content.
 pub(super) struct Reconciler {
     open: Open,
     shared: Arc<Shared>,
@@ -79,27 +80,27 @@ pub(super) struct Reconciler {
     is_frozen: bool,
     options: Options,
     found: Found,
-    /// What should be in force, or will be once attached again.
+    /// The desired state in force, or to be in force once attached again.
     resolved: Arc<Resolved>,
     /// What the maps hold, as last read or written.
     held: MapState,
-    /// Why they differ, if they do.
+    /// Why the maps differ from the desired state, if they do.
     out_of_sync: Option<String>,
     /// Changes of the maps by other processes.
     differences: DifferenceLog,
-    /// What the last repair could not do.
+    /// Why the last repair of the attachment failed.
     broken: Problem,
     /// Programs and tries were re-created.
     renewed: bool,
     /// Maps without a program were left, see [`Reconciler::leave_maps`].
     kept: bool,
     store: RuntimeStore,
-    /// Policies whose arms the kernel drew in another way until the start.
+    /// Policies whose arms the kernel drew differently until this start.
     arms_changed: BTreeSet<PolicyName>,
 }
 
 impl Reconciler {
-    /// Opens the kernel, has it hold what is desired and puts it in force, unless it is detached.
+    /// Opens the kernel, applies the desired state and attaches, unless detached.
     pub(super) fn start(
         (open, shared): (Open, Arc<Shared>),
         options: Options,
@@ -109,7 +110,7 @@ impl Reconciler {
     ) -> Result<(Self, Change), EngineError> {
         let resolved = Arc::new(desired.resolve()?);
         if is_detached {
-            // A daemon that was killed while it detached has left one.
+            // A daemon that was killed while detaching has left a link.
             remove_links(&options.pin_dir)?;
         }
         let options = Options {
@@ -142,12 +143,12 @@ impl Reconciler {
         Ok((reconciler, change))
     }
 
-    /// Has the kernel hold what is desired and keeps what that comes from, or leaves everything as it is.
+    /// Applies a desired state and persists its source, or changes nothing.
     ///
     /// # Errors
     ///
-    /// [`EngineError::is_refusal`] if this host does not support it; otherwise the change was rolled back, or
-    /// [`Reconciler::problems`] says that it was not.
+    /// [`EngineError::is_refusal`] if this host does not support it. Otherwise the change was
+    /// rolled back, or [`Reconciler::problems`] reports that the rollback failed.
     pub(super) fn reconcile(
         &mut self,
         next: Desired,
@@ -185,7 +186,8 @@ impl Reconciler {
         Ok(change)
     }
 
-    /// The kernel has a change that could not be saved: what was before is written again by the next repair.
+    /// The kernel has a change that could not be saved. The next repair writes the previous state
+    /// again.
     fn not_back(&mut self, unsaved: std::io::Error, back: EngineError) -> EngineError {
         let back = match back {
             EngineError::Undone(cause) => cause.to_string(),
@@ -215,7 +217,8 @@ impl Reconciler {
         }
     }
 
-    /// Has the maps hold what is resolved. `before`: what a person would say they held.
+    /// Writes a resolved state to the maps. `before` is the content that the change is described
+    /// against.
     fn write(&mut self, before: &MapState, next: &Resolved) -> Result<Change, EngineError> {
         progress::checkpoint()?;
         let begin = Instant::now();
@@ -240,7 +243,7 @@ impl Reconciler {
         })
     }
 
-    /// Refuses what the maps would have no memory for.
+    /// Refuses a change that the maps have no memory for.
     fn check_memory(&self, plan: &Plan, next: &Resolved) -> Result<(), EngineError> {
         if self.kernel.is_none() || self.is_frozen {
             // Nothing is written.
@@ -255,7 +258,7 @@ impl Reconciler {
         memory::check(&Need::of_maps(added))
     }
 
-    /// Applies a plan; undoes it if a write fails.
+    /// Applies a plan; rolls it back if a write fails.
     fn apply(&mut self, plan: &Plan, desired: &MapState, room: u32) -> Result<(), EngineError> {
         let Some(kernel) = self.kernel.as_mut().filter(|_| !self.is_frozen) else {
             return Ok(());
@@ -268,7 +271,7 @@ impl Reconciler {
                 return Ok(());
             }
             Err(DatapathError::Stopped) => {
-                // The next start reads what the maps hold and completes it, or takes it back.
+                // The next start reads the maps, and completes the change or undoes it.
                 let text = "the daemon was stopped in the middle of a change";
                 self.out_of_sync = Some(text.to_owned());
                 return Err(EngineError::Interrupted);
@@ -302,7 +305,7 @@ impl Reconciler {
         }
     }
 
-    /// What the program assumes where it cannot ask a socket.
+    /// Sets the values that the program assumes where it cannot query a socket.
     pub(super) fn set_host_defaults(&mut self, host: HostFacts) {
         if host.defaults() == self.options.host_defaults {
             return;
@@ -315,7 +318,8 @@ impl Reconciler {
         }
     }
 
-    /// Keeps automatic values in force until then, nanoseconds of CLOCK_MONOTONIC; whether there is a kernel for it.
+    /// Keeps automatic values in force until this time, nanoseconds of CLOCK_MONOTONIC. Returns
+    /// whether the kernel is open.
     pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<bool, DatapathError> {
         match self.kernel.as_mut().filter(|_| !self.is_frozen) {
             Some(kernel) => kernel.change().renew_lease(until_ns).map(|()| true),
@@ -358,7 +362,7 @@ impl Reconciler {
         match read {
             Ok((differences, None)) => {
                 self.out_of_sync = None;
-                // Not a second table of the same.
+                // Both tables are equal now: shares one, to save memory.
                 self.held.clone_from(&self.resolved.maps);
                 differences
             }
@@ -370,7 +374,7 @@ impl Reconciler {
                 }
                 differences
             }
-            // What asked for it ends at its next step.
+            // The caller ends at its next step.
             Err(DatapathError::Stopped) => Differences::default(),
             Err(e) => {
                 let text = format!("the kernel's maps cannot be read: {e}");
@@ -383,8 +387,8 @@ impl Reconciler {
         }
     }
 
-    /// Attaches again what another process detached, and rewrites what differs. Returns what was done, if
-    /// anything.
+    /// Attaches again what another process detached, and rewrites what differs. Returns the change,
+    /// if any.
     pub(super) fn repair(&mut self) -> Option<Change> {
         let attached = self.attach_again();
         if self.out_of_sync.is_none() {
@@ -402,8 +406,8 @@ impl Reconciler {
         }
     }
 
-    /// Attaches again what another process detached, and restores missing pins. No entry changes, but connections
-    /// may have begun without one.
+    /// Attaches again what another process detached, and restores missing pins. The entries are
+    /// unchanged, but connections may have begun without a policy.
     fn attach_again(&mut self) -> Option<Change> {
         let kernel = self.kernel.as_mut()?;
         if !kernel.reader().missing_stats().is_empty() {
@@ -446,7 +450,7 @@ impl Reconciler {
         self.write(&before, &resolved)
     }
 
-    /// Detaches the programs; the maps stay, with their counters, and follow changes.
+    /// Detaches the programs. The maps stay, with their counters, and follow changes.
     pub(super) fn unlink(&mut self) -> Result<(), DatapathError> {
         match &mut self.kernel {
             Some(kernel) => kernel.change().unlink(),
@@ -454,8 +458,9 @@ impl Reconciler {
         }
     }
 
-    /// Takes the programs out of force, if they are, and returns what gives the sockets back what they
-    /// had. The maps stay as they are until [`Reconciler::restored`] or [`Reconciler::leave_maps`].
+    /// Detaches the programs, if attached, and returns the walkers that restore the sockets' former
+    /// options. The maps are unchanged until [`Reconciler::restored`] or
+    /// [`Reconciler::leave_maps`].
     pub(super) fn unlink_for_restoring(&mut self) -> Result<Vec<Walker>, DatapathError> {
         let Some(kernel) = &mut self.kernel else {
             return walk::for_restoring(
@@ -464,7 +469,7 @@ impl Reconciler {
                 Mode::Restore,
             );
         };
-        // Comes first: if it is not available, nothing has changed.
+        // First, so that an unavailable walker changes nothing.
         let walker = kernel.walker(Mode::Restore)?;
         kernel.change().unlink()?;
         self.is_frozen = true;
@@ -501,7 +506,7 @@ impl Reconciler {
         }
     }
 
-    /// There is nothing in the kernel that could be out of step.
+    /// Clears the state of a kernel that is no longer managed.
     fn forget(&mut self) {
         self.held = MapState::default();
         self.out_of_sync = None;
@@ -558,7 +563,7 @@ impl Reconciler {
         self.out_of_sync.is_none()
     }
 
-    /// Whether maps were left that still know what sockets had.
+    /// Whether the maps were left because sockets' former options are still in them.
     pub(super) fn has_kept_maps(&self) -> bool {
         self.kept
     }
@@ -568,7 +573,7 @@ impl Reconciler {
         std::mem::take(&mut self.renewed)
     }
 
-    /// What status says of one that is detached.
+    /// The attachment that `status` shows while detached.
     pub(super) fn detached(&self) -> Attachment {
         Attachment {
             problem: Some("detached on purpose; rto-agent attach ends that".to_owned()),
@@ -580,8 +585,8 @@ impl Reconciler {
 }
 
 impl super::Engine {
-    /// Makes a change, wherever it comes from: reconciles, writes the audit line and has the sockets that are open
-    /// already walked over, or leaves everything as it is. The caller publishes, together with how it went.
+    /// Makes a change from any source: reconciles, writes the audit line, and starts a walk over
+    /// the open sockets; or changes nothing. The caller publishes the result.
     ///
     /// # Errors
     ///
@@ -595,17 +600,18 @@ impl super::Engine {
         let was_on = self.applies_to_open();
         let change = self.reconciler.reconcile(next, persist);
         if !change.as_ref().is_err_and(EngineError::is_refusal) {
-            // A probe under way is of neither state.
+            // The probe under way matches neither state.
             self.probing.invalidate();
         }
         let change = change?;
         self.follow_policies();
         if cause.is_tuner() {
-            // No connection is covered that was not before.
+            // A decision covers no further connection.
             return Ok(change);
         }
         cause.audit(&change);
-        // An address that fewer entries cover than before already has its timers.
+        // Only additions and changes need a walk: the addresses of a removed entry already have the
+        // timers of its covering entry.
         let ChangeSummary { added, changed, .. } = change.summary;
         if added + changed > 0 || !was_on {
             self.apply_to_open(cause);
@@ -614,7 +620,7 @@ impl super::Engine {
     }
 }
 
-/// Describes the maps' content after a failed rollback, as differences from before.
+/// Describes the maps' content after a failed rollback, as differences from the previous state.
 fn held(differs: &ChangeSummary) -> String {
     let ChangeSummary {
         added,
