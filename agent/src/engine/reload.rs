@@ -1,4 +1,4 @@
-//! The files: read again, checked, and taken over.
+//! Reads, checks and applies the configuration files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Reads the files again. What comes of them is logged.
+    /// Reads the files again, and logs the result.
     pub(super) fn reload_asked(
         &mut self,
         request: &ReloadRequest,
@@ -57,7 +57,7 @@ impl Engine {
                 let _logged = self.reload(files, false, &Source::File.into());
                 memory::trim_heap();
             }
-            // They are looked at every half minute: what is known is not said again.
+            // The files are checked every half minute: known errors are not logged again.
             Err(e) if self.last_reload.errors == [e.to_string()] => {}
             Err(e) => {
                 let _logged = self.unread(e, &Source::File.into());
@@ -69,7 +69,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// If their file system does not answer, or the daemon is stopped during the read.
+    /// If the file system does not answer, or the daemon is stopped during the read.
     pub(super) fn read_files(&mut self) -> Result<Files, EngineError> {
         let begin = Instant::now();
         let files = self.files.read(&self.config.config_path);
@@ -80,7 +80,8 @@ impl Engine {
         })
     }
 
-    /// Files that cannot be read are as good as bad ones. Once they can, they are read whatever is in them.
+    /// Treats unreadable files like rejected ones. Once they are readable again, they are loaded
+    /// even if unchanged.
     fn unread(&mut self, error: EngineError, cause: &Cause) -> EngineError {
         if matches!(error, EngineError::Stopping) {
             return error;
@@ -91,12 +92,14 @@ impl Engine {
         error
     }
 
-    /// What the files say, for the host as it is; read anew only if they are others than those in force.
+    /// The files, parsed and compiled for the current host. Reuses the configuration in force if
+    /// nothing has changed.
     pub(super) fn load(&self, files: &Files) -> Result<Arc<LoadedConfig>, EngineError> {
         let desired = self.reconciler.desired();
         let (fingerprint, host) = (files.fingerprint(), desired.host);
         progress::step();
-        // Who replaces a file and asks for a reload has it read twice otherwise: the file is watched.
+        // The files are also watched, so that a replaced file whose user asks for a reload would be
+        // parsed twice.
         if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
             return Ok(desired.files.clone());
         }
@@ -125,7 +128,7 @@ impl Engine {
         if let Ok(answer) = &mut result
             && !differences.is_empty()
         {
-            // The log has had it.
+            // Already logged.
             let note = format!("another process had changed the kernel's maps: {differences}");
             answer.notes.push(note);
         }
@@ -147,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// What a reload would do.
+    /// Reports what a reload would change.
     fn reload_dry(&self, files: &Files, allow_empty: bool) -> Result<ChangeAnswer, EngineError> {
         let loaded = self.load_checked(files, allow_empty)?;
         let before = self.reconciler.resolved();
@@ -177,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// Puts these files in force, and keeps them as the last good ones.
+    /// Applies these files, and keeps them as the last good configuration.
     pub(super) fn load_and_take_over(
         &mut self,
         files: Files,
@@ -187,7 +190,7 @@ impl Engine {
     ) -> Result<ChangeAnswer, EngineError> {
         let loaded = self.load_checked(&files, allow_empty)?;
         self.last_good.stage(&files);
-        // Their texts are as large as what they say.
+        // The texts take as much memory as the parsed configuration.
         drop(files);
         let taken = self.take_over(loaded, persist, cause);
         match &taken {
@@ -197,7 +200,7 @@ impl Engine {
         taken
     }
 
-    /// Puts other files in force.
+    /// Applies other files.
     fn take_over(
         &mut self,
         files: Arc<LoadedConfig>,
@@ -214,7 +217,7 @@ impl Engine {
                 "[agent] max_entries is smaller: it takes effect with the next start".to_owned(),
             );
         }
-        // What is published with the change says how it went.
+        // Set first: the snapshot published with the change includes it.
         let last_reload =
             std::mem::replace(&mut self.last_reload, reload_view(cause, Ok(&files.config)));
         let former_warnings = std::mem::replace(&mut self.warnings, warnings);
@@ -242,7 +245,7 @@ impl Engine {
         }
     }
 
-    /// Remembers that the files were not taken over, and says what is in force instead.
+    /// Records that the files were rejected, and logs what is in force instead.
     fn not_reloaded(&mut self, error: EngineError, cause: &Cause) -> EngineError {
         const KEPT: &str = "the last good configuration stays in force";
         self.last_reload = ReloadView {
@@ -255,7 +258,7 @@ impl Engine {
         if error.is_refusal() {
             error!(%cause, "configuration refused, {KEPT}:\n{error}");
         } else if !self.reconciler.in_sync() {
-            // The text says what the kernel holds.
+            // The error's text says what the kernel holds.
             error!(%cause, "the configuration could not be put in force: {error}");
             return error;
         } else {
@@ -265,7 +268,8 @@ impl Engine {
     }
 }
 
-/// What another reading of the files changes: "~ policy near: initial_rto 100ms -> 200ms", "+ 10.2.0.0/16 near".
+/// The changes that a reload would make: "~ policy near: initial_rto 100ms -> 200ms", "+
+/// 10.2.0.0/16 near".
 fn difference(before: &Resolved, next: &Resolved) -> Vec<String> {
     let (old, new) = (&before.config().set.policies, &next.config().set.policies);
     let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
@@ -322,8 +326,8 @@ fn difference(before: &Resolved, next: &Resolved) -> Vec<String> {
     [policies.end(), entries.end()].concat()
 }
 
-/// Why files without any policy do not take the place of some that have one: a redirection from a slow command and a full
-/// disk empty a file for a moment.
+/// Why files without any policy do not replace files with policies: a redirection from a slow
+/// command, or a full disk, leaves a file empty for a moment.
 pub(super) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
     let (now, before) = (files.policies.len(), former.policies.len());
     (now == 0 && before != 0).then(|| {
@@ -361,7 +365,7 @@ fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> ReloadView {
     }
 }
 
-/// What of `[agent]` a reload does not take over.
+/// Changes of `[agent]` that need a restart.
 fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
     let differs = [
         ("cgroup", started.cgroup != now.cgroup),

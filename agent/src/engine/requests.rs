@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// How many CIDRs of a request notes are shown for.
+/// How many of a request's CIDRs have their notes shown.
 const SHOWN: usize = 50;
 
 impl Engine {
@@ -127,7 +127,7 @@ impl Engine {
         Ok(answer)
     }
 
-    /// The desired state without some entries, and what to say of it.
+    /// The desired state without some entries, and notes for the answer.
     fn removed(&self, cidrs: &[Cidr]) -> Result<(Desired, Vec<String>), EngineError> {
         let desired = self.reconciler.desired();
         let (next, removals) = desired.without_entries(cidrs);
@@ -163,8 +163,8 @@ impl Engine {
         Ok((next, notes.end()))
     }
 
-    /// Edits `policies.d/50-cli.toml` and applies the files with the edit, which is moved into place once the
-    /// kernel has it.
+    /// Edits `policies.d/50-cli.toml` and applies the edited files. The edit is moved into place
+    /// once the kernel has the change.
     fn save(
         &mut self,
         by: Caller,
@@ -174,7 +174,7 @@ impl Engine {
         let file = Config::saved_path(&self.config.config_path);
         let mut files = self.read_files()?;
         if files.fingerprint() != self.reconciler.desired().files.fingerprint {
-            // An edit of files that are refused as they are would be lost in their errors.
+            // Errors of the existing files would hide errors of the edit.
             if let Err(e) = self.load(&files) {
                 return refused(&format!(
                     "nothing was saved: the files are refused as they are\n{e}"
@@ -205,7 +205,7 @@ impl Engine {
     }
 }
 
-/// Notes, of which the first are shown: half a million take 100 MB.
+/// Notes for an answer. Only the first are kept: half a million take 100 MB.
 #[derive(Default)]
 pub(super) struct Notes {
     shown: Vec<String>,
@@ -221,8 +221,9 @@ impl Notes {
         }
     }
 
-    /// Notes which of the CIDRs leave another policy: their own entry had it, or the entry that covers them. (Only the
-    /// first [`SHOWN`] are checked for a covering entry, as each check reads every runtime entry.)
+    /// Notes which CIDRs leave another policy, either their own entry's or a covering entry's.
+    /// (Only the first [`SHOWN`] are checked for a covering entry, as each check reads every
+    /// runtime entry.)
     fn add_taken(&mut self, before: &Entries, cidrs: &[Cidr], policy: &PolicyName) {
         for (i, cidr) in stepping(cidrs).enumerate() {
             let own = before.get(cidr);
@@ -252,7 +253,7 @@ impl Notes {
     }
 }
 
-/// What an `add` of these needs.
+/// The memory that an `add` of these CIDRs needs.
 fn need_of(runtime: &RuntimeEntries, cidrs: &[Cidr]) -> Need {
     let added = stepping(cidrs).filter(|cidr| runtime.get(cidr).is_none());
     let known = runtime.len() + runtime.masked().len();
@@ -263,7 +264,8 @@ fn location_in_files(desired: &Desired, cidr: &Cidr) -> Option<Location> {
     desired.files.config.set.entries.get(cidr)?.location()
 }
 
-/// The policy a request means: one by name, or its own settings under a name made of them.
+/// The policy of a request: a named policy, or the request's own settings under a name derived from
+/// them.
 fn policy_for(
     desired: &Desired,
     request: &AddRequest,
@@ -414,7 +416,7 @@ mod tests {
         runtime.add(&[known], &entry, &Settings::default());
         assert_eq!(need_of(&runtime, &[known]), Need::of_runtime(0, 1));
         assert_eq!(need_of(&runtime, &[known, new]), Need::of_runtime(1, 1));
-        // What is switched off is remembered, too.
+        // Masked entries are kept, too.
         let files = &files(NEAR).config.set;
         let switched_off = "10.1.0.0/16".parse().unwrap();
         runtime.remove(&known, files);

@@ -1,6 +1,7 @@
-//! Runtime entries: what `rto-agent add` and `remove` did since the boot. Pure.
+//! Runtime entries: the effect of `rto-agent add` and `remove` since boot. Pure.
 //!
-//! Expiry is kept on CLOCK_BOOTTIME, so that setting the wall clock neither shortens nor stretches a `--ttl`.
+//! Expiry uses CLOCK_BOOTTIME, so that setting the wall clock neither shortens nor extends a
+//! `--ttl`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +13,15 @@ use crate::{
     wire::types::{Caller, FamiliesView},
 };
 
-/// Entries added at run time, and removed entries of the files.
+/// Entries added at run time, and masked entries of the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeEntries {
     pub(super) entries: BTreeMap<Cidr, RuntimeEntry>,
-    /// Last known settings of every policy that the entries or `departed` name: they outlive the policy's file.
+    /// Last known settings of every policy that `entries` or `departed` names: they outlive the
+    /// policy's file.
     pub(super) policies: BTreeMap<PolicyName, Settings>,
-    /// Policies that left the files, and until when they are kept (CLOCK_BOOTTIME, milliseconds).
+    /// Policies that the files no longer have, and until when they are kept (CLOCK_BOOTTIME,
+    /// milliseconds).
     pub(super) departed: BTreeMap<PolicyName, u64>,
     /// Entries of the files that are masked.
     pub(super) masked: BTreeSet<Cidr>,
@@ -31,24 +34,25 @@ pub struct RuntimeEntry {
     pub policy: PolicyName,
     /// Who added it.
     pub by: Caller,
-    /// When it ends, milliseconds of CLOCK_BOOTTIME; `None`: with the boot.
+    /// When it expires, milliseconds of CLOCK_BOOTTIME; `None`: at reboot.
     pub expires_ms: Option<u64>,
 }
 
 /// What [`RuntimeEntries::remove`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// A runtime entry is gone.
+    /// A runtime entry was removed.
     Entry,
-    /// An entry of the files is masked.
+    /// An entry of the files was masked.
     Masked,
 }
 
-/// How long a policy that left the files is kept, with its counters, learnt values and experiments.
+/// How long a policy that left the files is kept, with its counters, learnt values and experiments,
+/// in milliseconds.
 const DEPARTED_MS: u64 = 10 * 60 * 1000;
 
 impl RuntimeEntries {
-    /// Keeps the policies that other files no longer have, without entries, for `DEPARTED_MS`.
+    /// Keeps policies that have left the files, without entries, for `DEPARTED_MS`.
     pub fn keep_departed(&mut self, before: &PolicySet, now: &PolicySet, now_ms: u64) {
         self.departed
             .retain(|name, _| !now.policies.contains_key(name));
@@ -60,7 +64,7 @@ impl RuntimeEntries {
         self.forget_unused();
     }
 
-    /// Adds or replaces entries of one policy.
+    /// Adds or replaces runtime entries of one policy.
     pub fn add(&mut self, cidrs: &[Cidr], entry: &RuntimeEntry, settings: &Settings) {
         self.policies.insert(entry.policy.clone(), settings.clone());
         for cidr in stepping(cidrs) {
@@ -70,7 +74,7 @@ impl RuntimeEntries {
         self.forget_unused();
     }
 
-    /// Removes a runtime entry, or else masks the files' entry; `None` if there is neither.
+    /// Removes a runtime entry, or else masks an entry of the files; `None` if there is neither.
     pub fn remove(&mut self, cidr: &Cidr, files: &PolicySet) -> Option<Removal> {
         if self.entries.remove(cidr).is_some() {
             Some(Removal::Entry)
@@ -81,7 +85,7 @@ impl RuntimeEntries {
         }
     }
 
-    /// Unmasks the files' entry; whether it was masked.
+    /// Unmasks an entry of the files; returns whether it was masked.
     pub fn unmask(&mut self, cidr: &Cidr) -> bool {
         self.masked.remove(cidr)
     }
@@ -92,7 +96,7 @@ impl RuntimeEntries {
         self.entries.get(cidr)
     }
 
-    /// How many of these are entries that end at another time than this.
+    /// How many of these CIDRs have a runtime entry with another expiry.
     #[must_use]
     pub fn other_expiries(&self, cidrs: &[Cidr], expires_ms: Option<u64>) -> usize {
         let known = cidrs.iter().filter_map(|cidr| self.entries.get(cidr));
@@ -105,13 +109,13 @@ impl RuntimeEntries {
         &self.masked
     }
 
-    /// How many entries.
+    /// The number of runtime entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// How many, by address family.
+    /// The number of runtime entries, by address family.
     #[must_use]
     pub fn families(&self) -> FamiliesView {
         let ipv4 = self.entries.keys().filter(|cidr| cidr.is_ipv4()).count();
@@ -121,13 +125,13 @@ impl RuntimeEntries {
         }
     }
 
-    /// Whether there is nothing to keep.
+    /// Whether there are neither runtime entries nor masked ones.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.masked.is_empty()
     }
 
-    /// Removes the entries whose time has come.
+    /// Removes expired entries and departed policies, and returns the expired CIDRs.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Cidr> {
         let over = |e: &RuntimeEntry| e.expires_ms.is_some_and(|end| end <= now_ms);
         let gone: Vec<Cidr> = self
@@ -144,21 +148,22 @@ impl RuntimeEntries {
         gone
     }
 
-    /// When the next entry or departed policy ends.
+    /// When the next entry or departed policy expires.
     #[must_use]
     pub fn next_expiry_ms(&self) -> Option<u64> {
         let entries = self.entries.values().filter_map(|e| e.expires_ms);
         entries.chain(self.departed.values().copied()).min()
     }
 
-    /// Settings of a policy that runtime entries name.
+    /// The last known settings of a policy that a runtime entry names.
     #[must_use]
     pub fn policy(&self, name: &PolicyName) -> Option<&Settings> {
         self.policies.get(name)
     }
 
-    /// Takes over the files' present settings of the policies it names. A policy that is made of its settings keeps
-    /// them, under a longer name where a file has other ones under its own.
+    /// Updates known policies to the files' current settings. A policy whose name is derived from
+    /// its settings keeps them; if a file has other settings under that name, the runtime policy
+    /// gets a longer one.
     pub fn adopt_settings(&mut self, files: &PolicySet) {
         for (name, policy) in &files.policies {
             let Some(settings) = self.policies.get_mut(name) else {
@@ -190,7 +195,7 @@ impl RuntimeEntries {
         }
     }
 
-    /// Forgets policies that no entry names any more, unless they left the files a moment ago.
+    /// Forgets policies that no entry names, except departed ones.
     pub fn forget_unused(&mut self) {
         let used = self.entries.values().map(|e| &e.policy);
         let used: BTreeSet<&PolicyName> = used.chain(self.departed.keys()).collect();
@@ -228,7 +233,7 @@ mod tests {
         }
     }
 
-    /// What is in force by these.
+    /// The policies and entries in force with these runtime entries.
     fn overlay(runtime: &RuntimeEntries, set: PolicySet) -> PolicySet {
         let config = Config {
             set,
@@ -293,7 +298,7 @@ mod tests {
         assert_eq!(runtime.remove(&cidr("11.0.0.0/8"), &files()), None);
         assert!(runtime.masked().is_empty() && runtime.is_empty());
         assert!(!runtime.unmask(&cidr("10.0.0.0/8")));
-        // What is masked is kept as well.
+        // Masked entries are kept as well.
         runtime.remove(&cidr("10.0.0.0/8"), &files());
         assert!(!runtime.is_empty());
         assert_eq!(runtime.len(), 0);
@@ -326,7 +331,7 @@ mod tests {
         );
     }
 
-    /// 0.2 s are enough to find settings whose name has the same 32 bits.
+    /// An attacker needs 0.2 s to find settings whose name has the same 32 bits.
     #[test]
     fn file_with_name_made_of_settings_takes_nothing_over() {
         let own = PolicyName::for_settings(&settings(100), |_| false);
@@ -344,7 +349,7 @@ mod tests {
             assert!(entry.policy.is_made_of(&settings(100)));
             assert_eq!(set.policies[entry.policy].settings, settings(100));
         }
-        // A policy of the files that has such a name and is none is followed.
+        // A policy of the files with such a name, not derived from its settings, is followed.
         let named = "adhoc-00000000".parse::<PolicyName>().unwrap();
         runtime.add(&[cidr("10.2.0.0/16")], &entry(&named), &settings(100));
         files.policies.insert(named.clone(), settings(7).into());
@@ -361,7 +366,7 @@ mod tests {
         let set = overlay(&runtime, without.clone());
         assert!(set.policies.contains_key(&near) && set.entries.is_empty());
         assert_eq!(runtime.next_expiry_ms(), Some(601_000));
-        // Another reload does not prolong it, and the policy's return ends it.
+        // Another reload does not extend the period, and the policy's return ends it.
         runtime.keep_departed(&without, &without, 2000);
         assert_eq!(runtime.next_expiry_ms(), Some(601_000));
         let mut back = runtime.clone();

@@ -1,5 +1,5 @@
-//! What readers see: the state as the engine published it, with handles of its own on the kernel. Answers are made on
-//! the caller's thread; the engine may be in the middle of a change that takes seconds.
+//! Snapshots for readers: the state that the engine last published, with a kernel reader of its
+//! own. Answers are computed on the caller's thread, as the engine may be busy for seconds.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
 
@@ -34,7 +34,7 @@ use crate::{
 
 mod shared;
 
-/// The state after a change, and the reader of the kernel until the next one.
+/// The state after a change, and a reader of the kernel for it.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(super) about: Arc<About>,
@@ -46,19 +46,19 @@ pub struct Snapshot {
     pub(super) walk: WalkProgress,
     pub(super) experiments: SharedExperiments,
     pub(super) tuned: Tuned,
-    /// The kernel is what this snapshot says for as long as [`Shared::epoch`] is this.
+    /// The kernel matches this snapshot while [`Shared::epoch`] has this value.
     pub(super) epoch: u64,
     pub(super) shared: Arc<Shared>,
 }
 
-/// Why statistics are of before, if they are.
+/// Why statistics are outdated, if they are.
 type Stale = Option<Arc<DatapathError>>;
 
-/// What does not change while the daemon runs.
+/// Facts that do not change while the daemon runs.
 pub(super) struct About {
     pub(super) started: Instant,
     pub(super) config_path: PathBuf,
-    /// What was read at the start.
+    /// The files read at the start.
     pub(super) files: Vec<PathBuf>,
     pub(super) pin_dir: PathBuf,
     pub(super) kernel: String,
@@ -75,17 +75,17 @@ pub(super) struct About {
     pub(super) dropped_lines: fn() -> u64,
 }
 
-/// How it is, as the engine knows it.
+/// The daemon's health, as the engine knows it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Health {
-    /// What is wrong with the kernel, as last found.
+    /// Problems of the kernel at the last check.
     pub(super) problems: Vec<String>,
     pub(super) in_sync: bool,
     /// Changes of the kernel's maps by other processes, by kind.
     pub(super) map_differences: BTreeMap<String, u64>,
-    /// When all of them were last compared, Unix seconds.
+    /// When all maps were last compared, Unix seconds.
     pub(super) maps_compared_at_s: Option<u64>,
-    /// As of when it was published.
+    /// The attachment at the time of publishing.
     pub(super) attachment: Attachment,
     pub(super) warnings: Vec<String>,
     pub(super) last_reload: ReloadView,
@@ -97,22 +97,22 @@ pub(super) struct Health {
     pub(super) programs: Vec<u32>,
 }
 
-/// Whether the daemon does what it is there for.
+/// Whether the daemon does its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// Attached, and the kernel's maps are as they should be.
+    /// Attached, and the kernel's maps match the desired state.
     Ready,
-    /// Why not.
+    /// The reasons.
     Unready(Vec<String>),
-    /// The maps are not as they should be, which the engine does not know yet.
+    /// The maps differ from the desired state, and the engine does not know yet.
     Differs,
 }
 
-/// Bytes of a list that are handed on at once.
+/// Bytes of a list that are passed on at once.
 const PIECE: usize = 64 << 10;
 
 impl Snapshot {
-    /// Before anything is known.
+    /// The snapshot before the engine has started.
     pub(super) fn starting(config: &EngineConfig) -> Self {
         let agent = &config.config.agent;
         Self {
@@ -155,7 +155,7 @@ impl Snapshot {
         }
     }
 
-    /// Of an engine that has nothing in force: no policies, no entries.
+    /// The snapshot of an engine with nothing in force: no policies, no entries.
     pub(super) fn empty(config: &EngineConfig) -> Self {
         let files = LoadedConfig {
             config: Config::default(),
@@ -175,19 +175,20 @@ impl Snapshot {
         }
     }
 
-    /// Whether the kernel is as this says: the engine does not change it, and has not since.
+    /// Whether the kernel still matches this snapshot: the engine is not changing it, and has not
+    /// changed it since.
     fn is_current(&self) -> bool {
         self.shared.epoch() == self.epoch
     }
 
-    /// Reads the kernel, unless the engine is changing it: then `None`.
+    /// Reads the kernel; `None` if the engine is changing it.
     pub(super) fn unchanged<T>(&self, read: impl FnOnce(&dyn KernelReader) -> T) -> Option<T> {
         let reader = self.reader.as_deref().filter(|_| self.is_current())?;
         let read = read(reader);
         self.is_current().then_some(read)
     }
 
-    /// Whether and where the program is in force.
+    /// Whether and where the program is attached.
     pub(super) fn attachment(&self) -> Attachment {
         if self.health.detached_by.is_some() {
             return self.health.attachment.clone();
@@ -201,7 +202,7 @@ impl Snapshot {
         }
     }
 
-    /// What will be left in force at the end, once that is known.
+    /// What the daemon leaves in force when it ends; `None` while it is starting.
     #[must_use]
     pub fn on_exit(&self) -> Option<OnExit> {
         Some(self.resolved.as_ref()?.config().agent.on_exit)
@@ -213,43 +214,44 @@ impl Snapshot {
         self.resolved.is_none()
     }
 
-    /// The files the configuration was read from.
+    /// The files that the configuration was read from.
     #[must_use]
     pub fn files(&self) -> &[PathBuf] {
         let resolved = self.resolved.as_ref();
         resolved.map_or(&self.about.files, |resolved| &resolved.config().files)
     }
 
-    /// The walk over open sockets that runs, or the last one.
+    /// The walk over open sockets that is running, or the last one.
     #[must_use]
     pub fn walk(&self) -> Arc<WalkView> {
         self.walk.get()
     }
 
-    /// Experiments, and what they say now.
+    /// Experiments and their current results.
     #[must_use]
     pub fn experiments(&self) -> ExperimentsAnswer {
         self.experiments.answer()
     }
 
-    /// What is learnt and guarded.
+    /// The state of learnt and guarded timers.
     #[must_use]
     pub fn tune(&self) -> Arc<TuneAnswer> {
         self.tuned.get()
     }
 
-    /// Whether it is attached and, by the kernel's own word, the maps are as they should be. Takes a second where
-    /// there are a million entries.
+    /// Whether the program is attached and the maps, read from the kernel, match the desired state.
+    /// Takes a second with a million entries.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         if self.health.in_sync
             && let Some(resolved) = &self.resolved
         {
-            // The engine finds out why they cannot be read.
+            // A read error does not count as a difference: the engine reports it.
             let holds = |reader: &dyn KernelReader| {
                 let differences = || reader.differences(&resolved.maps).ok();
                 let read = || (self.epoch, differences().map(|found| found.is_empty()));
-                // Of another epoch it says nothing; but changes are no reason to compare more often.
+                // A result of another epoch is not used, but does reduce how often the maps are
+                // compared.
                 self.shared.holds.get(|_| true, read)
             };
             if let Some((epoch, holds)) = self.unchanged(holds)
@@ -262,7 +264,7 @@ impl Snapshot {
         self.known_readiness()
     }
 
-    /// The same from the engine's knowledge of the maps.
+    /// As [`Self::readiness`], from what the engine knows of the maps.
     #[must_use]
     pub fn known_readiness(&self) -> Readiness {
         let attachment = self.attachment();
@@ -277,17 +279,17 @@ impl Snapshot {
         Readiness::Unready(problems)
     }
 
-    /// What policies did.
+    /// The statistics of all policies.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, and could never.
+    /// If the statistics cannot be read, and never could be.
     pub fn stats(&self) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
         self.last_stats().map(|(stats, _)| stats)
     }
 
-    /// The same, with why they are not of now if they cannot be read. During a change, which may give the numbers of
-    /// one policy to another, they are of before it.
+    /// As [`Self::stats`], with the reason if they are outdated. During a change, which may give
+    /// one policy's counters to another, the statistics from before it are returned.
     pub(super) fn last_stats(&self) -> Result<(Arc<StatsAnswer>, Stale), Arc<DatapathError>> {
         let Some(reader) = self.reader.as_deref() else {
             return Ok((Arc::new(self.stats_answer(&BTreeMap::new())), None));
@@ -320,7 +322,7 @@ impl Snapshot {
         Some(stats)
     }
 
-    /// What a connection to an address takes, and why.
+    /// The entry and settings that apply to an address, with the reasons.
     ///
     /// # Errors
     ///
@@ -371,7 +373,7 @@ impl Snapshot {
         })
     }
 
-    /// Reads what entries have counted.
+    /// Reads the hit counters of all entries.
     ///
     /// # Errors
     ///
@@ -381,12 +383,12 @@ impl Snapshot {
         Ok(reader.map_or_else(|| Ok(Vec::new()), |reader| reader.hits())?)
     }
 
-    /// The JSON of a [`crate::wire::types::ListAnswer`], piece by piece, for as long as `take` wants more: a
-    /// million entries are a hundred megabytes.
+    /// Writes the JSON of a [`crate::wire::types::ListAnswer`] in pieces until `take` wants no
+    /// more: a million entries are a hundred megabytes.
     ///
     /// # Errors
     ///
-    /// If something cannot be put into JSON.
+    /// If an entry cannot be serialised.
     pub fn list(
         &self,
         hits: &[(Cidr, u32)],
@@ -466,7 +468,8 @@ impl Snapshot {
                 )
             }
             (None, Some(source)) => (source, None),
-            // Neither added at run time nor from a file: cannot be, and must not hide the entry if it is.
+            // Neither a runtime entry nor one of a file. Impossible, but it must not hide the
+            // entry.
             (None, None) => (
                 SourceView::File {
                     path: self.about.config_path.clone(),
@@ -489,14 +492,14 @@ impl Snapshot {
     }
 }
 
-/// Entries of the files that were switched off at run time.
+/// Entries of the files that are masked.
 fn masked(resolved: &Resolved) -> impl Iterator<Item = &Cidr> {
     let files = &resolved.config().set.entries;
     let masked = resolved.desired.runtime.masked().iter();
     masked.filter(|cidr| files.contains_key(cidr))
 }
 
-/// The arm that all connections of a peer are in, where the policy's control arm has a share of peers.
+/// The arm of all connections to a peer; `None` if the policy's control arm does not draw peers.
 fn arm_of_peer(policy: &rto_agent_common::Policy, address: IpAddr) -> Option<Arm> {
     if policy.control_below == 0 || policy.flags & policy_flags::CONTROL_BY_PEER == 0 {
         return None;

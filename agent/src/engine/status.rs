@@ -1,4 +1,4 @@
-//! `status` and `stats`, put together from a snapshot.
+//! Builds `status` and `stats` from a snapshot.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,13 +19,14 @@ use crate::{
 };
 
 impl Snapshot {
-    /// How it is.
+    /// The daemon's status.
     #[must_use]
     pub fn status(&self) -> StatusAnswer {
         self.status_and_stats().0
     }
 
-    /// The same with its statistics: the last ones if they cannot be read, and the status says that.
+    /// The status with the statistics it is based on. If they cannot be read, the last ones are
+    /// used and the status says so.
     #[must_use]
     pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
         let (stats, problem) = match self.last_stats() {
@@ -93,7 +94,7 @@ impl Snapshot {
         }
     }
 
-    /// A line for each timer that is braked or frozen.
+    /// One line for each braked or frozen timer.
     fn unusual_timers(&self) -> Vec<String> {
         let tuned = self.tune();
         let unusual = tuned.timers().filter(|(_, timer)| timer.is_unusual());
@@ -108,7 +109,7 @@ impl Snapshot {
             problems.extend(attachment.problem.clone());
         }
         if !health.last_reload.ok {
-            // A failed rollback has a message of its own.
+            // The problem of a failed rollback is listed already.
             let in_force = match health.last_reload.kept_at_s {
                 _ if !health.in_sync => "",
                 None => "; the last good configuration is in force",
@@ -256,8 +257,8 @@ impl Snapshot {
         }
     }
 
-    /// Of the policies in force, without their control arms except for `storage_failures`; without connections that no entry
-    /// covers.
+    /// Counters of the policies in force, without control arms (except `storage_failures`) and
+    /// without connections that no entry covers.
     fn counters(&self, stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
         let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
         let names = resolved.into_iter().flat_map(|r| r.set.policies.keys());
@@ -265,7 +266,7 @@ impl Snapshot {
             let stats = stats.policies.get(name)?;
             let mut counters = CountersView::from(&stats.treated);
             let control = stats.control.iter().flat_map(ArmStats::directions);
-            // Connections without it are counted in part, in either arm.
+            // In either arm, connections without socket storage are counted only in part.
             counters.storage_failures += control
                 .map(|(_, stats)| stats.storage_failures)
                 .sum::<u64>();
@@ -301,11 +302,11 @@ impl Snapshot {
     }
 }
 
-/// The share of connections with a spurious copy at which a policy counts as harmful.
+/// From this share of connections with a spurious copy, a policy counts as harmful.
 const MOSTLY_SPURIOUS: f64 = 0.5;
 
-/// The share of a policy's connections that had a spurious copy in their handshake, and what to do about it; `None` where
-/// too few have been counted.
+/// The share of a policy's connections that sent a spurious copy in their handshake, and what to do
+/// about it; `None` if too few have been counted.
 #[expect(clippy::cast_precision_loss, reason = "a share")]
 fn spurious(name: &PolicyName, counters: &CountersView) -> Option<(f64, String)> {
     const FEWEST: u64 = 20;
@@ -346,7 +347,7 @@ mod tests {
         "near".parse().unwrap()
     }
 
-    /// A healthy snapshot: two entries of the file, and one added at run time.
+    /// A healthy snapshot with two entries of a file and one runtime entry.
     fn snapshot() -> Snapshot {
         let entry = RuntimeEntry {
             policy: near(),
@@ -458,7 +459,7 @@ mod tests {
         };
         assert_eq!(found(10_000, 100), (false, false));
         assert_eq!(found(10_000, 101), (true, false));
-        // Too few to tell.
+        // Too few for a warning.
         assert_eq!(found(19, 19), (false, false));
         assert_eq!(found(200, 150), (false, true));
     }

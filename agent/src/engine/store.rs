@@ -1,6 +1,6 @@
-//! Where runtime entries are kept: `state_dir/manual.json`, below `/run` by default.
+//! Persists runtime entries in `state_dir/manual.json`, below `/run` by default.
 //!
-//! They survive a restart of the daemon and do not survive a reboot: the file names the boot it belongs to.
+//! They survive a restart of the daemon but not a reboot: the file contains the boot ID.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,9 +23,9 @@ use crate::{
 
 const FILE: &str = "manual.json";
 const FORMAT: u32 = 1;
-/// Longest file, bytes: more than the most entries take.
+/// Longest file, bytes: more than the maximum number of entries takes.
 const MAX_FILE: u64 = 1 << 30;
-/// Bytes that are written at once.
+/// Bytes per write.
 const PIECE: usize = 64 << 10;
 
 #[derive(Deserialize)]
@@ -40,7 +40,7 @@ struct File {
     departed: BTreeMap<PolicyName, u64>,
 }
 
-/// What is written; [`File`] reads it.
+/// The file as it is written; [`File`] is the form that is read.
 #[derive(Serialize)]
 struct FileRef<'a> {
     format: u32,
@@ -51,27 +51,27 @@ struct FileRef<'a> {
     departed: &'a BTreeMap<PolicyName, u64>,
 }
 
-/// Where it is kept: the `state_dir` that the daemon started with, whose lock it has.
+/// The store in the `state_dir` that the daemon started with, and whose lock it holds.
 #[derive(Debug)]
 pub struct RuntimeStore {
     dir: PathBuf,
-    /// Why the file is older than what is in force.
+    /// Why the file is older than the state in force.
     problem: Problem,
 }
 
 impl RuntimeStore {
-    /// In a directory.
+    /// The store in this directory.
     #[must_use]
     pub fn new(dir: PathBuf) -> Self {
         let problem = Problem::default();
         Self { dir, problem }
     }
 
-    /// Writes everything beside its place.
+    /// Writes a draft of all entries beside the file.
     ///
     /// # Errors
     ///
-    /// If it cannot be written; names the directory.
+    /// If the draft cannot be written. The error names the directory.
     pub fn stage(&self, runtime: &RuntimeEntries) -> io::Result<AtomicFile> {
         save(runtime, &self.dir).map_err(|e| self.named(&e))
     }
@@ -87,7 +87,8 @@ impl RuntimeStore {
         Ok(())
     }
 
-    /// Saves entries that are already in force. A failure is reported, and [`RuntimeStore::retry_save`] tries again.
+    /// Saves entries that are already in force. Reports a failure, which
+    /// [`RuntimeStore::retry_save`] retries.
     pub fn save(&mut self, runtime: &RuntimeEntries) {
         let saved = self.stage(runtime).and_then(|draft| self.commit(draft));
         let Err(e) = saved else { return };
@@ -96,7 +97,7 @@ impl RuntimeStore {
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
 
-    /// Why it is older, for people.
+    /// Why the file is older than the state in force, in words.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.problem.text().cloned()
@@ -119,14 +120,14 @@ impl RuntimeStore {
     }
 }
 
-/// How large the file is, bytes.
+/// Size of the file, bytes.
 #[must_use]
 pub fn size(state_dir: &Path) -> u64 {
     fs::metadata(state_dir.join(FILE)).map_or(0, |file| file.len())
 }
 
-/// Reads what an earlier run of this boot left in `state_dir`. A file that cannot be
-/// parsed is moved aside with a warning. Half-written drafts of a killed run are removed.
+/// Reads what an earlier run since boot left in `state_dir`. A file that cannot be parsed is moved
+/// aside with a warning. Drafts of a killed run are removed.
 ///
 /// # Errors
 ///
@@ -160,11 +161,12 @@ pub fn load(state_dir: &Path) -> io::Result<(RuntimeEntries, Option<String>)> {
     }
 }
 
-/// What a daemon of this boot has saved in `state_dir`. Nothing there is changed: one may be starting.
+/// Reads what a daemon has saved in `state_dir` since boot. Changes nothing there, as a daemon may
+/// be starting.
 ///
 /// # Errors
 ///
-/// If there is a file and it cannot be read or understood.
+/// If the file exists but cannot be read or parsed.
 pub fn peek(state_dir: &Path) -> io::Result<RuntimeEntries> {
     let path = state_dir.join(FILE);
     let text = match regular_file::read(&path, MAX_FILE) {
@@ -199,7 +201,7 @@ fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
     }
     let mut entries = file.entries;
     for entry in entries.values_mut() {
-        // One name for all its entries, not one each.
+        // Share one name between all entries of a policy.
         if let Some((name, _)) = file.policies.get_key_value(&entry.policy) {
             entry.policy = name.clone();
         }
@@ -227,7 +229,7 @@ fn save(runtime: &RuntimeEntries, state_dir: &Path) -> io::Result<AtomicFile> {
         departed: &runtime.departed,
     };
     path_security::make_private(state_dir)?;
-    // Not as one text: of half a million entries it is 50 MB.
+    // Written in pieces: as one text, half a million entries take 50 MB.
     AtomicFile::write_with(&state_dir.join(FILE), 0o600, |to| {
         let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
         serde_json::to_writer(&mut to, &file)?;

@@ -1,4 +1,4 @@
-//! Talking to the service manager: readiness, reloads, status, watchdog (sd_notify(3)).
+//! The service manager: readiness, reloads, status, watchdog, descriptor store (sd_notify(3)).
 
 use std::{
     ffi::OsStr,
@@ -23,12 +23,12 @@ use tracing::warn;
 use super::Handle;
 use crate::datapath::handover::Handed;
 
-/// The service manager, if there is one. NOTIFY_SOCKET is read at each message.
+/// The service manager, if there is one. NOTIFY_SOCKET is read for each message.
 #[derive(Default)]
 pub(super) struct Systemd {
-    /// The last text sent: only changes are sent.
+    /// The last status sent: only changes are sent.
     told: String,
-    /// It was not reached when it should have learnt that the daemon is ready, and learns that with the next status.
+    /// READY=1 could not be sent, and is sent with the next status.
     owes_ready: bool,
 }
 
@@ -40,7 +40,7 @@ impl Systemd {
     }
 
     pub(super) fn reloading(&self) {
-        // Type=notify-reload wants the time at which the reload began.
+        // Type=notify-reload needs the time at which the reload began.
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC)
             .map(Duration::from)
             .unwrap_or_default();
@@ -63,25 +63,28 @@ impl Systemd {
     }
 }
 
-/// Whether the service manager says that it keeps descriptors over a restart: by FDSTORE (systemd 254), which the unit
-/// sets for earlier ones, and then whatever a drop-in says.
+/// Whether the service manager claims to keep descriptors over a restart: systemd 254 sets FDSTORE;
+/// for older versions the unit sets it, whatever a drop-in says.
 pub(super) fn says_it_keeps() -> bool {
     let is_set = |name: &&str| std::env::var_os(name).is_some();
     ["FDSTORE", "NOTIFY_SOCKET"].iter().all(is_set)
 }
 
-/// How long the service manager may take to read what was sent.
+/// Time the service manager gets to read all messages.
 const BARRIER_LIMIT_MS: u16 = 1000;
-/// How much longer it may take to close what it does not keep: some versions do that on another thread.
+/// Additional time to close the descriptors that it refuses: some versions do that on another
+/// thread.
 const CLOSE_LIMIT_MS: u8 = 100;
-/// The name of a pipe by which it is seen whether it keeps what it is sent.
+/// Name of a pipe that shows whether the service manager keeps descriptors.
 const PROBE: &str = "probe";
 
-/// Has the service manager keep these for the next start, and waits until it has them. Whether it keeps any.
+/// Hands these to the service manager for the next start, and waits until it has them. Returns
+/// whether there were any.
 ///
 /// # Errors
 ///
-/// If it claims to keep descriptors but does not, or not this many: it does not answer what it refuses. Then it keeps none.
+/// If the service manager claims to keep descriptors but does not, or keeps fewer. It does not
+/// report what it refuses. It keeps none of them then.
 pub(super) fn hand_over(objects: &[Handed]) -> io::Result<bool> {
     if objects.is_empty() {
         return Ok(false);
@@ -99,14 +102,15 @@ fn store(objects: &[Handed]) -> io::Result<()> {
         let state = [
             NotifyState::FdStore,
             NotifyState::FdName(&object.name),
-            // It would find an error at each map that is no ring buffer (bpf_map_poll(), Linux 6.12), and drop that.
+            // Without FDPOLL=0, systemd drops maps other than ring buffers: polling them reports an
+            // error (bpf_map_poll(), Linux 6.12).
             NotifyState::Custom("FDPOLL=0"),
         ];
         send_within(STORE_LIMIT, &state, &[object.fd.as_fd()])?;
     }
-    // The last one: where it is kept, all before it are.
+    // Sent last: if the probe is kept, so is everything before it.
     let probe = send_pipe(&[NotifyState::FdStore, NotifyState::FdName(PROBE)])?;
-    // sd_notify_barrier(3): its end is closed once all before it was read.
+    // sd_notify_barrier(3): the pipe is closed once all earlier messages have been read.
     let barrier = send_pipe(&[NotifyState::Custom("BARRIER=1")])?;
     if !is_closed(&barrier, BARRIER_LIMIT_MS.into())? {
         return Err(io::Error::other(format!(
@@ -123,20 +127,21 @@ fn store(objects: &[Handed]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends one end of a pipe; the other, at which it is seen when that is closed.
+/// Sends one end of a pipe and returns the other, on which the closing of the first can be seen.
 fn send_pipe(state: &[NotifyState<'_>]) -> io::Result<OwnedFd> {
     let (ours, theirs) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     send_within(STORE_LIMIT, state, &[theirs.as_fd()])?;
     Ok(ours)
 }
 
-/// Whether the other end of a pipe is closed within a time.
+/// Whether the other end of a pipe is closed within the limit.
 fn is_closed(end: &OwnedFd, limit: PollTimeout) -> io::Result<bool> {
     let mut closed = [PollFd::new(end.as_fd(), PollFlags::empty())];
     Ok(nix::poll::poll(&mut closed, limit)? != 0)
 }
 
-/// Has it keep these no longer. Where it does not read one message, the others are not waited for.
+/// Has the service manager drop these descriptors. Stops at the first message that it does not
+/// read.
 fn forget<'a>(names: impl IntoIterator<Item = &'a str>) {
     for name in names {
         let state = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
@@ -146,10 +151,11 @@ fn forget<'a>(names: impl IntoIterator<Item = &'a str>) {
     }
 }
 
-/// What the service manager kept for this start. To be called once, before other descriptors are given its numbers.
+/// The descriptors kept for this start. Must be called once, before their numbers can be reused.
 pub fn handed_over() -> io::Result<Vec<Handed>> {
     let listed = sd_notify::listen_fds_with_names()?;
-    // SAFETY: the service manager has opened these for this process (sd_listen_fds(3)), and this is asked once.
+    // SAFETY: the service manager has opened these for this process (sd_listen_fds(3)), and this
+    // function is called once.
     let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
     let handed = listed.map(|(fd, name)| Handed {
         name,
@@ -158,7 +164,7 @@ pub fn handed_over() -> io::Result<Vec<Handed>> {
     Ok(handed.filter(|one| one.name != PROBE).collect())
 }
 
-/// Has the service manager drop what it kept for this start: it is pinned now.
+/// Has the service manager drop the descriptors kept for this start: they are pinned now.
 fn forget_handed_over() {
     let variable = |name| std::env::var(name).unwrap_or_default();
     if variable("LISTEN_PID") != std::process::id().to_string() {
@@ -168,7 +174,7 @@ fn forget_handed_over() {
     forget(names.split(':').filter(|name| !name.is_empty()));
 }
 
-/// Tells the service manager that the daemon ends, whatever the engine is at.
+/// Reports to the service manager that the daemon is stopping, even if the engine is busy.
 pub fn stopping() {
     send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
@@ -179,7 +185,7 @@ pub(super) fn step_interval() -> Duration {
     sd_notify::watchdog_enabled().map_or(Duration::MAX, |timeout| timeout / 4)
 }
 
-/// Something that is due at first, and again each time after a while.
+/// An action that is due at once, and then again after each interval.
 struct Every {
     interval: Duration,
     next: Instant,
@@ -191,7 +197,7 @@ impl Every {
         Self { interval, next }
     }
 
-    /// Whether it is; then it is due again in a while.
+    /// Whether the action is due; if so, the interval restarts.
     fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = now >= self.next;
@@ -202,14 +208,15 @@ impl Every {
     }
 }
 
-/// What a start is given at a time, and how often. A start without a step for as long counts as stuck.
+/// The start's timeout is extended by this much, this often. A start that makes no step for as long
+/// is stuck.
 const EXTENSION: Duration = Duration::from_secs(30);
 const EXTEND_EVERY: Duration = Duration::from_secs(5);
 
-/// Reports to the service manager that the engine is alive while its operation makes progress: millions
-/// of entries take longer than the unit's timeouts.
+/// Reports to the service manager that the engine is alive while its operation makes progress:
+/// millions of entries take longer than the unit's timeouts.
 pub struct WatchdogKeepalive {
-    /// WATCHDOG_USEC, and when the watchdog is due.
+    /// WATCHDOG_USEC, and when the next keepalive is due.
     watchdog: Option<(Duration, Every)>,
     extension: Every,
     stall: Stall,
@@ -227,7 +234,8 @@ impl WatchdogKeepalive {
         }
     }
 
-    /// The interval between looks, so that no keepalive is later than half of the service manager's timeout.
+    /// How often to call [`Self::look`], so that no keepalive is later than half of the service
+    /// manager's timeout.
     #[must_use]
     pub fn interval(&self) -> Duration {
         let watchdog = self.watchdog.as_ref();
@@ -235,7 +243,8 @@ impl WatchdogKeepalive {
         every.max(Duration::from_millis(1))
     }
 
-    /// To be called so often, on another thread than the engine's.
+    /// Sends a keepalive if one is due and the engine makes progress. Call it on another thread
+    /// than the engine's.
     pub fn look(&mut self, engine: &Handle) {
         let stalled = self.stall.lasts(engine.steps(), Instant::now());
         if engine.snapshot().is_starting() {
@@ -244,7 +253,7 @@ impl WatchdogKeepalive {
                 send(&[NotifyState::ExtendTimeoutUsec(more)]);
             }
         } else if let Some((timeout, watchdog)) = &mut self.watchdog
-            // The service manager waits for as long as WATCHDOG_USEC after the last answer.
+            // The service manager waits another WATCHDOG_USEC after the last keepalive.
             && stalled < *timeout / 2
             && watchdog.is_due()
         {
@@ -253,7 +262,7 @@ impl WatchdogKeepalive {
     }
 }
 
-/// For how long a number has been the same.
+/// Measures how long a counter has been unchanged.
 struct Stall {
     steps: u64,
     since: Instant,
@@ -275,23 +284,23 @@ impl Stall {
     }
 }
 
-/// How long a message may wait for a socket that is not read.
+/// Time a message may wait for a full socket.
 const SEND_LIMIT: Duration = Duration::from_millis(50);
-/// The same of messages about the descriptor store, which nothing repeats.
+/// The same for messages about the descriptor store, which are not repeated.
 const STORE_LIMIT: Duration = Duration::from_millis(BARRIER_LIMIT_MS as u64);
 static UNSENT: AtomicU64 = AtomicU64::new(0);
 
-/// How many messages the service manager was not sent.
+/// The number of messages that could not be sent.
 pub(super) fn unsent() -> u64 {
     UNSENT.load(Ordering::Relaxed)
 }
 
-/// Whether it was sent, or there is no service manager.
+/// Sends a message; true if it was sent or there is no service manager.
 fn send(state: &[NotifyState<'_>]) -> bool {
     is_sent(send_within(SEND_LIMIT, state, &[]))
 }
 
-/// Counts a message that was not sent, and reports the first.
+/// Counts messages that could not be sent, and reports the first.
 fn is_sent(sent: io::Result<()>) -> bool {
     if let Err(e) = &sent
         && UNSENT.fetch_add(1, Ordering::Relaxed) == 0
@@ -301,7 +310,7 @@ fn is_sent(sent: io::Result<()>) -> bool {
     sent.is_ok()
 }
 
-/// (`sd_notify::notify` and its like wait until the socket is read.)
+/// (`sd_notify::notify` and similar functions block until the socket is read.)
 fn send_within(
     limit: Duration,
     state: &[NotifyState<'_>],
@@ -340,7 +349,7 @@ mod tests {
     fn steps_end_a_stall_and_time_does_not() {
         let begin = Instant::now();
         let mut stall = Stall::new(begin);
-        // However long it takes.
+        // However long the operation takes.
         for step in 1..10_000 {
             let now = begin + step * 10 * SECOND;
             assert_eq!(stall.lasts(step.into(), now), Duration::ZERO);
@@ -350,7 +359,7 @@ mod tests {
             let now = last + seconds * SECOND;
             assert_eq!(stall.lasts(9_999, now), seconds * SECOND);
         }
-        // One that begins later begins with a step.
+        // A later operation begins with a step.
         assert_eq!(stall.lasts(10_000, last + 100 * SECOND), Duration::ZERO);
     }
 
@@ -360,7 +369,7 @@ mod tests {
         let path = dir.path().join("notify");
         let receiver = UnixDatagram::bind(&path).unwrap();
         let send = |message| send_to(path.as_os_str(), SEND_LIMIT, message, &[]);
-        // Its queue takes net.unix.max_dgram_qlen messages.
+        // The socket's queue holds net.unix.max_dgram_qlen messages.
         let full = (0..100_000).find(|_| send("STATUS=x\n").is_err());
         assert!(full.is_some());
         let mut message = [0; 16];

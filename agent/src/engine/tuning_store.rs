@@ -1,5 +1,5 @@
-//! Where what was learnt is kept: `persistent_dir/tuning.json`, over a reboot; `state_dir/tuning.json` where that cannot
-//! be written, for this boot.
+//! Persists what was learnt: in `persistent_dir/tuning.json`, over a reboot; if that cannot be
+//! written, in `state_dir/tuning.json`, until reboot.
 
 use std::time::{Duration, Instant};
 
@@ -19,29 +19,29 @@ use crate::{
 
 pub(super) const FILE: &str = "tuning.json";
 const FORMAT: u32 = 1;
-/// How often what only grew is written.
+/// How often growing statistics are written.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The files, and the clock that times in them are of.
+/// The files, and the clock of the times in them.
 #[derive(Debug)]
 pub(super) struct TuningStore {
     boot_id: String,
     document: LastingDocument,
-    /// Where the tuner's clock began, and the boot's at that moment.
+    /// Start values of the tuner's clock and of CLOCK_BOOTTIME, milliseconds.
     began: (u64, u64),
     written: Instant,
-    /// The last change is on no disk.
+    /// The last change could not be written to either file.
     is_lost: bool,
-    /// Which files of an earlier run could not be read or understood, and how to fix it.
+    /// Files of an earlier run that could not be read or parsed, and how to fix that.
     unreadable: Vec<String>,
-    /// Why it does not outlive the boot.
+    /// Why the learnt state does not survive a reboot.
     problem: Problem,
-    /// Less is remembered than was asked for.
+    /// Less is remembered than configured.
     memory: Problem,
 }
 
 impl TuningStore {
-    /// Reads what an earlier run has left. What cannot be understood is moved aside and said.
+    /// Reads what an earlier run left. Moves a file that cannot be parsed aside, with a warning.
     pub(super) fn open(agent: &AgentConfig) -> (Self, Restored) {
         let mut store = Self {
             boot_id: boot_id(),
@@ -68,14 +68,14 @@ impl TuningStore {
             warn!("{text}");
             store.unreadable.push(text);
         }
-        // The other one is of a time at which the first could not be written.
+        // Use the later one: `state_dir` was written while `persistent_dir` could not be.
         let restored = [lasting, of_boot].into_iter().flatten();
         let restored = restored.max_by_key(Restored::at_ms).unwrap_or_default();
         store.began.0 = restored.now_ms(store.began.1, now_ms());
         (store, restored)
     }
 
-    /// What the clocks say.
+    /// The current time on the clocks the tuner uses.
     pub(super) fn now(&self) -> Moment {
         let (tuner_ms, began_ms) = self.began;
         let boottime_ms = boottime_ms();
@@ -86,7 +86,7 @@ impl TuningStore {
         }
     }
 
-    /// Writes a transition at once, and what only grew once a minute.
+    /// Writes a transition at once, growing statistics once a minute.
     pub(super) fn save_if_due(&mut self, tuning: &mut Tuning) {
         let is_due = || self.written.elapsed() >= INTERVAL;
         if tuning.has_changed() && (!self.is_lost || is_due()) || tuning.has_grown() && is_due() {
@@ -94,7 +94,7 @@ impl TuningStore {
         }
     }
 
-    /// Writes what is not on the disk yet.
+    /// Writes all that is not on disk yet.
     pub(super) fn save_last(&mut self, tuning: &mut Tuning) {
         if tuning.has_changed() || tuning.has_grown() {
             self.save(tuning);
@@ -128,20 +128,20 @@ impl TuningStore {
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
 
-    /// Which files of an earlier run could not be read or understood, and how to fix it; and whether less is remembered
-    /// than was asked for.
+    /// Files of an earlier run that could not be read or parsed, with the fix; and whether less is
+    /// remembered than configured.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         let memory = self.memory.text().into_iter();
         self.unreadable.iter().chain(memory).cloned()
     }
 
-    /// Why what is learnt does not outlive the boot.
+    /// Why the learnt state does not survive a reboot.
     pub(super) fn problem(&self) -> Option<String> {
         self.problem.text().cloned()
     }
 }
 
-/// What a file has, or why nothing is known of it.
+/// The content of a file, and why it was lost.
 fn read(document: &mut Document, boot_id: &str) -> (Option<Restored>, Option<String>) {
     let (stored, lost) = match document.load::<Stored>() {
         Ok(read) => read,

@@ -1,4 +1,5 @@
-//! Checks that the kernel's maps and pins are as desired even if other processes write them.
+//! Checks that the kernel's maps and pins match the desired state, as other processes may write
+//! them.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +19,7 @@ use crate::{
     wire::types::{VerifyAnswer, now_s},
 };
 
-/// Policies whose statistics are looked at in one round: a value has a part for each processor.
+/// Policies whose statistics are checked in one round: each value has a part per processor.
 const POLICIES: usize = 32;
 
 /// Counts changes by other processes and logs them at most once a minute.
@@ -26,7 +27,7 @@ const POLICIES: usize = 32;
 pub(super) struct DifferenceLog {
     counts: BTreeMap<String, u64>,
     logged_at: Option<Instant>,
-    /// Since then.
+    /// Changes since `logged_at`.
     unlogged: u64,
 }
 
@@ -54,7 +55,7 @@ impl DifferenceLog {
 }
 
 impl Snapshot {
-    /// How many entries there should be.
+    /// The number of entries in the desired state.
     pub(super) fn entries(&self) -> usize {
         self.resolved.as_ref().map_or(0, |r| r.set.entries.len())
     }
@@ -78,12 +79,12 @@ impl Snapshot {
         })
     }
 
-    /// Compares up to `entries` entries from a position, and the tables beside them; `None` if the engine changes the
-    /// kernel during the comparison, because then a difference means nothing.
+    /// Compares up to `entries` entries from a position, and the tables beside them; `None` if the
+    /// engine changes the kernel during the comparison, as a difference means nothing then.
     pub(super) fn compare_part(&self, mut position: Position, entries: usize) -> Option<Round> {
         let resolved = self.resolved.as_ref()?;
         let desired = &resolved.maps;
-        // Removed since: the kernel would continue from an arbitrary key.
+        // Removed since the last part: the kernel would continue from an arbitrary key.
         if let TrieCursor::After(cidr) = position.entries
             && !desired.entries.contains_key(&cidr)
         {
@@ -111,10 +112,10 @@ impl Snapshot {
     }
 }
 
-/// Entries of one system call.
+/// Entries per system call.
 const PIECE: usize = 4096;
 
-/// What cannot be read is looked at by the engine.
+/// A read error counts as a difference, so that the engine checks.
 fn is_different(compared: &Result<Differences, DatapathError>) -> bool {
     !compared.as_ref().is_ok_and(Differences::is_empty)
 }
@@ -155,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// Puts in force again what is not, and writes again what differs. The caller publishes.
+    /// Attaches again if necessary, and rewrites what differs. The caller publishes.
     pub(super) fn repair(&mut self) {
         let Some(change) = self.reconciler.repair() else {
             return;
@@ -163,12 +164,12 @@ impl Engine {
         self.probing.invalidate();
         let cause = Cause::from(Source::Repair);
         cause.audit(&change);
-        // Connections may have begun without a policy in between.
+        // Connections may have begun without a policy while detached.
         self.apply_to_open(&cause);
     }
 
-    /// Repairs changes of these entries by other processes, before a change whose plan is made against what was written
-    /// last.
+    /// Repairs changes that other processes made to these entries. Called before a change, as its
+    /// plan assumes that the maps hold what was last written.
     pub(super) fn verify_entries(&mut self, cidrs: &[Cidr], policy: &PolicyName) {
         let reader = self
             .reconciler
@@ -187,7 +188,7 @@ impl Engine {
         self.comparing.consider(&snapshot);
     }
 
-    /// A part was compared.
+    /// Handles the result of comparing a part.
     pub(super) fn compared(&mut self, round: Option<Round>) {
         if self.comparing.done(round) && self.detached_by.is_none() {
             self.verify();
@@ -229,7 +230,7 @@ mod tests {
         );
     }
 
-    /// Two entries and what compares them; the kernel holds both, and is attached.
+    /// A snapshot with two entries and its kernel, which holds both and is attached.
     fn near() -> (FakeHost, Snapshot) {
         let resolved = Arc::new(desired(NEAR).resolve().unwrap());
         let host = FakeHost::default();
