@@ -219,8 +219,7 @@ impl RunningExperiments {
         self.shared.lock().counters_anew();
     }
 
-    /// Until now the kernel has drawn these policies' arms differently from what their experiments
-    /// say.
+    /// The kernel has drawn these policies' arms differently from their experiments until now.
     pub(super) fn drawn_otherwise<'a>(&self, policies: impl Iterator<Item = &'a PolicyName>) {
         let mut all = self.shared.lock();
         for policy in policies {
@@ -414,8 +413,8 @@ impl Engine {
         })
     }
 
-    /// After a start with an earlier run's counters: finds arms that were drawn differently from
-    /// what the experiments say.
+    /// After a start with an earlier run's counters: finds arms that were not drawn as the
+    /// experiments say.
     pub(super) fn resume_experiments(&mut self) {
         let drawn_otherwise = self.reconciler.arms_changed_at_start();
         self.deciding

@@ -57,7 +57,7 @@ pub struct LastGood {
     kept: Option<u64>,
     /// A staged draft and its fingerprint: moved into place once the files are in force.
     draft: Option<(AtomicFile, u64)>,
-    /// Why the stored configuration is older than the one in force.
+    /// Why the stored configuration is older than the active configuration.
     problem: Problem,
 }
 
@@ -138,7 +138,7 @@ impl LastGood {
         self.problem.becomes(Some(text), |text| warn!("{text}"));
     }
 
-    /// Why the stored configuration is older than the one in force.
+    /// Why the stored configuration is older than the active configuration.
     pub(super) fn problem(&self) -> Option<&String> {
         self.problem.text()
     }

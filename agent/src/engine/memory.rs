@@ -87,7 +87,7 @@ impl Need {
         }
     }
 
-    /// Checks the need against what is left; the error is the refusal's text.
+    /// Checks the need against the memory left; the error is the refusal's text.
     fn check(&self, limit: &MemoryLimit) -> Result<(), String> {
         const MIB: u64 = 1 << 20;
         if self.bytes <= limit.left {

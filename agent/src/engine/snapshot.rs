@@ -264,7 +264,7 @@ impl Snapshot {
         self.known_readiness()
     }
 
-    /// As [`Self::readiness`], from what the engine knows of the maps.
+    /// As [`Self::readiness`], based on the engine's own view of the maps.
     #[must_use]
     pub fn known_readiness(&self) -> Readiness {
         let attachment = self.attachment();

@@ -25,8 +25,8 @@ impl Snapshot {
         self.status_and_stats().0
     }
 
-    /// The status with the statistics it is based on. If they cannot be read, the last ones are
-    /// used and the status says so.
+    /// The status with the statistics it is based on: the last ones if they cannot be read, which
+    /// the status reports.
     #[must_use]
     pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
         let (stats, problem) = match self.last_stats() {

@@ -179,8 +179,8 @@ pub fn stopping() {
     send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
-/// The longest time between steps of an idle engine under a watchdog: half of what
-/// [`WatchdogKeepalive`] considers a stall.
+/// The longest time between steps of an idle engine under a watchdog: half the time after which
+/// [`WatchdogKeepalive`] assumes a stall.
 pub(super) fn step_interval() -> Duration {
     sd_notify::watchdog_enabled().map_or(Duration::MAX, |timeout| timeout / 4)
 }

@@ -28,7 +28,7 @@ mod tuning;
 
 const BY: Caller = Caller { uid: 0, pid: 1 };
 
-/// An engine that runs, over a kernel in memory.
+/// A running engine over a kernel in memory.
 struct Bed {
     engine: Handle,
     kernel: FakeHost,
@@ -36,11 +36,11 @@ struct Bed {
     dir: tempfile::TempDir,
 }
 
-/// Files on a file system that hangs now and then.
+/// Files on a file system that hangs from time to time.
 #[derive(Default)]
 struct SlowFiles {
     hangs: AtomicBool,
-    /// A test waits for it.
+    /// A test waits for the file system to hang.
     awaited: AtomicBool,
 }
 
@@ -78,7 +78,7 @@ impl Bed {
         Self::reading(FilesReader::default())
     }
 
-    /// One that has started.
+    /// As [`Self::new`], once the engine has started.
     fn ready() -> Self {
         let bed = Self::new();
         bed.call(Message::Verify).unwrap();
@@ -94,7 +94,7 @@ impl Bed {
         Self::restarted(FakeHost::default(), Self::configured(agent))
     }
 
-    /// Over what another has left.
+    /// Over what another engine has left.
     fn restarted(kernel: FakeHost, dir: tempfile::TempDir) -> Self {
         Self::start(kernel, dir, None, FilesReader::default())
     }
@@ -109,7 +109,7 @@ impl Bed {
         dir
     }
 
-    /// Over this kernel; stopped during this write.
+    /// Over this kernel; the engine is stopped during the write `stop_at`.
     fn start(
         kernel: FakeHost,
         dir: tempfile::TempDir,
@@ -161,16 +161,16 @@ impl Bed {
         self.ended();
     }
 
-    /// Waits until a stopped engine has ended; what it leaves.
+    /// Waits until a stopped engine has ended, and returns what it leaves.
     fn ended(self) -> (FakeHost, tempfile::TempDir) {
         self.thread.join().unwrap().unwrap();
         (self.kernel, self.dir)
     }
 }
 
-/// What an engine starts with that reads this configuration.
+/// What an engine with this configuration starts with.
 fn read(config_path: PathBuf) -> (EngineConfig, LastGood) {
-    // As the health check sees it.
+    // As in the health check.
     let host = host_facts(&[]).unwrap();
     let StartConfig {
         config,
@@ -294,7 +294,7 @@ fn nothing_is_saved_while_the_files_are_refused() {
     bed.stop();
 }
 
-/// What is to happen by itself: nothing, as a rule.
+/// Nothing must happen by itself.
 #[test]
 fn an_idle_engine_does_not_wake() {
     let next_tick = |text: &str| {
@@ -330,7 +330,8 @@ fn a_change_is_published_once() {
         bed.add(request(&format!("10.9.{n}.0/24"))).unwrap();
         bed.kernel.state().readers - before
     };
-    // One for looking at the entries first, and one for the snapshot; a health check that falls into it has more.
+    // One reader compares the entries first, one is for the snapshot; a concurrent health check has
+    // more.
     assert_eq!((0..5).map(readers).min(), Some(2));
     bed.stop();
 }
@@ -373,7 +374,7 @@ fn a_saved_entry_is_in_its_file_or_nowhere() {
     bed.add(save()).unwrap();
     assert!(path.exists());
     assert_eq!(bed.entries(), 3);
-    // The watcher's message finds what is known already.
+    // The watcher's message finds the files already loaded.
     bed.engine.notify(Message::FilesChanged);
     bed.call(Message::Verify).unwrap();
     assert_eq!(
@@ -387,10 +388,10 @@ fn a_saved_entry_is_in_its_file_or_nowhere() {
 fn foreign_deletion_is_noticed_by_a_reader() {
     let bed = Bed::ready();
     let gone = "10.1.0.0/16".parse().unwrap();
-    // A health check that comes now repairs nothing.
+    // A concurrent health check must not repair anything.
     (1..1000).for_each(|n| bed.kernel.fail(n));
     bed.kernel.state().maps.entries.remove(&gone);
-    // The maps are compared once the engine is done with the message of before.
+    // The maps are compared once the engine has processed its previous message.
     let limit = Instant::now() + Duration::from_secs(60);
     while bed.engine.snapshot().readiness() == Readiness::Ready {
         assert!(Instant::now() < limit, "it was not noticed");
@@ -403,7 +404,7 @@ fn foreign_deletion_is_noticed_by_a_reader() {
     bed.stop();
 }
 
-/// Another process deletes an entry, which is not the only one for its addresses.
+/// Another process deletes an entry that another entry covers.
 fn delete(bed: &Bed) {
     let gone = "10.1.0.0/16".parse().unwrap();
     assert!(bed.kernel.state().maps.entries.remove(&gone));
@@ -439,7 +440,7 @@ fn verify_reports_differences_and_their_repair() {
     let seen = bed.engine.snapshot().verify().unwrap();
     let found = bed.call(Message::Verify).unwrap();
     assert!(!found.ok && found.repaired, "{found:?}");
-    // Unless a health check was between.
+    // Unless a health check ran in between.
     assert_eq!(found.differences, seen.differences);
     assert_eq!(bed.entries(), 2);
     assert!(bed.call(Message::Verify).unwrap().ok);
@@ -473,7 +474,7 @@ fn concurrent_engine_change_is_not_a_difference() {
     assert!(!compared().unwrap().differs);
     delete(&bed);
     assert!(compared().unwrap().differs);
-    // As during a change of the engine's own.
+    // As if the engine were changing the kernel.
     snapshot.shared.begin();
     assert!(compared().is_none() && snapshot.verify().is_none());
     bed.stop();
@@ -564,7 +565,7 @@ fn attach_of_the_configuration_detaches_its_hosts() {
     fs::write(&path, &text).unwrap();
     reload();
     assert_eq!((by(), bed.kernel.state().attached), (None, true));
-    // Of this host alone it is another's decision.
+    // A detachment by a user of this host is not undone by the files.
     bed.call(|reply| Message::Detach(DetachRequest::default(), BY, reply))
         .unwrap();
     fs::write(&path, format!("{off}#")).unwrap();
@@ -588,7 +589,7 @@ fn detachment_that_cannot_be_kept_is_made_and_reported() {
     assert!(answer.notes[0].contains("detached.json"), "{answer:?}");
     assert!(!bed.kernel.state().attached);
     assert_eq!(bed.engine.snapshot().status().warnings, answer.notes);
-    // Nor is attached what would be detached again by the next start.
+    // Attaching is refused as well, as the next start would detach again.
     let error = bed.call(|reply| Message::Attach(BY, reply)).unwrap_err();
     assert!(
         error.to_string().ends_with("nothing was changed"),
@@ -672,7 +673,7 @@ fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
     let status = bed.engine.snapshot().status();
     assert!(!status.last_reload.ok && !status.healthy);
     assert_eq!((status.entries, bed.entries()), (3, 3));
-    // Files that have not changed are taken for good again once they can be read.
+    // Unchanged files are accepted again once they can be read.
     slow.answer();
     let limit = Instant::now() + Duration::from_secs(60);
     while reload().is_err() {

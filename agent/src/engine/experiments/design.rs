@@ -1,4 +1,4 @@
-//! What a request to start an experiment asks for.
+//! The design of a requested experiment.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
@@ -18,14 +18,14 @@ use crate::{
 
 /// The default duration.
 const DURATION: &str = "7d";
-/// Longest name that hosts have in common, bytes.
+/// Longest fleet name of an experiment, bytes.
 const MAX_NAME: usize = 64;
-/// Shares that a ramp may have.
+/// Most steps of a ramp.
 const MAX_SHARES: usize = 10;
-/// Least and largest share, percent.
+/// Smallest and largest share, as fractions.
 const SHARES: std::ops::RangeInclusive<f64> = 0.01..=0.99;
 
-/// What an experiment compares, on which share and for how long.
+/// What an experiment compares, with which shares and for how long.
 pub(super) fn design(
     policy: &PolicyName,
     settings: &Settings,
@@ -93,14 +93,14 @@ fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
     Ramp::try_from(shares).map_err(|e| EngineError::Refused(format!("--ramp: {e}")))
 }
 
-/// 0.05 of "5%": hosts that are merged compare it, and so do people.
+/// The share as written, 0.05 for "5%": merging hosts requires equal designs, and people read them.
 fn as_written(share: Share) -> f64 {
     let text = share.to_string();
     let percent = text.trim_end_matches('%').parse::<f64>();
     percent.map_or(share.ratio(), |percent| percent / 100.0)
 }
 
-/// Of the hash that draws the arms, another one at each start: keys of hash tables are random.
+/// A random seed for the hash that draws the arms (hash tables have random keys).
 fn seed() -> u32 {
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])

@@ -1,4 +1,4 @@
-//! Experiments as the engine has them, without a kernel.
+//! Experiments in the engine, without a kernel.
 
 use std::fs;
 
@@ -42,7 +42,7 @@ fn arms_are_drawn_otherwise_by_another_share_seed_or_unit() {
     ] {
         assert!(is_changed(Some(drawn), other) && is_changed(Some(other), drawn));
     }
-    // Everything else leaves them as they are.
+    // No other change affects the arms.
     for flags in [0, by_peer] {
         let before = Policy { flags, ..drawn };
         let next = Policy {
@@ -88,7 +88,7 @@ fn they_are_saved_each_minute_and_what_failed_is_told_and_tried_again() {
     experiments.saved_at = Instant::now().checked_sub(SAVE_INTERVAL).unwrap();
     assert!(experiments.is_save_due());
     assert_eq!(experiments.problem(), None);
-    // A file in the directory's place.
+    // A file instead of the directory.
     fs::write(&persistent_dir, "").unwrap();
     experiments.save();
     assert!(!experiments.is_save_due());

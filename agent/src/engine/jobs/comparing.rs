@@ -1,4 +1,4 @@
-//! Compares the kernel's maps part by part with the desired state: other processes may write them as well.
+//! Compares the kernel's maps with the desired state in parts, as other processes may write them.
 
 use std::{
     sync::{Arc, mpsc},
@@ -10,44 +10,46 @@ use tracing::debug;
 use super::{Done, Job, Message};
 use crate::{engine::snapshot::Snapshot, wire::types::now_s};
 
-/// Rounds in which all entries are compared, up to [`MOST_ENTRIES`] a round: with one each five seconds a million within
-/// nine minutes.
+/// Rounds in which all entries are compared, unless [`MOST_ENTRIES`] requires more: a million take
+/// nine minutes, with a round every five seconds.
 const ROUNDS: usize = 100;
-/// Few entries are compared in each round.
+/// Fewest entries compared in a round.
 const LEAST_ENTRIES: usize = 4096;
-/// More would take more than 0.5 % of a processor (1 us an entry, see docs/reference/scale.md).
+/// More entries a round would take more than 0.5 % of a processor (1 us an entry, see
+/// docs/reference/scale.md).
 const MOST_ENTRIES: usize = 10_486;
 /// After a complete comparison the job pauses for this multiple of its duration.
 const PAUSE: u32 = 20;
 
-/// Where a comparison stands.
+/// The position of a comparison.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::engine) struct Position {
-    /// In the tries.
+    /// The position in the tries.
     pub(in crate::engine) entries: crate::datapath::TrieCursor,
-    /// Among the policies whose statistics are looked at.
+    /// The position among the policies, whose statistics are checked.
     pub(in crate::engine) policies: usize,
 }
 
-/// A part that was compared.
+/// The result of comparing a part.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub(in crate::engine) position: Position,
-    /// Something differs.
+    /// The kernel differs from the desired state.
     pub(in crate::engine) differs: bool,
-    /// It was the last part of the entries.
+    /// This was the last part of the entries.
     pub(in crate::engine) is_last: bool,
 }
 
-/// Compares on a thread of its own, a part at a time.
+/// Compares in parts, each on a thread of its own.
 pub(in crate::engine) struct Comparing {
     messages: mpsc::Sender<Message>,
     position: Position,
     pending: Option<Job>,
     not_before: Instant,
-    /// When the comparison under way began with the first entry, Unix seconds; `None`: it did not.
+    /// When the current comparison began with the first entry, Unix seconds; `None`: it did not
+    /// begin there.
     began_at_s: Option<u64>,
-    /// The same of the last complete comparison.
+    /// When the last complete comparison began, Unix seconds.
     compared_at_s: Option<u64>,
 }
 
@@ -63,7 +65,7 @@ impl Comparing {
         }
     }
 
-    /// Begins with the next part, unless one is under way.
+    /// Begins to compare the next part, unless a comparison is running.
     pub(in crate::engine) fn consider(&mut self, snapshot: &Arc<Snapshot>) {
         if self.pending.is_some() || Instant::now() < self.not_before {
             return;
@@ -80,10 +82,10 @@ impl Comparing {
         }
     }
 
-    /// Takes over what came of a part; whether something differs.
+    /// Handles the result of a part; returns whether the kernel differs.
     pub(in crate::engine) fn done(&mut self, round: Option<Round>) -> bool {
         self.pending = None;
-        // One that the engine's own change fell into is made again.
+        // The engine changed the kernel during this part: it is compared again.
         let Some(round) = round else {
             return false;
         };
@@ -94,7 +96,7 @@ impl Comparing {
         round.differs
     }
 
-    /// Everything was compared, which took so long.
+    /// The engine has compared everything, which took this long.
     pub(in crate::engine) fn all_compared(&mut self, began_at_s: u64, took: Duration) {
         self.position = Position::default();
         self.began_at_s = None;
@@ -102,7 +104,7 @@ impl Comparing {
         self.not_before = Instant::now() + PAUSE * took;
     }
 
-    /// When all of it was last found as it should be or repaired, Unix seconds.
+    /// When all maps were last found correct or were repaired, Unix seconds.
     pub(in crate::engine) fn compared_at_s(&self) -> Option<u64> {
         self.compared_at_s
     }
@@ -131,7 +133,7 @@ mod tests {
             1_000_000,
             1 << 20,
         ] {
-            // A part of either family may be a smaller one.
+            // The last part of each family may be smaller.
             let rounds = all.div_ceil(entries_of_round(all)) + 2;
             let most = Duration::from_secs(600).as_secs() / HEALTH_INTERVAL.as_secs();
             assert!((rounds as u64) < most, "{all}: {rounds} rounds");
@@ -148,7 +150,7 @@ mod tests {
         assert!(comparing.pending.is_none());
         comparing.not_before = Instant::now();
         comparing.consider(&snapshot);
-        // Nothing is known that could be compared.
+        // There is no desired state to compare with yet.
         let done = posted.recv_timeout(Duration::from_secs(60)).unwrap();
         assert!(matches!(done, Message::Done(Done::Compare(None))));
         assert!(comparing.pending.is_some() && comparing.began_at_s.take().is_some());
@@ -180,13 +182,13 @@ mod tests {
         assert_eq!(comparing.compared_at_s(), Some(100));
         comparing.all_compared(200, Duration::from_secs(1));
         assert_eq!(comparing.compared_at_s(), Some(200));
-        // What takes a processor a second is not begun again at once.
+        // A comparison that takes a second of processor time is not repeated at once.
         assert!(comparing.not_before > Instant::now() + Duration::from_secs(10));
     }
 
     #[test]
     fn a_round_has_a_limit_however_many_entries_there_are() {
-        // Twice what an entry takes.
+        // Twice the time that an entry takes.
         const COST: Duration = Duration::from_micros(2);
         for all in [1, 100_000, 1 << 20, 1 << 22] {
             let took = COST.as_micros() * entries_of_round(all) as u128;

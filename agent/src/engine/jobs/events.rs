@@ -1,4 +1,5 @@
-//! Retransmissions for those who watch: a thread reads them while there is anybody.
+//! Streams retransmissions to watchers: a thread reads the kernel's events while there are any
+//! watchers.
 
 use std::{
     collections::BTreeMap,
@@ -22,15 +23,15 @@ use crate::{
     wire::events::{EventView, StreamItem},
 };
 
-/// Lines kept for a watcher that is slower than they come.
+/// Lines kept for a slow watcher.
 const BACKLOG: usize = 4096;
-/// How soon the thread notices that it is to end.
+/// Longest delay until the thread notices that it must end.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// Whose slots are.
+/// The policies that own the kernel's slots.
 pub(in crate::engine) type Owners = BTreeMap<(u32, u32), PolicyName>;
 
-/// The thread, if it runs, and where lines go.
+/// The thread, if it is running, and the channel for lines.
 pub(in crate::engine) struct Events {
     lines: broadcast::Sender<Arc<StreamItem>>,
     owners: watch::Sender<Arc<Owners>>,
@@ -51,7 +52,7 @@ impl Events {
         }
     }
 
-    /// Lines from this moment.
+    /// Subscribes to lines from this moment.
     pub(in crate::engine) fn subscribe(
         &mut self,
         kernel: Option<&dyn Kernel>,
@@ -64,7 +65,7 @@ impl Events {
         Ok(receiver)
     }
 
-    /// After the maps were re-created: watchers continue.
+    /// Restarts the thread after the maps were re-created; watchers stay subscribed.
     pub(in crate::engine) fn resume(&mut self, kernel: &dyn Kernel, host: &HostFacts) {
         self.end();
         if self.lines.receiver_count() > 0
@@ -79,7 +80,8 @@ impl Events {
         if self.reader.as_ref().is_some_and(goes_on) {
             return Ok(());
         }
-        // It switches the program off when it ends: not after the next one has switched it on.
+        // The old thread switches the program off as it ends, so it must end before the new one
+        // switches it on.
         self.end();
         let (reader, syn_acks) = kernel.events()?;
         self.owners.send_replace(Arc::new(kernel.reader().owners()));
@@ -90,7 +92,7 @@ impl Events {
             .name("events".to_owned())
             .spawn(move || {
                 let mut reader = reader;
-                // Here, as it takes longer than the engine should be busy.
+                // On this thread, as it takes too long for the engine's.
                 if let Err(e) = reader.tell_syn_acks(&syn_acks) {
                     info!("SYN-ACKs are reported when their connection is established: {e}");
                 }
@@ -101,19 +103,19 @@ impl Events {
         Ok(())
     }
 
-    /// Something else for those who watch.
+    /// Sends another kind of item to watchers.
     pub(in crate::engine) fn tell(&self, item: StreamItem) {
         let _nobody = self.lines.send(Arc::new(item));
     }
 
-    /// Policies may have come and gone.
+    /// Updates the owners of slots, as policies may have changed.
     pub(in crate::engine) fn policies_changed(&self, kernel: Option<&dyn KernelReader>) {
         if let Some(kernel) = kernel.filter(|_| self.reader.is_some()) {
             self.owners.send_replace(Arc::new(kernel.owners()));
         }
     }
 
-    /// Ends the thread soon if there are no watchers; nothing waits for it.
+    /// Ends the thread if there are no watchers, without waiting for it.
     pub(in crate::engine) fn end_if_unwatched(&mut self) {
         if self.lines.receiver_count() == 0
             && let Some(Running { stop, .. }) = &self.reader
@@ -122,7 +124,7 @@ impl Events {
         }
     }
 
-    /// Ends the thread.
+    /// Ends the thread, and waits for it.
     pub(in crate::engine) fn end(&mut self) {
         if let Some(Running { stop, thread }) = self.reader.take() {
             stop.store(true, Ordering::Relaxed);
@@ -151,7 +153,8 @@ fn read(
         reader.wait(WAIT);
         let offset_ns = real_minus_monotonic_ns();
         let owners = owners.borrow().clone();
-        // Events may come as fast as they are read: the end and the lost ones are looked at in between.
+        // Events may arrive as fast as they are read: `stop` and lost events are checked in
+        // between.
         for event in std::iter::from_fn(|| reader.take()).take(BACKLOG) {
             let slot = arm::slot(event.arm);
             let policy = owners.get(&(slot, event.generation)).cloned();
@@ -173,7 +176,7 @@ fn read(
     }
 }
 
-/// What to add to CLOCK_MONOTONIC for the time of day, nanoseconds.
+/// The difference between the time of day and CLOCK_MONOTONIC, nanoseconds.
 fn real_minus_monotonic_ns() -> i64 {
     let ns = |clock| {
         clock_gettime(clock).map_or(0, |time| {

@@ -10,30 +10,30 @@ pub(super) mod events;
 pub(super) mod probing;
 pub mod walk;
 
-/// What a job ended with.
+/// The result of a job.
 #[derive(Debug)]
 pub enum Done {
-    /// A walk over open sockets; no view if it died.
+    /// A walk over open sockets; `view` is `None` if its thread panicked.
     Walk {
-        /// Which.
+        /// The walk's number.
         number: u64,
-        /// What it did.
+        /// What the walk did.
         view: Option<Box<WalkView>>,
     },
-    /// A probe; no verdict if it died.
+    /// A probe; `None` if its thread panicked.
     Probe(Option<Verdict>),
-    /// A part of the maps was compared; `None` if the engine changed them during the comparison.
+    /// A comparison of a part of the maps; `None` if the engine changed them during it.
     Compare(Option<comparing::Round>),
 }
 
-/// A thread that runs.
+/// A running thread.
 pub(super) struct Job {
-    /// Nothing is ever sent: its other end goes with the thread.
+    /// Never receives a message: it is disconnected when the thread ends.
     ended: mpsc::Receiver<()>,
 }
 
 impl Job {
-    /// Has a thread do `work` and post what comes of it, or `died`.
+    /// Starts a thread that does `work` and posts its result, or `died` if it panics.
     fn begin(
         name: &str,
         messages: &mpsc::Sender<Message>,
@@ -54,14 +54,14 @@ impl Job {
         Ok(Self { ended })
     }
 
-    /// Waits for its end; whether it came in time.
+    /// Waits for the thread to end; returns whether it did before the deadline.
     fn wait(&mut self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         self.ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 }
 
-/// Posts what a thread ended with, however it ended.
+/// Posts a thread's result when dropped, even after a panic.
 struct Post {
     messages: mpsc::Sender<Message>,
     done: Option<Done>,
@@ -71,7 +71,7 @@ struct Post {
 impl Drop for Post {
     fn drop(&mut self) {
         if let Some(done) = self.done.take() {
-            // The engine may have gone.
+            // The engine may be gone.
             let _stopped = self.messages.send(Message::Done(done));
         }
     }

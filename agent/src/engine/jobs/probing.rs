@@ -1,4 +1,4 @@
-//! The probe of the timers in force: when it is made, and its last verdict.
+//! The probe of the timers in force: when it runs, and its last verdict.
 
 use std::{path::Path, sync::mpsc, time::Instant};
 
@@ -15,23 +15,23 @@ use crate::{
     wire::types::{ProbeView, now_s},
 };
 
-/// Times a probe without an answer is made again.
+/// How often a probe without a verdict is repeated.
 const ATTEMPTS: u32 = 3;
 
-/// Probes on a thread of its own, and remembers what came of it.
+/// Runs probes on a thread of its own, and keeps the last verdict.
 pub(in crate::engine) struct Probing {
     last: Option<ProbeView>,
-    /// Programs that ran on the way from the root to the attached cgroup when it was last probed.
+    /// Programs between the root and the attached cgroup at the last probe.
     programs: Vec<u32>,
-    /// Programs that run there now.
+    /// Programs that are there now.
     in_ancestry: Vec<u32>,
     messages: mpsc::Sender<Message>,
     pending: Option<Job>,
-    /// What is in force has changed while one was under way: its answer is of neither state.
+    /// The state in force changed during the probe: its verdict describes neither state.
     invalid: bool,
-    /// Probes without an answer in a row.
+    /// Consecutive probes without a verdict.
     unanswered: u32,
-    /// Cgroups of killed probes may be left.
+    /// Killed probes may have left cgroups.
     has_leftovers: bool,
 }
 
@@ -49,24 +49,24 @@ impl Probing {
         }
     }
 
-    /// What is in force changes.
+    /// The state in force is changing.
     pub(in crate::engine) fn invalidate(&mut self) {
         self.invalid = self.pending.is_some();
     }
 
-    /// Looks which programs are on the way.
+    /// Updates the list of programs between the root and the attached cgroup.
     pub(in crate::engine) fn look(&mut self, cgroup: &Path) {
         self.in_ancestry = ids(cgroup);
     }
 
-    /// Removes the cgroups that killed probes have left.
+    /// Removes cgroups that killed probes have left.
     pub(in crate::engine) fn sweep(&mut self, cgroup: &Path) {
         if self.pending.is_none() {
             self.has_leftovers = !interference::sweep(cgroup);
         }
     }
 
-    /// The programs that ran there when that was last looked at.
+    /// The programs found by the last [`Self::look`].
     pub(in crate::engine) fn in_ancestry(&self) -> &[u32] {
         &self.in_ancestry
     }
@@ -75,19 +75,19 @@ impl Probing {
         self.last.as_ref()
     }
 
-    /// Begins a probe if the programs on the way are others than at the last one: each of them can
-    /// interfere, and nothing else can.
+    /// Begins a probe if the programs in the ancestry have changed since the last one: only they
+    /// can interfere.
     pub(in crate::engine) fn consider(&mut self, cgroup: &Path, target: Option<ProbeTarget>) {
         self.look(cgroup);
         if self.pending.is_some() {
             return;
         }
-        // Leftovers of an earlier run, whether or not there is something to probe now.
+        // Leftovers of an earlier run are removed even if there is nothing to probe now.
         if self.has_leftovers {
             self.sweep(cgroup);
         }
         let Some(target) = target else {
-            // Asked again once there is something to see.
+            // A new probe begins once there is a target again.
             self.programs.clear();
             return;
         };
@@ -105,15 +105,15 @@ impl Probing {
         }
     }
 
-    /// Waits for a probe that is under way, so that it leaves nothing behind; the next start removes what one that is
-    /// later has left.
+    /// Waits for a running probe, so that it leaves no cgroup behind. The next start removes the
+    /// cgroup of a probe that misses the deadline.
     pub(in crate::engine) fn finish(&mut self, deadline: Instant) {
         if let Some(mut pending) = self.pending.take() {
             pending.wait(deadline);
         }
     }
 
-    /// Takes over the answer of a probe; `None`: it died.
+    /// Handles the verdict of a probe; `None`: its thread panicked.
     pub(in crate::engine) fn done(&mut self, verdict: Option<Verdict>) {
         self.pending = None;
         match verdict {
@@ -128,12 +128,12 @@ impl Probing {
                 }
                 self.record(verdict, "the daemon");
             }
-            // Asked again at the next health check.
+            // Repeated at the next health check.
             Some(_) | None => self.programs.clear(),
         }
     }
 
-    /// Remembers a verdict.
+    /// Records a verdict.
     pub(in crate::engine) fn record(&mut self, verdict: Verdict, by: &str) {
         match &verdict {
             Verdict::Interference { .. } => warn!(by, "probe: {}", verdict.describe()),

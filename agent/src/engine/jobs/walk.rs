@@ -1,6 +1,6 @@
-//! Sockets that are open already, in every network namespace of the host.
+//! Walks over open sockets, in every network namespace of the host.
 //!
-//! A walk enters one namespace after the other, which changes the thread it runs on: it always has
+//! A walk enters the namespaces one by one, which changes its thread's namespace. So it always has
 //! a thread of its own, and reports its progress while the engine continues.
 
 use std::{
@@ -33,14 +33,14 @@ use crate::{
 
 /// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
 const RTO_MIN_US: u32 = 200_000;
-/// The cause of a walk that gives everything back.
+/// The cause of a walk that restores all sockets.
 pub(in crate::engine) const RESTORE: &str = "detach --restore";
 /// How long a request to detach waits for a running walk.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// `TCP_RTO_MAX`.
 const RTO_MAX_MS: u32 = 120_000;
 
-/// How far the walk is that runs, or the last one; read on any thread.
+/// The progress of the running walk or the last one; readable on any thread.
 #[derive(Clone, Debug, Default)]
 pub(in crate::engine) struct WalkProgress(Arc<RwLock<Arc<WalkView>>>);
 
@@ -56,15 +56,15 @@ impl WalkProgress {
     }
 }
 
-/// The walks of an engine: one at a time.
+/// The engine's walks, one at a time.
 pub(in crate::engine) struct Walks {
     messages: mpsc::Sender<Message>,
     progress: WalkProgress,
     running: Option<Job>,
-    /// The last one that began.
+    /// The flag that stops the latest walk.
     number: u64,
     stop: Arc<AtomicBool>,
-    /// Why another one is due: entries changed while one ran.
+    /// Why another walk is needed: entries changed during the running one.
     again: Option<Cause>,
 }
 
@@ -93,7 +93,7 @@ impl Walks {
         self.again = Some(cause.clone());
     }
 
-    /// Why another walk was asked for, if it can begin now.
+    /// The cause of the requested walk, if it can begin now.
     pub(in crate::engine) fn take_again(&mut self) -> Option<Cause> {
         if self.is_running() {
             return None;
@@ -101,19 +101,20 @@ impl Walks {
         self.again.take()
     }
 
-    /// Has a walk that runs end before its next namespace.
+    /// Stops a running walk before its next namespace.
     pub(in crate::engine) fn cancel(&mut self) {
         self.again = None;
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Has a walk that runs end, and waits for that a moment.
+    /// Stops a running walk, and waits for it briefly.
     pub(in crate::engine) fn stop(&mut self) {
         self.cancel();
         self.finish(Instant::now() + PATIENCE);
     }
 
-    /// Waits for the end of a walk that runs. (A socket whose owner holds its lock holds the walk up for as long.)
+    /// Waits for a running walk to end. (It is held up while a socket's owner holds the socket's
+    /// lock.)
     pub(in crate::engine) fn finish(&mut self, deadline: Instant) {
         if let Some(running) = self.running.take_if(|job| job.wait(deadline)) {
             drop(running);
@@ -122,7 +123,7 @@ impl Walks {
         }
     }
 
-    /// Begins a walk; the caller has seen that none is running.
+    /// Begins a walk; the caller has checked that none is running.
     pub(in crate::engine) fn begin(
         &mut self,
         walkers: Vec<Walker>,
@@ -134,7 +135,7 @@ impl Walks {
             ..WalkView::begin(cause)
         };
         self.progress.set(view.clone());
-        // A stopped walk keeps its own flag.
+        // A new flag, as a stopped walk keeps its own.
         self.stop = Arc::default();
         self.number += 1;
         let number = self.number;
@@ -158,7 +159,8 @@ impl Walks {
         view
     }
 
-    /// Takes over what a walk did; `None`: it died. One that another has followed is over already.
+    /// Handles the result of a walk; `None`: its thread panicked. Ignores a walk that another has
+    /// followed.
     pub(in crate::engine) fn done(&mut self, number: u64, view: Option<WalkView>) {
         if number != self.number {
             return;
@@ -171,7 +173,7 @@ impl Walks {
         }));
     }
 
-    /// Says that a walk could not begin.
+    /// Reports that a walk could not begin.
     pub(in crate::engine) fn refused(&mut self, cause: &str, why: String) {
         self.progress.set(WalkView {
             running: false,
@@ -181,13 +183,15 @@ impl Walks {
     }
 }
 
-/// How long connecting sockets may take to be established before the program goes. Most outages are over by then.
+/// How long connecting sockets get to be established before the program is unloaded. Most outages
+/// are shorter.
 pub const SCHEDULES_LIMIT: Duration = Duration::from_secs(5);
-/// How long the walk over the remaining sockets may take: a socket in use delays it.
+/// Limit of the walk over the remaining sockets: a socket in use delays it.
 pub const SCHEDULES_WALK_LIMIT: Duration = Duration::from_secs(2);
 
-/// Before the programs pinned below `pin_dir` go, or may go: waits for connecting sockets with a SYN schedule, for `limit`
-/// at most, and restores the remaining ones. Sockets that cannot be restored are logged.
+/// Called before the programs pinned below `pin_dir` are unloaded, or may be: waits up to `limit`
+/// for connecting sockets with a SYN schedule, then restores the rest. Logs sockets that cannot be
+/// restored.
 pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
     let ended = stop_schedules(pin_dir, new, limit).and_then(|left| match left {
         0 => Ok(None),
@@ -215,16 +219,16 @@ pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
     }
 }
 
-/// Restores every socket of the host; returns when it is done. For commands.
+/// Restores every socket of the host, and returns when done. For commands.
 ///
 /// # Errors
 ///
-/// If no thread is available.
+/// If no thread can be started, or the walk's thread panics.
 pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
     run(walkers, RESTORE, None)
 }
 
-/// A walk on a thread of its own, which is left if it takes longer than the limit.
+/// Walks on a thread of its own, which is abandoned after the limit.
 fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::Result<WalkView> {
     let begun = WalkView::begin(cause);
     let (done, result) = mpsc::channel();
@@ -233,7 +237,7 @@ fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::R
     let thread = std::thread::Builder::new().name("restore".to_owned());
     thread.spawn(move || {
         let view = walk_all(walkers, begun, &stopped, &|_| {});
-        // Without a receiver it took too long.
+        // The receiver is gone if the walk took too long.
         let _late = done.send(view);
     })?;
     let deadline = limit.map(|limit| Instant::now() + limit);
@@ -254,7 +258,7 @@ fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::R
     }
 }
 
-/// How often a walk on another thread counts as a step of this one's.
+/// Interval at which waiting for a walk counts as a step of this thread.
 const STEP: Duration = Duration::from_millis(100);
 
 fn log(done: &WalkView) {
@@ -271,7 +275,7 @@ fn log(done: &WalkView) {
     }
 }
 
-/// On this very thread.
+/// Walks on the current thread.
 fn walk_all(
     mut walkers: Vec<Walker>,
     mut view: WalkView,
@@ -314,9 +318,9 @@ fn walk_one(
     is_own: bool,
     view: &mut WalkView,
 ) -> Result<(), String> {
-    // Without the privilege to enter any, this thread has not left its own.
+    // Without CAP_SYS_ADMIN this thread has never left its own namespace.
     if !is_own || privileges::has(privileges::cap::SYS_ADMIN) {
-        // A namespace without processes and other references has no sockets either.
+        // The namespace is gone: without processes and references it has no sockets either.
         let Some(handle) = namespace.open().map_err(|e| e.to_string())? else {
             return Ok(());
         };
@@ -339,7 +343,7 @@ fn tell_hidden(hidden: usize, view: &mut WalkView) {
         "{hidden} process(es) could not be asked for their network namespace: sockets of \
          namespaces that only they are in were left alone"
     );
-    // With the capability it takes a process that is better protected than root's.
+    // Only a process that is better protected than root's own withstands CAP_SYS_PTRACE.
     if privileges::has(privileges::cap::SYS_PTRACE) {
         view.notes.push(text);
     } else {
@@ -361,7 +365,7 @@ fn add(view: &mut WalkView, walked: &Walked, mode: Mode) {
     }
 }
 
-/// Of the network namespace this thread is in.
+/// The defaults of the thread's network namespace.
 fn defaults() -> Defaults {
     Defaults {
         rto_min_us: sysctl::ipv4("tcp_rto_min_us").map_or(RTO_MIN_US, |us: u32| us.min(RTO_MIN_US)),
@@ -369,7 +373,7 @@ fn defaults() -> Defaults {
     }
 }
 
-/// What to know about the settings in force, where they meet open sockets.
+/// Notes on how the settings in force affect open sockets.
 pub(in crate::engine) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if sets_rto_min {

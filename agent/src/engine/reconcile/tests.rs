@@ -49,7 +49,7 @@ impl Bed {
         self.kernel.state().maps.clone()
     }
 
-    /// Whether what it says is so.
+    /// Checks that the kernel matches what the reconciler reports.
     fn check(&self) {
         let wanted = &self.reconciler.resolved().maps;
         assert_eq!(self.reconciler.held, self.maps(), "it knows what there is");
@@ -97,7 +97,7 @@ fn a_runtime_entry_is_in_the_kernel_and_on_the_disk() {
 fn unsaved_change_is_rolled_back() {
     let mut bed = bed(NEAR);
     let before = bed.maps();
-    // A directory in the file's place: it can be staged, and not be committed.
+    // A directory instead of the file: it can be staged, but not committed.
     std::fs::create_dir_all(bed.dir.path().join("manual.json/x")).unwrap();
     let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
     let error = bed.reconciler.reconcile(next, &Persist::Runtime);
@@ -224,7 +224,7 @@ fn each_kind_of_difference_is_counted_once_and_repaired() {
         let counts = BTreeMap::from([(kind.to_owned(), 1)]);
         assert_eq!(differences.counts, counts, "{differences}");
         assert!(!bed.reconciler.in_sync(), "{kind}");
-        // The same one is counted once.
+        // The same change is counted once.
         bed.reconciler.verify();
         assert_eq!(count(&bed), Some(counted + 1), "{kind}");
         bed.reconciler.repair();
@@ -237,7 +237,7 @@ fn each_kind_of_difference_is_counted_once_and_repaired() {
     assert_eq!(bed.maps().policies.keys().collect::<Vec<_>>(), [&near]);
 }
 
-/// Files of as many policies as can be in force, by other names than with another prefix.
+/// Files with the maximum number of policies; another prefix gives them other names.
 fn as_many_policies_as_possible(prefix: &str) -> String {
     let policy = |n: u32| {
         let cidr = format!("10.{}.{}.0/24", n / 256, n % 256);
@@ -258,7 +258,7 @@ fn all_policies_are_replaced_by_as_many_others_again_and_again() {
         assert_eq!(policies, (MAX_POLICIES as usize, MAX_POLICIES as usize));
         bed.check();
     }
-    // One more entry, and the whole change is refused.
+    // One entry more, and the whole change is refused.
     let before = bed.maps();
     let next = with_entry(bed.reconciler.desired(), "192.0.2.0/24");
     let error = bed
@@ -311,7 +311,7 @@ fn another_host_has_other_values_and_other_defaults() {
     bed.check();
 }
 
-/// Files of some policies and entries.
+/// Files with some policies and entries.
 fn text() -> impl Strategy<Value = String> {
     let policies = prop::collection::btree_map(0u8..4, 1u32..4, 1..4);
     let entries = prop::collection::btree_map(0u8..24, any::<prop::sample::Index>(), 0..20);
@@ -336,7 +336,8 @@ fn text() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// After any failure the maps are as before, or it says that they are not and the next repair corrects it.
+    /// After any failure the maps are unchanged, or the difference is reported and the next repair
+    /// corrects it.
     #[test]
     fn any_write_may_fail(
         before in text(),
@@ -346,7 +347,7 @@ proptest! {
     ) {
         let mut bed = bed(&before);
         if is_blocked {
-            // What is staged cannot be committed, so that every change has to go back.
+            // The staged file cannot be committed, so every change has to be rolled back.
             std::fs::create_dir_all(bed.dir.path().join("manual.json/x")).unwrap();
         }
         let maps_before = bed.maps();
@@ -376,7 +377,7 @@ proptest! {
             }
             Err(e) => prop_assert!(false, "{e:?}"),
         }
-        // Nothing fails any more.
+        // All further writes succeed.
         bed.kernel.state().failing.clear();
         bed.reconciler.repair();
         prop_assert!(bed.reconciler.in_sync());
@@ -404,7 +405,7 @@ fn failed_rollback_is_reported_with_counts() {
 fn the_maps_that_are_left_are_known_until_they_go() {
     let mut bed = bed(NEAR);
     assert!(!bed.reconciler.has_kept_maps());
-    // The kernel in memory has nothing that could walk.
+    // The kernel in memory has no walker.
     assert!(bed.reconciler.unlink_for_restoring().is_err());
     assert!(bed.kernel.state().attached);
     assert_eq!(bed.reconciler.leave_maps(), options().pin_dir);
@@ -416,7 +417,7 @@ fn the_maps_that_are_left_are_known_until_they_go() {
 fn detached_maps_are_in_step() {
     let mut bed = bed(NEAR);
     let next = with_entry(bed.reconciler.desired(), "10.9.0.0/16");
-    // The first of two is written, and cannot be undone.
+    // The first of two writes succeeds, and cannot be undone.
     (2..12).for_each(|n| bed.kernel.fail(n));
     let error = bed.reconciler.reconcile(next, &Persist::Runtime);
     assert!(

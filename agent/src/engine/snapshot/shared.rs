@@ -1,4 +1,4 @@
-//! What the snapshots of an engine share: whether the kernel is as they say, and what was read of it.
+//! State shared by all snapshots of an engine: the kernel's epoch, and what was last read from it.
 
 use std::{
     sync::{
@@ -13,14 +13,15 @@ use nix::time::{ClockId, clock_gettime};
 use super::Snapshot;
 use crate::{datapath::DatapathError, wire::stats::StatsAnswer};
 
-/// What all snapshots of an engine share.
+/// State shared by all snapshots of an engine.
 #[derive(Default)]
 pub(in crate::engine) struct Shared {
-    /// Odd from the first write of a change until the snapshot after it is published; another one after each.
+    /// Odd from the first write of a change until its snapshot is published; each change gets a new
+    /// value.
     epoch: AtomicU64,
     newest: Mutex<Weak<Snapshot>>,
     pub(super) statistics: Reused<(u64, Counted)>,
-    /// The last reading while the engine did not change the kernel.
+    /// The last statistics read while the engine was not changing the kernel.
     pub(super) counted: Mutex<Option<Arc<StatsAnswer>>>,
     pub(super) holds: Reused<(u64, Option<bool>)>,
 }
@@ -37,39 +38,39 @@ impl Shared {
         locked(&self.newest).upgrade()
     }
 
-    /// The engine begins to write, if it has not begun. The snapshot that is published next ends it.
+    /// Marks the beginning of a change, unless one has begun. Publishing the next snapshot ends it.
     pub(in crate::engine) fn begin(&self) {
         self.epoch.fetch_or(1, Ordering::SeqCst);
     }
 
-    /// The epoch of a snapshot that is to be published: of after the change, where there was one.
+    /// The epoch of the next snapshot: that after the change, if one has begun.
     pub(in crate::engine) fn next_epoch(&self) -> u64 {
         let epoch = self.epoch();
         epoch + (epoch & 1)
     }
 
-    /// The snapshot is published, and a change that there was has ended.
+    /// Ends a change, if one has begun, as its snapshot is published.
     pub(in crate::engine) fn published(&self, snapshot: &Arc<Snapshot>) {
         *locked(&self.newest) = Arc::downgrade(snapshot);
         self.epoch.store(snapshot.epoch, Ordering::SeqCst);
         if snapshot.reader.is_none() {
-            // The next maps count from nothing.
+            // The next maps count from 0.
             *locked(&self.counted) = None;
         } else if locked(&self.counted).is_none() {
-            // Provides an answer during the next change. An error is shown to the next client that asks.
+            // Serves readers during the next change. An error is returned to the next client.
             let _kept = snapshot.stats();
         }
     }
 }
 
-/// Who died while having it has left the value of before.
+/// A holder that panicked has left the previous value.
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something that is read for many. What takes long is not read again at once, so that strangers who ask without a
-/// pause take a tenth of a processor at most; and while one reads it, others take what was read last, or wait if that
-/// does not serve them.
+/// A value that is read for many clients. A slow reading is reused for nine times its duration, so
+/// that unprivileged clients in a loop take at most a tenth of a processor. During a reading, other
+/// callers get the last value, or wait if it does not `serve`.
 pub(super) struct Reused<T> {
     reading: Mutex<()>,
     last: Mutex<Option<Read<T>>>,
@@ -93,7 +94,7 @@ impl<T> Default for Reused<T> {
 }
 
 impl<T: Clone> Reused<T> {
-    /// What was read last if it `serves`, or what is read now.
+    /// The last value if it `serves`, or a new reading.
     pub(super) fn get(&self, serves: impl Fn(&T) -> bool, read: impl FnOnce() -> T) -> T {
         const QUICK: Duration = Duration::from_millis(5);
         let last = || {
@@ -124,9 +125,9 @@ impl<T: Clone> Reused<T> {
     }
 }
 
-/// What this thread has had of a processor.
+/// Processor time used by this thread.
 fn processor_time() -> Duration {
-    // That clock is always there.
+    // This clock always exists.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
@@ -148,7 +149,7 @@ mod tests {
         let any = |_: &i32| true;
         assert_eq!(reused.get(any, slow(1)), 1);
         assert_eq!(reused.get(any, slow(2)), 1);
-        // Where it does not serve it is.
+        // A value that does not serve is read again.
         assert_eq!(reused.get(|last| *last != 1, slow(3)), 3);
         assert_eq!(reused.get(|last| *last != 3, || 4), 4);
         assert_eq!(reused.get(any, || 5), 5);
@@ -209,7 +210,7 @@ mod tests {
         };
         let first = publish();
         assert!(first.is_current() && publish().is_current());
-        // What nothing was written for is of the same epoch.
+        // Without a write the epoch is unchanged.
         assert!(first.is_current());
         shared.begin();
         shared.begin();

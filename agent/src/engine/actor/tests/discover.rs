@@ -1,4 +1,4 @@
-//! Peers without an entry, from the kernel's map to the answer.
+//! Peers without an entry: from the kernel's map to the answer.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -35,7 +35,7 @@ fn prefixes_without_an_entry_are_answered_with_what_was_counted() {
         state.discovered_since = Some(made);
     }
     let request = AddRequest {
-        // Of the last one only a part has an entry.
+        // The second CIDR covers only a part of its prefix.
         cidrs: ["10.9.0.0/16", "203.0.113.7"].map(str::to_owned).into(),
         policy: Some("near".to_owned()),
         ..AddRequest::default()
@@ -57,7 +57,7 @@ fn prefixes_without_an_entry_are_answered_with_what_was_counted() {
             ("203.0.113.0/24".to_owned(), 50, 49)
         ]
     );
-    // Where the map does not tell, and where the clock was set back.
+    // The map's age is unknown, and then the clock has been set back.
     bed.kernel.state().discovered_since = None;
     let answer = snapshot.discovered().unwrap();
     assert!(answer.at_ms - answer.since_ms < 600_000);

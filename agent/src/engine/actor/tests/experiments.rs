@@ -1,4 +1,4 @@
-//! Experiments from requests to the kernel's arms, over restarts.
+//! Experiments: from requests to the kernel's arms, and over restarts.
 
 use rto_agent_common::Statistics;
 use rto_model::tune::{
@@ -36,7 +36,7 @@ fn refused(bed: &Bed, request: StartRequest) -> String {
     error.to_string()
 }
 
-/// The share that the kernel draws into the control arm, percent.
+/// The percentage of connections that the kernel draws into the control arm.
 fn control_percent(bed: &Bed) -> u64 {
     let state = bed.kernel.state();
     let below = u64::from(state.maps.policies[&near()].control_below);
@@ -50,7 +50,7 @@ fn arm((attempts, bad): (u64, u64)) -> [Statistics; 3] {
     [active, Statistics::default(), Statistics::default()]
 }
 
-/// What the kernel has counted.
+/// Sets the kernel's counters.
 fn count(bed: &Bed, treated: (u64, u64), control: (u64, u64)) {
     let counted = ArmStatistics {
         treated: arm(treated),
@@ -59,7 +59,7 @@ fn count(bed: &Bed, treated: (u64, u64), control: (u64, u64)) {
     bed.kernel.state().statistics.insert(near(), counted);
 }
 
-/// A third of the treated connections has a spurious copy: harm at once.
+/// A third of the treated connections has a spurious copy: immediate harm.
 fn count_spurious(bed: &Bed) {
     let mut counted = ArmStatistics {
         treated: arm((1000, 0)),
@@ -73,7 +73,7 @@ fn shown(bed: &Bed) -> ExperimentView {
     bed.engine.snapshot().experiments().experiments[&near()].clone()
 }
 
-/// Waits for a look at what was counted.
+/// Waits until the evaluated experiment satisfies a condition.
 fn until(bed: &Bed, what: impl Fn(&ExperimentView) -> bool) -> ExperimentView {
     let limit = Instant::now() + Duration::from_secs(60);
     loop {
@@ -86,7 +86,7 @@ fn until(bed: &Bed, what: impl Fn(&ExperimentView) -> bool) -> ExperimentView {
     }
 }
 
-/// Waits until the kernel has this.
+/// Waits until the kernel satisfies a condition.
 fn until_in_force(bed: &Bed, is_so: impl Fn(&Bed) -> bool) {
     let limit = Instant::now() + Duration::from_secs(60);
     while !is_so(bed) {
@@ -172,7 +172,7 @@ fn harm_suspends_at_once_and_over_a_restart() {
     bed.call(Message::Verify).unwrap();
     assert_eq!(control_percent(&bed), 100);
     assert!(warned(&bed));
-    // The change is not refused: the settings apply to all connections at once.
+    // The change is accepted: the settings apply to all connections at once.
     let path = bed.dir.path().join("config.toml");
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("100ms", "200ms")).unwrap();
@@ -187,7 +187,7 @@ fn harm_suspends_at_once_and_over_a_restart() {
     bed.stop();
 }
 
-/// No tick may come after it: then nothing is counted any more.
+/// No tick may follow the stop, as nothing is counted then.
 #[test]
 fn harm_that_a_stop_comes_upon_is_in_force() {
     let bed = Bed::ready();
@@ -221,7 +221,7 @@ fn harm_freezes_a_guarded_timer_too() {
     assert!(timers.all(|timer| timer.state == tuner::State::Frozen));
     let causes = tuned.transitions.iter().map(|t| t.transition.cause);
     assert!(causes.eq([Cause::HarmProven; 2]));
-    // They stay frozen, whatever becomes of the experiment.
+    // The timers stay frozen even if the experiment is cleared.
     bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
         .unwrap();
     assert_eq!((control_percent(&bed), jiffies(&bed)), (0, 0));
@@ -322,7 +322,7 @@ fn a_kill_between_two_saves_loses_nothing() {
     let path = saved(&bed);
     bed.engine.stop();
     let (kernel, dir) = bed.ended();
-    // As a kill leaves it.
+    // As after a kill.
     fs::write(&path, at_start).unwrap();
     let bed = Bed::restarted(kernel, dir);
     bed.call(Message::Verify).unwrap();
@@ -422,7 +422,7 @@ fn experiment_that_cannot_be_saved_does_not_start() {
     bed.stop();
 }
 
-/// As a kill leaves it: nothing is saved at the end.
+/// As after a kill: nothing is saved at the end.
 #[test]
 fn stop_outlives_a_kill_where_persistent_dir_cannot_be_written() {
     let bed = Bed::ready();
@@ -444,7 +444,7 @@ fn stop_outlives_a_kill_where_persistent_dir_cannot_be_written() {
     let (kernel, dir) = bed.ended();
     fs::write(&of_boot, left).unwrap();
     fs::remove_file(&lasting).unwrap();
-    // It has what was saved last, the running experiment.
+    // It contains the last saved state: the running experiment.
     fs::rename(&aside, &lasting).unwrap();
     let bed = Bed::restarted(kernel, dir);
     bed.call(Message::Verify).unwrap();

@@ -1,4 +1,4 @@
-//! Control arms from the files and from requests to what is published.
+//! Control arms: from the files and requests to what is published.
 
 use super::*;
 use crate::{policy::Settings, wire::stats::PolicyStats};

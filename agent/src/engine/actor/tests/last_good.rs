@@ -1,4 +1,4 @@
-//! A start whose files are refused uses the last good configuration.
+//! A start whose files are rejected uses the last good configuration.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn a_refused_start_goes_on_with_the_last_good_files_until_they_are_good() {
         assert!(status.problems[0].ends_with(said), "{:?}", status.problems);
     };
     refused("inital_rto");
-    // Refused files are not read again without need, and other refused files change nothing.
+    // Unchanged rejected files are not read again, and other rejected files change nothing.
     bed.engine.notify(Message::FilesChanged);
     verify().unwrap();
     assert_eq!(status().last_reload.cause, "start");
@@ -56,7 +56,7 @@ fn last_good_follows_accepted_files() {
     let before = kept();
     reload(&format!("{good}[policy.\n")).unwrap_err();
     assert_eq!(kept(), before);
-    // Good by themselves, and not taken by the kernel.
+    // Valid files, which the kernel refuses.
     bed.kernel.fail(1);
     let more =
         format!("{good}[policy.other]\ninitial_rto = \"300ms\"\ncidrs = [\"10.77.0.0/16\"]\n");
@@ -91,7 +91,7 @@ fn emptied_files_are_refused_until_that_is_meant() {
         error.contains("no policy left, of 1 policy; if that is meant"),
         "{error}"
     );
-    // Nor does a start take them.
+    // A start rejects the emptied files, too.
     bed.engine.stop();
     let (kernel, dir) = bed.ended();
     bed = Bed::restarted(kernel, dir);
@@ -104,7 +104,7 @@ fn emptied_files_are_refused_until_that_is_meant() {
         (answer.changed.removed, answer.changed.policies_removed),
         (2, 0)
     );
-    // What it has counted is kept for a while.
+    // The policy's counters are kept for a while.
     assert!(status().healthy && status().policies.keys().any(|name| name.as_str() == "near"));
     bed.engine.stop();
     let (kernel, dir) = bed.ended();

@@ -1,4 +1,4 @@
-//! What readers see: which epoch, which statistics, which notes.
+//! Snapshots for readers: epochs, statistics, notes.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn only_what_writes_begins_another_epoch() {
     let bed = Bed::ready();
     let before = bed.engine.snapshot();
     let seen = || bed.engine.snapshot();
-    // A health check, and what only reads.
+    // A health check and operations that only read.
     let limit = Instant::now() + 12 * HEALTH_INTERVAL;
     let mut ticks = bed.engine.snapshots();
     ticks.mark_unchanged();
@@ -53,7 +53,7 @@ fn statistics_are_never_of_a_change_under_way() {
     let snapshot = bed.engine.snapshot();
     let good = snapshot.stats().unwrap();
     snapshot.shared.begin();
-    // The slots belong to other policies during this time.
+    // The slots belong to other policies meanwhile.
     let policies = std::mem::take(&mut bed.kernel.state().maps.policies);
     assert_eq!(snapshot.stats().unwrap(), good);
     bed.kernel.state().maps.policies = policies;

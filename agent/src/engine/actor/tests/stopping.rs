@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Enough for a change to be in the middle of it.
+/// Enough entries to stop a change in the middle.
 fn many(count: usize) -> AddRequest {
     AddRequest {
         cidrs: (0..count).map(|i| format!("10.9.{i}.0/24")).collect(),
@@ -20,7 +20,7 @@ fn a_change_that_is_stopped_is_undone_by_the_next_start() {
     assert!(error.is_interrupted(), "{error:?}");
     assert!(error.to_string().contains("the next start"), "{error}");
     assert!(!bed.engine.snapshot().status().in_sync);
-    // It ends without another message, and leaves in force what there is.
+    // The engine ends without a further message, and leaves the kernel as it is.
     let (kernel, dir) = bed.ended();
     assert!(kernel.state().attached);
     assert_eq!(kernel.state().maps.entries.len(), 2 + 30);

@@ -1,4 +1,4 @@
-//! From counters to what the kernel holds, and over restarts.
+//! Tuning: from counters to the content of the kernel, and over restarts.
 
 use rto_agent_common::{Statistics, brake::Brake, histogram::bucket_of};
 use rto_model::tune::tuner::State;
@@ -63,12 +63,12 @@ impl Bed {
         tuned.policies[&near()].timers[0].clone()
     }
 
-    /// Waits until the timer is in this state. It is shown after it is in the kernel.
+    /// Waits until the timer shows this state. The kernel has it before.
     fn until_shown(&self, state: State) {
         self.until(state.name(), |bed| bed.timer().state == state);
     }
 
-    /// Waits until a tick has come to this.
+    /// Waits until a tick leads to a condition.
     fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = Instant::now() + Duration::from_secs(60);
         while !is_so(self) {
@@ -77,7 +77,7 @@ impl Bed {
         }
     }
 
-    /// Has what was counted so far taken in.
+    /// Has a tick read the current counters.
     fn tick(&self) {
         let at = || self.engine.snapshot().tune().at_ms;
         for _ in 0..2 {
@@ -101,21 +101,21 @@ impl Bed {
 fn a_value_is_learnt_leased_shown_and_raised() {
     let bed = Bed::learnt();
     let law = host_facts(&[]).unwrap().law();
-    // Three times the end of the bucket.
+    // Three times the bucket's upper bound.
     let first = law.clamped(30_720);
     assert_eq!((u64::from(bed.jiffies()), bed.epoch()), (first, 1));
     let policy = bed.kernel.state().maps.policies[&near()];
     assert!(policy.flags & rto_agent_common::policy_flags::LEASED_ACTIVE != 0);
     let budget = policy.budgets[0] / Brake::BUDGET_COST.cast_unsigned();
     assert!(budget >= 50);
-    // An hour of CLOCK_MONOTONIC, but for what has passed.
+    // An hour of CLOCK_MONOTONIC, minus the time since.
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
     let now_ns = u64::try_from(Duration::from(now).as_nanos()).unwrap();
     let left = Duration::from_nanos(bed.kernel.state().lease_ns - now_ns);
     assert!((3_540..=3_600).contains(&left.as_secs()), "{left:?}");
     bed.until("shown", |bed| bed.timer().brakes.is_some());
     let mut lines = bed.call(|reply| Message::Watch(None, reply)).err();
-    // The kernel in memory has no events to read; watchers get decisions nevertheless.
+    // The kernel in memory has no events, but watchers still receive decisions.
     assert!(lines.take().is_some());
     bed.kernel.state().brakes.insert(
         near(),
@@ -151,7 +151,7 @@ fn a_killed_daemon_comes_back_with_what_it_had_learnt() {
     let stored = fs::read_to_string(&kept).unwrap();
     bed.engine.stop();
     let (kernel, dir) = bed.ended();
-    // As if it had been killed: the maps are there, and the file of that moment.
+    // As after a kill: the maps stay, with the file of that moment.
     fs::write(&kept, stored).unwrap();
     let bed = Bed::restarted(kernel, dir);
     bed.call(Message::Verify).unwrap();
@@ -199,7 +199,7 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
     };
     let fix = format!("moved to {}: restore it from a backup", aside.display());
     assert!(warning.contains(&fix), "{warning}");
-    // A reload does not bring it back.
+    // A reload does not restore it.
     bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
         .unwrap();
     assert_eq!(told(&bed), (Some(warning), None));
@@ -209,7 +209,7 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
 #[test]
 fn unwritable_persistent_dir_falls_back_to_state_dir() {
     let dir = configured("initial_rto = \"auto\"");
-    // A file in the place of the directory.
+    // A file instead of the directory.
     fs::write(dir.path().join("lasting"), "").unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
     bed.call(Message::Verify).unwrap();
@@ -293,7 +293,7 @@ fn brakes_begin_anew_with_a_guard_that_was_off() {
     assert_eq!(bed.kernel.state().brakes[&near()], [Brake::default(); 2]);
     bed.tick();
     assert_eq!((bed.timer().state, bed.epoch()), (State::Active, 1));
-    // Another change of a policy that has brakes leaves them.
+    // A change of a policy does not reset its brakes.
     bed.kernel.state().brakes.insert(near(), [spent; 2]);
     bed.until("held back", |bed| bed.epoch() == 0);
     assert_eq!(bed.kernel.state().brakes[&near()], [spent; 2]);
@@ -313,7 +313,7 @@ fn experiment_and_tuner_share_a_reading() {
     let due = readings.due(&near(), Due::Counters, &tuning).unwrap();
     assert!(due.is_some());
     assert_eq!(kernel.state().statistics_read, 1);
-    // For the brakes nothing is read unless the program has changed them.
+    // `Due::Brakes` reads statistics only if the program has changed the brakes.
     let brakes = |spurious| {
         let brake = Brake {
             spurious,
@@ -339,7 +339,7 @@ fn an_idle_daemon_does_not_wake_for_it() {
     bed.call(Message::Verify).unwrap();
     assert_eq!(bed.engine.snapshot().tune().policies.len(), 0);
     bed.stop();
-    // A configured value is watched, with the pace of the health check.
+    // A configured value is watched, at the pace of the health check.
     let bed = Bed::ready();
     assert_eq!(bed.timer().kind, crate::wire::tune::TimerKind::Watched);
     assert!(
