@@ -1,39 +1,39 @@
-//! What the daemon has decided about a policy, beside its settings: values that it has learnt, brakes, and the share of
-//! an experiment.
+//! The daemon's decisions about a policy, beyond its settings: learnt values, brakes, and the
+//! control arm of an experiment.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{PolicyName, Share};
 
-/// By policy; those without any are absent.
+/// Adjustments by policy; a policy without any is absent.
 pub type Adjustments = BTreeMap<PolicyName, Adjustment>;
 
-/// Of one policy. The default changes nothing.
+/// The decisions about one policy. The default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Adjustment {
-    /// Of the initial RTO of connections that this host opens.
+    /// For the initial RTO of connections that this host opens.
     pub active: InitialRto,
-    /// Of accepted connections.
+    /// For the SYN-ACK RTO of accepted connections.
     pub passive: InitialRto,
-    /// The value of `rto_min = "auto"`; `None`: the kernel's own so far.
+    /// The value of `rto_min = "auto"`; `None`: the kernel's own until a value is learnt.
     pub rto_min: Option<Duration>,
-    /// The control arm, instead of `holdout`'s.
+    /// A control arm that replaces `holdout`'s.
     pub control: Option<ControlArm>,
 }
 
 /// The initial RTO of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InitialRto {
-    /// Which it is.
+    /// The timer in force.
     pub timer: Timer,
     /// [`rto_agent_common::Policy::epochs`]; 0: without brakes in the program.
     pub epoch: u32,
-    /// [`rto_agent_common::Policy::budgets`], whole retransmissions.
+    /// [`rto_agent_common::Policy::budgets`], in whole retransmissions.
     pub budget: u32,
 }
 
 impl InitialRto {
-    /// The same without a value that was learnt; the kernel's own stays.
+    /// Replaces a learnt value by the kernel's own timer.
     #[must_use]
     pub fn without_value(self) -> Self {
         match self.timer {
@@ -46,26 +46,26 @@ impl InitialRto {
     }
 }
 
-/// Which timer is in force.
+/// The source of a timer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Timer {
-    /// That of the settings; where they say "auto", the kernel's own.
+    /// The settings; for "auto", the kernel's own timer.
     #[default]
     Configured,
     /// The kernel's own.
     Kernel,
-    /// This.
+    /// A value that the daemon has decided.
     Value(Duration),
 }
 
-/// Which connections keep the kernel's own timers.
+/// The connections that keep the kernel's own timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlArm {
-    /// Their share.
+    /// Share of the connections, or of the peers.
     pub share: Share,
-    /// Seed of the hash that draws them.
+    /// Seed of the hash that draws the arm.
     pub seed: u32,
-    /// It draws peers, not connections.
+    /// Peers are drawn, not connections.
     pub by_peer: bool,
 }
 

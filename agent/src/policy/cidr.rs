@@ -1,4 +1,4 @@
-//! A CIDR as an entry has it: network address and prefix length, no host bits.
+//! A CIDR: network address and prefix length, without host bits.
 
 use std::{
     cmp::Ordering,
@@ -14,7 +14,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr(IpNetwork);
 
-/// The order that could be derived, as numbers: a million are compared some twenty million times.
+/// The order of a derived `Ord`, computed on numbers: sorting a million CIDRs takes some twenty
+/// million comparisons.
 impl Ord for Cidr {
     fn cmp(&self, other: &Self) -> Ordering {
         match (self.0, other.0) {
@@ -36,7 +37,8 @@ impl PartialOrd for Cidr {
     }
 }
 
-/// Why a text is an invalid CIDR. The text names the CIDR meant, where one is likely.
+/// Why a text is not a valid CIDR. The error's text suggests the intended CIDR, if there is a
+/// likely one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CidrError {
@@ -48,20 +50,20 @@ pub enum CidrError {
         /// The text.
         text: String,
     },
-    /// A prefix length that its family does not have.
+    /// The prefix length is out of range for its family.
     #[error("{text}: the prefix length of {family} is 0 to {most}", family = if *most == 32 { "IPv4" } else { "IPv6" })]
     Length {
         /// The text.
         text: String,
-        /// The longest.
+        /// The longest prefix length of the family.
         most: u8,
     },
-    /// A number of it begins with a zero, as octal numbers do for some.
+    /// A number has a leading zero, which some programs read as octal.
     #[error("{text} has a leading zero, which some programs read as octal; did you mean {meant}?")]
     LeadingZero {
         /// The text.
         text: String,
-        /// The same without.
+        /// The text without leading zeros.
         meant: String,
     },
     /// Bits beyond the prefix are set.
@@ -69,10 +71,10 @@ pub enum CidrError {
     HostBits {
         /// The text.
         text: String,
-        /// The network it lies in.
+        /// The network that contains the address.
         meant: IpNetwork,
     },
-    /// An IPv4-mapped IPv6 prefix: such peers are looked up as IPv4.
+    /// An IPv4-mapped IPv6 prefix; the program looks such peers up as IPv4.
     #[error("{text} is IPv4-mapped; such peers are looked up as IPv4, so write {meant}")]
     Mapped {
         /// The text.
@@ -83,8 +85,8 @@ pub enum CidrError {
 }
 
 impl Cidr {
-    /// The prefix of a length that an address lies in; `None` for a length the family does not have, and
-    /// for an IPv4-mapped one.
+    /// The prefix of this length that contains an address; `None` if the family has no such length,
+    /// or for an IPv4-mapped prefix.
     pub fn containing(address: IpAddr, length: u8) -> Option<Self> {
         let network = match address {
             IpAddr::V4(a) => {
@@ -119,12 +121,12 @@ impl Cidr {
         self.0.is_ipv4()
     }
 
-    /// Whether a connection to `address` can take this entry; an IPv4-mapped address counts as IPv4.
+    /// Whether the entry covers an address; an IPv4-mapped address counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(address.to_canonical())
     }
 
-    /// Whether every address of `other` lies in this one, and `other` is longer.
+    /// Whether this CIDR contains all addresses of `other`, and `other` is longer.
     pub fn contains_cidr(&self, other: &Self) -> bool {
         self.prefix() < other.prefix() && self.0.contains(other.0.ip())
     }
@@ -134,7 +136,7 @@ impl FromStr for Cidr {
     type Err = CidrError;
 
     fn from_str(text: &str) -> Result<Self, CidrError> {
-        // As a million of them are read at a start, what is right is seen at once.
+        // Fast path for valid CIDRs: a start parses up to a million.
         parse_fast(text.as_bytes()).map_or_else(|| Self::parse_full(text), Ok)
     }
 }
@@ -205,7 +207,7 @@ impl TryFrom<IpNetwork> for Cidr {
     }
 }
 
-/// A CIDR as it is usually written; `None` for any other text, which may be one all the same.
+/// Parses the usual form of a CIDR; `None` for any other text, which may still be valid.
 fn parse_fast(text: &[u8]) -> Option<Cidr> {
     let slash = text.iter().rposition(|b| *b == b'/')?;
     let (address, digits) = (&text[..slash], &text[slash + 1..]);
@@ -220,12 +222,12 @@ fn parse_fast(text: &[u8]) -> Option<Cidr> {
     Cidr::containing(address, length).filter(|cidr| cidr.0.ip() == address)
 }
 
-/// Whether a number is another to who reads octal ones: 010 is 8 for some.
+/// Whether some programs read a number as octal, like 010.
 fn is_octal(digits: &[u8]) -> bool {
     digits.len() > 1 && digits[0] == b'0'
 }
 
-/// The CIDR meant, where octets or the length have zeros before them and are right without.
+/// The CIDR without leading zeros in its octets or length, if that is valid.
 fn without_leading_zeros(text: &str) -> Option<String> {
     let plain = |number: &str| match number.trim_start_matches('0') {
         "" if !number.is_empty() => "0".to_owned(),
@@ -235,7 +237,7 @@ fn without_leading_zeros(text: &str) -> Option<String> {
         Some((address, length)) => (address, Some(length)),
         None => (text, None),
     };
-    // Groups of an IPv6 address are hexadecimal to everybody.
+    // Groups of an IPv6 address are always hexadecimal.
     let mut meant = match address.contains(':') {
         true => address.to_owned(),
         false => address.split('.').map(plain).collect::<Vec<_>>().join("."),
@@ -270,7 +272,7 @@ fn ipv4(text: &[u8]) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// Without an IPv4 address at its end.
+/// Parses an IPv6 address without an embedded IPv4 address.
 fn ipv6(text: &[u8]) -> Option<Ipv6Addr> {
     let mut groups = [0u16; 8];
     let (mut count, mut gap, mut at) = (0, None, 0);
@@ -324,7 +326,7 @@ fn hexadecimal(digits: &[u8]) -> Option<u16> {
     })
 }
 
-/// The IPv4 prefix of an IPv4-mapped one (`::ffff:0:0/96` and longer).
+/// The IPv4 prefix of an IPv4-mapped prefix (`::ffff:0:0/96` and longer).
 fn mapped(network: IpNetwork) -> Option<IpNetwork> {
     const MAPPED: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0);
     let IpNetwork::V6(v6) = network else {
@@ -437,7 +439,7 @@ mod tests {
         }
     }
 
-    /// What the fast way must leave to the other, which refuses it, and what it reads by itself.
+    /// Texts that the fast path must reject, as they are invalid, and unusual ones that it accepts.
     #[test]
     fn nearly_right_is_not_read_the_fast_way() {
         for text in [
@@ -470,7 +472,7 @@ mod tests {
     }
 
     proptest! {
-        /// The fast way takes nothing that the other does not take, and as the same.
+        /// The fast path accepts no more than the full parser, with the same result.
         #[test]
         fn both_ways_are_one(text in "[0-9]{1,3}(\\.[0-9]{1,3}){2,4}/[0-9]{1,3}|[0-9a-fA-F:]{0,12}::?[0-9a-f:.]{0,12}/[0-9]{1,4}|[0-9a-f.:/]{0,12}") {
             let slowly = Cidr::parse_full(&text);
@@ -480,7 +482,7 @@ mod tests {
             prop_assert_eq!(text.parse(), slowly);
         }
 
-        /// The same of texts that are one character from a right one.
+        /// The same for texts that are one character away from a valid CIDR.
         #[test]
         fn both_ways_are_one_nearby(
             v4: u32,
@@ -504,7 +506,7 @@ mod tests {
             }
         }
 
-        /// It is the way of nearly all.
+        /// Nearly all CIDRs take the fast path.
         #[test]
         fn usual_cidrs_are_plain(v4: u32, v6: u128, holes: u8, length in 0..=128u8) {
             let v6 = (0..8).filter(|i| holes >> i & 1 == 1).fold(v6, |v6, i| v6 & !(0xffff << (16 * i)));
@@ -514,7 +516,8 @@ mod tests {
             ] {
                 let Some(cidr) = cidr else { continue };
                 let text = cidr.to_string();
-                // What is all zeroes but for its end is written with an IPv4 address.
+                // Addresses that are zero except at the end are written with an embedded IPv4
+                // address.
                 if !(text.contains(':') && text.contains('.')) {
                     prop_assert_eq!(parse_fast(text.as_bytes()), Some(cidr));
                 }

@@ -1,5 +1,5 @@
-//! What a policy becomes on this host: checked against what its kernel takes, rounded as it
-//! rounds, and in the form the eBPF program reads.
+//! Compiles a policy for this host: checks it against the kernel's limits, rounds as the kernel
+//! does, and produces the form that the eBPF program reads.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -31,12 +31,12 @@ const BPF_TIMER_MAX: Duration = Duration::from_millis(200);
 const KERNEL_INITIAL_RTO: Duration = Duration::from_secs(1);
 /// `TCP_RTO_MAX`.
 const RTO_MAX: Duration = Duration::from_secs(syn::RTO_MAX_S);
-/// Least value of TCP_RTO_MAX_MS.
+/// Smallest value of TCP_RTO_MAX_MS.
 const RTO_MAX_MIN: Duration = Duration::from_secs(1);
 /// 1 to TCP_THIN_LINEAR_RETRIES (include/net/tcp.h, Linux 6.12).
 const LINEAR_RETRIES: std::ops::RangeInclusive<u8> = 1..=6;
-/// Below this an initial RTO on a very wide prefix needs `force`: round trips across continents
-/// come near it.
+/// A shorter initial RTO on a very wide prefix needs `force`: round trips between continents come
+/// close to it.
 const WIDE_INITIAL_RTO: Duration = Duration::from_millis(200);
 const WIDE_V4: u8 = 8;
 const WIDE_V6: u8 = 16;
@@ -66,7 +66,7 @@ pub struct EffectiveSetting {
 }
 
 impl EffectiveSetting {
-    /// For people: "5ms -> 8ms, 2 jiffies at HZ=250".
+    /// The effective value in words: "5ms -> 8ms, 2 jiffies at HZ=250".
     pub fn describe(&self, hz: u32) -> String {
         let mut text = self.asked.clone();
         if self.effective != self.asked {
@@ -83,7 +83,7 @@ impl EffectiveSetting {
     }
 }
 
-/// A setting this kernel, or reason, does not allow.
+/// A setting that this kernel does not support, or that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{reason}", if setting.is_empty() { String::new() } else { format!("{setting} = {value}: ") })]
 pub struct SettingError {
@@ -91,7 +91,7 @@ pub struct SettingError {
     pub setting: &'static str,
     /// The value given.
     pub value: String,
-    /// Why not, and what would do.
+    /// Why it is refused, and which values are valid.
     pub reason: String,
 }
 
@@ -100,13 +100,13 @@ pub struct SettingError {
 pub struct Compiled {
     /// For the `POLICIES` map; its generation is 0.
     pub kernel: KernelPolicy,
-    /// What each setting becomes.
+    /// The effective value of each setting.
     pub effects: Vec<EffectiveSetting>,
-    /// Allowed, but probably not meant.
+    /// Settings that are valid, but probably not intended.
     pub warnings: Vec<String>,
 }
 
-/// Computes a policy for a host.
+/// Compiles a policy for a host.
 pub fn compile(
     name: &PolicyName,
     settings: &Settings,
@@ -115,7 +115,7 @@ pub fn compile(
     compile_adjusted(name, settings, &Adjustment::default(), host)
 }
 
-/// The same with the daemon's decisions about it.
+/// As [`compile`], with the daemon's decisions about the policy.
 pub fn compile_adjusted(
     name: &PolicyName,
     settings: &Settings,
@@ -169,8 +169,8 @@ pub fn compile_adjusted(
     }
 }
 
-/// Whether each connection needs storage from the start: for options that are set later, or whose former values
-/// the program cannot read.
+/// Whether each connection needs socket storage from the start: for options that are set later, or
+/// whose previous values the program cannot read.
 fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
     let later = policy.user_timeout_ms | policy.linear_retries | policy.restart_hz;
     let others = policy.rto_max_ms | (policy.flags & policy_flags::THIN_LINEAR_SET);
@@ -178,7 +178,7 @@ fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
     later | others != 0 || (timers != 0 && !host.reads_timers)
 }
 
-/// What to say of a control arm where nothing is counted, if the settings have one.
+/// The warning about a control arm while statistics are off, if the settings have one.
 pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
     let share = settings.holdout?;
     Some(format!(
@@ -187,7 +187,7 @@ pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// Refuses settings that need counters on a host without statistics.
+/// Refuses settings that need counters while statistics are off.
 pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
     let automatic = [
         ("initial_rto", settings.auto_initial_rto().map(|_| "auto")),
@@ -206,7 +206,7 @@ pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
     }
 }
 
-/// Refuses a short initial RTO on a prefix so wide that it cannot all be near, unless forced.
+/// Refuses a short initial RTO on a prefix so wide that some hosts are far away, unless forced.
 pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError> {
     let narrowest = if cidr.is_ipv4() { WIDE_V4 } else { WIDE_V6 };
     if settings.force || cidr.prefix() >= narrowest {
@@ -221,7 +221,7 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
              force = true{or}, because so wide a prefix reaches hosts farther away than that"
         ),
     };
-    // (What "auto" makes of syn_ack_rto is no shorter than initial_rto.)
+    // (An automatic syn_ack_rto is no shorter than initial_rto.)
     let timers = [
         ("initial_rto", settings.fixed_initial_rto()),
         ("syn_ack_rto", settings.syn_ack_rto.fixed()),
@@ -251,7 +251,7 @@ struct Compiler<'a> {
     errors: Vec<SettingError>,
     /// The initial RTO of connections that this host opens, jiffies; `None`: the kernel's own.
     active: Option<u64>,
-    /// The same of accepted connections, if their requests live long enough.
+    /// The SYN-ACK RTO of accepted connections, if half-open requests last long enough with it.
     passive: Option<u64>,
 }
 
@@ -416,7 +416,7 @@ impl Compiler<'_> {
             return 0;
         }
         let jiffies = self.quantised(setting, asked);
-        // As the kernel returns it for the option.
+        // As getsockopt() returns it.
         u32::try_from(jiffies_to_usecs(jiffies, hz)).unwrap_or(u32::MAX)
     }
 
@@ -479,7 +479,7 @@ impl Compiler<'_> {
         });
     }
 
-    /// The same of a number of retransmissions.
+    /// The same for a number of retransmissions.
     fn count_effect(&mut self, setting: &str, asked: &str, count: u8, note: Option<&str>) {
         self.effect(setting, asked, count.to_string(), None, note);
         if let Some(effect) = self.effects.last_mut() {
@@ -502,17 +502,17 @@ fn milliseconds(duration: Duration) -> u32 {
 pub struct PolicyError {
     /// The policy.
     pub policy: PolicyName,
-    /// Where it stands, if in a file.
+    /// Where the policy is defined, if in a file.
     pub location: Option<super::Location>,
     /// What is wrong.
     pub error: SettingError,
 }
 
-/// What each value of each policy becomes.
+/// The effective value of each setting, by policy.
 pub type Effects = BTreeMap<PolicyName, Vec<EffectiveSetting>>;
 
 impl PolicySet {
-    /// What the kernel's maps should hold for this set on this host, and what each value becomes.
+    /// What the kernel's maps should hold for this set on this host, and the effective values.
     pub fn image(&self, host: &HostFacts) -> Result<(MapState, Effects), Vec<PolicyError>> {
         let mut image = MapState::default();
         let mut effects = BTreeMap::new();

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cidr, Entries, EntryRef, PolicyName};
 
-/// How many differences are kept one by one.
+/// How many differences are kept individually.
 const KEPT: usize = 100;
 /// How many differences a sentence names.
 const TOLD: usize = 4;
@@ -74,7 +74,7 @@ impl Difference {
         "host-defaults",
     ];
 
-    /// What kind it is, as in JSON.
+    /// The kind of difference, as in JSON.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -132,7 +132,7 @@ pub struct Differences {
 }
 
 impl Differences {
-    /// One more.
+    /// Adds a difference.
     pub fn push(&mut self, difference: Difference) {
         *self.counts.entry(difference.kind().to_owned()).or_default() += 1;
         if self.first.len() < KEPT {
@@ -140,7 +140,7 @@ impl Differences {
         }
     }
 
-    /// Adds others.
+    /// Adds all differences of another set.
     pub fn append(&mut self, more: Self) {
         for (kind, count) in more.counts {
             *self.counts.entry(kind).or_default() += count;
@@ -162,7 +162,7 @@ impl Differences {
     }
 }
 
-/// The first ones in words, and how many more there are.
+/// The first differences in words, and the number of further ones.
 impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let told: Vec<String> = self
@@ -179,16 +179,16 @@ impl fmt::Display for Differences {
     }
 }
 
-/// Entries of one trie, one after the other as the kernel tells them.
+/// Consecutive entries of one trie, in the order in which the kernel returns them.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Of the trie of IPv4.
+    /// The run is from the IPv4 trie.
     pub is_ipv4: bool,
-    /// The entry after which it begins; `None`: at the first.
+    /// The entry before the run; `None`: it begins at the first entry.
     pub after: Option<Cidr>,
     /// The entries, and the policies they point at.
     pub found: &'a [(Cidr, Option<&'a PolicyName>)],
-    /// There are no others after it.
+    /// No entry follows the run.
     pub is_last: bool,
 }
 
@@ -198,11 +198,11 @@ pub struct Run<'a> {
 pub struct Disorder;
 
 impl Run<'_> {
-    /// Compares it with the entries that should be there.
+    /// Compares the run with the entries that should be in it.
     ///
     /// # Errors
     ///
-    /// If it is not in the order of a trie: then nothing can be said.
+    /// If the run is not in trie order, as no comparison is possible then.
     pub fn compare(&self, desired: &Entries) -> Result<Differences, Disorder> {
         let first = self.after.iter().chain(self.found.iter().map(|(c, _)| c));
         if !first.is_sorted_by(|a, b| trie_order(a) < trie_order(b)) {
@@ -241,12 +241,12 @@ impl Run<'_> {
         }
     }
 
-    /// What should be in it, in its order.
+    /// The entries that should be in the run, in trie order.
     fn wanted<'d>(&self, desired: &'d Entries) -> Vec<(Cidr, EntryRef<'d>)> {
         let last = if self.is_last {
             None
         } else {
-            // One that is empty and not the last says nothing.
+            // An empty run that is not the last covers nothing.
             Some(self.found.last().map(|(cidr, _)| *cidr).or(self.after))
         };
         let last = last.map(|last| last.map(|last| trie_order(&last)).unwrap_or_default());
@@ -257,7 +257,7 @@ impl Run<'_> {
                 && after.is_none_or(|after| order > after)
                 && last.is_none_or(|last| order <= last)
         };
-        // Entries that begin behind the end of `after`...
+        // Entries that begin after the end of `after`...
         let begin = match self.after {
             Some(after) => Some(host(last_address(&after)).unwrap_or(after)),
             None if self.is_ipv4 => None,
@@ -284,14 +284,15 @@ impl Run<'_> {
 /// The position of an entry in its trie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Order {
-    /// Its last address.
+    /// The entry's last address.
     end: u128,
-    /// The bits that its prefix leaves.
+    /// The number of host bits.
     host_bits: u8,
 }
 
-/// Keys come in postorder: by their last address, and of those with the same the longest prefix first (the comment in
-/// `trie_get_next_key()`, Linux 4.16 and later). Another order would be seen, see [`Disorder`].
+/// Keys are returned in postorder: by last address; of equal last addresses, the longest prefix
+/// first (see the comment in `trie_get_next_key()`, Linux 4.16 and later). Any other order is
+/// detected, see [`Disorder`].
 fn trie_order(cidr: &Cidr) -> Order {
     let length = if cidr.is_ipv4() { 32 } else { 128 };
     Order {
@@ -325,7 +326,7 @@ fn host(address: IpAddr) -> Option<Cidr> {
     Cidr::containing(address, if address.is_ipv4() { 32 } else { 128 })
 }
 
-/// In the order in which a kernel's trie tells them.
+/// Entries in the order in which the kernel's trie returns them.
 #[cfg(test)]
 pub(crate) fn in_trie_order(entries: &Entries, is_ipv4: bool) -> Vec<(Cidr, PolicyName)> {
     let of_family = entries.iter().filter(|(cidr, _)| cidr.is_ipv4() == is_ipv4);
@@ -357,14 +358,14 @@ mod tests {
             .collect()
     }
 
-    /// All of it, in runs of this length.
+    /// Compares all entries, in runs of this length.
     fn compare(held: &Entries, desired: &Entries, length: usize) -> Differences {
         let mut differences = Differences::default();
         for is_ipv4 in [true, false] {
             let all = in_trie_order(held, is_ipv4);
             let all: Vec<_> = all.iter().map(|(cidr, name)| (*cidr, Some(name))).collect();
             let mut after = None;
-            // As the kernel, which finds no more after a full one.
+            // As in the kernel: after a full last run there is no empty one.
             let runs = all.chunks(length).chain(all.is_empty().then_some(&all[..]));
             let count = all.len().div_ceil(length).max(1);
             for (number, found) in runs.enumerate() {
@@ -384,7 +385,7 @@ mod tests {
 
     #[test]
     fn the_order_is_that_of_the_kernels_own_example() {
-        // The comment of trie_get_next_key().
+        // The example in the comment of trie_get_next_key().
         let names = [
             "192.168.0.0/24",
             "192.168.1.0/24",
@@ -395,7 +396,7 @@ mod tests {
             .map(|name| (cidr(name), "p".parse().unwrap()))
             .to_vec();
         assert_eq!(in_trie_order(&entries(&all), true), all);
-        // Of those with the same end the longest is first.
+        // Of prefixes with the same last address, the longest comes first.
         let ends = |prefixes: [&str; 3], is_ipv4| {
             let all: Vec<_> = prefixes.map(|p| (cidr(p), "p".parse().unwrap())).to_vec();
             assert_eq!(in_trie_order(&entries(&all), is_ipv4), all);
@@ -421,14 +422,14 @@ mod tests {
             is_last: true,
         };
         assert_eq!(run.compare(&Entries::default()), Err(Disorder));
-        // The same one again.
+        // The same entry twice.
         let twice = [found[0]; 2];
         let run = Run {
             found: &twice,
             ..run
         };
         assert_eq!(run.compare(&Entries::default()), Err(Disorder));
-        // From the beginning again: the entry it was to begin after is gone.
+        // The read restarts at the first entry, as `after` was removed.
         let after = Some(cidr("10.3.0.0/16"));
         let run = Run {
             after,
@@ -513,7 +514,7 @@ mod tests {
     }
 
     proptest! {
-        /// However long the runs, every difference is found once, and nothing else.
+        /// With runs of any length, every difference is found once, and nothing else.
         #[test]
         fn every_difference_is_found(held in table(), desired in table(), length in 1usize..12) {
             let found = compare(&held, &desired, length);

@@ -1,8 +1,8 @@
-//! Entries by CIDR, as many as a million: one sorted table, shared by all who hold it, and what was
-//! changed over it.
+//! Entries by CIDR, millions if needed: a sorted table, shared by all its users, with an overlay of
+//! changes.
 //!
-//! A row takes 28 bytes. The set in force, what the kernel's maps hold and what the files say are the
-//! same rows; a runtime entry added or removed is a change over them and copies none.
+//! A row takes 28 bytes. The files, the set in force and the content of the kernel's maps share
+//! rows; adding or removing a runtime entry changes only the overlay.
 
 use std::{
     cmp::Ordering,
@@ -21,12 +21,12 @@ use crate::parallel;
 #[derive(Clone, Default)]
 pub struct Entries {
     table: Arc<Table>,
-    /// Over the table: `None` takes an entry away.
+    /// Changes over the table: `None` removes an entry.
     over: Arc<BTreeMap<Cidr, Option<Entry>>>,
     families: FamilyCounts,
 }
 
-/// How many entries, by address family.
+/// The number of entries, by address family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FamilyCounts {
     /// IPv4.
@@ -35,12 +35,12 @@ pub struct FamilyCounts {
     pub ipv6: usize,
 }
 
-/// One entry, looked at.
+/// A borrowed entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryRef<'a> {
     /// Name of its policy.
     pub policy: &'a PolicyName,
-    /// Where the CIDR stands: file, and line from 1.
+    /// Where the CIDR is listed: file, and line (from 1).
     pub location: Option<(&'a Arc<Path>, usize)>,
 }
 
@@ -63,7 +63,7 @@ struct Row {
 /// Marks an entry without a file.
 const NO_FILE: u16 = u16::MAX;
 
-/// Which prefix lengths there are.
+/// The prefix lengths in use.
 #[derive(Clone, Copy, Default)]
 struct Lengths {
     ipv4: u64,
@@ -91,7 +91,7 @@ impl Lengths {
 }
 
 impl FamilyCounts {
-    /// The number of this one's family.
+    /// The count of this CIDR's family.
     pub(crate) fn of(&mut self, cidr: &Cidr) -> &mut usize {
         if cidr.is_ipv4() {
             &mut self.ipv4
@@ -100,14 +100,14 @@ impl FamilyCounts {
         }
     }
 
-    /// Both.
+    /// The number of entries of both families.
     pub fn sum(&self) -> usize {
         self.ipv4 + self.ipv6
     }
 }
 
 impl EntryRef<'_> {
-    /// Where the CIDR stands; `None` for a runtime entry.
+    /// Where the CIDR is listed; `None` for a runtime entry.
     pub fn location(&self) -> Option<Location> {
         self.location.map(|(path, line)| Location {
             path: path.clone(),
@@ -117,7 +117,7 @@ impl EntryRef<'_> {
 }
 
 impl Entries {
-    /// How many.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.families.sum()
     }
@@ -127,7 +127,7 @@ impl Entries {
         self.len() == 0
     }
 
-    /// How many, by address family.
+    /// The number of entries, by address family.
     pub fn families(&self) -> FamilyCounts {
         self.families
     }
@@ -153,7 +153,7 @@ impl Entries {
         Arc::make_mut(&mut self.over).insert(cidr, Some(entry));
     }
 
-    /// Takes an entry away; whether there was one.
+    /// Removes an entry; returns whether there was one.
     pub fn remove(&mut self, cidr: &Cidr) -> bool {
         if !self.contains_key(cidr) {
             return false;
@@ -168,12 +168,12 @@ impl Entries {
         true
     }
 
-    /// All of them, in order.
+    /// All entries, in order.
     pub fn iter(&self) -> Iter<'_> {
         self.iter_from(None)
     }
 
-    /// From the first that is not before this CIDR on.
+    /// The entries in order, beginning with the first that is not before this CIDR.
     pub fn iter_from(&self, first: Option<&Cidr>) -> Iter<'_> {
         let rows = &self.table.rows;
         let begin = first.map_or(0, |first| rows.partition_point(|row| row.cidr < *first));
@@ -193,14 +193,14 @@ impl Entries {
         self.iter().map(|(cidr, _)| cidr)
     }
 
-    /// The CIDRs an address lies in, longest first: the first is the one a connection takes.
+    /// The CIDRs that contain an address, longest first: a connection takes the first.
     pub fn covering(&self, address: IpAddr) -> Vec<Cidr> {
         let address = address.to_canonical();
         let longest = if address.is_ipv4() { 32 } else { 128 };
         self.within(address, longest)
     }
 
-    /// The longest CIDR that this one lies in, itself not among them.
+    /// The longest CIDR that contains this one, other than itself.
     pub fn covering_cidr(&self, cidr: &Cidr) -> Option<Cidr> {
         let shorter = cidr.prefix().checked_sub(1)?;
         self.within(cidr.network().ip(), shorter).first().copied()
@@ -220,12 +220,12 @@ impl Entries {
         found
     }
 
-    /// Whether both are changes over the same table.
+    /// Whether both are overlays of the same table.
     fn shares_table(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.table, &other.table)
     }
 
-    /// Calls `each` with every CIDR whose policy is not the same in both: its policy before and after.
+    /// Calls `each` with every CIDR whose policy differs: its policy before and after.
     pub(crate) fn differences<'a>(
         &'a self,
         after: &'a Self,
@@ -267,7 +267,7 @@ impl Entries {
     }
 }
 
-/// Two sorted sequences side by side.
+/// Merges two sorted sequences.
 fn merge<T, K: Ord>(
     one: impl Iterator<Item = T>,
     other: impl Iterator<Item = T>,
@@ -289,7 +289,7 @@ fn merge<T, K: Ord>(
     })
 }
 
-/// The same CIDRs with the same policies; where they stand is not compared.
+/// Equal CIDRs with equal policies. Locations are not compared.
 impl PartialEq for Entries {
     fn eq(&self, other: &Self) -> bool {
         let mut same = self.len() == other.len();
@@ -326,13 +326,13 @@ impl Table {
         Some(self.entry(&self.rows[index]))
     }
 
-    /// As [`Entries::differences`]; what is the same, as nearly all is as a rule, takes no more than a look.
+    /// As [`Entries::differences`]. Equal rows, usually nearly all, only cost a comparison.
     fn differences<'a>(
         &'a self,
         after: &'a Self,
         mut differ: impl FnMut(Cidr, Option<&'a PolicyName>, Option<&'a PolicyName>),
     ) {
-        // By number, of which each table has its own: the number in the other one.
+        // Each table numbers policies on its own: maps each number to the other table's.
         let numbers: HashMap<&PolicyName, usize> = after.policies.iter().zip(0..).collect();
         let same: Vec<Option<usize>> = self
             .policies
@@ -426,12 +426,12 @@ impl<'a> Iterator for Iter<'a> {
     }
 }
 
-/// CIDRs that were given more than once.
+/// CIDRs that are listed more than once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Duplicates {
-    /// By several policies.
+    /// CIDRs listed by several policies.
     pub conflicting: Vec<Cidr>,
-    /// By the same policy, which changes nothing.
+    /// CIDRs listed repeatedly by one policy, which is harmless.
     pub repeated: Vec<Repeated>,
 }
 
@@ -440,15 +440,15 @@ pub struct Duplicates {
 pub struct Repeated {
     /// The policy.
     pub policy: PolicyName,
-    /// Superfluous places.
+    /// The number of superfluous CIDRs.
     pub count: usize,
-    /// The first of them.
+    /// The first superfluous CIDR.
     pub cidr: Cidr,
-    /// The first two places of that CIDR.
+    /// The first two locations of that CIDR.
     pub places: [Option<Location>; 2],
 }
 
-/// Makes a table of many entries, given in any order.
+/// Builds a table from entries in any order.
 #[derive(Default)]
 pub struct Builder {
     table: Table,
@@ -461,7 +461,7 @@ impl Builder {
         self.table.rows.reserve_exact(more);
     }
 
-    /// A number for a policy.
+    /// The number of a policy.
     pub fn policy(&mut self, name: &PolicyName) -> u32 {
         if let Some(number) = self.policies.get(name) {
             return *number;
@@ -472,7 +472,7 @@ impl Builder {
         number
     }
 
-    /// A number for a file. Beyond 65,535 of them the entries' places are not kept.
+    /// The number of a file. Locations in further files than 65,535 are not kept.
     pub fn file(&mut self, path: &Arc<Path>) -> u16 {
         match u16::try_from(self.table.files.len()) {
             Ok(number) if number != NO_FILE => {
@@ -483,7 +483,7 @@ impl Builder {
         }
     }
 
-    /// Adds an entry, by the numbers of its policy and its file.
+    /// Adds an entry, with the numbers of its policy and its file.
     pub fn push(&mut self, cidr: Cidr, policy: u32, place: Option<(u16, u32)>) {
         let (file, line) = place.unwrap_or((NO_FILE, 0));
         self.table.rows.push(Row {
@@ -494,10 +494,10 @@ impl Builder {
         });
     }
 
-    /// The entries, and what was given more than once. Of several with the same CIDR the first is taken.
+    /// Builds the entries, and reports duplicates. Of entries with the same CIDR the first is used.
     pub fn build(mut self) -> (Entries, Duplicates) {
         let rows = &mut self.table.rows;
-        // Files have them in order as a rule, which this sort sees.
+        // Files usually list CIDRs in order.
         if !rows.is_sorted_by(|a, b| a.cidr < b.cidr) {
             sort(rows);
         }
@@ -540,12 +540,13 @@ impl Builder {
     }
 }
 
-/// Sorts parts on several processors first where that pays. Files are numbered in the order they are read.
+/// Sorts parts on several processors first, if that is faster. Files are numbered in the order in
+/// which they are read.
 fn sort(rows: &mut [Row]) {
     let place = |row: &Row| (row.file, row.line);
     let order = |a: &Row, b: &Row| a.cidr.cmp(&b.cidr).then_with(|| place(a).cmp(&place(b)));
     parallel::in_parts(rows, |part| part.sort_unstable_by(order));
-    // It sees parts that are in order, and merges them.
+    // The stable sort detects the sorted parts and merges them.
     rows.sort_by(order);
 }
 

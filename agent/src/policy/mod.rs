@@ -1,5 +1,5 @@
-//! Policies, entries and what becomes of them on a host: `PolicySet`, units,
-//! quantisation, and `Plan`, the difference of two states of the kernel's maps.
+//! Policies, entries and their effect on a host: `PolicySet`, units, quantisation, and `Plan`, the
+//! difference of two states of the kernel's maps.
 //!
 //! Pure: no I/O here.
 
@@ -34,7 +34,7 @@ pub use target::ProbeTarget;
 
 use crate::printable;
 
-/// Where something was said, for messages: a file and a line (from 1).
+/// A location for messages: a file and a line (from 1).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
     /// The file.
@@ -54,14 +54,14 @@ impl std::fmt::Display for Location {
 pub struct Policy {
     /// Its settings.
     pub settings: Settings,
-    /// What it is for, in its author's words.
+    /// Its purpose, in the author's words.
     pub description: Option<String>,
-    /// Where its settings stand; `None` for one made by `rto-agent add --initial-rto ...`.
+    /// Where it is defined; `None` if made by `rto-agent add --initial-rto ...`.
     pub location: Option<Location>,
 }
 
 impl From<Settings> for Policy {
-    /// One that `rto-agent add` makes.
+    /// A policy made by `rto-agent add`.
     fn from(settings: Settings) -> Self {
         Self {
             settings,
@@ -75,7 +75,7 @@ impl From<Settings> for Policy {
 pub struct Entry {
     /// Name of its policy.
     pub policy: PolicyName,
-    /// Where the CIDR stands; `None` for a runtime entry.
+    /// Where the CIDR is listed; `None` for a runtime entry.
     pub location: Option<Location>,
 }
 
@@ -89,17 +89,17 @@ pub struct PolicySet {
 }
 
 impl PolicySet {
-    /// The entry a connection to an address takes, and its policy; `None` if none covers it.
+    /// The entry and policy that apply to an address; `None` if no entry covers it.
     pub fn entry_for(&self, address: std::net::IpAddr) -> Option<(EntryRef<'_>, &Policy)> {
         let entry = self.entries.get(self.entries.covering(address).first()?)?;
         Some((entry, self.policies.get(entry.policy)?))
     }
 
-    /// Whether the kernel's tables can hold it.
+    /// Checks that the set fits into the kernel's maps.
     ///
     /// # Errors
     ///
-    /// If there are more entries or policies, with the number and the limit.
+    /// If there are too many entries or policies: the number and the limit.
     pub fn check_size(&self) -> Result<(), String> {
         let sizes = [
             (self.entries.len(), MAX_ENTRIES_LIMIT, "entries"),
@@ -114,7 +114,7 @@ impl PolicySet {
     }
 }
 
-/// The most entries there can be.
+/// The largest value of `max_entries`.
 pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
 
 /// What compiling a policy needs to know of the host.
@@ -144,8 +144,8 @@ pub struct HostFacts {
 }
 
 impl HostFacts {
-    /// The SYN-ACK retransmissions to assume where the program cannot read them: those of this
-    /// namespace, but not more than the kernel's default, with which every new namespace begins.
+    /// The SYN-ACK retransmissions to assume if the program cannot read them: this namespace's
+    /// setting, but at most the kernel's default, which every new namespace starts with.
     pub fn syn_ack_retries(&self) -> u8 {
         const TCP_SYNACK_RETRIES: u8 = 5;
         match self.reads_listener {
@@ -154,7 +154,7 @@ impl HostFacts {
         }
     }
 
-    /// What the schedules of SYNs depend on.
+    /// The host's settings that SYN schedules depend on.
     pub fn syn_schedule(&self) -> outage::Host {
         outage::Host {
             hz: self.hz.into(),
@@ -163,7 +163,7 @@ impl HostFacts {
         }
     }
 
-    /// The timers of SYNs by an initial RTO, jiffies.
+    /// The SYN timers that result from an initial RTO, jiffies.
     pub const fn syn_timers(&self, initial_rto: u64) -> outage::Timers {
         match self.has_rto_max {
             true => outage::Timers::Capped(initial_rto),
@@ -171,13 +171,14 @@ impl HostFacts {
         }
     }
 
-    /// The `tcp_syn_linear_timeouts` by which an initial RTO is in step with the kernel's own SYNs; `None` where no
+    /// The `tcp_syn_linear_timeouts` for which initial RTOs can be in step with the kernel's own
+    /// SYNs; `None` if none can, as the program cannot cap the interval (before Linux 6.15).
     /// value is, as the program cannot cap the interval (before Linux 6.15).
     pub fn in_step(&self) -> Option<u8> {
         self.has_rto_max.then_some(self.tcp_syn_linear_timeouts)
     }
 
-    /// The defaults by which an initial RTO is learnt on this host.
+    /// The default limits for learning an initial RTO on this host.
     pub fn law(&self) -> law::Settings {
         law::Settings {
             in_step: self.in_step(),
@@ -185,7 +186,7 @@ impl HostFacts {
         }
     }
 
-    /// What the program uses where it cannot ask the socket.
+    /// The values that the program assumes where it cannot read the socket's.
     pub fn defaults(&self) -> HostDefaults {
         let without = Self {
             reads_listener: false,
@@ -203,7 +204,7 @@ impl HostFacts {
 mod tests {
     use super::{compile::tests::HOST, *};
 
-    /// A listener's namespace, which is not the daemon's, begins with the kernel's default.
+    /// A listener in another namespace starts with the kernel's default.
     #[test]
     fn a_listener_that_cannot_be_read_sends_no_more_than_the_kernels_default() {
         for (here, unread) in [(3, 3), (5, 5), (9, 5)] {

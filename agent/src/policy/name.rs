@@ -9,14 +9,14 @@ use sha2::{Digest as _, Sha256};
 use super::Settings;
 
 const AD_HOC: &str = "adhoc-";
-/// Hexadecimal digits of such a name.
+/// Hexadecimal digits of a name derived from settings.
 const DIGITS: [usize; 3] = [8, 16, 56];
 const UNMATCHED: &str = "unmatched";
-/// What [`UNMATCHED`] was called before; an alias for one version, also in pins of before.
+/// The former name of [`UNMATCHED`]: accepted for one version, also in existing pins.
 const UNLISTED: &str = "unlisted";
 
-/// Letters, digits, `.`, `_` and `-`, beginning with a letter or digit; 63 bytes at most (the
-/// kernel's table keeps 64 with the end).
+/// Letters, digits, `.`, `_` and `-`, beginning with a letter or digit; at most 63 bytes (the
+/// kernel's table stores 64 with the terminating NUL).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyName(Arc<str>);
 
@@ -35,9 +35,9 @@ impl PolicyName {
         &self.0
     }
 
-    /// The name of a policy that `rto-agent add` makes of settings. Equal settings have the same name and different
-    /// settings different names: where other settings have the short name already, a longer one is used. (A collision
-    /// of 32 bits is found in a fraction of a second.)
+    /// The name that `rto-agent add` derives from settings. Equal settings have the same name,
+    /// different settings different names: if other settings already have the short name, a longer
+    /// one is used. (A collision of 32 bits can be found in a fraction of a second.)
     pub fn for_settings(settings: &Settings, is_of_others: impl Fn(&Self) -> bool) -> Self {
         let digest = digest(settings);
         let names = DIGITS.map(|digits| Self(format!("{AD_HOC}{}", &digest[..digits]).into()));
@@ -46,7 +46,7 @@ impl PolicyName {
         free.unwrap_or(longest).clone()
     }
 
-    /// Whether it is a name that [`PolicyName::for_settings`] makes of these.
+    /// Whether [`PolicyName::for_settings`] derives this name from these settings.
     pub fn is_made_of(&self, settings: &Settings) -> bool {
         let digits = self.0.strip_prefix(AD_HOC);
         digits.is_some_and(|digits| {
@@ -69,17 +69,17 @@ impl PolicyName {
         Self("".into())
     }
 
-    /// The name under which connections are counted that no entry covers; no policy may have it.
+    /// The name for counters of connections that no entry covers; not available to policies.
     pub fn unmatched() -> Self {
         Self(UNMATCHED.into())
     }
 
-    /// The name of the slot with the settings of control arms; never equal to a name that can be given.
+    /// The name of the slot for the settings of control arms; never equal to a valid name.
     pub(crate) fn control() -> Self {
         Self("(control)".into())
     }
 
-    /// As the kernel's table has it.
+    /// The name, padded as in the kernel's table.
     pub fn padded(&self) -> [u8; POLICY_NAME_LEN] {
         let mut bytes = [0; POLICY_NAME_LEN];
         bytes[..self.0.len()].copy_from_slice(self.0.as_bytes());
@@ -87,7 +87,8 @@ impl PolicyName {
     }
 }
 
-/// Of settings as they are written: what later versions know beside them is left out where it is not set.
+/// The digest of the settings' JSON. Later versions must omit unset new settings, so that digests
+/// stay the same.
 fn digest(settings: &Settings) -> String {
     let text = serde_json::to_string(settings).unwrap_or_default();
     let digest = Sha256::digest(text);

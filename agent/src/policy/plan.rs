@@ -1,4 +1,4 @@
-//! The difference of two states of the kernel's maps, in an order that is safe at each step.
+//! The difference between two states of the kernel's maps, ordered so that each step is safe.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,40 +7,42 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cidr, Entries, PolicyName};
 
-/// What the maps hold, or should hold. Generations of policies are the datapath's affair and 0 here.
+/// What the maps hold, or should hold. Policies have generation 0 here: the datapath assigns
+/// generations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MapState {
-    /// Policies, as the kernel has them.
+    /// Policies in the kernel's form.
     pub policies: BTreeMap<PolicyName, Policy>,
-    /// Entries, and the policy each points at.
+    /// Entries and their policies.
     pub entries: Entries,
-    /// Ends of the entries that have one ([`rto_agent_common::EntryValue::end`]): the programs ignore them from then on.
+    /// Expiry of entries ([`rto_agent_common::EntryValue::end`]), after which the programs ignore
+    /// them.
     pub ends: BTreeMap<Cidr, u32>,
 }
 
 impl MapState {
-    /// The end of an entry; 0: none.
+    /// The expiry of an entry; 0: none.
     #[must_use]
     pub fn end_of(&self, cidr: &Cidr) -> u32 {
         self.ends.get(cidr).copied().unwrap_or(0)
     }
 }
 
-/// What to do, from top to bottom: at no step does an entry point at a policy that is not there,
-/// and at no step is an address without a policy that has one before and after.
+/// Steps, from top to bottom. At each step every entry points to an existing policy, and an address
+/// with a policy both before and after has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Policies that are new or changed.
+    /// New and changed policies.
     pub policies_write: Vec<(PolicyName, Policy)>,
-    /// Entries that are new or point elsewhere.
+    /// New entries, and entries that point to another policy.
     pub entries_write: Vec<(Cidr, PolicyName)>,
-    /// Of these, how many are there and point elsewhere.
+    /// How many of `entries_write` exist and point to another policy.
     pub entries_repointed: usize,
-    /// Entries of which nothing but the end changes.
+    /// Entries of which only the expiry changes.
     pub entries_end: Vec<(Cidr, PolicyName)>,
-    /// Entries that go.
+    /// Entries to remove.
     pub entries_remove: Vec<Cidr>,
-    /// Policies that go; nothing points at them any more.
+    /// Policies to remove, after the last entry that points to them.
     pub policies_remove: Vec<PolicyName>,
 }
 
@@ -63,7 +65,7 @@ pub struct ChangeSummary {
 }
 
 impl Plan {
-    /// What turns `current` into `desired`.
+    /// The plan that turns `current` into `desired`.
     pub fn between(current: &MapState, desired: &MapState) -> Self {
         let differs =
             |name: &PolicyName, policy: &Policy| current.policies.get(name) != Some(policy);
@@ -94,7 +96,8 @@ impl Plan {
         plan
     }
 
-    /// The first `limit` changes in words, and how many more there are: "+10.0.0.0/24 near, ~policy near".
+    /// The first `limit` changes in words, and the number of further ones: "+10.0.0.0/24 near,
+    /// ~policy near".
     pub fn describe(&self, limit: usize, known: impl Fn(&PolicyName) -> bool) -> String {
         let policies = self.policies_write.iter().map(|(name, _)| {
             let sign = if known(name) { '~' } else { '+' };
@@ -126,19 +129,19 @@ impl Plan {
 }
 
 impl ChangeSummary {
-    /// What differs between two states, as a person would count it: an entry whose policy has
-    /// other settings has changed.
+    /// The difference between two states in the user's terms: an entry whose policy has other
+    /// settings has changed.
     pub fn between(before: &MapState, after: &MapState) -> Self {
         Self::of(&Plan::between(before, after), before, after)
     }
 
-    /// The same, where the plan is known that turns the one into the other.
+    /// As [`Self::between`], given the plan from `before` to `after`.
     pub fn of(plan: &Plan, before: &MapState, after: &MapState) -> Self {
         let rewritten: BTreeSet<&PolicyName> =
             plan.policies_write.iter().map(|(name, _)| name).collect();
         let new_policy = |name: &PolicyName| !before.policies.contains_key(name);
         let policies_added = rewritten.iter().filter(|name| new_policy(name)).count();
-        // No entry can have pointed at a policy that was not there.
+        // No existing entry points to a new policy.
         let resettled = if policies_added == rewritten.len() {
             0
         } else {
@@ -189,13 +192,13 @@ mod tests {
         }
     }
 
-    /// Every prefix of [`image`] has one of these.
+    /// Every prefix of [`image`] contains one of these.
     fn addresses() -> impl Iterator<Item = IpAddr> {
         (0..=u8::MAX).map(|first| IpAddr::from([first, 255, 0, 1]))
     }
 
-    /// Carries a plan out on an image; every step must keep entries pointing at policies, and addresses
-    /// that have one before and after with one.
+    /// Applies a plan to an image and checks each step: entries must point to existing policies,
+    /// and addresses with a policy both before and after must have one.
     fn apply(image: &MapState, plan: &Plan, desired: &MapState) -> MapState {
         let mut now = image.clone();
         let has = |image: &MapState, address| !image.entries.covering(address).is_empty();
@@ -305,7 +308,7 @@ mod tests {
             prop_assert_eq!(apply(&current, &plan, &desired), desired.clone());
             prop_assert!(Plan::between(&desired, &desired).is_empty());
             prop_assert_eq!(plan.is_empty(), current == desired);
-            // Nothing is written that was there before.
+            // Entries that are unchanged are not written.
             for (cidr, name) in &plan.entries_write {
                 prop_assert_ne!(current.entries.get(cidr).map(|e| e.policy), Some(name));
             }
@@ -316,7 +319,7 @@ mod tests {
             );
         }
 
-        /// By the former and present policy of each entry.
+        /// Counts entries by their former and current policies.
         #[test]
         fn a_summary_counts_what_a_person_would(current in image(), desired in image()) {
             let both = desired.entries.iter().filter_map(|(cidr, after)| {

@@ -1,4 +1,4 @@
-//! What a policy sets: the one form of it in configuration files, on the command line and in JSON.
+//! A policy's settings, in the same form in configuration files, on the command line and in JSON.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -153,7 +153,7 @@ enum TextOr<T> {
 }
 
 impl Settings {
-    /// How `initial_rto` is learnt, if it is.
+    /// How `initial_rto` is learnt; `None` if it is not.
     #[must_use]
     pub const fn auto_initial_rto(&self) -> Option<&AutoInitialRto> {
         match &self.initial_rto {
@@ -162,7 +162,7 @@ impl Settings {
         }
     }
 
-    /// The same for connections that are accepted: unless `syn_ack_rto` says something else.
+    /// How the SYN-ACK RTO is learnt; `None` if it is not, or if `syn_ack_rto` is set.
     #[must_use]
     pub const fn auto_syn_ack_rto(&self) -> Option<&AutoInitialRto> {
         match self.syn_ack_rto {
@@ -171,7 +171,7 @@ impl Settings {
         }
     }
 
-    /// How `rto_min` is learnt, if it is.
+    /// How `rto_min` is learnt; `None` if it is not.
     #[must_use]
     pub const fn auto_rto_min(&self) -> Option<&AutoRtoMin> {
         match &self.rto_min {
@@ -180,13 +180,13 @@ impl Settings {
         }
     }
 
-    /// Whether any of its values is learnt.
+    /// Whether any value is learnt.
     #[must_use]
     pub const fn is_automatic(&self) -> bool {
         self.auto_initial_rto().is_some() || self.auto_rto_min().is_some()
     }
 
-    /// `initial_rto` where it is a given value.
+    /// `initial_rto`, if it is a fixed value.
     #[must_use]
     pub const fn fixed_initial_rto(&self) -> Option<Duration> {
         match self.initial_rto {
@@ -195,7 +195,7 @@ impl Settings {
         }
     }
 
-    /// `rto_min` where it is a given value.
+    /// `rto_min`, if it is a fixed value.
     #[must_use]
     pub const fn fixed_rto_min(&self) -> Option<Duration> {
         match self.rto_min {
@@ -204,7 +204,7 @@ impl Settings {
         }
     }
 
-    /// What is done about spurious retransmissions: values that are learnt have brakes, whatever is left out.
+    /// The guard in effect; without a `guard` setting it is on for learnt values.
     #[must_use]
     pub fn guard(&self) -> Guard {
         let implied = match self.is_automatic() {
@@ -214,20 +214,20 @@ impl Settings {
         self.guard.unwrap_or(implied)
     }
 
-    /// Whether values that are learnt are set.
+    /// Whether learnt values are applied.
     #[must_use]
     pub const fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The share of the control arm: where `rto_min` is learnt, there is one.
+    /// The share of the control arm; a learnt `rto_min` always has one.
     #[must_use]
     pub fn control_share(&self) -> Option<Share> {
         let implied = self.auto_rto_min().map(|_| AutoRtoMin::CONTROL);
         self.holdout.or(implied)
     }
 
-    /// Whether it sets anything.
+    /// Whether no setting is given; `force` does not count.
     pub fn is_empty(&self) -> bool {
         let force = self.force;
         *self
@@ -237,12 +237,12 @@ impl Settings {
             }
     }
 
-    /// The settings that are given, as in a configuration.
+    /// The given settings, as in a configuration file.
     pub fn to_toml(&self) -> toml_edit::Table {
         let document = toml_edit::ser::to_document(self);
         let mut table = document.map_or_else(|_| toml_edit::Table::new(), |d| d.as_table().clone());
         for (_, item) in table.iter_mut() {
-            // In the line of its key.
+            // On one line with its key.
             item.make_value();
         }
         if !self.force {
@@ -252,7 +252,7 @@ impl Settings {
     }
 }
 
-/// For serde, to leave out unset values.
+/// For serde, to omit unset values.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -265,25 +265,25 @@ pub enum SynRetries {
     Auto,
     /// Leave the socket's value: connect() gives up sooner in proportion to the initial RTO.
     Keep,
-    /// This many, 1 to 127.
+    /// Set this many retransmissions, 1 to 127.
     Fixed(u8),
 }
 
 /// The `syn_ack_rto` setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SynAckRto {
-    /// As short as `initial_rto`, but no shorter than what keeps a half-open request for 31 s, or as long as
-    /// the kernel's own timers do.
+    /// As short as `initial_rto`, but long enough to keep half-open requests for 31 s, or for as
+    /// long as with the kernel's own timers.
     #[default]
     Auto,
-    /// The kernel's own.
+    /// Keep the kernel's own timer.
     Keep,
-    /// This, however soon a request ends by it.
+    /// Set this value, even if half-open requests end early.
     Fixed(Duration),
 }
 
 impl SynAckRto {
-    /// The value given, if it is one.
+    /// The fixed value, if there is one.
     pub const fn fixed(self) -> Option<Duration> {
         match self {
             Self::Fixed(rto) => Some(rto),
@@ -295,21 +295,21 @@ impl SynAckRto {
 /// The `mptcp` setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mptcp {
-    /// SYNs of MPTCP sockets keep the kernel's timer: after a few timeouts the kernel falls back to TCP, and
-    /// does without MPTCP for an hour (`net.mptcp.blackhole_timeout`).
+    /// SYNs of MPTCP sockets keep the kernel's timer: after a few timeouts the kernel falls back to
+    /// TCP, and disables MPTCP for an hour (`net.mptcp.blackhole_timeout`).
     #[default]
     Keep,
-    /// They get `initial_rto` as any other.
+    /// MPTCP sockets get `initial_rto` like others.
     Apply,
 }
 
 /// The `mode` setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// What is learnt is set.
+    /// Learnt values are applied.
     #[default]
     Apply,
-    /// It is computed and shown, and nothing is set.
+    /// Learnt values are computed and shown, but not applied.
     Advise,
 }
 
@@ -459,7 +459,7 @@ mod tests {
         }
     }
 
-    /// What `add --save` writes is what a configuration is read as.
+    /// A configuration that `add --save` writes is read back unchanged.
     #[test]
     fn toml_has_the_keys_of_json() {
         let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":"on","mode":"advise","force":true}"#;

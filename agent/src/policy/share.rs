@@ -4,13 +4,14 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A share from 0 to 100 %, in parts of 2^32: as finely as the program compares hashes.
+/// A share from 0 to 100 %, in units of 2^-32, the resolution of the program's hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u64);
 
-/// All parts.
+/// 100 %.
 const WHOLE: u64 = 1 << 32;
-/// Decimals that a text may have: a millionth of a percent is 43 parts, so that no two texts are the same share.
+/// Most decimals of a text: a millionth of a percent is 43 units, so that different texts are
+/// different shares.
 const DECIMALS: u32 = 6;
 const PERCENT: u64 = 100;
 
@@ -22,25 +23,25 @@ const PERCENT: u64 = 100;
 pub struct ShareError(String);
 
 impl Share {
-    /// Nothing.
+    /// 0 %.
     pub const ZERO: Self = Self(0);
-    /// One half.
+    /// 50 %.
     pub const HALF: Self = Self(WHOLE / 2);
 
-    /// A share in hundredths of a percent, up to all of them.
+    /// A share from hundredths of a percent, up to 65,535 of them.
     pub(crate) const fn of_ten_thousand(hundredths: u16) -> Self {
         Self::of_units(hundredths as u64, 2)
     }
 
-    /// A share in parts of 2^32.
+    /// A share from units of 2^-32.
     pub const fn from_parts(parts: u32) -> Self {
         Self(parts as u64)
     }
 
-    /// All.
+    /// 100 %.
     pub const ALL: Self = Self(WHOLE);
 
-    /// The share that is so much of one, 0 to 1, rounded to a part.
+    /// A share from a ratio, 0 to 1, rounded to a unit.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -51,7 +52,7 @@ impl Share {
         Self((ratio.clamp(0.0, 1.0) * WHOLE as f64).round() as u64)
     }
 
-    /// So much of one, 0 to 1.
+    /// The share as a ratio, 0 to 1.
     #[expect(
         clippy::cast_precision_loss,
         reason = "2^32 at most, which a double has exactly"
@@ -60,25 +61,25 @@ impl Share {
         self.0 as f64 / WHOLE as f64
     }
 
-    /// The rest.
+    /// 100 % minus this share.
     #[must_use]
     pub const fn complement(self) -> Self {
         Self(WHOLE - self.0)
     }
 
-    /// The number that this share of all 32-bit numbers is below; one less where that is all of them.
+    /// The bound below which this share of all 32-bit numbers lies; one too low for 100 %.
     pub fn below(self) -> u32 {
         u32::try_from(self.0).unwrap_or(u32::MAX)
     }
 
-    /// From 0 to 1, as near as a decimal that can be written.
+    /// The share as a fraction, 0 to 1, rounded to the nearest one with a text.
     pub fn fraction(self) -> f64 {
         let whole = PERCENT * 10u64.pow(DECIMALS);
         let float = |units: u64| u32::try_from(units).map_or(f64::NAN, f64::from);
         float(self.units(DECIMALS)) / float(whole)
     }
 
-    /// A share in units of the last decimal, rounded to a part. (The product is below 2^59.)
+    /// A share from units of the last decimal, rounded. (The product is below 2^59.)
     const fn of_units(units: u64, decimals: u32) -> Self {
         let whole = PERCENT * 10u64.pow(decimals);
         Self((units * WHOLE + whole / 2) / whole)
@@ -130,7 +131,7 @@ impl<'de> Deserialize<'de> for Share {
 }
 
 impl fmt::Display for Share {
-    /// The shortest text that is this share.
+    /// The shortest text of exactly this share.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_exact = |decimals: &u32| Self::of_units(self.units(*decimals), *decimals) == *self;
         let decimals = (0..DECIMALS).find(is_exact).unwrap_or(DECIMALS);
@@ -207,7 +208,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Exactly, whatever can be written.
+        /// Every valid text is kept exactly.
         #[test]
         fn texts_and_parts_are_the_same(units in 0u64..=100_000_000) {
             let share = Share::of_units(units, DECIMALS);

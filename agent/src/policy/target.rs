@@ -1,4 +1,4 @@
-//! Which address to probe, to see that a policy's initial RTO reaches the kernel.
+//! The address to probe, to check that a policy's initial RTO reaches the kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,15 +9,16 @@ use super::{
     units::{jiffies_to_usecs, quantise},
 };
 
-/// How many entries are looked at before giving up: one is as good as the other.
+/// How many entries are tried; any will do.
 const TRIES: usize = 64;
-/// Addresses for examples (RFC 5737, RFC 3849), for prefixes that have no good first address.
+/// Addresses for documentation (RFC 5737, RFC 3849), for prefixes whose first address is
+/// unsuitable.
 const ELSEWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// What to probe: an address that an entry covers, and what its policy has for it.
+/// The target of a probe: an address that an entry covers, and its policy's initial RTO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTarget {
     /// The address.
@@ -27,8 +28,8 @@ pub struct ProbeTarget {
 }
 
 impl PolicySet {
-    /// An address whose policy has an initial RTO other than the kernel's own; `None` if no policy has one. (The program never
-    /// puts the probe's connection into a control arm.)
+    /// An address whose policy has an initial RTO other than the kernel's own; `None` if no policy
+    /// has one. (The program never draws the probe's connection into a control arm.)
     pub fn probe_target(&self, host: &HostFacts) -> Option<ProbeTarget> {
         self.probe_target_by(host, |name| {
             let settings = &self.policies.get(name)?.settings;
@@ -36,7 +37,8 @@ impl PolicySet {
         })
     }
 
-    /// The same by the values in force, jiffies: they differ from the configured ones where values are learnt or braked.
+    /// As [`Self::probe_target`] for the values in force, jiffies: learnt and braked values differ
+    /// from the configured ones.
     pub fn probe_target_by(
         &self,
         host: &HostFacts,
@@ -56,7 +58,7 @@ impl PolicySet {
     }
 }
 
-/// An address of the prefix that a connection can be begun to.
+/// An ordinary unicast address in the prefix.
 fn candidate(network: IpNetwork) -> Option<IpAddr> {
     let first = match network {
         IpNetwork::V4(n) => IpAddr::V4(n.nth(1).unwrap_or(n.network())),
@@ -160,7 +162,7 @@ mod tests {
     fn none_where_there_is_nothing_to_see() {
         assert_eq!(target(&[]), None);
         assert_eq!(target(&[("10.0.0.0/8", None)]), None);
-        // The kernel's own value looks like no policy.
+        // The kernel's own value is not distinguishable from no policy.
         assert_eq!(target(&[("10.0.0.0/8", Some(1000))]), None);
         assert_eq!(target(&[("127.0.0.0/8", Some(5))]), None);
         for nobodys in [

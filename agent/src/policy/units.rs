@@ -1,17 +1,17 @@
-//! Durations as people write them, and what the kernel makes of them.
+//! Durations in text form, and in the kernel's jiffies.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a duration is for: its errors suggest what is usual there.
+/// The purpose of a duration, for suggestions in errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// A timer of TCP.
+    /// A TCP timer.
     Timer,
-    /// Time between two readings.
+    /// An interval between two readings.
     Interval,
-    /// Time that an entry stays.
+    /// The lifetime of an entry.
     Lifetime,
 }
 
@@ -49,12 +49,12 @@ pub struct DurationError {
 ///
 /// # Errors
 ///
-/// If it is not a duration; a number without a unit is refused, because its unit would be a guess.
+/// If it is not a duration. A number without a unit is refused, as guessing the unit is unsafe.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     parse_scaled(text, Scale::Timer)
 }
 
-/// The same for durations that are not of timers.
+/// As [`parse_duration`], for another purpose.
 pub fn parse_scaled(text: &str, scale: Scale) -> Result<Duration, DurationError> {
     let trimmed = text.trim();
     let error = |hint: &str| DurationError {
@@ -68,7 +68,7 @@ pub fn parse_scaled(text: &str, scale: Scale) -> Result<Duration, DurationError>
             ": a unit is missing, perhaps {trimmed}{unit}"
         )));
     }
-    // humantime also takes years, months and days, which no timer here can be.
+    // humantime also accepts years, months and days, which are too long for any timer here.
     humantime::parse_duration(trimmed).map_err(|_| error(""))
 }
 
@@ -101,7 +101,7 @@ pub fn format_duration(duration: Duration) -> String {
     format!("{nanos}ns")
 }
 
-/// Milliseconds as seconds to a tenth, rounded down: "31.2s", "63s".
+/// Milliseconds as seconds with one decimal, rounded down: "31.2s", "63s".
 pub fn tenths_of_s(ms: u64) -> String {
     match ms / 100 % 10 {
         0 => format!("{}s", ms / 1000),
@@ -109,17 +109,17 @@ pub fn tenths_of_s(ms: u64) -> String {
     }
 }
 
-/// What a duration becomes when a timer counts in jiffies.
+/// A duration rounded to jiffies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quantised {
-    /// Jiffies.
+    /// The number of jiffies.
     pub jiffies: u64,
     /// The duration of these jiffies.
     #[serde(with = "as_text")]
     pub effective: Duration,
 }
 
-/// Rounds up to whole jiffies, as `usecs_to_jiffies()` and `msecs_to_jiffies()` do
+/// Rounds up to whole jiffies, like `usecs_to_jiffies()` and `msecs_to_jiffies()`
 /// (kernel/time/time.c, Linux 6.12).
 pub fn quantise(duration: Duration, hz: u32) -> Quantised {
     let hz = u128::from(hz.max(1));
@@ -131,8 +131,8 @@ pub fn quantise(duration: Duration, hz: u32) -> Quantised {
     }
 }
 
-/// Jiffies as the kernel reports them in microseconds: jiffies_to_usecs() rounds down, and
-/// usecs_to_jiffies() up again to the same jiffies.
+/// Jiffies as the kernel reports them in microseconds: jiffies_to_usecs() rounds down;
+/// usecs_to_jiffies() rounds up, to the same jiffies.
 pub fn jiffies_to_usecs(jiffies: u64, hz: u32) -> u64 {
     jiffies * 1_000_000 / u64::from(hz)
 }
@@ -143,7 +143,7 @@ pub fn jiffies_duration(jiffies: u64, hz: u32) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// serde for durations as texts.
+/// serde for durations as text.
 pub mod as_text {
     use std::time::Duration;
 
