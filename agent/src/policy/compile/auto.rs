@@ -1,5 +1,5 @@
-//! `initial_rto = "auto"`, `rto_min = "auto"`, `guard` and `mode`: the timers in force after the daemon's
-//! decisions, and what the program needs for them.
+//! `initial_rto = "auto"`, `rto_min = "auto"`, `guard` and `mode`: the timers after the daemon's
+//! decisions, and the program's settings for them.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -13,15 +13,17 @@ use crate::policy::{
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
 
-/// What can be asked for of spurious retransmissions: less needs more connections than a policy has in an hour.
+/// Range of the accepted share of spurious retransmissions: less would need more connections than a
+/// policy has in an hour.
 const SPURIOUS: RangeInclusive<Share> = Share::of_ten_thousand(1)..=Share::of_ten_thousand(500);
 const HOUR: Duration = Duration::from_secs(3600);
 const MEMORY: RangeInclusive<Duration> = HOUR..=Duration::from_secs(30 * 24 * 3600);
-/// The largest [`rto_agent_common::Policy::budgets`]: what is spent of it is added up in 32 bits with a sign.
+/// The largest [`rto_agent_common::Policy::budgets`]: the program adds up what is spent in a signed
+/// 32-bit number.
 const MOST_BUDGET: u32 = i32::MAX.cast_unsigned() / 2;
 
 impl Compiler<'_> {
-    /// The timer of a direction in jiffies, from its configured value. A fixed timer is only ever raised.
+    /// The timer of a direction, jiffies. The daemon only ever lengthens a configured timer.
     pub(super) fn adjusted(&self, timer: Timer, configured: Option<u64>) -> Option<u64> {
         match timer {
             Timer::Configured => configured,
@@ -33,7 +35,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// What a timer has become by a decision of the daemon.
+    /// Records the effective timer after a decision of the guard.
     pub(super) fn adjusted_effect(&mut self, setting: &str, asked: &str, jiffies: Option<u64>) {
         let effective = match jiffies {
             Some(jiffies) => format_duration(jiffies_duration(jiffies, self.host.hz)),
@@ -157,7 +159,7 @@ impl Compiler<'_> {
         self.effect("rto_min", &asked, effective, Some(jiffies), None);
     }
 
-    /// `guard` and `mode`, and the brakes in the program.
+    /// Compiles `guard` and `mode`, and the brakes in the program.
     pub(super) fn guard(&mut self, settings: &Settings) {
         let Adjustment {
             active, passive, ..
@@ -221,7 +223,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// Learnt initial RTOs end with the lease, which the program looks at with its brakes.
+    /// Learnt initial RTOs end with the lease. The program checks the lease together with the
+    /// brakes.
     pub(super) fn lease(&mut self, settings: &Settings) {
         if settings.auto_initial_rto().is_some() {
             self.lease_learnt();
@@ -249,7 +252,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Shown where the policy sets no value.
+/// Shown if the policy sets no value.
 pub(super) const KERNELS_OWN: &str = "the kernel's own";
 
 fn spurious_bounds() -> String {
@@ -285,7 +288,7 @@ mod tests {
         effect.describe(250)
     }
 
-    /// Both directions with a timer.
+    /// An adjustment with these timers for the two directions.
     fn timers(active: Timer, passive: Timer) -> Adjustment {
         let of = |timer| InitialRto {
             timer,
@@ -356,7 +359,8 @@ mod tests {
         );
         assert_eq!(kernel.initial_rto_jiffies, 6);
         assert_eq!(kernel.syn_retries, fixed.kernel.syn_retries);
-        // As short as it was learnt with many retransmissions, and longer where a request would end too early.
+        // As short as learnt if there are many retransmissions, and longer if a request would end
+        // too early.
         let passive = kernel.syn_ack_rto_jiffies;
         assert_eq!((passive[5], passive[15], passive[4]), (125, 125, 0));
         assert_eq!(kernel.rto_min_us, 72_000);
@@ -373,7 +377,7 @@ mod tests {
         );
         assert!(described(&compiled, "syn_ack_rto").starts_with("auto -> 500ms, 125 jiffies"));
 
-        // There is no lease without brakes, and a budget of nothing allows nothing.
+        // A lease needs brakes, and a budget of 0 allows no retransmissions.
         let learnt = InitialRto {
             timer: Timer::Value(MS(24)),
             ..InitialRto::default()

@@ -10,7 +10,7 @@ use crate::policy::{
     units::{format_duration, quantise},
 };
 
-/// What a peer with the kernel's defaults may delay an ACK by (`TCP_DELACK_MIN`).
+/// How long a peer with the kernel's defaults may delay an ACK (`TCP_DELACK_MIN`).
 const PEER_DELACK: Duration = Duration::from_millis(40);
 
 impl Compiler<'_> {
@@ -114,7 +114,8 @@ impl Compiler<'_> {
 /// The kernel's default of net.ipv4.tcp_retries2.
 const TCP_RETRIES2: u8 = 15;
 
-/// How long an established connection waits for an answer (`retransmits_timed_out()`, which starts at TCP_RTO_MIN).
+/// How long an established connection waits for an ACK (`retransmits_timed_out()`, which starts at
+/// TCP_RTO_MIN).
 pub(super) fn lifetime(rto_max: Duration) -> Duration {
     const RTO_MIN_MS: u64 = 200;
     let rto_max_ms = u64::try_from(rto_max.as_millis()).unwrap_or(u64::MAX);

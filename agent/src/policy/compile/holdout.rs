@@ -6,14 +6,14 @@ use super::{Compiler, SettingError};
 use crate::policy::{AutoRtoMin, PolicyName, Settings, Share};
 
 impl Compiler<'_> {
-    /// The control arm, that of an experiment where there is one.
+    /// Compiles the control arm. An experiment's replaces that of `holdout`.
     pub(super) fn control_arm(&mut self, name: &PolicyName, settings: &Settings) {
         self.holdout(name, settings);
         if let Some(control) = self.adjustment.control {
             self.kernel.control_below = control.share.below();
             self.kernel.control_seed = control.seed;
             self.kernel.flags &= !policy_flags::CONTROL_BY_PEER;
-            // rto_min is learnt from peers without any setting of the policy.
+            // rto_min is learnt from peers on which no setting of the policy has an effect.
             if control.by_peer || settings.auto_rto_min().is_some() {
                 self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
             }
@@ -61,15 +61,18 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether a connection with these settings leaves something to later ones with the same peer, in either arm.
+/// Whether a connection with these settings affects later ones with the same peer, in either arm.
 ///
-/// An established connection that ends writes what it learned of the path into the kernel's cache: smoothed RTT (none if
-/// it is in backoff), congestion window, slow start threshold, reordering. The next one to that peer begins with them
-/// (`tcp_update_metrics()` and `tcp_init_metrics()`, net/ipv4/tcp_metrics.c, Linux 3.14). `rto_min` and `rto_restart`
-/// decide which RTT samples a retransmission spoils (Karn's algorithm) and how often the window is cut, `thin_linear` and
-/// `linear_retries` whether a connection is in backoff, `rto_max` and `user_timeout` how long it lasts; `delack_max` is
-/// in the RTT that the peer caches of this host. What the timers of a handshake change is over when it is established,
-/// but for a first RTT sample that a spurious copy spoils.
+/// When an established connection ends, it writes its path metrics into the kernel's cache:
+/// smoothed RTT (unless it is in backoff), congestion window, slow start threshold, reordering. The
+/// next connection to that peer starts with them (`tcp_update_metrics()` and `tcp_init_metrics()`,
+/// net/ipv4/tcp_metrics.c, Linux 3.14).
+///
+/// `rto_min` and `rto_restart` decide which RTT samples a retransmission spoils (Karn's algorithm)
+/// and how often the window is cut; `thin_linear` and `linear_retries` whether a connection is in
+/// backoff; `rto_max` and `user_timeout` how long it lasts; `delack_max` is part of the RTT that
+/// the peer caches. Handshake timers have no effect after the connection is established, except on
+/// a first RTT sample that a spurious copy spoils.
 pub(crate) fn outlives_connections(settings: &Settings) -> bool {
     let Settings {
         initial_rto: _,

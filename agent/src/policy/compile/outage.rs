@@ -1,4 +1,4 @@
-//! How late a value may make connections in an outage.
+//! How late connections may be after an outage.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::policy::{
     units::{format_duration, jiffies_duration, quantise},
 };
 
-/// Outages that are reported apart where the interval cannot be capped, seconds.
+/// Outage durations that are reported separately if the interval cannot be capped, seconds.
 const UNCAPPED_S: [u64; 5] = [0, 1, 5, 10, 30];
 
 impl Compiler<'_> {
-    /// Notes how late connect() and data may be, and warns of an initial RTO that is not in step.
+    /// Notes how late connect() and data may be, and warns if an initial RTO is not in step.
     pub(super) fn note_outages(&mut self, settings: &Settings) {
         let hz = self.host.hz.into();
         let configured = self.adjustment.active.timer == Timer::Configured;
@@ -87,8 +87,9 @@ impl Compiler<'_> {
         ));
     }
 
-    /// "in 8.5% of outages up to 30s, by at most 0.77s (outages of 10.89s to 11.15s)". Late is later than with the
-    /// kernel's own timers by more than max(0.25 s, 5 % of the outage); 0.3 s for data.
+    /// "in 8.5% of outages up to 30s, by at most 0.77s (outages of 10.89s to 11.15s)". Late means
+    /// later than with the kernel's own timers by more than max(0.25 s, 5 % of the outage), or 0.3
+    /// s for data.
     fn late(compared: &Comparison, up_to_ms: u64) -> String {
         let worst = compared.worst_late;
         let (from, to) = (seconds(worst.from_ms), seconds(worst.to_ms));
@@ -105,7 +106,7 @@ impl Compiler<'_> {
         )
     }
 
-    /// "; 32ms and 56ms are in step". In whole milliseconds where these are rounded up to the same jiffies.
+    /// "; 32ms and 56ms are in step". In whole milliseconds if those round up to the same jiffies.
     fn near(&self, values: &[u64], jiffies: u64) -> String {
         let hz = self.host.hz;
         let text = |jiffies| {
@@ -123,7 +124,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Warns if no value that may be learnt is in step.
+    /// Warns if no value in the range of "auto" is in step.
     fn check_auto_in_step(&mut self, auto: &AutoInitialRto) {
         let Some(linear_timeouts) = self.host.in_step() else {
             return;
@@ -159,7 +160,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Milliseconds as seconds with two digits.
+/// Milliseconds as seconds with up to two decimals.
 fn seconds(ms: u64) -> String {
     format!("{}s", (ms as f64 / 10.0).round() / 100.0)
 }
@@ -240,7 +241,7 @@ mod tests {
         insta::assert_snapshot!(all.join("\n\n"));
     }
 
-    /// The tuning guide recommends these.
+    /// The values that the tuning guide recommends.
     #[test]
     fn recommended_values_have_no_warning_at_any_hz() {
         for hz in [100, 250, 300, 1000] {
@@ -284,7 +285,7 @@ mod tests {
         }
     }
 
-    /// What `check` says is of the schedule that the program makes.
+    /// `check` describes the schedule that the program produces.
     #[test]
     fn modelled_schedule_is_the_programs() {
         for (hz, linear_timeouts, rto) in [(250, 4, 25), (250, 0, 10), (1000, 1, 20), (100, 4, 2)] {

@@ -1,9 +1,9 @@
-//! The `syn_ack_rto` setting: a shorter SYN-ACK timer, without half-open requests that end too early; and
-//! `mptcp`, which of the SYNs are left alone.
+//! The `syn_ack_rto` setting: a shorter SYN-ACK timer with which half-open requests do not end too
+//! early; and `mptcp`, which excludes the SYNs of MPTCP sockets.
 //!
-//! A request lives as long as the kernel retransmits its SYN-ACK: (2^(n + 1) - 1) times the initial RTO, n being
-//! the listener's TCP_SYNCNT or `net.ipv4.tcp_synack_retries` (`reqsk_timer_handler()`, Linux 6.12). A client whose
-//! ACK and data are lost for longer is reset.
+//! A request lives while the kernel retransmits its SYN-ACK: (2^(n + 1) - 1) times the initial RTO,
+//! where n is the listener's TCP_SYNCNT or `net.ipv4.tcp_synack_retries` (`reqsk_timer_handler()`,
+//! Linux 6.12). After that, a client whose ACK and data have been lost is reset.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl Compiler<'_> {
     fn syn_ack_rto_fixed(&mut self, asked: Duration) {
         let configured = quantise(asked, self.host.hz).jiffies;
         let timer = self.adjustment.passive.timer;
-        // What is learnt for "auto" is not for this.
+        // The value learnt for "auto" does not apply to a fixed setting.
         self.passive = None;
         let text = format_duration(asked);
         let Some(jiffies) = self.adjusted(timer, Some(configured)) else {
@@ -62,13 +62,13 @@ impl Compiler<'_> {
         let of = |retries: u8| syn_ack_rto_auto(initial_rto, hz, retries);
         for (retries, slot) in self.kernel.syn_ack_rto_jiffies.iter_mut().enumerate() {
             let jiffies = of(u8::try_from(retries).unwrap_or(u8::MAX));
-            // Where it is the kernel's own there is nothing to set, unless that was asked for.
+            // The kernel's own timer needs no setting, unless it was requested.
             *slot = match jiffies == hz && initial_rto != hz {
                 true => 0,
                 false => u32::try_from(jiffies).unwrap_or(u32::MAX),
             };
         }
-        // More retransmissions count as the last of the table.
+        // The table's last slot applies to more retransmissions as well.
         let most = u8::try_from(SYN_ACK_RETRIES_LEN - 1).unwrap_or(u8::MAX);
         self.syn_ack_effect("auto", of(self.host.syn_ack_retries().min(most)));
     }
@@ -219,7 +219,7 @@ mod tests {
         assert!(with(1, true).contains("lives 3s by 1 retransmission;"));
         assert!(with(2, false).contains("lives 7s by 2 retransmissions; the kernel's own 7s)"));
         assert!(with(255, true).starts_with("auto -> 100ms, 25 jiffies"));
-        // Where a program cannot tell, a namespace of its own may have the kernel's 5.
+        // If the program cannot read the listener's setting, its namespace may have the kernel's 5.
         assert!(
             with(8, false).starts_with("auto -> 496ms"),
             "{}",
@@ -260,7 +260,7 @@ mod tests {
         );
         assert_eq!(described(&compiled).unwrap(), "keep -> the kernel's own");
 
-        // Also without an initial_rto.
+        // An initial_rto is not required.
         let compiled = on(HOST, None, SynAckRto::Fixed(ms(99)));
         assert_eq!(compiled.kernel.initial_rto_jiffies, 0);
         assert_eq!(
@@ -292,7 +292,7 @@ mod tests {
              it for 31s"
         );
         assert!(warned(400, 2).unwrap().ends_with("keeps it for 7s"));
-        // As "auto" would have it, and longer.
+        // Values as "auto" would choose, and longer ones.
         assert_eq!(warned(493, 5), None);
         assert_eq!(warned(100, 8), None);
         assert_eq!(warned(1000, 0), None);
@@ -331,8 +331,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the listener has, and on every host: no request ends sooner than after 31 s, or than by
-        /// the kernel's own timer.
+        /// For any listener on any host: no request ends before 31 s, unless it would with the
+        /// kernel's own timer.
         #[test]
         fn auto_never_ends_a_request_early(
             initial_rto in 1u64..110_000,

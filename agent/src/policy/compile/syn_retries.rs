@@ -1,5 +1,5 @@
-//! The `syn_retries` setting: when connect() gives up. The program makes TCP_USER_TIMEOUT of it at a connection's first
-//! loss.
+//! The `syn_retries` setting: when connect() gives up. The program converts it to a
+//! TCP_USER_TIMEOUT at a connection's first loss.
 
 use rto_agent_common::policy_flags;
 use rto_model::syn::{self, SynTimers};
@@ -42,7 +42,7 @@ impl Compiler<'_> {
                 None,
                 timers,
             ),
-            // With the kernel's timers or longer ones nothing gives up sooner.
+            // With the kernel's timers or longer ones, connect() does not give up earlier.
             SynRetries::Auto
                 if (timers.initial_rto >= hz && rto_max >= kernel.rto_max)
                     || !self.errors.is_empty() =>

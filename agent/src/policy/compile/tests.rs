@@ -3,7 +3,7 @@ use crate::policy::{Mptcp, SynAckRto, SynRetries};
 
 mod retries;
 
-/// A host with everything, at HZ 250.
+/// A host with all features, at HZ 250.
 pub(crate) const HOST: HostFacts = HostFacts {
     hz: 250,
     tcp_syn_retries: 6,
@@ -20,7 +20,7 @@ fn ms(n: u64) -> Option<Duration> {
     Some(Duration::from_millis(n))
 }
 
-/// The same for a setting that can be "auto".
+/// A duration for a setting that can be "auto".
 fn timer<T: From<Duration>>(n: u64) -> Option<T> {
     Some(Duration::from_millis(n).into())
 }
@@ -46,7 +46,7 @@ fn a_full_policy_at_hz_250() {
     });
     assert_eq!(compiled.kernel.name(), Some("p"));
     assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
-    // As the kernel will return it for the option.
+    // As getsockopt() will return it.
     assert_eq!(compiled.kernel.rto_min_us, 8_000);
     assert_eq!(compiled.kernel.rto_max_ms, 10_000);
     let flags = compiled.kernel.flags;
@@ -201,7 +201,7 @@ fn thin_linear_is_decided_either_way() {
     assert_eq!(flags(Some(true)), [true, true]);
 }
 
-/// Each setting alone, and with each other.
+/// Each setting alone, and all pairs.
 #[test]
 fn late_or_unreadable_options_need_storage() {
     type Set = fn(&mut KernelPolicy);
@@ -297,7 +297,7 @@ fn an_ack_is_not_delayed_as_long_as_the_timer() {
         delack_max: ms(delack_max),
         ..Settings::default()
     };
-    // Of 4 ms: 2 jiffies are the least.
+    // No warning at 8 ms, although 2 jiffies are the minimum.
     assert_eq!(compiled(&with(50, 8)).warnings, [""; 0]);
     assert_eq!(compiled(&with(12, 8)).warnings, [""; 0]);
     let [both] = &compiled(&with(8, 8)).warnings[..] else {
@@ -494,7 +494,7 @@ fn syn_retries_texts() {
 }
 
 proptest::proptest! {
-    /// Rounded up, by less than a jiffy, whatever HZ is; what is out of bounds is refused.
+    /// Timers are rounded up by less than a jiffy, at any HZ; values out of bounds are refused.
     #[test]
     fn timers_are_never_shorter_than_asked(
         initial in 0u64..130_000_000,
@@ -520,7 +520,7 @@ proptest::proptest! {
             ..Settings::default()
         };
         if let Ok(compiled) = compile(&"p".parse().unwrap(), &rto_min, &host) {
-            // The kernel rounds it up once more, to the same.
+            // The kernel rounds up once more, to the same jiffies.
             proptest::prop_assert_eq!(
                 jiffies(compiled.kernel.rto_min_us.into()),
                 jiffies(floor)
@@ -545,7 +545,7 @@ fn a_shorter_rto_max_ends_connections_sooner() {
     assert!(text.contains("after about 112.6s"), "{text}");
     assert!(text.contains("user_timeout = \"924.6s\""), "{text}");
     assert_eq!(warning(ms(924_600)), None);
-    // Measured on 6.18: 15.0 s, and 116.5 s with 10 s, as timers fire later than they are set.
+    // Measured on 6.18: 15.0 s, and 116.5 s with 10 s, as timers fire later than set.
     assert_eq!(
         lifetime(Duration::from_secs(1)),
         Duration::from_millis(14_400)

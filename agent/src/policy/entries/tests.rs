@@ -1,4 +1,4 @@
-//! Entries against a plain map.
+//! Entries, compared with a plain map.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +83,7 @@ proptest! {
             let longest = around.max_by_key(|c| c.prefix()).copied();
             prop_assert_eq!(entries.covering_cidr(cidr), longest);
         }
-        // Over the same table, and over another one.
+        // Overlays of the same table, and of another one.
         for other in [before, build(&others)] {
             let mut told = said(&other);
             other.differences(&entries, |cidr, before, after| {
@@ -165,7 +165,7 @@ fn an_entry_without_a_place_has_none_however_many_files_there_are() {
 fn many_are_sorted() {
     let mut builder = Builder::default();
     let policy = builder.policy(&entry(0).policy);
-    // 7919 is prime to 2^17: each once, in no order.
+    // 7919 is coprime to 2^17: each address once, in no order.
     for i in 0..1u32 << 17 {
         let address = (i.wrapping_mul(7919) & 0x1_ffff) << 8;
         let address = std::net::Ipv4Addr::from_bits(address).into();

@@ -11,22 +11,22 @@ use crate::policy::{
     units::{format_duration, jiffies_duration, parse_duration},
 };
 
-/// Whatever a second's jiffies are.
+/// The default limits, which do not depend on HZ.
 const DEFAULT: law::Settings = law::Settings::new(0);
 
 /// The `initial_rto` setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialRtoSetting {
-    /// This.
+    /// A fixed value.
     Fixed(Duration),
-    /// The daemon learns it, by direction.
+    /// The daemon learns a value for each direction.
     Auto(AutoInitialRto),
 }
 
 /// The `rto_min` setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RtoMinSetting {
-    /// This.
+    /// A fixed value.
     Fixed(Duration),
     /// The daemon learns it from the policy's control arm.
     Auto(AutoRtoMin),
@@ -69,7 +69,7 @@ impl AutoInitialRto {
         self.min.unwrap_or(Duration::from_micros(DEFAULT.min_us))
     }
 
-    /// The largest.
+    /// The largest value that may be learnt.
     #[must_use]
     pub fn largest(&self) -> Duration {
         self.max.unwrap_or(Duration::from_micros(DEFAULT.max_us))
@@ -104,16 +104,16 @@ pub struct AutoRtoMin {
 }
 
 impl AutoRtoMin {
-    /// The share of the control arm where `holdout` is left out.
+    /// The share of the control arm if `holdout` is not set.
     pub const CONTROL: Share = Share::of_ten_thousand(500);
-    /// With a smaller control arm too little is learnt.
+    /// The smallest control arm: a smaller one yields too few samples.
     pub const LEAST_CONTROL: Share = Share::of_ten_thousand(200);
-    /// The delayed ACK of a Linux peer (40 ms), and two jiffies of it at HZ 250.
+    /// The delayed ACK of a Linux peer (40 ms), plus two jiffies at HZ 250.
     const FLOOR: Duration = Duration::from_millis(48);
-    /// Jiffies beyond the delay of an ACK.
+    /// Jiffies in addition to the delay of an ACK.
     const MARGIN: u64 = 2;
 
-    /// The least value, at `hz` jiffies a second.
+    /// The smallest value, at `hz` jiffies a second.
     #[must_use]
     pub fn floor(&self, hz: u32) -> Duration {
         match self.peer_delack {
@@ -123,7 +123,7 @@ impl AutoRtoMin {
     }
 }
 
-/// `true`, and nothing else.
+/// The value `true`; `false` is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct True;
 

@@ -2,15 +2,15 @@
 
 use std::{fmt, str::FromStr};
 
-/// What is done about spurious retransmissions of SYNs and SYN-ACKs.
+/// The reaction to spurious retransmissions of SYNs and SYN-ACKs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Guard {
-    /// The daemon reports what the brakes would have done.
+    /// Only reports what the brakes would have done.
     #[default]
     Warn,
-    /// The program's brakes give new connections the kernel's own timer.
+    /// Brakes in the program give new connections the kernel's own timer.
     On,
-    /// Nothing.
+    /// No reaction.
     Off,
 }
 

@@ -1,5 +1,5 @@
-//! serde for values that people write as text. A number is read as its digits, so that the value's own parser reports
-//! a missing unit.
+//! serde for values in text form. A number is read as its digits, so that the value's own parser
+//! reports a missing unit.
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
@@ -37,7 +37,7 @@ impl Text for Duration {
     }
 }
 
-/// A duration that is not of a timer.
+/// A duration other than a timer.
 struct Lifetime(Duration);
 
 impl Text for Lifetime {
@@ -90,7 +90,7 @@ text!(Mode, "\"apply\" or \"advise\"");
 text!(Guard, "\"warn\", \"on\" or \"off\"");
 text!(Share, "a share, like \"5%\"");
 
-/// A value that may be "auto", or a table where there is more to say.
+/// A value that may be "auto", or a table with further keys.
 pub(super) trait Extended: Sized {
     type Table: DeserializeOwned + Serialize + Default + PartialEq;
     fn of_table(table: Self::Table) -> Self;
@@ -129,10 +129,11 @@ extended!(
     "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, peer_delack = \"5ms\" }"
 );
 
-/// The word, and the key of a table that says the same.
+/// The word, and the equivalent key of a table.
 const AUTO: &str = "auto";
 
-/// Reads the command line's form of a table: "auto,min=20ms"; `None` if it begins with another word.
+/// Parses the command line's form of a table: "auto,min=20ms"; `None` if it does not begin with
+/// "auto".
 pub(super) fn read_extended<T: Extended>(text: &str) -> Option<Result<T, String>> {
     let mut parts = text.split(',');
     (parts.next()? == AUTO).then(|| {
@@ -151,7 +152,7 @@ pub(super) fn read_extended<T: Extended>(text: &str) -> Option<Result<T, String>
     })
 }
 
-/// Writes that.
+/// Writes the command line's form of a table.
 pub(super) fn write_extended<T: Extended>(
     table: &T::Table,
     f: &mut fmt::Formatter<'_>,
@@ -214,7 +215,7 @@ pub(super) fn deserialize<'de, T: Text, D: Deserializer<'de>>(
     deserializer.deserialize_any(Given(PhantomData))
 }
 
-/// For a type with a value that means none.
+/// For a type whose default means unset.
 pub(super) mod or_default {
     use super::{Deserializer, Serializer, Text};
 
@@ -232,7 +233,7 @@ pub(super) mod or_default {
     }
 }
 
-/// For a duration that is not of a timer.
+/// For a duration other than a timer.
 pub(super) mod lifetime {
     use super::{Deserializer, Duration, Lifetime, Serializer};
 
