@@ -13,7 +13,7 @@ impl Compiler<'_> {
             self.kernel.control_below = control.share.below();
             self.kernel.control_seed = control.seed;
             self.kernel.flags &= !policy_flags::CONTROL_BY_PEER;
-            // rto_min is learnt from peers on which no setting of the policy has an effect.
+            // rto_min is learnt from a control arm of peers, which no setting of the policy affects.
             if control.by_peer || settings.auto_rto_min().is_some() {
                 self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
             }

@@ -53,7 +53,7 @@ fn statistics_are_never_of_a_change_under_way() {
     let snapshot = bed.engine.snapshot();
     let good = snapshot.stats().unwrap();
     snapshot.shared.begin();
-    // The slots belong to other policies meanwhile.
+    // At this moment the slots belong to other policies.
     let policies = std::mem::take(&mut bed.kernel.state().maps.policies);
     assert_eq!(snapshot.stats().unwrap(), good);
     bed.kernel.state().maps.policies = policies;
