@@ -26,37 +26,37 @@ pub struct AgentConfig {
     /// The cgroup to attach to.
     #[serde(deserialize_with = "parsed")]
     pub cgroup: CgroupSetting,
-    /// Directory on a BPF file system for link and maps.
+    /// Directory on a BPF file system for the pins of link and maps.
     #[serde(deserialize_with = "pin_dir")]
     pub pin_dir: PathBuf,
     /// The control socket.
     #[serde(deserialize_with = "socket")]
     pub socket: PathBuf,
-    /// Runtime entries, the instance lock.
+    /// Directory for runtime entries and the instance lock.
     #[serde(deserialize_with = "absolute")]
     pub state_dir: PathBuf,
-    /// What was learnt, over a reboot.
+    /// Directory for learnt values and other state that survives a reboot.
     #[serde(deserialize_with = "absolute")]
     pub persistent_dir: PathBuf,
-    /// Who may use the socket, beside root.
+    /// Group whose members may use the socket, besides root.
     pub group: String,
-    /// What becomes of the policies when the daemon ends.
+    /// What happens to the policies when the daemon ends.
     #[serde(deserialize_with = "parsed")]
     pub on_exit: OnExit,
     /// Where the metrics are served.
     #[serde(deserialize_with = "parsed")]
     pub metrics: MetricsSetting,
-    /// Entries that the maps have room for before they are replaced by larger ones; `None`: see
+    /// Entries that the maps have room for before larger ones replace them; `None`: see
     /// [`crate::datapath::room_for`].
     #[serde(deserialize_with = "max_entries")]
     pub max_entries: Option<u32>,
-    /// Whether the policies are put in force; false keeps hosts of this configuration detached.
+    /// Whether the program is attached; false keeps hosts with this configuration detached.
     pub attach: bool,
     /// Whether open sockets get the options of a policy that begins to cover them.
     pub apply_to_open: bool,
-    /// Whether anything is counted.
+    /// Whether statistics are kept.
     pub statistics: bool,
-    /// Whether connections are counted that no entry covers.
+    /// Whether connections that no entry covers are counted.
     #[serde(alias = "count_unlisted")]
     pub count_unmatched: bool,
     /// Samples 1 in N loss-free connections until they close.
@@ -94,7 +94,7 @@ impl Default for AgentConfig {
 pub enum CgroupSetting {
     /// The cgroup2 root.
     Auto,
-    /// This directory.
+    /// The given directory.
     Path(PathBuf),
 }
 
@@ -112,7 +112,7 @@ impl FromStr for CgroupSetting {
 /// `metrics = ...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsSetting {
-    /// Nowhere.
+    /// Not served.
     Off,
     /// At an address and port.
     Tcp(SocketAddr),
@@ -149,9 +149,9 @@ impl FromStr for MetricsSetting {
 pub enum RttSampling {
     /// Never.
     Off,
-    /// When a connection ends.
+    /// When a connection closes.
     AtEnd,
-    /// Then, and not more often than this.
+    /// When it closes, and at most once in this interval before.
     Every(Duration),
 }
 
@@ -191,7 +191,7 @@ impl fmt::Display for RttSampling {
 /// `on_exit = ...`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnExit {
-    /// Nothing stays in the kernel.
+    /// The program is detached, and nothing stays in the kernel.
     Detach,
     /// The policies stay in force.
     Keep,
@@ -229,7 +229,7 @@ fn absolute_path(text: &str) -> Result<PathBuf, &'static str> {
     Ok(path.to_owned())
 }
 
-/// Longest path of a Unix socket, bytes: of `sun_path` (108, unix(7)) one is for the end.
+/// Longest path of a Unix socket, bytes: `sun_path` has 108 (unix(7)), with the terminating NUL.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
 
 fn socket_path(text: &str) -> Result<PathBuf, &'static str> {
@@ -267,7 +267,7 @@ fn max_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>
     from_one(deserializer, "1", MAX_ENTRIES_LIMIT).map(Some)
 }
 
-/// A whole number from 1, which the error calls `one`, to `most`.
+/// A whole number from 1 to `most`; errors show the lower bound as `one`.
 fn from_one<'de, D>(deserializer: D, one: &str, most: u32) -> Result<u32, D::Error>
 where
     D: Deserializer<'de>,
@@ -285,8 +285,9 @@ where
     }
 }
 
-/// The default of `sampling`. Following a connection until it closes takes some 4 us at each end, many times what it
-/// costs otherwise; one in 256 adds a thirtieth, and leaves a sample every few seconds of a hundred connections a second.
+/// The default of `sampling`. Following a connection until it closes takes about 4 us at each end,
+/// many times the cost of an unsampled connection. One in 256 adds a thirtieth, and yields a sample
+/// every few seconds at a hundred connections a second.
 const SAMPLING: u32 = 256;
 /// The largest `sampling`.
 const SAMPLING_MAX: u32 = 65_536;

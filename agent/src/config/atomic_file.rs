@@ -1,4 +1,4 @@
-//! A file that is replaced completely or not changed.
+//! A file that is either replaced completely or not changed.
 
 use std::{
     ffi::OsString,
@@ -8,10 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What a file is to become, written beside it; removed when dropped.
+/// A draft of a file's new content, beside the file. Removed when dropped.
 ///
-/// Its name is always the same, `.<name>.new`: what a killed daemon has left is found again. There must
-/// not be two at once for one file.
+/// A draft is always named `.<name>.new`, so that one left by a killed daemon can be found. There
+/// must be only one draft of a file at a time.
 #[derive(Debug)]
 #[must_use]
 pub struct AtomicFile {
@@ -20,16 +20,16 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Writes it to the disk, so that [`AtomicFile::commit`] has nothing left to do that can run out of space.
+    /// Writes a draft and syncs it, so that [`AtomicFile::commit`] cannot fail for lack of space.
     ///
     /// # Errors
     ///
-    /// If it cannot be written; nothing is left of it then.
+    /// If the draft cannot be written; nothing is left of it.
     pub fn write(target: &Path, mode: u32, contents: &[u8]) -> io::Result<Self> {
         Self::write_with(target, mode, |file| file.write_all(contents))
     }
 
-    /// The same with a function that writes to the file.
+    /// As [`AtomicFile::write`], with a function that writes the content.
     ///
     /// # Errors
     ///
@@ -54,24 +54,24 @@ impl AtomicFile {
         Ok(draft)
     }
 
-    /// Where it is until then.
+    /// The path of the draft.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Renames it into place.
+    /// Renames the draft into place.
     ///
     /// # Errors
     ///
-    /// If the directory no longer takes it; the file is as before then.
+    /// If the directory can no longer be changed. The file is unchanged then.
     pub fn commit(self) -> io::Result<()> {
         fs::rename(&self.path, &self.target)
     }
 
-    /// Removes what a killed daemon has left of one.
+    /// Removes a draft of this file that a killed daemon has left.
     pub fn remove_stale(target: &Path) -> io::Result<()> {
         let left = beside(target);
-        // Looked for first: where nothing may be written, to remove what is not there is refused too.
+        // Checks first: on a read-only file system, removing a missing file fails as well.
         match fs::symlink_metadata(&left) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(e),
@@ -82,7 +82,7 @@ impl AtomicFile {
 
 impl Drop for AtomicFile {
     fn drop(&mut self) {
-        // Of one that was committed there is nothing left.
+        // After a commit there is no draft any more.
         let _gone = fs::remove_file(&self.path);
     }
 }
@@ -107,7 +107,7 @@ mod tests {
     fn nothing_but_the_file_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f.toml");
-        // As a killed daemon leaves it.
+        // As after a kill.
         std::mem::forget(AtomicFile::write(&file, 0o600, b"half").unwrap());
         assert_eq!(names(dir.path()), [".f.toml.new"]);
         AtomicFile::write(&file, 0o600, b"whole")

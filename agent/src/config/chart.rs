@@ -1,5 +1,6 @@
-//! `charts/rto-agent/values.schema.json`: what it says of policies is generated from the settings, and the keys of
-//! `[agent]` are checked against the parser's. `UPDATE=1 cargo test -p rto-agent --lib config::chart` rewrites it.
+//! `charts/rto-agent/values.schema.json`: its definitions of policies are generated from the
+//! settings, and its keys of `[agent]` are checked against the parser's. `UPDATE=1 cargo test -p
+//! rto-agent --lib config::chart` rewrites it.
 
 use std::{fs, path::Path};
 
@@ -9,10 +10,10 @@ use serde_json::{Map, Value, json};
 use super::{AgentConfig, keys};
 use crate::policy::{Cidr, Settings};
 
-/// Definitions that are the chart's own.
+/// Definitions that are only in the chart.
 const OWN: [&str; 2] = ["path", "strings"];
 
-/// The definitions that a policy needs, itself among them.
+/// The definition of a policy, and those it depends on.
 fn definitions() -> Map<String, Value> {
     let mut generator = SchemaSettings::draft2020_12().into_generator();
     let settings = generator.subschema_for::<Settings>();

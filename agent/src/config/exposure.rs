@@ -8,12 +8,12 @@ use std::{
 use super::policies_dir;
 use crate::{path_security, printable};
 
-/// What is wrong with owners and modes of the files and of their directories, and how to fix it; a line each.
+/// Problems with owners and modes of the files and their directories, with the fix, one line each.
 pub(super) fn exposed<'a>(main: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Vec<String> {
     let dir = refusal(&policies_dir(main), path_security::check_source_dir);
     let files = files.filter_map(|file| refusal(file, path_security::check_source_file));
     let mut exposed: Vec<String> = dir.into_iter().chain(files).collect();
-    // Of a directory it is found with each of its files.
+    // A problem of a directory is found once for each of its files.
     exposed.sort_unstable();
     exposed.dedup();
     exposed

@@ -1,4 +1,4 @@
-//! The keys that a type is read from.
+//! The keys that a type is deserialized from.
 
 use serde::{
     Deserialize, Deserializer,
@@ -6,10 +6,10 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-/// As serde knows them, aliases included.
+/// The keys in serde's terms, with aliases.
 pub(super) fn of<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
     let mut keys: &'static [&'static str] = &[];
-    // Nothing is read: it only says what it would take.
+    // Deserializes nothing: `Keys` only records which fields the type asks for.
     let _nothing = T::deserialize(Keys(&mut keys)).is_err();
     keys
 }

@@ -1,9 +1,9 @@
 //! Lists of CIDRs, read without the TOML parser.
 //!
-//! A value of the TOML tree takes some 200 bytes, and a million of them half a second. So lists that are
-//! plain (quoted CIDRs, commas, comments) are taken out of a file's text first, and the parser is given
-//! the rest, with empty lists in their places. A list with anything else in it is left to the parser, which
-//! knows what is wrong with it.
+//! A value of the TOML tree takes about 200 bytes, and parsing a million of them half a second. So
+//! plain lists (quoted CIDRs, commas, comments) are taken out of a file's text first, and the TOML
+//! parser gets the rest, with empty lists in their place. A list with anything else in it is left
+//! to the parser, which can report its errors.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -15,7 +15,7 @@ pub(super) struct SpannedCidr {
     pub(super) cidr: Cidr,
     /// Offset of its opening quote.
     pub(super) start: u32,
-    /// From 1.
+    /// Line, from 1.
     pub(super) line: u32,
 }
 
@@ -27,18 +27,18 @@ pub(super) struct Lists<'t> {
 }
 
 struct Taken {
-    /// Offset of its `[` in the rest.
+    /// Offset of the list's `[` in the rest.
     at: usize,
-    /// Bytes up to its `]` that are not in the rest, including earlier lists.
+    /// Bytes before the list's `]` that are not in the rest, including those of earlier lists.
     gone: usize,
-    /// In parts, as they were read.
+    /// CIDRs in parts, as they were read.
     cidrs: Vec<Vec<SpannedCidr>>,
 }
 
 const KEY: &str = "cidrs";
 
 impl<'t> Lists<'t> {
-    /// Takes them out.
+    /// Takes plain lists out of a text.
     pub(super) fn extract(text: &'t str) -> Self {
         let untouched = Self {
             rest: text.into(),
@@ -70,7 +70,7 @@ impl<'t> Lists<'t> {
             number += 1;
         }
         rest.push_str(&text[copied..]);
-        // In a string of several lines, what looks like a list is none.
+        // Inside a multi-line string, an apparent list is not one.
         if taken.is_empty() || rest.contains("\"\"\"") || rest.contains("'''") {
             return untouched;
         }
@@ -89,7 +89,7 @@ impl<'t> Lists<'t> {
         Some(std::mem::take(&mut self.taken[index].cidrs))
     }
 
-    /// Where in the text a part of the rest stands.
+    /// Converts a span in the rest to a span in the text.
     pub(super) fn in_text(&self, span: Range<usize>) -> Range<usize> {
         let in_text = |offset: usize| -> usize {
             let before = self.taken.partition_point(|taken| taken.at < offset);
@@ -100,7 +100,7 @@ impl<'t> Lists<'t> {
     }
 }
 
-/// The offset after the `[` of a list of CIDRs that begins on the line that begins at `line`.
+/// The offset after the `[` of a list of CIDRs, if one begins on the line at `line`.
 fn begin(text: &str, line: usize) -> Option<usize> {
     const BLANKS: [char; 2] = [' ', '\t'];
     let rest = text[line..].trim_start_matches(BLANKS);
@@ -109,21 +109,21 @@ fn begin(text: &str, line: usize) -> Option<usize> {
     Some(text.len() - rest.strip_prefix('[')?.len())
 }
 
-/// Parts of a list shorter than this, in bytes, are not worth a thread.
+/// Parts of a list below this size, bytes, are not worth a thread.
 const LEAST: usize = 1 << 18;
 
-/// The CIDRs of the list whose `[` is before `begin`, on a line of this number; the offset of its `]`, and how
-/// many lines end in it. `None` if there is anything else in it.
+/// Reads the list whose `[` is before `begin`, on the line `number`. Returns its CIDRs, the offset
+/// of its `]` and the number of line ends in it; `None` if it contains anything else.
 ///
-/// It is read in windows, each as large as all before it: where it ends is not known, and what is read beyond
-/// its end must be no more than what is in it, as there may be many lists.
+/// The end of the list is unknown, and reading past it is wasted, which matters with many lists. So
+/// the list is read in windows, each as large as all previous ones.
 fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<SpannedCidr>>, usize, u32)> {
     let mut list = List {
         cidrs: Vec::new(),
         ends: 0,
         last: Some(Token::Comma),
     };
-    // Nearly every list ends in the first.
+    // Nearly every list ends in the first window.
     let mut scanner = Scanner::new(text, begin, text.len());
     let mut end = list.add(scanner.part(begin + LEAST)?, number)?;
     let mut at = scanner.at;
@@ -142,8 +142,8 @@ fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<SpannedCidr>>,
     Some((list.cidrs, end?, list.ends))
 }
 
-/// A piece of about this many bytes from `at`, up to the end of a line; but no more than the `]` of a list as it is usually
-/// written.
+/// A window of about `size` bytes from `at`, up to the end of a line, but not beyond a `]` at the
+/// beginning of a line, which usually ends a list.
 fn window(text: &str, at: usize, size: usize) -> Range<usize> {
     let about = (at + size).min(text.len());
     let to = end_of_line(text, about);
@@ -151,8 +151,8 @@ fn window(text: &str, at: usize, size: usize) -> Range<usize> {
     at..usual.map_or(to, |offset| at + offset + 2)
 }
 
-/// Equal parts of a window for as many threads as are worth it, none below `least` bytes. At the end of a line
-/// nothing is half read.
+/// Splits a window equally for several threads, into parts of at least `least` bytes. Parts end at
+/// line ends, so that no token is split.
 fn cuts(text: &str, window: &Range<usize>, least: usize) -> Vec<Range<usize>> {
     let threads = parallel::threads(window.len() / least);
     let mut cuts = vec![window.start];
@@ -165,25 +165,25 @@ fn cuts(text: &str, window: &Range<usize>, least: usize) -> Vec<Range<usize>> {
     cuts.windows(2).map(|two| two[0]..two[1]).collect()
 }
 
-/// The offset of the `\n` that ends the line with this offset in it, or the text's end.
+/// The offset of the `\n` that ends the line at this offset, or the text's end.
 fn end_of_line(text: &str, offset: usize) -> usize {
     let end = memchr::memchr(b'\n', &text.as_bytes()[offset..]);
     end.map_or(text.len(), |at| offset + at)
 }
 
-/// What was read of a list.
+/// The parts read so far.
 struct List {
     cidrs: Vec<Vec<SpannedCidr>>,
-    /// Lines that end in it.
+    /// Line ends in all parts.
     ends: u32,
     last: Option<Token>,
 }
 
 impl List {
-    /// Adds the part after what there is; the offset of the `]`, if it is in it. `None` if the two do not fit
-    /// together.
+    /// Adds the next part, and returns the offset of the `]` if it is in the part; `None` if the
+    /// parts do not fit together.
     fn add(&mut self, mut part: Part, number: u32) -> Option<Option<usize>> {
-        // Between two items is a comma, and before a comma an item.
+        // Items and commas alternate.
         if part.first.is_some() && part.first == self.last {
             return None;
         }
@@ -206,13 +206,13 @@ enum Token {
 /// The content of a part of a list.
 #[derive(Default)]
 struct Part {
-    /// Their lines are counted from the part's.
+    /// CIDRs, with lines counted from the beginning of the part.
     cidrs: Vec<SpannedCidr>,
     first: Option<Token>,
     last: Option<Token>,
-    /// Lines that end in it.
+    /// Line ends in the part.
     ends: u32,
-    /// The offset of the `]`, if it is in it.
+    /// The offset of the `]`, if it is in the part.
     end: Option<usize>,
 }
 
@@ -233,13 +233,13 @@ impl<'t> Scanner<'t> {
         self.text.as_bytes()[..self.to].get(self.at).copied()
     }
 
-    /// As [`Scanner::part`] to the end.
+    /// As [`Scanner::part`], for the whole range.
     fn whole_part(&mut self) -> Option<Part> {
         self.part(self.to)
     }
 
-    /// What there is up to the `]` or the end, or to what begins at or after `enough`; `None` if it is anything
-    /// else than CIDRs and commas by turns.
+    /// Reads up to the `]`, to the end, or to the first token at or after `enough`; `None` if there
+    /// is anything but alternating CIDRs and commas.
     fn part(&mut self, enough: usize) -> Option<Part> {
         let mut part = Part::default();
         while self.at < enough {
@@ -270,7 +270,7 @@ impl<'t> Scanner<'t> {
         Some(part)
     }
 
-    /// Blanks, ends of lines, comments.
+    /// Skips blanks, line ends and comments.
     fn skip(&mut self) -> Option<()> {
         loop {
             match self.peek() {
@@ -285,7 +285,7 @@ impl<'t> Scanner<'t> {
                 Some(b'#') => {
                     let rest = &self.text[self.at..self.to];
                     let comment = &rest[..rest.find('\n').unwrap_or(rest.len())];
-                    // One that ends a part may have its \n in the next.
+                    // If a part ends at a comment's \r, its \n is in the next part.
                     let text = comment.strip_suffix('\r').unwrap_or(comment);
                     if text.bytes().any(|b| b != b'\t' && b.is_ascii_control()) {
                         return None;
@@ -329,7 +329,7 @@ mod tests {
         for at in at {
             assert_eq!(&lists.rest[at..at + 2], "[]");
             let list = lists.take(at).unwrap().concat();
-            // To count the lines before each takes a while.
+            // Only some are checked, as counting the lines before each takes long.
             let step = list.len() / 50 + 1;
             for SpannedCidr { cidr, start, line } in list.iter().step_by(step) {
                 let start = *start as usize + 1;
@@ -399,7 +399,7 @@ mod tests {
             assert_eq!(rest, "#\n[policy.a]\ncidrs = []\nforce = true\n");
             let expected: Vec<String> = (0..count).map(|i| item(i, "").replace('"', "")).collect();
             assert!(lists == [expected]);
-            // What is wrong in any part is seen.
+            // Errors in any part are detected.
             for cut in [text.len() / 3, text.len() / 2, text.len() - 100] {
                 let at = cut + text[cut..].find('"').unwrap();
                 for wrong in [",,", "x"] {
@@ -411,7 +411,7 @@ mod tests {
         }
     }
 
-    /// What a list costs is in proportion to the list, and not to what else is in the file.
+    /// The cost of a list is proportional to its length, not to the rest of the file.
     #[test]
     fn many_lists_cost_what_is_in_them() {
         let small = |i: usize| format!("[policy.p{i}]\ncidrs = [\"10.0.{}.0/24\"]\n", i % 256);
@@ -434,13 +434,14 @@ mod tests {
             };
             let alone = time(&large, 1);
             let many = time(&format!("{small}{large}{small}"), 2001);
-            // The small ones are a hundredth of it; a look at the large one for each is 1000 times as much.
+            // The small lists have a hundredth of its size; scanning the large one for each would
+            // cost 1000 times as much.
             assert!(many < alone * 10, "{many:?}, alone {alone:?}");
         }
     }
 
     proptest! {
-        /// The parser finds the same in the rest, with the lists in their places, as in the whole.
+        /// Parsing the rest, with its lists put back, gives the same result as parsing the text.
         #[test]
         fn nothing_is_lost(text in "((\\[policy\\.[a-c]\\]|cidrs = \\[|\\]|,|\"10\\.[0-9]\\.0\\.0/16\"|'fd00::/8'|#[ a\"\\]]{0,3}|x = [0-9\"']{0,4}| |\t|\r)\n?){0,16}") {
             let mut lists = Lists::extract(&text);

@@ -1,4 +1,4 @@
-//! From the texts of all files to one configuration.
+//! Combines the texts of all files into one configuration.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,7 @@ pub(super) struct Loader {
     errors: Vec<ConfigError>,
 }
 
-/// Files of fewer bytes in total are read one after the other.
+/// Files with fewer bytes in total are parsed on one thread.
 const SMALL: usize = 1 << 20;
 
 fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
@@ -49,13 +49,13 @@ fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
     parallel::map(sources, parse)
 }
 
-/// The error of a file whose lines are not shown: see [`looks_ours`].
+/// The error for a file whose lines are not shown, see [`looks_ours`].
 const NOT_OURS: &str = "this is no configuration of rto-agent, as no line begins with [policy.NAME]; remove the file, or the \
                         link, from policies.d (its lines are not shown: errors go to [agent] group as well)";
 
-/// Whether errors may cite a file of `policies.d`. The daemon reads it as root, and every member of the socket's group can
-/// read its errors: a link to a secret must not show the secret. Citing no file to the group would hide typos from the
-/// people who make most of them, and a secret has no `[policy` line.
+/// Whether errors may cite a file of `policies.d`. The daemon reads it as root, and every member of
+/// the socket's group sees its errors: a link to a secret must not reveal it. A secret has no
+/// `[policy` line. Files that do are cited, as most typos are made by members of the group.
 fn looks_ours(text: &str) -> bool {
     const BEFORE: [char; 7] = ['\u{feff}', ' ', '\t', '\r', '[', '"', '\''];
     let mut lines = text.lines();
@@ -63,12 +63,12 @@ fn looks_ours(text: &str) -> bool {
 }
 
 impl Loader {
-    /// One more thing that is wrong, if there is one.
+    /// Adds an error, if there is one.
     pub(super) fn refuse(&mut self, error: Option<ConfigError>) {
         self.errors.extend(error);
     }
 
-    /// `[agent]` alone.
+    /// Only `[agent]`.
     pub(super) fn agent(self) -> Result<AgentConfig, ConfigErrors> {
         match self.agent {
             Some(agent) => Ok(agent),
@@ -77,7 +77,7 @@ impl Loader {
         }
     }
 
-    /// The first file is the main one.
+    /// Adds all files; the first is the main one.
     pub(super) fn add_all<'f>(
         &mut self,
         files: impl Iterator<Item = (&'f Path, Result<Arc<String>, &'f io::Error>)>,
@@ -192,8 +192,8 @@ impl Loader {
         }
     }
 
-    /// Gives policies the values of `[defaults]` that they have no own ones for. The first place of a policy that nothing
-    /// else is set for is where it is set.
+    /// Applies `[defaults]` to policies, except for values of their own. A policy that only lists
+    /// CIDRs is considered defined where it is first listed.
     fn take_defaults(&mut self) {
         let Some(defaults) = &self.defaults else {
             return;
@@ -221,7 +221,7 @@ impl Loader {
         }
     }
 
-    /// The policies: each set in one place.
+    /// The settings of all policies; each policy must be defined in one place.
     fn settings(
         &mut self,
         host: &HostFacts,
@@ -263,7 +263,7 @@ impl Loader {
                     let compiled = Arc::new(compiled);
                     self.compiled.insert(raw.name.clone(), compiled);
                 }
-                // A policy whose only value could not be read does not "set nothing".
+                // A policy whose only value is invalid is not reported as setting nothing.
                 Err(errors) => self.errors.extend(
                     errors
                         .into_iter()
@@ -313,7 +313,8 @@ impl Loader {
                 continue;
             };
             let number = builder.policy(&raw.name);
-            // Each part goes when it has been read: a million places are as large as the entries.
+            // Frees each part once it is read: a million locations take as much memory as the
+            // entries.
             for SpannedCidr { cidr, start, line } in
                 std::mem::take(&mut raw.cidrs).into_iter().flatten()
             {
@@ -339,7 +340,8 @@ impl Loader {
         }
     }
 
-    /// Reports CIDRs of several policies. Parses the sources again: entries keep the line of a CIDR but not the column.
+    /// Reports CIDRs that several policies list. Parses the sources again: entries keep the line of
+    /// a CIDR but not its column.
     fn report_duplicates(&mut self, duplicates: &BTreeSet<Cidr>) {
         let mut first: BTreeMap<Cidr, (PolicyName, String)> = BTreeMap::new();
         for source in &self.sources {
@@ -349,7 +351,7 @@ impl Loader {
                 let several = cidrs.filter(|place| duplicates.contains(&place.cidr));
                 several.map(|place| (&raw.name, place))
             });
-            // Policies come in the order of their names.
+            // Policies are in the order of their names.
             let mut places: Vec<_> = places.collect();
             places.sort_by_key(|(_, place)| place.start);
             for (name, SpannedCidr { cidr, start, line }) in places {
@@ -376,7 +378,7 @@ impl Loader {
     }
 }
 
-/// One warning for each policy, however many CIDRs it repeats.
+/// One warning per policy, however many CIDRs it repeats.
 fn repeated(repeated: &Repeated) -> Option<String> {
     let Repeated {
         policy,

@@ -1,8 +1,8 @@
-//! TOML text -> validated [`PolicySet`], with errors that point at the line.
+//! TOML text -> validated [`PolicySet`], with errors that point to the line.
 //!
-//! Read are the configuration file and `policies.d/*.toml` beside it, in name order. All errors of
-//! all files are collected before they are reported. A policy's settings are in one file; other files
-//! may add `cidrs` to it (that is what `rto-agent add --save` writes).
+//! Reads the configuration file and `policies.d/*.toml` beside it, in name order, and collects all
+//! errors of all files. A policy is defined in one file; other files may add `cidrs` to it (as
+//! `rto-agent add --save` does).
 
 use std::{
     collections::BTreeMap,
@@ -39,36 +39,36 @@ pub use reader::{FilesReader, ReadError};
 pub(crate) use reader::{READ_LIMIT, STALL_LIMIT};
 pub use source::{ConfigError, ConfigErrors};
 
-/// Where the configuration is unless said otherwise.
+/// The default path of the configuration.
 pub const DEFAULT_CONFIG: &str = "/etc/rto-agent/config.toml";
-/// Socket of the daemon unless said otherwise.
+/// The default path of the control socket.
 pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
-/// Largest file, bytes: some three million CIDRs.
+/// Largest file, bytes: about three million CIDRs.
 pub(crate) const MAX_FILE: u64 = 64 << 20;
-/// The limit of reported errors of a kind: finding the place of each takes time.
+/// Most errors of a kind that are reported, as locating each takes time.
 const MOST_ERRORS: usize = 200;
 const POLICIES_DIR: &str = "policies.d";
 pub(crate) const SAVED_FILE: &str = "50-cli.toml";
 
-/// A configuration that was read and found good for this host.
+/// A configuration that was read, and is valid for a host.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     /// `[agent]`.
     pub agent: AgentConfig,
     /// Policies and entries.
     pub set: PolicySet,
-    /// The policies as they are for that host.
+    /// The policies, compiled for that host.
     pub compiled: BTreeMap<PolicyName, Arc<Compiled>>,
     /// The files read, in order.
     pub files: Vec<PathBuf>,
-    /// Allowed, but probably not meant; each names its place.
+    /// Warnings about valid but probably unintended values, with their locations.
     pub warnings: Vec<String>,
-    /// Warnings about users who may change the files.
+    /// Warnings about users other than root who can change the files.
     pub exposed: Vec<String>,
 }
 
 impl Config {
-    /// Reads and checks everything, for a host.
+    /// Reads and checks all files, for a host.
     pub fn load(path: &Path, host: &HostFacts) -> Result<Self, ConfigErrors> {
         match FilesReader::default().read(path) {
             Ok(files) => Self::of(&files, host),
@@ -76,7 +76,7 @@ impl Config {
         }
     }
 
-    /// Checks everything that was read, for a host.
+    /// Checks all files, for a host.
     pub fn of(files: &Files, host: &HostFacts) -> Result<Self, ConfigErrors> {
         let mut loader = Loader::default();
         loader.add_all(files.iter());
@@ -87,14 +87,14 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks one file's text, for a host. Nothing is read: `path` is only named.
+    /// Checks the text of one file, for a host. Reads nothing: `path` is used in messages.
     pub fn from_text(path: &Path, text: String, host: &HostFacts) -> Result<Self, ConfigErrors> {
         let mut loader = Loader::default();
         loader.add_all(std::iter::once((path, Ok(Arc::new(text)))));
         loader.finish(host)
     }
 
-    /// Only `[agent]`, for commands that need no more: errors elsewhere do not concern them.
+    /// Only `[agent]`, for commands that need nothing else: ignores errors elsewhere.
     pub fn load_agent(path: &Path) -> Result<AgentConfig, ConfigErrors> {
         let files = FilesReader::default().read(path)?;
         let mut loader = Loader::default();
@@ -102,29 +102,29 @@ impl Config {
         loader.agent()
     }
 
-    /// The file `rto-agent add --save` writes.
+    /// The file that `rto-agent add --save` writes.
     pub fn saved_path(path: &Path) -> PathBuf {
         policies_dir(path).join(SAVED_FILE)
     }
 }
 
-/// The configuration's files as they were at one time.
+/// A snapshot of the configuration's files.
 pub struct Files {
-    /// The main one is the first.
+    /// Path and content of each file; the main file is first.
     files: Vec<(PathBuf, io::Result<Arc<String>>)>,
     dir_error: Option<ConfigError>,
-    /// Who else may change them.
+    /// Warnings about users other than root who can change the files.
     exposed: Vec<String>,
     fingerprint: OnceLock<u64>,
 }
 
 impl Files {
-    /// Reads the configuration file and those beside it, however long that takes; see [`FilesReader`].
+    /// Reads the configuration file and `policies.d`, without a time limit; see [`FilesReader`].
     pub fn read(path: &Path) -> Self {
         Self::read_telling(path, &|_| {})
     }
 
-    /// The same; tells the name of each before it is touched.
+    /// As [`Self::read`]; calls `telling` with each path before accessing it.
     fn read_telling(path: &Path, telling: &dyn Fn(&Path)) -> Self {
         let policies = policies_dir(path);
         telling(&policies);
@@ -144,7 +144,7 @@ impl Files {
             })
             .collect();
         Self {
-            // On this thread, as their file system may hang.
+            // On this thread, as the file system may hang.
             exposed: exposure::exposed(path, files.iter().map(|(path, _)| path)),
             files,
             dir_error,
@@ -152,7 +152,7 @@ impl Files {
         }
     }
 
-    /// Files that were read at another time.
+    /// Files whose texts were read earlier.
     #[must_use]
     pub fn of_texts(texts: Vec<(PathBuf, String)>) -> Self {
         let files = texts.into_iter();
@@ -166,7 +166,7 @@ impl Files {
         }
     }
 
-    /// What could be read.
+    /// The texts of all readable files.
     pub fn texts(&self) -> impl Iterator<Item = (&Path, &str)> {
         let files = self.files.iter();
         files.filter_map(|(path, text)| Some((path.as_path(), text.as_ref().ok()?.as_str())))
@@ -177,7 +177,7 @@ impl Files {
         files.map(|(path, text)| (path.as_path(), text.as_ref().map(Arc::clone)))
     }
 
-    /// `persistent_dir` as far as it can be read, also of files that are refused.
+    /// `persistent_dir`, as far as it can be parsed, even from rejected files.
     #[must_use]
     pub fn persistent_dir(&self) -> PathBuf {
         let main = self.iter().next();
@@ -188,7 +188,7 @@ impl Files {
         agent.unwrap_or_default().persistent_dir
     }
 
-    /// The same with another text of one of them.
+    /// Replaces the text of one file, or adds a file.
     #[must_use]
     pub fn with(mut self, path: &Path, text: String) -> Self {
         let text = Arc::new(text);
@@ -196,7 +196,7 @@ impl Files {
             Some((_, former)) => *former = Ok(text),
             None => {
                 self.files.push((path.to_owned(), Ok(text)));
-                // The main one stays the first, the others are in name order.
+                // The main file stays first, the others are in name order.
                 self.files[1..].sort_by(|(a, _), (b, _)| a.cmp(b));
             }
         }
@@ -211,26 +211,26 @@ impl Files {
         quotes.sum::<usize>() / 2
     }
 
-    /// A number that is another when any of them is.
+    /// A hash of all files: differs if any file differs.
     pub fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| self.hash())
     }
 
     fn hash(&self) -> u64 {
-        // Files change by themselves and not against us: what is fast will do.
+        // Needs no protection against deliberate collisions, so a fast hash is enough.
         let mut hasher = FixedState::default().build_hasher();
         for (path, text) in &self.files {
             path.hash(&mut hasher);
             text.as_ref().map_err(io::Error::kind).hash(&mut hasher);
         }
-        // With nothing to read beside it, the main file is not all there is.
+        // An unreadable directory must differ from one without files.
         let dir_error = self.dir_error.as_ref();
         dir_error.map(ToString::to_string).hash(&mut hasher);
         hasher.finish()
     }
 }
 
-/// Whether a file of `policies.d` is read, by its name.
+/// Whether a file of `policies.d` is read, judged by its name.
 pub(crate) fn is_policy_file(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::as_encoded_bytes);
     name.is_some_and(|name| !name.starts_with(b".") && name.ends_with(b".toml"))
@@ -240,8 +240,8 @@ pub(crate) fn policies_dir(path: &Path) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).join(POLICIES_DIR)
 }
 
-/// The files of `policies.d` in name order. Hidden files, editors' leftovers (`x.toml~`) and a
-/// ConfigMap's `..data` do not end in `.toml` or begin with a dot.
+/// The files of `policies.d` in name order. Skips hidden files and a ConfigMap's `..data`, which
+/// begin with a dot, and editors' backups (`x.toml~`), which do not end in `.toml`.
 fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -1,6 +1,6 @@
-//! One file's TOML into raw policies: every key known, every value of the right kind.
+//! Parses one file's TOML into raw policies: all keys are known, all values valid.
 //!
-//! serde reads one value at a time, so that all errors are found at once and each knows its place.
+//! serde gets one value at a time, so that all errors are found and each has a location.
 
 use std::{collections::BTreeMap, ops::Range, str::FromStr};
 
@@ -20,20 +20,20 @@ use crate::{
     printable,
 };
 
-/// The parser's message for a key or table that exists already.
+/// The parser's message for a repeated key or table.
 const DUPLICATE: &str = "duplicate key";
 const BYTE_ORDER_MARK: char = '\u{feff}';
-/// The keys of a policy that are no settings.
+/// The keys of a policy that are not settings.
 const CIDRS: &str = "cidrs";
 const DESCRIPTION: &str = "description";
 /// The longest description, characters.
 const MAX_DESCRIPTION: usize = 200;
 
-/// What one file says.
+/// The content of one file.
 #[derive(Default)]
 pub(super) struct Parsed {
     pub(super) agent: Option<AgentConfig>,
-    /// `[defaults]`: where it stands, and settings of policies that have no value of their own.
+    /// `[defaults]`: its location, and the settings for policies without values of their own.
     pub(super) defaults: Option<(Range<usize>, Settings)>,
     pub(super) policies: Vec<RawPolicy>,
 }
@@ -41,37 +41,37 @@ pub(super) struct Parsed {
 /// One `[policy.NAME]`.
 pub(super) struct RawPolicy {
     pub(super) name: PolicyName,
-    /// Of the name.
+    /// The location of the name.
     pub(super) span: Range<usize>,
     pub(super) settings: Settings,
     pub(super) description: Option<String>,
-    /// Of each value given, by key.
+    /// The location of each given value, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
-    /// In the order of the file.
+    /// CIDRs in the order of the file.
     pub(super) cidrs: Vec<Vec<SpannedCidr>>,
-    /// It has values of `[defaults]`.
+    /// `[defaults]` have been applied.
     pub(super) takes_defaults: bool,
 }
 
 impl RawPolicy {
-    /// Whether it has none of the settings, not even one that could not be read.
+    /// Whether none of the settings is given, not even an invalid one.
     pub(super) fn sets_nothing(&self) -> bool {
         self.spans
             .keys()
             .all(|key| [CIDRS, DESCRIPTION, "force", "guard", "holdout", "mode"].contains(key))
     }
 
-    /// Whether this is where the policy is set.
+    /// Whether this place defines the policy.
     pub(super) fn sets(&self) -> bool {
         self.takes_defaults || !self.is_extension()
     }
 
-    /// Where a setting has its value, or else the name of the policy.
+    /// The location of a setting's value, or else of the policy's name.
     pub(super) fn span_of(&self, setting: &str) -> Range<usize> {
         self.spans.get(setting).unwrap_or(&self.span).clone()
     }
 
-    /// Whether it only adds CIDRs to a policy that is set elsewhere.
+    /// Whether this place only adds CIDRs to a policy that is defined elsewhere.
     pub(super) fn is_extension(&self) -> bool {
         self.spans.keys().all(|key| *key == CIDRS)
     }
@@ -92,7 +92,7 @@ pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
     })
 }
 
-/// `[agent]` of a text that may be damaged: what of it cannot be read is as if it were not there.
+/// `[agent]` of a text that may be damaged: ignores what cannot be parsed.
 pub(super) fn agent(source: &Source) -> AgentConfig {
     walked(source, |mut walk, table, _| {
         let agent = table.get("agent");
@@ -101,7 +101,7 @@ pub(super) fn agent(source: &Source) -> AgentConfig {
     })
 }
 
-/// What is made of the text's table, and of its errors of syntax.
+/// Calls `make` with the text's table and its syntax errors.
 fn walked<T>(
     source: &Source,
     make: impl FnOnce(Walk<'_>, &DeTable<'_>, &[toml::de::Error]) -> T,
@@ -119,7 +119,7 @@ fn walked<T>(
 
 struct Walk<'a> {
     source: &'a Source,
-    /// Spans in the tree are of the rest that they left.
+    /// Spans in the tree refer to [`Lists::rest`].
     lists: Lists<'a>,
     errors: Vec<ConfigError>,
 }
@@ -154,10 +154,10 @@ impl Walk<'_> {
         parsed
     }
 
-    /// Reports errors of the parser, and names the cause where its message does not.
+    /// Reports syntax errors, and adds the cause where the parser's message lacks it.
     fn syntax(&mut self, table: &DeTable<'_>, errors: &[toml::de::Error]) {
         let rest = self.lists.rest.clone();
-        // The parser accepts one at the beginning.
+        // The parser accepts a byte order mark at the beginning.
         let marks = rest.match_indices(BYTE_ORDER_MARK).map(|(at, _)| at);
         let marks: Vec<usize> = marks.filter(|at| *at > 0).collect();
         for at in marks.iter().take(MOST_ERRORS) {
@@ -167,7 +167,8 @@ impl Walk<'_> {
             );
         }
         let line = |at: usize| rest[..at].rfind('\n');
-        // The parser counts keys after a refused header to the table before it, so their errors would mislead.
+        // After a refused header, the parser assigns keys to the previous table. Their errors would
+        // mislead.
         let mut refused = 0;
         for e in errors.iter().take(MOST_ERRORS) {
             let span = e.span().unwrap_or(0..0);
@@ -256,7 +257,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Reads each value alone, so that every error is found, and then all together.
+    /// Deserializes each value alone, so that every error is found, and then all together.
     fn values<'v, 'i: 'v, T: DeserializeOwned + Default>(
         &mut self,
         table: impl Iterator<Item = (&'v Spanned<std::borrow::Cow<'i, str>>, &'v Value<'i>)>,
@@ -283,7 +284,7 @@ impl Walk<'_> {
         }
         let last = last.unwrap_or_default();
         read(good).unwrap_or_else(|e| {
-            // Each is good by itself: a key and its alias.
+            // Each value is valid alone: a key and its alias are both given.
             self.error(last, e.message());
             T::default()
         })
@@ -305,7 +306,7 @@ impl Walk<'_> {
                     let line = self.source.line(start);
                     cidrs.push(SpannedCidr {
                         cidr,
-                        // Files are not as large.
+                        // Files are smaller than 4 GiB.
                         start: u32::try_from(start).unwrap_or(u32::MAX),
                         line: u32::try_from(line).unwrap_or(u32::MAX),
                     });
@@ -367,7 +368,7 @@ impl Walk<'_> {
     }
 }
 
-/// The header of a table that a text begins with, without blanks and quotes.
+/// The header at the beginning of a text, without blanks and quotes.
 fn header(text: &str) -> Option<String> {
     let line = text.trim_start().strip_prefix('[')?;
     let (name, _) = line.lines().next()?.split_once(']')?;
@@ -375,7 +376,7 @@ fn header(text: &str) -> Option<String> {
     Some(format!("[{name}]"))
 }
 
-/// All headers, and where their lines begin.
+/// All headers, with the offsets of their lines.
 fn headers(text: &str) -> impl Iterator<Item = (usize, String)> {
     let begins = text.match_indices('\n').map(|(at, _)| at + 1);
     std::iter::once(0)
@@ -383,7 +384,7 @@ fn headers(text: &str) -> impl Iterator<Item = (usize, String)> {
         .filter_map(|at| Some((at, header(text[at..].lines().next()?)?)))
 }
 
-/// The offset of the nearest key of this name before `before`: the keys of one table are contiguous.
+/// The offset of the last key of this name before `before`: the keys of a table are contiguous.
 fn first_key(table: &DeTable<'_>, text: &str, before: usize) -> Option<usize> {
     let keys = table.iter().flat_map(|(key, value)| {
         let own = key.span();
@@ -404,7 +405,7 @@ fn article(kind: &str) -> String {
     }
 }
 
-/// The known key one or two slips of the pen away.
+/// The known key that differs by one or two typos.
 fn nearest<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
     let plain = |s: &str| s.to_ascii_lowercase().replace(['-', '_'], "");
     let distance = |k: &str| strsim::levenshtein(&plain(text), &plain(k));

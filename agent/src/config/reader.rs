@@ -1,4 +1,5 @@
-//! The files, read on a thread of their own: of a file system that hangs, that thread alone never comes back.
+//! Reads the files on a thread of their own: if a file system hangs, only that thread hangs with
+//! it.
 
 use std::{
     fmt,
@@ -11,36 +12,37 @@ use std::{
 use super::{ConfigError, ConfigErrors, Files};
 use crate::progress::{self, Progress};
 
-/// How long a file system may take for the next piece.
+/// How long a file system may take for one step.
 pub(crate) const STALL_LIMIT: Duration = Duration::from_secs(10);
-/// How long reading may take in all.
+/// How long reading may take in total.
 pub(crate) const READ_LIMIT: Duration = Duration::from_secs(60);
-/// How often who waits looks at what else there is.
+/// How often the caller checks for a stop and for the limits.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Reads the files of a configuration; tells the name of each before it is touched.
+/// Reads the files of a configuration; calls its second argument with each path before accessing
+/// it.
 type Read = dyn Fn(&Path, &dyn Fn(&Path)) -> Files + Send + Sync;
 
-/// Reads the files, and gives up waiting for them.
+/// Reads files with a time limit.
 pub struct FilesReader {
     read: Arc<Read>,
     stall_limit: Duration,
     read_limit: Duration,
-    /// A reading that was given up and has not come back.
+    /// An earlier read that missed its limit and has not returned.
     stuck: Option<Reading>,
 }
 
 /// Why there are no files.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The file system does not answer, or there is no thread to ask it.
+    /// The file system does not respond, or no thread can be started.
     Failed(ConfigErrors),
-    /// Who waited has something else to do.
+    /// The caller's operation was stopped.
     Interrupted,
 }
 
 impl From<ReadError> for ConfigErrors {
-    /// For who waits to the end.
+    /// For callers that are never stopped.
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Failed(errors) => errors,
@@ -49,16 +51,16 @@ impl From<ReadError> for ConfigErrors {
     }
 }
 
-/// Which limit a reading has passed.
+/// The limit that was exceeded.
 #[derive(Clone, Copy)]
 enum Late {
-    /// That of a step: nothing comes any more.
+    /// The limit of a step: the read makes no progress.
     Stalled,
-    /// That of all: there is something now and then.
+    /// The limit of the whole read: it makes progress, but too slowly.
     Slow,
 }
 
-/// One on its way.
+/// A read in progress.
 struct Reading {
     files: mpsc::Receiver<Files>,
     progress: Progress,
@@ -81,7 +83,7 @@ impl fmt::Debug for FilesReader {
 }
 
 impl FilesReader {
-    /// Reads by this function, which may take so long for a step.
+    /// Reads with this function; each of its steps may take `stall_limit`.
     pub(crate) fn new(
         read: impl Fn(&Path, &dyn Fn(&Path)) -> Files + Send + Sync + 'static,
         stall_limit: Duration,
@@ -94,12 +96,12 @@ impl FilesReader {
         }
     }
 
-    /// Reads the configuration file and those beside it. While an earlier reading hangs, there is no other: each would
-    /// cost another thread.
+    /// Reads the configuration file and `policies.d`. Begins no read while an earlier one hangs, as
+    /// each would block another thread.
     ///
     /// # Errors
     ///
-    /// If the file system does not answer in time, or this thread's operation is stopped during the read.
+    /// If the file system does not respond in time, or the caller's operation is stopped.
     pub fn read(&mut self, path: &Path) -> Result<Files, ReadError> {
         if let Some(former) = self.stuck.take()
             && let Err(mpsc::TryRecvError::Empty) = former.files.try_recv()
@@ -119,7 +121,7 @@ impl FilesReader {
                     return Err(failed(path, "the thread that read it died"));
                 }
             }
-            // Who waits is not stuck: this has an end.
+            // The caller makes progress while it waits, as the wait is limited.
             let is_stopped = progress::checkpoint().is_err();
             let now = reading.progress.steps();
             if now != steps {
@@ -151,7 +153,7 @@ impl FilesReader {
                 progress::step();
                 file.clone_into(&mut told.lock().unwrap_or_else(PoisonError::into_inner));
             });
-            // Nothing waits any more if it took too long.
+            // There is no receiver if the read took too long.
             let _late = sender.send(files);
         });
         match spawned {
@@ -200,7 +202,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(200);
     const CONFIG: &str = "/nonexistent/config.toml";
 
-    /// A file system that answers once `gate` is open; how often it was asked.
+    /// A file system that responds once `gate` is open, and its number of reads.
     fn hanging(gate: &Arc<AtomicBool>) -> (FilesReader, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let (gate, count) = (gate.clone(), asked.clone());
@@ -229,7 +231,7 @@ mod tests {
             assert!(named && text.contains("has not answered"), "{text}");
         }
         assert!(begin.elapsed() >= SHORT);
-        // It is one thread that waits.
+        // Only one thread is blocked.
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         gate.store(true, Ordering::Relaxed);
         while reader.read(Path::new(CONFIG)).is_err() {
@@ -261,7 +263,7 @@ mod tests {
             }
             Files::read_telling(path, telling)
         };
-        // Less than all steps take, more than a busy host makes of one.
+        // Shorter than all steps together, longer than one step on a busy host.
         let mut reader = FilesReader::new(read, SHORT * 7);
         reader.read(Path::new(CONFIG)).unwrap();
     }
@@ -269,7 +271,7 @@ mod tests {
     #[test]
     fn endless_read_is_abandoned_at_the_limit() {
         let read = |path: &Path, telling: &dyn Fn(&Path)| {
-            // Longer than who waits for it.
+            // Longer than the caller waits.
             for _ in 0..1000 {
                 thread::sleep(SHORT / 20);
                 telling(path);

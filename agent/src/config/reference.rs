@@ -1,6 +1,6 @@
-//! The tables of `docs/operate/configuration.md`. The tests hold them to the parser (keys, defaults, values at each
-//! bound), to the help of `rto-agent add` and to the list of kernel features, and compare the page with them.
-//! `UPDATE=1 cargo test -p rto-agent --lib config::reference` rewrites the page.
+//! The tables of `docs/operate/configuration.md`. Tests compare them with the parser (keys,
+//! defaults, values at each bound), the help of `rto-agent add`, the list of kernel features, and
+//! the page. `UPDATE=1 cargo test -p rto-agent --lib config::reference` rewrites the page.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,11 +29,11 @@ const PAGE: &str = concat!(
 /// A key of the configuration.
 struct Key {
     name: &'static str,
-    /// What it takes, for people.
+    /// The accepted values, in words.
     values: &'static str,
-    /// As TOML; empty: the kernel's own value.
+    /// The default as TOML; empty: the kernel's own value.
     default: &'static str,
-    /// Empty: as `rto-agent add --help` has it.
+    /// The meaning; empty: as in `rto-agent add --help`.
     meaning: &'static str,
     /// Values at each bound, as TOML.
     accepted: &'static [&'static str],
@@ -346,7 +346,7 @@ fn read(text: String) -> Result<Config, String> {
     Config::from_text(Path::new("config.toml"), text, &HOST).map_err(|e| e.to_string())
 }
 
-/// A policy with this key, and with the settings that the key requires.
+/// A policy with this key, and the settings that the key requires.
 fn policy(key: &str, value: &str) -> String {
     let mut text = "[policy.p]\n".to_owned();
     let needed = [
@@ -361,7 +361,7 @@ fn policy(key: &str, value: &str) -> String {
     text
 }
 
-/// The keys that the parser names where it is given one that it does not know.
+/// The keys that the parser lists in its error about an unknown one.
 fn known(section: &str) -> BTreeSet<String> {
     let refused = read(format!("[{section}]\nno-such-key-at-all = 1\n")).unwrap_err();
     let (_, keys) = refused.split_once("; known are ").unwrap();
@@ -369,7 +369,7 @@ fn known(section: &str) -> BTreeSet<String> {
     keys.map(ToOwned::to_owned).collect()
 }
 
-/// A key of the parser that has no row is a former name, which the page names.
+/// A key of the parser without a row is a former name, which the page mentions.
 #[test]
 fn the_tables_have_the_keys_of_the_parser() {
     let page = fs::read_to_string(PAGE).unwrap();
@@ -401,7 +401,7 @@ fn defaults_are_those_of_the_parser() {
             with.unwrap().settings.clone(),
             without.unwrap().settings.clone(),
         );
-        // Unset and off are shown differently, and are the same to the kernel.
+        // Unset and off are shown differently, but are equal in the kernel.
         (with.rto_restart, without.rto_restart) = (with.rto_restart.filter(|on| *on), None);
         (with.guard, without.guard) = (Some(with.guard()), Some(without.guard()));
         assert_eq!(with, without, "{name}");
@@ -457,7 +457,7 @@ fn help() -> BTreeMap<String, String> {
     help.collect()
 }
 
-/// The kernel features that a setting uses.
+/// The kernel features that a setting needs.
 fn needs(setting: &str) -> String {
     let nothing = Err(BtfError::Missing(String::new()));
     let all = features::evaluate(&ProbeResults::nothing(&ProbeError::not_asked("")), &nothing);
@@ -496,8 +496,8 @@ fn table(keys: &[Key]) -> String {
     text
 }
 
-/// Compares the tables of a page, each between `<!-- what of NAME -->` and `<!-- end of NAME -->`, with these; `UPDATE`
-/// rewrites them. `tests`: the path by which cargo runs the calling test.
+/// Compares the tables of a page, each between `<!-- what of NAME -->` and `<!-- end of NAME -->`,
+/// with these; `UPDATE` rewrites them. `tests` is the path of the calling test in cargo.
 pub(crate) fn assert_tables<'a>(
     page: &str,
     what: &str,

@@ -1,5 +1,5 @@
-//! Regular files, which alone are read: to open a FIFO waits for who writes, a device may have no end, and to open some
-//! (a watchdog, a tape) does something.
+//! Regular files; no other kind is read. Opening a FIFO waits for a writer, a device may never end,
+//! and opening some (a watchdog, a tape) has side effects.
 
 use std::{
     fs::{self, File, Metadata, OpenOptions},
@@ -12,33 +12,33 @@ use nix::libc::{O_NOCTTY, O_NONBLOCK};
 
 use crate::progress::Stepwise;
 
-/// With these (and O_CLOEXEC, which std sets) opening a file never blocks, whatever kind of file it is.
+/// With these flags (and O_CLOEXEC, which std sets) opening any kind of file does not block.
 pub(crate) const FLAGS: i32 = O_NONBLOCK | O_NOCTTY;
 
 /// Opens a regular file for reading.
 ///
 /// # Errors
 ///
-/// That of the file system, or what is there instead.
+/// The file system's error, or the kind of a file that is not regular.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     check(&fs::metadata(path)?)?;
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(FLAGS)
         .open(path)?;
-    // It may be another by now.
+    // The file may have been replaced since.
     check(&file.metadata()?)?;
     Ok(file)
 }
 
-/// Reads a file of up to `most` bytes.
+/// Reads a file of up to `limit` bytes.
 ///
 /// # Errors
 ///
-/// As [`open`]; `InvalidData` if it is not UTF-8, `FileTooLarge` if it is longer.
+/// As [`open`]; `InvalidData` if the file is not UTF-8, `FileTooLarge` if it is longer.
 pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
     let file = open(path)?;
-    // At once: a text that grows is copied, and takes twice the memory.
+    // Allocated at once: growing a string copies it, and takes twice the memory.
     let size = file.metadata()?.len().min(limit) + 1;
     let mut text = String::new();
     text.try_reserve_exact(usize::try_from(size).map_err(io::Error::other)?)?;
@@ -55,7 +55,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
 
 /// # Errors
 ///
-/// If this is no regular file: what it is.
+/// If the file is not a regular file: its kind.
 pub(crate) fn check(meta: &Metadata) -> io::Result<()> {
     let kind = meta.file_type();
     let found = if kind.is_file() {

@@ -1,7 +1,7 @@
 //! `policies.d/50-cli.toml`: the saved entries.
 //!
-//! Edited, not rewritten: comments and order stay. Written beside its place and renamed, so that
-//! a reader never sees half a file.
+//! The file is edited, not rewritten: comments and order stay. A draft is renamed into place, so
+//! that readers never see half a file.
 
 use std::{
     collections::HashSet,
@@ -24,7 +24,7 @@ const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edi
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{path}: {reason}; nothing was saved")]
     Io {
         /// The file.
@@ -32,7 +32,7 @@ pub enum SaveError {
         /// Why.
         reason: io::Error,
     },
-    /// It is not as this version writes it.
+    /// The file cannot be parsed or edited.
     #[error("{path}: {reason}; nothing was saved")]
     Unreadable {
         /// The file.
@@ -40,7 +40,7 @@ pub enum SaveError {
         /// Why.
         reason: String,
     },
-    /// An entry to be removed is not in it.
+    /// An entry to be removed is not in the file.
     #[error("{cidr} is not in {path}; entries of other files are removed there")]
     NotThere {
         /// The entry.
@@ -50,11 +50,11 @@ pub enum SaveError {
     },
 }
 
-/// The file's text with a change in it, before it is written.
+/// An edited text, before it is written.
 #[derive(Debug)]
 pub struct Edit {
     path: PathBuf,
-    /// The file as it was read; nothing where there was none.
+    /// The file as it was read; `None` if there was none.
     former: Option<String>,
     text: String,
 }
@@ -66,17 +66,17 @@ impl Edit {
         &self.path
     }
 
-    /// Its text.
+    /// The edited text.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Writes it beside its place.
+    /// Writes a draft beside the file.
     ///
     /// # Errors
     ///
-    /// If it cannot be written.
+    /// If the draft cannot be written.
     pub fn stage(&self) -> Result<AtomicFile, SaveError> {
         draft(&self.path, &self.text).map_err(|reason| SaveError::Io {
             path: self.path.clone(),
@@ -84,11 +84,12 @@ impl Edit {
         })
     }
 
-    /// Puts what was staged in the file's place.
+    /// Moves the draft into place.
     ///
     /// # Errors
     ///
-    /// If another process has changed the file, or the directory no longer takes it; the file is as before then.
+    /// If another process has changed the file, or the directory cannot be changed. The file is
+    /// unchanged then.
     pub fn commit(&self, draft: AtomicFile) -> io::Result<()> {
         let named = |e: io::Error| {
             io::Error::new(e.kind(), format!("{}: {e}", printable::path(&self.path)))
@@ -110,7 +111,7 @@ impl Edit {
     }
 }
 
-/// A file's text, if there is one.
+/// A file's text; `None` if the file does not exist.
 fn read(path: &Path) -> io::Result<Option<String>> {
     match regular_file::read(path, MAX_FILE) {
         Ok(text) => Ok(Some(text)),
@@ -119,12 +120,12 @@ fn read(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Adds entries of a policy. Those the file has under another policy move; `settings` are
-/// written for a policy that has no other place.
+/// Adds entries of a policy. Entries that another policy in the file has are moved; `settings` are
+/// written for a policy that is not defined anywhere else.
 ///
 /// # Errors
 ///
-/// If the file cannot be read or understood.
+/// If the file cannot be read or parsed.
 pub fn add(
     path: &Path,
     cidrs: &[Cidr],
@@ -138,7 +139,7 @@ pub fn add(
 ///
 /// # Errors
 ///
-/// If it cannot be understood.
+/// If the text cannot be parsed.
 pub fn added(
     text: &str,
     cidrs: &[Cidr],
@@ -167,14 +168,14 @@ pub fn added(
 ///
 /// # Errors
 ///
-/// If one is not in the file, or the file cannot be read or understood.
+/// If an entry is not in the file, or the file cannot be read or parsed.
 pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Edit, SaveError> {
     let mut missing = None;
     let edit = edit(path, |text| match removed(text, cidrs)? {
         Ok(text) => Ok(text),
         Err(cidr) => {
             missing = Some(cidr);
-            // An edit that fails is not written.
+            // A failed edit is not written.
             Err(String::new())
         }
     });
@@ -187,11 +188,11 @@ pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Edit, SaveError> {
     }
 }
 
-/// A file's text without entries, or the first of them that is not in it.
+/// A file's text without entries; the inner error is the first entry that is not in it.
 ///
 /// # Errors
 ///
-/// If it cannot be understood.
+/// If the text cannot be parsed.
 pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<Result<String, Cidr>, String> {
     let mut document = parse(text)?;
     let found = extract(&mut document, cidrs, None);
@@ -203,7 +204,7 @@ pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<Result<String, Cidr>, Strin
 }
 
 fn parse(text: &str) -> Result<DocumentMut, String> {
-    // Its own text cites the file, which may be a link to a secret.
+    // The error's own text cites the file, which may be a link to a secret.
     text.parse().map_err(|e: toml_edit::TomlError| {
         format!("{}; rto-agent check names the line", e.message().trim_end())
     })
@@ -231,8 +232,8 @@ fn edit(
     })
 }
 
-/// Removes entries from all policies, and policies that had no others (but not `keep`); returns the removed entries. The
-/// lists are scanned once, however many entries there are.
+/// Removes entries from all policies, and policies that become empty (except `keep`); returns the
+/// removed entries. Scans each list once, regardless of the number of entries.
 fn extract(document: &mut DocumentMut, cidrs: &[Cidr], keep: Option<&PolicyName>) -> HashSet<Cidr> {
     let mut found = HashSet::new();
     let Some(policies) = document.get_mut("policy").and_then(Item::as_table_like_mut) else {
@@ -241,7 +242,7 @@ fn extract(document: &mut DocumentMut, cidrs: &[Cidr], keep: Option<&PolicyName>
     let wanted: HashSet<&Cidr> = cidrs.iter().collect();
     let mut emptied = Vec::new();
     for (name, policy) in policies.iter_mut() {
-        // (An item's own get_mut() makes the key.)
+        // (An item's own get_mut() would insert the key.)
         let table = policy.as_table_like_mut();
         let list = table.and_then(|table| table.get_mut("cidrs"));
         let Some(list) = list.and_then(Item::as_array_mut) else {
@@ -287,7 +288,7 @@ fn policy_table<'d>(
 fn draft(path: &Path, text: &str) -> io::Result<AtomicFile> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     let draft = AtomicFile::write(path, 0o644, text.as_bytes())?;
-    // Whatever the umask.
+    // Independent of the umask.
     fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o644))?;
     Ok(draft)
 }
@@ -379,7 +380,7 @@ mod tests {
         );
         let draft = edit.stage().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        // Not if another process was faster.
+        // Not if another process has changed the file first.
         fs::write(&path, "").unwrap();
         let error = edit.commit(draft).unwrap_err().to_string();
         assert!(
@@ -392,7 +393,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), edited);
     }
 
-    /// Time for each entry that is removed from a list of `count` entries.
+    /// The time per entry removed from a list of `count` entries.
     fn time_per_entry(count: u32) -> Duration {
         let cidrs: Vec<Cidr> = (0..count)
             .map(|i| cidr(&format!("10.{}.{}.0/24", i >> 8, i & 0xff)))
@@ -406,7 +407,7 @@ mod tests {
         took / count
     }
 
-    /// It was ten times as long where each entry was looked for in all of the list.
+    /// With one search per entry, this took ten times as long.
     #[test]
     fn many_are_removed_as_fast_as_few() {
         const TOLERANCE: u32 = 4;
@@ -423,7 +424,7 @@ mod tests {
         fs::write(&path, "[policy.near\n").unwrap();
         let near = "near".parse().unwrap();
         let error = add(&path, &[cidr("10.2.0.0/16")], &near, None).unwrap_err();
-        // None of its text is shown: it may be a link.
+        // The file's text is not shown, as the file may be a link.
         let error = error.to_string();
         assert!(
             !error.contains("[policy.near") && error.contains("rto-agent check"),

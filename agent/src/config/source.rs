@@ -1,4 +1,4 @@
-//! A configuration file's text, and errors that point into it.
+//! A configuration file's text, and errors that point to its lines.
 
 use std::{
     fmt::{self, Write as _},
@@ -33,17 +33,17 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
 pub(super) struct Source {
     pub(super) path: Arc<Path>,
     pub(super) text: Arc<String>,
-    /// Byte offset at which each line begins, once that was asked.
+    /// Byte offset of each line, computed on first use.
     lines: OnceLock<Vec<usize>>,
 }
 
-/// One thing wrong with a file: `path:line:column: message`, the line, and a mark below it.
+/// An error in a file: `path:line:column: message`, the line, and a mark below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigError {
     /// The file.
     #[serde(serialize_with = "printable::serialize_path")]
     pub path: PathBuf,
-    /// The line, from 1; absent if it concerns the whole file.
+    /// The line, from 1; absent if the error concerns the whole file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
     /// The column, in characters from 1.
@@ -51,7 +51,7 @@ pub struct ConfigError {
     pub column: Option<usize>,
     /// What is wrong, and how to fix it.
     pub message: String,
-    /// The line's text, and where in it to put how long a mark.
+    /// The line's text, and the position and width of the mark.
     #[serde(skip)]
     excerpt: Option<Excerpt>,
 }
@@ -63,7 +63,7 @@ struct Excerpt {
     width: usize,
 }
 
-/// Everything that is wrong with a configuration.
+/// All errors of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
@@ -84,12 +84,12 @@ impl Source {
         })
     }
 
-    /// The line an offset lies on, from 1.
+    /// The line that contains an offset, from 1.
     pub(super) fn line(&self, offset: usize) -> usize {
         self.lines().partition_point(|begin| *begin <= offset)
     }
 
-    /// A quoted text, by where it begins.
+    /// The span of a quoted text that begins at an offset.
     pub(super) fn quoted(&self, start: u32) -> Range<usize> {
         let start = start as usize;
         let mut rest = self.text.get(start..).unwrap_or_default().char_indices();
@@ -119,14 +119,14 @@ impl Source {
             column: Some(before + 1),
             message: printable::lines(&Into::<String>::into(message)).into_owned(),
             excerpt: Some(Excerpt {
-                // Of many errors of one long line each would else have it whole.
+                // Limited, as each of many errors on one long line would contain all of it.
                 line: text
                     .chars()
                     .take(SHOWN_WIDTH)
-                    // One for one, so that the mark stays below what it marks.
+                    // Replaced one by one, so that the mark stays in its column.
                     .map(|c| match c {
                         '\t' => ' ',
-                        // The last is a byte order mark, which is invisible.
+                        // U+FEFF is a byte order mark, which is invisible.
                         c if printable::acts(c) || c == '\u{feff}' => char::REPLACEMENT_CHARACTER,
                         c => c,
                     })
@@ -139,7 +139,7 @@ impl Source {
 }
 
 impl ConfigError {
-    /// The same place without a word of the file.
+    /// The same location, without text from the file.
     pub(super) fn without_words(self, message: &str) -> Self {
         Self {
             message: message.to_owned(),

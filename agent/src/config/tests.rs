@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{source::Source, *};
 use crate::policy::compile::tests::HOST;
 
-/// Loads files given as (name, text); errors have the directory cut off.
+/// Loads files given as (name, text); errors are shown without the directory.
 fn load(files: &[(&str, &str)]) -> Result<Config, String> {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join(POLICIES_DIR)).unwrap();
@@ -80,7 +80,8 @@ fn defaults_are_for_policies_without_a_value_of_their_own() {
     );
     assert_eq!(of("bare"), (Some(Duration::from_millis(150)), true, None));
     assert_eq!(set.entries.len(), 3);
-    // A value of theirs is checked with the policy that takes it, and they are in the main file alone.
+    // A default is checked with each policy that uses it, and `[defaults]` are in the main file
+    // only.
     let refused = refusal(
         &main
             .replace("force = true\n", "force = true\nrto_max = \"1s\"\n")
@@ -290,7 +291,7 @@ fn every_refusal_names_place_and_fix() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
-/// AWS's list has 4,278 of them.
+/// AWS's list repeats 4,278 CIDRs.
 #[test]
 fn cidr_twice_in_one_policy_is_one_warning() {
     let text = |cidrs: &str| {
@@ -305,7 +306,7 @@ fn cidr_twice_in_one_policy_is_one_warning() {
         let config = load(&files).unwrap();
         assert_eq!(config.set.entries.len(), 2);
         let warnings = config.warnings.join("\n");
-        // The directory is another one each time.
+        // The directory differs each time.
         warnings
             .split('/')
             .filter(|part| !part.contains("tmp"))
@@ -370,7 +371,7 @@ fn secret_linked_into_policies_d_is_not_shown() {
         assert!(said.contains("no configuration of rto-agent"), "{said}");
         assert!(!said.contains("hunter2") && !said.contains("KEY"), "{said}");
     }
-    // What is ours is cited, and the main file, which is named by root.
+    // Files with policies are cited, and the main file, whose path root chooses.
     let typo = "[policy.near]\ninital_rto = \"5ms\"\n";
     let marked = format!("\u{feff}{typo}");
     for files in [
@@ -454,7 +455,7 @@ fn names_are_shown_whatever_they_are() {
     fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), more).unwrap();
     let config = Config::load(&path, &HOST).unwrap();
     assert_eq!(config.set.entries.len(), 3);
-    // What an error shows of a file acts on no terminal either.
+    // Text cited from a file cannot act on a terminal either.
     let bad = "\"\\u001b[2J\" = 1 # \u{1b}[2J\n";
     fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), bad).unwrap();
     let errors = Config::load(&path, &HOST).unwrap_err();
@@ -503,7 +504,7 @@ fn only_files_are_read_from_policies_d() {
     let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
     assert!(refused.to_string().contains("pipe.toml: this is a FIFO"));
     fs::remove_file(policies.join("pipe.toml")).unwrap();
-    // It has no end.
+    // /dev/zero has no end.
     std::os::unix::fs::symlink("/dev/zero", policies.join("zero.toml")).unwrap();
     let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
     assert!(
