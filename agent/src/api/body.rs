@@ -1,5 +1,6 @@
-//! Bodies of requests: each is read before its request is answered, whether anybody wants it or not. A connection
-//! that is closed over what was not read is an error at a client that still writes (EPIPE), or reads (ECONNRESET).
+//! Bodies of requests. Each is read before its request is answered, even if no route needs it:
+//! closing a connection with unread data causes an error at a client that still writes (EPIPE) or
+//! reads (ECONNRESET).
 
 use std::error::Error;
 
@@ -10,12 +11,12 @@ use axum::{
 };
 use http_body_util::{BodyExt as _, LengthLimitError};
 
-/// Why there is no body.
+/// Why a body could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyError {
-    /// It is longer than allowed. A body that declares this is not read.
+    /// It is longer than the limit. A body that declares such a length is not read.
     TooLong,
-    /// It ended before its end, or is no HTTP.
+    /// It ended early, or is not valid HTTP.
     Broken,
 }
 
@@ -35,13 +36,13 @@ impl BodyError {
     }
 }
 
-/// The length that the headers tell.
+/// The length that the headers declare.
 pub(crate) fn told_length(request: &Request) -> Option<usize> {
     let length = request.headers().get(header::CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }
 
-/// The request with its body read, and how long that is, bytes.
+/// Reads the body, and returns the request with it and its length, bytes.
 pub(crate) async fn read(request: Request, limit: usize) -> Result<(Request, usize), BodyError> {
     if told_length(&request).is_some_and(|length| length > limit) {
         return Err(BodyError::TooLong);
@@ -59,7 +60,8 @@ pub(crate) async fn read(request: Request, limit: usize) -> Result<(Request, usi
     }
 }
 
-/// Reads and drops a body, up to `limit` bytes. A client that waits for 100 Continue has not sent any.
+/// Reads and drops a body, up to `limit` bytes. A client that waits for 100 Continue has not sent
+/// one.
 pub(crate) async fn discard(request: Request, limit: usize) {
     if request.headers().contains_key(header::EXPECT) {
         return;
@@ -114,7 +116,7 @@ mod tests {
         "GET /",
     ];
 
-    /// The address of an engine that says something to everything.
+    /// A handle whose engine answers every message.
     fn engine() -> Handle {
         let (handle, messages) = Handle::disconnected(&EngineConfig::for_tests());
         thread::spawn(move || {
@@ -135,7 +137,7 @@ mod tests {
         handle
     }
 
-    /// Serves as to this user, and runs a test with a way to connect.
+    /// Serves for this user, and runs a test with a function that connects.
     fn served(uid: u32, test: impl AsyncFnOnce(&dyn Fn() -> io::Result<std::net::TcpStream>)) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -166,7 +168,7 @@ mod tests {
             .into_bytes()
     }
 
-    /// The status of the answer to a request after which the connection ends.
+    /// The status of the last answer before the connection is closed.
     async fn last_answer(stream: &mut TcpStream) -> String {
         let mut text = String::new();
         stream.read_to_string(&mut text).await.unwrap();
@@ -174,8 +176,8 @@ mod tests {
         status.unwrap_or_default().to_owned()
     }
 
-    /// Without a body that is awaited, an answer to one would be there when the other's is: all is done by one thread,
-    /// and one engine, in turn.
+    /// A route that did not wait for its body would answer before the second request is answered,
+    /// as one thread and one engine handle both in turn.
     fn no_route_answers_before_its_body_is_there(uid: u32, turn: &str) {
         served(uid, async |connect| {
             for route in ROUTES {
@@ -230,12 +232,12 @@ mod tests {
                 let mut status = [0; 12];
                 stream.read_exact(&mut status).await.unwrap();
                 assert_eq!(&status, b"HTTP/1.1 413", "{route}");
-                // Of an untold length, read as far as it may go.
+                // A body without a declared length is read up to the limit.
                 let mut stream = TcpStream::from_std(connect().unwrap()).unwrap();
                 let asked = head(route, "transfer-encoding: chunked");
                 stream.write_all(&asked).await.unwrap();
                 let chunk = [format!("{length:x}\r\n").as_bytes(), &vec![b' '; length]].concat();
-                // It ends the connection rather than read what comes after.
+                // The server closes the connection instead of reading the rest.
                 let _closed = stream.write_all(&chunk).await;
                 stream.read_exact(&mut status).await.unwrap();
                 assert_eq!(&status, b"HTTP/1.1 413", "{route}");

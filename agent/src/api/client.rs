@@ -1,4 +1,4 @@
-//! The CLI's half: one request over the Unix socket.
+//! The CLI's side: one request over the Unix socket.
 
 use std::{
     io,
@@ -18,17 +18,17 @@ use tokio::{net::UnixStream, runtime::Runtime, task::JoinHandle};
 
 use crate::wire::types::ErrorAnswer;
 
-/// A daemon that does not answer within this is stuck.
+/// A daemon that takes longer to answer is stuck.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The head of an answer, and what drives its connection.
+/// The head of an answer, and the task that drives its connection.
 type Exchange = (Response<Incoming>, JoinHandle<hyper::Result<()>>);
 
 /// Why a request got no answer. The text says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// No daemon listens.
+    /// No daemon listens on the socket.
     #[error(
         "no rto-agent daemon answers at {socket}: {reason}; start it (systemctl start rto-agent) \
          or name its socket with --socket or RTO_AGENT_SOCKET"
@@ -39,7 +39,7 @@ pub enum ClientError {
         /// Why.
         reason: io::Error,
     },
-    /// The socket is not for us.
+    /// This user may not use the socket.
     #[error(
         "{socket}: permission denied; the socket is for root and the group set as [agent] group"
     )]
@@ -47,26 +47,26 @@ pub enum ClientError {
         /// The socket.
         socket: PathBuf,
     },
-    /// The daemon said no.
+    /// The daemon refused the request.
     #[error("{0}")]
     Refused(String),
-    /// The daemon ended while it was listened to.
+    /// The daemon ended during a stream.
     #[error("the daemon at {socket} has ended")]
     Ended {
         /// The socket.
         socket: PathBuf,
     },
-    /// What came back is no answer.
+    /// The answer is invalid.
     #[error("the daemon at {socket} gave no proper answer: {reason}")]
     Broken {
         /// The socket.
         socket: PathBuf,
-        /// What was wrong.
+        /// What is invalid.
         reason: String,
     },
 }
 
-/// A daemon's socket.
+/// A client of a daemon's socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -74,7 +74,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// For the daemon at `socket`.
+    /// A client of the daemon at `socket`.
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
@@ -82,7 +82,7 @@ impl Client {
         }
     }
 
-    /// The same for who waits no longer than this for an answer.
+    /// Sets the time limit for an answer.
     pub fn within(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
@@ -102,11 +102,12 @@ impl Client {
         self.request(Method::POST, path, body.into())
     }
 
-    /// `GET path`, an endless answer: hands each line to `take` until that fails or the daemon ends.
+    /// `GET path` of an endless answer: passes each line to `take` until that fails or the daemon
+    /// ends.
     ///
     /// # Errors
     ///
-    /// As [`ClientError`], or what `take` says; never `Ok`.
+    /// A [`ClientError`], or the error of `take`; never `Ok`.
     pub fn lines<E: From<ClientError>>(
         &self,
         path: &str,
@@ -120,7 +121,7 @@ impl Client {
             let mut body = response.into_body();
             let mut rest = Vec::new();
             while let Some(frame) = body.frame().await {
-                // One that is killed does not end the stream properly.
+                // A killed daemon does not end the stream properly.
                 let Ok(frame) = frame else {
                     break;
                 };
@@ -170,11 +171,13 @@ impl Client {
             .map_err(|e| self.broken(e))
     }
 
-    /// The head of a successful answer, its body to come, and the task that drives the connection.
+    /// The head of a successful answer, whose body follows, and the task that drives the
+    /// connection.
     ///
-    /// Who only reads asks once more after a connection that broke, which is told when no daemon runs any more. One that
-    /// runs has given up a client that said nothing for [`LIMITS`](super::server::LIMITS)' `idle_timeout`, as where the
-    /// whole machine stood still.
+    /// A GET is repeated once if the connection breaks. If no daemon is running any more, the
+    /// second attempt reports that. A running daemon may have dropped the client after
+    /// [`LIMITS`](super::server::LIMITS)' `idle_timeout`, for example because the whole machine was
+    /// suspended.
     async fn exchange(
         &self,
         method: Method,
@@ -255,7 +258,8 @@ mod tests {
 
     use super::*;
 
-    /// The result of a request to a daemon that drops a number of connections, and then ends or answers.
+    /// The result of a request to a daemon that drops `dropped` connections, and then ends or
+    /// answers.
     fn told(
         dropped: usize,
         does_answer: bool,
@@ -277,7 +281,7 @@ mod tests {
                 let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnull";
                 stream.write_all(answer).unwrap();
             }
-            // The listener is gone when the last one is answered.
+            // The listener is closed by the time the last connection is answered.
             drop(listener);
             drop(last);
         });
@@ -297,7 +301,7 @@ mod tests {
         ));
         told(1, true, get).unwrap();
         assert!(broken(told(2, false, get)));
-        // Whether it was heard is not known.
+        // The daemon may have processed the request.
         assert!(broken(told(1, false, post)));
     }
 }

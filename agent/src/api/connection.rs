@@ -1,5 +1,6 @@
-//! Serving connections. A client may close its half when it has asked, as `nc -N` and some proxies do: it is answered.
-//! A client that has closed the whole connection is dropped, where that can be detected.
+//! Serves connections. A client may close its sending half after its request, like `nc -N` and some
+//! proxies, and is still answered. A client that has closed the whole connection is dropped, if
+//! that can be detected.
 
 use std::{
     io,
@@ -21,34 +22,35 @@ use tokio::{
 
 use super::limit::{Limited, TimedIo};
 
-/// Resolves once the client has gone.
+/// Resolves once the client has closed its connection.
 pub type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What connections are made of.
+/// A connection's stream.
 pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// The user at the other end, where the kernel tells.
+    /// The user at the other end, if the kernel reports it.
     fn uid(&self) -> Option<u32> {
         None
     }
 
-    /// Resolves when the other end is closed altogether, and not only one half of it. Where the two look the same, never.
+    /// Resolves when the other end is closed in both directions; never if that looks the same as
+    /// one direction.
     fn gone(&self) -> Gone {
         Box::pin(std::future::pending())
     }
 
-    /// Sends what fits without waiting, before the connection is closed.
+    /// Sends as much as possible without blocking, before the connection is closed.
     fn send_last(&self, _bytes: &[u8]) {}
 }
 
-/// TCP has one FIN for both.
+/// TCP sends the same FIN for both.
 impl Transport for TcpStream {}
 
-/// Serves until `stop` resolves, and then until the requests under way are answered. Each request has what `info` says
-/// of its connection among its extensions.
+/// Serves until `stop` resolves, and then until the pending requests are answered. Each request has
+/// the result of `info` for its connection among its extensions.
 ///
 /// # Errors
 ///
-/// None: a listener that breaks tries again.
+/// Never fails: a broken listener retries.
 pub(crate) async fn serve<L, I>(
     mut listener: Limited<L>,
     app: Router,
@@ -86,8 +88,8 @@ async fn serve_one<S: Transport, I: Clone + Send + Sync + 'static>(
     info: I,
     mut stopping: watch::Receiver<()>,
 ) {
-    // While a request is answered hyper does not read: it would not see that the client has gone, nor that its time
-    // is over.
+    // hyper does not read while a request is being answered, so it does not notice that the client
+    // is gone or that its time is over.
     let mut gone = stream.io().gone();
     let mut over = pin!(stream.over());
     let app = TowerToHyperService::new(app);
@@ -101,9 +103,9 @@ async fn serve_one<S: Transport, I: Clone + Send + Sync + 'static>(
     let mut is_stopping = false;
     loop {
         tokio::select! {
-            // What can be read is read before anybody is found gone.
+            // Reads available data before checking whether the client is gone.
             biased;
-            // It ends in an error where the client speaks no HTTP, or breaks off.
+            // An error means that the client does not speak HTTP, or has disconnected.
             _ended = connection.as_mut() => return,
             () = &mut gone => return,
             () = &mut over => return,
@@ -145,7 +147,7 @@ mod tests {
         lifetime: LONG,
     };
 
-    /// Counts requests that wait for an answer that does not come.
+    /// Counts requests that wait for an answer that never comes.
     struct Waiting(Arc<AtomicUsize>);
 
     impl Waiting {
@@ -161,7 +163,7 @@ mod tests {
         }
     }
 
-    /// A server of `/echo`, which answers a moment later, and of `/never`, which does not.
+    /// A server of `/echo`, which answers after a moment, and of `/never`, which does not.
     fn served(test: impl AsyncFnOnce(&Path, Arc<AtomicUsize>)) {
         served_with(LIMITS, test);
     }
@@ -221,7 +223,7 @@ mod tests {
                 client.write_all(body.as_bytes()).await.unwrap();
                 client.shutdown().await.unwrap();
                 let mut answer = String::new();
-                // Its end is that of the connection.
+                // The answer ends with the connection.
                 timeout(LONG, client.read_to_string(&mut answer))
                     .await
                     .unwrap()
@@ -261,7 +263,7 @@ mod tests {
                     client.shutdown().await.unwrap();
                 }
                 until("it is not asked", || waiting.load(Ordering::Relaxed) == 1).await;
-                // It is still there, and so is its request.
+                // The client is still connected, and its request pending.
                 tokio::time::sleep(Duration::from_millis(600)).await;
                 assert_eq!(waiting.load(Ordering::Relaxed), 1);
                 drop(client);

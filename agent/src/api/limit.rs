@@ -23,33 +23,35 @@ use tracing::warn;
 use super::connection::Transport;
 use crate::wire::types::ErrorAnswer;
 
-/// How much of it there is.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once; more wait until one ends.
+    /// Concurrent connections; more wait until one ends.
     pub connections: usize,
-    /// Of these, how many are for root alone, where the kernel tells who connects; others are refused then.
+    /// Connections reserved for root, if the kernel reports the peer's user. When the others are in
+    /// use, other users are refused.
     pub for_root: usize,
-    /// How long a client may be silent after it has connected, and how long it may not read its answer.
+    /// How long a client may send nothing after connecting, and how long it may leave its answer
+    /// unread.
     pub idle_timeout: Duration,
-    /// How long a connection may last; a client then makes another.
+    /// Lifetime of a connection; the client then opens another.
     pub lifetime: Duration,
 }
 
-/// A listener that waits with accepting while there are enough connections.
+/// A listener that stops accepting while the limit is reached.
 #[derive(Debug)]
 pub struct Limited<L> {
     listener: L,
     limits: Limits,
     slots: Arc<Semaphore>,
-    /// Of users other than root.
+    /// Slots for users other than root.
     others: Arc<Semaphore>,
-    /// Others were refused, and none was accepted since.
+    /// Users other than root are being refused, and that is logged.
     is_refusing: bool,
 }
 
 impl<L> Limited<L> {
-    /// Around a listener.
+    /// Limits a listener.
     pub fn new(listener: L, limits: Limits) -> Self {
         Self {
             listener,
@@ -66,9 +68,9 @@ impl<L: Listener<Io: Transport>> Listener for Limited<L> {
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        // Closed it is never.
+        // `acquire_owned()` only fails on a closed semaphore, and this one is never closed.
         let slot = self.slots.clone().acquire_owned().await.ok();
-        // Other users than root cannot take all connections: some are reserved for root.
+        // Some connections are reserved for root, so that other users cannot take all.
         let (io, address, share) = loop {
             let (io, address) = self.listener.accept().await;
             let Some(uid) = io.uid().filter(|uid| *uid != 0) else {
@@ -107,16 +109,16 @@ impl<L: Listener<Io: Transport>> Listener for Limited<L> {
     }
 }
 
-/// A connection with an end.
+/// A connection with a limited lifetime.
 #[derive(Debug)]
 pub struct TimedIo<I> {
     io: I,
     accepted: Instant,
     idle_timeout: Duration,
     lifetime: Duration,
-    /// Nothing was read yet.
+    /// Nothing has been received yet.
     silent: bool,
-    /// When to give up what cannot be written, as the client reads nothing.
+    /// When a write that makes no progress is given up.
     unread: Option<Pin<Box<Sleep>>>,
     end: Pin<Box<Sleep>>,
     no_deadline: Arc<AtomicBool>,
@@ -124,7 +126,7 @@ pub struct TimedIo<I> {
     _share: Option<OwnedSemaphorePermit>,
 }
 
-/// An answer to a request that is not read.
+/// The answer to a request that is not read.
 fn unavailable(error: String) -> Vec<u8> {
     let body = serde_json::to_string(&ErrorAnswer { error }).unwrap_or_default();
     let length = body.len();
@@ -136,17 +138,17 @@ fn unavailable(error: String) -> Vec<u8> {
 }
 
 impl<I> TimedIo<I> {
-    /// What is guarded.
+    /// The underlying connection.
     pub fn io(&self) -> &I {
         &self.io
     }
 
-    /// Set to true it takes the end away: for an answer that has none.
+    /// Setting this to true suspends the deadline, for an endless answer.
     pub fn no_deadline(&self) -> Arc<AtomicBool> {
         self.no_deadline.clone()
     }
 
-    /// Resolves when its time is over, whether anybody reads or not.
+    /// Resolves when the lifetime is over, even without reads or writes.
     pub(super) fn over(&self) -> impl Future<Output = ()> + Send + use<I> {
         let (mut end, lifetime) = (self.accepted + self.lifetime, self.lifetime);
         let no_deadline = self.no_deadline();
@@ -161,7 +163,7 @@ impl<I> TimedIo<I> {
         }
     }
 
-    /// Whether its time is over; else its waker is called when it is.
+    /// Whether the deadline has passed; otherwise registers the waker for it.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
         !self.has_no_deadline() && self.end.as_mut().poll(context).is_ready()
     }
@@ -170,7 +172,7 @@ impl<I> TimedIo<I> {
         self.no_deadline.load(Ordering::Relaxed)
     }
 
-    /// The same for one whose buffers are full.
+    /// The same for a write that makes no progress.
     fn is_left_unread(&mut self, context: &mut Context<'_>) -> bool {
         let idle_timeout = self.idle_timeout;
         let unread = self
@@ -269,7 +271,7 @@ mod tests {
             assert!(timeout(SOON, limited.accept()).await.is_err());
             accepted.pop();
             let (mut last, _) = timeout(SOON * 100, limited.accept()).await.unwrap();
-            // It says nothing: its time is soon over.
+            // The client sends nothing, so its time is soon over.
             let error = last.read(&mut [0]).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         });
@@ -291,7 +293,8 @@ mod tests {
                 .unwrap();
             assert_eq!(error.unwrap_err().kind(), io::ErrorKind::TimedOut);
 
-            // Each pause is within its idle_timeout, all together are not; again where the machine made a longer one.
+            // Each pause is shorter than idle_timeout, all together are longer. Repeated if the
+            // host made a pause too long.
             loop {
                 let mut client = TcpStream::connect(address).await.unwrap();
                 let (mut accepted, _) = limited.accept().await;
@@ -313,7 +316,7 @@ mod tests {
                     }
                     longest
                 };
-                // Dropped with its end, so that no reader waits for the rest.
+                // Dropped at its end, so that no reader waits for more.
                 let written = async move { accepted.write_all(&vec![0; 32 << 20]).await };
                 let (longest, written) = tokio::join!(reading, written);
                 if longest < SOON {
@@ -351,7 +354,7 @@ mod tests {
         sum
     }
 
-    /// As the daemon serves, with less time.
+    /// The daemon's limits, with shorter times.
     #[test]
     fn slow_clients_are_dropped_and_others_served() {
         const SIZE: usize = 64 << 20;
@@ -384,7 +387,8 @@ mod tests {
                 assert!(answer.ends_with("here"), "{answer}");
                 begin.elapsed()
             };
-            // A byte, and then one more, without an end: not even the request is read when the time is over.
+            // A byte at a time, without an end: the request is not even complete when the lifetime
+            // is over.
             let slow = async {
                 for byte in REQUEST.iter().chain(std::iter::repeat(&b'x')) {
                     if asking.write_all(&[*byte]).await.is_err() {
@@ -397,7 +401,7 @@ mod tests {
             let (answered, let_go) = tokio::join!(other, timeout(lifetime * 100, slow));
             assert!(answered < lifetime * 100, "{answered:?}");
             assert!(let_go.expect("it may continue for ever") >= lifetime / 2);
-            // The answer is cut off where the sockets' buffers were full.
+            // The answer ends where the sockets' buffers were full.
             let read = timeout(lifetime * 100, drained(&mut reading))
                 .await
                 .unwrap();

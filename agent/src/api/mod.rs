@@ -1,5 +1,5 @@
-//! HTTP and JSON on a Unix socket; the client half serves the CLI. Routes: `docs/reference/api.md`; what goes over it:
-//! [`crate::wire`].
+//! HTTP and JSON on a Unix socket; the client is used by the CLI. Routes: `docs/reference/api.md`;
+//! types: [`crate::wire`].
 
 pub(crate) mod body;
 pub mod client;
@@ -12,5 +12,6 @@ pub mod socket;
 pub mod stream;
 mod tune;
 
-/// Largest request body, bytes: [`MAX_CIDRS`](crate::wire::bounded::MAX_CIDRS) of the longest, which take 24 MB.
+/// Largest request body, bytes: the longest [`MAX_CIDRS`](crate::wire::bounded::MAX_CIDRS) CIDRs
+/// take 24 MB.
 pub const MAX_BODY: usize = 32 << 20;

@@ -1,4 +1,4 @@
-//! The peer of the socket, and whether it may use the socket.
+//! The peer of a connection, and whether it may use the socket.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
@@ -11,7 +11,7 @@ use nix::{
 
 use crate::wire::types::Caller;
 
-/// Peers allowed: root, and members of one group.
+/// Peers that may use the socket: root, and members of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// Group id of `[agent] group`.
@@ -21,20 +21,20 @@ pub struct Allowed {
 /// The peer of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// User and process, as they were at connect().
+    /// User and process at the time of connect().
     pub caller: Caller,
-    /// Its group and supplementary groups.
+    /// Its group ID and supplementary groups.
     pub groups: Vec<u32>,
 }
 
 impl Allowed {
-    /// Whether this peer may ask.
+    /// Whether this peer may use the socket.
     pub fn permits(&self, peer: &Peer) -> bool {
         peer.caller.uid == 0 || peer.groups.contains(&self.group.as_raw())
     }
 }
 
-/// Finds the group by name, or takes its number. "root" is 0, also without a list of groups (an image FROM
+/// Finds a group by name or number. "root" is 0 even without a group database (an image FROM
 /// scratch).
 pub fn group_id(name: &str) -> anyhow::Result<Gid> {
     if let Ok(number) = name.parse() {
@@ -49,7 +49,7 @@ pub fn group_id(name: &str) -> anyhow::Result<Gid> {
         return Ok(Gid::from_raw(0));
     }
     let found = match Group::from_name(name) {
-        // The list of groups is missing.
+        // There is no group database.
         Err(Errno::ENOENT) => None,
         found => found?,
     };
@@ -81,8 +81,8 @@ fn peer_groups(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
     loop {
         let bytes = size_of_val(groups.as_slice());
         let mut length = libc::socklen_t::try_from(bytes).map_err(std::io::Error::other)?;
-        // SAFETY: the buffer is `length` bytes long and `length` outlives the call, which writes
-        // at most that many bytes into it.
+        // SAFETY: the buffer is `length` bytes long and `length` outlives the call, which writes at
+        // most that many bytes into it.
         let done = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),
@@ -98,7 +98,7 @@ fn peer_groups(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
             return Ok(groups);
         }
         let error = std::io::Error::last_os_error();
-        // ERANGE: the kernel says how much room it needs.
+        // ERANGE: the kernel has set the required length.
         if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
             return Err(error);
         }
@@ -129,7 +129,7 @@ mod tests {
         assert!(error.contains("or give its number"), "{error}");
     }
 
-    /// Given to chown(2) it changes nothing: the socket would be of whatever group the daemon has.
+    /// chown(2) ignores this number: the socket would have the daemon's own group.
     #[test]
     fn group_number_of_no_group_is_refused() {
         let error = group_id("4294967295").unwrap_err().to_string();

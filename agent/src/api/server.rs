@@ -1,4 +1,4 @@
-//! The daemon's half: routes on the engine's handle.
+//! The daemon's side: routes to the engine's handle.
 
 use std::{
     io,
@@ -54,7 +54,7 @@ use crate::{
     },
 };
 
-/// The daemon's descriptors are for its maps: there are at least 1,024, and these are half of them.
+/// The daemon has at least 1,024 descriptors, and needs them for its maps: connections take half.
 pub(crate) const LIMITS: Limits = Limits {
     connections: 512,
     for_root: 128,
@@ -62,17 +62,18 @@ pub(crate) const LIMITS: Limits = Limits {
     // Longer than the CLI waits for an answer.
     lifetime: Duration::from_secs(180),
 };
-/// A body longer than this is one of few at a time.
+/// From this length, bytes, the number of concurrent bodies is limited.
 pub(crate) const LARGE: usize = 64 << 10;
-/// Large bodies at a time, of root and of all others: this and [`MAX_BODY`] bound the memory that they take.
+/// Concurrent large bodies of root, and of all other users: with [`MAX_BODY`], this bounds their
+/// memory.
 pub(crate) const LARGE_AT_ONCE: usize = 2;
-/// Watchers at a time, of root and of all others: their connections have no end.
+/// Concurrent watchers of root, and of all other users: their connections have no deadline.
 pub(crate) const WATCHES_AT_ONCE: usize = 64;
 
-/// Lists at a time, of root and of all others. Each takes a processor for a second where there are a million entries,
-/// and up to 24 MB for what they have counted.
+/// Concurrent lists of root, and of all other users. With a million entries, each takes a second of
+/// processor time, and up to 24 MB for the hit counters.
 pub(crate) const LISTS_AT_ONCE: usize = 2;
-/// How long the telling of one may take: others wait for it.
+/// How long sending a list may take, as others wait for it.
 pub(crate) const LIST_TIME: Duration = Duration::from_secs(30);
 
 /// Serves until `stop` resolves.
@@ -91,7 +92,8 @@ pub async fn serve(
     connection::serve(listener, router(engine, allowed), info, stop).await
 }
 
-/// The routes as one peer is served that needs no socket: `None` for one whose credentials cannot be read.
+/// The routes as served to one peer, without a socket; `None` is a peer with unreadable
+/// credentials.
 pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
     let lasting = Lasting(Arc::default());
     router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo { peer, lasting })))
@@ -143,7 +145,7 @@ async fn wrong_method() -> Response {
     answer(StatusCode::METHOD_NOT_ALLOWED, text)
 }
 
-/// Turns at a scarce resource: `count` are root's, and `count` are shared by all other users.
+/// Slots for a scarce resource: `count` for root, and `count` for all other users together.
 #[derive(Clone)]
 struct Turns([Arc<Semaphore>; 2]);
 
@@ -152,12 +154,12 @@ impl Turns {
         Self([count; 2].map(|count| Arc::new(Semaphore::new(count))))
     }
 
-    /// The turns of a caller and its like.
+    /// The slots that a caller shares.
     fn of(&self, caller: Caller) -> Arc<Semaphore> {
         self.0[usize::from(caller.uid != 0)].clone()
     }
 
-    /// The next one; semaphores that are never closed give one.
+    /// Waits for a slot; `None` only if the semaphore is closed, which never happens.
     async fn next(&self, caller: Caller) -> Option<OwnedSemaphorePermit> {
         self.of(caller).acquire_owned().await.ok()
     }
@@ -174,7 +176,7 @@ struct PeerInfo {
     lasting: Lasting,
 }
 
-/// See [`super::limit::TimedIo::lasting`].
+/// See [`super::limit::TimedIo::no_deadline`].
 #[derive(Clone)]
 struct Lasting(Arc<AtomicBool>);
 
@@ -190,7 +192,7 @@ impl PeerInfo {
     }
 }
 
-/// Reads the body before any route answers, and has large requests wait for each other's end.
+/// Reads the body before any route answers. Large requests wait for a slot.
 async fn read_body(
     State(large): State<Turns>,
     Extension(caller): Extension<Caller>,
@@ -215,7 +217,7 @@ async fn read_body(
         Ok(read) => read,
         Err(e) => return answer(e.status(), &e.text(MAX_BODY)),
     };
-    // One that came in chunks has a length now: what is made of it takes several times as much.
+    // The length of a chunked body is known now: parsing it takes several times as much memory.
     if length.is_none()
         && let Err(e) = memory::check(&Need::of_body(read))
     {
@@ -224,7 +226,7 @@ async fn read_body(
     next.run(request).await
 }
 
-/// The file mode keeps others out already; this holds even where it was loosened.
+/// The socket's mode already excludes other users; this check holds even if the mode was changed.
 async fn check_peer(
     State(allowed): State<Allowed>,
     ConnectInfo(PeerInfo { peer, lasting }): ConnectInfo<PeerInfo>,
@@ -264,7 +266,7 @@ async fn stats(State(engine): State<Handle>) -> Response {
     }
 }
 
-/// Reads a snapshot, and the kernel with it, on a thread that may take its time.
+/// Reads a snapshot, and the kernel through it, on a thread that may block.
 pub(super) async fn read<T: Send + 'static>(
     snapshot: Arc<Snapshot>,
     read: impl FnOnce(&Snapshot) -> Result<T, EngineError> + Send + 'static,
@@ -283,7 +285,8 @@ struct EventsQuery {
     cidr: Option<String>,
 }
 
-/// While a client watches its connection has no end; the engine learns when it has gone.
+/// Suspends the connection's deadline while a client watches; notifies the engine when the client
+/// is gone.
 struct Watching(
     Handle,
     Lasting,
@@ -297,7 +300,7 @@ impl Drop for Watching {
     }
 }
 
-/// A stream of lines, until the client goes or the daemon ends.
+/// A stream of lines, until the client disconnects or the daemon ends.
 async fn events(
     method: Method,
     State(engine): State<Handle>,
@@ -345,7 +348,7 @@ async fn events(
             };
             let wanted = match &*line {
                 StreamItem::Event(event) => event.matches(policy.as_ref(), cidrs),
-                // It has no peer.
+                // An experiment has no peer address.
                 StreamItem::Experiment(event) => {
                     cidrs.is_empty() && policy.as_ref().is_none_or(|asked| *asked == event.policy)
                 }
@@ -365,13 +368,13 @@ async fn events(
     (headers, Body::from_stream(stream)).into_response()
 }
 
-/// On a thread of its own, and sent as it is made.
+/// Built on a blocking thread, and sent while it is built.
 async fn list(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
     Extension(caller): Extension<Caller>,
 ) -> Response {
-    /// Pieces that wait for a slow reader.
+    /// Pieces that are buffered for a slow reader.
     const WAITING: usize = 4;
 
     let turn = Arc::new(turns.next(caller).await);
@@ -404,7 +407,7 @@ async fn list(
             Err(e) => format!("a list could not be sent: {e}"),
         };
         warn!("{cut}");
-        // So that half a list is not taken for the whole.
+        // An error, so that the client does not take a part for the whole list.
         drop(hits);
         runtime.spawn(async move { pieces.send(Err(io::Error::other(cut))).await });
     });
@@ -413,7 +416,7 @@ async fn list(
         Ok(Err(e)) => return error(&e),
         Err(_) => return error(&EngineError::Stopping),
     }
-    // Its turn ends when it is sent, and when its reader has gone.
+    // The slot is released when the list is sent, or its reader is gone.
     let stream = futures_util::stream::unfold((rest, turn), |(mut rest, turn)| async {
         let piece = rest.recv().await?;
         Some((piece, (rest, turn)))
@@ -422,7 +425,8 @@ async fn list(
     (headers, Body::from_stream(stream)).into_response()
 }
 
-/// JSON that may be large: half a million CIDRs take a tenth of a second, and everybody else is served by this thread.
+/// JSON that may be large: half a million CIDRs take a tenth of a second, during which this thread
+/// would serve no other client.
 struct LargeJson<T>(T);
 
 impl<S: Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for LargeJson<T> {
@@ -445,13 +449,13 @@ impl<S: Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for LargeJson
     }
 }
 
-/// JSON of which all may be left out: clients of before there was anything to say send nothing, or null.
+/// JSON without required fields: older clients send nothing, or null.
 struct OptionalJson<T>(T);
 
-/// What a body says, or the status and text of the answer if that cannot be read.
+/// The parsed body, or the status and text of the error answer.
 type Read<T> = Result<T, (StatusCode, String)>;
 
-/// Hands the engine what a body says.
+/// Passes the parsed body to the engine.
 async fn ask<B, T: Serialize>(
     engine: &Handle,
     body: Read<B>,
@@ -525,7 +529,7 @@ async fn lookup(
     }
 }
 
-/// On a thread of its own, with a turn at lists: there may be some thousand prefixes.
+/// Reads on a blocking thread, with a slot for lists: there may be several thousand prefixes.
 async fn discover(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
@@ -555,7 +559,7 @@ async fn reload(
     .await
 }
 
-/// Compares on a thread of its own, with a turn at lists; the engine repairs differences.
+/// Compares on a blocking thread, with a slot for lists; the engine repairs differences.
 async fn verify(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
@@ -576,7 +580,7 @@ async fn verify(
         Ok(answer) => answer,
         Err(e) => return error(&e),
     };
-    // Another client was faster.
+    // Another client's request has repaired the differences in between.
     if let Some(found) = found
         && answer.ok
         && !(found.differences.is_empty() && found.problems.is_empty())
@@ -617,7 +621,7 @@ async fn apply(
     .await
 }
 
-/// A verdict is shown to everybody as a fact: only root may state one.
+/// A verdict is shown to all users as a fact: only root may report one.
 async fn probed(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
@@ -749,7 +753,7 @@ mod tests {
             assert_eq!(answered(&mut ask(root, watch).await).await, "200");
             let whole = reload + &" ".repeat(length - 2);
             assert_eq!(answered(&mut ask(root, &whole).await).await, "200");
-            // Of the others, a third one waits.
+            // The third request of other users waits.
             let mut third = ask(other, &whole).await;
             assert_eq!(answered(&mut ask(root, &whole).await).await, "200");
             assert!(third.try_read(&mut [0; 1]).is_err());

@@ -1,4 +1,4 @@
-//! A Unix socket that stays at its path, also after it was removed.
+//! A Unix socket that is re-created if its path is removed.
 
 use std::{
     fs, io,
@@ -32,9 +32,9 @@ use tracing::warn;
 use super::stream::SharedStream;
 use crate::{path_security, problem::Problem};
 
-/// How often it is looked whether the path still leads to the socket.
+/// Interval between checks that the path still leads to the socket.
 const LOOK: Duration = Duration::from_secs(2);
-/// Pause after an accept() that failed, as when descriptors are short.
+/// Pause after a failed accept(), for example when descriptors are short.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The listener.
@@ -56,8 +56,8 @@ pub struct Socket {
 }
 
 impl RebindingListener {
-    /// Binds the socket: mode 0660, root and `group`. A socket left by a killed daemon is replaced;
-    /// the caller holds the instance lock, so it cannot be another daemon's.
+    /// Binds the socket with mode 0660 for root and `group`. Replaces a socket left by a killed
+    /// daemon: the caller holds the instance lock, so it is not another daemon's.
     pub fn bind(path: &Path, group: Gid) -> anyhow::Result<(Self, Socket)> {
         check_directory(path)?;
         match fs::symlink_metadata(path) {
@@ -86,8 +86,8 @@ impl RebindingListener {
         Ok((standing, file))
     }
 
-    /// Re-creates the socket if it, or its directory, was removed. Another file at its path is left
-    /// alone.
+    /// Re-creates the socket if it or its directory was removed. Does not touch another file at its
+    /// path.
     fn ensure_bound(&mut self) {
         let problem = match fs::symlink_metadata(&self.path) {
             Ok(meta) if meta.ino() == self.inode.load(Ordering::Relaxed) => None,
@@ -143,13 +143,13 @@ impl Listener for RebindingListener {
     }
 }
 
-/// Others must not be able to put their own socket there.
+/// Other users must not be able to put their own socket there.
 fn check_directory(path: &Path) -> anyhow::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     path_security::check_shared(dir).with_context(|| format!("socket {}", path.display()))
 }
 
-/// What was tried, and what to do about it.
+/// The failed command, and how to fix it.
 fn chgrp(path: &Path, group: Gid) -> String {
     format!(
         "chgrp {group} {}: it takes CAP_CHOWN, which the daemon gives up once it has started, or to be in that group; \
@@ -158,12 +158,12 @@ fn chgrp(path: &Path, group: Gid) -> String {
     )
 }
 
-/// A new socket at the path, and its inode.
+/// Creates a socket at the path; returns its inode too.
 fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    // Bound without any permission (unix_bind() takes the socket's mode): no client connects before the
-    // group is right.
+    // Bound without any permission (unix_bind() takes the socket's mode), so that no client
+    // connects before the group is set.
     fchmod(&socket, Mode::empty())?;
     UnixAddr::new(path)
         .and_then(|address| bind(socket.as_raw_fd(), &address))
@@ -188,7 +188,7 @@ impl Drop for Socket {
     fn drop(&mut self) {
         let inode = self.inode.load(Ordering::Relaxed);
         if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == inode) {
-            // Nothing to be done about a socket that cannot be removed; the next start replaces it.
+            // If it cannot be removed, the next start replaces it.
             let _gone = fs::remove_file(&self.path);
         }
     }
@@ -218,7 +218,7 @@ mod tests {
             let client = UnixStream::connect(&path);
             let (accepted, connected) = tokio::join!(standing.accept(), client);
             drop((accepted, connected.unwrap()));
-            // Another's is left alone.
+            // Another file at the path is left alone.
             fs::remove_file(&path).unwrap();
             fs::write(&path, "").unwrap();
             standing.ensure_bound();

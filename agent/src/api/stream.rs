@@ -1,4 +1,4 @@
-//! A connection of a Unix socket, whose other end another task may watch.
+//! A Unix stream on which another task can wait for the peer to disconnect.
 
 use std::{
     io,
@@ -22,12 +22,12 @@ use tokio::{
 
 use super::connection::{Gone, Transport};
 
-/// How often a half-closed connection is polled: epoll has reported all that it reports.
+/// Poll interval of a half-closed connection, for which epoll reports no further event.
 const LOOK: Duration = Duration::from_millis(250);
-/// The number of polls after which the unread last words of a disconnected client are dropped.
+/// Polls after which the unread data of a disconnected client is dropped.
 const LOOKS: usize = 20;
 
-/// The stream. Clones are not read or written.
+/// The stream. Clones are not used for reading or writing.
 #[derive(Clone, Debug)]
 pub struct SharedStream(Arc<UnixStream>);
 
@@ -44,8 +44,8 @@ impl AsFd for SharedStream {
 }
 
 impl SharedStream {
-    /// Whether the other end is closed altogether: unix_poll() has EPOLLHUP for that alone, also after a shutdown() of
-    /// its half (net/unix/af_unix.c, Linux 6.12).
+    /// Whether the peer has closed both directions: only then does unix_poll() set EPOLLHUP, even
+    /// after a shutdown() of one direction (net/unix/af_unix.c, Linux 6.12).
     fn is_hung_up(&self) -> bool {
         let mut polled = [PollFd::new(self.as_fd(), PollFlags::empty())];
         match poll(&mut polled, PollTimeout::ZERO) {
@@ -56,7 +56,7 @@ impl SharedStream {
         }
     }
 
-    /// How much there is to read, of one byte; `WouldBlock` if nothing yet.
+    /// Returns 1 if there is data, 0 at the end, `WouldBlock` if there is no data yet.
     fn peek(&self) -> io::Result<usize> {
         self.0.try_io(Interest::READABLE, || {
             let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
@@ -68,7 +68,7 @@ impl SharedStream {
 impl Transport for SharedStream {
     fn uid(&self) -> Option<u32> {
         let credentials = getsockopt(&self.as_fd(), PeerCredentials);
-        // No user's, if they cannot be read.
+        // If credentials cannot be read, not root.
         Some(credentials.map_or(u32::MAX, |credentials| credentials.uid()))
     }
 
@@ -76,7 +76,7 @@ impl Transport for SharedStream {
         let stream = self.clone();
         Box::pin(async move {
             let mut looks = 0;
-            // An error says that there is no reactor any more.
+            // An error means that the reactor is gone.
             while stream.0.ready(Interest::READABLE).await.is_ok() {
                 match stream.peek() {
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
@@ -92,7 +92,7 @@ impl Transport for SharedStream {
 
     fn send_last(&self, bytes: &[u8]) {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // The connection is closed in any case.
+        // The connection is closed anyway.
         let _sent = send(self.0.as_raw_fd(), bytes, flags);
     }
 }
@@ -134,7 +134,7 @@ impl AsyncWrite for SharedStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         match shutdown(self.0.as_raw_fd(), Shutdown::Write) {
-            // The other end may have gone.
+            // The peer may be gone.
             Ok(()) | Err(Errno::ENOTCONN) => Poll::Ready(Ok(())),
             Err(e) => Poll::Ready(Err(e.into())),
         }
