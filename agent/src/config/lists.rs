@@ -29,7 +29,7 @@ pub(super) struct Lists<'t> {
 struct Taken {
     /// Offset of the list's `[` in the rest.
     at: usize,
-    /// Bytes before the list's `]` that are not in the rest, including those of earlier lists.
+    /// Bytes before the list's `]` that are not in the rest, including earlier lists.
     gone: usize,
     /// CIDRs in parts, as they were read.
     cidrs: Vec<Vec<SpannedCidr>>,

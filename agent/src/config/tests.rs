@@ -455,7 +455,7 @@ fn names_are_shown_whatever_they_are() {
     fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), more).unwrap();
     let config = Config::load(&path, &HOST).unwrap();
     assert_eq!(config.set.entries.len(), 3);
-    // Text cited from a file cannot act on a terminal either.
+    // Cited text cannot act on a terminal either.
     let bad = "\"\\u001b[2J\" = 1 # \u{1b}[2J\n";
     fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), bad).unwrap();
     let errors = Config::load(&path, &HOST).unwrap_err();

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{datapath::ArmStatistics, wire::histogram::HistogramView};
 
-/// The counters of one arm: of connections that this host opened or accepted. Sockets that were open before their
-/// policy are not counted, because they were drawn into no arm.
+/// The counters of one arm, for connections that this host opened or accepted. Sockets that were
+/// open before their policy are left out, as they were not drawn into an arm.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Counted {
     pub(super) counts: Counts,
@@ -16,7 +16,7 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Of both arms; nothing where there is no control arm.
+    /// The counters of both arms; all zero for a missing control arm.
     pub(super) fn of(statistics: &ArmStatistics) -> Arms<Self> {
         let control = statistics.control.as_ref();
         Arms {
@@ -49,14 +49,14 @@ impl Counted {
         }
     }
 
-    /// How many attempts that became good were under way on average during some time.
+    /// The average number of attempts in progress that became good, over a period.
     #[expect(clippy::cast_precision_loss, reason = "an average")]
     fn under_way(&self, in_ms: u64) -> f64 {
         if in_ms == 0 {
             return 0.0;
         }
         let good = self.connect_time.buckets.iter();
-        // Each as long as the longest in its bucket.
+        // Each lasts as long as its bucket's upper bound.
         let sum_us: f64 = good
             .filter(|bucket| bucket.from_us <= u64::from(GOOD_US))
             .map(|bucket| (bucket.count * bucket.below_us.unwrap_or_default()) as f64)
@@ -65,7 +65,7 @@ impl Counted {
     }
 }
 
-/// What was counted of both arms in some time.
+/// The increments of both arms over a period.
 pub(super) fn increments(grown: &Arms<Counted>, in_ms: u64) -> Increments {
     Increments {
         counts: grown.map(|arm| arm.counts),
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn average_under_way_is_that_of_good_attempts() {
         let mut active = Statistics::default();
-        // 100 of 320 to 384 ms in a second, and some that are late.
+        // 100 of 320 to 384 ms in a second, and some late ones.
         let bucket = rto_agent_common::histogram::bucket_of(350_000);
         active.path_rtt.buckets[bucket] = 100;
         active.path_rtt.buckets[rto_agent_common::histogram::bucket_of(1_000_000)] = 100;

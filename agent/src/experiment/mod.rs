@@ -1,7 +1,8 @@
-//! Experiments: a policy's timers against the kernel's own on a share of its connections. What is counted of both arms
-//! becomes evidence (`rto_model::tune::experiment`), and the evidence a share.
+//! Experiments: a policy's timers against the kernel's own, on a share of its connections. The
+//! counters of both arms become evidence (`rto_model::tune::experiment`), and the evidence decides
+//! the share.
 //!
-//! No clock and no I/O: the engine reads the counters, keeps the time, sets the share and saves.
+//! No clock and no I/O: the engine reads the counters, keeps the time, applies the share and saves.
 
 mod counted;
 mod record;
@@ -18,12 +19,13 @@ pub use self::{
 };
 use crate::policy::{Adjustments, PolicyName, Settings};
 
-/// Experiments that may count at the same time on a host.
+/// Most experiments that may count at the same time on a host.
 pub const MOST_COUNTING: usize = 64;
-/// Ended ones that are kept where their policy is in force as configured.
+/// Most ended experiments that are kept if their policy is in force as configured.
 pub const MOST_ENDED: usize = 256;
 
-/// The experiments of a host: one of a policy, which stays after its end until it is cleared.
+/// The experiments of a host, at most one per policy. An ended experiment is kept until it is
+/// cleared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Experiments(BTreeMap<PolicyName, Record>);
@@ -34,44 +36,44 @@ impl Experiments {
         self.0.is_empty()
     }
 
-    /// That of a policy.
+    /// The experiment of a policy.
     pub fn get(&self, policy: &PolicyName) -> Option<&Record> {
         self.0.get(policy)
     }
 
-    /// Each with its policy.
+    /// All experiments, by policy.
     pub fn iter(&self) -> impl Iterator<Item = (&PolicyName, &Record)> {
         self.0.iter()
     }
 
-    /// Puts one in the place of the last one of its policy, and returns that.
+    /// Adds an experiment, and returns the policy's previous one.
     pub fn insert(&mut self, policy: PolicyName, record: Record) -> Option<Record> {
         self.0.insert(policy, record)
     }
 
-    /// Forgets one.
+    /// Removes the experiment of a policy, and returns it.
     pub fn remove(&mut self, policy: &PolicyName) -> Option<Record> {
         self.0.remove(policy)
     }
 
-    /// That of a policy, to be changed.
+    /// The experiment of a policy, mutably.
     pub fn get_mut(&mut self, policy: &PolicyName) -> Option<&mut Record> {
         self.0.get_mut(policy)
     }
 
-    /// Policies whose counters are to be looked at.
+    /// Policies whose experiments are counting.
     pub fn counting(&self) -> impl Iterator<Item = &PolicyName> {
         let counting = self.0.iter().filter(|(_, record)| record.is_counting());
         counting.map(|(policy, _)| policy)
     }
 
-    /// The control arms of policies that have the settings of their experiments. The control arm of a suspended policy stays,
-    /// unless nothing is to be treated: the arms are not those of the experiment
-    /// then, and it does not count.
+    /// Adds the control arms of policies that still have their experiments' settings. Keeps another
+    /// control arm, such as the guard's, unless the policy is suspended. The arms are then not the
+    /// experiment's, and it does not count.
     pub fn adjust(&self, policies: &BTreeMap<&PolicyName, &Settings>, all: &mut Adjustments) {
         for (policy, record) in &self.0 {
             let is_same = |settings: &&Settings| digest(settings) == record.design().settings;
-            // The digest is more work.
+            // Computed last, as the digest takes longer.
             if let Some(control) = record.control()
                 && policies.get(policy).is_some_and(is_same)
             {
@@ -83,7 +85,7 @@ impl Experiments {
         }
     }
 
-    /// Ends experiments of policies that are gone, or have other settings; which, and why.
+    /// Ends experiments whose policy is gone or has other settings; returns them with the reasons.
     pub fn follow(
         &mut self,
         policies: &BTreeMap<&PolicyName, &Settings>,
@@ -105,7 +107,8 @@ impl Experiments {
         ended
     }
 
-    /// Of ended ones before the last [`MOST_ENDED`] forgets those whose policy is in force as configured. Returns which.
+    /// Keeps the last [`MOST_ENDED`] ended experiments. Forgets older ones whose policy is in force
+    /// as configured, and returns them.
     pub fn trim(&mut self) -> Vec<PolicyName> {
         let ended = self.0.iter().filter(|(_, record)| !record.is_counting());
         let ended = ended.map(|(policy, record)| (Reverse(record.ended_s), policy.clone()));
@@ -127,13 +130,14 @@ impl Experiments {
     }
 }
 
-/// Identifies settings, on all hosts. The holdout is not included: an experiment has a control arm of its own.
+/// Identifies settings on all hosts. The holdout is excluded, as an experiment has a control arm of
+/// its own.
 pub fn digest(settings: &Settings) -> String {
     let settings = Settings {
         holdout: None,
         ..settings.clone()
     };
-    // As it is written: what later versions know beside it is left out where it is not set.
+    // Later versions must omit unset new settings, so that digests stay the same.
     let text = serde_json::to_string(&settings).unwrap_or_default();
     let digest = Sha256::digest(text);
     digest.iter().take(8).map(|b| format!("{b:02x}")).collect()

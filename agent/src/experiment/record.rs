@@ -1,4 +1,4 @@
-//! One experiment, as it is kept through restarts.
+//! One experiment, in the form that survives restarts.
 
 use rto_model::tune::experiment::{Arms, Design, DesignError, Event, Experiment, Unit};
 use serde::{Deserialize, Serialize};
@@ -10,40 +10,42 @@ use crate::{
     wire::{experiments::State, histogram::HistogramView, types::Caller},
 };
 
-/// How long after a change of the arms counting begins, milliseconds: what was an attempt under way by then has become
-/// good, or never will. (An attempt is good within 500 ms; the rest is for the change itself.)
+/// How long after a change of the arms counting begins, milliseconds. Attempts that were in
+/// progress have become good by then, or never will. (An attempt is good within 500 ms; the rest is
+/// for the change itself.)
 const BEGINS_AFTER_MS: u64 = 2000;
 
-/// An experiment, and the state that is needed to continue it.
+/// An experiment, with the state that is needed to continue it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub(super) experiment: Experiment,
     pub(super) by: Caller,
-    /// When it was started, Unix seconds: shown, and nothing else.
+    /// When it was started, Unix seconds; only shown.
     pub(super) started_s: u64,
     /// When it ended, Unix seconds.
     pub(super) ended_s: Option<u64>,
     /// Connect times of both arms.
     pub(super) connect_time: Arms<HistogramView>,
-    /// The counters at the last look: what they have grown by since is counted at the next one, also after a restart.
+    /// The counters at the last evaluation. The next one counts their growth, even after a restart.
     pub(super) before: Arms<Counted>,
-    /// For so much longer nothing is counted, milliseconds.
+    /// Time until counting begins, milliseconds.
     pub(super) begins_in_ms: u64,
-    /// When that look was, milliseconds of CLOCK_BOOTTIME. Time in which no daemon looks does not pass.
+    /// Time of the last evaluation, milliseconds of CLOCK_BOOTTIME. Time without a running daemon
+    /// does not count.
     #[serde(skip)]
     pub(super) looked_ms: Option<u64>,
-    /// Why it was stopped, if that was not asked for.
+    /// Why the daemon stopped it; `None` if an operator did.
     pub(super) stopped_by: Option<String>,
-    /// The policy is in force as configured: only the verdict is kept.
+    /// The policy is in force as configured, and only the verdict is kept.
     pub(super) is_released: bool,
 }
 
 impl Record {
-    /// Starts with the counters as they are before the arms are drawn.
+    /// Starts an experiment; `statistics` were read before the arms are drawn.
     ///
     /// # Errors
     ///
-    /// A duration that is too short for the ramp.
+    /// If the duration is too short for the ramp.
     pub fn start(
         design: Design,
         host: String,
@@ -52,7 +54,7 @@ impl Record {
         started_s: u64,
     ) -> Result<Self, DesignError> {
         let before = Counted::of(statistics);
-        // Of a policy that has counted nothing no attempt is under way.
+        // Without counts, no attempt is in progress.
         let begins_in_ms = match before == Arms::default() {
             true => 0,
             false => BEGINS_AFTER_MS,
@@ -75,17 +77,17 @@ impl Record {
         self.experiment.design()
     }
 
-    /// How it stands.
+    /// The state of the experiment.
     pub fn state(&self) -> State {
         self.experiment.verdict().into()
     }
 
-    /// Whether it counts what happens.
+    /// Whether the experiment is counting.
     pub fn is_counting(&self) -> bool {
         !self.is_released && self.experiment.is_counting()
     }
 
-    /// The share that is treated now, 0 to 1.
+    /// The share that is currently treated, 0 to 1.
     pub fn share(&self) -> f64 {
         if self.is_released {
             1.0
@@ -94,7 +96,7 @@ impl Record {
         }
     }
 
-    /// The control arm that the policy has for it; `None` where it is in force as configured.
+    /// The control arm of the policy; `None` if the policy is in force as configured.
     pub fn control(&self) -> Option<ControlArm> {
         let share = Share::of_ratio(self.share()).complement();
         (share > Share::ZERO).then(|| ControlArm {
@@ -104,7 +106,7 @@ impl Record {
         })
     }
 
-    /// Takes in the growth of the counters since the last look, and judges. `now_ms` is of CLOCK_BOOTTIME.
+    /// Evaluates the growth of the counters since the last call. `now_ms` is CLOCK_BOOTTIME.
     pub fn look(&mut self, statistics: &ArmStatistics, now_ms: u64, unix_s: u64) -> Option<Event> {
         let now = Counted::of(statistics);
         let grown = now.zip(&self.before, Counted::since);
@@ -134,7 +136,7 @@ impl Record {
         event
     }
 
-    /// After its end, drops the state that was needed to continue it.
+    /// Drops state that an ended experiment does not need.
     fn trim(&mut self) {
         if !self.is_counting() {
             self.before = Arms::default();
@@ -146,13 +148,13 @@ impl Record {
         self.before = Arms::default();
     }
 
-    /// Up to now arms were drawn in another way: what was counted since the last look is left out, and attempts that are
-    /// under way.
+    /// The arms were drawn differently until now: ignores the counts since the last evaluation, and
+    /// attempts in progress.
     pub fn arms_changed(&mut self) {
         self.begins_in_ms = BEGINS_AFTER_MS;
     }
 
-    /// Ends it, unless it has ended; no connection is treated then.
+    /// Ends the experiment, unless it has ended. No connection is treated any more.
     pub fn stop(&mut self, unix_s: u64) {
         if self.is_counting() {
             self.experiment.stop();
@@ -161,7 +163,8 @@ impl Record {
         self.trim();
     }
 
-    /// Ends it, unless it has ended, as the policy is another one; that is in force as configured.
+    /// Ends the experiment, unless it has ended, as the policy has changed. The policy is in force
+    /// as configured.
     pub fn release(&mut self, why: &str, unix_s: u64) {
         if self.is_counting() {
             self.stop(unix_s);

@@ -65,12 +65,12 @@ fn untouched() -> ArmStatistics {
     arms((0, 0), (0, 0))
 }
 
-/// Looks at the same counters each second until something happens.
+/// Evaluates the same counters each second until there is an event.
 fn look(record: &mut Record, statistics: &ArmStatistics, from_s: u64) -> Option<Event> {
     (from_s..from_s + 12).find_map(|s| record.look(statistics, s * 1000, START_S + s))
 }
 
-/// The share of the control arm, as the kernel draws it.
+/// The control arm's share as applied in the kernel.
 fn control_share(record: &Record) -> Option<String> {
     record.control().map(|control| control.share.to_string())
 }
@@ -108,7 +108,7 @@ fn gain_is_proven_by_growth() {
     );
 }
 
-/// All were treated, and some are bad yet, or under way.
+/// Connections before the start were all treated; some are bad, or still in progress.
 #[test]
 fn connections_before_the_start_do_not_count() {
     let before = arms((9000, 10), (0, 0));
@@ -128,7 +128,7 @@ fn connections_before_the_start_do_not_count() {
         (counts.treated.attempts, counts.control.attempts),
         (50, 950)
     );
-    // The control: the same counts since the start are harm.
+    // For comparison: the same counts since the start mean harm.
     let mut fresh = started(Unit::Connection, &[0.05], &untouched());
     let event = look(&mut fresh, &arms((500, 400), (9500, 0)), 0);
     let outcome = Outcome::Bad;
@@ -175,14 +175,14 @@ fn ramp_rises_with_connections_and_time() {
         next[1].contains("1000 more treated connections"),
         "{next:?}"
     );
-    // Nothing is proven in time.
+    // No gain is proven in time.
     let event = record.look(&enough, 7 * DAY_MS, START_S + 9);
     assert_eq!(event, Some(Event::Ended(Verdict::Inconclusive)));
     assert_eq!(control_share(&record).as_deref(), Some("100%"));
     assert_eq!(record.ended_s, Some(START_S + 9));
 }
 
-/// Neither a wall clock that is set nor a boot lets time pass.
+/// Neither a change of the wall clock nor a reboot counts as time.
 #[test]
 fn time_passes_only_between_looks() {
     let mut record = started(Unit::Connection, &[0.5], &untouched());
@@ -191,7 +191,7 @@ fn time_passes_only_between_looks() {
     record.look(&untouched(), 502_000, 0);
     assert_eq!(record.experiment.elapsed_ms(), 2000);
     let text = serde_json::to_string(&record).unwrap();
-    // CLOCK_BOOTTIME restarts with the boot.
+    // CLOCK_BOOTTIME restarts at boot.
     let mut again: Record = serde_json::from_str(&text).unwrap();
     again.look(&untouched(), 3_000, START_S);
     again.look(&untouched(), 4_000, START_S);
@@ -224,7 +224,7 @@ fn arms_of_the_wrong_size_end_it() {
     assert_eq!(record.share(), 0.0);
 }
 
-/// A tenth of the peers are bad, each with a hundred connections: nothing is made of that.
+/// A tenth of the peers are bad, with a hundred connections each: no verdict.
 #[test]
 fn peers_have_no_verdict() {
     let mut record = started(Unit::Peer, &[0.5], &untouched());
@@ -254,13 +254,13 @@ fn counts_after_a_save_are_in_the_next_look() {
     record.look(&arms((100, 0), (100, 1)), 0, START_S);
     let saved = serde_json::to_string(&record).unwrap();
     record.look(&arms((300, 1), (290, 2)), 1000, START_S);
-    // Killed: the counters have gone on.
+    // After a kill the counters have continued.
     let mut again: Record = serde_json::from_str(&saved).unwrap();
     again.look(&arms((320, 1), (310, 2)), 30_000, START_S);
     record.look(&arms((320, 1), (310, 2)), 30_000, START_S);
     assert_eq!(again.experiment.counts(), record.experiment.counts());
     assert_eq!(again.connect_time, record.connect_time);
-    // After a reboot they are 0.
+    // After a reboot the counters are 0.
     let mut rebooted: Record = serde_json::from_str(&saved).unwrap();
     rebooted.counters_anew();
     rebooted.look(&arms((120, 0), (130, 0)), 60_000, START_S);
@@ -297,7 +297,7 @@ fn another_policy_is_in_force_as_configured() {
     );
     assert_eq!(control(&all, &same).unwrap().share.to_string(), "95%");
     assert_eq!(control(&all, &other), None);
-    // The guard's arm goes first, but for a policy that is suspended.
+    // The guard's arm takes precedence, except for a suspended policy.
     let suspended = crate::policy::ControlArm {
         share: crate::policy::Share::ALL,
         seed: 1,
@@ -307,7 +307,7 @@ fn another_policy_is_in_force_as_configured() {
     guarded.entry(name.clone()).or_default().control = Some(suspended);
     all.adjust(&with(&same), &mut guarded);
     assert_eq!(guarded[&name].control, Some(suspended));
-    // A holdout is no other treatment.
+    // A holdout does not change the treatment.
     let held = Settings {
         holdout: "5%".parse().ok(),
         ..same.clone()
@@ -322,7 +322,7 @@ fn another_policy_is_in_force_as_configured() {
         "stopped: the policy's settings changed; the policy is in force as configured"
     );
     assert_eq!(record.warning(), None);
-    // Also when they change back.
+    // Even if the settings change back.
     assert_eq!(control(&all, &same), None);
     assert!(all.follow(&with(&same), START_S + 6).is_empty());
     let mut gone = Experiments::default();
@@ -380,13 +380,13 @@ fn oldest_ended_experiments_in_force_are_forgotten() {
     let released: PolicyName = "released".parse().unwrap();
     assert_eq!(all.trim(), [released]);
     assert_eq!(all.iter().count(), MOST_ENDED + 2);
-    // That policy stays suspended.
+    // The suspended policy stays suspended.
     let suspended = all.get(&"suspended".parse().unwrap()).unwrap();
     assert_eq!(suspended.share(), 0.0);
     assert_eq!(all.get(&"running".parse().unwrap()), Some(&running));
 }
 
-/// With the most that is kept of the most experiments there can be the file can be read again.
+/// The file of the maximum number of experiments, each of maximum size, can be read back.
 #[test]
 fn largest_state_fits_in_its_file() {
     let shares: Vec<f64> = (1..=10).map(|n| f64::from(n) / 100.0).collect();

@@ -1,4 +1,4 @@
-//! An experiment for people and programs.
+//! Views of an experiment.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,11 +19,11 @@ use crate::{
     },
 };
 
-/// An arm without connections for so long is a warning, milliseconds.
+/// An arm without connections for this long causes a warning, milliseconds.
 const EMPTY_MS: u64 = 600_000;
 
 impl Record {
-    /// All of it.
+    /// The full view.
     pub fn view(&self) -> ExperimentView {
         ExperimentView {
             text: self.text(),
@@ -36,7 +36,7 @@ impl Record {
         }
     }
 
-    /// In short.
+    /// The short form.
     pub fn summary(&self) -> ExperimentSummary {
         ExperimentSummary {
             state: self.state(),
@@ -46,7 +46,7 @@ impl Record {
         }
     }
 
-    /// How it stands, in a sentence.
+    /// The state in a sentence.
     pub fn text(&self) -> String {
         let policy = &self.design().policy;
         let unit = self.design().unit.plural();
@@ -98,7 +98,7 @@ impl Record {
         )
     }
 
-    /// Why no connection of a policy is treated that is in force, or an arm has none.
+    /// Why no connection is treated, or which arm has no connections.
     pub fn warning(&self) -> Option<String> {
         if self.share() == 0.0 {
             return Some(self.text());
@@ -120,7 +120,7 @@ impl Record {
         is_due.then(|| empty.to_owned())
     }
 
-    /// What happened, in a sentence.
+    /// An event in a sentence.
     pub fn describe(&self, event: Event) -> String {
         match event {
             Event::Raised { share } => format!("raised to {} of connections", percent(share)),
@@ -132,7 +132,7 @@ impl Record {
         }
     }
 
-    /// What happens next, one thing each.
+    /// What happens next, one item each.
     fn next(&self) -> Vec<String> {
         let experiment = &self.experiment;
         if experiment.verdict().is_some() || self.is_released {
@@ -191,7 +191,7 @@ impl Record {
     }
 }
 
-/// What the counts alone say, of one host or of several as one.
+/// The view of the counts alone, of one host or of several merged.
 pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> ExperimentView {
     let design = experiment.design();
     ExperimentView {
@@ -301,7 +301,7 @@ fn notes(unit: Unit) -> Vec<String> {
     vec![text.to_owned()]
 }
 
-/// The e-values by name; none where peers are drawn.
+/// The e-values by name; empty if peers are drawn.
 fn e_values(experiment: &Experiment) -> BTreeMap<String, f64> {
     let Some(evidence) = experiment.assess() else {
         return BTreeMap::new();
@@ -326,7 +326,7 @@ fn duration(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
 }
 
-/// Two decimals where they are seen.
+/// Two decimals below 100, none below a million, then scientific notation.
 #[must_use]
 pub fn number(value: f64) -> String {
     if value < 100.0 {

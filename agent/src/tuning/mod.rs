@@ -1,7 +1,8 @@
-//! Timers that tune themselves, and guards of configured timers: counters become decisions. Pure: the
-//! engine reads the counters and puts the decisions in force.
+//! Timers that tune themselves, and guards of configured timers: turns counters into decisions.
+//! Pure: the engine reads the counters and applies the decisions.
 //!
-//! Times are milliseconds of a clock that the engine keeps ([`rto_model::tune::tuner`]).
+//! Times are milliseconds of the tuner's clock, which the engine keeps
+//! ([`rto_model::tune::tuner`]).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -28,11 +29,11 @@ pub use self::{
 /// Settings of policies, by name.
 pub type Policies<'a> = BTreeMap<&'a PolicyName, &'a Settings>;
 
-/// What is tuned and guarded, by policy.
+/// The state of tuned and guarded timers, by policy.
 #[derive(Debug, Default)]
 pub struct Tuning {
     policies: BTreeMap<PolicyName, PolicyTuning>,
-    /// Something is to be stored at once: a transition.
+    /// There were transitions, which must be stored at once.
     has_changed: bool,
 }
 
@@ -41,14 +42,14 @@ pub struct Tuning {
 pub struct Told {
     /// The policy.
     pub policy: PolicyName,
-    /// Which of its timers.
+    /// Which timer of the policy.
     pub timer: TimerId,
     /// What happened.
     pub transition: Transition,
 }
 
 impl Told {
-    /// Whether an operator should look at it.
+    /// Whether an operator should look at the transition.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         let Transition { from, to, .. } = self.transition;
@@ -57,7 +58,7 @@ impl Told {
 }
 
 impl Tuning {
-    /// Whether any policy is watched, and whether any needs what was counted each second.
+    /// How often counters must be read; `None` if no policy is watched.
     #[must_use]
     pub fn pace(&self) -> Option<Pace> {
         if self.policies.values().any(PolicyTuning::acts) {
@@ -67,7 +68,7 @@ impl Tuning {
         }
     }
 
-    /// Adds what is decided about these policies, whether they are followed already or not.
+    /// Adds the decisions about these policies, including policies that are not followed yet.
     pub fn adjust(&self, policies: &Policies<'_>, host: &HostFacts, all: &mut Adjustments) {
         for (name, settings) in policies {
             let Some(spec) = Spec::of(name, settings, host) else {
@@ -83,7 +84,7 @@ impl Tuning {
         }
     }
 
-    /// Uses these policies from here.
+    /// Follows these policies from this moment.
     pub fn follow(&mut self, policies: &Policies<'_>, host: &HostFacts) {
         let mut former = std::mem::take(&mut self.policies);
         for (name, settings) in policies {
@@ -95,14 +96,14 @@ impl Tuning {
         }
     }
 
-    /// The maps are new: their counts are unrelated to earlier readings.
+    /// The maps were re-created: their counts are unrelated to earlier readings.
     pub fn begin_again(&mut self) {
         for policy in self.policies.values_mut() {
             policy.begin_again();
         }
     }
 
-    /// Policies of which something is to be read now.
+    /// Policies that must be read now.
     pub fn due(&self, now_ms: u64) -> impl Iterator<Item = (&PolicyName, Due)> {
         let due = self.policies.iter();
         let due = due.map(move |(name, policy)| (name, policy.due(now_ms)));
@@ -115,7 +116,7 @@ impl Tuning {
         policy.is_some_and(|policy| policy.has_other_brakes(brakes))
     }
 
-    /// Takes in the counters of a policy, and decides.
+    /// Reads the counters of a policy, and decides.
     pub fn step(
         &mut self,
         now_ms: u64,
@@ -126,7 +127,7 @@ impl Tuning {
         self.decide(name, |policy| policy.step(now_ms, statistics, brakes))
     }
 
-    /// An experiment has proven harm: what is in force of the policy's learnt or guarded timers is frozen.
+    /// An experiment has proven harm: freezes the policy's initial RTOs that are in force.
     pub fn harm_proven(&mut self, now_ms: u64, name: &PolicyName) -> Vec<Told> {
         self.decide(name, |policy| {
             policy.each(|id, timer| {
@@ -136,7 +137,7 @@ impl Tuning {
         })
     }
 
-    /// The kernel's own timers, until [`Tuning::resume`]. `None` if the policy has nothing to freeze.
+    /// Uses the kernel's own timers until [`Tuning::resume`]. `None` if no timer can be frozen.
     pub fn freeze(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
         self.acting(name)?;
         Some(self.decide(name, |policy| {
@@ -144,7 +145,7 @@ impl Tuning {
         }))
     }
 
-    /// Ends [`Tuning::freeze`]. `None` as there.
+    /// Ends [`Tuning::freeze`]. `None` if no timer can be frozen.
     pub fn resume(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
         self.acting(name)?;
         Some(self.decide(name, |policy| {
@@ -175,7 +176,7 @@ impl Tuning {
         told(name, transitions)
     }
 
-    /// Whether a value is in force that the program leaves when its lease is over.
+    /// Whether a value is in force that the program drops at the end of its lease.
     #[must_use]
     pub fn is_leased(&self) -> bool {
         self.policies.values().any(PolicyTuning::is_leased)
@@ -191,28 +192,28 @@ fn told(name: &PolicyName, transitions: Vec<(TimerId, Transition)>) -> Vec<Told>
     told.collect()
 }
 
-/// How often counters are looked at.
+/// How often counters are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Something follows from them.
+    /// Decisions depend on them.
     EachSecond,
-    /// They only report: the daemon wakes as often as for its health.
+    /// They are only reported: the daemon wakes as often as for a health check.
     Rarely,
 }
 
 impl Pace {
-    /// From one time to the next.
+    /// The interval between two readings.
     #[must_use]
     pub const fn interval(self) -> Duration {
         match self {
-            // Tests of the engine have no time.
+            // Shortened for the engine's tests.
             Self::EachSecond if cfg!(test) => Duration::from_millis(20),
             Self::EachSecond => Duration::from_secs(1),
             Self::Rarely => Duration::from_secs(5),
         }
     }
 
-    /// The same, milliseconds.
+    /// The interval, milliseconds.
     fn interval_ms(self) -> u64 {
         u64::try_from(self.interval().as_millis()).unwrap_or(u64::MAX)
     }

@@ -1,4 +1,4 @@
-//! What is learnt and guarded of one policy.
+//! The learnt and guarded timers of one policy.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,32 +20,33 @@ use crate::{
     wire::tune::TransitionCount,
 };
 
-/// What a retransmission spends of the budget.
+/// The cost of a retransmission in the budget.
 const COST: u32 = Brake::BUDGET_COST.cast_unsigned();
-/// An idle policy is read once in this many ticks.
+/// An idle policy is read in one of this many ticks.
 const IDLE_TICKS: u64 = 5;
-/// Transitions that are remembered to be shown.
+/// Most transitions that are kept for display.
 const SHOWN: usize = 16;
 
-/// What to read of a policy.
+/// What to read for a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// Nothing.
     Nothing,
-    /// The brakes, and the counters if these have changed. They are 32 bytes, the counters with their histograms 7 kB of
-    /// each arm and CPU: what cannot wait, retransmissions and spurious ones, is in both.
+    /// The brakes, and the counters if the brakes have changed. Brakes are 32 bytes; counters and
+    /// histograms are 7 kB for each arm and CPU. Both include what is urgent: retransmissions and
+    /// spurious ones.
     Brakes,
-    /// The counters.
+    /// The brakes and the counters.
     Counters,
 }
 
-/// Which timer it is.
+/// A timer of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimerId {
     /// The initial RTO of connections that this host opens.
     Active,
-    /// Of accepted connections.
+    /// The SYN-ACK RTO of accepted connections.
     Passive,
     /// `rto_min`.
     RtoMin,
@@ -61,7 +62,7 @@ impl TimerId {
         }
     }
 
-    /// Whose connections it is for.
+    /// The direction of the connections that use the timer.
     #[must_use]
     pub const fn direction(self) -> &'static str {
         match self {
@@ -72,7 +73,7 @@ impl TimerId {
     }
 }
 
-/// Of one policy.
+/// The state of one policy.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PolicyTuning {
     pub(super) spec: Spec,
@@ -80,39 +81,40 @@ pub(super) struct PolicyTuning {
     /// Brakes as last read, active and passive.
     brakes: [Brake; 2],
     read_ms: Option<u64>,
-    /// Something was counted or decided when it was last read.
+    /// The last reading showed growth or led to a decision.
     is_busy: bool,
-    /// Since it was last stored.
+    /// Counters have grown since the state was last stored.
     pub(super) has_grown: bool,
 }
 
-/// What outlives the daemon.
+/// The state that outlives the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
-    /// When its counters were first read.
+    /// When the counters were first read, milliseconds of the tuner's clock.
     pub(super) since_ms: Option<u64>,
     pub(super) timers: BTreeMap<TimerId, TimerState>,
-    /// The last ones.
+    /// The last transitions, oldest first.
     pub(super) transitions: VecDeque<(TimerId, Transition)>,
 }
 
-/// Of one timer.
+/// The state of one timer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct TimerState {
     pub(super) tuner: Tuner,
-    /// As last read.
+    /// The last reading.
     pub(super) reading: Option<Reading>,
-    /// How often it came to a state, and why.
+    /// How often the timer changed to each state, by cause.
     pub(super) totals: Vec<TransitionCount>,
-    /// The last time that a brake took its value away, and what for.
+    /// The last transition in which a brake removed the value.
     pub(super) alarm: Option<Transition>,
-    /// The program has its value, as far as there is one.
+    /// The program uses the value, if there is one.
     #[serde(skip)]
     pub(super) is_set: bool,
-    /// As last read; of a value that is not set, as the program would have it.
+    /// The brake at the last reading. If the value is not set, the brake that the program would
+    /// have.
     #[serde(skip)]
     pub(super) brake: Brake,
-    /// As last put in force, whole retransmissions.
+    /// The budget last applied, whole retransmissions.
     #[serde(skip)]
     pub(super) budget: u32,
 }
@@ -130,7 +132,7 @@ impl TimerState {
         }
     }
 
-    /// The same timer with these settings; a timer with another configured value starts afresh.
+    /// Follows new settings. A timer whose configured value changed starts again.
     fn following(former: Option<Self>, spec: &TimerSpec) -> Self {
         let mut timer = match former {
             Some(mut known) if known.tuner.configured() == spec.configured => {
@@ -152,12 +154,12 @@ impl TimerState {
         timer
     }
 
-    /// The program has its value.
+    /// Whether the program uses a value.
     pub(super) fn is_in_force(&self) -> bool {
         self.is_set && self.tuner.jiffies().is_some()
     }
 
-    /// Whether decisions about it change anything: a configured value that is not guarded is only watched.
+    /// Whether decisions have an effect: a configured value without a guard is only watched.
     fn acts(&self) -> bool {
         self.is_set || self.tuner.configured().is_none()
     }
@@ -174,7 +176,7 @@ impl TimerState {
         let has_grown = grown != Reading::default();
         match brake.filter(|_| self.is_set) {
             Some(brake) => {
-                // The state was lost, and the maps were not.
+                // The daemon's state was lost, but the maps were kept.
                 if brake.epoch > self.tuner.epoch() {
                     self.tuner.skip_epochs(brake.epoch);
                 }
@@ -198,7 +200,7 @@ impl TimerState {
         }
     }
 
-    /// Of a value that is not set: what the program's brakes would have spent.
+    /// Computes what the program's brakes would have spent, if the value is not set.
     fn brake_in_place_of_the_program(&mut self, grown: &Reading) {
         let epoch = self.tuner.epoch();
         if self.brake.epoch != epoch {
@@ -209,7 +211,7 @@ impl TimerState {
             (None, value_us) => (value_us.map_or(0, |us| grown.samples.above(us)), 0),
         };
         let connections = grown.counts.connections;
-        // The rest of the spending after the credits, and the spending beyond them.
+        // What remains of the spending after the credits, and the spending in excess of them.
         let net = |before: i32, cost: i32, count: u64, credits: u64| {
             let net = i128::from(count) * i128::from(cost) - i128::from(credits);
             let left = (i128::from(before) + net.min(0)).max(0);
@@ -265,7 +267,7 @@ impl TimerState {
     }
 }
 
-/// What came of a reading.
+/// The result of a reading.
 struct Step {
     is_busy: bool,
     has_grown: bool,
@@ -273,7 +275,7 @@ struct Step {
 }
 
 impl PolicyTuning {
-    /// Resumes from a stored state of the same kind.
+    /// Resumes from a stored state. Timers follow the current settings.
     pub(super) fn new(spec: Spec, state: State) -> Self {
         let mut policy = Self {
             spec,
@@ -287,7 +289,7 @@ impl PolicyTuning {
         policy
     }
 
-    /// The same policy with these settings; an unknown policy starts afresh.
+    /// Follows new settings of a policy. An unknown policy starts without a state.
     pub(super) fn following(known: Option<Self>, spec: Spec) -> Self {
         match known {
             None => Self::new(spec, State::default()),
@@ -300,7 +302,7 @@ impl PolicyTuning {
         }
     }
 
-    /// Has timers as its settings say.
+    /// Updates the timers to the settings.
     fn follow(&mut self) {
         let mut former = std::mem::take(&mut self.state.timers);
         let timers = self.spec.timers.iter();
@@ -308,7 +310,7 @@ impl PolicyTuning {
         self.state.timers = timers.collect();
     }
 
-    /// The maps are new: their counts are unrelated to earlier readings.
+    /// The maps were re-created: their counts are unrelated to earlier readings.
     pub(super) fn begin_again(&mut self) {
         self.state.since_ms = None;
         for timer in self.state.timers.values_mut() {
@@ -316,7 +318,7 @@ impl PolicyTuning {
         }
     }
 
-    /// What is due to be read.
+    /// What must be read now.
     pub(super) fn due(&self, now_ms: u64) -> Due {
         let Some(read_ms) = self.read_ms else {
             return Due::Counters;
@@ -329,7 +331,7 @@ impl PolicyTuning {
             };
         }
         let tick_ms = Pace::EachSecond.interval_ms();
-        // By turns, so that of many that are idle a part is read in each tick.
+        // Idle policies take turns, so that each tick reads a part of them.
         let is_turn = (now_ms / tick_ms) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
         match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * tick_ms {
             true => Due::Counters,
@@ -337,7 +339,7 @@ impl PolicyTuning {
         }
     }
 
-    /// Whether its counts lead to decisions, so that they are read each second.
+    /// Whether decisions depend on its counters, which are then read each second.
     pub(super) fn acts(&self) -> bool {
         self.state.timers.values().any(TimerState::acts)
     }
@@ -347,7 +349,7 @@ impl PolicyTuning {
         self.brakes != *brakes
     }
 
-    /// Takes in the counters, and decides.
+    /// Reads the counters, and decides.
     pub(super) fn step(
         &mut self,
         now_ms: u64,
@@ -373,7 +375,7 @@ impl PolicyTuning {
         self.noted(all)
     }
 
-    /// Has each timer do something that decisions can change.
+    /// Makes a decision about each timer on which decisions have an effect.
     pub(super) fn each(
         &mut self,
         mut decide: impl FnMut(TimerId, &mut TimerState) -> Option<Transition>,
@@ -385,7 +387,7 @@ impl PolicyTuning {
         self.noted(all)
     }
 
-    /// Forgets what was learnt, also by timers that are only watched.
+    /// Forgets what was learnt, including by timers that are only watched.
     pub(super) fn reset(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
         let timers = self.state.timers.iter_mut();
         let all = timers.map(|(id, timer)| (*id, timer.tuner.reset(now_ms)));
@@ -406,14 +408,14 @@ impl PolicyTuning {
         all
     }
 
-    /// Whether a value is in force that the program leaves when its lease is over.
+    /// Whether a value is in force that the program drops at the end of its lease.
     pub(super) fn is_leased(&self) -> bool {
         let timers = self.state.timers.iter();
         let mut initial_rtos = timers.filter(|(id, _)| **id != TimerId::RtoMin);
         initial_rtos.any(|(_, timer)| timer.tuner.configured().is_none() && timer.is_in_force())
     }
 
-    /// What is decided about it.
+    /// The decisions about the policy.
     pub(super) fn adjustment(&self) -> Adjustment {
         let hz = self.spec.hz;
         let initial_rto = |id| {
@@ -433,7 +435,7 @@ impl PolicyTuning {
     }
 }
 
-/// As [`rto_agent_common::Policy::budgets`] has it.
+/// A budget in the unit of [`rto_agent_common::Policy::budgets`].
 pub(super) const fn parts(budget: u32) -> u32 {
     budget.saturating_mul(COST)
 }

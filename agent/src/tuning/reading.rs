@@ -1,4 +1,4 @@
-//! What the counters of a timer had come to, and what they have grown by since.
+//! Readings of a timer's counters, and the growth between two readings.
 
 use rto_agent_common::{Statistics, direction};
 use rto_model::{advice::Distribution, tune::tuner};
@@ -7,14 +7,15 @@ use serde::{Deserialize, Serialize};
 use super::TimerId;
 use crate::{datapath::ArmStatistics, wire::histogram::add_times};
 
-/// Of one timer. It is stored, so that what is counted while the daemon is away is taken in later.
+/// The counters of one timer. Stored, so that what is counted while the daemon is stopped is
+/// evaluated later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Reading {
-    /// Of connections that have the policy's settings; for `rto_min` of the control arm's.
+    /// Connections with the policy's settings; for `rto_min`, connections in the control arm.
     pub(super) counts: tuner::Counts,
     /// Spurious SYNs or SYN-ACKs.
     pub(super) spurious: u64,
-    /// Path RTTs; for `rto_min` delays of ACKs.
+    /// Path RTTs; for `rto_min`, delays of ACKs.
     pub(super) samples: Distribution,
 }
 
@@ -47,13 +48,13 @@ impl Reading {
         add_times(&mut self.samples, &statistics.path_rtt);
     }
 
-    /// The growth since an earlier reading. `None` if a counter is lower than before: the statistics were re-created,
-    /// and their counts have no common beginning.
+    /// The growth since an earlier reading. `None` if a counter is lower than before: the
+    /// statistics were re-created, and cannot be compared.
     pub(super) fn since(&self, earlier: &Self) -> Option<Self> {
         let (now, then) = (&self.counts, &earlier.counts);
         let mut samples = self.samples.clone();
         samples.remove(&earlier.samples);
-        // What is not there any more was not taken away.
+        // `remove()` ignores counts that are higher in `earlier`: the totals detect that.
         let is_complete =
             samples.count().checked_add(earlier.samples.count())? == self.samples.count();
         is_complete.then_some(())?;
@@ -102,7 +103,7 @@ mod tests {
         let growth = second.since(&first).unwrap();
         assert_eq!(growth.counts.connections, 3);
         let times: Vec<_> = growth.samples.iter().collect();
-        // Of a bucket of 8 to 10.24 ms, and of 81.92 to 98.304 ms.
+        // The buckets are 8 to 10.24 ms and 81.92 to 98.304 ms.
         assert_eq!(times, [(10_240, 2), (98_304, 1)]);
         assert_eq!(second.since(&second), Some(Reading::default()));
     }
@@ -111,7 +112,7 @@ mod tests {
     fn counters_that_went_back_have_no_growth() {
         let first = reading(5, &[(10_000, 4)]);
         assert_eq!(reading(4, &[(10_000, 4)]).since(&first), None);
-        // As many, and other ones.
+        // As many samples in total, in another bucket.
         assert_eq!(reading(9, &[(20_000, 9)]).since(&first), None);
         assert_eq!(reading(9, &[(10_000, 3)]).since(&first), None);
     }

@@ -1,4 +1,4 @@
-//! What of a policy's settings is learnt or guarded.
+//! Which of a policy's timers are learnt or guarded.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +7,28 @@ use rto_model::{syn::syn_ack_rto_auto, tune::law};
 use super::TimerId;
 use crate::policy::{Guard, HostFacts, Mode, PolicyName, Settings, SynAckRto, units::quantise};
 
-/// Of one policy.
+/// The timers of one policy.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     pub(super) timers: BTreeMap<TimerId, TimerSpec>,
     pub(super) hz: u32,
-    /// Which policies are read in which tick.
+    /// Distributes policies over ticks.
     pub(super) seed: u32,
 }
 
-/// Of one timer.
+/// The settings of one timer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TimerSpec {
     pub(super) law: law::Settings,
-    /// The configured value, jiffies; `None` where it is learnt.
+    /// The configured value, jiffies; `None` if it is learnt.
     pub(super) configured: Option<u64>,
-    /// The program has its value and brakes; otherwise decisions are shown only (`guard = "warn"`, `mode = "advise"`).
+    /// The program uses the value, with brakes. Otherwise decisions are only shown (`guard =
+    /// "warn"`, `mode = "advise"`).
     pub(super) is_set: bool,
 }
 
 impl Spec {
-    /// That of a policy; `None` if there is nothing to watch.
+    /// The timers of a policy; `None` if there is nothing to watch.
     pub(super) fn of(name: &PolicyName, settings: &Settings, host: &HostFacts) -> Option<Self> {
         let hz = host.hz;
         let learnt = |law| TimerSpec {
@@ -35,7 +36,7 @@ impl Spec {
             configured: None,
             is_set: settings.mode() == Mode::Apply,
         };
-        // A value that is not shorter than the kernel's own needs no guard.
+        // A value at least as long as the kernel's own needs no guard.
         let guard = settings.guard();
         let guarded = |jiffies: u64| TimerSpec {
             law: law::Settings::new(hz),
@@ -52,7 +53,7 @@ impl Spec {
         let fixed = settings.fixed_initial_rto();
         let mut active = auto.or_else(|| guarded(Some(quantise(fixed?, hz).jiffies)));
         if let Some(active) = &mut active {
-            // SYN-ACKs double at once, so that only the timers of SYNs can be in step.
+            // SYN-ACKs double from the first timeout, so only the timers of SYNs can be in step.
             active.law.in_step = host.in_step();
         }
         let passive = match settings.auto_syn_ack_rto() {
@@ -82,7 +83,7 @@ impl Spec {
     }
 }
 
-/// The SYN-ACK's timer by the host's own number of retransmissions, where it is configured.
+/// The configured SYN-ACK RTO for the host's number of retransmissions, jiffies.
 fn syn_ack_jiffies(settings: &Settings, host: &HostFacts) -> Option<u64> {
     let jiffies = |value| quantise(value, host.hz).jiffies;
     match settings.syn_ack_rto {
@@ -126,14 +127,14 @@ mod tests {
         ] {
             let spec = of(fixed(24, guard)).unwrap();
             let timers: Vec<_> = spec.timers.iter().collect();
-            // A SYN-ACK's timer is as long as keeps the request: 492 ms.
+            // The SYN-ACK RTO is long enough to keep requests: 492 ms.
             for ((id, timer), expected) in timers.into_iter().zip([6, 124]) {
                 assert_eq!(timer.configured, Some(expected), "{id:?}");
                 assert_eq!(timer.is_set, is_set);
             }
         }
         assert_eq!(of(fixed(24, Some(Guard::Off))), None);
-        // As long as the kernel's own: nothing to go back to.
+        // As long as the kernel's own, which is what a guard would return to.
         assert_eq!(of(fixed(1000, None)), None);
         assert_eq!(of(Settings::default()), None);
     }

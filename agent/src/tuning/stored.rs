@@ -1,6 +1,7 @@
-//! The stored state, and how it is resumed.
+//! The stored state, and how the daemon resumes from it.
 //!
-//! The tuner's clock follows CLOCK_BOOTTIME until a reboot; after a reboot the wall clock tells how much time has passed.
+//! The tuner's clock follows CLOCK_BOOTTIME until a reboot; over a reboot it follows the wall
+//! clock.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +18,19 @@ use crate::{
     tuning::spec::Spec,
 };
 
-/// Hours of path RTTs and delays of ACKs that all timers together remember: with the most policies there can be, a day
-/// each, and the file can be read again (`MAX_STATE_FILE`).
+/// Most hours of path RTTs and ACK delays that all timers together remember. With the maximum
+/// number of policies that is a day each, and the file stays within `MAX_STATE_FILE`.
 const MOST_HOURS: usize = 80_000;
 
-/// How many hours of the clock a memory of `memory` hours covers: the first and the last are not full.
+/// The clock hours that a memory of `memory` hours covers: the first and the last are incomplete.
 const fn hours_stored(memory: usize) -> usize {
     memory.saturating_add(2)
 }
 
-/// Clocks at one moment, milliseconds.
+/// The same moment on three clocks, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
-    /// The tuner's.
+    /// The tuner's clock.
     pub tuner_ms: u64,
     /// CLOCK_BOOTTIME.
     pub boottime_ms: u64,
@@ -37,7 +38,7 @@ pub struct Moment {
     pub unix_ms: u64,
 }
 
-/// What is stored.
+/// The stored form of the state.
 #[derive(Serialize)]
 pub struct Kept<'a> {
     boot_id: &'a str,
@@ -45,7 +46,7 @@ pub struct Kept<'a> {
     policies: BTreeMap<&'a PolicyName, &'a State>,
 }
 
-/// [`Kept`], read.
+/// [`Kept`], as it is read.
 #[derive(Deserialize)]
 pub struct Stored {
     boot_id: String,
@@ -53,7 +54,7 @@ pub struct Stored {
     policies: BTreeMap<PolicyName, State>,
 }
 
-/// What was stored by an earlier run.
+/// The state of an earlier run.
 #[derive(Debug, Default)]
 pub struct Restored {
     policies: BTreeMap<PolicyName, State>,
@@ -62,18 +63,19 @@ pub struct Restored {
 }
 
 impl Restored {
-    /// What was stored, for a daemon of this boot.
+    /// The stored state, for a daemon of this boot.
     #[must_use]
     pub fn of(stored: Stored, boot_id: &str) -> Self {
         Self {
             policies: stored.policies,
             at: stored.at,
-            // Without an id nothing says that it is the same.
+            // Without a boot ID it must be assumed that the host was rebooted.
             is_same_boot: stored.boot_id == boot_id && !boot_id.is_empty(),
         }
     }
 
-    /// What the tuner's clock says now. It never goes back; where the time of day did, no time has passed.
+    /// The current time of the tuner's clock. It never goes back: if the wall clock was set back,
+    /// no time has passed.
     #[must_use]
     pub fn now_ms(&self, boottime_ms: u64, unix_ms: u64) -> u64 {
         let passed = match self.is_same_boot {
@@ -81,13 +83,13 @@ impl Restored {
             false => unix_ms.saturating_sub(self.at.unix_ms),
         };
         match self.at {
-            // Ages of hours are full hours of the clock: it may as well be the time of day.
+            // A new clock starts at Unix time, so that its hours are those of the wall clock.
             Moment { tuner_ms: 0, .. } => unix_ms,
             Moment { tuner_ms, .. } => tuner_ms.saturating_add(passed),
         }
     }
 
-    /// When it was stored, by the tuner's clock.
+    /// When the state was stored, by the tuner's clock.
     #[must_use]
     pub const fn at_ms(&self) -> u64 {
         self.at.tuner_ms
@@ -95,7 +97,7 @@ impl Restored {
 }
 
 impl Tuning {
-    /// Resumes from the stored state of these policies; returns the resulting decisions.
+    /// Resumes the stored state of these policies; returns the resulting decisions.
     pub fn restore(
         &mut self,
         mut restored: Restored,
@@ -115,7 +117,7 @@ impl Tuning {
             if !restored.is_same_boot {
                 policy.begin_again();
             }
-            // Before it is in force: a value that is older than the memory.
+            // Decided before the values are applied, as a value may be older than the memory.
             let transitions = policy.each(|_, timer| timer.tuner.step(now_ms, &Growth::default()));
             all.extend(told(name, transitions));
             self.policies.insert((*name).clone(), policy);
@@ -125,8 +127,8 @@ impl Tuning {
         all
     }
 
-    /// Forgets the oldest hours where there are more than `MOST_HOURS` together. How many each timer may have, where
-    /// that is less than its memory.
+    /// Forgets the oldest hours if all timers together have more than `MOST_HOURS`. Returns the
+    /// hours per timer if they are less than the configured memory.
     pub fn limit_memory(&mut self) -> Option<usize> {
         let mut timers: Vec<_> = (self.policies.values_mut())
             .flat_map(|policy| policy.state.timers.values_mut())
@@ -160,14 +162,14 @@ impl Tuning {
         self.has_changed
     }
 
-    /// Whether there is more to learn from than there was then, of policies that anything follows for.
+    /// Whether counters on which decisions depend have grown since the last [`Tuning::was_stored`].
     #[must_use]
     pub fn has_grown(&self) -> bool {
         let mut policies = self.policies.values();
         policies.any(|policy| policy.has_grown && policy.acts())
     }
 
-    /// It is on the disk.
+    /// The state has been stored.
     pub fn was_stored(&mut self) {
         self.has_changed = false;
         for policy in self.policies.values_mut() {

@@ -6,7 +6,7 @@ use rto_model::tune::tuner::State;
 use super::*;
 use crate::policy::{Timer, compile::tests::HOST};
 
-/// A host with one policy, whose counters grow.
+/// A host with one policy and growing counters.
 struct Bed {
     tuning: Tuning,
     settings: Settings,
@@ -38,7 +38,7 @@ impl Bed {
             told: Vec::new(),
         };
         bed.follow(toml);
-        // What was counted before has no time.
+        // Earlier counts have no time, so the first reading only sets the baseline.
         bed.step();
         bed
     }
@@ -66,8 +66,8 @@ impl Bed {
         self.told.extend(told);
     }
 
-    /// Active connections, one second's worth on each step, with this path RTT. The program counts connections for which the
-    /// timer in force is too short.
+    /// Counts active connections with this path RTT for some seconds, with one step per second.
+    /// Like the program, counts spurious copies if the timer in force is too short.
     fn run(&mut self, seconds: u64, us: u64, per_s: u64) {
         for _ in 0..seconds {
             let adjustment = self.adjustment().active;
@@ -99,7 +99,7 @@ impl Bed {
         }
     }
 
-    /// Delays of ACKs in the control arm.
+    /// Counts ACK delays in the control arm.
     fn delay(&mut self, seconds: u64, us: u64, per_s: u64) {
         for _ in 0..seconds {
             if let Some(control) = &mut self.statistics.control {
@@ -126,7 +126,7 @@ impl Bed {
         }
     }
 
-    /// What a daemon that comes back makes of it; so much later, of the same boot or the next.
+    /// Restarts the daemon after `later_ms`, in the same boot or the next.
     fn restart(&mut self, later_ms: u64, same_boot: bool) {
         let at = Moment {
             tuner_ms: self.now_ms,
@@ -152,7 +152,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const AUTO: &str = "initial_rto = 'auto'";
 const GUARDED: &str = "initial_rto = '24ms'\nguard = 'on'";
 
-/// One at 32 ms. 28 ms would do, which is not so much less that it is lowered.
+/// A timer settled at 32 ms. 28 ms would be enough, but is too close for a decrease.
 fn settled() -> Bed {
     let mut bed = Bed::new(AUTO);
     bed.run(700, 9_000, 50);
@@ -171,7 +171,8 @@ fn a_value_after_three_hundred_samples() {
     bed.run(1, 9_000, 50);
     let adjustment = bed.adjustment();
     assert_eq!(bed.value_ms(), Some(32));
-    // An eighth of a power of two, at least 50 and four times the connections a second.
+    // The budget is an eighth of a power of two, at least 50 and four times the connections a
+    // second.
     assert_eq!(
         (adjustment.active.epoch, adjustment.active.budget),
         (1, 208)
@@ -188,7 +189,7 @@ fn a_value_after_three_hundred_samples() {
 #[test]
 fn longer_path_raises_the_value_once_or_blows_the_fuse() {
     let mut bed = settled();
-    // Of ten a second fewer than blow the fuse are judged before the value is raised.
+    // At 6 a second, the value is raised before the fuse blows.
     bed.run(2, 140_000, 6);
     assert_eq!(bed.causes(), ["want-higher"]);
     assert!(bed.value_ms().is_some_and(|ms| ms >= 280), "{:?}", bed.told);
@@ -201,7 +202,7 @@ fn longer_path_raises_the_value_once_or_blows_the_fuse() {
     let counts = busy.told[0].transition.evidence.counts;
     assert_eq!(counts.spurious, 50);
     assert!(busy.told[0].is_warning() && !busy.tuning.is_leased());
-    // Later transitions leave what led to it on the page.
+    // Later transitions do not replace the alarm's evidence.
     busy.run(600, 140_000, 50);
     assert_eq!(busy.causes(), ["fuse", "hold-over"]);
     assert!(busy.value_ms().is_some_and(|ms| ms >= 280));
@@ -236,7 +237,7 @@ fn counters_that_begin_again_are_not_counted_twice() {
     let mut bed = settled();
     let known = |bed: &Bed| bed.tuning.view(Moment::default())[&name()].timers[0].evidence;
     let before = known(&bed).samples;
-    // The statistics were re-created, and count for a while before they are read.
+    // The statistics were re-created, and have grown before they are read.
     bed.statistics.treated = [Statistics::default(); 3];
     bed.run(1, 9_000, 50);
     assert_eq!(known(&bed).samples, before);
@@ -251,7 +252,7 @@ fn a_restart_goes_on_and_takes_in_what_was_counted_meanwhile() {
     let before = bed.adjustment();
     bed.restart(30_000, true);
     assert_eq!((bed.adjustment(), bed.told.len()), (before, 0));
-    // A longer path, while the daemon was away.
+    // The path gets longer while the daemon is stopped.
     bed.run(1, 140_000, 6);
     bed.run(1, 140_000, 6);
     bed.told.clear();
@@ -274,7 +275,7 @@ fn fuse_blown_while_the_daemon_was_away_brakes() {
     assert_eq!(bed.value_ms(), Some(32));
     bed.step();
     assert_eq!((bed.value_ms(), bed.causes()), (None, vec!["fuse"]));
-    // The hold ends ten minutes later, also over a restart.
+    // The hold ends after ten minutes, even over a restart.
     bed.restart(300_000, true);
     bed.run(299, 9_000, 50);
     assert_eq!(bed.value_ms(), None);
@@ -312,7 +313,7 @@ fn a_time_of_day_that_went_back_is_no_time() {
     let next = Restored::of(serde_json::from_str(&text).unwrap(), "next");
     assert_eq!(next.now_ms(77, 1_000), 2_000_000);
     assert_eq!(next.now_ms(77, 9_000_500), 2_000_500);
-    // Without a name of the boot it is another one.
+    // An empty boot ID counts as another boot.
     let same = Restored::of(serde_json::from_str(&text).unwrap(), "boot");
     assert_eq!(same.now_ms(501, 0), 2_000_500);
 }
@@ -327,7 +328,7 @@ fn advice_sets_nothing() {
     let view = &bed.tuning.view(Moment::default())[&name()];
     let values: Vec<_> = view.timers.iter().map(|timer| timer.value_us).collect();
     assert_eq!(values, [Some(32_000), None, Some(48_000)]);
-    // What the program's fuse would have done.
+    // The program's fuse would have blown.
     bed.told.clear();
     bed.run(1, 140_000, 20);
     assert_eq!(bed.causes(), ["fuse"]);
@@ -379,7 +380,7 @@ fn a_warning_sets_nothing() {
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert_eq!(bed.causes(), ["fuse"]);
     assert!(bed.tuning.freeze(bed.now_ms, &name()).is_none());
-    // As many retransmissions as connections: the program would have held.
+    // More retransmissions than the budget allows: the program would have held them back.
     let mut bed = Bed::new("initial_rto = '24ms'");
     bed.statistics.treated[0].counters.handshake_retransmissions += 60;
     bed.step();
@@ -390,7 +391,7 @@ fn a_warning_sets_nothing() {
 #[test]
 fn other_settings_are_followed_before_they_are_in_force() {
     let mut bed = settled();
-    // Another value than that of the tuner as it is.
+    // A value other than the tuner's current one.
     let name = name();
     let next = settings("initial_rto = '100ms'\nguard = 'on'");
     let policies = BTreeMap::from([(&name, &next)]);
@@ -398,7 +399,7 @@ fn other_settings_are_followed_before_they_are_in_force() {
     bed.tuning.adjust(&policies, &HOST, &mut all);
     let previewed = all.remove(&name).unwrap();
     assert_eq!(previewed.active.timer, Timer::Configured);
-    // After the epochs that the program has seen.
+    // Higher than the epochs that the program has seen.
     assert!(previewed.active.epoch > bed.adjustment().active.epoch);
     bed.follow("initial_rto = '100ms'\nguard = 'on'");
     assert_eq!(bed.adjustment(), previewed);
@@ -439,7 +440,7 @@ fn rto_min_learns_from_the_control_arm() {
     );
     bed.delay(20, 190_000, 50);
     assert_eq!(bed.adjustment().rto_min, None);
-    // A kernel that tells nothing.
+    // A kernel that reports no ACK delays.
     let mut silent = Bed::new("rto_min = 'auto'");
     silent.statistics.control.as_mut().unwrap()[0]
         .counters
@@ -521,7 +522,7 @@ fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
     assert!(!bed.tuning.has_other_brakes(&name(), &bed.brakes));
     bed.brakes[0].spurious = 1;
     assert!(bed.tuning.has_other_brakes(&name(), &bed.brakes));
-    // Of one that counts something everything is read in each tick.
+    // The counters of a busy policy are read in each tick.
     for _ in 0..10 {
         bed.statistics.treated[0].counters.untimed += 1;
         step(&mut bed);
@@ -540,7 +541,7 @@ fn many_timers_remember_less_than_they_are_asked_to() {
         bed.tuning.policies.insert(name, one.clone());
     }
     assert_eq!(bed.tuning.limit_memory(), Some(39));
-    // The default fits.
+    // The default memory fits.
     let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
     let one = bed.tuning.policies[&name()].clone();
     for number in 0..1023 {
@@ -550,12 +551,12 @@ fn many_timers_remember_less_than_they_are_asked_to() {
     assert_eq!(bed.tuning.limit_memory(), None);
 }
 
-/// With the most that is remembered of the most policies there can be the file can be read again.
+/// The file of the maximum number of policies, each with the longest memory, can be read back.
 #[test]
 fn the_largest_state_fits_in_its_file() {
     let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
     for _ in 0..27 {
-        // Each bucket has something, and there are as many last connections as are kept.
+        // Each bucket has counts, and there are as many recent connections as are kept.
         for _ in 0..20 {
             let all = bed.statistics.control.iter_mut().flatten();
             for of_direction in all.chain(&mut bed.statistics.treated) {

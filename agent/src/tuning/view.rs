@@ -1,4 +1,4 @@
-//! What is learnt and guarded, to be shown.
+//! Views of learnt and guarded timers.
 
 use std::collections::BTreeMap;
 
@@ -15,17 +15,17 @@ use crate::{
     wire::tune::{BrakesView, TimerKind, TransitionView, TunedPolicy, TunedTimer},
 };
 
-/// Connections of a control arm after which there should be a delay of an ACK.
+/// A control arm with this many connections should have reported an ACK delay.
 const SILENT: u64 = 1000;
 
 impl Tuning {
-    /// All of it.
+    /// Views of all policies.
     #[must_use]
     pub fn view(&self, now: Moment) -> BTreeMap<PolicyName, TunedPolicy> {
         self.view_of(self.policies.keys(), now).collect()
     }
 
-    /// Of these policies alone, as far as they are watched.
+    /// Views of these policies, if they are watched.
     pub fn view_of<'a>(
         &self,
         names: impl Iterator<Item = &'a PolicyName>,
@@ -36,7 +36,7 @@ impl Tuning {
 }
 
 impl Moment {
-    /// A time of the tuner's clock as Unix time.
+    /// Converts a time of the tuner's clock to Unix time.
     const fn unix(self, at_ms: u64) -> u64 {
         self.unix_ms
             .saturating_add(at_ms)
@@ -59,7 +59,7 @@ impl Moment {
 }
 
 impl Told {
-    /// To be shown.
+    /// The view of the transition.
     #[must_use]
     pub fn view(&self, now: Moment) -> TransitionView {
         transition(self.timer, self.transition, now)

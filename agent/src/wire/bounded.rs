@@ -1,4 +1,5 @@
-//! Lists with an end: a request's memory depends on the number of its strings, not on their length.
+//! Lists with a maximum length: the memory of a request depends on the number of its strings, not
+//! on their length.
 
 use std::fmt;
 
@@ -7,7 +8,7 @@ use serde::{
     de::{Error as _, SeqAccess, Visitor},
 };
 
-/// CIDRs of a request.
+/// Most CIDRs in a request.
 pub const MAX_CIDRS: usize = 1 << 19;
 
 pub(super) fn cidrs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {

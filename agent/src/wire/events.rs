@@ -1,4 +1,5 @@
-//! `GET /v1/events`: retransmissions, and decisions about timers, as they happen, a JSON object a line.
+//! `GET /v1/events`: retransmissions and decisions about timers as they happen, one JSON object per
+//! line.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -125,7 +126,8 @@ impl std::fmt::Display for Kind {
 }
 
 impl EventView {
-    /// An event of the program, at a time, of a policy; `None` if it is none this version knows.
+    /// Converts an event of the program; `None` if this version does not know its kind or address
+    /// family.
     pub fn of(
         event: &Event,
         at_us: u64,
@@ -165,15 +167,16 @@ impl EventView {
         })
     }
 
-    /// Whether it is of this policy (if one is asked for) and its peer in one of these prefixes (if
-    /// there are any).
+    /// Whether the event is of this policy (if given) and its peer is in one of these prefixes (if
+    /// any).
     pub fn matches(&self, policy: Option<&PolicyName>, cidrs: &[Cidr]) -> bool {
         policy.is_none_or(|policy| self.policy.as_ref() == Some(policy))
             && (cidrs.is_empty() || cidrs.iter().any(|cidr| cidr.contains(self.remote)))
     }
 }
 
-/// The timer that fired, jiffies. Of a SYN-ACK the program knows the first one only; the others follow from it.
+/// The timer that fired, jiffies. For SYN-ACKs the program reports only the first timer, from which
+/// the others follow.
 fn timer(kind: Kind, event: &Event, host: &HostFacts) -> Option<u64> {
     let hz = u64::from(host.hz);
     let before = usize::try_from(event.attempt.checked_sub(1)?).ok()?;
@@ -193,7 +196,7 @@ fn address(family: u32, words: &[u32; 4]) -> Option<IpAddr> {
     match family {
         AF_INET => Some(Ipv4Addr::from(words[0].to_ne_bytes()).into()),
         AF_INET6 => {
-            // Each word is in network byte order as it lies in memory.
+            // Each word is in network byte order in memory.
             let [a, b, c, d] = words.map(|word| u128::from(u32::from_be(word)));
             let bytes = a << 96 | b << 64 | c << 32 | d;
             Some(IpAddr::from(Ipv6Addr::from_bits(bytes)).to_canonical())
@@ -202,7 +205,7 @@ fn address(family: u32, words: &[u32; 4]) -> Option<IpAddr> {
     }
 }
 
-/// `BPF_TCP_*` as ss(8) names it.
+/// The name that ss(8) has for a `BPF_TCP_*` state.
 fn state(state: u32) -> String {
     let name = match state {
         1 => "ESTAB",
@@ -307,7 +310,7 @@ mod tests {
             ..event(kind::SYN, 1, 0)
         };
         assert_eq!(EventView::of(&strange, 0, None, &HOST), None);
-        // No attempt has the number 0: nothing is subtracted from it.
+        // Attempts begin at 1: 0 must not cause an underflow.
         assert_eq!(view(&event(kind::SYN, 0, 25)).timer_us, None);
     }
 }

@@ -1,4 +1,5 @@
-//! `GET /v1/experiments` and what starts, stops and clears one: a policy's timers against the kernel's own.
+//! `GET /v1/experiments`, and the requests that start, stop and clear an experiment: a policy's
+//! timers against the kernel's own.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +75,7 @@ pub enum State {
 }
 
 impl State {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::Running,
         Self::GainProven,
@@ -85,7 +86,7 @@ impl State {
         Self::Stopped,
     ];
 
-    /// As in JSON.
+    /// The name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Running => "running",

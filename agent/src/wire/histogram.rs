@@ -1,4 +1,4 @@
-//! A histogram of times, as JSON has it.
+//! A histogram of times in JSON.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub struct BucketView {
     pub count: u64,
 }
 
-/// Adds the times of a histogram of the program; each counts as the end of its bucket.
+/// Adds the times of a program's histogram; each counts as its bucket's upper bound.
 pub fn add_times(times: &mut Distribution, histogram: &Histogram) {
     for (bucket, count) in histogram.buckets.iter().enumerate() {
         times.add(bucket_end_us(bucket).unwrap_or(u64::MAX), *count);
@@ -44,8 +44,8 @@ impl HistogramView {
         self.count == 0
     }
 
-    /// The time that a share of all do not exceed, microseconds, evenly spread within a bucket; `None`
-    /// for an empty histogram. Times beyond the last bucket count as its end.
+    /// The quantile of a share, microseconds, with times spread evenly within a bucket; `None` for
+    /// an empty histogram. Times in the last bucket count as its lower bound.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a quantile of buckets is an estimate"
@@ -72,7 +72,7 @@ impl HistogramView {
         (self.count > 0).then(|| self.sum_us as f64 / self.count as f64)
     }
 
-    /// The variance of the mean, square microseconds, with times spread evenly within their buckets.
+    /// The variance of the mean, square microseconds, with times spread evenly within a bucket.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn variance_of_mean(&self) -> Option<f64> {
         let mean = self.mean_us()?;
@@ -86,8 +86,8 @@ impl HistogramView {
         Some(variance.max(0.0) / count)
     }
 
-    /// How many times are below the end of each bucket, one after the other: (end in microseconds, so
-    /// many), the last without an end.
+    /// The cumulative counts: each bucket's upper bound, microseconds, and the number of times
+    /// below it. The last bucket has no upper bound.
     pub fn cumulative(&self) -> Vec<(Option<u64>, u64)> {
         let mut sum = 0;
         let mut rest = self.buckets.iter().peekable();
@@ -102,7 +102,7 @@ impl HistogramView {
             .collect()
     }
 
-    /// Two, bucket by bucket.
+    /// Combines two histograms, bucket by bucket.
     pub fn with(&self, other: &Self, f: impl Fn(u64, u64) -> u64) -> Self {
         let mut counts: BTreeMap<u64, BucketView> =
             self.buckets.iter().map(|b| (b.from_us, *b)).collect();

@@ -1,4 +1,5 @@
-//! What goes over the control socket, and what `--json` prints: the engine makes it, and the CLI reads it.
+//! The types of the control socket and of `--json`: the engine produces them, and the CLI reads
+//! them.
 
 pub mod bounded;
 pub mod discover;

@@ -1,8 +1,9 @@
-//! `GET /v1/stats`: what policies did, by arm and by who began the connections.
+//! `GET /v1/stats`: counters of policies, by arm and by the direction of connections.
 //!
-//! `counters!` is the one table of the counters: a row gives the field of the JSON, of [`DirectionStats`] and of
-//! the kernel's [`rto_agent_common::Counters`], the metric, and what `rto-agent stats` calls it.
-//! `by` names the function of [`Statistics`] that computes a field that is not one of the kernel's counters.
+//! `counters!` is the only table of counters. A row defines the field of the JSON, of
+//! [`DirectionStats`] and of the kernel's [`rto_agent_common::Counters`], the metric, and the name
+//! in `rto-agent stats`. `by` is the function of [`Statistics`] that computes a field which is not
+//! a counter of the kernel.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ pub struct StatsAnswer {
     pub policies: BTreeMap<PolicyName, PolicyStats>,
 }
 
-/// What an agent did that knew no `sampling`.
+/// The sampling of agents without a `sampling` setting.
 fn all_connections() -> u32 {
     1
 }
@@ -65,14 +66,15 @@ impl PolicyStats {
         self.arms().all(|(_, stats)| *stats == ArmStats::default())
     }
 
-    /// Each arm that there is.
+    /// The arms that exist.
     pub fn arms(&self) -> impl Iterator<Item = (Arm, &ArmStats)> {
         let control = self.control.iter().map(|stats| (Arm::Control, stats));
         std::iter::once((Arm::Treated, &self.treated)).chain(control)
     }
 
-    /// How much longer `connect()` takes with the policy's timers than with the kernel's own, over established
-    /// connections; `None` without a control arm, or while an arm has no connections.
+    /// How much longer `connect()` takes with the policy's timers than with the kernel's own, on
+    /// average over established connections; `None` without a control arm, or while an arm has no
+    /// connections.
     pub fn connect_time_difference(&self) -> Option<Difference> {
         /// The normal distribution's 97.5th percentile.
         const Z: f64 = 1.96;
@@ -86,7 +88,7 @@ impl PolicyStats {
         })
     }
 
-    /// What the control arm is called for people, if there is one: "control (5%)".
+    /// The title of the control arm, if there is one: "control (5%)".
     pub fn control_title(&self) -> Option<String> {
         let control = Arm::Control;
         self.control.as_ref()?;
@@ -96,7 +98,7 @@ impl PolicyStats {
         })
     }
 
-    /// The sum of two, of several hosts.
+    /// The sum of two hosts' counters.
     pub fn plus(&self, other: &Self) -> Self {
         let control = match (&self.control, &other.control) {
             (Some(one), Some(other)) => Some(one.plus(other)),
@@ -111,7 +113,7 @@ impl PolicyStats {
         }
     }
 
-    /// What was counted since an earlier answer.
+    /// The growth since an earlier answer.
     pub fn since(&self, earlier: &Self) -> Self {
         let none = ArmStats::default();
         let before = earlier.control.as_ref().unwrap_or(&none);
@@ -125,20 +127,21 @@ impl PolicyStats {
     }
 }
 
-/// An initial RTO is too short for its path at this share of connections with a spurious copy.
+/// From this share of connections with a spurious copy, an initial RTO is too short for its path.
 pub const TOO_MANY_SPURIOUS: f64 = 0.01;
 
-/// A difference of means.
+/// A difference of two means.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// Microseconds; negative where the treated arm is faster.
+    /// Microseconds; negative if the treated arm is faster.
     pub mean_us: f64,
-    /// Its 95 % interval, of independent connections: loss comes in bursts, so that the true one is wider.
+    /// The 95 % interval for independent connections, microseconds. The true one is wider, as
+    /// losses come in bursts.
     pub interval_us: [f64; 2],
 }
 
 impl From<&ArmStatistics> for PolicyStats {
-    /// Without the share, which the kernel does not count.
+    /// Without `holdout`, as the kernel does not count the share.
     fn from(statistics: &ArmStatistics) -> Self {
         Self {
             since_ms: None,
@@ -150,7 +153,7 @@ impl From<&ArmStatistics> for PolicyStats {
 }
 
 impl From<ArmStats> for PolicyStats {
-    /// Of a policy without a control arm.
+    /// The statistics of a policy without a control arm.
     fn from(treated: ArmStats) -> Self {
         Self {
             treated,
@@ -172,7 +175,7 @@ pub enum Arm {
 }
 
 impl Arm {
-    /// Of a number that the program gives arms.
+    /// The arm with this number in the program.
     pub const fn of(arm: u32) -> Self {
         match arm::is_control(arm) {
             true => Self::Control,
@@ -203,7 +206,7 @@ pub struct ArmStats {
 }
 
 impl ArmStats {
-    /// Each with its name.
+    /// The directions and their names.
     pub fn directions(&self) -> [(&'static str, &DirectionStats); 3] {
         [
             ("active", &self.active),
@@ -212,7 +215,7 @@ impl ArmStats {
         ]
     }
 
-    /// What was counted since an earlier answer.
+    /// The growth since an earlier answer.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             active: self.active.since(&earlier.active),
@@ -221,7 +224,7 @@ impl ArmStats {
         }
     }
 
-    /// The sum of two.
+    /// The sum of two arms.
     pub fn plus(&self, other: &Self) -> Self {
         Self {
             active: self.active.plus(&other.active),
@@ -230,7 +233,7 @@ impl ArmStats {
         }
     }
 
-    /// All directions together.
+    /// The sum of all directions.
     pub fn total(&self) -> DirectionStats {
         self.active.plus(&self.passive).plus(&self.unknown)
     }
@@ -246,29 +249,29 @@ impl From<&[Statistics; 3]> for ArmStats {
     }
 }
 
-/// Which connections a counter concerns.
+/// The connections that a counter is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Their handshakes: of sockets that were open before their policy they are not known.
+    /// Handshakes, which are unknown for sockets that were open before their policy.
     Handshakes,
-    /// Established ones.
+    /// Established connections.
     Connections,
 }
 
-/// One counter, for those who show all.
+/// A counter, for output that includes all.
 #[derive(Debug)]
 pub struct Counter {
-    /// The metric, without prefix and unit.
+    /// The metric's name, without prefix and unit.
     pub metric: &'static str,
     /// The metric's help.
     pub help: &'static str,
-    /// What it concerns.
+    /// The connections that it is about.
     pub scope: Scope,
-    /// Whether it is a sum of times in microseconds, which the metric has in seconds.
+    /// Whether it is a sum of times in microseconds; the metric is in seconds.
     pub is_time: bool,
-    /// Its name in `rto-agent stats --policy`; `None` for the columns of the table above.
+    /// Its title in `rto-agent stats --policy`; `None` if it is a column of the table instead.
     pub title: Option<&'static str>,
-    /// The counter itself.
+    /// Reads the counter.
     pub value: fn(&DirectionStats) -> u64,
 }
 
@@ -389,7 +392,7 @@ macro_rules! counters {
             }
         }
 
-        /// All of them.
+        /// All counters.
         pub const COUNTERS: &[Counter] = &[
             $(Counter {
                 metric: $split_metric,
@@ -439,7 +442,7 @@ macro_rules! is_time {
 }
 
 impl DirectionStats {
-    /// Connects: attempts, where this host opens the connections, else connections.
+    /// Attempts for connections that this host opens, otherwise connections.
     pub fn connects(&self, direction: &str) -> u64 {
         match direction {
             "active" => self.attempts,
@@ -447,8 +450,8 @@ impl DirectionStats {
         }
     }
 
-    /// Connects ([`Self::connects`]) that were not established within 500 ms. An attempt under way is among them until it
-    /// is established.
+    /// [`Self::connects`] that were not established within 500 ms, including attempts that are
+    /// still in progress.
     pub fn bad(&self, direction: &str) -> u64 {
         self.connects(direction).saturating_sub(self.good_attempts)
     }
@@ -515,7 +518,7 @@ impl DirectionStats {
         self.with(other, u64::saturating_add)
     }
 
-    /// What was counted since an earlier answer.
+    /// The growth since an earlier answer.
     pub fn since(&self, earlier: &Self) -> Self {
         self.with(earlier, u64::saturating_sub)
     }
@@ -557,7 +560,7 @@ mod tests {
         assert_eq!(serde_json::from_value::<PolicyStats>(json).unwrap(), stats);
     }
 
-    /// 1,000 connections of 100 us in each arm. In the control arm another 100 took 1 s.
+    /// 1,000 connections of 100 us in each arm, and 100 of 1 s in the control arm.
     #[test]
     fn connect_time_difference_has_its_interval() {
         use rto_agent_common::histogram::bucket_of;
@@ -606,11 +609,11 @@ mod tests {
         let stats = statistics(Some(counted(5)));
         assert_eq!(CountersView::from(&stats.treated).established_active, 100);
         assert_eq!(stats.treated.active.bad("active"), 3);
-        // Who did not get through is seen of those alone that this host opens.
+        // Failed attempts are known only for connections that this host opens.
         assert_eq!(stats.treated.active.bad("passive"), 2);
         let names: Vec<_> = stats.arms().map(|(arm, _)| arm.to_string()).collect();
         assert_eq!(names, ["treated", "control"]);
-        // The share is in the files, which are missing here.
+        // The share comes from the configuration, which is missing here.
         assert_eq!(stats.control_title().as_deref(), Some("control"));
     }
 }

@@ -1,13 +1,13 @@
-//! How long an entry may stay that is not for good.
+//! The lifetime of an entry with a `--ttl`.
 
 use std::time::Duration;
 
 use crate::policy::units::{Scale, parse_scaled};
 
-/// Longest: beyond it an entry is meant for good and belongs in a file.
+/// Longest lifetime: a more permanent entry belongs in a file.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Reads the time after which an entry is removed again.
+/// Parses the lifetime of an entry: more than 0, at most [`MAX_TTL`].
 pub fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = parse_scaled(text, Scale::Lifetime).map_err(|e| e.to_string())?;
     if ttl.is_zero() || ttl > MAX_TTL {

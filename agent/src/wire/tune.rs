@@ -1,4 +1,4 @@
-//! `GET /v1/tune`: what the daemon has learnt, what that rests on, and what comes next.
+//! `GET /v1/tune`: what the daemon has learnt, the evidence for it, and what it does next.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,7 +21,7 @@ pub struct TuneAnswer {
 }
 
 impl TuneAnswer {
-    /// Of one policy alone.
+    /// The answer for one policy only.
     #[must_use]
     pub fn only(&self, policy: &PolicyName) -> Self {
         let found = self.policies.get_key_value(policy);
@@ -40,7 +40,7 @@ impl TuneAnswer {
         }
     }
 
-    /// Each timer of each policy.
+    /// All timers of all policies.
     pub fn timers(&self) -> impl Iterator<Item = (&PolicyName, &TunedTimer)> {
         let policies = self.policies.iter();
         policies.flat_map(|(name, policy)| policy.timers.iter().map(move |timer| (name, timer)))
@@ -95,7 +95,7 @@ pub struct TunedTimer {
 }
 
 impl TunedTimer {
-    /// One line for `status`; times are as in [`TuneAnswer::at_ms`].
+    /// One line for `status`; `now_ms` is in the same clock as [`TuneAnswer::at_ms`].
     #[must_use]
     pub fn line(&self, policy: &PolicyName, now_ms: u64) -> String {
         let Self {
@@ -113,14 +113,14 @@ impl TunedTimer {
         format!("policy {policy}: {setting} {direction} {state}, {set}; next: {next}")
     }
 
-    /// Whether an operator should know of its state.
+    /// Whether an operator should know about the timer's state.
     #[must_use]
     pub const fn is_unusual(&self) -> bool {
         !matches!(self.state, State::Learning | State::Active)
     }
 }
 
-/// What comes next, for people.
+/// What happens next, in words.
 #[must_use]
 pub fn next_text(next: Next, now_ms: u64) -> String {
     let wait = |at_ms: u64| match at_ms.saturating_sub(now_ms).div_ceil(1000) {
@@ -233,19 +233,19 @@ pub struct TuneRequest {
     pub policy: PolicyName,
 }
 
-/// What is asked of it.
+/// An operator's request about a policy's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TuneAction {
-    /// The kernel's own timers, until it is resumed.
+    /// Use the kernel's own timers until resumed.
     Freeze,
-    /// Ends that.
+    /// End a freeze.
     Resume,
-    /// Forgets what was learnt.
+    /// Forget what was learnt.
     Reset,
 }
 
 impl TuneAction {
-    /// Its name on the command line and in the path.
+    /// The name on the command line and in the path.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -255,7 +255,7 @@ impl TuneAction {
         }
     }
 
-    /// For the log.
+    /// The name in the audit log.
     #[must_use]
     pub const fn audited(self) -> &'static str {
         match self {
@@ -272,7 +272,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A timer of 48 ms that is learnt. The time is 1,000 s.
+    /// A learnt timer of 48 ms, at time 1,000 s.
     pub(crate) fn timer(direction: &str, state: State) -> TunedTimer {
         TunedTimer {
             setting: "initial_rto".to_owned(),

@@ -1,6 +1,7 @@
-//! What goes over the socket, and what `--json` prints: stable names, documented in `docs/reference/api.md`.
+//! Types of the socket and of `--json`: stable names, documented in `docs/reference/api.md`.
 //!
-//! Durations are strings with a unit ("100ms"), CIDRs and addresses strings, times Unix seconds.
+//! Durations are strings with a unit ("100ms"), CIDRs and addresses are strings, times are Unix
+//! seconds.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +47,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// `attach = false` in `[agent]`: no peer has this pid.
+    /// The caller for `attach = false` in `[agent]`: no peer has this pid.
     pub const CONFIGURATION: Self = Self { uid: 0, pid: 0 };
 }
 
@@ -97,18 +98,18 @@ pub struct RemoveRequest {
     pub undo: bool,
 }
 
-/// `POST /v1/reload`. An empty body means all fields left out.
+/// `POST /v1/reload`. An empty body leaves out all fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ReloadRequest {
-    /// Take over files that have no policy left.
+    /// Accept files without any policy.
     #[serde(default)]
     pub allow_empty: bool,
-    /// End a detachment as well, as `POST /v1/attach` does.
+    /// Also end a detachment, like `POST /v1/attach`.
     #[serde(default)]
     pub attach: bool,
-    /// Only say what would change.
+    /// Only report what would change.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -220,7 +221,7 @@ pub struct LookupEntry {
     /// The entry.
     #[serde(flatten)]
     pub entry: EntryView,
-    /// What its policy sets.
+    /// The policy's settings.
     #[serde(flatten)]
     pub sets: PolicyView,
 }
@@ -476,7 +477,7 @@ pub struct WalkView {
 }
 
 impl WalkView {
-    /// A walk that begins now.
+    /// The state of a walk that begins now.
     pub fn begin(cause: &str) -> Self {
         Self {
             running: true,
@@ -486,12 +487,12 @@ impl WalkView {
         }
     }
 
-    /// Whether it has ended and reached everything.
+    /// Whether the walk has ended and has reached all sockets.
     pub fn is_complete(&self) -> bool {
         !self.running && self.skipped.is_empty() && self.problems.is_empty()
     }
 
-    /// Adds what another walk did.
+    /// Adds the counts of another walk.
     pub fn add_counts_of(&mut self, other: &Self) {
         for (name, counts) in &other.policies {
             *self.policies.entry(name.clone()).or_default() += *counts;
