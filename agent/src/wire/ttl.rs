@@ -7,7 +7,7 @@ use crate::policy::units::{Scale, parse_scaled};
 /// Longest lifetime: a more permanent entry belongs in a file.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Parses the lifetime of an entry: more than 0, at most [`MAX_TTL`].
+/// Parses the lifetime of an entry: more than 0, at most a year.
 pub fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ttl = parse_scaled(text, Scale::Lifetime).map_err(|e| e.to_string())?;
     if ttl.is_zero() || ttl > MAX_TTL {
