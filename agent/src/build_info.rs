@@ -1,16 +1,17 @@
-//! What was built: version, commit, target.
+//! Build information: version, commit and target.
 
-/// The version.
+/// The package version, from Cargo.toml.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit it was built from, twelve characters, "-dirty" behind it if files were changed; "unknown" where neither a
-/// checkout nor a tarball nor RTO_AGENT_COMMIT tells, and in builds without optimisation.
+/// The first twelve characters of the commit, with "-dirty" appended if files were changed.
+/// "unknown" in builds without optimisation, and if neither a checkout, a tarball nor
+/// RTO_AGENT_COMMIT names the commit.
 pub(crate) const COMMIT: &str = env!("RTO_AGENT_COMMIT");
 
-/// What it was built for, as rustc names it.
+/// The target triple, as rustc names it.
 pub(crate) const TARGET: &str = env!("RTO_AGENT_TARGET");
 
-/// All of it in one line.
+/// Version, commit and target in one line.
 pub(crate) const LINE: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (commit ",

@@ -28,17 +28,17 @@ use crate::{
 
 mod bash;
 
-/// The environment variable by which a script asks.
+/// The environment variable that a completion script sets when it calls the binary.
 const VARIABLE: &str = "RTO_AGENT_COMPLETE";
 const PROGRAM: &str = "rto-agent";
-/// The user waits after pressing the key.
+/// Short, because the user waits for the completions after pressing the key.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// More are of no help to anybody.
+/// A longer list does not help the user.
 const MOST: usize = 500;
 
 const SHELLS: Shells<'static> = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh]);
 
-/// Answers a shell's script, if one asks.
+/// Answers a shell's completion script, if one called this process.
 pub fn answer() -> Option<ExitCode> {
     let shell = env::var(VARIABLE).ok()?;
     let words = env::args_os().skip_while(|word| word != "--").skip(1);
@@ -51,12 +51,12 @@ pub fn answer() -> Option<ExitCode> {
         env::current_dir().ok().as_deref(),
         &mut text,
     );
-    // An error would be in the middle of the line that is being typed.
+    // An error message would appear in the middle of the line that the user is typing.
     let written = written.and_then(|()| io::stdout().lock().write_all(&text));
     Some(ExitCode::from(u8::from(written.is_err())))
 }
 
-/// What a shell is to read to complete by [`answer`].
+/// The script that a shell sources so that it completes by [`answer`].
 pub fn script(shell: Shell) -> io::Result<Vec<u8>> {
     let completer = SHELLS.completer(&shell.to_string());
     let completer = completer.ok_or(io::ErrorKind::Unsupported)?;
@@ -65,7 +65,7 @@ pub fn script(shell: Shell) -> io::Result<Vec<u8>> {
     Ok(script)
 }
 
-/// The command line without what is hidden, and with the values that are not clap's to know.
+/// The command line without hidden arguments, and with values that clap does not know.
 fn command(words: &[OsString]) -> Command {
     let daemon = Daemon::of(words);
     let cli = Cli::command();
@@ -85,7 +85,7 @@ fn command(words: &[OsString]) -> Command {
         .subcommands(verbs)
 }
 
-/// An argument with its values.
+/// Adds the possible values to an argument.
 fn values(verb: &str, arg: Arg, daemon: &Daemon) -> Arg {
     let id = arg.get_id().as_str();
     let words = match (verb, id) {
@@ -122,14 +122,14 @@ fn values(verb: &str, arg: Arg, daemon: &Daemon) -> Arg {
     }
 }
 
-/// Which CIDRs a command line is about.
+/// Which CIDRs complete an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
-    /// Entries in force.
+    /// Active entries.
     All,
     /// Entries of `50-cli.toml`.
     Saved,
-    /// Entries of the files that are switched off.
+    /// Entries of the files that are masked.
     Masked,
 }
 
@@ -165,17 +165,17 @@ impl Daemon {
         }
     }
 
-    /// Nothing where none answers.
+    /// `None` if no daemon answers.
     fn list(&self) -> Option<ListAnswer> {
         let client = Client::new(&self.socket).within(PATIENCE);
         client.get("/v1/entries").ok()
     }
 }
 
-/// Where the values of an argument are from.
+/// The source of an argument's values.
 enum Values {
     Known(Vec<String>),
-    /// And whether "unmatched" is one.
+    /// The flag says whether "unmatched" is a value too.
     Policies(Daemon, bool),
     Cidrs(Daemon),
 }
@@ -193,7 +193,7 @@ impl Values {
         })
     }
 
-    /// Values, and what shells that can show beside them.
+    /// Values with their descriptions, for shells that can show them.
     fn all(&self) -> Vec<(String, Option<String>)> {
         match self {
             Self::Known(values) => values.iter().map(|value| (value.clone(), None)).collect(),

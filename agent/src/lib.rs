@@ -1,8 +1,8 @@
 //! Per-CIDR TCP retransmission timers for Linux: the library behind the `rto-agent` binary.
 //!
-//! One room for each concern; data flows down once: [`config`] text becomes a
-//! [`policy::PolicySet`], the [`engine`] turns it into a [`policy::plan::Plan`], the
-//! [`datapath`] writes that to the kernel.
+//! One module for each concern. Data flows one way: [`config`] parses text into a
+//! [`policy::PolicySet`], the [`engine`] turns that into a [`policy::plan::Plan`], and the
+//! [`datapath`] writes the plan to the kernel.
 
 pub mod api;
 mod build_info;

@@ -1,4 +1,4 @@
-//! The `rto-agent` binary: parse, dispatch, say errors.
+//! The `rto-agent` binary: parses the command line, dispatches, and prints errors.
 
 use std::process::ExitCode;
 

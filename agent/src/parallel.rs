@@ -1,4 +1,4 @@
-//! Work on something large, by all processors for a moment.
+//! Spreads short, large computations over all processors.
 
 use std::{
     num::NonZero,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::progress;
 
-/// More threads than this read no faster what comes from one memory.
+/// Memory bandwidth limits the speed: more threads gain nothing.
 const MAX_THREADS: usize = 8;
 /// Parts with fewer elements are not worth a thread.
 const LEAST: usize = 1 << 14;
@@ -19,7 +19,7 @@ pub(crate) fn threads(pieces: usize) -> usize {
     processors.min(MAX_THREADS).min(pieces).max(1)
 }
 
-/// Does something to each of equal parts of a slice.
+/// Calls `work` on equal parts of a slice, in parallel.
 pub(crate) fn in_parts<T: Send>(all: &mut [T], work: impl Fn(&mut [T]) + Sync) {
     let threads = threads(all.len() / LEAST);
     if threads < 2 {
@@ -29,12 +29,12 @@ pub(crate) fn in_parts<T: Send>(all: &mut [T], work: impl Fn(&mut [T]) + Sync) {
     map(all.chunks_mut(size).collect(), work);
 }
 
-/// What `work` makes of each piece, in their order.
+/// Applies `work` to each piece, in parallel; results are in the order of the pieces.
 pub(crate) fn map<T: Send, R: Send>(pieces: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     map_by(thread::Builder::new, pieces, work)
 }
 
-/// By threads such as these, or by as many as there can be.
+/// With at most `threads` threads, or as many as can be started.
 fn map_by<T: Send, R: Send>(
     builder: impl Fn() -> thread::Builder,
     pieces: Vec<T>,
@@ -45,7 +45,7 @@ fn map_by<T: Send, R: Send>(
         return pieces.into_iter().map(work).collect();
     }
     let queue = Mutex::new(pieces.into_iter().enumerate());
-    // A thread that died while it held the lock has left the queue as it should be.
+    // A thread that panicked while it held the lock has left the queue consistent.
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || -> Vec<(usize, R)> {
         std::iter::from_fn(next)
@@ -54,7 +54,7 @@ fn map_by<T: Send, R: Send>(
             .collect()
     };
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
-        // If no thread is available (pids.max, TasksMax), this one does the others' work.
+        // If no thread can be started (pids.max, TasksMax), this thread does all the work.
         let others = (1..threads).map_while(|_| builder().spawn_scoped(scope, run).ok());
         let others: Vec<_> = others.collect();
         let mut done = run();
@@ -87,7 +87,8 @@ mod tests {
 
     #[test]
     fn without_another_thread_as_well() {
-        // A stack that there is no memory for: the kernel's answer is that of a limit of threads.
+        // No memory is available for such a stack; the kernel returns the same error as at a limit
+        // of threads.
         let none = || thread::Builder::new().stack_size(1 << 60);
         assert!(none().spawn(|| ()).is_err());
         let squares = map_by(none, (0..1000u32).collect(), |i| i * i);

@@ -1,7 +1,8 @@
-//! Directories that only root and this user can have mean something else tomorrow.
+//! Refuses directories that another user could replace.
 //!
-//! A directory's content (state, socket, pins) belongs to the daemon only if no other user can replace it, in the
-//! directory or anywhere on the path. So each component is checked, and each target of a symbolic link.
+//! A directory's content (state, socket, pins) belongs to the daemon only if no other user can
+//! replace the directory or any component of its path. So each component is checked, and each
+//! target of a symbolic link.
 
 use std::{
     collections::VecDeque,
@@ -17,9 +18,9 @@ use nix::{
     unistd::{getegid, geteuid},
 };
 
-/// Longest chain of symbolic links, as the kernel's.
+/// The longest chain of symbolic links; the kernel's limit.
 const MAX_LINKS: usize = 40;
-/// Most directories that are made for one.
+/// The most directories that are created for one path.
 const MAX_DEPTH: usize = 64;
 
 /// Checks a private directory of the daemon, as far as it exists: no other user may create files in it.
@@ -32,7 +33,8 @@ pub(crate) fn check_private(path: &Path) -> io::Result<()> {
     if !missing.is_empty() {
         return Ok(());
     }
-    // Root would do for a directory on the way; this one is written to.
+    // The daemon writes to this directory, so root as its owner is not enough, unlike on the way to
+    // it.
     if meta.uid() != geteuid().as_raw() {
         return Err(refused(&place, &belongs(&meta)));
     }
@@ -42,13 +44,14 @@ pub(crate) fn check_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Checks a directory for a file that no other user may replace, as far as it exists: in one with the sticky
-/// bit, like `/tmp`, others may have files beside it.
+/// Checks the directory of a file that no other user may replace, as far as it exists. In a
+/// directory with the sticky bit, like `/tmp`, other users may have files beside it.
 pub(crate) fn check_shared(path: &Path) -> io::Result<()> {
     resolve(path).map(drop)
 }
 
-/// Checks a directory that files are read from, as far as it exists: only root and this user may add files.
+/// Checks a directory from which files are read, as far as it exists: only root and this user may
+/// add files.
 pub(crate) fn check_source_dir(path: &Path) -> io::Result<()> {
     let Resolved {
         place,
@@ -83,8 +86,8 @@ pub(crate) fn check_source_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a directory and its missing parents, one at a time, and each only where no other user can redirect it.
-/// The new directories have exactly this mode, whatever the umask.
+/// Creates a directory and its missing parents, one at a time, and each only where no other user
+/// can redirect it. The new directories have exactly this mode, whatever the umask.
 pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
     // Another user who creates and removes files in a shared directory could keep this busy for ever.
     for _ in 0..MAX_DEPTH {
@@ -103,22 +106,22 @@ pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
     Err(refused(path, "it cannot be made"))
 }
 
-/// Makes a directory of the daemon that all users may read, if it does not exist, and checks it.
+/// Creates a directory of the daemon that all users may read, if it does not exist, and checks it.
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     make(path, 0o755)?;
     check_private(path)
 }
 
-/// How far a path leads.
+/// A path with its links followed, as far as it exists.
 struct Resolved {
-    /// The last that exists.
+    /// The last component that exists.
     place: PathBuf,
     meta: Metadata,
-    /// What is not there yet.
+    /// The components that do not exist yet.
     missing: VecDeque<OsString>,
 }
 
-/// Where a path leads, with all links followed.
+/// Follows all links of a path.
 fn resolve(path: &Path) -> io::Result<Resolved> {
     if !path.is_absolute() {
         return Err(io::Error::other("it is no absolute path"));
@@ -176,7 +179,7 @@ fn resolve(path: &Path) -> io::Result<Resolved> {
     })
 }
 
-/// The names of a path; `..` among them, as where it leads depends on links before it.
+/// The components of a path. `..` is kept, because its meaning depends on the links before it.
 fn components(path: &Path) -> VecDeque<OsString> {
     path.components()
         .filter(|c| matches!(c, Component::Normal(_) | Component::ParentDir))
@@ -184,7 +187,7 @@ fn components(path: &Path) -> VecDeque<OsString> {
         .collect()
 }
 
-/// Refuses a directory in which others can replace what is not theirs.
+/// Refuses a directory in which other users can replace files that they do not own.
 fn check_dir(place: &Path, meta: &Metadata) -> io::Result<()> {
     if !is_trusted(meta) {
         return Err(refused(place, &belongs(meta)));
@@ -199,7 +202,7 @@ fn is_trusted(meta: &Metadata) -> bool {
     meta.uid() == 0 || meta.uid() == geteuid().as_raw()
 }
 
-/// Who else may write to a directory.
+/// Which other users may write to a directory.
 fn writers(meta: &Metadata) -> Option<&'static str> {
     let is_ours = meta.gid() == 0 || meta.gid() == getegid().as_raw();
     match meta.mode() {
@@ -254,7 +257,7 @@ mod tests {
             chmod(&middle, mode);
             assert_eq!(check_private(&end).is_ok(), good, "{mode:o}");
             assert_eq!(check_shared(&middle).is_ok(), good, "{mode:o}");
-            // What is not there yet would be made there.
+            // A missing directory would be created there.
             assert_eq!(
                 check_private(&end.join("not/yet")).is_ok(),
                 good,
@@ -275,11 +278,12 @@ mod tests {
         }
         make(&at("a/b/c"), 0o755).unwrap();
         assert_eq!(fs::metadata(at("a/b/c")).unwrap().mode() & 0o777, 0o750);
-        // Through a link of one's own to what is not there yet.
+        // Through a link of this user to a path that does not exist yet.
         symlink("a/new", at("link")).unwrap();
         make(&at("link/in"), 0o755).unwrap();
         assert!(at("a/new/in").is_dir());
-        // In a sticky directory one can make, and another's link is not followed.
+        // In a sticky directory this user can create directories, and a link of another user is not
+        // followed.
         fs::create_dir(at("tmp")).unwrap();
         chmod(&at("tmp"), 0o1777);
         make(&at("tmp/run"), 0o755).unwrap();
@@ -307,7 +311,7 @@ mod tests {
         chmod(&at("etc/in/file"), 0o666);
         assert!(why(check_source_file(&at("link"))).contains("file: everybody may write to it"));
         chmod(&at("etc/in/file"), 0o644);
-        // With the sticky bit other users cannot replace a file, but can add one.
+        // With the sticky bit other users cannot replace a file, but can add files.
         chmod(&at("etc/in"), 0o1777);
         check_source_file(&at("link")).unwrap();
         assert!(why(check_source_dir(&at("etc/in"))).contains("in: everybody may write to it"));

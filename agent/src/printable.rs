@@ -1,4 +1,4 @@
-//! Text for terminals and JSON: numbers of things, and names that others have given, to files and processes, without
+//! Text for terminals and JSON: counts with their nouns, and names of files and processes without
 //! control characters.
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Serialize as _, Serializer};
 
-/// A number of things: "1 entry", "2 entries".
+/// A count with its noun: "1 entry", "2 entries".
 pub(crate) fn counted<N>(count: N, one: &str, many: &str) -> String
 where
     N: fmt::Display + PartialEq + From<u8>,
@@ -19,18 +19,19 @@ where
     format!("{count} {noun}")
 }
 
-/// A path. What is not UTF-8 in it is shown as U+FFFD: a name must not make an answer fail.
+/// A path as text. Bytes that are not UTF-8 are shown as U+FFFD, so that a name cannot make an
+/// answer fail.
 pub(crate) fn path(path: &Path) -> String {
     text(&path.to_string_lossy()).into_owned()
 }
 
-/// A text. What a terminal would act on is written as Rust escapes it (`\u{1b}`), so that doing this twice changes
+/// Escapes characters that a terminal acts on as Rust does (`\u{1b}`). Escaping twice changes
 /// nothing more.
 pub(crate) fn text(text: &str) -> Cow<'_, str> {
     escaped(text, acts)
 }
 
-/// A text of several lines.
+/// The same for a text of several lines: line feeds stay.
 pub(crate) fn lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n' && acts(c))
 }
@@ -42,7 +43,8 @@ fn escaped(text: &str, acts: impl Fn(char) -> bool) -> Cow<'_, str> {
     let mut shown = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         if acts(c) {
-            // Not escape_default(), which has \n for a line feed and nothing for the others.
+            // Not `escape_default()`, which writes a line feed as \n and leaves the other
+            // characters unescaped.
             let _written = write!(shown, "{}", c.escape_unicode());
         } else {
             shown.push(c);
@@ -51,7 +53,7 @@ fn escaped(text: &str, acts: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// C0, DEL and C1 (ECMA-48), and what turns the direction of writing (UAX 9).
+/// C0, DEL and C1 (ECMA-48), and characters that change the direction of text (UAX 9).
 pub(crate) fn acts(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -60,7 +62,7 @@ pub(crate) fn acts(c: char) -> bool {
 pub(crate) struct JsonWriter<W>(pub(crate) W);
 
 impl<W: io::Write> io::Write for JsonWriter<W> {
-    /// serde_json writes whole characters, and active ones only within strings.
+    /// serde_json writes whole characters, and control characters only within strings.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let acts = |c: char| c != '\n' && acts(c);
         match str::from_utf8(bytes) {
@@ -82,7 +84,7 @@ impl<W: io::Write> io::Write for JsonWriter<W> {
     }
 }
 
-/// For `serialize_with`: serde refuses a path that is not UTF-8, and with it the whole answer.
+/// For `serialize_with`: serde refuses a path that is not UTF-8, and the whole answer would fail.
 pub(crate) fn serialize_path<S: Serializer>(
     value: &Path,
     serializer: S,
@@ -90,7 +92,7 @@ pub(crate) fn serialize_path<S: Serializer>(
     serializer.serialize_str(&path(value))
 }
 
-/// The same for one that may be absent.
+/// The same for an optional path.
 pub(crate) fn serialize_optional<S: Serializer, P: AsRef<Path>>(
     value: &Option<P>,
     serializer: S,
@@ -99,7 +101,7 @@ pub(crate) fn serialize_optional<S: Serializer, P: AsRef<Path>>(
     shown.serialize(serializer)
 }
 
-/// The same for several.
+/// The same for several paths.
 pub(crate) fn serialize_paths<S: Serializer, P: AsRef<Path>>(
     values: &[P],
     serializer: S,

@@ -1,11 +1,11 @@
-//! A problem that lasts: reported once, and again when it changes.
+//! A lasting problem: reported once, and again when it changes.
 
-/// The problem there is, if there is one.
+/// The current problem, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Problem(Option<String>);
 
 impl Problem {
-    /// Takes the problem there is now; `say` is called if it is not the one before.
+    /// Sets the current problem; calls `say` if it differs from the previous one.
     pub(crate) fn becomes(&mut self, now: Option<String>, say: impl FnOnce(&str)) {
         if let Some(text) = &now
             && self.0.as_ref() != Some(text)
@@ -15,7 +15,6 @@ impl Problem {
         self.0 = now;
     }
 
-    /// In words.
     pub(crate) fn text(&self) -> Option<&String> {
         self.0.as_ref()
     }

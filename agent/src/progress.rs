@@ -1,7 +1,7 @@
 //! Progress of the current operation, for the watchdog, and its cancellation flag.
 //!
-//! Long operations count each step on the thread they run on. Only threads that are registered count: the reads of
-//! clients on other threads say nothing about the engine.
+//! Long operations count each step on the thread they run on. Only registered threads count,
+//! because reads for clients on other threads do not show that the engine makes progress.
 
 use std::{
     cell::RefCell,
@@ -17,7 +17,8 @@ thread_local! {
     static COUNTED: RefCell<Option<Progress>> = const { RefCell::new(None) };
 }
 
-/// A number of steps, and since when there are to be no more. They guard nothing, so that relaxed ordering will do.
+/// The number of steps, and when the operation was cancelled. They guard no other data, so relaxed
+/// ordering is enough.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<Shared>);
 
@@ -27,43 +28,41 @@ struct Shared {
     stopped_at: OnceLock<Instant>,
 }
 
-/// The work is left unfinished: the daemon is stopping.
+/// The operation is unfinished, because the daemon is stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stopped;
 
 impl Progress {
-    /// Counts this thread's steps from here.
+    /// From now on, counts the steps of this thread.
     pub(crate) fn count_this_thread(&self) {
         COUNTED.set(Some(self.clone()));
     }
 
-    /// Steps so far.
     pub(crate) fn steps(&self) -> u64 {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// One more.
+    /// Counts one step.
     pub(crate) fn step(&self) {
         self.0.steps.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has the work end at its next [`checkpoint`].
+    /// Cancels the operation at its next [`checkpoint`].
     pub(crate) fn stop(&self) {
         let _first = self.0.stopped_at.set(Instant::now());
     }
 
-    /// When it was stopped.
+    /// When the operation was cancelled.
     pub(crate) fn stopped_at(&self) -> Option<Instant> {
         self.0.stopped_at.get().copied()
     }
 
-    /// Whether it is to end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopped_at().is_some()
     }
 }
 
-/// A step of this thread: called by long operations, at least once a second.
+/// Counts a step of this thread. Long operations call it at least once a second.
 pub(crate) fn step() {
     COUNTED.with_borrow(|counted| {
         if let Some(progress) = counted {
@@ -72,8 +71,8 @@ pub(crate) fn step() {
     });
 }
 
-/// A step between two parts of a change, after the first of which it may be left: the next start completes or undoes
-/// it.
+/// A step between two parts of a change where the change may be interrupted: the next start
+/// completes or undoes it.
 pub(crate) fn checkpoint() -> Result<(), Stopped> {
     step();
     let is_stopping =
@@ -85,9 +84,9 @@ pub(crate) fn checkpoint() -> Result<(), Stopped> {
     }
 }
 
-/// The same elements, with a step now and then.
+/// Iterates over `all`, and counts a step from time to time.
 pub(crate) fn stepping<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
-    /// A millisecond's work or two.
+    /// One or two milliseconds of work.
     const EVERY: usize = 1 << 12;
     all.into_iter().enumerate().map(|(i, one)| {
         if i % EVERY == 0 {
@@ -97,7 +96,7 @@ pub(crate) fn stepping<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Ite
     })
 }
 
-/// A reader or writer of which each piece is a step.
+/// A reader or writer that counts a step for each piece.
 pub(crate) struct Stepwise<R>(pub(crate) R);
 
 impl<R: Read> Read for Stepwise<R> {
@@ -157,7 +156,7 @@ mod tests {
             checkpoint()
         });
         assert_eq!(working.join().unwrap(), Err(Stopped));
-        // Another thread's work continues.
+        // The work of another thread continues.
         progress.stop();
         assert_eq!(checkpoint(), Ok(()));
     }

@@ -1,4 +1,4 @@
-//! bash, which splits words differently from the command line.
+//! Completion in bash, which splits words differently from the command line.
 
 use std::{
     ffi::OsString,
@@ -8,8 +8,9 @@ use std::{
 
 use clap_complete::env::{Bash as Words, EnvCompleter};
 
-/// As clap_complete has it, but for words with ':' or '=' in them, like fd00:1::/64 and --policy=near: readline splits
-/// these, so the words are taken from the line, and what readline has already is cut off the answers.
+/// clap_complete's script, extended for words with ':' or '=' in them, like fd00:1::/64 and
+/// --policy=near. readline splits these, so the script takes the words from the line, and removes
+/// from the answers the part that readline has already.
 const SCRIPT: &str = r#"_rto_agent() {
     local line=${COMP_LINE:0:COMP_POINT}
     local -a words

@@ -1,11 +1,10 @@
-//! Noticing that configuration files changed, however they were changed.
+//! Detects changes of the configuration files, however they are changed.
 //!
-//! Directories are watched, not files: editors write a new file and rename it over the old one,
-//! and a Kubernetes ConfigMap swaps a symbolic link (`..data`) two hops away. Every directory on
-//! the path from a name to its file is watched, and only events with one of the
-//! configuration's own names count: a log that is written beside it does not. Because inotify sees
-//! nothing on some file systems and can run out of watches, the engine is also asked to look every
-//! half minute.
+//! Directories are watched, not files: editors write a new file and rename it over the old one, and
+//! a Kubernetes ConfigMap swaps a symbolic link (`..data`) two hops away. Every directory on the
+//! path from a name to its file is watched. Only events for one of the configuration's own names
+//! count, so writing a log beside them has no effect. Because inotify reports nothing on some file
+//! systems and can run out of watches, the engine also checks the files every half minute.
 
 use std::{
     collections::BTreeSet,
@@ -27,14 +26,14 @@ use crate::{
     engine::{Handle, Message},
 };
 
-/// Several events make one change: a rename is two, an editor's save up to five.
+/// Several events belong to one change: two to a rename, up to five to an editor's save.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How often to look without any event.
+/// How often the files are checked without an event.
 const POLL: Duration = Duration::from_secs(30);
-/// Longest chain of symbolic links, as the kernel's.
+/// The longest chain of symbolic links; the kernel's limit.
 const MAX_HOPS: usize = 40;
 
-/// Watches until the engine stops, telling it when anything near the files changed.
+/// Watches until the engine stops, and notifies it when the configuration's files may have changed.
 pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let (sender, mut events) = mpsc::channel(1);
     let names = Arc::new(Mutex::new(Names::default()));
@@ -42,7 +41,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
         let names = watched.lock().unwrap_or_else(PoisonError::into_inner);
         if event.map_or(true, |event| names.concern(&event)) {
-            // A full channel already holds the news.
+            // A full channel already holds a notification.
             let _already_told = sender.try_send(());
         }
     });
@@ -86,16 +85,16 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     }
 }
 
-/// What is watched.
+/// The inotify watches.
 struct Watches {
     watcher: RecommendedWatcher,
     watched: BTreeSet<PathBuf>,
-    /// What counts of that.
+    /// The names whose events count.
     names: Arc<Mutex<Names>>,
 }
 
-/// Does something with the watches on a thread of its own: a file system that hangs must not keep signals and clients
-/// waiting. While it does, nothing is watched.
+/// Changes the watches on a separate thread: a file system that hangs must not block signals and
+/// clients. During the change nothing is watched.
 async fn elsewhere(
     watches: Option<Watches>,
     work: impl FnOnce(&mut Watches) + Send + 'static,
@@ -119,12 +118,12 @@ impl Watches {
         let wanted = names.directories.clone();
         *self.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
         for gone in self.watched.difference(&wanted) {
-            // It may be gone because the directory is.
+            // The watch may be gone with its directory.
             let _unwatched = self.watcher.unwatch(gone);
         }
         let mut now = BTreeSet::new();
         for directory in wanted {
-            // Watching again what is watched already heals a directory that was replaced.
+            // Watching a directory again repairs the watch if the directory was replaced.
             match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     now.insert(directory);
@@ -136,12 +135,13 @@ impl Watches {
     }
 }
 
-/// The names that lead to the configuration's files, as inotify reports them: every link on the way, and its target.
+/// The names through which the configuration's files are found, as inotify reports them: every link
+/// on the way, and its target.
 #[derive(Debug, Default)]
 struct Names {
-    /// Every directory whose change can change what the names mean.
+    /// The directories that contain these names.
     directories: BTreeSet<PathBuf>,
-    /// Files, links and directories in them.
+    /// Files, links and directories in these directories.
     files: BTreeSet<PathBuf>,
     /// `policies.d`: a new `*.toml` in it counts as well.
     policies: BTreeSet<PathBuf>,
@@ -164,7 +164,7 @@ impl Names {
         all
     }
 
-    /// Adds a name, and all that it links to on the way.
+    /// Adds a name, and every link that it leads through.
     fn add(&mut self, name: &Path) {
         let mut name = name.to_owned();
         for _ in 0..MAX_HOPS {
@@ -179,7 +179,7 @@ impl Names {
                 if let Some(file) = name.file_name() {
                     self.files.insert(real.join(file));
                 }
-                // A link among the parents (`..data/`) is a name in a directory of its own.
+                // A link among the parents (`..data/`) is a name in a separate directory.
                 if real != parent && !self.directories.contains(&parent) {
                     self.directories.insert(parent.clone());
                     self.add(&parent);
@@ -201,7 +201,7 @@ impl Names {
                 || self.directories.contains(path)
                 || config::is_policy_file(path) && is_in_policies()
         };
-        // Without a path events were lost.
+        // An event without a path means that events were lost.
         !event.kind.is_access() && (event.paths.is_empty() || event.paths.iter().any(is_ours))
     }
 }
@@ -275,7 +275,7 @@ mod tests {
             mount.join("b.toml"),
             mount.join("..data"),
             mount.join("..2026_01/b.toml"),
-            // It was moved, or removed.
+            // The directory was moved or removed.
             etc.clone(),
             link.clone(),
         ] {

@@ -1,4 +1,4 @@
-//! One daemon for one set of pins.
+//! Locks that allow only one daemon for one set of pins.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,49 +20,50 @@ use tracing::{info, warn};
 use crate::{config::regular_file, path_security};
 
 const FILE: &str = "lock";
-/// How long a start waits for a lock whose holder has ended. A child that the holder had forked shares the open
-/// file, and with it the lock, until it calls exec (flock(2)); on a busy machine it may wait for a processor before.
+/// How long a start waits for a lock whose holder has ended. A child forked by the holder shares
+/// the open file, and with it the lock, until it calls exec (flock(2)); on a busy machine the child
+/// may wait for a processor before that.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Why the lock was not had.
+/// Why the lock was not acquired.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Another daemon runs.
+    /// Another daemon holds the lock.
     #[error(
         "another rto-agent{holder} holds {path}; stop it first, or give this one its own \
          state_dir, socket, pin_dir and cgroup"
     )]
     Held {
-        /// " (pid N)" where it is known, and whether that is of another pid namespace.
+        /// " (pid N)" if it is known, with a remark if the pid is from another pid namespace.
         holder: String,
-        /// The lock.
+        /// The lock's path.
         path: PathBuf,
     },
     /// The state directory cannot be used.
     #[error("state_dir {path}: {reason}")]
     StateDir {
-        /// The directory.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The error of the system call.
         reason: io::Error,
     },
-    /// The directory of the pins cannot be used.
+    /// The pin directory cannot be used.
     #[error("pin_dir {path}: {reason}")]
     PinDir {
-        /// The directory.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The error of the system call.
         reason: io::Error,
     },
 }
 
-/// The lock; released when dropped, and by the kernel when the process has ended and with it every child that it
-/// had forked and that had not called exec yet.
+/// The lock. It is released when dropped; otherwise by the kernel when the process has ended, and
+/// every child that it had forked has ended or called exec.
 ///
-/// It is flock(2), and not a record lock (fcntl(2)), which no child shares: that cannot be taken for writing on a
-/// directory, and in a BPF file system there are no regular files.
+/// flock(2) is used rather than a record lock (fcntl(2)), though a child does not share the latter:
+/// a directory cannot have a record lock for writing, and a BPF file system has no regular files.
 #[derive(Debug)]
 pub struct InstanceLock {
     state_dir: PathBuf,
@@ -71,12 +72,12 @@ pub struct InstanceLock {
 }
 
 impl InstanceLock {
-    /// Takes the locks on both.
+    /// Takes both locks.
     pub fn take(state_dir: &Path, pin_dir: &Path) -> Result<Self, LockError> {
         Self::of_state(state_dir)?.and_pins(pin_dir)
     }
 
-    /// Takes the lock on `state_dir` (made if missing).
+    /// Takes the lock on `state_dir`, which is created if missing.
     pub fn of_state(state_dir: &Path) -> Result<Self, LockError> {
         Self::of_state_after(state_dir, &mut patience())
     }
@@ -93,7 +94,8 @@ impl InstanceLock {
             state_error(io::Error::new(e.kind(), why))
         })?;
         let mut state = lock(file, &path, read_holder, wait)?;
-        // For people, and the lock is had already: a full disk is no reason not to start.
+        // The pid is only informative, and the lock is held already: a full disk must not prevent
+        // the start.
         let _unsaid = state
             .set_len(0)
             .and_then(|()| state.rewind())
@@ -105,16 +107,16 @@ impl InstanceLock {
         })
     }
 
-    /// Takes the one on `pin_dir` as well, where that exists: two agents with state directories of
-    /// their own must not share pins either.
+    /// Also locks `pin_dir`, if it exists: two agents with different state directories must not
+    /// share pins.
     pub fn and_pins(mut self, pin_dir: &Path) -> Result<Self, LockError> {
         self.follow_after(pin_dir, &mut patience())?;
         Ok(self)
     }
 
-    /// Sees to it that the locks are on what both are now. The file in `state_dir` may have been removed; `pin_dir` may
-    /// have been removed and made again, and its file system unmounted, which an open directory would keep alive with
-    /// all its pins.
+    /// Makes sure that the locks are on the current files. The file in `state_dir` may have been
+    /// removed. `pin_dir` may have been removed and created again, or its file system unmounted,
+    /// which an open directory would keep alive with all its pins.
     pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
         let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
         let now = fs::symlink_metadata(self.state_dir.join(FILE))
@@ -147,7 +149,7 @@ impl InstanceLock {
             reason,
         })?;
         self.pins = None;
-        // It may not exist: bpffs may not even be mounted.
+        // The directory may be missing: bpffs may not even be mounted.
         if let Ok(dir) = File::open(pin_dir) {
             self.pins = Some(lock(dir, pin_dir, |_| None, wait)?);
         }
@@ -170,12 +172,12 @@ fn open(path: &Path) -> io::Result<File> {
         .mode(0o644)
         .custom_flags(O_NOFOLLOW | regular_file::FLAGS)
         .open(path)?;
-    // It may be another by now.
+    // It may have been replaced since the check.
     regular_file::check(&file.metadata()?)?;
     Ok(file)
 }
 
-/// Takes the lock. Where a process has it that has ended, `wait` says whether to try again.
+/// Takes the lock. If its holder has ended, `wait` decides whether to try again.
 fn lock(
     mut file: File,
     path: &Path,
@@ -198,11 +200,11 @@ fn lock(
         if errno != Errno::EWOULDBLOCK {
             return Err(state_error(errno.into()));
         }
-        // Read again each time: the holder writes its pid a moment after it has locked.
+        // Read again at each attempt: the holder writes its pid just after it has taken the lock.
         let told = told(&mut file);
         let (own, foreign) = match told {
             Some(holder) if holder.is_here() => (Some(holder.pid), None),
-            // Where it can be seen from here, it has another pid here.
+            // A holder that is visible from here has a different pid in this namespace.
             other => (holder_by_proc(&identity), other),
         };
         if own.is_some_and(is_running) || !wait() {
@@ -226,7 +228,7 @@ fn lock(
     }
 }
 
-/// Whether to wait once more: so long, and no longer.
+/// Returns true until the timeout has passed.
 fn patience() -> impl FnMut() -> bool {
     let end = Instant::now() + PATIENCE;
     move || {
@@ -235,18 +237,18 @@ fn patience() -> impl FnMut() -> bool {
     }
 }
 
-/// Whether there is such a process and it is not about to end: its files are closed some time after SIGKILL, and
-/// before it is waited for.
+/// Whether the process exists and is not about to end. A process closes its files some time after
+/// SIGKILL, and before its parent waits for it.
 fn is_running(pid: u32) -> bool {
     is_running_by(fs::read_to_string(format!("/proc/{pid}/stat")), || {
-        // 0 and negative numbers are groups of processes.
+        // 0 and negative numbers stand for process groups.
         let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
         kill(Pid::from_raw(pid.ok_or(Errno::ESRCH)?), None)
     })
 }
 
-/// Where `/proc/PID/stat` cannot be read, as under hidepid= (ProtectProc=invisible) that of a process with more
-/// capabilities, kill(2) with signal 0 says whether there is such a process.
+/// `/proc/PID/stat` may be unreadable: under hidepid= (ProtectProc=invisible) for a process with
+/// more capabilities. Then kill(2) with signal 0 shows whether the process exists.
 fn is_running_by(stat: io::Result<String>, signal: impl FnOnce() -> nix::Result<()>) -> bool {
     match stat {
         Ok(stat) => !is_ending(&stat),
@@ -254,10 +256,11 @@ fn is_running_by(stat: io::Result<String>, signal: impl FnOnce() -> nix::Result<
     }
 }
 
-/// Of `/proc/PID/stat` (proc(5)): a zombie, PF_EXITING, or SIGKILL pending.
+/// From `/proc/PID/stat` (proc(5)): the process is a zombie, has PF_EXITING, or a SIGKILL is
+/// pending.
 fn is_ending(stat: &str) -> bool {
     const PF_EXITING: u64 = 4;
-    // The name, in brackets, may have anything in it. What follows begins with the third field.
+    // The name, in brackets, may contain any character. The third field follows it.
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |field: usize| -> u64 {
@@ -271,12 +274,13 @@ fn is_ending(stat: &str) -> bool {
     is_zombie || number(9) & PF_EXITING != 0 || is_killed
 }
 
-/// The lock's holder, as its file says.
+/// The lock's holder, from the lock's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Holder {
-    /// In its own pid namespace.
+    /// The pid in the holder's own pid namespace.
     pid: u32,
-    /// That namespace's inode (namespaces(7)); absent where it was not known, or by an earlier version.
+    /// The inode of that namespace (namespaces(7)); absent if it was unknown, or written by an
+    /// earlier version.
     namespace: Option<u64>,
 }
 
@@ -302,7 +306,7 @@ impl Holder {
         })
     }
 
-    /// Whether its pid is of this process's namespace.
+    /// Whether the holder's pid is in this process's namespace.
     fn is_here(self) -> bool {
         let here = Self::this().namespace;
         self.namespace.is_none() || here.is_none() || self.namespace == here
@@ -316,8 +320,9 @@ fn read_holder(file: &mut File) -> Option<Holder> {
     Holder::parse(&text)
 }
 
-/// A file as `/proc/locks` names it: the numbers of its file system's device in hexadecimal, and its inode. (Of a btrfs
-/// subvolume stat(2) has another device: there a holder is known only by the pid in its file.)
+/// Names a file as `/proc/locks` does: the device number of its file system in hexadecimal, and its
+/// inode. (For a btrfs subvolume stat(2) returns another device, so there only the pid in the file
+/// shows the holder.)
 fn proc_identity(device: u64, inode: u64) -> String {
     format!("{:02x}:{:02x}:{inode}", major(device), minor(device))
 }
@@ -367,7 +372,8 @@ mod tests {
         child.id()
     }
 
-    /// The state of a killed daemon's child between fork and exec: the open file, with a pid of no process.
+    /// The state of a killed daemon's child between fork and exec: it has the open file, which
+    /// names the pid of no process.
     fn inherited(state: &Path) -> Flock<File> {
         fs::create_dir_all(state).unwrap();
         let path = state.join(FILE);
@@ -466,7 +472,7 @@ mod tests {
         assert_eq!(holder(8, 1, 177), Some(12));
         assert_eq!(holder(0, 26, 177), None);
         assert_eq!(holder(8, 1, 78), None);
-        // As this kernel writes it.
+        // In the form this kernel uses.
         let file = tempfile::tempfile().unwrap();
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
         let metadata = lock.metadata().unwrap();

@@ -1,4 +1,4 @@
-//! `rto-agent run`: puts the parts together and waits for signals.
+//! `rto-agent run`: sets up the parts of the daemon and waits for signals.
 
 use std::{
     path::{Path, PathBuf},
@@ -34,26 +34,26 @@ mod reference;
 
 use lock::InstanceLock;
 
-/// Threads that read the kernel for clients; two of them may be held up by slow readers of a list.
+/// Threads that read the kernel for clients. Clients that read a list slowly can block two of them.
 const READERS: usize = 8;
 
 /// How long clients may take to read the last answers.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
-/// Longest between two looks at the engine and the lock.
+/// The longest interval between two checks of the engine and the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// As long as a daemon runs.
+/// Longer than any daemon runs.
 const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
 ///
-/// If it cannot start (each error names the fix), or could not detach at its end.
+/// If it cannot start (each error names the fix), or cannot detach when it ends.
 pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     kernel::preflight::check()?;
     memory::set_mmap_threshold();
-    // Files and directories it makes are for others to write in no case.
+    // Other users must never be able to write to files and directories that the daemon creates.
     let others = Mode::from_bits_truncate(0o022);
     umask(umask(others) | others);
     privileges::keep_for_start().context("capabilities cannot be given up")?;
@@ -81,14 +81,14 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(READERS)
-        // If no more threads are available (pids.max), the existing ones do their work.
+        // If no more threads can be started (pids.max), the existing threads do the work.
         .thread_keep_alive(ALWAYS)
         .build()?;
     let entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
     let metrics = bind_metrics(&agent.metrics, group)?;
     let on_exit = agent.on_exit;
-    // Before there is a second thread.
+    // Must run before there is a second thread.
     let mut pinned_again = PinnedAgain::adopt(&pin_dir);
     privileges::keep_for_running().context("capabilities cannot be given up")?;
     drop(runtime.spawn_blocking(|| ()));
@@ -107,11 +107,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let mut signals = Signals::install()?;
     let (channels, handle) = engine::channels(&engine_config);
     let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
-    // It answers while a million entries are being loaded.
+    // The socket answers while a million entries are being loaded.
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || {
-            // Dropped when the engine ends, however it does.
+            // Dropped when the engine ends, even by a panic.
             let _ended = ended;
             Engine::start(engine_config, last_good, channels)?.run()
         })
@@ -124,7 +124,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         let (stopped, stop) = tokio::sync::oneshot::channel::<()>();
         let allowed = peer::Allowed { group };
         let serving = server::serve(listener, handle.clone(), allowed, async move {
-            // Both a message and a vanished sender mean the end.
+            // Both a message and a dropped sender mean the end.
             let _end = stop.await;
         });
         let server = tokio::spawn(serving);
@@ -149,11 +149,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         drop(stopped);
         let mut has_ended = !told || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
         if !has_ended && schedules(&pin_dir).is_ok_and(|sockets| sockets != 0) {
-            // It waits for connecting sockets.
+            // The engine waits for connecting sockets.
             let limit = engine::walk::SCHEDULES_LIMIT + engine::walk::SCHEDULES_WALK_LIMIT;
             has_ended = tokio::time::timeout(limit, &mut end).await.is_ok();
         }
-        // Clients that hold a connection open do not hold up the end.
+        // A client that keeps its connection open does not delay the end.
         let grace = tokio::time::timeout(LAST_ANSWERS, server).await;
         if let Ok(Ok(Err(e))) = grace {
             warn!("socket: {e}");
@@ -161,7 +161,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         has_ended
     });
     drop(entered);
-    // Nor does a reader that is in the middle of a list.
+    // Nor does a thread that is sending a list.
     runtime.shutdown_background();
     let snapshot = handle.snapshot();
     let on_exit = snapshot.on_exit().unwrap_or(on_exit);
@@ -170,7 +170,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     }
     drop((snapshot, handle));
     if !has_ended {
-        // It writes nothing more: it looks whether it is to stop before each write.
+        // The engine writes nothing more: it checks before each write whether it is to stop.
         let limit = STOP_LIMIT.as_secs_f32();
         warn!("the engine has not ended within {limit} s and is not waited for");
         return leave(on_exit, &pin_dir, &pinned_again);
@@ -182,12 +182,13 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     }
 }
 
-/// The pins of what the service manager kept over a restart, and keeps until this start is ready. One that does not come
-/// to that takes them away again: what is in force stays for the next start, and for no longer than there may be one.
+/// The pins that the service manager kept during a restart, and keeps until this start is ready. A
+/// start that fails removes them again: the active policies stay for the next start, but only as
+/// long as the service manager may start it.
 struct PinnedAgain(Option<PathBuf>);
 
 impl PinnedAgain {
-    /// The engine adopts them like any pins.
+    /// The engine adopts these pins like any others.
     fn adopt(pin_dir: &Path) -> Self {
         let handed = systemd::handed_over();
         let pinned = handed.and_then(|handed| handover::pin_again(pin_dir, &handed));
@@ -225,7 +226,7 @@ fn is_interrupted(error: &anyhow::Error) -> bool {
     error.is_some_and(EngineError::is_interrupted)
 }
 
-/// What [`Engine::run`] does at its end, where it did not come to it.
+/// Does what [`Engine::run`] does when it ends, if the engine did not run that far.
 fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow::Result<()> {
     match on_exit {
         OnExit::Detach if pinned_again.goes() => {
@@ -246,13 +247,14 @@ fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow:
     Ok(())
 }
 
-/// The directory of pins where this start has made it: a start that fails before there are pins removes it again.
+/// The pin directory if this start created it: a start that fails before there are pins removes it
+/// again.
 struct NewPinDir(Option<PathBuf>);
 
 impl NewPinDir {
     fn make(path: &Path) -> Self {
         let is_new = !path.exists();
-        // Where it cannot be made, starting the engine tells why.
+        // If the directory cannot be created, starting the engine reports why.
         let made = make_pin_dir(path).is_ok();
         Self((is_new && made).then(|| path.to_owned()))
     }
@@ -261,13 +263,13 @@ impl NewPinDir {
 impl Drop for NewPinDir {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
-            // With pins in it, it stays.
+            // It stays if it contains pins.
             let _kept = std::fs::remove_dir(path);
         }
     }
 }
 
-/// The metrics' listener, and the guard that removes a Unix socket.
+/// The listener of the metrics, and the guard that removes a Unix socket.
 fn bind_metrics(
     setting: &MetricsSetting,
     group: nix::unistd::Gid,
@@ -290,11 +292,11 @@ fn bind_metrics(
     })
 }
 
-/// The cgroup to attach to: the command line's, the configuration's, or the host's root.
+/// The cgroup to attach to: from the command line, else the configuration, else the host's root.
 ///
 /// # Errors
 ///
-/// If it is no cgroup2 directory, or none is mounted.
+/// If the directory is not in a cgroup2 file system, or none is mounted.
 pub fn resolve_cgroup(flag: Option<&Path>, setting: &CgroupSetting) -> anyhow::Result<PathBuf> {
     let chosen = match (flag, setting) {
         (Some(path), _) => Some(path),
@@ -319,8 +321,8 @@ impl Signals {
         })
     }
 
-    /// Forwards signals, and runs something at intervals; returns once the engine is stopped, or has ended
-    /// by itself. Says whether it was stopped.
+    /// Forwards signals, and calls a function at intervals. Returns once the engine is stopped or
+    /// has ended by itself, and whether it was stopped.
     async fn forward(
         &mut self,
         engine: &Handle,

@@ -1,4 +1,5 @@
-//! The table of `docs/operate/limits.md`: numbers from the constants, and tests that exist.
+//! The table of `docs/operate/limits.md`: numbers come from the constants, and the tests it names
+//! exist.
 //! `UPDATE=1 cargo test -p rto-agent --lib daemon::reference` rewrites the page.
 
 use std::{
@@ -25,9 +26,9 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operate/limits.
 struct Limit {
     what: &'static str,
     value: String,
-    /// What happens at it.
+    /// What happens at the limit.
     then: &'static str,
-    /// Which shows it: of this crate by its path, else `integration::group::name`.
+    /// The test that shows it: of this crate by its path, else `integration::group::name`.
     test: &'static str,
 }
 
@@ -307,7 +308,7 @@ fn table(limits: &[Limit]) -> String {
 fn the_page_has_the_numbers_of_the_program() {
     let tables = sections().map(|(name, limits)| (name, table(&limits)));
     assert_tables(PAGE, "limits", "daemon::reference", tables);
-    // What the texts say in words.
+    // Numbers that the texts spell out.
     assert_eq!(server::LARGE, 64 << 10);
 }
 

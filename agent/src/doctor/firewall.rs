@@ -1,6 +1,7 @@
-//! Rules of this host that limit SYNs: rules of nftables, to which iptables-nft adds its own, and rules of legacy
-//! iptables. Copies of a SYN count there like new connections. Limits on concurrent connections (`ct count`, connlimit)
-//! are no finding, because a copy belongs to the connection of the first SYN.
+//! Finds rules of this host that limit SYNs: nftables rules, which include those of iptables-nft,
+//! and rules of legacy iptables. Such rules count retransmitted SYNs like new connections. Limits
+//! on concurrent connections (`ct count`, connlimit) are not reported, because a retransmitted SYN
+//! belongs to the connection of the first SYN.
 
 use std::{
     fs,
@@ -17,18 +18,18 @@ use serde_json::Value;
 use super::{Finding, Severity, handshake::list};
 use crate::printable;
 
-/// A rule set of thousands of rules is listed within a second.
+/// `nft` lists thousands of rules within a second.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Where distributions install these programs; root alone may write there.
+/// Where distributions install these programs; only root may write there.
 const DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
-/// Longer listings are cut off, which the parser reports.
+/// A longer listing is truncated, which the parser reports.
 const MAX_LISTING: u64 = 64 << 20;
 
 const ID: &str = "syn-limits";
 const WHY: &str = "a limit counts every copy of a SYN: with a short initial_rto a moment of loss uses it up, and a ban \
                    that each SYN renews does not end while clients retry";
 
-/// Only of use where a policy shortens the timer of SYNs.
+/// Useful only if a policy shortens the SYN timer.
 pub(super) fn syn_limits() -> Finding {
     let (mut rules, mut unread) = (Vec::new(), Vec::new());
     let mut add = |listing: Result<Vec<String>, String>| match listing {
@@ -38,7 +39,8 @@ pub(super) fn syn_limits() -> Finding {
     let ruleset = ["-j", "-t", "list", "ruleset"];
     add(output(&["nft"], &ruleset, TIMEOUT).and_then(|text| of_nft(&text)));
     for family in ["ip", "ip6"] {
-        // Legacy tables that this network namespace has. Without any, listing would load the module.
+        // The legacy tables that this network namespace has. If it has none, listing them would
+        // load the module.
         let names = fs::read_to_string(format!("/proc/net/{family}_tables_names"));
         if names.is_ok_and(|names| !names.trim().is_empty()) {
             let programs = ["-legacy-save", "-save"].map(|end| format!("{family}tables{end}"));
@@ -67,7 +69,7 @@ fn finding(rules: Vec<String>, unread: &[String]) -> Finding {
     )
 }
 
-/// What the first of these programs that is installed prints.
+/// The output of the first of these programs that is installed.
 #[expect(
     clippy::disallowed_methods,
     reason = "an absolute path below DIRS, whatever PATH is; rules have no file to be read from"
@@ -135,7 +137,7 @@ fn of_nft(text: &str) -> Result<Vec<String>, String> {
     Ok(limits.collect())
 }
 
-/// What a statement limits. One that only logs less often, or only counts, does no harm.
+/// What a statement limits. A statement that only logs less often, or only counts, does no harm.
 fn limit(statement: &Value, decides: bool) -> Option<String> {
     let (kind, value) = statement.as_object()?.iter().next()?;
     let text = |name: &str| value[name].as_str().unwrap_or_default();
@@ -169,7 +171,7 @@ fn decides(statement: &Value) -> bool {
         || is_target
 }
 
-/// Whether a match leaves out the first SYN of a connection. What is not known here leaves out nothing.
+/// Whether a match excludes the first SYN of a connection. Unknown matches are assumed not to.
 fn excludes_new_tcp(statement: &Value) -> bool {
     let Some(compared) = statement.get("match").filter(|one| one["op"] != "!=") else {
         return false;

@@ -1,5 +1,5 @@
-//! Reasons why a policy lacks its full effect on handshakes, or its short timers do harm: retransmissions of
-//! SYN-ACKs, MPTCP, TCP Fast Open, listeners with options of their own.
+//! Checks why a policy has less than its full effect on handshakes, or its short timers do harm:
+//! SYN-ACK retransmissions, MPTCP, TCP Fast Open, and listeners with their own options.
 
 use std::{
     collections::BTreeSet,
@@ -20,11 +20,12 @@ use crate::{
     printable::counted,
 };
 
-/// More retransmissions than this gain nothing: the shortest timer has its lifetime by 12.
+/// More retransmissions gain nothing: even with the shortest timer, 12 of them use the whole
+/// lifetime.
 const MOST_RETRIES: u8 = 15;
-/// Used for a learnt timer, whose value `doctor` does not know.
+/// Assumed for a learnt timer, whose value `doctor` does not know.
 const OFTEN_LEARNT: Duration = Duration::from_millis(100);
-/// Policies, listeners and rules that are named.
+/// The most policies, listeners and rules that a finding names.
 const SHOWN: usize = 5;
 
 pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
@@ -52,7 +53,7 @@ pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The policies for which a condition holds, by name.
+/// The names of the policies for which a condition holds.
 fn named<'a>(
     set: &'a PolicySet,
     is: impl Fn(&Settings) -> bool + 'a,
@@ -63,7 +64,7 @@ fn named<'a>(
         .map(|(name, _)| name)
 }
 
-/// "a, b, c", and how many more.
+/// "a, b, c", and the number of others.
 pub(super) fn list(all: impl IntoIterator<Item = String>) -> String {
     let all: Vec<String> = all.into_iter().collect();
     let more = match all.len().saturating_sub(SHOWN) {
@@ -89,7 +90,7 @@ struct Limited<'a> {
     initial_rto: u64,
     /// Jiffies.
     syn_ack_rto: u64,
-    /// Retransmissions with which it would not be.
+    /// The number of retransmissions with which the SYN-ACK timer is not longer.
     enough: u8,
 }
 
@@ -112,7 +113,8 @@ fn limited<'a>(set: &'a PolicySet, host: &HostFacts) -> Vec<Limited<'a>> {
     policies.collect()
 }
 
-/// Which policies the number of SYN-ACK retransmissions limits, and what more of them would cost.
+/// Reports policies that the number of SYN-ACK retransmissions limits, and what more
+/// retransmissions would cost.
 fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
     const ID: &str = "tcp_synack_retries";
     const WHY: &str = "a half-open request ends when its SYN-ACK was retransmitted so often: syn_ack_rto = \"auto\" is \
@@ -163,7 +165,7 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
     Finding::bad(ID, Severity::Warning, found, WHY, fix)
 }
 
-/// MPTCP's sysctls, as far as this kernel has them.
+/// MPTCP's sysctls; `None` if this kernel does not have them.
 struct MptcpSysctls {
     enabled: bool,
     /// `net.mptcp.syn_retrans_before_tcp_fallback`.
@@ -182,7 +184,7 @@ impl MptcpSysctls {
     }
 }
 
-/// Whether short SYN timers let MPTCP fall back to TCP.
+/// Whether short SYN timers can make MPTCP fall back to TCP.
 fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding> {
     const ID: &str = "mptcp";
     const WHY: &str = "after a few SYN timeouts MPTCP falls back to TCP, and then the kernel does without it for a \
@@ -239,7 +241,7 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
     ))
 }
 
-/// Whether short SYN timers let TCP Fast Open be switched off.
+/// Whether short SYN timers can make the kernel disable TCP Fast Open.
 fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<Finding> {
     const ID: &str = "tcp_fastopen_blackhole_timeout_sec";
     const WHY: &str = "after SYN timeouts with TCP Fast Open the kernel switches it off for that long, and longer each \
@@ -270,7 +272,8 @@ fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<F
     })
 }
 
-/// Whether lost SYN-ACKs may delay covered peers that have the agent more than those without it.
+/// Whether lost SYN-ACKs may delay covered peers with an agent of their own more than peers without
+/// one.
 fn duplicate_syns(
     set: &PolicySet,
     listening: &[SocketAddr],
@@ -319,10 +322,11 @@ fn duplicate_syns(
     ))
 }
 
-/// Whether a listener accepts connections from a prefix. A listener on the loopback accepts only local ones.
+/// Whether a listener accepts connections from a prefix. A listener on a loopback address accepts
+/// only local ones.
 fn may_reach(from: IpNetwork, listener: &SocketAddr) -> bool {
     let address = listener.ip().to_canonical();
-    // The unspecified address of IPv6 takes IPv4 as well.
+    // A listener on the unspecified address of IPv6 accepts IPv4 as well.
     let is_dual = address == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     let same_family = is_dual || address.is_ipv4() == from.is_ipv4();
     same_family && (!address.is_loopback() || from.contains(address))
@@ -346,7 +350,7 @@ fn unread(why: &str) -> Finding {
     )
 }
 
-/// Listeners whose options a program cannot see on this kernel.
+/// Reports listeners whose options the program cannot see on this kernel.
 fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
     let fewer = |retries: u8| retries < host.syn_ack_retries();
     let harmed = found
@@ -560,7 +564,7 @@ mod tests {
             hidden_processes,
         };
         assert_eq!(own_options(&found(vec![], 0), &OLD).severity, Severity::Ok);
-        // More retransmissions than reckoned with do no harm.
+        // More retransmissions than expected do no harm.
         let more = found(vec![listener(0, Some(8))], 0);
         assert_eq!(own_options(&more, &OLD).severity, Severity::Ok);
         let both = found(vec![listener(7, None), listener(0, Some(2))], 1);

@@ -1,4 +1,4 @@
-//! Kernel, privileges, cgroup, BPF file system, HZ.
+//! Checks of the kernel, privileges, cgroup, BPF file system and HZ.
 
 use std::path::Path;
 
@@ -72,7 +72,7 @@ fn feature(feature: &Feature) -> Finding {
             format!("could not be asked: {how}"),
             WHY,
             unless_privileged(match cgroup::own() {
-                // The kernel is asked on a socket of this process.
+                // A socket of this process shows what the kernel supports.
                 None => "mount the cgroup2 hierarchy: mount -t cgroup2 none /sys/fs/cgroup/unified",
                 Some(_) => "see the reason in brackets; nothing that root can do is missing",
             }),
@@ -146,8 +146,8 @@ pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Ve
     v1(&cgroup::v1_network_controllers(&mounts), kernel, findings);
 }
 
-/// Before 5.15 a socket had one pointer for cgroup2 and v1's net_cls and net_prio: once either of
-/// these was used on a host, cgroup2 programs no longer saw new sockets of some tasks
+/// Before 5.15 a socket had one pointer for cgroup2 and v1's net_cls and net_prio. Once either of
+/// these was used on a host, cgroup2 programs no longer ran for new sockets of some tasks
 /// (`sock_cgroup_data`, fixed by "bpf, cgroups: Fix cgroup v2 fallback on v1/v2 mixed mode").
 fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
     const WHY: &str = "on kernels before 5.15 their use switches cgroup2's socket programs off";

@@ -1,4 +1,4 @@
-//! Problems of this host for the agent, why they matter, and how to fix them.
+//! Finds problems of this host for the agent, why they matter, and how to fix them.
 
 use std::path::PathBuf;
 
@@ -24,59 +24,59 @@ mod state;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// As it should be.
+    /// Nothing to do.
     Ok,
-    /// Works, but not as one would think.
+    /// Works, but not as the operator may expect.
     Warning,
     /// The agent, or a setting, does not work.
     Problem,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at; a stable name.
+    /// Stable name of the check.
     pub id: String,
     /// How bad it is.
     pub severity: Severity,
-    /// What was found.
+    /// What the check found.
     pub found: String,
     /// Why it matters.
     pub why: &'static str,
-    /// How to fix it, if it needs that.
+    /// How to fix it, if there is something to fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
-    /// [`Finding::fix`] under its former name, for one version.
+    /// The same as [`Finding::fix`]: its former name, kept for one version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mend: Option<String>,
 }
 
-/// What to look at.
+/// What is examined.
 #[derive(Debug, Default)]
 pub struct Input<'a> {
     /// The cgroup to attach to; `None`: the host's root.
     pub cgroup: Option<PathBuf>,
     /// Where pins are or will be.
     pub pin_dir: PathBuf,
-    /// What the daemon keeps over its end: files, and what is lost with each.
+    /// Files in which the daemon keeps state across restarts, and what is lost with each.
     pub state_files: Vec<(PathBuf, &'static str)>,
-    /// Program ids that are ours.
+    /// Ids of the agent's own programs.
     pub ours: Vec<u32>,
     /// The configuration's entries, for conflicts with routes.
     pub set: Option<&'a PolicySet>,
-    /// What settings are computed with; `None` if the host does not tell.
+    /// The host's facts for computing settings; `None` if they could not be read.
     pub host: Option<HostFacts>,
-    /// Why the configuration could not be read, if it could not.
+    /// Why the configuration could not be read.
     pub config_error: Option<String>,
-    /// Who else than root may change it; a line each, with the fix.
+    /// Users other than root who may change the configuration; one line each, with the fix.
     pub exposed: &'a [String],
-    /// What the kernel has.
+    /// Features of this kernel.
     pub features: &'a [Feature],
-    /// What a probe of the timers in force found, if one was made.
+    /// The result of a probe of the active timers, if one ran.
     pub verdict: Option<Verdict>,
 }
 
-/// Everything that was found.
+/// The findings of all checks, as `doctor` prints them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Kernel release.
@@ -118,7 +118,7 @@ impl Finding {
     }
 }
 
-/// "run as root", or this fix where the process has root's privileges already.
+/// "run as root", or `fix` if the process already has root's privileges.
 fn unless_privileged(fix: &'static str) -> &'static str {
     let missing = privileges::effective().map(privileges::missing);
     fix_for(missing.is_some_and(|missing| missing.is_empty()), fix)

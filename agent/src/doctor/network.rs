@@ -1,4 +1,4 @@
-//! TCP's sysctls, other programs, routes.
+//! Checks of TCP's sysctls, other programs and routes.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ pub(super) fn sysctls(findings: &mut Vec<Finding>) {
     });
 }
 
-/// The sysctl and a socket's own option are one or the other (`tcp_retransmit_timer()`, Linux 6.12).
+/// The kernel uses either the sysctl or the socket's option (`tcp_retransmit_timer()`, Linux 6.12).
 fn thin_linear(value: Option<u8>) -> Finding {
     const ID: &str = "tcp_thin_linear_timeouts";
     const WHY: &str = "where it is on, thin streams are linear whatever a policy says: thin_linear = \
@@ -88,8 +88,8 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Fi
     findings.extend(others(&found, &cgroup, WHY));
 }
 
-/// Foreign programs: one finding for each that prevents ours from being attached, and one for all that run for the
-/// same sockets, above or below our cgroup.
+/// Foreign programs: one finding for each that prevents ours from being attached, and one for all
+/// programs that run for the same sockets, attached above or below our cgroup.
 fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Finding> {
     const ID: &str = "other-programs";
     let foreign = found.iter().filter(|program| !program.ours);
@@ -188,7 +188,7 @@ pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding
     });
 }
 
-/// The default of this namespace's sockets; a policy overrides it either way (measured on 6.18).
+/// This namespace's default; a policy can raise and lower it (measured on 6.18).
 pub(super) fn rto_min_default(findings: &mut Vec<Finding>) {
     const WHY: &str = "it is the rto_min of connections without a policy that sets one, in this \
                        network namespace alone, and is taken when a socket is made";

@@ -1,4 +1,4 @@
-//! Files in which the daemon keeps what outlives it.
+//! Checks of the files in which the daemon keeps state across restarts.
 
 use std::{
     io,
@@ -52,7 +52,7 @@ pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Findin
     }
 }
 
-/// Whether it is JSON, where it is there and may be read.
+/// Checks that a file contains JSON, if it exists and may be read.
 fn read(path: &Path) -> io::Result<()> {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     match regular_file::read(path, MAX_STATE_FILE) {

@@ -1,8 +1,8 @@
-//! The forms that metrics are served in, and which of them a client gets.
+//! The exposition formats of metrics, and content negotiation between them.
 
 use std::fmt::Write as _;
 
-/// A form of metrics as text.
+/// A text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposition {
     /// OpenMetrics 1.0.
@@ -12,7 +12,8 @@ pub enum Exposition {
 }
 
 impl Exposition {
-    /// What an `Accept` header prefers (RFC 9110 section 12.5.1): OpenMetrics only where it is named.
+    /// The format that an `Accept` header prefers (RFC 9110 section 12.5.1); OpenMetrics only if
+    /// the header names it.
     pub fn accepted(header: Option<&str>) -> Self {
         let quality = |types: &[&str]| {
             let ranges = header.unwrap_or_default().split(',').map(Range::read);
@@ -27,7 +28,7 @@ impl Exposition {
         }
     }
 
-    /// Its media type.
+    /// The media type for `Content-Type`.
     pub const fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -35,7 +36,7 @@ impl Exposition {
         }
     }
 
-    /// OpenMetrics text in this form.
+    /// Converts OpenMetrics text to this format.
     pub fn of(self, open_metrics: String) -> String {
         match self {
             Self::OpenMetrics => open_metrics,
@@ -62,7 +63,8 @@ impl<'a> Range<'a> {
     }
 }
 
-/// OpenMetrics as the text format: families have the names of their samples, and there are neither units nor an end.
+/// Converts OpenMetrics to the text format: families have the names of their samples, and there are
+/// neither units nor an EOF line.
 fn plain(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -97,7 +99,7 @@ mod tests {
     fn a_client_gets_what_it_prefers() {
         use Exposition::{OpenMetrics, Text};
 
-        // Prometheus 2.42 and 3.
+        // The headers of Prometheus 2.42 and 3.
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         for (header, expected) in [

@@ -23,10 +23,11 @@ use crate::{
     kernel::bpf,
 };
 
-/// How long readiness waits for the kernel's maps to be compared.
+/// How long a readiness request waits for the comparison of the kernel's maps.
 pub(crate) const VERIFY: Duration = Duration::from_secs(5);
 
-/// For strangers: a few collectors and a person. The daemon's descriptors are for its maps.
+/// Enough for a few collectors and a person; the other file descriptors are reserved for the
+/// daemon's maps.
 pub(crate) const LIMITS: Limits = Limits {
     connections: 16,
     for_root: 4,
@@ -36,12 +37,12 @@ pub(crate) const LIMITS: Limits = Limits {
 /// Requests need no body.
 pub(crate) const MAX_BODY: usize = 4 << 10;
 
-/// Where it listens.
+/// Where the endpoint listens.
 #[derive(Debug)]
 pub enum Listener {
     /// An address and port.
     Tcp(TcpListener),
-    /// A socket in the file system.
+    /// A Unix socket.
     Unix(RebindingListener),
 }
 
@@ -49,7 +50,7 @@ pub enum Listener {
 ///
 /// # Errors
 ///
-/// The listener's.
+/// The listener's error.
 pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
     let app = router(engine);
     match listener {
@@ -115,11 +116,11 @@ async fn alive() -> &'static str {
     "alive\n"
 }
 
-/// One client at a time compares the kernel's maps with the desired state.
+/// Only one client at a time can have the kernel's maps compared with the desired state.
 #[derive(Clone)]
 struct Verifying(Arc<Semaphore>);
 
-/// Attached and in step, by the kernel's own word.
+/// Ready means: attached, and the kernel's maps equal the desired state.
 async fn ready(
     State(engine): State<Handle>,
     Extension(verifying): Extension<Verifying>,
@@ -133,13 +134,14 @@ async fn ready(
 }
 
 async fn readiness(engine: &Handle, verifying: &Verifying) -> Readiness {
-    // Closed it is never. Who goes away leaves the turn to the thread that still compares.
+    // The semaphore is never closed. If the client disconnects, the permit stays with the thread
+    // that still compares.
     let turn = verifying.0.clone().acquire_owned().await.ok();
     let snapshot = engine.snapshot();
     let comparing = spawn_blocking(move || (snapshot.readiness(), turn));
     let readiness = match comparing.await {
         Ok((Readiness::Differs, _turn)) => {
-            // The engine finds it as well, and reports it from then.
+            // The engine also records the result, and reports it from then on.
             let verified = engine.call(Message::Verify).await;
             verified.map(|found| match engine.snapshot().known_readiness() {
                 Readiness::Ready if !found.differences.is_empty() => {

@@ -1,4 +1,5 @@
-//! Prometheus metrics: a status and statistics in OpenMetrics text. [`super::exposition`] has the other form.
+//! Prometheus metrics: status and statistics as OpenMetrics text. [`super::exposition`] converts
+//! it.
 //!
 //! Names follow the Prometheus conventions (prefix, base units, `_total`, `_info`). Labels are
 //! bounded: policies, directions, families, options, sources, verdicts, and never an address.
@@ -26,10 +27,11 @@ use prometheus_client::{
 mod daemon;
 mod tuning;
 
-/// Every metric's name begins so.
+/// Prefix of every metric's name.
 pub const PREFIX: &str = "rto_agent";
 
-/// The metrics of a status, of statistics and of tuning. `runs`: how often the program ran, if the kernel counts that.
+/// Renders a status, statistics and tuning. `runs`: how often the program ran, if the kernel counts
+/// that.
 pub fn render(
     status: &StatusAnswer,
     stats: &StatsAnswer,
@@ -59,7 +61,7 @@ type Labels = Vec<(&'static str, String)>;
 #[derive(Debug)]
 enum Samples {
     Counter(Vec<(Labels, u64)>),
-    /// A counter of a quantity that has fractions, like seconds.
+    /// A counter of a fractional quantity, like seconds.
     Amount(Vec<(Labels, f64)>),
     Gauge(Vec<(Labels, f64)>),
     Histogram(Vec<(Labels, Distribution)>),
@@ -71,12 +73,13 @@ enum Samples {
 struct Distribution {
     sum_s: f64,
     count: u64,
-    /// End in seconds, and how many lie between it and the one before.
+    /// Upper bound of each bucket in seconds, and the samples in it.
     buckets: Vec<(f64, u64)>,
 }
 
 impl From<&HistogramView> for Distribution {
-    /// One bucket to a power of two: four, as they are counted, would be some 90 series each.
+    /// Merges the buckets to one per power of two: with four, as they are counted, a histogram
+    /// would have some 90 series.
     #[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
     fn from(view: &HistogramView) -> Self {
         let mut buckets = Vec::new();
@@ -143,7 +146,7 @@ impl Collector for Snapshot {
     }
 }
 
-/// The samples of one metric; the only one of a metric without labels has no braces.
+/// The samples of one metric. The sample of a metric without labels has no braces.
 fn samples<V, M: EncodeMetric>(
     mut metric: MetricEncoder<'_>,
     all: &[(Labels, V)],
@@ -199,7 +202,7 @@ fn flag(name: &'static str, help: &'static str, value: bool) -> Family {
     gauge(name, help, f64::from(u8::from(value)))
 }
 
-/// Counts of things of which a host has fewer than 2^53.
+/// For counts that stay below 2^53, so that a double holds them exactly.
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
 fn number(value: usize) -> f64 {
     value as f64
@@ -213,7 +216,7 @@ fn seconds(name: &'static str, help: &'static str, at_s: u64) -> Family {
     }
 }
 
-/// Experiments that run, and the last one of each policy.
+/// Running experiments, and the last one of each policy.
 fn experiments(status: &StatusAnswer) -> Vec<Family> {
     if status.experiments.is_empty() {
         return Vec::new();
@@ -254,7 +257,8 @@ fn experiments(status: &StatusAnswer) -> Vec<Family> {
     ]
 }
 
-/// Directions of handshakes: handshakes of sockets that were open before their policy are unknown.
+/// Directions with handshakes: sockets that were open before their policy (direction unknown) had
+/// theirs uncounted.
 const BEGUN: &[&str] = &["active", "passive"];
 const ALL: &[&str] = &["active", "passive", "unknown"];
 
@@ -285,7 +289,7 @@ fn of_arm<'a>(
         })
 }
 
-/// What policies did, by who began the connections.
+/// Counters of each policy, by direction.
 fn policies(stats: &StatsAnswer) -> Vec<Family> {
     let mut all: Vec<_> = COUNTERS.iter().map(|one| counter(one, stats)).collect();
     all.push(gauge(
@@ -305,7 +309,7 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
         each(stats, BEGUN).map(|(labels, stats)| (labels, &stats.path_rtt)),
     ));
     if stats.rtt_sampling != "off" {
-        // Sockets from before are not counted on every host.
+        // Sockets that were open before their policy are not counted on every host.
         let before = each(stats, &["unknown"]).filter(|(_, stats)| stats.srtt.count > 0);
         let samples = each(stats, BEGUN).chain(before);
         all.push(times(
@@ -343,7 +347,7 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
     all
 }
 
-/// How connections fared in each arm, of the policies that have two.
+/// Outcomes in each arm, for policies with a control arm.
 fn arms(stats: &StatsAnswer) -> Vec<Family> {
     let (mut attempts, mut outcomes) = (Vec::new(), Vec::new());
     for (labels, stats) in by_arm(stats, |stats| stats.control.is_some()) {
@@ -390,7 +394,8 @@ fn arms(stats: &StatsAnswer) -> Vec<Family> {
     ]
 }
 
-/// Each policy, direction and arm. Not the sockets that were open before: they began uncounted.
+/// Each policy, direction and arm, without sockets that were open before their policy: these began
+/// uncounted.
 fn by_arm(
     stats: &StatsAnswer,
     is_wanted: fn(&PolicyStats) -> bool,
@@ -407,7 +412,7 @@ fn by_arm(
     })
 }
 
-/// What can become of a connection, and of how many it did.
+/// The number of connections with each outcome.
 fn outcomes_of(stats: &DirectionStats) -> [(&'static str, u64); 5] {
     [
         ("established", stats.connections),
@@ -439,7 +444,7 @@ fn counter(counter: &Counter, stats: &StatsAnswer) -> Family {
     }
 }
 
-/// A counter with one more label.
+/// A counter with an additional label.
 fn labelled(
     name: &'static str,
     help: &'static str,

@@ -1,4 +1,4 @@
-//! Logs and metrics. (stdout is data; logs go to the journal or to stderr.)
+//! Logs and metrics. (stdout is for data; logs go to the journal or to stderr.)
 
 pub mod exposition;
 pub mod http;
@@ -26,10 +26,10 @@ use tracing_subscriber::{
 
 use crate::cli::LogFormat;
 
-/// Lines that were dropped because the log is not read.
+/// Lines that were dropped because the log was not read fast enough.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// How many lines were dropped because the log is not read.
+/// The number of lines that were dropped because the log was not read fast enough.
 #[must_use]
 pub fn dropped_lines() -> u64 {
     DROPPED.load(Ordering::Relaxed)
@@ -42,7 +42,7 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
         Ok(text) => text
             .parse::<Targets>()
             .map_err(|e| anyhow::anyhow!("RTO_AGENT_LOG={text:?}: {e}; for instance debug"))?,
-        // aya logs through `log` what is its own affair.
+        // aya logs its internals through the `log` crate.
         Err(_) => Targets::new().with_default(LevelFilter::INFO),
     };
     let registry = tracing_subscriber::registry().with(filter);
@@ -68,7 +68,7 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Accepts every line, and counts lines that could not be written.
+/// Reports success for every line, and counts lines that could not be written.
 struct Lossy<W>(W);
 
 impl<W: Write> Write for Lossy<W> {
@@ -84,20 +84,20 @@ impl<W: Write> Write for Lossy<W> {
     }
 }
 
-/// Writes to stderr as much as can be written without waiting. (The descriptor itself stays blocking: other processes may
-/// have it as well.)
+/// Writes to stderr as much as it accepts without blocking. (The descriptor itself stays blocking,
+/// because other processes may share it.)
 struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let stderr = io::stderr();
-        // Until it is written, no other thread takes the room.
+        // Until the write, no other thread of this process can use up the free space.
         let mut locked = stderr.lock();
         let mut ready = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
         if poll(&mut ready, PollTimeout::ZERO)? == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        // Where a pipe can be written, so much fits (pipe(7)).
+        // If poll reports a pipe as writable, it has room for PIPE_BUF bytes (pipe(7)).
         locked.write(&text[..text.len().min(libc::PIPE_BUF)])
     }
 
@@ -106,8 +106,8 @@ impl Write for Stderr {
     }
 }
 
-/// Sends lines of JSON to the journal, with their fields (systemd.io/JOURNAL_NATIVE_PROTOCOL). What does not fit a
-/// datagram goes to stderr, which leads to the journal as well.
+/// Sends lines of JSON to the journal, with their fields (systemd.io/JOURNAL_NATIVE_PROTOCOL). A
+/// line too long for a datagram goes to stderr, which leads to the journal as well.
 #[derive(Clone)]
 struct Journal {
     socket: Arc<UnixDatagram>,
@@ -141,7 +141,7 @@ impl Write for Journal {
     }
 }
 
-/// An event's fields as the journal takes them: the level as syslog(3) has it, names in capitals.
+/// An event's fields in the journal's format: the level as a syslog(3) priority, names in capitals.
 fn journal_entry(fields: &Map<String, Value>) -> Vec<u8> {
     let mut entry = b"SYSLOG_IDENTIFIER=rto-agent\n".to_vec();
     for (name, value) in fields {
@@ -218,7 +218,7 @@ mod tests {
             [name.as_bytes(), b"\n", &length, value.as_bytes(), b"\n"].concat()
         };
         let mut wanted = b"SYSLOG_IDENTIFIER=rto-agent\n".to_vec();
-        // serde_json's maps are in the order of their keys.
+        // serde_json's maps are sorted by key.
         for (name, value) in [
             ("AUDIT", "true"),
             ("PRIORITY", "4"),

@@ -1,6 +1,6 @@
 use super::*;
 
-/// `nft -j -t list ruleset` of nftables 1.0.6.
+/// The output of `nft -j -t list ruleset` of nftables 1.0.6.
 const NFT: &str = include_str!("nft-1.0.6.json");
 
 /// `ufw limit 22/tcp`, and rules that limit other things.

@@ -1,4 +1,4 @@
-//! Metrics of the daemon itself: what it is, and how it is.
+//! Metrics of the daemon itself: version, configuration and health.
 
 use rto_agent_common::MAX_POLICIES;
 

@@ -23,8 +23,8 @@ pub(super) fn status() -> StatusAnswer {
     serde_json::from_value(status).unwrap()
 }
 
-/// Connections established in each direction, and a tenth of them for each outcome; sockets from before have only
-/// outcomes.
+/// Statistics with this many connections established in each direction, and a tenth of them for
+/// each outcome. Sockets that were open before their policy have only outcomes.
 fn counted(connections: u64) -> ArmStats {
     let mut known = Statistics::default();
     let counters = &mut known.counters;
@@ -89,7 +89,7 @@ fn arms_are_compared_for_policies_that_have_two() {
         }
     }
     assert_eq!(of_arms, expected);
-    // All others are of the treated arm.
+    // All other samples belong to the treated arm.
     let active = |metric: &str| {
         let line = format!("rto_agent_{metric}_total{{policy=\"near\",direction=\"active\"}} ");
         let value = lines.iter().find_map(|l| l.strip_prefix(&line));

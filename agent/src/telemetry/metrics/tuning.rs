@@ -9,7 +9,7 @@ use crate::{
     wire::tune::{TimerKind, TuneAnswer, TunedTimer},
 };
 
-/// None of none: hosts without any have no series of it.
+/// Empty without such timers: hosts without any export no series.
 pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
     if tuned.policies.is_empty() {
         return Vec::new();
