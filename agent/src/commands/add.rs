@@ -21,7 +21,7 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
     };
     let answer = Client::new(&args.socket.socket).post("/v1/entries", &request);
     let mut answer: ChangeAnswer = answer.map_err(|error| match error {
-        // What cites a file has the words of the file.
+        // A message that quotes a file keeps the file's keys.
         ClientError::Refused(text) if own_settings && !(args.save && text.contains('\n')) => {
             ClientError::Refused(flags::in_place_of_keys(&text))
         }

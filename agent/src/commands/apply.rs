@@ -14,7 +14,7 @@ use crate::{
     wire::types::{ApplyRequest, WalkView},
 };
 
-/// How often to ask how far it is.
+/// How often the progress is requested.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
@@ -34,7 +34,7 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
     Ok(exit(walk.is_complete()))
 }
 
-/// One line that is overwritten, on a terminal.
+/// Shows the progress on a terminal, in one line that is overwritten.
 fn progress(walk: &WalkView) {
     let mut err = io::stderr();
     if err.is_terminal() {

@@ -80,7 +80,7 @@ const fn refused(errors: Vec<ConfigError>, host: HostFacts) -> Answer {
     }
 }
 
-/// What a configuration becomes on a host, or why it cannot.
+/// Computes the effect of a configuration on a host, or why it is refused.
 fn good(config: &Config, host: HostFacts) -> Result<Answer, String> {
     let (image, effects) = config.set.image(&host).map_err(|errors| {
         let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();

@@ -24,7 +24,7 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
         restore: args.restore,
     };
     if privileges::has(privileges::cap::SYS_ADMIN) {
-        // The daemon may not enter other network namespaces.
+        // The daemon may lack the privilege to enter other network namespaces.
         walk::end_schedules(
             &agent.pin_dir,
             NewConnections::Treated,
@@ -46,7 +46,7 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
     Ok(exit(answer.kept.is_none()))
 }
 
-/// `rto-agent attach`. Where no daemon runs, the next start attaches.
+/// `rto-agent attach`. If no daemon runs, the next start attaches.
 pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
     let agent = match &args.config.config {
         path if path.exists() => Config::load_agent(path)?,
@@ -74,8 +74,8 @@ fn this_caller() -> Caller {
     }
 }
 
-/// What a daemon without the privileges for it left over, root's own process can do. (Not what a
-/// socket in use held up: it would hold this process up as well.)
+/// As root, restores what a daemon without the privileges could not. (Not if a socket in use
+/// delayed the daemon: it would delay this process as well.)
 fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<DetachAnswer> {
     let (Some(pin_dir), Some(first)) = (answer.kept.clone(), &answer.restored) else {
         return Ok(answer);
@@ -85,7 +85,7 @@ fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<Detac
     }
     let walkers = for_restoring(&pin_dir, cgroup_of(agent).as_deref(), Mode::Restore)?;
     if walkers.is_empty() {
-        // The daemon's pins are not to be seen from here: in another mount namespace.
+        // The daemon's pins are not visible here, because it runs in another mount namespace.
         return Ok(answer);
     }
     let mut second = walk::restore(walkers)?;
@@ -94,7 +94,7 @@ fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<Detac
         && let Some(removed) = remove_kept_pins(&pin_dir)?
     {
         answer.removed = removed;
-        // The daemon has taken it out of force.
+        // The daemon has already removed its link.
         answer.removed.links = answer.removed.links.max(1);
         answer.kept = None;
     }
@@ -102,7 +102,7 @@ fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<Detac
     Ok(answer)
 }
 
-/// A host without configuration can still have pins: then the defaults are meant.
+/// A host without a configuration can still have pins, in the default directory.
 fn agent_config(args: &Detach) -> anyhow::Result<AgentConfig> {
     let path = &args.config.config;
     let mut agent = if path.exists() {
@@ -116,12 +116,12 @@ fn agent_config(args: &Detach) -> anyhow::Result<AgentConfig> {
     Ok(agent)
 }
 
-/// Whose sockets were the agent's; `None` where the cgroup is gone.
+/// The cgroup for whose sockets the agent's program ran; `None` if the cgroup is gone.
 fn cgroup_of(agent: &AgentConfig) -> Option<PathBuf> {
     resolve_cgroup(None, &agent.cgroup).ok()
 }
 
-/// No daemon answers: remove the pins, unless one holds the lock all the same.
+/// Removes the pins if no daemon answers, unless another process holds the lock.
 fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, and yet one seems to run")?;
@@ -148,7 +148,7 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     };
     removed.links += unlinked;
     if let Ok(cgroup) = resolve_cgroup(None, &agent.cgroup) {
-        // The child of a probe that was killed ends by itself, a moment later.
+        // A child left by a killed probe ends by itself a moment later.
         let _swept = (0..100).any(|_| {
             interference::sweep(&cgroup) || {
                 std::thread::sleep(Duration::from_millis(20));

@@ -42,7 +42,7 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
     let set = loaded.as_ref().ok().map(|config| &config.set);
     let attached_to = cgroup::resolve(cgroup.as_deref()).ok();
     let verdict = match (&attached_to, &facts, set) {
-        // Without a program of ours there every timer would be the kernel's own.
+        // Without our program attached there, every timer would be the kernel's own.
         (Some(cgroup), Ok(host), Some(set)) if !ours.is_empty() => {
             probe_timers(cgroup, &agent, set, host)
         }
@@ -67,7 +67,8 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
     Ok(exit(report.worst != Severity::Problem))
 }
 
-/// Probes, and lets a daemon know what came of it. `None` if no entry has a timer to look at.
+/// Probes the timers, and reports the result to the daemon. `None` if no entry has a timer to
+/// probe.
 fn probe_timers(
     cgroup: &Path,
     agent: &AgentConfig,
@@ -75,22 +76,22 @@ fn probe_timers(
     host: &HostFacts,
 ) -> Option<Verdict> {
     let target = set.probe_target(host)?;
-    // What is in force counts, which may be runtime entries, or files that were edited since.
+    // Uses the active entries, which can differ from the files: runtime entries, or edits since.
     let jiffies = pinned_initial_rto(&agent.pin_dir, target.address)?;
     let target = ProbeTarget {
         initial_rto_us: jiffies_to_usecs(jiffies.into(), host.hz),
         ..target
     };
     let verdict = interference::probe(cgroup, &target);
-    // Without a daemon, or as another user than root, the verdict is not reported.
+    // Without a daemon, or for a user other than root, the verdict is not reported.
     let _told = Client::new(&agent.socket).post::<()>("/v1/probe", &verdict);
     Some(verdict)
 }
 
-/// Where what was found begins, and where why and fix do.
+/// The indents of the finding, and of the reason and fix.
 const INDENTS: [usize; 2] = [9, 15];
 
-/// The report for people, the worst first: a hundred lines scroll by.
+/// Formats the report as text, the worst findings first, because a hundred lines scroll by.
 fn render(report: &Report, columns: Option<usize>) -> String {
     let mut text = format!("kernel {}\n\n", report.kernel);
     let mut findings: Vec<&Finding> = report.findings.iter().collect();
@@ -158,7 +159,7 @@ mod tests {
             text.contains("PROBLEM  bpffs: ") && text.contains("\n         fix:  "),
             "{text}"
         );
-        // Nothing is broken where there is no terminal.
+        // Without a terminal, lines are not wrapped.
         let unbroken = render(&report, None);
         assert!(
             unbroken.contains("          1 | x") || unbroken.contains("            1 | x"),

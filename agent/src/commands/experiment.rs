@@ -77,7 +77,7 @@ fn shown(
     Ok(answer)
 }
 
-/// The experiments of several hosts, merged.
+/// Merges the experiments of several hosts.
 fn merge(show: &ShowExperiment) -> anyhow::Result<ExperimentsAnswer> {
     let mut all = Vec::new();
     let mut at_s = 0;
@@ -109,7 +109,7 @@ fn read(path: &Path) -> anyhow::Result<ExperimentsAnswer> {
     serde_json::from_str(&text).context("this is not what rto-agent experiment show --json prints")
 }
 
-/// The experiment of a file that is meant.
+/// The experiment of a file that the command line selects.
 fn one(
     answer: ExperimentsAnswer,
     policy: Option<&PolicyName>,

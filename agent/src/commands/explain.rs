@@ -21,14 +21,14 @@ use crate::{
     wire::types::{LookupAnswer, LookupEntry},
 };
 
-/// The most connections that are explained.
+/// The most connections that are explained in one answer.
 const SHOWN: usize = 50;
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Answer {
     connections: Vec<Explained>,
-    /// How many others there are.
+    /// The number of connections beyond [`SHOWN`].
     more: usize,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Which connections.
+/// The connections to explain.
 #[derive(Debug, PartialEq, Eq)]
 enum Wanted {
     Process(u32),
@@ -99,7 +99,7 @@ impl std::str::FromStr for Wanted {
 }
 
 impl Wanted {
-    /// The sockets of a process, whose network namespace this one enters.
+    /// The inodes of a process's sockets. Enters the network namespace of that process.
     fn inodes(&self) -> anyhow::Result<Vec<u32>> {
         let Self::Process(pid) = self else {
             return Ok(Vec::new());

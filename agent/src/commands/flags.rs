@@ -1,14 +1,16 @@
-//! Settings as command-line flags: the daemon and the files use the configuration's keys.
+//! Converts settings between configuration keys, which the daemon and the files use, and
+//! command-line flags.
 
 use clap::Args as _;
 
 use crate::policy::Settings;
 
-/// Keys that are ordinary words as well; only before " = " are they keys.
+/// Keys that are also ordinary words; they are keys only before " = ".
 const WORDS: [&str; 4] = ["force", "guard", "mode", "mptcp"];
 const ASSIGNED: &str = " = ";
 
-/// Replaces keys by flags: "rto_min = 5ms" becomes "--rto-min 5ms", "force = true" becomes "--force".
+/// Replaces keys by flags: "rto_min = 5ms" becomes "--rto-min 5ms", "force = true" becomes
+/// "--force".
 pub(super) fn in_place_of_keys(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -38,7 +40,7 @@ fn line(text: &str) -> String {
                     value
                 }
             };
-            // A value as TOML has it.
+            // A quoted TOML value.
             if let Some((quoted, after)) = rest.strip_prefix('"').and_then(|r| r.split_once('"')) {
                 said.push_str(quoted);
                 rest = after;
@@ -46,7 +48,7 @@ fn line(text: &str) -> String {
         }
     }
     said.push_str(rest);
-    // The name that the daemon makes of settings says nothing to who gave them.
+    // The user does not know the name that the daemon generates for these settings.
     match said
         .strip_prefix("policy adhoc-")
         .and_then(|s| s.split_once(": "))
@@ -56,7 +58,7 @@ fn line(text: &str) -> String {
     }
 }
 
-/// Settings as arguments of `rto-agent add`.
+/// Formats settings as arguments of `rto-agent add`.
 pub(super) fn of(settings: &Settings) -> String {
     let table = settings.to_toml();
     let flags = table.iter().map(|(key, value)| {
@@ -73,7 +75,7 @@ pub(super) fn of(settings: &Settings) -> String {
     flags.collect::<Vec<_>>().join(" ")
 }
 
-/// A table as on the command line: "auto,min=20ms".
+/// Formats a table as on the command line: "auto,min=20ms".
 fn extended(table: &toml_edit::InlineTable) -> String {
     const AUTO: &str = "auto";
     let mut text = if table.contains_key(AUTO) { AUTO } else { "on" }.to_owned();

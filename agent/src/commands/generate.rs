@@ -1,4 +1,5 @@
-//! `rto-agent completions` and `rto-agent man`: made from the definitions, so never out of date.
+//! `rto-agent completions` and `rto-agent man`: generated from the definitions, so never out of
+//! date.
 
 use std::{
     io::{self, Write as _},

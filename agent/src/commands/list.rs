@@ -33,11 +33,11 @@ pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Which entries.
+/// A filter of entries.
 #[derive(Debug, Default)]
 struct Wanted {
     policy: Option<PolicyName>,
-    /// Within one of these; empty: all.
+    /// Only entries within one of these; empty: all entries.
     cidrs: Vec<Cidr>,
     runtime: bool,
     file: bool,
@@ -66,7 +66,7 @@ impl Wanted {
             && (!self.file || !is_runtime)
     }
 
-    /// Leaves the policy that is asked for.
+    /// Keeps only the requested policy.
     fn keep_policy<T>(&self, policies: &mut BTreeMap<PolicyName, T>) -> anyhow::Result<()> {
         if let Some(policy) = &self.policy {
             anyhow::ensure!(
@@ -78,7 +78,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// A masked entry is one of the files; its policy is not reported.
+    /// Masked entries come from the files; their policy is not reported.
     fn has_masked(&self, cidr: &Cidr) -> bool {
         !self.runtime && self.policy.is_none() && self.has_cidr(cidr)
     }
@@ -89,10 +89,11 @@ impl Wanted {
     }
 }
 
-/// The last column is the settings, which no other comes after.
+/// The padded columns; the settings follow as the last column.
 const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
 
-/// Not by the library of tables, whose cells of a million entries are a gigabyte.
+/// Formats the table itself: with the table library, the cells of a million entries take a
+/// gigabyte.
 fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
     let settings: BTreeMap<_, _> = answer
         .policies

@@ -16,7 +16,8 @@ use crate::{
 };
 
 pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
-    // All of them first: a typo in the last one must not cost the answers to the others.
+    // All addresses are parsed first: a typo in the last one must not cost the answers to the
+    // others.
     let addresses: anyhow::Result<Vec<IpAddr>> =
         args.addresses.iter().map(|a| address(a)).collect();
     let client = Client::new(&args.socket.socket);
@@ -33,8 +34,8 @@ pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The address in a word. It goes into a URL, so anything else is refused here. A port does not matter to an
-/// entry and is left out, so that an address can be pasted from a log or from ss(8).
+/// Parses an address. It goes into a URL, so anything else is refused here. A port is ignored,
+/// because entries have none, so that an address can be pasted from a log or from ss(8).
 fn address(text: &str) -> anyhow::Result<IpAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);

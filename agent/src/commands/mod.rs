@@ -1,4 +1,4 @@
-//! One file a verb, thin: ask, print, exit status.
+//! One file for each verb. Each only sends a request, prints the answer and sets the exit status.
 
 use std::{
     ffi::OsString,
@@ -41,7 +41,7 @@ mod tune;
 mod verify;
 mod watch;
 
-/// Carries a verb out. Exit status: 0 done, 1 refused or failed (clap says 2 for usage).
+/// Runs a verb. Exit status: 0 done, 1 refused or failed (clap exits with 2 for wrong usage).
 pub fn dispatch(verb: Verb) -> ExitCode {
     if let Err(error) = descriptors::ensure(descriptors::CLIENT) {
         return failed(&error);
@@ -81,13 +81,13 @@ pub fn dispatch(verb: Verb) -> ExitCode {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    // Nowhere left to say it if stderr is gone too.
+    // If stderr is gone too, the message is lost.
     let text = format!("rto-agent: {error:#}");
     let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
     ExitCode::FAILURE
 }
 
-/// Where a verb went; a usage error.
+/// A usage error that names the new place of a verb.
 fn moved(verb: &str, rest: &[OsString]) -> ExitCode {
     let rest: Vec<_> = rest.iter().map(|arg| arg.to_string_lossy()).collect();
     let line = format!(
@@ -98,7 +98,7 @@ fn moved(verb: &str, rest: &[OsString]) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Exit status 0, or 1 where what was asked for is not so.
+/// Exit status 0 if `good`, else 1.
 fn exit(good: bool) -> ExitCode {
     if good {
         ExitCode::SUCCESS
@@ -107,7 +107,7 @@ fn exit(good: bool) -> ExitCode {
     }
 }
 
-/// A reader that has seen enough (`| head`) is no error.
+/// A reader that closes the pipe early (`| head`) is not an error.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -115,12 +115,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Prints a text for people, or the value as JSON.
+/// Prints a text, or the value as JSON.
 fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
     print_styled(json, value, text, |text| text)
 }
 
-/// The same with its states in colour, where that is wanted.
+/// The same with coloured states, if colours are enabled.
 fn print_coloured<T: Serialize>(
     json: bool,
     value: &T,
@@ -130,14 +130,14 @@ fn print_coloured<T: Serialize>(
     print_styled(json, value, text, |text| coloured(text, color))
 }
 
-/// Escapes the text before it is coloured, so that the only control sequences are this program's own.
+/// Escapes the text before colouring it, so that the only control sequences are this program's own.
 fn print_styled<T: Serialize>(
     json: bool,
     value: &T,
     text: impl FnOnce() -> String,
     style: impl FnOnce(String) -> String,
 ) -> anyhow::Result<()> {
-    // Otherwise each line of a million is a system call.
+    // Without a buffer, each of a million lines would be a system call.
     let mut out = io::BufWriter::new(io::stdout().lock());
     if json {
         serde_json::to_writer_pretty(printable::JsonWriter(&mut out), value)

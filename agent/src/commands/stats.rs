@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Longest bar of a histogram.
+/// Longest bar of a histogram, in characters.
 const BAR: usize = 40;
 
 pub(super) fn run(args: &Stats) -> anyhow::Result<ExitCode> {
@@ -33,7 +33,7 @@ pub(super) fn run(args: &Stats) -> anyhow::Result<ExitCode> {
     watch(args, &client, policy.as_ref(), first)
 }
 
-/// Asks, and keeps what was asked for.
+/// Requests statistics, and keeps the requested policies.
 fn ask(client: &Client, policy: Option<&PolicyName>) -> anyhow::Result<StatsAnswer> {
     let mut answer: StatsAnswer = client.get("/v1/stats")?;
     if let Some(policy) = policy {
@@ -64,7 +64,7 @@ fn watch(
             writeln!(out)?;
         } else {
             if out.is_terminal() {
-                // Home, and clear.
+                // Moves the cursor home and clears the screen.
                 write!(out, "\x1b[H\x1b[2J")?;
             }
             let took = Duration::from_millis(now.at_ms.saturating_sub(before.at_ms));
@@ -77,7 +77,7 @@ fn watch(
     }
 }
 
-/// What came between two looks.
+/// The counts between two answers.
 fn since(before: &StatsAnswer, now: &StatsAnswer) -> StatsAnswer {
     let none = PolicyStats::default();
     let policies = now.policies.iter().map(|(name, stats)| {
@@ -90,14 +90,14 @@ fn since(before: &StatsAnswer, now: &StatsAnswer) -> StatsAnswer {
     }
 }
 
-/// What is shown of it.
+/// What is shown of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
-    /// With histograms.
+    /// Whether with histograms.
     in_full: bool,
-    /// Including policies without counts.
+    /// Whether with policies without counts.
     idle: bool,
-    /// For columns; `None`: all of them.
+    /// Terminal width; `None`: all columns.
     columns: Option<usize>,
 }
 
@@ -167,7 +167,7 @@ const HEADER: [&str; COLUMNS] = [
     "RTT P99",
     "ABORTED",
 ];
-/// Columns by importance, for a terminal that has not room for all.
+/// Columns by importance, for a terminal without room for all of them.
 const IMPORTANCE: [usize; COLUMNS] = [0, 1, 2, 3, 5, 6, 4, 8, 11, 7, 12, 14, 15, 13, 10, 9];
 
 fn overview(answer: &StatsAnswer, look: &Look) -> String {
@@ -180,7 +180,7 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
         }
         for (title, stats) in titled(name, stats) {
             let directions = stats.directions().into_iter();
-            // Sockets that were open before their policy are shown only if there are some.
+            // Sockets that were open before their policy are shown only if they have counts.
             let is_wanted = |direction: &str| look.idle && direction != "unknown";
             rows.extend(
                 directions
@@ -201,7 +201,7 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
     text
 }
 
-/// A policy's arms and their titles: "near", and "near, control (5%)".
+/// A policy's arms with their titles: "near", and "near, control (5%)".
 fn titled<'a>(
     name: &PolicyName,
     stats: &'a PolicyStats,
@@ -261,7 +261,7 @@ pub(super) fn difference_text(difference: Difference) -> String {
     format!("mean connect time {mean} {way} than in the control arm (95% interval: {interval})")
 }
 
-/// "0.12%".
+/// A share in per cent: "0.12%".
 #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
 fn share(part: u64, whole: u64) -> String {
     match whole {
@@ -276,7 +276,7 @@ pub(super) fn quantile(histogram: &HistogramView, share: f64) -> String {
         .map_or_else(|| "-".to_owned(), short_us)
 }
 
-/// Three digits of a time, as a histogram knows no more: "1.25ms".
+/// A time in three digits, the precision of a histogram: "1.25ms".
 pub(super) fn short_us(us: f64) -> String {
     let (value, unit) = match us {
         us if us < 1e3 => (us, "us"),
@@ -335,7 +335,7 @@ fn details(title: &str, direction: &str, stats: &DirectionStats) -> String {
     text
 }
 
-/// A histogram in text.
+/// Draws a histogram as text.
 fn drawn(what: &str, histogram: &HistogramView) -> String {
     let Some(mean) = histogram.mean_us() else {
         return String::new();
@@ -423,7 +423,8 @@ mod tests {
         insta::assert_snapshot!(text);
     }
 
-    /// With a control arm of 5 %, in which two connections waited for the kernel's own timer.
+    /// Statistics with a control arm of 5 %, in which two connections waited for the kernel's own
+    /// timer.
     fn with_control() -> StatsAnswer {
         let mut answer = sample();
         let mut active = Statistics::default();

@@ -15,7 +15,7 @@ use crate::{
     wire::types::{StatusAnswer, WalkView, now_s},
 };
 
-/// Where values begin.
+/// The column where values begin.
 const INDENT: usize = 15;
 
 pub(super) fn run(args: &Status) -> anyhow::Result<ExitCode> {
@@ -139,7 +139,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     let warnings = status.warnings.iter();
     let warnings = warnings.map(|warning| format!("\nwarning: {warning}"));
     for paragraph in problems.chain(warnings) {
-        // Errors of files show a line of them, with a mark below it.
+        // Errors of files quote a line, with a mark below it.
         for line in paragraph.lines() {
             text.push_str(&wrapped(line, 0, columns));
             text.push('\n');
@@ -185,7 +185,7 @@ fn walked(walk: &WalkView) -> String {
     )
 }
 
-/// Settings that this kernel cannot have, or not in full.
+/// Settings that this kernel does not support, or only in part.
 fn lacking(features: &[Feature]) -> String {
     let lacking = features.iter().filter(|f| f.presence != Presence::Present);
     let lacking = lacking.map(|f| {

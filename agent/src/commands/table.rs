@@ -1,4 +1,4 @@
-//! Tables for people.
+//! Tables for text output.
 
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 
@@ -8,8 +8,8 @@ use crate::{
     wire::types::{ChangeAnswer, WalkView},
 };
 
-/// A table without lines, as `ip` and `systemctl` print them, and without the least important columns that there is no
-/// room for; says how many these are.
+/// A table without borders, as `ip` and `systemctl` print them. Drops the least important columns
+/// that do not fit, and prints how many were dropped.
 pub(super) fn fitting<const N: usize>(
     header: [&str; N],
     rows: &[[String; N]],
@@ -72,7 +72,7 @@ pub(super) fn settings(effects: &[EffectiveSetting]) -> String {
     effects.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// What a policy's values become, a line each.
+/// The effective values of a policy, one line each.
 pub(super) fn effects(effects: &[EffectiveSetting], hz: u32, indent: &str) -> String {
     let width = effects.iter().map(|e| e.setting.len()).max().unwrap_or(0);
     effects
@@ -81,7 +81,7 @@ pub(super) fn effects(effects: &[EffectiveSetting], hz: u32, indent: &str) -> St
         .collect()
 }
 
-/// A change in words.
+/// A change as text.
 pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
     let ChangeSummary {
         added,
@@ -126,7 +126,7 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
     text
 }
 
-/// What a walk over the open sockets did.
+/// The results of a walk over the open sockets.
 pub(super) fn walk(walk: &WalkView, columns: Option<usize>) -> String {
     let mut text = String::new();
     if walk.policies.is_empty() && walk.former.is_none() {

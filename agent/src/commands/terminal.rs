@@ -1,4 +1,4 @@
-//! What a terminal has room for, and its colours.
+//! Terminal width and colours.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ const GOOD: &str = "32";
 const WARNING: &str = "33";
 const BAD: &str = "1;31";
 
-/// States as the texts have them: at the beginning of a line, or anywhere.
+/// States in the output, whether they occur only at the start of a line, and their colours.
 const STATES: [(&str, bool, &str); 13] = [
     ("ok     ", true, GOOD),
     ("WARNING", true, WARNING),
@@ -39,7 +39,7 @@ pub(super) fn columns(WideArg { wide }: WideArg) -> Option<usize> {
     Some(columns.into()).filter(|columns| *columns > 0)
 }
 
-/// A text with its states in colour, where that is wanted.
+/// Colours the states in a text, if colours are enabled.
 pub(super) fn coloured(text: String, color: ColorArg) -> String {
     if is_coloured(color) {
         paint(&text)
@@ -48,7 +48,7 @@ pub(super) fn coloured(text: String, color: ColorArg) -> String {
     }
 }
 
-/// Whether colours are wanted on stdout (no-color.org).
+/// Whether colours are enabled on stdout (no-color.org).
 pub(super) fn is_coloured(ColorArg { color }: ColorArg) -> bool {
     match color {
         ColorChoice::Always => true,
@@ -96,7 +96,7 @@ fn paint(text: &str) -> String {
     text.split_inclusive('\n').map(line).collect()
 }
 
-/// A line that is no wider than this, its end cut off where it were.
+/// Truncates a line to this width.
 pub(super) fn shortened(line: &str, columns: Option<usize>) -> String {
     match columns {
         Some(columns) if line.chars().count() > columns => {
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(wrapped(text, 10, None), text);
         let lines = "accepted  rto_min comes\n          after the\n          first sample";
         assert_eq!(wrapped(text, 10, Some(23)), lines);
-        // A word that has no room in any line has one of its own.
+        // A word longer than a line is put on its own line.
         assert_eq!(
             wrapped("a /very/long/path", 2, Some(6)),
             "a\n  /very/long/path"

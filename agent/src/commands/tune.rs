@@ -20,14 +20,14 @@ use crate::{
     },
 };
 
-/// Transitions that are shown of each policy.
+/// The most transitions shown for each policy.
 const SHOWN: usize = 5;
 
 pub(super) fn run(args: &Tune) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
     let answer: TuneAnswer = match what(&args.what, args.policy.as_deref())? {
         What::Show(None) => client.get("/v1/tune")?,
-        // A name that can be one has nothing in it that would have to be escaped.
+        // A valid policy name has no character that needs escaping.
         What::Show(Some(policy)) => client.get(&format!("/v1/tune?policy={policy}"))?,
         What::Do(action, policy) => {
             let path = format!("/v1/tune/{}", action.name());
@@ -122,7 +122,7 @@ fn timer_text(timer: &TunedTimer, now_ms: u64) -> String {
     )
 }
 
-/// What is done about a timer.
+/// Describes the kind of a timer.
 pub(super) fn kind_text(timer: &TunedTimer) -> String {
     match timer.kind {
         TimerKind::Auto => "learnt".to_owned(),
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::wire::tune::{TransitionView, tests::timer};
 
-    /// As on the command line, with the option at the end.
+    /// Parses the words of the command line, with the option last.
     fn words(text: &str) -> anyhow::Result<What> {
         let (text, option) = match text.split_once(" --policy ") {
             Some((text, option)) => (text, Some(option)),

@@ -21,7 +21,7 @@ use crate::{
 pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
     let path = path(args)?;
-    // With all columns a line has some 140.
+    // With all columns, a line has about 140 characters.
     let brief = terminal::columns(args.table).is_some_and(|columns| columns < 140);
     let mut out = io::stdout().lock();
     if !args.json {
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
 fn path(args: &Watch) -> anyhow::Result<String> {
     let mut path = "/v1/events?".to_owned();
     if let Some(policy) = &args.policy {
-        // A name that can be one has nothing in it that would have to be escaped.
+        // A valid policy name has no character that needs escaping.
         path.push_str(&format!("policy={}&", policy.parse::<PolicyName>()?));
     }
     let cidrs: Result<Vec<Cidr>, _> = args.cidr.iter().map(|text| text.parse()).collect();
@@ -140,7 +140,7 @@ fn event_text(event: &EventView, brief: bool) -> String {
     )
 }
 
-/// Cells, padded as what is usual in them is wide.
+/// Cells, padded to their usual widths.
 fn columns(brief: bool, cells: [&str; 8]) -> String {
     let [at, kind, attempt, timer, peer, state, policy, process] = cells;
     let (time, ends) = if brief { (12, 23) } else { (27, 45) };

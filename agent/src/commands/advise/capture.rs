@@ -1,4 +1,5 @@
-//! What was observed in a packet capture, which `rto-lab advise --pcap` reads: this program parses no packets.
+//! Evidence from a packet capture, as a summary from `rto-lab advise --pcap`: this program parses
+//! no packets.
 
 use std::{
     fs::File,
@@ -22,10 +23,11 @@ use crate::{
     printable::{self, counted},
 };
 
-/// Addresses of the host that are written out.
+/// The most addresses of the host that are written out.
 const HOSTS_SHOWN: usize = 4;
 
-/// What a capture shows of the peers in these prefixes, or of all; `hosts` are addresses of the host it was taken at.
+/// Reads a capture's summary for peers in these prefixes, or for all peers; `hosts` are addresses
+/// of the captured host.
 pub(super) fn read(
     path: &Path,
     cidrs: &[Cidr],
@@ -46,7 +48,7 @@ pub(super) fn read(
     judged(&file, read.capture, (cidrs, hosts), jiffy_us).with_context(|| printable::path(&file))
 }
 
-/// What of a capture advice may rest on, or why it may not.
+/// The part of a capture that advice may be based on, or why there is none.
 fn judged(
     file: &Path,
     mut capture: Capture,
@@ -61,7 +63,7 @@ fn judged(
         ));
         bail!("nothing to judge: {}", warnings.join("; "));
     }
-    // Before the sides, which are known by times as well.
+    // Before the sides are determined, which also depends on times.
     warnings.extend(capture.fit(jiffy_us)?.remark());
     let is_peer = |peer: IpAddr| cidrs.iter().any(|cidr| cidr.contains(peer));
     ensure!(
@@ -205,7 +207,8 @@ mod tests {
 
     use super::*;
 
-    /// Connections of this host to a peer. Handshakes take 50 ms, or have no sample and are waited for.
+    /// Connections of this host to a peer. Handshakes take 50 ms, or have no sample and are waited
+    /// for this long.
     fn captured(count: u16, waited_us: Option<u64>) -> Capture {
         let sample = |rtt_us| Sample { sent_us: 0, rtt_us };
         let flow = |n: u16| {

@@ -1,4 +1,4 @@
-//! What was observed: by the daemon, or in a capture.
+//! Evidence for advice: from the daemon, from several hosts, or from a capture.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Where the evidence is from.
+/// The source of the evidence.
 #[derive(Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(super) enum Source {
@@ -30,62 +30,62 @@ pub(super) enum Source {
         policy: PolicyName,
         /// The policy's entries.
         cidrs: Vec<Cidr>,
-        /// When it was asked, Unix milliseconds.
+        /// Time of the answer, Unix milliseconds.
         at_ms: u64,
         /// When smoothed RTTs are sampled.
         rtt_sampling: String,
     },
-    /// What `rto-agent stats --json` printed on several hosts, added.
+    /// The output of `rto-agent stats --json` on several hosts, added.
     Fleet {
         policy: PolicyName,
         files: Vec<PathBuf>,
-        /// Documents in the files, and how many of them have the policy.
+        /// Documents in the files, and the number of them that have the policy.
         documents: usize,
         with_policy: usize,
-        /// When the first and the last were made, Unix milliseconds.
+        /// Times of the first and the last document, Unix milliseconds.
         first_ms: u64,
         last_ms: u64,
         /// When smoothed RTTs are sampled.
         rtt_sampling: String,
     },
-    /// The metrics of several hosts, added by Prometheus.
+    /// The metrics of several hosts, added by the Prometheus server.
     Prometheus {
         policy: PolicyName,
         url: String,
-        /// Which hosts, as matchers of labels; empty: all.
+        /// Label matchers that select the hosts; empty: all hosts.
         matchers: String,
-        /// Since when, back from now.
+        /// Length of the observed time up to now.
         range: String,
-        /// How many have the policy.
+        /// The number of hosts with the policy.
         hosts: u64,
     },
-    /// A capture.
+    /// A packet capture.
     Capture {
         file: PathBuf,
-        /// Only peers in these; empty: all.
+        /// The only peers considered; empty: all peers.
         cidrs: Vec<Cidr>,
         packets: u64,
-        /// Times of the first packet and the last, Unix microseconds.
+        /// Times of the first and the last packet, Unix microseconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         began_us: Option<i64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         ended_us: Option<i64>,
-        /// Directions of connections that were looked at.
+        /// Directions of connections that were examined.
         flows: usize,
-        /// What they sent, and of that again.
+        /// Segments that these sent, and segments sent again.
         segments: u64,
         retransmitted: u64,
     },
 }
 
 impl Source {
-    /// Which policy a suggestion is for, if there is one, and its CIDRs.
+    /// The policy that a suggestion is for, if there is one, and its CIDRs.
     pub(super) fn policy(&self) -> (Option<PolicyName>, Vec<Cidr>) {
         match self {
             Self::Statistics { policy, cidrs, .. } if *policy != PolicyName::unmatched() => {
                 (Some(policy.clone()), cidrs.clone())
             }
-            // Of which hosts each has entries of its own.
+            // The CIDRs are unknown, because each of these hosts has its own entries.
             Self::Fleet { policy, .. } | Self::Prometheus { policy, .. }
                 if *policy != PolicyName::unmatched() =>
             {
@@ -99,18 +99,19 @@ impl Source {
     }
 }
 
-/// One kind of times, of one direction.
+/// One kind of times, in one direction.
 #[derive(Debug, Serialize)]
 pub(super) struct Evidence {
-    /// By the daemon: "connect_time" (losses included, of connections with the policy's settings), "path_rtt" (without
-    /// losses, of both arms) and "srtt" (the smoothed RTT). In a capture: "handshake" (without losses), "unsampled" (how
-    /// long a handshake without a round trip was waited for) and "rtt" (each ACK's).
+    /// From the daemon: "connect_time" (including losses, for connections with the policy's
+    /// settings), "path_rtt" (without losses, both arms) and "srtt" (smoothed RTT). From a capture:
+    /// "handshake" (without losses), "unsampled" (how long a handshake without a round trip was
+    /// waited for) and "rtt" (of each ACK).
     pub(super) what: &'static str,
     /// "active", "passive" or "unknown".
     pub(super) direction: &'static str,
     pub(super) samples: u64,
-    /// Quantiles, microseconds; of a histogram the end of the bucket, and absent
-    /// for the last bucket, which has no end.
+    /// Quantiles, microseconds. From a histogram they are upper bounds of buckets, absent for the
+    /// last bucket, which has none.
     pub(super) p50_us: Option<u64>,
     pub(super) p90_us: Option<u64>,
     pub(super) p99_us: Option<u64>,
@@ -150,7 +151,7 @@ impl Times {
     }
 }
 
-/// Times of all connections, and of each direction where there are several.
+/// The times of all connections, and of each direction if there are several.
 pub(super) struct ByDirection<T> {
     pub(super) all: T,
     pub(super) each: Vec<(&'static str, T)>,
@@ -196,7 +197,7 @@ impl ByDirection<Handshakes> {
     }
 }
 
-/// The values in force, microseconds.
+/// The active values, microseconds.
 #[derive(Debug)]
 pub(super) struct Present {
     pub(super) initial_rto_us: u64,
@@ -204,7 +205,7 @@ pub(super) struct Present {
 }
 
 impl Present {
-    /// The kernel's own.
+    /// The kernel's defaults.
     pub(super) const KERNEL: Self = Self {
         initial_rto_us: INITIAL_RTO_US,
         rto_min_us: RTO_MIN_US,
@@ -225,13 +226,13 @@ impl Present {
     }
 }
 
-/// All that advice is made of.
+/// Everything that advice is based on.
 pub(super) struct Gathered {
     pub(super) source: Source,
     pub(super) present: Present,
     /// The policy's settings.
     pub(super) settings: Settings,
-    /// For how long, milliseconds, as far as that is known; of several hosts the shortest.
+    /// The time observed, milliseconds, if known; for several hosts the shortest.
     pub(super) observed_ms: Option<u64>,
     pub(super) evidence: Vec<Evidence>,
     pub(super) handshakes: ByDirection<Handshakes>,
@@ -280,7 +281,7 @@ fn entry_policy(cidr: &Cidr, entries: &ListAnswer) -> anyhow::Result<PolicyName>
     }
 }
 
-/// What the daemon counted.
+/// Evidence from the daemon's statistics of a policy.
 pub(super) fn of_policy(
     policy: &PolicyName,
     entries: &ListAnswer,
@@ -337,7 +338,7 @@ pub(super) fn of_policy(
 }
 
 impl Gathered {
-    /// Without anything counted; of the kernel's own timers.
+    /// Empty evidence, with the kernel's own timers as the active values.
     pub(super) fn of(source: Source) -> Self {
         Self {
             source,
@@ -355,8 +356,8 @@ impl Gathered {
         }
     }
 
-    /// Takes in the statistics of a policy. The timer does not change the path, so path RTTs include both arms;
-    /// all else is of the arm that has the settings.
+    /// Adds the statistics of a policy. The timer does not change the path, so path RTTs include
+    /// both arms; all other counts come from the treated arm.
     pub(super) fn count(&mut self, stats: &PolicyStats, sampling: u32, rtt_sampling: &str) {
         if rtt_sampling == "off" {
             self.warnings.push(
@@ -399,7 +400,7 @@ impl Gathered {
         );
     }
 
-    /// Warnings and notes about spurious retransmissions.
+    /// Adds warnings and notes about spurious retransmissions.
     #[expect(clippy::cast_precision_loss, reason = "a share of two digits")]
     fn warn_of(&mut self, direction: &str, stats: &DirectionStats) {
         let share = |count: u64| text::percent(count as f64 / stats.connections.max(1) as f64);
@@ -436,8 +437,8 @@ impl Gathered {
     }
 }
 
-/// Each time as the end of its bucket. A connection that was sampled counts for `sampling` others, and becomes one
-/// sample; the rounding up keeps slow times that were counted individually.
+/// Each time as the upper bound of its bucket. A sampled connection stands for `sampling`
+/// connections and becomes one sample; rounding up keeps slow times that were counted individually.
 pub(in crate::commands) fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
     let mut times = Distribution::default();
     for bucket in &histogram.buckets {

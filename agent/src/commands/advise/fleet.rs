@@ -1,4 +1,4 @@
-//! What `rto-agent stats --json` printed on several hosts, added.
+//! Evidence from several hosts: the output of `rto-agent stats --json`, added.
 
 use std::{
     collections::BTreeSet,
@@ -19,13 +19,13 @@ use crate::{
     wire::stats::{DirectionStats, PolicyStats, StatsAnswer},
 };
 
-/// One document, and what errors call it.
+/// One document, and its name in errors.
 struct Document {
     title: String,
     stats: StatsAnswer,
 }
 
-/// What the files have of a policy, or of the only one in them.
+/// Adds the counts of a policy in these files; without `policy`, of their only policy.
 pub(super) fn read(paths: &[PathBuf], policy: Option<&PolicyName>) -> anyhow::Result<Gathered> {
     let mut documents = Vec::new();
     for path in paths {
@@ -40,7 +40,7 @@ pub(super) fn read(paths: &[PathBuf], policy: Option<&PolicyName>) -> anyhow::Re
     gathered(&documents, paths, policy)
 }
 
-/// All documents of a file, one after the other.
+/// Reads all concatenated documents of a file.
 fn documents_of(title: &str, input: impl Read) -> anyhow::Result<Vec<Document>> {
     let values = Deserializer::from_reader(input).into_iter::<Value>();
     let values: Vec<Value> = values
@@ -167,7 +167,7 @@ fn gathered(
     Ok(gathered)
 }
 
-/// Times of another sampling weigh otherwise.
+/// Refuses documents with different sampling: their times have different weights.
 fn check_same(first: &Document, other: &Document) -> anyhow::Result<()> {
     let of = |document: &Document| {
         let stats = &document.stats;
@@ -187,7 +187,7 @@ fn check_same(first: &Document, other: &Document) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The only policy with connections, if there is just one.
+/// The policy with connections, if there is exactly one.
 fn only_policy(documents: &[Document]) -> anyhow::Result<PolicyName> {
     let policies = documents.iter().flat_map(|d| d.stats.policies.keys());
     let policies: BTreeSet<_> = policies.collect();
@@ -261,7 +261,7 @@ mod tests {
     fn a_fleet_is_as_one_host() {
         let (a, b) = (text(&near(1_000, 2_000)), text(&near(2_000, 1_000)));
         let of_files = files(&[("a.json", a.clone()), ("b.json", b.clone())], None).unwrap();
-        // cat a.json b.json, and lines as of stats --watch.
+        // Concatenated files, and lines as `stats --watch` prints them.
         let of_stream = files(&[("-", format!("{a}\n{b}\n"))], Some("near")).unwrap();
         for gathered in [of_files, of_stream] {
             assert_eq!(gathered.handshakes.all.count(), 3_000);
@@ -292,7 +292,7 @@ mod tests {
         let gathered = files(&[("a", one), ("b", text(&near(2, 1_000)))], None).unwrap();
         assert_eq!(gathered.handshakes.all.count(), 3_000);
         let samples: Vec<_> = gathered.evidence.iter().map(|one| one.samples).collect();
-        // Connect times, path RTTs, smoothed RTTs.
+        // The samples of connect times, path RTTs and smoothed RTTs.
         assert_eq!(samples, [2_500, 3_000, 2_500]);
         assert!(gathered.warnings[0].starts_with("2 spurious"));
     }
@@ -358,7 +358,7 @@ mod tests {
         assert!(error.contains("there is: far, near, unmatched"), "{error}");
         let only = files(&[("b", one.clone())], None).unwrap();
         assert_eq!(only.source.policy().0, "near".parse().ok());
-        // A host without the policy is reported.
+        // Reports a host without the policy.
         let far = files(&[("a", two), ("b", one)], Some("far")).unwrap();
         let text = super::super::text::source(&far.source);
         assert!(text.contains("the sum of 1 of 2 statistics"), "{text}");

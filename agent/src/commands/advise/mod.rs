@@ -29,9 +29,9 @@ use crate::{
     },
 };
 
-/// Shares that can be asked for: a millionth of it needs more samples than anybody has.
+/// The valid shares: a smaller one needs more samples than any host has.
 const SHARES: std::ops::RangeInclusive<f64> = 0.000_01..=0.5;
-/// CIDRs that are written out.
+/// The most CIDRs that are written out.
 const CIDRS_SHOWN: usize = 8;
 
 /// What `--json` prints.
@@ -39,30 +39,30 @@ const CIDRS_SHOWN: usize = 8;
 struct Answer {
     /// Where the evidence is from.
     source: Source,
-    /// Jiffies a second.
+    /// Jiffies per second.
     hz: u32,
-    /// The share of spurious retransmissions that is not to be exceeded, 0 to 1.
+    /// The highest acceptable share of spurious retransmissions, 0 to 1.
     spurious: f64,
     /// How long the peers delay an ACK, microseconds.
     peer_delack_us: u64,
-    /// For how long it was observed, milliseconds, as far as that is known; of several hosts the shortest.
+    /// The time observed, milliseconds, if known; for several hosts the shortest.
     #[serde(skip_serializing_if = "Option::is_none")]
     observed_ms: Option<u64>,
-    /// What was observed.
+    /// The observed times.
     evidence: Vec<Evidence>,
-    /// Advice, and by which connections it was decided.
+    /// The advice, and the direction that determines it.
     initial_rto: Decided,
     rto_min: Decided,
-    /// For the configuration: the changed keys of a policy, or a new policy; absent without a
-    /// suggestion, or if `command` is given.
+    /// For the configuration: the changed keys of a policy, or a new policy. Absent without a
+    /// suggestion, or if `command` is present.
     #[serde(skip_serializing_if = "Option::is_none")]
     snippet: Option<String>,
-    /// The same for a policy that only runtime entries have.
+    /// The command for a policy that only runtime entries use.
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
-    /// Reasons against it.
+    /// Reasons not to follow the advice.
     warnings: Vec<String>,
-    /// How to read it.
+    /// Explanations of the answer.
     notes: Vec<String>,
 }
 
@@ -201,7 +201,8 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
     answer
 }
 
-/// The advice of the direction that needs the longest value: one setting is for all.
+/// The advice for the direction that needs the longest value, because a setting applies to all
+/// directions.
 fn decided<T>(times: &ByDirection<T>, advise: impl Fn(&T) -> Advice) -> Decided {
     let rank = |advice: &Advice| {
         let enough = advice.samples >= advice.needed;
@@ -221,7 +222,7 @@ fn decided<T>(times: &ByDirection<T>, advise: impl Fn(&T) -> Advice) -> Decided 
     best
 }
 
-/// Puts the suggestions into a policy, unless this host would refuse that.
+/// Adds the suggestions to a policy, unless this host would refuse it.
 fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     let value = |decided: &Decided| {
         let suggestion = decided.advice.suggestion.as_ref()?;
@@ -229,7 +230,7 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     };
     let initial_rto = value(&answer.initial_rto).map(InitialRtoSetting::Fixed);
     let rto_min = value(&answer.rto_min).map(RtoMinSetting::Fixed);
-    // What is learnt needs no advice.
+    // A learnt timer needs no advice.
     let is_other = |rto: &InitialRtoSetting| {
         present.auto_initial_rto().is_none() && Some(*rto) != present.initial_rto
     };
@@ -244,7 +245,7 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     if changes.is_empty() {
         return;
     }
-    // What rto_min is judged without.
+    // The advice on rto_min assumes that rto_restart is off.
     let rto_restart = present
         .rto_restart
         .filter(|on| *on && changes.rto_min.is_some());
@@ -284,7 +285,7 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     }
 }
 
-/// What `check` would say to a policy: warnings, or errors.
+/// The warnings or errors that `check` would report for a policy.
 fn check(
     settings: &Settings,
     cidrs: &[Cidr],

@@ -1,5 +1,5 @@
-//! The metrics of a fleet, queried by the HTTP API of Prometheus, or of a compatible server: Thanos, Mimir,
-//! VictoriaMetrics.
+//! Evidence from a fleet's metrics, queried through the HTTP API of Prometheus or of a compatible
+//! server: Thanos, Mimir, VictoriaMetrics.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// What the warnings are made of, by metric.
+/// A metric that warnings are based on.
 type CounterField = (&'static str, fn(&mut DirectionStats) -> &mut u64);
 const COUNTERS: [CounterField; 4] = [
     ("connections", |stats| &mut stats.connections),
@@ -31,7 +31,7 @@ const COUNTERS: [CounterField; 4] = [
     }),
     ("tail_loss_probes", |stats| &mut stats.tail_loss_probes),
 ];
-/// What the advice is made of.
+/// A metric that the advice is based on.
 type HistogramField = (&'static str, fn(&mut DirectionStats) -> &mut HistogramView);
 const HISTOGRAMS: [HistogramField; 3] = [
     ("connect_time", |stats| &mut stats.connect_time),
@@ -39,7 +39,7 @@ const HISTOGRAMS: [HistogramField; 3] = [
     ("smoothed_rtt", |stats| &mut stats.srtt),
 ];
 
-/// What was asked for.
+/// The scope of the queries.
 struct Question<'a> {
     url: &'a str,
     /// `cluster="a",zone=~"b.*"`
@@ -48,14 +48,15 @@ struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// The series of a metric on these hosts; with this matcher as well, unless it is empty.
+    /// The series of a metric on the selected hosts, also restricted by `matcher` unless it is
+    /// empty.
     fn selector(&self, metric: &str, matcher: &str) -> String {
         let all = [matcher, self.matchers].into_iter();
         let all: Vec<_> = all.filter(|matcher| !matcher.is_empty()).collect();
         format!("rto_agent_{metric}{{{}}}", all.join(","))
     }
 
-    /// Its increase, summed by these labels.
+    /// The increase of a metric, summed by these labels.
     fn increase(&self, metric: &str, policy: &PolicyName, by: &str) -> String {
         let selector = self.selector(metric, &format!("policy=\"{policy}\""));
         let range = self.range.as_secs();
@@ -63,7 +64,7 @@ impl Question<'_> {
     }
 }
 
-/// What there is of a policy, or of the only one.
+/// Reads the counts of a policy; without one, of the only policy.
 pub(super) fn read(url: &str, args: &Advise) -> anyhow::Result<Gathered> {
     let asked = || format!("--prometheus {url}");
     let policy = args.policy.as_deref().map(str::parse).transpose()?;
@@ -75,7 +76,7 @@ pub(super) fn read(url: &str, args: &Advise) -> anyhow::Result<Gathered> {
     let mut server = Server::new(url, &args.header).with_context(asked)?;
     let mut gathered =
         gathered(|query| server.query(query), &question, policy).with_context(asked)?;
-    // Before all others: they are about what is missing.
+    // Before all other warnings, because these are about missing data.
     gathered.warnings.splice(0..0, server.warnings());
     Ok(gathered)
 }
@@ -85,7 +86,7 @@ fn gathered(
     question: &Question<'_>,
     policy: Option<PolicyName>,
 ) -> anyhow::Result<Gathered> {
-    // Each host has one series of it a policy.
+    // Each host has one such series for each policy.
     let hosts = question.selector("open_sockets_total", "direction=\"active\"");
     let (policy, hosts) = policy_of(&ask(&format!("count by (policy) ({hosts})"))?, policy)?;
     let sampling = question.selector("connections_per_sample", "");
@@ -132,7 +133,7 @@ fn gathered(
     Ok(gathered)
 }
 
-/// The policy that is asked for, or the only one, and how many hosts have it.
+/// The requested policy, or the only one, and the number of hosts that have it.
 fn policy_of(counts: &[Sample], wanted: Option<PolicyName>) -> anyhow::Result<(PolicyName, u64)> {
     let names: Vec<_> = counts.iter().map(|sample| sample.label("policy")).collect();
     ensure!(
@@ -154,7 +155,7 @@ fn policy_of(counts: &[Sample], wanted: Option<PolicyName>) -> anyhow::Result<(P
     Ok((policy, of.count()?))
 }
 
-/// Times of another sampling weigh otherwise.
+/// The sampling, which must be the same everywhere: otherwise the times have different weights.
 fn sampling_of(counts: &[Sample]) -> anyhow::Result<u32> {
     if let [one] = counts {
         let sampling = one.label("sampling").parse();
@@ -181,7 +182,7 @@ fn direction<'a>(stats: &'a mut ArmStats, name: &str) -> Option<&'a mut Directio
     }
 }
 
-/// Of cumulative buckets.
+/// Converts cumulative buckets.
 fn histogram(samples: impl Iterator<Item = Sample>) -> anyhow::Result<HistogramView> {
     let mut cumulative = Vec::new();
     for sample in samples {
@@ -193,7 +194,7 @@ fn histogram(samples: impl Iterator<Item = Sample>) -> anyhow::Result<HistogramV
     let (mut from_us, mut below) = (0, 0);
     for (end, count) in cumulative {
         let below_us = microseconds(end);
-        // Extrapolated sums need not grow with the buckets' ends.
+        // Extrapolated sums need not increase from bucket to bucket.
         let bucket = BucketView {
             from_us,
             below_us,
@@ -209,7 +210,7 @@ fn histogram(samples: impl Iterator<Item = Sample>) -> anyhow::Result<HistogramV
     Ok(view)
 }
 
-/// The end of a bucket in seconds; none of the last.
+/// The upper bound of a bucket in seconds; `None` for the last bucket.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -239,7 +240,8 @@ mod tests {
         range: Duration::from_secs(86_400),
     };
 
-    /// A fleet of two hosts: of each of its policies 6,000 handshakes of up to 1.024 ms, and one beyond 67 s.
+    /// A fleet of two hosts. Each policy has 6,000 handshakes of up to 1.024 ms, and one beyond 67
+    /// s.
     fn fleet(query: &str) -> anyhow::Result<Vec<Sample>> {
         assert!(query.contains("cluster=\"a\""), "{query}");
         if query.starts_with("count by (policy)") {
@@ -267,7 +269,7 @@ mod tests {
     #[test]
     fn a_fleets_metrics_are_evidence() {
         let gathered = gathered(fleet, &QUESTION, "near".parse().ok()).unwrap();
-        // A sample counts for two.
+        // Each sample counts for two.
         let [connects, path] = &*gathered.evidence else {
             panic!("{:?}", gathered.evidence);
         };

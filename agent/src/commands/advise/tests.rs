@@ -1,4 +1,4 @@
-//! Advice of made-up evidence, as text and as JSON.
+//! Advice from made-up evidence, as text and as JSON.
 
 use rto_agent_common::{Statistics, histogram::bucket_of};
 
@@ -79,7 +79,7 @@ fn advise(directions: [Statistics; 3]) -> Answer {
     answer(gathered, &QUESTION, &HOST)
 }
 
-/// A tail of slow answers, losses that were repaired, and spurious retransmissions.
+/// Statistics with a tail of slow answers, repaired losses, and spurious retransmissions.
 fn busy() -> [Statistics; 3] {
     let mut active = near(10_000);
     active.counters.handshake_retransmissions = 14;
@@ -140,10 +140,10 @@ fn the_direction_that_needs_the_longest_decides() {
     let [active, mut passive, unknown] = busy();
     passive.path_rtt.buckets[bucket_of(30_000)] += 5;
     let answer = advise([active, passive, unknown]);
-    // Of all 15,000 they are few enough, of the 5,000 accepted ones they are not.
+    // The slow handshakes are few enough of all 15,000, but not of the 5,000 accepted ones.
     assert_eq!(answer.initial_rto.by, "passive");
     let suggestion = answer.initial_rto.advice.suggestion.unwrap();
-    // 68 ms would do; the next in step is 100 ms.
+    // 68 ms would be enough; the next step is 100 ms.
     assert_eq!(suggestion.value_us, 100_000);
 }
 
@@ -160,7 +160,7 @@ fn a_snippet_has_the_keys_that_change() {
     let snippet = text::keys(&dotted, &spec());
     let parsed: toml::Table = toml::from_str(&snippet).unwrap();
     assert!(parsed["policy"]["eu.west"].is_table());
-    // A new policy is a complete configuration of its own.
+    // A new policy is a complete configuration by itself.
     let policy = text::policy(&["10.0.0.0/24".parse().unwrap()], &spec());
     let config = Config::from_text("config.toml".as_ref(), policy, &HOST).unwrap();
     assert_eq!(config.set.entries.len(), 1);

@@ -1,4 +1,4 @@
-//! Advice for people.
+//! Text output for advice.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 
 pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     let mut text = source(&answer.source);
-    // A capture says it itself.
+    // For a capture, `source` already shows the time.
     let is_capture = matches!(answer.source, Source::Capture { .. });
     if let Some(ms) = answer.observed_ms.filter(|_| !is_capture) {
         text.push_str(&format!("observed for {}\n", rounded(ms)));
@@ -139,7 +139,7 @@ fn lasted(began_us: i64, ended_us: i64) -> String {
     let Some(began_s) = began_s.filter(|began_s| *began_s < YEAR_10000_S) else {
         return String::new();
     };
-    // Seconds will do.
+    // Seconds are precise enough.
     let took = ended_us.abs_diff(began_us).div_ceil(1_000_000);
     let began = std::time::UNIX_EPOCH + Duration::from_secs(began_s);
     format!(
@@ -252,9 +252,9 @@ fn candidates(advice: &Advice, columns: Option<usize>) -> String {
     table::fitting(header, &rows, [0, 1, 2, 3], columns)
 }
 
-/// Keys of a policy that is in the configuration.
+/// The changed keys of a policy that is in the configuration.
 pub(super) fn keys(name: &PolicyName, changes: &Settings) -> String {
-    // Names have no characters that TOML must quote but the dot.
+    // The dot is the only character of names that TOML requires to be quoted.
     let header = match name.as_str().contains('.') {
         true => format!("[policy.\"{name}\"]\n"),
         false => format!("[policy.{name}]\n"),
@@ -262,7 +262,7 @@ pub(super) fn keys(name: &PolicyName, changes: &Settings) -> String {
     header + &changes.to_toml().to_string()
 }
 
-/// A command that gives runtime entries other settings.
+/// A command that changes the settings of runtime entries.
 pub(super) fn command(cidrs: &[Cidr], settings: &Settings) -> String {
     let cidrs = match cidrs.len() {
         1..=CIDRS_SHOWN => cidrs
@@ -275,7 +275,7 @@ pub(super) fn command(cidrs: &[Cidr], settings: &Settings) -> String {
     format!("rto-agent add {cidrs} {}", flags::of(settings))
 }
 
-/// A policy for the configuration.
+/// A new policy for the configuration.
 pub(super) fn policy(cidrs: &[Cidr], settings: &Settings) -> String {
     let mut text = "[policy.suggested]\n".to_owned();
     if cidrs.is_empty() || cidrs.len() > CIDRS_SHOWN {
@@ -288,7 +288,7 @@ pub(super) fn policy(cidrs: &[Cidr], settings: &Settings) -> String {
     text
 }
 
-/// Some CIDRs, and how many more.
+/// The first CIDRs, and the number of others.
 pub(super) fn cidrs(cidrs: &[Cidr]) -> String {
     let shown: Vec<_> = cidrs
         .iter()
@@ -302,7 +302,7 @@ pub(super) fn cidrs(cidrs: &[Cidr]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// Exactly: it may go into a configuration.
+/// Exact, because it may be copied into a configuration.
 pub(super) fn duration(us: u64) -> String {
     format_duration(Duration::from_micros(us))
 }
@@ -312,7 +312,7 @@ fn short(us: u64) -> String {
     short_us(us as f64)
 }
 
-/// Two digits: "0.1%", "12%", "0.0031%".
+/// A share in per cent, with two digits: "0.1%", "12%", "0.0031%".
 pub(super) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent == 0.0 {

@@ -1,4 +1,5 @@
-//! `rto-agent check --fleet DIR`: the configurations of many hosts, before they are rolled out.
+//! `rto-agent check --fleet DIR`: validates the configurations of many hosts before they are rolled
+//! out.
 
 use std::{
     collections::BTreeMap,
@@ -20,15 +21,15 @@ use crate::{
     printable::{self, counted},
 };
 
-/// The main file of a host that has a directory.
+/// The main file in a host's directory.
 const MAIN: &str = "config.toml";
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct FleetAnswer {
-    /// Whether all are good.
+    /// Whether all configurations are valid.
     ok: bool,
-    /// By the name of the directory or file.
+    /// The answers, by the name of the directory or file.
     hosts: BTreeMap<String, Answer>,
 }
 
@@ -39,7 +40,7 @@ pub(super) fn run(dir: &Path, host: &HostFacts, args: &Check) -> anyhow::Result<
     Ok(exit(answer.ok))
 }
 
-/// Every configuration of the directory, with values as on this host.
+/// Checks every configuration in the directory, with values computed for this host.
 fn checked(dir: &Path, host: &HostFacts) -> anyhow::Result<FleetAnswer> {
     let hosts = files(dir)?.into_iter();
     let hosts = hosts.map(|(name, path)| (name, answer(&path, host)));
@@ -50,7 +51,8 @@ fn checked(dir: &Path, host: &HostFacts) -> anyhow::Result<FleetAnswer> {
     })
 }
 
-/// The configuration file of each host, by its name. Names that begin with a dot (`.git`, an editor's files) are no hosts.
+/// The configuration file of each host, by name. Names that begin with a dot (`.git`, an editor's
+/// files) are skipped.
 fn files(dir: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir)? {

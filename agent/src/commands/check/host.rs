@@ -1,4 +1,4 @@
-//! `[agent]` on this host: what the daemon would refuse when it starts.
+//! Checks `[agent]` on this host for what would prevent the daemon from starting.
 
 use std::{fs, io, net::UdpSocket, path::Path};
 
@@ -14,12 +14,12 @@ use crate::{
 /// Where systemd and most distributions mount the BPF file system.
 const BPF_FS: &str = "/sys/fs/bpf";
 
-/// What is found.
+/// The results of the checks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// With it the daemon does not start.
+    /// Errors that prevent the daemon from starting.
     pub(super) errors: Vec<String>,
-    /// What cannot be known from here.
+    /// Conditions that cannot be checked from here.
     pub(super) notes: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn look(agent: &AgentConfig) -> Found {
 impl Found {
     fn look_at_cgroup(&mut self, setting: &CgroupSetting) {
         match setting {
-            // Of a file that is written for another host.
+            // Only a note, because the file may be meant for another host.
             CgroupSetting::Auto => self.notes.extend(
                 cgroup::resolve(None)
                     .err()
@@ -59,7 +59,7 @@ impl Found {
         }
     }
 
-    /// Checks a socket's directory; a missing one will be created.
+    /// Checks a socket's directory; the daemon creates a missing one.
     fn look_at_dir_of(&mut self, key: &str, socket: &Path) {
         let dir = socket.parent().unwrap_or(Path::new("/"));
         self.refused(key, dir, path_security::check_shared(dir));
@@ -79,7 +79,7 @@ impl Found {
         }
     }
 
-    /// The port is left alone: the daemon that runs has it.
+    /// Does not bind the port, because a running daemon uses it.
     fn look_at_metrics(&mut self, setting: &MetricsSetting) {
         match setting {
             MetricsSetting::Off => {}
@@ -95,7 +95,8 @@ impl Found {
         }
     }
 
-    /// A missing one will be created. In the usual place the file system may not be mounted yet.
+    /// Checks the pin directory; the daemon creates a missing one. At the usual place, the BPF file
+    /// system may not be mounted yet.
     fn look_at_pin_dir(&mut self, path: &Path) {
         if is_hidden(path) {
             self.notes.push(hidden("pin_dir", path));
@@ -121,7 +122,7 @@ impl Found {
     }
 }
 
-/// Whether this user may not look.
+/// Whether this user lacks the permission to read it.
 fn is_hidden(path: &Path) -> bool {
     let looked = fs::metadata(path).map_err(|e| e.kind());
     matches!(looked, Err(io::ErrorKind::PermissionDenied))

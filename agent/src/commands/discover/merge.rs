@@ -12,23 +12,23 @@ use crate::policy::{Cidr, InitialRtoSetting, Settings, compile::check_prefix_wid
 
 /// The quantile by which prefixes are compared.
 pub(super) const SHARE: f64 = 0.999;
-/// Prefixes are alike whose quantiles differ by less.
+/// Prefixes are similar if their quantiles differ by less than this factor.
 const FACTOR: u64 = 2;
-/// A median needs this many samples: with less than [`LEAST_SAMPLES`] the quantile is unknown.
+/// The samples that a median needs. With less than [`LEAST_SAMPLES`] the quantile is unknown.
 const MEDIAN_SAMPLES: u64 = 30;
 
-/// What was counted of a prefix.
+/// The counts of a prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub(super) cidr: Cidr,
-    /// It is a route's destination.
+    /// Whether the prefix is a route's destination.
     pub(super) is_route: bool,
-    /// Counted prefixes in it.
+    /// The number of counted prefixes in it.
     pub(super) seen: usize,
     /// Counted connections.
     pub(super) connections: u64,
     pub(super) recovered: u64,
-    /// Handshake times, each as the end of its bucket.
+    /// Handshake times, each as the upper bound of its bucket.
     pub(super) times: Distribution,
 }
 
@@ -52,7 +52,8 @@ impl Unit {
     }
 }
 
-/// Prefixes that are no peers for a policy: this host, its links, groups, and what is not assigned. Private ones are.
+/// Whether a prefix cannot contain peers for a policy: this host, its links, multicast groups,
+/// unassigned addresses. Private prefixes can.
 pub(super) fn is_special(cidr: &Cidr) -> bool {
     match cidr.network().ip() {
         IpAddr::V4(a) => {
@@ -64,7 +65,7 @@ pub(super) fn is_special(cidr: &Cidr) -> bool {
     }
 }
 
-/// Merges similar prefixes of a route, and of the others similar halves of a prefix.
+/// Merges similar prefixes of a route, and similar halves among the other prefixes.
 pub(super) fn merged(units: Vec<Unit>, routes: &BTreeSet<Cidr>) -> Vec<Unit> {
     let mut by_route: BTreeMap<Cidr, Vec<Unit>> = BTreeMap::new();
     let mut rest = Vec::new();
@@ -86,7 +87,7 @@ pub(super) fn merged(units: Vec<Unit>, routes: &BTreeSet<Cidr>) -> Vec<Unit> {
     merged
 }
 
-/// The longest route to a prefix that one entry may be for.
+/// The longest route to a prefix that is narrow enough for one entry.
 fn route_of(cidr: &Cidr, routes: &BTreeSet<Cidr>) -> Option<Cidr> {
     let lengths = (1..=cidr.prefix()).rev();
     let mut containing = lengths.filter_map(|l| Cidr::containing(cidr.network().ip(), l));
@@ -94,7 +95,7 @@ fn route_of(cidr: &Cidr, routes: &BTreeSet<Cidr>) -> Option<Cidr> {
     is_narrow(&route).then_some(route)
 }
 
-/// Starting with the longest, two similar halves of a prefix become that prefix.
+/// Merges two similar halves into their prefix, starting with the longest prefixes.
 fn halves_merged(units: Vec<Unit>) -> Vec<Unit> {
     let mut units: BTreeMap<Cidr, Unit> = units.into_iter().map(|u| (u.cidr, u)).collect();
     for length in (2..=128).rev() {
@@ -123,7 +124,7 @@ fn halves_merged(units: Vec<Unit>) -> Vec<Unit> {
     units.into_values().collect()
 }
 
-/// Whether a policy for it needs no `force`.
+/// Whether a policy for this prefix needs no `force`.
 fn is_narrow(cidr: &Cidr) -> bool {
     let shortest = Settings {
         initial_rto: Some(InitialRtoSetting::Fixed(Duration::from_millis(1))),
@@ -132,8 +133,8 @@ fn is_narrow(cidr: &Cidr) -> bool {
     check_prefix_width(cidr, &shortest).is_ok()
 }
 
-/// Whether one timer suits all: the quantiles of parts with enough samples are within [`FACTOR`], and the medians of
-/// the others. Parts with hardly any samples join the rest.
+/// Whether one timer suits all parts: the quantiles of parts with enough samples are within
+/// [`FACTOR`], and so are the medians of the others. Parts with hardly any samples join the rest.
 fn are_alike(parts: &[Unit]) -> bool {
     let of = |least: u64, share: f64| -> Vec<u64> {
         let enough = parts.iter().filter(|part| part.times.count() >= least);
@@ -186,7 +187,7 @@ mod tests {
             unit("10.0.3.0/24", 1_900, 500),
         ];
         assert_eq!(names(&quarter, &[]), ["10.0.0.0/22"]);
-        // Of neighbours that are no halves of one prefix none.
+        // Neighbours that are not halves of one prefix are not merged.
         assert_eq!(names(&quarter[1..3], &[]), ["10.0.1.0/24", "10.0.2.0/24"]);
         let far = [quarter[0].clone(), unit("10.0.1.0/24", 2_000, 500)];
         assert_eq!(names(&far, &[]), ["10.0.0.0/24", "10.0.1.0/24"]);
@@ -237,9 +238,9 @@ mod tests {
             names(&units, &["10.1.0.0/16", "10.1.9.0/24"]),
             ["10.1.0.0/16", "10.1.9.0/24"]
         );
-        // Not alike: as they are.
+        // The prefixes are not similar, so they stay separate.
         assert_eq!(names(&units, &["10.1.0.0/16"]).len(), 3);
-        // A route to a part of a prefix does not merge the whole prefix.
+        // A route to part of a prefix does not merge the whole prefix.
         assert_eq!(names(&units[..1], &["10.1.0.0/25"]), ["10.1.0.0/24"]);
     }
 

@@ -33,36 +33,37 @@ use crate::{
 
 /// A day, milliseconds.
 pub(super) const DAY_MS: u64 = 24 * 3_600_000;
-/// Outages of which most connections that begin in one are established after it.
+/// Outages that are so short that most connections attempted in one are established after it.
 const OUTAGES_MS: [u64; 5] = [300, 1_000, 3_000, 10_000, 30_000];
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct Discovery {
-    /// When, Unix milliseconds.
+    /// Time of the answer, Unix milliseconds.
     at_ms: u64,
-    /// Since when connections are counted, Unix milliseconds.
+    /// Start of the counts, Unix milliseconds.
     since_ms: u64,
-    /// What was taken for one prefix.
+    /// What counts as one prefix.
     by: DiscoverBy,
-    /// Jiffies a second.
+    /// Jiffies per second.
     hz: u32,
     /// One in this many connections was counted.
     one_in: u32,
-    /// The best first.
+    /// The candidates, the best first.
     prefixes: Vec<Candidate>,
     /// Prefixes beyond `--limit`.
     more: usize,
-    /// /24s and /48s that are left out, as an entry covers them by now.
+    /// Skipped /24s and /48s, because an entry covers them by now.
     covered: usize,
-    /// Loopback, link-local, multicast and reserved ones, which are left out.
+    /// Skipped loopback, link-local, multicast and reserved prefixes.
     special: usize,
-    /// Policies for the configuration, of the prefixes above that would save time; absent: none would.
+    /// Policies for the configuration, for the prefixes above that would save time; absent if none
+    /// would.
     #[serde(skip_serializing_if = "Option::is_none")]
     snippet: Option<String>,
-    /// Reasons against it.
+    /// Reasons not to follow the suggestion.
     warnings: Vec<String>,
-    /// How to read it.
+    /// Explanations of the answer.
     notes: Vec<String>,
 }
 
@@ -70,26 +71,29 @@ struct Discovery {
 #[derive(Debug, Serialize)]
 struct Candidate {
     cidr: Cidr,
-    /// It is a route's destination.
+    /// Whether the prefix is a route's destination.
     is_route: bool,
-    /// /24s or /48s in it with a connection.
+    /// The number of /24s or /48s in it with a connection.
     seen: usize,
     /// Connections established (estimate).
     connections: u64,
-    /// Of these, connections that lost a SYN or SYN-ACK (estimate).
+    /// Connections among these that lost a SYN or SYN-ACK (estimate).
     lost: u64,
-    /// Handshake times that were counted, and how many more it takes for a suggestion.
+    /// Handshake times that were counted, and how many more a suggestion needs.
     samples: u64,
     missing: u64,
-    /// Times that half of the handshakes and 99.9 % are not longer than, microseconds: the ends of histogram buckets;
-    /// null: none, or beyond the histogram's end.
+    /// Median and 99.9 % quantile of the handshake times, microseconds, as upper bounds of
+    /// histogram buckets; null: no samples, or beyond the last bound.
     p50_us: Option<u64>,
     p999_us: Option<u64>,
-    /// What at most one in 1,000 exceed at 95 % confidence, microseconds; null: of too few samples.
+    /// An upper bound of the 99.9 % quantile at 95 % confidence, microseconds; null: too few
+    /// samples.
     p999_at_most_us: Option<u64>,
-    /// The timer that the times ask for, microseconds; null: of too few samples, or none is shorter than the kernel's.
+    /// The timer that the times allow, microseconds; null: too few samples, or not shorter than the
+    /// kernel's.
     initial_rto_us: Option<u64>,
-    /// What it would save a day, seconds (estimate): from losses that are all of outages to independent ones.
+    /// The time it would save per day, seconds (estimate). One end assumes that all losses belong
+    /// to outages, the other that losses are independent.
     saved_s_per_day: Saved,
 }
 
@@ -218,8 +222,8 @@ impl Candidate {
     }
 }
 
-/// The timer that times ask for, by the law of automatic ones, jiffies; `None` of too few, and where it is the kernel's
-/// own.
+/// The timer that the times allow, jiffies, by the law of automatic timers. `None` with too few
+/// samples, and if it is not shorter than the kernel's.
 fn wanted(times: &Distribution, law: &law::Settings) -> Option<u64> {
     let mut history = History::default();
     history.add(0, times, law.memory_ms, law.spurious);
@@ -228,10 +232,12 @@ fn wanted(times: &Distribution, law: &law::Settings) -> Option<u64> {
 }
 
 impl Saved {
-    /// With a timer in jiffies, from a number of losses among one in `one_in` connections within `took_ms`.
+    /// The savings of a timer in jiffies, from a number of losses in one of `one_in` connections
+    /// within `took_ms`.
     ///
-    /// Of an independent loss the next copy arrives. Of an outage it does if the outage is over by then; so the other
-    /// end is the length of outages in which the least is saved of each connection that begins in one.
+    /// After an independent loss, the next copy arrives. In an outage, it arrives if the outage is
+    /// over by then. So the other end of the range is the outage length that saves the least for
+    /// each connection attempted in it.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     fn of(lost: u64, one_in: u64, jiffies: u64, took_ms: u64, host: &HostFacts) -> Self {
         if lost == 0 {
@@ -242,7 +248,7 @@ impl Saved {
         let (schedule, timers) = (host.syn_schedule(), host.syn_timers(jiffies));
         let of_outages = OUTAGES_MS.map(|ms| -schedule.compare(timers, 0..ms).mean_ms / 1e3);
         let outages = of_outages.into_iter().fold(independent, f64::min);
-        // Bounds of a Poisson variable's mean at about 95 %, from the count.
+        // Bounds of a Poisson variable's mean at about 95 % confidence, from the count.
         let per_day = one_in as f64 * DAY_MS as f64 / took_ms.max(1) as f64;
         let [fewest, most] = [-1.0, 1.0].map(|by| ((lost as f64).sqrt() + by).powi(2) * per_day);
         Self {
@@ -252,7 +258,7 @@ impl Saved {
     }
 }
 
-/// A policy for each timer that would save time.
+/// Policies for all timers that would save time.
 fn snippet(prefixes: &[Candidate]) -> Option<String> {
     let mut policies: BTreeMap<u64, Vec<Cidr>> = BTreeMap::new();
     for one in prefixes.iter().filter(|one| one.saves()) {

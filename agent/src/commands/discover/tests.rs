@@ -1,4 +1,4 @@
-//! What is made of counts, as text and as JSON.
+//! Discovery from made-up counts, as text and as JSON.
 
 use rto_agent_common::histogram::{Histogram, bucket_of};
 
@@ -24,7 +24,7 @@ fn args(limit: u32) -> Discover {
     }
 }
 
-/// Handshakes near this time.
+/// A prefix with handshake times near this one.
 fn prefix(prefix: &str, samples: u64, us: u64, recovered: u64) -> PrefixStats {
     let mut times = Histogram::default();
     for us in (0..samples).map(|n| us + n % (us / 4)) {
@@ -46,18 +46,18 @@ fn answer(days: u64) -> DiscoverAnswer {
         one_in: 16,
         covered: 2,
         prefixes: vec![
-            // A route of two that are alike.
+            // Two similar prefixes of one route.
             prefix("10.1.0.0/24", 4_000, 800, 20),
             prefix("10.1.9.0/24", 400, 900, 5),
-            // Halves.
+            // Two halves of a prefix.
             prefix("10.7.0.0/24", 2_000, 30_000, 40),
             prefix("10.7.1.0/24", 2_000, 32_000, 10),
             prefix("127.0.0.0/24", 5_000, 30, 0),
-            // Nothing is lost.
+            // No losses.
             prefix("192.0.2.0/24", 1_000, 700, 0),
-            // Too far.
+            // A path RTT too long for a shorter timer.
             prefix("198.51.100.0/24", 3_500, 600_000, 9),
-            // Few.
+            // Too few samples.
             prefix("203.0.113.0/24", 120, 9_000, 30),
             prefix("2001:db8::/48", 299, 9_000, 2),
         ],
@@ -66,7 +66,7 @@ fn answer(days: u64) -> DiscoverAnswer {
 
 fn found(answer: &DiscoverAnswer, limit: u32) -> Discovery {
     let routes = ["10.1.0.0/16", "10.0.0.0/7"].map(|route| route.parse().unwrap());
-    // Too wide for an entry: the neighbours in it are merged as without it.
+    // The route is too wide for an entry: the neighbours in it are merged as without a route.
     discovery(answer, &args(limit), &routes.into(), &HOST)
 }
 
@@ -88,11 +88,11 @@ fn savings_are_per_day() {
     );
     let us = one.initial_rto_us.unwrap();
     assert_eq!(us, 100_000);
-    // 50 of one in 16, at most 65 by 95 %, each 1 s less 100 ms.
+    // 50 losses in one of 16 connections, at 95 % at most 65; each would cost 1 s less 100 ms.
     let most = 16.0 * (50f64.sqrt() + 1.0).powi(2) * 0.9;
     assert!((saved(1).independent - most).abs() < 1e-6);
     assert!((saved(4).independent - most / 4.0).abs() < 1e-6);
-    // In outages less of each, and nothing before Linux 6.15.
+    // In outages a loss saves less, and before Linux 6.15 nothing.
     let Saved { outages, .. } = saved(1);
     assert!((100.0..500.0).contains(&outages), "{outages}");
     let old = HostFacts {
@@ -114,7 +114,7 @@ fn the_snippet_is_a_configuration() {
         .map(|cidr| cidr.to_string())
         .collect();
     assert_eq!(cidrs, ["10.1.0.0/16", "10.7.0.0/23"]);
-    // Only for the prefixes that are shown.
+    // The snippet contains only the prefixes that are shown.
     let snippet = found(&answer(2), 1).snippet.unwrap();
     assert!(!snippet.contains("10.1.0.0/16"), "{snippet}");
 }

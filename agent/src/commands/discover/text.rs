@@ -1,4 +1,4 @@
-//! Prefixes for people.
+//! Text output for discovered prefixes.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -95,7 +95,7 @@ fn candidates(prefixes: &[Candidate], columns: Option<usize>) -> String {
     table::fitting(HEADER, &rows, [0, 7, 8, 3, 2, 5, 4, 6, 1], columns)
 }
 
-/// How long was counted, without more than two units.
+/// A duration in at most two units.
 pub(in crate::commands) fn rounded(took_ms: u64) -> String {
     let seconds = took_ms / 1000;
     let unit = match seconds {

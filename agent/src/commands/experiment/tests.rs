@@ -36,7 +36,7 @@ fn counted(host: &str, policy: &str, unit: Unit) -> Counted {
     experiment
 }
 
-/// What one host prints.
+/// Writes the JSON output of one host to a file.
 fn printed(dir: &Path, host: &str, policies: &[&str]) -> std::path::PathBuf {
     let all = policies.iter().map(|policy| {
         let view = merged(&counted(host, policy, Unit::Connection), Arms::default());

@@ -1,4 +1,4 @@
-//! Experiments for people.
+//! Text output for experiments.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use crate::{
     wire::experiments::{ExperimentAnswer, ExperimentView, ExperimentsAnswer},
 };
 
-/// What starting, stopping or clearing one did.
+/// The result of starting, stopping or clearing an experiment.
 pub(super) fn answer(answer: &ExperimentAnswer, policy: &PolicyName) -> String {
     let mut text = String::new();
     if let Some(view) = &answer.experiment {
@@ -24,7 +24,7 @@ pub(super) fn answer(answer: &ExperimentAnswer, policy: &PolicyName) -> String {
     text
 }
 
-/// All of them.
+/// All experiments.
 pub(super) fn all(answer: &ExperimentsAnswer) -> String {
     if answer.experiments.is_empty() {
         return "no experiment; rto-agent experiment start POLICY begins one\n".to_owned();
@@ -76,7 +76,7 @@ fn next(view: &ExperimentView) -> String {
     next.map(|next| format!("  next: {next}\n")).collect()
 }
 
-/// What was counted in both arms.
+/// The counts of both arms.
 fn counts(view: &ExperimentView) -> String {
     let row = |name: &str, treated: &str, control: &str, last: &str| {
         let line = format!("  {name:16}{treated:>26}{control:>26}{last:>24}");

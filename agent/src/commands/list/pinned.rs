@@ -1,4 +1,5 @@
-//! What a daemon that is gone has left in force, by its pins and its file of runtime entries.
+//! Lists the entries that a stopped daemon left active, from its pins and its file of runtime
+//! entries.
 
 use std::{
     collections::BTreeMap,
@@ -29,12 +30,12 @@ use crate::{
     printable,
 };
 
-/// What `systemctl status` and LSB init scripts have for "not running".
+/// The exit status of `systemctl status` and LSB init scripts for "not running".
 const NOT_RUNNING: u8 = 3;
 
 const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
 
-/// The entries in force without a daemon. `--json` prints it; its fields are a subset of a daemon's
+/// The active entries without a daemon. `--json` prints it; its fields are a subset of a daemon's
 /// answer.
 #[derive(Serialize)]
 struct Left {
@@ -48,7 +49,7 @@ struct Left {
 
 #[derive(Serialize)]
 struct PolicyLeft {
-    /// The timers that the kernel has.
+    /// The timers in the kernel's maps.
     settings: BTreeMap<&'static str, String>,
 }
 
@@ -60,7 +61,7 @@ struct EntryLeft {
     hits: u32,
 }
 
-/// The line of a file is not known: it may be another by now.
+/// Without the line of a file, because the file may have changed since.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 enum SourceLeft {
@@ -80,8 +81,8 @@ impl SourceLeft {
     }
 }
 
-/// Lists it, with an exit status of its own, because no daemon keeps it equal to the files. The error goes to stderr, and is
-/// the result if nothing is in force.
+/// Lists the active entries, with a different exit status, because no daemon keeps them equal to
+/// the files. The error goes to stderr; it is the result if no entry is active.
 pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::Result<ExitCode> {
     let agent = agent_config();
     // The pins of another daemon are unrelated.
@@ -100,7 +101,7 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
         "rto-agent: {error}; what is listed is in force by the pins in {} (rto-agent detach removes it)",
         printable::path(&left.pin_dir)
     );
-    // Nowhere left to say it if stderr is gone too.
+    // If stderr is gone too, the message is lost.
     let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
     Ok(ExitCode::from(NOT_RUNNING))
 }
@@ -123,7 +124,8 @@ impl Left {
         let source_of = |cidr: &Cidr, policy: &PolicyName| match &runtime {
             None => SourceLeft::Unknown,
             Some(runtime) => match runtime.get(cidr) {
-                // An entry of the files may have been a runtime entry of another policy before.
+                // The policy must match too: an entry of the files may earlier have been a runtime
+                // entry of another policy.
                 Some(entry) if entry.policy == *policy => SourceLeft::Runtime,
                 _ => SourceLeft::File,
             },
@@ -192,7 +194,7 @@ impl PolicyLeft {
     }
 }
 
-/// The timers that the kernel has.
+/// The timers in the kernel's maps.
 fn settings_of(policy: &Policy, hz: u32) -> BTreeMap<&'static str, String> {
     let us = |us: u32| Duration::from_micros(us.into());
     let ms = |ms: u32| Duration::from_millis(ms.into());

@@ -1,9 +1,9 @@
-//! Numbers drawn as bars, in eighths of a line.
+//! Bars with a resolution of an eighth of a character.
 
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Lines from top to bottom with a bar for each value, the largest as high as all lines; only
-/// 0 has no bar.
+/// Lines from top to bottom with a bar for each value. The largest value fills the height; only 0
+/// has no bar.
 pub(super) fn lines(values: &[f64], height: u16) -> Vec<String> {
     let most = values.iter().copied().fold(0.0, f64::max);
     let height = u32::from(height);
@@ -19,7 +19,7 @@ pub(super) fn lines(values: &[f64], height: u16) -> Vec<String> {
         .collect()
 }
 
-/// One line of the latest values, the last of them at its end.
+/// One line with a bar for each of the latest values, the last one at the right.
 pub(super) fn sparkline(values: impl DoubleEndedIterator<Item = f64>, width: usize) -> String {
     let mut latest: Vec<f64> = values.rev().take(width).collect();
     latest.reverse();

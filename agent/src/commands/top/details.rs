@@ -1,4 +1,4 @@
-//! One policy, open: histograms of each direction, in each arm.
+//! The view of one open policy: histograms of each direction in each arm.
 
 use ratatui::{
     Frame,
@@ -24,14 +24,13 @@ use crate::{
     },
 };
 
-/// Lines of a direction beside its bars: counts, quantiles, the axis.
+/// Lines of a direction in addition to its bars: counts, quantiles, the axis.
 const BESIDE: u16 = 3;
-/// Bars as high as this say no more when they are higher.
+/// The most lines of a bar; higher bars show no more.
 const HIGHEST: u16 = 12;
-/// A bar is not wider than this.
+/// The most columns of a bar.
 const WIDEST: usize = 3;
 
-/// Draws it.
 pub(super) fn draw(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -43,7 +42,7 @@ pub(super) fn draw(
     let sections = sections(&stats);
     let seen = sections.iter().filter(|(_, stats)| !is_empty(stats));
     let seen = seen.count();
-    // The name, and a line for each section without anything.
+    // One line for the name, and one for each empty section.
     let others = u16::try_from(1 + sections.len() - seen).unwrap_or(u16::MAX);
     let seen = u16::try_from(seen).unwrap_or(u16::MAX);
     let each = area.height.saturating_sub(others) / seen.max(1);
@@ -54,7 +53,7 @@ pub(super) fn draw(
     constraints.extend(heights.map(Constraint::Length));
     let areas = Layout::vertical(constraints).split(area);
     frame.render_widget(Line::from(name.as_str()).bold(), areas[0]);
-    // One axis for all, so that directions and arms can be compared.
+    // All sections share an axis, so that directions and arms can be compared.
     let connect_time = Axis::of(sections.iter().map(|(_, stats)| &stats.connect_time));
     let srtt = Axis::of(sections.iter().map(|(_, stats)| &stats.srtt));
     for ((title, stats), area) in sections.iter().zip(&areas[1..]) {
@@ -91,7 +90,7 @@ pub(super) fn draw(
     }
 }
 
-/// The parts of the page: each direction, and directions of a control arm with any counts.
+/// The sections of the page: each direction, and each direction of the control arm that has counts.
 fn sections(stats: &PolicyStats) -> Vec<(String, &DirectionStats)> {
     let directions = stats.treated.directions().into_iter();
     let mut sections: Vec<_> = directions
@@ -135,13 +134,13 @@ fn counts(title: &str, stats: &DirectionStats) -> Line<'static> {
     Line::from(vec![title.to_owned().cyan(), text.into()])
 }
 
-/// A number of things, in three digits.
+/// A count with its noun, in three digits.
 fn named(count: u64, one: &str, many: &str) -> String {
     let noun = if count == 1 { one } else { many };
     format!("{} {noun}", number(float(count)))
 }
 
-/// The buckets from the first to the last that has something in any direction.
+/// The buckets from the first to the last that any direction has samples in.
 struct Axis {
     first: usize,
     last: usize,
@@ -156,8 +155,8 @@ impl Axis {
         }
     }
 
-    /// Counts bucket by bucket, including empty ones in between; several together if there
-    /// is not enough room.
+    /// The count of each bucket, including empty ones in between; adjacent buckets are added if the
+    /// width is not enough.
     fn counts(&self, histogram: &HistogramView, width: usize) -> Vec<f64> {
         let buckets = self.last - self.first + 1;
         let together = buckets.div_ceil(width.max(1));
@@ -171,7 +170,7 @@ impl Axis {
         counts
     }
 
-    /// Where it begins and ends, as far apart as the bars are wide.
+    /// Both ends of the axis, as far apart as the bars are wide.
     fn labels(&self, width: usize) -> String {
         let before = self.first.checked_sub(1).and_then(bucket_end_us);
         let from = short_us(float(before.unwrap_or(0)));

@@ -1,4 +1,4 @@
-//! What `top` has seen of one policy, and what its row shows of it.
+//! The samples that `top` has of one policy, and the row that shows them.
 
 use std::collections::VecDeque;
 
@@ -7,20 +7,20 @@ use crate::{
     wire::stats::{DirectionStats, PolicyStats},
 };
 
-/// Looks that are kept for the sparkline.
+/// Samples that are kept for the sparkline.
 pub(super) const SAMPLES: usize = 60;
 
-/// The time from which counts are taken that are not rates.
+/// The start of counts that are not rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Since the policy (or the boot): what the daemon says.
+    /// Since the policy was applied (or the boot), as the daemon counts.
     #[default]
     Policy,
-    /// Since `top` saw it first.
+    /// Since `top` first saw the policy.
     Top,
 }
 
-/// Looks at one policy.
+/// The samples of one policy.
 #[derive(Clone, Debug)]
 pub(super) struct PolicyHistory {
     first: PolicyStats,
@@ -31,7 +31,7 @@ pub(super) struct PolicyHistory {
 }
 
 impl PolicyHistory {
-    /// After the first look: no rates yet.
+    /// The history after the first sample, which has no rates yet.
     pub(super) fn new(stats: PolicyStats) -> Self {
         Self {
             first: stats.clone(),
@@ -42,11 +42,12 @@ impl PolicyHistory {
         }
     }
 
-    /// Another look, `took_ms` after the previous one.
+    /// Takes another sample, `took_ms` after the previous one.
     pub(super) fn update(&mut self, stats: PolicyStats, took_ms: u64) {
         let (before, now) = (self.now.treated.total(), stats.treated.total());
         if now.connections < before.connections || now.aborted < before.aborted {
-            // They began again: another policy of the same name, or the same once more.
+            // The counts restarted: it is another policy of the same name, or the policy was
+            // applied again.
             *self = Self {
                 past: std::mem::take(&mut self.past),
                 ..Self::new(PolicyStats::default())
@@ -69,7 +70,7 @@ impl PolicyHistory {
         }
     }
 
-    /// Its counts.
+    /// Its counts since the start of the scope.
     pub(super) fn stats(&self, scope: Scope) -> PolicyStats {
         match scope {
             Scope::Policy => self.now.clone(),
@@ -77,12 +78,11 @@ impl PolicyHistory {
         }
     }
 
-    /// Whether it has a control arm.
+    /// Whether the policy has a control arm.
     pub(super) fn has_control(&self) -> bool {
         self.now.control.is_some()
     }
 
-    /// Its row.
     pub(super) fn row<'a>(&'a self, name: &'a PolicyName, scope: Scope) -> Row<'a> {
         let now = match scope {
             Scope::Policy => self.now.treated.clone(),
@@ -100,7 +100,7 @@ impl PolicyHistory {
     }
 }
 
-/// The columns that can be sorted by, in order.
+/// The columns that can be sorted by, from left to right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Column {
     Policy,
@@ -118,7 +118,7 @@ pub(super) enum Column {
 }
 
 impl Column {
-    /// All, from left to right.
+    /// All columns, from left to right.
     pub(super) const ALL: [Self; 12] = [
         Self::Policy,
         Self::ConnectionRate,
@@ -134,7 +134,7 @@ impl Column {
         Self::Connections,
     ];
 
-    /// The title above it.
+    /// The column's title.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Policy => "POLICY",
@@ -152,30 +152,31 @@ impl Column {
         }
     }
 
-    /// The next one to sort by.
+    /// The next column to sort by.
     pub(super) fn next(self) -> Self {
         let at = Self::ALL.iter().position(|c| *c == self).unwrap_or(0);
         Self::ALL[(at + 1) % Self::ALL.len()]
     }
 }
 
-/// What is shown of a policy: its directions together, without the control arm.
+/// One row of the table: a policy's directions together, without the control arm.
 #[derive(Clone, Debug)]
 pub(super) struct Row<'a> {
     pub(super) name: &'a PolicyName,
     stats: DirectionStats,
-    /// Those it opened, or accepted if it opened none: what connect() took is of one side alone.
+    /// Connections the policy opened, or those it accepted if it opened none: only one side can
+    /// measure connect().
     connects: (&'static str, DirectionStats),
     history: &'a PolicyHistory,
 }
 
 impl Row<'_> {
-    /// Connections per second at the last looks, the latest last.
+    /// Connections per second in the last samples, the latest last.
     pub(super) fn past(&self) -> impl DoubleEndedIterator<Item = f64> {
         self.history.past.iter().copied()
     }
 
-    /// A column's number; `None` where there is nothing to say.
+    /// A column's number; `None` if it is undefined.
     pub(super) fn value(&self, column: Column) -> Option<f64> {
         let stats = &self.stats;
         let (direction, connects) = &self.connects;
@@ -183,7 +184,8 @@ impl Row<'_> {
             Column::Policy => None,
             Column::ConnectionRate => self.history.connections_s,
             Column::Retransmissions => share(stats.handshake_retransmissions, stats.connections),
-            // Of connections, not of retransmissions: on a good network a few of a few say nothing.
+            // Per connection, not per retransmission: a good network has so few retransmissions
+            // that a share of them means little.
             Column::Spurious => share(stats.spurious, stats.connections),
             Column::Bad => share(connects.bad(direction), connects.connects(direction)),
             Column::ConnectP50 => connects.connect_time.quantile_us(0.5),
@@ -197,7 +199,7 @@ impl Row<'_> {
     }
 }
 
-/// Infinite with retransmissions alone: no peer answers.
+/// Infinite if there are only retransmissions: no peer answers.
 pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
     (part > 0 || whole > 0).then(|| float(part) / float(whole))
 }

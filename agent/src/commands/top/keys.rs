@@ -1,4 +1,4 @@
-//! What keys do to a [`State`].
+//! The effect of keys on a [`State`].
 
 use std::ops::ControlFlow;
 
@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use super::{history::Scope, state::State};
 
 impl State {
-    /// What a key does; `Break` is the end.
+    /// Handles a key; `Break` ends `top`.
     pub(super) fn key(&mut self, key: KeyEvent) -> ControlFlow<()> {
         if key.kind == KeyEventKind::Release {
             return ControlFlow::Continue(());
@@ -52,7 +52,7 @@ impl State {
                 };
                 self.settle();
             }
-            // What is not to be seen beside an open policy.
+            // The table is hidden while a policy is open.
             _ if self.open => {}
             KeyCode::Char('s') => {
                 self.sort = self.sort.next();
@@ -73,7 +73,7 @@ impl State {
         ControlFlow::Continue(())
     }
 
-    /// What a key does on the page of timers; whether it is not one that does the same everywhere.
+    /// Handles a key on the page of timers. Returns false for keys that do the same everywhere.
     fn page_key(&mut self, code: KeyCode) -> bool {
         match code {
             KeyCode::Esc | KeyCode::Char('u') => self.page.is_open = false,
@@ -97,7 +97,7 @@ impl State {
                 self.filter.clear();
             }
             KeyCode::Backspace => {
-                // Nothing left to take away: not meant any more.
+                // Backspace in an empty filter ends typing.
                 self.typing = self.filter.pop().is_some();
             }
             KeyCode::Char(c) => self.filter.push(c),
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!((names(&state), selected(&state)), (vec!["web"], "web"));
         press(&mut state, "\u{1b}");
         assert_eq!((names(&state).len(), selected(&state)), (3, "db-near"));
-        // Unless another was chosen in between.
+        // The selection returns unless another policy was chosen in between.
         press(&mut state, "/web\nj\u{1b}");
         assert_eq!((names(&state).len(), selected(&state)), (3, "web"));
     }

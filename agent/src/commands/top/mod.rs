@@ -1,5 +1,5 @@
-//! `rto-agent top`: the loop. What is known is in [`state`], what keys do to it in [`keys`], how
-//! it looks in [`view`].
+//! `rto-agent top`: the event loop. [`state`] has the state, [`keys`] changes it, [`view`] draws
+//! it.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -37,10 +37,9 @@ mod timers;
 mod tuning;
 mod view;
 
-/// The time since the last look is shown in seconds.
+/// Redraws are this frequent because the age of the last answer is shown in seconds.
 const TICK: Duration = Duration::from_millis(500);
 
-/// What can happen.
 enum Event {
     Look(Result<Box<StatsAnswer>, String>),
     Page(Result<Box<Answers>, String>),
@@ -57,17 +56,18 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     );
     style::force_color_output(is_coloured(args.color));
     let client = Client::new(&args.socket.socket);
-    // A daemon that is not there from the beginning is an error like that of any other verb.
+    // If the daemon is unavailable at the start, this is an error as with any other verb.
     let first = client.get("/v1/stats")?;
     let socket = crate::printable::path(&args.socket.socket);
     let mut state = State::new(socket, interval, first, Instant::now());
 
-    // Before other threads start: they inherit the mask, so that only the waiting thread gets the signals.
+    // Must run before other threads start: they inherit the mask, so that only the waiting thread
+    // gets the signals.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block()?;
     let mut screen = Screen::open()?;
     let (sender, received) = mpsc::channel();
-    // None of these is joined: each may wait for something that does not come any more.
+    // None of these threads is joined: each may wait for something that no longer comes.
     let (page, is_page_open) = mpsc::channel();
     let mut was_open = false;
     spawn(&sender, move |sender| {
@@ -87,7 +87,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => break,
         };
-        // All that has come already, for one picture.
+        // Handles all pending events before it draws once.
         for event in iter::once(next).chain(received.try_iter()) {
             if take(&mut state, event)?.is_break() {
                 return Ok(ExitCode::SUCCESS);
@@ -95,7 +95,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
         }
         if state.page.is_open != was_open {
             was_open = state.page.is_open;
-            // Without the thread there are no answers either, which is seen.
+            // If the thread is gone, answers stop too, which the screen shows.
             let _gone = page.send(was_open);
         }
     }
@@ -121,14 +121,15 @@ fn take(state: &mut State, event: Event) -> io::Result<ControlFlow<()>> {
 fn spawn(sender: &Sender<Event>, body: impl FnOnce(&Sender<Event>) + Send + 'static) {
     let sender = sender.clone();
     thread::spawn(move || {
-        // The hook has restored the terminal by then: there is nothing to draw on.
+        // ratatui's panic hook has already restored the terminal, so nothing more can be drawn.
         if panic::catch_unwind(AssertUnwindSafe(|| body(&sender))).is_err() {
             let _gone = sender.send(Event::Panic);
         }
     });
 }
 
-/// Asks again and again, for the page of timers while it is open; apart from the keys, as a daemon can take its time.
+/// Polls the daemon, also for the page of timers while it is open. Runs apart from the keys,
+/// because an answer can take long.
 fn poll(client: &Client, interval: Duration, pages: &Receiver<bool>, sender: &Sender<Event>) {
     let mut is_page_open = false;
     let mut next = Instant::now() + interval;
@@ -153,7 +154,7 @@ fn poll(client: &Client, interval: Duration, pages: &Receiver<bool>, sender: &Se
     }
 }
 
-/// Keys and new sizes.
+/// Sends keys and changes of the terminal's size.
 fn events(sender: &Sender<Event>) {
     loop {
         let event = event::read();
@@ -164,8 +165,8 @@ fn events(sender: &Sender<Event>) {
     }
 }
 
-/// The terminal in raw mode with the alternate screen; as it was once dropped, and at a panic by the
-/// hook that ratatui sets.
+/// The terminal in raw mode with the alternate screen. Dropping it restores the terminal; at a
+/// panic, ratatui's hook does.
 struct Screen {
     terminal: DefaultTerminal,
 }
@@ -174,7 +175,7 @@ impl Screen {
     fn open() -> io::Result<Self> {
         let opened = ratatui::try_init();
         if opened.is_err() {
-            // Half of it may be done.
+            // The setup may have failed halfway.
             let _restored = ratatui::try_restore();
         }
         Ok(Self { terminal: opened? })
@@ -183,9 +184,9 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Twice would put the cursor onto what the panic said.
+        // Restoring it twice would move the cursor onto the panic message.
         if !thread::panicking() {
-            // Nothing can be done for a terminal that is gone.
+            // Nothing helps if the terminal is gone.
             let _restored = ratatui::try_restore();
         }
     }

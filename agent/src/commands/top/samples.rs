@@ -1,4 +1,4 @@
-//! Answers and keys for the tests.
+//! Sample answers and keys for the tests.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// An answer with policies that had this many connections.
+/// An answer with policies that have these numbers of connections.
 pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {
     let policies = policies.iter().map(|(name, connections)| {
         let mut stats = PolicyStats::default();
@@ -40,29 +40,29 @@ pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {
     }
 }
 
-/// A state after one look, at 1 s.
+/// A state after one answer, at 1 s.
 pub(super) fn state(policies: &[(&str, u64)]) -> State {
     let first = answer(1000, policies);
     let socket = "/run/rto-agent/control.sock".to_owned();
     State::new(socket, Duration::from_secs(1), first, Instant::now())
 }
 
-/// One more look.
+/// Takes one more answer.
 pub(super) fn look(state: &mut State, at_ms: u64, policies: &[(&str, u64)]) {
     state.update(answer(at_ms, policies), Instant::now());
 }
 
-/// Policies from top to bottom.
+/// The policies from top to bottom.
 pub(super) fn names(state: &State) -> Vec<&str> {
     state.rows().iter().map(|row| row.name.as_str()).collect()
 }
 
-/// The selected one.
+/// The selected policy.
 pub(super) fn selected(state: &State) -> &str {
     state.selected().map_or("", |index| names(state)[index])
 }
 
-/// Presses keys, control characters as a terminal sends them; whether one was the end.
+/// Presses keys; control characters are what a terminal sends. Returns whether a key ended `top`.
 pub(super) fn press(state: &mut State, keys: &str) -> bool {
     keys.chars().any(|key| {
         let (code, modifiers) = match key {
@@ -86,7 +86,7 @@ fn statistics(connections: u64, spurious: u64, from_us: u64) -> Statistics {
     counters.spurious = spurious;
     counters.aborted = connections / 200;
     for n in 0..connections {
-        // Most near one time, some late.
+        // Most connect times are near each other, some are long.
         let us = from_us + (n % 40) * from_us / 20 + n % 97 / 96 * from_us * 30;
         for histogram in [&mut statistics.path_rtt, &mut statistics.srtt] {
             histogram.sum_us += us;
@@ -116,7 +116,7 @@ pub(super) fn with_control(connections: u64) -> State {
     State::new(socket, Duration::from_secs(1), first, Instant::now())
 }
 
-/// A state with all there can be, after 20 looks.
+/// A state in which every part of the view has data, after 20 answers.
 pub(super) fn busy() -> State {
     let mut state = state(&[]);
     let mut wave = 0;
@@ -151,7 +151,7 @@ pub(super) fn busy() -> State {
     state
 }
 
-/// An experiment in which 1,000 connections of each arm were counted, some of them with an outcome.
+/// An experiment with 1,000 connections counted in each arm, some of them with an outcome.
 fn experiment(treated: Counts, control: Counts) -> experiments::ExperimentView {
     let design = Design {
         policy: "region".to_owned(),
@@ -172,8 +172,9 @@ fn experiment(treated: Counts, control: Counts) -> experiments::ExperimentView {
     merged(&experiment, Arms::default())
 }
 
-/// A state with the page's answers: policy "near" has a control arm and learns, "region" an experiment that proved
-/// harm and timers of all kinds, "far" a learnt timer that is frozen and an experiment that runs.
+/// A state with answers for the page: policy "near" has a control arm and a learnt timer, "region"
+/// has timers of all kinds and an experiment that proved harm, "far" has a frozen learnt timer and
+/// a running experiment.
 pub(super) fn tuned() -> State {
     let mut state = with_control(50);
     let learning = TunedTimer {

@@ -1,4 +1,4 @@
-//! What `top` knows, and the picture that is made of it. Nothing here reads, waits or draws.
+//! The state of `top`, from which the screen is drawn. Nothing here reads, waits or draws.
 
 use std::{
     cmp::Ordering,
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::{policy::PolicyName, wire::stats::StatsAnswer};
 
-/// A look is late if it is missing for this long beyond two intervals: the daemon hangs.
+/// Beyond two intervals and this delay without an answer, the daemon counts as hanging.
 const LATE: Duration = Duration::from_secs(2);
 
-/// All that is drawn.
+/// Everything that is drawn.
 #[derive(Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -24,23 +24,23 @@ const LATE: Duration = Duration::from_secs(2);
 pub(super) struct State {
     pub(super) socket: String,
     pub(super) interval: Duration,
-    /// Whether the daemon counts anything.
+    /// Whether statistics are on.
     pub(super) on: bool,
     /// Samples 1 in N loss-free connections.
     pub(super) sampling: u32,
     /// When smoothed RTTs are sampled.
     pub(super) rtt_sampling: String,
-    /// When the daemon answered last.
+    /// When the last answer came.
     looked: Instant,
-    /// Why it does not any more.
+    /// Why the last request failed.
     error: Option<String>,
-    /// The daemon's time of the last look that was taken over.
+    /// The daemon's time of the last answer that was used.
     at_ms: u64,
     pub(super) histories: BTreeMap<PolicyName, PolicyHistory>,
     selected: Option<PolicyName>,
-    /// The policy selected by a key: while the filter hides it, another is selected.
+    /// The policy that a key selected: while the filter hides it, another is selected.
     chosen: Option<PolicyName>,
-    /// Where the selected row was, for when its policy is gone.
+    /// The selected row, for when its policy is gone.
     pub(super) index: usize,
     pub(super) sort: Column,
     pub(super) reversed: bool,
@@ -50,14 +50,14 @@ pub(super) struct State {
     pub(super) typing: bool,
     /// Whether the selected policy is open.
     pub(super) open: bool,
-    /// The page of timers that are learnt or guarded.
+    /// The page of learnt and guarded timers.
     pub(super) page: Page,
     pub(super) help: bool,
     pub(super) paused: bool,
 }
 
 impl State {
-    /// After the first look.
+    /// The state after the first answer.
     pub(super) fn new(
         socket: String,
         interval: Duration,
@@ -91,12 +91,12 @@ impl State {
         state
     }
 
-    /// Takes an answer over.
+    /// Takes an answer.
     pub(super) fn update(&mut self, answer: StatsAnswer, now: Instant) {
         self.looked = now;
         self.error = None;
         if self.paused {
-            // The next look that counts then has the rates since this picture.
+            // After the pause, the next answer has rates since this one.
             return;
         }
         let took_ms = answer.at_ms.saturating_sub(self.at_ms);
@@ -118,7 +118,7 @@ impl State {
         self.settle();
     }
 
-    /// The daemon could not be asked.
+    /// Records why a request failed.
     pub(super) fn failed(&mut self, error: String) {
         self.error = Some(error);
     }
@@ -134,14 +134,14 @@ impl State {
         self.looked
     }
 
-    /// What is wrong with the daemon, if something is.
+    /// The daemon's problem, if there is one.
     pub(super) fn trouble(&self, now: Instant) -> Option<&str> {
         let late = self.age(now) > self.interval * 2 + LATE;
         let hangs = late.then_some("the daemon takes its time");
         self.error.as_deref().or(hangs)
     }
 
-    /// The rows in order that pass the filter.
+    /// The rows that pass the filter, sorted.
     pub(super) fn rows(&self) -> Vec<Row<'_>> {
         let mut rows: Vec<_> = self
             .histories
@@ -149,12 +149,13 @@ impl State {
             .filter(|(name, _)| name.as_str().contains(&self.filter))
             .map(|(name, history)| history.row(name, self.scope))
             .collect();
-        // Stable, so that equal ones stay in order of their names.
+        // The sort is stable, so equal rows stay sorted by name.
         rows.sort_by(|a, b| self.order(a, b));
         rows
     }
 
-    /// Names from a to z and numbers from the largest, unless reversed; nothing is always last.
+    /// Names from a to z and numbers from the largest, unless reversed. Undefined values are always
+    /// last.
     fn order(&self, a: &Row<'_>, b: &Row<'_>) -> Ordering {
         let turned = |order: Ordering| {
             if self.reversed {
@@ -188,13 +189,14 @@ impl State {
         self.rows().iter().position(|row| row.name == selected)
     }
 
-    /// The policy whose histograms are to be seen.
+    /// The policy whose histograms are shown.
     pub(super) fn opened(&self) -> Option<(&PolicyName, &PolicyHistory)> {
         let selected = self.selected.as_ref().filter(|_| self.open)?;
         self.histories.get_key_value(selected)
     }
 
-    /// After the rows changed: the selection stays with its policy, or moves to the policy in that row.
+    /// Called after the rows changed: the selection stays with its policy, or moves to the policy
+    /// that is now in its row.
     pub(super) fn settle(&mut self) {
         let rows = self.rows();
         let is_shown = |name: &&PolicyName| rows.iter().any(|row| row.name == *name);
@@ -210,7 +212,7 @@ impl State {
         }
     }
 
-    /// Selects a row for the user, the last one where there are fewer.
+    /// Selects a row for the user; the last row if there are fewer.
     pub(super) fn select(&mut self, index: usize) {
         self.show(index);
         self.chosen.clone_from(&self.selected);
@@ -292,7 +294,7 @@ mod tests {
         state.sort = Column::ConnectionRate;
         state.reversed = false;
         state.settle();
-        // Gone: the policy in its row is selected.
+        // The policy is gone: the policy in its row is selected.
         look(&mut state, 3000, &[("a", 0), ("b", 0)]);
         assert_eq!(selected(&state), "a");
         look(&mut state, 4000, &[]);

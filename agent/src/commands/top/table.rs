@@ -1,4 +1,4 @@
-//! The table of policies: which columns fit, and what is in them.
+//! The table of policies: chooses the columns that fit, and fills them.
 
 use ratatui::{
     Frame,
@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{commands::stats::short_us, wire::stats::TOO_MANY_SPURIOUS};
 
-/// Least widths of the columns with names and with bars.
+/// The least widths of the columns with names and with bars.
 const NAME: u16 = 12;
 const PAST: u16 = 8;
 
-/// The columns beside the name, the most important first, `None` is the sparkline.
+/// All columns but the name, the most important first; `None` is the sparkline.
 const IMPORTANCE: [Option<Column>; 12] = [
     Some(Column::ConnectionRate),
     Some(Column::Retransmissions),
@@ -35,7 +35,6 @@ const IMPORTANCE: [Option<Column>; 12] = [
     Some(Column::Connections),
 ];
 
-/// Draws it.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let rows = state.rows();
     if rows.is_empty() {
@@ -100,11 +99,11 @@ fn cell(row: &Row<'_>, column: Column, name_width: u16) -> (String, Style) {
     (text, style)
 }
 
-/// The columns that there is room for.
+/// The columns that fit.
 struct Columns {
     shown: Vec<Column>,
     name: u16,
-    /// Width of the sparkline; 0 without.
+    /// Width of the sparkline; 0 if it does not fit.
     past: u16,
 }
 
@@ -164,12 +163,12 @@ impl Columns {
     }
 }
 
-/// Room for the title and for what [`number`], [`percent`] and [`short_us`] make.
+/// The width for the title and for the texts of [`number`], [`percent`] and [`short_us`].
 fn width_of(column: Column) -> u16 {
     u16::try_from(column.title().len()).unwrap_or(6).max(6)
 }
 
-/// What does not fit is cut off, visibly.
+/// Truncates a name to a width, visibly.
 pub(super) fn shortened(name: &str, width: usize) -> String {
     if name.chars().count() <= width {
         return name.to_owned();
@@ -178,9 +177,9 @@ pub(super) fn shortened(name: &str, width: usize) -> String {
     kept.chain(['…']).collect()
 }
 
-/// Three digits: "1.25", "99.9", "100", "1.25k".
+/// A number in three digits: "1.25", "99.9", "100", "1.25k".
 pub(super) fn number(value: f64) -> String {
-    // Counts need no fraction, and nothing looks best as "0".
+    // Counts need no fraction, and zero reads best as "0".
     if value < 1e3 && value.fract() == 0.0 {
         return format!("{value:.0}");
     }
@@ -197,7 +196,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// A share: "0%", "0.12%", "100%", ">999%".
+/// A share in per cent: "0%", "0.12%", "100%", ">999%".
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
         0.0 => "0%".to_owned(),

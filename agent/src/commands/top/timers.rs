@@ -1,4 +1,4 @@
-//! Timers that are learnt or guarded, a row each, and below them what is known of the selected policy.
+//! The table of learnt and guarded timers, and below it the details of the selected policy.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// What the columns mean.
+/// Explains the columns.
 pub(super) const HELP: &str = "\
 up, down, k, j   select a policy
 u, Esc           back
@@ -50,9 +50,9 @@ FUSE     what is left for spurious ones
 SPUR%    spurious, of connections since the value was set
 HARM, e  proven at 400";
 
-/// Lines of the selected policy that there is room for before the table takes more than a third.
+/// Lines reserved for the selected policy; the table may still use a third of the height.
 const BELOW: u16 = 14;
-/// Width of the name, at least.
+/// The least width of the name.
 const NAME: u16 = 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ enum Column {
 }
 
 impl Column {
-    /// From left to right.
+    /// All columns, from left to right.
     const ALL: [Self; 11] = [
         Self::Timer,
         Self::Value,
@@ -85,7 +85,7 @@ impl Column {
         Self::Kind,
         Self::Experiment,
     ];
-    /// The most important first.
+    /// All columns, the most important first.
     const IMPORTANCE: [Self; 11] = [
         Self::Timer,
         Self::Value,
@@ -126,7 +126,7 @@ impl Column {
         }
     }
 
-    /// Words on the left, numbers on the right.
+    /// Text is left-aligned, numbers are right-aligned.
     const fn is_number(self) -> bool {
         !matches!(
             self,
@@ -134,7 +134,7 @@ impl Column {
         )
     }
 
-    /// Columns that fit beside the name.
+    /// The columns that fit beside the name.
     fn for_width(width: u16) -> Vec<Self> {
         let mut left = width.saturating_sub(NAME);
         let mut fits = Vec::new();
@@ -150,7 +150,6 @@ impl Column {
     }
 }
 
-/// Draws the page.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let shown = state.shown();
     if shown.is_empty() {
@@ -172,7 +171,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     }
 }
 
-/// Why there is nothing.
+/// Why the page is empty.
 fn nothing(state: &State) -> String {
     let Some(answers) = &state.page.answers else {
         return "asking the daemon".to_owned();
@@ -187,7 +186,7 @@ fn nothing(state: &State) -> String {
     "no policy has an automatic or guarded timer, a control arm or an experiment".to_owned()
 }
 
-/// When the daemon said it.
+/// The daemon's time of the answer.
 fn now_ms(state: &State) -> u64 {
     let answers = state.page.answers.as_ref();
     let tune = answers.and_then(|answers| answers.tune.as_ref());
@@ -274,7 +273,7 @@ fn cell(
                 TunerState::BrakedFuse | TunerState::BrakedBudget => warning,
                 TunerState::Learning | TunerState::Active => Style::new(),
             };
-            // The rest of the name is the colour.
+            // The colour shows the rest of the name.
             let name = timer.state.name();
             (name.trim_start_matches("braked-").to_owned(), style)
         }
@@ -310,7 +309,7 @@ fn cell(
     }
 }
 
-/// The value that connections get, microseconds.
+/// The active value, microseconds.
 fn in_force(timer: &TunedTimer) -> Option<u64> {
     match timer.kind {
         TimerKind::Auto | TimerKind::Guarded => timer.value_us,
@@ -349,7 +348,7 @@ fn experiment_style(state: ExperimentState) -> Style {
     }
 }
 
-/// The selected policy: what comes next, what happened last, its arms, its experiment.
+/// Details of the selected policy: what comes next, what happened last, its arms, its experiment.
 fn details(state: &State, shown: &Shown<'_>) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(shown.name.to_string()).bold()];
     for timer in timers(shown) {
@@ -477,7 +476,7 @@ fn with_share(count: u64, rate: Option<f64>) -> String {
     }
 }
 
-/// In three digits where they are seen.
+/// With three digits.
 fn e_value(value: f64) -> String {
     match value {
         v if v >= 1e6 => ">1M".to_owned(),

@@ -1,4 +1,4 @@
-//! The state of the page about learnt, guarded and compared timers. Drawn in [`super::timers`].
+//! The state of the page of learnt, guarded and compared timers. [`super::timers`] draws it.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,14 @@ use crate::{
     },
 };
 
-/// What the daemon says. `None`: it is older than these routes.
+/// The daemon's answers; `None` if the daemon is older than the route.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
     pub(super) tune: Option<TuneAnswer>,
     pub(super) experiments: Option<ExperimentsAnswer>,
 }
 
-/// Asks for them.
+/// Requests them.
 pub(super) fn ask(client: &Client) -> Result<Answers, String> {
     Ok(Answers {
         tune: if_there(client.get("/v1/tune"))?,
@@ -28,28 +28,27 @@ pub(super) fn ask(client: &Client) -> Result<Answers, String> {
     })
 }
 
-/// Nothing where the daemon has no such route.
+/// `None` if the daemon has no such route.
 fn if_there<A>(answer: Result<A, ClientError>) -> Result<Option<A>, String> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        // So says every daemon of a path that it does not know.
+        // Every daemon answers so for an unknown path.
         Err(ClientError::Refused(text)) if text.starts_with("no such route") => Ok(None),
         Err(e) => Err(e.to_string()),
     }
 }
 
-/// The page.
 #[derive(Debug, Default)]
 pub(super) struct Page {
     pub(super) is_open: bool,
-    /// Absent before the first.
+    /// `None` until the first answer.
     pub(super) answers: Option<Answers>,
     selected: Option<PolicyName>,
-    /// Where the selected policy was, for when it is gone.
+    /// The row of the selected policy, for when the policy is gone.
     index: usize,
 }
 
-/// What is shown of one policy.
+/// The data shown for one policy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown<'a> {
     pub(super) name: &'a PolicyName,
@@ -58,7 +57,7 @@ pub(super) struct Shown<'a> {
 }
 
 impl State {
-    /// Takes over what the daemon said.
+    /// Takes the daemon's answers.
     pub(super) fn update_page(&mut self, answers: Answers) {
         if !self.paused {
             self.page.answers = Some(answers);
@@ -66,7 +65,7 @@ impl State {
         }
     }
 
-    /// The policies of the page by name that pass the filter.
+    /// The policies of the page whose names pass the filter.
     pub(super) fn shown(&self) -> Vec<Shown<'_>> {
         let Some(answers) = &self.page.answers else {
             return Vec::new();
@@ -93,7 +92,7 @@ impl State {
         with.map(|(name, _)| name)
     }
 
-    /// What a policy's connections did.
+    /// The statistics of a policy.
     pub(super) fn stats_of(&self, name: &PolicyName) -> Option<PolicyStats> {
         let history = self.histories.get(name)?;
         Some(history.stats(self.scope))
@@ -107,7 +106,7 @@ impl State {
         at.unwrap_or_else(|| self.page.index.min(shown.len().saturating_sub(1)))
     }
 
-    /// Selects a policy on the page, the last one where there are fewer.
+    /// Selects a row of the page; the last row if there are fewer.
     pub(super) fn select_on_page(&mut self, index: usize) {
         let shown = self.shown();
         let index = index.min(shown.len().saturating_sub(1));
@@ -116,7 +115,8 @@ impl State {
         self.page.index = index;
     }
 
-    /// After the policies changed: the selection stays, or moves to the policy in that row.
+    /// Called after the policies changed: the selection stays with its policy, or moves to the
+    /// policy that is now in its row.
     fn settle_page(&mut self) {
         self.select_on_page(self.selected_on_page());
     }
@@ -181,7 +181,7 @@ mod tests {
         assert!(!state.page.is_open && state.opened().is_some());
         press(&mut state, "uu");
         assert!(!state.page.is_open);
-        // Keys of the table do nothing there.
+        // Keys of the table have no effect on this page.
         press(&mut state, "\u{1b}us/r\n");
         assert!(state.page.is_open && !state.typing && state.opened().is_none());
         assert!(press(&mut state, "q"));

@@ -1,4 +1,4 @@
-//! How a [`State`] looks on a terminal of any size.
+//! Draws a [`State`] on a terminal of any size.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,6 @@ use super::{
 };
 use crate::policy::units::format_duration;
 
-/// Draws everything.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     let [header, body, footer] = Layout::vertical([
         Constraint::Length(2),
@@ -59,7 +58,7 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
     let width = u16::try_from(right.width()).unwrap_or(u16::MAX);
     let [first, second] =
         Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
-    // How the daemon is doing is worth more than where it is.
+    // The daemon's health is more important than its address.
     let [left_area, right_area] =
         Layout::horizontal([Constraint::Fill(1), Constraint::Length(width)]).areas(first);
     let title = "rto-agent top  ";
@@ -78,7 +77,7 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
     frame.render_widget(Line::from(said), second);
 }
 
-/// What the numbers are counted from, and their order.
+/// Since when the counts are, and the sort order.
 fn meaning(state: &State) -> String {
     let began = match state.scope {
         Scope::Policy => "the policy",
@@ -164,7 +163,7 @@ mod tests {
     };
     use crate::wire::{experiments::ExperimentsAnswer, tune::TuneAnswer};
 
-    /// As it is so long after the last answer, however busy the machine is.
+    /// The screen at this time after the last answer, however slow the machine is.
     fn screen(state: &State, width: u16, height: u16, age: Duration) -> Terminal<TestBackend> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         let now = state.looked() + age;
@@ -310,7 +309,7 @@ mod tests {
 
     #[test]
     fn no_size_is_too_small() {
-        // All small ones, and some larger ones.
+        // Every small width, and some larger ones.
         let widths = || (1..=30).chain((31..=100).step_by(9));
         let heights = || (1..=15).chain((16..=40).step_by(6));
         for keys in ["", "?", "p/x", "j\n", "jjj\n", "u", "uj", "ujj?"] {

@@ -1,4 +1,4 @@
-//! The HTTP API of Prometheus: instant queries.
+//! A client for instant queries of Prometheus's HTTP API.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,22 +19,22 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::printable;
 
-/// As long as Prometheus works on a query by default (`--query.timeout`).
+/// Prometheus's own timeout of a query, by default (`--query.timeout`).
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Of a URL without one.
+/// For a URL without a port.
 const PORT: u16 = 80;
-/// Characters of the server's texts that are shown.
+/// The most characters shown of a text from the server.
 const SHOWN: usize = 200;
-/// Warnings that are shown; each store of a fleet can have its own.
+/// The most warnings shown; each store of a fleet can add one.
 const WARNINGS: usize = 8;
-/// Larger counts are not exact integers in a double.
+/// 2^53: above it not every integer is a double.
 const LARGEST_COUNT: f64 = 9_007_199_254_740_992.0;
 
 /// A sample of an instant vector.
 #[derive(Debug, Deserialize)]
 pub(super) struct Sample {
     pub(super) metric: BTreeMap<String, String>,
-    /// The time, and the value as text.
+    /// The time (Unix seconds), and the value as text.
     pub(super) value: (f64, String),
 }
 
@@ -43,7 +43,7 @@ impl Sample {
         self.metric.get(name).map_or("", String::as_str)
     }
 
-    /// A count: `increase()` extrapolates, and has fractions.
+    /// The sample as a count. It may have a fraction, because `increase()` extrapolates.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -60,19 +60,19 @@ impl Sample {
     }
 }
 
-/// The server of a URL.
+/// The server that a URL names.
 pub(super) struct Server {
     authority: String,
     host: String,
     port: u16,
-    /// Of its API.
+    /// The path of its API.
     path: String,
     headers: HeaderMap,
-    /// What the server warned of: a store that did not answer, for instance.
+    /// The server's warnings, for example about a store that did not answer.
     warnings: BTreeSet<String>,
 }
 
-/// What the server answers.
+/// The server's JSON answer.
 #[derive(Deserialize)]
 #[serde(tag = "status", rename_all = "lowercase")]
 enum Answer {
@@ -100,7 +100,7 @@ enum Data {
     Vector(Vec<Sample>),
 }
 
-/// An answer of HTTP.
+/// An HTTP response.
 struct Response {
     status: StatusCode,
     location: Option<String>,
@@ -133,7 +133,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The instant vector of a query.
+    /// The instant vector that a query returns.
     pub(super) fn query(&mut self, query: &str) -> anyhow::Result<Vec<Sample>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -144,7 +144,7 @@ impl Server {
         self.samples(&response).with_context(|| query.to_owned())
     }
 
-    /// The samples of an answer; its warnings are kept.
+    /// The samples of an answer; keeps its warnings.
     fn samples(&mut self, response: &Response) -> anyhow::Result<Vec<Sample>> {
         let status = response.status;
         let (samples, warnings, is_partial) = match serde_json::from_slice(&response.body) {
@@ -173,7 +173,7 @@ impl Server {
         Ok(samples)
     }
 
-    /// What to do about a status.
+    /// What the operator can do about an HTTP status.
     fn hint(&self, response: &Response) -> String {
         let path = &self.path;
         match response.status.as_u16() {
@@ -201,7 +201,7 @@ impl Server {
         }
     }
 
-    /// What the server warned of, a sentence each.
+    /// The server's warnings, one sentence each.
     pub(super) fn warnings(&self) -> Vec<String> {
         let warnings = self.warnings.iter().map(|warning| {
             format!(
@@ -243,7 +243,7 @@ impl Server {
     }
 }
 
-/// The beginning of a text of the server, on one line.
+/// The start of a text from the server, on one line.
 fn shown(text: &str) -> String {
     let mut start: String = text.chars().take(SHOWN).collect();
     if start.len() < text.len() {
