@@ -1,4 +1,5 @@
-//! The few bpf(2) commands that aya does not offer: what is attached where, what a program is and uses, what is pinned.
+//! The few bpf(2) commands that aya does not offer: querying attached programs, reading information
+//! about objects, and opening pins.
 
 use std::{
     ffi::CString,
@@ -21,31 +22,32 @@ const BPF_CGROUP_SOCK_OPS: u32 = 3;
 /// `BPF_F_ALLOW_OVERRIDE` and `BPF_F_ALLOW_MULTI`, as BPF_PROG_QUERY reports them.
 const BPF_F_ALLOW_OVERRIDE: u32 = 1;
 const BPF_F_ALLOW_MULTI: u32 = 2;
-/// How many programs of one kind a cgroup takes (`BPF_CGROUP_MAX_PROGS`, Linux 6.12); one more is E2BIG.
+/// The most programs of one type that a cgroup takes (`BPF_CGROUP_MAX_PROGS`, Linux 6.12); one more
+/// fails with E2BIG.
 pub const MAX_PROGRAMS: usize = 64;
 
-/// How programs are attached to a cgroup beside each other.
+/// How programs share a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttachMode {
-    /// The only one in this cgroup, and none below it (flags 0 of the old call).
+    /// The only program in this cgroup, and none below it (flags 0 of the old call).
     #[default]
     Exclusive,
-    /// The only one in this cgroup; a cgroup below may have its own instead.
+    /// The only program in this cgroup; a cgroup below may have its own instead.
     Override,
-    /// Any number, here and below. Links are always attached so.
+    /// Any number of programs, here and below. Links always attach in this mode.
     Multi,
 }
 
-/// What is attached to one cgroup.
+/// The programs attached to one cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attached {
     /// Program ids, in the order they run.
     pub ids: Vec<u32>,
-    /// How.
+    /// How they are attached.
     pub mode: AttachMode,
 }
 
-/// `attr` of BPF_PROG_QUERY (include/uapi/linux/bpf.h), to the length 5.10 knows.
+/// `attr` of BPF_PROG_QUERY (include/uapi/linux/bpf.h), with the length that 5.10 knows.
 #[repr(C)]
 #[derive(Default)]
 struct QueryAttr {
@@ -83,7 +85,7 @@ struct InfoAttr {
     info: u64,
 }
 
-/// `struct bpf_prog_info` up to what is read here.
+/// `struct bpf_prog_info` up to the last field that is read here.
 #[repr(C)]
 #[derive(Default)]
 struct ProgInfo {
@@ -103,23 +105,23 @@ struct ProgInfo {
     flags: u32,
     netns_dev: u64,
     netns_ino: u64,
-    /// Counts, lengths and pointers from `nr_jited_ksyms` to `prog_tags`, none of which is asked for.
+    /// Counts, lengths and pointers from `nr_jited_ksyms` to `prog_tags`, which are not requested.
     between: [u32; 22],
     run_time_ns: u64,
     run_cnt: u64,
 }
 
-/// How often a program ran, and how long in all.
+/// Run statistics of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
-    /// Runs.
+    /// How often it ran.
     pub count: u64,
-    /// Their time.
+    /// The total time of the runs.
     pub time: std::time::Duration,
 }
 
-/// What the kernel counted of a program's runs; `None` where it does not count them
-/// (`kernel.bpf_stats_enabled`) or does not tell (CAP_SYS_ADMIN).
+/// Run statistics of a program; `None` if the kernel does not count them
+/// (`kernel.bpf_stats_enabled`) or refuses to show them (CAP_SYS_ADMIN).
 pub fn runs(id: u32) -> Option<Runs> {
     let enabled = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").ok()?;
     if enabled.trim() != "1" {
@@ -135,13 +137,13 @@ pub fn runs(id: u32) -> Option<Runs> {
 /// Name and tag of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramInfo {
-    /// At most 15 bytes, as the kernel keeps it.
+    /// At most 15 bytes, the kernel's limit.
     pub name: String,
     /// Hash of its instructions, hexadecimal.
     pub tag: String,
 }
 
-/// The sock_ops programs attached to this very cgroup (not those above it).
+/// The sock_ops programs attached to exactly this cgroup (not to its ancestors).
 pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
     let mut ids = [0u32; MAX_PROGRAMS];
     let mut attr = QueryAttr {
@@ -164,7 +166,7 @@ pub fn query_sock_ops(cgroup: BorrowedFd<'_>) -> io::Result<Attached> {
     })
 }
 
-/// Name and tag of a loaded program (CAP_SYS_ADMIN).
+/// Name and tag of a loaded program; needs CAP_SYS_ADMIN.
 pub fn program_info(id: u32) -> io::Result<ProgramInfo> {
     Ok(ProgramInfo::from(info(id)?))
 }
@@ -180,7 +182,7 @@ impl From<ProgInfo> for ProgramInfo {
     }
 }
 
-/// Name and tag of an open program, and the ids of the maps that it uses.
+/// Name and tag of an open program, and the ids of the maps it uses.
 pub(super) fn program_and_maps(program: BorrowedFd<'_>) -> io::Result<(ProgramInfo, Vec<u32>)> {
     let count = object_info::<ProgInfo>(program)?.nr_map_ids;
     let mut ids = vec![0u32; count as usize];
@@ -199,17 +201,18 @@ fn info(id: u32) -> io::Result<ProgInfo> {
         ..IdAttr::default()
     };
     let raw = bpf(BPF_PROG_GET_FD_BY_ID, &mut attr)?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor for this process.
     let program = unsafe { OwnedFd::from_raw_fd(raw) };
     object_info(program.as_fd())
 }
 
-/// The kernel's information about a program, map or link: as much of its struct as `I`, which is repr(C), has.
+/// The kernel's information about a program, map or link: its struct up to the length of `I`, which
+/// is repr(C).
 pub(super) fn object_info<I: Default>(object: BorrowedFd<'_>) -> io::Result<I> {
     object_info_into(object, I::default())
 }
 
-/// The same, with the pointers to arrays in `info`.
+/// The same; `info` may contain pointers to arrays.
 fn object_info_into<I>(object: BorrowedFd<'_>, mut info: I) -> io::Result<I> {
     let mut attr = InfoAttr {
         fd: fd_number(object),
@@ -220,7 +223,7 @@ fn object_info_into<I>(object: BorrowedFd<'_>, mut info: I) -> io::Result<I> {
     Ok(info)
 }
 
-/// The program, map or link that is pinned there.
+/// Opens a pinned program, map or link.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let mut attr = ObjectAttr {
@@ -228,7 +231,7 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
         ..ObjectAttr::default()
     };
     let raw = bpf(BPF_OBJ_GET, &mut attr)?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
@@ -252,8 +255,8 @@ pub(super) fn fd_number(fd: BorrowedFd<'_>) -> u32 {
 }
 
 pub(super) fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_int> {
-    // SAFETY: `attr` is a live repr(C) struct of the size given, and any pointer in it is to a
-    // buffer that outlives the call and is as long as the attr says.
+    // SAFETY: `attr` is a live repr(C) struct of the given size, and each pointer in it is to a
+    // buffer that outlives the call and has the length that the attr gives.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

@@ -1,5 +1,5 @@
-//! Places of fields in the running kernel's structs, from its BTF
-//! (Documentation/bpf/btf.rst, Linux 6.12). Only as much of the format as that takes.
+//! Offsets of fields in the running kernel's structs, from its BTF (Documentation/bpf/btf.rst,
+//! Linux 6.12). Reads only the parts of the format that this needs.
 
 use std::{collections::HashMap, ffi::CStr, fs, io, path::Path};
 
@@ -19,7 +19,7 @@ const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
 const KIND_ENUM: u32 = 6;
 const KIND_FUNC: u32 = 12;
-/// Kinds that only name or qualify another type: typedef, volatile, const, restrict, type_tag.
+/// Types that only name or qualify another type: typedef, volatile, const, restrict, type_tag.
 const MODIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 
 /// Why a field cannot be found.
@@ -29,24 +29,24 @@ pub enum BtfError {
     /// The kernel has no BTF, or it cannot be read.
     #[error("{VMLINUX}: {0}; the kernel must be built with CONFIG_DEBUG_INFO_BTF")]
     Unreadable(#[from] io::Error),
-    /// It is not in the form this version knows.
+    /// The data does not have the format that this version knows.
     #[error("{VMLINUX} is not in a form this version can read: {0}")]
     Malformed(&'static str),
-    /// A struct or field is not there.
+    /// The kernel does not have this struct or field.
     #[error("this kernel has no {0}")]
     Missing(String),
-    /// A field has another size or kind than programs read.
+    /// The kernel's field has a different size or type than programs read.
     #[error("{0} of this kernel is not what programs expect: {1}")]
     Changed(String, String),
 }
 
-/// A field that was found.
+/// The location and type of a field.
 struct Field {
-    /// Bytes from the beginning of the struct.
+    /// Offset from the start of the struct, bytes.
     offset: u32,
-    /// Where its type begins, behind names and qualifiers.
+    /// Index of its type, with names and qualifiers resolved.
     at: usize,
-    /// Bytes of a bit field; `None`: its type's.
+    /// Size of a bit field, bytes; `None`: the size of its type.
     bit_field: Option<u32>,
 }
 
@@ -54,14 +54,14 @@ struct Field {
 pub struct Btf {
     data: Vec<u8>,
     strings: usize,
-    /// Where each type begins; type ids count from 1.
+    /// Start of each type in the data; type ids start at 1.
     types: Vec<usize>,
     /// Structs by name.
     structs: HashMap<String, usize>,
 }
 
 impl Btf {
-    /// The running kernel's.
+    /// Reads the running kernel's BTF.
     pub fn vmlinux() -> Result<Self, BtfError> {
         Self::parse(fs::read(Path::new(VMLINUX))?)
     }
@@ -85,7 +85,8 @@ impl Btf {
             let info = u32_at(&btf.data, at + 4)?;
             if kind(info) == KIND_STRUCT {
                 let name = btf.string(u32_at(&btf.data, at)? as usize)?;
-                // The first of a name: others are of modules or of files that differ.
+                // The first type of a name wins: others come from modules, or from files with a
+                // different definition.
                 btf.structs.entry(name).or_insert(btf.types.len());
             }
             btf.types.push(at);
@@ -110,9 +111,9 @@ impl Btf {
             .ok_or(BtfError::Malformed("type id"))
     }
 
-    /// The type behind names and qualifiers.
+    /// Resolves names and qualifiers of a type.
     fn plain(&self, mut id: u32) -> Result<usize, BtfError> {
-        // Longer chains do not occur; a circle would not end.
+        // Longer chains do not occur, and a cycle would not end.
         for _ in 0..32 {
             let at = self.type_at(id)?;
             if !MODIFIERS.contains(&kind(u32_at(&self.data, at + 4)?)) {
@@ -123,7 +124,7 @@ impl Btf {
         Err(BtfError::Malformed("endless type"))
     }
 
-    /// A field, also of one within anonymous structs and unions.
+    /// Finds a field, also within anonymous structs and unions.
     fn member(&self, at: usize, name: &str) -> Result<Option<Field>, BtfError> {
         let info = u32_at(&self.data, at + 4)?;
         if ![KIND_STRUCT, KIND_UNION].contains(&kind(info)) {
@@ -134,13 +135,13 @@ impl Btf {
             let own = self.string(u32_at(&self.data, member)? as usize)?;
             let id = u32_at(&self.data, member + 4)?;
             let raw = u32_at(&self.data, member + 8)?;
-            // With the kind's flag the upper byte is the size of a bit field.
+            // If the type's flag is set, the upper byte is the size of a bit field.
             let (bits, size) = if info >> 31 == 1 {
                 (raw & 0x00ff_ffff, raw >> 24)
             } else {
                 (raw, 0)
             };
-            // A field that is not made of bytes has no place that could be read.
+            // A bit field that does not consist of whole bytes has no offset in bytes.
             if bits % 8 != 0 || size % 8 != 0 {
                 continue;
             }
@@ -181,7 +182,7 @@ impl Btf {
         Ok(found)
     }
 
-    /// Bytes of a field; `None` for a type that has no size.
+    /// Size of a field, bytes; `None` for a type without a size.
     fn size(&self, field: &Field) -> Result<Option<u32>, BtfError> {
         let word = |at: usize| u32_at(&self.data, at);
         Ok(match kind(word(field.at + 4)?) {
@@ -191,8 +192,8 @@ impl Btf {
         })
     }
 
-    /// Byte offset of a field of this size. A field that has grown or shrunk would be read in part or together with its
-    /// neighbour, or the verifier would refuse the program that reads it.
+    /// Byte offset of a field of this size. If the size differs, the program would read only part
+    /// of the field or its neighbour too, or the verifier would refuse the program.
     pub fn offset(&self, of: &str, path: &[&str], size: u32) -> Result<u32, BtfError> {
         let field = self.find(of, path)?;
         match self.size(&field)? {
@@ -205,7 +206,7 @@ impl Btf {
         }
     }
 
-    /// Byte offset of a field that is a pointer.
+    /// Byte offset of a pointer.
     fn pointer(&self, of: &str, path: &[&str]) -> Result<u32, BtfError> {
         let field = self.find(of, path)?;
         if kind(u32_at(&self.data, field.at + 4)?) == KIND_PTR {
@@ -216,12 +217,12 @@ impl Btf {
         }
     }
 
-    /// Whether there is such a field, of whatever size.
+    /// Whether the struct has this field, of any size.
     pub fn has(&self, of: &str, path: &[&str]) -> bool {
         self.find(of, path).is_ok()
     }
 
-    /// What the programs at the LSM hook and the iterator read.
+    /// Offsets for the programs at the LSM hook and the iterator.
     pub fn offsets(&self) -> Result<Offsets, BtfError> {
         Ok(Offsets {
             family: self.offset("sock_common", &["skc_family"], 2)?,
@@ -240,7 +241,7 @@ impl Btf {
         })
     }
 
-    /// What the program at the tracepoint of SYN-ACKs reads.
+    /// Offsets for the program at the SYN-ACK tracepoint.
     pub fn request_offsets(&self) -> Result<Offsets, BtfError> {
         let timeout = self.offset("request_sock", &["timeout"], 4);
         Ok(Offsets {
@@ -248,7 +249,7 @@ impl Btf {
             v6_rcv_saddr: self.offset("sock_common", &["skc_v6_rcv_saddr"], 16)?,
             num_retrans: self.offset("request_sock", &["num_retrans"], 1)?,
             request_timeout: match timeout {
-                // Before Linux 5.17.
+                // Absent before Linux 5.17.
                 Err(BtfError::Missing(_)) => 0,
                 timeout => timeout?,
             },
@@ -256,9 +257,9 @@ impl Btf {
         })
     }
 
-    /// What the sock_ops program reads of sockets. A field that is missing or has another size is 0, which turns off
-    /// the feature that needs it and nothing else. `listener` and `context_sk` are 0 without the kernel functions that
-    /// reach them.
+    /// Offsets of the socket fields that the sock_ops program reads. A field that is missing or has
+    /// a different size is 0, which disables only the feature that needs it. `listener` and
+    /// `context_sk` are 0 without the kernel functions through which a program reaches them.
     pub fn socket_types(&self) -> SocketTypes {
         let offset = |of: &str, path: &[&str], size| self.offset(of, path, size).unwrap_or(0);
         let pointer = |of: &str, path: &[&str]| self.pointer(of, path).unwrap_or(0);
@@ -272,7 +273,7 @@ impl Btf {
                 &["ipv4", "sysctl_tcp_fastopen_blackhole_timeout"],
                 4,
             ),
-            // An int before Linux 5.15, where no program gets at a listener.
+            // An int before Linux 5.15, but there no program can reach a listener.
             synack_retries: offset("net", &["ipv4", "sysctl_tcp_synack_retries"], 1),
             syn_retries: offset(connection, &["icsk_syn_retries"], 1),
             defer_accept: offset(connection, &["icsk_accept_queue", "rskq_defer_accept"], 1),
@@ -283,7 +284,7 @@ impl Btf {
             delack_max: offset(connection, &["icsk_delack_max"], 4),
             user_timeout: offset(connection, &["icsk_user_timeout"], 4),
             retransmits: offset(connection, &["icsk_retransmits"], 1),
-            // An int before Linux 5.15, of which the first byte is read.
+            // An int before Linux 5.15; then its first byte is read.
             net_syn_retries: [1, 4]
                 .map(|size| offset("net", &["ipv4", "sysctl_tcp_syn_retries"], size))
                 .into_iter()
@@ -297,7 +298,7 @@ impl Btf {
             dst_metrics: self.struct_id("dst_metrics").unwrap_or(0),
         };
         if types.net == 0 {
-            // It is read of the namespace.
+            // Unusable without the offset of the namespace, from which it is read.
             types.fastopen_blackhole_timeout = 0;
         }
         let listener = pointer("sock_common", &["skc_listener"]);
@@ -327,14 +328,14 @@ impl Btf {
         ])
     }
 
-    /// The id of a function.
+    /// The BTF id of a function.
     pub fn func(&self, name: &str) -> Option<u32> {
         let found = self.types.iter().position(|at| {
             let info = u32_at(&self.data, at + 4).map(kind);
             let string = || u32_at(&self.data, *at).map(|offset| self.is_string(offset, name));
             matches!(info, Ok(KIND_FUNC)) && string().unwrap_or(false)
         });
-        // Type ids count from 1.
+        // Type ids start at 1.
         u32::try_from(found? + 1).ok()
     }
 
@@ -354,7 +355,7 @@ fn kind(info: u32) -> u32 {
     (info >> 24) & 0x1f
 }
 
-/// Bytes that follow a `struct btf_type`, by its kind.
+/// Bytes after a `struct btf_type`, by its kind.
 fn trailer(info: u32) -> Result<usize, BtfError> {
     let count = (info & 0xffff) as usize;
     Ok(match kind(info) {

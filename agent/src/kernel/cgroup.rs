@@ -1,4 +1,4 @@
-//! The cgroup2 hierarchy.
+//! Finds the cgroup2 hierarchy.
 
 use std::{
     fs, io,
@@ -13,13 +13,14 @@ use super::mounts::{self, Mount};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CgroupError {
-    /// No cgroup2 mount.
+    /// No cgroup2 hierarchy is mounted.
     #[error(
         "no cgroup2 hierarchy is mounted; mount -t cgroup2 none /sys/fs/cgroup/unified (or boot \
          with systemd.unified_cgroup_hierarchy=1), or name one with --cgroup"
     )]
     NotMounted,
-    /// The mounts show only a part of the hierarchy: a container, or a cgroup namespace (cgroup_namespaces(7)).
+    /// The mounts show only part of the hierarchy: in a container, or a cgroup namespace
+    /// (cgroup_namespaces(7)).
     #[error(
         "{shown} is not the root of the cgroup2 hierarchy but a container's own part of it: policies would govern this \
          container alone; mount the host's /sys/fs/cgroup into the container, say at /host/cgroup (podman run \
@@ -27,15 +28,15 @@ pub enum CgroupError {
          host's cgroup namespace (--cgroupns=host), or name the part that is meant with --cgroup or [agent] cgroup"
     )]
     NotTheRoot {
-        /// The first of them.
+        /// Mount point of the first such mount.
         shown: PathBuf,
     },
-    /// The path given is not one.
+    /// The given path is not a cgroup2 directory.
     #[error("{path}: {reason}; name a directory of a cgroup2 mount (see: findmnt -t cgroup2)")]
     NotCgroup2 {
-        /// The path.
+        /// The given path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// mountinfo cannot be read.
@@ -43,7 +44,7 @@ pub enum CgroupError {
     Mountinfo(io::Error),
 }
 
-/// The directory to attach to: the one given, or the root of the host's hierarchy.
+/// The directory to attach to: the given one, or the root of the host's hierarchy.
 pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
     let path = match given {
         Some(path) => path.to_owned(),
@@ -71,21 +72,22 @@ fn is_on_cgroup2(path: &Path) -> nix::Result<bool> {
     statfs(path).map(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// Whether this is the root of the hierarchy: the only cgroup without `cgroup.type`. (Read in Linux 6.12:
-/// `cgroup.type` has CFTYPE_NOT_ON_ROOT, which depends on the hierarchy and not on the cgroup namespace.)
+/// Whether this is the root of the hierarchy: the only cgroup without `cgroup.type`. (`cgroup.type`
+/// has CFTYPE_NOT_ON_ROOT in Linux 6.12, which depends on the hierarchy and not on the cgroup
+/// namespace.)
 pub fn is_root(path: &Path) -> bool {
     is_on_cgroup2(path) == Ok(true) && !path.join("cgroup.type").exists()
 }
 
-/// The highest directory above a cgroup, or the cgroup itself, that the same mounts show.
+/// The highest ancestor of a cgroup that the same mounts show, or the cgroup itself.
 pub fn top_of(cgroup: &Path) -> &Path {
     let above = cgroup.ancestors();
     let above = above.take_while(|dir| is_on_cgroup2(dir) == Ok(true));
     above.last().unwrap_or(cgroup)
 }
 
-/// The directory of this process's own cgroup; where no mount shows it, the hierarchy's root, which is above it;
-/// `None` if no mount shows that either.
+/// The directory of this process's own cgroup. If no mount shows it, the hierarchy's root, which
+/// contains it; `None` if no mount shows that either.
 pub fn own() -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = mounts::read().ok()?;
@@ -93,7 +95,7 @@ pub fn own() -> Option<PathBuf> {
     own.or_else(|| root_of(&mounts, is_root).ok())
 }
 
-/// From the line "0::/path" of `/proc/self/cgroup`, where the path is below the mount's root.
+/// Parses the line "0::/path" of `/proc/self/cgroup`, if the path is below the mount's root.
 fn own_of(text: &str, mount: &Mount) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     let below = Path::new(path).strip_prefix(&mount.root).ok()?;
@@ -107,8 +109,8 @@ fn of_kind(mounts: &[Mount]) -> impl Iterator<Item = &Mount> {
     mounts.iter().filter(|mount| mount.kind == "cgroup2")
 }
 
-/// Where the hierarchy's root is mounted. In a cgroup namespace "/" of a mount is the namespace's own root: what is
-/// mounted, the directory itself must say.
+/// Where the hierarchy's root is mounted. In a cgroup namespace the mount's "/" is the root of the
+/// namespace, so the directory itself must show whether it is the root.
 fn root_of(mounts: &[Mount], is_root: impl Fn(&Path) -> bool) -> Result<PathBuf, CgroupError> {
     let mut points = of_kind(mounts).map(|mount| &mount.point).peekable();
     let first = points.peek().copied().ok_or(CgroupError::NotMounted)?;
@@ -120,7 +122,7 @@ fn root_of(mounts: &[Mount], is_root: impl Fn(&Path) -> bool) -> Result<PathBuf,
     }
 }
 
-/// cgroup v1 network controllers that are mounted: net_cls, net_prio.
+/// Mounted network controllers of cgroup v1: net_cls, net_prio.
 pub fn v1_network_controllers(mounts: &[Mount]) -> Vec<&'static str> {
     let mounted = |name: &str| {
         mounts
@@ -143,7 +145,7 @@ mod tests {
         *,
     };
 
-    /// Where "auto" attaches with these mounts, of which `root` shows the hierarchy's root.
+    /// Where "auto" attaches with these mounts, if `root` is the hierarchy's root.
     fn auto(text: &str, root: &str) -> Result<PathBuf, String> {
         root_of(&parse(text), |point| point == Path::new(root)).map_err(|e| e.to_string())
     }
@@ -161,7 +163,7 @@ mod tests {
         );
     }
 
-    /// In a namespace of its own a container's part says "/" as the host's root does outside.
+    /// In a cgroup namespace, a container's part is "/" too, like the host's root outside.
     #[test]
     fn a_containers_part_is_not_taken_for_the_host() {
         for own in [CONTAINER, PRIVATE] {

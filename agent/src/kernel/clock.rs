@@ -1,4 +1,4 @@
-//! The clock of everything that must not end early or late by a suspend or a changed wall clock.
+//! The clock for timeouts that neither a suspend nor a change of the wall clock may affect.
 
 use std::time::Duration;
 

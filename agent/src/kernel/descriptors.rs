@@ -1,17 +1,18 @@
-//! How many files a process may have open (RLIMIT_NOFILE). Where there is no room for the first few, libraries panic.
+//! The limit of open files (RLIMIT_NOFILE). Libraries panic if the first few cannot be opened.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// What the daemon needs: half of it is for clients, the rest for maps, programs and files.
+/// Descriptors that the daemon needs: half of them are for clients, the rest for maps, programs and
+/// files.
 pub const DAEMON: u64 = 1024;
-/// What any other verb needs.
+/// Descriptors that any other verb needs.
 pub const CLIENT: u64 = 32;
 
-/// Raises the limit of this process, if it must and may.
+/// Raises this process's limit if necessary and permitted.
 ///
 /// # Errors
 ///
-/// If this many are not available; the text names the fix.
+/// If the limit stays below `needed`; the text names the fix.
 pub fn ensure(needed: u64) -> anyhow::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft >= needed {

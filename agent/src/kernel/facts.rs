@@ -1,4 +1,4 @@
-//! What settings are computed with.
+//! The host's facts from which settings are computed.
 
 use anyhow::Context as _;
 use nix::{
@@ -15,8 +15,8 @@ use crate::policy::HostFacts;
 
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 
-/// Reads them off this host. What `features` leaves open, or does not hold, is judged as far as that
-/// is possible without privileges.
+/// Reads the facts from this host. Facts that `features` does not contain or leaves unknown are
+/// determined as far as possible without privileges.
 pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
     let has_bpf_thin_linear = match can_set(features, "bpf-thin-linear") {
         Some(has) => has,
@@ -37,7 +37,8 @@ pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
     })
 }
 
-/// Whether a TCP socket knows TCP_RTO_MAX_MS. What it does not know it refuses with ENOPROTOOPT.
+/// Whether TCP sockets support TCP_RTO_MAX_MS. The kernel refuses an unknown option with
+/// ENOPROTOOPT.
 fn has_rto_max() -> bool {
     let Ok(socket) = socket(
         AddressFamily::Inet,

@@ -1,6 +1,6 @@
-//! What the agent uses of the kernel, and whether it is there: asked of the running kernel, not
-//! concluded from its version (distributions bring features to older versions, and lockdown or an
-//! LSM takes them away from newer ones).
+//! The kernel features that the agent uses, and whether they are available. The running kernel is
+//! probed rather than judged by its version: distributions backport features, and lockdown or an
+//! LSM can disable them.
 
 use nix::errno::Errno;
 use rto_agent_common::{Probe, SockOpt};
@@ -46,29 +46,29 @@ pub struct Feature {
     pub evidence: String,
 }
 
-/// Why a question has no answer, or "no".
+/// Why a probe has no positive result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct ProbeError {
-    /// What it says about the feature that was asked for.
+    /// Whether that shows the feature to be absent, refused or unknown.
     pub kind: ProbeErrorKind,
-    /// In words; what the kernel said may have several lines.
+    /// The error as text; kernel messages may have several lines.
     pub text: String,
 }
 
-/// See [`ProbeError`].
+/// The kinds of [`ProbeError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeErrorKind {
-    /// Nothing was asked.
+    /// Nothing was probed.
     NotAsked,
     /// Privileges are missing, lockdown is on, or an LSM forbids it.
     Refused,
-    /// The kernel does not have it.
+    /// The kernel does not support it.
     Failed,
 }
 
 impl ProbeError {
-    /// Nothing was asked, for this reason.
+    /// An error for a probe that was not made, for this reason.
     pub fn not_asked(why: &str) -> Self {
         Self {
             kind: ProbeErrorKind::NotAsked,
@@ -95,21 +95,21 @@ impl ProbeError {
     }
 }
 
-/// What was asked of the kernel; see `datapath::probe`.
+/// Results of the probes; see `datapath::probe`.
 #[derive(Clone, Debug)]
 pub struct ProbeResults {
-    /// Answers of bpf_setsockopt and others.
+    /// Return values of bpf_setsockopt and other helpers.
     pub options: Result<Probe, ProbeError>,
     /// Whether the program for accepted sockets loads.
     pub clone: Result<(), ProbeError>,
-    /// Whether LSM programs are run; if not, why.
+    /// Whether LSM programs run, or why not.
     pub lsm_active: Result<(), String>,
     /// Whether the iterator over open sockets loads.
     pub walk: Result<(), ProbeError>,
 }
 
 impl ProbeResults {
-    /// Where nothing can be asked.
+    /// Results for a host on which nothing can be probed.
     pub fn nothing(why: &ProbeError) -> Self {
         Self {
             options: Err(why.clone()),
@@ -120,7 +120,7 @@ impl ProbeResults {
     }
 }
 
-/// A feature as this module knows it: name, first version, settings, what for.
+/// A feature in this module's tables: name, first version, settings, purpose.
 struct Known(
     &'static str,
     &'static str,
@@ -202,11 +202,12 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Featur
     features
 }
 
-/// Name of the feature that the program can read a request's listener and more of a socket than its context has.
+/// Name of the feature: the program can read the listener of a request socket, and socket fields
+/// that its context lacks.
 pub const READS_LISTENER: &str = "reads-listener";
 
-/// Whether the program can read the kernel's own structs. Both functions came at once, and a kernel without BTF
-/// has no function that a program could call.
+/// Whether the program can read the kernel's own structs. Both functions were added in the same
+/// version; without BTF the kernel has no functions that programs can call.
 fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
     let known = Known(
         READS_LISTENER,
@@ -228,10 +229,10 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
     }
 }
 
-/// Name of the feature that the RTT hook has the sample for an argument.
+/// Name of the feature: the RTT hook receives the sample as an argument.
 pub const RTT_SAMPLES: &str = "rtt-hook-sample";
 
-/// This feature follows from the version: only an established connection could show it.
+/// Derived from the version, because only an established connection could show this feature.
 fn tells_samples() -> Feature {
     const SINCE: (u32, u32) = (6, 10);
     let known = Known(
@@ -249,7 +250,7 @@ fn tells_samples() -> Feature {
     }
 }
 
-/// Name of the feature that a program can read TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX of a socket.
+/// Name of the feature: a program can read TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX of a socket.
 pub const BPF_TIMERS: &str = "bpf-getsockopt-rto-min";
 
 fn accepted(asked: &ProbeResults) -> Feature {
@@ -266,7 +267,7 @@ fn accepted(asked: &ProbeResults) -> Feature {
     }
 }
 
-/// Where in a probe the answer to a question is.
+/// Selects one helper's return value from a probe.
 type Answer = fn(&Probe) -> i64;
 
 /// Features that the probe's socket shows.
@@ -381,7 +382,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             let (presence, evidence) = match &asked.options {
                 Ok(probe) => of_answer(answer(probe)),
                 Err(e) => match e.presence() {
-                    // If one feature cannot be probed, that says nothing of the other.
+                    // If one feature cannot be probed, the state of the other remains unknown.
                     Presence::Absent => (Presence::Unknown, e.evidence()),
                     presence => (presence, e.evidence()),
                 },
@@ -402,7 +403,7 @@ fn present(there: bool) -> Presence {
     }
 }
 
-/// From a helper's return value on the probe's socket.
+/// Interprets a helper's return value on the probe's socket.
 fn of_answer(answer: i64) -> (Presence, String) {
     let errno = Errno::from_raw(i32::try_from(-answer).unwrap_or(0));
     match answer {
@@ -414,7 +415,7 @@ fn of_answer(answer: i64) -> (Presence, String) {
     }
 }
 
-/// Whether a setting is supported: `Some` once it was probed, or is known from elsewhere.
+/// Whether a setting is supported; `None` if that is unknown.
 pub fn can_set(features: &[Feature], name: &str) -> Option<bool> {
     let feature = features.iter().find(|f| f.name == name)?;
     match feature.presence {
@@ -477,7 +478,7 @@ mod tests {
             assert_eq!(presence(&features, name), Presence::Unknown, "{name}");
         }
         assert_eq!(can_set(&features, "bpf-rto-min"), None);
-        // A single refusal is reported as a refusal.
+        // A single refusal is reported as such.
         let features = evaluate(&asked(Err(refused())), &Btf::vmlinux());
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Refused);
         let evidence = features.iter().find(|f| f.name == "bpf-rto-min");

@@ -1,4 +1,5 @@
-//! Jiffies a second. `getconf CLK_TCK` is USER_HZ, 100 everywhere, and not it.
+//! Measures HZ, the kernel's jiffies per second. (`getconf CLK_TCK` is USER_HZ instead, which is
+//! 100 on every host.)
 
 use std::{
     fs,
@@ -8,12 +9,12 @@ use std::{
 
 use nix::time::{ClockId, clock_getres};
 
-/// Values `CONFIG_HZ` can have on some architecture.
+/// Values of `CONFIG_HZ` on the various architectures.
 const KNOWN: [u32; 9] = [24, 48, 64, 100, 128, 250, 256, 300, 1000];
 const KNOWN_MORE: [u32; 2] = [1024, 1200];
 
-/// Measures HZ: the resolution of CLOCK_MONOTONIC_COARSE is one jiffy
-/// (`posix_get_coarse_res()`: `KTIME_LOW_RES`, kernel/time/posix-timers.c, Linux 6.12).
+/// Measures HZ: the resolution of CLOCK_MONOTONIC_COARSE is one jiffy (`posix_get_coarse_res()`:
+/// `KTIME_LOW_RES`, kernel/time/posix-timers.c, Linux 6.12).
 pub fn measure() -> io::Result<u32> {
     let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)?;
     let nanos = u64::try_from(std::time::Duration::from(resolution).as_nanos()).unwrap_or(u64::MAX);
@@ -29,8 +30,8 @@ fn from_resolution(nanos: u64) -> Option<u32> {
     KNOWN.into_iter().chain(KNOWN_MORE).find(near)
 }
 
-/// CONFIG_HZ as the kernel was configured: from `/proc/config.gz` or `/boot/config-<release>`;
-/// `None` if the host has neither.
+/// The configured CONFIG_HZ, from `/proc/config.gz` or `/boot/config-<release>`; `None` if the host
+/// has neither.
 pub fn from_config(root: &Path, release: &str) -> Option<u32> {
     let own = fs::File::open(root.join("proc/config.gz"))
         .ok()

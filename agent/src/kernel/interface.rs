@@ -1,4 +1,4 @@
-//! Network interfaces of this network namespace, by their index (rtnetlink(7)).
+//! Configures network interfaces of this network namespace, by index (rtnetlink(7)).
 
 use std::net::IpAddr;
 
@@ -9,17 +9,18 @@ use super::netlink::{self, Message};
 
 /// Sets an interface up.
 pub(super) fn set_up(index: u32) -> anyhow::Result<()> {
-    // struct ifinfomsg: family and type, which mean nothing here; index, flags, and which flags change.
+    // struct ifinfomsg: family and type, both unused here; index, flags, and a mask of flags to
+    // change.
     let up = u32::try_from(libc::IFF_UP)?;
     let words = [0, index, up, up].map(u32::to_ne_bytes);
     let request = Message::new(libc::RTM_SETLINK, words.as_flattened(), &[]);
     Ok(netlink::set(NETLINK_ROUTE, request)?)
 }
 
-/// Gives an interface an address, whose network is the address alone.
+/// Adds an address to an interface, with a prefix that contains only this address.
 pub(super) fn add_address(index: u32, address: IpAddr) -> anyhow::Result<()> {
     let (family, octets) = netlink::octets(address);
-    // struct ifaddrmsg: family, length of the prefix, flags, scope; index.
+    // struct ifaddrmsg: family, prefix length, flags, scope; index.
     let first = [family, u8::try_from(octets.len() * 8)?, 0, 0];
     let header = [first, index.to_ne_bytes()];
     let local = DefaultNla::new(libc::IFA_LOCAL, octets);

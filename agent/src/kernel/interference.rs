@@ -1,10 +1,10 @@
-//! Whether the initial RTO of a policy reaches the kernel: another sock_ops program may overwrite it
-//! or turn it off, and the kernel does not report that.
+//! Probes whether the initial RTO of a policy reaches the kernel: another sock_ops program may
+//! overwrite it or disable it, which the kernel does not report.
 //!
-//! A child process moves itself into a throw-away cgroup below the attached one and into a network
-//! namespace of its own, where every packet to the probed address is dropped, begins a connection
-//! there, and asks the kernel which timer it chose (TCP_INFO). No packet leaves the namespace. The
-//! connection is marked, so that the agent's own program leaves it out of every count.
+//! A child process moves itself into a temporary cgroup below the attached one and into a new
+//! network namespace, where every packet to the probed address is dropped. It starts a connection
+//! there, and reads the timer that the kernel chose (TCP_INFO). No packet leaves the namespace. The
+//! connection is marked, so that the agent's program excludes it from every count.
 
 use std::{
     fs, io,
@@ -30,13 +30,13 @@ use serde::{Deserialize, Serialize};
 use super::{interface, routes};
 use crate::policy::ProbeTarget;
 
-/// Name of the hidden verb that the child process is started with.
+/// Name of the hidden verb that starts the child process.
 pub const VERB: &str = "__probe";
-/// Names of the throw-away cgroups begin so.
+/// Prefix of the temporary cgroups' names.
 const CGROUP_PREFIX: &str = "rto-agent-probe-";
-/// The loopback interface of a new namespace.
+/// Index of the loopback interface in a new namespace.
 const LOOPBACK: u32 = 1;
-/// No server listens there; no packet gets there.
+/// No server needs to listen there, because packets are dropped.
 const PORT: u16 = 9;
 const SOURCE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 114, 116);
 const SOURCE_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x746f, 0, 0, 0, 0, 0, 1);
@@ -71,7 +71,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// In a sentence.
+    /// The verdict as a sentence.
     pub fn describe(&self) -> String {
         let text = |us: u64| humantime::format_duration(Duration::from_micros(us)).to_string();
         match self {
@@ -98,7 +98,7 @@ impl Verdict {
     }
 }
 
-/// Probes below `cgroup`. Takes some ten milliseconds.
+/// Probes below `cgroup`. Takes about ten milliseconds.
 pub fn probe(cgroup: &Path, target: &ProbeTarget) -> Verdict {
     match child_answer(cgroup, target.address) {
         Ok(found_us) if found_us == target.initial_rto_us => Verdict::Good {
@@ -122,7 +122,7 @@ pub fn probe(cgroup: &Path, target: &ProbeTarget) -> Verdict {
 )]
 fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
     let cgroup = TempCgroup::new(parent)?;
-    // This very program, also where its file was replaced since.
+    // Runs this same program, even if its file has been replaced.
     let output = Command::new("/proc/self/exe")
         .arg(VERB)
         .arg(&cgroup.path)
@@ -141,7 +141,7 @@ fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
     }
 }
 
-/// A cgroup that is removed with its guard.
+/// A temporary cgroup, removed on drop.
 struct TempCgroup {
     path: PathBuf,
 }
@@ -162,7 +162,7 @@ impl TempCgroup {
 
 impl Drop for TempCgroup {
     fn drop(&mut self) {
-        // The child has ended; the kernel may take a moment to see the cgroup empty.
+        // The child has ended, but the kernel may take a moment to report the cgroup as empty.
         for _ in 0..50 {
             match fs::remove_dir(&self.path) {
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
@@ -174,15 +174,15 @@ impl Drop for TempCgroup {
     }
 }
 
-/// Removes the cgroups that killed probes left below `parent`; whether all of them are gone. (One that is in use cannot
-/// be removed: a killed daemon's child may end a moment later.)
+/// Removes the cgroups that killed probes left below `parent`. Returns whether all of them are
+/// gone. (A cgroup in use cannot be removed: a killed daemon's child may end a moment later.)
 pub fn sweep(parent: &Path) -> bool {
     let own = std::process::id().to_string();
     let mut is_clean = true;
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if let Some(pid) = name.strip_prefix(CGROUP_PREFIX)
-            // Another process's may be just made and not yet moved into.
+            // Another agent may just have created its cgroup, and not moved a process into it yet.
             && (pid == own || !is_agent(pid))
         {
             is_clean &= fs::remove_dir(entry.path()).is_ok();
@@ -191,14 +191,15 @@ pub fn sweep(parent: &Path) -> bool {
     is_clean
 }
 
-/// Whether there is such a process and it runs this program: another may have got the number since.
+/// Whether the process exists and runs this program: another process may have the pid by now.
 fn is_agent(pid: &str) -> bool {
     let name = |pid: &str| fs::read_to_string(Path::new("/proc").join(pid).join("comm"));
     let own = name("self").ok();
     name(pid).is_ok_and(|other| own.is_none_or(|own| own == other))
 }
 
-/// The child process: see the module. The initial RTO the kernel chose, microseconds.
+/// The child process; see the module's documentation. Returns the initial RTO that the kernel
+/// chose, microseconds.
 pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
     fs::write(cgroup.join("cgroup.procs"), "0")
         .with_context(|| format!("cannot move into {}", cgroup.display()))?;
@@ -209,7 +210,7 @@ pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
         IpAddr::V6(_) => AddressFamily::Inet6,
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    // Only now: a socket belongs to the cgroup and namespace it was made in.
+    // Must follow the moves: a socket stays in the cgroup and namespace in which it was created.
     let socket = socket(family, SockType::Stream, flags, None)?;
     setsockopt(&socket, sockopt::Mark, &PROBE_MARK).context("SO_MARK (CAP_NET_ADMIN)")?;
     let to = SockaddrStorage::from(SocketAddr::new(address, PORT));
@@ -220,8 +221,8 @@ pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
     }
 }
 
-/// Every packet to `address` leaves by the loopback interface and is dropped as it comes in: it is
-/// not for this host, and nothing is forwarded.
+/// Routes every packet to `address` through the loopback interface, where the kernel drops it on
+/// arrival: the address is not local, and forwarding is off.
 fn black_hole(address: IpAddr) -> anyhow::Result<()> {
     interface::set_up(LOOPBACK)?;
     let source = match address {
@@ -234,10 +235,10 @@ fn black_hole(address: IpAddr) -> anyhow::Result<()> {
 
 /// `tcpi_rto`.
 fn rto_us(socket: libc::c_int) -> io::Result<u64> {
-    // SAFETY: a struct of integers, for which all zeroes is a value.
+    // SAFETY: all zeroes are a valid value of this struct of integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = libc::socklen_t::try_from(size_of_val(&info)).unwrap_or(0);
-    // SAFETY: buffer and length are on the stack, the length is the buffer's.
+    // SAFETY: buffer and length are on the stack, and the length is the buffer's.
     let done = unsafe {
         libc::getsockopt(
             socket,
@@ -281,7 +282,7 @@ mod tests {
     fn leftovers_of_a_killed_probe_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        // Of no process, of one that runs another program, and of this one.
+        // Cgroups of no process, of a process that runs another program, and of this process.
         let own = format!("{CGROUP_PREFIX}{}", std::process::id());
         let left = [
             format!("{CGROUP_PREFIX}4194305"),
@@ -294,7 +295,7 @@ mod tests {
         assert!(sweep(dir.path()));
         assert!(left.iter().all(|name| !at(name).exists()));
         assert!(at("other").exists());
-        // One that is in use is tried again.
+        // The removal of a cgroup in use is tried again.
         fs::create_dir_all(at(&left[0]).join("process")).unwrap();
         assert!(!sweep(dir.path()));
     }

@@ -1,9 +1,9 @@
-//! Calls of kernel functions in the compiled object, which the loader completes: see [`kfunc`].
+//! Patches calls of kernel functions in the compiled object: see [`kfunc`].
 
 use rto_agent_common::kfunc;
 
-/// The object with these BTF ids in the calls of the functions of [`kfunc`], in its order; without ids the calls
-/// give null.
+/// The object with these BTF ids in its calls of the functions of [`kfunc`], in the same order.
+/// Without ids, the calls return null.
 pub fn resolved(object: &[u8], ids: Option<[u32; 2]>) -> Vec<u8> {
     let mut object = object.to_vec();
     let numbers = [kfunc::CAST_TO_KERN_CTX, kfunc::RDONLY_CAST];
@@ -11,7 +11,7 @@ pub fn resolved(object: &[u8], ids: Option<[u32; 2]>) -> Vec<u8> {
         let [n0, n1, n2, n3] = number.to_le_bytes();
         let [code, regs, ..] = kfunc::CALL;
         let call = [code, regs, 0, 0, n0, n1, n2, n3];
-        // Instructions are aligned, as sections are.
+        // Instructions are aligned, because sections are.
         for instruction in object.as_chunks_mut::<8>().0 {
             if *instruction == call {
                 match ids {

@@ -1,4 +1,4 @@
-//! BPF links by bpf(2): what aya does not offer of them.
+//! Operations on BPF links that aya does not offer.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use super::{
 const BPF_LINK_UPDATE: libc::c_int = 29;
 const BPF_LINK_DETACH: libc::c_int = 34;
 
-/// A program's attachment. While a handle or a pin of it is there, so is the attachment.
+/// A program's attachment. It lasts as long as a handle or a pin exists.
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
@@ -50,7 +50,7 @@ struct LinkInfo {
 }
 
 impl Link {
-    /// The link that is pinned there.
+    /// Opens a pinned link.
     pub fn from_pin(path: &Path) -> io::Result<Self> {
         let pinned = Pinned::open(path)?;
         match pinned.id() {
@@ -59,28 +59,28 @@ impl Link {
         }
     }
 
-    /// Pins it there as well.
+    /// Pins the link at another path as well.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin_fd(&self.0, path)
     }
 
-    /// The kernel's id of it.
+    /// The kernel's id of the link.
     pub fn id(&self) -> io::Result<u32> {
         Ok(object_info::<LinkInfo>(self.0.as_fd())?.id)
     }
 
-    /// The kernel's id of its program.
+    /// The kernel's id of the link's program.
     pub fn program_id(&self) -> io::Result<u32> {
         Ok(object_info::<LinkInfo>(self.0.as_fd())?.program_id)
     }
 
-    /// Whether it is still attached to a cgroup: of one that was detached, or whose cgroup is gone, the kernel tells no
-    /// cgroup (`bpf_cgroup_link_fill_link_info()`, Linux 5.10).
+    /// Whether it is still attached to a cgroup. The kernel reports no cgroup for a link that was
+    /// detached or whose cgroup is gone (`bpf_cgroup_link_fill_link_info()`, Linux 5.10).
     pub fn is_attached(&self) -> io::Result<bool> {
         Ok(object_info::<LinkInfo>(self.0.as_fd())?.cgroup_id != 0)
     }
 
-    /// Replaces its program atomically, and keeps its position among the programs of other owners
+    /// Replaces the program atomically; it keeps its position among the programs of other owners
     /// (`cgroup_bpf_replace()`, Linux 5.7).
     pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         let mut attr = UpdateAttr {
@@ -91,8 +91,9 @@ impl Link {
         bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
     }
 
-    /// Detaches its program before it returns (`bpf_cgroup_link_detach()`, Linux 5.9), even if other handles hold the
-    /// link. Dropping the last handle or pin does so some time later: after an RCU grace period, by a kernel worker.
+    /// Detaches the program before it returns (`bpf_cgroup_link_detach()`, Linux 5.9), even if
+    /// other handles hold the link. Dropping the last handle or pin detaches it later: after an RCU
+    /// grace period, in a kernel worker.
     pub fn detach(&self) -> io::Result<()> {
         let mut attr = DetachAttr {
             link_fd: fd_number(self.0.as_fd()),

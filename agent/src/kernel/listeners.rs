@@ -1,7 +1,7 @@
-//! Listening TCP sockets of other processes, and the options on which a request's lifetime depends. For kernels on
-//! which a program cannot read them itself.
+//! Finds listening TCP sockets of other processes, with the options on which a request's lifetime
+//! depends. Used on kernels where the program cannot read these options.
 //!
-//! A process's socket is borrowed for two questions by pidfd_getfd(2) (Linux 5.6) and closed at once.
+//! Duplicates each socket by pidfd_getfd(2) (Linux 5.6), reads two options, and closes it at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,15 +26,15 @@ use crate::printable;
 /// A listening socket that has one of the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// What it listens on, in its network namespace.
+    /// The address it listens on, in its network namespace.
     pub address: SocketAddr,
-    /// A process that has it.
+    /// A process that has it open.
     pub pid: u32,
     /// The process's name.
     pub name: String,
-    /// TCP_DEFER_ACCEPT, seconds; 0: not set.
+    /// TCP_DEFER_ACCEPT, seconds; 0 if not set.
     pub defer_accept_s: u32,
-    /// TCP_SYNCNT, where it is not what a new socket of its namespace has.
+    /// TCP_SYNCNT, if it differs from that of a new socket in its namespace.
     pub syn_retries: Option<u8>,
 }
 
@@ -51,18 +51,18 @@ impl fmt::Display for Listener {
     }
 }
 
-/// What [`with_options`] found.
+/// The result of [`with_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The listeners that have one of the options, by process.
+    /// Listeners with one of the options, by process.
     pub listeners: Vec<Listener>,
-    /// Listeners looked at.
+    /// Number of listeners examined.
     pub seen: usize,
-    /// Processes that this one may not look into.
+    /// Number of processes that this one may not inspect.
     pub hidden_processes: usize,
 }
 
-/// Every listener of the host that has one of the options. Nothing is changed.
+/// Finds every listener of the host with one of the options. Changes nothing.
 pub fn with_options() -> io::Result<Found> {
     let mut search = Search::default();
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -74,22 +74,23 @@ pub fn with_options() -> io::Result<Found> {
     Ok(search.found)
 }
 
-/// What the sockets of this process's network namespace listen on. What cannot be read counts as empty.
+/// Addresses that listeners of this process's network namespace use. Unreadable files count as
+/// empty.
 pub fn here() -> Vec<SocketAddr> {
     listening(Path::new("/proc/self")).into_values().collect()
 }
 
-/// What is known of the network namespaces and sockets so far.
+/// The network namespaces and sockets examined so far.
 #[derive(Default)]
 struct Search {
     found: Found,
-    /// By inode number of the namespace.
+    /// By the namespace's inode number.
     namespaces: BTreeMap<String, Namespace>,
-    /// Inode numbers of the sockets looked at: a listener may be open in many processes.
+    /// Inode numbers of the sockets examined: several processes may share a listener.
     done: BTreeSet<u64>,
 }
 
-/// The listeners of a network namespace, by inode number, and the TCP_SYNCNT of a new socket.
+/// The listeners of a network namespace by inode number, and the TCP_SYNCNT of a new socket.
 struct Namespace {
     listeners: BTreeMap<u64, SocketAddr>,
     syn_retries: Option<u8>,
@@ -99,7 +100,7 @@ impl Search {
     fn process(&mut self, pid: u32) {
         let dir = Path::new("/proc").join(pid.to_string());
         let looked = self.look(pid, &dir);
-        // A process that has ended in between is not a finding.
+        // A process that has just ended is not reported.
         let denied = matches!(&looked, Err(e) if e.kind() == io::ErrorKind::PermissionDenied);
         self.found.hidden_processes += usize::from(denied && dir.exists());
     }
@@ -136,7 +137,7 @@ impl Search {
                 None => process.insert(pidfd_open(pid)?),
             };
             let socket = pidfd_getfd(process, number)?;
-            // The number may by now be another file's.
+            // The descriptor's number may refer to another file by now.
             if socket_inode_of(&socket) != Some(inode) {
                 continue;
             }
@@ -164,7 +165,7 @@ impl Search {
 }
 
 impl Namespace {
-    /// That of a process. What cannot be read counts as empty.
+    /// Reads a process's network namespace. Unreadable files count as empty.
     fn of(dir: &Path) -> Self {
         let listeners = listening(dir);
         let syn_retries = match listeners.is_empty() {
@@ -190,7 +191,7 @@ fn listening(dir: &Path) -> BTreeMap<u64, SocketAddr> {
     listeners
 }
 
-/// TCP_SYNCNT of a new socket of a namespace, made on a thread of its own; `None` if it may not be entered.
+/// TCP_SYNCNT of a new socket in a namespace, which a separate thread enters; `None` if it may not.
 fn default_syn_retries(namespace: File) -> Option<u8> {
     let inside = thread::Builder::new().spawn(move || {
         setns(namespace, CloneFlags::CLONE_NEWNET).ok()?;
@@ -201,7 +202,7 @@ fn default_syn_retries(namespace: File) -> Option<u8> {
     inside.ok()?.join().ok()?
 }
 
-/// Inode number and address of a listener, by its line of `/proc/net/tcp` or `tcp6`.
+/// Parses the inode number and address of a listener from a line of `/proc/net/tcp` or `tcp6`.
 fn listener(line: &str) -> Option<(u64, SocketAddr)> {
     const LISTEN: &str = "0A";
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -212,7 +213,7 @@ fn listener(line: &str) -> Option<(u64, SocketAddr)> {
     let words: Vec<[u8; 4]> = (0..address.len() / 8)
         .map(|n| {
             let word = address.get(n * 8..n * 8 + 8)?;
-            // As it lies in memory, read as a number.
+            // The file prints the bytes in memory as a native-endian number.
             Some(u32::from_str_radix(word, 16).ok()?.to_ne_bytes())
         })
         .collect::<Option<_>>()?;
@@ -228,7 +229,7 @@ fn listener(line: &str) -> Option<(u64, SocketAddr)> {
     Some((inode.parse().ok()?, SocketAddr::new(address, port)))
 }
 
-/// The number in "socket:[4711]".
+/// Parses the number in "socket:[4711]".
 fn socket_inode(link: &Path) -> Option<u64> {
     let text = link.to_str()?.strip_prefix("socket:[")?;
     text.strip_suffix(']')?.parse().ok()
@@ -240,13 +241,13 @@ fn socket_inode_of(socket: &OwnedFd) -> Option<u64> {
 }
 
 fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: takes two integers.
+    // SAFETY: the call takes two integers.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     owned(descriptor)
 }
 
 fn pidfd_getfd(process: &OwnedFd, number: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: takes three integers; the first is an open descriptor.
+    // SAFETY: the call takes three integers; the first is an open descriptor.
     let descriptor =
         unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
     owned(descriptor)
@@ -254,13 +255,13 @@ fn pidfd_getfd(process: &OwnedFd, number: libc::c_int) -> io::Result<OwnedFd> {
 
 fn owned(descriptor: libc::c_long) -> io::Result<OwnedFd> {
     match libc::c_int::try_from(descriptor) {
-        // SAFETY: the kernel has just made it for this process.
+        // SAFETY: the kernel has just created this descriptor for this process.
         Ok(descriptor) if descriptor >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// An option of TCP's that is a number.
+/// A numeric option of a TCP socket.
 fn tcp_option(socket: &impl AsFd, option: libc::c_int) -> Option<u32> {
     u32::try_from(tcp_option::get(socket, option).ok()?).ok()
 }
@@ -272,7 +273,7 @@ mod tests {
     use super::*;
 
     fn set(socket: &TcpListener, option: libc::c_int, value: libc::c_int) {
-        // SAFETY: the buffer is on the stack, the length its own.
+        // SAFETY: the buffer is on the stack, and the length is the buffer's.
         let done = unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -324,7 +325,7 @@ mod tests {
             hidden_processes,
         } = search.found;
         if hidden_processes != 0 {
-            // A seccomp filter or an LSM forbids pidfd_getfd(2): nothing is claimed then.
+            // If a seccomp filter or an LSM forbids pidfd_getfd(2), nothing is reported.
             assert!(listeners.is_empty());
             return;
         }
@@ -335,13 +336,13 @@ mod tests {
         };
         assert_eq!(of(&plain), None);
         let found = of(&deferring).unwrap();
-        // In retransmissions of 1 s: 1, 3, 7 s.
+        // The kernel rounds up to retransmissions of 1 s: 1, 3, 7 s.
         assert_eq!((found.defer_accept_s, found.syn_retries), (7, None));
         assert!(
             found.to_string().contains("TCP_DEFER_ACCEPT 7 s"),
             "{found}"
         );
-        // Without CAP_SYS_ADMIN what a new socket has is not known.
+        // Without CAP_SYS_ADMIN the options of a new socket are unknown.
         if let Some(found) = of(&own) {
             assert_eq!((found.defer_accept_s, found.syn_retries), (0, Some(2)));
             assert_eq!(found.pid, process::id());

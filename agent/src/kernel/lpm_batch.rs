@@ -1,7 +1,8 @@
-//! Reading and writing a BPF map's elements, one by one or many in one system call.
+//! Reads and writes elements of a BPF map, one by one or in batches.
 //!
-//! aya has no batches. The kernel has them for LPM tries since Linux 5.13 (f56387c534c1), as loops over the calls for
-//! one: only the entry into the kernel is saved. From 5.6, with batches of other maps, it returns ENOTSUPP.
+//! aya does not support batches. The kernel supports them for LPM tries since Linux 5.13
+//! (f56387c534c1), as loops over the single-element operations, so a batch only saves system calls.
+//! Since 5.6, which has batches for other maps, it returns ENOTSUPP.
 
 use std::{
     io,
@@ -24,21 +25,21 @@ const BPF_MAP_DELETE_BATCH: libc::c_int = 27;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LpmKey<const N: usize> {
-    /// Bits of `data` that count.
+    /// Prefix length: the number of significant bits in `data`.
     pub length: u32,
     /// The address, most significant byte first.
     pub data: [u8; N],
 }
 
 impl<const N: usize> LpmKey<N> {
-    /// The shortest.
+    /// The shortest prefix.
     pub const ZERO: Self = Self {
         length: 0,
         data: [0; N],
     };
 }
 
-/// An LPM trie of the kernel whose values are `V`.
+/// An LPM trie with values of type `V`.
 #[derive(Clone, Copy)]
 pub struct Trie<'fd, const N: usize, V> {
     fd: BorrowedFd<'fd>,
@@ -51,7 +52,7 @@ struct ElementAttr {
     map_fd: u32,
     padding: u32,
     key: u64,
-    /// Or the next key.
+    /// A pointer to the value, or to the next key.
     value: u64,
     flags: u64,
 }
@@ -70,12 +71,12 @@ struct BatchAttr {
 }
 
 impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
-    /// The map behind a descriptor.
+    /// Wraps a map's descriptor.
     ///
     /// # Safety
     ///
-    /// Its keys must be [`LpmKey<N>`] and its values `V`, to the byte (the kernel reads and writes as many as
-    /// the map's definition says), and any bytes must be a `V`.
+    /// The map's keys must be [`LpmKey<N>`] and its values `V`, to the byte (the kernel reads and
+    /// writes as many bytes as the map's definition says), and any bytes must be a valid `V`.
     pub unsafe fn new(fd: BorrowedFd<'fd>) -> Self {
         Self {
             fd,
@@ -102,16 +103,18 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
         u32::try_from(self.fd.as_raw_fd()).unwrap_or(u32::MAX)
     }
 
-    /// What the key's address takes, no longer than the key; `None` if nothing.
+    /// The value of the longest prefix that matches the key's address and is not longer than the
+    /// key.
     pub fn lookup(&self, key: &LpmKey<N>) -> io::Result<Option<V>> {
         let mut value = V::default();
         found(self.element(BPF_MAP_LOOKUP_ELEM, key, (&raw mut value) as u64))
             .map(|found| found.then_some(value))
     }
 
-    /// Whether there is exactly this key. After one that is not there the kernel begins again with the first, which is
-    /// after no other (`trie_get_next_key()`, Linux 6.13 and the stable ones of November 2024; one without that fix may
-    /// take another key of the same length for it).
+    /// Whether the map has exactly this key. After a missing key the kernel starts again at the
+    /// first key, which follows no other key (`trie_get_next_key()`, Linux 6.13 and the stable
+    /// releases of November 2024; a kernel without that fix may accept another key of the same
+    /// length).
     pub fn contains(&self, key: &LpmKey<N>) -> io::Result<bool> {
         let first = self.next_key(None)?;
         Ok(first.is_some() && self.next_key(Some(key))? != first)
@@ -123,12 +126,12 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
             .map(drop)
     }
 
-    /// Removes an element; whether there was one.
+    /// Removes an element; returns whether it existed.
     pub fn delete(&self, key: &LpmKey<N>) -> io::Result<bool> {
         found(self.element(BPF_MAP_DELETE_ELEM, key, 0))
     }
 
-    /// The key after this one, the first after `None`; `None` at the end.
+    /// The key after this one, or the first key for `None`; `None` at the end.
     pub fn next_key(&self, key: Option<&LpmKey<N>>) -> io::Result<Option<LpmKey<N>>> {
         let mut next = LpmKey::ZERO;
         let key = key.map_or(std::ptr::null(), std::ptr::from_ref);
@@ -136,21 +139,22 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
             .map(|found| found.then_some(next))
     }
 
-    /// Writes many elements. After an error some of them may be written.
+    /// Writes many elements. After an error, some of them may have been written.
     ///
     /// # Errors
     ///
-    /// The system call's; see [`is_unsupported`].
+    /// The error of the system call; see [`is_unsupported`].
     pub fn update_batch(&self, keys: &[LpmKey<N>], values: &[V]) -> io::Result<()> {
         let count = keys.len().min(values.len());
         self.batch(BPF_MAP_UPDATE_BATCH, keys, values.as_ptr() as u64, count)
     }
 
-    /// Removes many elements. After an error, which one that is not there is, some of them may be gone.
+    /// Removes many elements. A missing element is an error. After an error, some elements may be
+    /// gone.
     ///
     /// # Errors
     ///
-    /// The system call's; see [`is_unsupported`].
+    /// The error of the system call; see [`is_unsupported`].
     pub fn delete_batch(&self, keys: &[LpmKey<N>]) -> io::Result<()> {
         self.batch(BPF_MAP_DELETE_BATCH, keys, 0, keys.len())
     }
@@ -172,12 +176,12 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
         bpf(command, &mut attr).map(drop)
     }
 
-    /// Reads on from where `cursor` stands (`None`: the beginning) into the buffers, which are equally
-    /// long. How many were read, and where to read on; `None`: that was all.
+    /// Reads elements from `cursor` (`None`: from the start) into the buffers, which have equal
+    /// lengths. Returns the number of elements read, and the next cursor; `None` at the end.
     ///
     /// # Errors
     ///
-    /// The system call's; see [`is_unsupported`].
+    /// The error of the system call; see [`is_unsupported`].
     pub fn lookup_batch(
         &self,
         cursor: Option<LpmKey<N>>,
@@ -201,9 +205,11 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
     }
 }
 
-/// Whether the kernel has no such command for such a map. (EINVAL is the answer to what is asked wrongly.)
+/// Whether the kernel lacks this command for this type of map. (An invalid argument would be
+/// EINVAL.)
 pub fn is_unsupported(error: &io::Error) -> bool {
-    /// Not in the C library: the kernel's own, which this call lets out.
+    /// An internal error of the kernel, unknown to the C library, which this call returns to user
+    /// space.
     const ENOTSUPP: i32 = 524;
     matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EOPNOTSUPP))
 }

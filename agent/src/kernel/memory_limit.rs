@@ -1,7 +1,8 @@
-//! How much memory the memory cgroups of this process leave it.
+//! How much memory the memory cgroups of this process leave for it.
 //!
-//! The kernel ends a process that goes beyond (`mem_cgroup_out_of_memory()`, Linux 6.18), and charges what a map's
-//! elements take to the cgroup of who created the map (`bpf_map_kmalloc_node()`, since Linux 5.11).
+//! The kernel kills a process that exceeds its limit (`mem_cgroup_out_of_memory()`, Linux 6.18). It
+//! charges a map's elements to the cgroup of the process that created the map
+//! (`bpf_map_kmalloc_node()`, since Linux 5.11).
 
 use std::{
     fs,
@@ -10,22 +11,22 @@ use std::{
 
 use super::mounts::{self, Mount};
 
-/// The cgroup that leaves least, of this process's own and those above it.
+/// The cgroup that leaves the least memory, of this process's own and its ancestors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// Its directory.
+    /// The cgroup's directory.
     pub cgroup: PathBuf,
     /// Its limit, bytes.
     pub max: u64,
-    /// The rest of it, bytes: reclaimable memory counts as free.
+    /// Memory below the limit, bytes: reclaimable memory counts as free.
     pub left: u64,
 }
 
-/// Names of one version of the controller's files.
+/// The file names of one version of the controller.
 struct Names {
     max: &'static str,
     current: &'static str,
-    /// Lines of `memory.stat` for what is given up when memory is short.
+    /// Lines of `memory.stat` that count memory reclaimed under pressure.
     reclaimable: &'static [&'static str],
 }
 
@@ -40,7 +41,7 @@ static V1: Names = Names {
     reclaimable: &["total_inactive_file", "total_active_file"],
 };
 
-/// The limit of this process; `None` if it has none, or none can be read.
+/// The tightest limit of this process; `None` if it has no limit, or none can be read.
 #[must_use]
 pub fn read() -> Option<MemoryLimit> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -54,8 +55,8 @@ pub fn read() -> Option<MemoryLimit> {
     limits.min_by_key(|limit| limit.left)
 }
 
-/// The controller's hierarchy (cgroup v1's where it is mounted, as the controller is then not in the other), where it
-/// is mounted, and the directory of the process in it.
+/// The controller's files, mount point and directory of the process. The controller is in cgroup
+/// v1's hierarchy if that is mounted, because it is then not in the other.
 fn find(own: &str, mounts: &[Mount]) -> Option<(&'static Names, PathBuf, PathBuf)> {
     let has_memory = |list: &str| list.split(',').any(|name| name == "memory");
     let v1 = mounts.iter().filter(|mount| mount.kind == "cgroup");
@@ -65,7 +66,7 @@ fn find(own: &str, mounts: &[Mount]) -> Option<(&'static Names, PathBuf, PathBuf
         .map(|mount| (&V1, mount))
         .chain(v2.map(|mount| (&V2, mount)));
     for (names, mount) in hierarchies {
-        // "4:memory:/path", and "0::/path" of version 2.
+        // Version 1 has lines like "4:memory:/path", version 2 has "0::/path".
         let path = own.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
@@ -88,7 +89,7 @@ fn find(own: &str, mounts: &[Mount]) -> Option<(&'static Names, PathBuf, PathBuf
     None
 }
 
-/// The limit of one cgroup by its files' contents; `None` if it has none.
+/// The limit of one cgroup, from the contents of its files; `None` if it has no limit.
 fn limit_of(
     cgroup: &Path,
     names: &Names,
@@ -96,9 +97,9 @@ fn limit_of(
     current: &str,
     stat: &str,
 ) -> Option<MemoryLimit> {
-    /// Version 1 says "no limit" by the largest number of pages there can be.
+    /// Version 1 reports "no limit" as the largest possible number of pages.
     const NO_LIMIT: u64 = 1 << 60;
-    // "max" is not a number.
+    // For no limit the file contains "max", which is not a number.
     let max: u64 = max.trim().parse().ok()?;
     if max >= NO_LIMIT {
         return None;
@@ -132,7 +133,7 @@ mod tests {
         };
         let max = format!("{}\n", 256 * MIB);
         assert_eq!(left(&V2, &max, ""), Some(156));
-        // Cached files go when memory is short; tmpfs, which is in "file" too, does not.
+        // File cache is reclaimed under memory pressure; tmpfs, which "file" also counts, is not.
         let stat = "anon 1\nfile 60000000\ninactive_file 10485760\nactive_file 20971520\n";
         assert_eq!(left(&V2, &max, stat), Some(186));
         assert_eq!(left(&V1, &max, &stat.replace("\n", "\ntotal_")), Some(186));

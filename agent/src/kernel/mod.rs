@@ -1,4 +1,4 @@
-//! What this kernel is: HZ, cgroup2 mount, features, other programs. No aya here.
+//! Facts about the running kernel: HZ, cgroup2 mount, features, other programs. Does not use aya.
 
 pub mod bpf;
 pub mod btf;

@@ -1,4 +1,4 @@
-//! `/proc/self/mountinfo` (proc(5)), as far as cgroups and BPF file systems go.
+//! Parses `/proc/self/mountinfo` (proc(5)), as far as cgroups and BPF file systems need it.
 
 use std::{
     ffi::OsString,
@@ -10,31 +10,31 @@ use std::{
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Path within its file system that is mounted: "/" is the whole.
+    /// The mounted path within its file system; "/" is all of it.
     pub root: PathBuf,
-    /// Where.
+    /// The mount point.
     pub point: PathBuf,
-    /// Mounted read-only.
+    /// Whether it is mounted read-only.
     pub read_only: bool,
-    /// Kind of file system.
+    /// The file system's type.
     pub kind: String,
-    /// The file system's own options: for cgroup v1, its controllers.
+    /// The file system's own options; for cgroup v1 these include its controllers.
     pub super_options: String,
 }
 
-/// The mounts this process sees, in the order they were made.
+/// The mounts that this process sees, in the order in which they were made.
 pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read_to_string("/proc/self/mountinfo")?))
 }
 
-/// Parses mountinfo; lines it does not understand are left out.
+/// Parses mountinfo; skips lines that it cannot parse.
 pub fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_line).collect()
 }
 
-/// The mount a path lies on.
+/// The mount that a path is on.
 pub fn mount_of<'m>(mounts: &'m [Mount], path: &Path) -> Option<&'m Mount> {
-    // Of mounts at the same point the last one covers the others.
+    // Of several mounts at one point, the last one covers the others.
     let holding = mounts.iter().filter(|mount| path.starts_with(&mount.point));
     holding.max_by_key(|mount| mount.point.components().count())
 }
@@ -56,7 +56,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Blanks and backslashes are written as octal.
+/// Decodes octal escapes, which stand for blanks and backslashes.
 fn unescape(text: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

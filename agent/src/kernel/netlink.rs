@@ -1,5 +1,5 @@
-//! Requests to the kernel by netlink (Documentation/userspace-api/netlink/intro.rst, Linux 6.12), each on a socket of its
-//! own and awaited: the agent asks for a few things, now and then.
+//! Blocking netlink requests (Documentation/userspace-api/netlink/intro.rst, Linux 6.12). Each uses
+//! a new socket, because the agent makes only a few.
 
 use std::{io, net::IpAddr};
 
@@ -10,14 +10,14 @@ use netlink_packet_core::{
 };
 use netlink_sys::{Socket, SocketAddr};
 
-/// Address families, as messages have them.
+/// Address families as netlink encodes them.
 pub(super) const AF_INET: u8 = 2;
 pub(super) const AF_INET6: u8 = 10;
 
 /// NLMSG_ALIGNTO.
 const ALIGNMENT: usize = 4;
 
-/// What follows a message's header: the family's own header, and attributes.
+/// A message after the netlink header: the family's own header, and attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     /// `nlmsghdr.nlmsg_type`.
@@ -26,7 +26,8 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Of this type, with this header of the family's, whose length is a multiple of four, and with these attributes.
+    /// A message of this type, with the family's header, whose length must be a multiple of four,
+    /// and these attributes.
     pub(super) fn new(kind: u16, header: &[u8], attributes: &[DefaultNla]) -> Self {
         let mut bytes = header.to_vec();
         bytes.resize(header.len() + attributes.buffer_len(), 0);
@@ -60,7 +61,7 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// An address as netlink has it: its family, and its octets.
+/// Encodes an address for netlink: its family and its octets.
 pub(super) fn octets(address: IpAddr) -> (u8, Vec<u8>) {
     match address {
         IpAddr::V4(address) => (AF_INET, address.octets().to_vec()),
@@ -68,7 +69,7 @@ pub(super) fn octets(address: IpAddr) -> (u8, Vec<u8>) {
     }
 }
 
-/// The value of the first attribute of this kind.
+/// The value of the first attribute of this type.
 pub(super) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     let mut all = NlasIterator::new(attributes).flatten();
     let found = all.find(|attribute| attribute.kind() == kind)?;
@@ -77,7 +78,8 @@ pub(super) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
         .get(NLA_HEADER_SIZE..found.length().into())
 }
 
-/// Asks for everything of a kind; the family's header and the attributes of each answer.
+/// Requests all objects of a type. Calls `each` with the family's header and the attributes of each
+/// answer.
 ///
 /// # Errors
 ///
@@ -86,7 +88,7 @@ pub(super) fn dump(protocol: isize, request: Message, each: impl FnMut(&[u8])) -
     transact(protocol, NLM_F_DUMP, request, each)
 }
 
-/// Asks for one thing; as [`dump`].
+/// Requests one object; otherwise like [`dump`].
 ///
 /// # Errors
 ///
@@ -95,7 +97,7 @@ pub(super) fn get(protocol: isize, request: Message, each: impl FnMut(&[u8])) ->
     transact(protocol, NLM_F_ACK, request, each)
 }
 
-/// Makes what is not there yet, or changes what is.
+/// Creates or changes an object.
 ///
 /// # Errors
 ///
@@ -109,7 +111,7 @@ pub(super) fn set(protocol: isize, request: Message) -> io::Result<()> {
     )
 }
 
-/// Sends a request, and hears the kernel out.
+/// Sends a request, and receives until the kernel's last answer.
 fn transact(
     protocol: isize,
     flags: u16,
@@ -136,7 +138,7 @@ fn transact(
     }
 }
 
-/// The messages of one datagram. Whether more will come.
+/// Reads the messages of one datagram. Returns whether more will follow.
 fn heard(mut datagram: &[u8], each: &mut impl FnMut(&[u8])) -> io::Result<bool> {
     while !datagram.is_empty() {
         let message = NetlinkMessage::<Message>::deserialize(datagram).map_err(io::Error::other)?;
@@ -185,7 +187,7 @@ mod tests {
         bytes(NetlinkPayload::Done(message))
     }
 
-    /// What is heard of these datagrams, and how it ends.
+    /// The messages read from these datagrams, and the result.
     fn hear(datagram: &[u8]) -> (Vec<Vec<u8>>, Result<bool, Option<i32>>) {
         let mut answers = Vec::new();
         let ends = heard(datagram, &mut |answer: &[u8]| answers.push(answer.to_vec()));
@@ -234,7 +236,7 @@ mod tests {
     #[test]
     fn malformed_netlink_message_is_an_error() {
         assert_eq!(hear(&[1, 2, 3]).1, Err(None));
-        // Its length leads beyond the end.
+        // The length exceeds the datagram.
         let mut cut = done(0);
         cut[0] = 200;
         assert_eq!(hear(&cut).1, Err(None));

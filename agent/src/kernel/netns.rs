@@ -1,4 +1,4 @@
-//! The network namespaces of the host.
+//! Finds the network namespaces of the host.
 
 use std::{
     collections::BTreeMap,
@@ -20,12 +20,12 @@ use super::mounts;
 pub struct Netns {
     /// Its inode number, as `readlink /proc/self/ns/net` shows it.
     pub inode: u64,
-    /// Where it was found: bind mounts, links of threads, descriptors. Any may be gone by now.
+    /// Where it was found: bind mounts, links of threads, descriptors. Each may be gone by now.
     pub places: Vec<PathBuf>,
 }
 
 impl Netns {
-    /// Opens it for setns(2); `None` if it is nowhere any more.
+    /// Opens it for setns(2); `None` if it is no longer at any of its places.
     pub fn open(&self) -> io::Result<Option<File>> {
         let mut failed = None;
         for place in &self.places {
@@ -40,22 +40,23 @@ impl Netns {
     }
 }
 
-/// What [`all`] found.
+/// The result of [`all`].
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The namespaces, by number.
+    /// The namespaces, by inode number.
     pub namespaces: Vec<Netns>,
-    /// This thread's own.
+    /// The inode number of this thread's namespace.
     pub own: u64,
-    /// Processes that may be in a namespace that was not found, because this process may not look.
+    /// Number of processes that this process may not inspect, whose namespaces may be missing.
     pub hidden_processes: usize,
 }
 
-/// How many places of a namespace are remembered: rarely are all gone when it is opened.
+/// Places remembered for each namespace: all of them are rarely gone when it is opened.
 const PLACES: usize = 8;
 
-/// Every network namespace that has a process or thread in it, is bind-mounted (`ip netns`), or
-/// is held open by a descriptor. Nothing is held open, as there may be more than descriptors.
+/// Finds every network namespace that contains a process or thread, is bind-mounted (`ip netns`),
+/// or is held open by a descriptor. Keeps none of them open, because there may be more than the
+/// limit of descriptors.
 pub fn all() -> io::Result<Found> {
     let own = Path::new("/proc/thread-self/ns/net");
     let mut found = Found {
@@ -63,7 +64,7 @@ pub fn all() -> io::Result<Found> {
         ..Found::default()
     };
     let mut places: BTreeMap<u64, Vec<PathBuf>> = BTreeMap::new();
-    // These stay longest, so they come first.
+    // Mounts come first, because they last longest.
     for mount in mounts::read().unwrap_or_default() {
         if mount.kind == "nsfs" {
             note(&mut places, &mount.root, &mount.point);
@@ -88,7 +89,7 @@ pub fn all() -> io::Result<Found> {
             }
             Err(e) => denied |= e.kind() == io::ErrorKind::PermissionDenied,
         }
-        // A process that has ended in between is "denied" as well.
+        // For a process that has just ended, the access is denied as well.
         found.hidden_processes += usize::from(denied && process.exists());
     }
     let namespaces = places.into_iter();
@@ -110,15 +111,15 @@ fn note(places: &mut BTreeMap<u64, Vec<PathBuf>>, link: &Path, place: &Path) {
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
-        // A process that has ended; a link without a process says EACCES.
+        // The process has ended; a link without a process returns EACCES.
         Some(libc::ENOENT | libc::ESRCH | libc::EACCES)
     )
 }
 
-/// The namespace at a place; `None` if there is something else by now.
+/// Opens the namespace at a place; `None` if the place holds something else by now.
 fn open(place: &Path, inode: u64) -> io::Result<Option<File>> {
-    // A descriptor's link may by now lead to something that opening waits for, or that becomes the
-    // terminal of this process.
+    // A descriptor's link may now lead to a file whose opening blocks, or to a terminal that would
+    // become this process's controlling terminal.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let handle = OpenOptions::new()
         .read(true)
@@ -129,7 +130,7 @@ fn open(place: &Path, inode: u64) -> io::Result<Option<File>> {
     Ok(is_it.then_some(handle))
 }
 
-/// Entries of a directory whose names are numbers.
+/// Entries of a directory with numeric names.
 fn numbered(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(dir)?.flatten();
     Ok(entries
@@ -141,7 +142,7 @@ fn numbered(dir: &Path) -> io::Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// The number in "net:[4026531840]".
+/// Parses the number in "net:[4026531840]".
 fn parse(link: &Path) -> Option<u64> {
     let text = link.to_str()?.strip_prefix("net:[")?;
     text.strip_suffix(']')?.parse().ok()

@@ -1,4 +1,5 @@
-//! What is pinned in a BPF file system. It takes the right to open the pin, where asking by an id takes CAP_SYS_ADMIN.
+//! Reads objects pinned in a BPF file system. This needs only permission to open the pin, whereas a
+//! query by id needs CAP_SYS_ADMIN.
 
 use std::{
     fmt, fs, io,
@@ -8,7 +9,7 @@ use std::{
 
 use super::bpf::{ProgramInfo, open_pin, program_and_maps};
 
-/// A map, program or link by the kernel's id of it; each kind has ids of its own.
+/// The kernel's id of a map, program or link; each kind has its own ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectId {
     /// A map.
@@ -37,10 +38,10 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// What is pinned there.
+    /// Opens the pinned object at a path.
     pub fn open(path: &Path) -> io::Result<Self> {
         let fd = open_pin(path)?;
-        // BPF_OBJ_GET_INFO_BY_FD does not say of which kind the object is.
+        // BPF_OBJ_GET_INFO_BY_FD does not return the object's kind.
         let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
         let id = id(&fdinfo).ok_or_else(|| io::Error::other("the kernel does not tell its id"))?;
         Ok(Self { fd, id })
@@ -52,8 +53,9 @@ impl Pinned {
         self.id
     }
 
-    /// Of a program: what it is, and the ids of the maps it uses. These are all that its instructions name, also those
-    /// that are dead code on this kernel (`resolve_pseudo_ldimm64()`, Linux 5.10).
+    /// For a program: its information, and the ids of the maps it uses. These include all maps that
+    /// its instructions name, even in code that is dead on this kernel (`resolve_pseudo_ldimm64()`,
+    /// Linux 5.10).
     pub fn program(&self) -> io::Result<(ProgramInfo, Vec<u32>)> {
         match self.id {
             ObjectId::Program(_) => program_and_maps(self.fd.as_fd()),
@@ -61,20 +63,20 @@ impl Pinned {
         }
     }
 
-    /// Its descriptor.
+    /// Its file descriptor.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
 }
 
-/// The object whose file the kernel describes so.
+/// Parses the object's kind and id from the kernel's description of its file.
 fn id(fdinfo: &str) -> Option<ObjectId> {
     let field = |name: &str| {
         let value = fdinfo.lines().find_map(|line| line.strip_prefix(name));
         value?.trim().parse().ok()
     };
-    // That of a link has its program's as well.
+    // A link's description contains the id of its program as well.
     let link = field("link_id:").map(ObjectId::Link);
     let map = || field("map_id:").map(ObjectId::Map);
     let program = || field("prog_id:").map(ObjectId::Program);

@@ -7,7 +7,8 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::{descriptors, privileges, version};
 
-/// Checks kernel, capabilities and the limit of open files. (cgroup and BPF file system are checked where they are used.)
+/// Checks the kernel, capabilities and the limit of open files. (The cgroup and the BPF file system
+/// are checked where they are used.)
 pub fn check() -> anyhow::Result<()> {
     let kernel = version::running()?;
     if !kernel.at_least(version::MINIMUM) {
@@ -42,9 +43,9 @@ pub fn check() -> anyhow::Result<()> {
     descriptors::ensure(descriptors::DAEMON)
 }
 
-/// Checks that the threads can be started that the daemon begins with: libraries panic where they cannot.
+/// Checks that the daemon's first threads can be started: libraries panic if that fails.
 pub fn check_threads() -> anyhow::Result<()> {
-    /// The files', a reader's and the engine's.
+    /// The thread of the file watcher, of a reader, and of the engine.
     const NEEDED: usize = 3;
     let gate = Mutex::new(());
     let closed = gate.lock();
@@ -59,21 +60,21 @@ pub fn check_threads() -> anyhow::Result<()> {
         .context("no thread can be started; raise pids.max of the cgroup (TasksMax= of the unit)")
 }
 
-/// Whether a link of `/proc/PID/ns/time` is of the host's time namespace: PROC_TIME_INIT_INO (Linux 6.12,
-/// `include/linux/proc_ns.h`).
+/// Whether a link of `/proc/PID/ns/time` refers to the host's time namespace: PROC_TIME_INIT_INO
+/// (Linux 6.12, `include/linux/proc_ns.h`).
 fn is_initial(link: &Path) -> bool {
     link == Path::new("time:[4026531834]")
 }
 
-/// Signals that end a process by default and must not end the daemon, for the time before it handles them: SIGHUP asks for
-/// a reload, and after SIGXFSZ (RLIMIT_FSIZE) a write fails.
+/// Ignores signals that end a process by default and must not end the daemon before it handles
+/// them: SIGHUP requests a reload, and after SIGXFSZ (RLIMIT_FSIZE) a write fails.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The error of sigaction(2).
 pub fn ignore_signals() -> nix::Result<()> {
     for ignored in [Signal::SIGHUP, Signal::SIGXFSZ] {
-        // SAFETY: no handler is installed that could run code of this program.
+        // SAFETY: ignoring a signal installs no handler that could run code of this program.
         unsafe { signal(ignored, SigHandler::SigIgn) }?;
     }
     Ok(())

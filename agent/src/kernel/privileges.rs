@@ -1,4 +1,4 @@
-//! What this process may do: capabilities, lockdown, LSMs.
+//! Privileges of this process: capabilities, lockdown, LSMs.
 
 use std::{
     fs, io,
@@ -15,21 +15,21 @@ use super::mounts::{self, Mount};
 
 /// Bits of capability sets (include/uapi/linux/capability.h).
 pub mod cap {
-    /// Change the group of the socket.
+    /// Changes the group of the socket.
     pub const CHOWN: u32 = 0;
-    /// Attach to cgroups, query what is attached.
+    /// Attaches programs to cgroups, and queries attached programs.
     pub const NET_ADMIN: u32 = 12;
-    /// See the namespaces and descriptors of other processes.
+    /// Reads the namespaces and descriptors of other processes.
     pub const SYS_PTRACE: u32 = 19;
-    /// Before Linux 5.8: all of bpf(2). Enter namespaces.
+    /// Before Linux 5.8, all of bpf(2). Enters namespaces.
     pub const SYS_ADMIN: u32 = 21;
-    /// Load tracing programs; pointers in programs.
+    /// Loads tracing programs, and programs that use pointers.
     pub const PERFMON: u32 = 38;
-    /// Load programs, make maps.
+    /// Loads programs, and creates maps.
     pub const BPF: u32 = 39;
 }
 
-/// Capabilities the daemon needs, and for what.
+/// Capabilities that the daemon needs, with their purpose.
 pub const NEEDED: [(u32, &str, &str); 3] = [
     (cap::BPF, "CAP_BPF", "load the program and make its maps"),
     (
@@ -44,8 +44,8 @@ pub const NEEDED: [(u32, &str, &str); 3] = [
     ),
 ];
 
-/// What the daemon keeps while it runs: it loads programs and attaches them again, writes maps, and, where it
-/// was given these two, enters the network namespaces of others.
+/// Capabilities that the running daemon keeps. It loads programs and attaches them again, writes
+/// maps, and enters other network namespaces if it was given the capabilities for that.
 const RUNNING: [Capability; 5] = [
     Capability::CAP_BPF,
     Capability::CAP_PERFMON,
@@ -54,22 +54,24 @@ const RUNNING: [Capability; 5] = [
     Capability::CAP_SYS_PTRACE,
 ];
 
-/// What it needs beside that until its sockets are bound: their group, and ports below 1024.
+/// Capabilities that it also needs until its sockets are bound: for their group, and for ports
+/// below 1024.
 const STARTING: [Capability; 2] = [Capability::CAP_CHOWN, Capability::CAP_NET_BIND_SERVICE];
 
-/// Gives up, for good, every capability that neither the start nor the daemon needs, and what a program could
-/// get by execve(2). For a process with one thread: capabilities are a thread's.
+/// Permanently drops every capability that neither the start nor the running daemon needs, and
+/// those that a program could gain by execve(2). The process must have one thread, because
+/// capabilities belong to a thread.
 ///
-/// Before that the limit of locked memory is lifted, which takes one of those given up (CAP_SYS_RESOURCE):
-/// before Linux 5.11 maps count against it.
+/// Lifts the limit of locked memory first, which needs one of the dropped capabilities
+/// (CAP_SYS_RESOURCE): before Linux 5.11, maps count against this limit.
 pub fn keep_for_start() -> io::Result<()> {
-    // Where that is refused the limit may be enough: a unit's is.
+    // If this is refused, the existing limit may be enough; the unit's is.
     let _as_it_is = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     nix::sys::prctl::set_no_new_privs()?;
-    // Without CAP_SETPCAP it stays; then the parent has limited it, or is not root.
+    // Without CAP_SETPCAP the bounding set stays; then the parent has limited it, or is not root.
     if holds(CapSet::Effective, Capability::CAP_SETPCAP)? {
         for cap in caps::all() {
-            // A kernel that does not know one has none to give up.
+            // A capability that the kernel does not know cannot be dropped.
             let is_there = holds(CapSet::Bounding, cap).unwrap_or(false);
             if is_there && !RUNNING.contains(&cap) {
                 caps::drop(None, CapSet::Bounding, cap).map_err(io::Error::other)?;
@@ -79,7 +81,7 @@ pub fn keep_for_start() -> io::Result<()> {
     keep(&[RUNNING.as_slice(), &STARTING].concat())
 }
 
-/// Gives up what only the start needed.
+/// Drops the capabilities that only the start needed.
 pub fn keep_for_running() -> io::Result<()> {
     keep(&RUNNING)
 }
@@ -88,9 +90,9 @@ fn holds(set: CapSet, cap: Capability) -> io::Result<bool> {
     caps::has_cap(None, set, cap).map_err(io::Error::other)
 }
 
-/// Keeps the available ones of `wanted`.
+/// Drops all capabilities except those in `wanted`.
 fn keep(wanted: &[Capability]) -> io::Result<()> {
-    // Also from the ambient set: what is not inheritable is not ambient (capabilities(7)).
+    // This clears the ambient set too: an ambient capability must be inheritable (capabilities(7)).
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
         let there = caps::read(None, set).map_err(io::Error::other)?;
         let kept: CapsHashSet = there
@@ -98,7 +100,7 @@ fn keep(wanted: &[Capability]) -> io::Result<()> {
             .filter(|cap| wanted.contains(cap))
             .copied()
             .collect();
-        // Not asked for needlessly: a seccomp filter may refuse capset(2).
+        // Called only if needed, because a seccomp filter may refuse capset(2).
         if kept != there {
             caps::set(None, set, &kept).map_err(io::Error::other)?;
         }
@@ -106,7 +108,7 @@ fn keep(wanted: &[Capability]) -> io::Result<()> {
     Ok(())
 }
 
-/// Capabilities in force for this process; `None` if `/proc` does not tell.
+/// This process's effective capabilities; `None` if `/proc` does not show them.
 pub fn effective() -> Option<u64> {
     parse_effective(&fs::read_to_string("/proc/self/status").ok()?)
 }
@@ -136,10 +138,11 @@ pub fn missing(effective: u64) -> Vec<&'static str> {
 
 const SECURITYFS: &str = "/sys/kernel/security";
 
-/// Where securityfs is mounted: in a container the host's may be anywhere, and at its usual place there is nothing.
+/// Where securityfs is mounted. In a container the host's may be mounted anywhere, and the usual
+/// place is empty.
 pub fn securityfs() -> PathBuf {
     let usual = Path::new(SECURITYFS);
-    // A host may have thousands of mounts.
+    // Tried first, because a host may have thousands of mounts.
     match usual.join("lsm").exists() {
         true => usual.to_owned(),
         false => securityfs_of(&mounts::read().unwrap_or_default()),
@@ -147,13 +150,14 @@ pub fn securityfs() -> PathBuf {
 }
 
 fn securityfs_of(mounts: &[Mount]) -> PathBuf {
-    // Of a part of it, like its directory of an LSM, nothing can be learnt.
+    // A mount of only a part of it, like an LSM's directory, is not enough.
     let is_whole = |mount: &&Mount| mount.kind == "securityfs" && mount.root == Path::new("/");
     let found = mounts.iter().find(is_whole);
     found.map_or_else(|| SECURITYFS.into(), |mount| mount.point.clone())
 }
 
-/// State of lockdown(7): "none", "integrity" or "confidentiality"; `None` if the kernel has none.
+/// The state of lockdown(7): "none", "integrity" or "confidentiality"; `None` if the kernel does
+/// not have it.
 pub fn lockdown(securityfs: &Path) -> Option<String> {
     let text = fs::read_to_string(securityfs.join("lockdown")).ok()?;
     let chosen = text
@@ -162,7 +166,8 @@ pub fn lockdown(securityfs: &Path) -> Option<String> {
     Some(chosen.to_owned())
 }
 
-/// Active LSMs, by securityfs or the kernel's own list (Linux 6.8); `None` if neither tells.
+/// Active LSMs, from securityfs or the kernel's own list (Linux 6.8); `None` if neither is
+/// readable.
 pub fn lsms(securityfs: &Path) -> Option<Vec<String>> {
     match fs::read_to_string(securityfs.join("lsm")) {
         Ok(text) => Some(text.trim().split(',').map(ToOwned::to_owned).collect()),
@@ -192,7 +197,7 @@ fn lsm_list_modules() -> Option<Vec<String>> {
     ];
     let mut ids = [0u64; 64];
     let mut size = u32::try_from(size_of_val(&ids)).ok()?;
-    // SAFETY: the buffer is as long as `size` says, and both outlive the call.
+    // SAFETY: the buffer has the length in `size`, and both outlive the call.
     let count = unsafe {
         libc::syscall(
             LSM_LIST_MODULES,

@@ -1,4 +1,4 @@
-//! Every sock_ops program attached anywhere in the cgroup tree.
+//! Finds every sock_ops program in the cgroup tree.
 
 use std::{
     fs::{self, File},
@@ -11,26 +11,26 @@ use serde::Serialize;
 
 use super::bpf::{AttachMode, Attached, program_info, query_sock_ops};
 
-/// A program at a cgroup.
+/// A program attached to a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AttachedProgram {
     /// The kernel's id.
     pub id: u32,
-    /// Its name; empty if it has none or may not be asked.
+    /// Its name; empty if it has none or this process may not read it.
     pub name: String,
-    /// Hash of its instructions.
+    /// Hash of its instructions, hexadecimal.
     pub tag: String,
-    /// Where it is attached.
+    /// The cgroup it is attached to.
     pub cgroup: PathBuf,
-    /// Attached so that no other may be here or below.
+    /// Attached so that no other program may be attached here or below.
     pub exclusive: bool,
-    /// Attached so that a program of a cgroup below runs instead.
+    /// Attached so that a program attached to a cgroup below runs instead.
     pub overridable: bool,
-    /// Ours.
+    /// Whether it belongs to this agent.
     pub ours: bool,
 }
 
-/// Ids of the sock_ops programs at this very cgroup.
+/// Ids of the sock_ops programs attached to exactly this cgroup.
 pub fn attached_ids(cgroup: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     Ok(query_sock_ops(cgroup)?.ids)
 }
@@ -47,7 +47,7 @@ pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
         for entry in entries.flatten() {
             if entry.file_type().is_ok_and(|t| t.is_dir()) {
                 let path = entry.path();
-                // It may have been removed since it was listed.
+                // The cgroup may have been removed since it was listed.
                 let _gone = visit(&path, ours, &mut found);
                 below.push(path);
             }
@@ -56,12 +56,12 @@ pub fn in_tree(root: &Path, ours: &[u32]) -> io::Result<Vec<AttachedProgram>> {
     Ok(found)
 }
 
-/// The programs between the hierarchy's root and `cgroup`, both included: they decide
-/// whether a link can be made there.
+/// The programs between the hierarchy's root and `cgroup`, both included. They decide whether a
+/// link can be created there.
 pub fn in_ancestry(root: &Path, cgroup: &Path, ours: &[u32]) -> Vec<AttachedProgram> {
     let mut found = Vec::new();
     for dir in cgroup.ancestors().take_while(|dir| dir.starts_with(root)) {
-        // If the kernel cannot be asked, the attempt to attach will tell.
+        // If the kernel refuses the query, the attempt to attach reports the reason.
         let _unknown = visit(dir, ours, &mut found);
     }
     found

@@ -1,5 +1,6 @@
-//! Routes of this network namespace: their destinations, and which have a locked rto_min. The kernel prefers that to any
-//! socket's (`tcp_rto_min()`, net/ipv4/tcp_output.c, Linux 6.12), so that a policy's rto_min does nothing there.
+//! Reads routes of this network namespace: their destinations, and locked rto_min values. The
+//! kernel prefers a locked value to the socket's (`tcp_rto_min()`, net/ipv4/tcp_output.c, Linux
+//! 6.12), so a policy's rto_min has no effect there.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -9,7 +10,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::netlink::{self, AF_INET, AF_INET6, Message, find};
 
-/// Of `RTA_METRICS` (include/uapi/linux/rtnetlink.h): a bit for each metric that is locked.
+/// In `RTA_METRICS` (include/uapi/linux/rtnetlink.h): a bit for each locked metric.
 const RTAX_LOCK: u16 = 1;
 /// Milliseconds.
 const RTAX_RTO_MIN: u16 = 13;
@@ -17,11 +18,11 @@ const RTAX_RTO_MIN: u16 = 13;
 /// A route with a locked rto_min.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LockedRoute {
-    /// Its destination.
+    /// The route's destination.
     pub destination: IpNetwork,
-    /// Routing table.
+    /// The number of its routing table.
     pub table: u32,
-    /// The locked value.
+    /// The locked rto_min.
     pub rto_min: Duration,
 }
 
@@ -30,7 +31,7 @@ pub fn locked() -> anyhow::Result<Vec<LockedRoute>> {
     dump(locked_route)
 }
 
-/// Where unicast routes lead to, default routes left out.
+/// Destinations of unicast routes, without default routes.
 pub fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
     dump(unicast)
 }
@@ -49,7 +50,7 @@ fn dump<T>(pick: impl Fn(&[u8]) -> Option<T>) -> anyhow::Result<Vec<T>> {
     Ok(found)
 }
 
-/// Adds a route to the main table, out of the interface of this index.
+/// Adds a route through the interface of this index to the main table.
 pub(super) fn add(destination: IpAddr, interface: u32) -> anyhow::Result<()> {
     let (family, octets) = netlink::octets(destination);
     let header = RouteHeader {
@@ -67,7 +68,7 @@ pub(super) fn add(destination: IpAddr, interface: u32) -> anyhow::Result<()> {
     Ok(netlink::set(NETLINK_ROUTE, request)?)
 }
 
-/// What the agent uses of `struct rtmsg` (rtnetlink(7)).
+/// The fields of `struct rtmsg` that the agent uses (rtnetlink(7)).
 #[derive(Clone, Copy, Debug, Default)]
 struct RouteHeader {
     family: u8,
@@ -91,7 +92,7 @@ impl RouteHeader {
         [family, prefix, 0, 0, table, protocol, 0, kind, 0, 0, 0, 0]
     }
 
-    /// The header and the attributes.
+    /// Parses the header; returns it with the attributes.
     fn parse(route: &[u8]) -> Option<(Self, &[u8])> {
         let (header, attributes) = route.split_first_chunk::<{ Self::LEN }>()?;
         let &[family, prefix, _, _, table, protocol, _, kind, ..] = header;
@@ -157,7 +158,7 @@ mod tests {
         DefaultNla::new(kind, value.to_vec())
     }
 
-    /// To 10.0.0.0/8, with these metrics.
+    /// A route to 10.0.0.0/8 with these metrics.
     fn route(header: RouteHeader, metrics: &[(u16, u32)]) -> Vec<u8> {
         let metrics: Vec<_> = metrics
             .iter()

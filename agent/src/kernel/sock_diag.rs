@@ -12,12 +12,12 @@ use super::netlink::{self, AF_INET, AF_INET6, Message, find};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const IPPROTO_TCP: u8 = 6;
-/// Also the number of the attribute.
+/// Also the attribute's number.
 const INET_DIAG_INFO: u8 = 2;
 /// `sizeof(struct inet_diag_req_v2)`, `sizeof(struct inet_diag_msg)`.
 const REQUEST: usize = 56;
 const HEADER: usize = 72;
-/// By `enum tcp_state`, from 1.
+/// State names indexed by `enum tcp_state`, which starts at 1.
 const STATES: [&str; 12] = [
     "ESTABLISHED",
     "SYN-SENT",
@@ -34,33 +34,33 @@ const STATES: [&str; 12] = [
 ];
 const LISTEN: u32 = 10;
 
-/// A connection, with its timers as they are now.
+/// A connection with its current timers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Connection {
-    /// This end.
+    /// The local address.
     pub local: SocketAddr,
-    /// The other end.
+    /// The peer's address.
     pub peer: SocketAddr,
-    /// Its state, as RFC 9293 names it.
+    /// Its state, named as in RFC 9293.
     pub state: &'static str,
-    /// The socket's number, as in `/proc/PID/fd`.
+    /// The socket's inode number, as in `/proc/PID/fd`.
     #[serde(skip)]
     pub inode: u32,
-    /// Absent while there is no full socket.
+    /// `None` while the kernel has no full socket.
     #[serde(flatten)]
     pub info: Option<Info>,
 }
 
-/// Of `struct tcp_info`.
+/// Fields of `struct tcp_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Info {
-    /// Retransmission timeouts in a row without an answer.
+    /// Consecutive retransmission timeouts without an answer.
     pub timeouts_in_a_row: u8,
-    /// The timeout now, microseconds.
+    /// The current timeout, microseconds.
     pub rto_us: u32,
-    /// The smoothed round-trip time, microseconds; 0 before the first sample.
+    /// The smoothed RTT, microseconds; 0 before the first sample.
     pub rtt_us: u32,
-    /// Its variation, microseconds.
+    /// The RTT variation, microseconds.
     pub rtt_variation_us: u32,
     /// The congestion window, segments.
     pub cwnd: u32,
@@ -68,11 +68,11 @@ pub struct Info {
     pub retransmissions: u32,
 }
 
-/// All connections of this thread's network namespace. An IPv4-mapped address is the IPv4 one.
+/// All connections of this thread's network namespace. IPv4-mapped addresses are returned as IPv4.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// Errors of the netlink request.
 pub fn connections() -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
     for family in [AF_INET, AF_INET6] {

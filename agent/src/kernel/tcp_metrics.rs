@@ -1,5 +1,5 @@
-//! The kernel's cache of TCP metrics by destination (`ip tcp_metrics`), by
-//! generic netlink (include/uapi/linux/tcp_metrics.h, Linux 6.12).
+//! The kernel's cache of TCP metrics by destination (`ip tcp_metrics`), read by generic netlink
+//! (include/uapi/linux/tcp_metrics.h, Linux 6.12).
 
 use std::{
     ffi::CStr,
@@ -13,7 +13,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 
 use super::netlink::{self, Message, find};
 
-/// Of generic netlink's own family (include/uapi/linux/genetlink.h).
+/// The id of generic netlink's controller (include/uapi/linux/genetlink.h).
 const GENL_ID_CTRL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -27,23 +27,23 @@ const ADDR_IPV4: u16 = 1;
 const ADDR_IPV6: u16 = 2;
 const AGE_MS: u16 = 3;
 const VALS: u16 = 6;
-/// Within `VALS` an attribute is one more than its metric: here TCP_METRIC_RTT_US.
+/// Within `VALS`, an attribute's number is its metric plus one; this metric is TCP_METRIC_RTT_US.
 const RTT_US: u16 = 5 + 1;
-/// As in `tcp_sock.srtt_us`.
+/// Units per microsecond, as in `tcp_sock.srtt_us`.
 const RTT_UNIT: u32 = 8;
 
-/// What is cached of one destination.
+/// The cached metrics of one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// The destination.
+    /// The destination's address.
     pub address: IpAddr,
-    /// Its smoothed round trip time; zero if that is not cached.
+    /// Its smoothed RTT; zero if that is not cached.
     pub rtt: Duration,
-    /// How long ago a connection last wrote it.
+    /// Time since a connection last wrote it.
     pub age: Duration,
 }
 
-/// Everything cached in this network namespace.
+/// All cached destinations of this network namespace.
 pub fn all() -> anyhow::Result<Vec<Metric>> {
     let request = Message::new(family()?, &header(CMD_GET), &[]);
     let mut found = Vec::new();
@@ -53,7 +53,7 @@ pub fn all() -> anyhow::Result<Vec<Metric>> {
     Ok(found)
 }
 
-/// The number that this kernel gave the family.
+/// The id that this kernel assigned to the family.
 fn family() -> anyhow::Result<u16> {
     let name = DefaultNla::new(CTRL_ATTR_FAMILY_NAME, FAMILY.to_bytes_with_nul().to_vec());
     let request = Message::new(GENL_ID_CTRL, &header(CTRL_CMD_GETFAMILY), &[name]);
@@ -65,7 +65,7 @@ fn family() -> anyhow::Result<u16> {
     number.context("the kernel has no netlink family tcp_metrics")
 }
 
-/// `struct genlmsghdr`: command, version, and two bytes that are reserved.
+/// `struct genlmsghdr`: command, version, and two reserved bytes.
 fn header(command: u8) -> [u8; HEADER_LEN] {
     [command, VERSION, 0, 0]
 }

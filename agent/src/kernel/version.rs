@@ -2,30 +2,31 @@
 
 use std::{fmt, str::FromStr};
 
-/// A kernel version. Distributions' suffixes ("6.1.0-44-cloud-amd64") are kept for show only.
+/// A kernel version. Distribution suffixes ("6.1.0-44-cloud-amd64") are kept only for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelVersion {
-    /// Major and minor, on which features depend.
+    /// Major and minor version, on which features depend.
     pub number: (u32, u32),
     release: String,
 }
 
-/// Oldest kernel this agent works on: BPF_SOCK_OPS with socket storage, links and the options it sets.
+/// The oldest supported kernel: it has BPF_SOCK_OPS with socket storage, links, and the options the
+/// agent sets.
 pub const MINIMUM: (u32, u32) = (5, 10);
 
-/// Why a release cannot be read.
+/// A release that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kernel release {0:?} does not begin with two numbers")]
 pub struct VersionError(String);
 
-/// The running kernel's.
+/// The running kernel's version.
 pub fn running() -> anyhow::Result<KernelVersion> {
     let name = nix::sys::utsname::uname()?;
     Ok(name.release().to_string_lossy().parse()?)
 }
 
 impl KernelVersion {
-    /// Whether it is this version or later.
+    /// Whether it is this version or a later one.
     pub fn at_least(&self, number: (u32, u32)) -> bool {
         self.number >= number
     }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Types as they are encoded, and the names they use.
+/// Encoded types, and the strings that they refer to.
 struct Sample {
     strings: Vec<u8>,
     types: Vec<u32>,
@@ -26,7 +26,7 @@ impl Sample {
         at
     }
 
-    /// Its id.
+    /// Adds a type; returns its id.
     fn push(&mut self, name: &str, info: u32, rest: &[u32]) -> u32 {
         let name = self.name(name);
         self.types.extend([name, info]);
@@ -43,7 +43,7 @@ impl Sample {
         self.push("", KIND_PTR << 24, &[to])
     }
 
-    /// Members one after the other, eight bytes apart: name, type, bits of a bit field or 0.
+    /// Adds a struct with members eight bytes apart: name, type, and bits of a bit field or 0.
     fn members(&mut self, name: &str, info: u32, members: &[(&str, u32, u32)]) -> u32 {
         let count = u32::try_from(members.len()).unwrap();
         let mut rest = vec![count * 8];
@@ -125,7 +125,8 @@ fn field_of_another_size_or_kind_is_refused() {
     assert!(error(btf.pointer("pair", &["b"])).contains("pair.b"));
 }
 
-/// All that programs read, and the functions that they call. A member that is named has another size.
+/// BTF with all fields that programs read, and the functions that they call. The member named
+/// `changed` has a different size.
 fn kernel(changed: &str) -> Btf {
     let mut sample = Sample::new();
     let [u8, u16, u32, u64] = [1, 2, 4, 8].map(|bytes| sample.int(bytes));
@@ -292,7 +293,7 @@ fn truncated_btf_is_refused_without_a_panic() {
     let whole = sample().bytes();
     assert!(Btf::parse(Vec::new()).is_err());
     for length in 0..whole.len() - 16 {
-        // No panic, whatever is missing.
+        // Truncated BTF must not cause a panic.
         let _refused = Btf::parse(whole[..length].to_vec());
     }
 }
