@@ -1,4 +1,4 @@
-//! What can go wrong between the daemon and the kernel, and what to do about it.
+//! Errors between the daemon and the kernel, with their fixes.
 
 use std::{error::Error, fmt, io, path::PathBuf};
 
@@ -19,9 +19,9 @@ pub enum DatapathError {
          write (mount -t bpf bpf /sys/fs/bpf)"
     )]
     PinDir {
-        /// The directory.
+        /// The pin directory.
         path: PathBuf,
-        /// Why.
+        /// The error of the system call.
         cause: io::Error,
     },
     /// The object could not be loaded.
@@ -33,12 +33,12 @@ pub enum DatapathError {
     /// The iterator could not be run.
     #[error("the kernel did not take the eBPF program: iterator over TCP sockets: {0}")]
     Iterate(Cause),
-    /// The link could not be made.
+    /// The link could not be created.
     #[error("cannot attach to {cgroup}: {cause}")]
     Attach {
         /// The cgroup.
         cgroup: PathBuf,
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
     /// The link could not be created because another program excludes others.
@@ -49,23 +49,23 @@ pub enum DatapathError {
     Excluded {
         /// The cgroup.
         cgroup: PathBuf,
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
-    /// A pin could not be made, moved or removed.
+    /// A pin could not be created, moved or removed.
     #[error("pin {path}: {cause}")]
     Pin {
-        /// The pin.
+        /// The pin's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
     /// A map could not be read or opened.
     #[error("map {map}: {cause}")]
     Map {
-        /// Its name.
+        /// The map's name.
         map: &'static str,
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
     /// An entry could not be written or removed.
@@ -73,7 +73,7 @@ pub enum DatapathError {
     Entry {
         /// The entry.
         cidr: Cidr,
-        /// Why.
+        /// The error of the system call.
         cause: io::Error,
     },
     /// An entry names a policy that has no slot.
@@ -84,13 +84,13 @@ pub enum DatapathError {
         /// The policy.
         policy: PolicyName,
     },
-    /// All slots for policies are taken.
+    /// All slots for policies are in use.
     #[error(
         "no slot left for policy {0}: the kernel's table holds {max} policies",
         max = SLOTS - FIRST_SLOT
     )]
     PolicyTableFull(PolicyName),
-    /// The daemon is stopping, and what was to be read or written is left unfinished.
+    /// The daemon is stopping, so the read or write is unfinished.
     #[error("the daemon is stopping")]
     Stopped,
 }
@@ -102,7 +102,7 @@ impl From<Stopped> for DatapathError {
 }
 
 impl DatapathError {
-    /// What the kernel answered, if it was asked.
+    /// The errno, if the error comes from the kernel.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {
@@ -119,24 +119,24 @@ impl DatapathError {
     }
 }
 
-/// What an error comes from. In words it is all of them on one line: aya's own texts often leave the errno to the
-/// cause.
+/// The cause of an error. Its text contains the whole chain on one line, because aya's texts often
+/// leave the errno to the source.
 #[derive(Debug)]
 pub struct Cause(Box<dyn Error + Send + Sync>);
 
 impl Cause {
-    /// Of another error, or in words.
+    /// Wraps another error, or a text.
     pub(super) fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self(cause.into())
     }
 
-    /// The errno of the system call behind it.
+    /// The errno of the system call that caused it.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         errno(&*self.0)
     }
 
-    /// The error of this type behind it.
+    /// The error of this type in the chain.
     pub(super) fn find<E: Error + 'static>(&self) -> Option<&E> {
         let mut error: &(dyn Error + 'static) = &*self.0;
         loop {
@@ -150,7 +150,7 @@ impl Cause {
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Of a verifier's log the end says it.
+        /// Lines shown of a verifier's log, whose end has the reason.
         const END: usize = 8;
         let text = describe(&*self.0);
         let lines: Vec<&str> = text.trim_end().lines().collect();
@@ -164,7 +164,7 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The errno of the system call behind an error.
+/// The errno of the system call that caused an error.
 pub(super) fn errno(error: &(dyn Error + 'static)) -> Option<i32> {
     let io = error.downcast_ref::<io::Error>();
     io.and_then(io::Error::raw_os_error)
@@ -182,7 +182,7 @@ fn describe(error: &dyn Error) -> String {
         }
         cause = error.source();
     }
-    // What aya says where a verifier's log would follow.
+    // aya ends the text so if a verifier's log follows.
     if let Some(short) = text.trim_end().strip_suffix(". Verifier output:") {
         text.truncate(short.len());
     }
@@ -197,7 +197,7 @@ fn of_entry(cause: &io::Error) -> String {
     }
 }
 
-/// [`DatapathError::Map`].
+/// Builds a [`DatapathError::Map`].
 pub(super) fn map(
     map: &'static str,
     cause: impl Into<Box<dyn Error + Send + Sync>>,

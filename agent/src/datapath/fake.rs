@@ -28,42 +28,42 @@ use crate::{
     progress::{self, Progress},
 };
 
-/// What is in it, and what is to go wrong.
+/// The contents of the maps, and the failures to inject.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) maps: MapState,
     pub(crate) attached: bool,
     /// Writes so far.
     pub(crate) writes: usize,
-    /// Writes that fail.
+    /// Numbers of the writes that fail.
     pub(crate) failing: BTreeSet<usize>,
-    /// It cannot be read.
+    /// Whether reads fail.
     pub(crate) unreadable: bool,
-    /// How often the statistics of one policy were read.
+    /// How often statistics of one policy were read.
     pub(crate) statistics_read: usize,
-    /// Readers that were asked for.
+    /// Number of readers created.
     pub(crate) readers: usize,
-    /// Entries that were read to be compared.
+    /// Number of entries read for comparisons.
     pub(crate) compared: usize,
     /// Policies whose statistics another process removed.
     pub(crate) without_statistics: BTreeSet<PolicyName>,
-    /// Another process gave control arms settings.
+    /// Another process changed the settings of control arms.
     pub(crate) control_arm_differs: bool,
     pub(crate) host: Option<HostDefaults>,
-    /// What was counted, by policy; absent policies have counted nothing.
+    /// Statistics by policy; absent policies have counted nothing.
     pub(crate) statistics: BTreeMap<PolicyName, ArmStatistics>,
     pub(crate) recent_peers: Vec<IpAddr>,
-    /// As above.
+    /// Brakes by policy, likewise.
     pub(crate) brakes: BTreeMap<PolicyName, [Brake; 2]>,
-    /// Until when automatic values are in force.
+    /// When the lease of automatic values ends, nanoseconds of CLOCK_MONOTONIC.
     pub(crate) lease_ns: u64,
     /// Peers without an entry.
     pub(crate) discovered: Vec<(Prefix, Discovered)>,
-    /// Since when they are counted.
+    /// Start of these counts.
     pub(crate) discovered_since: Option<SystemTime>,
-    /// The next attachment waits here when it begins, and again before it ends.
+    /// The next attachment waits here at its start, and again at its end.
     pub(crate) gate: Option<Arc<Barrier>>,
-    /// During this write the operation with this progress is stopped.
+    /// During this write, the operation with this progress is cancelled.
     pub(crate) stopping: Option<(usize, Progress)>,
 }
 
@@ -84,7 +84,7 @@ impl State {
     }
 }
 
-/// A kernel that tests look into.
+/// Controls and inspects a fake kernel.
 #[derive(Clone, Default)]
 pub(crate) struct FakeHost(Arc<Mutex<State>>);
 
@@ -115,7 +115,7 @@ impl FakeHost {
         self.0.lock().unwrap()
     }
 
-    /// As [`super::BpfKernel::open`] does.
+    /// Opens it as [`super::BpfKernel::open`] does.
     pub(crate) fn open(&self, options: Options) -> Box<dyn Kernel> {
         let found = if self.state().attached {
             Found::Adopted
@@ -129,14 +129,14 @@ impl FakeHost {
         })
     }
 
-    /// The `n`th write from here fails, from 1.
+    /// Makes the `n`th write from now fail, counted from 1.
     pub(crate) fn fail(&self, n: usize) {
         let mut state = self.state();
         let at = state.writes + n;
         state.failing.insert(at);
     }
 
-    /// The operation is stopped during the `n`th write from here, from 1.
+    /// Cancels the operation during the `n`th write from now, counted from 1.
     pub(crate) fn stop_at(&self, n: usize, progress: Progress) {
         let mut state = self.state();
         state.stopping = Some((state.writes + n, progress));
@@ -248,7 +248,7 @@ impl Kernel for FakeKernel {
                 self.host.write(write)?;
             }
             for cidr in &plan.entries_remove {
-                // An entry that another process has removed is not an error.
+                // Removing an entry that another process has removed is not an error.
                 let remove = |state: &mut State| {
                     state.maps.entries.remove(cidr);
                     state.maps.ends.remove(cidr);

@@ -1,9 +1,11 @@
-//! The seam to the kernel. [`Kernel`] is what the engine needs, and [`KernelReader`] what other threads may read during
-//! a change; `bpf` implements both with eBPF and alone touches aya.
+//! The interface to the kernel. [`Kernel`] is what the engine needs, and [`KernelReader`] what
+//! other threads may read during a change. `bpf` implements both with eBPF, and is the only module
+//! that uses aya.
 //!
-//! A kernel is opened in two steps, so that a program never runs over an empty map and a running one never loses an
-//! entry: opening finds or makes the maps (an earlier run's keep working during this), the caller writes what
-//! should be in them, and [`Kernel::attach`] puts the link in force and removes what it replaced.
+//! A kernel is opened in two steps, so that a program never runs over an empty map and a running
+//! program never loses an entry. Opening finds or creates the maps (the program of an earlier run
+//! keeps working) and the caller writes their contents. Then [`Kernel::attach`] attaches
+//! the program and removes the pins it replaces.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,13 +46,13 @@ pub use bpf::{
 };
 pub use error::{Cause, DatapathError};
 
-/// The maps and the program in the kernel, as the engine, their one writer, sees them. Dropping it closes the handles
-/// and leaves in force what is in force.
+/// The maps and the program in the kernel, for the engine, which is their only writer. Dropping it
+/// closes the handles, and leaves active policies active.
 pub trait Kernel: Send {
-    /// What it was opened for, with the room there is now.
+    /// The options it was opened with, and the current capacity.
     fn options(&self) -> &Options;
 
-    /// What an earlier run had left.
+    /// What opening found of an earlier run.
     fn found(&self) -> Found;
 
     /// The state of the maps.
@@ -60,13 +62,14 @@ pub trait Kernel: Send {
     /// If a map cannot be read.
     fn read(&self) -> Result<MapState, DatapathError>;
 
-    /// Writes `plan`, which turns `current` into `desired`, in its order. There is to be room for `room` entries at
-    /// least; says whether that took new tries and a new program.
+    /// Writes `plan`, which turns `current` into `desired`, in its order. Makes sure that the tries
+    /// have a capacity of at least `room` entries; returns whether this took new tries and a new
+    /// program.
     ///
     /// # Errors
     ///
-    /// The first write that fails; what came before it stays written. The caller decides, with [`Kernel::read`] as
-    /// the truth, whether to go back or to try again.
+    /// The first write that fails; earlier writes stay. The caller reads the actual state with
+    /// [`Kernel::read`], and decides whether to roll back or to try again.
     fn apply(
         &mut self,
         room: u32,
@@ -75,74 +78,76 @@ pub trait Kernel: Send {
         desired: &MapState,
     ) -> Result<bool, DatapathError>;
 
-    /// Attaches the program with all its pins if it is not attached, and removes the pins of what it replaces. The
-    /// maps stay.
+    /// Attaches the program with all its pins if it is not attached, and removes the pins it
+    /// replaces. The maps stay.
     ///
     /// # Errors
     ///
-    /// If the program cannot be loaded, attached or pinned; what was in force before stays.
+    /// If the program cannot be loaded, attached or pinned; the program attached before stays.
     fn attach(&mut self) -> Result<(), DatapathError>;
 
-    /// What reads it on other threads, as it is after the last change.
+    /// A reader for other threads, which sees the state after the last change.
     fn reader(&self) -> Arc<dyn KernelReader>;
 
-    /// Changes what programs assume where a socket cannot be asked.
+    /// Changes the defaults that programs assume if they cannot read a socket's values.
     ///
     /// # Errors
     ///
     /// If the map cannot be written.
     fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError>;
 
-    /// Keeps automatic values in force until then, nanoseconds of CLOCK_MONOTONIC.
+    /// Extends the lease of automatic values until this time, nanoseconds of CLOCK_MONOTONIC.
     ///
     /// # Errors
     ///
     /// If the map cannot be written.
     fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError>;
 
-    /// Tries again to allocate the statistics that there was no memory for.
+    /// Retries to allocate statistics for which there was no memory.
     fn retry_statistics(&mut self);
 
-    /// Rewrites what is not part of a plan if another process removed or overwrote it: statistics and the host's
-    /// defaults.
+    /// Rewrites tables outside of plans that another process removed or overwrote: statistics and
+    /// the host's defaults.
     ///
     /// # Errors
     ///
     /// If a map cannot be read or written.
     fn restore_tables(&mut self) -> Result<(), DatapathError>;
 
-    /// What reads events, and what such a reader needs to report SYN-ACKs as they are retransmitted.
+    /// A reader of events, and what it needs to report SYN-ACKs when they are retransmitted.
     ///
     /// # Errors
     ///
     /// If the maps cannot be opened.
     fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError>;
 
-    /// What walks over open sockets, with the policies as they are now.
+    /// A walker over open sockets, with the current policies.
     ///
     /// # Errors
     ///
-    /// If the kernel does not take the iterator.
+    /// If the kernel refuses the iterator.
     fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError>;
 
-    /// Detaches the programs; maps and pins stay, with the counters and the sockets' former options.
-    /// [`Kernel::attach`] attaches them again.
+    /// Detaches the programs. Maps and pins stay, with the counters and the former options of
+    /// sockets.
+    /// [`Kernel::attach`] attaches the programs again.
     ///
     /// # Errors
     ///
     /// If a link's pin cannot be removed.
     fn unlink(&mut self) -> Result<(), DatapathError>;
 
-    /// Takes the program out of force and removes every pin.
+    /// Detaches the program and removes every pin.
     ///
     /// # Errors
     ///
-    /// If a pin cannot be removed; the others are removed all the same.
+    /// If a pin cannot be removed; all others are still removed.
     fn detach(self: Box<Self>) -> Result<Removed, DatapathError>;
 }
 
-/// The directions (active, passive) whose brakes start afresh when a slot gets this policy: directions that had no brake
-/// in force ([`Policy::epochs`]), because earlier spending says nothing about the future; both if the policy is new.
+/// The directions (active, passive) whose brakes are reset when a slot gets this policy. These are
+/// directions without an active brake so far ([`Policy::epochs`]), because earlier spending does
+/// not predict the future; both directions if the policy is new.
 fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
     let Some(held) = held else {
         return [true; 2];
@@ -150,17 +155,18 @@ fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
     std::array::from_fn(|direction| held.epochs[direction] == 0 && next.epochs[direction] != 0)
 }
 
-/// Handles of its own on the maps, for any thread. While it lives the kernel keeps the maps.
+/// Reads the kernel on any thread, with separate handles. As long as it exists, the kernel keeps
+/// the maps.
 pub trait KernelReader: Send + Sync {
-    /// Asks the kernel whether the program is in force and its pins are there.
+    /// Queries whether the program is attached and its pins exist.
     fn attachment(&self) -> Attachment;
 
-    /// The same while a change is under way, which may put another program of the agent in the place of this one.
+    /// The same during a change, which may replace this program by another one of the agent.
     fn attachment_during_change(&self) -> Attachment;
 
-    /// Compares the tables beside the entries: policies, the host's defaults, and whether the `count` policies from `first`
-    /// have statistics. `first` becomes the index to continue at (0: those were
-    /// the last).
+    /// Compares the tables other than the entries: policies, the host's defaults, and whether the
+    /// `count` policies from index `first` have statistics. Sets `first` to the index to continue
+    /// at; 0 after the last policy.
     ///
     /// # Errors
     ///
@@ -172,7 +178,7 @@ pub trait KernelReader: Send + Sync {
         count: usize,
     ) -> Result<Differences, DatapathError>;
 
-    /// Compares the next entries, up to `count`; `cursor` becomes the position to continue at.
+    /// Compares the next entries, up to `count`; sets `cursor` to the position to continue at.
     ///
     /// # Errors
     ///
@@ -184,13 +190,13 @@ pub trait KernelReader: Send + Sync {
         count: usize,
     ) -> Result<Differences, DatapathError>;
 
-    /// Where anything is other than this.
+    /// All differences from the desired state.
     ///
     /// # Errors
     ///
     /// If a map cannot be read.
     fn differences(&self, desired: &MapState) -> Result<Differences, DatapathError> {
-        /// A map that changes during the read is read again.
+        /// Attempts if a map changes during the read.
         const ATTEMPTS: usize = 3;
         let mut differences = self.compare_tables(desired, &mut 0, usize::MAX)?;
         let mut attempt = 1;
@@ -204,7 +210,7 @@ pub trait KernelReader: Send + Sync {
         Ok(differences)
     }
 
-    /// The same of entries.
+    /// The same for entries only.
     ///
     /// # Errors
     ///
@@ -220,7 +226,7 @@ pub trait KernelReader: Send + Sync {
         }
     }
 
-    /// Whether this policy and each of these entries, if desired, are in the kernel as they should be.
+    /// Whether the kernel has this policy, and each of these entries, as desired.
     ///
     /// # Errors
     ///
@@ -232,22 +238,22 @@ pub trait KernelReader: Send + Sync {
         policy: &PolicyName,
     ) -> Result<bool, DatapathError>;
 
-    /// What every entry has counted that has counted anything, in order.
+    /// The hits of every entry with at least one, in order.
     ///
     /// # Errors
     ///
     /// If a map cannot be read.
     fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError>;
 
-    /// The same of one entry that is known to exist.
+    /// The hits of one entry that is known to exist.
     ///
     /// # Errors
     ///
     /// If the map cannot be read.
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
-    /// Statistics of every policy, summed over the CPUs; [`PolicyName::unmatched`] has the connections that no entry
-    /// covers.
+    /// Statistics of every policy, summed over the CPUs. [`PolicyName::unmatched`] stands for
+    /// connections that no entry covers.
     ///
     /// # Errors
     ///
@@ -258,54 +264,55 @@ pub trait KernelReader: Send + Sync {
     ///
     /// # Errors
     ///
-    /// As above.
+    /// If the map cannot be read.
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError>;
 
-    /// Addresses with which connections of this network namespace ended in the last hour, as far as the kernel has cached
-    /// them (`ip tcp_metrics`).
+    /// Peers with which connections of this network namespace ended in the last hour, if the kernel
+    /// has cached them (`ip tcp_metrics`).
     fn recent_peers(&self) -> Vec<IpAddr>;
 
-    /// The brakes of a policy, by direction (active, passive); nothing is spent where it has no slot.
+    /// The brakes of a policy, by direction (active, passive). Without a slot nothing is spent.
     ///
     /// # Errors
     ///
     /// If the map cannot be read.
     fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError>;
 
-    /// What was seen of peers that no entry covers, where these are counted.
+    /// The counts of peers that no entry covers, if these are counted.
     ///
     /// # Errors
     ///
     /// If the map cannot be read.
     fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError>;
 
-    /// Since when these are counted, where that is known: restarts of the daemon keep the map.
+    /// Start of these counts, if known; restarts of the daemon keep the map.
     fn discovered_since(&self) -> Option<SystemTime>;
 
-    /// The policies of slots and their generations, for telling whose an event is.
+    /// The policies of slots by index and generation, to find the policy of an event.
     fn owners(&self) -> BTreeMap<(u32, u32), PolicyName>;
 
-    /// Policies without statistics, as there was no memory.
+    /// Policies without statistics, because there was no memory.
     fn missing_stats(&self) -> &BTreeSet<PolicyName>;
 
-    /// Why the program reads less of sockets than this kernel has, if it does.
+    /// Why the program reads less of sockets than this kernel allows; `None` if it reads
+    /// everything.
     fn limited(&self) -> Option<&str>;
 }
 
-/// Where a comparison of the tries stands: before the first entry, or after one of either family.
+/// The position of a comparison of the tries: before a family's first entry, or after an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrieCursor {
-    /// Before the first.
+    /// Before the first entry of IPv4.
     #[default]
     Begin,
     /// After this entry.
     After(Cidr),
-    /// Before the first of IPv6.
+    /// Before the first entry of IPv6.
     BeginV6,
 }
 
 impl TrieCursor {
-    /// Which family is next, and the entry before.
+    /// Whether IPv6 is next, and the entry before.
     #[must_use]
     pub fn start(self) -> (bool, Option<Cidr>) {
         match self {
@@ -315,7 +322,8 @@ impl TrieCursor {
         }
     }
 
-    /// Compares a run of entries found at the cursor, each with its policy, and moves the cursor behind it.
+    /// Compares a run of entries found at the cursor, each with its policy, and moves the cursor
+    /// past it.
     ///
     /// # Errors
     ///
@@ -343,48 +351,49 @@ impl TrieCursor {
     }
 }
 
-/// What a kernel is opened for.
+/// Options for opening a kernel.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The cgroup2 directory to attach to.
     pub cgroup: PathBuf,
-    /// Directory on a BPF file system, for this agent alone.
+    /// Directory on a BPF file system, used only by this agent.
     pub pin_dir: PathBuf,
-    /// Entries there is room for; [`Kernel::apply`] makes more.
+    /// Capacity for entries; [`Kernel::apply`] increases it as needed.
     pub max_entries: u32,
-    /// What is counted.
+    /// What the program counts.
     pub statistics: StatisticsOptions,
-    /// Why there can be no program at `lsm_cgroup/inet_csk_clone`, where that was found out already.
+    /// Why a program cannot be attached to `lsm_cgroup/inet_csk_clone`, if that is already known.
     pub without_clone: Option<String>,
-    /// Jiffies a second.
+    /// Jiffies per second.
     pub hz: u32,
-    /// The kernel takes TCP_RTO_MAX_MS, and a walk over open sockets can restore it.
+    /// Whether the kernel supports TCP_RTO_MAX_MS, and a walk over open sockets can restore it.
     pub syn_cap: bool,
-    /// What to assume where the kernel does not let the program ask the socket.
+    /// Assumed where the kernel does not let the program read the socket's values.
     pub host_defaults: HostDefaults,
 }
 
-/// What the program counts. Another choice is another program: what is off costs nothing.
+/// What the program counts. Each choice is a separate program, so that disabled statistics cost
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatisticsOptions {
     /// Whether anything is counted.
     pub on: bool,
-    /// Connections that no entry covers.
+    /// Whether connections that no entry covers are counted.
     pub unmatched: bool,
     /// Samples 1 in N loss-free connections until they close.
     pub sampling: u32,
     /// When smoothed RTTs are sampled.
     pub rtt: RttSampling,
-    /// The kernel tells the program the current process.
+    /// Whether the kernel lets the program read the current process.
     pub process: bool,
 }
 
-/// What was counted of a policy, in each arm by [`rto_agent_common::direction::ALL`].
+/// Statistics of a policy in each arm, indexed by [`rto_agent_common::direction::ALL`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArmStatistics {
-    /// Of the connections that have its settings.
+    /// Statistics of connections that have its settings.
     pub treated: [Statistics; 3],
-    /// Of connections with the kernel's own timers; `None` if there is no control arm.
+    /// Statistics of connections with the kernel's own timers; `None` if there is no control arm.
     pub control: Option<[Statistics; 3]>,
 }
 
@@ -439,8 +448,8 @@ pub struct Removed {
     pub left: Vec<PathBuf>,
 }
 
-/// The capacity for a number of entries if `asked` is configured. By default it is the limit where the memory of a trie is
-/// charged as it is filled (Linux 5.11); before, the kernel charges it at the creation.
+/// The capacity for this number of entries, if `asked` is configured. Since Linux 5.11 the default is the limit, because the
+/// kernel charges a trie's memory as it is filled; before, it charges the whole capacity at once.
 #[must_use]
 pub fn room_for(entries: usize, asked: Option<u32>) -> u32 {
     let is_charged_by_content = || version::running().is_ok_and(|kernel| kernel.at_least((5, 11)));

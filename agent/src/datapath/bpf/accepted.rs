@@ -1,4 +1,4 @@
-//! Accepted sockets: whether rto_min stands before their first RTT sample.
+//! Sets rto_min of accepted sockets before their first RTT sample, if the kernel allows it.
 
 use std::{fs::File, path::Path};
 
@@ -35,12 +35,12 @@ pub enum RtoMinTiming {
     },
 }
 
-/// The program's link, or the reason for its absence.
+/// The program's link, or why there is none.
 pub(super) enum Hook {
     Attached {
-        /// Keeps the link in force even if its pin is removed.
+        /// Keeps the program attached even if its pin is removed.
         link: Link,
-        /// The kernel's id of it.
+        /// The kernel's id of the link.
         id: u32,
         program_id: u32,
     },
@@ -48,8 +48,9 @@ pub(super) enum Hook {
 }
 
 impl Hook {
-    /// Takes over a link that is pinned in `dir`, or attaches the program over the maps pinned there.
-    /// The second program is optional: if it is not available, the reason is kept and nothing fails.
+    /// Adopts a link pinned in `dir`, or attaches the program over the maps pinned there. This
+    /// second program is optional: if it is unavailable, the reason is stored and the caller
+    /// continues.
     pub(super) fn adopt_or_attach(options: &Options, dir: &Path) -> Self {
         if let Some(hook) = adopt(dir) {
             return hook;
@@ -69,7 +70,7 @@ impl Hook {
         }
     }
 
-    /// What should be pinned of it, by the name of the pin.
+    /// The expected objects by the names of their pins.
     pub(super) fn pins(&self) -> Vec<(&'static str, ObjectId)> {
         match self {
             Self::Attached { id, program_id, .. } => vec![
@@ -80,7 +81,7 @@ impl Hook {
         }
     }
 
-    /// Takes the program out of force, see [`link::detach`].
+    /// Detaches the program, see [`link::detach`].
     pub(super) fn detach(&self) {
         if let Self::Attached { link, .. } = self {
             link::detach(link);
@@ -97,7 +98,7 @@ impl Hook {
     }
 }
 
-/// What is pinned in `dir`, if it is the agent's program and a link of that.
+/// Adopts the link pinned in `dir`, if it belongs to the agent's program.
 fn adopt(dir: &Path) -> Option<Hook> {
     let link = Link::from_pin(&dir.join(pins::CLONE_LINK)).ok()?;
     let program_id = link.program_id().ok()?;
@@ -109,7 +110,7 @@ fn adopt(dir: &Path) -> Option<Hook> {
     })
 }
 
-/// Whether the kernel runs programs at LSM hooks: it may let them be attached and still not run them.
+/// Whether the kernel runs programs at LSM hooks: it may accept attachments and still not run them.
 pub(super) fn active() -> Result<(), String> {
     match privileges::lsms(&privileges::securityfs()) {
         Some(lsms) if lsms.iter().any(|lsm| lsm == "bpf") => Ok(()),
@@ -153,7 +154,7 @@ fn attach(options: &Options, dir: &Path) -> Result<Hook, DatapathError> {
     adopt(dir).ok_or_else(gone)
 }
 
-/// Loads the program without attaching it: whether this kernel takes it.
+/// Loads the program without attaching it, to see whether this kernel accepts it.
 pub(super) fn try_load(ebpf: &mut Ebpf, types: &Btf) -> Result<(), DatapathError> {
     program!(ebpf, PROGRAM_CLONE, LsmCgroup)?
         .load(HOOK, types)

@@ -1,4 +1,4 @@
-//! In force and out of it: the link, its pins, and what takes their place.
+//! Attaches and detaches programs: the link, its pins, and their replacement.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,18 +12,19 @@ use super::{
     tries,
 };
 
-/// How long a program of another layout stays for connecting sockets.
+/// How long a program with a different layout stays for connecting sockets.
 const REPLACED_LIMIT: Duration = Duration::from_secs(10);
 
 impl BpfKernel {
-    /// Puts the program in force, if it is not, and removes the pins of everything it replaces.
+    /// Attaches the program, if it is not attached, and removes the pins of everything it replaces.
     ///
     /// # Errors
     ///
-    /// If the program cannot be loaded, attached or pinned; what was in force before stays.
+    /// If the program cannot be loaded, attached or pinned; the program attached before stays.
     pub(super) fn put_in_force(&mut self) -> Result<(), DatapathError> {
         if self.link.is_none() && self.found == Found::Replaced {
-            // The storage of sockets goes with the maps of another layout, which no walk can read.
+            // Socket storage disappears with the maps of a different layout, which no walk can
+            // read.
             stop_schedules(
                 &self.options.pin_dir,
                 NewConnections::Treated,
@@ -40,7 +41,7 @@ impl BpfKernel {
             self.promote();
         }
         if !self.options.statistics.counts_unmatched() {
-            // Not before: a program that was in force until now may have counted them.
+            // Not earlier: the program attached until now may have counted them.
             retire_unmatched(&mut self.tables)?;
         }
         if self.hook.is_none() {
@@ -49,8 +50,8 @@ impl BpfKernel {
         self.sweep()
     }
 
-    /// Gives the active set of pins the name by which a later daemon adopts it. If that fails, the pins keep their name, and
-    /// the next start loads a program over new tries and replaces this one.
+    /// Gives the active pin set the name by which a later daemon adopts it. If that fails, the set
+    /// keeps its name, and the next start replaces this program by one over new tries.
     pub(super) fn promote(&mut self) {
         let wanted = self.options.pin_set();
         if self.dir == wanted {
@@ -66,7 +67,7 @@ impl BpfKernel {
         }
     }
 
-    /// Pins the open maps once more, in a staging directory.
+    /// Pins the open maps again, in a staging directory.
     fn restage(&self) -> Result<PathBuf, DatapathError> {
         let staging = new_staging(&self.options.pin_dir)?;
         match self.tables.pin(&staging) {
@@ -78,7 +79,7 @@ impl BpfKernel {
         }
     }
 
-    /// Removes all sets of pins except the active one.
+    /// Removes all pin sets except the active one.
     fn sweep(&self) -> Result<(), DatapathError> {
         let all = pins::pin_sets(&self.options.pin_dir)
             .map_err(|e| pin_error(&self.options.pin_dir, e))?;
@@ -93,17 +94,17 @@ impl BpfKernel {
     ///
     /// # Errors
     ///
-    /// As [`BpfKernel::put_in_force`]; nothing is worse than before.
+    /// As [`BpfKernel::put_in_force`]; the state is no worse than before.
     pub(super) fn attach_again(&mut self) -> Result<(), DatapathError> {
         let staging = self.restage()?;
         let in_force = |link: &Link| attached(&self.options.cgroup, link.program_id);
-        // Where only its pins are gone the link stays.
+        // The link stays if only its pins are gone.
         self.former_link = self
             .link
             .take()
             .filter(|link| in_force(link).unwrap_or(false));
         let former_dir = std::mem::replace(&mut self.dir, staging);
-        // Its pin went with the others, or its cgroup did.
+        // Its pin, or its cgroup, was removed with the others.
         let former_hook = self.hook.take();
         let attached = self.put_in_force();
         if attached.is_err() {
@@ -115,8 +116,8 @@ impl BpfKernel {
         attached
     }
 
-    /// Takes the programs out of force; maps and their pins stay, so that a walker can still read
-    /// what the sockets had.
+    /// Detaches the programs. Maps and their pins stay, so that a walker can still read the
+    /// sockets' former options.
     ///
     /// # Errors
     ///
@@ -131,17 +132,17 @@ impl BpfKernel {
             link.detach();
             drop(link);
             self.unlinked = true;
-            // Where it could not be detached it goes some time after its last handle.
+            // A link that could not be detached ends some time after its last handle.
             let _gone = wait_until(|| !attached(&self.options.cgroup, program_id).unwrap_or(false));
         }
         Ok(())
     }
 
-    /// Takes the program out of force and removes every pin.
+    /// Detaches the program and removes every pin.
     ///
     /// # Errors
     ///
-    /// If a pin cannot be removed; the others are removed all the same.
+    /// If a pin cannot be removed; all others are still removed.
     pub(super) fn remove(self: Box<Self>) -> Result<Removed, DatapathError> {
         let pin_dir = self.options.pin_dir.clone();
         let cgroup = self.options.cgroup.clone();
@@ -149,7 +150,7 @@ impl BpfKernel {
         let program_id = self.link.as_ref().map(|link| link.program_id);
         let tries = self.tables.read.tries.clone();
         let mut removed = remove_pins(&pin_dir)?;
-        // Also where their pins were lost.
+        // Needed even if the pins were lost.
         if let Some(link) = &self.link {
             link.detach();
         }

@@ -1,4 +1,4 @@
-//! Events of the program: read while a client watches.
+//! Events of the program, which are read while a client watches.
 
 use std::{
     os::fd::AsFd as _,
@@ -29,18 +29,18 @@ use super::{
 /// The tracepoint; its type in the kernel's BTF is `btf_trace_<name>`.
 const TRACEPOINT: &str = "tcp_retransmit_synack";
 
-/// Reads events. The program tells them as long as one of these exists.
+/// Reads events. The program reports events as long as a reader exists.
 pub struct Reader {
     ring: RingBuf<MapData>,
     control: Array<MapData, EventControl>,
-    /// Lost before this reader began.
+    /// Events lost before this reader started.
     lost_before: u64,
     /// The program at the tracepoint; detached when dropped.
     syn_acks: Option<Ebpf>,
 }
 
-/// What it takes to attach the program at the tracepoint; that reads the kernel's types, which takes a
-/// while.
+/// What attaching the program at the tracepoint needs. Separate from the reader, because reading
+/// the kernel's types takes long.
 #[derive(Clone, Debug)]
 pub struct SynAcks {
     dir: PathBuf,
@@ -48,8 +48,8 @@ pub struct SynAcks {
 }
 
 impl Reader {
-    /// Opens the maps pinned in `dir` and has the program tell. What an earlier reader left is thrown
-    /// away.
+    /// Opens the maps pinned in `dir` and enables events. Discards events that an earlier reader
+    /// left.
     pub(super) fn open(dir: &Path) -> Result<Self, DatapathError> {
         let (ring, control) = open_events(dir)?;
         let mut reader = Self {
@@ -64,11 +64,12 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reports SYN-ACKs when they are retransmitted, and not only once their connection is established.
+    /// Also reports SYN-ACKs when they are retransmitted, rather than only once their connection is
+    /// established.
     ///
     /// # Errors
     ///
-    /// If this kernel does not take the program; all other events are reported as before.
+    /// If this kernel refuses the program; all other events are still reported.
     pub fn tell_syn_acks(&mut self, with: &SynAcks) -> Result<(), DatapathError> {
         let mut ebpf = object::load(
             Some(&with.dir),
@@ -87,20 +88,20 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for events, for at most so long.
+    /// Waits for events, at most this long.
     pub fn wait(&self, limit: Duration) {
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.ring.as_fd(), PollFlags::POLLIN)];
-        // A signal only makes the wait shorter.
+        // A signal only shortens the wait.
         let _woken = poll(&mut fds, limit);
     }
 
-    /// The next event, if there is one. (`next` would be an iterator's, which this cannot be.)
+    /// The next event, if there is one. (Not named `next`, because this cannot be an iterator.)
     pub fn take(&mut self) -> Option<Event> {
         Event::from_bytes(&self.ring.next()?)
     }
 
-    /// Events for which there was no room since it was opened.
+    /// Events lost for lack of room since this reader was opened.
     ///
     /// # Errors
     ///
@@ -132,13 +133,14 @@ impl SynAcks {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // Without a reader events only fill the ring: no harm, and the next reader throws them away.
+        // If this fails, events only fill the ring without a reader, and the next reader discards
+        // them.
         let _off = self.switch(0, 0);
     }
 }
 
-/// Has the program of the maps pinned in `dir` tell nothing: a daemon that was killed may have left it
-/// telling.
+/// Disables events in the program of the maps pinned in `dir`: a killed daemon may have left them
+/// enabled.
 pub(super) fn silence(dir: &Path) -> Result<(), DatapathError> {
     set(&mut open_events(dir)?.1, 0, 0)
 }

@@ -1,6 +1,6 @@
-//! A restart without a moment out of force, though nothing stays when the daemon ends: what is pinned goes to the service
-//! manager's file-descriptor store as open descriptors, and the next start pins them again. From there on they are pins
-//! like any other: there is one way to adopt.
+//! Restarts without a gap, even if the daemon is configured to remove its pins when it stops:
+//! pinned objects pass to the service manager's file-descriptor store as open descriptors, and the
+//! next start pins them again. After that they are adopted like any other pins.
 
 use std::{
     fs, io,
@@ -12,21 +12,22 @@ use std::{
 use super::{Link, open::new_staging, pins};
 use crate::kernel::{bpf::pin_fd, pinned::Pinned};
 
-/// An object, and the name under which the service manager keeps it: `<set of pins>/<pin>/<seconds>`, where the seconds
-/// are the time of its pin (Unix time).
+/// An object, and the name under which the service manager keeps it: `<pin set>/<pin>/<seconds>`,
+/// where the seconds are the Unix time of its pin.
 #[derive(Debug)]
 pub struct Handed {
-    /// Without ':', which separates names (sd_listen_fds(3)).
+    /// Contains no ':', which separates names (sd_listen_fds(3)).
     pub name: String,
     /// The open map, program or link.
     pub fd: OwnedFd,
 }
 
-/// Every object of the set of pins below `pin_dir` whose program is in force; none if there is no such set.
+/// Every object of the pin set below `pin_dir` whose program is attached; empty if there is no such
+/// set.
 ///
 /// # Errors
 ///
-/// If one cannot be opened.
+/// If an object cannot be opened.
 pub fn pinned_objects(pin_dir: &Path) -> io::Result<Vec<Handed>> {
     let is_in_force = |set: &pins::PinSet| {
         !set.is_staging()
@@ -50,12 +51,12 @@ pub fn pinned_objects(pin_dir: &Path) -> io::Result<Vec<Handed>> {
     Ok(all)
 }
 
-/// Pins again what an earlier run has handed over; whether it did. Existing pins take precedence, as after a daemon that
-/// was killed.
+/// Pins the objects that an earlier run handed over; returns whether it did. Existing pins take
+/// precedence, as after a daemon was killed.
 ///
 /// # Errors
 ///
-/// If something cannot be pinned; then nothing is.
+/// If an object cannot be pinned; then none is.
 pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
     let has_link = |set: &pins::PinSet| set.path.join(pins::LINK).exists();
     if handed.is_empty() || pins::pin_sets(pin_dir)?.iter().any(has_link) {
@@ -84,7 +85,8 @@ pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
     promoted.map(|()| true)
 }
 
-/// Removes every set of pins below `pin_dir` and takes nothing out of force: who holds the links open decides.
+/// Removes every pin set below `pin_dir` without detaching programs: they stay attached as long as
+/// another process holds the links open.
 ///
 /// # Errors
 ///
@@ -94,13 +96,13 @@ pub fn unpin(pin_dir: &Path) -> io::Result<()> {
         pins::remove_pin_set(&set.path)?;
     }
     match fs::remove_dir(pin_dir) {
-        // With something in it that is not the agent's, it stays.
+        // The directory stays if it contains foreign files.
         Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
         removed => removed,
     }
 }
 
-/// Set, pin, and when that was made.
+/// Parses the set, the pin, and the time of the pin.
 fn parse(name: &str) -> Option<(&str, &str, Duration)> {
     let mut parts = name.split('/');
     let (set, pin, made_s) = (parts.next()?, parts.next()?, parts.next()?);

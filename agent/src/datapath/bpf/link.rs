@@ -1,4 +1,4 @@
-//! The sock_ops program's link: adopted, made, or given another program.
+//! The sock_ops program's link: adopted, created, or updated with another program.
 
 use std::{fs::File, io, os::fd::AsFd as _, path::Path};
 
@@ -20,14 +20,15 @@ use crate::kernel::{
     programs::attached_ids,
 };
 
-/// The link, and the program it has.
+/// The link, and the id of its program.
 pub(super) struct Link {
-    /// Keeps the link in force even if its pin is removed.
+    /// Keeps the program attached even if its pin is removed.
     handle: link::Link,
-    /// The kernel's id of it.
+    /// The kernel's id of the link.
     pub(super) id: u32,
     pub(super) program_id: u32,
-    /// Why the program reads less of sockets than it could, if it was loaded by this daemon and does.
+    /// Why the program reads less of sockets than it could; `None` if it reads everything, or was
+    /// loaded by another daemon.
     pub(super) limited: Option<String>,
 }
 
@@ -48,7 +49,7 @@ impl Link {
         })
     }
 
-    /// The link pinned in `dir`, if it is in force at `cgroup`, with whatever program of an agent.
+    /// The link pinned in `dir`, if it is attached to `cgroup` and has an agent's program.
     pub(super) fn in_force(dir: &Path, cgroup: &Path) -> Option<Self> {
         let link = Self::at(dir)?;
         if !link.is_agents(dir) {
@@ -62,31 +63,32 @@ impl Link {
         attached(cgroup, link.program_id).ok()?.then_some(link)
     }
 
-    /// Takes its program out of force, see [`detach`].
+    /// Detaches its program, see [`detach`].
     pub(super) fn detach(&self) {
         detach(&self.handle);
     }
 
-    /// Whether its program is an agent's, of whatever version.
+    /// Whether its program belongs to an agent of any version.
     fn is_agents(&self, dir: &Path) -> bool {
         is_agents(self.program_id, PROGRAM, &dir.join(pins::PROGRAM))
     }
 
-    /// Whether it is attached to a cgroup, whichever that is.
+    /// Whether it is attached to any cgroup.
     pub(super) fn is_attached(&self) -> io::Result<bool> {
         self.handle.is_attached()
     }
 
-    /// Whether its program is pinned in `dir` and so uses the maps there. After a crash a link may be pinned beside maps
-    /// that its program has left.
+    /// Whether its program is pinned in `dir`, and so uses the maps there. After a crash, a link
+    /// may be pinned beside maps that its program no longer uses.
     pub(super) fn is_of(&self, dir: &Path) -> bool {
         let pinned = Pinned::open(&dir.join(pins::PROGRAM));
         pinned.is_ok_and(|program| program.id() == ObjectId::Program(self.program_id))
     }
 
-    /// Loads the program over the maps pinned in `dir`, puts it in force and pins both there. If `former` is
-    /// a link in force, that gets the program: it keeps its place among the programs of others, of which the last
-    /// to write `reply` decides, and no connection sees two of ours, or none.
+    /// Loads the program over the maps pinned in `dir`, attaches it, and pins program and link
+    /// there. If `former` is an attached link, it gets the new program. So the program keeps its
+    /// position among other owners' programs, of which the last to write `reply` decides, and each
+    /// connection sees exactly one program of the agent.
     pub(super) fn put_in_force(
         options: &Options,
         dir: &Path,
@@ -108,7 +110,7 @@ impl Link {
                 limited,
             });
         };
-        // What can fail comes first: after the update nothing is as it was.
+        // Steps that can fail come first, because the update cannot be undone.
         former.handle.pin(&path).map_err(|e| pin_error(&path, e))?;
         let updated = link::Link::from_pin(&path).and_then(|handle| {
             let fd = program.fd().map_err(io::Error::other)?;
@@ -130,8 +132,8 @@ impl Link {
     }
 }
 
-/// Removes the pins of links in `dir`, and then takes the agent's programs out of force. A link of another program
-/// only loses its pin.
+/// Removes the pins of links in `dir`, and then detaches the agent's programs. A foreign link only
+/// loses its pin.
 pub(super) fn remove(dir: &Path) -> io::Result<()> {
     let own = [
         (pins::LINK, PROGRAM, pins::PROGRAM),
@@ -146,8 +148,8 @@ pub(super) fn remove(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes a link's program out of force, at once; to be called when its pin is gone. Where it cannot be done it happens
-/// some time after the end of the last handle and pin.
+/// Detaches a link's program at once; the link's pin must be gone already. If the kernel cannot
+/// detach, the attachment ends some time after the last handle and pin.
 pub(super) fn detach(link: &link::Link) {
     if let Err(e) = link.detach() {
         warn!("a link is removed without being detached first: {e}");
@@ -159,8 +161,8 @@ pub(super) fn attached(cgroup: &Path, program_id: u32) -> io::Result<bool> {
     Ok(attached_ids(File::open(cgroup)?.as_fd())?.contains(&program_id))
 }
 
-/// The program, verified. What it reads of sockets beyond its context is an addition: a kernel that does not take that
-/// gets the program without, and why is returned as well.
+/// The verified program. Reading socket fields beyond the context is optional: if the kernel
+/// refuses that, loads a program without it, and also returns the reason.
 fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), DatapathError> {
     let values = options.load_params();
     let verified = |values: &LoadParams| -> Result<aya::Ebpf, DatapathError> {
@@ -173,7 +175,7 @@ fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), Da
         return Ok((verified(&values)?, None));
     };
     let types = btf.socket_types();
-    // The same without what takes calls of kernel functions.
+    // The same without features that call kernel functions.
     let by_type_alone = SocketTypes {
         listener: 0,
         ..types
@@ -207,7 +209,8 @@ fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), Da
 fn attach(options: &Options, program: &mut SockOps, path: &Path) -> Result<(), DatapathError> {
     let cgroup = &options.cgroup;
     let dir = File::open(cgroup).map_err(|e| attach_error(cgroup, e))?;
-    // A BPF link is always multi-attach; any flag but 0 is EINVAL, which aya spells `Single`.
+    // A BPF link is always multi-attach. The kernel refuses any flags but 0, aya's `Single`, with
+    // EINVAL.
     let id = program.attach(dir, CgroupAttachMode::Single);
     let id = id.map_err(|e| match errno(&e) {
         Some(libc::EPERM) => DatapathError::Excluded {

@@ -1,4 +1,5 @@
-//! The kernel by eBPF: load, pin, attach, write and read the maps. Alone touches aya.
+//! The kernel by eBPF: loads, pins and attaches programs, and writes and reads their maps. The only
+//! module that uses aya.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -63,18 +64,18 @@ pub struct BpfKernel {
     found: Found,
     tables: Tables,
     slots: Slots,
-    /// Policies without statistics, as there was no memory.
+    /// Policies without statistics, because there was no memory.
     missing_stats: BTreeSet<PolicyName>,
-    /// What entries had counted in the tries that others take the place of, until those are filled.
+    /// Hits of entries in the tries being replaced, until the new tries are filled.
     former_hits: HashMap<Cidr, u32>,
     link: Option<Link>,
-    /// A link in force that an earlier run left, until this one's program has taken its place in it.
+    /// An attached link of an earlier run, until it gets this run's program.
     former_link: Option<Link>,
-    /// It is in force, or was.
+    /// Whether the program is or was attached.
     was_in_force: bool,
-    /// It was in force, and [`Kernel::unlink`] took it out.
+    /// Whether [`Kernel::unlink`] detached the program.
     unlinked: bool,
-    /// The second program's, for accepted sockets.
+    /// The program for accepted sockets.
     hook: Option<accepted::Hook>,
 }
 
@@ -91,13 +92,13 @@ impl Kernel for BpfKernel {
         let names = self.slots.by_index();
         let mut image = MapState::default();
         let mut entries = Builder::default();
-        // An entry of a slot without a policy is inert; as "nameless" it is removed by any plan.
+        // An entry whose slot has no policy has no effect; as "nameless" it is removed by any plan.
         let nameless = PolicyName::nameless();
         let mut numbers = HashMap::new();
         for (index, mut policy) in self.tables.read.policies()? {
             if let Some(name) = names.get(&index) {
                 numbers.insert(index, entries.policy(name));
-                // Another generation is another policy.
+                // A different generation means a different policy.
                 let own = self.slots.get(name).map_or(0, |slot| slot.generation);
                 policy.generation = policy.generation.wrapping_sub(own);
                 image.policies.insert((*name).clone(), policy);
@@ -166,7 +167,7 @@ impl Kernel for BpfKernel {
                 slot.into_iter().flat_map(slots::Slot::arms).collect()
             };
             for arm in arms {
-                // One arm may have its statistics and continue to count.
+                // One arm may already have statistics; these continue.
                 if !self.tables.read.has_statistics(arm)
                     && self.tables.clear_statistics(arm).is_err()
                 {
@@ -216,7 +217,7 @@ impl BpfKernel {
 }
 
 impl Drop for BpfKernel {
-    /// One that never came into force leaves nothing behind.
+    /// A program that was never attached leaves no pins behind.
     fn drop(&mut self) {
         if self.link.is_none() && !self.unlinked {
             let _swept = pins::remove_pin_set(&self.dir);
@@ -262,13 +263,13 @@ impl Options {
         }
     }
 
-    /// Where the pins of this program go.
+    /// Path of this program's pin set.
     fn pin_set(&self) -> PathBuf {
         let name = pins::pin_set_name(OBJECT, &self.constants(), self.max_entries);
         self.pin_dir.join(name)
     }
 
-    /// What is written into the program, but for the room.
+    /// The constants written into the program, without the capacity.
     fn constants(&self) -> Vec<u8> {
         let constants = [
             &[self.statistics.mode()][..],
@@ -281,13 +282,14 @@ impl Options {
     }
 }
 
-/// Room of a trie for `max_entries`: a reload that replaces every entry holds the old and the new
-/// entries for a moment. A trie's memory is charged by its entries, not by this number.
+/// Capacity of a trie for `max_entries`: during a reload that replaces every entry, it holds both
+/// the old and the new entries. The kernel charges a trie's memory by its entries, not by its
+/// capacity.
 fn kernel_entries(max_entries: u32) -> u32 {
     max_entries.saturating_mul(2)
 }
 
-/// Whether the program in force uses the maps pinned in `dir`.
+/// Whether the attached program uses the maps pinned in `dir`.
 fn is_in_use(dir: &Path) -> bool {
     Link::at(dir).is_some_and(|link| link.is_of(dir))
 }

@@ -1,4 +1,4 @@
-//! Loading the compiled object.
+//! Loads the compiled object.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use rto_agent_common::{Offsets, SocketTypes, discovery::Discovered, globals, map
 use super::{Cause, DatapathError};
 use crate::kernel::kfuncs;
 
-/// The compiled eBPF programs, as `cargo xtask ebpf` left them.
+/// The compiled eBPF programs, built by `cargo xtask ebpf`.
 pub static OBJECT: &[u8] = include_bytes_aligned!("../rto-agent.bpf.o");
 
-/// What a load writes into the object before the kernel sees it.
+/// Values that are written into the object before the kernel loads it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LoadParams {
-    /// Room of each trie; `None`: as in the object, for maps that exist.
+    /// Capacity of each trie; `None` keeps the object's, for existing maps.
     pub(super) trie_entries: Option<u32>,
-    /// Peers that no entry covers are noted.
+    /// Whether peers without an entry are recorded.
     pub(super) discovers: bool,
     /// [`globals::HZ`].
     pub(super) hz: u32,
@@ -34,14 +34,15 @@ pub(super) struct LoadParams {
     pub(super) offsets: Offsets,
     /// [`globals::SOCKET_TYPES`]; the sock_ops program reads them, and some of them the iterator.
     pub(super) socket_types: SocketTypes,
-    /// BTF ids of the functions of [`kfunc`], in its order; `None`: the programs do without.
+    /// BTF ids of the functions of [`kfunc`], in the same order; `None` if programs must do
+    /// without.
     pub(super) kfuncs: Option<[u32; 2]>,
-    /// No policy will be used: small maps do.
+    /// Whether no policy will be used, so that small maps are enough.
     pub(super) without_policies: bool,
 }
 
 impl LoadParams {
-    /// Room of a map, where it is not that of the object.
+    /// Capacity of a map, if it differs from the object's.
     pub(super) fn max_entries(&self, map: &str) -> Option<u32> {
         match map {
             maps::ENTRIES_V4 | maps::ENTRIES_V6 => self.trie_entries,
@@ -55,8 +56,8 @@ impl LoadParams {
     }
 }
 
-/// Makes the maps and relocates the programs; nothing is verified or attached yet. With `pins`
-/// the maps pinned there are used, and missing maps are made and pinned.
+/// Creates the maps and relocates the programs; nothing is verified or attached yet. With `pins`,
+/// uses the maps pinned there; creates and pins missing maps.
 pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, DatapathError> {
     let (offsets, socket_types) = (values.offsets.values(), values.socket_types.values());
     let mut loader = EbpfLoader::new();
@@ -88,12 +89,12 @@ pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, Dat
         .map_err(load_error)
 }
 
-/// The kernel's types, for programs that are attached by them.
+/// The kernel's BTF, for programs that attach by type.
 pub(super) fn kernel_types() -> Result<Btf, DatapathError> {
     Btf::from_sys_fs().map_err(|e| DatapathError::Types(Cause::new(e)))
 }
 
-/// The program of this name, as its kind.
+/// The program of this name, as the given type.
 macro_rules! program {
     ($ebpf:expr, $name:expr, $kind:ty) => {
         $ebpf
@@ -104,7 +105,7 @@ macro_rules! program {
 }
 pub(super) use program;
 
-/// Why the object was refused.
+/// The error for a refused object.
 pub(super) fn load_error(error: impl std::error::Error + Send + Sync + 'static) -> DatapathError {
     DatapathError::Load(Cause::new(error))
 }

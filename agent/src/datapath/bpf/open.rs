@@ -1,4 +1,4 @@
-//! Opening: maps of an earlier run are adopted or kept, and missing maps are made.
+//! Opening a kernel: maps of an earlier run are adopted or kept, and missing maps are created.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,12 +17,13 @@ use super::{
 use crate::policy::{Cidr, PolicyName};
 
 impl BpfKernel {
-    /// Finds or makes the maps. Nothing in force changes. Where the same program is in force with more room than
-    /// is asked for (the tries had grown), that is found.
+    /// Finds or creates the maps. Active policies do not change. If the same program is attached
+    /// with more capacity than requested (the tries had grown), it is adopted.
     ///
     /// # Errors
     ///
-    /// If the pin directory cannot be used or a map cannot be made; pins made so far are removed.
+    /// If the pin directory cannot be used or a map cannot be created; pins created so far are
+    /// removed.
     pub fn open(mut options: Options) -> Result<Self, DatapathError> {
         let pin_dir = &options.pin_dir;
         let pin_dir_error = |cause| DatapathError::PinDir {
@@ -97,15 +98,15 @@ impl BpfKernel {
                 })
             }
             Err(e) => {
-                // The first error is the one to tell; a leftover directory is swept by the next start.
+                // The first error is returned; the next start removes a leftover directory.
                 let _swept = pins::remove_pin_set(&staging);
                 Err(e)
             }
         }
     }
 
-    /// Pins in `staging` the maps of the newest usable set of pins, and makes the missing ones. If the tries are new, the
-    /// hits of the former tries are returned as well.
+    /// Pins in `staging` the maps of the newest usable pin set, and creates the missing ones. If
+    /// the tries are new, also returns the hits of the former tries.
     fn stage(
         options: &Options,
         pin_sets: &[pins::PinSet],
@@ -113,8 +114,8 @@ impl BpfKernel {
     ) -> Result<(Found, Tables, HashMap<Cidr, u32>), DatapathError> {
         let mut kept = Kept::Nothing;
         let mut former_hits = HashMap::new();
-        // One without a link was kept because sockets could not all be given back what they had: its
-        // maps know what that was. One in force goes before it.
+        // An earlier detach kept a set without a link if it could not restore all sockets, because
+        // the set's maps contain their former options. A set that is attached takes precedence.
         let of_layout = pin_sets.iter().filter(|g| g.layout == Some(LAYOUT_VERSION));
         let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
         for set in in_force.into_iter().chain(kept_maps) {
@@ -142,7 +143,8 @@ impl BpfKernel {
     }
 }
 
-/// Gives control arms their settings and allocates statistics. Returns the policies for which there was no memory.
+/// Writes the settings of control arms and allocates statistics. Returns the policies for which
+/// there was no memory.
 pub(super) fn prepare(
     tables: &mut Tables,
     slots: &Slots,
@@ -172,7 +174,7 @@ pub(super) fn prepare(
                 ..unmatched_policy()
             })
         {
-            // Sockets of an earlier time are not counted again.
+            // Sockets of the former generation must not be counted again.
             let generation = generation.wrapping_add(1);
             let unmatched = Policy {
                 generation,
@@ -193,7 +195,7 @@ pub(super) fn prepare(
     Ok(missing_stats)
 }
 
-/// What is in the slot of connections that no entry covers, but for its generation.
+/// The slot of connections that no entry covers, without its generation.
 pub(super) fn unmatched_policy() -> Policy {
     let policy = without_settings(&PolicyName::unmatched());
     Policy {
@@ -202,7 +204,7 @@ pub(super) fn unmatched_policy() -> Policy {
     }
 }
 
-/// What is in the slots of the settings of control arms. No connection is counted by them, so that their generation is
+/// The slots with the settings of control arms. They count no connections, so their generation is
 /// always 0.
 pub(super) fn control_policies() -> [(u32, Policy); 2] {
     let control = without_settings(&PolicyName::control());
@@ -213,23 +215,23 @@ pub(super) fn control_policies() -> [(u32, Policy); 2] {
     [(CONTROL, control), (CONTROL_OF_ACKS, of_acks)]
 }
 
-/// A policy that leaves the kernel's own timers.
+/// A policy that keeps the kernel's own timers.
 fn without_settings(name: &PolicyName) -> Policy {
     Policy {
         name: name.padded(),
         flags: policy_flags::IN_USE,
-        // The kernel's own: TCP_TIMEOUT_INIT.
+        // The kernel's default, TCP_TIMEOUT_INIT.
         initial_rto_us: 1_000_000,
         ..Policy::EMPTY
     }
 }
 
-/// Whether an arm has statistics now. What it has counted stays.
+/// Makes sure that an arm has statistics, and keeps its counts. Returns false if that fails.
 fn has_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
     tables.read.has_statistics(arm) || told(name, tables.add_statistics(arm))
 }
 
-/// Takes the place away where connections were counted that no entry covers.
+/// Retires the slot in which connections without an entry were counted.
 pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError> {
     let former = tables.read.policy(UNMATCHED)?;
     if former.name().is_some() {
@@ -243,8 +245,8 @@ pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError>
     Ok(())
 }
 
-/// Timers matter more than counts: without memory for them the policy is in force all the same. Says
-/// whether it is counted.
+/// Allocates statistics. Without memory for them the policy is still active, because timers matter
+/// more than counts. Returns whether the policy is counted.
 pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
     told(name, tables.clear_statistics(arm))
 }
@@ -259,18 +261,18 @@ fn told(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
     }
 }
 
-/// What [`keep_maps`] could keep.
+/// Which maps [`keep_maps`] kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     All,
-    /// Some are of another size.
+    /// Only some: the others have a different size.
     Some,
     Nothing,
 }
 
-/// Pins the maps of `from` in `to` as well, if every one of them is as this version makes it;
-/// otherwise pins none. They are those of the program pinned there, whatever is pinned in their place. Those of another
-/// size are not kept; tries that are not are returned.
+/// Also pins the maps of `from` in `to`, if each has the layout of this version; otherwise pins
+/// none. Uses the maps of the program pinned in `from`, even if other maps are pinned in their
+/// places. Maps of a different size are not kept; tries that are not kept are returned.
 fn keep_maps(
     from: &Path,
     to: &Path,
@@ -339,9 +341,10 @@ fn unpin(pins: &[PathBuf]) -> Result<(), DatapathError> {
         .try_for_each(|path| std::fs::remove_file(path).map_err(|e| pin_error(path, e)))
 }
 
-/// Removes what a killed start or growth has left unfinished: its maps take memory that this start may need.
+/// Removes unfinished sets of a killed start or growth: this start may need the memory of their
+/// maps.
 fn remove_stale_staging(pin_sets: &mut Vec<pins::PinSet>) {
-    // One with a link was finished but for its name, and its program may be in force.
+    // A set with a link only lacks its name; its program may be attached.
     let is_unfinished =
         |set: &mut pins::PinSet| set.is_staging() && !set.path.join(pins::LINK).exists();
     for set in pin_sets.extract_if(.., is_unfinished) {

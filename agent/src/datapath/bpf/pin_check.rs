@@ -12,7 +12,7 @@ use crate::kernel::{
     pinned::{ObjectId, Pinned},
 };
 
-/// What should be pinned, by the name of the pin.
+/// The expected objects by the names of their pins.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pins(Vec<(&'static str, ObjectId)>);
 
@@ -26,7 +26,7 @@ impl Pins {
         Self(maps.chain(program).chain(link).chain(hook).collect())
     }
 
-    /// What is wrong with the first that is not as it should be.
+    /// The first pin that is missing or wrong.
     pub(super) fn problem(&self, dir: &Path) -> Option<String> {
         self.0.iter().find_map(|(name, wanted)| {
             let path = dir.join(name);
@@ -43,11 +43,11 @@ impl Pins {
     }
 }
 
-/// The maps that a program uses. What is pinned beside it may be another's.
+/// The maps that a program uses. Other maps may be pinned beside it.
 pub(super) struct OwnMaps(Vec<u32>);
 
 impl OwnMaps {
-    /// The maps of the program pinned in `dir`; `None` if there is no program, or not one of ours.
+    /// The maps of the program pinned in `dir`; `None` if no program of the agent is pinned there.
     pub(super) fn pinned(dir: &Path) -> Option<Self> {
         let program = Pinned::open(&dir.join(pins::PROGRAM)).ok()?;
         let (info, ids) = program.program().ok()?;
@@ -61,7 +61,7 @@ impl OwnMaps {
             .find(|name| self.open_pin(dir, name).is_none())
     }
 
-    /// The map pinned there, if it is one of them.
+    /// Opens a pinned map, if it is one of these maps.
     pub(super) fn open_pin(&self, dir: &Path, name: &str) -> Option<MapData> {
         let pinned = Pinned::open(&dir.join(name)).ok()?;
         match pinned.id() {
@@ -70,7 +70,7 @@ impl OwnMaps {
         }
     }
 
-    /// The map of this name, pinned or not (CAP_SYS_ADMIN).
+    /// Opens the map of this name, pinned or not (CAP_SYS_ADMIN).
     pub(super) fn open(&self, name: &str) -> Option<MapData> {
         let mut maps = self.0.iter().filter_map(|id| MapData::from_id(*id).ok());
         maps.find(|map| {
@@ -80,9 +80,9 @@ impl OwnMaps {
     }
 }
 
-/// Whether a link's program is the agent's program of this name: another one's link, pinned in the place of ours, is left
-/// alone. Without CAP_SYS_ADMIN the kernel tells the name of an open program only: then it must be the one pinned beside
-/// the link.
+/// Whether a link's program is the agent's program of this name: a foreign link, pinned under our
+/// name, is left alone. Without CAP_SYS_ADMIN the kernel reports only the names of open programs,
+/// so the program must then be the one pinned beside the link.
 pub(super) fn is_agents(program_id: u32, name: &str, pin: &Path) -> bool {
     match program_info(program_id) {
         Ok(info) => info.name == name,
@@ -90,7 +90,7 @@ pub(super) fn is_agents(program_id: u32, name: &str, pin: &Path) -> bool {
     }
 }
 
-/// Whether it is the program of this name that is pinned there.
+/// Whether this program, with this name, is pinned at the path.
 pub(super) fn is_pinned(program_id: u32, name: &str, pin: &Path) -> bool {
     let Ok(pinned) = Pinned::open(pin) else {
         return false;

@@ -1,10 +1,10 @@
-//! Where the program's link and maps are pinned, and how sets of pins follow each other.
+//! Where the program's link and maps are pinned, and how one pin set replaces another.
 //!
-//! One set of pins is one directory below `pin_dir`: the maps and the link of one object with
-//! one capacity. Its name says what it holds, `l<layout>-<object>-<entries>`, so that a later
-//! daemon knows without opening anything whether it may adopt it. A new one is built in
-//! `staging-*`, renamed to its name once its link is in force, and only then do the others go:
-//! at no moment is a policy that was in force missing.
+//! A pin set is a directory below `pin_dir`: the maps and the link of one object with one capacity.
+//! Its name, `l<layout>-<object>-<entries>`, describes its contents, so that a later daemon knows
+//! without opening it whether it can adopt the set. A new set is built in `staging-*`, and renamed
+//! once its link is attached. Only then are the other sets removed, so that an active policy is
+//! never missing.
 //!
 //! (Names in a BPF file system must not contain dots.)
 
@@ -28,40 +28,41 @@ use sha2::{Digest as _, Sha256};
 
 use crate::path_security;
 
-/// Name of the link's pin inside a set.
+/// Name of the link's pin in a set.
 pub(super) const LINK: &str = "link";
-/// Name of the program's pin: which program uses these maps, whichever the link has.
+/// Name of the program's pin: the program that uses these maps, even if the link has a different
+/// one.
 pub(super) const PROGRAM: &str = "program";
-/// What the name of a set begins with that is being made.
+/// Prefix of the name of an unfinished set.
 const STAGING: &str = "staging-";
-/// Name of the pin of the LSM program's link, where there is one.
+/// Name of the pin of the LSM program's link, if there is one.
 pub(super) const CLONE_LINK: &str = "clone_link";
-/// Name of the pin of the LSM program: whose link is pinned there.
+/// Name of the LSM program's pin: the program of the link pinned beside it.
 pub(super) const CLONE_PROGRAM: &str = "clone_program";
 
 /// The directory of one set, parsed from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PinSet {
-    /// The directory.
+    /// The set's path.
     pub(super) path: PathBuf,
-    /// Layout version of its maps; `None` for a name this version cannot read.
+    /// Layout version of its maps; `None` if this version cannot parse the name.
     pub(super) layout: Option<u32>,
 }
 
 impl PinSet {
-    /// Whether it has not been given its name, by which a later daemon adopts it.
+    /// Whether it lacks the final name by which a later daemon adopts it.
     pub(super) fn is_staging(&self) -> bool {
         let name = self.path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| name.starts_with(STAGING))
     }
 }
 
-/// The directory name for an object, what is written into it before it is loaded, and a capacity.
+/// The directory name for an object, the constants written into it, and a capacity.
 pub(super) fn pin_set_name(object: &[u8], constants: &[u8], max_entries: u32) -> String {
     format!("{}{max_entries}", pin_set_stem(object, constants))
 }
 
-/// Its name up to the capacity.
+/// The name without the capacity.
 fn pin_set_stem(object: &[u8], constants: &[u8]) -> String {
     let digest = Sha256::new().chain_update(object).chain_update(constants);
     let digest = digest.finalize();
@@ -69,7 +70,8 @@ fn pin_set_stem(object: &[u8], constants: &[u8]) -> String {
     format!("l{LAYOUT_VERSION}-{short}-")
 }
 
-/// Sets of this object and constants with at least this capacity, and their capacity; the smallest first.
+/// Sets of this object and constants with at least this capacity, each with its capacity; the
+/// smallest first.
 pub(super) fn with_capacity<'g>(
     sets: &'g [PinSet],
     object: &[u8],
@@ -90,8 +92,8 @@ pub(super) fn with_capacity<'g>(
     found
 }
 
-/// Every set below `pin_dir`, whatever its layout and state; none if `pin_dir` does not exist.
-/// Names that are not ours are left out (and are never removed).
+/// Every set below `pin_dir`, of any layout and state; empty if `pin_dir` does not exist. Foreign
+/// names are skipped (and never removed).
 pub(super) fn pin_sets(pin_dir: &Path) -> io::Result<Vec<PinSet>> {
     let mut found = Vec::new();
     let entries = match fs::read_dir(pin_dir) {
@@ -116,12 +118,12 @@ pub(super) fn pin_sets(pin_dir: &Path) -> io::Result<Vec<PinSet>> {
     Ok(found)
 }
 
-/// Whether a name is that of a complete set, of whatever layout.
+/// Whether the name belongs to a complete set, of any layout.
 pub(super) fn is_set_name(name: &str) -> bool {
     name.starts_with('l') && parse_name(name).is_some()
 }
 
-/// `Some(layout)` for a directory name of ours, `Some(None)` for one of ours without a layout.
+/// `Some(layout)` for a name of ours; `Some(None)` for a name of ours without a layout.
 fn parse_name(name: &str) -> Option<Option<u32>> {
     if name.starts_with(STAGING) {
         return Some(None);
@@ -141,13 +143,13 @@ fn parse_name(name: &str) -> Option<Option<u32>> {
     ours.then_some(Some(layout))
 }
 
-/// Makes a directory only root can enter.
+/// Creates a directory that only root can enter.
 pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Makes `pin_dir` and its missing parents, for root only. Refuses a symbolic link, a directory of another user, and
-/// a directory that is not on a BPF file system.
+/// Creates `pin_dir` and its missing parents, for root only. Refuses a symbolic link, a directory
+/// of another user, and a directory that is not on a BPF file system.
 pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
     let existing = path.ancestors().find(|dir| dir.exists()).unwrap_or(path);
     if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
@@ -170,12 +172,13 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// When a map was made, as its pin says; the kernel does not. A pin of a kept map is given the time of the former one.
+/// When a map was created, from the time of its pin; the kernel does not report it. The pin of a
+/// kept map gets the time of the former pin.
 pub(super) fn made(pin: &Path) -> Option<SystemTime> {
     fs::metadata(pin).and_then(|meta| meta.modified()).ok()
 }
 
-/// See [`made`]. Best effort: a later time only has rates estimated too high.
+/// See [`made`]. Best effort: a later time only makes estimated rates too high.
 pub(super) fn set_made(pin: &Path, made: SystemTime) {
     let since = made.duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = TimeSpec::from(since);
@@ -185,7 +188,8 @@ pub(super) fn set_made(pin: &Path, made: SystemTime) {
     }
 }
 
-/// Removes the links of one set, so that its programs stop, and what is there for a link alone.
+/// Removes the links of one set, so that its programs stop, and the pins that exist only for a
+/// link.
 pub(super) fn remove_links(path: &Path) -> io::Result<()> {
     for name in [LINK, CLONE_LINK, CLONE_PROGRAM] {
         match fs::remove_file(path.join(name)) {
@@ -205,8 +209,8 @@ pub(super) fn remove_pin_set(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Puts `staging` in the place of `target`, moving a former `target` aside (it is removed by the
-/// caller once the new one is in force).
+/// Renames `staging` to `target`, and a former `target` to another name. (The caller removes it
+/// once the new set is active.)
 pub(super) fn promote(pin_dir: &Path, staging: &Path, target: &Path) -> io::Result<()> {
     if target.exists() {
         let name = target
@@ -219,7 +223,7 @@ pub(super) fn promote(pin_dir: &Path, staging: &Path, target: &Path) -> io::Resu
     fs::rename(staging, target)
 }
 
-/// A name that no directory below `pin_dir` has: `<prefix>-<number><suffix>`.
+/// An unused name below `pin_dir`: `<prefix>-<number><suffix>`.
 pub(super) fn unique(pin_dir: &Path, prefix: &str, suffix: &str) -> PathBuf {
     let pid = u64::from(std::process::id());
     (pid..)

@@ -1,8 +1,8 @@
-//! What this kernel can do, found out by doing it: on a socket of our own, and with programs that
-//! are loaded and not attached.
+//! Finds out the kernel's features by using them: on a socket of this process, and with programs
+//! that are loaded but not attached.
 //!
-//! The probing program is attached to this process's own cgroup for the moment of one connect()
-//! to a closed port of the loopback interface, and touches the socket with the right cookie only.
+//! The probing program is attached to this process's own cgroup during one connect() to a closed
+//! port of the loopback interface, and only touches the socket with the right cookie.
 
 use std::{
     fs::File,
@@ -37,11 +37,11 @@ use crate::kernel::{
     privileges,
 };
 
-/// A closed port: tcpmux, which has no server.
+/// A port without a server: tcpmux.
 const PORT: u16 = 1;
 
-/// Whether the kernel tells sock_ops programs which process made the system call they run in
-/// (`bpf_get_current_comm()`; for all kinds of programs since Linux 6.16).
+/// Whether sock_ops programs can read the process that made the system call they run in
+/// (`bpf_get_current_comm()`; for all program types since Linux 6.16).
 #[must_use]
 pub fn tells_process() -> bool {
     let helpers = [
@@ -53,7 +53,7 @@ pub fn tells_process() -> bool {
         .all(|helper| is_helper_supported(ProgramType::SockOps, helper).unwrap_or(false))
 }
 
-/// The features of this kernel. Asking takes some ten milliseconds.
+/// The features of this kernel. Probing takes about ten milliseconds.
 #[must_use]
 pub fn features() -> Vec<Feature> {
     // vmlinux BTF is large, so it is read once for all features.
@@ -88,7 +88,7 @@ fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> ProbeResults {
             "this process's own cgroup is not below a cgroup2 mount",
         )),
     };
-    // Programs that are attached by the kernel's types, or read its structs.
+    // Programs that attach by the kernel's types, or read its structs.
     let types = object::kernel_types();
     let mut try_load = |load: fn(&mut Ebpf, &Btf) -> Result<(), DatapathError>| {
         offsets.clone()?;
@@ -103,7 +103,7 @@ fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> ProbeResults {
     }
 }
 
-/// The object over small maps of its own, and a socket to ask on.
+/// The object with small maps, and a socket for the probe.
 struct Asking {
     ebpf: Ebpf,
     socket: OwnedFd,
@@ -114,8 +114,7 @@ impl Asking {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)
             .map_err(|e| ProbeError::not_asked(&format!("no TCP socket: {e}")))?;
-        // So that a policy that covers the loopback does not count it. Without the mark it would be
-        // one connection of that policy.
+        // The mark keeps the probe out of the statistics of a policy that covers the loopback.
         let _marked = setsockopt(&socket, sockopt::Mark, &PROBE_MARK);
         let cookie =
             cookie(&socket).map_err(|e| ProbeError::not_asked(&format!("SO_COOKIE: {e}")))?;
@@ -133,7 +132,7 @@ impl Asking {
     }
 
     fn options(&mut self, cgroup: &Path) -> Result<Probe, ProbeError> {
-        // A foreign program in the way says nothing about the kernel.
+        // An attached foreign program does not mean that the kernel lacks the feature.
         let failed = |reason: &str| {
             ProbeError::not_asked(&format!("cannot attach to {}: {reason}", cgroup.display()))
         };
@@ -144,7 +143,7 @@ impl Asking {
             .attach(dir, CgroupAttachMode::Single)
             .map_err(|e| failed(&Cause::new(e).to_string()))?;
         let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT));
-        // What comes of it does not matter: the program runs before the SYN is sent.
+        // The result does not matter: the program runs before the SYN is sent.
         let connected = connect(self.socket.as_raw_fd(), &address);
         program
             .detach(link)
@@ -167,7 +166,8 @@ impl Asking {
     }
 }
 
-/// EPERM is the answer to missing privileges, lockdown and LSMs, EACCES also that of a verifier, which says why.
+/// EPERM means missing privileges, lockdown or an LSM. EACCES can also come from the verifier,
+/// whose log has the reason.
 impl From<DatapathError> for ProbeError {
     fn from(error: DatapathError) -> Self {
         let kind = match error.errno() {
@@ -192,11 +192,11 @@ fn is_of_verifier(error: &DatapathError) -> bool {
     }
 }
 
-/// SO_COOKIE, which nix does not have for reading.
+/// Reads SO_COOKIE, for which nix has no getter.
 fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
     let mut value = 0u64;
     let mut length: libc::socklen_t = 8;
-    // SAFETY: buffer and length are on the stack, the length is the buffer's.
+    // SAFETY: buffer and length are on the stack, and the length is the buffer's.
     let done = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

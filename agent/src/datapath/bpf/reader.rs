@@ -1,4 +1,4 @@
-//! Reading on any thread: handles of its own, and what they mean since the last change.
+//! Reads the kernel on any thread: separate handles, and their meaning since the last change.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -33,21 +33,21 @@ use crate::{
     },
 };
 
-/// A [`BpfKernel`], to be read.
+/// A reader of a [`BpfKernel`].
 pub(super) struct Reader {
     tables: Arc<ReadTables>,
     placement: Placement,
-    /// In order.
+    /// Sorted by name.
     slots: Vec<(PolicyName, Slot)>,
     by_index: HashMap<u32, PolicyName>,
-    /// Anything is counted.
+    /// Whether anything is counted.
     has_statistics: bool,
     missing_stats: BTreeSet<PolicyName>,
     host_defaults: HostDefaults,
     limited: Option<String>,
 }
 
-/// Where program and pins should be.
+/// Where the program and the pins should be.
 pub(super) struct Placement {
     pub(super) cgroup: PathBuf,
     pub(super) dir: PathBuf,
@@ -79,9 +79,10 @@ impl Placement {
         }
     }
 
-    /// The same, or that of another program of ours that is in force: a change may be about to replace this one.
+    /// The attachment of this program, or of another attached program of the agent: a change may be
+    /// about to replace this one.
     fn attachment_during_change(&self) -> Attachment {
-        /// A set of pins may be given its name between being listed and being opened.
+        /// Attempts, because a pin set may be renamed between being listed and being opened.
         const LOOKS: usize = 3;
         let attachment = self.attachment();
         if attachment.attached {
@@ -124,7 +125,7 @@ impl Reader {
 }
 
 impl Reader {
-    /// Whether a slot holds its policy as it should.
+    /// Whether a slot contains the desired policy.
     fn holds_policy(
         &self,
         desired: &MapState,
@@ -159,13 +160,14 @@ impl Reader {
         })
     }
 
-    /// The policy that an entry points at; none if it ends at another time than it should.
+    /// The policy that an entry points to; `None` if the entry ends at a different time than
+    /// desired.
     fn policy_of(&self, desired: &MapState, cidr: &Cidr, value: EntryValue) -> Option<&PolicyName> {
         (value.end() == desired.end_of(cidr)).then(|| self.by_index.get(&value.slot()))?
     }
 }
 
-/// The slot for what no entry covers, where that is counted.
+/// The slot of connections that no entry covers, if these are counted.
 fn unmatched(kernel: &BpfKernel) -> Option<(PolicyName, Slot)> {
     if !kernel.options.statistics.counts_unmatched() {
         return None;
@@ -262,7 +264,8 @@ impl KernelReader for Reader {
                 let tries = &self.tables.tries;
                 let value = tries.get(cidr)?;
                 let policy = value.and_then(|value| self.policy_of(desired, cidr, value));
-                // Of one that is gone the next shorter one was found, which may be of the same policy.
+                // For a missing entry, the lookup finds the next shorter one, which may have the
+                // same policy.
                 if policy != Some(entry.policy) || !tries.contains(cidr)? {
                     return Ok(false);
                 }

@@ -1,4 +1,4 @@
-//! What needs no open kernel: pins made, looked at and removed, also where no daemon runs.
+//! Operations without an open kernel: creating, reading and removing pins, also if no daemon runs.
 
 use std::{collections::BTreeMap, io, path::Path, time::Duration};
 
@@ -15,21 +15,21 @@ use crate::{
     policy::{Cidr, PolicyName},
 };
 
-/// Makes the directory for pins if it does not exist.
+/// Creates the pin directory if it does not exist.
 ///
 /// # Errors
 ///
-/// If it cannot be made, or is not one that root alone can write on a BPF file system.
+/// If it cannot be created, is not on a BPF file system, or users other than root can write to it.
 pub fn make_pin_dir(path: &Path) -> io::Result<()> {
     pins::create_pin_dir(path)
 }
 
-/// Removes every pin of ours below `pin_dir`, whatever its version, and the directory itself
-/// if nothing else is in it. No daemon is needed; one that runs must be asked instead.
+/// Removes every pin of the agent below `pin_dir`, of any version, and the directory itself if it
+/// is then empty. Works without a daemon; a running daemon must be asked instead.
 ///
 /// # Errors
 ///
-/// If a pin cannot be removed; the others are removed all the same, and the error names the first.
+/// If a pin cannot be removed: the first such error. All other pins are still removed.
 pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     let mut removed = Removed::default();
     let mut failed = None;
@@ -55,8 +55,8 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     failed.map_or(Ok(removed), Err)
 }
 
-/// Takes the programs of every set of pins below `pin_dir` out of force; the maps stay. Says how many
-/// sets had one.
+/// Detaches the programs of every pin set below `pin_dir`; the maps stay. Returns the number of
+/// sets that had a link.
 ///
 /// # Errors
 ///
@@ -68,14 +68,15 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
         count += usize::from(set.path.join(pins::LINK).exists());
         link::remove(&set.path).map_err(|e| pin_error(&set.path, e))?;
     }
-    // Where links cannot be detached (before Linux 5.9) they go some time after their last pin. Without CAP_SYS_ADMIN, which
-    // only Linux 5.8 and later can do without, the kernel does not say when.
+    // Where links cannot be detached (before Linux 5.9), they end some time after their last pin.
+    // Without CAP_SYS_ADMIN, which only Linux 5.8 and later do not require, the kernel does not
+    // report when.
     let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
     Ok(count)
 }
 
-/// Waits until a program is no more, or where the kernel does not say that (CAP_SYS_ADMIN) until it is out of force at the
-/// cgroup; whether it is.
+/// Waits until a program has ended. If the kernel does not report that (CAP_SYS_ADMIN), waits until
+/// it is no longer attached to the cgroup. Returns false after the timeout.
 pub(super) fn wait_for_end(cgroup: &Path, program_id: Option<u32>) -> bool {
     let has_ended = |id| {
         let is_attached = || link::attached(cgroup, id).unwrap_or(false);
@@ -84,7 +85,7 @@ pub(super) fn wait_for_end(cgroup: &Path, program_id: Option<u32>) -> bool {
     wait_until(|| program_id.is_none_or(has_ended))
 }
 
-/// Whether a program has ended, from the kernel's answer.
+/// Whether a program has ended, according to the kernel's answer.
 fn has_ended(info: &io::Result<ProgramInfo>, is_attached: impl FnOnce() -> bool) -> bool {
     match info {
         Ok(_) => false,
@@ -93,7 +94,7 @@ fn has_ended(info: &io::Result<ProgramInfo>, is_attached: impl FnOnce() -> bool)
     }
 }
 
-/// Waits, for a second at most, until the kernel has done something; whether it has.
+/// Waits at most one second until the condition holds; returns whether it does.
 pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
     const STEP: Duration = Duration::from_millis(2);
     for _ in 0..500 {
@@ -105,8 +106,8 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
     false
 }
 
-/// The initial RTO in jiffies that the maps pinned below `pin_dir` have for an address; `None` if
-/// none is in force or no entry with one covers it.
+/// The initial RTO, in jiffies, for an address in the maps pinned below `pin_dir`; `None` if no
+/// entry with an initial RTO covers it, or no program is attached.
 #[must_use]
 pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u32> {
     let tables = in_force(pin_dir).ok()??;
@@ -119,17 +120,17 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
     (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
 }
 
-/// Whether the programs ignore an entry, because it has ended.
+/// Whether the programs ignore an entry because its lifetime has ended.
 fn is_over(entry: EntryValue) -> bool {
     entry.end() != 0 && entry.is_over(boottime_ms().saturating_mul(1_000_000))
 }
 
-/// What the maps hold that are in force.
+/// The contents of the active maps.
 #[derive(Clone, Debug, Default)]
 pub struct PinnedMaps {
-    /// Policies, as the kernel has them.
+    /// Policies, as the kernel stores them.
     pub policies: BTreeMap<PolicyName, Policy>,
-    /// Entries, by address.
+    /// Entries, sorted by address.
     pub entries: Vec<PinnedEntry>,
 }
 
@@ -140,11 +141,12 @@ pub struct PinnedEntry {
     pub cidr: Cidr,
     /// Its policy.
     pub policy: PolicyName,
-    /// Connections it has decided.
+    /// Connections that it has covered.
     pub hits: u32,
 }
 
-/// What is in force by the pins below `pin_dir`; `None` if nothing is.
+/// The active policies and entries, from the pins below `pin_dir`; `None` if no program is
+/// attached.
 ///
 /// # Errors
 ///
@@ -177,7 +179,7 @@ pub fn pinned_maps(pin_dir: &Path) -> Result<Option<PinnedMaps>, DatapathError> 
     }))
 }
 
-/// The maps that the program in force uses, if one is.
+/// The maps that the attached program uses, if there is one.
 fn in_force(pin_dir: &Path) -> Result<Option<Tables>, DatapathError> {
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
         let is_readable = set.layout == Some(LAYOUT_VERSION);
@@ -188,8 +190,8 @@ fn in_force(pin_dir: &Path) -> Result<Option<Tables>, DatapathError> {
     Ok(None)
 }
 
-/// Whether the program pinned in `dir` is attached and uses every map pinned there: a foreign pin in the place of one
-/// decides nothing.
+/// Whether the program pinned in `dir` is attached and uses every map pinned there: a foreign pin
+/// must not be mistaken for one of its maps.
 fn is_in_force(dir: &Path) -> io::Result<bool> {
     let link = match Link::open(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -200,8 +202,8 @@ fn is_in_force(dir: &Path) -> io::Result<bool> {
         && OwnMaps::pinned(dir).is_some_and(|own| own.foreign_pin(dir).is_none()))
 }
 
-/// As [`remove_pins`], but only if none of them is in force: another daemon may have started. Says
-/// whether they were removed.
+/// Like [`remove_pins`], but only if no program is attached: another daemon may have started.
+/// Returns `None` if the pins were kept.
 ///
 /// # Errors
 ///
@@ -214,7 +216,7 @@ pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError
     remove_pins(pin_dir).map(Some)
 }
 
-/// Program ids behind the links pinned below `pin_dir`: "ours", for telling foreign programs apart.
+/// Ids of the programs behind the links pinned below `pin_dir`: all other programs are foreign.
 #[must_use]
 pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
     let sets = pins::pin_sets(pin_dir).unwrap_or_default();

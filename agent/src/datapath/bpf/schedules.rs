@@ -1,5 +1,5 @@
-//! SYN schedules of connecting sockets, which must end before the program goes: an established connection with their
-//! TCP_RTO_MAX_MS would give up after 15 s.
+//! SYN schedules of connecting sockets. These must end before the program is detached: an
+//! established connection with their TCP_RTO_MAX_MS would give up after 15 s.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,16 +21,16 @@ use super::{
 };
 use crate::progress;
 
-/// Whether connections that begin still get the policies' timers.
+/// Whether new connections still get the policies' timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewConnections {
-    /// The program stays for a restart of the daemon.
+    /// Yes: the program stays during a restart of the daemon.
     Treated,
-    /// The program goes.
+    /// No: the program will be detached.
     LeftAlone,
 }
 
-/// How often the number of schedules is read.
+/// Interval between reads of the number of schedules.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A set of pins with its number of schedules.
@@ -41,10 +41,10 @@ struct Scheduling {
 }
 
 impl Scheduling {
-    /// Those below `pin_dir`; one whose map cannot be opened is logged and left out.
+    /// The pin sets below `pin_dir`. A set whose map cannot be opened is logged and skipped.
     fn all(pin_dir: &Path) -> Result<Vec<Self>, DatapathError> {
         let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
-        // One by a version without schedules has no such map.
+        // A version without schedules has no such map.
         let with = sets
             .into_iter()
             .filter(|set| set.path.join(maps::RETRYING).exists());
@@ -69,7 +69,7 @@ impl Scheduling {
     }
 }
 
-/// How many connecting sockets have a schedule by the programs pinned below `pin_dir`.
+/// The number of connecting sockets with a schedule, in all pin sets below `pin_dir`.
 ///
 /// # Errors
 ///
@@ -80,8 +80,8 @@ pub fn schedules(pin_dir: &Path) -> Result<u64, DatapathError> {
         .try_fold(0u64, |sum, one| Ok(sum.saturating_add(one.sockets()?)))
 }
 
-/// Stops new schedules in the programs pinned below `pin_dir`, and waits up to `limit` until the running ones have
-/// ended. Returns how many sockets still have one.
+/// Stops new schedules in the programs pinned below `pin_dir`, and waits up to `limit` until the
+/// running schedules have ended. Returns the number of sockets that still have one.
 ///
 /// # Errors
 ///
@@ -95,7 +95,7 @@ pub fn stop_schedules(
     for one in &mut all {
         set_stopped(&mut one.retrying, true)?;
     }
-    // Programs that had not seen it yet have counted.
+    // After this, programs that had not seen the change yet have counted their schedules.
     wait_for_programs();
     if new == NewConnections::LeftAlone {
         for one in &all {
@@ -115,7 +115,7 @@ pub fn stop_schedules(
     }
 }
 
-/// Schedules begin again, where [`stop_schedules`] was for nothing.
+/// Allows schedules again after [`stop_schedules`], if the programs stay attached.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ pub fn resume_schedules(pin_dir: &Path) -> Result<(), DatapathError> {
         .try_for_each(|one| set_stopped(&mut one.retrying, false))
 }
 
-/// After a walk over all sockets: none has a schedule, whatever was counted.
+/// Resets the number of schedules after a walk over all sockets, which ended them all.
 ///
 /// # Errors
 ///
@@ -137,7 +137,7 @@ pub fn forget_schedules(pin_dir: &Path) -> Result<(), DatapathError> {
         .try_for_each(|one| one.retrying.set(SOCKETS, &0, 0).map_err(retrying_error))
 }
 
-/// Whether the program begins no schedules.
+/// Sets whether the program starts no schedules.
 pub(super) fn set_stopped(
     retrying: &mut Array<MapData, u64>,
     stopped: bool,
@@ -147,7 +147,7 @@ pub(super) fn set_stopped(
         .map_err(retrying_error)
 }
 
-/// Entries point at policies that are not in use.
+/// Makes all entries point to unused policies.
 fn leave_alone(dir: &Path) -> Result<(), DatapathError> {
     let mut tables = Tables::open(dir)?;
     for (slot, policy) in tables.read.policies()? {

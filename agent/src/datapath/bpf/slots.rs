@@ -1,4 +1,4 @@
-//! Which slot of the `POLICIES` array belongs to which policy.
+//! Maps policies to slots of the `POLICIES` array.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -11,24 +11,24 @@ use crate::policy::PolicyName;
 pub(super) struct Slot {
     /// Index into `POLICIES`.
     pub(super) index: u32,
-    /// The generation written there for this owner.
+    /// The generation written there for this policy.
     pub(super) generation: u32,
     /// Whether its policy has a control arm.
     pub(super) has_control: bool,
 }
 
 impl Slot {
-    /// The arms that are counted.
+    /// Indices of the counted arms.
     pub(super) fn arms(self) -> impl Iterator<Item = u32> {
         let control = self.has_control.then(|| arm::control(self.index));
         std::iter::once(arm::treated(self.index)).chain(control)
     }
 }
 
-/// The slots in use and the free ones.
+/// The used and free slots.
 ///
-/// A freed slot is used again only after every other free one: sockets that still name it are
-/// told apart by the generation, and the longer it rests the fewer of them there are.
+/// A freed slot is reused only after all other free slots. Sockets that still name it are
+/// recognised by its generation, and the longer the slot is free, the fewer such sockets remain.
 #[derive(Debug)]
 pub(super) struct Slots {
     used: BTreeMap<PolicyName, Slot>,
@@ -36,8 +36,8 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The slots in `policies` (every index from `FIRST_SLOT`, in order). A second slot with the
-    /// same name, or a name this version would not accept, counts as free.
+    /// Reads the slots in `policies` (every index from `FIRST_SLOT`, in order). A slot with a
+    /// repeated name, or a name this version does not accept, counts as free.
     pub(super) fn read(policies: impl Iterator<Item = (u32, Policy)>) -> Self {
         let mut slots = Self {
             used: BTreeMap::new(),
@@ -72,7 +72,7 @@ impl Slots {
             .collect()
     }
 
-    /// The index of each policy, for many of them.
+    /// The indices of all policies, for many lookups.
     pub(super) fn indices(&self) -> HashMap<&PolicyName, u32> {
         self.used
             .iter()
@@ -85,7 +85,8 @@ impl Slots {
         self.used.iter().map(|(name, slot)| (name, *slot))
     }
 
-    /// A slot for a new policy, its generation one above the former owner's; `None` if all are taken.
+    /// Allocates a slot for a new policy, with a generation one above the former owner's; `None` if
+    /// all slots are in use.
     pub(super) fn take(&mut self, name: &PolicyName) -> Option<Slot> {
         let former = self.free.pop_front()?;
         let slot = Slot {
@@ -97,14 +98,14 @@ impl Slots {
         Some(slot)
     }
 
-    /// Notes whether a policy has a control arm; its slot.
+    /// Records whether a policy has a control arm; returns its slot.
     pub(super) fn set_control(&mut self, name: &PolicyName, has_control: bool) -> Option<Slot> {
         let slot = self.used.get_mut(name)?;
         slot.has_control = has_control;
         Some(*slot)
     }
 
-    /// Gives a policy's slot back.
+    /// Frees a policy's slot.
     pub(super) fn release(&mut self, name: &PolicyName) -> Option<Slot> {
         let slot = self.used.remove(name)?;
         self.free.push_back(slot);

@@ -1,4 +1,4 @@
-//! The maps, typed.
+//! The maps with their types.
 
 use std::{
     collections::BTreeSet,
@@ -36,7 +36,7 @@ pub(super) struct Tables {
     /// Shared with readers.
     pub(super) read: Arc<ReadTables>,
     policies: Array<MapData, PolicySlot>,
-    /// Slots that were written, and whose former copy a program may still read.
+    /// Slots that were written, and whose former copy a program may still be reading.
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
     lasting: Array<MapData, u32>,
@@ -45,22 +45,22 @@ pub(super) struct Tables {
     retrying: Array<MapData, u64>,
     counters: PerCpuArray<MapData, FastStatistics>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
-    /// How often memory for them may be waited for.
+    /// How often an operation may still wait for memory.
     retry_budget: u32,
     cpus: usize,
-    /// A second handle of each map but the tries: aya's typed ones are consumed by pinning.
+    /// A second handle of each map except the tries: pinning consumes aya's typed handles.
     handles: Vec<(&'static str, MapData)>,
-    /// The kernel's ids of all that are pinned.
+    /// The kernel's ids of all pinned maps.
     ids: Vec<(&'static str, u32)>,
 }
 
 /// The maps of entries.
 pub(super) const TRIES: [&str; 2] = [maps::ENTRIES_V4, maps::ENTRIES_V6];
 
-/// Waits of 2 ms for memory, in one piece of work.
+/// Waits for memory, of 2 ms each, in one operation.
 const RETRY_BUDGET: u32 = 200;
 
-/// Opens a pinned map as the typed handle `$kind`, checking type and sizes against the kernel's.
+/// Opens a pinned map as the typed handle `$kind`, and checks its type and sizes.
 macro_rules! open {
     ($dir:expr, $name:expr, $variant:ident) => {
         MapData::from_pin($dir.join($name))
@@ -116,7 +116,7 @@ impl Tables {
         &self.ids
     }
 
-    /// Pins the open maps in `dir` as well.
+    /// Pins the open maps in `dir` too.
     pub(super) fn pin(&self, dir: &Path) -> Result<(), DatapathError> {
         self.pin_all_but_tries(dir)?;
         for (name, map) in self.read.tries.handles() {
@@ -125,7 +125,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Pins all maps except the tries, which other tries may replace.
+    /// Pins all maps except the tries, which may be replaced.
     pub(super) fn pin_all_but_tries(&self, dir: &Path) -> Result<(), DatapathError> {
         for (name, map) in &self.handles {
             map.pin(dir.join(name)).map_err(|e| map_error(name, e))?;
@@ -136,8 +136,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes one slot of the policy table. A concurrent program reads either the former policy or the new
-    /// one: see [`PolicySlot`].
+    /// Writes one slot of the policy table. A program that runs concurrently reads either the
+    /// former policy or the new one: see [`PolicySlot`].
     pub(super) fn set_policy(&mut self, index: u32, policy: &Policy) -> Result<(), DatapathError> {
         if self.unrested.contains(&index) {
             wait_for_programs();
@@ -148,16 +148,16 @@ impl Tables {
             self.policies
                 .set(index, &value, 0)
                 .map_err(|e| map_error(maps::POLICIES, e))?;
-            // A program that sees the second write sees the first. (It reads the copy by the number it has read: an
-            // address dependency.)
+            // A program that sees the second write also sees the first. (It reads the copy at the
+            // index it has just read: an address dependency.)
             fence(Ordering::SeqCst);
         }
         self.unrested.insert(index);
         Ok(())
     }
 
-    /// Notes which options sockets without storage may have from now on, so that they can be restored after the policy has
-    /// changed or gone.
+    /// Records which options sockets without storage may have from now on, so that they can be
+    /// restored after the policy has changed or gone.
     fn note_lasting(&mut self, policy: &Policy) -> Result<(), DatapathError> {
         let options = [
             (policy.rto_min_us, lasting::RTO_MIN),
@@ -176,26 +176,26 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes what programs reckon with where a socket cannot be asked.
+    /// Writes the defaults that programs assume if they cannot read a socket's values.
     pub(super) fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
         self.host_defaults
             .set(0, &host, 0)
             .map_err(|e| map_error(maps::HOST_DEFAULTS, e))
     }
 
-    /// Keeps automatic values in force until then.
+    /// Extends the lease of automatic values until this time.
     pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
         self.lease
             .set(lease::UNTIL_NS, &until_ns, 0)
             .map_err(|e| map_error(maps::LEASE, e))
     }
 
-    /// SYN schedules begin again, where a daemon that stopped had ended that.
+    /// Allows SYN schedules again, if a stopped daemon had disabled them.
     pub(super) fn resume_schedules(&mut self) -> Result<(), DatapathError> {
         set_stopped(&mut self.retrying, false)
     }
 
-    /// Nothing is spent of a slot's brakes of these directions, active and passive.
+    /// Resets the brakes of a slot in these directions, active and passive.
     pub(super) fn clear_brakes(
         &mut self,
         slot: u32,
@@ -212,12 +212,12 @@ impl Tables {
             })
     }
 
-    /// Before a piece of work: waiting for memory must not make all of it take long.
+    /// Called before an operation: it must not wait for memory too long in total.
     pub(super) fn reset_retry_budget(&mut self) {
         self.retry_budget = RETRY_BUDGET;
     }
 
-    /// Gives an arm statistics that begin at 0.
+    /// Replaces the statistics of an arm by empty ones.
     pub(super) fn clear_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
             let key = statistics_key(arm, direction);
@@ -228,7 +228,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Adds missing statistics to an arm; existing ones continue.
+    /// Adds missing statistics to an arm; existing statistics continue.
     pub(super) fn add_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for key in direction::ALL.map(|direction| statistics_key(arm, direction)) {
             if !self.read.has_key(key) {
@@ -239,7 +239,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The counters of a key begin at 0.
+    /// Resets the counters of a key to 0.
     fn clear_counters(&mut self, key: u32) -> Result<(), DatapathError> {
         if key >= FAST_COUNTERS {
             return Ok(());
@@ -250,8 +250,7 @@ impl Tables {
             .map_err(|e| map_error(maps::COUNTERS, e))
     }
 
-    /// The kernel allocates what it needs for every CPU from a small reserve, which it fills again a
-    /// moment later.
+    /// The kernel allocates per-CPU memory from a small reserve, which it refills a moment later.
     fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
         const PAUSE: Duration = Duration::from_millis(2);
         loop {
@@ -266,8 +265,8 @@ impl Tables {
         }
     }
 
-    /// Removes an arm's statistics, if there are any. `COUNTERS` starts at 0 with the arm's next statistics, and is not
-    /// read before.
+    /// Removes an arm's statistics, if there are any. `COUNTERS` is not read until the arm's next
+    /// statistics, which reset it to 0.
     pub(super) fn remove_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for direction in direction::ALL {
             match self.statistics.remove(&statistics_key(arm, direction)) {
@@ -280,7 +279,7 @@ impl Tables {
     }
 }
 
-/// Handles of its own on what is read beside the writer.
+/// Separate handles of the maps that are read beside the writer.
 pub(super) struct ReadTables {
     pub(super) tries: Arc<Tries>,
     policies: Array<MapData, PolicySlot>,
@@ -289,7 +288,7 @@ pub(super) struct ReadTables {
     host_defaults: Array<MapData, HostDefaults>,
     brakes: Array<MapData, Brake>,
     discovered: HashMap<MapData, Prefix, Discovered>,
-    /// When that map was made.
+    /// When the map `DISCOVERED` was created.
     pub(super) discovered_since: Option<SystemTime>,
 }
 
@@ -307,7 +306,7 @@ impl ReadTables {
         })
     }
 
-    /// The brakes of a slot, by direction.
+    /// The brakes of a slot, by direction (active, passive).
     pub(super) fn brakes(&self, slot: u32) -> Result<[Brake; 2], DatapathError> {
         let of = |direction| {
             let key = brake::key(slot, direction);
@@ -318,7 +317,7 @@ impl ReadTables {
         Ok([of(direction::ACTIVE)?, of(direction::PASSIVE)?])
     }
 
-    /// All of `DISCOVERED`; elements that are evicted during the read may be missing.
+    /// All elements of `DISCOVERED`; elements evicted during the read may be missing.
     pub(super) fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
         let mut all = Vec::new();
         for prefix in self.discovered.keys() {
@@ -332,14 +331,14 @@ impl ReadTables {
         Ok(all)
     }
 
-    /// What programs reckon with where a socket cannot be asked.
+    /// The defaults that programs assume if they cannot read a socket's values.
     pub(super) fn host_defaults(&self) -> Result<HostDefaults, DatapathError> {
         self.host_defaults
             .get(&0, 0)
             .map_err(|e| map_error(maps::HOST_DEFAULTS, e))
     }
 
-    /// Every slot of the policy table but the reserved ones.
+    /// Every slot of the policy table except the reserved ones.
     pub(super) fn policies(&self) -> Result<Vec<(u32, Policy)>, DatapathError> {
         (FIRST_SLOT..SLOTS)
             .map(|index| Ok((index, self.policy(index)?)))
@@ -357,7 +356,8 @@ impl ReadTables {
             .map_err(|e| map_error(maps::POLICIES, e))
     }
 
-    /// An arm's statistics by [`direction::ALL`], summed over the CPUs; 0 for an arm without statistics.
+    /// An arm's statistics indexed by [`direction::ALL`], summed over the CPUs; 0 for an arm
+    /// without statistics.
     pub(super) fn statistics(&self, arm: u32) -> Result<[Statistics; 3], DatapathError> {
         let mut all = [Statistics::default(); 3];
         for (sum, direction) in all.iter_mut().zip(direction::ALL) {
@@ -389,13 +389,14 @@ impl ReadTables {
     }
 }
 
-/// Waits until every program that runs now has ended: they run within RCU read sections, and a global memory
-/// barrier is a grace period (`membarrier_global()`, Linux 6.12; not with `nohz_full`, nor on one processor).
-/// Without `membarrier` it sleeps instead: a program takes microseconds.
+/// Waits until every program that runs now has ended. Programs run in RCU read sections, and a
+/// global memory barrier is a grace period (`membarrier_global()`, Linux 6.12; not with
+/// `nohz_full`, nor on a single processor). Without `membarrier` it sleeps instead: a program takes
+/// microseconds.
 pub(super) fn wait_for_programs() {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     const PAUSE: Duration = Duration::from_millis(20);
-    // SAFETY: the call takes numbers alone.
+    // SAFETY: the call takes only numbers.
     let done = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
     let is_one = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
     if done != 0 || is_one {
@@ -403,7 +404,7 @@ pub(super) fn wait_for_programs() {
     }
 }
 
-/// The maps that events come by, pinned in `dir`.
+/// The maps that carry events, pinned in `dir`.
 pub(super) fn open_events(
     dir: &Path,
 ) -> Result<(RingBuf<MapData>, Array<MapData, EventControl>), DatapathError> {

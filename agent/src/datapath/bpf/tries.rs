@@ -1,7 +1,7 @@
-//! The two tries of entries, a million keys at a time.
+//! The two tries of entries, read and written in large chunks.
 //!
-//! Chunks take one system call each if the kernel has batches (Linux 5.13), else one per entry. Readers have handles of
-//! their own and never wait for the engine's writes.
+//! A chunk takes one system call if the kernel has batches (Linux 5.13), else one for each entry.
+//! Readers have separate handles, and never wait for the engine's writes.
 
 use std::{
     net::IpAddr,
@@ -24,23 +24,23 @@ use crate::{
     progress,
 };
 
-/// Elements of one system call: some ten milliseconds of the kernel's time.
+/// Elements in one system call: about ten milliseconds of kernel time.
 const CHUNK: usize = 4096;
-/// `off`: one by one, as on a kernel without batches.
+/// `off` disables batches, as on a kernel without them.
 const BATCH: &str = "RTO_AGENT_BATCH";
 
 /// Handles of both tries.
 pub(super) struct Tries {
     v4: MapData,
     v6: MapData,
-    /// Not yet refused by the kernel.
+    /// Whether batches are used; false once the kernel has refused them.
     batch: AtomicBool,
 }
 
 impl Tries {
-    /// Opens those pinned in `dir`.
+    /// Opens the tries pinned in `dir`.
     pub(super) fn open(dir: &Path) -> Result<Self, DatapathError> {
-        // aya looks at type and sizes.
+        // aya checks the type and the sizes.
         let _v4: LpmTrie<MapData, [u8; 4], EntryValue> = open!(dir, maps::ENTRIES_V4, LpmTrie);
         let _v6: LpmTrie<MapData, [u8; 16], EntryValue> = open!(dir, maps::ENTRIES_V6, LpmTrie);
         let map = |name| MapData::from_pin(dir.join(name)).map_err(|e| map_error(name, e));
@@ -57,7 +57,7 @@ impl Tries {
     }
 
     fn v4(&self) -> Trie<'_, 4, EntryValue> {
-        // SAFETY: `open` has had the sizes compared; the value is two u32.
+        // SAFETY: `open` checked the sizes; the value is two u32.
         unsafe { Trie::new(self.v4.fd().as_fd()) }
     }
 
@@ -70,7 +70,8 @@ impl Tries {
         self.batch.load(Ordering::Relaxed)
     }
 
-    /// Whether a batch succeeded; after a failure the entries are written one by one, which finds the faulty entry.
+    /// Whether a batch succeeded. After a failure the entries are written one by one, which finds
+    /// the faulty entry.
     fn batched(&self, result: &std::io::Result<()>) -> bool {
         if let Err(e) = result
             && is_unsupported(e)
@@ -91,7 +92,8 @@ impl Tries {
     }
 
     /// The value of exactly this entry; `None` if it does not exist. (The kernel's lookup finds the
-    /// longest prefix not longer than the key's: the caller must know that the entry exists.)
+    /// longest prefix that is not longer than the key's, so the caller must know that the entry
+    /// exists.)
     pub(super) fn get(&self, cidr: &Cidr) -> Result<Option<EntryValue>, DatapathError> {
         let value = match key(cidr) {
             Key::V4(key) => self.v4().lookup(&key),
@@ -100,7 +102,7 @@ impl Tries {
         value.map_err(|e| entry_error(cidr, e))
     }
 
-    /// Whether there is exactly this entry, see [`Trie::contains`].
+    /// Whether exactly this entry exists, see [`Trie::contains`].
     pub(super) fn contains(&self, cidr: &Cidr) -> Result<bool, DatapathError> {
         let contains = match key(cidr) {
             Key::V4(key) => self.v4().contains(&key),
@@ -109,14 +111,14 @@ impl Tries {
         contains.map_err(|e| entry_error(cidr, e))
     }
 
-    /// Every entry, in no order.
+    /// Every entry, unordered.
     pub(super) fn all(&self) -> Result<Vec<(Cidr, EntryValue)>, DatapathError> {
         let mut all = Vec::new();
         self.each(|cidr, value| all.push((cidr, value)))?;
         Ok(all)
     }
 
-    /// What every entry has counted that has counted anything, in no order.
+    /// The hits of every entry with at least one, unordered.
     pub(super) fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {
         let mut hits = Vec::new();
         self.each(|cidr, value| {
@@ -127,14 +129,14 @@ impl Tries {
         Ok(hits)
     }
 
-    /// Calls with every entry, in no order.
+    /// Calls `take` with every entry, unordered.
     pub(super) fn each(&self, mut take: impl FnMut(Cidr, EntryValue)) -> Result<(), DatapathError> {
         self.read(maps::ENTRIES_V4, &self.v4(), &mut take)?;
         self.read(maps::ENTRIES_V6, &self.v6(), &mut take)
     }
 
     /// The next entries of one family, up to `count`, in the kernel's order (see
-    /// [`crate::policy::differences::Run`]); and whether they were the last.
+    /// [`crate::policy::differences::Run`]), and whether they were the last.
     pub(super) fn run(
         &self,
         cursor: TrieCursor,
@@ -182,7 +184,8 @@ impl Tries {
         }
     }
 
-    /// Up to `count` elements after a key, in one system call if the kernel has batches; and whether they were the last.
+    /// Up to `count` elements after a key, in one system call if the kernel has batches, and
+    /// whether they were the last.
     fn run_of<const N: usize>(
         &self,
         name: &'static str,
@@ -219,7 +222,6 @@ impl Tries {
         Ok((run, false))
     }
 
-    /// Writes entries.
     pub(super) fn write(
         &self,
         entries: impl Iterator<Item = Result<(Cidr, EntryValue), DatapathError>>,
@@ -265,7 +267,7 @@ impl Tries {
         if chunk.keys.is_empty() {
             return Ok(());
         }
-        // Checked before the write: a write that has finished cannot be abandoned.
+        // Checked before the write, because a write cannot be cancelled once it has started.
         progress::checkpoint()?;
         let in_one = self.can_batch()
             && chunk.keys.len() > 1
@@ -289,7 +291,7 @@ impl Tries {
     }
 
     fn empty<const N: usize>(&self, trie: &Trie<'_, N, EntryValue>) {
-        /// Some tenths of a millisecond.
+        /// Removing these takes some tenths of a millisecond.
         const FEW: usize = 256;
         let mut keys = vec![LpmKey::<N>::ZERO; FEW];
         let mut values = vec![EntryValue::default(); FEW];
@@ -312,24 +314,24 @@ impl Tries {
     }
 }
 
-/// Elements as the kernel has them.
+/// Elements in the kernel's format.
 type Run<const N: usize> = Vec<(LpmKey<N>, EntryValue)>;
 
-/// What becomes of entries.
+/// A change of entries.
 #[derive(Clone, Copy)]
 enum Change {
     Write,
     Remove,
 }
 
-/// Takes every entry out of tries that nobody needs any more, on a thread of its own, if `is_unused` says that it is so.
-/// The kernel frees a full one without a pause: whatever else is to run on that processor would wait for as long as a
-/// second.
+/// Removes every entry from unused tries on a separate thread, if `is_unused` confirms it there.
+/// The kernel would free a full trie without rescheduling, which blocks other work on that
+/// processor for up to a second.
 pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + Send + 'static) {
     let emptying = std::thread::Builder::new().name("empty".to_owned());
-    // Without a thread the kernel does it.
+    // If no thread can be started, the kernel frees the trie.
     let _begun = emptying.spawn(move || {
-        // A trie that another handle holds may still be in force.
+        // A trie to which another handle exists may still be in use.
         if is_unused() {
             tries.empty(&tries.v4());
             tries.empty(&tries.v6());
@@ -400,7 +402,7 @@ where
         .collect()
 }
 
-/// Bits beyond the prefix, which no agent writes, are nothing to the kernel.
+/// The kernel ignores bits beyond the prefix length, which the agent never writes.
 fn cidr<const N: usize>(map: &'static str, key: &LpmKey<N>) -> Result<Cidr, DatapathError>
 where
     IpAddr: From<[u8; N]>,

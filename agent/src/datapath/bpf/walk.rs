@@ -1,4 +1,4 @@
-//! Sockets that are open already: the iterator over TCP sockets of one network namespace.
+//! Walks over open sockets, with the iterator over the TCP sockets of one network namespace.
 
 use std::{collections::BTreeMap, io::Read as _, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -24,35 +24,37 @@ use crate::{
 /// The type of iterator; its function in the kernel's BTF is `bpf_iter_<type>`.
 const ITERATOR: &str = "tcp";
 
-/// What to do to the sockets.
+/// What a walk does to the sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Give all that an entry covers the options of its policy.
+    /// Sets the options of its policy on each socket that an entry covers.
     Apply,
-    /// The same, but leave those alone that have a policy already.
+    /// The same, but only for sockets without a policy.
     ApplyToNew,
-    /// Restore the options that the agent had set.
+    /// Restores the options that the agent had changed.
     Restore,
-    /// Restore the options that SYN schedules had set.
+    /// Restores the options that SYN schedules had changed.
     EndSchedules,
 }
 
-/// A network namespace's own values, which [`Mode::Restore`] gives to sockets whose former value
-/// the kernel did not tell.
+/// A network namespace's defaults, which [`Mode::Restore`] sets on sockets whose former value the
+/// kernel did not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Defaults {
-    /// `net.ipv4.tcp_rto_min_us`; before Linux 6.11 always 200,000. The option takes no more than that.
+    /// `net.ipv4.tcp_rto_min_us`, microseconds; always 200,000 before Linux 6.11. The socket option
+    /// has this maximum too.
     pub rto_min_us: u32,
-    /// `net.ipv4.tcp_rto_max_ms`; before Linux 6.15 always 120,000.
+    /// `net.ipv4.tcp_rto_max_ms`, milliseconds; always 120,000 before Linux 6.15.
     pub rto_max_ms: u32,
 }
 
-/// What was done in one network namespace.
+/// The result of a walk in one network namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walked {
-    /// By policy.
+    /// Counts by policy.
     pub policies: BTreeMap<PolicyName, WalkCounts>,
-    /// Without a policy: sockets that no entry covers; when restoring, sockets whose policy is gone.
+    /// Counts of sockets without a policy: no entry covers them, or when restoring, their policy is
+    /// gone.
     pub others: WalkCounts,
 }
 
@@ -67,9 +69,9 @@ pub struct Walker {
 }
 
 impl Walker {
-    /// Loads the program over the maps pinned in `dir`, for the sockets of a cgroup (its id, or [`WalkControl::ANY`])
-    /// and those below, counting as the options say; without any nothing is counted. (What restores also goes by what
-    /// sockets remember, wherever they are.)
+    /// Loads the program over the maps pinned in `dir`, for sockets of a cgroup (its id, or
+    /// [`WalkControl::ANY`]) and its descendants. Counts as the options say; without options it
+    /// counts nothing. (When restoring, sockets with storage are included in any cgroup.)
     pub(super) fn load(
         dir: &Path,
         options: Option<&Options>,
@@ -105,17 +107,17 @@ impl Walker {
         })
     }
 
-    /// What it does.
+    /// What the walk does.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Walks the sockets of the network namespace this thread is in.
+    /// Walks over the sockets of this thread's network namespace.
     ///
     /// # Errors
     ///
-    /// If the kernel does not run the iterator; what it did until then stays done.
+    /// If the kernel fails to run the iterator; changes so far stay.
     pub fn walk(&mut self, defaults: Defaults) -> Result<Walked, DatapathError> {
         let control = WalkControl {
             cgroup: self.cgroup,
@@ -164,13 +166,14 @@ impl Walker {
         let id = program.attach().map_err(iterate_error)?;
         let link = program.take_link(id).map_err(iterate_error)?;
         let mut file = link.into_file().map_err(iterate_error)?;
-        // The program writes nothing: reading runs it.
+        // The program writes no output; reading runs it.
         let mut nothing = [0u8; 64];
         loop {
             match file.read(&mut nothing) {
                 Ok(0) => return Ok(()),
                 Ok(_) => {}
-                // The kernel's iterator returns after about a million sockets and must be called again.
+                // The kernel's iterator returns after about a million sockets, and must be called
+                // again.
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -182,8 +185,9 @@ impl Walker {
     }
 }
 
-/// Walkers that restore options, one for each set of pins that this version can read. Sockets that remember nothing are
-/// the agent's only in `cgroup` and below; without one they are left alone.
+/// Walkers that restore options, one for each pin set that this version can read. Sockets without
+/// storage belong to the agent only in `cgroup` and its descendants; without a cgroup they are left
+/// alone.
 ///
 /// # Errors
 ///
@@ -202,14 +206,14 @@ pub fn for_restoring(
         .collect()
 }
 
-/// Has the verifier look at the program.
+/// Lets the verifier check the program.
 pub(super) fn try_load(ebpf: &mut Ebpf, types: &Btf) -> Result<(), DatapathError> {
     program!(ebpf, PROGRAM_WALK, Iter)?
         .load(ITERATOR, types)
         .map_err(object::load_error)
 }
 
-/// Room of the tries pinned in `dir`, whatever it was made for.
+/// Capacity of the tries pinned in `dir`.
 fn pinned_entries(dir: &Path) -> Result<u32, DatapathError> {
     let name = maps::ENTRIES_V4;
     MapData::from_pin(dir.join(name))
@@ -217,7 +221,8 @@ fn pinned_entries(dir: &Path) -> Result<u32, DatapathError> {
         .map_err(|e| error::map(name, e))
 }
 
-/// The id to compare with; [`WalkControl::ANY`] where every socket is in the cgroup: the hierarchy's root.
+/// The cgroup id to compare with; [`WalkControl::ANY`] for the hierarchy's root, which contains
+/// every socket.
 pub(super) fn filter(path: &Path) -> Result<u64, DatapathError> {
     if cgroup::is_root(path) {
         return Ok(WalkControl::ANY);

@@ -1,4 +1,4 @@
-//! Writing a plan: in place, or by new tries and a new program where more room is needed.
+//! Writes a plan: in place, or with new tries and a new program if more capacity is needed.
 
 use std::{collections::HashMap, path::Path};
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl BpfKernel {
-    /// Whether the tries have room for all that is in them before a plan takes any out.
+    /// Whether the tries have room for all their entries before a plan removes any.
     pub(super) fn has_room_for(&self, current: &MapState, plan: &Plan) -> bool {
         let mut most = current.entries.families();
         let written = plan.entries_write.iter().map(|(cidr, _)| cidr);
@@ -31,11 +31,12 @@ impl BpfKernel {
         most.ipv4.max(most.ipv6) <= room
     }
 
-    /// Writes a plan from `current` to `desired` in its order: policies, entries, removals, freed slots.
+    /// Writes a plan from `current` to `desired` in its order: policies, entries, removals, freed
+    /// slots.
     ///
     /// # Errors
     ///
-    /// The first write that fails; what came before it stays written.
+    /// The first write that fails; earlier writes stay.
     pub(super) fn write(
         &mut self,
         current: &MapState,
@@ -62,7 +63,7 @@ impl BpfKernel {
             Ok((*cidr, value))
         }))?;
         tries.remove(&plan.entries_remove)?;
-        // Who comes later begins at 0.
+        // Entries added later start at 0.
         self.former_hits = HashMap::new();
         self.free(plan)
     }
@@ -84,13 +85,13 @@ impl BpfKernel {
         Ok(())
     }
 
-    /// Does what `plan` says by making tries for `max_entries`, which hold what `desired` does, and putting
-    /// the program in force over them before the former one goes. All other maps stay, and so do the hits of
-    /// entries (except hits during the change).
+    /// Applies `plan` by creating tries for `max_entries` with the contents of `desired`, and
+    /// attaching the program over them before the former program goes. All other maps stay, and so
+    /// do the hits of entries (except hits during the change).
     ///
     /// # Errors
     ///
-    /// As [`BpfKernel::write`] and [`BpfKernel::put_in_force`]; what was in force stays.
+    /// As [`BpfKernel::write`] and [`BpfKernel::put_in_force`]; the active program stays.
     pub(super) fn grow(
         &mut self,
         max_entries: u32,
@@ -111,7 +112,7 @@ impl BpfKernel {
         match self.fill(&options, &staging, desired) {
             Ok((tables, link)) => {
                 if self.link.is_none() {
-                    // It was never in force, so no other code removes it.
+                    // It was never attached, so no other code removes its pins.
                     let _swept = pins::remove_pin_set(&self.dir);
                 }
                 self.dir = staging;
@@ -137,7 +138,8 @@ impl BpfKernel {
         self.free(plan)
     }
 
-    /// The maps of [`BpfKernel::grow`] in `staging`, and the new link over them if there was a link before.
+    /// Creates the maps for [`BpfKernel::grow`] in `staging`, and the new link over them if there
+    /// was a link before.
     fn fill(
         &self,
         options: &Options,
@@ -180,7 +182,8 @@ impl BpfKernel {
                 (slot, None)
             }
         };
-        // Done before they are in force: a program does not change the brake of a direction without an epoch.
+        // Reset before these policies are active: a program does not change the brake of a
+        // direction without an epoch.
         let begins = brakes_begin(held.as_ref(), policy);
         self.tables.clear_brakes(slot.index, begins)?;
         let (had_control, has_control) = (slot.has_control, policy.control_below != 0);
