@@ -24,7 +24,8 @@ impl Sample {
     }
 }
 
-/// The samples of a flow that sends one segment at a time, each when the one before is acknowledged.
+/// The samples of a flow that sends one segment at a time, each when the previous one is
+/// acknowledged.
 #[must_use]
 pub fn in_turn(rtts_us: impl IntoIterator<Item = u64>) -> Vec<Sample> {
     let mut sent_us = 0;

@@ -8,8 +8,8 @@
 //! - [`estimator`], [`study`]: the RTO that an estimator computes from RTT samples, and how often it is too short.
 //! - [`capture`]: RTT samples from a packet capture.
 //! - [`advice`]: an initial RTO and an rto_min that suit observed round-trip times.
-//! - [`tune`]: timers that tune themselves, their brakes, and proof that they help.
-//! - [`chart`]: charts of these.
+//! - [`tune`]: self-tuning timers, their brakes, and experiments that prove their benefit.
+//! - [`chart`]: charts of these results.
 
 pub mod advice;
 pub mod capture;

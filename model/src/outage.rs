@@ -265,7 +265,7 @@ pub fn compare(pairs: &[(Vec<u64>, Vec<u64>)], outages: Range<u64>, hz: u64) -> 
     compare_by(pairs, outages, hz, LATE_MS)
 }
 
-/// The same with another delay below which nothing is late, milliseconds.
+/// The same with a different threshold below which nothing is late, milliseconds.
 fn compare_by(
     pairs: &[(Vec<u64>, Vec<u64>)],
     outages: Range<u64>,

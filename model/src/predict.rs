@@ -160,7 +160,7 @@ mod tests {
     fn worse_is_more_than_a_jiffy() {
         let kernel = LinuxTimers::near(250, 100);
         let own = kernel.with_rto_min(50_000);
-        // Also a few jiffies apart.
+        // Including values a few jiffies apart.
         let others = [200_000, 204_000, 208_000].map(|us| kernel.with_rto_min(us));
         for own in [own].into_iter().chain(others) {
             for p in predict(&kernel, &own, &steps(MS, 20_000 * MS)) {

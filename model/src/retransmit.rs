@@ -26,7 +26,7 @@ pub const RTO_MAX_US: u64 = 120_000_000;
 pub struct Ideal {
     /// The first timeout, microseconds.
     pub rto_us: u64,
-    /// Number of timeouts with this interval before it doubles; 1: it doubles at once.
+    /// Number of timeouts with this interval before it doubles; 1 means that it doubles at once.
     pub linear: u32,
     /// The longest interval, microseconds.
     pub rto_max_us: u64,

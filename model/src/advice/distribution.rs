@@ -107,8 +107,8 @@ impl Distribution {
         self.nth(wanted - 1)
     }
 
-    /// At least `samples` samples, drawn at random (always the same), as flows of 250 segments that are each sent when
-    /// the one before is answered; empty if there are no times.
+    /// At least `samples` samples, drawn at random (always the same), as flows of 250 segments,
+    /// each of which is sent when the previous one is answered; empty if there are no times.
     #[must_use]
     pub fn drawn(&self, samples: usize) -> Vec<Vec<Sample>> {
         if self.count == 0 {

@@ -44,7 +44,6 @@ const MULTICAST: u8 = 2;
 /// The part of a TCP header that is needed: ports, sequence numbers, data offset and flags.
 const TCP_NEEDED: usize = 14;
 
-/// A TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) from: SocketAddr,

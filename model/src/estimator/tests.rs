@@ -184,7 +184,7 @@ fn late_rto_min_takes_effect_gradually() {
 
 #[test]
 fn a_fall_counts_an_eighth_of_a_rise() {
-    // Steady at 100 ms until the first deviation has vanished, then 80 ms off.
+    // Constant at 100 ms until the first deviation has vanished, then 80 ms off.
     let after = |last_us: u64| {
         let mut linux = Linux::new(1000).with_minimum(2_000);
         let rtts = std::iter::repeat_n(100_000, 100).chain([last_us]);

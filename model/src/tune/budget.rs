@@ -1,14 +1,14 @@
-//! How large the program's budget for retransmissions is (`rto_agent_common::brake`).
+//! The size of the program's budget for retransmissions (`rto_agent_common::brake`).
 
-/// The least, retransmissions.
+/// The smallest budget, retransmissions.
 pub const LEAST: u32 = 50;
-/// The most: the program counts tenths in an `i32`.
+/// The largest budget, retransmissions: the program counts tenths in an `i32`.
 pub const MOST: u32 = 1 << 24;
-/// A budget covers the connections of at least this many seconds.
+/// A budget covers the connections of at least this time, seconds.
 const SECONDS: u64 = 4;
 
-/// The budget, in retransmissions, for a peak rate of connections per second: the least budget, or one of eight to each
-/// power of two, because each change of it is written to the program.
+/// The budget, in retransmissions, for a peak rate of connections per second. It has eight sizes
+/// per power of two, because each change is written to the program.
 #[must_use]
 pub fn for_peak(peak_per_s: u64) -> u32 {
     let wanted = u32::try_from(peak_per_s.saturating_mul(SECONDS)).unwrap_or(MOST);

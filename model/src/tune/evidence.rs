@@ -1,50 +1,54 @@
-//! Evidence that one arm has more bad attempts than the other: an e-value that holds whenever one looks.
+//! Evidence that one arm has more bad attempts than the other: an e-value that is valid at every
+//! observation.
 //!
-//! Each connection is in the treatment with a known probability `p`, by a hash. If the timers make no difference, a bad
-//! attempt is in the treatment with just this probability, however losses cluster in time. The e-value is the likelihood
-//! of the counts relative to that, averaged over the prior Beta(2p, 2(1 - p)) of the probability. For [`Direction::Harm`]
-//! the prior is cut off below `p`, for [`Direction::Gain`] above it.
+//! Each connection is assigned to the treated arm with a known probability `p`, by a hash. If the
+//! timers make no difference, a bad attempt is in the treated arm with exactly this probability,
+//! however losses cluster in time. The e-value is the likelihood of the counts relative to that,
+//! averaged over the prior Beta(2p, 2(1 - p)) of the probability. For [`Direction::Harm`] the prior
+//! is cut off below `p`, for [`Direction::Gain`] above it.
 //!
 //! # Why it is valid
 //!
-//! Given all that came before, the next bad attempt multiplies the likelihood ratio at each probability `q` by `q / p`
-//! with probability `p`, else by `(1 - q) / (1 - p)`: 1 on average. The average over a prior fixed in advance therefore
-//! stays 1 on average as well, and reaches `1 / alpha` with a probability of `alpha` at most, at any of the times one
-//! looks (Ville's inequality). E-values of different shares of a ramp may be multiplied and averaged: the next share
-//! begins with 1, whatever was seen before.
+//! Given all earlier attempts, the next bad attempt multiplies the likelihood ratio at each
+//! probability `q` by `q / p` with probability `p`, else by `(1 - q) / (1 - p)`: 1 on average. So
+//! the average over a prior fixed in advance also stays 1 on average. It reaches `1 / alpha` at any
+//! observation with a probability of at most `alpha` (Ville's inequality). E-values of different
+//! shares of a ramp may be multiplied and averaged: each share starts with 1, whatever was observed
+//! before.
 //!
-//! It needs arms that are drawn independently. With `unit = "peer"` all connections of a peer are in one arm.
+//! This requires independently assigned arms. With `unit = "peer"` all connections of a peer are in
+//! one arm.
 
 use serde::{Deserialize, Serialize};
 
-/// The prior is worth this many bad attempts.
+/// The weight of the prior, in bad attempts.
 const PRIOR_WEIGHT: f64 = 2.0;
-/// The e-value at which a ratio is outside of its interval of 95 %.
+/// The e-value at which a ratio is outside of the 95 % interval.
 const OUTSIDE: f64 = 20.0;
-/// Terms of the continued fraction: it needs about the root of the counts.
+/// Maximum terms of the continued fraction, which needs about the square root of the counts.
 const MOST_TERMS: u32 = 20_000;
 
-/// The probability `p` that a bad attempt is in the treatment if the timers make no difference: the share of
-/// connections that are drawn into it, 0.001 to 0.999.
+/// The probability `p` that a bad attempt is in the treated arm if the timers make no difference:
+/// the share of connections assigned to it, 0.001 to 0.999.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Probability(f64);
 
-/// A probability by which one arm would be next to empty.
+/// A probability at which one arm would be almost empty.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("a share of {:.4} % is outside 0.1 % to 99.9 %", share * 100.0)]
 pub struct ProbabilityError {
-    /// The refused share, 1 for all.
+    /// The refused share, 0 to 1.
     pub share: f64,
 }
 
 impl Probability {
-    /// The least and the greatest.
+    /// The smallest and the largest probability.
     pub const RANGE: std::ops::RangeInclusive<f64> = 0.001..=0.999;
-    /// 0.5 %.
+    /// 0.5 % as a probability.
     pub const HALF_A_PERCENT: Self = Self(0.005);
 
-    /// 0 to 1.
+    /// The probability, 0 to 1.
     pub const fn get(self) -> f64 {
         self.0
     }
@@ -71,22 +75,22 @@ impl From<Probability> for f64 {
 /// The hypothesis to be proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// That the rates differ.
+    /// The rates differ.
     Either,
-    /// That the treatment's rate is lower.
+    /// The rate of the treated arm is lower.
     Gain,
-    /// That it is higher.
+    /// The rate of the treated arm is higher.
     Harm,
 }
 
-/// How many bad attempts each arm had, of those whose arm was drawn with one share.
+/// The bad attempts in each arm, among connections assigned with one share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tally {
-    /// The share that was treated.
+    /// The share of treated connections.
     pub share: Probability,
-    /// In the treatment, 0 or more.
+    /// Bad attempts in the treated arm, 0 or more.
     pub treated: f64,
-    /// In the control arm, 0 or more.
+    /// Bad attempts in the control arm, 0 or more.
     pub control: f64,
 }
 
@@ -105,8 +109,8 @@ pub struct Ratio {
 }
 
 impl Tally {
-    /// The natural logarithm of the e-value: ln 20 or more comes to pass with a probability of 5 % at most if there is
-    /// nothing to prove.
+    /// The natural logarithm of the e-value. It ever reaches ln 20 with a probability of at most 5
+    /// % if there is no effect.
     pub fn ln_e(self, direction: Direction) -> f64 {
         let (p, rest) = (self.share.0, 1.0 - self.share.0);
         let (a, b) = (PRIOR_WEIGHT * p, PRIOR_WEIGHT * rest);
@@ -129,8 +133,9 @@ impl Tally {
             }
     }
 
-    /// What [`Self::ln_e`] is not above, in a fraction of the time: the likelihood is largest where the probability is the
-    /// one counted, or 1 relative to `p` where the counts point the other way.
+    /// An upper bound of [`Self::ln_e`] that is faster to compute. The likelihood is largest at the
+    /// observed probability, or at `p`, relative to which it is 1, if the counts point the other
+    /// way.
     pub fn at_most(self, direction: Direction) -> f64 {
         let (p, rest) = (self.share.0, 1.0 - self.share.0);
         let more_treated = self.treated * rest - self.control * p;
@@ -150,8 +155,9 @@ impl Tally {
         part(self.treated, p) + part(self.control, rest)
     }
 
-    /// The ratio of the rates, with all ratios against which the e-value is below 20: the average likelihood over that at
-    /// the ratio. A ratio that stays the same is in all the intervals one ever looks at with a probability of 95 %.
+    /// The ratio of the rates, with all ratios against which the e-value is below 20: the average
+    /// likelihood relative to the likelihood at that ratio. A constant ratio is in all intervals
+    /// ever computed with a probability of 95 %.
     pub fn ratio(self) -> Ratio {
         let (p, rest) = (self.share.0, 1.0 - self.share.0);
         let (treated, control) = (self.treated, self.control);
@@ -159,14 +165,14 @@ impl Tally {
         let likeliest = treated / control / odds;
         let (a, b) = (PRIOR_WEIGHT * p, PRIOR_WEIGHT * rest);
         let level = ln_beta(a + treated, b + control) - ln_beta(a, b) - OUTSIDE.ln();
-        // With the probability of the treatment that belongs to a ratio.
+        // At the probability of the treated arm that corresponds to the ratio.
         let is_inside = |ln_ratio: f64| {
             let more = ln_ratio.exp() * odds;
             let likelihood = |count: f64, q: f64| if count > 0.0 { count * q.ln() } else { 0.0 };
             likelihood(treated, more / (1.0 + more)) + likelihood(control, 1.0 / (1.0 + more))
                 > level
         };
-        // exp(80) is as good as infinity. The likelihood has one peak.
+        // exp(80) is practically infinite. The likelihood has one peak.
         let peak = likeliest.ln().clamp(-80.0, 80.0);
         let end = |far: f64| {
             let (mut inside, mut outside) = (peak, far);
@@ -193,7 +199,7 @@ fn ln_beta(a: f64, b: f64) -> f64 {
     ln_gamma(a) + ln_gamma(b) - ln_gamma(a + b)
 }
 
-/// Stirling's series for x >= 10; below, by Γ(x + 1) = x Γ(x).
+/// Stirling's series for x >= 10; smaller x use Γ(x + 1) = x Γ(x).
 fn ln_gamma(mut x: f64) -> f64 {
     let mut below = 1.0;
     while x < 10.0 {
@@ -207,8 +213,9 @@ fn ln_gamma(mut x: f64) -> f64 {
     (x - 0.5) * x.ln() - x + 0.5 * std::f64::consts::TAU.ln() + series - below.ln()
 }
 
-/// The logarithm of the regularised incomplete beta function: of the part of Beta(a, b) below `x`, where `rest` is
-/// `1 - x`. Not from `statrs`, which returns the part itself, which is 0 where only its logarithm can be represented.
+/// The logarithm of the regularised incomplete beta function: of the part of Beta(a, b) below `x`,
+/// where `rest` is `1 - x`. `statrs` is not used, because it returns the part itself, which may
+/// underflow to 0.
 fn ln_share_below(a: f64, b: f64, x: f64, rest: f64) -> f64 {
     let front = a * x.ln() + b * rest.ln() - ln_beta(a, b);
     // The fraction converges fast on the side of the tail.
@@ -216,7 +223,7 @@ fn ln_share_below(a: f64, b: f64, x: f64, rest: f64) -> f64 {
         front + (fraction(a, b, x) / a).ln()
     } else {
         let above = (front + (fraction(b, a, rest) / b).ln()).exp();
-        // Rounding must not make it all.
+        // Rounding must not make the part equal to 1.
         (-above.min(1.0 - f64::EPSILON)).ln_1p()
     }
 }

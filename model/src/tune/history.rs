@@ -1,4 +1,4 @@
-//! Path times of the last hours, by hour, and of the last connections.
+//! Keeps the path RTTs of the last hours, by hour, and of the last connections.
 
 use std::collections::VecDeque;
 
@@ -9,34 +9,34 @@ use crate::advice::Distribution;
 
 /// An hour, milliseconds.
 pub const HOUR_MS: u64 = 3_600_000;
-/// At least this many of the last connections are kept, if there were as many in [`RECENT_MS`].
+/// The last connections include at least this many, if [`RECENT_MS`] had as many.
 pub const RECENT_COUNT: u64 = 300;
-/// The last connections are of this time at most, milliseconds.
+/// Maximum age of the last connections, milliseconds.
 pub const RECENT_MS: u64 = 600_000;
 
-/// Path times of one hour.
+/// Path RTTs of one hour.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Hour {
-    /// Hours of the caller's clock.
+    /// Number of the hour on the caller's clock.
     number: u64,
     times: Distribution,
-    /// The most that were counted a second.
+    /// The highest number of samples per second.
     peak_per_s: u64,
-    /// What few exceed; known once the hour is over.
+    /// The quantile bound ([`bounded_quantile_us`]); known once the hour is over.
     bounded_us: Option<u64>,
 }
 
-/// What was counted from one step to the next.
+/// The samples between two steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Part {
     at_ms: u64,
     times: Distribution,
 }
 
-/// Path times of the last hours and of the last connections.
+/// Path RTTs of the last hours and of the last connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
-    /// The last of them is open.
+    /// The last hour is open.
     hours: VecDeque<Hour>,
     /// Sum of the hours.
     all: Distribution,
@@ -47,8 +47,8 @@ pub struct History {
 }
 
 impl History {
-    /// Takes in the samples since the last step. Times are milliseconds of a clock that never goes back; samples
-    /// older than `memory_ms` are forgotten. `share` is the one used in [`History::hours_us`].
+    /// Adds the samples since the last step. Times are milliseconds of a clock that never goes
+    /// back; samples older than `memory_ms` are dropped. `share` is used for [`History::hours_us`].
     pub fn add(&mut self, now_ms: u64, times: &Distribution, memory_ms: u64, share: f64) {
         let elapsed_ms = now_ms.saturating_sub(self.last_ms.unwrap_or(now_ms));
         self.last_ms = Some(now_ms);
@@ -77,7 +77,7 @@ impl History {
         }
     }
 
-    /// Recomputes the closed hours for another share.
+    /// Recomputes the closed hours for a different share.
     pub fn rebound(&mut self, share: f64) {
         let closed = self.hours.len().saturating_sub(1);
         for hour in self.hours.iter_mut().take(closed) {
@@ -85,33 +85,33 @@ impl History {
         }
     }
 
-    /// The largest that a closed hour's share exceeds (at 95 %, [`bounded_quantile_us`]), microseconds; `None` if no
-    /// hour had enough.
+    /// The largest quantile bound of the closed hours (at 95 %, [`bounded_quantile_us`]),
+    /// microseconds; `None` if no hour had enough samples.
     #[must_use]
     pub fn hours_us(&self) -> Option<u64> {
         self.hours.iter().filter_map(|hour| hour.bounded_us).max()
     }
 
-    /// Everything remembered.
+    /// All remembered samples.
     #[must_use]
     pub const fn all(&self) -> &Distribution {
         &self.all
     }
 
-    /// The last [`RECENT_COUNT`] samples or some more, fewer if [`RECENT_MS`] had fewer.
+    /// The last [`RECENT_COUNT`] samples or slightly more; fewer if [`RECENT_MS`] had fewer.
     #[must_use]
     pub const fn recent(&self) -> &Distribution {
         &self.recent_all
     }
 
-    /// The most connections a second, of the hours remembered.
+    /// The highest number of connections per second in the remembered hours.
     #[must_use]
     pub fn peak_per_s(&self) -> u64 {
         let peaks = self.hours.iter().map(|hour| hour.peak_per_s);
         peaks.max().unwrap_or(0)
     }
 
-    /// Forgets the oldest hours beyond this number, which includes the open one.
+    /// Drops the oldest hours beyond this number, which includes the open hour.
     pub fn limit(&mut self, hours: usize) {
         while self.hours.len() > hours.max(1) {
             if let Some(hour) = self.hours.pop_front() {
@@ -120,7 +120,7 @@ impl History {
         }
     }
 
-    /// What was before a reboot is not recent.
+    /// Drops the recent samples: after a reboot these are no longer recent.
     pub fn forget_recent(&mut self) {
         self.recent.clear();
         self.recent_all = Distribution::default();
@@ -182,14 +182,14 @@ mod tests {
         assert_eq!(history.hours_us(), None);
         add(&mut history, HOUR_MS, 20_000, 2_000);
         assert_eq!(history.hours_us(), Some(10_000));
-        // Too few in the second hour.
+        // Too few samples in the second hour.
         add(&mut history, 2 * HOUR_MS, 30_000, 3_000);
         assert_eq!(history.hours_us(), Some(10_000));
         add(&mut history, 3 * HOUR_MS, 10_000, 1);
         assert_eq!(history.hours_us(), Some(30_000));
         assert_eq!(history.all().count(), 10_001);
         assert_eq!(history.peak_per_s(), 5_000);
-        // The third ended three hours after the beginning.
+        // The third hour ended three hours after the start.
         add(&mut history, 26 * HOUR_MS + HOUR_MS - 1, 10_000, 1);
         assert_eq!(history.hours_us(), Some(30_000));
         add(&mut history, 27 * HOUR_MS, 10_000, 1);
@@ -229,15 +229,15 @@ mod tests {
         for second in 0..1_000 {
             add(&mut history, second * 1_000, 10_000, 1);
         }
-        // One a second: three hundred.
+        // At one per second these are the last three hundred.
         assert_eq!(history.recent().count(), RECENT_COUNT);
-        // A slow host: the samples of ten minutes.
+        // On a slow host these are the samples of ten minutes.
         let mut slow = History::default();
         for second in (0..5_000).step_by(10) {
             add(&mut slow, second * 1_000, second, 1);
         }
         assert_eq!(slow.recent().count(), 60);
-        // Whole steps are kept.
+        // Steps are kept as whole units.
         add(&mut slow, 5_000_000, 7, 299);
         assert_eq!(slow.recent().count(), 300);
         add(&mut slow, 5_000_001, 7, 10);

@@ -1,9 +1,10 @@
-//! The control law: which timer the times of paths, or the delays of ACKs, ask for.
+//! The control law: the timer that path RTTs, or ACK delays, require.
 //!
-//! A host sees the time of each path whatever its timer is: a spurious SYN does not delay the answer to the first one.
-//! So the timer is computed from the whole distribution, and nothing is tried out. `rto_min` is learnt from the
-//! **control arm**: how far its RTT samples exceed the least RTT of their connection. A low `rto_min` censors its own: a
-//! spurious retransmission is acknowledged at once, and Karn's algorithm drops the sample.
+//! A host sees the RTT of each path whatever its timer is: a spurious SYN does not delay the answer
+//! to the first one. So the timer is computed from the whole distribution, without trying values.
+//! `rto_min` is learnt from the **control arm**: the differences between RTT samples and the
+//! smallest RTT of their connection. A low `rto_min` would censor its own samples: a spurious
+//! retransmission is acknowledged at once, and Karn's algorithm drops the sample.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,47 +17,49 @@ use crate::{
     outage,
 };
 
-/// With so few samples there is no value.
+/// With fewer samples there is no value.
 pub const LEAST_SAMPLES: u64 = 300;
-/// The share of the last samples that `fast` lets exceed it.
+/// The share of the last samples that may exceed `fast`.
 const RECENT_SHARE: f64 = 0.02;
-/// `fast` may be wrong so often: 4 of 300 samples raise it. At 5 % it were 2, and as it is computed each second, two
-/// slow ones of a long tail that come together by chance would do it about once an hour.
+/// The error probability of `fast`: 4 of 300 samples raise it. With 5 % it would be 2 of 300.
+/// Because it is computed each second, two slow samples of a long tail would raise it by chance
+/// about once an hour.
 const RECENT_ERROR: f64 = 0.2;
 
-/// Which setting is learnt.
+/// The setting that is learnt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Law {
     /// The initial RTO, from path RTTs.
     InitialRto,
-    /// `rto_min`, from delays of ACKs.
+    /// `rto_min`, from ACK delays.
     RtoMin,
 }
 
-/// What is asked of a learnt timer, of one policy and direction.
+/// Requirements for a learnt timer of one policy and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Which setting it is.
+    /// The setting that is learnt.
     pub law: Law,
-    /// Jiffies a second.
+    /// Jiffies per second.
     pub hz: u32,
-    /// The least value, microseconds.
+    /// The smallest value, microseconds.
     pub min_us: u64,
-    /// The largest, microseconds; not above the kernel's own.
+    /// The largest value, microseconds; not above the kernel's own.
     pub max_us: u64,
     /// The share of samples that may exceed half the initial RTO, or `rto_min`, 0 to 1.
     pub spurious: f64,
-    /// How long an hour is remembered, and a value without samples, milliseconds.
+    /// How long an hour is remembered, and how long a value is kept without samples, milliseconds.
     pub memory_ms: u64,
-    /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this many
-    /// `tcp_syn_linear_timeouts`; `None` where that changes nothing: for SYN-ACKs, and before Linux 6.15.
+    /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this
+    /// many `tcp_syn_linear_timeouts`; `None` if that has no effect: for SYN-ACKs, and before Linux
+    /// 6.15.
     #[serde(default)]
     pub in_step: Option<u8>,
 }
 
 impl Settings {
-    /// The defaults of the initial RTO.
+    /// The default requirements for the initial RTO.
     #[must_use]
     pub const fn new(hz: u32) -> Self {
         Self {
@@ -70,7 +73,8 @@ impl Settings {
         }
     }
 
-    /// Values of `rto_min`: peers delay ACKs by up to 40 ms, as Linux does; at most `TCP_RTO_MIN`.
+    /// The requirements for `rto_min`: peers delay ACKs by up to 40 ms, as Linux does; at most
+    /// `TCP_RTO_MIN`.
     #[must_use]
     pub const fn rto_min(hz: u32) -> Self {
         Self {
@@ -81,27 +85,28 @@ impl Settings {
         }
     }
 
-    /// Rounded up to jiffies: a timer never fires sooner than asked.
+    /// Microseconds rounded up to jiffies, so that the timer does not fire early.
     #[must_use]
     pub fn jiffies(&self, us: u64) -> u64 {
         us.saturating_mul(self.hz.into()).div_ceil(1_000_000)
     }
 
-    /// Whole jiffies as microseconds.
+    /// Converts jiffies to microseconds.
     #[must_use]
     pub fn micros(&self, jiffies: u64) -> u64 {
         jiffies.saturating_mul(1_000_000) / u64::from(self.hz.max(1))
     }
 
-    /// Within the bounds, jiffies; at least one, and in step where a longer value within the bounds is.
+    /// Limits a value to the bounds, jiffies; at least one, and in step if the bounds contain such
+    /// a value that is not shorter.
     #[must_use]
     pub fn clamped(&self, us: u64) -> u64 {
         let least = self.jiffies(self.min_us).max(1);
         self.in_step_from(self.jiffies(us).min(self.largest()).max(least))
     }
 
-    /// The least value in step that is not shorter, jiffies; the value itself if there is no such value up to the
-    /// largest.
+    /// The smallest value in step that is not shorter, jiffies; the value itself if there is no
+    /// such value up to the largest one.
     #[must_use]
     pub fn in_step_from(&self, jiffies: u64) -> u64 {
         let hz = self.hz.into();
@@ -121,9 +126,10 @@ impl Settings {
         self.jiffies(self.max_us.min(INITIAL_RTO_US)).max(1)
     }
 
-    /// The timer that follows from a quantile of the samples, microseconds. The initial RTO is the quantile times a number of
-    /// halves, because the variation of a path is unknown before its first sample; `rto_min` is a quarter more plus two
-    /// jiffies, the granularity of the estimator.
+    /// The timer for a quantile of the samples, microseconds. For the initial RTO, this is the
+    /// quantile times a number of halves, because the variation of a path is unknown before its
+    /// first sample. For `rto_min`, it is a quarter more plus two jiffies, the granularity of the
+    /// estimator.
     fn with_headroom(&self, us: u64, halves: u64) -> u64 {
         match self.law {
             Law::InitialRto => us.saturating_mul(halves) / 2,
@@ -132,22 +138,23 @@ impl Settings {
     }
 }
 
-/// What samples ask for.
+/// The timer that samples require.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
     /// The timer, jiffies.
     pub jiffies: u64,
-    /// What a shorter timer is raised to, jiffies: more, where the last samples ask for it. Each second only a part of
-    /// the last samples is of a path that has just become longer, and the value would climb in stairs.
+    /// The value to which a shorter timer is raised, jiffies; larger than `jiffies` if the last
+    /// samples require more. When a path has just become longer, each second only part of the last
+    /// samples shows it, so the value would otherwise rise in many steps.
     pub raised: u64,
-    /// By the hours remembered, microseconds.
+    /// Quantile of the remembered hours, microseconds.
     pub slow_us: u64,
-    /// By the last samples, microseconds; absent if these are too few.
+    /// Quantile of the last samples, microseconds; absent with too few samples.
     pub fast_us: Option<u64>,
 }
 
 impl Want {
-    /// What a history asks for; `None` with fewer samples than [`LEAST_SAMPLES`].
+    /// The timer that a history requires; `None` with fewer than [`LEAST_SAMPLES`] samples.
     #[must_use]
     pub fn of(history: &History, settings: &Settings) -> Option<Self> {
         let slow_us = slow_us(history, settings)?;
@@ -156,7 +163,7 @@ impl Want {
         let raised = fast_us
             .filter(|us| settings.law == Law::InitialRto && *us > slow_us)
             .map(|us| settings.clamped(us.saturating_mul(2)))
-            // Headroom alone is no reason for the kernel's own timer.
+            // Headroom alone must not lead to the kernel's own timer.
             .filter(|raised| (jiffies..settings.largest()).contains(raised));
         Some(Self {
             jiffies,
@@ -167,8 +174,8 @@ impl Want {
     }
 }
 
-/// What a closed hour's share exceeds; before there is such an hour, what the share of all exceeds; with too few
-/// samples for that, three times the largest.
+/// The largest quantile bound of the closed hours; before the first such hour, the bound of all
+/// samples; with too few samples for that, three times the largest.
 fn slow_us(history: &History, settings: &Settings) -> Option<u64> {
     let all = history.all();
     if all.count() < LEAST_SAMPLES {
@@ -183,7 +190,7 @@ fn slow_us(history: &History, settings: &Settings) -> Option<u64> {
     Some(settings.with_headroom(exceeded, 4))
 }
 
-/// What one in fifty of the last samples exceeds.
+/// The value that one in fifty of the last samples exceeds.
 fn fast_us(recent: &Distribution, settings: &Settings) -> Option<u64> {
     if recent.count() < RECENT_COUNT {
         return None;
@@ -192,7 +199,7 @@ fn fast_us(recent: &Distribution, settings: &Settings) -> Option<u64> {
     Some(settings.with_headroom(exceeded, 3))
 }
 
-/// Whether a value is so much above what is asked for that it is lowered.
+/// Whether a value is so far above the required one that it is lowered.
 #[must_use]
 pub const fn asks_for_less(want: u64, value: u64) -> bool {
     want.saturating_mul(10) <= value.saturating_mul(8)
@@ -204,7 +211,7 @@ mod tests {
 
     const SETTINGS: Settings = Settings::new(250);
 
-    /// Samples per second.
+    /// A history with these samples in each second.
     fn history(per_s: &[&[(u64, u64)]]) -> History {
         let mut history = History::default();
         for (second, buckets) in (0..).zip(per_s) {
@@ -223,7 +230,7 @@ mod tests {
             in_step: Some(4),
             ..SETTINGS
         };
-        // 20 ms and more: 28, 32, 56, 60, 100 ms are in step at HZ 250.
+        // Values in step at HZ 250 from 20 ms on: 28, 32, 56, 60, 100 ms.
         for (us, jiffies) in [
             (1, 7),
             (28_000, 7),
@@ -234,7 +241,7 @@ mod tests {
         ] {
             assert_eq!(settings.clamped(us), jiffies, "{us}");
         }
-        // Nothing in step lies between 64 and 96 ms.
+        // No value between 64 and 96 ms is in step.
         let narrow = Settings {
             min_us: 64_000,
             max_us: 96_000,
@@ -244,7 +251,7 @@ mod tests {
             [1, 70_000, 200_000].map(|us| narrow.clamped(us)),
             [16, 18, 24]
         );
-        // rto_min: 48, 96, 100 and 196 ms.
+        // Values of rto_min in step: 48, 96, 100 and 196 ms.
         let rto_min = Settings::rto_min(250);
         for (us, jiffies) in [(1, 12), (49_000, 24), (199_000, 50), (2_000_000, 50)] {
             assert_eq!(rto_min.clamped(us), jiffies, "{us}");
@@ -269,7 +276,7 @@ mod tests {
     fn little_is_known_at_first() {
         assert_eq!(Want::of(&history(&[&[(10_000, 299)]]), &SETTINGS), None);
         let want = Want::of(&history(&[&[(10_000, 300)]]), &SETTINGS).unwrap();
-        // Three times the largest.
+        // With few samples, three times the largest.
         assert_eq!((want.slow_us, want.fast_us), (30_000, Some(15_000)));
         assert_eq!(want.jiffies, 8);
         let want = Want::of(&history(&[&[(10_000, 3_000)]]), &SETTINGS).unwrap();
@@ -286,7 +293,7 @@ mod tests {
         let want = Want::of(&history(&[&before, &more]), &SETTINGS).unwrap();
         assert_eq!((want.slow_us, want.fast_us), (20_000, Some(150_000)));
         assert_eq!(want.jiffies, 38);
-        // With headroom, unless that is the kernel's own.
+        // With headroom, unless that reaches the kernel's own timer.
         assert_eq!(want.raised, 75);
         let slow = vec![(400_000, 4), (10_000, 296)];
         let want = Want::of(&history(&[&before, &slow]), &SETTINGS).unwrap();
@@ -298,7 +305,7 @@ mod tests {
         let settings = Settings::rto_min(250);
         let want = |us| Want::of(&history(&[&[(us, 3_000)]]), &settings).unwrap();
         assert_eq!((want(25_000).slow_us, want(25_000).jiffies), (39_250, 12));
-        // 53 ms and two jiffies; the next in step is 96 ms.
+        // 53 ms and two jiffies; the next value in step is 96 ms.
         assert_eq!((want(42_400).slow_us, want(42_400).raised), (61_000, 24));
         assert_eq!(want(500_000).jiffies, settings.largest());
     }

@@ -1,9 +1,10 @@
-//! Timers that tune themselves, and proof that they help.
+//! Self-tuning timers, and experiments that prove their benefit.
 //!
-//! - [`quantile`], [`history`], [`law`]: what a value is derived from. [`tuner`]: what a daemon does about it, and
-//!   [`budget`]: how much the program may retransmit. The derivation is in `docs/research/tuning.md`.
-//! - [`experiment`] compares a policy's timers with the kernel's own on a share of the connections, by [`evidence`]
-//!   (e-values, and intervals of the ratio of rates). The derivation is in `docs/research/experiments.md`.
+//! - [`quantile`], [`history`], [`law`]: derive a value. [`tuner`]: decides what the daemon does
+//!   with it. [`budget`]: how much the program may retransmit. See `docs/research/tuning.md`.
+//! - [`experiment`]: compares a policy's timers with the kernel's own on a share of the
+//!   connections, with [`evidence`] (e-values, and intervals for the ratio of rates). See
+//!   `docs/research/experiments.md`.
 
 pub mod budget;
 pub mod evidence;

@@ -1,21 +1,21 @@
-//! Quantiles that hold with confidence: the bound of Clopper and Pearson (1934), one-sided at 95 %.
+//! Quantiles with a confidence bound: Clopper and Pearson (1934), one-sided at 95 %.
 
 use crate::advice::{Distribution, samples_needed, upper_bound};
 
-/// 1 - 95 %.
+/// The error probability: 1 - 95 %.
 const ERROR: f64 = 0.05;
-/// A binomial's first term of e to the minus this is not too small for a double. Where it would be less, the Poisson
-/// bound is used, which is slightly above.
+/// The largest exponent for which a binomial's first term, e to the minus this, does not underflow.
+/// Beyond it the Poisson bound is used, which is slightly larger.
 const EXACT_TO: f64 = 600.0;
 
-/// How many of `count` samples may lie above a value so that, at 95 %, no more than `share` of all do; `None` if none
-/// may. Fewer than [`samples_needed`] are always too few.
+/// How many of `count` samples may lie above a value so that, at 95 %, no more than `share` of all
+/// do; `None` if none may. Fewer samples than [`samples_needed`] are always too few.
 #[must_use]
 pub fn allowed_above(count: u64, share: f64) -> Option<u64> {
     allowed_with(count, share, ERROR)
 }
 
-/// The same with another error than 5 %; where the Poisson bound is used, with 5 %.
+/// The same with a different error probability; the Poisson bound always uses 5 %.
 #[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
 pub(super) fn allowed_with(count: u64, share: f64, error: f64) -> Option<u64> {
     if !(share > 0.0 && share < 1.0) || count < samples_needed(share) {
@@ -25,7 +25,8 @@ pub(super) fn allowed_with(count: u64, share: f64, error: f64) -> Option<u64> {
     if ln_first < -EXACT_TO {
         return Some(poisson_allowed(count, share));
     }
-    // P(X <= k) of a binomial distribution with the probability `share`; the largest k at which it is an error at most.
+    // P(X <= k) of a binomial distribution with the probability `share`: finds the largest k at
+    // which it is at most the error.
     let odds = share / (1.0 - share);
     let mut term = ln_first.exp();
     let mut below = term;
@@ -55,8 +56,8 @@ fn poisson_allowed(count: u64, share: f64) -> u64 {
     allowed
 }
 
-/// `Q(h, s)`: the least value of a distribution (a bucket's end, of a histogram) above which, at 95 %, no more than
-/// `share` of all lie, microseconds. `None` with too few samples.
+/// `Q(h, s)`: the smallest value (for a histogram, an upper bound of a bucket) above which, at 95
+/// %, lie no more than `share` of all, microseconds. `None` with too few samples.
 #[must_use]
 pub fn bounded_quantile_us(times: &Distribution, share: f64) -> Option<u64> {
     times.exceeded_by(allowed_above(times.count(), share)?)
@@ -68,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// P(X <= k), with logarithms of factorials: another way than above.
+    /// P(X <= k), with logarithms of factorials: a different method than above.
     fn binomial_cdf(k: u64, n: u64, p: f64) -> f64 {
         let ln_factorial = |n: u64| (1..=n).map(|i| (i as f64).ln()).sum::<f64>();
         let ln_n = ln_factorial(n);
@@ -88,7 +89,7 @@ mod tests {
         for share in [0.0, 1.0, -1.0, f64::NAN] {
             assert_eq!(allowed_above(1_000_000, share), None, "{share}");
         }
-        // Tables of Clopper and Pearson's bound: 300 samples, 1 above: 1.571 %; 2: 2.083 %.
+        // From tables of Clopper and Pearson's bound: 300 samples, 1 above: 1.571 %; 2: 2.083 %.
         assert_eq!(allowed_above(300, 0.02), Some(1));
         assert_eq!(allowed_above(300, 0.0208), Some(1));
         assert_eq!(allowed_above(300, 0.0209), Some(2));
@@ -128,7 +129,7 @@ mod tests {
                     prop_assert!(binomial_cdf(k, count, share) <= ERROR + 1e-9);
                     prop_assert!(k + 1 == count || binomial_cdf(k + 1, count, share) > ERROR - 1e-9);
                 }
-                // The rule of three asks for one sample more than the binomial bound at most.
+                // The rule of three needs at most one sample more than the binomial bound.
                 None => prop_assert!(count < needed),
             }
         }
@@ -146,7 +147,7 @@ mod tests {
             match (bounded_quantile_us(&distribution, share), allowed) {
                 (Some(us), Some(allowed)) => {
                     prop_assert!(distribution.above(us) <= allowed);
-                    // The next shorter value has too many above it.
+                    // Too many samples exceed the next shorter value.
                     let shorter = times.iter().map(|(us, _)| *us).filter(|t| *t < us).max();
                     prop_assert!(shorter.is_none_or(|us| distribution.above(us) > allowed));
                 }

@@ -1,11 +1,13 @@
-//! The tuner: which timer is right now. A daemon asks it once a second.
+//! The tuner: decides the current timer. The daemon calls it once a second.
 //!
-//! It has no clock and does no I/O. Its state is plain data that a daemon stores; times are milliseconds of a clock that
-//! does not go back, also not over a reboot if the state is kept over it.
+//! It has no clock and does no I/O. Its state is plain data that the daemon stores. Times are
+//! milliseconds of a clock that never goes back, not even across a reboot if the state is kept
+//! across it.
 //!
-//! A value is raised at once, and lowered after a minute, or an hour after the last raise. The brakes are the program's:
-//! while its budget is half spent, or its fuse blown, new connections have the kernel's own timer. A blown fuse says that
-//! the value was wrong: it is off for [`HOLD_MS`], and what samples ask for by then is next.
+//! A value is raised at once, and lowered after a minute, or an hour after the last raise. The
+//! program has the brakes: while its budget is half spent, or its fuse blown, new connections have
+//! the kernel's own timer. A blown fuse means that the value was wrong: it is disabled for
+//! [`HOLD_MS`], and then replaced by the value that samples require.
 
 #[cfg(test)]
 mod tests;
@@ -22,10 +24,11 @@ use crate::advice::Distribution;
 
 /// How long connections have the kernel's own timer after the fuse has blown, milliseconds.
 pub const HOLD_MS: u64 = 600_000;
-/// No value is lowered sooner after a change, milliseconds.
+/// Minimum time between a change and a lower value, milliseconds.
 const BETWEEN_MS: u64 = 60_000;
-/// A raised value is lowered when for so long nothing asked for as much, milliseconds. On a path whose times vary over
-/// minutes, as with a queue, the last 300 connections are fast and slow by turns.
+/// A raised value is lowered if no sample required as much for this time, milliseconds. On a path
+/// whose RTTs vary over minutes, as with a queue, the last 300 connections are alternately fast and
+/// slow.
 const AFTER_RAISE_MS: u64 = HOUR_MS;
 
 macro_rules! names {
@@ -38,7 +41,7 @@ macro_rules! names {
         }
 
         impl $type {
-            /// All of them.
+            /// All values.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
             /// Its name in JSON, logs and metrics.
@@ -102,16 +105,17 @@ impl State {
     }
 }
 
-/// What was counted since the step before, of one policy and direction.
+/// The growth of the counters since the previous step, for one policy and direction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Growth {
-    /// What the value is learnt from: path RTTs, or delays of ACKs. Each sample counts once.
+    /// The samples from which the value is learnt: path RTTs, or ACK delays. Each sample counts
+    /// once.
     pub samples: Distribution,
-    /// What happened to connections.
+    /// The outcomes of connections.
     pub counts: Counts,
-    /// The fuse of this epoch is blown.
+    /// Whether the fuse of this epoch is blown.
     pub fuse_blown: bool,
-    /// The budget does not allow the policy's timer.
+    /// Whether the budget does not allow the policy's timer.
     pub throttled: bool,
 }
 
@@ -211,7 +215,7 @@ impl fmt::Display for Transition {
     }
 }
 
-/// A value in microseconds, for people: "24ms", or the kernel's own.
+/// A value in microseconds as text: "24ms", or the kernel's own.
 #[derive(Clone, Copy, Debug)]
 pub struct Value(pub Option<u64>);
 
@@ -262,26 +266,27 @@ pub enum Next {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tuner {
     settings: Settings,
-    /// The configured value, jiffies; `None` where it is learnt.
+    /// The configured value, jiffies; `None` if it is learnt.
     configured: Option<u64>,
     state: State,
     /// The value, jiffies; `None`: the kernel's own.
     jiffies: Option<u64>,
-    /// Of the value: the program's fuse is of one epoch.
+    /// The epoch of the value: the program's fuse belongs to one epoch.
     epoch: u32,
     history: History,
-    /// Since the value was set.
+    /// Counts since the value was set.
     counts: Counts,
     changed_ms: Option<u64>,
-    /// When samples last asked for a value that they raised.
+    /// When samples last required as much as the raised value.
     raised_ms: Option<u64>,
     last_step_ms: Option<u64>,
-    /// When the hold ends, or ended, after a blown fuse.
+    /// End of the hold after a blown fuse.
     hold_until_ms: u64,
 }
 
 impl Tuner {
-    /// One that knows nothing. It begins with the kernel's own timer, or with the configured one, jiffies.
+    /// A tuner without samples. It starts with the kernel's own timer, or with the configured one,
+    /// jiffies.
     #[must_use]
     pub fn new(settings: Settings, configured: Option<u64>) -> Self {
         Self {
@@ -302,20 +307,21 @@ impl Tuner {
         }
     }
 
-    /// The program knows this epoch of another tuner: the epochs of this tuner come after it.
+    /// Skips the epochs that the program knows from another tuner, so that this tuner's epochs are
+    /// new.
     pub const fn skip_epochs(&mut self, seen: u32) {
         if self.epoch <= seen {
             self.epoch = seen.wrapping_add(1);
         }
     }
 
-    /// What it does.
+    /// The current state.
     #[must_use]
     pub const fn state(&self) -> State {
         self.state
     }
 
-    /// The configured value, jiffies; `None` where it is learnt.
+    /// The configured value, jiffies; `None` if it is learnt.
     #[must_use]
     pub const fn configured(&self) -> Option<u64> {
         self.configured
@@ -333,25 +339,25 @@ impl Tuner {
         self.jiffies
     }
 
-    /// Counts the values.
+    /// The current epoch, which counts the values.
     #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// What it is asked to be like.
+    /// The requirements for the value.
     #[must_use]
     pub const fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The most samples a second, of the hours remembered.
+    /// The highest number of samples per second in the remembered hours.
     #[must_use]
     pub fn peak_per_s(&self) -> u64 {
         self.history.peak_per_s()
     }
 
-    /// What the next decision rests on.
+    /// The evidence for the next decision.
     #[must_use]
     pub fn evidence(&self) -> Evidence {
         let want = self.want();
@@ -364,7 +370,7 @@ impl Tuner {
         }
     }
 
-    /// Takes other settings; the value follows with the next steps.
+    /// Sets new requirements; the value follows in the next steps.
     pub fn configure(&mut self, settings: Settings) {
         if self.settings.spurious != settings.spurious {
             self.history.rebound(settings.spurious);
@@ -372,12 +378,12 @@ impl Tuner {
         self.settings = settings;
     }
 
-    /// Limits the memory to this many hours, which include the present one.
+    /// Limits the memory to this many hours, including the current one.
     pub fn limit_memory(&mut self, hours: usize) {
         self.history.limit(hours);
     }
 
-    /// Takes in the counters, and decides. To be called about once a second.
+    /// Adds the growth of the counters, and decides. The daemon calls it about once a second.
     #[must_use]
     pub fn step(&mut self, now_ms: u64, growth: &Growth) -> Option<Transition> {
         let last_ms = self.last_step_ms.replace(now_ms).unwrap_or(now_ms);
@@ -405,13 +411,13 @@ impl Tuner {
         }
     }
 
-    /// The kernel's own timer, until [`Tuner::resume`].
+    /// Uses the kernel's own timer until [`Tuner::resume`].
     #[must_use]
     pub fn freeze(&mut self, now_ms: u64, cause: Cause) -> Option<Transition> {
         (self.state != State::Frozen).then(|| self.enter(now_ms, State::Frozen, cause, None))
     }
 
-    /// Ends [`Tuner::freeze`]. A hold lasts as long as it would have.
+    /// Ends [`Tuner::freeze`]. A hold still lasts for its full time.
     #[must_use]
     pub fn resume(&mut self, now_ms: u64) -> Option<Transition> {
         (self.state == State::Frozen).then(|| match now_ms < self.hold_until_ms {
@@ -420,7 +426,7 @@ impl Tuner {
         })
     }
 
-    /// Forgets what was learnt.
+    /// Drops everything learnt.
     #[must_use]
     pub fn reset(&mut self, now_ms: u64) -> Transition {
         let mut new = Self::new(self.settings, self.configured);
@@ -430,7 +436,7 @@ impl Tuner {
         transition
     }
 
-    /// What comes next, if things stay as they are.
+    /// What follows if nothing changes.
     #[must_use]
     pub fn next(&self) -> Next {
         match (self.state, self.want()) {
@@ -456,19 +462,19 @@ impl Tuner {
         Want::of(&self.history, &self.settings)
     }
 
-    /// The value, or the largest possible value instead of the kernel's own.
+    /// The value; for the kernel's own timer the largest possible value.
     fn at_present(&self) -> u64 {
         self.jiffies.unwrap_or(self.settings.largest())
     }
 
-    /// A value as long as the kernel's own gains nothing.
+    /// The value, or `None` if it is as long as the kernel's own and gains nothing.
     fn worthwhile(&self, jiffies: u64) -> Option<u64> {
         (jiffies < self.settings.largest()).then_some(jiffies)
     }
 
-    /// From the kernel's own timer.
+    /// Starts again from the kernel's own timer.
     fn begin(&mut self, now_ms: u64, cause: Cause) -> Transition {
-        // What samples ask for does not concern a configured value.
+        // A configured value does not depend on samples.
         let want = self.want().map(|want| want.jiffies);
         let (state, value) = match (self.configured, want) {
             (Some(jiffies), _) => (State::Active, Some(jiffies)),
@@ -478,7 +484,7 @@ impl Tuner {
         self.enter(now_ms, state, cause, value)
     }
 
-    /// Follows the budget, and what samples ask for.
+    /// Follows the budget, and the value that samples require.
     fn follow(&mut self, now_ms: u64, throttled: bool, is_old: bool) -> Option<Transition> {
         let want = self.want().filter(|_| self.configured.is_none());
         let present = self.at_present();
@@ -497,7 +503,8 @@ impl Tuner {
             return Some(self.enter(now_ms, state, cause, self.jiffies));
         }
         let Some(want) = want else {
-            // A host without connections keeps its value, unless the daemon was away for longer than the memory.
+            // A host without connections keeps its value, unless the daemon was stopped for longer
+            // than the memory.
             let is_forgotten = is_old && self.configured.is_none() && self.jiffies.is_some();
             return is_forgotten
                 .then(|| self.enter(now_ms, State::Learning, Cause::Forgotten, None));

@@ -405,7 +405,7 @@ fn remarks_are_of_what_happened() {
         });
         told.len()
     };
-    // The remark needs more than a third retransmitted, of at least ten segments.
+    // The remark requires at least ten segments, more than a third of them retransmitted.
     assert_eq!([again(9, 9), again(10, 3), again(10, 4)], [0, 0, 1]);
     assert_eq!([again(12, 4), again(12, 5)], [0, 1]);
 }

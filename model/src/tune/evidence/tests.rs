@@ -1,4 +1,4 @@
-//! E-values against their definition, and over random walks.
+//! Compares e-values with their definition, and over random walks.
 
 use proptest::prelude::*;
 
@@ -51,7 +51,7 @@ fn e_value_is_the_product_of_predictions() {
     }
 }
 
-/// By the trapezoidal rule over 400,000 steps of the log odds.
+/// Computed by the trapezoidal rule over 400,000 steps of the log odds.
 #[test]
 fn sided_e_values_are_integrals_of_their_side() {
     for (share, treated, control, gain, harm) in [
@@ -66,16 +66,17 @@ fn sided_e_values_are_integrals_of_their_side() {
     }
 }
 
-/// Within a standard deviation of the expected counts, a normal distribution is as good.
+/// Within a standard deviation of the expected counts, a normal distribution approximates them
+/// well.
 #[test]
 fn e_values_are_sound_up_to_ten_billion() {
     for (n, more) in [(10_000, 100), (1_000_000, 1000), (10_000_000_000, 100_000)] {
         let is = ln_e(0.5, n + more, n - more, Direction::Either);
-        // Of 2n the standard deviation is the root of n / 2.
+        // For 2n attempts, the standard deviation is the square root of n / 2.
         let wanted = 1.0 - 0.5 * (n as f64 / std::f64::consts::PI * 4.0).ln();
         assert!((is - wanted).abs() < 0.01, "{n}: {is} {wanted}");
         let harm = ln_e(0.5, n + more, n - more, Direction::Harm);
-        // Of the normal distribution 92.1 % are on that side, and of the prior half.
+        // 92.1 % of the normal distribution are on that side, and half of the prior.
         assert!(
             (harm - is - (2.0_f64 * 0.921_35).ln()).abs() < 0.01,
             "{n}: {harm} {is}"
@@ -92,7 +93,8 @@ fn both_directions_are_halves_of_an_even_split() {
     }
 }
 
-/// The mean over all counts of `n` bad attempts, each of which is treated with `probability`.
+/// The mean e-value over all counts of `n` bad attempts, each of which is treated with
+/// `probability`.
 fn mean(share: f64, probability: f64, n: u64, direction: Direction) -> f64 {
     let mut weight = (1.0 - probability).powi(i32::try_from(n).unwrap());
     let mut sum = 0.0;
@@ -114,20 +116,20 @@ fn mean_is_1_if_nothing_differs() {
                     "{share} {n} {direction:?}: {mean}"
                 );
             }
-            // The other way round there is nothing to prove either.
+            // An effect in the other direction proves nothing either.
             assert!(mean(share, share * 0.7, n, Direction::Harm) < 1.0);
             assert!(mean(share, share + 0.3 * (1.0 - share), n, Direction::Gain) < 1.0);
         }
     }
 }
 
-/// Exactly, by the probabilities of all paths of 200 bad attempts.
+/// The exact probability over all paths of 200 bad attempts.
 #[test]
 fn e_value_ever_reaches_20_in_less_than_5_percent() {
     for share in [0.05, 0.1, 0.5, 0.95] {
         for direction in DIRECTIONS {
             let mut reached = 0.0;
-            // By the number of treated ones, of those paths that have not reached it.
+            // Weights of the paths that have not reached it, by the number of treated attempts.
             let mut paths = vec![1.0];
             for n in 1..=200_u64 {
                 let mut next = vec![0.0; paths.len() + 1];
@@ -135,7 +137,7 @@ fn e_value_ever_reaches_20_in_less_than_5_percent() {
                     next[treated] += weight * (1.0 - share);
                     next[treated + 1] += weight * share;
                 }
-                // Others do not change the fourth digit.
+                // Less likely paths do not change the fourth digit.
                 let likely = |(_, weight): &(u64, &mut f64)| **weight > 1e-9;
                 for (treated, weight) in (0..).zip(next.iter_mut()).filter(likely) {
                     if ln_e(share, treated, n - treated, direction) >= 20_f64.ln() {
@@ -170,11 +172,11 @@ fn interval_is_open_where_an_arm_has_nothing_bad() {
     assert_eq!((gain.low, gain.likeliest), (0.0, Some(0.0)));
     assert!(gain.high.is_some_and(|high| (0.1..0.5).contains(&high)));
     assert_eq!((harm.likeliest, harm.high), (None, None));
-    // By symmetry.
+    // The arms are symmetric.
     assert!((harm.low * gain.high.unwrap() - 1.0).abs() < 1e-6);
 }
 
-/// A tenth is treated, with three times the control arm's rate.
+/// A tenth is treated, with three times the rate of the control arm.
 #[test]
 fn interval_narrows_around_the_ratio() {
     for (n, width) in [(100, 5.0), (10_000, 0.4), (1 << 36, 1e-3)] {
@@ -186,7 +188,7 @@ fn interval_narrows_around_the_ratio() {
 }
 
 proptest! {
-    /// Files to be merged may have any counts.
+    /// Files to be merged may contain any counts.
     #[test]
     fn e_value_is_a_number_within_its_bound(
         share in 0.001..0.999,
@@ -205,7 +207,7 @@ proptest! {
         prop_assert!(ratio.high.is_none_or(|high| ratio.low <= high));
     }
 
-    /// The interval leaves out 1 exactly where the e-value of either direction has reached 20.
+    /// The interval excludes 1 exactly if the e-value of either direction has reached 20.
     #[test]
     fn interval_is_the_test_inverted(
         share in 0.001..0.999,

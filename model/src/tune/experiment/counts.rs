@@ -1,4 +1,4 @@
-//! What is counted in the arms of an experiment.
+//! The counts in the arms of an experiment.
 
 use std::ops::{Add, AddAssign};
 
@@ -17,7 +17,7 @@ pub struct Arms<T> {
 }
 
 impl<T> Arms<T> {
-    /// Something of each arm.
+    /// Applies a function to each arm.
     pub fn map<U>(&self, mut of: impl FnMut(&T) -> U) -> Arms<U> {
         Arms {
             treated: of(&self.treated),
@@ -25,7 +25,7 @@ impl<T> Arms<T> {
         }
     }
 
-    /// Something of each arm of both.
+    /// Applies a function to each arm of both.
     pub fn zip<U, V>(&self, other: &Arms<U>, of: impl Fn(&T, &U) -> V) -> Arms<V> {
         Arms {
             treated: of(&self.treated, &other.treated),
@@ -48,10 +48,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Self; 3] = [Self::Spurious, Self::LateAccepted, Self::Bad];
 
-    /// As in JSON.
+    /// The name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Spurious => "spurious",
@@ -60,10 +60,11 @@ impl Outcome {
         }
     }
 
-    /// The share of treated connections up to which it is no harm.
+    /// The share of treated connections with this outcome that is not yet harm.
     ///
-    /// Spurious copies are the price of a short timer: the control arm has next to none, so that a handful of them
-    /// is a proven difference. Up to 0.5 %, the default of a policy's guard, they are no reason to stop.
+    /// Spurious copies are the price of a short timer. The control arm has almost none, so a
+    /// handful is already a proven difference. Up to 0.5 %, the default of a policy's guard, they
+    /// are no reason to stop.
     pub const fn tolerated(self) -> Option<Probability> {
         match self {
             Self::Spurious => Some(Probability::HALF_A_PERCENT),
@@ -89,7 +90,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// How many had an outcome. An attempt under way counts as bad until it is established.
+    /// Connections with this outcome. An attempt under way counts as bad until it is established.
     pub const fn of(&self, outcome: Outcome) -> u64 {
         match outcome {
             Outcome::Bad => self.attempts.saturating_sub(self.good),
@@ -98,12 +99,12 @@ impl Counts {
         }
     }
 
-    /// Connections whose arm was drawn.
+    /// Connections that were assigned to an arm.
     pub const fn drawn(&self) -> u64 {
         self.attempts.saturating_add(self.requests)
     }
 
-    /// The number of connections that an outcome is a part of.
+    /// The connections of which the outcome is a share.
     pub const fn all(&self, outcome: Outcome) -> u64 {
         match outcome {
             Outcome::Bad => self.attempts,
@@ -112,8 +113,8 @@ impl Counts {
         }
     }
 
-    /// How much each has grown since an earlier time; nothing where it is less, as counters of several processors are not
-    /// read at once.
+    /// The growth of each count since an earlier time. Counters of several processors are not read
+    /// at once, so a count may appear to shrink; its growth is then 0.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         self.with(earlier, u64::saturating_sub)

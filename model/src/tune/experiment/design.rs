@@ -1,10 +1,10 @@
-//! What an experiment compares, on which share, and for how long.
+//! The design of an experiment: what it compares, with which shares, and for how long.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tune::evidence::Probability;
 
-/// How long a share must last at least, seconds: evidence has to hold for [`super::HOLD_MS`].
+/// The minimum duration of a share, seconds: evidence must hold for [`super::HOLD_MS`].
 const LEAST_STEP_S: u64 = 60;
 
 /// What is drawn into an arm.
@@ -19,7 +19,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// "connections" or "peers".
+    /// "connections" or "peers", for messages.
     pub const fn plural(self) -> &'static str {
         match self {
             Self::Connection => "connections",
@@ -36,40 +36,40 @@ pub struct Ramp(Vec<Probability>);
 /// Why a design is refused.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum DesignError {
-    /// The list has no share.
+    /// The ramp has no share.
     #[error("a ramp needs a share")]
     Empty,
-    /// A share that is not above the one before.
+    /// A share is not larger than the previous one.
     #[error(
         "the ramp's shares must rise: {:.4} % comes after {:.4} %",
         then * 100.0,
         before * 100.0
     )]
     NotRising {
-        /// 0 to 1.
+        /// The previous share, 0 to 1.
         before: f64,
-        /// 0 to 1.
+        /// The refused share, 0 to 1.
         then: f64,
     },
     /// Evidence could not hold for long enough at each share.
     #[error("a ramp of {steps} steps needs {least_s} s at least, not {duration_s} s")]
     TooShort {
-        /// Of the ramp.
+        /// The number of shares.
         steps: usize,
-        /// What was asked for, seconds.
+        /// The configured duration, seconds.
         duration_s: u64,
-        /// What it needs, seconds.
+        /// The minimum duration, seconds.
         least_s: u64,
     },
 }
 
 impl Ramp {
-    /// The shares, from the first.
+    /// The shares in ascending order.
     pub fn shares(&self) -> &[Probability] {
         &self.0
     }
 
-    /// How many of equal parts the duration has: two for each step and one.
+    /// The number of equal parts of the duration: two for each step and one more.
     const fn parts(&self) -> u64 {
         2 * self.0.len() as u64 + 1
     }
@@ -80,7 +80,7 @@ impl TryFrom<Vec<Probability>> for Ramp {
 
     /// # Errors
     ///
-    /// No share, or one that is not above the one before.
+    /// If there is no share, or a share is not larger than the previous one.
     fn try_from(shares: Vec<Probability>) -> Result<Self, DesignError> {
         if shares.is_empty() {
             return Err(DesignError::Empty);
@@ -103,33 +103,33 @@ impl From<Ramp> for Vec<Probability> {
     }
 }
 
-/// What an experiment compares, on which share, and for how long.
+/// The design of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Design {
     /// The policy whose timers are compared with the kernel's own.
     pub policy: String,
-    /// A digest of the policy's settings: other settings are another experiment.
+    /// A digest of the policy's settings: with different settings, it is a different experiment.
     pub settings: String,
-    /// The same on all hosts that take part.
+    /// Identifies the experiment; the same on all participating hosts.
     pub identity: String,
-    /// Of the hash that draws the arms, of this host.
+    /// Seed of the hash that assigns the arms on this host.
     pub seed: u32,
-    /// What is drawn.
+    /// What is assigned to an arm.
     pub unit: Unit,
-    /// The shares, one after the other.
+    /// The shares, in order.
     pub ramp: Ramp,
-    /// How long it runs at most, seconds.
+    /// The maximum duration, seconds.
     pub duration_s: u64,
-    /// Whether all connections are treated once the gain is proven.
+    /// Whether all connections are treated once a gain is proven.
     pub promote: bool,
 }
 
 impl Design {
-    /// Whether the duration is long enough for the ramp.
+    /// Checks that the duration is long enough for the ramp.
     ///
     /// # Errors
     ///
-    /// Several steps and too short a duration.
+    /// If there are several steps and the duration is too short for them.
     pub fn check(&self) -> Result<(), DesignError> {
         let least_s = LEAST_STEP_S * self.ramp.parts();
         let steps = self.ramp.shares().len();
@@ -143,7 +143,8 @@ impl Design {
         Ok(())
     }
 
-    /// How long a step lasts at least, seconds: a seventh of the duration with three steps, a day of a week.
+    /// The minimum duration of a step, seconds: with three steps a seventh of the duration, so a
+    /// day of a week.
     pub fn step_s(&self) -> u64 {
         self.duration_s / self.ramp.parts()
     }

@@ -1,43 +1,46 @@
-//! The same experiment on several hosts, as one.
+//! Merges the results of the same experiment on several hosts.
 
 use super::{Design, Experiment, GAIN, HARM, MISMATCH, Step, Unit, Verdict};
 
-/// Why experiments are not one.
+/// Why experiments cannot be merged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
-    /// No experiments.
+    /// There are no experiments.
     #[error("there is no experiment to merge")]
     Nothing,
-    /// Something that must be the same differs.
+    /// The designs differ.
     #[error("experiments with different {what} cannot be merged: {one} and {other}")]
     Different {
-        /// The policy, the identity, the settings, the unit or the ramp.
+        /// The part that differs: policy, identity, settings, unit or ramp.
         what: &'static str,
-        /// Of the first.
+        /// The first host.
         one: String,
         /// The host whose design differs.
         other: String,
     },
-    /// The same counts twice.
+    /// The same counts occur twice.
     #[error("host {host} is in it twice")]
     Twice {
-        /// Its name.
+        /// The host's name.
         host: String,
     },
-    /// With one seed a peer is in the same arm on both hosts, and would count twice as one draw.
+    /// With the same seed, a peer is in the same arm on both hosts, so its assignment would count
+    /// twice.
     #[error("peers were drawn with the same seed ({seed}) on several hosts")]
     SameSeed {
-        /// The seed.
+        /// The common seed.
         seed: u32,
     },
 }
 
 impl Experiment {
-    /// Sums the counts of several hosts. The verdict is that of the sums; time and the ramp play no part.
+    /// Adds the counts of several hosts. The verdict is computed from the sums; time and the ramp
+    /// are ignored.
     ///
     /// # Errors
     ///
-    /// None; a different policy, identity, settings, unit or ramp; a host twice; one seed for peers of several hosts.
+    /// If there are no experiments, the designs differ in policy, identity, settings, unit or ramp,
+    /// a host occurs twice, or several hosts use the same seed for peers.
     pub fn merge(experiments: &[Self]) -> Result<Self, MergeError> {
         let (first, rest) = experiments.split_first().ok_or(MergeError::Nothing)?;
         let mut merged = first.clone();
@@ -70,7 +73,7 @@ impl Experiment {
         }
     }
 
-    /// By the counts alone.
+    /// The verdict from the counts alone.
     fn conclusion(&self) -> Option<Verdict> {
         if self.design.unit == Unit::Peer {
             return None;
@@ -86,7 +89,7 @@ impl Experiment {
     }
 }
 
-/// What two experiments must have in common.
+/// Checks that two experiments have the same design.
 fn same(one: &Experiment, other: &Experiment) -> Result<(), MergeError> {
     let (one, other) = (&one.design, &other.design);
     let ramp = |design: &Design| {

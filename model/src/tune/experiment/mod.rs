@@ -1,15 +1,18 @@
-//! A policy's timers against the kernel's own, on a share of the connections: what was counted, and when it ends.
+//! Compares a policy's timers with the kernel's own on a share of the connections: judges the
+//! counts, and decides when the experiment ends.
 //!
-//! No clock and no I/O: the caller passes what was counted since the last look and how much time has passed, and sets the
-//! share that [`Experiment::share`] returns.
+//! There is no clock and no I/O: the caller passes the counts and the time since the last
+//! observation, and sets the share that [`Experiment::share`] returns.
 //!
 //! # Attempts under way
 //!
-//! An attempt is bad until it is established. Attempts under way at a look are therefore counted as bad, and differ
-//! between the arms by chance, differently at each look; an e-value that is computed each second would take that for
-//! evidence. So twice the average number under way is added to the arm whose bad attempts would have to be few and taken
-//! from the other, and a verdict counts once it has held at all looks for [`HOLD_MS`]. Attempts under way when counting
-//! begins are established later and reduce the bad ones: they are allowed for in the same way, in the other direction.
+//! An attempt is bad until it is established. Attempts under way at an observation are therefore
+//! counted as bad. Their number differs between the arms by chance, and differently at each
+//! observation, which an e-value that is computed each second would take for evidence. So twice the
+//! average number under way is added to the arm that would need few bad attempts, and subtracted
+//! from the other arm, and a verdict counts only after it has held at all observations for
+//! [`HOLD_MS`]. Attempts under way when counting starts are established later and reduce the number
+//! of bad ones; they are allowed for in the same way, in the other direction.
 
 mod counts;
 mod design;
@@ -28,30 +31,32 @@ pub use self::{
 };
 use super::evidence::{Direction, Probability, Ratio, Tally};
 
-/// The e-value from which harm is proven, by any [`Outcome`]: of three, one is so by chance in 130 experiments at most.
+/// The e-value from which harm is proven, for any [`Outcome`]. With three outcomes this happens by
+/// chance in at most one of 130 experiments.
 pub const HARM: f64 = 400.0;
-/// The e-value from which a gain is proven: by chance in 20 experiments at most.
+/// The e-value from which a gain is proven; by chance in at most one of 20 experiments.
 pub const GAIN: f64 = 20.0;
-/// The e-value of harm from which the ramp is held and no gain is proven.
+/// The e-value of harm from which the ramp stops rising, and no gain is proven.
 pub const SUSPECTED_HARM: f64 = 20.0;
-/// The e-value from which the arms do not have the connections that the hash should give them.
+/// The e-value from which the arms do not have the connections that the hash should assign to them.
 pub const MISMATCH: f64 = 1000.0;
-/// How many treated connections a step needs: an outcome that none of them had has a share of 0.3 % at most (95 %).
+/// Treated connections that a step needs: an outcome that none of these had has a share of at most
+/// 0.3 % (95 %).
 pub const STEP_ATTEMPTS: u64 = 1000;
-/// How long the evidence of bad attempts must last until it counts, milliseconds.
+/// How long evidence of bad attempts must hold, milliseconds.
 pub const HOLD_MS: u64 = 10_000;
-/// The allowance, as a multiple of the average number of attempts under way.
+/// The allowance for attempts under way, as a multiple of their average number.
 const ALLOWANCE: f64 = 2.0;
-/// JSON has no infinity.
+/// The largest e-value that is reported, because JSON has no infinity.
 const LARGEST_E: f64 = 1e300;
 
-/// What was counted since the last look.
+/// The counts since the last observation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Increments {
-    /// By arm.
+    /// Counts by arm.
     pub counts: Arms<Counts>,
-    /// How many attempts were under way on average that became good: the sum of their connect times over the time since
-    /// the last look.
+    /// The average number of attempts under way that became good: the sum of their connect times,
+    /// divided by the time since the last observation.
     pub under_way: Arms<f64>,
 }
 
@@ -59,46 +64,46 @@ pub struct Increments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "verdict")]
 pub enum Verdict {
-    /// The treatment has fewer bad attempts, and no harm is suspected.
+    /// The treated arm has fewer bad attempts, and no harm is suspected.
     GainProven {
         /// Whether all connections are treated now.
         promoted: bool,
     },
-    /// An outcome is more frequent in the treatment.
+    /// An outcome is more frequent in the treated arm.
     Harm {
-        /// The outcome.
+        /// The outcome that proved harm.
         outcome: Outcome,
     },
-    /// The arms do not have the connections they should have: something draws or counts wrongly.
+    /// The arms do not have the connections that they should have: assignment or counting is wrong.
     Invalid,
-    /// Neither in time.
+    /// The duration ended without a proven gain or harm.
     Inconclusive,
-    /// By the operator.
+    /// An operator stopped it.
     Stopped,
 }
 
-/// What changed.
+/// A change in an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {
-    /// The next share of the ramp.
+    /// The share rises to the next share of the ramp.
     Raised {
-        /// 0 to 1.
+        /// The new share, 0 to 1.
         share: f64,
     },
     /// The e-value of the gain has reached [`GAIN`]. The ramp continues.
     GainProven,
-    /// The end.
+    /// The experiment has ended.
     Ended(Verdict),
 }
 
-/// One share of the ramp.
+/// The counts at one share of the ramp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Step {
-    /// When it began, milliseconds of the experiment.
+    /// Start of the step, milliseconds since the start of the experiment.
     began_ms: u64,
     counts: Arms<Counts>,
-    /// Attempts under way when counting began.
+    /// Attempts under way when counting started.
     under_way: Arms<f64>,
 }
 
@@ -127,7 +132,8 @@ pub struct Assessment {
     pub mismatch_e: f64,
 }
 
-/// Since when the evidence holds, milliseconds of the experiment. After a restart it has to hold again.
+/// Since when the evidence holds, milliseconds since the start of the experiment. Not stored: after
+/// a restart it must hold again.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Held {
     gain: Option<u64>,
@@ -135,17 +141,17 @@ struct Held {
     last_share: Option<u64>,
 }
 
-/// An experiment, as it is kept through restarts.
+/// An experiment, stored across restarts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
     design: Design,
-    /// Whose counts are in it, and their seeds.
+    /// The hosts whose counts it contains, and their seeds.
     hosts: BTreeMap<String, u32>,
-    /// How long it was looked at, milliseconds.
+    /// The observed time, milliseconds.
     elapsed_ms: u64,
-    /// The shares reached so far; the last is the present one.
+    /// The steps so far; the last one is the current step.
     steps: Vec<Step>,
-    /// Attempts under way now.
+    /// The current attempts under way.
     under_way: Arms<f64>,
     #[serde(skip)]
     held: Held,
@@ -154,11 +160,11 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// Begins with the ramp's first share.
+    /// Starts with the ramp's first share.
     ///
     /// # Errors
     ///
-    /// A duration that is too short for the ramp.
+    /// If the duration is too short for the ramp.
     pub fn start(design: Design, host: String) -> Result<Self, DesignError> {
         design.check()?;
         Ok(Self {
@@ -173,46 +179,46 @@ impl Experiment {
         })
     }
 
-    /// What it compares.
+    /// Its design.
     pub const fn design(&self) -> &Design {
         &self.design
     }
 
-    /// The hosts whose counts are in it.
+    /// The hosts whose counts it contains.
     pub fn hosts(&self) -> impl Iterator<Item = &str> {
         self.hosts.keys().map(String::as_str)
     }
 
-    /// How long it was looked at, milliseconds.
+    /// The observed time, milliseconds.
     pub const fn elapsed_ms(&self) -> u64 {
         self.elapsed_ms
     }
 
-    /// For how much longer it may run, seconds.
+    /// The maximum remaining time, seconds.
     pub const fn left_s(&self) -> u64 {
         self.design
             .duration_s
             .saturating_sub(self.elapsed_ms / 1000)
     }
 
-    /// For how much longer the present share lasts at least, seconds.
+    /// The minimum remaining time of the current share, seconds.
     pub fn step_left_s(&self) -> u64 {
         let began_ms = self.steps.last().map_or(0, |step| step.began_ms);
         let age_s = self.elapsed_ms.saturating_sub(began_ms) / 1000;
         self.design.step_s().saturating_sub(age_s)
     }
 
-    /// Which share of the ramp is the present one, from 0.
+    /// Index of the current share, from 0.
     pub fn step(&self) -> usize {
         self.steps.len().saturating_sub(1)
     }
 
-    /// Whether the present share is the last.
+    /// Whether the current share is the last.
     pub fn is_at_last_share(&self) -> bool {
         self.steps.len() >= self.design.ramp.shares().len()
     }
 
-    /// How it ended; `None` while it runs.
+    /// Its verdict; `None` while it runs.
     pub const fn verdict(&self) -> Option<Verdict> {
         self.verdict
     }
@@ -222,7 +228,7 @@ impl Experiment {
         self.is_gain_proven
     }
 
-    /// Whether it counts what happens.
+    /// Whether it counts connections.
     pub const fn is_counting(&self) -> bool {
         matches!(
             self.verdict,
@@ -230,9 +236,10 @@ impl Experiment {
         )
     }
 
-    /// The share of connections to be treated now, 0 to 1.
+    /// The current share of treated connections, 0 to 1.
     ///
-    /// A proven gain without `promote` keeps the last share, with a control arm that harm is still judged by.
+    /// After a proven gain without `promote` it stays at the last share, and its control arm is
+    /// still used to judge harm.
     pub fn share(&self) -> f64 {
         match self.verdict {
             None | Some(Verdict::GainProven { promoted: false }) => self.present_share(),
@@ -243,23 +250,26 @@ impl Experiment {
         }
     }
 
-    /// All that was counted, by arm.
+    /// The total counts, by arm.
     pub fn counts(&self) -> Arms<Counts> {
         let all = self.steps.iter().map(|step| step.counts);
         all.fold(Arms::default(), |sum, counts| sum + counts)
     }
 
-    /// Takes in the growth of the counters since the last look, and judges. Counts after the end are ignored. With
-    /// [`Unit::Peer`] nothing is judged.
+    /// Adds the growth of the counters since the last observation, and judges. Counts after the end
+    /// are ignored. With [`Unit::Peer`] nothing is judged.
     ///
-    /// At most one thing changes at a time; the next does at the next look. In this order:
+    /// At most one change happens in each call. In this order:
     ///
-    /// 1. A sample-ratio mismatch of [`MISMATCH`] ends it as invalid.
-    /// 2. Harm of [`HARM`] in any outcome, beyond the [tolerated](Outcome::tolerated) excess, ends it.
-    /// 3. A gain of [`GAIN`] with no harm of [`SUSPECTED_HARM`] is proven, and stays so.
-    /// 4. A step is complete after [`Design::step_s`] and [`STEP_ATTEMPTS`] treated connections, with no harm suspected.
-    ///    After the last one a proven gain ends it. It is promoted only if the ratio at the last share alone is below 1.
-    /// 5. At the end of its duration it is inconclusive, also where a gain was proven at a part of the ramp.
+    /// 1. A sample-ratio mismatch of [`MISMATCH`] ends the experiment as invalid.
+    /// 2. Harm of [`HARM`] in any outcome, beyond the [tolerated](Outcome::tolerated) excess, ends
+    ///    it.
+    /// 3. A gain of [`GAIN`] without harm of [`SUSPECTED_HARM`] is proven, and stays proven.
+    /// 4. A step is complete after [`Design::step_s`] and [`STEP_ATTEMPTS`] treated connections, if
+    ///    no harm is suspected. After the last step a proven gain ends the experiment. It is
+    ///    promoted only if the ratio at the last share alone is below 1.
+    /// 5. At the end of its duration it is inconclusive, even if a gain was proven on part of the
+    ///    ramp.
     /// 6. After a complete step the next share follows.
     pub fn observe(&mut self, increments: &Increments, elapsed_ms: u64) -> Option<Event> {
         if !self.is_counting() {
@@ -317,19 +327,19 @@ impl Experiment {
         })
     }
 
-    /// Ends it, unless it has ended: no connection is treated any more.
+    /// Ends the experiment, unless it has ended: no connection is treated any more.
     pub fn stop(&mut self) {
         if self.share() > 0.0 {
             self.verdict = Some(Verdict::Stopped);
         }
     }
 
-    /// The first outcome by which harm is suspected: it holds the ramp and the conclusion of a gain.
+    /// The first outcome with suspected harm, which stops the ramp and prevents a verdict of gain.
     pub fn suspected_harm(&self) -> Option<Outcome> {
         self.harm(SUSPECTED_HARM)
     }
 
-    /// What the counts say now; `None` where peers are drawn.
+    /// What the counts currently prove; `None` if peers are assigned.
     pub fn assess(&self) -> Option<Assessment> {
         let e = |ln_e: f64| ln_e.exp().min(LARGEST_E);
         (self.design.unit == Unit::Connection).then(|| Assessment {
@@ -347,7 +357,7 @@ impl Experiment {
         })
     }
 
-    /// What was counted at each share that was reached.
+    /// The counts at each share so far.
     pub fn results(&self) -> impl Iterator<Item = ShareResult> {
         let bounds = self.gain_tallies().zip(self.harm_tallies(Outcome::Bad));
         self.by_share()
@@ -357,7 +367,7 @@ impl Experiment {
                 ShareResult {
                     share: share.get(),
                     counts: step.counts,
-                    // Attempts under way belong to both ends.
+                    // Allows for attempts under way in both directions.
                     ratio: Ratio {
                         likeliest: tally(share, bad).ratio().likeliest,
                         low: harm.ratio().low,
@@ -367,7 +377,7 @@ impl Experiment {
             })
     }
 
-    /// Of the latest share that has counted a bad attempt; of the present share if none has.
+    /// The result at the latest share with a bad attempt; at the current share if none has one.
     pub fn result(&self) -> ShareResult {
         let all: Vec<_> = self.results().collect();
         let is_bad = |result: &&ShareResult| {
@@ -378,7 +388,7 @@ impl Experiment {
         latest.copied().unwrap_or_default()
     }
 
-    /// Treated connections at the present share; [`STEP_ATTEMPTS`] complete a step.
+    /// Treated connections at the current share; [`STEP_ATTEMPTS`] complete a step.
     pub fn step_attempts(&self) -> u64 {
         let present = self.steps.last();
         present.map_or(0, |step| step.counts.treated.drawn())
@@ -394,7 +404,7 @@ impl Experiment {
             step.under_way = step.under_way.zip(&now, |before, now| now.max(*before));
         }
         step.counts += increments.counts;
-        // After a burst it takes some looks to forget it.
+        // A moving average, which forgets a burst after some observations.
         self.under_way = self
             .under_way
             .zip(&now, |before, now| now.max(before * 0.9));
@@ -414,7 +424,7 @@ impl Experiment {
         self.design.ramp.shares().iter().copied().zip(&self.steps)
     }
 
-    /// Bad attempts with those under way in favour of the control arm.
+    /// Bad attempts at each share; attempts under way favour the control arm.
     fn gain_tallies(&self) -> impl Iterator<Item = Tally> {
         self.by_share().map(|(share, step)| {
             let (begun, now) = self.allowances(step);
@@ -429,7 +439,7 @@ impl Experiment {
         })
     }
 
-    /// An outcome by share, with attempts under way in favour of the treatment.
+    /// An outcome at each share; attempts under way favour the treated arm.
     fn harm_tallies(&self, outcome: Outcome) -> impl Iterator<Item = Tally> {
         self.by_share().map(move |(share, step)| {
             let (begun, now) = match outcome {
@@ -452,7 +462,7 @@ impl Experiment {
             .map(|(share, step)| tally(share, step.counts.map(|counts| counts.drawn() as f64)))
     }
 
-    /// What to allow for attempts under way when counting began, and now.
+    /// The allowances for attempts under way when counting started, and now.
     fn allowances(&self, step: &Step) -> (Arms<f64>, Arms<f64>) {
         (
             step.under_way.map(|count| ALLOWANCE * count),
@@ -483,8 +493,9 @@ impl Experiment {
         self.mean_reaches(|| self.drawn_tallies(), Direction::Either, e)
     }
 
-    /// The first outcome that has reached an e-value of harm, also against "no more than is tolerated" where something
-    /// is. That second one takes connections for independent; it can only stop later than the first alone would.
+    /// The first outcome whose e-value of harm has reached `e`. For an outcome with a tolerated
+    /// share, the e-value against "no more than is tolerated" must reach it too. That second
+    /// e-value assumes independent connections; it can only delay the verdict.
     fn harm(&self, e: f64) -> Option<Outcome> {
         let treated = self.counts().treated;
         let is_intolerable = |outcome: Outcome| {
@@ -504,7 +515,7 @@ impl Experiment {
         })
     }
 
-    /// The average e-value of the ramp's shares; one that was not reached has 1.
+    /// The average e-value of the ramp's shares; a share not reached yet has 1.
     fn mean_e(&self, tallies: impl Iterator<Item = Tally>, direction: Direction) -> f64 {
         let shares = self.design.ramp.shares().len();
         let rest = shares.saturating_sub(self.steps.len()) as f64;
@@ -518,7 +529,7 @@ impl Experiment {
         direction: Direction,
         e: f64,
     ) -> bool {
-        // An average is not above its largest part.
+        // An average is not larger than its largest part.
         tallies().any(|tally| tally.at_most(direction) >= e.ln())
             && self.mean_e(tallies(), direction) >= e
     }
@@ -532,7 +543,7 @@ const fn tally(share: Probability, arms: Arms<f64>) -> Tally {
     }
 }
 
-/// Whether a condition has held at all looks for [`HOLD_MS`].
+/// Whether a condition has held at all observations for [`HOLD_MS`].
 fn has_held(since_ms: &mut Option<u64>, holds: bool, now_ms: u64) -> bool {
     if !holds {
         *since_ms = None;

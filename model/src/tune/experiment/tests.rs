@@ -37,7 +37,7 @@ fn started(design: Design) -> Experiment {
     Experiment::start(design, "host-1".to_owned()).unwrap()
 }
 
-/// Attempts by arm as the share draws them, with this many bad ones.
+/// Attempts in each arm for this share, with this many bad ones.
 fn increments(share: f64, attempts: u64, bad: (u64, u64)) -> Increments {
     let treated = (attempts as f64 * share) as u64;
     let counts = |attempts, bad| Counts {
@@ -54,12 +54,12 @@ fn increments(share: f64, attempts: u64, bad: (u64, u64)) -> Increments {
     }
 }
 
-/// Enough attempts for a step of the ramp with this share.
+/// Enough attempts to complete a step of the ramp with this share.
 fn enough(share: f64) -> Increments {
     increments(share, 40_000, (0, 0))
 }
 
-/// Takes in some, and looks each second until something happens or nothing will.
+/// Adds increments, and observes each second until an event, or until none can follow.
 fn look(experiment: &mut Experiment, increments: &Increments) -> Option<Event> {
     let none = Increments::default();
     let later = std::iter::repeat_n(&none, 12);
@@ -101,14 +101,14 @@ fn share_rises_after_its_time_and_its_connections() {
     let none = Increments::default();
     let mut experiment = started(design());
     assert_eq!(experiment.share(), 0.05);
-    // Its connections, not its time.
+    // Enough connections, but not enough time.
     assert_eq!(experiment.observe(&enough(0.05), DAY_MS - 1000), None);
     assert_eq!(experiment.step_left_s(), 1);
     assert_eq!(
         experiment.observe(&none, 1000),
         Some(Event::Raised { share: 0.5 })
     );
-    // Its time, not its connections.
+    // Enough time, but not enough connections.
     assert_eq!(experiment.observe(&none, 2 * DAY_MS), None);
     assert_eq!(
         experiment.observe(&enough(0.5), 1000),
@@ -138,7 +138,7 @@ fn suspicion_of_harm_holds_the_ramp_and_the_gain() {
         (experiment.share(), experiment.is_gain_proven()),
         (0.05, false)
     );
-    // The suspicion goes as the control arm has as many.
+    // The suspicion ends once the control arm has as many.
     let mut control = increments(0.05, 40_000, (0, 0));
     control.counts.control.late_accepted = 200;
     assert_eq!(
@@ -167,14 +167,14 @@ fn proven_gain_goes_through_the_ramp_and_is_promoted_if_asked() {
         let none = Increments::default();
         let verdict = |promoted| Some(Event::Ended(Verdict::GainProven { promoted }));
         if promote {
-            // Its own share has proven nothing yet.
+            // The share itself has not proven anything yet.
             assert_eq!(experiment.observe(&none, DAY_MS), None);
             let own = increments(0.95, 40_000, (10, 20));
             assert_eq!(look(&mut experiment, &own), verdict(true));
         } else {
             assert_eq!(experiment.observe(&none, DAY_MS), verdict(false));
         }
-        // Where there is still a control arm, harm is still judged.
+        // While there is a control arm, harm is still judged.
         let harm = increments(0.95, 40_000, (4000, 0));
         let event = look(&mut experiment, &harm);
         if promote {
@@ -187,7 +187,7 @@ fn proven_gain_goes_through_the_ramp_and_is_promoted_if_asked() {
     }
 }
 
-/// Then it continues with the last share as without `promote`.
+/// Without a promotion, the experiment keeps the last share as without `promote`.
 #[test]
 fn gain_without_evidence_at_the_last_share_is_not_promoted() {
     let mut experiment = started(Design {
@@ -216,12 +216,12 @@ fn arms_of_the_wrong_size_are_invalid() {
         serde_json::to_string(&event).unwrap(),
         r#"{"event":"ended","verdict":"invalid"}"#
     );
-    // Nothing is counted after the end.
+    // Counts after the end are ignored.
     assert_eq!(experiment.observe(&half, 1000), None);
     assert_eq!(experiment.counts().treated.attempts, 100);
 }
 
-/// Forty are under way at each look, in both arms alike but by chance.
+/// Forty attempts are under way at each observation. The arms differ only by chance.
 #[test]
 fn attempts_under_way_are_neither_gain_nor_harm() {
     let looks = |under_way: f64| {
@@ -238,7 +238,7 @@ fn attempts_under_way_are_neither_gain_nor_harm() {
             let mut next = increments(0.5, 400, (treated, control));
             next.under_way = both;
             event = event.or(look(&mut experiment, &next));
-            // They are established, and as many begin.
+            // These attempts are established, and as many new ones start.
             next = Increments::default();
             next.counts.treated.good = treated;
             next.counts.control.good = control;
@@ -248,7 +248,7 @@ fn attempts_under_way_are_neither_gain_nor_harm() {
         event
     };
     assert_eq!(looks(40.0), None);
-    // The control: without the allowance.
+    // Without the allowance, chance proves a gain.
     assert_eq!(looks(0.0), Some(Event::GainProven));
 }
 
@@ -260,7 +260,7 @@ fn evidence_counts_once_it_has_held() {
     for _ in 0..HOLD_MS / 1000 - 1 {
         assert_eq!(experiment.observe(&Increments::default(), 1000), None);
     }
-    // It did not hold.
+    // The evidence does not hold.
     let mut late = Increments::default();
     late.counts.control.good = 200;
     assert_eq!(look(&mut experiment, &late), None);
@@ -273,7 +273,7 @@ fn a_few_spurious_copies_are_tolerated() {
     let mut few = increments(0.05, 400_000, (0, 0));
     few.counts.treated.spurious = 60;
     assert_eq!(experiment.observe(&few, 1000), None);
-    // They are a difference, beyond doubt.
+    // There is proven harm without the tolerance.
     assert!(experiment.assess().unwrap().harm_e[&Outcome::Spurious] > HARM);
     let mut many = increments(0.05, 20_000, (0, 0));
     many.counts.treated.spurious = 300;
@@ -336,7 +336,7 @@ fn host(name: &str, seed: u32, unit: Unit) -> Experiment {
 
 #[test]
 fn hosts_are_merged() {
-    // Neither has enough, both have.
+    // Neither host alone has enough evidence; both together have.
     let hosts = ["a", "b"].map(|name| {
         let mut host = host(name, 1, Unit::Connection);
         assert_eq!(host.observe(&increments(0.05, 4000, (0, 60)), 1000), None);
@@ -351,7 +351,7 @@ fn hosts_are_merged() {
     let [a, b] = hosts;
     let other_way = Experiment::merge(&[b.clone(), a.clone()]).unwrap();
     assert_eq!(merged.assess(), other_way.assess());
-    // A third one that is a step ahead.
+    // The third host is one step ahead.
     let mut ahead = host("c", 1, Unit::Connection);
     ahead.observe(&enough(0.05), DAY_MS);
     ahead.observe(&enough(0.5), 1000);
@@ -397,7 +397,7 @@ fn different_experiments_are_not_merged() {
     assert_eq!(twice.to_string(), "host a is in it twice");
 }
 
-/// One seed puts a peer into the same arm of all hosts.
+/// With the same seed, a peer is in the same arm on all hosts.
 #[test]
 fn peers_of_hosts_with_one_seed_are_not_merged() {
     let peers = |name, seed| host(name, seed, Unit::Peer);
@@ -424,7 +424,7 @@ fn counts() -> impl Strategy<Value = Counts> {
 }
 
 proptest! {
-    /// Whatever is counted, the share rises along the ramp until the end.
+    /// For any counts, the share rises along the ramp until the end.
     #[test]
     fn share_is_one_of_the_ramp_until_the_end(
         all in proptest::collection::vec((counts(), counts(), 0.0..1e6, 0..4 * DAY_MS), 0..20),

@@ -19,7 +19,7 @@ impl Host {
         }
     }
 
-    /// One that has learnt 20 ms from paths of 10 ms.
+    /// A host that has learnt 20 ms from path RTTs of 10 ms.
     fn settled() -> Self {
         let mut host = Self::new(SETTINGS, None);
         host.run(2 * HOUR_S, &[(10_000, 10)]);
@@ -35,7 +35,7 @@ impl Host {
         transition
     }
 
-    /// Samples of each second: microseconds, and how many.
+    /// The samples of each second: microseconds and count.
     fn run(&mut self, seconds: u64, samples: &[(u64, u64)]) {
         let growth = growth(samples);
         for _ in 0..seconds {
@@ -43,7 +43,8 @@ impl Host {
         }
     }
 
-    /// Causes, and the values in milliseconds that they led to; 0 of the kernel's own.
+    /// The causes of transitions, and the resulting values in milliseconds; 0 for the kernel's own
+    /// timer.
     fn causes(&mut self) -> Vec<(Cause, u64)> {
         let all = std::mem::take(&mut self.all);
         let value = |one: &Transition| (one.cause, one.after_us.unwrap_or(0) / 1000);
@@ -73,14 +74,14 @@ fn value_is_learnt_and_lowered_a_minute_later() {
     host.run(29, &[(20_000, 10)]);
     assert_eq!(host.tuner.next(), Next::Learn { samples: 10 });
     assert_eq!(host.tuner.state(), State::Learning);
-    // Three times the largest; twice with enough samples.
+    // Three times the largest sample; twice with enough samples.
     host.run(1, &[(20_000, 10)]);
     assert_eq!(host.causes(), [(Cause::EnoughSamples, 60)]);
     assert_eq!(host.tuner.state(), State::Active);
     host.run(400, &[(20_000, 10)]);
     assert_eq!(host.causes(), [(Cause::WantLower, 40)]);
     assert_eq!(host.tuner.next(), Next::Nothing);
-    // Not sooner than a minute after a change.
+    // No value is lowered within a minute after a change.
     let mut busy = Host::new(SETTINGS, None);
     busy.run(1, &[(20_000, 300)]);
     busy.run(MINUTE_S - 1, &[(20_000, 300)]);
@@ -103,7 +104,8 @@ fn path_without_gain_keeps_the_kernels_timer() {
 
 #[test]
 fn step_between_ticks_raises_once_with_headroom() {
-    // 15 times as long. Of the first second a tenth to all of the connections have the longer time.
+    // RTTs become 15 times as long. In the first second, a tenth to all of the connections have the
+    // longer RTT.
     for first in 1..=10 {
         let mut host = Host::settled();
         let long = |n| {
@@ -136,7 +138,7 @@ fn raised_value_is_lowered_an_hour_later() {
     host.run(HOUR_S - 1, &[(10_000, 10)]);
     let present = host.tuner.value_us();
     assert!(present >= Some(80_000), "{present:?}");
-    // The hour with the slow minute counts for a day.
+    // The hour with the slow minute is remembered for a day.
     host.run(2 * HOUR_S, &[(10_000, 10)]);
     assert_eq!(host.tuner.value_us(), Some(80_000));
     host.run(26 * HOUR_S, &[(10_000, 10)]);
@@ -168,7 +170,7 @@ fn blown_fuse_brakes_for_ten_minutes() {
         assert_eq!(host.tuner.state(), State::BrakedFuse);
         let at_ms = host.now_ms + HOLD_MS;
         assert_eq!(host.tuner.next(), Next::HoldEnds { at_ms });
-        // The program's fuse is of the epoch before; a freeze does not end the hold.
+        // The program's fuse belongs to the previous epoch; a freeze does not end the hold.
         host.run(299, &[(10_000, 10)]);
         assert!(host.tuner.freeze(host.now_ms, Cause::Operator).is_some());
         assert_eq!(host.tuner.next(), Next::Resume);
@@ -242,7 +244,7 @@ fn value_outlives_the_daemon_for_as_long_as_its_memory() {
         let expected = (!kept).then_some((State::Learning, Cause::Forgotten));
         assert_eq!(forgotten, expected, "{away_ms}");
         assert_eq!(stored.jiffies().is_some(), kept);
-        // A host without connections is no reason to forget it, and a configured value stays.
+        // A host without connections keeps its value, and so does a configured timer.
         host.run(30 * HOUR_S, &[]);
         assert_eq!(host.tuner.jiffies(), Some(5));
         let mut fixed = Tuner::new(SETTINGS, Some(6));
@@ -257,7 +259,7 @@ fn configured_value_is_not_lowered_or_raised() {
     host.run(HOUR_S, &[(10_000, 10), (400_000, 1)]);
     assert_eq!(host.causes(), []);
     assert_eq!(host.tuner.next(), Next::Nothing);
-    // What it would be is shown.
+    // The value that samples require is shown.
     assert!(host.tuner.evidence().want_us > Some(400_000));
 }
 
@@ -265,7 +267,7 @@ fn configured_value_is_not_lowered_or_raised() {
 fn rto_min_is_learnt_by_the_same_steps() {
     let mut host = Host::new(Settings::rto_min(250), None);
     host.run(2 * HOUR_S, &[(20_480, 8), (36_864, 2)]);
-    // 46 ms and two jiffies: 54 ms, of which the next in step is 96 ms.
+    // 46 ms and two jiffies are 54 ms; the next value in step is 96 ms.
     assert_eq!(host.tuner.value_us(), Some(96_000));
     host.run(MINUTE_S, &[(190_000, 10)]);
     assert_eq!(host.tuner.jiffies(), None);
