@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM end an experiment like an error, so that it cleans up.
+//! SIGINT and SIGTERM make an experiment fail like an error, so that it cleans up.
 
 use std::sync::{
     Arc, OnceLock,
@@ -13,11 +13,11 @@ use signal_hook::{
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// After this call the signals only set a flag; the second one ends the process.
+/// From now on, the first signal only sets a flag; the second one ends the process.
 pub fn handle() -> anyhow::Result<()> {
     let interrupted = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {
-        // In this order, so that the first signal does not end it.
+        // Registered in this order, so that the first signal does not end the process.
         flag::register_conditional_shutdown(signal, 130, Arc::clone(interrupted))
             .and_then(|_| flag::register(signal, Arc::clone(interrupted)))
             .context("signal handlers")?;

@@ -1,5 +1,5 @@
-//! connect() through outages by the model, depending on which packets of a handshake are lost, and which ends the agent
-//! covers.
+//! connect() in outages according to the model, by the packets of a handshake that are lost, and by
+//! the ends that the agent covers.
 
 use std::{ops::RangeInclusive, str::FromStr};
 
@@ -16,7 +16,7 @@ use crate::{
     summary::{f, median},
 };
 
-/// Which ends the agent covers, client and server; the first one is the control.
+/// The ends that the agent covers: client and server. The first arm is the control.
 pub(crate) const ARMS: [(&str, bool, bool); 4] = [
     ("none", false, false),
     ("client", true, false),
@@ -36,9 +36,9 @@ const POINTS: u32 = 400;
 pub struct Version(u32, u32);
 
 impl Version {
-    /// The first one with `net.ipv4.tcp_syn_linear_timeouts`.
+    /// The first version with `net.ipv4.tcp_syn_linear_timeouts`.
     const LINEAR: Self = Self(6, 5);
-    /// The first one with TCP_RTO_MAX_MS, with which the agent caps the intervals of SYNs.
+    /// The first version with TCP_RTO_MAX_MS, with which the agent caps the intervals of SYNs.
     const CAPPED: Self = Self(6, 15);
 
     /// The version of this kernel.
@@ -65,8 +65,8 @@ impl FromStr for Version {
 #[derive(Debug)]
 pub struct Model {
     pub(crate) hz: u64,
-    /// When packets that arrive would end a handshake, jiffies since the first SYN: by loss, arm and the jiffy in which
-    /// connect() was called.
+    /// When packets that arrive would complete a handshake, jiffies since the first SYN: by loss,
+    /// arm, and the jiffy in which connect() was called.
     schedules: Vec<(&'static str, &'static str, Vec<Vec<u64>>)>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Against {
 }
 
 impl Model {
-    /// The kernel's own handshakes of a version, and those with a policy.
+    /// The schedules of a version, with the kernel's own timers and with a policy.
     pub(crate) fn new(version: Version, kernel: &Handshake, own: &Handshake) -> Self {
         let host = Host {
             hz: kernel.hz,
@@ -148,7 +148,7 @@ impl Model {
         f(jiffies) * 1000.0 / f(self.hz)
     }
 
-    /// The time of connect() by outage, loss and arm.
+    /// The connect time by outage, loss and arm.
     pub(crate) fn predict(&self, outages_ms: &[f64]) -> Vec<Prediction> {
         let each = outages_ms.iter().flat_map(|outage_ms| {
             self.schedules.iter().map(|(lost, agent, schedules)| {
@@ -343,7 +343,8 @@ mod tests {
         ARMS.map(|(agent, ..)| of(agent).unwrap().connect_ms.unwrap())
     }
 
-    /// Medians of 5 connections each on Linux 6.18, HZ 250, 100 ms, by an agent that does not cap: none, client, server, both.
+    /// Medians of 5 connections each on Linux 6.18, HZ 250, with 100 ms, and an agent that does not
+    /// cap: none, client, server, both.
     #[test]
     fn predictions_match_medians_measured_on_linux_6_18() {
         let uncapped = model("6.14");
@@ -358,7 +359,8 @@ mod tests {
             for ((agent, ..), (own, measured)) in ARMS.iter().zip(predicted.iter().zip(measured)) {
                 let distance = uncapped.distance_ms((lost, agent), outage_ms, measured);
                 assert!(distance < 8.0, "{lost} {outage_ms} {agent}: {distance}");
-                // A median covers other jiffies, and a timer of seconds fires up to 256 ms late.
+                // A measured median covers different jiffies, and a timer of seconds fires up to
+                // 256 ms late.
                 assert!(
                     (own - measured).abs() < 130.0,
                     "{lost} {outage_ms} {agent}: {own}"

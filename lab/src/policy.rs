@@ -51,7 +51,7 @@ struct Refusal {
 /// Settings of a host that its timers depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Host {
-    /// Jiffies a second.
+    /// Jiffies per second.
     pub hz: u64,
     /// `net.ipv4.tcp_syn_retries`.
     pub tcp_syn_retries: u8,

@@ -65,7 +65,7 @@ impl Topology {
     /// The same over an existing link.
     pub fn over(net: Pair, link: Box<dyn Link>, cgroup: Option<&Path>) -> anyhow::Result<Self> {
         for netns in [&net.client, &net.server] {
-            // The congestion control that every kernel has.
+            // Every kernel has this congestion control.
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
         }
         Ok(Self {

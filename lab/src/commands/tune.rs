@@ -28,7 +28,7 @@ pub struct Tune {
 const SECONDS: u32 = 9_000;
 /// Connections per second of the steps.
 const RATES: [f64; 4] = [1.0, 20.0, 50.0, 500.0];
-/// The largest server near its capacity, SYNs a second.
+/// The largest server near its capacity, SYNs per second.
 const SERVER_PER_S: f64 = 10_000.0;
 
 pub(super) fn run(args: &Tune) -> anyhow::Result<()> {

@@ -24,7 +24,7 @@ const DESIGN: &str = include_str!("../../experiments/blackout.toml");
 const OF_ALL: &str = "workload = \"request-response\"\nskip = 40\ncount = 10\n";
 /// Smoothed RTT of the emulated link for the model, microseconds; its influence is at most one jiffy.
 const SRTT_US: u64 = 200;
-/// The kernel's own setting.
+/// The kernel's own timers.
 const KERNEL: Setting = Setting {
     thin: false,
     rto_min_us: 200_000,
@@ -69,7 +69,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// "thin 8 ms".
+    /// The name, such as "thin 8 ms".
     fn name(self) -> String {
         let kind = if self.thin { "thin" } else { "thick" };
         format!("{kind} {} ms", self.rto_min_us / 1000)

@@ -20,7 +20,7 @@ use crate::{
     summary::{f, micros, ms},
 };
 
-/// From Linux' minimum at HZ 250 to its default.
+/// From Linux's minimum at HZ 250 (two jiffies) to RFC 6298's minimum of 1 s.
 const RTO_MINS_US: [u64; 7] = [8_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000];
 /// The design of the report.
 const DESIGN: &str = include_str!("../../experiments/estimator.toml");

@@ -15,7 +15,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName},
 };
 
-/// Name in the certificate.
+/// The name in the certificate.
 const NAME: &str = "lab.invalid";
 /// Time after which a step of a handshake has failed.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -168,7 +168,7 @@ pub struct Interval {
     pub transactions: u64,
     /// How long they took.
     pub latency: Option<Times>,
-    /// It ended early: it contains the measurements after the last complete interval.
+    /// Whether it ended early: it then contains the measurements after the last complete interval.
     #[serde(skip)]
     pub is_rest: bool,
 }

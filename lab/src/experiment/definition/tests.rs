@@ -287,7 +287,7 @@ fn outage_without_hit_or_too_long_is_repeated() {
     });
     let found = first_of(10, |_| Ok(lasted(&outages.next().unwrap(), ms(100))));
     assert_eq!((found.unwrap(), outages.len()), (Some(ms(101)), 1));
-    // Not forever; and an error is not repeated.
+    // It stops after some attempts, and does not repeat an attempt that failed with an error.
     let mut attempts = 0;
     let mut tried = |failed: bool| {
         let found = first_of::<()>(3, |_| {

@@ -1,4 +1,4 @@
-//! The pending events of a simulation, in the order of time.
+//! The pending events of a simulation, ordered by time.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! The program's brakes (`rto_agent_common::brake`) on one processor: what `agent-ebpf` does with them.
+//! The program's brakes (`rto_agent_common::brake`) on one processor, as `agent-ebpf` implements
+//! them.
 
 use rto_agent_common::brake::Brake;
 
@@ -7,12 +8,12 @@ use rto_agent_common::brake::Brake;
 pub(super) struct Brakes {
     brake: Brake,
     epoch: u32,
-    /// Tenths of a retransmission.
+    /// The budget, in tenths of a retransmission.
     budget: u32,
 }
 
 impl Brakes {
-    /// With this many retransmissions, none of which is spent.
+    /// A budget of this many retransmissions, none of which is spent yet.
     pub(super) fn new(budget: u32) -> Self {
         let mut brakes = Self {
             brake: Brake::default(),
@@ -23,24 +24,24 @@ impl Brakes {
         brakes
     }
 
-    /// Another budget; what was spent stays spent.
+    /// Sets the size of the budget; spent retransmissions stay spent.
     pub(super) const fn resize(&mut self, budget: u32) {
         self.budget = budget.saturating_mul(Brake::BUDGET_COST.cast_unsigned());
     }
 
-    /// Another value begins with another fuse.
+    /// A new epoch starts with a new fuse.
     pub(super) const fn begin(&mut self, epoch: u32) {
         if self.epoch != epoch {
             (self.epoch, self.brake.epoch, self.brake.fuse) = (epoch, epoch, 0);
         }
     }
 
-    /// A connection was established.
+    /// Counts an established connection.
     pub(super) fn established(&mut self) {
         self.brake.budget -= i32::from(self.brake.budget > 0);
     }
 
-    /// One was established without a retransmission.
+    /// Credits a connection established without a retransmission.
     pub(super) fn clean(&mut self) {
         self.brake.fuse -= i32::from(self.brake.fuse > 0);
     }

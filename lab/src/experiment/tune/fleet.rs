@@ -28,15 +28,15 @@ pub struct Prefix {
     pub connections: u64,
     /// Share of connections with a spurious copy, 0 to 1.
     pub spurious: f64,
-    /// The timer at the end, divided by twice the true quantile that one in a thousand exceeds; `None` if it is the
-    /// kernel's own, or a limit of the settings.
+    /// The timer at the end, divided by twice the true quantile that one in a thousand exceeds;
+    /// `None` if the timer is the kernel's own, or at a limit of the settings.
     pub ratio: Option<f64>,
     /// Blown fuses.
     pub alarms: u64,
-    /// Changes of the value an hour since there was one, and the first hour was over; `None` if that was less than
-    /// half an hour.
+    /// Changes of the value per hour, from the first value and the end of the first hour on; `None`
+    /// if that was less than half an hour.
     pub changes_per_h: Option<f64>,
-    /// Connections a second.
+    /// Connections per second.
     pub per_s: f64,
     /// Time saved per connection, milliseconds.
     pub saved_ms: f64,

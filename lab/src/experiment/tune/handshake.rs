@@ -1,4 +1,4 @@
-//! One simulated connect(): its SYNs, what the host can know about them, and the truth.
+//! Simulates a connect(): its SYNs, the host's knowledge of them, and the truth.
 //!
 //! The server answers each SYN that arrives; its own timer, at least 1 s, is omitted. Both ends have timestamps, and a
 //! SYN-ACK echoes the first SYN that arrived (`req->ts_recent`, `tcp_check_req()`, Linux 6.12). Timers fire exactly
@@ -74,8 +74,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Simulates a connect(): `first_us` is the round trip of the first SYN, absent if that SYN or its answer is lost;
-    /// `lost_syn` says which of them.
+    /// Simulates a connect() whose first SYN has the outcome `first`.
     pub(super) fn simulate(
         path: &Path,
         at_s: f64,

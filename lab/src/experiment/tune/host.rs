@@ -17,7 +17,7 @@ use super::{
 };
 use crate::summary::{f, share};
 
-/// Jiffies a second of simulated hosts.
+/// Jiffies per second of simulated hosts.
 pub const HZ: u32 = 250;
 
 /// The source of the timer.
@@ -30,7 +30,7 @@ pub enum Control {
 }
 
 impl Control {
-    /// Its name, such as "auto" or "24 ms".
+    /// Its name in tables, such as "auto" or "24 ms".
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -40,12 +40,12 @@ impl Control {
     }
 }
 
-/// A point of the course of time, recorded in addition to sums.
+/// A point of a time series, recorded in addition to sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// Its end, seconds.
+    /// End of the point's time, seconds.
     pub at_s: f64,
-    /// The timer then, milliseconds.
+    /// The timer at that time, milliseconds.
     pub timer_ms: f64,
     /// Connections started.
     pub connections: u64,
@@ -54,7 +54,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Their share of the connections, 0 to 1.
+    /// Share of connections with a spurious copy, 0 to 1.
     #[must_use]
     pub fn spurious_share(&self) -> f64 {
         share(self.spurious, self.connections)
@@ -71,13 +71,13 @@ pub struct Outcome {
     pub spurious: u64,
     /// SYN copies.
     pub copies: u64,
-    /// Spurious ones.
+    /// SYN copies that were spurious.
     pub spurious_copies: u64,
     /// Time saved compared with the kernel's own timer, microseconds.
     pub saved_us: f64,
     /// The transitions of the tuner.
     pub transitions: Vec<Transition>,
-    /// Over time.
+    /// The time series.
     pub points: Vec<Point>,
     /// The timer at the end, jiffies; `None`: the kernel's own.
     pub timer: Option<u64>,
@@ -86,7 +86,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Connections with a spurious copy, 0 to 1.
+    /// Share of connections with a spurious copy, 0 to 1.
     #[must_use]
     pub fn spurious_share(&self) -> f64 {
         share(self.spurious, self.connections)
@@ -110,14 +110,14 @@ pub struct Blown {
     pub spurious_after: u64,
 }
 
-/// Events that follow later in a connection.
+/// Later events of a connection.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Copy,
     /// Established after a retransmission.
     Established,
     Verdict {
-        /// Epoch of the policy's timer, if the connection had that.
+        /// Epoch of the policy's timer, if the connection has that timer.
         epoch: Option<u32>,
         spurious: u32,
         path_us: f64,
@@ -138,7 +138,7 @@ pub struct Host {
     /// Copies that this fuse saw.
     judged: u64,
     later: Agenda<What>,
-    /// Counts since the daemon's last step.
+    /// Growth of the counters since the daemon's last step.
     counts: Growth,
     next_s: f64,
     tick: u32,
@@ -149,8 +149,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host whose random choices follow from a seed; it records a point of its course every `points` seconds, 0:
-    /// none.
+    /// A host whose random choices follow from a seed. It records a point every `points` seconds,
+    /// or none with 0.
     #[must_use]
     pub fn new(path: Path, control: Control, seed: u64, points: u32) -> Self {
         let hz = u64::from(HZ);
@@ -177,7 +177,7 @@ impl Host {
         }
     }
 
-    /// Simulates this number of seconds; `daemon`: whether the daemon is alive during them.
+    /// Simulates this number of seconds; `daemon`: whether the daemon runs during that time.
     pub fn run(&mut self, seconds: u32, daemon: bool) {
         for _ in 0..seconds {
             self.tick += 1;
@@ -277,7 +277,7 @@ impl Host {
         };
         let allowed = !self.brakes.is_throttled() && !self.brakes.is_blown();
         let own = allowed && self.policy.is_some();
-        // Connections with the kernel's own timer are judged while it is the timer in force.
+        // Connections with the kernel's own timer are judged while that is the current timer.
         let learning = tuner.jiffies().is_none();
         ((own || learning).then_some(self.epoch), own)
     }
@@ -296,7 +296,7 @@ impl Host {
         }
         let at_s = at_s + after_us / 1e6;
         if spurious == 0 && at_s < f64::from(self.tick) {
-            // In this second, during which no epoch ends.
+            // The verdict is in this second, in which no epoch ends.
             self.judged(at_s, epoch, 0, path_us);
             return;
         }

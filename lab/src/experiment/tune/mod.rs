@@ -33,8 +33,8 @@ pub struct Options {
     pub prefixes: usize,
     /// Duration, seconds.
     pub seconds: u32,
-    /// Duration of the long scenarios, hours: a metropolitan path and a flapping one; an evening's queue for four times
-    /// as long.
+    /// Duration of the long scenarios, hours: a metropolitan path and a flapping path. The
+    /// evening's queue takes four times as long.
     pub hours: u32,
     /// Connections per second of the steps.
     pub rates: &'static [f64],
@@ -103,7 +103,7 @@ pub struct Results {
     pub steps: Vec<Step>,
     /// The same with 24 ms.
     pub fixed_steps: Vec<Step>,
-    /// The same, and the daemon dies at the step.
+    /// As [`Results::steps`], but the daemon dies at the step.
     pub orphans: Vec<Step>,
     /// Effects of the budget.
     pub braked: Vec<Braked>,
@@ -144,9 +144,9 @@ pub fn simulate(options: &Options) -> Results {
 
 /// Duration of a simulation near capacity, seconds.
 const SATURATED_S: f64 = 60.0;
-/// Servers near their capacity, SYNs per second, and the duration of their stall, seconds: one that handles a short
-/// queue well within the timer, one that does not always, and one whose queue takes longer than the timer even without
-/// a stall.
+/// Servers near their capacity, SYNs per second, and the duration of their stall, seconds. The
+/// first handles a short queue well within the timer, the second not always, and the queue of the
+/// third takes longer than the timer even without a stall.
 const SERVERS: [(f64, f64); 3] = [(10_000.0, 0.3), (1_000.0, 0.3), (100.0, 0.0)];
 
 /// Effects of the budget on servers up to this capacity, SYNs per second, at 80 and 90 % load.

@@ -19,7 +19,7 @@ const STALL_US: f64 = 10e6;
 pub enum Trouble {
     /// A server answers this many SYNs per second, copies as well as first ones, and drops SYNs when its queue is full.
     Limit {
-        /// SYNs a second.
+        /// SYNs per second.
         per_s: f64,
         /// Length of the queue, SYNs.
         queue: f64,
@@ -273,9 +273,10 @@ mod tests {
         };
         let with = |connections| run(trouble, Timers::Budgeted(6, connections), 90.0, 40.0, 1);
         let own = with(CONNECTIONS);
-        // Five times as cheap, and twice as dear.
+        // With 2 connections per copy the budget is five times as cheap, with 20 twice as dear.
         assert!(with(2).syns > own.syns && with(20).syns < own.syns);
-        // Later than with the kernel's timer, with which the server has recovered from the stall.
+        // More attempts are late than with the kernel's timer, with which the server has recovered
+        // from the stall.
         let kernel = run(trouble, Timers::Kernel, 90.0, 40.0, 1);
         assert_eq!(kernel.later_late_share(), 0.0);
         assert!(with(2).later_late_share() > 0.1);

@@ -7,11 +7,11 @@ use rand::{RngExt as _, rngs::ChaCha8Rng};
 /// The distribution of peers, and the variation of a single round trip.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shape {
-    /// Peers and round trips vary by lognormal factors.
+    /// Peers and round trips vary by log-normal factors.
     Lognormal {
         /// Standard deviation of the logarithm, for peers.
         peers: f64,
-        /// For round trips.
+        /// Standard deviation of the logarithm, for round trips.
         trips: f64,
     },
     /// Each round trip is a Pareto variable.
@@ -28,16 +28,16 @@ pub enum Shape {
     },
     /// A queue whose load varies: exponential waits.
     Queue {
-        /// The least load, 0 to 1.
+        /// The lowest load, 0 to 1.
         low: f64,
-        /// The largest.
+        /// The highest load, 0 to 1.
         high: f64,
         /// Time between peaks, seconds.
         period_s: f64,
     },
     /// A queue each evening from 18 to 23 o'clock.
     Evening {
-        /// The largest mean wait, as a multiple of the median.
+        /// The largest mean wait, as a multiple of the median RTT.
         wait: f64,
     },
 }
@@ -74,7 +74,7 @@ pub struct Path {
     pub shape: Shape,
     /// The median, or the minimum of a Pareto distribution or of a queue, microseconds.
     pub base_us: f64,
-    /// Connections a second.
+    /// Connections per second.
     pub per_s: f64,
     /// Loss of packets in each direction, 0 to 1.
     pub loss: f64,
@@ -200,7 +200,7 @@ impl Path {
             }
             Shape::Evening { wait } => {
                 let hour = at_s / 3600.0 % 24.0;
-                // Rises for one hour, stays, and falls for one hour.
+                // Rises for one hour, stays constant, and falls for one hour.
                 let level = (hour - 18.0).min(23.0 - hour).clamp(0.0, 1.0);
                 (TRIPS * normals(rng).0).exp() + wait * level * exponential(rng)
             }
@@ -233,8 +233,8 @@ impl Path {
         lost.fold(self.loss, f64::max)
     }
 
-    /// The value that this share of the connections' first round trips does not exceed during a time; microseconds,
-    /// from `draws` of them.
+    /// The value that this share of the first round trips of connections in this time does not
+    /// exceed, microseconds; estimated from `draws` of them.
     #[must_use]
     pub fn quantile_us(
         &self,

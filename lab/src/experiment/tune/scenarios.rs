@@ -14,11 +14,12 @@ use super::{
 };
 use crate::summary::share;
 
-/// The last second before a step: an hour is closed then.
+/// The last second before the step; an hour has ended by then.
 pub const STEP_S: u32 = 4_000;
-/// When it comes, seconds: between two of the daemon's, so that the first of them knows a part of it.
+/// Time of the step, seconds: between two steps of the daemon, so that the next one sees part of
+/// it.
 const STEP_AT_S: f64 = 4_000.6;
-/// How long it is looked at, seconds.
+/// Simulated time after the step, seconds.
 const AFTER_STEP_S: u32 = 600;
 /// The factor that turns a path of 10 ms into one of 150 ms.
 const STEP: f64 = 15.0;
@@ -29,7 +30,7 @@ pub fn fixed(ms: u64) -> Control {
     Control::Fixed(ms * u64::from(HZ) / 1000)
 }
 
-/// `initial_rto = "auto"`.
+/// The timer of `initial_rto = "auto"`.
 #[must_use]
 pub fn auto() -> Control {
     Control::Auto(Settings::new(HZ))
@@ -40,7 +41,7 @@ pub fn auto() -> Control {
 pub struct Course {
     /// Share of connections with a spurious copy, 0 to 1.
     pub spurious: f64,
-    /// The same of the worst five minutes.
+    /// The share in the worst five minutes, 0 to 1.
     pub worst: f64,
     /// Time saved per connection, milliseconds.
     pub saved_ms: f64,
@@ -77,12 +78,12 @@ fn changes(outcome: &Outcome, after_ms: u64) -> usize {
 /// The results of a step from 10 to 150 ms.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// Connections a second.
+    /// Connections per second.
     pub per_s: f64,
     /// Connections with a spurious copy within ten minutes.
     pub spurious: u64,
-    /// Share of connections with a spurious copy among the connections that began three seconds after the step or
-    /// later, 0 to 1.
+    /// Share of connections with a spurious copy among those started three seconds after the step
+    /// or later, 0 to 1.
     pub later: f64,
     /// The last second in which one connection in a hundred had a spurious copy.
     pub clean_after_s: f64,
@@ -90,9 +91,9 @@ pub struct Step {
     pub changes: usize,
     /// The timer five seconds after the step, milliseconds.
     pub timer_ms: f64,
-    /// The fuse that blew; seconds after the step.
+    /// The fuse that blew, if any; its time is seconds after the step.
     pub blown: Option<Blown>,
-    /// The course of time, with a point for each second.
+    /// The time series, with a point for each second.
     pub points: Vec<Point>,
 }
 
@@ -105,7 +106,7 @@ pub fn step_path(per_s: f64) -> Path {
     }
 }
 
-/// A step; `daemon`: whether the daemon stays alive.
+/// Simulates a step; `daemon`: whether the daemon stays alive.
 #[must_use]
 pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
     let mut host = Host::new(step_path(per_s), control, seed, 1);
@@ -166,7 +167,7 @@ pub fn evening(per_s: f64) -> Path {
     }
 }
 
-/// Does the work for each item, on all CPUs; returns the results in order.
+/// Calls `work` for each item, on all CPUs; returns the results in order.
 pub(super) fn in_parallel<I: Sync, T: Send>(all: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let threads = thread::available_parallelism().map_or(1, usize::from);

@@ -320,7 +320,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         report.write(dir.path()).unwrap();
         assert!(dir.path().join("tune.html").exists());
-        // A criterion that does not hold is reported.
+        // A missed criterion is reported.
         let missed = report.tables[0]
             .rows
             .iter()
@@ -347,14 +347,14 @@ mod tests {
         for name in ["criteria", "prefixes", "scenarios", "steps", "saturation"] {
             assert!(part(name).lines().count() > 5, "{name} was never simulated");
         }
-        // Fast simulations run again here.
+        // Repeats the fast simulations.
         let budget = budget(&super::super::braked(1));
         assert_eq!(
             part("budget"),
             format!("{}\n\n{}", budget.title, budget.markdown()),
             "rto-lab tune --page docs/research/tuning.md"
         );
-        // All of its servers, but only in a release build.
+        // A debug build omits the large servers.
         let most_per_s = if cfg!(debug_assertions) { 100.0 } else { 1e9 };
         let rows = saturation(&super::super::saturated(most_per_s, 1));
         let page = part("saturation");
