@@ -1,4 +1,4 @@
-//! What can be said on the command line, and its help. Nothing here does anything.
+//! The command line and its help. Only defines and parses it.
 
 use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
@@ -223,7 +223,7 @@ pub struct Add {
     pub(crate) socket: SocketArg,
     #[command(flatten)]
     pub(crate) output: OutputArg,
-    // The last: what comes after it would be under its heading.
+    // Must be last: arguments after it would be listed under its heading.
     #[command(flatten)]
     pub(crate) settings: Option<Settings>,
 }

@@ -33,7 +33,7 @@ struct Shared {
 pub(crate) struct Stopped;
 
 impl Progress {
-    /// From now on, counts the steps of this thread.
+    /// Registers this thread: its steps count after this call.
     pub(crate) fn count_this_thread(&self) {
         COUNTED.set(Some(self.clone()));
     }

@@ -13,7 +13,7 @@ use signal_hook::{
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on, the first signal only sets a flag; the second one ends the process.
+/// After this call, the first signal only sets a flag; the second one ends the process.
 pub fn handle() -> anyhow::Result<()> {
     let interrupted = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {

@@ -93,9 +93,9 @@ fn since(before: &StatsAnswer, now: &StatsAnswer) -> StatsAnswer {
 /// What is shown of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
-    /// Whether with histograms.
+    /// Whether histograms are shown.
     in_full: bool,
-    /// Whether with policies without counts.
+    /// Whether policies without counts are shown.
     idle: bool,
     /// Terminal width; `None`: all columns.
     columns: Option<usize>,

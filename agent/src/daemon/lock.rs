@@ -241,7 +241,7 @@ fn patience() -> impl FnMut() -> bool {
 /// SIGKILL, and before its parent waits for it.
 fn is_running(pid: u32) -> bool {
     is_running_by(fs::read_to_string(format!("/proc/{pid}/stat")), || {
-        // 0 and negative numbers stand for process groups.
+        // 0 and negative numbers mean process groups.
         let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
         kill(Pid::from_raw(pid.ok_or(Errno::ESRCH)?), None)
     })

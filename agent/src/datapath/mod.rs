@@ -252,7 +252,7 @@ pub trait KernelReader: Send + Sync {
     /// If the map cannot be read.
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
-    /// Statistics of every policy, summed over the CPUs. [`PolicyName::unmatched`] stands for
+    /// Statistics of every policy, summed over the CPUs. [`PolicyName::unmatched`] counts
     /// connections that no entry covers.
     ///
     /// # Errors

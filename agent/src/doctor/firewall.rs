@@ -1,4 +1,4 @@
-//! Finds rules of this host that limit SYNs: nftables rules, which include those of iptables-nft,
+//! Finds rules of this host that limit SYNs: nftables rules, including iptables-nft rules,
 //! and rules of legacy iptables. Such rules count retransmitted SYNs like new connections. Limits
 //! on concurrent connections (`ct count`, connlimit) are not reported, because a retransmitted SYN
 //! belongs to the connection of the first SYN.

@@ -56,7 +56,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Decodes octal escapes, which stand for blanks and backslashes.
+/// Decodes octal escapes of blanks and backslashes.
 fn unescape(text: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -90,7 +90,7 @@ fn holds(set: CapSet, cap: Capability) -> io::Result<bool> {
     caps::has_cap(None, set, cap).map_err(io::Error::other)
 }
 
-/// Drops all capabilities except those in `wanted`.
+/// Drops all capabilities that are not in `wanted`.
 fn keep(wanted: &[Capability]) -> io::Result<()> {
     // This clears the ambient set too: an ambient capability must be inheritable (capabilities(7)).
     for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {

@@ -141,7 +141,7 @@ async fn readiness(engine: &Handle, verifying: &Verifying) -> Readiness {
     let comparing = spawn_blocking(move || (snapshot.readiness(), turn));
     let readiness = match comparing.await {
         Ok((Readiness::Differs, _turn)) => {
-            // The engine also records the result, and reports it from then on.
+            // The engine records the result too, and then reports it.
             let verified = engine.call(Message::Verify).await;
             verified.map(|found| match engine.snapshot().known_readiness() {
                 Readiness::Ready if !found.differences.is_empty() => {

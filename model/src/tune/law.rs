@@ -230,7 +230,7 @@ mod tests {
             in_step: Some(4),
             ..SETTINGS
         };
-        // Values in step at HZ 250 from 20 ms on: 28, 32, 56, 60, 100 ms.
+        // The values in step at HZ 250 above 20 ms: 28, 32, 56, 60, 100 ms.
         for (us, jiffies) in [
             (1, 7),
             (28_000, 7),

@@ -48,7 +48,7 @@ pub(super) fn read(
     judged(&file, read.capture, (cidrs, hosts), jiffy_us).with_context(|| printable::path(&file))
 }
 
-/// The part of a capture that advice may be based on, or why there is none.
+/// The evidence of a capture, or why advice cannot be based on it.
 fn judged(
     file: &Path,
     mut capture: Capture,

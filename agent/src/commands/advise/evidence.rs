@@ -437,7 +437,7 @@ impl Gathered {
     }
 }
 
-/// Each time as the upper bound of its bucket. A sampled connection stands for `sampling`
+/// Each time as the upper bound of its bucket. A sampled connection represents `sampling`
 /// connections and becomes one sample; rounding up keeps slow times that were counted individually.
 pub(in crate::commands) fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
     let mut times = Distribution::default();

@@ -56,7 +56,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     );
     style::force_color_output(is_coloured(args.color));
     let client = Client::new(&args.socket.socket);
-    // If the daemon is unavailable at the start, this is an error as with any other verb.
+    // If the daemon is unavailable at the start, this is an error, as for other verbs.
     let first = client.get("/v1/stats")?;
     let socket = crate::printable::path(&args.socket.socket);
     let mut state = State::new(socket, interval, first, Instant::now());

@@ -35,7 +35,7 @@ pub enum RtoMinTiming {
     },
 }
 
-/// The program's link, or why there is none.
+/// The program's link, or the reason for its absence.
 pub(super) enum Hook {
     Attached {
         /// Keeps the program attached even if its pin is removed.

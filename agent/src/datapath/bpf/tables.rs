@@ -156,8 +156,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Records which options sockets without storage may have from now on, so that they can be
-    /// restored after the policy has changed or gone.
+    /// Records which options this policy may set on sockets without storage, so that a later walk
+    /// can restore them after the policy has changed or gone.
     fn note_lasting(&mut self, policy: &Policy) -> Result<(), DatapathError> {
         let options = [
             (policy.rto_min_us, lasting::RTO_MIN),

@@ -324,7 +324,7 @@ enum Change {
     Remove,
 }
 
-/// Removes every entry from unused tries on a separate thread, if `is_unused` confirms it there.
+/// Removes every entry from unused tries in a separate thread, if `is_unused` confirms it there.
 /// The kernel would free a full trie without rescheduling, which blocks other work on that
 /// processor for up to a second.
 pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + Send + 'static) {

@@ -243,7 +243,7 @@ impl Server {
     }
 }
 
-/// The start of a text from the server, on one line.
+/// The start of a server's text, as one line.
 fn shown(text: &str) -> String {
     let mut start: String = text.chars().take(SHOWN).collect();
     if start.len() < text.len() {
