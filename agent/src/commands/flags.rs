@@ -1,5 +1,5 @@
-//! Converts settings between configuration keys, which the daemon and the files use, and
-//! command-line flags.
+//! Converts settings from configuration keys, which the daemon and the files use, to command-line
+//! flags.
 
 use clap::Args as _;
 

@@ -42,7 +42,7 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Defaults {
     /// `net.ipv4.tcp_rto_min_us`, microseconds; always 200,000 before Linux 6.11. The socket option
-    /// has this maximum too.
+    /// takes at most 200,000.
     pub rto_min_us: u32,
     /// `net.ipv4.tcp_rto_max_ms`, milliseconds; always 120,000 before Linux 6.15.
     pub rto_max_ms: u32,
