@@ -24,7 +24,7 @@ use crate::{
     suite::SampleSizes,
 };
 
-/// In operation `state_dir` is below /run, which is in memory; this directory is in memory on every host too.
+/// In production `state_dir` is below /run, which is in memory; this directory is in memory on every host.
 const IN_MEMORY: &str = "/dev/shm";
 /// Maximum time of `add`.
 const GOAL_MS: f64 = 5.0;

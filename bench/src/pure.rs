@@ -44,7 +44,7 @@ const BENCHES: [(&str, &str); 13] = [
     ("capture_20k", "parse a capture of 20,000 packets"),
 ];
 
-/// Builds and runs them.
+/// Builds and runs the benchmarks.
 pub(crate) fn measure(quick: bool) -> anyhow::Result<()> {
     let mut command = cargo();
     command
@@ -59,7 +59,7 @@ pub(crate) fn measure(quick: bool) -> anyhow::Result<()> {
     run(&mut command)
 }
 
-/// The results of their last run.
+/// The results of the benchmarks' last run.
 pub(crate) fn result() -> anyhow::Result<BenchResult> {
     let target = target()?;
     let rows = BENCHES.iter().map(|(name, what)| {

@@ -83,7 +83,7 @@ pub(crate) fn times_table(samples: &[(&str, Sample)]) -> String {
     table(["ms", "median", "interquartile range", "maximum"], rows)
 }
 
-/// Runs this and returns its duration, milliseconds.
+/// Runs a function and returns its duration, milliseconds.
 pub(crate) fn elapsed_ms(what: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let begin = Instant::now();
     what()?;

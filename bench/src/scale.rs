@@ -493,7 +493,7 @@ impl Set {
         set
     }
 
-    /// At most this many of them.
+    /// The first prefixes, at most this many.
     fn first(&self, most: usize) -> Self {
         let entries = self.entries.iter().take(most).copied().collect();
         Self {

@@ -89,8 +89,8 @@ pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Resul
 }
 
 /// Lifts RLIMIT_MEMLOCK for one call: before Linux 5.11 programs and maps count against it. The limit is restored at
-/// once, because agents inherit it and must work without. Where it may not be lifted (CAP_SYS_RESOURCE) the call is
-/// made nevertheless, as newer kernels do not check the limit.
+/// once, because agents inherit it and must work with it. If this process may not lift it (CAP_SYS_RESOURCE), the call
+/// is made nevertheless, because newer kernels do not check the limit.
 pub(crate) fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
     if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_err() {
@@ -139,7 +139,7 @@ pub(crate) fn pin(object: &OwnedFd, path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// If the kernel returns another error than ENOENT.
+/// If the kernel returns an error other than ENOENT.
 pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> {
     element(
         BPF_MAP_LOOKUP_ELEM,
@@ -153,7 +153,7 @@ pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> 
 ///
 /// # Errors
 ///
-/// If the kernel returns another error than ENOENT.
+/// If the kernel returns an error other than ENOENT.
 pub(crate) fn next_key(map: &OwnedFd, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
     let key = key.map_or(0, |key| key.as_ptr() as u64);
     element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)

@@ -1,4 +1,4 @@
-//! Finds and removes what tests and experiments have created under their names ([`names`]) and not removed.
+//! Finds and removes objects that tests and experiments have created under their names ([`names`]) and left behind.
 
 use std::{
     fs,
@@ -43,8 +43,8 @@ fn made(dir: &Path, is: impl Fn(u32) -> bool) -> anyhow::Result<Vec<PathBuf>> {
     Ok(made)
 }
 
-/// Removes, as far as possible, what killed runs have left, including one whose process id was the same as this one's.
-/// Must be called before this process creates anything.
+/// Removes, as far as possible, the objects that killed runs left behind, even if a run had the same process id as this
+/// one. Must be called before this process creates anything.
 pub fn sweep() {
     let is_left = |pid| !alive(pid) || pid == std::process::id();
     for (dir, remove) in kinds().into_iter().flatten() {
@@ -54,7 +54,7 @@ pub fn sweep() {
     }
 }
 
-/// What a process has created and not removed.
+/// The objects that a process has created and not removed.
 ///
 /// # Errors
 ///

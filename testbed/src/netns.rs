@@ -62,7 +62,7 @@ pub fn inside<T: Send>(
     .with_context(|| format!("in {netns}"))
 }
 
-/// Moves the calling thread into a namespace; processes that it starts inherit that.
+/// Moves the calling thread into a namespace; processes that it starts inherit the namespace.
 pub(crate) fn join(netns: &str) -> anyhow::Result<()> {
     let path = format!("/run/netns/{netns}");
     let namespace = File::open(&path).context(path)?;
@@ -283,7 +283,7 @@ pub fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
 impl Drop for Pair {
     fn drop(&mut self) {
         let Self { client, server, .. } = self;
-        // Either namespace takes the link with it. A drop can do no more than try.
+        // Removing either namespace also removes the link. A failure is ignored, because drop() cannot report it.
         let lines = format!("netns del {client}\nnetns del {server}");
         let _gone = ip(&["-force"], &lines);
     }

@@ -35,7 +35,7 @@ impl Drop for RealTime {
 }
 
 /// Runs the calling thread, and those it starts later, before all ordinary programs (SCHED_FIFO, sched(7)), so that
-/// other work on the machine does not delay what is measured. Best effort: this requires CAP_SYS_NICE.
+/// other work on the machine does not delay the measurement. Best effort: this requires CAP_SYS_NICE.
 pub fn run_in_real_time() {
     schedule(libc::SCHED_FIFO, 1);
 }

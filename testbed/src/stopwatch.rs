@@ -2,7 +2,7 @@
 //! it and one after it, and the second adds up the time between them by operation. The kernel runs the programs of a
 //! cgroup in the order in which they were attached.
 //!
-//! The result includes the time from one program to the next: subtract what is measured for an empty program.
+//! The result includes the time from one program to the next: subtract the result for an empty program.
 
 use std::{
     io,

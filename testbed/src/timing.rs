@@ -1,9 +1,9 @@
 //! Asserts that measured gaps match the timers that caused them.
 //!
-//! A gap is never too short. It can be too long on a machine with other load; therefore the share of gaps in time is
-//! asserted, with a tolerance that an idle machine keeps. Plain timers run during the measurement ([`Control`]): only
-//! if they are late too is it repeated with new gaps. On a machine that counts instructions nothing else takes the
-//! processor: each gap must be in time at the first attempt.
+//! A gap is never too short. It can be too long on a machine with other load, so the assertion is about the share of
+//! gaps in time, with a tolerance that an idle machine keeps. Plain timers run during the measurement ([`Control`]); it
+//! is repeated only if they are late too. On a machine whose clock counts instructions, nothing else takes the
+//! processor, so each gap must be in time at the first attempt.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -171,7 +171,7 @@ fn is_enough(samples: &[Sample]) -> bool {
 }
 
 /// Asserts that no gap of several connections is too short and that nearly all are in time. `measure` receives the
-/// number of connections to measure at least.
+/// minimum number of connections to measure.
 ///
 /// # Errors
 ///

@@ -32,7 +32,7 @@ const SECOND_MS: u64 = 1000;
 /// Observations of several hours.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// What is observed each second: a path RTT or an ACK delay in microseconds, and how often.
+    /// The observations of each second: a path RTT or an ACK delay in microseconds, and how often it occurs.
     pub each_second: &'a [(u64, u64)],
     /// Jiffies per second.
     pub hz: u32,
@@ -47,7 +47,7 @@ impl Seen<'_> {
         times
     }
 
-    /// A tuner that has seen this until `now_ms` of its clock.
+    /// A tuner that has seen these observations until `now_ms` of its clock.
     fn tuner(&self, now_ms: u64, law: law::Settings) -> anyhow::Result<Tuner> {
         let samples = self.times();
         let count = samples.count();
@@ -62,7 +62,7 @@ impl Seen<'_> {
         };
         let mut tuner = Tuner::new(law, None);
         for at_ms in (now_ms - PAST_MS..=now_ms).step_by(1000) {
-            // What it decides is in force at once.
+            // The tuner's decisions take effect at once.
             let _set = tuner.step(at_ms, &growth);
         }
         ensure!(tuner.state() == State::Active, "{:?}", tuner.state());
@@ -200,7 +200,7 @@ fn file(agent: &Agent) -> PathBuf {
     agent.persistent_dir().join("tuning.json")
 }
 
-/// What the daemon has stored for a policy.
+/// The state that the daemon has stored for a policy.
 ///
 /// # Errors
 ///

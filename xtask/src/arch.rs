@@ -19,7 +19,7 @@ impl Arch {
         }
     }
 
-    /// Its name in Debian and OCI.
+    /// The architecture's name in Debian and OCI.
     pub(crate) fn deb(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -27,7 +27,7 @@ impl Arch {
         }
     }
 
-    /// Its name in rpm, QEMU and the kernel.
+    /// The architecture's name in rpm, QEMU and the kernel.
     pub(crate) fn rpm(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -35,7 +35,7 @@ impl Arch {
         }
     }
 
-    /// The Rust target of its static binary.
+    /// The Rust target of the static binary.
     pub(crate) fn target(self) -> String {
         format!("{}-unknown-linux-musl", self.rpm())
     }

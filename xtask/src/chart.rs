@@ -262,7 +262,7 @@ fn find<'a>(resources: &'a [Value], kind: &str) -> anyhow::Result<&'a Value> {
     found.with_context(|| format!("no {kind}"))
 }
 
-/// Checks what no values may change: the pod has only the privileges that docs/reference/security.md gives reasons for.
+/// Checks that the pod has only the privileges that docs/reference/security.md gives reasons for, with any values.
 fn check_pod(daemon_set: &Value) -> anyhow::Result<()> {
     let pod = &daemon_set["spec"]["template"]["spec"];
     let container = &pod["containers"][0];

@@ -115,8 +115,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 const ENVIRONMENT: &str =
     r#"eval "$(cargo llvm-cov show-env --sh --no-cfg-coverage)" && exec "$0" "$@""#;
 
-/// Copies what `cargo xtask test` has built into a directory without any build. Libraries are not instrumented, so they
-/// are the same; by their times cargo recognises them as fresh.
+/// Copies the build of `cargo xtask test` into a directory without any build. Libraries are not instrumented, so both
+/// builds have the same ones; cargo recognises them as fresh by their times.
 fn take_libraries(built: &Path, target: &Path) -> anyhow::Result<()> {
     if target.exists() || !built.join("deps").exists() {
         return Ok(());

@@ -77,7 +77,7 @@ impl Documents {
         self.0.values().map(|document| document.links.len()).sum()
     }
 
-    /// What is wrong, a line each: links that lead nowhere, and pages that the book lacks.
+    /// The errors, one per line: links that lead nowhere, and pages that the book lacks.
     fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut in_book = BTreeSet::new();

@@ -1,6 +1,6 @@
 //! `cargo xtask mutants`: changes one expression of the pure code at a time, and checks whether its unit tests fail.
 //!
-//! `.cargo/mutants.toml` lists what is changed, and what is excluded for which reason.
+//! `.cargo/mutants.toml` lists the code that is changed, and each exclusion with its reason.
 
 use std::{fs, path::Path, process::Command};
 

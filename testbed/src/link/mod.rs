@@ -38,7 +38,7 @@ pub struct Outage {
 }
 
 impl Outage {
-    /// Sleeps until it ends.
+    /// Sleeps until the outage ends.
     fn sleep(&self) {
         thread::sleep((self.from + self.length).saturating_duration_since(Instant::now()));
     }
@@ -47,9 +47,9 @@ impl Outage {
 /// An outage that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blackout {
-    /// Its begin.
+    /// When it began.
     pub from: Instant,
-    /// Its end.
+    /// When it ended.
     pub until: Instant,
     /// How many packets were dropped.
     pub dropped: u64,

@@ -4,7 +4,7 @@ use std::{collections::HashMap, net::IpAddr};
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
-/// Which way a packet goes.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the client's namespace to the server's.
@@ -18,7 +18,7 @@ impl Direction {
     pub const BOTH: [Self; 2] = [Self::ToServer, Self::ToClient];
 }
 
-/// What a TCP packet is.
+/// The kind of a TCP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A SYN, with or without data.
@@ -38,9 +38,9 @@ pub enum Kind {
 /// A TCP packet that the link has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Which way it goes.
+    /// The direction.
     pub direction: Direction,
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
     /// Port of the client's end.
     pub client_port: u16,
@@ -58,7 +58,7 @@ pub struct Packet {
     pub repeated: bool,
 }
 
-/// What the link has seen of each flow.
+/// The state of each flow, from the packets that the link has seen.
 #[derive(Debug, Default)]
 pub(super) struct Flows(HashMap<Flow, Seen>);
 
@@ -69,7 +69,7 @@ type Flow = ((IpAddr, u16), (IpAddr, u16));
 struct Seen {
     /// Sequence number of the first byte of data, if the SYN was seen.
     first: Option<u32>,
-    /// The sequence number after all that were seen.
+    /// The sequence number after the highest one seen.
     next: u32,
     /// Bytes of data before `next`.
     bytes: u64,

@@ -40,7 +40,7 @@ use crate::{
 const LONGEST: usize = 1 << 16;
 /// Packets read in a row before packets that are due are delivered.
 const AT_ONCE: usize = 8;
-/// Most packets that are recorded, about 100 MB. Later packets are still carried, and counted as unrecorded.
+/// Maximum number of recorded packets, about 100 MB. Later packets are still carried, and counted as unrecorded.
 const RECORDED: usize = 1 << 20;
 /// Timer slack of the thread, nanoseconds: how much later the kernel may wake it. The default is 50 us.
 const TIMER_SLACK_NS: u64 = 1;
@@ -205,8 +205,8 @@ impl Relay {
         self.shared.state().recording = on;
     }
 
-    /// Starts to write what passes the client's end to a file, as tcpdump would: packets from the client when they are
-    /// read, packets to it when they are delivered.
+    /// Starts to write the packets at the client's end to a file, as tcpdump would: packets from the client when they
+    /// are read, packets to it when they are delivered.
     ///
     /// # Errors
     ///

@@ -93,7 +93,7 @@ fn range(packet: &Packet) -> Option<(u64, u64)> {
     }
 }
 
-/// Disjoint ranges, of which no two are adjacent.
+/// Disjoint ranges, no two of them adjacent.
 #[derive(Debug, Default)]
 struct Ranges(Vec<(u64, u64)>);
 

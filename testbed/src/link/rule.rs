@@ -113,7 +113,7 @@ pub enum DropPattern {
     Every(u64),
     /// Each with this probability.
     Share(f64),
-    /// Those beyond a rate, as a policer drops them: a token bucket.
+    /// Packets beyond a rate, as a policer drops them: a token bucket.
     Above {
         /// Packets per second that pass.
         per_s: u32,

@@ -47,7 +47,7 @@ pub struct Clients {
     pub patience: Duration,
 }
 
-/// What became of them.
+/// The outcomes.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// Connections that completed all rounds.

@@ -38,7 +38,7 @@ pub struct Attempt {
     pub result: String,
     /// Duration of the attempt.
     pub took: Duration,
-    /// TCP_RTO_MAX_MS, TCP_USER_TIMEOUT and TCP_SYNCNT before connect(); `None` where the kernel does not know it.
+    /// TCP_RTO_MAX_MS, TCP_USER_TIMEOUT and TCP_SYNCNT before connect(); `None` if the kernel does not know the option.
     pub before: [Option<i32>; 3],
     /// The same options after the attempt.
     pub after: [Option<i32>; 3],
@@ -152,8 +152,8 @@ pub(super) fn run(to: SocketAddr, from: &[Option<SocketAddr>], own: &Own) -> any
                 0 => "connected".to_owned(),
                 errno => format!("{:?}", Errno::from_raw(errno)),
             };
-            // poll() may see ESTABLISHED before the program does. TCP_INFO waits for the socket's lock, which the kernel
-            // holds until the program has run; other options are read without it.
+            // poll() may see ESTABLISHED before the sock_ops program does. TCP_INFO waits for the socket's lock, which
+            // the kernel holds until the program has run; other options are read without it.
             let cwnd = TcpInfo::of(socket)?.snd_cwnd;
             attempts[i] = Some(Attempt {
                 result,

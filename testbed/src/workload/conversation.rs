@@ -61,7 +61,7 @@ pub struct Options {
 pub enum Command {
     /// Sequential requests and answers.
     Rounds {
-        /// How many.
+        /// Number of requests.
         count: usize,
         /// Pause before each.
         pause: Duration,

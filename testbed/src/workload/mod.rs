@@ -131,7 +131,6 @@ pub enum Role {
 
 impl Role {
     /// Whether the times of its packets are measured. Such roles run at real-time priority; load generators do not.
-    /// not.
     fn is_timed(&self) -> bool {
         match self {
             Self::Connect { .. }

@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{channel::ControlChannel, emulated::scaled, tcp::TcpInfo};
 
-/// Gaps up to this length hardly leave time for an unobserved moment without policy: there are up to 2000 samples a
-/// second, and between them other processes run.
+/// In gaps up to this length, a moment without a policy can hardly go unobserved: up to 2000 samples are taken per
+/// second, and other processes run between them.
 pub const MAX_GAP: Duration = Duration::from_millis(20);
 /// Samples per second, not counting the time that each takes.
 const LOOKS: u32 = 2000;
-/// The same on an emulated processor, which would otherwise have no time left for the agent under test.
+/// The same on an emulated processor, which otherwise has no time left for the agent under test.
 const LOOKS_EMULATED: u32 = 250;
 
 /// What is sampled.

@@ -23,7 +23,7 @@ use crate::{channel::ControlChannel, process::run_before_ordinary};
 pub struct Both {
     /// An address of the namespace itself.
     pub on: SocketAddr,
-    /// A cgroup to join after it listens: accepted sockets stay in the cgroup of the listener.
+    /// A cgroup that the child joins after it listens: accepted sockets stay in the cgroup of the listener.
     pub join: Option<PathBuf>,
     /// Number of connections open at the same time. They are spread over the processors, with a thread and a listener
     /// each; a connection stays in one thread.
@@ -115,8 +115,8 @@ pub(super) fn run(both: &Both) -> anyhow::Result<()> {
 }
 
 /// Tens of thousands of sockets in TIME_WAIT would slow later connections down. Some kernels have this sysctl in the
-/// initial namespace only, where a test must not change it. There the sockets accumulate, but equally for all that is
-/// compared.
+/// initial namespace only, where a test must not change it. There the sockets accumulate, but equally in all
+/// measurements that are compared.
 fn keep_no_time_wait() -> anyhow::Result<()> {
     // /proc/sys/net shows the namespace of the reading process.
     let path = "/proc/sys/net/ipv4/tcp_max_tw_buckets";

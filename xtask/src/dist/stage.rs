@@ -99,7 +99,7 @@ impl<'a> Stage<'a> {
         Ok(stage)
     }
 
-    /// Its directory.
+    /// The directory of the files.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }

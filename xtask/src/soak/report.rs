@@ -83,7 +83,7 @@ struct Series {
 }
 
 impl Series {
-    /// The reason why it is not judged.
+    /// The reason why the value is not judged.
     fn not_judged(&self) -> Option<String> {
         if self.name == ANONYMOUS {
             return Some("a part of RSS".to_owned());

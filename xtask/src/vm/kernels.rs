@@ -98,11 +98,11 @@ pub(crate) fn named(names: &str) -> anyhow::Result<Vec<&'static Kernel>> {
 
 /// An unpacked kernel.
 pub(crate) struct Unpacked {
-    /// Its release.
+    /// The kernel's release.
     pub(crate) version: String,
-    /// The kernel itself.
+    /// The file of the kernel.
     pub(crate) image: PathBuf,
-    /// Its modules' directory.
+    /// The directory of its modules.
     pub(crate) modules: PathBuf,
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Boots it and passes each line of its console to `line` until it powers off.
+    /// Boots the machine and passes each line of its console to `line` until it powers off.
     pub(crate) fn boot(&self, mut line: impl FnMut(&str)) -> anyhow::Result<()> {
         let program = format!("qemu-system-{}", self.arch.rpm());
         // The minimum that Debian's kernels need.

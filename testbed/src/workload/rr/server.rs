@@ -31,7 +31,7 @@ const REFUSALS: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 256 << 10;
 /// How long the facts about the host are cached.
 const FACTS: Duration = Duration::from_secs(60);
-/// Most peers for which they are cached.
+/// Maximum number of peers for which the facts are cached.
 const FACTS_OF: usize = 1000;
 /// Requests are read in pieces of this length.
 const PIECE_BYTES: usize = 8 << 10;
@@ -293,7 +293,7 @@ fn facts(peer: IpAddr) -> anyhow::Result<Vec<u8>> {
     Ok(facts)
 }
 
-/// Reads the header; `None` if the connection ends before. It must be complete within this time, in however many
+/// Reads the header; `None` if the connection ends before. It must be complete within this time, whatever the number of
 /// pieces.
 fn header(stream: &mut TcpStream, within: Option<Duration>) -> io::Result<Option<[u8; HEADER]>> {
     let begin = Instant::now();
@@ -356,8 +356,9 @@ mod tests {
         read: Duration::from_millis(300),
     };
 
-    /// The error with which the server ends a connection with this peer, which must not take long. The peer sends
-    /// `said` before the server reads, so that its thread cannot be late, and closes the connection after the server.
+    /// The error with which the server ends a connection with this peer, which must not take long. `said` is sent
+    /// before the server reads, so that the peer's thread cannot be late; the peer closes the connection after the
+    /// server.
     fn ended(said: &[u8], peer: impl FnOnce(&mut TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

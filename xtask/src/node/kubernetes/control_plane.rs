@@ -45,7 +45,7 @@ impl User {
         Self::Kubelet,
     ];
 
-    /// Its name and its groups.
+    /// The user's name and groups.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Admin => ("admin", "system:masters"),
@@ -66,7 +66,7 @@ const TOKENS: &str = "tokens.csv";
 const READY_LIMIT: Duration = Duration::from_secs(600);
 
 impl ControlPlane {
-    /// Starts it and waits until the API server is ready.
+    /// Starts the control plane and waits until the API server is ready.
     pub(super) fn start(kubernetes: &Path, kubectl: &Path) -> anyhow::Result<Self> {
         if !have("openssl") {
             apt_install(&["openssl"], "certificates of a control plane")?;
@@ -87,12 +87,12 @@ impl ControlPlane {
         Ok(control_plane)
     }
 
-    /// The directory of its logs.
+    /// The directory of the control plane's logs.
     pub(super) fn logs() -> PathBuf {
         root().join("target/node")
     }
 
-    /// The API server's self-signed certificate: it serves with it, and identifies itself to kubelets.
+    /// The self-signed certificate with which the API server serves, and identifies itself to kubelets.
     pub(super) fn certificate(&self) -> PathBuf {
         self.file(CERTIFICATE)
     }
