@@ -330,7 +330,7 @@ pub struct Counters {
     /// (under SYN cookies the program sees none).
     pub attempts: u64,
     /// Retransmitted SYNs, including those of failed connections; retransmitted SYN-ACKs of connections that were
-    /// established (a sock_ops program does not see those of requests that never complete).
+    /// established (a sock_ops program does not see SYN-ACKs of requests that never complete).
     pub handshake_retransmissions: u64,
     /// Of these, spurious: the answer to an earlier copy was already under way.
     pub spurious: u64,

@@ -88,7 +88,8 @@ impl PolicySlot {
     }
 }
 
-/// Defaults of the daemon's network namespace, used where the program cannot read those of the socket's own namespace.
+/// Defaults of the daemon's network namespace, used if the program cannot read the defaults of the socket's own
+/// namespace.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostDefaults {

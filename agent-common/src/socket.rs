@@ -129,7 +129,7 @@ pub mod settled {
     pub const REFUSED: u16 = 2;
 }
 
-/// An option of a socket, with what is needed to restore it.
+/// An option of a socket, with the value to restore.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {

@@ -150,8 +150,8 @@ pub(crate) fn was_set(option: u32, us: u32) -> bool {
 
 /// Counts a hit of an entry, up to [`EntryValue::HITS_MAX`]. (The room above the maximum keeps the number from wrapping
 /// when all CPUs count the last hit at the same moment.) All CPUs share the entry. To avoid contention, above
-/// [`EntryValue::HITS_EXACT`] only one hit in [`EntryValue::HITS_SHARE`], chosen by `random`, is counted and stands for
-/// all of them.
+/// [`EntryValue::HITS_EXACT`] only one hit in [`EntryValue::HITS_SHARE`], chosen by `random`, is counted, with the
+/// weight of all of them.
 #[inline(always)]
 pub(crate) fn count_hit(entry: *mut EntryValue, random: impl FnOnce() -> u32) {
     const HITS_SHIFT: u32 = u32::BITS - EntryValue::HITS_SHARE.ilog2();

@@ -91,7 +91,7 @@ impl InKernel {
         )
     }
 
-    /// The budget of a direction, in halves of a retransmission.
+    /// The budget of a direction, in tenths of a retransmission.
     ///
     /// # Errors
     ///

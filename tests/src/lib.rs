@@ -1,5 +1,5 @@
-//! Helpers of the integration tests that are not in the test bed: expected values, watching the agent's commands, and
-//! what is expected of a kernel.
+//! Helpers of the integration tests that are not in the test bed: expected values, output of the agent's commands, and
+//! features of a kernel.
 
 pub mod brakes;
 pub mod browser;

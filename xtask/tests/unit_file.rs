@@ -77,7 +77,7 @@ fn a_mistake_would_be_noticed() {
     assert!(!good || said.contains("rto-agent.service"), "{said}");
 }
 
-/// The daemon uses it to wait for an RCU grace period.
+/// The daemon calls membarrier(2) to wait for an RCU grace period.
 #[test]
 fn membarrier_is_allowed() {
     let unit = unit();
@@ -87,7 +87,7 @@ fn membarrier_is_allowed() {
         .filter(|list| !list.starts_with('~'))
         .any(|list| list.split_whitespace().any(|call| call == "membarrier"));
     assert!(allowed, "{unit}");
-    // Lists are read in order: a later one could remove it.
+    // systemd reads the lists in order, so a later one could remove the call.
     let last = unit.rfind("SystemCallFilter=").unwrap();
     assert!(!unit[last..].starts_with("SystemCallFilter=~"), "{unit}");
 }

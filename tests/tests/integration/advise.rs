@@ -1,4 +1,4 @@
-//! `rto-agent advise`: of a link with a known delay, and what it refuses.
+//! `rto-agent advise`: its advice for a link with a known delay, and the inputs that it rejects.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const PORT: u16 = 4950;
 const ONE_WAY: Duration = Duration::from_millis(10);
 /// The histogram's buckets are a quarter wide.
 const BUCKET: f64 = 1.25;
-/// Enough for a share of 50 %, which needs six.
+/// Enough samples for `--spurious 50%`, which needs six.
 const CONNECTIONS: usize = 8;
 const ROUNDS: usize = 5;
 const POLICY: &str = "sampling = 1\n[policy.near]\ninitial_rto = \"400ms\"\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n";
@@ -58,7 +58,7 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
         let is = |e: &&Value| e["what"] == "path_rtt" && e["direction"] == direction;
         evidence.iter().find(is).context("no path RTTs")
     };
-    // What it is made of is what the wires had, to a jiffy and the quarter of a bucket.
+    // The evidence agrees with the wires, within a jiffy and the width of a bucket.
     let (mut typical, mut longest) = (Duration::MAX, Duration::ZERO);
     let wires = captures.round_trips(CONNECTIONS, ROUNDS)?;
     for (direction, wire) in ["active", "passive"].into_iter().zip(wires) {
@@ -69,7 +69,7 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
         ensure!(wire[0] >= 2 * ONE_WAY, "{wire:?}");
         for (name, at) in [("p50_us", CONNECTIONS / 2), ("longest_us", CONNECTIONS - 1)] {
             let told = Duration::from_micros(of[name].as_u64().context("no time")?);
-            // Of an even number it is either of those in the middle.
+            // With an even number of samples, the median may be either of the two in the middle.
             let low = wire[at - usize::from(name == "p50_us")];
             let range = low - jiffy()..=(wire[at] + jiffy()).mul_f64(BUCKET);
             ensure!(
@@ -80,7 +80,7 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
             longest = longest.max(told);
         }
     }
-    // The least value that does, twice, in whole jiffies and in step.
+    // The suggestion is twice a round-trip time, rounded up to whole jiffies and to a value in step.
     let suggested = initial_rto["suggestion"]["jiffies"]
         .as_u64()
         .context("no suggestion")?;
@@ -91,7 +91,7 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
         range.contains(&suggested),
         "{suggested} is not in {range:?}: {by_entry:#}"
     );
-    // Nothing was changed by asking.
+    // The advice has changed nothing.
     let listed = env.json(&["lookup", RELAY_SERVER_V4])?;
     assert_eq!(listed["entry"]["settings"]["initial_rto"], "400ms");
     let text = env.cli(&["advise", "--policy", "near"])?;
@@ -104,7 +104,7 @@ fn of_a_link_with_a_delay() -> anyhow::Result<()> {
 }
 
 test!(of_a_capture);
-/// `rto-lab` reads it, `rto-agent` advises: each handshake is in the evidence, as long as the link makes it.
+/// `rto-lab` reads the capture, `rto-agent` advises: the evidence has each handshake, with the link's round-trip time.
 fn of_a_capture() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("client.pcap");

@@ -34,7 +34,7 @@ fn count(of: &Value) -> anyhow::Result<u64> {
     of.as_u64().with_context(|| format!("{of} is no count"))
 }
 
-/// Of a direction: what its treated arm has counted, and its control arm.
+/// A counter of a direction, in the treated arm and in the control arm.
 fn both(near: &Value, direction: &str, counter: &str) -> anyhow::Result<[u64; 2]> {
     Ok([
         count(&near[direction][counter])?,
@@ -51,12 +51,12 @@ test!(both_arms_have_their_share_of_ipv6, || shares(
 test!(both_arms_have_their_share_of_mapped_addresses, || shares(
     Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()
 ));
-/// And no connection changes its arm: as many requests got the policy's timer as connections were accepted in its treated
-/// arm.
+/// Each arm has its share of the connections, and no connection changes its arm: in each arm, the number of attempts
+/// equals the number of established connections.
 fn shares(address: IpAddr) -> anyhow::Result<()> {
     const SHARE: f64 = 0.05;
-    /// Each gets fewer connections than connect() tries ports, so that no pair of ports comes twice: it would draw the
-    /// same arm again, and the shares would vary by more than those of independent connections.
+    /// Each listener gets fewer connections than connect() tries ports, so that no pair of ports occurs twice. It would
+    /// draw the same arm again, and the shares would vary more than with independent connections.
     const LISTENERS: u16 = 8;
     let connections = scaled("connections", 100_000, 3_000);
     let env = TestEnv::with(
@@ -78,7 +78,7 @@ fn shares(address: IpAddr) -> anyhow::Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "small")]
         let off = (control as f64 - n * SHARE).abs();
         ensure!(off < 4.0 * sigma, "{direction}: {control} of {connections}");
-        // None takes 500 ms on the loopback device.
+        // No connect() takes 500 ms on the loopback device, so every attempt is good.
         for counter in ["attempts", "good_attempts"] {
             let counted = both(&near, direction, counter)?;
             ensure!(counted == [treated, control], "{direction}: {near:#}");
@@ -90,13 +90,13 @@ fn shares(address: IpAddr) -> anyhow::Result<()> {
 test!(the_control_arm_keeps_the_kernels_timers);
 /// The first SYN of each of many connections is lost: some are sent again by the policy's timer, the others after 1 s.
 fn the_control_arm_keeps_the_kernels_timers() -> anyhow::Result<()> {
-    // That all are in the same arm is one case of 2^23.
+    // All are in the same arm with a probability of 1 in 2^23.
     const CONNECTIONS: usize = 24;
     let env = TestEnv::with(&policy("initial_rto = \"100ms\"\nholdout = \"50%\""))?;
     env.net.black_hole(PORT)?;
     let gaps = env.many_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), CONNECTIONS, 1)?;
     let is = |timer: Duration| {
-        // As late as a busy machine is, and never early.
+        // A busy machine delays a timer; 8 ms are tolerated in the other direction.
         let range = timer - Duration::from_millis(8)..timer + timer / 2;
         gaps.iter().filter(|gaps| range.contains(&gaps[0])).count()
     };
@@ -107,7 +107,7 @@ fn the_control_arm_keeps_the_kernels_timers() -> anyhow::Result<()> {
 }
 
 test!(outcomes_are_counted_by_arm);
-/// The first SYN of each connection is lost: those of the control arm take longer than half a second.
+/// The first SYN of each connection is lost: connections of the control arm take longer than half a second.
 fn outcomes_are_counted_by_arm() -> anyhow::Result<()> {
     const CONNECTIONS: usize = 40;
     let env = TestEnv::with(&policy(
@@ -134,7 +134,7 @@ fn outcomes_are_counted_by_arm() -> anyhow::Result<()> {
         "{near:#}"
     );
     drop((all, server));
-    // Nothing is answered any more. Each attempt counts at once, as bad.
+    // Now the server answers no SYN. Each attempt is counted at once, as a bad one.
     env.net.drop_nothing()?;
     env.net.black_hole(PORT)?;
     sysctl(clients, "net.ipv4.tcp_syn_retries", "1")?;
@@ -151,7 +151,8 @@ fn outcomes_are_counted_by_arm() -> anyhow::Result<()> {
 }
 
 test!(a_peer_is_in_one_arm);
-/// Where a policy sets what the kernel remembers of a peer, all connections of that peer are in the same arm.
+/// If a policy's settings affect values that the kernel remembers about a peer, all connections of the peer are in one
+/// arm.
 fn a_peer_is_in_one_arm() -> anyhow::Result<()> {
     const CONNECTIONS: u64 = 12;
     let env = TestEnv::with(&policy("rto_min = \"100ms\"\nholdout = \"50%\""))?;
@@ -161,7 +162,7 @@ fn a_peer_is_in_one_arm() -> anyhow::Result<()> {
     }
     let near = near(&env)?;
     for (direction, peer) in [("active", SERVER_V4), ("passive", CLIENT_V4)] {
-        // The same that it is said to be in.
+        // The arm that `lookup` reports.
         let lookup = env.cli(&["lookup", peer])?;
         let expected = match lookup.contains("this peer is in its control arm") {
             true => [0, CONNECTIONS],
@@ -174,7 +175,7 @@ fn a_peer_is_in_one_arm() -> anyhow::Result<()> {
 }
 
 test!(the_probe_is_in_no_control_arm);
-/// Each has another port: without the exception half of them would find the kernel's own timer.
+/// Each probe has a different port: without an exception for probes, half of them would get the kernel's own timer.
 fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
     const PROBES: usize = 10;
     let env = TestEnv::with(&policy("initial_rto = \"100ms\"\nholdout = \"50%\""))?;
@@ -187,7 +188,7 @@ fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
 }
 
 test!(a_restart_keeps_what_both_arms_have_counted);
-/// Killed or ended, the next daemon goes on with both, and the arms are drawn as before.
+/// After SIGKILL and after SIGTERM, the next daemon continues the counters of both arms, and draws the arms as before.
 fn a_restart_keeps_what_both_arms_have_counted() -> anyhow::Result<()> {
     const CONNECTIONS: u32 = 400;
     let mut env = TestEnv::with(
@@ -225,7 +226,8 @@ test!(
     open_sockets_are_in_the_arm_of_their_peer,
     needs = [TCP_ITERATOR, RTO_MIN_OPTION]
 );
-/// `apply` leaves those of the control arm alone, and new connections have what the open ones of their peer have.
+/// `apply` leaves sockets of the control arm alone, and a peer's new connections have the same rto_min as its open
+/// ones.
 fn open_sockets_are_in_the_arm_of_their_peer() -> anyhow::Result<()> {
     const PEERS: u8 = 12;
     const KERNEL_US: i32 = 200_000;
@@ -249,7 +251,7 @@ fn open_sockets_are_in_the_arm_of_their_peer() -> anyhow::Result<()> {
     )?;
     env.cli(&["reload"])?;
     for (peer, conversation) in &mut open {
-        // The control: an entry alone does not touch them.
+        // The control: an entry alone does not change open sockets.
         let us = conversation.option(option::RTO_MIN_US)?;
         ensure!(us == KERNEL_US, "{peer}: {us}");
     }
@@ -265,7 +267,7 @@ fn open_sockets_are_in_the_arm_of_their_peer() -> anyhow::Result<()> {
         ensure!(us == [expected; 2], "{peer}: {us:?}, {lookup}");
         controls += u8::from(is_control);
     }
-    // That all are in the same arm is one case of 2,048.
+    // All are in the same arm with a probability of 1 in 2,048.
     ensure!((1..PEERS).contains(&controls), "{controls} of {PEERS}");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Brakes on a short initial RTO: what they do to connections when the path changes, breaks or is overloaded, each beside
-//! the kernel's own timers where it is compared with them; and what they do without the daemon.
+//! Brakes on a short initial RTO: their effect on connections when the path changes, breaks or is overloaded, compared
+//! with the kernel's own timers, and their effect without the daemon.
 
 use std::{
     thread,
@@ -33,22 +33,22 @@ mod held;
 mod overload;
 
 const MS: Duration = Duration::from_millis(1);
-/// Nobody waits for longer.
+/// The clients' timeout, longer than any connection takes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// As many as give a verdict where a path is slow, and one for the ACK of the last answer.
+/// Enough rounds for a verdict on a slow path, and one for the ACK of the last answer.
 const ROUNDS: u32 = 5;
-/// The path's round trip, and what it steps to.
+/// The path's round-trip time, before and after its step.
 const RTT: Duration = Duration::from_millis(10);
 const SLOW_RTT: Duration = Duration::from_millis(150);
-/// An application notices.
+/// A delay that an application notices.
 const LATE: Duration = Duration::from_millis(500);
 
-/// What an automatic timer of 44 ms rests on: round trips of 10 ms, and one in five of 20 ms.
+/// Observations that result in an automatic timer of 44 ms: round trips of 10 ms, and one in five of 20 ms.
 fn seen(per_s: u64) -> [(u64, u64); 2] {
     [(10_240, per_s - per_s / 5), (20_480, per_s / 5)]
 }
 
-/// Automatic timers that were learnt from so many connections a second.
+/// An environment with automatic timers that were learnt from `per_s` connections per second.
 fn warmed_up(per_s: u64, policies: &str) -> anyhow::Result<TestEnv> {
     let mut env = TestEnv::new()?;
     let near =
@@ -70,15 +70,15 @@ fn warmed_up(per_s: u64, policies: &str) -> anyhow::Result<TestEnv> {
 }
 
 test!(a_dead_daemon_leaves_the_brakes);
-/// The path steps from 10 to 150 ms when the daemon is gone: 20 copies that were judged spurious blow the fuse.
+/// The path steps from 10 to 150 ms after the daemon is killed: 20 copies that are judged spurious blow the fuse.
 fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
     const PER_S: u32 = 50;
     const BEFORE: u32 = 50;
     const AFTER: u32 = 350;
     const TIMER: Duration = Duration::from_millis(24);
-    /// Of the connection whose verdict blows it: a copy every 24 ms in 150 ms.
+    /// Spurious copies of the connection whose verdict blows the fuse: one every 24 ms for 150 ms.
     const OF_THE_LAST: usize = 6;
-    /// From a packet's time on the link to the program, beside other processes.
+    /// Longest time until the program has processed a packet of the link, on a busy machine.
     const LATEST: Duration = Duration::from_millis(50);
     let env = TestEnv::with(GUARDED)?;
     let mut path = Path::new(env, RTT)?;
@@ -92,7 +92,7 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
     ensure!(done.complete == BEFORE + AFTER, "{done:?}");
     let all = path.handshakes();
     let after: Vec<&Handshake> = all.iter().filter(|one| one.begun() > step).collect();
-    // What the kernel counted as spurious, and when it was known at the latest.
+    // For each connection, the latest time of its verdict and its spurious copies.
     let mut judged: Vec<_> = after
         .iter()
         .filter(|one| one.spurious() > 0)
@@ -114,10 +114,10 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
     let later = after.iter().filter(|one| one.begun() > blown + LATEST);
     let later = later.count();
     ensure!(later >= PER_S as usize, "only {later} began later");
-    // The control: until then it was the policy's timer.
+    // The control: before that, connections had the policy's timer.
     let timers: Vec<_> = after.iter().filter_map(|one| one.first_timer()).collect();
     let in_time = timers.iter().filter(|timer| **timer < 2 * TIMER).count();
-    // A timer starts from jiffies, which lag on a busy machine.
+    // A timer counts in jiffies, which lag behind the clock on a busy machine.
     ensure!(
         timers.iter().all(|timer| *timer >= TIMER - jiffy()) && 2 * in_time > timers.len(),
         "{timers:?}"
@@ -131,7 +131,7 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
         brake.spurious,
         blown - step
     );
-    // And a loss costs what it costs with the kernel's own timers.
+    // A loss now costs as much as with the kernel's own timers.
     path.env.net.black_hole(PORT)?;
     path.env
         .assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)
@@ -140,13 +140,13 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
 const PORT: u16 = 5310;
 
 test!(a_step_of_the_path_raises_the_timer);
-/// The same with the daemon alive, and a timer that it has learnt.
+/// The same while the daemon runs, with a timer that it has learnt.
 fn a_step_of_the_path_raises_the_timer() -> anyhow::Result<()> {
     const PER_S: u32 = 50;
     const BEFORE: u32 = 100;
     const AFTER: u32 = 600;
     const RAISED: Duration = Duration::from_millis(300);
-    /// "Within 5 s", and from the map to this process on a busy machine.
+    /// The guaranteed 5 s, and the time until this process reads the map on a busy machine.
     const WITHIN: Duration = Duration::from_millis(5_200);
     const CLEAN_AFTER: Duration = Duration::from_secs(4);
     let path = Path::new(warmed_up(PER_S.into(), "")?, RTT)?;
@@ -194,18 +194,18 @@ fn a_step_of_the_path_raises_the_timer() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Which timers connections have.
+/// The SYN timers of an environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Timers {
     Kernel,
-    /// 56 ms, as they were learnt (44 where no value is in step).
+    /// Learnt: 56 ms, or 44 ms on kernels where values need not be in step.
     Automatic,
     /// 24 ms and guard = "on".
     Guarded,
 }
 
 impl Timers {
-    /// Where they are in force for so many connections a second.
+    /// An environment with these timers, learnt from `per_s` connections per second.
     fn env(self, per_s: u32) -> anyhow::Result<TestEnv> {
         match self {
             Self::Kernel => TestEnv::new(),
@@ -214,14 +214,14 @@ impl Timers {
         }
     }
 
-    /// So many that the daemon knows how large a budget they need.
+    /// Makes connections until the daemon has raised the budget to their rate.
     fn warms_up(self, path: &Path, per_s: u32) -> anyhow::Result<()> {
         if self != Self::Guarded {
             return Ok(());
         }
         let budget = || InKernel::of(&path.env, "near")?.budget(ACTIVE);
         let mut clients = path.clients(per_s, 1, PATIENCE)?;
-        // Two halves of each copy, and copies of four seconds.
+        // The unit of a budget is a tenth of a retransmission.
         let enough = |budget: &u32| *budget >= 2 * 4 * per_s / 2;
         eventually("budget", TIMEOUT, || {
             clients.run(per_s)?;
@@ -235,15 +235,15 @@ impl Timers {
 const GUARDED: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
                        initial_rto = \"24ms\"\nguard = \"on\"\n";
 
-/// What became of connections around a time without packets.
+/// The connections before, during and after an outage.
 struct Outage {
     all: Vec<Handshake>,
-    /// Those that began in it.
+    /// Connections that began during the outage.
     hit: Vec<Handshake>,
     done: Done,
 }
 
-/// 100 connections a second, before, in and after it.
+/// Makes 100 connections per second, before, during and after an outage.
 fn outage(timers: Timers, length: Duration, seconds: u32) -> anyhow::Result<Outage> {
     const PER_S: u32 = 100;
     let path = Path::new(timers.env(PER_S)?, RTT)?;
@@ -266,7 +266,7 @@ test!(a_short_outage_is_bridged, || short_outage(
 test!(a_short_outage_is_bridged_by_a_guarded_timer, || {
     short_outage(Timers::Guarded)
 });
-/// No connection takes longer than half a second, but those of the kernel's own timers that were hit do.
+/// No connection takes longer than half a second; the control's connections do if they begin during the outage.
 fn short_outage(timers: Timers) -> anyhow::Result<()> {
     const LENGTH: Duration = Duration::from_millis(300);
     const SECONDS: u32 = 12;
@@ -310,8 +310,8 @@ fn long_outage(timers: Timers) -> anyhow::Result<()> {
         let control = control.join().map_err(|_| anyhow::anyhow!("a panic"))??;
         Ok((agents, control))
     };
-    // Who connects at the end of an outage sends fewer SYNs: a machine that stood still in one of the two outages makes
-    // them differ.
+    // A connection that begins near the end of an outage sends fewer SYNs. If the machine stalls during one of the two
+    // outages, they are not comparable.
     let is_alike = |a: usize, b: usize| a.abs_diff(b) * 50 <= a.max(b);
     let (mut agents, mut control) = measured()?;
     for _ in 1..TRIES {
@@ -332,7 +332,7 @@ fn long_outage(timers: Timers) -> anyhow::Result<()> {
     );
     eprintln!("{report}");
     ensure!(own <= SYNS * kernels, "{report}");
-    // The control: the first of them had the short timer.
+    // The control: the first connection of the outage had the short timer.
     let first = agents.hit.first().and_then(Handshake::first_timer);
     ensure!(
         first.is_some_and(|timer| timer < LATE),
@@ -342,9 +342,9 @@ fn long_outage(timers: Timers) -> anyhow::Result<()> {
 }
 
 test!(an_automatic_timer_ends_with_its_lease);
-/// What an operator has configured stays.
+/// A timer that the operator has configured stays.
 fn an_automatic_timer_ends_with_its_lease() -> anyhow::Result<()> {
-    /// The budget is that of so many connections a second: those to the black hole do not spend half of it.
+    /// The budget for this rate is so large that the connections to the black hole do not spend half of it.
     const PER_S: u64 = 1_000;
     let mut env = warmed_up(
         PER_S,

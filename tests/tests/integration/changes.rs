@@ -110,7 +110,7 @@ fn ttl() -> anyhow::Result<()> {
 }
 
 test!(ttl_ends_without_a_daemon);
-/// The program ignores the entry from the next multiple of 2^36 ns of CLOCK_BOOTTIME, 69 s later at most.
+/// The program ignores the entry from the next multiple of 2^36 ns of CLOCK_BOOTTIME, at most 69 s later.
 fn ttl_ends_without_a_daemon() -> anyhow::Result<()> {
     let mut env = env(&near("\"192.0.2.0/24\""))?;
     env.cli(&["add", "10.88.0.0/24", "--policy", "near", "--ttl", "10s"])?;
@@ -157,7 +157,7 @@ fn switched_off_and_on_again() -> anyhow::Result<()> {
     assert!(said.contains("--undo"), "{said}");
     expect(&env, KERNEL_RTO)?;
     assert_eq!(env.json(&["list"])?["masked"][0], "10.88.0.0/24");
-    // A reload of the files must not bring it back.
+    // A reload of the files must not restore the entry.
     env.cli(&["reload"])?;
     expect(&env, KERNEL_RTO)?;
     env.cli(&["remove", "--undo", "10.88.0.0/24"])?;
@@ -353,7 +353,7 @@ fn change_has_one_audit_line() -> anyhow::Result<()> {
     // A rejected request changes nothing and has no line.
     env.cli_fails(&["add", "10.1.0.1/24", "--policy", "near"])?;
     assert_eq!(lines(&env)?.len(), known);
-    // By a file, by nobody.
+    // A changed file is reloaded without a client, so the line has no uid.
     env.cli(&["attach"])?;
     known = lines(&env)?.len();
     env.configure(&near("\"192.0.2.0/24\", \"198.51.100.0/24\""))?;

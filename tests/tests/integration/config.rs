@@ -1,4 +1,4 @@
-//! Refused configurations: said by `check`, and never in force.
+//! Rejected configurations: `check` reports them, and they never become active.
 
 use std::{
     fs,
@@ -55,7 +55,7 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     let [kernel, policy] = ["kernel_ms", "policy_ms"].map(|name| first[name].as_f64());
     assert!(kernel >= Some(200.0) && policy < Some(75.0), "{first:#}");
     assert_eq!(first["worse"], false, "{first:#}");
-    // It does not hide where the setting loses.
+    // The prediction also shows the cases in which the setting is worse.
     let worse = "\"worse\":true";
     assert!(by_policy["predictions"].to_string().contains(worse));
     let table = text(&["--policy", "low"])?;
@@ -71,7 +71,7 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     let drawn = ["--policy", "low", "--chart", &chart.to_string_lossy()];
     assert_eq!(text(&drawn)?, text(&drawn[..2])?);
     assert!(fs::read_to_string(chart)?.contains("</svg>"));
-    // A policy for handshakes has nothing that matters here, and is as the kernel.
+    // A policy with settings for handshakes only has the kernel's own times here.
     let same = json(&["--policy", "near", "-d", "1s"])?;
     let same = &same["predictions"][0];
     assert_eq!(same["kernel_ms"], same["policy_ms"]);
@@ -106,7 +106,7 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a duration in the configuration becomes on this host, as it is printed: "50ms -> 52ms, 13 jiffies at HZ=250".
+/// A configured duration in jiffies of this host, as it is printed: "50ms -> 52ms, 13 jiffies at HZ=250".
 fn quantised(asked: Duration) -> String {
     let printed = |duration: Duration| match duration.as_nanos() {
         nanos if nanos % 1_000_000 == 0 => format!("{}ms", nanos / 1_000_000),
@@ -241,7 +241,7 @@ fn check_says_what_values_become() -> anyhow::Result<()> {
 }
 
 test!(check_looks_at_the_keys_of_agent);
-/// What a start would refuse, each with its key.
+/// `check` reports each value that a start would reject, with its key.
 fn check_looks_at_the_keys_of_agent() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     let policy = near("\"10.88.0.0/24\"");
@@ -293,7 +293,7 @@ fn check_looks_at_the_keys_of_agent() -> anyhow::Result<()> {
 }
 
 test!(a_configuration_that_others_may_change_is_told);
-/// By `check`, `doctor` and the log.
+/// `check`, `doctor` and the log report it.
 fn a_configuration_that_others_may_change_is_told() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     let policy = near("\"10.88.0.0/24\"");
@@ -345,9 +345,9 @@ fn a_start_without_a_good_file_leaves_nothing() -> anyhow::Result<()> {
         .unwrap_or_default();
     assert!(error.contains("a unit is missing"), "{error}");
     assert!(!env.pin_dir().exists() && !env.socket().exists());
-    // (Below the directory for temporary files, whose own name has a dot.)
+    // (Directly in the directory for temporary files, because the agent's own directory has a dot in its name.)
     let elsewhere = std::env::temp_dir().join(rto_testbed::names::unique());
-    // Pins cannot be anywhere, nor can the program be attached anywhere; nothing is made there.
+    // Pins need a BPF file system, and the program needs cgroup2; elsewhere the daemon creates nothing.
     for (key, wrong, message) in [
         ("pin_dir", elsewhere.clone(), "mount -t bpf bpf /sys/fs/bpf"),
         ("cgroup", "/proc".into(), "is not on cgroup2"),
@@ -375,7 +375,7 @@ fn a_start_without_a_good_file_leaves_nothing() -> anyhow::Result<()> {
 }
 
 test!(a_reload_refuses_what_it_cannot_list);
-/// Even where every file that it can read is as it was.
+/// Even if every file that the daemon can read is unchanged.
 fn a_reload_refuses_what_it_cannot_list() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let mode = |mode| fs::set_permissions(env.policies_dir(), fs::Permissions::from_mode(mode));
@@ -440,7 +440,7 @@ fn every_setting_by_file_cli_list_lookup_and_json() -> anyhow::Result<()> {
     ] {
         assert!(lookup.contains(line), "{line}: {lookup}");
     }
-    // For good: the same in a file.
+    // The same settings, saved to a file.
     env.cli(&[
         "add",
         "10.3.0.0/16",
@@ -496,7 +496,7 @@ fn a_start_with_bad_files_goes_on_with_the_last_good_ones() -> anyhow::Result<()
         assert!(error.contains("unknown key inital_rto"), "{error}");
         assert!(!env.pin_dir().exists() && !env.socket().exists());
     };
-    // Nothing was ever kept.
+    // No good configuration has been kept yet.
     env.configure(&bad)?;
     refused(&mut env);
     env.configure(&good)?;
@@ -524,7 +524,7 @@ fn a_start_with_bad_files_goes_on_with_the_last_good_ones() -> anyhow::Result<()
     assert!(words(&text).contains(&words(said)), "{text}");
     let logged = "configuration refused; the last good one, kept on disk ";
     assert!(env.log().contains(logged), "{}", env.log());
-    // It lasts as long as the files are bad, over another start too.
+    // The kept configuration stays active while the files are bad, also after another start.
     env.cli_fails(&["reload"])?;
     assert!(in_use(&env.json(&["status"])?));
     env.end(Signal::SIGTERM)?;
@@ -537,7 +537,7 @@ fn a_start_with_bad_files_goes_on_with_the_last_good_ones() -> anyhow::Result<()
     assert!(status["last_reload"]["kept_at_s"].is_null(), "{status:#}");
     assert_eq!(restored()?, 0.0);
     env.end(Signal::SIGTERM)?;
-    // What is damaged is told, and not used.
+    // A damaged copy is reported, and not used.
     fs::write(env.persistent_dir().join("last-good.json"), "{")?;
     env.configure(&bad)?;
     refused(&mut env);

@@ -25,7 +25,7 @@ use crate::needs::RTO_MAX;
 const PORT: u16 = 5500;
 const GOOD: Duration = Duration::from_millis(500);
 
-/// The policy covers [`SERVER_V4`], and not [`SERVER_V4_OTHER`].
+/// An environment whose policy covers [`SERVER_V4`], but not [`SERVER_V4_OTHER`].
 fn covered() -> anyhow::Result<TestEnv> {
     TestEnv::with(&near("\"10.88.0.0/24\""))
 }
@@ -40,7 +40,8 @@ fn count(active: &Value, name: &str) -> anyhow::Result<u64> {
         .with_context(|| format!("no {name}: {active:#}"))
 }
 
-/// What connections have gained, seconds: by the agent's count, and by the client's clock against connections without it.
+/// Time that connections gained, seconds: by the agent's counters, and by the client's clock against connections
+/// without the agent.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
     counted: f64,
@@ -60,7 +61,7 @@ impl Gain {
 }
 
 test!(time_saved_in_outages_is_the_clients, needs = [RTO_MAX]);
-/// Against connections without the agent that begin at the same moments, in the course of each outage.
+/// Compared with connections without the agent that begin at the same moments, throughout each outage.
 fn time_saved_in_outages_is_the_clients() -> anyhow::Result<()> {
     let outages = [300, 1700, 4000, 8000].map(Duration::from_millis);
     let gains = thread::scope(|scope| {
@@ -70,8 +71,8 @@ fn time_saved_in_outages_is_the_clients() -> anyhow::Result<()> {
     })?;
     for (outage, gain) in outages.into_iter().zip(gains) {
         eprintln!("{outage:?}: {gain:?}");
-        // That an outage ends anywhere between two copies holds on average; one that ends just before a slot of the
-        // kernel's is a second off.
+        // The counters assume that an outage ends at a random moment between two copies. That holds only on average: if
+        // an outage ends just before one of the kernel's slots, they are a second off.
         let tolerance = gain.truth.abs() * 0.2 + 2.0;
         ensure!(
             (gain.counted - gain.truth).abs() <= tolerance,
@@ -113,7 +114,7 @@ test!(one_percent_loss_is_counted_as_the_client_sees_it, || {
 test!(five_percent_loss_is_counted_as_the_client_sees_it, || {
     independent_losses(20, &[0.97, 0.99, 0.999])
 });
-/// One SYN of `one_in` is lost: attempts, those within 500 ms, quantiles of the connect time, and what was gained.
+/// One SYN in `one_in` is lost. Compares attempts, good attempts, quantiles of the connect time, and the time gained.
 fn independent_losses(one_in: u32, shares: &[f64]) -> anyhow::Result<()> {
     const CONNECTS: u32 = 3000;
     let env = covered()?;
@@ -180,8 +181,7 @@ fn independent_losses(one_in: u32, shares: &[f64]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The bucket, in microseconds, that a share of the times do not exceed, and how many times are before the one at that
-/// share.
+/// The bucket of the quantile `share`, microseconds, and the quantile's index among the sorted times.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -203,7 +203,7 @@ fn bucket_of(histogram: &Value, share: f64) -> anyhow::Result<(Range<u64>, usize
 }
 
 test!(syn_flood_is_no_attempt_of_the_hosts);
-/// Nobody answers the SYN-ACKs of a listener in the agent's cgroup, as spoofed addresses do not.
+/// The SYN-ACKs of a listener in the agent's cgroup are not answered, as in a flood from spoofed addresses.
 fn syn_flood_is_no_attempt_of_the_hosts() -> anyhow::Result<()> {
     const FLOOD: usize = 1000;
     const CONNECTS: u32 = 200;
@@ -236,7 +236,8 @@ fn syn_flood_is_no_attempt_of_the_hosts() -> anyhow::Result<()> {
         ensure!(count(active, name)? == u64::from(CONNECTS), "{near:#}");
     }
     ensure!(count(&active["connect_time"], "count")? == u64::from(CONNECTS));
-    // The control: the requests were there, as many as the listener's backlog takes, beside those of the echo server.
+    // The control: the flood's requests were counted, as many as the listener's backlog takes, in addition to the echo
+    // server's.
     let passive = &near["passive"];
     ensure!(
         count(passive, "attempts")? >= u64::from(CONNECTS) + 100,

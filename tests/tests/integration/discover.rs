@@ -1,4 +1,4 @@
-//! Prefixes without an entry: what the program notes of their connections, and for how long it stays.
+//! Prefixes without an entry: the program's record of their connections, and how long it is kept.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn prefixes_without_an_entry_are_told_of() -> anyhow::Result<()> {
     ensure!(samples * 16 == noted, "{:#}", found.prefix);
     drop((all, server));
 
-    // Neither a daemon that is killed, nor another program over the same maps begins anew.
+    // Neither a killed daemon nor another program over the same maps resets the record.
     for config in [
         "count_unmatched = true",
         "count_unmatched = true\nsampling = 8",
@@ -58,7 +58,7 @@ fn prefixes_without_an_entry_are_told_of() -> anyhow::Result<()> {
         ensure!(now.prefix == found.prefix, "{config}: {:#}", now.prefix);
     }
 
-    // What has an entry is left out.
+    // A prefix that has an entry is not listed.
     env.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
     let answer = env.json(&["discover", "--by", "prefix"])?;
     let prefixes = answer["prefixes"].as_array().context("prefixes")?;
@@ -70,12 +70,12 @@ fn prefixes_without_an_entry_are_told_of() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How SYNs get lost.
+/// The pattern of the losses.
 #[derive(Clone, Copy, Debug)]
 enum Losses {
-    /// Each by itself.
+    /// Each SYN with the same probability.
     Independent,
-    /// All of 1.7 s.
+    /// All packets for 1.7 s.
     Outage,
 }
 
@@ -85,9 +85,10 @@ test!(saved_time_of_independent_losses_is_in_its_range, || {
 test!(saved_time_of_an_outage_is_in_its_range, || range_holds(
     Losses::Outage
 ));
-/// What the suggested timer saves, by the link's own record of the same losses with and without it.
+/// Compares the time that the suggested timer saves with the printed range, by the link's record of connections with
+/// and without the timer.
 fn range_holds(losses: Losses) -> anyhow::Result<()> {
-    /// The bounds are those of 95 %: each of so many tries fails by chance once in 8,000.
+    /// The range is a 95 % interval: all of this many tries fail by chance once in 8,000 runs.
     const TRIES: u32 = 3;
     let mut all = Vec::new();
     for _ in 0..TRIES {
@@ -126,10 +127,10 @@ fn saved(losses: Losses) -> anyhow::Result<(f64, [f64; 2])> {
     Ok((kernels_s - connect_s(&path, losses)?, range))
 }
 
-/// The sum of what connections take.
+/// The sum of the connect times, seconds.
 fn connect_s(path: &Path, losses: Losses) -> anyhow::Result<f64> {
     const PER_S: u32 = 400;
-    /// Of one in 16 as many as a suggestion takes.
+    /// One in 16 is sampled, which yields as many samples as a suggestion needs.
     const COUNT: u32 = 7_200;
     const OUTAGE: Duration = Duration::from_millis(1_700);
     let rule = Rule::new(PacketFilter::SYN, DropPattern::Share(0.1));

@@ -1,5 +1,4 @@
-//! Experiments on connections: a gain and a harm are proven as soon as they should be, and the treatment ends where it
-//! does harm.
+//! Experiments on connections: a gain or a harm is proven in time, and a treatment that does harm ends.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +11,18 @@ use rto_testbed::{
 use rto_tests::path::Path;
 use serde_json::Value;
 
-/// Nobody waits for longer.
+/// The clients' timeout, longer than any connection takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LATE: Duration = Duration::from_millis(500);
 
-/// A policy of the link's addresses.
+/// An environment with a policy for the link's addresses.
 fn policy(settings: &str) -> anyhow::Result<TestEnv> {
     TestEnv::with(&format!(
         "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\nforce = true\n{settings}"
     ))
 }
 
-/// The experiment as it is told.
+/// The experiment as `experiment show` prints it.
 fn shown(env: &TestEnv) -> anyhow::Result<Value> {
     let all = env.json(&["experiment", "show", "near"])?;
     let view = all["experiments"]["near"].clone();
@@ -49,13 +48,13 @@ fn start(path: &Path, share: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was counted, of both arms.
+/// A counter, for the treated and the control arm.
 fn counts(view: &Value, name: &str) -> anyhow::Result<[u64; 2]> {
     let of = |arm: &str| count(&view["counts"][arm][name]);
     Ok([of("treated")?, of("control")?])
 }
 
-/// Attempts that are bad now.
+/// The bad attempts so far, for both arms.
 fn bad(view: &Value) -> anyhow::Result<[u64; 2]> {
     let (attempts, good) = (counts(view, "attempts")?, counts(view, "good")?);
     Ok([0, 1].map(|arm| attempts[arm].saturating_sub(good[arm])))
@@ -63,7 +62,7 @@ fn bad(view: &Value) -> anyhow::Result<[u64; 2]> {
 
 test!(a_gain_is_proven);
 /// One in a hundred connections loses its first SYN. Half of them send it again after 100 ms, the others after 1 s: 60
-/// of 6,000 are lost, and 15 late ones in the control arm prove it.
+/// of 6,000 SYNs are lost, and 15 late connections in the control arm prove the gain.
 fn a_gain_is_proven() -> anyhow::Result<()> {
     const CONNECTIONS: u32 = 6_000;
     const PER_S: u32 = 250;
@@ -89,7 +88,7 @@ fn a_gain_is_proven() -> anyhow::Result<()> {
     ensure!(attempts <= CONNECTIONS.into(), "{report}");
     let done = clients.done()?;
     ensure!(done.complete == CONNECTIONS, "{done:?}");
-    // By the link: how many were late in truth.
+    // The true number of late connections, from the link's log.
     let all = path.handshakes();
     let late = all.iter().filter(|one| one.is_beyond(LATE)).count() as u64;
     let last = eventually_seen(
@@ -116,8 +115,9 @@ fn a_gain_is_proven() -> anyhow::Result<()> {
 }
 
 test!(impatient_clients_prove_a_gain);
-/// Clients give up after 0.3, 0.9, 1 or 3 s, and one in twenty first SYNs is lost. Whether a connection of the control arm
-/// is closed before or after it would be late makes no difference: it is neither harm nor a mismatch of the arms.
+/// Clients give up after 0.3, 0.9, 1 or 3 s, and one in twenty first SYNs is lost. A connection of the control arm may
+/// be closed before or after it would be late, which makes no difference: it is neither harm nor a mismatch of the
+/// arms.
 fn impatient_clients_prove_a_gain() -> anyhow::Result<()> {
     const PER_S: u32 = 50;
     const SECONDS: u32 = 50;
@@ -151,9 +151,9 @@ fn harm_is_stopped() -> anyhow::Result<()> {
     const PER_S: u32 = 60;
     const MOST: u32 = 3_000;
     const JUDGED: u64 = 30;
-    /// As many as give a verdict on a slow path.
+    /// Enough rounds for a verdict on a slow path.
     const ROUNDS: u32 = 5;
-    /// From the decision to the program, and back to this process.
+    /// Longest time until new connections follow the decision that this process has seen.
     const LATEST: Duration = Duration::from_millis(300);
     let path = Path::new(
         policy("initial_rto = \"8ms\"\n")?,
@@ -176,7 +176,7 @@ fn harm_is_stopped() -> anyhow::Result<()> {
     );
     ensure!(view["share"] == 0.0, "{view:#}");
     ensure!((1..=JUDGED).contains(&treated) && control == 0, "{view:#}");
-    // As many again as there were until then, of which none is treated.
+    // As many connections again: none of them is treated.
     let before = path.handshakes().len();
     path.begun(2 * before + PER_S as usize)?;
     let all = path.handshakes();
@@ -187,7 +187,7 @@ fn harm_is_stopped() -> anyhow::Result<()> {
         copies += one.copies();
     }
     ensure!(count > PER_S && copies == 0, "{copies} copies of {count}");
-    // The control: before, there were some.
+    // The control: before the stop, some were treated.
     let treated = all.iter().filter(|one| one.copies() > 0).count() as u64;
     ensure!(
         (1..=2 * JUDGED).contains(&treated),

@@ -1,4 +1,4 @@
-//! Start, death, restart, stop, detach: the kernel holds what it should at each moment.
+//! Start, kill, restart, stop, detach: the objects that the kernel holds after each.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -33,11 +33,11 @@ fn env() -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-/// The kernel's ids of what an agent has pinned: program, link, maps.
+/// The kernel's ids of the objects that an agent has pinned.
 #[derive(Debug, PartialEq, Eq)]
 struct Kernel {
     program: i64,
-    /// Where it should be another.
+    /// `None`: not checked.
     link: Option<i64>,
     maps: Vec<i64>,
 }
@@ -62,7 +62,7 @@ fn kernel(env: &TestEnv) -> anyhow::Result<Kernel> {
     })
 }
 
-/// That none of these exists any more. Freed objects go after an RCU grace period: a short wait.
+/// Asserts that none of these objects exists any more. Waits, because the kernel frees them after an RCU grace period.
 fn assert_gone(before: &Kernel) -> anyhow::Result<()> {
     let left = || {
         let mut left = Vec::new();
@@ -70,7 +70,7 @@ fn assert_gone(before: &Kernel) -> anyhow::Result<()> {
         ids.extend(before.link.map(|id| ("link", id)));
         ids.extend(before.maps.iter().map(|id| ("map", *id)));
         for (kind, id) in ids {
-            // Of one that another test is just making it says "temporarily unavailable".
+            // bpftool fails with "temporarily unavailable" while another test creates an object.
             let Ok(all) = run(&format!("bpftool -j {kind} show")) else {
                 left.push(format!("{kind} {id}, perhaps"));
                 continue;
@@ -110,7 +110,7 @@ fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
         "{list:#}"
     );
     assert_eq!(list["entries"][1]["source"]["kind"], "runtime");
-    // What changed in the files while it was dead is reconciled.
+    // Changes of the files while no daemon ran are reconciled.
     env.end(Signal::SIGKILL)?;
     env.configure(&near("\"10.88.9.0/24\""))?;
     env.start()?;
@@ -157,7 +157,7 @@ fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
     expect(&env, POLICY_RTO)?;
     ensure!(attempts(&env)? > counted);
     ensure!(env.json(&["status"])?["healthy"] == true);
-    // A detachment whose daemon was killed before it had taken the program out of force is completed by the next start.
+    // If a daemon was killed before it had detached the program, the next start completes the detachment.
     let mark = env.persistent_dir().join("detached.json");
     let text = fs::read_to_string(&mark)?;
     env.end(Signal::SIGKILL)?;
@@ -215,7 +215,8 @@ fn on_exit_keep() -> anyhow::Result<()> {
 }
 
 test!(a_restart_by_the_service_managers_descriptor_store_has_no_gap);
-/// With `on_exit = "detach"`, the default: it has what is in force while no daemon runs, and drops it at a stop.
+/// With `on_exit = "detach"`, the default: the store keeps the program attached while no daemon runs, and drops it at a
+/// stop.
 fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Result<()> {
     let mut env = env()?;
     let counted = |env: &TestEnv| -> anyhow::Result<u64> {
@@ -224,7 +225,7 @@ fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Re
         count.with_context(|| format!("{stats:#}"))
     };
     let mut prober = env.prober(&[to(SERVER_V4, PORT)], &[POLICY_RTO])?;
-    // Without a store there are such moments.
+    // The control: without a store there is a gap.
     prober.begin()?;
     env.end(Signal::SIGTERM)?;
     expect(&env, KERNEL_RTO)?;
@@ -246,19 +247,19 @@ fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Re
         assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
         let after = counted(&env)?;
         ensure!(after >= count + seen.count, "{count} + {seen:?}: {after}");
-        // What is pinned is kept no longer.
+        // Once the objects are pinned again, the store drops them.
         let kept = || env.kept_descriptors();
         eventually_seen("an empty store", wait::TIMEOUT, kept, Vec::is_empty)?;
     }
     env.end(Signal::SIGTERM)?;
-    // It is a stop and not a restart.
+    // For a stop, unlike a restart, the service manager drops the descriptors.
     env.keep_descriptors(64, 0);
     assert_gone(&before)?;
     expect(&env, KERNEL_RTO)
 }
 
 test!(a_service_manager_that_keeps_too_few_descriptors_is_told_of);
-/// FileDescriptorStoreMax= of a drop-in, which FDSTORE of the unit knows nothing of.
+/// A drop-in sets a lower FileDescriptorStoreMax= than the unit's FDSTORE announces.
 fn a_service_manager_that_keeps_too_few_descriptors_is_told_of() -> anyhow::Result<()> {
     for keeps in [0, 3] {
         let mut env = env()?;
@@ -288,7 +289,7 @@ fn the_units_capabilities_suffice() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
     env.configure(&near("\"10.88.0.0/24\""))?;
-    // Each of them is needed (the socket's group is root's here, so CHOWN is not).
+    // Each capability is needed (except CHOWN here, because the socket's group is root's).
     for one in set.iter().filter(|cap| *cap != "+chown") {
         let fewer: Vec<String> = set.iter().filter(|cap| *cap != one).cloned().collect();
         assert!(
@@ -319,10 +320,10 @@ pub(crate) fn units_capabilities() -> anyhow::Result<Vec<String>> {
     Ok(set.map(|cap| cap.replace("cap_", "+")).collect())
 }
 
-/// What starts a program with these capabilities and no others.
+/// A command line that starts a program with only these capabilities.
 pub(crate) fn under(set: &[String]) -> Vec<String> {
     let bounding = format!("--bounding-set=-all,{}", set.join(","));
-    // As LimitMEMLOCK: before Linux 5.11 maps count against it.
+    // As the unit's LimitMEMLOCK=: before Linux 5.11 maps count against the limit.
     let limit = "ulimit -l unlimited; exec \"$@\"";
     let unit = ["bash", "-c", limit, "unit", "setpriv", "--no-new-privs"];
     let mut wrapper: Vec<String> = unit.map(str::to_owned).to_vec();
@@ -331,7 +332,7 @@ pub(crate) fn under(set: &[String]) -> Vec<String> {
 }
 
 test!(a_link_that_somebody_holds_is_detached);
-/// Removing its pin would leave it in force: by each way out, also where the pins of its programs are gone.
+/// Removing the pin would leave the link attached. Tests each way to detach, also after the programs' pins are lost.
 fn a_link_that_somebody_holds_is_detached() -> anyhow::Result<()> {
     type End = fn(&mut TestEnv) -> anyhow::Result<()>;
     let ends: [End; 4] = [
@@ -347,7 +348,7 @@ fn a_link_that_somebody_holds_is_detached() -> anyhow::Result<()> {
             let pins = env.pins()?;
             env.end(Signal::SIGKILL)?;
             fs::remove_file(pins.join("program"))?;
-            // Only where there is BPF LSM.
+            // This pin exists only with BPF LSM.
             let _none = fs::remove_file(pins.join("clone_program"));
             env.cli(&["detach"]).map(drop)
         },
@@ -381,7 +382,7 @@ fn two_starts_at_once() -> anyhow::Result<()> {
         said.contains(&format!("another rto-agent (pid {}) holds", env.pid()?)),
         "{said}"
     );
-    // The first is none the worse for it.
+    // The first daemon is not affected.
     assert_eq!(env.json(&["status"])?["healthy"], true);
     expect(&env, POLICY_RTO)?;
     Ok(())
@@ -411,7 +412,7 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
         (meta.mode() & 0o7777, meta.uid(), meta.gid()),
         (0o660, 0, 0)
     );
-    // Another user is kept out by the mode, and by the daemon where somebody loosened it.
+    // The mode keeps other users out, and the daemon does if the mode was loosened.
     let as_nobody = || -> anyhow::Result<String> {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -435,7 +436,7 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
         said.contains("uid 65534") && said.contains("neither root nor in the group"),
         "{said}"
     );
-    // A member of the socket's group gets in: here the group is root's, so give nobody that one.
+    // A member of the socket's group has access: here the group is root's, so this user joins it.
     chown(env.socket(), None, Some(0))?;
     let mut member = Command::new("setpriv");
     member.args(["--reuid=65534", "--regid=65534", "--groups=0"]);
@@ -450,7 +451,7 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
 test!(a_vanished_cgroup_is_said_and_mended);
 fn a_vanished_cgroup_is_said_and_mended() -> anyhow::Result<()> {
     let env = env()?;
-    // The probe at the start has a cgroup below for a moment.
+    // The probe at the start has a child cgroup for a moment.
     env.wait_status("the probe", |status| status["probe"].is_object())?;
     fs::remove_dir(env.cgroup.path())?;
     let status = env.wait_status("the loss", |status| status["healthy"] == false)?;
@@ -471,7 +472,7 @@ test!(lost_pins_are_said_and_mended);
 fn lost_pins_are_said_and_mended() -> anyhow::Result<()> {
     let env = env()?;
     fs::remove_dir_all(env.pin_dir())?;
-    // Still in force: the daemon holds the link.
+    // Still attached: the daemon holds the link.
     expect(&env, POLICY_RTO)?;
     env.wait_status("the repair", |status| {
         status["healthy"] == true && env.pins().is_ok()
@@ -486,7 +487,7 @@ fn another_capacity_keeps_the_entries() -> anyhow::Result<()> {
     let mut env = env()?;
     let before = kernel(&env)?;
     env.end(Signal::SIGKILL)?;
-    // Less room than there is: nothing is made anew for that.
+    // A smaller capacity than the maps have: nothing is re-created.
     env.configure(&format!("max_entries = 50\n{}", near("\"10.88.0.0/24\"")))?;
     env.start()?;
     assert_eq!(kernel(&env)?, before);
@@ -519,8 +520,8 @@ fn another_capacity_keeps_the_entries() -> anyhow::Result<()> {
 }
 
 test!(maps_that_the_program_has_left_are_not_adopted);
-/// Killed right after a program over larger tries has taken the former one's place in its link: the former pins are
-/// still there, and among them the link.
+/// As after a kill right after the link got a program with larger tries: the former pins still exist, the link's among
+/// them.
 fn maps_that_the_program_has_left_are_not_adopted() -> anyhow::Result<()> {
     const ENTRIES: usize = 40;
     let mut env = TestEnv::new()?;
@@ -548,7 +549,7 @@ fn maps_that_the_program_has_left_are_not_adopted() -> anyhow::Result<()> {
     }
     env.start()?;
     kernel(&env)?;
-    // What the daemon writes is what the program reads.
+    // The daemon writes to the maps that the program reads.
     let other = to(SERVER_V4_OTHER, PORT);
     env.assert_syn_gap(other, &Connect::default(), KERNEL_RTO)?;
     env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
@@ -562,7 +563,7 @@ fn pins_of_another_layout_are_replaced() -> anyhow::Result<()> {
     let before = kernel(&env)?;
     env.end(Signal::SIGKILL)?;
     fs::rename(env.pins()?, env.pin_dir().join("l99-abcdef-16384"))?;
-    // Somebody else's directory among them is none of our business.
+    // The agent leaves a foreign directory among them alone.
     fs::create_dir(env.pin_dir().join("somebody"))?;
     env.start()?;
     assert_eq!(env.json(&["status"])?["found_at_start"], "replaced");

@@ -146,7 +146,7 @@ fn own_temp_dir() -> anyhow::Result<TempDir> {
     Ok(dir)
 }
 
-/// What this process has created and not removed. A test that is still running has not removed its objects.
+/// The objects that this process has created and not removed. A test that is still running has not removed its objects.
 fn left(files: TempDir) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(files.path())?;
     let entries: io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();

@@ -107,7 +107,7 @@ test!(
     needs = [LISTENER],
     || deferred(Some("syn_ack_rto = \"100ms\"\n"))
 );
-/// A listener with a deferral of 5 s, which the kernel stores as retransmissions of 1 s, 1 + 2 + 4.
+/// A listener with a deferral of 5 s, which the kernel stores as a number of retransmissions: 1 + 2 + 4 s.
 fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     const DEFERRED: Duration = Duration::from_secs(7);
     let env = env(settings)?;
@@ -146,7 +146,8 @@ fn a_listeners_own_retransmissions() -> anyhow::Result<()> {
     let env = env(Some(""))?;
     env.net.server_drops("tcp flags & (syn|ack) == ack")?;
     let (cgroup, server) = (Some(env.cgroup.path()), &env.net.server);
-    // With 2, a request lives for 7 s by the kernel's timer, which nothing shorter keeps; with 8, for 51 s with 100 ms.
+    // With 2 retransmissions only the kernel's timer keeps a request for 7 s; with 8, a timer of 100 ms keeps it for 51
+    // s.
     for (port, syn_retries, timer) in [
         (PORT, Some(2), KERNEL_RTO),
         (PORT + 1, Some(8), POLICY_RTO),

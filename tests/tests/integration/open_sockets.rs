@@ -328,7 +328,7 @@ fn detach_restore_gives_back_what_was_there() -> anyhow::Result<()> {
     assert_eq!(counts["refused"], 0, "{answer:#}");
     assert_eq!(answer["removed"]["links"], 1, "{answer:#}");
     assert_restored(&mut pair)?;
-    // New connections are nobody's, and attaching again works.
+    // New connections have no policy, and attaching again works.
     env.cli(&["attach"])?;
     assert_eq!(env.json(&["status"])?["healthy"], true);
     Ok(())

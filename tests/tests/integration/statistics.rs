@@ -262,8 +262,8 @@ fn assert_recovered(near: &Value, retransmitted: u64, timers: u64) -> anyhow::Re
     assert_path(&active["path_rtt"])
 }
 
-/// The copy that was answered was sent after so many timers, each late by two jiffies at most; the kernel's own timer
-/// counts as 7 ms late.
+/// Asserts the time saved: the answered copy was sent after this number of timers, each at most two jiffies late; the
+/// kernel's own timer counts as 7 ms late.
 fn assert_saved(side: &Value, timers: u64) {
     let most = 1_008_000 - timers * INITIAL_RTO_MS * 1000;
     let late = (2 * timers + 1) * u64::try_from(jiffy().as_micros()).unwrap_or(u64::MAX);
@@ -392,8 +392,8 @@ fn longer_timers_lose_time() -> anyhow::Result<()> {
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(outcome(&near["active"]), [1, 0, 0, 1], "{near:#}");
     assert_eq!(near["active"]["time_saved_us"], 0, "{near:#}");
-    // The outage may have ended at any time in the policy's 1.2 s: before the kernel's first timeout, or between that and
-    // its second. So the time lost is an estimate below 200 ms.
+    // The outage may have ended at any moment of the policy's 1.2 s: before the kernel's first timeout, or between that
+    // and its second. So the time lost is an estimate below 200 ms.
     let lost = near["active"]["time_lost_us"].as_u64();
     assert!((1..200_000).contains(&lost.unwrap_or(0)), "{near:#}");
     Ok(())

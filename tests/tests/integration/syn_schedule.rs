@@ -1,4 +1,4 @@
-//! What a connecting socket has while its SYNs are lost, and gets back: deadline, options, congestion window.
+//! A connecting socket while its SYNs are lost, and after that: its deadline, restored options, congestion window.
 
 use std::{thread, time::Duration};
 
@@ -25,11 +25,11 @@ use super::{KERNEL_RTO, POLICY_RTO, near, to};
 use crate::needs::{LINEAR_SYNS, RTO_MAX};
 
 const PORT: u16 = 5100;
-/// Of deadlines, to the kernel's own.
+/// Largest difference of a deadline from the kernel's own, as a share of it.
 const TOLERANCE: f64 = 0.02;
-/// Of those below 3.5 s: two steps of the timer wheel's level that takes timers of a second, at HZ 250.
+/// The same for deadlines below 3.5 s: two steps of the timer wheel's level for timers of a second, at HZ 250.
 const STEPS: Duration = Duration::from_millis(70);
-/// Copies of 100 ms have been sent at 0.1 to 0.5, 0.7, 1.1 and 1.9 s by then, and the next follows at 2.9 s.
+/// With a timer of 100 ms, copies are sent at 0.1 to 0.5, 0.7, 1.1 and 1.9 s during it, and the next follows at 2.9 s.
 const OUTAGE: Duration = Duration::from_millis(2300);
 const MANY: usize = 200;
 
@@ -42,13 +42,13 @@ fn begin(env: &TestEnv, address: &str, count: usize, own: Own) -> anyhow::Result
     Attempts::begin(netns, cgroup, to(address, PORT), count, own)
 }
 
-/// One connection with the agent and one without, begun at once.
+/// Begins a connection with the agent and one without, at the same time.
 fn begin_both(env: &TestEnv, own: &Own) -> anyhow::Result<[Attempts; 2]> {
     let begin = |address| begin(env, address, 1, own.clone());
     Ok([begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?])
 }
 
-/// How they ended, and when; their options are as they were.
+/// Waits for both, and returns their durations. Asserts that they end with this result and with their original options.
 fn end_both(begun: [Attempts; 2], result: &str) -> anyhow::Result<[Duration; 2]> {
     let mut ends = [Duration::ZERO; 2];
     for (end, attempts) in ends.iter_mut().zip(begun) {
@@ -90,7 +90,7 @@ test!(
     connect_gives_up_by_its_namespaces_linear_timeouts,
     needs = [LINEAR_SYNS]
 );
-/// The agent's own namespace has others.
+/// The agent's own namespace has other sysctls.
 fn connect_gives_up_by_its_namespaces_linear_timeouts() -> anyhow::Result<()> {
     for linear in ["0", "1"] {
         let env = covered()?;
@@ -103,14 +103,15 @@ fn connect_gives_up_by_its_namespaces_linear_timeouts() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All at once, as the longest takes minutes.
+/// Asserts that connections with and without the agent give up at the same time. All cases run in parallel, because the
+/// longest takes minutes.
 fn all_equal<const N: usize>(env: &TestEnv, linear: &str, cases: [Own; N]) -> anyhow::Result<()> {
     let begun = cases.map(|own| (begin_both(env, &own), own));
     for (both, own) in begun {
         let [policy, control] = end_both(both?, "ETIMEDOUT")?;
         let mut tolerance = control.mul_f64(TOLERANCE).max(STEPS);
         if linear == "0" || lacks("tcp-syn-linear-timeouts")? {
-            // The kernel's own last timer is one of 2 s or more, and late by a step of 64 jiffies.
+            // The kernel's last timer is then 2 s or more, and late by up to 64 jiffies, a step of its level.
             tolerance += 64 * jiffy();
         }
         ensure!(
@@ -121,7 +122,7 @@ fn all_equal<const N: usize>(env: &TestEnv, linear: &str, cases: [Own; N]) -> an
     Ok(())
 }
 
-/// How an outage meets the agent.
+/// What happens to the agent during an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
@@ -136,7 +137,7 @@ enum Meanwhile {
     OtherCallbacks,
 }
 
-/// Sockets that an application has given options of its own, through an outage.
+/// Connects sockets that have options of the application, through an outage.
 fn through_outage(meanwhile: Meanwhile) -> anyhow::Result<Vec<Attempt>> {
     let on_exit = match meanwhile {
         Meanwhile::Keep => "on_exit = \"keep\"\n",
@@ -195,7 +196,7 @@ fn through_outage(meanwhile: Meanwhile) -> anyhow::Result<Vec<Attempt>> {
     attempts.outcomes()
 }
 
-/// How many connecting sockets have a schedule.
+/// The number of connecting sockets with a schedule.
 fn schedules(env: &TestEnv) -> anyhow::Result<u64> {
     let map = Map::open(&env.pins()?.join(maps::RETRYING))?;
     let value = map.get(&retrying::SOCKETS.to_ne_bytes())?;
@@ -250,7 +251,7 @@ test!(
     socket_connected_again_has_no_schedule_of_before,
     needs = [RTO_MAX]
 );
-/// Another program has taken all callbacks away, so that the end of the first attempt is not seen.
+/// Another program has cleared all callbacks, so the agent's program does not see the first attempt end.
 fn socket_connected_again_has_no_schedule_of_before() -> anyhow::Result<()> {
     let policy = near("\"10.88.0.0/24\"").replace("100ms", "8ms");
     for then in [SERVER_V4, SERVER_V4_OTHER] {
@@ -276,7 +277,8 @@ test!(
     detach_restores_sockets_that_stay_connecting,
     needs = [RTO_MAX]
 );
-/// The outage outlasts the time that `detach` waits: the walk over open sockets restores them, and they go on.
+/// The outage outlasts the time that `detach` waits: the walk over open sockets restores their options, and they
+/// continue to connect.
 fn detach_restores_sockets_that_stay_connecting() -> anyhow::Result<()> {
     let env = covered()?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
@@ -287,14 +289,14 @@ fn detach_restores_sockets_that_stay_connecting() -> anyhow::Result<()> {
     env.net.drop_nothing()?;
     for attempt in attempts.outcomes()? {
         ensure!(attempt.result == "connected", "{attempt:?}");
-        // More retransmissions were sent than its own TCP_SYNCNT allows: it stays raised.
+        // TCP_SYNCNT stays raised: more retransmissions were sent than the socket's own value allows.
         ensure!(attempt.before[..2] == attempt.after[..2], "{attempt:?}");
     }
     Ok(())
 }
 
 test!(window_is_ten_where_the_kernel_would_retransmit_once);
-/// Four SYNs are lost within 0.45 s: the kernel alone would send the second one after 1 s.
+/// Four SYNs are lost within 0.45 s: the kernel alone would send its second SYN after 1 s.
 fn window_is_ten_where_the_kernel_would_retransmit_once() -> anyhow::Result<()> {
     let env = covered()?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
@@ -317,7 +319,7 @@ test!(
     connect_is_not_later_than_without_the_agent,
     needs = [RTO_MAX]
 );
-/// The worst cases of a timer that doubles: 7.0 s for 3.7 s, 13.7 s for 7.3 s.
+/// With a timer that only doubles, the worst cases connect after 7.0 s (outage of 3.7 s) and 13.7 s (7.3 s).
 fn connect_is_not_later_than_without_the_agent() -> anyhow::Result<()> {
     let mut begun = Vec::new();
     for outage_ms in [1500, 3700, 5500, 7400] {
@@ -342,7 +344,7 @@ fn connect_is_not_later_than_without_the_agent() -> anyhow::Result<()> {
 }
 
 test!(six_losses_in_a_row_give_the_kernels_timer);
-/// Where nothing limits the doubling, before Linux 6.15; until a connection is established.
+/// Only before Linux 6.15, where the program cannot limit the doubling, and until a connection is established.
 fn six_losses_in_a_row_give_the_kernels_timer() -> anyhow::Result<()> {
     let fused = near("\"10.88.0.0/24\"").replace("guard = \"off\"\n", "");
     let env = TestEnv::with(&fused)?;
@@ -358,7 +360,7 @@ fn six_losses_in_a_row_give_the_kernels_timer() -> anyhow::Result<()> {
         false => POLICY_RTO,
     };
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), held)?;
-    // The control: one that is established.
+    // The control: an established connection.
     let _server = env.echo_server(to(SERVER_V4, PORT + 1))?;
     let up = env.connect(to(SERVER_V4, PORT + 1), &Connect::default())?;
     ensure!(up.outcome()?.result == "connected");

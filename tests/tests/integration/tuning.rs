@@ -1,4 +1,4 @@
-//! What was learnt outlives a daemon that is killed, and how `rto_min` is learnt.
+//! Learnt values outlive a daemon that is killed; `rto_min` is learnt from the control arm.
 
 use std::{
     net::IpAddr,
@@ -55,11 +55,11 @@ fn experiment(env: &TestEnv) -> anyhow::Result<Value> {
 }
 
 test!(killed_at_random_moments_with_what_it_has_learnt, killed);
-/// A learnt value and an experiment, under traffic: both are in force all the time and go on after each start, with
-/// nothing counted twice or lost.
+/// A learnt value and an experiment, under traffic: both stay active all the time and continue after each start; no
+/// connection is counted twice or lost.
 fn killed() -> anyhow::Result<()> {
     const PER_S: u32 = 100;
-    /// A start takes some 0.2 s; the first ticks come after it.
+    /// Latest moment of a kill: a start takes about 0.2 s, and the first ticks follow.
     const LATEST_MS: u64 = 1_500;
     let mut env = TestEnv::new()?;
     env.configure(
@@ -115,7 +115,7 @@ fn killed() -> anyhow::Result<()> {
         begun += PER_S;
         let before = attempts(&experiment(&path.env)?);
         let moment = Duration::from_millis(rng.random_range(0..LATEST_MS));
-        // Not a wait for a state: the moment is to be any.
+        // A random moment, not a wait for a state.
         thread::sleep(moment);
         path.env.end(Signal::SIGKILL)?;
         check(&path.env, &when)?;
@@ -161,11 +161,12 @@ test!(
     rto_min_is_learnt_from_the_control_arm,
     needs = [RTT_SAMPLES]
 );
-/// Clients that answer late: each ACK waits for the next request, 20 to 36 ms. What was learnt covers that, and few
-/// responses are sent again for nothing; without it most connections would. The server alone has the agent.
+/// Clients whose ACKs wait for their next request, 20 to 36 ms. The learnt rto_min covers that delay, so few responses
+/// are retransmitted spuriously. Only the server has the agent.
 fn rto_min_is_learnt_from_the_control_arm() -> anyhow::Result<()> {
     const FLOOR: Duration = Duration::from_millis(48);
-    /// Of 10,000 requests in the lab. Of the 1,500 here at least, none or a few: with 1 % it would be one case of 60.
+    /// Largest share, from 10,000 requests in the lab. There are at least 1,500 here: with a true share of 1 %, one run
+    /// in 60 would stay below it.
     const SPURIOUS: f64 = 0.005;
     const ROUNDS: u32 = 300;
     const CLOSE: Duration = Duration::from_millis(4);
@@ -196,11 +197,11 @@ fn rto_min_is_learnt_from_the_control_arm() -> anyhow::Result<()> {
     let share = again / all;
     eprintln!("{learnt:?}: {again} of {all} of {treated} peers, {share:.4}");
     ensure!(all >= 1_000.0 && share < SPURIOUS, "{again} of {all}");
-    // The control arm goes on to teach.
+    // The control arm continues to provide samples.
     let delays = |near: &Value| near["control"]["passive"]["ack_excess"]["count"].as_u64();
     stats_when(&path.env, "delays of ACKs", |near| delays(near) > Some(100))?;
     is_long_enough(&path.env)?;
-    // The control: a short one makes many of them.
+    // The control: a short rto_min causes many spurious retransmissions.
     let env = TestEnv::with(
         "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\nrto_min = \"8ms\"\nholdout = \"50%\"\nforce = true\n",
     )?;
@@ -211,8 +212,8 @@ fn rto_min_is_learnt_from_the_control_arm() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Requests of many peers with pauses. How many peers are treated, and of these: responses, and those that were sent
-/// again although none was lost.
+/// Makes requests from many peers, with pauses. Returns the number of treated peers, and the numbers of their responses
+/// and of the responses that were retransmitted although none was lost.
 pub(super) fn requests(
     path: &Path,
     rounds: u32,
@@ -252,7 +253,7 @@ pub(super) fn requests(
         .copied()
         .collect();
     let count = u32::try_from(treated.len())?;
-    // The others are told from them by when they came: what the link carries has no addresses.
+    // The treated peers come first and the others later, because the link's log has no addresses.
     let mut of_treated = clients(treated.clone())?;
     of_treated.begin(count)?;
     eventually("end of the treated peers' requests", 2 * TIMEOUT, || {

@@ -169,7 +169,7 @@ impl<'a> Stage<'a> {
                 .args(IN_TAR.map(|file| self.dir.join(file)))
                 .arg(&top),
         )?;
-        // Its path of the binary is the one of an installation without a package.
+        // The unit in the sources names the binary's path of an installation without a package.
         fs::copy(
             self.release.source.join("systemd/rto-agent.service"),
             top.join("rto-agent.service"),

@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut report = Report::default();
     let mut events = fs::File::create(&path)?;
     thread::scope(|scope| {
-        // The host detects what fails there.
+        // The machine with the agent detects failures of its peer.
         let peer = scope.spawn(|| machine(1).boot(|line| println!("[peer] {line}")));
         machine(0).boot(|line| match line.strip_prefix(EVENT) {
             Some(text) => {

@@ -23,7 +23,7 @@ use crate::needs::WHOLE_MACHINE;
 const PORT: u16 = 4470;
 
 test!(time_namespace_is_refused);
-/// Its clocks are not those of the program: a lease or a `--ttl` would end at another time.
+/// Clocks in a time namespace differ from the program's, so a lease or a `--ttl` would end at another time.
 fn time_namespace_is_refused() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.cli(&["add", "10.2.0.0/24", "--policy", "near", "--ttl", "2h"])?;

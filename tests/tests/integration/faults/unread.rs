@@ -1,4 +1,4 @@
-//! Sockets and pipes that nobody reads, files that somebody removes, signals that come early.
+//! Sockets and pipes that no process reads, files that are removed, and signals that arrive early.
 
 use std::{
     fs::{self, File},
@@ -25,7 +25,7 @@ fn env() -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-/// Changes, reads, and stops with status 0.
+/// Asserts that the daemon accepts changes, answers, and stops with status 0.
 fn serves_and_stops(env: &mut TestEnv) -> anyhow::Result<()> {
     for _ in 0..20 {
         env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
@@ -62,7 +62,7 @@ fn service_manager_that_does_not_read_holds_nothing_up() -> anyhow::Result<()> {
     sender.set_nonblocking(true)?;
     while sender.send_to(b"STATUS=x", &path).is_ok() {}
     let variable = format!("NOTIFY_SOCKET={}", path.display());
-    // It says that it keeps descriptors, too, which it is sent at the end.
+    // The service manager also announces that it keeps descriptors, which the daemon sends it at the end.
     let keeps = "FDSTORE=64".to_owned();
     env.spawn_under(&["env".to_owned(), variable, keeps])?;
     let is_bound = || Ok(env.socket().exists().then_some(()));
@@ -76,7 +76,7 @@ fn service_manager_that_does_not_read_holds_nothing_up() -> anyhow::Result<()> {
 }
 
 test!(start_without_threads_names_the_limit);
-/// No thread gets a stack of 64 TiB.
+/// No thread can be started with a stack of 64 TiB.
 fn start_without_threads_names_the_limit() -> anyhow::Result<()> {
     let env = env()?;
     let config = env.dir().join("etc/config.toml");
@@ -100,7 +100,7 @@ fn removed_lock_and_last_good_files_are_made_again() -> anyhow::Result<()> {
     let kept = env.persistent_dir().join("last-good.json");
     let both = || Ok((lock.exists(), kept.exists()));
     eventually_seen("both files", TIMEOUT, both, |both| *both == (true, true))?;
-    // It is held.
+    // The new lock is held: a second daemon is refused.
     let text = env.config_text(&near("\"10.88.0.0/24\""));
     let other = env.dir().join("etc/other.toml");
     let text = text
