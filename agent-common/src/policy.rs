@@ -55,8 +55,8 @@ pub struct Policy {
 /// A slot of `POLICIES`, with two copies of its policy.
 ///
 /// Invariant: a program that runs while the daemon writes the slot reads one whole policy, either the old or the new
-/// one. The kernel writes an array element with a plain copy, which is not atomic. Therefore the daemon first writes
-/// the inactive copy, and then only [`PolicySlot::active`].
+/// one. The kernel copies an array element, which is not atomic (`array_map_update_elem()`, Linux 6.12). Therefore the
+/// daemon first writes the inactive copy, and then only [`PolicySlot::active`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicySlot {

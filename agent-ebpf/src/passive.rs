@@ -15,7 +15,7 @@ use crate::{
 
 /// TIMEOUT_INIT of a connection request: the timeout of its SYN-ACK. There is no socket yet that could remember the
 /// policy, so the accepted connection looks it up once more. Under SYN cookies the kernel does not run TIMEOUT_INIT,
-/// because it keeps no request that could retransmit a SYN-ACK.
+/// because it keeps no request that could retransmit a SYN-ACK (`tcp_conn_request()`, Linux 6.12).
 #[inline(always)]
 pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);

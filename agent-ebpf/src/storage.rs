@@ -22,8 +22,8 @@ enum Missing {
 /// The storage of the socket that this run of the program is for. A reference to the socket's state borrows this value,
 /// so that there is only one such reference.
 ///
-/// Invariant: the kernel holds the socket's lock in every callback of a full socket, so no other CPU accesses its
-/// storage at the same time.
+/// Invariant: the kernel holds the socket's lock in every callback of a full socket (`tcp_call_bpf()` asserts it, Linux
+/// 6.12), so no other CPU accesses its storage at the same time.
 pub(crate) struct Storage<'run> {
     sk: *mut c_void,
     run: PhantomData<&'run mut SocketState>,

@@ -95,7 +95,6 @@ impl SockCommon {
         }
     }
 
-    /// Whether the family is AF_INET.
     #[inline(always)]
     pub(crate) fn is_v4(self) -> bool {
         // SAFETY: by the contract of `new`.
@@ -127,7 +126,6 @@ impl SockCommon {
         }
     }
 
-    /// The local port.
     #[inline(always)]
     pub(crate) fn local_port(self) -> u32 {
         // SAFETY: by the contract of `new`.

@@ -2,8 +2,8 @@
 //!
 //! Counters are updated by atomic additions. The tries need them because all CPUs share an entry. The per-CPU
 //! statistics need them because connect() runs the program in process context, where an interrupt that runs it for
-//! another socket may come between the load and the store of an addition. The instruction is the one that returns no
-//! result (`BPF_XADD`), because the others require Linux 5.12.
+//! another socket may come between the load and the store of an addition. The instruction returns no result
+//! (`BPF_XADD`), because atomic instructions that do require Linux 5.12.
 
 use core::{arch::asm, mem::offset_of};
 

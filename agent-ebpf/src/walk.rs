@@ -1,7 +1,7 @@
 //! `iter/tcp`: applies policies to sockets that were already open, and restores sockets.
 //!
 //! The kernel runs it for each TCP socket of the network namespace in which the iterator was opened, and holds the
-//! socket's lock.
+//! socket's lock (`bpf_iter_tcp_seq_show()`, Linux 6.12).
 
 use core::ffi::c_void;
 

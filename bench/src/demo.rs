@@ -40,7 +40,7 @@ pub(crate) fn run(programs: &Path) -> anyhow::Result<()> {
     );
     show("SYNs lost for", OUTAGES_MS.map(|ms| format!("{ms} ms")));
     println!("Without rto-agent, connect() takes");
-    // Different ports, because those of closed connections are still in use (TIME_WAIT).
+    // Different ports, because ports of closed connections are still in use (TIME_WAIT).
     let mut ports = 1_000..;
     let mut connect = |env: &TestEnv, address: &str| connect(env, &program, address, &mut ports);
     connect(&env, COVERED)?;

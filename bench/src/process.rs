@@ -13,13 +13,11 @@ use nix::{
 };
 use rto_testbed::env::TestEnv;
 
-/// The workspace's root.
 pub(crate) fn root() -> &'static Path {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own)
 }
 
-/// Whether this process is root.
 pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }

@@ -66,7 +66,6 @@ pub(crate) struct ProgramAttr {
     pub(crate) expected_attach_type: u32,
 }
 
-/// Loads a program.
 pub(crate) fn load(instructions: &[Instruction], kind: ProgramAttr) -> io::Result<OwnedFd> {
     let mut log = vec![0u8; 1 << 16];
     let mut attr = ProgramAttr {

@@ -1,5 +1,5 @@
 //! `cargo xtask coverage`: runs the tests of `cargo xtask test` with instrumented programs, and prints the covered
-//! lines of each crate, including those that programs started by integration tests run.
+//! lines of each crate, including lines that programs run which integration tests start.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 

@@ -98,7 +98,6 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// The workspace's root.
 fn root() -> PathBuf {
     let xtask = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().map_or(xtask.clone(), PathBuf::from)

@@ -57,7 +57,6 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Whether this process is root.
 pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }

@@ -149,9 +149,7 @@ impl Rule {
 #[derive(Clone, Debug)]
 pub(super) struct Active {
     rule: Rule,
-    /// Packets that matched.
     matched: u64,
-    /// Packets that were dropped.
     dropped: u64,
     /// For [`DropPattern::Above`]: tokens missing from the bucket, and when they were counted.
     spent: Option<(Instant, f64)>,

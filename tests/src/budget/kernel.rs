@@ -159,7 +159,6 @@ pub(super) struct Effect {
     pub(super) is_stored: bool,
 }
 
-/// Runs the program once.
 pub(super) fn run(program: &Program, situation: &Situation<'_>) -> anyhow::Result<(Cost, Effect)> {
     let mut memory = Memory::default();
     let mut kernel = Kernel::new(program, situation, &mut memory);

@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use super::network::{LOST, PEER};
 
-/// A configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Config {
     /// The active configuration while there is no disturbance.

@@ -24,7 +24,6 @@ use super::{
     network::LOST,
 };
 
-/// A disturbance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Disturbance {

@@ -10,7 +10,6 @@ use super::{counters::Counted, disturbance::Disturbance, look::Sample};
 /// Prefix of each line: a machine's console has other lines too.
 const PREFIX: &str = "soak ";
 
-/// An event.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(super) enum Event<'a> {
@@ -25,7 +24,6 @@ pub(super) enum Event<'a> {
     Sample(Sample),
     /// A disturbance is over, and the original state is restored.
     Done {
-        /// The disturbance.
         disturbance: Disturbance,
         /// How long it took.
         took_s: f64,
@@ -77,7 +75,6 @@ impl Log {
         }
     }
 
-    /// Prints an event.
     pub(super) fn print(&self, round: u32, event: &Event<'_>) -> anyhow::Result<()> {
         let line = Line {
             t_s: (self.begin.elapsed().as_secs_f64() * 100.0).round() / 100.0,

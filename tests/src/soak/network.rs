@@ -13,7 +13,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const DEVICE: &str = "eth0";
 /// The machine with the agent.
 pub(super) const HOST: [&str; 2] = ["10.90.0.1", "fd90::1"];
-/// The peer.
 pub(super) const PEER: [&str; 3] = ["10.90.0.2", "10.90.0.3", "fd90::2"];
 /// Addresses routed to the peer, which drops their packets silently.
 pub(super) const LOST: [&str; 2] = ["10.90.1.1", "fd90:0:0:1::1"];

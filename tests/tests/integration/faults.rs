@@ -25,7 +25,6 @@ pub(super) fn descriptors(env: &TestEnv) -> anyhow::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{}/fd", env.pid()?))?.count())
 }
 
-/// The daemon's resident memory.
 fn memory_kb(env: &TestEnv) -> anyhow::Result<u64> {
     of_status(env, "VmRSS:")
 }

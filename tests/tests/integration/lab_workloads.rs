@@ -66,7 +66,6 @@ impl Times {
     }
 }
 
-/// The median.
 fn median(sorted: &[f64]) -> anyhow::Result<f64> {
     sorted.get(sorted.len() / 2).copied().context("no value")
 }

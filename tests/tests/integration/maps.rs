@@ -52,7 +52,6 @@ fn key((address, length): (&str, u8)) -> anyhow::Result<Vec<u8>> {
     Ok(key)
 }
 
-/// An entry's value.
 fn entry(policy: u32) -> Vec<u8> {
     [policy.to_ne_bytes(), 0u32.to_ne_bytes()].concat()
 }
@@ -257,7 +256,6 @@ fn many_entries_are_compared_part_by_part() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All pins.
 fn pins(env: &TestEnv) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(env.pins()?)?;
     let mut pins: Vec<_> = entries

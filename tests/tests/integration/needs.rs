@@ -11,7 +11,6 @@ pub(crate) enum Need {
     /// A feature of the kernel; if it is missing, the test asserts that the agent reports that
     /// ([`super::kernel::assert_absent`]).
     Feature(&'static str),
-    /// A program.
     Program(&'static str),
     /// A disposable machine.
     WholeMachine,

@@ -2,7 +2,7 @@
 //!
 //! One static binary per architecture goes into a deb, an rpm, a tar.gz and an OCI archive; the chart, an SBOM and
 //! checksums complete the release. The build is reproducible: the same commit results in the same bytes at every path,
-//! because times are those of the commit and paths are remapped. `--check` builds another checkout and compares.
+//! because all times are the commit's and paths are remapped. `--check` builds another checkout and compares.
 
 use std::{
     collections::BTreeMap,

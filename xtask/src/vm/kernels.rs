@@ -96,7 +96,6 @@ pub(crate) fn named(names: &str) -> anyhow::Result<Vec<&'static Kernel>> {
     names.split(',').map(one).collect()
 }
 
-/// An unpacked kernel.
 pub(crate) struct Unpacked {
     /// The kernel's release.
     pub(crate) version: String,

@@ -30,7 +30,6 @@ pub(crate) enum Clock {
     Kvm,
 }
 
-/// A machine.
 pub(crate) struct Machine<'a> {
     pub(crate) arch: Arch,
     pub(crate) kernel: &'a Path,

@@ -119,7 +119,6 @@ impl Column {
         self
     }
 
-    /// The failure, if any.
     fn failure(&self) -> Option<String> {
         let failed: Vec<String> = self.failed().collect();
         let over = self.over_the_limit();

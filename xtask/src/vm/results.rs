@@ -11,10 +11,8 @@ const SCALED: &str = "scaled: ";
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Group {
-    /// Passed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) passed: BTreeSet<String>,
-    /// Failed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) failed: BTreeSet<String>,
     /// Not run here, by the reason that the tests give.

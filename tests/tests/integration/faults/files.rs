@@ -185,7 +185,6 @@ fn names_in(dir: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Fills a file system.
 fn fill(file: &Path) -> anyhow::Result<()> {
     let mut size = 0;
     let full = (0..10_000).find(|_| {
@@ -196,7 +195,7 @@ fn fill(file: &Path) -> anyhow::Result<()> {
 }
 
 test!(a_full_disk);
-/// A change that cannot be saved is rejected as a whole: the kernel and the disk are as before.
+/// A change that cannot be saved is rejected: the kernel and the disk are as before.
 fn a_full_disk() -> anyhow::Result<()> {
     let mut env = env()?;
     let (state, saved) = (env.dir().join("state"), env.policies_dir());

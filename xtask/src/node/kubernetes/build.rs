@@ -40,7 +40,7 @@ pub(super) fn program() -> anyhow::Result<PathBuf> {
     let unfinished = dir.join("unfinished");
     run(Command::new(go()?)
         .args(["build", "-trimpath"])
-        // helm compares this version with the one in Chart.yaml.
+        // helm compares this version with `kubeVersion` in Chart.yaml.
         .arg(format!(
             "-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=v{VERSION}"
         ))
