@@ -40,7 +40,7 @@ pub const fn key(slot: u32, direction: u32) -> u32 {
 impl Brake {
     /// Spurious retransmissions that blow the fuse.
     pub const SPURIOUS: i32 = 20;
-    /// What a spurious retransmission spends of the fuse. A connection without retransmissions credits 1.
+    /// The cost of a spurious retransmission, charged to the fuse. A connection without retransmissions credits 1.
     pub const FUSE_COST: i32 = 100;
     /// The fuse is blown when this much is spent.
     pub const FUSE: i32 = Self::SPURIOUS * Self::FUSE_COST;
@@ -50,7 +50,7 @@ impl Brake {
     /// The number of consecutive losses that means an outage: until a connection is established, new ones get the
     /// kernel's timer. With independent losses of 5 %, this happens once in 70 million connections.
     pub const OUTAGE: u32 = 6;
-    /// What a retransmission spends of the budget. A connection credits 1.
+    /// The cost of a retransmission, charged to the budget. A connection credits 1.
     pub const BUDGET_COST: i32 = 10;
 
     /// Whether new connections get the kernel's timer.

@@ -536,7 +536,7 @@ impl WalkControl {
 pub mod walk_mode {
     /// Apply its policy's options to every socket that an entry covers.
     pub const APPLY: u32 = 0;
-    /// As above, but skip sockets that already have a policy.
+    /// As [`APPLY`], but skip sockets that already have a policy.
     pub const APPLY_TO_NEW: u32 = 1;
     /// Restore the options that the program set.
     pub const RESTORE: u32 = 2;

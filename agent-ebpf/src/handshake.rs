@@ -197,7 +197,7 @@ pub(crate) fn established(
     tally.add(Counter::RETRANSMITTED_HANDSHAKES, 1);
     let at_most = spurious_at_most(retransmissions, srtt_us, took_us, initial_rto_us);
     state.handshake.spurious_at_most = u16::try_from(at_most).unwrap_or(u16::MAX);
-    // Not `at_most == 0`: after a late answer the path RTT is unknown even if no copy can be spurious.
+    // `at_most == 0` would not do: after a late answer the path RTT is unknown even if no copy can be spurious.
     if srtt_us != 0 && srtt_us < initial_rto_us {
         state.handshake.in_question = 0;
         judge(state, tally, retransmissions, 0, srtt_us);

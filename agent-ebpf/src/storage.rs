@@ -47,7 +47,7 @@ impl Storage<'_> {
     ///
     /// # Safety
     ///
-    /// As above, and the kernel must hold the socket's lock.
+    /// As for [`Storage::of`]; and the kernel must hold the socket's lock.
     #[inline(always)]
     pub(crate) unsafe fn of_socket(sk: *mut c_void) -> Self {
         Self {

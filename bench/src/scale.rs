@@ -96,7 +96,7 @@ struct Measured {
     list: Vec<f64>,
     lookup: Vec<f64>,
     detach: Vec<f64>,
-    /// The same entries from files and in one request, and how the latter compares.
+    /// Times of the same entries from files and in one request.
     requested: Requested,
     /// MB.
     resident: Vec<f64>,

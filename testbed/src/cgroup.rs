@@ -31,7 +31,7 @@ impl Cgroup {
         Ok(Self { path })
     }
 
-    /// Its directory.
+    /// The cgroup's directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -74,7 +74,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// The ids and names of its processes.
+/// The ids and names of the processes in a cgroup.
 fn processes(cgroup: &Path) -> Vec<String> {
     let pids = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     let name = |pid| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

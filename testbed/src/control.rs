@@ -18,7 +18,7 @@ use nix::{
 
 use crate::{machine::jiffy, process::run_in_real_time};
 
-/// What the plain timers observed.
+/// The observations of the plain timers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// Number of timers, of one jiffy each.

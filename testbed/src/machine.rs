@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 /// The machine, for a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Release of its kernel.
+    /// Release of the kernel.
     pub kernel: String,
     /// Jiffies per second.
     pub hz: u64,
-    /// Its architecture.
+    /// The machine's architecture.
     pub architecture: String,
     /// Name of the processor.
     pub processor: String,

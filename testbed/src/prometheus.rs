@@ -101,7 +101,7 @@ impl Prometheus {
         serde_json::from_str(&answer.body).with_context(|| format!("{path}: {answer:?}"))
     }
 
-    /// Its rules of a kind, "record" or "alert", as its API returns them.
+    /// The server's rules of a kind, "record" or "alert", as its API returns them.
     ///
     /// # Errors
     ///

@@ -50,7 +50,7 @@ impl InKernel {
         anyhow::bail!("the program has no policy {name}")
     }
 
-    /// The initial RTO of its SYNs; `None`: the kernel's default.
+    /// The policy's initial RTO for SYNs; `None`: the kernel's default.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl InKernel {
         Ok((jiffies != 0).then(|| jiffy() * jiffies))
     }
 
-    /// Its `rto_min`; `None`: the kernel's default.
+    /// The policy's `rto_min`; `None`: the kernel's default.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl InKernel {
         )
     }
 
-    /// The state of its brakes in a direction.
+    /// The state of the policy's brakes in a direction.
     ///
     /// # Errors
     ///

@@ -18,9 +18,10 @@ pub use crate::declared::VERIFIER_LIMITS as LIMITS;
 pub enum Verified {
     /// Instructions processed.
     Instructions(u32),
-    /// It loads, but this kernel does not report the number (`bpf_prog_info.verified_insns` was added in Linux 5.16).
+    /// The program loads, but this kernel does not report the number (`bpf_prog_info.verified_insns` was added in Linux
+    /// 5.16).
     Untold,
-    /// It does not load here.
+    /// The program does not load on this kernel.
     Refused(String),
 }
 

@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz`: fuzzes the parsers of untrusted input with libFuzzer and AddressSanitizer.
 //!
-//! It uses the pinned toolchain: RUSTC_BOOTSTRAP enables the unstable flags, so that no nightly is needed.
+//! The command uses the pinned toolchain: RUSTC_BOOTSTRAP enables the unstable flags, so that no nightly is needed.
 
 use std::{
     fs,

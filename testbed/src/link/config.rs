@@ -1,4 +1,4 @@
-//! What one direction of a link does to packets: delay, jitter, rate, queue. Losses are rules ([`super::rule`]).
+//! The effects of one direction of a link on packets: delay, jitter, rate, queue. Losses are rules ([`super::rule`]).
 
 use std::time::{Duration, Instant};
 

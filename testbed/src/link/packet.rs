@@ -46,7 +46,7 @@ pub struct Packet {
     pub client_port: u16,
     /// Port of the server's end.
     pub server_port: u16,
-    /// Its first sequence number.
+    /// The packet's first sequence number.
     pub seq: u32,
     /// Acknowledgment number, if ACK is set.
     pub ack: Option<u32>,

@@ -112,7 +112,7 @@ pub(super) fn run(on: SocketAddr) -> anyhow::Result<()> {
 /// Makes a connection and returns both ends, the client's first.
 fn connect(listener: &TcpListener, on: SocketAddr) -> io::Result<[TcpStream; 2]> {
     let client = TcpStream::connect(on)?;
-    // It is ended with a reset, which leaves nothing in TIME_WAIT.
+    // The connection ends with a reset, which leaves nothing in TIME_WAIT.
     SockRef::from(&client).set_linger(Some(Duration::ZERO))?;
     let (server, _) = listener.accept()?;
     Ok([client, server])

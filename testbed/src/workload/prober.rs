@@ -26,7 +26,7 @@ const LOOKS: u32 = 2000;
 /// The same on an emulated processor, which otherwise has no time left for the agent under test.
 const LOOKS_EMULATED: u32 = 250;
 
-/// What is sampled.
+/// The connections to sample.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probes {
     /// Addresses that do not answer, in turn.

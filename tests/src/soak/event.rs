@@ -32,7 +32,7 @@ pub(super) enum Event<'a> {
     Failure {
         /// The current disturbance, or the last one.
         after: Option<Disturbance>,
-        /// What is wrong.
+        /// The violated invariant.
         why: &'a str,
     },
     /// Counters at the end of a round.

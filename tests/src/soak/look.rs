@@ -32,7 +32,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// Checks per sample.
 const LOOKS_PER_SAMPLE: u64 = 5;
 
-/// What the agent and the kernel hold.
+/// Resources of the agent and of the kernel.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     #[serde(flatten)]
@@ -48,7 +48,7 @@ pub(super) struct Sample {
     dying_cgroups: u64,
 }
 
-/// What a process holds; all 0 while no daemon runs.
+/// Resources of a process; all 0 while no daemon runs.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Process {
     pid: i32,

@@ -168,7 +168,7 @@ fn a_repair_keeps_its_place() -> anyhow::Result<()> {
         env.wait_status("the repair", |status| {
             status["healthy"] == true && status["attachment"]["program_id"] != former
         })?;
-        // It is healthy once it is active; the pins get their final name right after that.
+        // The agent is healthy once the program is active; the pins get their final name right after that.
         let seen = || Ok(env.pins().is_ok_and(|pins| pins.is_dir()));
         eventually_seen("the pins", TIMEOUT, seen, |there| *there)?;
         Ok(())

@@ -13,7 +13,7 @@ const POLICIES: &str = "[policy.near-by]\ninitial_rto = \"100ms\"\ncidrs = [\"10
 /// A prompt that contains none of the user's own settings.
 const PROMPT: &str = "rto> ";
 
-/// What is typed before Tab, and the line after it.
+/// The text typed before Tab, and the line after it.
 const LINES: [(&str, &str); 12] = [
     ("rto-agent loo", "rto-agent lookup"),
     ("rto-agent remove --un", "rto-agent remove --undo"),

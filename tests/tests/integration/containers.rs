@@ -61,7 +61,7 @@ fn contained(own: &Cgroup, commands: &str) -> anyhow::Result<Vec<String>> {
     Ok(words.map(str::to_owned).to_vec())
 }
 
-/// The finding of `doctor` about the cgroup in there.
+/// The finding of `doctor` about the cgroup, in the container.
 fn finding(env: &TestEnv, wrapper: &[String]) -> anyhow::Result<Value> {
     let mut command = Command::new(&wrapper[0]);
     command.args(&wrapper[1..]).arg(find(None)?);
@@ -104,7 +104,7 @@ fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
 }
 
 test!(a_container_finds_the_hosts_hierarchy);
-/// It is mounted at another path; a connection of a process outside of the container is covered.
+/// The host's hierarchy is mounted at another path; a connection of a process outside of the container is covered.
 fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
     let own = Cgroup::new()?;
     let mut env = env()?;

@@ -178,7 +178,7 @@ fn kernels_own(env: &TestEnv, address: &str) -> anyhow::Result<()> {
 }
 
 test!(rto_min_is_in_force_at_the_first_sample);
-/// On a connecting socket it is set before the SYN, so the first RTO is right.
+/// On a connecting socket rto_min is set before the SYN, so the first RTO already uses it.
 fn rto_min_is_in_force_at_the_first_sample() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
@@ -203,7 +203,7 @@ fn rto_min_on_the_wire(millis: u64) -> anyhow::Result<()> {
 }
 
 test!(an_accepted_socket_gets_there, accepted);
-/// At once if the kernel has BPF LSM, within about twenty round trips if not; status reports which.
+/// rto_min applies at once if the kernel has BPF LSM, otherwise within about twenty round trips; status reports which.
 fn accepted() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
     let status = env.json(&["status"])?;
@@ -389,7 +389,7 @@ fn user_timeout_ends_the_connection() -> anyhow::Result<()> {
     conversation.send(REQUEST)?;
     let (errno, took) = conversation.fail()?;
     assert_eq!(errno, "ETIMEDOUT");
-    // It ends at the first timeout after this time: measured 1.43 to 1.92 s.
+    // The connection ends at the first timeout after this time: measured 1.43 to 1.92 s.
     assert!(
         (TIMEOUT - 5 * jiffy()..TIMEOUT * 2).contains(&took),
         "{took:?}"

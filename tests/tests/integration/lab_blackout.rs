@@ -17,7 +17,7 @@ use rto_testbed::{
 use rto_tests::lab::{cell, measured, quick, run};
 use serde_json::Value;
 
-/// What the link and both ends, which are processes, add to a median on an idle machine, milliseconds.
+/// Time that the link and both ends, which are processes, add to a median on an idle machine, milliseconds.
 const PROCESSES_MS: f64 = 4.0;
 /// The RTO for this smoothed RTT: a timer of 200 ms takes 204 ms.
 const LINUX_RTO: Duration = Duration::from_millis(204);

@@ -7,8 +7,8 @@ use rto_testbed::timing::{latest, quantised, range};
 use rto_tests::lab::{cell, measured, quick};
 use serde_json::Value;
 
-/// What processes that wait for a processor add to a median on an idle machine, in addition to what they add without
-/// loss (which is measured in the same run), milliseconds.
+/// Time that processes add to a median because they wait for a processor of an idle machine, milliseconds. The time
+/// that they add without loss is measured in the same run, and is not included.
 const PROCESSES_MS: f64 = 6.0;
 /// Round-trip time of the emulated link.
 const RTT_MS: f64 = 3.0;
@@ -56,8 +56,8 @@ fn veth() -> anyhow::Result<()> {
     check(&run("nft")?, 0.0)
 }
 
-/// What must hold over either link: each loss costs its timer, never less, and at most what the timer wheel adds and
-/// what the machine adds without loss.
+/// Asserts, over either link, that each loss costs its timer: never less, and at most the delays of the timer wheel and
+/// of the machine (as without loss) more.
 fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
     let at = |dropped: &str, timers: &str, column: &str| {
         cell(report, "times", column, &[dropped, timers])

@@ -4,8 +4,8 @@ use anyhow::{Context as _, ensure};
 use rto_tests::lab::{is, measured, quick};
 use serde_json::Value;
 
-/// What a round trip takes besides the pause on an idle machine: half of the shortest pause, so that the two cannot be
-/// confused. (Measured: 0.02 to 0.3 ms.)
+/// Longest time of a round trip without the pause on an idle machine: half of the shortest pause, so that the two
+/// cannot be confused. (Measured: 0.02 to 0.3 ms.)
 const NETWORK_MS: f64 = 4.0;
 /// Least percentage of the responses that are sent twice. (Measured: 458 of 460; the first are acknowledged at once.)
 const TWICE: f64 = 90.0;
@@ -62,7 +62,7 @@ fn grows() -> anyhow::Result<()> {
         let srtt = client("kernel", pause)?;
         ensure!(srtt < NETWORK_MS, "{pause}: {srtt}");
     }
-    // Nor does it include a pause that is longer than the delayed-ACK timer (40 ms).
+    // The estimate does not include a pause that is longer than the delayed-ACK timer (40 ms).
     for pause in [0.0, 60.0] {
         let srtt = server("kernel", pause)?;
         ensure!(srtt < NETWORK_MS, "{pause}: {srtt}");

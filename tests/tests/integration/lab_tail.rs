@@ -6,7 +6,7 @@ use anyhow::ensure;
 use rto_testbed::timing::latest;
 use rto_tests::lab::{cell, measured, quick};
 
-/// What the link and both ends, which are processes, add to a flow on an idle machine, milliseconds.
+/// Time that the link and both ends, which are processes, add to a flow on an idle machine, milliseconds.
 const PROCESSES_MS: f64 = 20.0;
 /// A delayed ACK: 40 ms, and two jiffies.
 const DELAYED_ACK_MS: f64 = 48.0;

@@ -7,7 +7,7 @@ use rto_testbed::timing::latest;
 use rto_tests::lab::{measured, quick};
 use serde_json::Value;
 
-/// What processes add to a request on an idle machine, milliseconds, including the computation of a TLS handshake.
+/// Time that processes add to a request on an idle machine, milliseconds, including the computation of a TLS handshake.
 const PROCESSES_MS: f64 = 30.0;
 /// The RTO for the smoothed RTT of the link: a timer of 200 ms takes 203 ms.
 const KERNEL_RTO_MS: f64 = 200.0;
@@ -115,7 +115,7 @@ fn gains_from_rto_min(workload: &str) -> anyhow::Result<()> {
         let lossless = times.slow(timers, "nothing", KERNEL_RTO_MS)?;
         ensure!(lossless == 0, "{timers}: {lossless} waited without loss");
     }
-    // Of 300 requests about 15 lose their last segment, or that of the response.
+    // About 15 of 300 requests lose their last segment or the response's.
     for timers in ["kernel", "initial_rto"] {
         let slow = times.slow(timers, LOST, KERNEL_RTO_MS)?;
         ensure!(slow >= 4, "{timers}: {slow} waited for the RTO");

@@ -150,7 +150,8 @@ test!(
     options_set_without_storage_are_restored,
     needs = [TCP_ITERATOR]
 );
-/// Even if the policy has other values by then, or is gone. A value that an application has set since is kept.
+/// The options are restored even if the policy has other values by then, or is gone. A value that an application has
+/// set since is kept.
 fn options_set_without_storage_are_restored() -> anyhow::Result<()> {
     if lacks("bpf-getsockopt-rto-min")? {
         // Such kernels use socket storage, which open_sockets tests.

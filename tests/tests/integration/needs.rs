@@ -27,7 +27,7 @@ pub(crate) const MPTCP_BLACKHOLE: Need = Need::Feature("mptcp-blackhole");
 pub(crate) const MPTCP: Need = Need::Feature("mptcp");
 /// The sysctl that a policy depends on, which may differ in a network namespace.
 pub(crate) const LINEAR_SYNS: Need = Need::Feature("tcp_syn_linear_timeouts");
-/// Not used by the agent: the way in which an application, and so a test, reads a socket's rto_min.
+/// Not used by the agent: applications, and so tests, read a socket's rto_min with it.
 pub(crate) const RTO_MIN_OPTION: Need = Need::Feature("tcp-rto-min-us");
 /// Batches of LPM tries; without them the agent writes entry by entry.
 pub(crate) const LPM_BATCHES: Need = Need::Feature("lpm-batches");

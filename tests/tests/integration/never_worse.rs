@@ -42,9 +42,9 @@ fn env(settings: Option<&str>) -> anyhow::Result<TestEnv> {
 /// The fate of a request while the client's ACK and data are lost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
-    /// It still exists.
+    /// The request still exists.
     Open,
-    /// It has expired: the client, which considers itself connected, gets a reset.
+    /// The request has expired: the client, which considers itself connected, gets a reset.
     Closed,
 }
 
@@ -355,7 +355,7 @@ fn settings() -> anyhow::Result<()> {
             "{added}"
         );
     }
-    // They survive a restart of the daemon.
+    // The settings survive a restart of the daemon.
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     env.start()?;
     env.cli(&[&["add", "10.3.0.0/16", "--save"][..], &own].concat())?;

@@ -95,7 +95,7 @@ fn apply_reaches_sockets_of_two_namespaces() -> anyhow::Result<()> {
     let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
-    // They are counted, and in the counters of the RTO hook as well.
+    // The sockets are counted, also in the counters of the RTO hook.
     let status = env.json(&["status"])?;
     let (name, _) = only_policy(&walk);
     let policy = &status["policies"][name];
@@ -364,7 +364,7 @@ fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
     assert!(again["kept"].is_string(), "{again:#}");
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     assert!(env.pin_dir().exists());
-    // Nor does another start: the sockets are still known.
+    // Another start does not either: the sockets are still known.
     env.start_under(&bounded(&["rto-agent.service"])?)?;
     assert_eq!(env.json(&["status"])?["found_at_start"], "maps-kept");
     env.end(nix::sys::signal::Signal::SIGKILL)?;
@@ -373,7 +373,7 @@ fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
     assert_restored(&mut pair)?;
     assert!(!env.pin_dir().exists());
     drop(pair);
-    // And in one go.
+    // The same with a single command.
     env.cli(&["attach"])?;
     env.start_under(&bounded(&["rto-agent.service"])?)?;
     let mut pair = begin_own(&env)?;
@@ -440,7 +440,7 @@ test!(
 );
 fn detach_restore_reaches_handshakes_and_former_policies() -> anyhow::Result<()> {
     let (env, mut pair) = restore_env()?;
-    // Its policy is removed while it is open, and another connection is still in its handshake.
+    // The socket's policy is removed while the socket is open, and another connection is still in its handshake.
     env.configure("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
     env.cli(&["reload"])?;
     env.net.server_drops(&format!("tcp dport {}", PORT + 1))?;
@@ -484,7 +484,7 @@ fn namespaces_that_cannot_be_entered_are_said() -> anyhow::Result<()> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("CAP_SYS_ADMIN"), "{text}");
-    // Nor can it probe, which is reported as well.
+    // The daemon cannot probe either, which it reports as well.
     let status = env.wait_status("the probe", |status| status["probe"].is_object())?;
     assert_eq!(status["probe"]["verdict"], "not-probed", "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
@@ -495,7 +495,7 @@ test!(
     with_the_drop_in_all_namespaces_are_reached,
     needs = [TCP_ITERATOR]
 );
-/// With the drop-in's capabilities as well, it reaches all namespaces.
+/// With the drop-in's capabilities as well, the daemon reaches all namespaces.
 fn with_the_drop_in_all_namespaces_are_reached() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;

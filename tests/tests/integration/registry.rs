@@ -11,11 +11,11 @@ use crate::{kernel, limited, needs::Need};
 
 /// A test, registered by [`test!`].
 pub(crate) struct Test {
-    /// Path of its module in this crate.
+    /// Path of the test's module in this crate.
     pub(crate) module: &'static str,
     pub(crate) line: u32,
     pub(crate) name: &'static str,
-    /// Its requirements besides root and the programs that all tests use.
+    /// The test's requirements besides root and the programs that all tests use.
     pub(crate) needs: &'static [Need],
     pub(crate) body: fn() -> anyhow::Result<()>,
 }

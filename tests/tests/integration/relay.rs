@@ -57,7 +57,8 @@ fn count(log: &[Relayed], kind: PacketFilter) -> (usize, usize) {
     (dropped, of_kind().count() - dropped)
 }
 
-/// What the link, which is a process, and the client add to a round trip: each of four steps may wait for a processor.
+/// Time that the link, which is a process, and the client add to a round trip: each of four steps may wait for a
+/// processor.
 const PROCESSES: Duration = Duration::from_millis(12);
 
 /// Asserts that it takes a round trip, after a timer of this length or at once.

@@ -220,8 +220,8 @@ test!(
     the_option_is_lower_by_a_round_trip_at_most,
     needs = [RTO_MIN_OPTION]
 );
-/// What an application reads: with rto_restart, without it (the control), for a near peer, and for a peer farther away
-/// than rto_min, for which the kernel's minimum remains.
+/// The rto_min that an application reads: with rto_restart, without it (the control), for a near peer, and for a peer
+/// farther away than rto_min, for which the kernel's minimum remains.
 fn the_option_is_lower_by_a_round_trip_at_most() -> anyhow::Result<()> {
     let link = Link::new(POLICIES)?;
     let mut with = link.begin(RELAY_SERVER_V4, PORT)?;

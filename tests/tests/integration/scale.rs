@@ -293,7 +293,7 @@ fn answers() -> anyhow::Result<()> {
 }
 
 test!(fifty_lists_at_once);
-/// They use as much memory as two lists.
+/// The lists use as much memory as two of them.
 fn fifty_lists_at_once() -> anyhow::Result<()> {
     const LISTED: u32 = 20_000;
     // All texts together are 160 MB. Measured: 1.5 to 2.3 MB, and 5 MB if all are sent at the same time.
@@ -337,7 +337,7 @@ fn fifty_lists_at_once() -> anyhow::Result<()> {
 }
 
 test!(a_list_that_nobody_reads_is_given_up);
-/// Their readers get their turn, and so do others: a list arrives although none of the four has been read.
+/// Lists that are not read delay no other client: another list arrives although none of the four has been read.
 fn a_list_that_nobody_reads_is_given_up() -> anyhow::Result<()> {
     let mut env = env("max_entries = 60000\n")?;
     file(&env, MANY, MANY)?;
@@ -416,7 +416,8 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
 }
 
 test!(a_restart_keeps_what_has_grown);
-/// Even with fewer entries than the maps then have room for. New tries keep the hits of the former ones.
+/// The maps keep their size even if they have room for more than the entries. New tries keep the hits of the former
+/// ones.
 fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;

@@ -25,7 +25,7 @@ const CONNECTIONS: u64 = 3;
 
 /// The usual directory of the configuration.
 const ETC: &str = "/etc/rto-agent";
-/// It has a mistake, which is found and corrected.
+/// The configuration has a mistake, which is found and corrected.
 const POLICY: &str = "[policy.same-zone]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100\"\n";
 
 test!(the_readme_shows_what_the_binary_prints);

@@ -280,8 +280,8 @@ fn the_metrics_port_shows_no_more() -> anyhow::Result<()> {
         env.socket_request("GET", "/v1/status", "")?["healthy"],
         true
     );
-    // It cannot be reached from another network namespace. The control: the same client reaches a listener at this
-    // address of its own namespace.
+    // The metrics cannot be reached from another network namespace. The control: the same client reaches a listener at
+    // this address of its own namespace.
     let there = SocketAddr::from(([127, 0, 0, 1], port));
     let connect = || Traffic::connect(&env.net.client, None, there, &Connect::default());
     assert_eq!(connect()?.outcome()?.result, "ECONNREFUSED");

@@ -126,7 +126,7 @@ impl Link {
     }
 }
 
-/// As many rounds as a verdict needs, and one for the ACK of the last answer.
+/// The rounds that a verdict needs, and one for the ACK of the last answer.
 const ROUNDS: usize = 5;
 
 pub(super) fn near(env: &TestEnv) -> anyhow::Result<Value> {
@@ -203,7 +203,7 @@ fn lost(what: PacketFilter, direction: &str, timestamps: bool) -> anyhow::Result
     }
     assert_eq!(side["time_lost_us"], 0, "{near:#}");
     if what == PacketFilter::SYN_ACK {
-        // Its own timer fired, and it answered the second SYN: one loss, whichever was first.
+        // The listener's own timer fired, and it answered the second SYN: one loss, whichever was first.
         let passive = &near["passive"];
         assert_eq!(passive["spurious"], 0, "{near:#}");
         assert_eq!(passive["time_saved_us"], saved, "{near:#}");
@@ -400,7 +400,7 @@ fn longer_timers_lose_time() -> anyhow::Result<()> {
 }
 
 test!(histograms_hold_the_times_there_were);
-/// As on the wire of each end, which is 20 ms there and back plus what the machine adds: to a jiffy, and in the right
+/// Times agree with the wire of each end (20 ms there and back, plus the machine's delays), to a jiffy and in the right
 /// bucket.
 fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
     let one_way = Duration::from_millis(10);
@@ -551,7 +551,7 @@ fn unmatched() -> anyhow::Result<()> {
         "{stats:#}"
     );
     assert_eq!(stats["policies"]["near"]["active"]["connections"], 0);
-    // It is not a policy: neither listed nor looked up.
+    // "unmatched" is not a policy: it is neither listed nor looked up.
     assert!(env.json(&["status"])?["policies"]["unmatched"].is_null());
     let looked_up = env.json(&["lookup", SERVER_V4])?;
     assert!(looked_up["entry"].is_null(), "{looked_up:#}");
@@ -600,7 +600,7 @@ fn statistics_options_change_with_a_restart() -> anyhow::Result<()> {
     env.end(nix::sys::signal::Signal::SIGTERM)?;
     env.notified("STOPPING=1")?;
     env.start()?;
-    // It replaces the former program: no connection is counted by both.
+    // The new program replaces the former one: no connection is counted by both.
     assert_eq!(programs_at(env.cgroup.path(), SOCK_OPS)?.len(), 1);
     connect(&env)?;
     let status = env.json(&["status"])?;

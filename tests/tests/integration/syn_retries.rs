@@ -37,7 +37,7 @@ fn defaults() -> anyhow::Result<()> {
     let control = control.outcome()?;
     assert_eq!(control.result, "ETIMEDOUT");
     let needed = control.took.mul_f64(SHARE);
-    // Its deadline is 205 s; the claim is that it still waits when the control has given up.
+    // The covered connection's deadline is 205 s; the claim is that it still waits when the control has given up.
     let waited = begin.elapsed();
     assert!(waited >= needed);
     let status = env.json(&["status"])?;

@@ -72,7 +72,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     top.wait_for("no row", |screen| screen.contains("no policy's name has"))?;
     top.press("/\u{1b}")?;
     top.wait_for("the row again", |screen| rate(screen).is_some())?;
-    // So small that nothing fits, and back.
+    // Resize the terminal so small that nothing fits, and back.
     top.resize(1, 1)?;
     top.wait_for("next to nothing", |screen| screen.trim().len() <= 1)?;
     top.resize(30, 120)?;

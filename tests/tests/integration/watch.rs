@@ -120,7 +120,7 @@ fn syn_acks() -> anyhow::Result<()> {
 }
 
 test!(each_syn_ack_once);
-/// Not again when the connection is established.
+/// No event is repeated when the connection is established.
 fn each_syn_ack_once() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     let relay = relay(&env.net)?;

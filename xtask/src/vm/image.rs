@@ -40,7 +40,7 @@ pub(crate) const EXIT: &str = "vm-exit-status ";
 pub(crate) struct Tests<'a> {
     /// The directory of the programs they call.
     pub(crate) programs: &'a Path,
-    /// Their executable.
+    /// The executable of the tests.
     pub(crate) integration: &'a Path,
     /// Only tests whose name contains one of these.
     pub(crate) filters: &'a [String],

@@ -83,8 +83,8 @@ fn brakes_begin_anew_with_a_guard_that_was_off() -> anyhow::Result<()> {
 }
 
 test!(a_request_of_either_timer_is_undecided);
-/// Its SYN-ACK is sent more than once. On this path the policy's timer retransmits it spuriously, and the kernel's timer
-/// does not retransmit it.
+/// The request's SYN-ACK is sent more than once. On this path the policy's timer retransmits it spuriously, and the
+/// kernel's timer does not retransmit it.
 fn a_request_of_either_timer_is_undecided() -> anyhow::Result<()> {
     for (held, expected) in [(false, [1, 0, 0]), (true, [0, 1, 0])] {
         let link = Link::with(&guarded(""), Duration::from_millis(60), true)?;

@@ -331,7 +331,7 @@ fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
     fs::remove_file(env.socket())?;
     let said = "it is gone, and cannot be made again: chgrp";
     eventually_seen(said, TIMEOUT, || Ok(env.log()), |log| log.contains(said))?;
-    // Nor is a socket created with another group.
+    // The daemon does not create a socket with another group either.
     ensure!(!env.socket().exists());
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
     ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));

@@ -41,7 +41,7 @@ fn time_namespace_is_refused() -> anyhow::Result<()> {
     let refused = env.start_under(&wrapper.map(str::to_owned));
     let why = format!("{:#}", refused.err().context("it has started")?);
     ensure!(why.contains("time namespace of its own"), "{why}");
-    // It has changed nothing.
+    // The refused daemon has changed nothing.
     env.start()?;
     let list = env.json(&["list"])?;
     let entries = list["entries"].as_array().cloned().unwrap_or_default();
@@ -121,7 +121,7 @@ fn the_wall_clock_is_set() -> anyhow::Result<()> {
             .collect();
         env.configure(&near(&more.join(", ")))?;
         env.wait_status("the file", |s| s["entries"] == entries + 2)?;
-        // So is a start.
+        // A start ignores timestamps as well.
         env.end(Signal::SIGKILL)?;
         env.start()?;
         let is_there = left(&env, "10.2.0.0/24")?.is_some();

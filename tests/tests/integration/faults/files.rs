@@ -149,7 +149,7 @@ fn the_bpf_file_system_is_unmounted_meanwhile() -> anyhow::Result<()> {
 }
 
 test!(the_cgroup_is_removed);
-/// That is reported, and repaired when the cgroup exists again, with changes made in between; without it no daemon
+/// The loss is reported, and repaired when the cgroup exists again, with changes made in between; without it no daemon
 /// starts.
 fn the_cgroup_is_removed() -> anyhow::Result<()> {
     let mut env = env()?;
@@ -269,7 +269,7 @@ fn a_full_disk() -> anyhow::Result<()> {
 }
 
 test!(the_end_of_an_entry_on_a_full_disk);
-/// It expires in time, which is logged once. The file on the disk does not bring it back, and is corrected later.
+/// The entry expires in time, which is logged once. The file on the disk does not restore it, and is corrected later.
 fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
     let mut env = env()?;
     let state = env.dir().join("state");
@@ -305,7 +305,7 @@ fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
 }
 
 test!(files_that_cannot_be_written);
-/// As with files from an image or a ConfigMap: the daemon works, and nothing can be saved.
+/// For example files of an image or a ConfigMap: the daemon works, and nothing can be saved.
 fn files_that_cannot_be_written() -> anyhow::Result<()> {
     let mut env = env()?;
     let etc = env.dir().join("etc");

@@ -15,7 +15,7 @@ use rto_testbed::{
 
 use super::super::near;
 
-/// What the daemon logs while it waits.
+/// The daemon's message while it waits.
 const WAITS: &str = "waiting for the lock";
 
 test!(a_child_has_the_lock_of_a_killed_daemon);

@@ -149,7 +149,7 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
 }
 
 test!(leftovers_of_a_killed_start_are_removed);
-/// Its maps take memory that the next start may need.
+/// The maps of a killed start take memory that the next start may need.
 fn leftovers_of_a_killed_start_are_removed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let pins = env.pins()?;

@@ -53,7 +53,7 @@ fn entries(env: &TestEnv) -> anyhow::Result<u64> {
 }
 
 test!(the_watchdog_hears_of_one_that_gets_on);
-/// For several times as long as WATCHDOG_USEC.
+/// The change takes several times as long as WATCHDOG_USEC.
 fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(4);
     // The verifier restarts when it is interrupted, so it must complete within one of these periods.
@@ -98,7 +98,7 @@ fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
 }
 
 test!(the_watchdog_hears_nothing_of_a_stuck_one);
-/// For as long as the watchdog needs to notice, although other threads answer requests.
+/// The engine is held for as long as the watchdog needs to notice, while other threads answer requests.
 fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let mut env = kept()?;
@@ -140,7 +140,7 @@ fn ensure_prompt(took: Duration) -> anyhow::Result<()> {
 }
 
 test!(a_stop_does_not_wait_for_a_stuck_one);
-/// What is already written stays active, and the next start completes the change.
+/// Entries that are already written stay active, and the next start completes the change.
 fn a_stop_does_not_wait_for_a_stuck_one() -> anyhow::Result<()> {
     let mut env = kept()?;
     env.start()?;
@@ -155,7 +155,7 @@ fn a_stop_does_not_wait_for_a_stuck_one() -> anyhow::Result<()> {
 }
 
 test!(a_stop_of_a_stuck_one_detaches);
-/// If `on_exit` is set to that.
+/// With `on_exit = "detach"`.
 fn a_stop_of_a_stuck_one_detaches() -> anyhow::Result<()> {
     let mut env = super::env()?;
     expect(&env, POLICY_RTO)?;
