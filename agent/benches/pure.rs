@@ -45,7 +45,7 @@ const HOST: HostFacts = HostFacts {
 const SETTINGS: &str = "initial_rto = \"100ms\"\nrto_min = \"20ms\"\ndelack_max = \"8ms\"\n\
      thin_linear = true\nrto_max = \"10s\"\nsyn_retries = \"auto\"\n";
 
-/// A configuration of so many /24 and /64 in policies of 64.
+/// A configuration of `count` /24 and /64 in policies of 64.
 fn text(entries: u32) -> String {
     let mut text = String::new();
     for policy in 0..entries.div_ceil(64) {
@@ -135,7 +135,7 @@ fn without_every_16th(entries: &Entries) -> Entries {
     builder.build().0
 }
 
-/// Statistics of so many policies, with something in every other bucket.
+/// Statistics of `count` policies, with counts in every other bucket.
 fn stats(policies: usize) -> StatsAnswer {
     let mut one = Statistics::default();
     one.counters.attempts = 123_456;

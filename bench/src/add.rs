@@ -54,11 +54,11 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         disk.push(add(&on_disk, &map_on_disk, n, &cidr)?.0);
     }
     let samples = [
-        ("`--version`, from exec to its end", process),
-        ("`status`, from exec to its end", status),
+        ("`--version`, from exec to exit", process),
+        ("`status`, from exec to exit", status),
         ("`add`, from exec to the entry in the kernel", effects),
-        ("`add`, from exec to its end", returns),
-        ("`remove`, from exec to its end", removals),
+        ("`add`, from exec to exit", returns),
+        ("`remove`, from exec to exit", removals),
         ("the same addition as a request to the socket", requests),
         (
             "`add`, from exec to the entry in the kernel, `state_dir` on this host's temporary file system",
@@ -72,7 +72,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         goals: vec![Goal {
             what: "`add`, from exec to the entry in the kernel",
             limit: "at most 5 ms".to_owned(),
-            measured: format!("{effect:.1} ms ({returned:.1} ms to its end)"),
+            measured: format!("{effect:.1} ms ({returned:.1} ms to its exit)"),
             met: effect <= GOAL_MS,
         }],
     })

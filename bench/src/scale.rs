@@ -174,7 +174,7 @@ impl Measured {
             rows.collect::<Vec<_>>()
         };
         let seconds = table(
-            ["s", "median", "range", "slowest `status` meanwhile, ms"],
+            ["s", "median", "range", "slowest `status` during it, ms"],
             [
                 ("raw batch insert, in the files' order", &self.raw, None),
                 ("raw batch insert, sorted", &self.raw_sorted, None),

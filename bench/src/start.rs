@@ -42,7 +42,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         kept.end(Signal::SIGTERM)?;
     }
     let samples = [
-        ("`--version`, from exec to its end", version),
+        ("`--version`, from exec to exit", version),
         ("start to ready, without pins", begun),
         ("CPU time of that, with the verifier's", busy),
         ("start to ready, pins of an earlier run adopted", adopted),

@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn refusals() {
-        let error = policy("nobody").unwrap_err().to_string();
+        let error = policy("unknown").unwrap_err().to_string();
         assert!(
             error.contains("the configuration has: low, near"),
             "{error}"

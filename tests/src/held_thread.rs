@@ -101,7 +101,7 @@ impl HeldThread {
                 Ok(_) => std::thread::sleep(Duration::from_millis(1)),
                 Err(e) => bail!(e),
             }
-            ensure!(Instant::now() < limit, "it goes on");
+            ensure!(Instant::now() < limit, "the thread still runs");
         }
     }
 

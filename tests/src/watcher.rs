@@ -87,7 +87,9 @@ impl Watcher {
                 Ok(line) if is(&line) => return Ok(line),
                 Ok(line) => others.push(line),
                 Err(RecvTimeoutError::Timeout) => bail!("no {what}, but {others:#?}"),
-                Err(RecvTimeoutError::Disconnected) => bail!("it ended; no {what}: {others:#?}"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("it ended; no {what}, but: {others:#?}")
+                }
             }
         }
     }

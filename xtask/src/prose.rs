@@ -72,20 +72,22 @@ impl std::fmt::Display for Hit<'_> {
 fn hits<'a>(path: &'a str, text: &str) -> Vec<Hit<'a>> {
     let mut hits = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let words = words(if path.ends_with(".rs") {
-            prose(line)
-        } else {
-            line
-        });
-        let phrases = lines(PHRASES).filter(|phrase| words.contains(&format!(" {phrase} ")));
         let name = line
             .split_once("fn ")
             .and_then(|(_, rest)| rest.split_once('('));
-        let name = name.filter(|(name, _)| {
-            let first = name.split_once('_').map(|(first, _)| first);
-            path.ends_with(".rs") && first.is_some_and(|first| PRONOUNS.contains(&first))
-        });
-        let all = phrases.chain(name.map(|(name, _)| name));
+        let name = name.map(|(name, _)| name).filter(|_| path.ends_with(".rs"));
+        let words = match name {
+            Some(name) => words(name),
+            None => words(if path.ends_with(".rs") {
+                prose(line)
+            } else {
+                line
+            }),
+        };
+        let phrases = lines(PHRASES).filter(|phrase| words.contains(&format!(" {phrase} ")));
+        let first = |name: &&str| name.split_once('_').map(|(first, _)| first.to_owned());
+        let name = name.filter(|name| first(name).is_some_and(|f| PRONOUNS.contains(&&*f)));
+        let all = phrases.chain(name);
         hits.extend(all.map(|phrase| Hit {
             path,
             line: number + 1,

@@ -174,7 +174,7 @@ fn requests() -> Vec<Limit> {
             "silence at the beginning of a connection",
             time(limits.idle_timeout),
             "disconnected",
-            "integration::faults::silent_clients_hold_up_nobody",
+            "integration::faults::silent_clients_delay_no_other_client",
         ),
         limit(
             "time of a connection",
@@ -186,7 +186,7 @@ fn requests() -> Vec<Limit> {
             "`watch` at a time, of root and of all others",
             number(server::WATCHES_AT_ONCE),
             "422",
-            "integration::faults::silent_clients_hold_up_nobody",
+            "integration::faults::silent_clients_delay_no_other_client",
         ),
         limit(
             "`list` at a time, of root and of all others",
@@ -198,7 +198,7 @@ fn requests() -> Vec<Limit> {
             "time to read a `list`",
             time(server::LIST_TIME),
             "cut off, and a line in the log",
-            "integration::scale::a_list_that_nobody_reads_is_given_up",
+            "integration::scale::unread_list_is_given_up",
         ),
         limit(
             "time that the command line waits for an answer",

@@ -361,8 +361,8 @@ fn entries_of_a_killed_daemon_are_listed() -> anyhow::Result<()> {
         json["policies"]["near"]["settings"]["initial_rto"], "100ms",
         "{json:#}"
     );
-    let nobody = env.cli_fails(&["list", "--policy", "nobody"])?;
-    ensure!(nobody.contains("no policy nobody is in force"), "{nobody}");
+    let said = env.cli_fails(&["list", "--policy", "unknown"])?;
+    ensure!(said.contains("no policy unknown is in force"), "{said}");
     env.cli(&["detach"])?;
     let (status, listed, _) = list(&[])?;
     assert_eq!((status, listed.as_str()), (Some(1), ""));

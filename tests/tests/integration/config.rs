@@ -77,7 +77,7 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     assert_eq!(same["kernel_ms"], same["policy_ms"]);
     for (args, said) in [
         (
-            &["--policy", "nobody"][..],
+            &["--policy", "unknown"][..],
             "the configuration has: low, near",
         ),
         (&["--chart", "/nowhere/x.png"], ".svg or .html"),

@@ -331,9 +331,9 @@ pub(crate) fn under(set: &[String]) -> Vec<String> {
     wrapper
 }
 
-test!(a_link_that_somebody_holds_is_detached);
+test!(link_held_by_another_process_is_detached);
 /// Removing the pin would leave the link attached. Tests each way to detach, also after the programs' pins are lost.
-fn a_link_that_somebody_holds_is_detached() -> anyhow::Result<()> {
+fn link_held_by_another_process_is_detached() -> anyhow::Result<()> {
     type End = fn(&mut TestEnv) -> anyhow::Result<()>;
     let ends: [End; 4] = [
         |env| env.end(Signal::SIGTERM).map(drop),
@@ -564,10 +564,10 @@ fn pins_of_another_layout_are_replaced() -> anyhow::Result<()> {
     env.end(Signal::SIGKILL)?;
     fs::rename(env.pins()?, env.pin_dir().join("l99-abcdef-16384"))?;
     // The agent leaves a foreign directory among them alone.
-    fs::create_dir(env.pin_dir().join("somebody"))?;
+    fs::create_dir(env.pin_dir().join("other"))?;
     env.start()?;
     assert_eq!(env.json(&["status"])?["found_at_start"], "replaced");
-    fs::remove_dir(env.pin_dir().join("somebody"))?;
+    fs::remove_dir(env.pin_dir().join("other"))?;
     assert_eq!(kernel(&env)?.link, before.link);
     let gone = Kernel {
         link: None,

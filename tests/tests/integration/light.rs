@@ -33,9 +33,9 @@ const PORT: u16 = 5200;
 /// A connection must not give up earlier than without the agent, within 10 %.
 const SHARE: f64 = 0.9;
 
-test!(one_in_n_connections_is_sampled);
+test!(connections_are_sampled_one_in_n);
 /// Every connection is counted, and the sampled ones represent all.
-fn one_in_n_connections_is_sampled() -> anyhow::Result<()> {
+fn connections_are_sampled_one_in_n() -> anyhow::Result<()> {
     const SAMPLING: u64 = 8;
     const CONNECTIONS: u32 = 2000;
     let env = TestEnv::with(&format!(

@@ -189,8 +189,8 @@ fn foreign_changes_are_repaired_unasked() -> anyhow::Result<()> {
     expect(&env, SERVER_V4)
 }
 
-test!(add_and_reload_write_what_somebody_deleted);
-fn add_and_reload_write_what_somebody_deleted() -> anyhow::Result<()> {
+test!(add_and_reload_write_deleted_entries);
+fn add_and_reload_write_deleted_entries() -> anyhow::Result<()> {
     let env = env()?;
     let slot = |env: &TestEnv| -> anyhow::Result<Option<Vec<u8>>> {
         let value = map(env, maps::ENTRIES_V4)?.get(&key(ENTRY)?)?;

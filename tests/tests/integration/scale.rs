@@ -336,9 +336,9 @@ fn fifty_lists_at_once() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_list_that_nobody_reads_is_given_up);
+test!(unread_list_is_given_up);
 /// Lists that are not read delay no other client: another list arrives although none of the four has been read.
-fn a_list_that_nobody_reads_is_given_up() -> anyhow::Result<()> {
+fn unread_list_is_given_up() -> anyhow::Result<()> {
     let mut env = env("max_entries = 60000\n")?;
     file(&env, MANY, MANY)?;
     env.start()?;

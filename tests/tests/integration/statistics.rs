@@ -613,7 +613,7 @@ fn statistics_options_change_with_a_restart() -> anyhow::Result<()> {
 test!(watching_prints_what_came_meanwhile);
 fn watching_prints_what_came_meanwhile() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy(100))?;
-    let refused = env.cli_fails(&["stats", "--policy", "nobody"])?;
+    let refused = env.cli_fails(&["stats", "--policy", "unknown"])?;
     assert!(refused.contains("there is: near"), "{refused}");
     let refused = env.usage_error(&["stats", "--watch", "--interval", "1us"])?;
     assert!(refused.contains("100ms to 1h"), "{refused}");

@@ -205,7 +205,7 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
         })?;
     }
     for (args, said) in [
-        (["--policy", "nobody"], "there is: near, other"),
+        (["--policy", "unknown"], "there is: near, other"),
         (["--cidr", "10.88.1.1/24"], "10.88.1.0/24"),
         (["--policy", "a b"], "invalid policy name"),
     ] {
@@ -215,8 +215,8 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(nothing_is_told_while_nobody_listens);
-fn nothing_is_told_while_nobody_listens() -> anyhow::Result<()> {
+test!(no_event_is_sent_without_a_client);
+fn no_event_is_sent_without_a_client() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     assert!(told(&env)? == Told::Nothing);
     let watcher = Watcher::start(&env, &[])?;
@@ -286,7 +286,7 @@ fn lost_events_are_counted() -> anyhow::Result<()> {
     // The first eight SYNs of each connection: five equal intervals, then 2, 4 and 8 times as long.
     std::thread::sleep(Duration::from_secs(2));
     env.signal(Signal::SIGCONT)?;
-    let line = watcher.next("count of what was lost", |line| line["lost"].is_u64())?;
+    let line = watcher.next("count of lost events", |line| line["lost"].is_u64())?;
     assert!(line["lost"].as_u64() > Some(0), "{line:#}");
     Ok(())
 }

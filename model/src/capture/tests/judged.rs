@@ -1,4 +1,4 @@
-//! The evidence for advice: handshakes without a sample, the host's side, times, and what is left out.
+//! The evidence for advice: handshakes without a sample, the host's side, times, and what the advice leaves out.
 
 use std::net::IpAddr;
 

@@ -97,10 +97,10 @@ fn retransmitted(env: &TestEnv) -> anyhow::Result<u64> {
     Ok(found.context("no TCPSynRetrans")?.1.parse()?)
 }
 
-test!(handshakes_that_nobody_completes_change_nothing);
+test!(incomplete_handshakes_change_nothing);
 /// 10,000 requests whose SYN-ACKs are retransmitted: neither a learnt value nor its brakes change, and a policy without
 /// samples does not get a value. That policy learns from the first completed connections.
-fn handshakes_that_nobody_completes_change_nothing() -> anyhow::Result<()> {
+fn incomplete_handshakes_change_nothing() -> anyhow::Result<()> {
     const FLOOD: usize = 10_000;
     /// The queue of received packets of a processor holds 1000 (net.core.netdev_max_backlog), for all namespaces
     /// together. More at once would make other tests lose packets.

@@ -53,9 +53,9 @@ fn ask(env: &TestEnv, request: &str) -> anyhow::Result<UnixStream> {
     Ok(stream)
 }
 
-test!(silent_clients_hold_up_nobody);
+test!(silent_clients_delay_no_other_client);
 /// Clients that never send are disconnected; clients that never read delay no other client.
-fn silent_clients_hold_up_nobody() -> anyhow::Result<()> {
+fn silent_clients_delay_no_other_client() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     // A list that does not fit into a socket's buffer.
     let cidrs: Vec<_> = (0..8000u32)

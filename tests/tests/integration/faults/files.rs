@@ -377,8 +377,8 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     }
     await_programs(&env, 0)?;
     let foreign = Foreign::attach(env.cgroup.path(), 60)?;
-    fs::create_dir(dir.join("somebody"))?;
-    map(&dir.join("somebody"), "theirs")?;
+    fs::create_dir(dir.join("other"))?;
+    map(&dir.join("other"), "theirs")?;
     map(&dir, "l4-0000-16")?;
     env.start()?;
     let status = env.json(&["status"])?;
@@ -390,13 +390,13 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     let mut left = names_in(&dir)?;
     left.retain(|name| *name != ours[0]);
     // Not ours: a directory with another name, and a map where we have directories.
-    ensure!(left == ["l4-0000-16", "somebody"], "{left:?}");
+    ensure!(left == ["l4-0000-16", "other"], "{left:?}");
     ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
     env.end(Signal::SIGKILL)?;
     let said = env.cli(&["detach"])?;
     ensure!(said.contains("left, not ours"), "{said}");
-    ensure!(names_in(&dir)? == ["l4-0000-16", "somebody"]);
-    ensure!(names_in(&dir.join("somebody"))? == ["theirs"]);
+    ensure!(names_in(&dir)? == ["l4-0000-16", "other"]);
+    ensure!(names_in(&dir.join("other"))? == ["theirs"]);
     await_programs(&env, 1)?;
     drop(foreign);
     Ok(())

@@ -67,7 +67,7 @@ fn service_manager_that_does_not_read_holds_nothing_up() -> anyhow::Result<()> {
     env.spawn_under(&["env".to_owned(), variable, keeps])?;
     let is_bound = || Ok(env.socket().exists().then_some(()));
     eventually("socket", TIMEOUT, is_bound)?;
-    env.wait_status("count of what was dropped", |status| {
+    env.wait_status("count of dropped lines", |status| {
         status["warnings"]
             .to_string()
             .contains("to the service manager")
