@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_address_is_drawn_anew_with_another_seed() {
+    fn addresses_are_drawn_again_with_another_seed() {
         for address in [[0, 0], [u64::MAX, 0], [u64::MAX; 2]] {
             assert_ne!(hash(1, address, 0), hash(2, address, 0), "{address:?}");
         }

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_spent_to_its_end_and_holds_from_half_on() {
+    fn budget_is_spent_completely_and_holds_from_half() {
         let mut brake = Brake::default();
         for spent in (10..=50).step_by(10) {
             assert!(!brake.is_throttled(100), "{spent}");

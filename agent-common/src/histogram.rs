@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_a_quarter_wide_at_the_most() {
+    fn buckets_are_at_most_a_quarter_wide() {
         assert_eq!(BUCKETS, 90);
         assert_eq!(bucket_end_us(0), Some(16));
         assert_eq!(bucket_end_us(1), Some(20));

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_still_the_programs_is_given_back() {
+    fn only_values_of_the_program_are_restored() {
         assert_eq!(Remembered::default().to_restore(Some(7), 1), None);
         assert_eq!(SET.to_restore(Some(8000), 1), Some(200_000));
         assert_eq!(SET.to_restore(Some(9000), 1), None);

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_where_nobody_else_can_interfere() {
+    fn directories_are_safe_from_other_users() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         make(&at("a/b/c"), 0o750).unwrap();

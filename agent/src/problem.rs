@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_said_once() {
+    fn each_problem_is_logged_once() {
         let mut problem = Problem::default();
         let mut said = Vec::new();
         for now in [None, Some("a"), Some("a"), Some("b"), None, Some("b")] {

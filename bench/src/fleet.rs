@@ -95,7 +95,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     drop(hosts);
     let text = format!(
         "{} hosts with {series} samples each, scraped every {} s: {head} series; Prometheus has {:.0} MB of memory. Queries \
-         are asked while it goes on to scrape. Rules: their last evaluation; panels, each at one moment, and advice: the \
+         are asked while it scrapes. Rules: their last evaluation; panels, each at one moment, and advice: the \
          median of {REPEATS}.\n\n{}",
         thousands(sizes.hosts),
         SCRAPE.as_secs(),

@@ -141,7 +141,7 @@ fn repeated_path_changes_do_no_harm() {
 }
 
 #[test]
-fn a_stored_tuner_goes_on_where_it_was() {
+fn stored_tuner_continues() {
     let mut host = Host::new(Path::metro(20.0), auto(), 1, 0);
     host.run(4_000, true);
     let text = serde_json::to_string(host.tuner().unwrap()).unwrap();

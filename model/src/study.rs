@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_start_anew() {
+    fn flows_restart() {
         let flows = [in_turn([1_000; 50]), in_turn([200_000; 2])];
         assert_eq!(
             w1(Study::published(Sampling::All), &flows, &[]).spurious(),

@@ -48,7 +48,7 @@ pub(super) fn without_empty_variables(command: Command) -> Command {
         .mut_subcommands(without_empty_variables)
 }
 
-/// The arguments with what [`super::BeforeVerb`] has moved behind the verb. Where there is none they stay as they are.
+/// Moves the arguments of [`super::BeforeVerb`] behind the verb; without a verb they stay.
 fn verb_first(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args = args.peekable();
     let program = args.next();

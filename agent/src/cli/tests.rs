@@ -93,7 +93,7 @@ fn verbs_say_how_they_are_shown() {
 }
 
 #[test]
-fn they_conflict_with_what_they_conflict_with_after_it() {
+fn moved_arguments_keep_their_conflicts() {
     for line in ["--json status --json", "--socket /s status --socket /t"] {
         let error = parsed(line).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line}");
@@ -106,7 +106,7 @@ fn they_conflict_with_what_they_conflict_with_after_it() {
 }
 
 #[test]
-fn advice_goes_by_one_thing_and_statistics_by_their_policy() {
+fn advice_takes_one_source_and_statistics_their_policy() {
     for line in [
         "advise --stats a.json b.json",
         "advise --stats a.json --stats b.json --policy near",

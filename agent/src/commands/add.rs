@@ -23,7 +23,7 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
     let mut answer: ChangeAnswer = answer.map_err(|error| match error {
         // A message that quotes a file keeps the file's keys.
         ClientError::Refused(text) if own_settings && !(args.save && text.contains('\n')) => {
-            ClientError::Refused(flags::in_place_of_keys(&text))
+            ClientError::Refused(flags::flags_for_keys(&text))
         }
         other => other,
     })?;
@@ -31,7 +31,7 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
     print(args.output.json, &answer.clone(), || {
         if own_settings {
             for note in &mut answer.notes {
-                *note = flags::in_place_of_keys(note);
+                *note = flags::flags_for_keys(note);
             }
         }
         text(&answer, args.save, own_settings, hz)

@@ -11,7 +11,7 @@ const ASSIGNED: &str = " = ";
 
 /// Replaces keys by flags: "rto_min = 5ms" becomes "--rto-min 5ms", "force = true" becomes
 /// "--force".
-pub(super) fn in_place_of_keys(text: &str) -> String {
+pub(super) fn flags_for_keys(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
@@ -113,7 +113,7 @@ mod tests {
                 "nothing is in force: net.ipv4.tcp_retries2 = 15",
             ),
         ] {
-            assert_eq!(in_place_of_keys(text), said);
+            assert_eq!(flags_for_keys(text), said);
         }
     }
 

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_one_that_gets_on_is_waited_for() {
+    fn slow_reader_with_progress_is_awaited() {
         let read = |path: &Path, telling: &dyn Fn(&Path)| {
             for _ in 0..8 {
                 thread::sleep(SHORT);

@@ -142,7 +142,7 @@ fn learnt_settings_need_statistics() {
 }
 
 #[test]
-fn so_many_policies_and_not_one_more() {
+fn policies_beyond_the_limit_are_refused() {
     let text = |count: u32| {
         let policies = (0..count).map(|n| format!("[policy.p{n}]\ninitial_rto = \"100ms\"\n"));
         policies.collect::<String>()

@@ -426,7 +426,7 @@ impl Engine {
     /// The maps were re-created: there is no lease, and the counters restart at 0.
     pub(super) fn maps_are_new(&mut self) {
         self.deciding.tuning.begin_again();
-        self.deciding.experiments.counters_anew();
+        self.deciding.experiments.reset_counters();
         self.deciding.renewed = None;
         if self.renew_lease() {
             self.publish();

@@ -215,8 +215,8 @@ impl RunningExperiments {
     }
 
     /// All counters have restarted at 0.
-    pub(super) fn counters_anew(&self) {
-        self.shared.lock().counters_anew();
+    pub(super) fn reset_counters(&self) {
+        self.shared.lock().reset_counters();
     }
 
     /// The kernel has drawn these policies' arms differently from their experiments until now.

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn they_override_mask_and_give_back() {
+    fn runtime_entries_override_mask_and_restore() {
         let mut runtime = RuntimeEntries::default();
         runtime.add(&[cidr("10.0.0.0/8")], &entry("mine", None), &settings(100));
         let set = overlay(&runtime, files());

@@ -125,8 +125,8 @@ impl Experiments {
     }
 
     /// All counters were re-created.
-    pub fn counters_anew(&mut self) {
-        self.0.values_mut().for_each(Record::counters_anew);
+    pub fn reset_counters(&mut self) {
+        self.0.values_mut().for_each(Record::reset_counters);
     }
 }
 

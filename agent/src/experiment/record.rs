@@ -144,7 +144,7 @@ impl Record {
     }
 
     /// The counters were re-created, and are 0.
-    pub fn counters_anew(&mut self) {
+    pub fn reset_counters(&mut self) {
         self.before = Arms::default();
     }
 

@@ -144,7 +144,7 @@ fn harm_suspends_and_stays_through_a_restart() {
     assert_eq!(control_share(&record).as_deref(), Some("100%"));
     let text = serde_json::to_string(&record).unwrap();
     let mut record: Record = serde_json::from_str(&text).unwrap();
-    record.counters_anew();
+    record.reset_counters();
     assert_eq!((record.share(), record.is_counting()), (0.0, false));
     let much = arms((9000, 0), (9000, 500));
     assert_eq!(record.look(&much, DAY_MS, START_S), None);
@@ -262,7 +262,7 @@ fn counts_after_a_save_are_in_the_next_look() {
     assert_eq!(again.connect_time, record.connect_time);
     // After a reboot the counters are 0.
     let mut rebooted: Record = serde_json::from_str(&saved).unwrap();
-    rebooted.counters_anew();
+    rebooted.reset_counters();
     rebooted.look(&arms((120, 0), (130, 0)), 60_000, START_S);
     assert_eq!(rebooted.experiment.counts().treated.attempts, 220);
 }

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn by_what_the_kernel_answers() {
+    fn features_follow_the_kernels_answers() {
         let mut probe = Probe {
             ran: 1,
             ..Probe::default()

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_tables_hold_so_many_policies() {
+    fn kernel_tables_hold_all_policies() {
         let policies = |number: u32| PolicySet {
             policies: (0..number)
                 .map(|n| {

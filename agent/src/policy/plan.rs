@@ -279,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn so_many_changes_are_told_and_the_number_of_the_others(
+        fn first_changes_and_number_of_others_are_described(
             current in image(),
             desired in image(),
         ) {

@@ -183,7 +183,7 @@ impl TimerState {
                 self.brake = brake;
             }
             None if id == TimerId::RtoMin => {}
-            None => self.brake_in_place_of_the_program(&grown),
+            None => self.brake_without_program(&grown),
         }
         let growth = Growth {
             fuse_blown: self.brake.is_blown(self.tuner.epoch()),
@@ -201,7 +201,7 @@ impl TimerState {
     }
 
     /// Computes what the program's brakes would have spent, if the value is not set.
-    fn brake_in_place_of_the_program(&mut self, grown: &Reading) {
+    fn brake_without_program(&mut self, grown: &Reading) {
         let epoch = self.tuner.epoch();
         if self.brake.epoch != epoch {
             (self.brake.epoch, self.brake.fuse) = (epoch, 0);

@@ -247,7 +247,7 @@ fn counters_that_begin_again_are_not_counted_twice() {
 }
 
 #[test]
-fn a_restart_goes_on_and_takes_in_what_was_counted_meanwhile() {
+fn restart_adds_counts_of_the_pause() {
     let mut bed = settled();
     let before = bed.adjustment();
     bed.restart(30_000, true);

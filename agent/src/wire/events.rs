@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arm_is_said_of_control_arms_alone() {
+    fn arm_is_shown_for_control_arms_only() {
         let json = |arm| {
             let event = Event {
                 arm,

@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn the_control_arm_stands_beside_the_directions_of_its_policy() {
+    fn control_arm_is_listed_with_its_policys_directions() {
         let stats = PolicyStats {
             holdout: "5%".parse().ok(),
             ..statistics(Some(counted(5)))

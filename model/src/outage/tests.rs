@@ -93,7 +93,7 @@ fn unlimited_answers_are_as_soon_as_copies() {
 }
 
 #[test]
-fn request_that_expired_is_made_anew() {
+fn expired_request_is_created_again() {
     let server = Server {
         syn_ack_rto: 25,
         syn_ack_retries: 0,

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn another_share_computes_closed_hours_anew() {
+    fn another_share_recomputes_closed_hours() {
         let mut history = History::default();
         add(&mut history, 0, 10_000, 9_990);
         add(&mut history, 1, 90_000, 10);

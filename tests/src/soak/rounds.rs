@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_error_is_cut_to_its_end() {
+    fn long_error_keeps_its_end() {
         assert_eq!(end_of("why"), "why");
         let long = format!("{}why", "\u{e9}".repeat(MOST_OF_ERROR));
         let end = end_of(&long);

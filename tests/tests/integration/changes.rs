@@ -220,9 +220,9 @@ fn swap(env: &TestEnv, name: &str, policies: &str) -> anyhow::Result<()> {
     Ok(fs::rename(etc.join("..data_tmp"), etc.join("..data"))?)
 }
 
-test!(refused_as_a_whole);
+test!(change_with_an_error_is_refused_completely);
 /// One bad CIDR among good ones: the whole request is rejected.
-fn refused_as_a_whole() -> anyhow::Result<()> {
+fn change_with_an_error_is_refused_completely() -> anyhow::Result<()> {
     let env = env(&near("\"192.0.2.0/24\""))?;
     for (args, message) in [
         (

@@ -290,8 +290,8 @@ fn a_start_that_fails_leaves_no_directory() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_list_of_what_was_asked_for);
-fn a_list_of_what_was_asked_for() -> anyhow::Result<()> {
+test!(list_is_filtered_by_its_arguments);
+fn list_is_filtered_by_its_arguments() -> anyhow::Result<()> {
     let other = "[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n";
     let env = TestEnv::with(&format!("{}{other}", near("\"10.88.0.0/16\"")))?;
     env.cli(&["add", "10.88.1.0/24", "10.2.0.0/16", "--policy", "near"])?;

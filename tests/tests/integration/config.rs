@@ -470,8 +470,8 @@ fn every_setting_by_file_cli_list_lookup_and_json() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_start_with_bad_files_goes_on_with_the_last_good_ones);
-fn a_start_with_bad_files_goes_on_with_the_last_good_ones() -> anyhow::Result<()> {
+test!(start_with_bad_files_uses_last_good_ones);
+fn start_with_bad_files_uses_last_good_ones() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
     let metrics = env.dir().join("metrics.sock");

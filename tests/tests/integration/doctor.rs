@@ -295,8 +295,8 @@ fn verbs_without_a_daemon_say_so() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(without_privileges_the_mend_is_said);
-fn without_privileges_the_mend_is_said() -> anyhow::Result<()> {
+test!(fix_is_shown_without_privileges);
+fn fix_is_shown_without_privileges() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
     let mut command = Command::new("setpriv");

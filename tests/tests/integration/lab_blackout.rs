@@ -100,8 +100,8 @@ fn gains() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(goes_on_where_it_was_broken_off);
-fn goes_on_where_it_was_broken_off() -> anyhow::Result<()> {
+test!(interrupted_run_resumes);
+fn interrupted_run_resumes() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let args = [
         "--mechanism",

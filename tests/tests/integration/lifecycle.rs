@@ -448,8 +448,8 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_vanished_cgroup_is_said_and_mended);
-fn a_vanished_cgroup_is_said_and_mended() -> anyhow::Result<()> {
+test!(vanished_cgroup_is_reported_and_repaired);
+fn vanished_cgroup_is_reported_and_repaired() -> anyhow::Result<()> {
     let env = env()?;
     // The probe at the start has a child cgroup for a moment.
     env.wait_status("the probe", |status| status["probe"].is_object())?;
@@ -468,8 +468,8 @@ fn a_vanished_cgroup_is_said_and_mended() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(lost_pins_are_said_and_mended);
-fn lost_pins_are_said_and_mended() -> anyhow::Result<()> {
+test!(lost_pins_are_reported_and_repaired);
+fn lost_pins_are_reported_and_repaired() -> anyhow::Result<()> {
     let env = env()?;
     fs::remove_dir_all(env.pin_dir())?;
     // Still attached: the daemon holds the link.

@@ -177,9 +177,9 @@ fn options_set_without_storage_are_restored() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_socket_connected_anew_has_the_timers_of_its_new_peer);
+test!(reconnected_socket_has_timers_of_its_new_peer);
 /// Nothing is stored at the first connection: the second one has the values of a fresh socket.
-fn a_socket_connected_anew_has_the_timers_of_its_new_peer() -> anyhow::Result<()> {
+fn reconnected_socket_has_timers_of_its_new_peer() -> anyhow::Result<()> {
     if lacks("bpf-getsockopt-rto-min")? {
         // The application cannot read the values either.
         return Ok(());

@@ -313,10 +313,10 @@ fn assert_restored(pair: &mut Pair) -> anyhow::Result<()> {
 }
 
 test!(
-    detach_restore_gives_back_what_was_there,
+    detach_restore_restores_former_options,
     needs = [TCP_ITERATOR]
 );
-fn detach_restore_gives_back_what_was_there() -> anyhow::Result<()> {
+fn detach_restore_restores_former_options() -> anyhow::Result<()> {
     let (env, mut pair) = restore_env()?;
     let answer = env.json(&["detach", "--restore"])?;
     let (name, counts) = only_policy(&answer["restored"]);
@@ -387,11 +387,11 @@ fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
 }
 
 test!(
-    detach_restore_and_more_entries_meanwhile,
+    detach_restore_with_entries_added_during_it,
     needs = [TCP_ITERATOR]
 );
 /// The maps store the sockets' original options; entries for which there is no room must not replace them.
-fn detach_restore_and_more_entries_meanwhile() -> anyhow::Result<()> {
+fn detach_restore_with_entries_added_during_it() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.configure(&format!("max_entries = 2\n{}", policy(RESTORED)))?;
     env.start_under(&bounded(&["rto-agent.service"])?)?;
@@ -470,12 +470,9 @@ fn without_restore_sockets_keep_their_options() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(
-    namespaces_that_cannot_be_entered_are_said,
-    needs = [TCP_ITERATOR]
-);
+test!(unreachable_namespaces_are_reported, needs = [TCP_ITERATOR]);
 /// With the capabilities of the unit only its own namespace can be walked, which the daemon reports.
-fn namespaces_that_cannot_be_entered_are_said() -> anyhow::Result<()> {
+fn unreachable_namespaces_are_reported() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
     env.start_under(&bounded(&["rto-agent.service"])?)?;

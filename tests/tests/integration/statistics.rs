@@ -610,8 +610,8 @@ fn statistics_options_change_with_a_restart() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(watching_prints_what_came_meanwhile);
-fn watching_prints_what_came_meanwhile() -> anyhow::Result<()> {
+test!(watching_prints_counts_since_the_last_line);
+fn watching_prints_counts_since_the_last_line() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy(100))?;
     let refused = env.cli_fails(&["stats", "--policy", "unknown"])?;
     assert!(refused.contains("there is: near"), "{refused}");

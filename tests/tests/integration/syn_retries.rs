@@ -103,10 +103,10 @@ cidrs = [\"10.88.1.0/24\"]
     Ok(())
 }
 
-test!(a_socket_connected_anew_gets_its_own_value_back);
+test!(reconnected_socket_has_its_own_value_again);
 /// The same socket connects first to an address with a policy, then to one without. It must give up when a fresh socket
 /// would, not when the policy's value would make it. (The first attempt lost no packet.)
-fn a_socket_connected_anew_gets_its_own_value_back() -> anyhow::Result<()> {
+fn reconnected_socket_has_its_own_value_again() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
     sysctl(&env.net.client, "net.ipv4.tcp_syn_retries", "1")?;

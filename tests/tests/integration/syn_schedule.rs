@@ -124,7 +124,7 @@ fn all_equal<const N: usize>(env: &TestEnv, linear: &str, cases: [Own; N]) -> an
 
 /// What happens to the agent during an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meanwhile {
+enum Event {
     Nothing,
     Detach,
     DetachAlone,
@@ -138,9 +138,9 @@ enum Meanwhile {
 }
 
 /// Connects sockets that have options of the application, through an outage.
-fn through_outage(meanwhile: Meanwhile) -> anyhow::Result<Vec<Attempt>> {
-    let on_exit = match meanwhile {
-        Meanwhile::Keep => "on_exit = \"keep\"\n",
+fn through_outage(event: Event) -> anyhow::Result<Vec<Attempt>> {
+    let on_exit = match event {
+        Event::Keep => "on_exit = \"keep\"\n",
         _ => "",
     };
     let mut env = TestEnv::with(&format!("{on_exit}{}", near("\"10.88.0.0/24\"")))?;
@@ -156,38 +156,36 @@ fn through_outage(meanwhile: Meanwhile) -> anyhow::Result<Vec<Attempt>> {
     eventually_seen("a schedule of each", TIMEOUT, schedules, |sockets| {
         *sockets == MANY as u64
     })?;
-    let _foreign = match meanwhile {
-        Meanwhile::Nothing => None,
-        Meanwhile::Detach => {
+    let _foreign = match event {
+        Event::Nothing => None,
+        Event::Detach => {
             env.cli(&["detach"])?;
             None
         }
-        Meanwhile::DetachAlone => {
+        Event::DetachAlone => {
             env.end(Signal::SIGKILL)?;
             env.cli(&["detach"])?;
             None
         }
-        Meanwhile::Kill => {
+        Event::Kill => {
             env.end(Signal::SIGKILL)?;
             None
         }
-        Meanwhile::Stop | Meanwhile::Keep => {
+        Event::Stop | Event::Keep => {
             env.end(Signal::SIGTERM)?;
             None
         }
-        Meanwhile::Restart => {
+        Event::Restart => {
             env.end(Signal::SIGKILL)?;
             env.start()?;
             None
         }
-        Meanwhile::Remove => {
+        Event::Remove => {
             env.cli(&["remove", "10.88.0.0/24"])?;
             None
         }
-        Meanwhile::ClearedCallbacks => {
-            Some(Foreign::attach_setting_callbacks(env.cgroup.path(), 0)?)
-        }
-        Meanwhile::OtherCallbacks => {
+        Event::ClearedCallbacks => Some(Foreign::attach_setting_callbacks(env.cgroup.path(), 0)?),
+        Event::OtherCallbacks => {
             const RTO_AND_RETRANS: i32 = 3;
             let cgroup = env.cgroup.path();
             Some(Foreign::attach_setting_callbacks(cgroup, RTO_AND_RETRANS)?)
@@ -204,47 +202,44 @@ fn schedules(env: &TestEnv) -> anyhow::Result<u64> {
     Ok(u64::from_ne_bytes(*bytes.context("no number")?))
 }
 
-fn options_come_back(meanwhile: Meanwhile) -> anyhow::Result<()> {
-    for attempt in through_outage(meanwhile)? {
-        ensure!(attempt.result == "connected", "{meanwhile:?}: {attempt:?}");
-        ensure!(
-            attempt.before == attempt.after,
-            "{meanwhile:?}: {attempt:?}"
-        );
+fn options_come_back(event: Event) -> anyhow::Result<()> {
+    for attempt in through_outage(event)? {
+        ensure!(attempt.result == "connected", "{event:?}: {attempt:?}");
+        ensure!(attempt.before == attempt.after, "{event:?}: {attempt:?}");
     }
     Ok(())
 }
 
 test!(options_come_back_after_an_outage, || options_come_back(
-    Meanwhile::Nothing
+    Event::Nothing
 ));
 test!(options_come_back_after_detach, || options_come_back(
-    Meanwhile::Detach
+    Event::Detach
 ));
 test!(options_come_back_after_detach_without_a_daemon, || {
-    options_come_back(Meanwhile::DetachAlone)
+    options_come_back(Event::DetachAlone)
 });
 test!(options_come_back_after_kill, || options_come_back(
-    Meanwhile::Kill
+    Event::Kill
 ));
 test!(options_come_back_after_stop, || options_come_back(
-    Meanwhile::Stop
+    Event::Stop
 ));
 test!(options_come_back_after_stop_that_keeps, || {
-    options_come_back(Meanwhile::Keep)
+    options_come_back(Event::Keep)
 });
 test!(options_come_back_after_restart, || options_come_back(
-    Meanwhile::Restart
+    Event::Restart
 ));
 test!(options_come_back_after_removed_entry, || options_come_back(
-    Meanwhile::Remove
+    Event::Remove
 ));
 test!(options_come_back_without_callbacks, || options_come_back(
-    Meanwhile::ClearedCallbacks
+    Event::ClearedCallbacks
 ));
 
 test!(options_come_back_with_other_callbacks, || {
-    options_come_back(Meanwhile::OtherCallbacks)
+    options_come_back(Event::OtherCallbacks)
 });
 
 test!(

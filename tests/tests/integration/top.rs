@@ -186,8 +186,8 @@ fn a_daemon_that_is_gone_is_told_and_found_again() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(without_a_terminal_it_says_so);
-fn without_a_terminal_it_says_so() -> anyhow::Result<()> {
+test!(top_without_a_terminal_is_refused);
+fn top_without_a_terminal_is_refused() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let said = env.cli_fails(&["top"])?;
     assert!(

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn few_samples_go_by_their_median() {
+    fn few_samples_use_their_median() {
         let near = unit("10.0.0.0/24", 1_000, 500);
         for (us, count, is_one) in [
             (1_500, 40, true),

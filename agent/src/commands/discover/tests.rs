@@ -120,7 +120,7 @@ fn the_snippet_is_a_configuration() {
 }
 
 #[test]
-fn a_short_time_is_warned_of_and_nothing_is_said_of_nothing() {
+fn short_time_warns_and_no_time_does_not() {
     let mut young = answer(2);
     young.since_ms = AT_MS - 5 * 60_000;
     let discovery = found(&young, 20);

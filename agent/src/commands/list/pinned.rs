@@ -294,11 +294,11 @@ mod tests {
         };
         assert_eq!(cidrs(&runtime), ["10.2.0.0/16"]);
         assert_eq!(cidrs(&file), ["10.1.0.0/16"]);
-        let nobody = Wanted {
-            policy: "nobody".parse().ok(),
+        let unknown = Wanted {
+            policy: "unknown".parse().ok(),
             ..Wanted::default()
         };
-        assert!(Left::of(found(), agent.clone(), &nobody).is_err());
+        assert!(Left::of(found(), agent.clone(), &unknown).is_err());
     }
 
     #[test]

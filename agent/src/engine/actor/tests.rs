@@ -227,7 +227,7 @@ fn answered_change_is_visible_to_readers() {
 }
 
 #[test]
-fn an_answer_tells_what_changed() {
+fn answer_lists_the_changes() {
     let bed = Bed::ready();
     let add = |request: AddRequest| {
         let request = Box::new(request);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_are_drawn_anew_by_each_start() {
+    fn arms_are_drawn_again_at_each_start() {
         assert_ne!(seed(), seed());
     }
 }

@@ -446,7 +446,7 @@ fn reattachment_is_reported() {
 }
 
 #[test]
-fn more_than_the_maps_hold_are_made_anew_and_that_is_asked_once() {
+fn full_maps_are_replaced_and_reported_once() {
     let mut bed = bed(&format!("[agent]\nmax_entries = 16\n{NEAR}"));
     assert!(!bed.reconciler.take_renewed());
     let most = bed.reconciler.options.max_entries;

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_asked_while_nobody_changes_it() {
+    fn kernel_is_read_while_no_change_runs() {
         let shared = Arc::new(Shared::default());
         let publish = || {
             let snapshot = Arc::new(Snapshot {

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn handshake_timers_go_by_connection_and_all_others_by_peer() {
+    fn handshake_timers_draw_connections_others_peers() {
         let second = Some(Duration::from_secs(1));
         let timer = Some(Duration::from_millis(100));
         let of_connections = [

@@ -104,7 +104,7 @@ fn arms_are_compared_for_policies_that_have_two() {
 }
 
 #[test]
-fn without_a_control_arm_nothing_is_said_of_arms() {
+fn no_control_arm_no_arm_metrics() {
     let lines = metrics([(near(), counted(10).into())].into());
     assert!(
         lines

@@ -137,7 +137,7 @@ fn numbers_wrap() {
 }
 
 #[test]
-fn ports_used_again_begin_anew() {
+fn reused_ports_begin_a_new_flow() {
     let mut packets = connection();
     let second = connection().into_iter().map(|p| Packet {
         at_us: p.at_us + 1_000_000,
@@ -385,7 +385,7 @@ fn of_two_sides_that_are_alike_one_is_kept() {
 }
 
 #[test]
-fn remarks_are_of_what_happened() {
+fn remarks_match_events() {
     let remarks = |change: &dyn Fn(&mut Capture)| {
         let mut capture = read(&FORM.file(&connection())).unwrap();
         change(&mut capture);

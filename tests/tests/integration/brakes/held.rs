@@ -63,9 +63,9 @@ fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(brakes_begin_anew_with_a_guard_that_was_off);
+test!(brakes_are_reset_when_a_guard_is_switched_on);
 /// The epochs of the guard start again as well, so a fuse blown before is not blown any more.
-fn brakes_begin_anew_with_a_guard_that_was_off() -> anyhow::Result<()> {
+fn brakes_are_reset_when_a_guard_is_switched_on() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded(""))?;
     blow(&env, ACTIVE)?;
     env.signal(Signal::SIGCONT)?;

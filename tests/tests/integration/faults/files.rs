@@ -121,10 +121,10 @@ fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(the_bpf_file_system_is_unmounted_meanwhile);
+test!(bpf_file_system_is_unmounted_while_running);
 /// The daemon holds the link, so the policy stays active without pins; that is reported, and repaired once pins are
 /// possible.
-fn the_bpf_file_system_is_unmounted_meanwhile() -> anyhow::Result<()> {
+fn bpf_file_system_is_unmounted_while_running() -> anyhow::Result<()> {
     let mut env = env()?;
     let mount = "mount -t bpf bpf /sys/fs/bpf";
     env.start_under(&mounted(&format!("{NOT_MOUNTED}; {mount}")))?;

@@ -52,9 +52,9 @@ fn entries(env: &TestEnv) -> anyhow::Result<u64> {
         .context("no entries")
 }
 
-test!(the_watchdog_hears_of_one_that_gets_on);
+test!(watchdog_is_notified_during_progress);
 /// The change takes several times as long as WATCHDOG_USEC.
-fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
+fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(4);
     // The verifier restarts when it is interrupted, so it must complete within one of these periods.
     const MOMENT: Duration = Duration::from_millis(30);
@@ -97,9 +97,9 @@ fn the_watchdog_hears_of_one_that_gets_on() -> anyhow::Result<()> {
     expect(&env, POLICY_RTO)
 }
 
-test!(the_watchdog_hears_nothing_of_a_stuck_one);
+test!(watchdog_is_not_notified_by_a_stuck_engine);
 /// The engine is held for as long as the watchdog needs to notice, while other threads answer requests.
-fn the_watchdog_hears_nothing_of_a_stuck_one() -> anyhow::Result<()> {
+fn watchdog_is_not_notified_by_a_stuck_engine() -> anyhow::Result<()> {
     const TIMEOUT: Duration = Duration::from_secs(2);
     let mut env = kept()?;
     start_watched(&mut env, TIMEOUT)?;

@@ -21,7 +21,7 @@ fn noted(address: [u8; 4], connections: u64) -> (Prefix, Discovered) {
 }
 
 #[test]
-fn prefixes_without_an_entry_are_answered_with_what_was_counted() {
+fn prefixes_without_an_entry_have_their_counts() {
     let bed = Bed::with("count_unmatched = true\n");
     bed.call(Message::Verify).unwrap();
     let made = UNIX_EPOCH + Duration::from_secs(1_700_000_000);

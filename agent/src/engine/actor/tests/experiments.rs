@@ -189,7 +189,7 @@ fn harm_suspends_at_once_and_over_a_restart() {
 
 /// No tick may follow the stop, as nothing is counted then.
 #[test]
-fn harm_that_a_stop_comes_upon_is_in_force() {
+fn harm_found_during_a_stop_takes_effect() {
     let bed = Bed::ready();
     start(&bed, ramp(&["50%"])).unwrap();
     count_spurious(&bed);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_refused_start_goes_on_with_the_last_good_files_until_they_are_good() {
+fn refused_start_uses_last_good_files_until_fixed() {
     let bed = Bed::ready();
     let path = bed.dir.path().join("config.toml");
     let good = fs::read_to_string(&path).unwrap();

@@ -143,7 +143,7 @@ fn a_value_is_learnt_leased_shown_and_raised() {
 }
 
 #[test]
-fn a_killed_daemon_comes_back_with_what_it_had_learnt() {
+fn killed_daemon_keeps_learnt_values() {
     let bed = Bed::learnt();
     let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
     let kept = bed.dir.path().join("lasting/tuning.json");
@@ -161,7 +161,7 @@ fn a_killed_daemon_comes_back_with_what_it_had_learnt() {
 }
 
 #[test]
-fn another_boot_goes_on_with_what_was_learnt() {
+fn learnt_values_survive_a_reboot() {
     let bed = Bed::learnt();
     let first = bed.jiffies();
     let kept = bed.dir.path().join("lasting/tuning.json");
@@ -267,7 +267,7 @@ fn an_operator_freezes_and_other_settings_end_it() {
 }
 
 #[test]
-fn brakes_begin_anew_with_a_guard_that_was_off() {
+fn brakes_are_reset_when_a_guard_is_switched_on() {
     let guarded = |guard: &str| format!("initial_rto = \"100ms\"\nguard = \"{guard}\"");
     let bed = start(&guarded("on"));
     assert_eq!(bed.epoch(), 1);
