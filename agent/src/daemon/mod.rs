@@ -22,7 +22,7 @@ use crate::{
         StartConfig, memory,
         systemd::{self, WatchdogKeepalive},
     },
-    kernel::{self, facts::host_facts, privileges},
+    kernel::{self, btf, facts::host_facts, privileges},
     problem::Problem,
     telemetry::{self, http},
 };
@@ -57,6 +57,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let others = Mode::from_bits_truncate(0o022);
     umask(umask(others) | others);
     privileges::keep_for_start().context("capabilities cannot be given up")?;
+    // Shared until the program is loaded.
+    let types = btf::Btf::vmlinux();
     let features = probe::features();
     let host = host_facts(&features)?;
     let StartConfig {
@@ -113,7 +115,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .spawn(move || {
             // Dropped when the engine ends, even by a panic.
             let _ended = ended;
-            Engine::start(engine_config, last_good, channels)?.run()
+            let engine = Engine::start(engine_config, last_good, channels)?;
+            drop(types);
+            engine.run()
         })
         .context("cannot start the engine's thread")?;
     let has_ended = runtime.block_on(async {

@@ -20,11 +20,14 @@ use crate::{
     config::{AgentConfig, Config, Files, ReadError},
     datapath::room_for,
     kernel::clock::boottime_ms,
-    policy::{Policy, PolicyName, PolicySet, plan::ChangeSummary},
+    policy::{Policy, PolicyName, PolicySet, differences::Differences, plan::ChangeSummary},
     printable::counted,
     progress,
     wire::types::{ChangeAnswer, ReloadRequest, ReloadView, now_s},
 };
+
+/// With more entries, a reload answers first and compares the kernel's maps in the background.
+const COMPARED_AT_ONCE: usize = 65_536;
 
 impl Engine {
     /// Reads the files again, and logs the result.
@@ -119,7 +122,13 @@ impl Engine {
     ) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
         self.fingerprint = Some(files.fingerprint());
-        let differences = self.verify().differences;
+        let entries = self.reconciler.resolved().maps.entries.len();
+        let differences = if entries <= COMPARED_AT_ONCE {
+            self.verify().differences
+        } else {
+            self.comparing.compare_all();
+            Differences::default()
+        };
         let taken = self.load_and_take_over(files, &Persist::Later, allow_empty, cause);
         let mut result = taken.map_err(|error| self.not_reloaded(error, cause));
         for note in result.iter().flat_map(|answer| &answer.notes) {
@@ -133,6 +142,7 @@ impl Engine {
             answer.notes.push(note);
         }
         self.publish();
+        self.compare_next();
         self.systemd.reloaded();
         result
     }

@@ -1,7 +1,13 @@
 //! Offsets of fields in the running kernel's structs, from its BTF (Documentation/bpf/btf.rst,
 //! Linux 6.12). Reads only the parts of the format that this needs.
 
-use std::{collections::HashMap, ffi::CStr, fs, io, path::Path};
+use std::{
+    collections::HashMap,
+    ffi::CStr,
+    fs, io,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use rto_agent_common::{Offsets, SocketTypes};
 
@@ -62,8 +68,18 @@ pub struct Btf {
 
 impl Btf {
     /// Reads the running kernel's BTF.
-    pub fn vmlinux() -> Result<Self, BtfError> {
-        Self::parse(fs::read(Path::new(VMLINUX))?)
+    ///
+    /// It is parsed once for all callers that hold it at the same time. It is not kept longer, because it has several
+    /// megabytes.
+    pub fn vmlinux() -> Result<Arc<Self>, BtfError> {
+        static SHARED: Mutex<Weak<Btf>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(btf) = shared.upgrade() {
+            return Ok(btf);
+        }
+        let btf = Arc::new(Self::parse(fs::read(Path::new(VMLINUX))?)?);
+        *shared = Arc::downgrade(&btf);
+        Ok(btf)
     }
 
     fn parse(data: Vec<u8>) -> Result<Self, BtfError> {

@@ -2,6 +2,8 @@
 //! probed rather than judged by its version: distributions backport features, and lockdown or an
 //! LSM can disable them.
 
+use std::sync::Arc;
+
 use nix::errno::Errno;
 use rto_agent_common::{Probe, SockOpt};
 use serde::{Deserialize, Serialize};
@@ -143,7 +145,7 @@ impl Known {
 }
 
 /// The features of this kernel, from the probe's results and its BTF.
-pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Feature> {
+pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<Feature> {
     let mut features = options(asked);
     let linear = sysctl::ipv4::<u8>("tcp_syn_linear_timeouts");
     features.push(
@@ -208,7 +210,7 @@ pub const READS_LISTENER: &str = "reads-listener";
 
 /// Whether the program can read the kernel's own structs. Both functions were added in the same
 /// version; without BTF the kernel has no functions that programs can call.
-fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
+fn reads_listener(btf: &Result<Arc<Btf>, BtfError>) -> Feature {
     let known = Known(
         READS_LISTENER,
         "6.2",

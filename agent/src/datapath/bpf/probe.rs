@@ -9,6 +9,7 @@ use std::{
     net::{Ipv4Addr, SocketAddrV4},
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
+    sync::Arc,
 };
 
 use aya::{
@@ -61,7 +62,7 @@ pub fn features() -> Vec<Feature> {
     evaluate(&ask(&btf), &btf)
 }
 
-fn ask(btf: &Result<btf::Btf, btf::BtfError>) -> ProbeResults {
+fn ask(btf: &Result<Arc<btf::Btf>, btf::BtfError>) -> ProbeResults {
     let missing = privileges::missing(privileges::effective().unwrap_or(u64::MAX));
     if !missing.is_empty() {
         return ProbeResults::nothing(&ProbeError::not_asked(&format!(

@@ -46,6 +46,8 @@ pub(in crate::engine) struct Comparing {
     position: Position,
     pending: Option<Job>,
     not_before: Instant,
+    /// The next round compares everything.
+    all_next: bool,
     /// When the current comparison began with the first entry, Unix seconds; `None`: it did not
     /// begin there.
     began_at_s: Option<u64>,
@@ -60,6 +62,7 @@ impl Comparing {
             position: Position::default(),
             pending: None,
             not_before: Instant::now(),
+            all_next: false,
             began_at_s: None,
             compared_at_s: None,
         }
@@ -67,19 +70,29 @@ impl Comparing {
 
     /// Begins to compare the next part, unless a comparison is running.
     pub(in crate::engine) fn consider(&mut self, snapshot: &Arc<Snapshot>) {
-        if self.pending.is_some() || Instant::now() < self.not_before {
+        if self.pending.is_some() || (Instant::now() < self.not_before && !self.all_next) {
             return;
         }
+        let entries = if std::mem::take(&mut self.all_next) {
+            self.position = Position::default();
+            usize::MAX
+        } else {
+            entries_of_round(snapshot.entries())
+        };
         let (snapshot, position) = (snapshot.clone(), self.position);
         if position.entries == Position::default().entries {
             self.began_at_s = Some(now_s());
         }
-        let entries = entries_of_round(snapshot.entries());
         let work = move || Done::Compare(snapshot.compare_part(position, entries));
         match Job::begin("compare", &self.messages, Done::Compare(None), work) {
             Ok(job) => self.pending = Some(job),
             Err(e) => debug!("the kernel's maps were not compared: {e}"),
         }
+    }
+
+    /// The next round compares everything and does not wait.
+    pub(in crate::engine) fn compare_all(&mut self) {
+        self.all_next = true;
     }
 
     /// Handles the result of a part; returns whether the kernel differs.
@@ -161,6 +174,11 @@ mod tests {
         comparing.position.entries = TrieCursor::After(last);
         comparing.consider(&snapshot);
         assert!(comparing.pending.is_some() && comparing.began_at_s.is_none());
+        comparing.done(None);
+        comparing.not_before = Instant::now() + Duration::from_secs(3600);
+        comparing.compare_all();
+        comparing.consider(&snapshot);
+        assert!(comparing.pending.is_some() && comparing.began_at_s.is_some());
     }
 
     #[test]
