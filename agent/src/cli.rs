@@ -1,6 +1,6 @@
 //! The command line and its help. Only defines and parses it.
 
-use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -96,9 +96,6 @@ pub enum Verb {
     /// Compare the kernel's maps and pins with the desired state, and repair them; exit status 1 on a difference
     #[command(after_long_help = examples::VERIFY)]
     Verify(Verify),
-    /// Moved: rto-lab predict
-    #[command(hide = true)]
-    Predict(Moved),
     /// Which initial RTO and rto_min would suit what was observed; nothing is changed
     #[command(after_long_help = examples::ADVISE)]
     Advise(Advise),
@@ -416,38 +413,31 @@ pub struct Explain {
     pub(crate) output: OutputArg,
 }
 
-/// A verb that another program has now; whatever is given with it.
-#[derive(Debug, Args)]
-pub struct Moved {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    pub(crate) rest: Vec<OsString>,
-}
-
 /// `rto-agent advise`.
 #[derive(Debug, Args)]
 #[command(
     group = clap::ArgGroup::new("evidence")
         .required(true)
         .multiple(true)
-        .args(["target", "policy", "stats", "prometheus", "samples", "pcap"])
+        .args(["target", "policy", "stats", "prometheus", "samples"])
 )]
 pub struct Advise {
     /// An entry, or an address whose entry is meant: what its policy's connections showed
-    #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "stats", "samples", "pcap"])]
+    #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "stats", "samples"])]
     pub(crate) target: Option<String>,
     /// From this policy's connections ("unmatched": without an entry)
-    #[arg(long, short, value_name = "NAME", conflicts_with_all = ["samples", "pcap"])]
+    #[arg(long, short, value_name = "NAME", conflicts_with = "samples")]
     pub(crate) policy: Option<String>,
     /// What `rto-agent stats --json` printed on several hosts, added ("-": standard input); no daemon is asked
     ///
     /// A file may have several documents, as made by cat. --policy is needed where there is more than one policy.
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["samples", "pcap"])]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "samples")]
     pub(crate) stats: Vec<PathBuf>,
     /// What the metrics of a fleet show, by the HTTP API of Prometheus (or Thanos, Mimir) at this address; no daemon is
     /// asked
     ///
     /// http:// alone. --policy is needed where there is more than one policy.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["target", "stats", "samples", "pcap"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["target", "stats", "samples"])]
     pub(crate) prometheus: Option<String>,
     /// Only of series with these labels, like cluster="a",zone=~"b.*"
     #[arg(long = "match", value_name = "MATCHERS", requires = "prometheus")]
@@ -460,11 +450,8 @@ pub struct Advise {
     pub(crate) header: Vec<String>,
     /// What a packet capture shows, as `rto-lab advise --pcap` reads it (JSON; "-": standard input); no daemon is
     /// asked
-    #[arg(long, value_name = "FILE", conflicts_with = "pcap")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) samples: Option<PathBuf>,
-    /// Moved: rto-lab advise --pcap
-    #[arg(long, value_name = "FILE", hide = true)]
-    pub(crate) pcap: Option<PathBuf>,
     /// Only connections of the capture with a peer in this prefix; may be given again for others
     #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
     pub(crate) cidr: Vec<String>,

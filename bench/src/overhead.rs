@@ -29,7 +29,7 @@ use crate::{
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Rounds of the comparison
-    #[arg(long, alias = "pairs", default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Connections of each side in a round
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u32).range(1..))]

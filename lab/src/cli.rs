@@ -95,10 +95,10 @@ pub struct EngineArgs {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) link: LinkBackend,
     /// Simultaneous runs: in an outage most of them wait for its end
-    #[arg(long, alias = "lanes", value_name = "N", default_value_t = 24)]
+    #[arg(long, value_name = "N", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
     /// Discard the runs that an earlier call left in the report's directory
-    #[arg(long, alias = "again")]
+    #[arg(long)]
     pub(crate) fresh: bool,
 }

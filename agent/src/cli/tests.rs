@@ -1,6 +1,6 @@
 //! The command line as it is written and helped with.
 
-use std::iter;
+use std::{ffi::OsString, iter};
 
 use clap::{CommandFactory as _, error::ErrorKind};
 
@@ -45,8 +45,7 @@ fn options_before_the_verb_are_those_after_it() {
 fn a_verb_that_has_no_such_option_refuses_it() {
     let command = Cli::command();
     let mut refusing = Vec::new();
-    let verbs = command.get_subcommands();
-    for verb in verbs.filter(|verb| verb.get_name() != "predict") {
+    for verb in command.get_subcommands() {
         for (option, id) in [("--json", "json"), ("--socket=/s", "socket")] {
             let has = verb.get_arguments().any(|arg| arg.get_id() == id);
             let name = verb.get_name();
@@ -130,20 +129,6 @@ fn advice_takes_one_source_and_statistics_their_policy() {
     }
     let error = parsed("advise").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument);
-}
-
-#[test]
-fn a_verb_that_moved_takes_whatever_is_given() {
-    for line in [
-        "predict",
-        "predict --policy x -d 1s --json",
-        "--json predict",
-    ] {
-        assert!(
-            matches!(parsed(line).unwrap().verb, Verb::Predict(_)),
-            "{line}"
-        );
-    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! One file for each verb. Each only sends a request, prints the answer and sets the exit status.
 
 use std::{
-    ffi::OsString,
     io::{self, Write as _},
     process::ExitCode,
 };
@@ -61,7 +60,6 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Status(args) => status::run(&args),
         Verb::Reload(args) => reload::run(&args),
         Verb::Verify(args) => verify::run(&args),
-        Verb::Predict(args) => return moved("predict", &args.rest),
         Verb::Advise(args) => advise::run(&args),
         Verb::Discover(args) => discover::run(&args),
         Verb::Experiment(args) => experiment::run(&args),
@@ -85,17 +83,6 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     let text = format!("rto-agent: {error:#}");
     let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
     ExitCode::FAILURE
-}
-
-/// A usage error that names the new place of a verb.
-fn moved(verb: &str, rest: &[OsString]) -> ExitCode {
-    let rest: Vec<_> = rest.iter().map(|arg| arg.to_string_lossy()).collect();
-    let line = format!(
-        "rto-agent: {verb} is another program's now: rto-lab {verb} {}",
-        rest.join(" ")
-    );
-    let _told = writeln!(io::stderr(), "{}", line.trim_end());
-    ExitCode::from(2)
 }
 
 /// Exit status 0 if `good`, else 1.

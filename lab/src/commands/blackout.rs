@@ -16,7 +16,7 @@ pub struct Blackout {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     /// The mechanisms of the settings
-    #[arg(long = "mechanism", alias = "ways", value_name = "MECHANISM")]
+    #[arg(long = "mechanism", value_name = "MECHANISM")]
     #[arg(value_enum, value_delimiter = ',', default_values_t = [Mechanism::Agent, Mechanism::Route, Mechanism::Sysctl, Mechanism::Kernel])]
     pub(crate) mechanisms: Vec<Mechanism>,
     /// Lower bounds of the RTO [default: two jiffies, 50ms, 200ms]

@@ -98,11 +98,6 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
         refused.contains("the kernel takes 2 jiffies to 200ms"),
         "{refused}"
     );
-    let moved = env.usage_error(&["predict", "--policy", "low", "--json"])?;
-    assert!(
-        moved.contains("rto-lab predict --policy low --json"),
-        "{moved}"
-    );
     Ok(())
 }
 

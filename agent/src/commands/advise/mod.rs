@@ -1,6 +1,6 @@
 //! `rto-agent advise`.
 
-use std::{ffi::OsString, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_model::advice::{self, Advice, Question};
@@ -16,7 +16,7 @@ pub(super) use self::evidence::distribution;
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
 use super::{
     discover::{DAY_MS, rounded},
-    moved, print, terminal,
+    print, terminal,
 };
 use crate::{
     api::client::Client,
@@ -76,10 +76,6 @@ struct Decided {
 }
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
-    if let Some(path) = &args.pcap {
-        let file = OsString::from(path);
-        return Ok(moved("advise --pcap", &[file]));
-    }
     let host = host_facts(&probe::features())?;
     let question = question(args, &host)?;
     let gathered = gather(args, host.hz)?;
