@@ -57,7 +57,6 @@ pub struct AgentConfig {
     /// Whether statistics are kept.
     pub statistics: bool,
     /// Whether connections that no entry covers are counted.
-    #[serde(alias = "count_unlisted")]
     pub count_unmatched: bool,
     /// Samples 1 in N loss-free connections until they close.
     #[serde(deserialize_with = "sampling")]

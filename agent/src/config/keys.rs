@@ -6,7 +6,7 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-/// The keys in serde's terms, with aliases.
+/// The fields of a struct, by their names in serde.
 pub(super) fn of<'de, T: Deserialize<'de>>() -> &'static [&'static str] {
     let mut keys: &'static [&'static str] = &[];
     // Deserializes nothing: `Keys` only records which fields the type asks for.

@@ -269,9 +269,8 @@ impl Walk<'_> {
                 pairs.into_iter(),
             ))
         };
-        let (mut good, mut last) = (Vec::new(), None);
+        let mut good = Vec::new();
         for (key, value) in table {
-            last = Some(value.span());
             let Some(name) = known.iter().find(|k| **k == key.get_ref().as_ref()) else {
                 self.unknown(key, place, known);
                 continue;
@@ -282,12 +281,8 @@ impl Walk<'_> {
                 Err(e) => self.error(value.span(), e.message()),
             }
         }
-        let last = last.unwrap_or_default();
-        read(good).unwrap_or_else(|e| {
-            // Each value is valid alone: a key and its alias are both given.
-            self.error(last, e.message());
-            T::default()
-        })
+        // Each value is valid alone, no key occurs twice, and every field has a default.
+        read(good).unwrap_or_default()
     }
 
     fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<SpannedCidr>> {

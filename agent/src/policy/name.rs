@@ -12,8 +12,6 @@ const AD_HOC: &str = "adhoc-";
 /// Hexadecimal digits of a name derived from settings.
 const DIGITS: [usize; 3] = [8, 16, 56];
 const UNMATCHED: &str = "unmatched";
-/// The former name of [`UNMATCHED`]: accepted for one version, also in existing pins.
-const UNLISTED: &str = "unlisted";
 
 /// Letters, digits, `.`, `_` and `-`, beginning with a letter or digit; at most 63 bytes (the
 /// kernel's table stores 64 with the terminating NUL).
@@ -105,9 +103,7 @@ impl FromStr for PolicyName {
             && text
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-        if text == UNLISTED {
-            Ok(Self::unmatched())
-        } else if good {
+        if good {
             Ok(Self(text.into()))
         } else {
             Err(NameError(text.to_owned()))
@@ -141,7 +137,6 @@ mod tests {
 
     #[test]
     fn names() {
-        assert_eq!("unlisted".parse(), Ok(PolicyName::unmatched()));
         let long = "x".repeat(63);
         for good in ["a", "same-zone", "eu.west_1", "7", &long] {
             assert_eq!(good.parse::<PolicyName>().unwrap().as_str(), good);
