@@ -146,7 +146,7 @@ fn poll(client: &Client, interval: Duration, pages: &Receiver<bool>, sender: &Se
             Err(RecvTimeoutError::Disconnected) => return,
         }
         if is_page_open {
-            let answers = ask(client).map(Box::new);
+            let answers = ask(client).map(Box::new).map_err(|e| e.to_string());
             if sender.send(Event::Page(answers)).is_err() {
                 return;
             }

@@ -274,9 +274,6 @@ pub(super) fn tuned() -> State {
         .map(|(name, view)| (name.parse().unwrap(), view))
         .into(),
     };
-    state.update_page(Answers {
-        tune: Some(tune),
-        experiments: Some(experiments),
-    });
+    state.update_page(Answers { tune, experiments });
     state
 }

@@ -173,12 +173,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
 
 /// Why the page is empty.
 fn nothing(state: &State) -> String {
-    let Some(answers) = &state.page.answers else {
+    if state.page.answers.is_none() {
         return "asking the daemon".to_owned();
-    };
-    if answers.tune.is_none() && answers.experiments.is_none() {
-        return "this daemon is older than rto-agent top: it has neither automatic nor guarded timers, nor experiments"
-            .to_owned();
     }
     if !state.filter.is_empty() {
         return format!("no policy's name has {:?} in it", state.filter);
@@ -189,8 +185,7 @@ fn nothing(state: &State) -> String {
 /// The daemon's time of the answer.
 fn now_ms(state: &State) -> u64 {
     let answers = state.page.answers.as_ref();
-    let tune = answers.and_then(|answers| answers.tune.as_ref());
-    tune.map_or(0, |tune| tune.at_ms)
+    answers.map_or(0, |answers| answers.tune.at_ms)
 }
 
 fn timers<'a>(shown: &Shown<'a>) -> &'a [TunedTimer] {
@@ -354,18 +349,14 @@ fn details(state: &State, shown: &Shown<'_>) -> Vec<Line<'static>> {
     for timer in timers(shown) {
         lines.push(next_line(timer, now_ms(state)));
     }
-    let tune = state
-        .page
-        .answers
-        .as_ref()
-        .and_then(|all| all.tune.as_ref());
-    if let (Some(tune), Some(last)) = (tune, shown.tuned.and_then(|t| t.transitions.last())) {
-        let ago_s = tune.at_ms.saturating_sub(last.transition.at_ms) / 1000;
+    if let Some(last) = shown.tuned.and_then(|t| t.transitions.last()) {
+        let ago_s = now_ms(state).saturating_sub(last.transition.at_ms) / 1000;
         lines.push(Line::from(format!("{} ago: {last}", short_s(ago_s))));
     }
     let notes = shown.tuned.into_iter().flat_map(|tuned| &tuned.notes);
     lines.extend(notes.map(|note| Line::from(format!("note: {note}"))));
-    if let Some(problem) = tune.and_then(|tune| tune.not_stored.as_ref()) {
+    let answers = state.page.answers.as_ref();
+    if let Some(problem) = answers.and_then(|answers| answers.tune.not_stored.as_ref()) {
         lines.push(Line::from(format!("warning: {problem}")).yellow());
     }
     if let Some(experiment) = shown.experiment {

@@ -13,29 +13,19 @@ use crate::{
     },
 };
 
-/// The daemon's answers; `None` if the daemon is older than the route.
+/// The daemon's answers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
-    pub(super) tune: Option<TuneAnswer>,
-    pub(super) experiments: Option<ExperimentsAnswer>,
+    pub(super) tune: TuneAnswer,
+    pub(super) experiments: ExperimentsAnswer,
 }
 
 /// Requests them.
-pub(super) fn ask(client: &Client) -> Result<Answers, String> {
+pub(super) fn ask(client: &Client) -> Result<Answers, ClientError> {
     Ok(Answers {
-        tune: if_there(client.get("/v1/tune"))?,
-        experiments: if_there(client.get("/v1/experiments"))?,
+        tune: client.get("/v1/tune")?,
+        experiments: client.get("/v1/experiments")?,
     })
-}
-
-/// `None` if the daemon has no such route.
-fn if_there<A>(answer: Result<A, ClientError>) -> Result<Option<A>, String> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        // Every daemon answers so for an unknown path.
-        Err(ClientError::Refused(text)) if text.starts_with("no such route") => Ok(None),
-        Err(e) => Err(e.to_string()),
-    }
 }
 
 #[derive(Debug, Default)]
@@ -70,17 +60,16 @@ impl State {
         let Some(answers) = &self.page.answers else {
             return Vec::new();
         };
-        let tuned = answers.tune.as_ref().map(|answer| &answer.policies);
-        let experiments = answers.experiments.as_ref();
-        let experiments = experiments.map(|answer| &answer.experiments);
+        let tuned = &answers.tune.policies;
+        let experiments = &answers.experiments.experiments;
         let mut names: BTreeSet<&PolicyName> = self.with_control().collect();
-        names.extend(tuned.into_iter().flatten().map(|(name, _)| name));
-        names.extend(experiments.into_iter().flatten().map(|(name, _)| name));
+        names.extend(tuned.keys());
+        names.extend(experiments.keys());
         names.retain(|name| name.as_str().contains(&self.filter));
         let shown = |name| Shown {
             name,
-            tuned: tuned.and_then(|tuned| tuned.get(name)),
-            experiment: experiments.and_then(|experiments| experiments.get(name)),
+            tuned: tuned.get(name),
+            experiment: experiments.get(name),
         };
         names.into_iter().map(shown).collect()
     }
@@ -139,15 +128,6 @@ mod tests {
     }
 
     #[test]
-    fn older_daemons_have_no_such_routes() {
-        let none = ClientError::Refused("no such route; see docs/reference/api.md".to_owned());
-        assert_eq!(if_there::<()>(Err(none)), Ok(None));
-        let other = ClientError::Refused("no".to_owned());
-        assert_eq!(if_there::<()>(Err(other)), Err("no".to_owned()));
-        assert_eq!(if_there(Ok(1)), Ok(Some(1)));
-    }
-
-    #[test]
     fn every_policy_with_a_timer_an_experiment_or_a_control_arm_is_there() {
         let mut state = tuned();
         assert_eq!(names(&state), ["far", "near", "region"]);
@@ -158,7 +138,7 @@ mod tests {
         state.update_page(state.page.answers.clone().unwrap());
         assert_eq!(selected(&state), "near");
         let mut answers = state.page.answers.clone().unwrap();
-        answers.tune.as_mut().unwrap().policies.clear();
+        answers.tune.policies.clear();
         state.update_page(answers);
         assert_eq!(names(&state), ["far", "near", "region"]);
         assert_eq!(selected(&state), "near");

@@ -161,7 +161,6 @@ mod tests {
         },
         *,
     };
-    use crate::wire::{experiments::ExperimentsAnswer, tune::TuneAnswer};
 
     /// The screen at this time after the last answer, however slow the machine is.
     fn screen(state: &State, width: u16, height: u16, age: Duration) -> Terminal<TestBackend> {
@@ -248,11 +247,6 @@ mod tests {
         press(&mut state, "u");
         assert!(text(&state).contains("asking the daemon"));
         state.update_page(Answers::default());
-        assert!(text(&state).contains("this daemon is older than rto-agent top"));
-        state.update_page(Answers {
-            tune: Some(TuneAnswer::default()),
-            experiments: Some(ExperimentsAnswer::default()),
-        });
         assert!(text(&state).contains("no policy has an automatic or guarded timer"));
         let mut state = tuned();
         press(&mut state, "/none\nu");
