@@ -47,7 +47,6 @@ pub struct TcpInfo {
     /// Segments of this end that the peer has acknowledged.
     pub delivered: u32,
     /// Congestion window, segments.
-    #[serde(default)]
     pub snd_cwnd: u32,
 }
 

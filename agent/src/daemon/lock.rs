@@ -279,8 +279,7 @@ fn is_ending(stat: &str) -> bool {
 struct Holder {
     /// The pid in the holder's own pid namespace.
     pid: u32,
-    /// The inode of that namespace (namespaces(7)); absent if it was unknown, or written by an
-    /// earlier version.
+    /// The inode of that namespace (namespaces(7)); absent if it was unknown.
     namespace: Option<u64>,
 }
 

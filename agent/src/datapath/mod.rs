@@ -425,7 +425,6 @@ pub struct Attachment {
     #[serde(serialize_with = "printable::serialize_path")]
     pub cgroup: PathBuf,
     /// It is the hierarchy's root: every socket of the host is covered.
-    #[serde(default)]
     pub is_root: bool,
     /// The kernel's id of the program.
     pub program_id: Option<u32>,

@@ -46,9 +46,6 @@ pub struct Finding {
     /// How to fix it, if there is something to fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
-    /// The same as [`Finding::fix`]: its former name, kept for one version.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mend: Option<String>,
 }
 
 /// What is examined.
@@ -95,7 +92,6 @@ impl Finding {
             found: found.into(),
             why,
             fix: None,
-            mend: None,
         }
     }
 
@@ -106,14 +102,12 @@ impl Finding {
         why: &'static str,
         fix: impl Into<String>,
     ) -> Self {
-        let fix = fix.into();
         Self {
             id: id.into(),
             severity,
             found: found.into(),
             why,
-            mend: Some(fix.clone()),
-            fix: Some(fix),
+            fix: Some(fix.into()),
         }
     }
 }

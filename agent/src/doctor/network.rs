@@ -178,7 +178,7 @@ pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding
             "see other-programs: detach the one that returns 0 or writes `reply` for every \
              operation, or have it attached before rto-agent (rto-agent detach; rto-agent reload)",
         ),
-        Verdict::Inconclusive { .. } => Finding::bad(
+        Verdict::NotProbed { .. } => Finding::bad(
             "probe",
             Severity::Warning,
             text,

@@ -78,7 +78,6 @@ impl Snapshot {
             entries: resolved.map_or(0, |resolved| resolved.set.entries.len()),
             runtime_entries,
             runtime_entries_left_out: left_out,
-            entries_by_hand: runtime_entries,
             entries_of: self.entries_of(),
             max_entries: health.max_entries,
             policies,
@@ -210,7 +209,6 @@ impl Snapshot {
                 ipv6: all.ipv6.saturating_sub(runtime.ipv6),
             },
             runtime,
-            manual: runtime,
         }
     }
 
@@ -400,7 +398,6 @@ mod tests {
         let families = |view: &FamiliesView| (view.ipv4, view.ipv6);
         assert_eq!(families(&entries.file), (1, 1));
         assert_eq!(families(&entries.runtime), (1, 0));
-        assert_eq!(families(&entries.manual), (1, 0));
     }
 
     #[test]

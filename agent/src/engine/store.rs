@@ -36,7 +36,6 @@ struct File {
     entries: BTreeMap<Cidr, RuntimeEntry>,
     policies: BTreeMap<PolicyName, Settings>,
     masked: BTreeSet<Cidr>,
-    #[serde(default)]
     departed: BTreeMap<PolicyName, u64>,
 }
 

@@ -63,8 +63,7 @@ pub enum Verdict {
         found_us: u64,
     },
     /// There is no answer.
-    #[serde(rename = "not-probed", alias = "inconclusive")]
-    Inconclusive {
+    NotProbed {
         /// Why.
         reason: String,
     },
@@ -91,7 +90,7 @@ impl Verdict {
                 text(*found_us),
                 text(*expected_us)
             ),
-            Self::Inconclusive { reason } => {
+            Self::NotProbed { reason } => {
                 format!("not probed: {reason} (rto-agent doctor, as root, probes as well)")
             }
         }
@@ -110,7 +109,7 @@ pub fn probe(cgroup: &Path, target: &ProbeTarget) -> Verdict {
             expected_us: target.initial_rto_us,
             found_us,
         },
-        Err(e) => Verdict::Inconclusive {
+        Err(e) => Verdict::NotProbed {
             reason: format!("{e:#}"),
         },
     }

@@ -132,10 +132,8 @@ pub struct HostFacts {
     /// Whether the program can read a request's listener and its namespace (Linux 6.2).
     pub reads_listener: bool,
     /// Whether the program can read a socket's TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX (Linux 6.15).
-    #[serde(default)]
     pub reads_timers: bool,
     /// Whether the RTT hook does not tell the sample (before Linux 6.10).
-    #[serde(default)]
     pub lacks_rtt_samples: bool,
     /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
     pub has_rto_max: bool,

@@ -26,17 +26,11 @@ pub struct StatsAnswer {
     pub on: bool,
     /// One in this many loss-free connections is followed until it closes (`sampling` in `[agent]`), and counts for all of
     /// them in `srtt` and `aborted`. Every connection counts in `connect_time` and `path_rtt`.
-    #[serde(default = "all_connections")]
     pub sampling: u32,
     /// When smoothed RTTs are sampled (`rtt_sampling` in `[agent]`): "off", "end" or a duration.
     pub rtt_sampling: String,
     /// By policy; "unmatched" is what no entry covers, where that is counted (`count_unmatched`).
     pub policies: BTreeMap<PolicyName, PolicyStats>,
-}
-
-/// The sampling of agents without a `sampling` setting.
-fn all_connections() -> u32 {
-    1
 }
 
 /// One policy's.

@@ -121,7 +121,6 @@ pub struct ChangeAnswer {
     /// How many entries and policies it added, changed and removed in the kernel.
     pub changed: ChangeSummary,
     /// Runtime entries that were there already and now end at another time, or no longer do.
-    #[serde(default)]
     pub lifetimes_changed: usize,
     /// Seconds after which added entries are removed again; absent without a TTL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -153,7 +152,6 @@ pub enum SourceView {
         line: usize,
     },
     /// `rto-agent add`.
-    #[serde(alias = "manual")]
     Runtime {
         /// Who added it.
         by: Caller,
@@ -237,7 +235,6 @@ pub struct ListAnswer {
     /// Entries of the files that were switched off at run time.
     pub masked: Vec<Cidr>,
     /// Runtime entries that are left out, and why.
-    #[serde(default)]
     pub left_out: BTreeMap<Cidr, String>,
     /// Who detached it, if it was detached on purpose: then nothing is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -257,7 +254,6 @@ pub struct LookupAnswer {
     /// Shorter prefixes that match as well and are not applied, longest first.
     pub shadowed: Vec<Cidr>,
     /// Entries of the files that match and were switched off at run time, longest first.
-    #[serde(default)]
     pub masked: Vec<Cidr>,
     /// Why, in a sentence.
     pub reason: String,
@@ -292,10 +288,8 @@ pub struct StatusAnswer {
     /// Version of the daemon.
     pub version: String,
     /// The commit it was built from; "unknown" where the build did not say.
-    #[serde(default)]
     pub commit: String,
     /// What it was built for, as rustc names it.
-    #[serde(default)]
     pub target: String,
     /// Its process id.
     pub pid: u32,
@@ -317,7 +311,6 @@ pub struct StatusAnswer {
     /// Whether the kernel's maps hold what files and runtime entries say.
     pub in_sync: bool,
     /// Changes by other processes since the start, which were repaired, by kind.
-    #[serde(default)]
     pub map_differences: BTreeMap<String, u64>,
     /// When all of them were last compared, Unix seconds: some part is each five seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -337,11 +330,7 @@ pub struct StatusAnswer {
     /// Of these, runtime entries.
     pub runtime_entries: usize,
     /// Runtime entries that are not in force: they fail a check that files pass, or there is no room for them.
-    #[serde(default)]
     pub runtime_entries_left_out: usize,
-    /// The former name of `runtime_entries`, for one version.
-    #[serde(default)]
-    pub entries_by_hand: usize,
     /// The same by source and address family.
     pub entries_of: EntriesView,
     /// Room for entries.
@@ -349,10 +338,8 @@ pub struct StatusAnswer {
     /// Policies in force and what they did.
     pub policies: BTreeMap<PolicyName, CountersView>,
     /// Experiments that run, and the last one of each policy until it is cleared.
-    #[serde(default)]
     pub experiments: BTreeMap<PolicyName, ExperimentSummary>,
     /// Lines of the log and messages to the service manager that were dropped, as they were not read.
-    #[serde(default)]
     pub dropped: DroppedView,
     /// How the last reading of the files went.
     pub last_reload: ReloadView,
@@ -389,9 +376,6 @@ pub struct EntriesView {
     pub file: FamiliesView,
     /// `rto-agent add`.
     pub runtime: FamiliesView,
-    /// The former name of `runtime`, for one version.
-    #[serde(default)]
-    pub manual: FamiliesView,
 }
 
 /// Entries by address family.
@@ -569,7 +553,6 @@ pub struct DetachAnswer {
     /// Whether a daemon did it.
     pub by_daemon: bool,
     /// What to know beside that, one sentence each.
-    #[serde(default)]
     pub notes: Vec<String>,
     /// The restored options of sockets, if requested. If some sockets could not be reached, the
     /// maps are kept, so that `rto-agent detach --restore` as root can finish.

@@ -54,7 +54,6 @@ pub struct Settings {
     /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this
     /// many `tcp_syn_linear_timeouts`; `None` if that has no effect: for SYN-ACKs, and before Linux
     /// 6.15.
-    #[serde(default)]
     pub in_step: Option<u8>,
 }
 

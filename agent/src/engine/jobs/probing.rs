@@ -118,7 +118,7 @@ impl Probing {
         self.pending = None;
         match verdict {
             Some(verdict) if !self.invalid => {
-                if matches!(verdict, Verdict::Inconclusive { .. }) {
+                if matches!(verdict, Verdict::NotProbed { .. }) {
                     self.unanswered += 1;
                     if self.unanswered < ATTEMPTS {
                         self.programs.clear();

@@ -160,7 +160,7 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
         let verdict = match probe.verdict {
             Verdict::Good { .. } => "good",
             Verdict::Interference { .. } => "interference",
-            Verdict::Inconclusive { .. } => "not-probed",
+            Verdict::NotProbed { .. } => "not-probed",
         };
         let verdicts = ["good", "interference", "not-probed"];
         all.push(Family {

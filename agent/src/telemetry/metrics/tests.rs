@@ -13,12 +13,13 @@ use crate::{
 pub(super) fn status() -> StatusAnswer {
     let family = json!({"ipv4": 1, "ipv6": 1});
     let status = json!({
-        "version": "0", "pid": 1, "uptime_s": 1, "healthy": true, "problems": [], "warnings": [],
-        "attachment": {"attached": true, "problem": null, "cgroup": "/", "program_id": 1},
-        "found_at_start": "nothing", "in_sync": true, "kernel": "6.12", "host": HOST,
-        "config": "/", "pin_dir": "/", "entries": 2, "runtime_entries": 0,
+        "version": "0", "commit": "", "target": "", "pid": 1, "uptime_s": 1, "healthy": true, "problems": [],
+        "warnings": [], "attachment": {"attached": true, "problem": null, "cgroup": "/", "is_root": true, "program_id": 1},
+        "found_at_start": "nothing", "in_sync": true, "map_differences": {}, "kernel": "6.12", "host": HOST,
+        "config": "/", "pin_dir": "/", "entries": 2, "runtime_entries": 0, "runtime_entries_left_out": 0,
         "entries_of": {"file": family, "runtime": family}, "max_entries": 16384, "policies": {},
-        "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "foreign_programs": 0, "features": [],
+        "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "experiments": {},
+        "dropped": {"log": 0, "service_manager": 0}, "foreign_programs": 0, "features": [],
     });
     serde_json::from_value(status).unwrap()
 }
