@@ -77,11 +77,11 @@ kept_over() {
   check "$when: the service is active" systemctl is-active $unit
   is "$when: a learnt value is kept" "$(tuned near '{value_us}')" "$near_us"
   check "$when: and is in force" value_in_force near 198.51.100.1
-  is "$when: a hold goes on" "$(tuned held '{state} . " " . $_->{policies}{held}{timers}[0]{next}{kind}')" "braked-fuse hold-ends"
+  is "$when: a hold continues" "$(tuned held '{state} . " " . $_->{policies}{held}{timers}[0]{next}{kind}')" "braked-fuse hold-ends"
   is "$when: until the same moment" "$(stored held '{hold_until_ms}')" "$hold_until_ms"
   is "$when: the kernel's own timer is in force" "$(rto 203.0.113.1)" 1000
-  is "$when: an experiment goes on, with its share" "$(tried '{state} . " " . $_->{experiments}{tried}{share}')" "running 0.4"
-  check "$when: with what it had counted ($attempts)" attempts_are "$attempts"
+  is "$when: an experiment continues with its share" "$(tried '{state} . " " . $_->{experiments}{tried}{share}')" "running 0.4"
+  check "$when: with its counts ($attempts)" attempts_are "$attempts"
   check "$when: further connections" connect 10.98.3.1 100
   check "$when: it counts them" wait_for 30 attempts_are $((attempts + 100))
   refuse "$when: no warning of status that something was lost" sh -c "rto-agent status | grep -iE 'values are lost|were lost|unreadable|moved aside'"
