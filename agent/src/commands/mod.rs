@@ -91,7 +91,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 fn moved(verb: &str, rest: &[OsString]) -> ExitCode {
     let rest: Vec<_> = rest.iter().map(|arg| arg.to_string_lossy()).collect();
     let line = format!(
-        "rto-agent: {verb} is another program's now: rto-lab {verb} {}",
+        "rto-agent: {verb} has moved to another program: rto-lab {verb} {}",
         rest.join(" ")
     );
     let _told = writeln!(io::stderr(), "{}", line.trim_end());

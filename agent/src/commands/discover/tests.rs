@@ -126,12 +126,12 @@ fn a_short_time_is_warned_of_and_nothing_is_said_of_nothing() {
     let discovery = found(&young, 20);
     assert_eq!(
         discovery.warnings,
-        ["counted for 5m: what a day saves is extrapolated"]
+        ["counted for only 5m: SAVED A DAY is extrapolated"]
     );
     let none = DiscoverAnswer {
         prefixes: Vec::new(),
         ..young
     };
     let text = text::text(&found(&none, 20), None);
-    assert!(text.contains("none was counted"), "{text}");
+    assert!(text.contains("no connection was counted"), "{text}");
 }
