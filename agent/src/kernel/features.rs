@@ -11,7 +11,7 @@ use super::{
     privileges, sysctl, version,
 };
 
-/// Whether something is there.
+/// Whether the kernel has a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -20,29 +20,29 @@ pub enum Presence {
     Present,
     /// This kernel does not have it.
     Absent,
-    /// The kernel may have it, and lockdown, an LSM or missing privileges forbid it.
+    /// Lockdown, an LSM or missing privileges deny access; the kernel may have it.
     Refused,
-    /// It could not be asked.
+    /// It could not be determined.
     Unknown,
 }
 
-/// Something the kernel has or lacks.
+/// A kernel feature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Feature {
     /// Its name.
     pub name: String,
-    /// First mainline version with it.
+    /// First mainline version with the feature.
     pub since: String,
-    /// Whether it is there.
+    /// Whether the kernel has the feature.
     pub presence: Presence,
-    /// Whether nothing works without it.
+    /// Whether the agent cannot run without the feature.
     pub required: bool,
-    /// The settings that depend on it.
+    /// The settings that depend on the feature.
     pub settings: Vec<String>,
-    /// What depends on it, in words.
+    /// What depends on the feature, in words.
     pub needed_for: String,
-    /// How this was found out.
+    /// How this was determined.
     pub evidence: String,
 }
 
@@ -72,7 +72,7 @@ impl ProbeError {
     pub fn not_asked(why: &str) -> Self {
         Self {
             kind: ProbeErrorKind::NotAsked,
-            text: format!("not asked: {why}"),
+            text: format!("not queried: {why}"),
         }
     }
 
@@ -151,7 +151,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Featur
             "tcp-syn-linear-timeouts",
             "6.5",
             &["initial_rto"],
-            "five SYNs at the initial RTO before it doubles",
+            "the first SYN retransmissions (4 by default) keep the initial RTO before it doubles",
         )
         .found(
             present(linear.is_some()),
@@ -162,7 +162,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Featur
         "syn-ack-retransmission-timeout",
         "5.17 (5.15.y since July 2024)",
         &["initial_rto"],
-        "the initial RTO beyond the first SYN-ACK",
+        "the initial RTO of all SYN-ACKs, not only the first",
     );
     features.push(match btf {
         Ok(btf) => {
@@ -193,7 +193,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Btf, BtfError>) -> Vec<Featur
         "iter-tcp",
         "5.15",
         &["apply_to_open"],
-        "sockets that are open already, and detach --restore",
+        "sockets that are already open, and detach --restore",
     );
     features.push(match &asked.walk {
         Ok(()) => known.found(Presence::Present, "loaded"),
@@ -213,8 +213,8 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
         READS_LISTENER,
         "6.2",
         &["syn_ack_rto"],
-        "syn_ack_rto by the retransmissions of the listener or its network namespace; requests of a listener with \
-         TCP_DEFER_ACCEPT keep the kernel's timer",
+        "syn_ack_rto from the SYN-ACK retransmissions of the listener or its network namespace; \
+         connections to a listener with TCP_DEFER_ACCEPT keep the kernel's timer",
     );
     match btf {
         Ok(btf) if btf.socket_types().listener != 0 => known.found(
@@ -223,7 +223,8 @@ fn reads_listener(btf: &Result<Btf, BtfError>) -> Feature {
         ),
         Ok(_) => known.found(
             Presence::Absent,
-            "BTF: no bpf_cast_to_kern_ctx, no bpf_rdonly_cast, or a member that programs do not know",
+            "BTF: bpf_cast_to_kern_ctx or bpf_rdonly_cast is missing, or a structure has an \
+             unknown layout",
         ),
         Err(e) => known.found(Presence::Absent, e.to_string()),
     }
@@ -244,7 +245,7 @@ fn tells_samples() -> Feature {
     match version::running() {
         Ok(version) => {
             let presence = present(version.at_least(SINCE));
-            known.found(presence, format!("the kernel's version, {version}"))
+            known.found(presence, format!("kernel version {version}"))
         }
         Err(e) => known.found(Presence::Unknown, e.to_string()),
     }
@@ -278,7 +279,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 "cgroup-bpf-link",
                 "5.7",
                 &[],
-                "attaching beside other programs",
+                "attaching in addition to other programs",
             ),
             |p| 1 - p.ran,
             true,
@@ -308,7 +309,8 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 BPF_TIMERS,
                 "6.15",
                 &[],
-                "connections with rto_min or delack_max do without socket storage until something is lost",
+                "connections with rto_min or delack_max need no socket storage until a segment is \
+                 lost",
             ),
             |p| match p.get[SockOpt::RtoMin as usize] {
                 0 => p.get[SockOpt::DelackMax as usize],
@@ -361,7 +363,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 "rtt-hook",
                 "5.3",
                 &["rto_restart"],
-                "rto_restart; round-trip times more often than at the end of a connection",
+                "rto_restart; smoothed RTTs at an interval, not only at the end of a connection",
             ),
             |p| p.cb_flags,
             false,
@@ -371,7 +373,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 "rto-hook-on-open-sockets",
                 "6.12",
                 &["apply_to_open"],
-                "linear_retries, rto_restart and counts on sockets that were open already",
+                "linear_retries, rto_restart and statistics of sockets that were already open",
             ),
             |p| p.set[SockOpt::CbFlags as usize],
             false,
