@@ -205,7 +205,7 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
         })?;
     }
     for (args, said) in [
-        (["--policy", "nobody"], "there is: near, other"),
+        (["--policy", "nobody"], "active policies: near, other"),
         (["--cidr", "10.88.1.1/24"], "10.88.1.0/24"),
         (["--policy", "a b"], "invalid policy name"),
     ] {
