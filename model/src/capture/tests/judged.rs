@@ -315,7 +315,7 @@ fn times_of_milliseconds_make_round_trips_longer() {
     let mut capture = read(&FORM.file(&packets)).unwrap();
     capture.retain_sent_by_host(&[], None);
     let fit = capture.fit(JIFFY_US).unwrap();
-    assert!(fit.remark().unwrap().contains("known to 1000 us"));
+    assert!(fit.remark().unwrap().contains("resolution of only 1000 us"));
     let handshakes = fit.handshakes(capture.flows.iter());
     assert_eq!(handshakes.took.largest_us(), Some(11_000));
     assert!(!fit.round_trips(capture.flows.iter()).is_empty());
