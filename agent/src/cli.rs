@@ -14,8 +14,8 @@ use crate::{build_info, policy::Settings};
 
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
-/// Gives connections to and from listed prefixes their own initial RTO (SYN and SYN-ACK) and
-/// other TCP timers, by an eBPF sock_ops program on the root cgroup.
+/// Sets the initial RTO (of SYNs and SYN-ACKs) and other TCP timers of connections to and from
+/// listed prefixes, with an eBPF sock_ops program on the root cgroup.
 #[derive(Debug, Parser)]
 #[command(version, long_version = build_info::LINE, max_term_width = 100, arg_required_else_help = true)]
 pub struct Cli {
@@ -31,96 +31,98 @@ pub struct Cli {
 /// neither).
 #[derive(Debug, Args)]
 pub struct BeforeVerb {
-    /// The daemon's socket, as after a verb that asks a daemon
+    /// The daemon's socket; may also follow a verb that talks to the daemon
     #[arg(long)]
     pub(crate) socket: Option<PathBuf>,
-    /// Print JSON, as after a verb that can
+    /// Print JSON; may also follow a verb that supports it
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Form of the log.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// The journal if stderr leads there, else text.
+    /// The journal if stderr is connected to it, else text.
     #[default]
     Auto,
-    /// Lines for people.
+    /// Lines of text.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// The daemon, in the foreground
+    /// Run the daemon in the foreground
     #[command(after_long_help = examples::RUN)]
     Run(Run),
     /// Validate a configuration and print what it would do on this host
     #[command(after_long_help = examples::CHECK)]
     Check(Check),
-    /// Add entries, until the boot ends or for good
+    /// Add entries, until the next reboot or permanently
     #[command(after_long_help = examples::ADD)]
     Add(Add),
-    /// Remove runtime entries, or switch entries of the files off
+    /// Remove runtime entries, or switch off entries of the configuration files
     #[command(after_long_help = examples::REMOVE)]
     Remove(Remove),
-    /// Entries in force: CIDR, policy, source, settings, hits; exit status 3 if no daemon keeps them
+    /// List active entries: CIDR, policy, source, settings, hits; exit status 3 if no daemon
+    /// maintains them
     #[command(after_long_help = examples::LIST)]
     List(List),
-    /// Which entry a connection to an address takes, and why
+    /// Show which entry a connection to an address uses, and why
     #[command(after_long_help = examples::LOOKUP)]
     Lookup(Lookup),
-    /// Which entry live connections have, their timers now and what they retransmitted
+    /// Show the entries, current timers and retransmissions of open connections
     #[command(after_long_help = examples::EXPLAIN)]
     Explain(Explain),
-    /// What each policy did: connections, retransmissions, handshake and round-trip times
+    /// Show statistics per policy: connections, retransmissions, handshake and round-trip times
     #[command(after_long_help = examples::STATS)]
     Stats(Stats),
-    /// Retransmissions as they happen
+    /// Print retransmissions as they happen
     #[command(after_long_help = examples::WATCH)]
     Watch(Watch),
-    /// A live view of each policy's connections
+    /// Show a live view of each policy's connections
     #[command(after_long_help = examples::TOP)]
     Top(Top),
-    /// What is learnt and guarded, what that rests on, and what comes next; freeze, resume or reset it
+    /// Show learnt and guarded timers, their evidence and next step; freeze, resume or reset them
     #[command(after_long_help = examples::TUNE)]
     Tune(Tune),
-    /// Attached where, kernel, HZ, last reload, health; exit status 1 on a problem
+    /// Show where the program is attached, kernel, HZ, last reload and health; exit status 1 on a
+    /// problem
     #[command(after_long_help = examples::STATUS)]
     Status(Status),
-    /// Read the files again; the answer is what changed, or the error
+    /// Read the configuration files again and show what changed, or the errors
     #[command(after_long_help = examples::RELOAD)]
     Reload(Reload),
     /// Compare the kernel's maps and pins with the desired state, and repair them; exit status 1 on a difference
     #[command(after_long_help = examples::VERIFY)]
     Verify(Verify),
-    /// Which initial RTO and rto_min would suit what was observed; nothing is changed
+    /// Suggest an initial RTO and rto_min from observed round-trip times; changes nothing
     #[command(after_long_help = examples::ADVISE)]
     Advise(Advise),
-    /// Which prefixes without an entry deserve one; nothing is added
+    /// Suggest prefixes that would benefit from an entry; adds nothing
     #[command(after_long_help = examples::DISCOVER)]
     Discover(Discover),
-    /// Compare a policy's timers with the kernel's own on a share of its connections
+    /// Compare a policy's timers with the kernel's own, on a share of its connections
     #[command(after_long_help = examples::EXPERIMENT)]
     Experiment(Experiment),
-    /// Give sockets that are open already the options of their policies
+    /// Apply policies to sockets that are already open
     #[command(after_long_help = examples::APPLY)]
     Apply(Apply),
-    /// Take every policy out of force, daemon or not, until attach; open sockets keep their options
+    /// Deactivate all policies until attach, even without a daemon; open sockets keep their options
     #[command(after_long_help = examples::DETACH)]
     Detach(Detach),
-    /// Put the policies in force again after detach
+    /// Activate the policies again after detach
     #[command(after_long_help = examples::ATTACH)]
     Attach(Attach),
     /// Diagnose host problems and suggest fixes; exit status 1 on a problem
     #[command(after_long_help = examples::DOCTOR)]
     Doctor(Doctor),
-    /// Completions for a shell, on stdout
+    /// Print the completion script for a shell
     #[command(after_long_help = examples::COMPLETIONS)]
     Completions(Completions),
-    /// The manual page (roff), on stdout
+    /// Print the manual page (roff)
     #[command(after_long_help = examples::MAN)]
     Man(Man),
     /// The child process of a probe
@@ -131,7 +133,7 @@ pub enum Verb {
 /// Which files.
 #[derive(Debug, Args)]
 pub struct ConfigArg {
-    /// The configuration file; policies.d/*.toml beside it are read as well
+    /// The configuration file; policies.d/*.toml in the same directory are read as well
     #[arg(long, short, env = "RTO_AGENT_CONFIG", default_value = crate::config::DEFAULT_CONFIG)]
     pub(crate) config: PathBuf,
 }
@@ -147,7 +149,7 @@ pub struct SocketArg {
 /// For people or for programs.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct OutputArg {
-    /// Print JSON; its fields are documented and stable
+    /// Print JSON; the fields are documented and stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -155,7 +157,7 @@ pub struct OutputArg {
 /// For answers with states in them.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct ColorArg {
-    /// Colours for states; auto: on a terminal, unless NO_COLOR is set
+    /// When to colour states; auto: on a terminal, unless NO_COLOR is set
     #[arg(long, value_name = "WHEN", default_value_t = clap::ColorChoice::Auto)]
     pub(crate) color: clap::ColorChoice,
 }
@@ -163,7 +165,7 @@ pub struct ColorArg {
 /// For answers with tables in them.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct WideArg {
-    /// Tables in full, also on a narrower terminal
+    /// Do not shorten tables to the width of the terminal
     #[arg(long)]
     pub(crate) wide: bool,
 }
@@ -176,7 +178,7 @@ pub struct Run {
     /// Attach to this cgroup2 directory instead of the configured one
     #[arg(long)]
     pub(crate) cgroup: Option<PathBuf>,
-    /// Form of the log on stderr; auto means the journal under systemd, else text
+    /// Format of the log on stderr; auto: the journal if stderr is connected to it, else text
     #[arg(long, value_enum, default_value_t)]
     pub(crate) log_format: LogFormat,
 }
@@ -186,10 +188,11 @@ pub struct Run {
 pub struct Check {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// Validate the configurations of many hosts: each HOST/config.toml in this directory, with HOST/policies.d, and each
-    /// HOST.toml
+    /// Validate the configurations of many hosts: each HOST/config.toml (with HOST/policies.d) and
+    /// each HOST.toml in this directory
     ///
-    /// Values are rounded for this host's kernel; cgroup, directories and addresses of `[agent]` are not checked here.
+    /// Values are rounded for this host's kernel; the cgroup, directories and addresses of
+    /// `[agent]` are not checked.
     #[arg(long, value_name = "DIR")]
     pub(crate) fleet: Option<PathBuf>,
     #[command(flatten)]
@@ -201,19 +204,19 @@ pub struct Check {
 /// `rto-agent add`.
 #[derive(Debug, Args)]
 pub struct Add {
-    /// Prefixes; a bare address is one host
+    /// Prefixes; an address without a prefix length is one host
     #[arg(required = true, value_name = "CIDR")]
     pub(crate) cidrs: Vec<String>,
-    /// A policy of the configuration
+    /// The policy, from the configuration
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// Remove them again after this time, like 10m
+    /// Let the entries expire after this time, for example 10m
     ///
-    /// At most a year. Without it, and without --save, they end with the boot. If the daemon is gone by then, the
-    /// program ignores them from that time or up to 69 s later.
+    /// At most a year. Without --ttl and --save, entries last until the next reboot. If no daemon
+    /// runs when they expire, the program ignores them at most 69 s later.
     #[arg(long, value_name = "DURATION", value_parser = values::ttl_text)]
     pub(crate) ttl: Option<String>,
-    /// Write them to policies.d/50-cli.toml, for good
+    /// Save the entries permanently, in policies.d/50-cli.toml
     #[arg(long)]
     pub(crate) save: bool,
     #[command(flatten)]
@@ -234,10 +237,10 @@ pub struct Remove {
     /// All entries of this policy
     #[arg(long, short, value_name = "NAME", conflicts_with_all = ["cidrs", "undo"])]
     pub(crate) policy: Option<String>,
-    /// Remove them from policies.d/50-cli.toml
+    /// Remove the entries from policies.d/50-cli.toml
     #[arg(long, conflicts_with = "undo")]
     pub(crate) save: bool,
-    /// Switch entries of the files on again that were switched off by remove
+    /// Switch entries of the configuration files on again after remove has switched them off
     #[arg(long)]
     pub(crate) undo: bool,
     #[command(flatten)]
@@ -249,16 +252,16 @@ pub struct Remove {
 /// `rto-agent list`.
 #[derive(Debug, Args)]
 pub struct List {
-    /// Only entries of this policy
+    /// List only entries of this policy
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// Only this entry and those within it; may be given again for others
+    /// List only this entry and the entries within it; may be repeated
     #[arg(long, short, value_name = "CIDR")]
     pub(crate) cidr: Vec<String>,
-    /// Only runtime entries
+    /// List only runtime entries
     #[arg(long, conflicts_with = "file")]
     pub(crate) runtime: bool,
-    /// Only entries of the files
+    /// List only entries of the configuration files
     #[arg(long)]
     pub(crate) file: bool,
     #[command(flatten)]
@@ -272,7 +275,8 @@ pub struct List {
 /// `rto-agent status`.
 #[derive(Debug, Args)]
 pub struct Status {
-    /// Only whether the daemon answers, as root's probe of liveness: exit status 0 also where something is wrong
+    /// Check only that the daemon answers, as a liveness probe (run as root): exit status 0 even if
+    /// there are problems
     #[arg(long)]
     pub(crate) alive: bool,
     #[command(flatten)]
@@ -286,13 +290,13 @@ pub struct Status {
 /// `rto-agent reload`.
 #[derive(Debug, Args)]
 pub struct Reload {
-    /// Take the files over though they have no policy left
+    /// Apply the files even if they no longer have any policy
     #[arg(long)]
     pub(crate) allow_empty: bool,
-    /// Also end a detachment, as attach does
+    /// Also attach again if the policies were detached
     #[arg(long)]
     pub(crate) attach: bool,
-    /// Change nothing; show what would change
+    /// Only show what would change
     #[arg(long, conflicts_with = "attach")]
     pub(crate) dry_run: bool,
     #[command(flatten)]
@@ -315,18 +319,19 @@ pub struct Verify {
 /// `rto-agent stats`.
 #[derive(Debug, Args)]
 pub struct Stats {
-    /// Only this policy ("unmatched": connections that no entry covers)
+    /// Show only this policy ("unmatched": connections that no entry covers)
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// Also policies that have not counted anything
+    /// Also show policies without any counts
     #[arg(long, short)]
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) table: WideArg,
-    /// Repeat, with the counts since the last line: on a terminal it is overwritten, with --json a line each
+    /// Repeat with the counts of each interval: on a terminal the output is overwritten, with
+    /// --json each interval is a line
     #[arg(long, short)]
     pub(crate) watch: bool,
-    /// Time between two looks with --watch
+    /// Interval of --watch
     #[arg(
         long,
         short,
@@ -345,17 +350,17 @@ pub struct Stats {
 /// `rto-agent watch`.
 #[derive(Debug, Args)]
 pub struct Watch {
-    /// Only connections of this policy ("unmatched": without an entry)
+    /// Show only connections of this policy ("unmatched": without an entry)
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// Only connections with a peer in this prefix; may be given again for others
+    /// Show only connections with a peer in this prefix; may be repeated
     #[arg(long, short, value_name = "CIDR")]
     pub(crate) cidr: Vec<String>,
     #[command(flatten)]
     pub(crate) table: WideArg,
     #[command(flatten)]
     pub(crate) socket: SocketArg,
-    /// Print a JSON object a line; its fields are documented and stable
+    /// Print one JSON object per line; the fields are documented and stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -363,7 +368,7 @@ pub struct Watch {
 /// `rto-agent top`.
 #[derive(Debug, Args)]
 pub struct Top {
-    /// Time between two looks
+    /// Interval between updates
     #[arg(long, short, value_name = "DURATION", default_value = "1s", value_parser = values::interval)]
     pub(crate) interval: Duration,
     #[command(flatten)]
@@ -375,12 +380,12 @@ pub struct Top {
 /// `rto-agent tune`.
 #[derive(Debug, Args)]
 pub struct Tune {
-    /// Only this policy; after freeze, resume or reset: the policy to do that to
+    /// Show only this policy; after freeze, resume or reset: the policy to act on
     ///
-    /// freeze: the kernel's own timers, until resume; reset: what was learnt is forgotten
+    /// freeze: use the kernel's own timers until resume. reset: forget what was learnt
     #[arg(num_args = 0..=2, value_names = ["freeze|resume|reset", "POLICY"])]
     pub(crate) what: Vec<String>,
-    /// The same policy as an option
+    /// The policy, as an option
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
     #[command(flatten)]
@@ -392,7 +397,7 @@ pub struct Tune {
 /// `rto-agent lookup`.
 #[derive(Debug, Args)]
 pub struct Lookup {
-    /// IPv4 or IPv6 addresses, each also with a port, like 10.1.2.3:443 or [fd00:1::7]:443
+    /// IPv4 or IPv6 addresses, optionally with a port, for example 10.1.2.3:443 or [fd00:1::7]:443
     #[arg(required = true, value_name = "ADDRESS")]
     pub(crate) addresses: Vec<String>,
     #[command(flatten)]
@@ -404,7 +409,8 @@ pub struct Lookup {
 /// `rto-agent explain`.
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// A process id, a :PORT, or an end like 10.1.2.3:443 or [fd00:1::7]:443
+    /// A process ID, a :PORT, or a local or peer address with a port, for example 10.1.2.3:443 or
+    /// [fd00:1::7]:443
     #[arg(value_name = "PID|:PORT|ADDRESS:PORT")]
     pub(crate) what: String,
     #[command(flatten)]
@@ -422,46 +428,49 @@ pub struct Explain {
         .args(["target", "policy", "stats", "prometheus", "samples"])
 )]
 pub struct Advise {
-    /// An entry, or an address whose entry is meant: what its policy's connections showed
+    /// Use the connections of the policy of this entry, or of the entry that covers this address
     #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "stats", "samples"])]
     pub(crate) target: Option<String>,
-    /// From this policy's connections ("unmatched": without an entry)
+    /// Use the connections of this policy ("unmatched": without an entry)
     #[arg(long, short, value_name = "NAME", conflicts_with = "samples")]
     pub(crate) policy: Option<String>,
-    /// What `rto-agent stats --json` printed on several hosts, added ("-": standard input); no daemon is asked
+    /// Use the sum of `rto-agent stats --json` outputs of several hosts ("-": standard input),
+    /// without a daemon
     ///
-    /// A file may have several documents, as made by cat. --policy is needed where there is more than one policy.
+    /// A file may contain several documents, one after the other. --policy is needed if there is
+    /// more than one policy.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "samples")]
     pub(crate) stats: Vec<PathBuf>,
-    /// What the metrics of a fleet show, by the HTTP API of Prometheus (or Thanos, Mimir) at this address; no daemon is
-    /// asked
+    /// Use the metrics of a fleet, from the HTTP API of Prometheus (or Thanos, Mimir) at this URL,
+    /// without a daemon
     ///
-    /// http:// alone. --policy is needed where there is more than one policy.
+    /// Only http:// is supported. --policy is needed if there is more than one policy.
     #[arg(long, value_name = "URL", conflicts_with_all = ["target", "stats", "samples"])]
     pub(crate) prometheus: Option<String>,
-    /// Only of series with these labels, like cluster="a",zone=~"b.*"
+    /// Use only series with these labels, for example cluster="a",zone=~"b.*"
     #[arg(long = "match", value_name = "MATCHERS", requires = "prometheus")]
     pub(crate) matchers: Option<String>,
-    /// How far back
+    /// Time range of the metrics to use, up to now
     #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = values::range, requires = "prometheus")]
     pub(crate) range: Duration,
-    /// A header of the request, like "X-Scope-OrgID: fleet"; may be given again for others
+    /// Add a header to the request, for example "X-Scope-OrgID: fleet"; may be repeated
     #[arg(long, value_name = "NAME: VALUE", requires = "prometheus")]
     pub(crate) header: Vec<String>,
-    /// What a packet capture shows, as `rto-lab advise --pcap` reads it (JSON; "-": standard input); no daemon is
-    /// asked
+    /// Use the samples that `rto-lab advise --pcap` reads from a packet capture (JSON; "-":
+    /// standard input), without a daemon
     #[arg(long, value_name = "FILE")]
     pub(crate) samples: Option<PathBuf>,
-    /// Only connections of the capture with a peer in this prefix; may be given again for others
+    /// Use only connections of the capture with a peer in this prefix; may be repeated
     #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
     pub(crate) cidr: Vec<String>,
-    /// An address of the host that the capture was taken at; may be given again for others
+    /// An address of the host on which the capture was taken; may be repeated
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
     pub(crate) host: Vec<IpAddr>,
-    /// The share of spurious retransmissions that is not to be exceeded, 0.001% to 50%
+    /// The largest acceptable share of spurious retransmissions, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
     pub(crate) spurious: String,
-    /// How long the peers delay an ACK: their delack_max, or rto_min if that is shorter
+    /// The longest time that peers delay an ACK: their delack_max, or their rto_min if that is
+    /// shorter
     #[arg(long, value_name = "DURATION", default_value = "40ms", value_parser = values::delack)]
     pub(crate) peer_delack: Duration,
     #[command(flatten)]
@@ -476,19 +485,21 @@ pub struct Advise {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiscoverBy {
-    /// The destinations of this network namespace's routes, and prefixes where there is only a default route
+    /// Destinations of the routes in this network namespace; counted prefixes where there is only a
+    /// default route
     Route,
-    /// The /24s and /48s that are counted, neighbours with like times together
+    /// The /24 and /48 prefixes that are counted; neighbours with similar round-trip times are
+    /// joined
     Prefix,
 }
 
 /// `rto-agent discover`.
 #[derive(Debug, Args)]
 pub struct Discover {
-    /// What is taken for one prefix
+    /// How connections are grouped into prefixes
     #[arg(long, value_enum, default_value_t = DiscoverBy::Route)]
     pub(crate) by: DiscoverBy,
-    /// The most prefixes to show
+    /// The maximum number of prefixes to show
     #[arg(
         long,
         short = 'n',
@@ -510,13 +521,13 @@ pub struct Discover {
 pub struct Detach {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// The daemon's socket [default: the configuration's]
+    /// The daemon's socket [default: as configured]
     #[arg(long, env = "RTO_AGENT_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
-    /// The pins' directory [default: the configuration's]
+    /// The directory of the pins [default: as configured]
     #[arg(long)]
     pub(crate) pin_dir: Option<PathBuf>,
-    /// Also give every open socket back the options it had before a policy set them
+    /// Also restore the options that open sockets had before a policy set them
     #[arg(long)]
     pub(crate) restore: bool,
     #[command(flatten)]
@@ -530,7 +541,7 @@ pub struct Detach {
 pub struct Attach {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// The daemon's socket [default: the configuration's]
+    /// The daemon's socket [default: as configured]
     #[arg(long, env = "RTO_AGENT_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
     #[command(flatten)]
@@ -542,7 +553,7 @@ pub struct Attach {
 pub struct Doctor {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// Look at this cgroup2 directory instead of the configured one
+    /// Check this cgroup2 directory instead of the configured one
     #[arg(long)]
     pub(crate) cgroup: Option<PathBuf>,
     #[command(flatten)]
@@ -554,7 +565,7 @@ pub struct Doctor {
 /// `rto-agent apply`.
 #[derive(Debug, Args)]
 pub struct Apply {
-    /// Leave sockets alone that have a policy already
+    /// Skip sockets that already have a policy
     #[arg(long)]
     pub(crate) new_only: bool,
     #[command(flatten)]
@@ -586,10 +597,10 @@ pub struct Completions {
 /// `rto-agent man`.
 #[derive(Debug, Args)]
 pub struct Man {
-    /// Page of one verb instead of the whole
+    /// Print the page of one verb instead of the main page
     #[arg(conflicts_with = "dir")]
     pub(crate) verb: Option<String>,
-    /// Write the pages of all verbs into this directory
+    /// Write the pages of all verbs to this directory
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 }

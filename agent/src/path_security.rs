@@ -74,7 +74,7 @@ pub(crate) fn check_source_file(path: &Path) -> io::Result<()> {
     let meta = fs::metadata(&target)?;
     if !is_trusted(&meta) {
         let why = format!(
-            "it belongs to uid {uid}, who may write to it; chown root {place}",
+            "it belongs to uid {uid}, who can write to it; chown root {place}",
             uid = meta.uid(),
             place = target.display()
         );
@@ -103,7 +103,7 @@ pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
             Ok(()) => fs::set_permissions(&next, fs::Permissions::from_mode(mode))?,
         }
     }
-    Err(refused(path, "it cannot be made"))
+    Err(refused(path, "it cannot be created"))
 }
 
 /// Creates a directory of the daemon that all users may read, if it does not exist, and checks it.
@@ -124,7 +124,7 @@ struct Resolved {
 /// Follows all links of a path.
 fn resolve(path: &Path) -> io::Result<Resolved> {
     if !path.is_absolute() {
-        return Err(io::Error::other("it is no absolute path"));
+        return Err(io::Error::other("it is not an absolute path"));
     }
     let mut place = PathBuf::from("/");
     let mut meta = fs::symlink_metadata(&place)?;
@@ -206,7 +206,7 @@ fn is_trusted(meta: &Metadata) -> bool {
 fn writers(meta: &Metadata) -> Option<&'static str> {
     let is_ours = meta.gid() == 0 || meta.gid() == getegid().as_raw();
     match meta.mode() {
-        mode if mode & 0o002 != 0 => Some("everybody"),
+        mode if mode & 0o002 != 0 => Some("all users"),
         mode if mode & 0o020 != 0 && !is_ours => Some("its group"),
         _ => None,
     }
@@ -214,13 +214,13 @@ fn writers(meta: &Metadata) -> Option<&'static str> {
 
 fn belongs(meta: &Metadata) -> String {
     format!(
-        "it belongs to uid {}, who could replace it; use a directory of root's",
+        "it belongs to uid {}, who could replace it; use a directory that belongs to root",
         meta.uid()
     )
 }
 
 fn fix(writers: &str, place: &Path) -> String {
-    format!("{writers} may write to it; chmod go-w {}", place.display())
+    format!("{writers} can write to it; chmod go-w {}", place.display())
 }
 
 fn refused(place: &Path, why: &str) -> io::Error {
@@ -265,7 +265,7 @@ mod tests {
             );
         }
         chmod(&middle, 0o1777);
-        assert!(why(check_private(&middle)).contains("everybody may write to it; chmod go-w"));
+        assert!(why(check_private(&middle)).contains("all users can write to it; chmod go-w"));
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
             assert!(!at("a/x").exists());
         }
         chmod(&at("a"), 0o777);
-        assert!(why(make(&at("a/y"), 0o755)).contains("everybody may write"));
+        assert!(why(make(&at("a/y"), 0o755)).contains("all users can write"));
         assert!(!at("a/y").exists());
     }
 
@@ -309,14 +309,14 @@ mod tests {
         check_source_dir(&at("etc/in")).unwrap();
         check_source_dir(&at("etc/not/yet")).unwrap();
         chmod(&at("etc/in/file"), 0o666);
-        assert!(why(check_source_file(&at("link"))).contains("file: everybody may write to it"));
+        assert!(why(check_source_file(&at("link"))).contains("file: all users can write to it"));
         chmod(&at("etc/in/file"), 0o644);
         // With the sticky bit other users cannot replace a file, but can add files.
         chmod(&at("etc/in"), 0o1777);
         check_source_file(&at("link")).unwrap();
-        assert!(why(check_source_dir(&at("etc/in"))).contains("in: everybody may write to it"));
+        assert!(why(check_source_dir(&at("etc/in"))).contains("in: all users can write to it"));
         chmod(&at("etc/in"), 0o777);
-        assert!(why(check_source_file(&at("link"))).contains("in: everybody may write to it"));
+        assert!(why(check_source_file(&at("link"))).contains("in: all users can write to it"));
         chmod(&at("etc/in"), 0o755);
         if geteuid().is_root() {
             std::os::unix::fs::chown(at("etc/in/file"), Some(65534), None).unwrap();
@@ -340,7 +340,7 @@ mod tests {
         symlink("loop", at("loop")).unwrap();
         check_private(&at("two")).unwrap();
         check_private(&at("good/../two")).unwrap();
-        assert!(why(check_private(&at("three"))).contains("open: everybody may write"));
+        assert!(why(check_private(&at("three"))).contains("open: all users can write"));
         assert!(why(check_private(&at("loop"))).contains("too many symbolic links"));
         fs::write(at("file"), "").unwrap();
         assert!(why(check_private(&at("file"))).contains("it is not a directory"));

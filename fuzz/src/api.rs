@@ -176,7 +176,7 @@ fn answer_all(messages: &Receiver<Message>) {
             Message::Detach(_, _, reply) => drop(reply.send(Ok(DetachAnswer::default()))),
             Message::Apply(_, _, reply) => drop(reply.send(Ok(WalkView::default()))),
             Message::Probed(_, caller, reply) => {
-                assert_eq!(caller.uid, 0, "only root reports a probe");
+                assert_eq!(caller.uid, 0, "only root may report a probe");
                 drop(reply.send(Ok(())));
             }
             Message::Verify(reply) => drop(reply.send(Ok(VerifyAnswer::default()))),
@@ -188,7 +188,7 @@ fn answer_all(messages: &Receiver<Message>) {
             Message::StartExperiment(policy, _, _, reply)
             | Message::StopExperiment(policy, _, reply)
             | Message::ClearExperiment(policy, _, reply) => {
-                let nothing = EngineError::Refused(format!("no policy {policy} is in force"));
+                let nothing = EngineError::Refused(format!("no active policy {policy}"));
                 drop(reply.send(Err(nothing)));
             }
             Message::Unwatched

@@ -46,7 +46,7 @@ pub enum Verb {
     Loss(Defined),
     /// Run your own experiment, which a TOML file defines: factors, link, workload, outages
     Run {
-        /// The file; docs/research/lab.md documents its keys
+        /// The experiment's file; docs/research/lab.md documents its keys
         file: PathBuf,
         /// Options
         #[command(flatten)]

@@ -36,7 +36,7 @@ pub fn interrupted() -> bool {
 /// Returns an error after such a signal.
 pub fn check() -> anyhow::Result<()> {
     if interrupted() {
-        bail!("interrupted: temporary namespaces and files are removed");
+        bail!("interrupted: removing temporary namespaces and files");
     }
     Ok(())
 }

@@ -121,7 +121,8 @@ pub fn idle_chart(title: &str, series: Vec<Series>) -> Chart {
 #[must_use]
 pub fn ratio_chart(series: Vec<Series>) -> Chart {
     Chart {
-        title: "ratio: idle time with the setting by the kernel's own (above 1: worse)".to_owned(),
+        title: "ratio: idle time with the setting / with the kernel's own (above 1: worse)"
+            .to_owned(),
         x: Axis::ms("lost for"),
         y: Axis::number("ratio"),
         log_x: true,

@@ -471,5 +471,8 @@ pub fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     beside("rto-agent")
         .ok()
         .or_else(|| on_path.into_iter().find(|path| path.is_file()))
-        .context("rto-agent is neither beside this program nor on the path: give --agent PATH")
+        .context(
+            "rto-agent is neither in the directory of this program nor in PATH: give --agent \
+                  PATH",
+        )
 }

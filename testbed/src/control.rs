@@ -59,8 +59,8 @@ impl fmt::Display for Observed {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         write!(
             f,
-            "beside it {} of {} plain timers were late by more than a jiffy, by {:.2} ms at most, and jiffies behind \
-             by {:.2} ms",
+            "at the same time {} of {} plain timers were late by more than a jiffy, by at most \
+             {:.2} ms, and the jiffies lagged by {:.2} ms",
             self.late,
             self.timers,
             ms(self.latest_by),

@@ -30,8 +30,8 @@ impl BodyError {
 
     pub(crate) fn text(self, limit: usize) -> String {
         match self {
-            Self::TooLong => format!("a request has {limit} bytes at most"),
-            Self::Broken => "the request's body has no end".to_owned(),
+            Self::TooLong => format!("a request has at most {limit} bytes"),
+            Self::Broken => "the request's body ended early".to_owned(),
         }
     }
 }

@@ -30,8 +30,8 @@ type Exchange = (Response<Incoming>, JoinHandle<hyper::Result<()>>);
 pub enum ClientError {
     /// No daemon listens on the socket.
     #[error(
-        "no rto-agent daemon answers at {socket}: {reason}; start it (systemctl start rto-agent) \
-         or name its socket with --socket or RTO_AGENT_SOCKET"
+        "no rto-agent daemon answers at {socket}: {reason}; start it (systemctl start rto-agent), \
+         or give its socket with --socket or RTO_AGENT_SOCKET"
     )]
     NotRunning {
         /// The socket.
@@ -41,7 +41,8 @@ pub enum ClientError {
     },
     /// This user may not use the socket.
     #[error(
-        "{socket}: permission denied; the socket is for root and the group set as [agent] group"
+        "{socket}: permission denied; only root and the group set in [agent] group may use the \
+         socket"
     )]
     NotPermitted {
         /// The socket.
@@ -51,13 +52,13 @@ pub enum ClientError {
     #[error("{0}")]
     Refused(String),
     /// The daemon ended during a stream.
-    #[error("the daemon at {socket} has ended")]
+    #[error("the daemon at {socket} closed the connection before it answered")]
     Ended {
         /// The socket.
         socket: PathBuf,
     },
     /// The answer is invalid.
-    #[error("the daemon at {socket} gave no proper answer: {reason}")]
+    #[error("the daemon at {socket} sent an invalid answer: {reason}")]
     Broken {
         /// The socket.
         socket: PathBuf,
@@ -237,7 +238,7 @@ impl Client {
     }
 
     fn silent(&self) -> ClientError {
-        self.broken(format!("nothing for {} s", self.timeout.as_secs()))
+        self.broken(format!("no answer within {} s", self.timeout.as_secs()))
     }
 
     fn broken(&self, reason: impl std::fmt::Display) -> ClientError {

@@ -81,7 +81,8 @@ impl<L: Listener<Io: Transport>> Listener for Limited<L> {
                 break (io, address, Some(share));
             }
             let text = format!(
-                "users other than root have {} connections to this socket, all that they may have; try again",
+                "users other than root already have {} connections to this socket, the limit; try \
+                 again",
                 self.limits.connections - self.limits.for_root
             );
             if !std::mem::replace(&mut self.is_refusing, true) {

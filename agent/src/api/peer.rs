@@ -40,8 +40,8 @@ pub fn group_id(name: &str) -> anyhow::Result<Gid> {
     if let Ok(number) = name.parse() {
         anyhow::ensure!(
             number != u32::MAX,
-            "[agent] group = \"{name}\": this number means \"no group\" to the kernel (chown(2)) and is nobody's; give \
-             the name or number of a group"
+            "[agent] group = \"{name}\": to the kernel this number means \"no group\" (chown(2)); \
+             give the name or number of a group"
         );
         return Ok(Gid::from_raw(number));
     }
@@ -53,13 +53,12 @@ pub fn group_id(name: &str) -> anyhow::Result<Gid> {
         Err(Errno::ENOENT) => None,
         found => found?,
     };
-    found
-        .map(|group| group.gid)
-        .ok_or_else(|| {
-            anyhow::anyhow!(
-                "[agent] group = \"{name}\": there is no such group; groupadd --system {name}, or give its number"
-            )
-        })
+    found.map(|group| group.gid).ok_or_else(|| {
+        anyhow::anyhow!(
+            "[agent] group = \"{name}\": there is no such group; create it (groupadd --system \
+                 {name}), or give the number of a group"
+        )
+    })
 }
 
 /// Reads a peer's credentials (SO_PEERCRED) and groups (SO_PEERGROUPS, Linux 4.13).
@@ -126,7 +125,7 @@ mod tests {
         assert_eq!(group_id("root").unwrap().as_raw(), 0);
         assert_eq!(group_id("65534").unwrap().as_raw(), 65_534);
         let error = group_id("no-such-group").unwrap_err().to_string();
-        assert!(error.contains("or give its number"), "{error}");
+        assert!(error.contains("or give the number of a group"), "{error}");
     }
 
     /// chown(2) ignores this number: the socket would have the daemon's own group.

@@ -141,7 +141,7 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
 }
 
 async fn wrong_method() -> Response {
-    let text = "not with this method; see docs/reference/api.md";
+    let text = "this path does not support this method; see docs/reference/api.md";
     answer(StatusCode::METHOD_NOT_ALLOWED, text)
 }
 
@@ -242,13 +242,17 @@ async fn check_peer(
         Some(peer) => {
             let caller = peer.caller;
             body::discard(request, MAX_BODY).await;
-            warn!(audit = true, %caller, "refused: neither root nor in the socket's group");
-            let text = format!("{caller} is neither root nor in the group set as [agent] group");
+            warn!(audit = true, %caller, "request refused: the client is neither root nor in the \
+                                          socket's group");
+            let text = format!("{caller} is neither root nor in the group set in [agent] group");
             answer(StatusCode::FORBIDDEN, &text)
         }
         None => {
             body::discard(request, MAX_BODY).await;
-            answer(StatusCode::FORBIDDEN, "your credentials cannot be read")
+            answer(
+                StatusCode::FORBIDDEN,
+                "the credentials of this client cannot be read",
+            )
         }
     }
 }
@@ -328,7 +332,10 @@ async fn events(
         Err(e) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
     };
     let Ok(turn) = turns.of(caller).try_acquire_owned() else {
-        let text = format!("{WATCHES_AT_ONCE} watch already; end one of them first");
+        let text = format!(
+            "{WATCHES_AT_ONCE} clients watch already, the limit; stop one of them \
+                            first"
+        );
         return answer(StatusCode::UNPROCESSABLE_ENTITY, &text);
     };
     let asked = policy.clone();
@@ -403,8 +410,8 @@ async fn list(
         });
         let cut = match told {
             Ok(()) if !is_slow => return,
-            Ok(()) => "a client reads its list too slowly".to_owned(),
-            Err(e) => format!("a list could not be sent: {e}"),
+            Ok(()) => "a client read its list too slowly and was disconnected".to_owned(),
+            Err(e) => format!("a list could not be sent to a client: {e}"),
         };
         warn!("{cut}");
         // An error, so that the client does not take a part for the whole list.
@@ -524,7 +531,7 @@ async fn lookup(
         },
         Err(_) => answer(
             StatusCode::BAD_REQUEST,
-            &format!("{address:?} is no IPv4 or IPv6 address (host names are not looked up)"),
+            &format!("{address:?} is not an IPv4 or IPv6 address (host names are not resolved)"),
         ),
     }
 }
@@ -628,7 +635,7 @@ async fn probed(
     body: Result<Json<Verdict>, JsonRejection>,
 ) -> Response {
     match body {
-        Ok(_) if caller.uid != 0 => answer(StatusCode::FORBIDDEN, "only root reports a probe"),
+        Ok(_) if caller.uid != 0 => answer(StatusCode::FORBIDDEN, "only root may report a probe"),
         Ok(Json(verdict)) => {
             let asked = engine.call(|reply| Message::Probed(verdict, caller, reply));
             respond(asked.await)

@@ -63,7 +63,8 @@ impl RebindingListener {
         match fs::symlink_metadata(path) {
             Ok(meta) if meta.file_type().is_socket() => fs::remove_file(path)?,
             Ok(_) => anyhow::bail!(
-                "{} exists and is no socket; move it away or set [agent] socket",
+                "{} exists and is not a socket; move it away, or set [agent] socket to another \
+                 path",
                 path.display()
             ),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -91,19 +92,22 @@ impl RebindingListener {
     fn ensure_bound(&mut self) {
         let problem = match fs::symlink_metadata(&self.path) {
             Ok(meta) if meta.ino() == self.inode.load(Ordering::Relaxed) => None,
-            Ok(_) => Some("another file is at the path".to_owned()),
+            Ok(_) => Some("another file has its path".to_owned()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => match self.again() {
                 Ok(()) => {
-                    warn!(socket = %self.path.display(), "the socket was gone; it is there again");
+                    warn!(socket = %self.path.display(), "the socket was removed, and has been \
+                                                          created again");
                     None
                 }
-                Err(e) => Some(format!("it is gone, and cannot be made again: {e:#}")),
+                Err(e) => Some(format!(
+                    "it was removed, and cannot be created again: {e:#}"
+                )),
             },
             Err(e) => Some(e.to_string()),
         };
         let socket = self.path.display();
         self.problem.becomes(problem, |problem| {
-            warn!(%socket, "the socket cannot be reached: {problem}");
+            warn!(%socket, "clients cannot connect to the socket: {problem}");
         });
     }
 
@@ -129,7 +133,7 @@ impl Listener for RebindingListener {
                 accepted = self.listener.accept() => match accepted {
                     Ok((connection, address)) => return (connection.into(), address),
                     Err(e) => {
-                        warn!("a client cannot be accepted: {e}");
+                        warn!("a client's connection cannot be accepted: {e}");
                         sleep(PAUSE).await;
                     }
                 },
@@ -152,8 +156,9 @@ fn check_directory(path: &Path) -> anyhow::Result<()> {
 /// The failed command, and how to fix it.
 fn chgrp(path: &Path, group: Gid) -> String {
     format!(
-        "chgrp {group} {}: it takes CAP_CHOWN, which the daemon gives up once it has started, or to be in that group; \
-         restart the daemon with it (as root, or by the unit), or set [agent] group to a group of its own",
+        "chgrp {group} {}: this needs CAP_CHOWN, which the daemon drops after its start, or \
+         membership in that group; restart the daemon with CAP_CHOWN (as root, or with the systemd \
+         unit), or set [agent] group to a group that the daemon is in",
         path.display()
     )
 }

@@ -48,7 +48,7 @@ pub(super) async fn show(
                 false => Json(only).into_response(),
                 true => answer(
                     StatusCode::UNPROCESSABLE_ENTITY,
-                    &format!("policy {policy}: it learns nothing and has no guard"),
+                    &format!("policy {policy} learns no value and has no guard"),
                 ),
             }
         }

@@ -18,7 +18,7 @@ pub struct Experiment {
     /// The daemon's socket
     #[arg(long, global = true, env = "RTO_AGENT_SOCKET", default_value = crate::config::DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
-    /// Print JSON; its fields are documented and stable
+    /// Print JSON; the fields are documented and stable
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
@@ -26,13 +26,13 @@ pub struct Experiment {
 /// What to do with experiments.
 #[derive(Debug, Subcommand)]
 pub enum ExperimentVerb {
-    /// Treat a share of a policy's connections, and compare them with the others
+    /// Treat a share of a policy's connections and compare them with the others
     Start(StartExperiment),
-    /// What was counted in both arms, and what that says
+    /// Show the counts of both arms and the verdict
     Show(ShowExperiment),
-    /// Stop a running experiment: no connection is treated any more
+    /// Stop a running experiment: connections are no longer treated
     Stop(OfPolicy),
-    /// Forget one that has ended: the policy is in force as configured
+    /// Clear an ended experiment: the policy is active as configured again
     Clear(OfPolicy),
 }
 
@@ -41,21 +41,24 @@ pub enum ExperimentVerb {
 pub struct StartExperiment {
     #[command(flatten)]
     pub(crate) of: OfPolicy,
-    /// Rising shares that are treated, 1% to 99% [default: 5%,50%,95%; 50% of peers]
+    /// Shares to treat, in rising order, 1% to 99% [default: 5%,50%,95% of connections, or 50% of
+    /// peers]
     #[arg(long, value_name = "SHARE,...", value_delimiter = ',')]
     pub(crate) ramp: Vec<Share>,
-    /// How long it runs at most
+    /// Maximum duration
     #[arg(long = "for", value_name = "DURATION", default_value = "7d", value_parser = values::ttl_text)]
     pub(crate) duration: String,
-    /// What is drawn into an arm [default: connections; peers where the policy sets more than handshake timers]
+    /// What is assigned to an arm [default: connections; peers if the policy sets more than
+    /// handshake timers]
     ///
-    /// Where peers are drawn nothing is proven: rates are shown without a verdict.
+    /// With peers there is no verdict: rates are shown, but nothing is proven.
     #[arg(long, value_parser = values::unit())]
     pub(crate) unit: Option<Unit>,
-    /// Treat all connections once the gain is proven at the last share
+    /// Treat all connections once a gain is proven at the last share
     #[arg(long)]
     pub(crate) promote: bool,
-    /// The same on all hosts whose counts are to be merged [default: the policy's name]
+    /// Name of the experiment; give all hosts whose counts you want to merge the same name
+    /// [default: the policy's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 }
@@ -63,9 +66,9 @@ pub struct StartExperiment {
 /// `rto-agent experiment show`.
 #[derive(Debug, Args)]
 pub struct ShowExperiment {
-    /// Only that of this policy
+    /// Show only the experiment of this policy
     pub(crate) policy: Option<PolicyName>,
-    /// The same policy as an option
+    /// The policy, as an option
     #[arg(
         long = "policy",
         short = 'p',
@@ -74,7 +77,8 @@ pub struct ShowExperiment {
         conflicts_with = "policy"
     )]
     pub(crate) option: Option<PolicyName>,
-    /// Those of several hosts as one: what `rto-agent experiment show --json` printed on each; no daemon is asked
+    /// Merge the experiments of several hosts, from their `rto-agent experiment show --json`
+    /// outputs, without a daemon
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) merge: Vec<PathBuf>,
 }
@@ -83,9 +87,9 @@ pub struct ShowExperiment {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct OfPolicy {
-    /// A policy in force
+    /// An active policy
     pub(crate) policy: Option<PolicyName>,
-    /// The same policy as an option
+    /// The policy, as an option
     #[arg(
         long = "policy",
         short = 'p',
@@ -106,6 +110,6 @@ impl OfPolicy {
     /// Whichever is given: clap takes care that one is.
     pub(crate) fn name(&self) -> anyhow::Result<&PolicyName> {
         let name = self.policy.as_ref().or(self.option.as_ref());
-        name.context("which policy? name it with --policy")
+        name.context("give the policy with --policy")
     }
 }

@@ -34,19 +34,19 @@ pub(super) fn unit() -> impl TypedValueParser<Value = Unit> {
 
 /// The time between two looks.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
-    within(text, Scale::Interval, &INTERVALS, "it can be 100ms to 1h")
+    within(text, Scale::Interval, &INTERVALS, "must be 100ms to 1h")
 }
 
 /// How far metrics are looked back at.
 pub(super) fn range(text: &str) -> Result<Duration, String> {
-    within(text, Scale::Lifetime, &RANGES, "it can be 1m to 365 days")
+    within(text, Scale::Lifetime, &RANGES, "must be 1m to 365 days")
 }
 
 /// How long a peer delays an ACK.
 pub(super) fn delack(text: &str) -> Result<Duration, String> {
     let delay = read(text, Scale::Timer)?;
     if delay > LONGEST_DELACK {
-        return Err("at most 200ms, the longest that Linux delays an ACK".to_owned());
+        return Err("must be at most 200ms, the longest time that Linux delays an ACK".to_owned());
     }
     Ok(delay)
 }

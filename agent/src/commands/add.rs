@@ -43,14 +43,14 @@ fn text(answer: &ChangeAnswer, saved: bool, own_settings: bool, hz: u32) -> Stri
     let mut text = table::change(answer, hz);
     if let Some(policy) = answer.policy.as_ref().filter(|_| own_settings) {
         text.push_str(&format!(
-            "policy {policy}, made of these settings (rto-agent stats --policy {policy})\n"
+            "policy {policy}, created from these settings (rto-agent stats --policy {policy})\n"
         ));
     }
     if let Some(s) = answer.expires_in_s {
         let ttl = humantime::format_duration(Duration::from_secs(s));
-        text.push_str(&format!("removed again in {ttl}\n"));
+        text.push_str(&format!("expires in {ttl}\n"));
     } else if !saved {
-        text.push_str("until the boot ends (--save keeps them)\n");
+        text.push_str("until reboot (--save makes them permanent)\n");
     }
     text
 }
@@ -79,12 +79,12 @@ mod tests {
         };
         assert_eq!(
             text(&longer, false, false, 250),
-            "1 lifetime changed\nremoved again in 1h 30m\n"
+            "1 lifetime changed\nexpires in 1h 30m\n"
         );
         assert_eq!(
             text(&both, false, false, 250),
-            "2 added, 0 changed, 0 removed\n2 lifetimes changed\n\
-             policies: 1 added, 0 changed, 0 removed\nuntil the boot ends (--save keeps them)\n"
+            "2 added, 0 changed, 0 removed\n2 lifetimes changed\npolicies: 1 added, 0 changed, 0 \
+             removed\nuntil reboot (--save makes them permanent)\n"
         );
         let nothing = ChangeAnswer::default();
         assert_eq!(text(&nothing, true, false, 250), "nothing changed\n");
@@ -92,9 +92,10 @@ mod tests {
             policy: "adhoc-00ff11aa".parse().ok(),
             ..ChangeAnswer::default()
         };
-        assert!(
-            text(&made, true, true, 250).contains("policy adhoc-00ff11aa, made of these settings")
-        );
+        assert!(text(&made, true, true, 250).contains(
+            "policy adhoc-00ff11aa, created from these \
+                                                   settings"
+        ));
         assert_eq!(text(&made, true, false, 250), "nothing changed\n");
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
         Err(ClientError::NotRunning { .. }) => {
             DetachMark::new(&agent.persistent_dir, &args.config.config).set(None)?;
             ChangeAnswer {
-                notes: vec!["no daemon runs; the next start attaches".to_owned()],
+                notes: vec!["no daemon is running; the next start attaches".to_owned()],
                 ..ChangeAnswer::default()
             }
         }
@@ -124,7 +124,7 @@ fn cgroup_of(agent: &AgentConfig) -> Option<PathBuf> {
 /// Removes the pins if no daemon answers, unless another process holds the lock.
 fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
-        .context("no daemon answers at the socket, and yet one seems to run")?;
+        .context("no daemon answers at the socket, but one seems to be running")?;
     let mut mark = DetachMark::new(&agent.persistent_dir, &args.config.config);
     let unmarked = mark.set(Some(this_caller())).err();
     walk::end_schedules(
@@ -171,7 +171,7 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
 fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
     let removed = &answer.removed;
     let mut text = match (removed.links, removed.generations.len()) {
-        _ if answer.kept.is_some() => "out of force\n".to_owned(),
+        _ if answer.kept.is_some() => "detached\n".to_owned(),
         (0, 0) => "nothing was attached\n".to_owned(),
         _ if answer.by_daemon => "detached\n".to_owned(),
         (links, sets) => format!(
@@ -181,11 +181,11 @@ fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
         ),
     };
     let what = match answer.by_daemon {
-        true => "what was counted and learnt is kept; ",
+        true => "statistics and learnt values are kept; ",
         false => "",
     };
     text.push_str(&format!(
-        "{what}nothing is in force until rto-agent attach, also after a restart\n"
+        "{what}no policy is active until rto-agent attach, also after a restart\n"
     ));
     for note in &answer.notes {
         text.push_str(&format!("note: {note}\n"));
@@ -196,13 +196,16 @@ fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
     }
     if let Some(kept) = &answer.kept {
         text.push_str(&format!(
-            "not all of them were reached: {} is kept, so that rto-agent detach --restore can \
-             finish it (as root)\n",
+            "some sockets could not be restored: {} is kept; run rto-agent detach --restore as \
+             root to finish\n",
             printable::path(kept)
         ));
     }
     for path in &removed.left {
-        text.push_str(&format!("left, not ours: {}\n", printable::path(path)));
+        text.push_str(&format!(
+            "left in place, not created by rto-agent: {}\n",
+            printable::path(path)
+        ));
     }
     text
 }

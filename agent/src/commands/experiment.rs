@@ -71,7 +71,7 @@ fn shown(
         answer.experiments.retain(|name, _| name == policy);
         ensure!(
             !answer.experiments.is_empty(),
-            "policy {policy} has no experiment; rto-agent experiment start {policy} begins one"
+            "policy {policy} has no experiment; start one with rto-agent experiment start {policy}"
         );
     }
     Ok(answer)
@@ -106,7 +106,7 @@ fn merge(show: &ShowExperiment) -> anyhow::Result<ExperimentsAnswer> {
 
 fn read(path: &Path) -> anyhow::Result<ExperimentsAnswer> {
     let text = fs::read_to_string(path)?;
-    serde_json::from_str(&text).context("this is not what rto-agent experiment show --json prints")
+    serde_json::from_str(&text).context("not the output of rto-agent experiment show --json")
 }
 
 /// The experiment of a file that the command line selects.
@@ -120,15 +120,15 @@ fn one(
     if let Some(policy) = policy {
         let view = all.remove(policy);
         let view = view.with_context(|| match names.as_str() {
-            "" => "it has no experiment".to_owned(),
-            names => format!("it has no experiment of {policy}, only of {names}"),
+            "" => "the file has no experiment".to_owned(),
+            names => format!("the file has no experiment of {policy}, only of {names}"),
         })?;
         return Ok((policy.clone(), view));
     }
     match all.pop_first() {
-        None => bail!("it has no experiment"),
+        None => bail!("the file has no experiment"),
         Some(first) if all.is_empty() => Ok(first),
-        Some(_) => bail!("it has experiments of {names}: name the policy"),
+        Some(_) => bail!("the file has experiments of {names}: give the policy"),
     }
 }
 

@@ -42,7 +42,7 @@ struct Explained {
 pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let wanted: Wanted = args.what.parse()?;
     let inodes = wanted.inodes()?;
-    let all = connections().context("the kernel does not list connections (sock_diag)")?;
+    let all = connections().context("the kernel cannot list connections (sock_diag)")?;
     let mut found: Vec<_> = all
         .into_iter()
         .filter(|one| wanted.is(one, &inodes))
@@ -92,7 +92,8 @@ impl std::str::FromStr for Wanted {
             (Ok(pid), _) => Ok(Self::Process(pid)),
             (_, Ok(end)) => Ok(Self::End(end)),
             _ => bail!(
-                "{text:?}: give a process id, a :PORT or an ADDRESS:PORT like 10.1.2.3:443 or [fd00:1::7]:443"
+                "{text:?} is not a process ID, :PORT or ADDRESS:PORT; write, for example, \
+                 10.1.2.3:443 or [fd00:1::7]:443"
             ),
         }
     }
@@ -105,7 +106,7 @@ impl Wanted {
             return Ok(Vec::new());
         };
         let open =
-            |what: &str| format!("process {pid}: its {what} cannot be read (as root they can)");
+            |what: &str| format!("process {pid}: its {what} cannot be read; run this as root");
         let files = fs::read_dir(format!("/proc/{pid}/fd")).with_context(|| open("open files"))?;
         let links = files
             .flatten()
@@ -162,7 +163,8 @@ fn text(answer: &Answer) -> String {
                 rtt => format!("RTT {} +- {}", time(rtt), time(info.rtt_variation_us)),
             };
             text.push_str(&format!(
-                "  now: RTO {}, {rtt}, cwnd {}\n  so far: {} segments retransmitted, {} timeouts in a row without an answer\n",
+                "  now: RTO {}, {rtt}, cwnd {}\n  so far: {} segments retransmitted, {} \
+                 consecutive timeouts without an answer\n",
                 time(info.rto_us),
                 info.cwnd,
                 info.retransmissions,
@@ -174,7 +176,7 @@ fn text(answer: &Answer) -> String {
         text.push_str(&format!("and {} more\n", answer.more));
     }
     text.push_str(
-        "a connection keeps the policy it began with; the entries are the present ones\n",
+        "a connection keeps the policy it started with; the entries shown are the current ones\n",
     );
     text
 }

@@ -101,16 +101,17 @@ mod tests {
                 "--initial-rto 100ms: below 200ms on a prefix shorter than /8 needs --force, because",
             ),
             (
-                "policy adhoc-00ff11aa: linear_retries = 2: thin_linear = true begins; add that",
-                "--linear-retries 2: --thin-linear begins; add that",
+                "policy adhoc-00ff11aa: linear_retries = 2: linear mode is not enabled; add \
+                 thin_linear = true",
+                "--linear-retries 2: linear mode is not enabled; add --thin-linear",
             ),
             (
-                "rto_min = 5ms without delack_max: add rto_min, like rto_min = \"100ms\"",
-                "--rto-min 5ms without --delack-max: add --rto-min, like --rto-min 100ms",
+                "rto_min = 5ms without delack_max: add one, for example rto_min = \"100ms\"",
+                "--rto-min 5ms without --delack-max: add one, for example --rto-min 100ms",
             ),
             (
-                "nothing is in force: net.ipv4.tcp_retries2 = 15",
-                "nothing is in force: net.ipv4.tcp_retries2 = 15",
+                "no policy is active: net.ipv4.tcp_retries2 = 15",
+                "no policy is active: net.ipv4.tcp_retries2 = 15",
             ),
         ] {
             assert_eq!(flags_for_keys(text), said);

@@ -32,7 +32,7 @@ pub(super) fn man(args: &Man) -> anyhow::Result<ExitCode> {
         Some(verb) => command
             .find_subcommand(verb)
             .cloned()
-            .ok_or_else(|| anyhow::anyhow!("there is no verb {verb:?}; see rto-agent help"))?,
+            .ok_or_else(|| anyhow::anyhow!("unknown verb {verb:?}; see rto-agent help"))?,
     };
     let mut page = Vec::new();
     clap_mangen::Man::new(command).render(&mut page)?;

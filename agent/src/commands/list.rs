@@ -69,10 +69,7 @@ impl Wanted {
     /// Keeps only the requested policy.
     fn keep_policy<T>(&self, policies: &mut BTreeMap<PolicyName, T>) -> anyhow::Result<()> {
         if let Some(policy) = &self.policy {
-            anyhow::ensure!(
-                policies.contains_key(policy),
-                "no policy {policy} is in force"
-            );
+            anyhow::ensure!(policies.contains_key(policy), "no active policy {policy}");
             policies.retain(|name, _| name == policy);
         }
         Ok(())
@@ -101,7 +98,10 @@ fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
         .map(|(name, policy)| (name, table::settings(&policy.effects)))
         .collect();
     let mut text = match answer.detached_by {
-        Some(by) => format!("nothing is attached: detached by {by}; rto-agent attach ends that\n"),
+        Some(by) => format!(
+            "no policy is active: detached by {by}; run rto-agent attach to \
+                             activate them\n"
+        ),
         None => String::new(),
     };
     if answer.entries.is_empty() {
@@ -128,12 +128,12 @@ fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
     }
     for cidr in &answer.masked {
         text.push_str(&format!(
-            "{cidr} is switched off at run time (rto-agent remove --undo {cidr})\n"
+            "{cidr} is switched off at run time (undo: rto-agent remove --undo {cidr})\n"
         ));
     }
     for (cidr, reason) in &answer.left_out {
         text.push_str(&format!(
-            "{cidr} is added at run time, and left out: {reason}\n"
+            "{cidr} was added at run time and is left out: {reason}\n"
         ));
     }
     text

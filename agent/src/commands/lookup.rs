@@ -52,18 +52,18 @@ fn address(text: &str) -> anyhow::Result<IpAddr> {
             .split_once('%')
             .unwrap_or_default();
         bail!(
-            "{text:?} has a zone, which no entry has: an entry covers its prefix on all interfaces; leave the zone out: \
-             rto-agent lookup {address}"
+            "{text:?} has a zone, but entries cover their prefix on all interfaces; leave the zone \
+             out: rto-agent lookup {address}"
         );
     }
     match text.parse::<SocketAddr>() {
         Ok(end) => Ok(end.ip()),
         Err(_) if text.contains('/') => bail!(
-            "{text:?} is a prefix and not an address: rto-agent list --cidr {text} lists its entries"
+            "{text:?} is a prefix, not an address; rto-agent list --cidr {text} lists its entries"
         ),
         Err(_) => bail!(
-            "{text:?} is no IPv4 or IPv6 address; give one like 10.1.2.3, 10.1.2.3:443 or [fd00:1::7]:443 (host names \
-             are not looked up)"
+            "{text:?} is not an IPv4 or IPv6 address; write, for example, 10.1.2.3, 10.1.2.3:443 \
+             or [fd00:1::7]:443 (host names are not resolved)"
         ),
     }
 }
@@ -82,11 +82,12 @@ fn text(answer: &LookupAnswer, hz: u32) -> String {
         ),
     };
     for cidr in &answer.shadowed {
-        text.push_str(&format!("  not applied: {cidr}, which is shorter\n"));
+        text.push_str(&format!("  not applied: {cidr}, a shorter prefix\n"));
     }
     for cidr in &answer.masked {
         text.push_str(&format!(
-            "  not applied: {cidr}, which was switched off at run time (rto-agent remove --undo {cidr})\n"
+            "  not applied: {cidr}, switched off at run time (undo: rto-agent remove --undo \
+             {cidr})\n"
         ));
     }
     text
@@ -115,7 +116,7 @@ mod tests {
             ("fe80::1%eth0", "rto-agent lookup fe80::1"),
             ("[fe80::1%2]:443", "rto-agent lookup fe80::1"),
             ("10.0.0.0/8", "rto-agent list --cidr 10.0.0.0/8"),
-            ("localhost", "host names are not looked up"),
+            ("localhost", "host names are not resolved"),
             ("10.1.2.3:99999", "10.1.2.3:443"),
             ("[fd00::7", "10.1.2.3:443"),
             ("", "10.1.2.3:443"),

@@ -40,7 +40,11 @@ fn of_policy(client: &Client, policy: &PolicyName, saved: bool) -> anyhow::Resul
     anyhow::ensure!(
         !cidrs.is_empty(),
         "policy {policy} has no entry{}; see rto-agent list",
-        if saved { " that is saved" } else { "" }
+        if saved {
+            " in policies.d/50-cli.toml"
+        } else {
+            ""
+        }
     );
     Ok(cidrs)
 }

@@ -42,7 +42,7 @@ fn ask(client: &Client, policy: Option<&PolicyName>) -> anyhow::Result<StatsAnsw
         let stats = answer
             .policies
             .remove(policy)
-            .with_context(|| format!("no policy {policy} is in force; there is: {known}"))?;
+            .with_context(|| format!("no active policy {policy}; active policies: {known}"))?;
         answer.policies = [(policy.clone(), stats)].into();
     }
     Ok(answer)
@@ -113,10 +113,10 @@ impl Look {
 
 fn text(answer: &StatsAnswer, look: &Look) -> String {
     if !answer.on {
-        return "nothing is counted: statistics = false in [agent]\n".to_owned();
+        return "no statistics: statistics = false in [agent]\n".to_owned();
     }
     if answer.policies.is_empty() {
-        return "no policy is in force\n".to_owned();
+        return "no policy is active\n".to_owned();
     }
     let mut text = overview(answer, look);
     if answer.sampling > 1 && !answer.policies.values().all(PolicyStats::is_empty) {
@@ -196,7 +196,10 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
         false => table::fitting(HEADER, &rows, IMPORTANCE, look.columns),
     };
     if !idle.is_empty() {
-        text.push_str(&format!("nothing counted: {} (--all)\n", idle.join(", ")));
+        text.push_str(&format!(
+            "without any counts: {} (--all shows them)\n",
+            idle.join(", ")
+        ));
     }
     text
 }
@@ -319,7 +322,7 @@ fn details(title: &str, direction: &str, stats: &DirectionStats) -> String {
         Some((title, (counter.value)(stats).to_string()))
     });
     let others = [
-        ("RTOs, first to 8th and later in a row", rtos.join(" ")),
+        ("RTOs, 1st to 8th and later in a row", rtos.join(" ")),
         ("options refused", failures),
     ];
     for (what, value) in counters.chain(others) {
@@ -461,7 +464,10 @@ mod tests {
         assert_eq!(stats.control.as_ref().unwrap().active.connections, 52);
         let idle = since(&now, &now);
         assert!(idle.policies.values().all(PolicyStats::is_empty));
-        assert!(text(&idle, &Look::default()).starts_with("nothing counted: near (--all)"));
+        assert!(text(&idle, &Look::default()).starts_with(
+            "without any counts: near (--all shows \
+                                                           them)"
+        ));
         assert!(
             since(&now, &before)
                 .policies

@@ -44,7 +44,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
             attachment
                 .problem
                 .as_deref()
-                .unwrap_or("the program is not in force")
+                .unwrap_or("the program is not attached")
         ),
     };
     let reload = &status.last_reload;
@@ -52,7 +52,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     let outcome = if reload.ok { "good" } else { "REFUSED" };
     let kept = reload.kept_at_s.map(|at_s| {
         let ago = since(at_s);
-        format!("; in force is the last good one, kept on disk {ago} ago")
+        format!("; the last good configuration, saved {ago} ago, is active")
     });
     let kept = kept.unwrap_or_default();
     let host = &status.host;
@@ -66,7 +66,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
             if status.healthy {
                 "good".to_owned()
             } else {
-                "NOT GOOD".to_owned()
+                "PROBLEM".to_owned()
             },
         ),
         ("attached", attached),
@@ -92,7 +92,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
                 if status.in_sync {
                     ""
                 } else {
-                    ", OUT OF STEP with the kernel"
+                    ", OUT OF SYNC with the kernel"
                 }
             ),
         ),
@@ -150,13 +150,13 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
 
 fn accepted(accepted: Option<&RtoMinTiming>) -> String {
     match accepted {
-        None => "nothing in force".to_owned(),
+        None => "nothing attached".to_owned(),
         Some(RtoMinTiming::BeforeFirstSample) => {
-            "rto_min stands before the first RTT sample (BPF LSM)".to_owned()
+            "rto_min is set before the first RTT sample (BPF LSM)".to_owned()
         }
         Some(RtoMinTiming::AfterFirstSample { reason }) => format!(
-            "rto_min comes after the first RTT sample; the RTO sinks to it by a quarter of the \
-             excess each round trip ({})",
+            "rto_min is set after the first RTT sample; the RTO falls to it by a quarter of the \
+             excess per round trip ({})",
             reason.lines().next().unwrap_or_default()
         ),
     }
@@ -170,7 +170,11 @@ fn since(at_s: u64) -> String {
 fn walked(walk: &WalkView) -> String {
     let changed: u64 = walk.policies.values().map(|p| p.changed).sum();
     let (done, all) = (walk.namespaces_done, walk.namespaces);
-    let state = if walk.running { "walk under way: " } else { "" };
+    let state = if walk.running {
+        "walk in progress: "
+    } else {
+        ""
+    };
     let first = walk
         .problems
         .iter()
@@ -191,7 +195,7 @@ fn lacking(features: &[Feature]) -> String {
     let lacking = lacking.map(|f| {
         let presence = match f.presence {
             Presence::Refused => " (refused)",
-            Presence::Unknown => " (could not be asked)",
+            Presence::Unknown => " (unknown)",
             Presence::Absent | Presence::Present => "",
         };
         format!("{}{presence}", f.needed_for)

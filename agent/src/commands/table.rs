@@ -66,7 +66,7 @@ pub(super) fn settings(effects: &[EffectiveSetting]) -> String {
             format!("{}->{}", e.asked, e.effective)
         };
         let lifetime = e.request_lifetime_ms;
-        let lifetime = lifetime.map(|ms| format!(" (requests live {})", units::tenths_of_s(ms)));
+        let lifetime = lifetime.map(|ms| format!(" (half-open for {})", units::tenths_of_s(ms)));
         format!("{} {value}{}", e.setting, lifetime.unwrap_or_default())
     };
     effects.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -115,7 +115,7 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
         text.push('\n');
     }
     if answer.would_change.is_some() {
-        text.push_str("dry run, nothing was changed; a reload would give:\n");
+        text.push_str("dry run, nothing was changed; a reload would make these changes:\n");
     }
     text.push_str(&parts.join("\n"));
     text.push('\n');
@@ -130,7 +130,7 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
 pub(super) fn walk(walk: &WalkView, columns: Option<usize>) -> String {
     let mut text = String::new();
     if walk.policies.is_empty() && walk.former.is_none() {
-        text.push_str("no open socket that a policy covers\n");
+        text.push_str("no open socket is covered by a policy\n");
     } else {
         let named = walk
             .policies

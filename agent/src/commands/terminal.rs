@@ -22,11 +22,11 @@ const STATES: [(&str, bool, &str); 13] = [
     ("problem:", true, BAD),
     ("good:", true, GOOD),
     ("health         good", true, GOOD),
-    ("NOT GOOD", false, BAD),
+    ("PROBLEM", false, BAD),
     ("NOT repaired", true, BAD),
     ("NO:", false, BAD),
     ("REFUSED", false, BAD),
-    ("OUT OF STEP", false, BAD),
+    ("OUT OF SYNC", false, BAD),
     ("INTERFERENCE", false, BAD),
 ];
 
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn lines_are_broken_at_blanks() {
-        let text = "accepted  rto_min comes after the first sample";
+        let text = "accepted  rto_min is set after the first sample";
         assert_eq!(wrapped(text, 10, None), text);
-        let lines = "accepted  rto_min comes\n          after the\n          first sample";
+        let lines = "accepted  rto_min is\n          set after the\n          first sample";
         assert_eq!(wrapped(text, 10, Some(23)), lines);
         // A word longer than a line is put on its own line.
         assert_eq!(

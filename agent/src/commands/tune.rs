@@ -54,10 +54,10 @@ fn what(words: &[String], option: Option<&str>) -> anyhow::Result<What> {
         ([word, policy, ..], None) => {
             let action = action(word);
             let action =
-                action.with_context(|| format!("{word:?} is neither freeze, resume nor reset"))?;
+                action.with_context(|| format!("{word:?} is not freeze, resume or reset"))?;
             (Some(action), Some(policy.as_str()))
         }
-        (_, Some(policy)) => bail!("the policy is given twice: leave out --policy {policy}"),
+        (_, Some(policy)) => bail!("the policy is given twice: omit --policy {policy}"),
     };
     let policy = policy.map(str::parse).transpose()?;
     Ok(match (action, policy) {
@@ -65,7 +65,7 @@ fn what(words: &[String], option: Option<&str>) -> anyhow::Result<What> {
         (Some(action), Some(policy)) => What::Do(action, policy),
         (Some(action), None) => {
             bail!(
-                "which policy? rto-agent tune {} --policy NAME",
+                "give the policy: rto-agent tune {} --policy NAME",
                 action.name()
             )
         }
@@ -75,7 +75,10 @@ fn what(words: &[String], option: Option<&str>) -> anyhow::Result<What> {
 fn text(answer: &TuneAnswer) -> String {
     let mut text = String::new();
     if answer.policies.is_empty() {
-        text.push_str("nothing is learnt or guarded: no policy has initial_rto = \"auto\", rto_min = \"auto\" or a guard\n");
+        text.push_str(
+            "no learnt or guarded timers: no policy has initial_rto = \"auto\", rto_min \
+                       = \"auto\" or a guard\n",
+        );
     }
     for (name, policy) in &answer.policies {
         text.push_str(&policy_text(name, policy, answer.at_ms));

@@ -24,7 +24,7 @@ fn text(answer: &VerifyAnswer) -> String {
             entries => format!("all {entries} entries"),
         };
         return format!(
-            "the kernel holds {all} of {}\n",
+            "the kernel's maps contain {all} of {}\n",
             counted(*policies, "policy", "policies")
         );
     }
@@ -62,12 +62,18 @@ mod tests {
             policies: 1,
             ..VerifyAnswer::default()
         };
-        assert_eq!(text(&good), "the kernel holds all 3 entries of 1 policy\n");
+        assert_eq!(
+            text(&good),
+            "the kernel's maps contain all 3 entries of 1 policy\n"
+        );
         let one = VerifyAnswer {
             entries: 1,
             ..good.clone()
         };
-        assert_eq!(text(&one), "the kernel holds the one entry of 1 policy\n");
+        assert_eq!(
+            text(&one),
+            "the kernel's maps contain the one entry of 1 policy\n"
+        );
         let mut differences = Differences::default();
         for n in 0..150 {
             let cidr = format!("10.0.{n}.0/24").parse().unwrap();
@@ -80,7 +86,7 @@ mod tests {
         };
         let said = text(&bad);
         assert!(
-            said.starts_with("entry 10.0.0.0/24 (of no policy) is not one of ours\n"),
+            said.starts_with("entry 10.0.0.0/24 (of no policy) is not desired\n"),
             "{said}"
         );
         assert!(

@@ -128,15 +128,15 @@ impl FromStr for MetricsSetting {
         }
         if let Some(path) = text.strip_prefix("unix:") {
             if !path.starts_with('/') {
-                return Err("after unix: comes an absolute path");
+                return Err("unix: must be followed by an absolute path");
             }
             return socket_path(path).map(Self::Unix);
         }
         match text.parse::<SocketAddr>() {
-            Ok(address) if address.port() == 0 => Err("port 0 is no port"),
+            Ok(address) if address.port() == 0 => Err("the port must not be 0"),
             Ok(address) => Ok(Self::Tcp(address)),
             Err(_) => Err(
-                "metrics is \"off\", an address and port like \"127.0.0.1:9464\", or \
+                "metrics must be \"off\", an address and port like \"127.0.0.1:9464\", or \
                  \"unix:/run/rto-agent/metrics.sock\"",
             ),
         }
@@ -167,10 +167,10 @@ impl FromStr for RttSampling {
             "end" => Ok(Self::AtEnd),
             _ => match parse_duration(text) {
                 Ok(interval) if RTT_SAMPLING.contains(&interval) => Ok(Self::Every(interval)),
-                Ok(_) => Err("an interval of rtt_sampling is 1ms to 24h"),
+                Ok(_) => Err("the interval of rtt_sampling must be 1ms to 24h"),
                 Err(_) => Err(
-                    "rtt_sampling is \"off\", \"end\" (of each connection), or also an interval like \
-                     \"1s\"",
+                    "rtt_sampling must be \"off\", \"end\" (at the end of each connection) or an \
+                     interval like \"1s\" (at the end, and at this interval)",
                 ),
             },
         }
@@ -203,7 +203,7 @@ impl FromStr for OnExit {
         match text {
             "detach" => Ok(Self::Detach),
             "keep" => Ok(Self::Keep),
-            _ => Err("on_exit is \"detach\" or \"keep\""),
+            _ => Err("on_exit must be \"detach\" or \"keep\""),
         }
     }
 }
@@ -220,10 +220,10 @@ where
 fn absolute_path(text: &str) -> Result<PathBuf, &'static str> {
     let path = Path::new(text);
     if !path.is_absolute() {
-        return Err("an absolute path is needed, beginning with /");
+        return Err("the path must be absolute (begin with /)");
     }
     if text.contains('\0') {
-        return Err("a path has no NUL in it");
+        return Err("a path must not contain NUL");
     }
     Ok(path.to_owned())
 }
@@ -235,7 +235,7 @@ fn socket_path(text: &str) -> Result<PathBuf, &'static str> {
     let path = absolute_path(text)?;
     if text.len() > MAX_SOCKET_PATH {
         return Err(
-            "the path of a Unix socket has at most 107 bytes (unix(7)); choose a shorter one",
+            "the path of a Unix socket must have at most 107 bytes (unix(7)); choose a shorter one",
         );
     }
     Ok(path)

@@ -25,7 +25,7 @@ fn refusal(path: &Path, check: fn(&Path) -> io::Result<()>) -> Option<String> {
     let refusal = checked.err().filter(|e| e.kind() == io::ErrorKind::Other)?;
     let refusal = refusal.to_string();
     Some(format!(
-        "the configuration is not root's alone: {}",
+        "users other than root can change the configuration: {}",
         printable::text(&refusal)
     ))
 }

@@ -50,8 +50,9 @@ fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
 }
 
 /// The error for a file whose lines are not shown, see [`looks_ours`].
-const NOT_OURS: &str = "this is no configuration of rto-agent, as no line begins with [policy.NAME]; remove the file, or the \
-                        link, from policies.d (its lines are not shown: errors go to [agent] group as well)";
+const NOT_OURS: &str = "this is not a configuration of rto-agent, because no line begins with \
+                        [policy.NAME]; remove the file or symbolic link from policies.d (its lines \
+                        are not shown, because [agent] group may read errors)";
 
 /// Whether errors may cite a file of `policies.d`. The daemon reads it as root, and every member of
 /// the socket's group sees its errors: a link to a secret must not reveal it. A secret has no
@@ -89,12 +90,13 @@ impl Loader {
                 Err(e) => {
                     let fix = match e.kind() {
                         io::ErrorKind::NotFound if i == 0 => {
-                            "; write one (an example comes with rto-agent) or name it with --config"
+                            "; create it (rto-agent comes with an example), or give another file \
+                             with --config"
                         }
                         io::ErrorKind::InvalidData => "; configuration files are UTF-8 text",
                         io::ErrorKind::PermissionDenied => {
-                            "; it must be root's, or readable for everybody: the daemon reads as root without \
-                             CAP_DAC_OVERRIDE"
+                            "; the file must belong to root or be world-readable, because the \
+                             daemon reads it as root without CAP_DAC_OVERRIDE"
                         }
                         _ => "",
                     };
@@ -243,7 +245,7 @@ impl Loader {
                     other.line(former.span.start)
                 );
                 let message = format!(
-                    "the settings of policy {} are already at {at}; here it may only have cidrs",
+                    "policy {} already has its settings at {at}; here it may only have cidrs",
                     raw.name
                 );
                 self.errors.push(source.error(raw.span.clone(), message));
@@ -306,7 +308,8 @@ impl Loader {
             let source = &self.sources[*index];
             let Some(policy) = set.policies.get(&raw.name) else {
                 let message = format!(
-                    "unknown policy {}: no file gives it any setting; add one (initial_rto = \"100ms\") or fix the name",
+                    "unknown policy {}: no file has settings for it; add one (initial_rto = \
+                     \"100ms\"), or correct the name",
                     raw.name
                 );
                 self.errors.push(source.error(raw.span.clone(), message));
@@ -361,8 +364,8 @@ impl Loader {
                 match first.get(cidr) {
                     Some((other, place)) if other != name => {
                         let message = format!(
-                            "{cidr} is already listed at {place}, by policy {other}; an entry has one policy: remove it \
-                             from one of them"
+                            "{cidr} is already listed at {place}, in policy {other}; an entry has \
+                             only one policy: remove it from one of them"
                         );
                         self.errors
                             .push(source.error(source.quoted(*start), message));
@@ -392,7 +395,10 @@ fn repeated(repeated: &Repeated) -> Option<String> {
     let more = match count - 1 {
         0 => String::new(),
         more => {
-            format!(", and so are {more} more; sort -u removes them from a list of one CIDR a line")
+            format!(
+                ", and {more} more CIDRs are listed twice; sort -u removes duplicates from a \
+                     list with one CIDR per line"
+            )
         }
     };
     Some(format!(

@@ -163,7 +163,8 @@ impl Walk<'_> {
         for at in marks.iter().take(MOST_ERRORS) {
             self.error(
                 *at..at + BYTE_ORDER_MARK.len_utf8(),
-                "a byte order mark (U+FEFF, invisible) within the file, as joining files leaves it; remove it",
+                "an invisible byte order mark (U+FEFF) inside the file, probably from joining \
+                 files; remove it",
             );
         }
         let line = |at: usize| rest[..at].rfind('\n');
@@ -226,7 +227,7 @@ impl Walk<'_> {
         if name == PolicyName::unmatched() {
             self.error(
                 span,
-                "connections that no entry covers are counted under this name; choose another",
+                "this name is reserved for connections that no entry covers; choose another",
             );
             return None;
         }
@@ -318,7 +319,7 @@ impl Walk<'_> {
         let is_good = text.chars().count() <= MAX_DESCRIPTION && !text.contains(char::is_control);
         if !is_good {
             let message =
-                format!("a description is one line of at most {MAX_DESCRIPTION} characters");
+                format!("a description must be one line of at most {MAX_DESCRIPTION} characters");
             self.error(value.span(), message);
         }
         is_good.then(|| text.to_owned())
@@ -342,7 +343,7 @@ impl Walk<'_> {
         let found = value.get_ref().type_str();
         self.error(
             value.span(),
-            format!("this is {}; wanted is {wanted}", article(found)),
+            format!("expected {wanted}, found {}", article(found)),
         );
     }
 
@@ -350,7 +351,10 @@ impl Walk<'_> {
         let text = key.get_ref();
         let message = match nearest(text, known) {
             Some(near) => format!("unknown key {place}{text}; did you mean {near}?"),
-            None => format!("unknown key {place}{text}; known are {}", known.join(", ")),
+            None => format!(
+                "unknown key {place}{text}; known keys: {}",
+                known.join(", ")
+            ),
         };
         self.error(key.span(), message);
     }

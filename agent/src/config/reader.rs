@@ -118,7 +118,7 @@ impl FilesReader {
                 Ok(files) => return Ok(files),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(failed(path, "the thread that read it died"));
+                    return Err(failed(path, "the thread that read it panicked"));
                 }
             }
             // The caller makes progress while it waits, as the wait is limited.
@@ -162,7 +162,10 @@ impl FilesReader {
                 progress,
                 current,
             }),
-            Err(e) => Err(failed(path, &format!("no thread to read it: {e}"))),
+            Err(e) => Err(failed(
+                path,
+                &format!("cannot start a thread to read it: {e}"),
+            )),
         }
     }
 
@@ -172,18 +175,18 @@ impl FilesReader {
         let what = match late {
             Late::Stalled => {
                 let limit = self.stall_limit.as_secs_f64();
-                format!("its file system has not answered within {limit} s")
+                format!("its file system did not answer within {limit} s")
             }
             Late::Slow => {
                 let limit = self.read_limit.as_secs_f64();
-                format!("reading all files has not ended within {limit} s")
+                format!("reading all files took longer than {limit} s")
             }
         };
         failed(
             &current,
             &format!(
-                "{what}; see whether its file system hangs (a network file system whose server is gone, FUSE), or move \
-                 the configuration to a local disk"
+                "{what}; check whether its file system hangs (a network file system whose server \
+                 is down, or FUSE), or move the configuration to a local disk"
             ),
         )
     }
@@ -228,7 +231,7 @@ mod tests {
             };
             let text = errors.to_string();
             let named = text.starts_with("/nonexistent/policies.d/a\\u{1b}.toml: ");
-            assert!(named && text.contains("has not answered"), "{text}");
+            assert!(named && text.contains("did not answer"), "{text}");
         }
         assert!(begin.elapsed() >= SHORT);
         // Only one thread is blocked.
@@ -284,7 +287,7 @@ mod tests {
             panic!("it was read");
         };
         let text = errors.to_string();
-        assert!(text.contains("has not ended within 0.2 s"), "{text}");
+        assert!(text.contains("took longer than 0.2 s"), "{text}");
     }
 
     #[test]

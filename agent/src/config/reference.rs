@@ -45,15 +45,20 @@ const AGENT: &[Key] = &[
         name: "cgroup",
         values: "`\"auto\"` or an absolute path",
         default: "\"auto\"",
-        meaning: "The cgroup2 directory to attach to. `\"auto\"` is the root of the hierarchy, wherever it is mounted: every socket of the host. Where a container sees its own part alone it does not start",
+        meaning: "The cgroup2 directory to attach to. `\"auto\"` is the root of the hierarchy, \
+                  wherever it is mounted: every socket of the host. The daemon does not start in a \
+                  container with a private cgroup namespace",
         accepted: &["\"/sys/fs/cgroup/a\""],
         refused: &["\"a\"", "1"],
     },
     Key {
         name: "pin_dir",
-        values: "absolute path on a BPF file system, no dots",
+        values: "absolute path on a BPF file system, without dots",
         default: "\"/sys/fs/bpf/rto-agent\"",
-        meaning: "Directory for the pins of link and maps; it is made if it is missing. By them policies stay in force when the daemon is killed, or stops with `on_exit = \"keep\"`, and the next start with the same `pin_dir` adopts them: run `rto-agent detach` before changing it",
+        meaning: "Directory for the pins of the link and the maps; created if it is missing. The \
+                  pins keep policies active when the daemon is killed, or stops with `on_exit = \
+                  \"keep\"`. The next start with the same `pin_dir` adopts them, so run `rto-agent \
+                  detach` before you change it",
         accepted: &["\"/sys/fs/bpf/other\""],
         refused: &["\"pins\"", "\"/sys/fs/bpf/a.b\""],
     },
@@ -72,7 +77,7 @@ const AGENT: &[Key] = &[
         name: "state_dir",
         values: "absolute path",
         default: "\"/run/rto-agent\"",
-        meaning: "Runtime entries and the instance lock",
+        meaning: "Directory of the runtime entries and the instance lock",
         accepted: &["\"/run/other\""],
         refused: &["\"state\""],
     },
@@ -80,16 +85,17 @@ const AGENT: &[Key] = &[
         name: "persistent_dir",
         values: "absolute path",
         default: "\"/var/lib/rto-agent\"",
-        meaning: "What was [learnt](#values-that-are-learnt), [experiments](experiments.md) and the [last good \
-                  configuration](runbook.md#rtoagentreloadfailed), over a reboot",
+        meaning: "Directory of data that survives a reboot: [learnt \
+                  values](#values-that-are-learnt), [experiments](experiments.md) and the [last \
+                  good configuration](runbook.md#rtoagentreloadfailed)",
         accepted: &["\"/var/lib/other\""],
         refused: &["\"lib\""],
     },
     Key {
         name: "group",
-        values: "group name, or its number as a string",
+        values: "name of a group, or its number as a string",
         default: "\"root\"",
-        meaning: "The group that may use the socket, beside root",
+        meaning: "The group that may use the socket in addition to root",
         accepted: &["\"netops\"", "\"998\""],
         refused: &["0"],
     },
@@ -97,7 +103,8 @@ const AGENT: &[Key] = &[
         name: "on_exit",
         values: "`\"detach\"` or `\"keep\"`",
         default: "\"detach\"",
-        meaning: "Whether a stopped daemon removes the policies from the kernel or leaves them in force",
+        meaning: "Whether a daemon that stops removes the policies from the kernel (`\"detach\"`) \
+                  or leaves them active (`\"keep\"`)",
         accepted: &["\"keep\""],
         refused: &["\"stop\"", "true"],
     },
@@ -105,7 +112,7 @@ const AGENT: &[Key] = &[
         name: "metrics",
         values: "`\"off\"`, `\"ADDRESS:PORT\"` or `\"unix:PATH\"`",
         default: "\"off\"",
-        meaning: "Where [metrics](../reference/metrics.md) are served",
+        meaning: "The address that serves the [metrics](../reference/metrics.md)",
         accepted: &[
             "\"127.0.0.1:9464\"",
             "\"[::1]:9464\"",
@@ -117,7 +124,8 @@ const AGENT: &[Key] = &[
         name: "max_entries",
         values: "1 to 4194304",
         default: "",
-        meaning: "Initial [capacity](../reference/scale.md#room) for entries. The maps grow beyond it on demand",
+        meaning: "Initial [capacity](../reference/scale.md#room) for entries. The maps grow on \
+                  demand",
         accepted: &["1", "4194304"],
         refused: &["0", "4194305", "\"1\""],
     },
@@ -125,8 +133,9 @@ const AGENT: &[Key] = &[
         name: "attach",
         values: "boolean",
         default: "true",
-        meaning: "`false` detaches every host that has this configuration, as `rto-agent detach` does one; `true` ends that, and no \
-                  detachment by `rto-agent detach`",
+        meaning: "`false` detaches every host that has this configuration, like `rto-agent detach` \
+                  on each of them; `true` attaches these hosts again, except hosts that were \
+                  detached by `rto-agent detach`",
         accepted: &["false"],
         refused: &["\"false\""],
     },
@@ -134,8 +143,8 @@ const AGENT: &[Key] = &[
         name: "apply_to_open",
         values: "boolean",
         default: "false",
-        meaning: "Whether open sockets get the options of a policy that begins to cover them \
-                  ([scope](../reference/kernel.md#sockets-that-are-open-already))",
+        meaning: "Whether a new or changed policy also sets its options on sockets that are \
+                  already open ([scope](../reference/kernel.md#sockets-that-are-open-already))",
         accepted: &["true"],
         refused: &["\"true\""],
     },
@@ -143,7 +152,8 @@ const AGENT: &[Key] = &[
         name: "statistics",
         values: "boolean",
         default: "true",
-        meaning: "Whether policies [count](../reference/statistics.md) what they do",
+        meaning: "Whether connections and retransmissions are \
+                  [counted](../reference/statistics.md) by policy",
         accepted: &["false"],
         refused: &["1"],
     },
@@ -151,7 +161,7 @@ const AGENT: &[Key] = &[
         name: "count_unmatched",
         values: "boolean",
         default: "false",
-        meaning: "Whether connections that no entry covers are counted too",
+        meaning: "Whether connections that no entry covers are counted as well",
         accepted: &["true"],
         refused: &["1"],
     },
@@ -168,7 +178,8 @@ const AGENT: &[Key] = &[
         name: "rtt_sampling",
         values: "`\"end\"`, `\"off\"` or a duration, 1ms to 24h",
         default: "\"end\"",
-        meaning: "When a smoothed RTT is sampled: at a connection's end, also at this interval, or never",
+        meaning: "When the smoothed RTT of a sampled connection is recorded: when it ends, also at \
+                  this interval, or never",
         accepted: &["\"off\"", "\"1ms\"", "\"24h\""],
         refused: &["\"999us\"", "\"25h\"", "1"],
     },
@@ -179,7 +190,7 @@ const POLICY: &[Key] = &[
         name: "cidrs",
         values: "list of CIDRs",
         default: "[]",
-        meaning: "The prefixes of the policy's peers. Other files may add to the list",
+        meaning: "The prefixes of the policy's peers. Other files may add prefixes",
         accepted: &["[\"10.0.0.0/8\", \"fd00::/16\", \"10.1.2.3\"]"],
         refused: &["\"10.0.0.0/8\"", "[\"10.1.2.3/8\"]", "[\"10.0.0.0/33\"]"],
     },
@@ -318,17 +329,20 @@ const POLICY: &[Key] = &[
         name: "guard",
         values: "`\"warn\"`, `\"on\"` or `\"off\"`",
         default: "\"warn\"",
-        meaning: "What is done about spurious retransmissions of SYNs and SYN-ACKs: they are reported, [brakes](#values-that-are-learnt) \
-                  give new connections the kernel's own timer, or nothing is done (before Linux 6.15 without the [fuse for \
-                  outages](../reference/kernel.md#connect-through-an-outage), either). `\"on\"` is the default where a value is learnt",
+        meaning: "Reaction to spurious retransmissions of SYNs and SYN-ACKs. `\"warn\"` reports \
+                  them; `\"on\"` also lets [brakes](#values-that-are-learnt) give new connections \
+                  the kernel's own timer; `\"off\"` does nothing (before Linux 6.15 it also \
+                  disables the [fuse for \
+                  outages](../reference/kernel.md#connect-through-an-outage)). `\"on\"` is the \
+                  default if a value is learnt",
         accepted: &["\"on\"", "\"off\""],
         refused: &["true", "\"auto\"", "{}"],
     },
     Key {
         name: "mode",
-        values: "`\"apply\"`, or `\"advise\"` where a value is learnt",
+        values: "`\"apply\"`; also `\"advise\"` if a value is learnt",
         default: "\"apply\"",
-        meaning: "Whether what is learnt is set, or only computed and shown",
+        meaning: "Whether learnt values are applied, or only computed and shown",
         accepted: &["\"apply\""],
         refused: &["\"advise\"", "true"],
     },
@@ -364,7 +378,7 @@ fn policy(key: &str, value: &str) -> String {
 /// The keys that the parser lists in its error about an unknown one.
 fn known(section: &str) -> BTreeSet<String> {
     let refused = read(format!("[{section}]\nno-such-key-at-all = 1\n")).unwrap_err();
-    let (_, keys) = refused.split_once("; known are ").unwrap();
+    let (_, keys) = refused.split_once("; known keys: ").unwrap();
     let keys = keys.lines().next().unwrap_or_default().split(", ");
     keys.map(ToOwned::to_owned).collect()
 }

@@ -47,7 +47,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> io::Result<String> {
     if text.len() as u64 > limit {
         return Err(io::Error::new(
             io::ErrorKind::FileTooLarge,
-            format!("it has more than {limit} bytes"),
+            format!("it is larger than {limit} bytes"),
         ));
     }
     Ok(text)
@@ -74,7 +74,7 @@ pub(crate) fn check(meta: &Metadata) -> io::Result<()> {
         "a symbolic link"
     };
     Err(io::Error::other(format!(
-        "this is {found}; replace it by a regular file"
+        "this is {found}; replace it with a regular file"
     )))
 }
 

@@ -18,7 +18,7 @@ use crate::{
     printable, progress,
 };
 
-const HEADER: &str = "# Entries saved by `rto-agent add --save`. They may be edited as well.\n\n";
+const HEADER: &str = "# Entries saved by `rto-agent add --save`. You may also edit this file.\n\n";
 
 /// Why the file was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum SaveError {
         reason: String,
     },
     /// An entry to be removed is not in the file.
-    #[error("{cidr} is not in {path}; entries of other files are removed there")]
+    #[error("{cidr} is not in {path}; remove entries of other files by editing those files")]
     NotThere {
         /// The entry.
         cidr: Cidr,
@@ -103,7 +103,7 @@ impl Edit {
         let dir = self.path.parent().unwrap_or(Path::new("."));
         if let Err(e) = fs::File::open(dir).and_then(|dir| dir.sync_all()) {
             tracing::warn!(
-                "{}: {e}; what was saved may be lost with the power",
+                "{}: {e}; the saved data may be lost if the power fails",
                 dir.display()
             );
         }
@@ -157,7 +157,7 @@ pub fn added(
     let list = table.entry("cidrs").or_insert_with(|| value(Array::new()));
     let list = list
         .as_array_mut()
-        .ok_or_else(|| format!("cidrs of {policy} is no list"))?;
+        .ok_or_else(|| format!("cidrs of {policy} is not a list"))?;
     for cidr in progress::stepping(cidrs) {
         list.push(cidr.to_string());
     }
@@ -278,11 +278,11 @@ fn policy_table<'d>(
     });
     policies
         .as_table_like_mut()
-        .ok_or("policy is no table")?
+        .ok_or("policy is not a table")?
         .entry(policy.as_str())
         .or_insert_with(|| Item::Table(Table::new()))
         .as_table_like_mut()
-        .ok_or_else(|| format!("policy.{policy} is no table"))
+        .ok_or_else(|| format!("policy.{policy} is not a table"))
 }
 
 fn draft(path: &Path, text: &str) -> io::Result<AtomicFile> {

@@ -22,7 +22,8 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
         io::ErrorKind::FileTooLarge => io::Error::new(
             e.kind(),
             format!(
-                "more than a configuration file may have ({MAX_FILE} bytes); split it into policies.d"
+                "more than the limit of a configuration file ({MAX_FILE} bytes); split it into \
+                 several files in policies.d"
             ),
         ),
         _ => e,

@@ -118,7 +118,7 @@ fn a_control_arm_that_is_not_counted_is_warned_of() {
     assert!(warnings(true).is_empty());
     let warning = warnings(false).join("\n");
     assert!(
-        warning.contains("config.toml:4: policy near: holdout = 5% compares nothing"),
+        warning.contains("config.toml:4: policy near: holdout = 5% has no use while"),
         "{warning}"
     );
 }
@@ -325,12 +325,15 @@ fn cidr_twice_in_one_policy_is_one_warning() {
         many.contains("config.toml:6: policy near: 10.1.0.0/16 is already listed at"),
         "{many}"
     );
-    assert!(many.contains("config.toml:4, and so are 3 more"), "{many}");
+    assert!(
+        many.contains("config.toml:4, and 3 more CIDRs are listed twice"),
+        "{many}"
+    );
     let both = text(&format!("{a}{a}")) + "cidrs = [\"10.1.0.0/16\"]\n";
     let said = refusal(&both);
     assert!(
         said.starts_with(
-            "config.toml:9:10: 10.1.0.0/16 is already listed at config.toml:4, by policy near"
+            "config.toml:9:10: 10.1.0.0/16 is already listed at config.toml:4, in policy near"
         ),
         "{said}"
     );
@@ -368,7 +371,7 @@ fn secret_linked_into_policies_d_is_not_shown() {
     ] {
         let said = load(&[("config.toml", GOOD), ("policies.d/a.toml", secret)]).unwrap_err();
         assert!(said.starts_with("policies.d/a.toml:1:"), "{said}");
-        assert!(said.contains("no configuration of rto-agent"), "{said}");
+        assert!(said.contains("not a configuration of rto-agent"), "{said}");
         assert!(!said.contains("hunter2") && !said.contains("KEY"), "{said}");
     }
     // Files with policies are cited, and the main file, whose path root chooses.
@@ -422,16 +425,25 @@ fn paths_that_no_system_call_takes_are_refused() {
     for (line, said) in [
         (format!("socket = \"/{long}\""), "at most 107 bytes"),
         (format!("metrics = \"unix:/{long}\""), "at most 107 bytes"),
-        ("socket = \"/run/a\\u0000b\"".to_owned(), "has no NUL"),
-        ("metrics = \"unix:/run/a\\u0000b\"".to_owned(), "has no NUL"),
-        ("state_dir = \"/run/a\\u0000b\"".to_owned(), "has no NUL"),
+        (
+            "socket = \"/run/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
+        (
+            "metrics = \"unix:/run/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
+        (
+            "state_dir = \"/run/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
         (
             "pin_dir = \"/sys/fs/bpf/a\\u0000b\"".to_owned(),
-            "has no NUL",
+            "must not contain NUL",
         ),
         (
             "cgroup = \"/sys/fs/cgroup/a\\u0000b\"".to_owned(),
-            "has no NUL",
+            "must not contain NUL",
         ),
     ] {
         let refused = refusal(&format!("[agent]\n{line}\n"));

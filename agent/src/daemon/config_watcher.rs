@@ -46,7 +46,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
         }
     });
     let watcher = watcher
-        .inspect_err(|e| warn!("inotify: {e}; configuration files are looked at every 30 s"))
+        .inspect_err(|e| warn!("inotify: {e}; configuration files are checked every 30 s instead"))
         .ok();
     let mut watches = watcher.map(|watcher| Watches {
         watcher,
@@ -108,7 +108,7 @@ async fn elsewhere(
         let _stopped = sender.send(watches);
     });
     if let Err(e) = spawned {
-        warn!("no thread: {e}; configuration files are looked at every 30 s");
+        warn!("cannot start a thread: {e}; configuration files are checked every 30 s instead");
     }
     done.await.ok()
 }

@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_millis(5);
 pub enum LockError {
     /// Another daemon holds the lock.
     #[error(
-        "another rto-agent{holder} holds {path}; stop it first, or give this one its own \
+        "another rto-agent{holder} holds {path}; stop that one first, or give this one its own \
          state_dir, socket, pin_dir and cgroup"
     )]
     Held {
@@ -126,7 +126,7 @@ impl InstanceLock {
             let again = Self::of_state_after(&self.state_dir, &mut || false)?;
             self.state = again.state;
             warn!(
-                "{}: the lock was removed; it is made again",
+                "{}: the lock file was removed, and has been created again",
                 self.state_dir.display()
             );
         }
@@ -211,7 +211,7 @@ fn lock(
             let holder = match (own, foreign) {
                 (Some(pid), _) => format!(" (pid {pid})"),
                 (None, Some(there)) => format!(
-                    " (pid {} of another pid namespace, as a container has one)",
+                    " (pid {} in another PID namespace, for example of a container)",
                     there.pid
                 ),
                 (None, None) => String::new(),
@@ -223,7 +223,8 @@ fn lock(
         }
         if !has_waited {
             has_waited = true;
-            info!(path = %path.display(), holder = own, "its holder has ended; waiting for the lock");
+            info!(path = %path.display(), holder = own, "the process that held it has ended; \
+                                                         waiting for the lock");
         }
     }
 }

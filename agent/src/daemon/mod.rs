@@ -56,7 +56,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     // Other users must never be able to write to files and directories that the daemon creates.
     let others = Mode::from_bits_truncate(0o022);
     umask(umask(others) | others);
-    privileges::keep_for_start().context("capabilities cannot be given up")?;
+    privileges::keep_for_start().context("capabilities cannot be dropped")?;
     // Shared until the program is loaded.
     let types = btf::Btf::vmlinux();
     let features = probe::features();
@@ -92,7 +92,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     let on_exit = agent.on_exit;
     // Must run before there is a second thread.
     let mut pinned_again = PinnedAgain::adopt(&pin_dir);
-    privileges::keep_for_running().context("capabilities cannot be given up")?;
+    privileges::keep_for_running().context("capabilities cannot be dropped")?;
     drop(runtime.spawn_blocking(|| ()));
     let engine_config = EngineConfig {
         config_path: config_path.to_owned(),
@@ -176,13 +176,13 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     if !has_ended {
         // The engine writes nothing more: it checks before each write whether it is to stop.
         let limit = STOP_LIMIT.as_secs_f32();
-        warn!("the engine has not ended within {limit} s and is not waited for");
+        warn!("the engine did not stop within {limit} s; the daemon exits without waiting for it");
         return leave(on_exit, &pin_dir, &pinned_again);
     }
     match thread.join() {
         Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir, &pinned_again),
         Ok(result) => result,
-        Err(_) => anyhow::bail!("the engine died; what was in force stays in force"),
+        Err(_) => anyhow::bail!("the engine thread panicked; the active policies stay active"),
     }
 }
 
@@ -197,11 +197,14 @@ impl PinnedAgain {
         let handed = systemd::handed_over();
         let pinned = handed.and_then(|handed| handover::pin_again(pin_dir, &handed));
         let is_pinned = pinned.unwrap_or_else(|e| {
-            warn!("what the service manager kept over the restart is not used: {e}");
+            warn!(
+                "the descriptors that the service manager kept over the restart cannot be used: \
+                   {e}"
+            );
             false
         });
         if is_pinned {
-            info!("what was in force before the restart is pinned again");
+            info!("the policies from before the restart are pinned again");
         }
         Self(is_pinned.then(|| pin_dir.to_owned()))
     }
@@ -220,7 +223,7 @@ impl Drop for PinnedAgain {
         if let Some(pin_dir) = &self.0
             && let Err(e) = handover::unpin(pin_dir)
         {
-            warn!("{}: pins stay: {e}", pin_dir.display());
+            warn!("{}: the pins cannot be removed: {e}", pin_dir.display());
         }
     }
 }
@@ -234,10 +237,13 @@ fn is_interrupted(error: &anyhow::Error) -> bool {
 fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow::Result<()> {
     match on_exit {
         OnExit::Detach if pinned_again.goes() => {
-            info!("stopped before it had started; the service manager has what is in force");
+            info!("stopped during the start; the service manager keeps the active policies");
         }
         OnExit::Keep => {
-            info!("stopped before the engine had finished; the next start reconciles the kernel");
+            info!(
+                "stopped before the engine had finished; the next start reconciles the kernel's \
+                   maps"
+            );
         }
         OnExit::Detach => {
             engine::walk::end_schedules(pin_dir, NewConnections::LeftAlone, Duration::ZERO);
@@ -286,11 +292,14 @@ fn bind_metrics(
         }
         MetricsSetting::Tcp(address) => {
             let listener = std::net::TcpListener::bind(address).with_context(|| {
-                format!("cannot listen on {address} for metrics; set [agent] metrics to another")
+                format!(
+                    "cannot listen on {address} for metrics; set [agent] metrics to another \
+                         address"
+                )
             })?;
             listener.set_nonblocking(true)?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            info!(%address, "metrics are served");
+            info!(%address, "serving metrics");
             Some((http::Listener::Tcp(listener), None))
         }
     })

@@ -71,7 +71,7 @@ fn time(duration: Duration) -> String {
 }
 
 fn configuration() -> Vec<Limit> {
-    const STAYS: &str = "refused; the last good configuration stays in force";
+    const STAYS: &str = "rejected; the last good configuration stays active";
     vec![
         limit(
             "size of a file",
@@ -82,14 +82,15 @@ fn configuration() -> Vec<Limit> {
         limit(
             "kind of a file",
             "regular files only".to_owned(),
-            "a FIFO, a device, a socket is refused without being opened; the last good configuration stays in force",
+            "FIFOs, devices and sockets are refused without being opened; the last good \
+             configuration stays active",
             "integration::adversary::non_file_configuration_is_refused",
         ),
         limit(
-            "time without an answer of the file system",
+            "time that the daemon waits for an answer of the file system",
             time(STALL_LIMIT),
-            "the change is refused; the last good configuration stays in force; reading is tried again once the file \
-             system answers",
+            "the change is rejected; the last good configuration stays active; the files are read \
+             again once the file system answers",
             "engine::actor::tests::files_that_hang_are_an_error_and_the_last_good_ones_stay",
         ),
         limit(
@@ -111,7 +112,7 @@ fn configuration() -> Vec<Limit> {
             "daemon::reference::more_than_there_is_room_for_is_refused",
         ),
         limit(
-            "length of a policy's name",
+            "length of a policy name",
             bytes(POLICY_NAME_LEN as u64 - 1),
             STAYS,
             "daemon::reference::a_name_has_a_longest",
@@ -137,7 +138,7 @@ fn requests() -> Vec<Limit> {
         limit(
             "body of a request",
             bytes(MAX_BODY as u64),
-            "413; not read if its length is declared",
+            "status 413; not read if its declared length is too large",
             "api::body::tests::every_route_has_a_limit",
         ),
         limit(
@@ -147,79 +148,79 @@ fn requests() -> Vec<Limit> {
             "wire::bounded::tests::a_list_ends",
         ),
         limit(
-            "bodies of more than 64 KiB at a time, of root and of all others",
+            "concurrent bodies larger than 64 KiB, separately for root and all others",
             number(server::LARGE_AT_ONCE),
-            "more wait",
+            "further ones wait",
             "integration::faults::a_request_of_100_mb",
         ),
         limit(
             "headers of a request",
-            "100 lines, some 400 KiB".to_owned(),
-            "431, and the connection ends (hyper's limits)",
+            "100 lines, about 400 KiB".to_owned(),
+            "status 431, and the connection is closed (limits of hyper)",
             "integration::adversary::headers_have_a_limit",
         ),
         limit(
             "connections to the control socket",
             number(limits.connections),
-            "more wait",
+            "further ones wait",
             "integration::faults::a_thousand_clients_at_once",
         ),
         limit(
-            "of these, for users other than root",
+            "of these, from users other than root",
             number(limits.connections - limits.for_root),
-            "503, and a line in the log; root's are served",
+            "status 503, and a log line; root is still served",
             "integration::adversary::a_member_of_the_group_does_not_keep_root_out",
         ),
         limit(
-            "silence at the beginning of a connection",
+            "time until the first request of a connection",
             time(limits.idle_timeout),
             "disconnected",
             "integration::faults::silent_clients_delay_no_other_client",
         ),
         limit(
-            "time of a connection",
+            "duration of a connection",
             time(limits.lifetime),
             "disconnected; `watch` has no such limit",
             "api::connection::tests::an_answer_that_does_not_come_ends_with_the_connections_time",
         ),
         limit(
-            "`watch` at a time, of root and of all others",
+            "concurrent `watch` requests, separately for root and all others",
             number(server::WATCHES_AT_ONCE),
             "422",
             "integration::faults::silent_clients_delay_no_other_client",
         ),
         limit(
-            "`list` at a time, of root and of all others",
+            "concurrent `list` requests, separately for root and all others",
             number(server::LISTS_AT_ONCE),
-            "more wait",
+            "further ones wait",
             "integration::scale::fifty_lists_at_once",
         ),
         limit(
-            "time to read a `list`",
+            "time for a client to read a `list`",
             time(server::LIST_TIME),
-            "cut off, and a line in the log",
+            "disconnected, and a log line",
             "integration::scale::unread_list_is_given_up",
         ),
         limit(
             "time that the command line waits for an answer",
             time(client::TIMEOUT),
-            "exit status 1; the change may still be made",
+            "exit status 1; the change may still be applied",
             "",
         ),
         limit(
             "connections to the metrics endpoint",
             number(strangers.connections),
-            "more wait",
+            "further ones wait",
             "api::limit::tests::connections_are_limited",
         ),
         limit(
-            "of these at a Unix socket, for users other than root",
+            "of these on a Unix socket, from users other than root",
             number(strangers.connections - strangers.for_root),
             "503",
             "integration::adversary::a_member_of_the_group_does_not_keep_root_out",
         ),
         limit(
-            "time of such a connection",
+            "duration of such a connection",
             time(strangers.lifetime),
             "disconnected",
             "api::limit::tests::connection_ends_after_its_lifetime_unless_lasting",
@@ -253,25 +254,25 @@ fn host() -> Vec<Limit> {
         limit(
             "open files of the daemon (RLIMIT_NOFILE)",
             number(descriptors::DAEMON),
-            "with less it does not start",
+            "with a lower limit the daemon does not start",
             "integration::adversary::too_few_descriptors_are_an_error",
         ),
         limit(
             "open files of another verb",
             number(descriptors::CLIENT),
-            "with less it is refused",
+            "with a lower limit the command fails",
             "integration::adversary::too_few_descriptors_are_an_error",
         ),
         limit(
             "memory (MemoryMax of the unit)",
             of_unit("MemoryMax"),
-            "a start, a reload or a request that does not fit is refused",
+            "a start, reload or request that needs more is refused",
             "integration::faults::a_start_that_does_not_fit_is_refused",
         ),
         limit(
-            "time that a start waits for the locks of a daemon that has ended",
+            "time that a start waits for the locks of a daemon that is ending",
             time(lock::PATIENCE),
-            "it does not start, and names the holder",
+            "the daemon does not start, and names the process that holds the lock",
             "daemon::lock::tests::start_waits_for_inherited_lock_not_for_living_holder",
         ),
     ]

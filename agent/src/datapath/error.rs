@@ -15,8 +15,8 @@ use crate::{
 pub enum DatapathError {
     /// The pin directory cannot be used.
     #[error(
-        "cannot use {path} for pins: {cause}; it must lie on a BPF file system that root can \
-         write (mount -t bpf bpf /sys/fs/bpf)"
+        "cannot use {path} for pins: {cause}; it must be on a BPF file system that root can write \
+         to (mount -t bpf bpf /sys/fs/bpf)"
     )]
     PinDir {
         /// The pin directory.
@@ -25,13 +25,13 @@ pub enum DatapathError {
         cause: io::Error,
     },
     /// The object could not be loaded.
-    #[error("the kernel did not take the eBPF program: {0}")]
+    #[error("the kernel rejected the eBPF program: {0}")]
     Load(Cause),
     /// The kernel's types could not be read.
-    #[error("the kernel did not take the eBPF program: BTF: {0}")]
+    #[error("the kernel rejected the eBPF program: BTF: {0}")]
     Types(Cause),
     /// The iterator could not be run.
-    #[error("the kernel did not take the eBPF program: iterator over TCP sockets: {0}")]
+    #[error("the kernel rejected the eBPF program: iterator over TCP sockets: {0}")]
     Iterate(Cause),
     /// The link could not be created.
     #[error("cannot attach to {cgroup}: {cause}")]
@@ -43,8 +43,8 @@ pub enum DatapathError {
     },
     /// The link could not be created because another program excludes others.
     #[error(
-        "cannot attach to {cgroup}: {cause}; another sock_ops program is attached exclusively here or above: see \
-         rto-agent doctor"
+        "cannot attach to {cgroup}: {cause}; another sock_ops program is attached exclusively to \
+         this cgroup or one above it; rto-agent doctor names it"
     )]
     Excluded {
         /// The cgroup.
@@ -77,7 +77,7 @@ pub enum DatapathError {
         cause: io::Error,
     },
     /// An entry names a policy that has no slot.
-    #[error("entry {cidr} names policy {policy}, which the kernel does not hold")]
+    #[error("entry {cidr} refers to policy {policy}, which is not in the kernel's maps")]
     UnknownPolicy {
         /// The entry.
         cidr: Cidr,
@@ -191,8 +191,8 @@ fn describe(error: &dyn Error) -> String {
 
 fn of_entry(cause: &io::Error) -> String {
     match cause.raw_os_error() {
-        Some(libc::ENOSPC) => "the kernel's table is full".to_owned(),
-        Some(libc::ENOMEM) => "the kernel has no memory for it".to_owned(),
+        Some(libc::ENOSPC) => "the kernel's map is full".to_owned(),
+        Some(libc::ENOMEM) => "the kernel has not enough memory for it".to_owned(),
         _ => cause.to_string(),
     }
 }

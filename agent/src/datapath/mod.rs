@@ -52,7 +52,7 @@ pub trait Kernel: Send {
     /// The options it was opened with, and the current capacity.
     fn options(&self) -> &Options;
 
-    /// What opening found of an earlier run.
+    /// What the start found of an earlier run.
     fn found(&self) -> Found;
 
     /// The state of the maps.
@@ -397,34 +397,34 @@ pub struct ArmStatistics {
     pub control: Option<[Statistics; 3]>,
 }
 
-/// What opening found of an earlier run.
+/// What the start found of an earlier run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Found {
-    /// Nothing: maps and program are new.
+    /// Nothing: the maps and the program are new.
     #[default]
     Nothing,
-    /// The same program in force: adopted as it is.
+    /// The same program, still attached: adopted unchanged.
     Adopted,
-    /// Maps of the same layout: kept, under a new program.
+    /// Maps of the same layout: kept, with a new program.
     MapsKept,
     /// Only pins of another layout: replaced.
     Replaced,
 }
 
-/// Whether the program is in force.
+/// Whether the program is attached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attachment {
-    /// The kernel lists the program at the cgroup, and each pin is of the object it should be.
+    /// The kernel lists the program at the cgroup, and each pin refers to the expected object.
     pub attached: bool,
     /// What is wrong, if anything.
     pub problem: Option<String>,
     /// The cgroup.
     #[serde(serialize_with = "printable::serialize_path")]
     pub cgroup: PathBuf,
-    /// It is the hierarchy's root: every socket of the host is covered.
+    /// The cgroup is the root of the hierarchy: every socket of the host is covered.
     pub is_root: bool,
     /// The kernel's id of the program.
     pub program_id: Option<u32>,
@@ -440,9 +440,9 @@ pub struct Removed {
     /// Generations of pins.
     #[serde(serialize_with = "printable::serialize_paths")]
     pub generations: Vec<PathBuf>,
-    /// Of these, how many held a link.
+    /// Number of these that contained a link.
     pub links: usize,
-    /// Things in the directory that are not ours and were left.
+    /// Files in the directory that do not belong to rto-agent and were left in place.
     #[serde(serialize_with = "printable::serialize_paths")]
     pub left: Vec<PathBuf>,
 }

@@ -26,8 +26,9 @@ const DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 const MAX_LISTING: u64 = 64 << 20;
 
 const ID: &str = "syn-limits";
-const WHY: &str = "a limit counts every copy of a SYN: with a short initial_rto a moment of loss uses it up, and a ban \
-                   that each SYN renews does not end while clients retry";
+const WHY: &str = "a rate limit counts every SYN, also retransmitted ones: with a short \
+                   initial_rto a moment of loss exhausts it, and a ban that each SYN renews does \
+                   not end while clients retry";
 
 /// Useful only if a policy shortens the SYN timer.
 pub(super) fn syn_limits() -> Finding {
@@ -54,7 +55,7 @@ pub(super) fn syn_limits() -> Finding {
 fn finding(rules: Vec<String>, unread: &[String]) -> Finding {
     let unread = match unread {
         [] => String::new(),
-        some => format!("; not everything was read: {}", some.join(", ")),
+        some => format!("; some rules could not be read: {}", some.join(", ")),
     };
     if rules.is_empty() {
         return Finding::ok(ID, format!("no rule was found{unread}"), WHY);
@@ -114,7 +115,7 @@ fn output(programs: &[&str], args: &[&str], limit: Duration) -> Result<String, S
 /// The rules of `nft -j list ruleset` that limit SYNs (libnftables-json(5)).
 fn of_nft(text: &str) -> Result<Vec<String>, String> {
     let listing: Value =
-        serde_json::from_str(text).map_err(|e| format!("nft's listing is no JSON: {e}"))?;
+        serde_json::from_str(text).map_err(|e| format!("the output of nft is not JSON: {e}"))?;
     let items = listing["nftables"]
         .as_array()
         .map_or(&[][..], Vec::as_slice);

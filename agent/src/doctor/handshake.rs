@@ -117,8 +117,9 @@ fn limited<'a>(set: &'a PolicySet, host: &HostFacts) -> Vec<Limited<'a>> {
 /// retransmissions would cost.
 fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
     const ID: &str = "tcp_synack_retries";
-    const WHY: &str = "a half-open request ends when its SYN-ACK was retransmitted so often: syn_ack_rto = \"auto\" is \
-                       as short as keeps a request for 31s";
+    const WHY: &str = "a half-open connection ends after this number of SYN-ACK retransmissions: \
+                       syn_ack_rto = \"auto\" is short, but long enough to keep half-open \
+                       connections for 31s";
     let retries = host.tcp_synack_retries;
     let limited = limited(set, host);
     let Some(enough) = limited.iter().map(|one| one.enough).max() else {
@@ -130,7 +131,7 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
         format!("{} {is} instead of {wanted}", one.name)
     });
     let found = format!(
-        "{retries}: SYN-ACKs have a longer timer than SYNs: {}",
+        "{retries}: SYN-ACKs get a longer timer than SYNs: {}",
         list(policies)
     );
     let hz = u64::from(host.hz);
@@ -143,19 +144,20 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
         .unwrap_or(hz);
     let fix = if host.reads_listener {
         format!(
-            "sysctl net.ipv4.tcp_synack_retries={enough} in each network namespace with listeners gives {}. It costs: \
-             half-open requests of peers without a policy, spoofed ones too, stay {} instead of {} and get {enough} \
-             SYN-ACK retransmissions instead of {retries}. TCP_SYNCNT = {enough} on a listener does so for that \
-             listener alone; syn_ack_rto = \"keep\" leaves SYN-ACKs as they are",
+            "sysctl net.ipv4.tcp_synack_retries={enough} in each network namespace with listeners \
+             gives {}. The cost: half-open connections of peers without a policy, including \
+             spoofed ones, are kept for {} instead of {} and get {enough} SYN-ACK retransmissions \
+             instead of {retries}. TCP_SYNCNT = {enough} on a listener does the same for that \
+             listener only; syn_ack_rto = \"keep\" leaves the kernel's SYN-ACK timer",
             text(shortest),
             lifetime(hz, enough),
             lifetime(hz, retries),
         )
     } else {
         format!(
-            "Linux 6.2 or later with BTF, where tcp_synack_retries of a request's namespace counts. This kernel does \
-             not tell a program, which reckons with {}; a shorter one must be said, such as syn_ack_rto = \"{}\"; with \
-             {} a request then lives {}",
+            "use Linux 6.2 or later with BTF, where the program reads tcp_synack_retries of the \
+             listener's namespace. On this kernel it assumes {}; set a shorter timer explicitly, \
+             such as syn_ack_rto = \"{}\": with {}, half-open connections are then kept for {}",
             host.syn_ack_retries(),
             text(shortest),
             counted(host.syn_ack_retries(), "retransmission", "retransmissions"),
@@ -187,8 +189,9 @@ impl MptcpSysctls {
 /// Whether short SYN timers can make MPTCP fall back to TCP.
 fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding> {
     const ID: &str = "mptcp";
-    const WHY: &str = "after a few SYN timeouts MPTCP falls back to TCP, and then the kernel does without it for a \
-                       while: with a short initial_rto a moment of loss is enough";
+    const WHY: &str = "after a few SYN timeouts MPTCP falls back to TCP, and the kernel then \
+                       disables MPTCP for a while: with a short initial_rto a moment of loss is \
+                       enough";
     let mut shortened = named(set, |settings| settings.initial_rto.is_some()).peekable();
     if !mptcp.enabled || shortened.peek().is_none() {
         return None;
@@ -201,8 +204,8 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
         None => "after a few SYN timeouts".to_owned(),
     };
     let lasts = match mptcp.blackhole_timeout {
-        Some(0) => ", for that connection alone (net.mptcp.blackhole_timeout = 0)".to_owned(),
-        Some(s) => format!(", and off for {s}s then (net.mptcp.blackhole_timeout)"),
+        Some(0) => ", for that connection only (net.mptcp.blackhole_timeout = 0)".to_owned(),
+        Some(s) => format!(", and is then disabled for {s}s (net.mptcp.blackhole_timeout)"),
         None => String::new(),
     };
     let (who, fix) = if has_btf {
@@ -218,15 +221,16 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
                 "SYNs of MPTCP sockets get the initial_rto of {}",
                 names(&mut applied)
             ),
-            "mptcp = \"keep\" in the policy",
+            "set mptcp = \"keep\" in the policy",
         )
     } else {
         (
             format!(
-                "without BTF a program cannot tell which sockets are MPTCP's: their SYNs get the initial_rto of {}",
+                "without BTF the program cannot recognise MPTCP sockets: their SYNs get the \
+                 initial_rto of {}",
                 names(&mut shortened)
             ),
-            "a kernel with CONFIG_DEBUG_INFO_BTF",
+            "use a kernel with CONFIG_DEBUG_INFO_BTF",
         )
     };
     Some(Finding::bad(
@@ -235,8 +239,8 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
         format!("{who}; MPTCP falls back to TCP {retransmissions}{lasts}"),
         WHY,
         format!(
-            "{fix}; or sysctl net.mptcp.blackhole_timeout=0, where this kernel has it, so that a fallback is for one \
-             connection"
+            "{fix}; or, if this kernel has it, sysctl net.mptcp.blackhole_timeout=0, so that a \
+             fallback affects only one connection"
         ),
     ))
 }
@@ -244,8 +248,8 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
 /// Whether short SYN timers can make the kernel disable TCP Fast Open.
 fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<Finding> {
     const ID: &str = "tcp_fastopen_blackhole_timeout_sec";
-    const WHY: &str = "after SYN timeouts with TCP Fast Open the kernel switches it off for that long, and longer each \
-                       time: with a short initial_rto a moment of loss is enough";
+    const WHY: &str = "after SYN timeouts with TCP Fast Open the kernel disables it for this time, \
+                       and longer each time: with a short initial_rto a moment of loss is enough";
     let timeout_s = timeout_s.filter(|timeout| *timeout != 0)?;
     let shortened = named(set, |settings| settings.initial_rto.is_some());
     let policies = list(shortened.map(ToString::to_string));
@@ -253,21 +257,20 @@ fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<F
         return None;
     }
     Some(if has_btf {
-        let found = format!(
-            "{timeout_s}: connections that begin with TCP Fast Open keep the kernel's timers"
-        );
+        let found =
+            format!("{timeout_s}: connections that use TCP Fast Open keep the kernel's timers");
         Finding::ok(ID, found, WHY)
     } else {
         Finding::bad(
             ID,
             Severity::Warning,
             format!(
-                "{timeout_s}: without BTF a program cannot tell which SYNs use TCP Fast Open: they get the \
-                 initial_rto of {policies}"
+                "{timeout_s}: without BTF the program cannot recognise SYNs with TCP Fast Open: \
+                 they get the initial_rto of {policies}"
             ),
             WHY,
-            "sysctl net.ipv4.tcp_fastopen_blackhole_timeout_sec=0 (the default since Linux 5.14), or a kernel with \
-             CONFIG_DEBUG_INFO_BTF",
+            "sysctl net.ipv4.tcp_fastopen_blackhole_timeout_sec=0 (the default since Linux 5.14), \
+             or use a kernel with CONFIG_DEBUG_INFO_BTF",
         )
     })
 }
@@ -280,9 +283,10 @@ fn duplicate_syns(
     limit_ms: Option<u64>,
 ) -> Option<Finding> {
     const ID: &str = "tcp_invalid_ratelimit";
-    const WHY: &str = "the kernel answers copies of a SYN no more often, and each answer restarts the timer of the \
-                       SYN-ACK: a peer whose own agent gives it a short initial_rto connects up to 0.75s later than \
-                       without when SYN-ACKs are lost for about a second";
+    const WHY: &str = "the kernel answers retransmitted SYNs at most once per this interval, and \
+                       each answer restarts the SYN-ACK timer: if SYN-ACKs are lost for about a \
+                       second, a peer whose own agent sets a short initial_rto connects up to \
+                       0.75s later than without it";
     let limit = Duration::from_millis(limit_ms?);
     let reachable = |cidr: &Cidr| listening.iter().any(|on| may_reach(cidr.network(), on));
     let policies: BTreeSet<&PolicyName> = set
@@ -308,14 +312,15 @@ fn duplicate_syns(
         ID,
         Severity::Warning,
         format!(
-            "{text}, and peers may connect that an entry covers with an initial_rto of {}",
+            "{text}, and peers covered by an entry with an initial_rto of {} may connect",
             format_duration(shortest)
         ),
         WHY,
         format!(
-            "sysctl net.ipv4.tcp_invalid_ratelimit={ms} in each network namespace with listeners: after 0.9s of lost \
-             SYN-ACKs a peer with 100ms connects at 1.15s instead of 1.75s. It costs: segments out of the window and \
-             copies of SYNs, spoofed ones too, are answered up to {} times a second for each connection instead of {}",
+            "sysctl net.ipv4.tcp_invalid_ratelimit={ms} in each network namespace with listeners: \
+             after 0.9s of lost SYN-ACKs a peer with 100ms connects at 1.15s instead of 1.75s. The \
+             cost: out-of-window segments and retransmitted SYNs, including spoofed ones, are \
+             answered up to {} times a second per connection instead of {}",
             1000_u128.div_ceil(ms),
             1000_u128.div_ceil(limit.as_millis().max(1)),
         ),
@@ -333,19 +338,19 @@ fn may_reach(from: IpNetwork, listener: &SocketAddr) -> bool {
 }
 
 const LISTENERS: &str = "listeners";
-const LISTENERS_WHY: &str = "this kernel does not tell a program a listener's options: a shorter SYN-ACK timer shortens \
-                             TCP_DEFER_ACCEPT in proportion, and fewer retransmissions than reckoned with end half-open \
-                             requests early";
+const LISTENERS_WHY: &str = "on this kernel the program cannot read the options of a listener: a \
+                             shorter SYN-ACK timer shortens TCP_DEFER_ACCEPT in proportion, and a \
+                             smaller TCP_SYNCNT ends half-open connections early";
 
 fn unread(why: &str) -> Finding {
-    let found = format!("cannot be looked at: {why}");
+    let found = format!("cannot be read: {why}");
     Finding::bad(
         LISTENERS,
         Severity::Warning,
         found,
         LISTENERS_WHY,
         unless_privileged(
-            "see whether seccomp or an LSM forbids netlink (sock_diag) where this runs",
+            "check whether seccomp or an LSM denies netlink (sock_diag) to this process",
         ),
     )
 }
@@ -362,7 +367,7 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
     let hidden = match found.hidden_processes {
         0 => String::new(),
         hidden => format!(
-            "; {} could not be looked into",
+            "; {} could not be inspected",
             counted(hidden, "process", "processes")
         ),
     };
@@ -373,12 +378,12 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
     let (text, fix) = if harmed.is_empty() {
         (
             format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT"),
-            unless_privileged("run it in the host's PID namespace, with CAP_SYS_PTRACE"),
+            unless_privileged("run doctor in the host's PID namespace, with CAP_SYS_PTRACE"),
         )
     } else {
         (
-            format!("with a timer of their own: {}", list(harmed)),
-            "syn_ack_rto = \"keep\" for their peers, or Linux 6.2 or later with BTF",
+            format!("with their own SYN-ACK timing: {}", list(harmed)),
+            "set syn_ack_rto = \"keep\" for their peers, or use Linux 6.2 or later with BTF",
         )
     };
     let text = format!("{text}{hidden}");
@@ -426,13 +431,13 @@ mod tests {
         assert_eq!(finding.severity, Severity::Warning);
         assert_eq!(
             finding.found,
-            "5: SYN-ACKs have a longer timer than SYNs: near 496ms instead of 100ms"
+            "5: SYN-ACKs get a longer timer than SYNs: near 496ms instead of 100ms"
         );
         let fix = finding.fix.unwrap();
         for part in [
             "net.ipv4.tcp_synack_retries=8 in each network namespace",
             "gives 100ms",
-            "stay 367s instead of 63s and get 8 SYN-ACK retransmissions instead of 5",
+            "are kept for 367s instead of 63s and get 8 SYN-ACK retransmissions instead of 5",
         ] {
             assert!(fix.contains(part), "{fix}");
         }
@@ -459,10 +464,10 @@ mod tests {
         let finding = syn_ack_retries(&auto(), &more);
         assert!(finding.found.starts_with("8: SYN-ACKs"), "{finding:?}");
         let fix = finding.fix.unwrap();
-        assert!(fix.contains("reckons with 5"), "{fix}");
+        assert!(fix.contains("assumes 5"), "{fix}");
         assert!(
             fix.contains(
-                "syn_ack_rto = \"100ms\"; with 5 retransmissions a request then lives 6.3s"
+                "syn_ack_rto = \"100ms\": with 5 retransmissions, half-open connections are then kept for 6.3s"
             ),
             "{fix}"
         );
@@ -571,8 +576,8 @@ mod tests {
         let finding = own_options(&both, &OLD);
         assert_eq!(
             finding.found,
-            "with a timer of their own: 127.0.0.1:80 of httpd (pid 7), TCP_DEFER_ACCEPT 7 s, 127.0.0.1:80 of httpd \
-             (pid 7), TCP_SYNCNT 2; 1 process could not be looked into"
+            "with their own SYN-ACK timing: 127.0.0.1:80 of httpd (pid 7), TCP_DEFER_ACCEPT 7 s, \
+             127.0.0.1:80 of httpd (pid 7), TCP_SYNCNT 2; 1 process could not be inspected"
         );
         let hidden = own_options(&found(vec![], 2), &OLD);
         let fix = hidden.fix.unwrap();

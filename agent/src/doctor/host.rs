@@ -41,7 +41,7 @@ pub(super) fn features(features: &[Feature], findings: &mut Vec<Finding>) {
 }
 
 fn feature(feature: &Feature) -> Finding {
-    const WHY: &str = "settings depend on it";
+    const WHY: &str = "some settings need this feature";
     let id = feature.name.clone();
     let how = format!("{} ({})", feature.needed_for, feature.evidence);
     let severity = if feature.required {
@@ -64,17 +64,20 @@ fn feature(feature: &Feature) -> Finding {
             severity,
             format!("refused: {how}"),
             WHY,
-            "see lockdown, the active LSMs and the seccomp filter of where the agent runs",
+            "check lockdown, the active LSMs and the seccomp filter of the agent's process",
         ),
         Presence::Unknown => Finding::bad(
             id,
             Severity::Warning,
-            format!("could not be asked: {how}"),
+            format!("unknown: {how}"),
             WHY,
             unless_privileged(match cgroup::own() {
                 // A socket of this process shows what the kernel supports.
                 None => "mount the cgroup2 hierarchy: mount -t cgroup2 none /sys/fs/cgroup/unified",
-                Some(_) => "see the reason in brackets; nothing that root can do is missing",
+                Some(_) => {
+                    "see the reason in brackets; root has all the privileges that are \
+                            needed"
+                }
             }),
         ),
     }
@@ -87,7 +90,7 @@ pub(super) fn privileges(findings: &mut Vec<Finding>) {
         None => Finding::bad(
             "capabilities",
             Severity::Warning,
-            "unknown: /proc/self/status does not tell",
+            "unknown: /proc/self/status does not show them",
             WHY,
             "mount /proc",
         ),
@@ -102,12 +105,13 @@ pub(super) fn privileges(findings: &mut Vec<Finding>) {
             "run as root; in a container grant these capabilities",
         ),
     });
-    const LOCKDOWN: &str = "in confidentiality mode the kernel may refuse helpers that read it";
+    const LOCKDOWN: &str = "in confidentiality mode the kernel may refuse BPF helpers that read \
+                            kernel memory";
     findings.push(
         match privileges::lockdown(&privileges::securityfs()).as_deref() {
             None => Finding::ok(
                 "lockdown",
-                "this kernel has none, or securityfs is not mounted",
+                "no lockdown, or securityfs is not mounted",
                 LOCKDOWN,
             ),
             Some("confidentiality") => Finding::bad(
@@ -123,8 +127,8 @@ pub(super) fn privileges(findings: &mut Vec<Finding>) {
 }
 
 pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Vec<Finding>) {
-    const WHY: &str = "the program is attached to a cgroup2 directory and acts on the sockets \
-                       that were made by processes in it or below";
+    const WHY: &str = "the program is attached to a cgroup2 directory and acts on sockets created \
+                       by processes in this cgroup or below";
     findings.push(match cgroup::resolve(given) {
         Err(e) => Finding::bad(
             "cgroup",
@@ -135,9 +139,9 @@ pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Ve
         ),
         Ok(path) => {
             let extent = if cgroup::is_root(&path) {
-                "the hierarchy's root: sockets of the whole host"
+                "the root of the hierarchy: all sockets of the host"
             } else {
-                "as configured: sockets of the processes in it and below"
+                "as configured: sockets of processes in this cgroup and below"
             };
             Finding::ok("cgroup", format!("{}, {extent}", path.display()), WHY)
         }
@@ -150,7 +154,7 @@ pub(super) fn cgroup(given: Option<&Path>, kernel: (u32, u32), findings: &mut Ve
 /// these was used on a host, cgroup2 programs no longer ran for new sockets of some tasks
 /// (`sock_cgroup_data`, fixed by "bpf, cgroups: Fix cgroup v2 fallback on v1/v2 mixed mode").
 fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
-    const WHY: &str = "on kernels before 5.15 their use switches cgroup2's socket programs off";
+    const WHY: &str = "before Linux 5.15, using these controllers disables cgroup2 socket programs";
     findings.push(match mounted {
         [] => Finding::ok(
             "cgroup-v1-network",
@@ -160,7 +164,7 @@ fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
         some if kernel >= (5, 15) => Finding::ok(
             "cgroup-v1-network",
             format!(
-                "{} mounted, which does no harm on this kernel",
+                "{} mounted, which is harmless on this kernel",
                 some.join(" and ")
             ),
             WHY,
@@ -170,14 +174,14 @@ fn v1(mounted: &[&str], kernel: (u32, u32), findings: &mut Vec<Finding>) {
             Severity::Warning,
             format!("{} mounted", some.join(" and ")),
             WHY,
-            "boot with cgroup_no_v1=net_cls,net_prio, or Linux 5.15 or later",
+            "boot with cgroup_no_v1=net_cls,net_prio, or use Linux 5.15 or later",
         ),
     });
 }
 
 pub(super) fn bpffs(pin_dir: &Path, findings: &mut Vec<Finding>) {
-    const WHY: &str = "link and maps are pinned there, so that a killed daemon leaves the \
-                       policies in force and the next one finds them";
+    const WHY: &str = "the link and the maps are pinned there, so that policies stay active if the \
+                       daemon is killed, and the next daemon adopts them";
     const MEND: &str = "mount -t bpf bpf /sys/fs/bpf, or set [agent] pin_dir to a directory on one";
     let existing = pin_dir
         .ancestors()
@@ -186,7 +190,7 @@ pub(super) fn bpffs(pin_dir: &Path, findings: &mut Vec<Finding>) {
     let on_bpffs = statfs(existing).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC);
     let place = existing.display();
     findings.push(if !on_bpffs {
-        let found = format!("{} would not lie on a BPF file system", pin_dir.display());
+        let found = format!("{} is not on a BPF file system", pin_dir.display());
         Finding::bad("bpffs", Severity::Problem, found, WHY, MEND)
     } else if access(existing, AccessFlags::W_OK).is_err() {
         let found = format!("{place} cannot be written");
@@ -211,7 +215,7 @@ pub(super) fn hz(kernel: Option<&KernelVersion>, findings: &mut Vec<Finding>) {
             Severity::Problem,
             e.to_string(),
             WHY,
-            "report this kernel: durations cannot be turned into jiffies",
+            "report this kernel: without HZ, durations cannot be converted to jiffies",
         ),
         (Ok(measured), Some(configured)) if measured != configured => Finding::bad(
             "hz",

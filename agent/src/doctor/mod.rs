@@ -132,7 +132,7 @@ pub fn examine(input: &Input<'_>) -> Report {
             "kernel-version",
             Severity::Warning,
             e.to_string(),
-            "features depend on it",
+            "kernel features depend on the version",
             "report this release string",
         )),
     }
@@ -157,8 +157,9 @@ pub fn examine(input: &Input<'_>) -> Report {
             "configuration",
             Severity::Problem,
             error.clone(),
-            "the daemon does not start with it, and keeps the last good one if it runs",
-            "fix the file; rto-agent check tells when it is right",
+            "a daemon does not start with an invalid configuration; a running daemon keeps the \
+             last good one",
+            "fix the file, and validate it with rto-agent check",
         ));
     }
     if !input.exposed.is_empty() {
@@ -166,8 +167,9 @@ pub fn examine(input: &Input<'_>) -> Report {
             "configuration-permissions",
             Severity::Warning,
             input.exposed.join("\n"),
-            "who can write the configuration decides the timers of every connection",
-            "give files and directories to root, and take the right to write from all others",
+            "whoever can write the configuration controls the timers of every connection",
+            "make root the owner of the files and directories, and remove write permission for all \
+             others",
         ));
     }
     let worst = findings

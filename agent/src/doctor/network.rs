@@ -18,13 +18,13 @@ use crate::{
 };
 
 pub(super) fn sysctls(findings: &mut Vec<Finding>) {
-    const WHY: &str = "with it connect()'s time to give up is computed; other network namespaces \
-                       may have other values";
+    const WHY: &str = "the time after which connect() gives up is computed from it; other network \
+                       namespaces may have other values";
     findings.push(match sysctl::ipv4::<u8>("tcp_syn_linear_timeouts") {
         Some(n) => Finding::ok("tcp_syn_linear_timeouts", n.to_string(), WHY),
         None => Finding::ok(
             "tcp_syn_linear_timeouts",
-            "not there (Linux 6.5), which counts as 0",
+            "absent (Linux 6.5 and later), treated as 0",
             WHY,
         ),
     });
@@ -35,7 +35,7 @@ pub(super) fn sysctls(findings: &mut Vec<Finding>) {
             Severity::Warning,
             format!("{n}: connect() gives up after few SYNs"),
             WHY,
-            "sysctl net.ipv4.tcp_syn_retries=6 unless this is meant",
+            "sysctl net.ipv4.tcp_syn_retries=6, unless the low value is intended",
         ),
         Some(n) => Finding::ok("tcp_syn_retries", n.to_string(), WHY),
         None => Finding::bad(
@@ -51,10 +51,10 @@ pub(super) fn sysctls(findings: &mut Vec<Finding>) {
 /// The kernel uses either the sysctl or the socket's option (`tcp_retransmit_timer()`, Linux 6.12).
 fn thin_linear(value: Option<u8>) -> Finding {
     const ID: &str = "tcp_thin_linear_timeouts";
-    const WHY: &str = "where it is on, thin streams are linear whatever a policy says: thin_linear = \
-                       false and linear_retries have no effect in this network namespace";
+    const WHY: &str = "if it is on, all thin streams use linear timeouts: thin_linear = false and \
+                       linear_retries have no effect in this network namespace";
     match value {
-        Some(0) | None => Finding::ok(ID, "off, so that policies decide", WHY),
+        Some(0) | None => Finding::ok(ID, "off: policies decide", WHY),
         Some(_) => Finding::bad(
             ID,
             Severity::Warning,
@@ -66,8 +66,9 @@ fn thin_linear(value: Option<u8>) -> Finding {
 }
 
 pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Finding>) {
-    const WHY: &str = "programs run child before parent, then in order of attachment, and the last \
-                       to write `reply` wins; one that returns 0 turns the initial RTO off for all";
+    const WHY: &str = "programs of child cgroups run before those of parents, then in order of \
+                       attachment; the last program that writes `reply` wins, and one that returns \
+                       0 disables the initial RTO of all";
     let Ok(cgroup) = cgroup::resolve(given) else {
         return;
     };
@@ -78,9 +79,9 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Fi
             findings.push(Finding::bad(
                 "other-programs",
                 Severity::Warning,
-                format!("{}: cannot be asked: {e}", root.display()),
+                format!("{}: cannot be queried: {e}", root.display()),
                 WHY,
-                unless_privileged("see whether seccomp or an LSM forbids bpf(2) where this runs"),
+                unless_privileged("check whether seccomp or an LSM denies bpf(2) to this process"),
             ));
             return;
         }
@@ -114,11 +115,12 @@ fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Fi
                 ID,
                 Severity::Problem,
                 format!(
-                    "{} is attached so that no other program may be beside it",
+                    "{} is attached exclusively, so that no other program can be attached",
                     describe(program)
                 ),
                 why,
-                "attach it with BPF_F_ALLOW_MULTI or by a link, or set [agent] cgroup to one it does not hold",
+                "attach it with BPF_F_ALLOW_MULTI or with a link, or set [agent] cgroup to a \
+                 cgroup without it",
             )
         })
         .collect();
@@ -142,8 +144,8 @@ fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Fi
             Severity::Warning,
             beside.join(", "),
             why,
-            "see that each returns 1 and writes `reply` only where it means to; try: rto-agent lookup, tcpdump on a \
-             SYN to a black hole",
+            "check that each returns 1 and writes `reply` only for operations it handles; to test: \
+             rto-agent lookup, and tcpdump of the SYNs to an address that does not answer",
         ));
     } else if findings.is_empty() {
         let own = found.iter().filter(|program| program.ours).count();
@@ -153,7 +155,7 @@ fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Fi
         };
         findings.push(Finding::ok(
             ID,
-            format!("none beside {own} of ours{elsewhere}"),
+            format!("none in addition to {own} of rto-agent{elsewhere}"),
             why,
         ));
     }
@@ -161,9 +163,9 @@ fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Fi
 }
 
 pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding>) {
-    const WHY: &str = "a connection was begun in a throw-away network namespace and cgroup, to see \
-                       which timer the kernel chooses: another sock_ops program can overwrite a \
-                       policy's, and the kernel tells nobody";
+    const WHY: &str = "a test connection in a temporary network namespace and cgroup shows which \
+                       timer the kernel uses: another sock_ops program can overwrite a policy's \
+                       timer, and the kernel does not report that";
     let Some(verdict) = verdict else {
         return;
     };
@@ -175,8 +177,8 @@ pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding
             Severity::Problem,
             text,
             WHY,
-            "see other-programs: detach the one that returns 0 or writes `reply` for every \
-             operation, or have it attached before rto-agent (rto-agent detach; rto-agent reload)",
+            "see other-programs: detach the program that returns 0 or writes `reply` for every \
+             operation, or attach rto-agent after it (rto-agent detach, then rto-agent attach)",
         ),
         Verdict::NotProbed { .. } => Finding::bad(
             "probe",
@@ -190,8 +192,8 @@ pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding
 
 /// This namespace's default; a policy can raise and lower it (measured on 6.18).
 pub(super) fn rto_min_default(findings: &mut Vec<Finding>) {
-    const WHY: &str = "it is the rto_min of connections without a policy that sets one, in this \
-                       network namespace alone, and is taken when a socket is made";
+    const WHY: &str = "it is the rto_min of connections whose policy sets none, in this network \
+                       namespace only, and applies when a socket is created";
     const KERNEL: u32 = 200_000;
     findings.push(match sysctl::ipv4::<u32>("tcp_rto_min_us") {
         Some(KERNEL) => Finding::ok("tcp_rto_min_us", "200ms, the kernel's own", WHY),
@@ -200,12 +202,12 @@ pub(super) fn rto_min_default(findings: &mut Vec<Finding>) {
             Severity::Warning,
             format!("{us} us instead of the kernel's own 200 ms"),
             WHY,
-            "sysctl net.ipv4.tcp_rto_min_us=200000 unless this is meant; a policy's rto_min \
-             overrides it, and detach --restore gives back this value (at most 200 ms)",
+            "sysctl net.ipv4.tcp_rto_min_us=200000, unless the value is intended; a policy's \
+             rto_min overrides it, and detach --restore restores this value (at most 200 ms)",
         ),
         None => Finding::ok(
             "tcp_rto_min_us",
-            "not there (Linux 6.11), which counts as 200ms",
+            "absent (Linux 6.11 and later), treated as 200ms",
             WHY,
         ),
     });
@@ -214,9 +216,9 @@ pub(super) fn rto_min_default(findings: &mut Vec<Finding>) {
 /// Cached round trip times of destinations that a policy with rto_min covers.
 pub(super) fn metrics(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
     const ID: &str = "tcp_metrics";
-    const WHY: &str = "a new connection begins with the round trip time and its variation that were \
-                       cached of an earlier one: after a slower past the RTO begins far above \
-                       rto_min and sinks only over some round trips";
+    const WHY: &str = "a new connection starts with the cached round-trip time and variation of an \
+                       earlier one: if that was slower, the RTO starts far above rto_min and needs \
+                       some round trips to fall";
     let Some(set) = set else {
         return;
     };
@@ -228,7 +230,7 @@ pub(super) fn metrics(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
                 Severity::Warning,
                 format!("the cache cannot be read: {e}"),
                 WHY,
-                "look with: ip tcp_metrics show",
+                "inspect it with: ip tcp_metrics show",
             ));
             return;
         }
@@ -240,7 +242,7 @@ pub(super) fn metrics(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
     findings.push(match slow.split_first() {
         None => Finding::ok(
             ID,
-            format!("{} cached, none in the way of an rto_min", cached.len()),
+            format!("{} cached, none above an rto_min", cached.len()),
             WHY,
         ),
         Some((first, rest)) => Finding::bad(
@@ -283,13 +285,17 @@ pub(super) fn routes(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
                 Severity::Warning,
                 format!("routes cannot be read: {e}"),
                 WHY,
-                "look with: ip route show table all | grep 'rto_min lock'",
+                "inspect them with: ip route show table all | grep 'rto_min lock'",
             ));
             return;
         }
     };
     if locked.is_empty() {
-        findings.push(Finding::ok("locked-rto_min", "no route has one", WHY));
+        findings.push(Finding::ok(
+            "locked-rto_min",
+            "no route has a locked rto_min",
+            WHY,
+        ));
     }
     findings.extend(locked.iter().map(|route| locked_route(route, set, WHY)));
 }
@@ -311,8 +317,10 @@ fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str)
                 .then(|| format!("{cidr} (policy {})", entry.policy))
         })
     });
-    let fix =
-        format!("ip route change {destination} ... without rto_min, or leave rto_min to the route");
+    let fix = format!(
+        "ip route change {destination} ... without rto_min, or remove rto_min from the \
+                 policy"
+    );
     match victim {
         Some(entry) => Finding::bad(
             "locked-rto_min",
@@ -365,7 +373,7 @@ mod tests {
         assert_eq!(ok.severity, Severity::Ok);
         assert_eq!(
             ok.found,
-            "none beside 1 of ours, 2 at cgroups that are neither above nor below"
+            "none in addition to 1 of rto-agent, 2 at cgroups that are neither above nor below"
         );
         let related = [program(4, "/c", false), own, program(5, "/c/own/x", false)];
         let [warning] = &others(&related, cgroup, "why")[..] else {

@@ -16,7 +16,7 @@ use crate::{
 
 /// Files that could not be parsed and were moved aside, and files that cannot be read now.
 pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Finding>) {
-    const WHY: &str = "what it had is lost to the daemon";
+    const WHY: &str = "the daemon no longer has the data of this file";
     let before = findings.len();
     for (path, lost) in files {
         let aside = state_file_aside(path);
@@ -25,7 +25,7 @@ pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Findin
                 "state-files",
                 Severity::Warning,
                 format!(
-                    "{} could not be understood and was moved aside: {lost}",
+                    "{} was damaged and has been moved aside: {lost}",
                     printable::path(&aside)
                 ),
                 WHY,
@@ -41,13 +41,13 @@ pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Findin
                 "state-files",
                 Severity::Problem,
                 format!("{}: {e}", printable::path(path)),
-                "a daemon that starts does not take it over, or does not start",
+                "the daemon ignores a damaged file when it starts, or does not start",
                 "restore it from a backup while the daemon is stopped, or remove it",
             ));
         }
     }
     if findings.len() == before {
-        let found = "none is damaged, as far as they may be read";
+        let found = "none of the readable files is damaged";
         findings.push(Finding::ok("state-files", found, WHY));
     }
 }

@@ -116,7 +116,10 @@ impl Engine {
         let mut store = RuntimeStore::new(agent.state_dir.clone());
         let saved_path = Config::saved_path(&config.config_path);
         if let Err(e) = AtomicFile::remove_stale(&saved_path) {
-            warn!("a draft of {} cannot be removed: {e}", saved_path.display());
+            warn!(
+                "a temporary file of {} cannot be removed: {e}",
+                saved_path.display()
+            );
         }
         let files = Arc::new(LoadedConfig {
             config: config.config.clone(),
@@ -416,7 +419,7 @@ impl Engine {
         let agent = &self.config.config.agent;
         if !agent.statistics {
             return Err(EngineError::Refused(
-                "nothing is counted: statistics = false in [agent]".to_owned(),
+                "no statistics: statistics = false in [agent]".to_owned(),
             ));
         }
         let policies = &self.reconciler.resolved().set.policies;
@@ -426,7 +429,7 @@ impl Engine {
             if !known().any(|known| known == policy) {
                 let known: Vec<_> = known().map(PolicyName::as_str).collect();
                 return Err(EngineError::Refused(format!(
-                    "no policy {policy} is in force; there is: {}",
+                    "no active policy {policy}; active policies: {}",
                     known.join(", ")
                 )));
             }
@@ -450,7 +453,7 @@ impl Engine {
         match self.reconcile(next, &Persist::Later, &Source::Ttl.into()) {
             Ok(_) => self.expiry_after = None,
             Err(e) => {
-                error!("entries past their time could not be removed, trying again: {e}");
+                error!("expired entries could not be removed and will be tried again: {e}");
                 self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
             }
         }
@@ -488,7 +491,7 @@ impl Engine {
             info!(?host, "the host's TCP settings changed");
         }
         let problem = changed.err().map(|e| {
-            format!("the host's TCP settings changed, and the policies could not follow: {e}")
+            format!("the host's TCP settings changed, and the policies could not be updated: {e}")
         });
         self.host_problem.becomes(problem, |text| error!("{text}"));
     }
@@ -519,19 +522,19 @@ impl Engine {
         if self.restoring.is_some() || self.reconciler.has_kept_maps() {
             let kept = self.reconciler.leave_maps();
             warn!(
-                "not every socket was given back what it had: the maps in {} are kept; rto-agent \
-                 detach --restore, as root, finishes it",
+                "some sockets could not be restored: the maps in {} are kept; run rto-agent detach \
+                 --restore as root to finish",
                 kept.display()
             );
             return Ok(());
         }
         match self.reconciler.resolved().config().agent.on_exit {
             OnExit::Keep if self.detached_by.is_some() => {
-                info!("stopping; nothing is in force, and what was counted is kept");
+                info!("stopping; no policy is active, and statistics are kept");
                 Ok(())
             }
             OnExit::Keep => {
-                info!("stopping; the policies stay in force (on_exit = \"keep\")");
+                info!("stopping; the policies stay active (on_exit = \"keep\")");
                 Ok(())
             }
             OnExit::Detach if self.detached_by.is_none() && self.hand_over() => Ok(()),
@@ -547,13 +550,15 @@ impl Engine {
 
 fn log_start(reconciler: &Reconciler, detached_by: Option<Caller>) {
     if let Some(by) = detached_by {
-        return warn!("nothing is in force: detached by {by}; rto-agent attach ends that");
+        return warn!(
+            "no policy is active: detached by {by}; run rto-agent attach to activate them"
+        );
     }
     info!(
         found = found(reconciler.found()),
         entries = reconciler.resolved().set.entries.len(),
         cgroup = %reconciler.options().cgroup.display(),
-        "in force"
+        "policies are active"
     );
 }
 

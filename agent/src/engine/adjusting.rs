@@ -178,7 +178,7 @@ impl Deciding {
 
     /// Decisions could not be applied: each tick tries again until they are.
     pub(super) fn not_in_force(&mut self, why: &EngineError) {
-        let problem = format!("what was decided is not in force: {why}");
+        let problem = format!("a decision of the tuner could not be applied: {why}");
         self.problem.becomes(Some(problem), |text| error!("{text}"));
     }
 
@@ -247,7 +247,7 @@ impl Deciding {
         });
         let problem = (!misfits.is_empty()).then(|| {
             format!(
-                "what is learnt does not go with the settings of {}: it is not in force",
+                "the learnt values conflict with the settings of {} and are not applied",
                 misfits.join(", ")
             )
         });
@@ -323,7 +323,7 @@ impl Engine {
                 // The policy has no slot (yet), or is not due in this tick.
                 Ok(None) => {}
                 Err(e) => {
-                    let text = format!("policy {name}: nothing is learnt of it: {e}");
+                    let text = format!("policy {name}: the tuner cannot learn its values: {e}");
                     problem.get_or_insert(text);
                 }
             }
@@ -389,7 +389,7 @@ impl Engine {
             }
             Ok(false) => false,
             Err(e) => {
-                warn!("automatic values cannot be kept in force: {e}");
+                warn!("the lease of learnt values cannot be renewed: {e}");
                 true
             }
         }
@@ -475,19 +475,20 @@ impl Engine {
     fn not_tuned(&self, action: TuneAction, policy: &PolicyName) -> String {
         let desired = self.reconciler.desired();
         if !desired.policies().contains_key(policy) {
-            return format!("no policy {policy} is in force");
+            return format!("no active policy {policy}");
         }
         if self.deciding.is_blind {
             return format!(
-                "policy {policy}: nothing is learnt or guarded: statistics = false in [agent]"
+                "policy {policy} has no learnt or guarded timers: statistics = false in [agent]"
             );
         }
         match action {
             TuneAction::Freeze | TuneAction::Resume => format!(
-                "policy {policy}: it learns nothing, and its guard is not \"on\": there is nothing to {}",
+                "policy {policy} learns no value, and its guard is not \"on\": there is nothing to \
+                 {}",
                 action.name()
             ),
-            TuneAction::Reset => format!("policy {policy}: it learns nothing and has no guard"),
+            TuneAction::Reset => format!("policy {policy} learns no value and has no guard"),
         }
     }
 

@@ -23,7 +23,7 @@ impl Engine {
         if self.walks.is_running() {
             self.walks.ask_again(cause);
         } else if let Err(e) = self.begin_walk(Mode::ApplyToNew, cause) {
-            warn!("open sockets were left alone: {e}");
+            warn!("open sockets were not changed: {e}");
             self.walks.refused(&cause.to_string(), e.to_string());
         }
     }
@@ -35,7 +35,7 @@ impl Engine {
     ) -> Result<WalkView, EngineError> {
         if self.walks.is_running() {
             return Err(EngineError::Refused(
-                "a walk over the open sockets runs already; see rto-agent status".to_owned(),
+                "open sockets are already being walked; see rto-agent status".to_owned(),
             ));
         }
         let mode = if request.new_only {
@@ -51,7 +51,7 @@ impl Engine {
         let kernel = self.reconciler.kernel();
         let Some(kernel) = kernel.filter(|_| self.detached_by.is_none()) else {
             return Err(EngineError::Refused(
-                "nothing is in force; rto-agent attach ends that".to_owned(),
+                "no policy is active; run rto-agent attach to activate them".to_owned(),
             ));
         };
         self.check_can_walk()?;
@@ -72,8 +72,8 @@ impl Engine {
     pub(super) fn check_can_walk(&self) -> Result<(), EngineError> {
         if can_set(&self.config.features, "iter-tcp") == Some(false) {
             return Err(EngineError::Refused(
-                "this kernel does not let a program walk over open sockets (Linux 5.15 and later; \
-                 see iter-tcp in rto-agent doctor); nothing was changed"
+                "this kernel has no iterator over open sockets (Linux 5.15 and later; see iter-tcp \
+                 in rto-agent doctor); nothing was changed"
                     .to_owned(),
             ));
         }

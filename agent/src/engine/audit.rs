@@ -134,7 +134,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.what, &self.by) {
             (Some(what), Some(by)) => write!(f, "{what}, {by}"),
-            (None, Some(by)) => write!(f, "asked by {by}"),
+            (None, Some(by)) => write!(f, "requested by {by}"),
             (Some(what), None) => f.write_str(what),
             (None, None) => f.write_str(self.source.name()),
         }

@@ -182,7 +182,7 @@ impl Desired {
             let policy = Policy::from(settings.clone());
             match self.compile(name, &policy) {
                 _ if set.policies.len() >= MAX_POLICIES as usize => {
-                    let full = format!("there is room for {MAX_POLICIES} policies");
+                    let full = format!("the limit is {MAX_POLICIES} policies");
                     refused.insert(name, full.into());
                 }
                 Ok(compiled) => {
@@ -218,7 +218,7 @@ impl Desired {
                     set.entries.insert(*cidr, entry);
                 }
                 Ok(()) => {
-                    let full = format!("there is room for {MAX_ENTRIES_LIMIT} entries");
+                    let full = format!("the limit is {MAX_ENTRIES_LIMIT} entries");
                     left_out.insert(*cidr, full.into());
                 }
                 Err(reason) => drop(left_out.insert(*cidr, reason)),

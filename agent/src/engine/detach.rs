@@ -43,7 +43,7 @@ impl DetachMark {
     pub(super) fn load(&mut self) -> std::io::Result<Option<Caller>> {
         let (by, lost) = self.document.load::<Option<Caller>>()?;
         if let Some(why) = lost {
-            warn!("whether it was detached is not known: {why}");
+            warn!("it is unknown whether the policies were detached on purpose: {why}");
         }
         Ok(by.flatten())
     }
@@ -59,7 +59,7 @@ impl DetachMark {
             .document
             .write(&by.filter(|by| *by != Caller::CONFIGURATION));
         let problem = saved.as_ref().err().map(|e| {
-            format!("{e}; until it is saved a restart goes back to what was saved before")
+            format!("{e}; until it is saved, a restart returns to the state saved before")
         });
         self.problem.becomes(problem, |text| warn!("{text}"));
         saved
@@ -160,7 +160,7 @@ impl Engine {
         self.probing.look(cgroup);
         self.probing.sweep(cgroup);
         Cause::asked(by).audit_other("detach");
-        info!("detached: nothing is in force until rto-agent attach");
+        info!("detached: no policy is active until rto-agent attach");
         was_attached.into()
     }
 
@@ -181,12 +181,12 @@ impl Engine {
         self.check_not_restoring()?;
         let mut answer = ChangeAnswer::default();
         let Some(by) = self.detached_by else {
-            answer.notes.push("it was attached already".to_owned());
+            answer.notes.push("already attached".to_owned());
             return Ok(answer);
         };
         if !self.reconciler.resolved().config().agent.attach {
             return Err(EngineError::Refused(format!(
-                "detached by {by}, which rto-agent attach does not end: set it to true"
+                "detached by {by}, which rto-agent attach cannot override: set it to true"
             )));
         }
         self.detach_mark.set(None).map_err(EngineError::Unsaved)?;
@@ -218,7 +218,7 @@ impl Engine {
         self.events.end();
         if self.walks.is_running() {
             return Err(EngineError::Refused(
-                "a walk over the open sockets is held up; try again, or detach without --restore"
+                "the walk over open sockets is blocked; try again, or detach without --restore"
                     .to_owned(),
             ));
         }
@@ -255,7 +255,7 @@ impl Engine {
         if self.walks.is_running() {
             self.walks.stop();
             restored.problems.push(format!(
-                "not done after {} s: a socket that is in use holds it up",
+                "not finished after {} s: blocked by a socket that is in use",
                 RESTORE_LIMIT.as_secs()
             ));
         }
@@ -293,13 +293,14 @@ impl Engine {
         match done {
             Ok(kept) => {
                 if kept {
-                    info!("stopping; the service manager has what is in force, for a restart");
+                    info!("stopping; the service manager keeps the active policies for a restart");
                 }
                 kept
             }
             Err(e) => {
                 warn!(
-                    "the service manager does not have what is in force, and until the next start nothing is: {e}"
+                    "the service manager could not take over the active policies; no policy is \
+                     active until the next start: {e}"
                 );
                 false
             }

@@ -29,20 +29,21 @@ impl Snapshot {
         let refused = |text: String| Err(EngineError::Refused(text));
         if !self.about.statistics {
             return refused(
-                "nothing is counted: set statistics = true and count_unmatched = true in [agent] and restart the daemon"
+                "no statistics: set statistics = true and count_unmatched = true in [agent], and \
+                 restart the daemon"
                     .to_owned(),
             );
         }
         if !self.about.count_unmatched {
             return refused(
-                "connections that no entry covers are not counted: set count_unmatched = true in [agent] and restart \
-                 the daemon"
+                "connections that no entry covers are not counted: set count_unmatched = true in \
+                 [agent], and restart the daemon"
                     .to_owned(),
             );
         }
         if let Some(by) = &self.health.detached_by {
             return refused(format!(
-                "nothing is in force, detached by {by}: rto-agent attach ends that"
+                "no policy is active: detached by {by}; run rto-agent attach to activate them"
             ));
         }
         let resolved = self.resolved()?;

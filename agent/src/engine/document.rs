@@ -88,7 +88,7 @@ impl Document {
         let path = self.path();
         if let Err(e) = AtomicFile::remove_stale(&path) {
             let path = printable::path(&path);
-            warn!("a draft of {path} cannot be removed: {e}");
+            warn!("a temporary file of {path} cannot be removed: {e}");
         }
         let reason = match self.peek()? {
             Ok(content) => return Ok((content, None)),
@@ -256,7 +256,7 @@ impl LastingDocument {
 }
 
 fn taken() -> io::Error {
-    io::Error::other("it is another daemon's: give this one a persistent_dir of its own")
+    io::Error::other("it belongs to another daemon: give this one its own persistent_dir")
 }
 
 /// The path that an unreadable file is moved to.
@@ -279,7 +279,7 @@ mod tests {
         let mut other = Document::new(&dir, "d.json", 1, "b".to_owned());
         let (content, warning) = other.load::<Vec<u64>>().unwrap();
         assert_eq!(content, None);
-        assert!(warning.unwrap().contains("another daemon's"));
+        assert!(warning.unwrap().contains("belongs to another daemon"));
         assert!(other.write(&[3]).is_err());
         assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
     }

@@ -42,8 +42,8 @@ pub enum EngineError {
     /// The kernel refused a change, and the rollback failed; `status` shows it until it is
     /// repaired.
     #[error(
-        "{}; going back failed as well: {undo}\n{held}; what should be in force is tried again every few \
-         seconds, see rto-agent status", in_words(.cause)
+        "{}; the rollback failed as well: {undo}\n{held}; the daemon retries every few seconds, \
+         see rto-agent status", in_words(.cause)
     )]
     OutOfSync {
         /// Why the kernel refused the change.
@@ -55,8 +55,8 @@ pub enum EngineError {
     },
     /// The kernel has a change that could not be saved, and the rollback failed.
     #[error(
-        "{unsaved}; the kernel has the change and did not go back: {back}\nwhat was in force before is tried again \
-         every few seconds, see rto-agent status"
+        "{unsaved}; the change is active in the kernel, and its rollback failed: {back}\nthe \
+         daemon retries the rollback every few seconds, see rto-agent status"
     )]
     NotBack {
         /// Why the change could not be saved.
@@ -65,18 +65,18 @@ pub enum EngineError {
         back: String,
     },
     /// The configuration was rejected.
-    #[error("{0}\nthe last good configuration stays in force")]
+    #[error("{0}\nthe last good configuration stays active")]
     NotReloaded(Box<EngineError>),
     /// A thread could not be started.
-    #[error("no thread: {0}")]
+    #[error("cannot start a thread: {0}")]
     Thread(io::Error),
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
     /// The daemon is stopping, and has left a change unfinished.
     #[error(
-        "the daemon is stopping and has left the change unfinished; the next start reconciles the kernel with the \
-         files and the saved runtime entries"
+        "the daemon is stopping, and the change is unfinished; the next start reconciles the \
+         kernel's maps with the files and the saved runtime entries"
     )]
     Interrupted,
 }

@@ -52,7 +52,7 @@ const FORMAT: u32 = 2;
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Fewest peers an arm may have.
 const LEAST_PEERS: f64 = 20.0;
-const DETACHED: &str = "nothing is in force; rto-agent attach ends that";
+const DETACHED: &str = "no policy is active; run rto-agent attach to activate them";
 
 /// The experiments, for any reader.
 #[derive(Clone, Debug, Default)]
@@ -129,7 +129,7 @@ impl RunningExperiments {
         let mut unreadable = None;
         for file in [&mut document.of_boot, &mut document.lasting] {
             let loaded = file.load::<Saved>().map_err(|e| {
-                let fix = "let root read it, or remove it: experiments are forgotten then";
+                let fix = "make it readable for root, or remove it to forget all experiments";
                 io::Error::new(e.kind(), format!("{e}; {fix}"))
             });
             let (saved, why) = loaded?;
@@ -139,7 +139,7 @@ impl RunningExperiments {
             unreadable = unreadable.or(why);
         }
         let unreadable = unreadable.map(|why| {
-            format!("experiments were lost, and their policies are in force as configured: {why}")
+            format!("experiments were lost, and their policies are active as configured: {why}")
         });
         if let Some(text) = &unreadable {
             warn!("{text}");
@@ -252,7 +252,8 @@ impl RunningExperiments {
         let experiments = {
             let mut all = self.shared.lock();
             for policy in all.trim() {
-                info!(%policy, "its ended experiment is forgotten: {MOST_ENDED} others ended later");
+                info!(%policy, "its ended experiment was dropped: only the last {MOST_ENDED} are \
+                                kept");
             }
             all.clone()
         };
@@ -270,7 +271,7 @@ impl RunningExperiments {
                 "restart"
             };
             format!(
-                "{}; until it is saved a {until} goes back to what was saved before",
+                "{}; until it is saved, a {until} returns to the state saved before",
                 unsaved.error
             )
         });
@@ -320,8 +321,8 @@ impl Engine {
             check_peers(&design, peers.len())?;
             if peers.is_empty() {
                 notes.push(
-                    "how many peers there are is not known: in the last hour no connection of this network namespace \
-                     ended with one"
+                    "the number of peers is unknown: in the last hour no connection of this \
+                     network namespace to a peer of the policy ended"
                         .to_owned(),
                 );
             }
@@ -331,7 +332,7 @@ impl Engine {
             .map_err(|e| EngineError::Refused(e.to_string()))?;
         if let Some(holdout) = settings.control_share() {
             notes.push(format!(
-                "its control arm takes the place of that of holdout = {holdout} while it lasts"
+                "while it runs, its control arm replaces that of holdout = {holdout}"
             ));
         }
         let before = self.deciding.experiments.replace(&policy, Some(record));
@@ -388,7 +389,8 @@ impl Engine {
     ) -> Result<ExperimentAnswer, EngineError> {
         if self.deciding.experiments.get(policy)?.state() == State::Running {
             return refused(&format!(
-                "the experiment of {policy} runs: rto-agent experiment stop {policy} ends it first"
+                "the experiment of {policy} is still running: stop it first, with rto-agent \
+                 experiment stop {policy}"
             ));
         }
         let before = self.deciding.experiments.replace(policy, None);
@@ -402,7 +404,7 @@ impl Engine {
             }
         }
         self.deciding.experiments.save();
-        let text = "cleared: the policy is in force as configured";
+        let text = "cleared: the policy is active as configured";
         info!(%policy, "experiment: {text}");
         self.tell_experiment(policy, text);
         Ok(ExperimentAnswer {
@@ -434,32 +436,33 @@ impl Engine {
 
     fn check_can_experiment(&self, policy: &PolicyName) -> Result<(), EngineError> {
         if !self.config.config.agent.statistics {
-            return refused("nothing is counted: statistics = false in [agent]");
+            return refused("no statistics: statistics = false in [agent]");
         }
         if let Some(by) = self.detached_by {
             return refused(&format!(
-                "nothing is in force: detached by {by}; rto-agent attach ends that"
+                "no policy is active: detached by {by}; run rto-agent attach to activate them"
             ));
         }
         if let Some(reader) = self.snapshots.borrow().reader.as_deref()
             && reader.missing_stats().contains(policy)
         {
             return refused(&format!(
-                "policy {policy}: nothing is counted, as there is no memory for it"
+                "policy {policy} has no statistics, because there was not enough memory"
             ));
         }
         let all = self.deciding.experiments.shared.lock();
         if all.counting().count() >= MOST_COUNTING {
             return refused(&format!(
-                "{MOST_COUNTING} experiments run on this host, which is the most there may be; rto-agent experiment \
-                 stop ends one"
+                "{MOST_COUNTING} experiments are running on this host, the limit; stop one with \
+                 rto-agent experiment stop"
             ));
         }
         if let Some(record) = all.get(policy)
             && record.is_counting()
         {
             return refused(&format!(
-                "an experiment of {policy} runs already: {}; rto-agent experiment stop {policy} ends it",
+                "an experiment of {policy} is already running: {}; stop it with rto-agent \
+                 experiment stop {policy}",
                 record.text()
             ));
         }
@@ -575,8 +578,9 @@ fn check_peers(design: &Design, peers: usize) -> Result<(), EngineError> {
         return Ok(());
     }
     refused(&format!(
-        "policy {}: peers seen in the last hour: {peers}; with {:.0} % of them treated an arm has {fewest:.0}, and needs \
-         {LEAST_PEERS}: draw connections (--unit connection), or cover more peers",
+        "policy {}: {peers} peers were seen in the last hour; with {:.0} % treated, the smaller \
+         arm has {fewest:.0} of the {LEAST_PEERS} it needs: randomise connections (--unit \
+         connection), or cover more peers",
         design.policy,
         share * 100.0
     ))
@@ -606,8 +610,9 @@ fn check_compares(
         return Ok(());
     }
     refused(&format!(
-        "policy {policy}: nothing would be compared, as none of its timers is in force: it sets none (mode = \"advise\" \
-         sets none either), they are not learnt yet, or its guard has taken them back"
+        "policy {policy} has nothing to compare, because none of its timers is applied: it sets \
+         none (mode = \"advise\" does not apply any), they are not learnt yet, or its guard holds \
+         them back"
     ))
 }
 

@@ -109,7 +109,7 @@ pub fn channels(config: &EngineConfig) -> (Channels, Handle) {
 }
 
 impl Handle {
-    /// A handle without an engine: the holder of the receiver answers; nothing is in force.
+    /// A handle without an engine: the holder of the receiver answers; nothing is active.
     #[must_use]
     pub fn disconnected(config: &EngineConfig) -> (Self, mpsc::Receiver<Message>) {
         let (messages, receiver) = mpsc::channel();

@@ -72,7 +72,7 @@ impl LastGood {
         // If the file belongs to another daemon, storing this daemon's configuration fails, and
         // that is reported.
         if let Some(why) = lost.filter(|_| !document.is_taken()) {
-            warn!("the last good configuration that was kept is lost: {why}");
+            warn!("the saved last good configuration is lost: {why}");
         }
         Self {
             document,
@@ -132,8 +132,8 @@ impl LastGood {
 
     fn is_not_kept(&mut self, error: &std::io::Error) {
         let text = format!(
-            "the configuration cannot be kept: {error}; a start with a bad one goes back to what was kept before, if \
-             anything"
+            "the configuration cannot be saved as the last good one: {error}; a start with an \
+             invalid configuration uses the one saved before, if any"
         );
         self.problem.becomes(Some(text), |text| warn!("{text}"));
     }
@@ -219,9 +219,7 @@ impl StartConfig {
                 let errors = errors.to_string();
                 let at = UNIX_EPOCH + Duration::from_secs(kept_at_s);
                 let at = humantime::format_rfc3339_seconds(at);
-                error!(
-                    "configuration refused; the last good one, kept on disk {at}, is used:\n{errors}"
-                );
+                error!("configuration rejected; using the last good one, saved {at}:\n{errors}");
                 Ok(Self {
                     config,
                     files: kept,
@@ -398,7 +396,7 @@ mod tests {
         let mut last_good = bed.keep();
         let files = Files::of_texts(vec![(bed.path(), "a".to_owned())]);
         fs::remove_dir_all(bed.kept().parent().unwrap()).unwrap();
-        fs::write(bed.kept().parent().unwrap(), "no directory").unwrap();
+        fs::write(bed.kept().parent().unwrap(), "not a directory").unwrap();
         last_good.stage(&files);
         let problem = last_good.problem().unwrap();
         assert!(problem.contains("last-good.json"), "{problem}");

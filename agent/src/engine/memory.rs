@@ -44,7 +44,7 @@ impl Need {
     pub fn of_runtime(added: usize, known: usize) -> Self {
         let what = match known {
             0 => format!("{added} runtime entries"),
-            _ => format!("{added} more runtime entries beside {known}"),
+            _ => format!("{added} more runtime entries in addition to {known}"),
         };
         let copies = Self::of(String::new(), known, OF_COPY);
         let added = Self::of(what, added, OF_RUNTIME);
@@ -94,8 +94,9 @@ impl Need {
             return Ok(());
         }
         Err(format!(
-            "{} need some {} MiB of memory, and the memory cgroup {} has {} of its {} MiB left; raise its limit \
-             (MemoryMax= of the unit: systemctl edit rto-agent) or give fewer; nothing was changed",
+            "{} need about {} MiB of memory, and the memory cgroup {} has {} of its {} MiB left; \
+             raise its limit (MemoryMax= of the unit: systemctl edit rto-agent), or give fewer; \
+             nothing was changed",
             self.what,
             self.bytes.div_ceil(MIB),
             limit.cgroup.display(),
@@ -162,12 +163,12 @@ mod tests {
         let more = Need::of_runtime(200_000, 300_000).check(&limit);
         let more = more.unwrap_err();
         assert!(
-            more.starts_with("200000 more runtime entries beside 300000 need"),
+            more.starts_with("200000 more runtime entries in addition to 300000 need"),
             "{more}"
         );
         let refusal = Need::of_runtime(524_288, 0).check(&limit).unwrap_err();
         for part in [
-            "524288 runtime entries need some 200 MiB",
+            "524288 runtime entries need about 200 MiB",
             "/sys/fs/cgroup/system.slice/rto-agent.service has 100 of its 256 MiB left",
             "MemoryMax=",
             "nothing was changed",

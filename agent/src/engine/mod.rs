@@ -83,7 +83,7 @@ pub struct EngineConfig {
 pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
     let learnt = "timers start learning again";
-    let experiments = "experiments are forgotten, and their policies in force as configured";
+    let experiments = "experiments are forgotten, and their policies are active as configured";
     vec![
         (lasting.join(tuning_store::FILE), learnt),
         (of_boot.join(tuning_store::FILE), learnt),
@@ -91,11 +91,11 @@ pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
         (of_boot.join(experiments::FILE), experiments),
         (
             lasting.join(detach::FILE),
-            "a detachment ends with the next start",
+            "a detachment ends at the next start",
         ),
         (
             lasting.join(last_good::FILE),
-            "a start with a bad configuration has no last good one to fall back to",
+            "a start with an invalid configuration has no last good one to use instead",
         ),
     ]
 }

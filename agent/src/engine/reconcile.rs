@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// The problem shown while the maps differ.
-const DIFFERS: &str = "the kernel's maps hold something else than they should";
+const DIFFERS: &str = "the kernel's maps differ from the desired state";
 
 /// The number of changes that are logged individually.
 const WORDS: usize = 12;
@@ -194,7 +194,10 @@ impl Reconciler {
             other => other.to_string(),
         };
         self.out_of_sync.get_or_insert_with(|| {
-            format!("the kernel has a change that could not be saved ({unsaved}), and did not go back: {back}")
+            format!(
+                "a change could not be saved ({unsaved}), and its rollback in the kernel \
+                     failed: {back}"
+            )
         });
         EngineError::NotBack { unsaved, back }
     }
@@ -234,7 +237,7 @@ impl Reconciler {
         let known = |name: &PolicyName| before.policies.contains_key(name);
         let detail = plan.describe(WORDS, known);
         self.apply(&plan, &next.maps, next.room())?;
-        debug!(?compared, written = ?begin.elapsed() - compared, "change took");
+        debug!(?compared, written = ?begin.elapsed() - compared, "slow change");
         self.options.max_entries = self.options.max_entries.max(next.room());
         Ok(Change {
             summary,
@@ -272,13 +275,13 @@ impl Reconciler {
             }
             Err(DatapathError::Stopped) => {
                 // The next start reads the maps, and completes the change or undoes it.
-                let text = "the daemon was stopped in the middle of a change";
+                let text = "the daemon was stopped during a change";
                 self.out_of_sync = Some(text.to_owned());
                 return Err(EngineError::Interrupted);
             }
             Err(cause) => cause,
         };
-        error!("{cause}; going back");
+        error!("{cause}; rolling back");
         let undone = kernel.read().and_then(|actual| {
             let back = Plan::between(&actual, &self.held);
             kernel.change().apply(0, &actual, &back, &self.held)
@@ -290,7 +293,8 @@ impl Reconciler {
             }
             Err(undo) => {
                 self.out_of_sync = Some(format!(
-                    "the kernel's maps are out of step: {cause}; going back failed as well: {undo}"
+                    "the kernel's maps are out of sync: {cause}; the rollback failed as well: \
+                     {undo}"
                 ));
                 let held = match kernel.read() {
                     Ok(actual) => {
@@ -314,7 +318,7 @@ impl Reconciler {
         if let Some(kernel) = &mut self.kernel
             && let Err(e) = kernel.change().set_host_defaults(host.defaults())
         {
-            error!("the program uses former settings of the host: {e}");
+            error!("the program uses outdated settings of the host: {e}");
         }
     }
 
@@ -396,11 +400,11 @@ impl Reconciler {
         }
         match self.rewrite() {
             Ok(change) => {
-                info!("the kernel's maps are in step again");
+                info!("the kernel's maps are in sync again");
                 Some(change)
             }
             Err(e) => {
-                error!("the kernel's maps are still out of step: {e}");
+                error!("the kernel's maps are still out of sync: {e}");
                 attached
             }
         }
@@ -437,7 +441,7 @@ impl Reconciler {
     /// After a detachment that failed: connections get their policies' timers and SYN schedules again.
     pub(super) fn resume(&mut self) {
         if let Err(e) = self.rewrite() {
-            error!("the kernel's maps are out of step after a detachment that failed: {e}");
+            error!("the kernel's maps are out of sync after a failed detachment: {e}");
         }
     }
 
@@ -576,7 +580,7 @@ impl Reconciler {
     /// The attachment that `status` shows while detached.
     pub(super) fn detached(&self) -> Attachment {
         Attachment {
-            problem: Some("detached on purpose; rto-agent attach ends that".to_owned()),
+            problem: Some("detached on purpose; run rto-agent attach to attach again".to_owned()),
             cgroup: self.options.cgroup.clone(),
             is_root: cgroup::is_root(&self.options.cgroup),
             ..Attachment::default()
@@ -629,7 +633,7 @@ fn held(differs: &ChangeSummary) -> String {
         ..
     } = differs;
     format!(
-        "in force is what was before, but for entries added: {added}, changed: {changed}, \
+        "the previous policies are active, except for entries added: {added}, changed: {changed}, \
          removed: {removed}"
     )
 }

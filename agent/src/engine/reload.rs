@@ -224,7 +224,7 @@ impl Engine {
         let room = |agent: &AgentConfig| room_for(0, agent.max_entries);
         if room(agent) < room(&self.reconciler.resolved().config().agent) {
             notes.push(
-                "[agent] max_entries is smaller: it takes effect with the next start".to_owned(),
+                "[agent] max_entries is smaller: it takes effect at the next start".to_owned(),
             );
         }
         // Set first: the snapshot published with the change includes it.
@@ -240,7 +240,7 @@ impl Engine {
                 notes.extend(unsaved);
                 notes.extend(self.deciding.experiments.take_notes());
                 let followed = self.follow_attach(cause);
-                notes.extend(followed.err().map(|e| format!("attach in [agent]: {e}")));
+                notes.extend(followed.err().map(|e| format!("[agent] attach: {e}")));
                 Ok(ChangeAnswer {
                     changed: summary,
                     notes,
@@ -257,7 +257,7 @@ impl Engine {
 
     /// Records that the files were rejected, and logs what is in force instead.
     fn not_reloaded(&mut self, error: EngineError, cause: &Cause) -> EngineError {
-        const KEPT: &str = "the last good configuration stays in force";
+        const KEPT: &str = "the last good configuration stays active";
         self.last_reload = ReloadView {
             kept_at_s: self.last_reload.kept_at_s,
             ..reload_view(cause, Err(&error.to_string()))
@@ -266,13 +266,13 @@ impl Engine {
             return error;
         }
         if error.is_refusal() {
-            error!(%cause, "configuration refused, {KEPT}:\n{error}");
+            error!(%cause, "configuration rejected, {KEPT}:\n{error}");
         } else if !self.reconciler.in_sync() {
             // The error's text says what the kernel holds.
-            error!(%cause, "the configuration could not be put in force: {error}");
+            error!(%cause, "the configuration could not be applied: {error}");
             return error;
         } else {
-            error!(%cause, "the configuration could not be put in force, {KEPT}: {error}");
+            error!(%cause, "the configuration could not be applied, {KEPT}: {error}");
         }
         EngineError::NotReloaded(Box::new(error))
     }
@@ -342,7 +342,8 @@ pub(super) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
     let (now, before) = (files.policies.len(), former.policies.len());
     (now == 0 && before != 0).then(|| {
         format!(
-            "the files have no policy left, of {}; if that is meant: rto-agent reload --allow-empty",
+            "the files no longer have any of the {}; if this is intended, run rto-agent reload \
+             --allow-empty",
             counted(before, "policy", "policies")
         )
     })
@@ -399,7 +400,7 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
     differs
         .into_iter()
         .filter(|(_, differs)| *differs)
-        .map(|(key, _)| format!("[agent] {key} changed: it takes effect with the next start"))
+        .map(|(key, _)| format!("[agent] {key} changed: it takes effect at the next start"))
         .collect()
 }
 

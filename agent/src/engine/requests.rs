@@ -48,7 +48,9 @@ impl Engine {
         taken.add_taken(&self.reconciler.resolved().set.entries, &cidrs, &name);
         let mut answer = if request.save {
             if ttl.is_some() {
-                return refused("--ttl and --save exclude each other: a saved entry has no end");
+                return refused(
+                    "--ttl and --save cannot be combined: a saved entry does not expire",
+                );
             }
             let inline = request.settings.is_some().then_some(&settings);
             self.save(by, "add --save", |file| {
@@ -138,14 +140,16 @@ impl Engine {
                 (Some(Removal::Entry), None) => {}
                 (Some(Removal::Entry), Some(at)) => notes.push(|| {
                     format!(
-                        "{cidr}: the entry of {at} is in force again; remove {cidr} once more to switch it off"
+                        "{cidr}: the entry of {at} is active again; remove {cidr} once more to \
+                         switch it off"
                     )
                 }),
                 (Some(Removal::Masked), at) => notes.push(|| {
                     let at = at.map(|at| format!(" of {at}")).unwrap_or_default();
                     format!(
-                        "{cidr}: the entry{at} is switched off until the boot ends; to remove it for \
-                         good edit the file, to undo this: rto-agent remove --undo {cidr}"
+                        "{cidr}: the entry{at} is switched off until the next reboot; edit the \
+                         file to remove it permanently, or undo this with rto-agent remove --undo \
+                         {cidr}"
                     )
                 }),
                 (None, _) if desired.runtime.masked().contains(cidr) => {
@@ -177,7 +181,7 @@ impl Engine {
             // Errors of the existing files would hide errors of the edit.
             if let Err(e) = self.load(&files) {
                 return refused(&format!(
-                    "nothing was saved: the files are refused as they are\n{e}"
+                    "nothing was saved, because the files already have errors:\n{e}"
                 ));
             }
             files = self.read_files()?;
@@ -199,7 +203,7 @@ impl Engine {
     pub(super) fn note_detached(&self, answer: &mut ChangeAnswer) {
         if let Some(by) = self.detached_by {
             answer.notes.push(format!(
-                "nothing is in force: detached by {by}; rto-agent attach ends that"
+                "no policy is active: detached by {by}; run rto-agent attach to activate them"
             ));
         }
     }
@@ -237,7 +241,7 @@ impl Notes {
                 Some((former, None)) => self.push(|| format!("{cidr} was in policy {former}")),
                 Some((former, Some(outer))) => {
                     self.push(|| {
-                        format!("{cidr} is taken out of {outer}, which is in policy {former}")
+                        format!("{cidr} now overrides {outer}, which is in policy {former}")
                     });
                 }
                 None => {}
@@ -302,7 +306,7 @@ pub(super) fn unknown_policy(desired: &Desired, name: &PolicyName) -> String {
     let policies = desired.files.config.set.policies.keys();
     let known: Vec<&str> = policies.map(PolicyName::as_str).collect();
     if known.is_empty() {
-        format!("unknown policy {name}: the configuration has none; give settings instead")
+        format!("unknown policy {name}: the configuration has no policies; give settings instead")
     } else {
         format!(
             "unknown policy {name}; the configuration has: {}",
@@ -374,7 +378,7 @@ mod tests {
             notes.end().join("\n")
         };
         assert_eq!(said("10.2.0.0/16"), "10.2.0.0/16 was in policy far");
-        let taken = "10.3.0.0/16 is taken out of 10.0.0.0/8, which is in policy far";
+        let taken = "10.3.0.0/16 now overrides 10.0.0.0/8, which is in policy far";
         assert_eq!(said("10.3.0.0/16"), taken);
         for others in ["10.1.0.0/16", "10.1.2.0/24", "192.0.2.0/24"] {
             assert_eq!(said(others), "");

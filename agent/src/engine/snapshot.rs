@@ -155,7 +155,7 @@ impl Snapshot {
         }
     }
 
-    /// The snapshot of an engine with nothing in force: no policies, no entries.
+    /// The snapshot of an engine with nothing active: no policies, no entries.
     pub(super) fn empty(config: &EngineConfig) -> Self {
         let files = LoadedConfig {
             config: Config::default(),
@@ -338,7 +338,7 @@ impl Snapshot {
         masked.sort_unstable_by_key(|cidr| std::cmp::Reverse(cidr.prefix()));
         let mut reason = String::new();
         if looked_up != address {
-            reason = format!("{address} is IPv4-mapped and looked up as {looked_up}; ");
+            reason = format!("{address} is IPv4-mapped and treated as {looked_up}; ");
         }
         let entry = match best.and_then(|cidr| Some((cidr, resolved.set.entries.get(&cidr)?))) {
             None => {
@@ -358,7 +358,7 @@ impl Snapshot {
                     reason.push_str(&format!("; this peer is in its {arm} arm"));
                 }
                 if let Some(by) = &self.health.detached_by {
-                    reason.push_str(&format!("; but nothing is in force, detached by {by}"));
+                    reason.push_str(&format!("; but no policy is active: detached by {by}"));
                 }
                 Some(view(resolved, self.listed(resolved, cidr, entry, hits)))
             }

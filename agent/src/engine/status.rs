@@ -31,7 +31,13 @@ impl Snapshot {
     pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
         let (stats, problem) = match self.last_stats() {
             Ok((stats, None)) => (stats, None),
-            Ok((stats, Some(e))) => (stats, Some(format!("{e}; what policies did is of before"))),
+            Ok((stats, Some(e))) => (
+                stats,
+                Some(format!(
+                    "{e}; the statistics shown are out of \
+                                                          date"
+                )),
+            ),
             Err(e) => (Arc::default(), Some(e.to_string())),
         };
         (self.status_with(self.counters(&stats), problem), stats)
@@ -111,11 +117,13 @@ impl Snapshot {
             // The problem of a failed rollback is listed already.
             let in_force = match health.last_reload.kept_at_s {
                 _ if !health.in_sync => "",
-                None => "; the last good configuration is in force",
-                Some(_) => "; the last good configuration, kept on disk, is in force",
+                None => "; the last good configuration is active",
+                Some(_) => "; the last good configuration, saved on disk, is active",
             };
             let cause = &health.last_reload.cause;
-            problems.push(format!("the files were not taken over ({cause}){in_force}"));
+            problems.push(format!(
+                "the configuration was rejected ({cause}){in_force}"
+            ));
         }
         problems
     }
@@ -132,7 +140,8 @@ impl Snapshot {
         } = self.dropped();
         if log + service_manager > 0 {
             warnings.push(format!(
-                "dropped, as they are not read: {} of the log, {} to the service manager",
+                "dropped, because the receiver is too slow: {} of the log, {} to the service \
+                 manager",
                 counted(log, "line", "lines"),
                 counted(service_manager, "message", "messages")
             ));
@@ -141,13 +150,13 @@ impl Snapshot {
         warnings.extend(reader.and_then(|r| r.limited()).map(ToOwned::to_owned));
         warnings.extend(health.last_reload.warnings.iter().cloned());
         if !self.about.statistics {
-            warnings.push("nothing is counted (statistics = false in [agent])".to_owned());
+            warnings.push("no statistics (statistics = false in [agent])".to_owned());
         }
         if let Some(reader) = reader {
             warnings.extend(reader.missing_stats().iter().map(|name| {
                 format!(
-                    "policy {name}: nothing is counted, at least in one arm, as there is no memory for it; its timers are \
-                     in force"
+                    "policy {name}: at least one arm has no statistics, because there was not \
+                     enough memory; its timers are active"
                 )
             }));
         }
@@ -175,7 +184,8 @@ impl Snapshot {
             }));
             if counters.storage_failures > 0 {
                 warnings.push(format!(
-                    "policy {name}: out of memory for the state of {}, which may lack options or be counted in part",
+                    "policy {name}: not enough memory for the state of {}, which may lack options \
+                     or be counted only in part",
                     counted(counters.storage_failures, "connection", "connections")
                 ));
             }
@@ -255,7 +265,7 @@ impl Snapshot {
         }
     }
 
-    /// Counters of the policies in force, without control arms (except `storage_failures`) and
+    /// Counters of the policies active, without control arms (except `storage_failures`) and
     /// without connections that no entry covers.
     fn counters(&self, stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
         let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
@@ -286,7 +296,7 @@ impl Snapshot {
                 let entries = set.map_or(0, |set| set.entries.len());
                 let policies = set.map_or(0, |set| set.policies.len());
                 format!(
-                    "{} of {} in force",
+                    "{} of {} active",
                     counted(entries, "entry", "entries"),
                     counted(policies, "policy", "policies")
                 )
@@ -295,12 +305,12 @@ impl Snapshot {
         if health.last_reload.ok {
             first
         } else {
-            format!("{first}; last reload refused, the last good configuration is in force")
+            format!("{first}; last reload rejected, the last good configuration is active")
         }
     }
 }
 
-/// From this share of connections with a spurious copy, a policy counts as harmful.
+/// From this share of connections with a spurious SYN or SYN-ACK, a policy counts as harmful.
 const MOSTLY_SPURIOUS: f64 = 0.5;
 
 /// The share of a policy's connections that sent a spurious copy in their handshake, and what to do
@@ -315,9 +325,9 @@ fn spurious(name: &PolicyName, counters: &CountersView) -> Option<(f64, String)>
     }
     let share = spurious as f64 / connections.max(spurious) as f64;
     let text = format!(
-        "policy {name}: {spurious} of {connections} connections ({:.1}%) sent a spurious copy of the SYN or SYN-ACK, as the \
-         initial RTO is shorter than their path RTT; raise it above the path RTT of rto-agent stats --policy {name}, or set \
-         it to \"auto\"",
+        "policy {name}: {spurious} of {connections} connections ({:.1}%) sent a spurious SYN or \
+         SYN-ACK, because the initial RTO is shorter than their path RTT; raise it above the path \
+         RTT that rto-agent stats --policy {name} shows, or set it to \"auto\"",
         share * 100.0
     );
     Some((share, text))
@@ -380,15 +390,16 @@ mod tests {
     #[test]
     fn status_line_for_the_service_manager() {
         let line = |change: fn(&mut Health)| with(change).status_line();
-        assert_eq!(line(|_| {}), "3 entries of 1 policy in force");
-        let broken = line(|health| health.problems = vec!["out of step".to_owned()]);
-        assert_eq!(broken, "out of step");
+        assert_eq!(line(|_| {}), "3 entries of 1 policy active");
+        let broken = line(|health| health.problems = vec!["out of sync".to_owned()]);
+        assert_eq!(broken, "out of sync");
         let detached = line(|health| health.detached_by = Some(BY));
         assert_eq!(detached, format!("detached by {BY}"));
         let refused = line(|health| health.last_reload.ok = false);
         assert_eq!(
             refused,
-            "3 entries of 1 policy in force; last reload refused, the last good configuration is in force"
+            "3 entries of 1 policy active; last reload rejected, the last good configuration is \
+             active"
         );
     }
 
@@ -410,15 +421,15 @@ mod tests {
             });
             snapshot.problems(&snapshot.attachment()).pop().unwrap()
         };
-        assert!(told(true, None).ends_with("; the last good configuration is in force"));
+        assert!(told(true, None).ends_with("; the last good configuration is active"));
         assert!(
             told(true, Some(1))
-                .ends_with("; the last good configuration, kept on disk, is in force")
+                .ends_with("; the last good configuration, saved on disk, is active")
         );
         for kept_at_s in [None, Some(1)] {
             assert_eq!(
                 told(false, kept_at_s),
-                "the files were not taken over (start)"
+                "the configuration was rejected (start)"
             );
         }
     }
@@ -451,7 +462,14 @@ mod tests {
             let all = BTreeMap::from([(near(), statistics)]);
             let counters = snapshot.counters(&snapshot.stats_answer(&all));
             let status = snapshot.status_with(counters, None);
-            let said = |texts: &[String]| texts.iter().any(|text| text.contains("copy of the SYN"));
+            let said = |texts: &[String]| {
+                texts.iter().any(|text| {
+                    text.contains(
+                        "sent a spurious \
+                                                                                 SYN",
+                    )
+                })
+            };
             (said(&status.warnings), said(&status.problems))
         };
         assert_eq!(found(10_000, 100), (false, false));

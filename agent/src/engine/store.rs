@@ -92,7 +92,7 @@ impl RuntimeStore {
         let saved = self.stage(runtime).and_then(|draft| self.commit(draft));
         let Err(e) = saved else { return };
         let problem =
-            format!("{e}; until it is saved a restart may bring back former runtime entries");
+            format!("{e}; until they are saved, a restart may restore earlier runtime entries");
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
 
@@ -109,7 +109,7 @@ impl RuntimeStore {
             self.save(runtime);
         } else if is_missing() {
             let dir = self.dir.display();
-            warn!("{dir}: the runtime entries are gone; saving them again");
+            warn!("{dir}: the saved runtime entries are missing; saving them again");
             self.save(runtime);
         }
     }
@@ -134,7 +134,10 @@ pub fn size(state_dir: &Path) -> u64 {
 pub fn load(state_dir: &Path) -> io::Result<(RuntimeEntries, Option<String>)> {
     let path = state_dir.join(FILE);
     if let Err(e) = AtomicFile::remove_stale(&path) {
-        warn!("a draft of {} cannot be removed: {e}", path.display());
+        warn!(
+            "a temporary file of {} cannot be removed: {e}",
+            path.display()
+        );
     }
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     let text = match regular_file::read(&path, MAX_FILE) {

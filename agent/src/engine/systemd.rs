@@ -114,13 +114,14 @@ fn store(objects: &[Handed]) -> io::Result<()> {
     let barrier = send_pipe(&[NotifyState::Custom("BARRIER=1")])?;
     if !is_closed(&barrier, BARRIER_LIMIT_MS.into())? {
         return Err(io::Error::other(format!(
-            "it has not answered within {BARRIER_LIMIT_MS} ms, and whether it keeps descriptors is not known"
+            "no answer within {BARRIER_LIMIT_MS} ms; it is unknown whether it keeps the \
+             descriptors"
         )));
     }
     if is_closed(&probe, CLOSE_LIMIT_MS.into())? {
         return Err(io::Error::other(format!(
-            "it keeps fewer descriptors than the {} that are needed, or none (FileDescriptorStoreMax= of the unit and its \
-             drop-ins)",
+            "it keeps fewer than the {} descriptors needed, or none; raise FileDescriptorStoreMax= \
+             of the unit",
             objects.len() + 1
         )));
     }
@@ -305,7 +306,7 @@ fn is_sent(sent: io::Result<()>) -> bool {
     if let Err(e) = &sent
         && UNSENT.fetch_add(1, Ordering::Relaxed) == 0
     {
-        warn!("the service manager was not notified, further failures are counted: {e}");
+        warn!("the service manager could not be notified (further failures are only counted): {e}");
     }
     sent.is_ok()
 }

@@ -57,7 +57,7 @@ impl TuningStore {
         let (of_boot, also_lost) = read(&mut store.document.of_boot, &store.boot_id);
         let is_taken = store.document.lasting.is_taken();
         let taken = lost.clone().filter(|_| is_taken);
-        let problem = taken.map(|why| format!("{why}; what is learnt does not outlive this boot"));
+        let problem = taken.map(|why| format!("{why}; learnt values do not survive a reboot"));
         store.problem.becomes(problem, |text| warn!("{text}"));
         let unreadable = [
             lost.filter(|_| !is_taken),
@@ -105,7 +105,8 @@ impl TuningStore {
         self.written = Instant::now();
         let limited = tuning.limit_memory().map(|hours| {
             format!(
-                "because of the number of learnt and guarded timers each remembers {hours} hours at most, and not all of its memory"
+                "because of the number of learnt and guarded timers, each remembers at most \
+                 {hours} hours, less than its configured memory"
             )
         });
         self.memory.becomes(limited, |text| warn!("{text}"));
@@ -121,9 +122,12 @@ impl TuningStore {
         let problem = match unsaved.of_boot {
             None => {
                 tuning.was_stored();
-                format!("{e}; what is learnt does not outlive this boot")
+                format!("{e}; learnt values do not survive a reboot")
             }
-            Some(also) => format!("{e}; {also}; what is learnt does not outlive the daemon"),
+            Some(also) => format!(
+                "{e}; {also}; learnt values do not survive a restart of the \
+                                   daemon"
+            ),
         };
         self.problem.becomes(Some(problem), |text| warn!("{text}"));
     }
@@ -145,7 +149,10 @@ impl TuningStore {
 fn read(document: &mut Document, boot_id: &str) -> (Option<Restored>, Option<String>) {
     let (stored, lost) = match document.load::<Stored>() {
         Ok(read) => read,
-        Err(e) => (None, Some(format!("{e}; let root read it, or remove it"))),
+        Err(e) => (
+            None,
+            Some(format!("{e}; make it readable for root, or remove it")),
+        ),
     };
     (stored.map(|stored| Restored::of(stored, boot_id)), lost)
 }

@@ -36,7 +36,7 @@ pub struct Record {
     pub(super) looked_ms: Option<u64>,
     /// Why the daemon stopped it; `None` if an operator did.
     pub(super) stopped_by: Option<String>,
-    /// The policy is in force as configured, and only the verdict is kept.
+    /// The policy is active as configured, and only the verdict is kept.
     pub(super) is_released: bool,
 }
 
@@ -96,7 +96,7 @@ impl Record {
         }
     }
 
-    /// The control arm of the policy; `None` if the policy is in force as configured.
+    /// The control arm of the policy; `None` if the policy is active as configured.
     pub fn control(&self) -> Option<ControlArm> {
         let share = Share::of_ratio(self.share()).complement();
         (share > Share::ZERO).then(|| ControlArm {
@@ -163,8 +163,8 @@ impl Record {
         self.trim();
     }
 
-    /// Ends the experiment, unless it has ended, as the policy has changed. The policy is in force
-    /// as configured.
+    /// Ends the experiment, unless it has ended, as the policy has changed. The policy is active as
+    /// configured.
     pub fn release(&mut self, why: &str, unix_s: u64) {
         if self.is_counting() {
             self.stop(unix_s);

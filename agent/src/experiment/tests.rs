@@ -209,7 +209,7 @@ fn arm_without_connections_is_warned_of_after_ten_minutes() {
     record.look(&one_peer, 600_000, START_S);
     let warning = record.warning().unwrap();
     assert!(
-        warning.contains("no connection with the kernel's own timers"),
+        warning.contains("no connection in the control arm"),
         "{warning}"
     );
     record.look(&arms((500, 0), (1, 0)), 601_000, START_S);
@@ -235,7 +235,7 @@ fn peers_have_no_verdict() {
     assert_eq!(view.counts.treated.of(Outcome::Bad), 4000);
     assert!(view.evidence.is_none() && !view.answer.contains("ratio"));
     assert!(
-        view.notes[0].contains("peers are drawn"),
+        view.notes[0].contains("peers are randomised"),
         "{:?}",
         view.notes
     );
@@ -243,7 +243,7 @@ fn peers_have_no_verdict() {
     assert_eq!(event, Some(Event::Ended(Verdict::Inconclusive)));
     let text = record.text();
     assert!(
-        text.starts_with("its time is over; none of its peers is treated"),
+        text.starts_with("its maximum duration has passed; none of its peers is treated"),
         "{text}"
     );
 }
@@ -319,7 +319,7 @@ fn another_policy_is_in_force_as_configured() {
     assert_eq!(record.state(), State::Stopped);
     assert_eq!(
         record.text(),
-        "stopped: the policy's settings changed; the policy is in force as configured"
+        "stopped: the policy's settings changed; the policy is active as configured"
     );
     assert_eq!(record.warning(), None);
     // Even if the settings change back.

@@ -70,16 +70,16 @@ impl Record {
                 None => "stopped".to_owned(),
             },
             Some(Verdict::Inconclusive) if self.design().unit == Unit::Peer => {
-                "its time is over".to_owned()
+                "its maximum duration has passed".to_owned()
             }
             Some(verdict) => verdict_text(verdict),
         };
         if self.is_released {
-            format!("{verdict}; the policy is in force as configured")
+            format!("{verdict}; the policy is active as configured")
         } else {
             format!(
-                "{verdict}; none of its {unit} is treated until its settings change or rto-agent experiment clear \
-                 {policy} puts it in force as configured"
+                "{verdict}; none of its {unit} is treated until the policy's settings change, or \
+                 until rto-agent experiment clear {policy} activates the policy as configured"
             )
         }
     }
@@ -106,13 +106,13 @@ impl Record {
         let Arms { treated, control } = self.experiment.counts().map(Counts::drawn);
         let empty = match (treated, control) {
             (0, 0) => {
-                "neither arm has counted an attempt in ten minutes: does the policy cover its peers?"
+                "no attempt in either arm for ten minutes: check that the policy covers its peers"
             }
             (0, _) => {
-                "no connection with the policy's timers in ten minutes: too few peers for two arms"
+                "no connection in the treated arm for ten minutes: too few peers for two arms"
             }
             (_, 0) => {
-                "no connection with the kernel's own timers in ten minutes: too few peers for two arms"
+                "no connection in the control arm for ten minutes: too few peers for two arms"
             }
             _ => return None,
         };
@@ -144,7 +144,7 @@ impl Record {
         };
         let mut next = Vec::new();
         if self.begins_in_ms > 0 {
-            next.push("counting begins in a moment".to_owned());
+            next.push("counting starts shortly".to_owned());
         }
         let is_last = experiment.is_at_last_share();
         let shares = self.design().ramp.shares();
@@ -175,7 +175,7 @@ impl Record {
         if let Some(outcome) = experiment.suspected_harm() {
             let e = evidence.harm_e.get(&outcome).copied().unwrap_or_default();
             needs.push(format!(
-                "the suspicion of harm ({}, e = {}) to go; it is proven at {HARM}",
+                "the suspicion of harm ({}, e = {}) to pass; harm is proven at {HARM}",
                 outcome.name(),
                 number(e)
             ));
@@ -185,7 +185,7 @@ impl Record {
             false => next.push(format!("{step} after {}", needs.join(", "))),
         }
         next.push(format!(
-            "without a proven gain at all shares ends inconclusive in {left}"
+            "ends inconclusive in {left}, unless a gain is proven at all shares"
         ));
         next
     }
@@ -199,7 +199,7 @@ pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> Exp
         text: match experiment.verdict() {
             Some(verdict) => verdict_text(verdict),
             None if design.unit == Unit::Peer => {
-                "no verdict: peers are drawn, but connections are counted".to_owned()
+                "no verdict: peers are randomised, but connections are counted".to_owned()
             }
             None => "nothing is proven yet".to_owned(),
         },
@@ -283,19 +283,23 @@ fn verdict_text(verdict: Verdict) -> String {
     match verdict {
         Verdict::GainProven { .. } => "gain proven".to_owned(),
         Verdict::Harm { outcome } => format!("harm proven ({})", outcome.name()),
-        Verdict::Invalid => {
-            "invalid: the arms do not have the connections that they should have".to_owned()
-        }
-        Verdict::Inconclusive => "inconclusive: its time is over and nothing is proven".to_owned(),
+        Verdict::Invalid => "invalid: the sizes of the arms do not match the share".to_owned(),
+        Verdict::Inconclusive => "inconclusive: its maximum duration has passed and nothing is \
+                                  proven"
+            .to_owned(),
         Verdict::Stopped => "stopped".to_owned(),
     }
 }
 
 fn notes(unit: Unit) -> Vec<String> {
     let text = match unit {
-        Unit::Connection => "a connect is bad until it is established, and for good after 500 ms",
+        Unit::Connection => {
+            "a connect counts as bad until it is established; after 500 ms it \
+                             stays bad"
+        }
         Unit::Peer => {
-            "no verdict: peers are drawn, but connections are counted, and a peer's connections fare alike"
+            "no verdict: peers are randomised, but connections are counted, and the connections of \
+             a peer are not independent"
         }
     };
     vec![text.to_owned()]

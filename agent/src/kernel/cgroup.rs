@@ -16,23 +16,25 @@ pub enum CgroupError {
     /// No cgroup2 hierarchy is mounted.
     #[error(
         "no cgroup2 hierarchy is mounted; mount -t cgroup2 none /sys/fs/cgroup/unified (or boot \
-         with systemd.unified_cgroup_hierarchy=1), or name one with --cgroup"
+         with systemd.unified_cgroup_hierarchy=1), or give a cgroup2 directory with --cgroup"
     )]
     NotMounted,
     /// The mounts show only part of the hierarchy: in a container, or a cgroup namespace
     /// (cgroup_namespaces(7)).
     #[error(
-        "{shown} is not the root of the cgroup2 hierarchy but a container's own part of it: policies would govern this \
-         container alone; mount the host's /sys/fs/cgroup into the container, say at /host/cgroup (podman run \
-         --volume /sys/fs/cgroup:/host/cgroup:ro; in a pod a hostPath volume), where it is found, or run with the \
-         host's cgroup namespace (--cgroupns=host), or name the part that is meant with --cgroup or [agent] cgroup"
+        "{shown} is not the root of the cgroup2 hierarchy, but only the part of this container: \
+         policies would apply to this container only; mount the host's /sys/fs/cgroup into the \
+         container, for example at /host/cgroup, where it is found automatically (podman run \
+         --volume /sys/fs/cgroup:/host/cgroup:ro; in a pod: a hostPath volume), or run with the \
+         host's cgroup namespace (--cgroupns=host); to use only this part, set --cgroup or [agent] \
+         cgroup"
     )]
     NotTheRoot {
         /// Mount point of the first such mount.
         shown: PathBuf,
     },
     /// The given path is not a cgroup2 directory.
-    #[error("{path}: {reason}; name a directory of a cgroup2 mount (see: findmnt -t cgroup2)")]
+    #[error("{path}: {reason}; give a directory of a cgroup2 mount (see: findmnt -t cgroup2)")]
     NotCgroup2 {
         /// The given path.
         path: PathBuf,
@@ -59,7 +61,7 @@ pub fn resolve(given: Option<&Path>) -> Result<PathBuf, CgroupError> {
     };
     let meta = fs::metadata(&path).map_err(|e| not(e.to_string()))?;
     if !meta.is_dir() {
-        return Err(not("is no directory".to_owned()));
+        return Err(not("is not a directory".to_owned()));
     }
     match is_on_cgroup2(&path) {
         Ok(true) => Ok(path),

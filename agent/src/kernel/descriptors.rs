@@ -20,8 +20,9 @@ pub fn ensure(needed: u64) -> anyhow::Result<()> {
     }
     anyhow::ensure!(
         hard >= needed,
-        "this process may have {hard} files open at once (RLIMIT_NOFILE), and rto-agent needs {needed}; raise it: \
-         LimitNOFILE= in a unit, ulimits in a container, ulimit -n {needed} in a shell"
+        "this process may have only {hard} open files (RLIMIT_NOFILE), and rto-agent needs \
+         {needed}; raise the limit: LimitNOFILE= in a unit, ulimits in a container, ulimit -n \
+         {needed} in a shell"
     );
     setrlimit(Resource::RLIMIT_NOFILE, needed, hard)?;
     Ok(())

@@ -13,7 +13,7 @@ use super::{
     privileges, sysctl, version,
 };
 
-/// Whether something is there.
+/// Whether the kernel has a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -22,29 +22,29 @@ pub enum Presence {
     Present,
     /// This kernel does not have it.
     Absent,
-    /// The kernel may have it, and lockdown, an LSM or missing privileges forbid it.
+    /// Lockdown, an LSM or missing privileges deny access; the kernel may have it.
     Refused,
-    /// It could not be asked.
+    /// It could not be determined.
     Unknown,
 }
 
-/// Something the kernel has or lacks.
+/// A kernel feature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Feature {
     /// Its name.
     pub name: String,
-    /// First mainline version with it.
+    /// First mainline version with the feature.
     pub since: String,
-    /// Whether it is there.
+    /// Whether the kernel has the feature.
     pub presence: Presence,
-    /// Whether nothing works without it.
+    /// Whether the agent cannot run without the feature.
     pub required: bool,
-    /// The settings that depend on it.
+    /// The settings that depend on the feature.
     pub settings: Vec<String>,
-    /// What depends on it, in words.
+    /// What depends on the feature, in words.
     pub needed_for: String,
-    /// How this was found out.
+    /// How this was determined.
     pub evidence: String,
 }
 
@@ -74,7 +74,7 @@ impl ProbeError {
     pub fn not_asked(why: &str) -> Self {
         Self {
             kind: ProbeErrorKind::NotAsked,
-            text: format!("not asked: {why}"),
+            text: format!("not queried: {why}"),
         }
     }
 
@@ -153,7 +153,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
             "tcp-syn-linear-timeouts",
             "6.5",
             &["initial_rto"],
-            "five SYNs at the initial RTO before it doubles",
+            "the first SYN retransmissions (4 by default) keep the initial RTO before it doubles",
         )
         .found(
             present(linear.is_some()),
@@ -164,7 +164,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
         "syn-ack-retransmission-timeout",
         "5.17 (5.15.y since July 2024)",
         &["initial_rto"],
-        "the initial RTO beyond the first SYN-ACK",
+        "the initial RTO of all SYN-ACKs, not only the first",
     );
     features.push(match btf {
         Ok(btf) => {
@@ -195,7 +195,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
         "iter-tcp",
         "5.15",
         &["apply_to_open"],
-        "sockets that are open already, and detach --restore",
+        "sockets that are already open, and detach --restore",
     );
     features.push(match &asked.walk {
         Ok(()) => known.found(Presence::Present, "loaded"),
@@ -215,8 +215,8 @@ fn reads_listener(btf: &Result<Arc<Btf>, BtfError>) -> Feature {
         READS_LISTENER,
         "6.2",
         &["syn_ack_rto"],
-        "syn_ack_rto by the retransmissions of the listener or its network namespace; requests of a listener with \
-         TCP_DEFER_ACCEPT keep the kernel's timer",
+        "syn_ack_rto from the SYN-ACK retransmissions of the listener or its network namespace; \
+         connections to a listener with TCP_DEFER_ACCEPT keep the kernel's timer",
     );
     match btf {
         Ok(btf) if btf.socket_types().listener != 0 => known.found(
@@ -225,7 +225,8 @@ fn reads_listener(btf: &Result<Arc<Btf>, BtfError>) -> Feature {
         ),
         Ok(_) => known.found(
             Presence::Absent,
-            "BTF: no bpf_cast_to_kern_ctx, no bpf_rdonly_cast, or a member that programs do not know",
+            "BTF: bpf_cast_to_kern_ctx or bpf_rdonly_cast is missing, or a structure has an \
+             unknown layout",
         ),
         Err(e) => known.found(Presence::Absent, e.to_string()),
     }
@@ -246,7 +247,7 @@ fn tells_samples() -> Feature {
     match version::running() {
         Ok(version) => {
             let presence = present(version.at_least(SINCE));
-            known.found(presence, format!("the kernel's version, {version}"))
+            known.found(presence, format!("kernel version {version}"))
         }
         Err(e) => known.found(Presence::Unknown, e.to_string()),
     }
@@ -280,7 +281,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 "cgroup-bpf-link",
                 "5.7",
                 &[],
-                "attaching beside other programs",
+                "attaching in addition to other programs",
             ),
             |p| 1 - p.ran,
             true,
@@ -310,7 +311,8 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 BPF_TIMERS,
                 "6.15",
                 &[],
-                "connections with rto_min or delack_max do without socket storage until something is lost",
+                "connections with rto_min or delack_max need no socket storage until a segment is \
+                 lost",
             ),
             |p| match p.get[SockOpt::RtoMin as usize] {
                 0 => p.get[SockOpt::DelackMax as usize],
@@ -363,7 +365,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 "rtt-hook",
                 "5.3",
                 &["rto_restart"],
-                "rto_restart; round-trip times more often than at the end of a connection",
+                "rto_restart; smoothed RTTs at an interval, not only at the end of a connection",
             ),
             |p| p.cb_flags,
             false,
@@ -373,7 +375,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
                 "rto-hook-on-open-sockets",
                 "6.12",
                 &["apply_to_open"],
-                "linear_retries, rto_restart and counts on sockets that were open already",
+                "linear_retries, rto_restart and statistics of sockets that were already open",
             ),
             |p| p.set[SockOpt::CbFlags as usize],
             false,

@@ -20,7 +20,7 @@ pub fn measure() -> io::Result<u32> {
     let nanos = u64::try_from(std::time::Duration::from(resolution).as_nanos()).unwrap_or(u64::MAX);
     from_resolution(nanos).ok_or_else(|| {
         io::Error::other(format!(
-            "CLOCK_MONOTONIC_COARSE has a resolution of {nanos} ns, which is no HZ"
+            "CLOCK_MONOTONIC_COARSE has a resolution of {nanos} ns, which matches no HZ"
         ))
     })
 }

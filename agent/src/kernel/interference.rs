@@ -41,7 +41,7 @@ const PORT: u16 = 9;
 const SOURCE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 114, 116);
 const SOURCE_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x746f, 0, 0, 0, 0, 0, 1);
 
-/// What a probe found.
+/// Result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "verdict", rename_all = "kebab-case")]
@@ -53,16 +53,16 @@ pub enum Verdict {
         /// The initial RTO, microseconds.
         initial_rto_us: u64,
     },
-    /// It chose another: another program interferes.
+    /// The kernel chose another timer: another program interferes.
     Interference {
         /// The address probed.
         address: IpAddr,
         /// The policy's initial RTO, microseconds.
         expected_us: u64,
-        /// The one the kernel chose.
+        /// The initial RTO that the kernel chose, microseconds.
         found_us: u64,
     },
-    /// There is no answer.
+    /// The probe has no result.
     NotProbed {
         /// Why.
         reason: String,
@@ -78,7 +78,7 @@ impl Verdict {
                 address,
                 initial_rto_us,
             } => format!(
-                "good: a connection to {address} began with {}",
+                "good: a connection to {address} started with {}",
                 text(*initial_rto_us)
             ),
             Self::Interference {
@@ -86,12 +86,12 @@ impl Verdict {
                 expected_us,
                 found_us,
             } => format!(
-                "INTERFERENCE: a connection to {address} began with {} instead of {}",
+                "INTERFERENCE: a connection to {address} started with {} instead of {}",
                 text(*found_us),
                 text(*expected_us)
             ),
             Self::NotProbed { reason } => {
-                format!("not probed: {reason} (rto-agent doctor, as root, probes as well)")
+                format!("not probed: {reason} (rto-agent doctor, run as root, also probes)")
             }
         }
     }
@@ -153,7 +153,7 @@ impl TempCgroup {
         match fs::create_dir(&path) {
             Ok(()) => Ok(Self { path }),
             Err(e) => {
-                Err(e).with_context(|| format!("cannot make a cgroup below {}", parent.display()))
+                Err(e).with_context(|| format!("cannot create a cgroup below {}", parent.display()))
             }
         }
     }
@@ -202,8 +202,9 @@ fn is_agent(pid: &str) -> bool {
 pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
     fs::write(cgroup.join("cgroup.procs"), "0")
         .with_context(|| format!("cannot move into {}", cgroup.display()))?;
-    unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace (CAP_SYS_ADMIN)")?;
-    black_hole(address).context("cannot set the namespace up")?;
+    unshare(CloneFlags::CLONE_NEWNET)
+        .context("cannot create a network namespace (CAP_SYS_ADMIN)")?;
+    black_hole(address).context("cannot set up the network namespace")?;
     let family = match address {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
@@ -216,7 +217,7 @@ pub fn child(cgroup: &Path, address: IpAddr) -> anyhow::Result<u64> {
     match connect(socket.as_raw_fd(), &to) {
         Err(Errno::EINPROGRESS) => rto_us(socket.as_raw_fd()).context("TCP_INFO"),
         Ok(()) => anyhow::bail!("the connection to a black hole succeeded"),
-        Err(e) => Err(e).context("cannot begin a connection"),
+        Err(e) => Err(e).context("cannot start a connection"),
     }
 }
 
@@ -267,14 +268,14 @@ mod tests {
         };
         assert_eq!(
             good.describe(),
-            "good: a connection to 10.0.0.1 began with 100ms"
+            "good: a connection to 10.0.0.1 started with 100ms"
         );
         let bad = Verdict::Interference {
             address,
             expected_us: 100_000,
             found_us: 1_000_000,
         };
-        assert!(bad.describe().ends_with("began with 1s instead of 100ms"));
+        assert!(bad.describe().ends_with("started with 1s instead of 100ms"));
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Link {
         let pinned = Pinned::open(path)?;
         match pinned.id() {
             ObjectId::Link(_) => Ok(Self(pinned.into_fd())),
-            other => Err(io::Error::other(format!("{other} is no link"))),
+            other => Err(io::Error::other(format!("{other} is not a link"))),
         }
     }
 

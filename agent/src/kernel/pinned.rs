@@ -43,7 +43,8 @@ impl Pinned {
         let fd = open_pin(path)?;
         // BPF_OBJ_GET_INFO_BY_FD does not return the object's kind.
         let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-        let id = id(&fdinfo).ok_or_else(|| io::Error::other("the kernel does not tell its id"))?;
+        let id =
+            id(&fdinfo).ok_or_else(|| io::Error::other("the kernel does not return its ID"))?;
         Ok(Self { fd, id })
     }
 

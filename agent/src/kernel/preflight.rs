@@ -35,8 +35,9 @@ pub fn check() -> anyhow::Result<()> {
         .filter(|link| !is_initial(link))
     {
         bail!(
-            "this is a time namespace of its own ({}), whose clocks are not those of the program: what is kept in force \
-             for a time would end at another one; run it in the host's (without unshare --time)",
+            "this process is in a time namespace ({}), whose clocks differ from those of the eBPF \
+             program, so that entries would expire at the wrong time; run it in the host's time \
+             namespace (without unshare --time)",
             link.display()
         );
     }

@@ -31,7 +31,7 @@ pub mod cap {
 
 /// Capabilities that the daemon needs, with their purpose.
 pub const NEEDED: [(u32, &str, &str); 3] = [
-    (cap::BPF, "CAP_BPF", "load the program and make its maps"),
+    (cap::BPF, "CAP_BPF", "load the program and create its maps"),
     (
         cap::PERFMON,
         "CAP_PERFMON",
@@ -40,7 +40,7 @@ pub const NEEDED: [(u32, &str, &str); 3] = [
     (
         cap::NET_ADMIN,
         "CAP_NET_ADMIN",
-        "attach it to a cgroup and ask what is attached",
+        "attach it to a cgroup and query what is attached",
     ),
 ];
 

@@ -51,7 +51,7 @@ pub enum CidrError {
         text: String,
     },
     /// The prefix length is out of range for its family.
-    #[error("{text}: the prefix length of {family} is 0 to {most}", family = if *most == 32 { "IPv4" } else { "IPv6" })]
+    #[error("{text}: the prefix length of {family} must be 0 to {most}", family = if *most == 32 { "IPv4" } else { "IPv6" })]
     Length {
         /// The text.
         text: String,
@@ -75,7 +75,7 @@ pub enum CidrError {
         meant: IpNetwork,
     },
     /// An IPv4-mapped IPv6 prefix; the program looks such peers up as IPv4.
-    #[error("{text} is IPv4-mapped; such peers are looked up as IPv4, so write {meant}")]
+    #[error("{text} is IPv4-mapped; such peers are treated as IPv4, so write {meant}")]
     Mapped {
         /// The text.
         text: String,
@@ -413,16 +413,16 @@ mod tests {
             assert_eq!(error(text), said);
         }
         for (text, family) in [
-            ("10.0.0.0/33", "IPv4 is 0 to 32"),
-            ("10.0.0.0/300", "IPv4 is 0 to 32"),
-            ("fd00::/129", "IPv6 is 0 to 128"),
+            ("10.0.0.0/33", "IPv4 must be 0 to 32"),
+            ("10.0.0.0/300", "IPv4 must be 0 to 32"),
+            ("fd00::/129", "IPv6 must be 0 to 128"),
         ] {
             assert_eq!(
                 error(text),
                 format!("{text}: the prefix length of {family}")
             );
         }
-        let mapped = "is IPv4-mapped; such peers are looked up as IPv4, so write";
+        let mapped = "is IPv4-mapped; such peers are treated as IPv4, so write";
         assert_eq!(
             error("::ffff:10.1.2.0/120"),
             format!("::ffff:10.1.2.0/120 {mapped} 10.1.2.0/24")

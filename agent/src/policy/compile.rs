@@ -41,26 +41,26 @@ const WIDE_INITIAL_RTO: Duration = Duration::from_millis(200);
 const WIDE_V4: u8 = 8;
 const WIDE_V6: u8 = 16;
 
-/// What one setting becomes on this host.
+/// The effective value of one setting on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EffectiveSetting {
     /// The setting's name in the configuration.
     pub setting: String,
-    /// As given.
+    /// The configured value.
     pub asked: String,
-    /// As the kernel will have it.
+    /// The effective value in the kernel.
     pub effective: String,
-    /// In jiffies, where the kernel counts it so.
+    /// In jiffies, for timers that the kernel counts in jiffies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jiffies: Option<u64>,
-    /// Of `syn_retries` and `linear_retries`: as the kernel will have it.
+    /// Of `syn_retries` and `linear_retries`: the effective number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u8>,
-    /// Of `syn_ack_rto`: how long a half-open request is kept, milliseconds.
+    /// Of `syn_ack_rto`: how long a half-open connection is kept, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_lifetime_ms: Option<u64>,
-    /// What more there is to say.
+    /// A note.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -182,8 +182,8 @@ fn needs_storage(policy: &KernelPolicy, host: &HostFacts) -> bool {
 pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
     let share = settings.holdout?;
     Some(format!(
-        "holdout = {share} compares nothing while statistics = false in [agent]: the control arm only does without \
-         the policy's settings"
+        "holdout = {share} has no use while statistics = false in [agent]: the control arm loses \
+         the policy's settings, and nothing is counted"
     ))
 }
 
@@ -194,12 +194,15 @@ pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
         ("rto_min", settings.auto_rto_min().map(|_| "auto")),
         ("guard", (settings.guard() == Guard::On).then_some("on")),
     ];
-    match automatic.into_iter().find_map(|(setting, value)| Some((setting, value?))) {
+    match automatic
+        .into_iter()
+        .find_map(|(setting, value)| Some((setting, value?)))
+    {
         Some((setting, value)) => Err(SettingError {
             setting,
             value: value.to_owned(),
-            reason: "it goes by what the policy counts, and nothing is counted while statistics = false in [agent]; \
-                     set statistics = true"
+            reason: "it needs the policy's statistics, which are off (statistics = false in \
+                     [agent]); set statistics = true"
                 .to_owned(),
         }),
         None => Ok(()),
@@ -217,8 +220,8 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
         setting,
         value,
         reason: format!(
-            "too short for {cidr}: {becomes}below {bound} on a prefix shorter than /{narrowest} needs \
-             force = true{or}, because so wide a prefix reaches hosts farther away than that"
+            "too short for {cidr}: {becomes}below {bound} on a prefix shorter than /{narrowest} \
+             needs force = true{or}, because such a wide prefix contains more distant hosts"
         ),
     };
     // (An automatic syn_ack_rto is no shorter than initial_rto.)
@@ -279,9 +282,10 @@ impl Compiler<'_> {
         }
         if let Some(asked) = settings.rto_max {
             let range = (RTO_MAX_MIN..=RTO_MAX).contains(&asked) && is_whole_ms(asked);
-            let reason = "the kernel takes 1s to 120s, in whole milliseconds";
+            let reason = "must be 1s to 120s, in whole milliseconds";
             if !self.host.has_rto_max {
-                let reason = "this kernel has no TCP_RTO_MAX_MS (Linux 6.15 and later)";
+                let reason = "this kernel has no TCP_RTO_MAX_MS (Linux 6.15 and later); remove the \
+                              setting";
                 self.in_range("rto_max", asked, false, reason);
             } else if self.in_range("rto_max", asked, range, reason) {
                 let jiffies = self.quantised("rto_max", asked);
@@ -312,7 +316,7 @@ impl Compiler<'_> {
 
     fn is_initial_rto(&mut self, setting: &'static str, asked: Duration) -> bool {
         let range = Duration::from_nanos(1)..RTO_MAX;
-        let reason = "the kernel takes more than 0 and less than 120s";
+        let reason = "must be more than 0 and less than 120s";
         self.in_range(setting, asked, range.contains(&asked), reason)
     }
 
@@ -320,7 +324,7 @@ impl Compiler<'_> {
         if let Some(asked) = settings.user_timeout {
             let range =
                 !asked.is_zero() && asked.as_millis() <= i32::MAX as u128 && is_whole_ms(asked);
-            let reason = "the kernel takes 1ms to 24 days, in whole milliseconds";
+            let reason = "must be 1ms to 24 days, in whole milliseconds";
             if self.in_range("user_timeout", asked, range, reason) {
                 let text = format_duration(asked);
                 self.effect(
@@ -342,7 +346,8 @@ impl Compiler<'_> {
                 self.errors.push(SettingError {
                     setting: "thin_linear",
                     value: on.to_string(),
-                    reason: "this kernel does not let an eBPF program set it (Linux 6.1 and later)"
+                    reason: "an eBPF program cannot set it on this kernel (Linux 6.1 and later); \
+                             remove the setting"
                         .to_owned(),
                 });
             }
@@ -354,7 +359,7 @@ impl Compiler<'_> {
 
     fn rto_restart(&mut self, on: bool, rto_min: Option<RtoMinSetting>) {
         let note = format!(
-            "rto_min less the smoothed RTT while fewer than {} segments are outstanding \
+            "rto_min minus the smoothed RTT while fewer than {} segments are outstanding \
              (experimental)",
             restart::THRESHOLD
         );
@@ -369,11 +374,12 @@ impl Compiler<'_> {
                 return;
             }
             Some(RtoMinSetting::Auto(_)) => {
-                "it lowers rto_min by the smoothed RTT, and a value that is learnt is for timers without that; give \
-                 rto_min a value, like rto_min = \"100ms\", or leave rto_restart out"
+                "it lowers rto_min by the smoothed RTT, which a learnt rto_min does not account \
+                 for; set a fixed value, for example rto_min = \"100ms\", or remove rto_restart"
             }
             None => {
-                "it lowers rto_min by the smoothed RTT, and the policy has none; add rto_min, like rto_min = \"100ms\""
+                "it lowers rto_min by the smoothed RTT, but the policy has no rto_min; add one, \
+                 for example rto_min = \"100ms\""
             }
         };
         self.errors.push(SettingError {
@@ -385,13 +391,13 @@ impl Compiler<'_> {
 
     fn linear_retries(&mut self, retries: u8, thin_linear: Option<bool>) {
         let reason = if !LINEAR_RETRIES.contains(&retries) {
-            "it can be 1 to 6: after 6 timeouts the kernel itself ends linear mode"
+            "must be 1 to 6: after 6 timeouts the kernel itself ends linear mode"
         } else if thin_linear != Some(true) {
-            "it says when linear mode ends, which thin_linear = true begins; add that"
+            "it sets when linear mode ends, but linear mode is not enabled; add thin_linear = true"
         } else {
             self.kernel.linear_retries = retries.into();
             let text = retries.to_string();
-            let note = "timeouts in a row before the interval doubles";
+            let note = "consecutive timeouts before the interval doubles";
             self.count_effect("linear_retries", &text, retries, Some(note));
             return;
         };
@@ -409,7 +415,7 @@ impl Compiler<'_> {
         let rounded = quantise(asked, hz);
         let good = rounded.jiffies >= TIMEOUT_MIN && asked <= BPF_TIMER_MAX;
         let reason = format!(
-            "the kernel takes 2 jiffies to 200ms: at HZ={hz}, more than {}",
+            "must be 2 jiffies to 200ms: more than {} at HZ={hz}",
             format_duration(jiffies_duration(TIMEOUT_MIN - 1, hz))
         );
         if !self.in_range(setting, asked, good, &reason) {
@@ -443,12 +449,13 @@ impl Compiler<'_> {
         let effective = format_duration(rounded.effective);
         if rounded.effective >= 2 * asked {
             self.warnings.push(format!(
-                "{setting} = {} is less than a jiffy, in which the kernel counts timers: it becomes {effective}",
+                "{setting} = {} is less than a jiffy, the unit of the kernel's timers: it becomes \
+                 {effective}",
                 format_duration(asked)
             ));
         }
         let note = match (setting, asked < KERNEL_INITIAL_RTO) {
-            ("initial_rto", false) => Some("not below the kernel's own 1s"),
+            ("initial_rto", false) => Some("not shorter than the kernel's own 1s"),
             _ => None,
         };
         self.effect(

@@ -21,7 +21,7 @@ const TOLD: usize = 4;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Difference {
-    /// An entry is gone.
+    /// An entry is missing.
     EntryMissing {
         /// Its CIDR.
         cidr: Cidr,
@@ -32,33 +32,33 @@ pub enum Difference {
     EntryExtra {
         /// Its CIDR.
         cidr: Cidr,
-        /// The policy it points at; absent: at none.
+        /// The policy it refers to; absent: none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         found: Option<PolicyName>,
     },
-    /// An entry points at another policy.
+    /// An entry refers to another policy.
     EntryPolicy {
         /// Its CIDR.
         cidr: Cidr,
         /// Its policy.
         policy: PolicyName,
-        /// The policy it points at; absent: at none.
+        /// The policy it refers to; absent: none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         found: Option<PolicyName>,
     },
-    /// A policy has other values.
+    /// A policy has wrong values.
     Policy {
         /// Its name.
         policy: PolicyName,
     },
-    /// There is no place to count what a policy does.
+    /// A policy has no statistics.
     Statistics {
         /// Its name.
         policy: PolicyName,
     },
-    /// What control arms have is something else than the kernel's own timers.
+    /// The settings of control arms are not the kernel's own timers.
     ControlArm,
-    /// What programs assume of the host has other values.
+    /// The host's defaults, which the program uses, have wrong values.
     HostDefaults,
 }
 
@@ -98,11 +98,7 @@ impl fmt::Display for Difference {
         match self {
             Self::EntryMissing { cidr, policy } => write!(f, "entry {cidr} {policy} is missing"),
             Self::EntryExtra { cidr, found } => {
-                write!(
-                    f,
-                    "entry {cidr} (of {}) is not one of ours",
-                    at(found.as_ref())
-                )
+                write!(f, "entry {cidr} (of {}) is not desired", at(found.as_ref()))
             }
             Self::EntryPolicy {
                 cidr,
@@ -110,18 +106,18 @@ impl fmt::Display for Difference {
                 found,
             } => write!(
                 f,
-                "entry {cidr} points at {} and not at {policy}",
+                "entry {cidr} refers to {} instead of {policy}",
                 at(found.as_ref())
             ),
-            Self::Policy { policy } => write!(f, "policy {policy} has other values"),
+            Self::Policy { policy } => write!(f, "policy {policy} has wrong values"),
             Self::Statistics { policy } => write!(f, "policy {policy} has no statistics"),
-            Self::ControlArm => f.write_str("the settings of control arms have other values"),
-            Self::HostDefaults => f.write_str("the host's defaults have other values"),
+            Self::ControlArm => f.write_str("the settings of control arms have wrong values"),
+            Self::HostDefaults => f.write_str("the host's defaults have wrong values"),
         }
     }
 }
 
-/// Differences: how many, and the first of them.
+/// The number of differences, and the first of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Differences {
@@ -194,7 +190,7 @@ pub struct Run<'a> {
 
 /// Another process changed the trie during the read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it was changed while it was read")]
+#[error("it changed during the read")]
 pub struct Disorder;
 
 impl Run<'_> {

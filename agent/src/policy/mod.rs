@@ -117,7 +117,7 @@ impl PolicySet {
 /// The largest value of `max_entries`.
 pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
 
-/// What compiling a policy needs to know of the host.
+/// Properties of the host that determine the effective values of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HostFacts {
@@ -133,7 +133,7 @@ pub struct HostFacts {
     pub reads_listener: bool,
     /// Whether the program can read a socket's TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX (Linux 6.15).
     pub reads_timers: bool,
-    /// Whether the RTT hook does not tell the sample (before Linux 6.10).
+    /// Whether the RTT hook lacks the RTT sample (before Linux 6.10).
     pub lacks_rtt_samples: bool,
     /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
     pub has_rto_max: bool,

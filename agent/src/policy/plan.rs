@@ -46,7 +46,7 @@ pub struct Plan {
     pub policies_remove: Vec<PolicyName>,
 }
 
-/// A plan in numbers.
+/// Numbers of changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ChangeSummary {

@@ -26,14 +26,15 @@ pub use guard::Guard;
 pub struct Settings {
     /// Timeout of the first SYN, or auto
     ///
-    /// auto is learnt from the connections, and takes min=, max=, spurious= and memory=, like auto,min=20ms,max=500ms
+    /// auto learns the value from the connections and accepts min=, max=, spurious= and memory=,
+    /// for example auto,min=20ms,max=500ms
     #[arg(long, value_name = "DURATION|auto")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<TextOr<AutoInitialRto>>"))]
     pub initial_rto: Option<InitialRtoSetting>,
     /// Timeout of the first SYN-ACK: auto, keep (the kernel's own) or a duration
     ///
-    /// auto is as short as --initial-rto, as far as half-open requests still live 31s
+    /// auto is as short as --initial-rto, but long enough to keep half-open connections for 31s
     #[arg(
         long,
         value_name = "DURATION|auto|keep",
@@ -45,14 +46,15 @@ pub struct Settings {
     pub syn_ack_rto: SynAckRto,
     /// Lower bound of the RTO of an established connection (2 jiffies to 200ms), or auto
     ///
-    /// auto is learnt from the control arm, and takes the longest delay of a peer's ACK, like auto,peer_delack=5ms
+    /// auto learns the value from the control arm and accepts the longest delay of a peer's ACK,
+    /// for example auto,peer_delack=5ms
     #[arg(long, value_name = "DURATION|auto")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<TextOr<AutoRtoMin>>"))]
     pub rto_min: Option<RtoMinSetting>,
     /// Lower --rto-min by the smoothed RTT at the end of a flight (experimental)
     ///
-    /// That is while fewer than 4 segments are outstanding
+    /// This applies while fewer than 4 segments are outstanding
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rto_restart: Option<bool>,
@@ -65,7 +67,7 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thin_linear: Option<bool>,
-    /// Timeouts in a row before a thin stream's interval doubles, 1 to 6; needs --thin-linear
+    /// Consecutive timeouts before a thin stream's interval doubles, 1 to 6; needs --thin-linear
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub linear_retries: Option<u8>,
@@ -81,8 +83,9 @@ pub struct Settings {
     pub user_timeout: Option<Duration>,
     /// When connect() gives up: auto, keep or a TCP_SYNCNT of 1 to 127
     ///
-    /// auto: when the kernel alone would. keep (with the socket's own TCP_SYNCNT) and a number: when the kernel would with
-    /// `initial_rto`, which is sooner.
+    /// auto: after the same time as without the agent. keep: after the socket's own TCP_SYNCNT
+    /// retransmissions, which takes less time with a short `initial_rto`. A number: after that many
+    /// retransmissions.
     #[arg(
         long,
         value_name = "N|auto|keep",
@@ -92,7 +95,8 @@ pub struct Settings {
     #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
     #[cfg_attr(test, schemars(with = "Option<WordOrNumber>"))]
     pub syn_retries: SynRetries,
-    /// Whether SYNs of MPTCP sockets get --initial-rto: keep (no) or apply
+    /// Whether SYNs of MPTCP sockets get --initial-rto: apply, or keep (they keep the kernel's own
+    /// timer)
     #[arg(
         long,
         value_name = "keep|apply",
@@ -104,20 +108,21 @@ pub struct Settings {
     pub mptcp: Mptcp,
     /// Share of connections that keep the kernel's own timers, as a control arm (up to 50%)
     ///
-    /// It is counted apart. It is a share of peers where the policy sets more than handshake timers
+    /// The control arm is counted separately. It is a share of peers, not connections, if the
+    /// policy sets more than handshake timers
     #[arg(long, value_name = "SHARE")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<Share>"))]
     pub holdout: Option<Share>,
-    /// What is done about spurious retransmissions of SYNs and SYN-ACKs: warn, on or off
+    /// Reaction to spurious retransmissions of SYNs and SYN-ACKs: warn, on or off
     ///
-    /// warn reports them; on gives new connections the kernel's own timer for 10 minutes after 20 of them, and while they
-    /// are more than a tenth of the connections. on is the default with auto
+    /// warn reports them; on also gives new connections the kernel's own timer for 10 minutes after
+    /// 20 of them, and while they exceed a tenth of the connections. on is the default with auto
     #[arg(long, value_name = "warn|on|off")]
     #[serde(with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub guard: Option<Guard>,
-    /// Whether learnt values are set: apply or advise (computed and shown, not set)
+    /// Whether learnt values are applied: apply, or advise (computed and shown, but not applied)
     #[arg(
         long,
         value_name = "apply|advise",

@@ -83,12 +83,12 @@ async fn read_body(request: Request, next: Next) -> Response {
 
 async fn landing() -> Html<&'static str> {
     Html(
-        "<!DOCTYPE html><html lang=\"en\"><head><title>rto-agent</title></head><body>\
-         <h1>rto-agent</h1><p>Per-CIDR TCP retransmission timers.</p><ul>\
-         <li><a href=\"/metrics\">metrics</a></li>\
-         <li><a href=\"/healthz\">healthz</a>: the daemon answers</li>\
-         <li><a href=\"/readyz\">readyz</a>: attached, and the kernel's maps are as they should be</li>\
-         </ul></body></html>",
+        "<!DOCTYPE html><html \
+         lang=\"en\"><head><title>rto-agent</title></head><body><h1>rto-agent</h1><p>Per-CIDR TCP \
+         retransmission timers.</p><ul><li><a href=\"/metrics\">metrics</a></li><li><a \
+         href=\"/healthz\">healthz</a>: whether the daemon answers</li><li><a \
+         href=\"/readyz\">readyz</a>: whether the program is attached and the kernel's maps match \
+         the desired state</li></ul></body></html>",
     )
 }
 

@@ -174,14 +174,14 @@ fn families(status: &StatusAnswer, stats: &StatsAnswer, runs: Option<Runs>) -> V
     if let Some(runs) = runs {
         all.push(Family {
             name: "program_runs",
-            help: "Runs of the sock_ops program while the kernel counted them \
-                   (kernel.bpf_stats_enabled)",
+            help: "Runs of the sock_ops program, counted while kernel.bpf_stats_enabled is set",
             unit: None,
             samples: Samples::Counter(vec![(Vec::new(), runs.count)]),
         });
         all.push(Family {
             name: "program_run",
-            help: "Time the sock_ops program ran while the kernel measured it",
+            help: "Run time of the sock_ops program, measured while kernel.bpf_stats_enabled is \
+                   set",
             unit: Some(Unit::Seconds),
             samples: Samples::Amount(vec![(Vec::new(), runs.time.as_secs_f64())]),
         });
@@ -237,20 +237,20 @@ fn experiments(status: &StatusAnswer) -> Vec<Family> {
     vec![
         Family {
             name: "experiment_state",
-            help: "How the experiment of a policy stands: 1 for its state",
+            help: "State of a policy's experiment: 1 for the current state",
             unit: None,
             samples: Samples::Gauge(states.collect()),
         },
         Family {
             name: "experiment_share",
-            help: "The share of a policy's connections, or peers, that its experiment treats, 0 to 1",
+            help: "Share of a policy's connections, or peers, that its experiment treats, 0 to 1",
             unit: None,
             samples: Samples::Gauge(shares.collect()),
         },
         Family {
             name: "experiment_e_value",
-            help: "Evidence of an experiment: a gain is proven at 20, harm at 400, and its arms are invalid \
-                   at a mismatch of 1000",
+            help: "E-values of an experiment: a gain is proven at 20, harm at 400, and the \
+                   experiment is invalid at a mismatch of 1000",
             unit: None,
             samples: Samples::Gauge(e_values.collect()),
         },
@@ -294,18 +294,19 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
     let mut all: Vec<_> = COUNTERS.iter().map(|one| counter(one, stats)).collect();
     all.push(gauge(
         "connections_per_sample",
-        "One in this many loss-free connections is followed until it closes, for all of them (smoothed_rtt, aborted)",
+        "1 in this many loss-free connections is sampled until it closes, and counts for all of \
+         them in smoothed_rtt and aborted",
         stats.sampling.into(),
     ));
     all.push(times(
         "connect_time",
-        "Connect times: from the first SYN to ESTABLISHED, losses included (of accepted connections: the handshake's last \
-         round trip)",
+        "Connect times: from the first SYN to ESTABLISHED, losses included (of accepted \
+         connections: the last round trip of the handshake)",
         by_arm(stats, |_| true).map(|(labels, stats)| (labels, &stats.connect_time)),
     ));
     all.push(times(
         "path_rtt",
-        "Path RTTs: round-trip times of handshakes, without what their losses cost",
+        "Path RTTs: round-trip times of handshakes, without their losses",
         each(stats, BEGUN).map(|(labels, stats)| (labels, &stats.path_rtt)),
     ));
     if stats.rtt_sampling != "off" {
@@ -314,14 +315,15 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
         let samples = each(stats, BEGUN).chain(before);
         all.push(times(
             "smoothed_rtt",
-            "Smoothed round-trip times of connections (RFC 6298), as rtt_sampling says",
+            "Smoothed round-trip times of connections (RFC 6298), sampled as configured by \
+             rtt_sampling",
             samples.map(|(labels, stats)| (labels, &stats.srtt)),
         ));
     }
     all.push(labelled(
         "retransmission_timeouts",
-        "Retransmission timeouts of established connections, by how many came right before \
-         without an answer (7: or more)",
+        "Retransmission timeouts of established connections, by the number of consecutive timeouts \
+         before them without an answer (7: 7 or more)",
         stats,
         |s| {
             let steps = s.rtos.iter().enumerate();
@@ -332,7 +334,7 @@ fn policies(stats: &StatsAnswer) -> Vec<Family> {
     ));
     all.push(labelled(
         "setsockopt_failures",
-        "Socket options the kernel refused",
+        "Socket options that the kernel refused",
         stats,
         |s| {
             let all = rto_agent_common::SockOpt::NAMES.into_iter();
@@ -373,21 +375,22 @@ fn arms(stats: &StatsAnswer) -> Vec<Family> {
     vec![
         Family {
             name: "connect_time_difference",
-            help: "Mean connect time of the treated arm less that of the control arm, since they have been counted, and its \
-                   95 % interval (active connections that were established)",
+            help: "Mean connect time of the treated arm minus that of the control arm, since \
+                   counting began, and its 95 % interval (established active connections)",
             unit: Some(Unit::Seconds),
             samples: Samples::Gauge(differences.flatten().collect()),
         },
         Family {
             name: "arm_attempts",
-            help: "Attempts by arm, of policies with a control arm: connect() calls, and connection requests answered",
+            help: "Attempts by arm, for policies with a control arm: connect() calls, and \
+                   connection requests answered",
             unit: None,
             samples: Samples::Counter(attempts),
         },
         Family {
             name: "arm_outcomes",
-            help: "What became of an arm's attempts: established, established within 500 ms (good), with a spurious copy, \
-                   with a DSACK, aborted",
+            help: "Outcomes of an arm's attempts: established, established within 500 ms (good), \
+                   with a spurious SYN or SYN-ACK, with a DSACK, aborted",
             unit: None,
             samples: Samples::Counter(outcomes),
         },

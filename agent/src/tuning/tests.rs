@@ -448,11 +448,7 @@ fn rto_min_learns_from_the_control_arm() {
     silent.run(100, 9_000, 50);
     let view = &silent.tuning.view(Moment::default())[&name()];
     assert_eq!(view.timers[0].state, State::Learning);
-    assert!(
-        view.notes[0].contains("no delay of an ACK"),
-        "{:?}",
-        view.notes
-    );
+    assert!(view.notes[0].contains("no ACK delay"), "{:?}", view.notes);
 }
 
 #[test]

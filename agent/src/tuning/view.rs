@@ -82,8 +82,9 @@ impl PolicyTuning {
             .filter(|timer| is_silent(timer));
         let note = silent.map(|_| {
             format!(
-                "rto_min: no delay of an ACK was sampled in {SILENT} connections of the control arm: check that this \
-                 kernel reports RTT samples to sock_ops programs (6.10). The kernel's own value stays in force"
+                "rto_min: no ACK delay was sampled in {SILENT} connections of the control arm: \
+                 check that this kernel reports RTT samples to sock_ops programs (Linux 6.10 and \
+                 later). The kernel's own value stays active"
             )
         });
         TunedPolicy {

@@ -29,7 +29,7 @@ impl<'de> Visitor<'de> for AtMost {
         while let Some(text) = list.next_element()? {
             if all.len() == self.0 {
                 return Err(A::Error::custom(format!(
-                    "a request has at most {} CIDRs; more belong in a file of policies.d",
+                    "a request may have at most {} CIDRs; put more into a file in policies.d",
                     self.0
                 )));
             }

@@ -13,15 +13,15 @@ pub struct DiscoverAnswer {
     pub at_ms: u64,
     /// Since when they are counted, Unix milliseconds.
     pub since_ms: u64,
-    /// One in this many connections is counted.
+    /// 1 in this many connections is counted.
     pub one_in: u32,
-    /// Prefixes that are left out, as an entry covers them by now.
+    /// Prefixes that are left out because an entry now covers them.
     pub covered: usize,
     /// The others, in order.
     pub prefixes: Vec<PrefixStats>,
 }
 
-/// What was counted of one prefix: a /24 of IPv4, or a /48 of IPv6.
+/// Counts of one prefix: a /24 of IPv4, or a /48 of IPv6.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PrefixStats {

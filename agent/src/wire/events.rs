@@ -24,14 +24,14 @@ use crate::{
 pub enum StreamItem {
     /// A retransmission.
     Event(EventView),
-    /// Something about an experiment.
+    /// An event of an experiment.
     Experiment(ExperimentEvent),
     /// Retransmissions without details: the buffer was full.
     Lost {
         /// How many.
         lost: u64,
     },
-    /// What is learnt or guarded has changed.
+    /// A learnt or guarded timer has changed.
     Tuned(TunedEvent),
 }
 
@@ -41,7 +41,7 @@ pub enum StreamItem {
 pub struct TunedEvent {
     /// The policy.
     pub policy: PolicyName,
-    /// What happened, and what it rests on.
+    /// What happened, and the evidence.
     pub transition: TransitionView,
 }
 
@@ -67,7 +67,7 @@ pub struct EventView {
     pub kind: Kind,
     /// Which retransmission it is, 1 for the first.
     pub attempt: u32,
-    /// The timer that fired, microseconds; absent where none did, or it is not known.
+    /// The timer that fired, microseconds; absent if none fired, or if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timer_us: Option<u64>,
     /// Local address.
@@ -80,15 +80,15 @@ pub struct EventView {
     pub remote_port: u16,
     /// State of the socket, as ss(8) names it.
     pub state: String,
-    /// Policy of the connection; absent if it is gone.
+    /// Policy of the connection; absent if the policy no longer exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyName>,
     /// Arm of the policy; absent for the treated one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub arm: Arm,
-    /// Who began the connection: "active", "passive" or "unknown".
+    /// Which side opened the connection: "active" (this host), "passive" (the peer) or "unknown".
     pub direction: String,
-    /// Process that called connect(), where the kernel tells.
+    /// Process that called connect(), if the kernel reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Its name.

@@ -19,27 +19,29 @@ pub struct StartRequest {
     /// Rising shares of connections (or peers) that are treated, 1% to 99%; empty: 5%, 50% and 95% of connections, or
     /// 50% of peers.
     pub ramp: Vec<Share>,
-    /// How long it runs at most, "7d"; absent: a week.
+    /// Maximum duration, for example "7d"; absent: a week.
     #[serde(rename = "for", skip_serializing_if = "Option::is_none")]
     pub duration: Option<String>,
-    /// What is drawn into an arm; absent: connections where the policy sets handshake timers alone, else peers.
+    /// What is assigned to an arm; absent: connections if the policy sets only handshake timers,
+    /// else peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<Unit>,
     /// Treat all connections once the gain is proven at the last share.
     pub promote: bool,
-    /// The same on all hosts whose counts are to be merged; absent: the policy's name.
+    /// Name of the experiment; use the same name on all hosts whose counts you want to merge;
+    /// absent: the policy's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// What starting, stopping and clearing one answer.
+/// The answer to starting, stopping and clearing an experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExperimentAnswer {
-    /// The experiment; absent once it is cleared.
+    /// The experiment; absent after it was cleared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experiment: Option<ExperimentView>,
-    /// What to know, one sentence each.
+    /// Notes, one sentence each.
     pub notes: Vec<String>,
 }
 
@@ -53,22 +55,22 @@ pub struct ExperimentsAnswer {
     pub experiments: BTreeMap<PolicyName, ExperimentView>,
 }
 
-/// How an experiment stands.
+/// State of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// It counts.
+    /// The experiment is running.
     Running,
     /// A gain is proven at all shares; the last share stays, and harm is still judged.
     GainProven,
-    /// The same, and the policy is in force as configured.
+    /// A gain is proven at all shares, and the policy is active as configured.
     Promoted,
     /// Harm is proven: no connection is treated.
     Harm,
-    /// The arms do not have the connections that they should have: no connection is treated.
+    /// The sizes of the arms do not match the share: no connection is treated.
     Invalid,
-    /// Its time is over and nothing was proven: no connection is treated.
+    /// Its maximum duration has passed and nothing was proven: no connection is treated.
     Inconclusive,
     /// Stopped by the operator, or by a change of the policy.
     Stopped,
@@ -114,61 +116,61 @@ impl From<Option<Verdict>> for State {
     }
 }
 
-/// An experiment: the answer, and what it is made of.
+/// An experiment: the result, and the data behind it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExperimentView {
-    /// How many of how many connects were bad in each arm, and the ratio, in a sentence.
+    /// The numbers of bad connects and of all connects in each arm, and the ratio, in a sentence.
     pub answer: String,
     /// The verdict, in a sentence.
     pub text: String,
-    /// What happens next, one thing each; empty after the end.
+    /// What happens next, one step each; empty after the end.
     pub next: Vec<String>,
-    /// The counts and the ratio that the answer is of: of the latest share that has counted a bad connect.
+    /// The counts and the ratio behind the result, from the latest share with a bad connect.
     pub result: ShareResult,
-    /// How it stands.
+    /// Its state.
     pub state: State,
     /// Whether a gain was proven.
     pub gain_proven: bool,
     /// The share that is treated now, 0 to 1.
     pub share: f64,
-    /// What is drawn into an arm.
+    /// What is assigned to an arm.
     pub unit: Unit,
     /// The shares of the ramp, 0 to 1.
     pub ramp: Vec<f64>,
-    /// Which of them was reached, from 1.
+    /// Number of the current share, from 1.
     pub step: usize,
     /// Whether all connections are treated once the gain is proven.
     pub promote: bool,
-    /// The same on all hosts whose counts can be merged.
+    /// Name of the experiment; the same on all hosts whose counts can be merged.
     pub name: String,
     /// The hosts whose counts are in it.
     pub hosts: Vec<String>,
-    /// Who started it; absent of merged ones.
+    /// Who started it; absent for merged experiments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Caller>,
-    /// When it was started, Unix seconds; absent of merged ones.
+    /// When it was started, Unix seconds; absent for merged experiments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_s: Option<u64>,
-    /// How long it runs at most, seconds.
+    /// Maximum duration, seconds.
     pub duration_s: u64,
-    /// How long it was looked at, seconds.
+    /// How long it was observed, seconds.
     pub elapsed_s: u64,
     /// When it ended, Unix seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_s: Option<u64>,
-    /// How to read it, one sentence each.
+    /// Notes on the result, one sentence each.
     pub notes: Vec<String>,
-    /// What was counted, all shares together.
+    /// Counts, all shares together.
     pub counts: Arms<Counts>,
-    /// The same by share, for all shares that were reached.
+    /// Counts by share, for all shares that were reached.
     pub shares: Vec<ShareResult>,
-    /// What that proves; absent where peers are drawn.
+    /// Evaluation of the counts; absent if peers are randomised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Assessment>,
-    /// Connect times by arm, losses included: shown, never tested.
+    /// Connect times by arm, losses included; not used for the verdict.
     pub connect_time: Arms<HistogramView>,
-    /// What `rto-agent experiment show --merge` reads.
+    /// Data for `rto-agent experiment show --merge`.
     #[cfg_attr(test, schemars(with = "serde_json::Value"))]
     pub experiment: Experiment,
 }
@@ -177,12 +179,12 @@ pub struct ExperimentView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExperimentSummary {
-    /// How it stands.
+    /// Its state.
     pub state: State,
-    /// The same in a sentence.
+    /// The state in a sentence.
     pub text: String,
     /// The share that is treated now, 0 to 1.
     pub share: f64,
-    /// E-values: "gain", "mismatch", and "harm-" and an outcome; none where peers are drawn.
+    /// E-values: "gain", "mismatch", and "harm-" and an outcome; none if peers are randomised.
     pub e_values: BTreeMap<String, f64>,
 }

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HistogramView {
-    /// How many times.
+    /// Number of times.
     pub count: u64,
     /// Their sum, microseconds.
     pub sum_us: u64,
-    /// The buckets with something in them, in order.
+    /// The buckets that are not empty, in order.
     pub buckets: Vec<BucketView>,
 }
 
@@ -24,7 +24,7 @@ pub struct HistogramView {
 pub struct BucketView {
     /// The bucket's lower end, microseconds.
     pub from_us: u64,
-    /// And below this, microseconds; absent: of any length.
+    /// The bucket's upper end (exclusive), microseconds; absent: no upper end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below_us: Option<u64>,
     /// How many.

@@ -16,7 +16,7 @@ use crate::{
     policy::{PolicyName, Share},
 };
 
-/// The answer. Counts begin with the policy (or the boot) and only grow.
+/// The answer. Counts start at zero with the policy (or the boot) and only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StatsAnswer {
@@ -24,23 +24,25 @@ pub struct StatsAnswer {
     pub at_ms: u64,
     /// Whether anything is counted (`statistics` in `[agent]`).
     pub on: bool,
-    /// One in this many loss-free connections is followed until it closes (`sampling` in `[agent]`), and counts for all of
-    /// them in `srtt` and `aborted`. Every connection counts in `connect_time` and `path_rtt`.
+    /// 1 in this many loss-free connections is sampled until it closes (`sampling` in `[agent]`),
+    /// and counts for all of them in `srtt` and `aborted`. Every connection counts in
+    /// `connect_time` and `path_rtt`.
     pub sampling: u32,
     /// When smoothed RTTs are sampled (`rtt_sampling` in `[agent]`): "off", "end" or a duration.
     pub rtt_sampling: String,
-    /// By policy; "unmatched" is what no entry covers, where that is counted (`count_unmatched`).
+    /// By policy; "unmatched" has the connections that no entry covers, if they are counted
+    /// (`count_unmatched`).
     pub policies: BTreeMap<PolicyName, PolicyStats>,
 }
 
-/// One policy's.
+/// Statistics of one policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PolicyStats {
     /// When counting began, Unix milliseconds; absent for a policy that learns nothing and has no guard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
-    /// What it is for, as its file says.
+    /// The description from its file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// Connections that have its settings: all, if it has no control arm.
@@ -121,7 +123,8 @@ impl PolicyStats {
     }
 }
 
-/// From this share of connections with a spurious copy, an initial RTO is too short for its path.
+/// From this share of connections with a spurious SYN or SYN-ACK, an initial RTO is too short for
+/// its path.
 pub const TOO_MANY_SPURIOUS: f64 = 0.01;
 
 /// A difference of two means.
@@ -195,7 +198,7 @@ pub struct ArmStats {
     pub active: DirectionStats,
     /// Connections it accepts.
     pub passive: DirectionStats,
-    /// Sockets that were open before their policy: who began them is not known.
+    /// Sockets that were open before their policy: it is unknown which side opened them.
     pub unknown: DirectionStats,
 }
 
@@ -276,22 +279,22 @@ macro_rules! counters {
         total { $($(#[doc = $doc:literal])+ $field:ident: $metric:literal, $scope:ident
             $(, time $time:literal)? $(, title $title:literal)?;)* }
     ) => {
-        /// One direction's. Fields as in [`rto_agent_common::Counters`].
+        /// Statistics of one direction. Fields as in [`rto_agent_common::Counters`].
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]
         pub struct DirectionStats {
             $($(#[doc = $split_doc])+ pub $split: u64,)*
             $($(#[doc = $doc])+ pub $field: u64,)*
-            /// bpf_setsockopt calls the kernel refused, by option; without zeros.
+            /// bpf_setsockopt calls that the kernel refused, by option; zeros are omitted.
             pub setsockopt_failures: BTreeMap<String, u64>,
-            /// Retransmission timeouts by how many came right before without an answer: 0, 1, ... 6, and 7 or
-            /// more.
+            /// Retransmission timeouts, by the number of consecutive timeouts before them without
+            /// an answer: 0, 1, ... 6, and 7 or more.
             pub rtos: [u64; RTO_STEPS],
             /// Connect times: from the first SYN to ESTABLISHED, losses included. (Of accepted connections the first
             /// SYN-ACK is not seen: the last round trip of the handshake.)
             pub connect_time: HistogramView,
-            /// Path RTTs: round-trip times of handshakes without what their losses cost.
+            /// Path RTTs: round-trip times of handshakes, without their losses.
             pub path_rtt: HistogramView,
             /// Smoothed round-trip times.
             pub srtt: HistogramView,
@@ -300,8 +303,9 @@ macro_rules! counters {
             pub ack_excess: HistogramView,
         }
 
-        /// What a policy did since its counters began, in `GET /v1/status`: a short form of its [`ArmStats`]. Without
-        /// the control arm, but for `storage_failures`, which is of both arms.
+        /// Counts of a policy since its counters were created, in `GET /v1/status`: a short form of
+        /// its [`ArmStats`]. Excludes the control arm, except for `storage_failures`, which covers
+        /// both arms.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]
@@ -321,7 +325,7 @@ macro_rules! counters {
             /// SYN-ACKs retransmitted before a connection was established.
             pub syn_ack_retransmissions: u64,
             $($(#[doc = $doc])+ pub $field: u64,)*
-            /// bpf_setsockopt calls the kernel refused, by option; without zeros.
+            /// bpf_setsockopt calls that the kernel refused, by option; zeros are omitted.
             pub setsockopt_failures: BTreeMap<String, u64>,
             /// As [`DirectionStats::rtos`].
             pub rtos: [u64; RTO_STEPS],
@@ -469,39 +473,42 @@ counters! {
         handshake_retransmissions: "handshake_retransmissions", Handshakes;
     }
     total {
-        /// Of these, spurious ones: the answer to an earlier copy was on its way
+        /// Of these, spurious: the answer to an earlier SYN or SYN-ACK was already on its way
         spurious: "spurious_handshake_retransmissions", Handshakes;
-        /// Of these, undecided: it is unknown whether they were needed
+        /// Of these, undecided: unknown whether they were needed
         undecided: "undecided_handshake_retransmissions", Handshakes;
-        /// Connections of whose handshake a retransmission was spurious
-        spurious_connections: "spurious_connections", Handshakes, title "connections with a spurious copy";
-        /// Connections that a needed retransmission brought about
+        /// Connections with a spurious retransmission in their handshake
+        spurious_connections: "spurious_connections", Handshakes, title "with a spurious SYN or SYN-ACK";
+        /// Connections that were established thanks to a needed retransmission
         recovered: "recovered_handshakes", Handshakes;
-        /// How much earlier connections were established than with the kernel's own timers (estimate)
+        /// Time by which connections were established earlier than with the kernel's own timers
+        /// (estimate)
         time_saved_us: "handshake_time_saved", Handshakes, time "us";
-        /// How much later connections were established than with the kernel's own timers (estimate)
+        /// Time by which connections were established later than with the kernel's own timers
+        /// (estimate)
         time_lost_us: "handshake_time_lost", Handshakes, time "us";
         /// Connections established after a SYN or its answer was retransmitted
         retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
-        /// Connections that began with the kernel's own timer as a brake held
+        /// Connections that started with the kernel's own timer because of a brake
         braked: "braked_connections", Handshakes, title "braked";
         /// Tail loss probes that retransmitted a segment
         tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
-        /// Segments retransmitted by established connections, other than by a tail loss probe
+        /// Segments retransmitted by established connections, without tail loss probes
         segments_retransmitted: "retransmitted_segments", Connections, title "segments retransmitted";
         /// Connections with a loss whose peer reported a duplicate segment (DSACK)
         dsack_connections: "dsack_connections", Connections, title "connections with a DSACK";
-        /// Connections that ended without both sides having finished
+        /// Connections that ended before both sides had closed them
         aborted: "aborted_connections", Connections;
         /// Of these, connections with a loss: all of them, not only samples
         aborted_after_loss: "aborted_connections_after_loss", Connections, title "aborted after a loss";
-        /// Of these, connections given up at a retransmission timeout
+        /// Of these, connections that ended at a retransmission timeout
         expired: "expired_connections", Connections, title "expired";
         /// Times linear mode was ended by linear_retries
         linear_ended: "linear_mode_ended", Connections, title "linear mode ended";
-        /// Sockets that were open already and got the policy
-        open_sockets: "open_sockets", Connections, title "open sockets taken over";
-        /// Connections for whose state memory was short: they lack options, or are not counted in full
+        /// Sockets that were already open when they got the policy
+        open_sockets: "open_sockets", Connections, title "open sockets that got the policy";
+        /// Connections whose state did not fit into memory: they lack options, or are counted only
+        /// in part
         storage_failures: "storage_failures", Connections, title "storage failures";
     }
 }

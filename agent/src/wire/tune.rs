@@ -13,7 +13,7 @@ use crate::{policy::PolicyName, printable::counted};
 pub struct TuneAnswer {
     /// When, Unix milliseconds.
     pub at_ms: u64,
-    /// Why what is learnt does not outlive the boot, if it does not.
+    /// Why learnt values do not survive a reboot; absent if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_stored: Option<String>,
     /// By policy: policies that learn a timer or have a guard.
@@ -51,14 +51,15 @@ impl TuneAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TunedPolicy {
-    /// Since when its connections are counted, Unix milliseconds; absent before the first reading.
+    /// Start of the counts of its connections, Unix milliseconds; absent before they are first
+    /// read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
     /// Its timers.
     pub timers: Vec<TunedTimer>,
-    /// What happened last, oldest first.
+    /// The latest transitions, oldest first.
     pub transitions: Vec<TransitionView>,
-    /// What to know beside that, one sentence each.
+    /// Notes, one sentence each.
     pub notes: Vec<String>,
 }
 
@@ -68,29 +69,30 @@ pub struct TunedPolicy {
 pub struct TunedTimer {
     /// The setting: "initial_rto" or "rto_min".
     pub setting: String,
-    /// Whose connections it is for: "active", "passive", or "both" of `rto_min`.
+    /// Direction of its connections: "active", "passive", or "both" for `rto_min`.
     pub direction: String,
-    /// What is done about it.
+    /// How the timer is treated.
     pub kind: TimerKind,
-    /// The value, microseconds; absent: the kernel's own. Where it is advised or only watched, that is not set.
+    /// The value, microseconds; absent: the kernel's own. A value that is only advised or watched
+    /// is not applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_us: Option<u64>,
-    /// The configured one, microseconds; absent where it is learnt.
+    /// The configured value, microseconds; absent if it is learnt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configured_us: Option<u64>,
-    /// What is done about it.
+    /// How the timer is treated.
     pub state: State,
-    /// What the next decision rests on.
+    /// The evidence for the next decision.
     pub evidence: Evidence,
-    /// The last time that a brake acted, and what it rested on.
+    /// The last action of a brake, and its evidence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alarm: Option<Transition>,
     /// The brakes in the program; absent for a policy without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brakes: Option<BrakesView>,
-    /// What comes next, if things stay as they are.
+    /// The next step, if nothing else changes.
     pub next: Next,
-    /// How often it came to a state, and why, since it is watched.
+    /// How often it entered a state, and why, since it has been watched.
     pub transitions: Vec<TransitionCount>,
 }
 
@@ -106,7 +108,7 @@ impl TunedTimer {
         } = self;
         let set = match self.kind {
             TimerKind::Auto | TimerKind::Guarded => Value(self.value_us).to_string(),
-            TimerKind::Advice | TimerKind::Watched => "nothing is done".to_owned(),
+            TimerKind::Advice | TimerKind::Watched => "not applied".to_owned(),
         };
         let next = next_text(self.next, now_ms);
         let state = state.name();
@@ -131,11 +133,13 @@ pub fn next_text(next: Next, now_ms: u64) -> String {
         Next::Nothing => "none".to_owned(),
         Next::Learn { samples } => {
             format!(
-                "a value after {} more",
-                counted(samples, "sample", "samples")
+                "a value after {}",
+                counted(samples, "more sample", "more samples")
             )
         }
-        Next::NothingToGain => "none: a value would be as long as the kernel's own".to_owned(),
+        Next::NothingToGain => {
+            "none: a learnt value would not be shorter than the kernel's own".to_owned()
+        }
         Next::Lower { to_us, at_ms } => format!("lower to {} {}", Value(Some(to_us)), wait(at_ms)),
         Next::HoldEnds { at_ms } => format!("the value again {}", wait(at_ms)),
         Next::BudgetRefills => "when the budget refills".to_owned(),
@@ -143,18 +147,19 @@ pub fn next_text(next: Next, now_ms: u64) -> String {
     }
 }
 
-/// What is done about a timer.
+/// How a timer is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TimerKind {
-    /// It is learnt, and set.
+    /// The value is learnt and applied.
     Auto,
-    /// It is learnt, and not set (`mode = "advise"`).
+    /// The value is learnt, but not applied (`mode = "advise"`).
     Advice,
-    /// It is configured, and has brakes (`guard = "on"`).
+    /// The value is configured and has brakes (`guard = "on"`).
     Guarded,
-    /// It is configured, and reported where a brake would act (`guard = "warn"`).
+    /// The value is configured; actions that a brake would take are only reported (`guard =
+    /// "warn"`).
     Watched,
 }
 
@@ -171,25 +176,25 @@ impl TimerKind {
     }
 }
 
-/// Brakes in the program.
+/// State of the brakes in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BrakesView {
-    /// Connections with a spurious retransmission, by this value.
+    /// Connections with a spurious retransmission, counted with the current value.
     pub spurious: u64,
-    /// What is spent of the fuse, 0 to 1.
+    /// Spent share of the fuse, 0 to 1.
     pub fuse_spent: f64,
-    /// New connections get the kernel's own timer, as the fuse is blown.
+    /// The fuse has blown: new connections get the kernel's own timer.
     pub blown: bool,
-    /// The rest of the budget, 0 to 1.
+    /// Remaining share of the budget, 0 to 1.
     pub budget_left: f64,
-    /// All of the budget, retransmissions.
+    /// Size of the budget, retransmissions.
     pub budget: u32,
-    /// New connections get the kernel's own timer, as half of the budget is spent.
+    /// Half of the budget is spent: new connections get the kernel's own timer.
     pub throttled: bool,
 }
 
-/// How often a timer came to a state.
+/// How often a timer entered a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransitionCount {
@@ -207,7 +212,7 @@ pub struct TransitionCount {
 pub struct TransitionView {
     /// The setting.
     pub setting: String,
-    /// Whose connections it is for.
+    /// Direction of its connections.
     pub direction: String,
     /// What happened.
     #[serde(flatten)]
@@ -321,7 +326,7 @@ pub(crate) mod tests {
             ),
             (Next::Lower { to_us, at_ms: 0 }, "lower to 24ms now"),
             (Next::HoldEnds { at_ms: 610_000 }, "the value again in 10m"),
-            (Next::Learn { samples: 1 }, "a value after 1 sample more"),
+            (Next::Learn { samples: 1 }, "a value after 1 more sample"),
             (Next::Nothing, "none"),
         ] {
             assert_eq!(next_text(next, 10_000), text);

@@ -36,7 +36,7 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Who asked, by the socket's peer credentials.
+/// The client, from the socket's peer credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Caller {
@@ -65,19 +65,20 @@ impl std::fmt::Display for Caller {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AddRequest {
-    /// CIDRs, at most [`MAX_CIDRS`](super::bounded::MAX_CIDRS); a bare address is one host.
+    /// CIDRs, at most [`MAX_CIDRS`](super::bounded::MAX_CIDRS); an address without a prefix length
+    /// is one host.
     #[serde(deserialize_with = "super::bounded::cidrs")]
     pub cidrs: Vec<String>,
-    /// A policy of the configuration; or else `settings`.
+    /// A policy of the configuration; give either this or `settings`.
     #[serde(default)]
     pub policy: Option<String>,
-    /// Settings of their own.
+    /// Settings for these entries; give either this or `policy`.
     #[serde(default)]
     pub settings: Option<Settings>,
-    /// How long they stay, "10m".
+    /// Lifetime of the entries, for example "10m".
     #[serde(default)]
     pub ttl: Option<String>,
-    /// Write them to `policies.d/50-cli.toml` instead of keeping them until the boot ends.
+    /// Save the entries in `policies.d/50-cli.toml` instead of keeping them until the next reboot.
     #[serde(default)]
     pub save: bool,
 }
@@ -93,7 +94,7 @@ pub struct RemoveRequest {
     /// Remove them from `policies.d/50-cli.toml`.
     #[serde(default)]
     pub save: bool,
-    /// Switch entries of the files on again that were removed at run time.
+    /// Switch entries of the configuration files on again that were switched off at run time.
     #[serde(default)]
     pub undo: bool,
 }
@@ -118,22 +119,23 @@ pub struct ReloadRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ChangeAnswer {
-    /// How many entries and policies it added, changed and removed in the kernel.
+    /// Numbers of entries and policies that were added, changed and removed in the kernel.
     pub changed: ChangeSummary,
-    /// Runtime entries that were there already and now end at another time, or no longer do.
+    /// Runtime entries that existed already and whose expiry was changed or removed.
     pub lifetimes_changed: usize,
-    /// Seconds after which added entries are removed again; absent without a TTL.
+    /// Seconds after which the added entries expire; absent without a TTL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_s: Option<u64>,
-    /// Of a dry run: what would change, a line each; nothing was changed.
+    /// For a dry run: what would change, one line each; nothing was changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub would_change: Option<Vec<String>>,
-    /// What to know beside that, one sentence each.
+    /// Notes, one sentence each.
     pub notes: Vec<String>,
-    /// The policy that entries were added to; one that is made of the request's settings has a name made of them.
+    /// The policy that entries were added to; for a policy that was created from the request's
+    /// settings, a generated name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyName>,
-    /// Effects of the policy an entry was added with: what each value became.
+    /// The effective values of the policy of the added entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<EffectiveSetting>,
 }
@@ -155,7 +157,7 @@ pub enum SourceView {
     Runtime {
         /// Who added it.
         by: Caller,
-        /// Seconds until it ends; absent: with the boot.
+        /// Seconds until it expires; absent: at the next reboot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         expires_in_s: Option<u64>,
     },
@@ -182,7 +184,7 @@ impl std::fmt::Display for SourceView {
     }
 }
 
-/// One entry in force.
+/// One active entry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EntryView {
@@ -190,11 +192,11 @@ pub struct EntryView {
     pub cidr: Cidr,
     /// Its policy.
     pub policy: PolicyName,
-    /// Where it comes from.
+    /// Its source.
     pub source: SourceView,
-    /// Connections it has decided; 4294901760 or more means "at least as many".
+    /// Connections that used this entry; 4294901760 or more means "at least".
     pub hits: u32,
-    /// The entry of the files it overrides, if any.
+    /// The entry of the configuration files that it overrides, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overrides: Option<SourceView>,
 }
@@ -203,16 +205,16 @@ pub struct EntryView {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PolicyView {
-    /// What it is for, as its file says.
+    /// The description from its file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// The policy's settings as given.
+    /// The policy's settings as configured.
     pub settings: Settings,
-    /// What they became on this host.
+    /// The effective values on this host.
     pub effects: Vec<EffectiveSetting>,
 }
 
-/// An entry with its policy's settings; a list has the settings once for each policy.
+/// An entry with its policy's settings; a list contains the settings once per policy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LookupEntry {
@@ -230,13 +232,13 @@ pub struct LookupEntry {
 pub struct ListAnswer {
     /// The policies, by name.
     pub policies: BTreeMap<PolicyName, PolicyView>,
-    /// Entries in force, IPv4 first, by address.
+    /// Active entries, IPv4 first, by address.
     pub entries: Vec<EntryView>,
     /// Entries of the files that were switched off at run time.
     pub masked: Vec<Cidr>,
     /// Runtime entries that are left out, and why.
     pub left_out: BTreeMap<Cidr, String>,
-    /// Who detached it, if it was detached on purpose: then nothing is in force.
+    /// Who detached the program, if it was detached on purpose; no policy is active then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detached_by: Option<Caller>,
 }
@@ -245,38 +247,38 @@ pub struct ListAnswer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LookupAnswer {
-    /// The address asked for.
+    /// The requested address.
     pub address: IpAddr,
     /// The address looked up: the IPv4 one for an IPv4-mapped IPv6 address.
     pub looked_up: IpAddr,
-    /// The entry a connection to it takes; absent: the kernel's own timers.
+    /// The entry that a connection to the address uses; absent: the kernel's own timers.
     pub entry: Option<LookupEntry>,
     /// Shorter prefixes that match as well and are not applied, longest first.
     pub shadowed: Vec<Cidr>,
     /// Entries of the files that match and were switched off at run time, longest first.
     pub masked: Vec<Cidr>,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     pub reason: String,
 }
 
-/// How the last reading of the files went.
+/// Result of the last time the files were read.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ReloadView {
     /// When, Unix seconds.
     pub at_s: u64,
-    /// What caused it: "start", "file change", "SIGHUP" or who asked.
+    /// What caused it: "start", "file change", "SIGHUP" or the client that requested it.
     pub cause: String,
-    /// Whether it was taken over.
+    /// Whether the configuration was accepted.
     pub ok: bool,
-    /// Why not: the errors, with file and line.
+    /// The errors, with file and line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
-    /// Things that are allowed but probably not meant.
+    /// Settings that are allowed, but probably not intended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The files were refused at the start and ever since: in force is the last good configuration that an earlier run
-    /// kept on disk, at this time (Unix seconds).
+    /// When the active configuration was saved on disk by an earlier run (Unix seconds), if the
+    /// files have been rejected since the start; otherwise absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_at_s: Option<u64>,
 }
@@ -287,9 +289,9 @@ pub struct ReloadView {
 pub struct StatusAnswer {
     /// Version of the daemon.
     pub version: String,
-    /// The commit it was built from; "unknown" where the build did not say.
+    /// The commit it was built from; "unknown" if the build did not set it.
     pub commit: String,
-    /// What it was built for, as rustc names it.
+    /// The target it was built for, as named by rustc.
     pub target: String,
     /// Its process id.
     pub pid: u32,
@@ -299,25 +301,26 @@ pub struct StatusAnswer {
     pub healthy: bool,
     /// What is wrong, one sentence each; empty when healthy.
     pub problems: Vec<String>,
-    /// What to know though nothing is wrong.
+    /// Warnings, which do not make the daemon unhealthy.
     pub warnings: Vec<String>,
     /// Whether and where the program is in force.
     pub attachment: Attachment,
-    /// Who detached it, if it was detached on purpose.
+    /// Who detached the program, if it was detached on purpose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detached_by: Option<Caller>,
     /// What the start found of an earlier run.
     pub found_at_start: Found,
-    /// Whether the kernel's maps hold what files and runtime entries say.
+    /// Whether the kernel's maps contain the desired state (files and runtime entries).
     pub in_sync: bool,
-    /// Changes by other processes since the start, which were repaired, by kind.
+    /// Changes by other processes that were repaired since the start, by kind.
     pub map_differences: BTreeMap<String, u64>,
-    /// When all of them were last compared, Unix seconds: some part is each five seconds.
+    /// When the last full comparison of the maps ended, Unix seconds (a part is compared every five
+    /// seconds).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maps_compared_at_s: Option<u64>,
     /// Kernel release.
     pub kernel: String,
-    /// HZ and sysctls the settings were computed with.
+    /// HZ and the sysctls from which the settings were computed.
     pub host: HostFacts,
     /// The configuration file.
     #[serde(serialize_with = "printable::serialize_path")]
@@ -325,29 +328,31 @@ pub struct StatusAnswer {
     /// Where the pins are.
     #[serde(serialize_with = "printable::serialize_path")]
     pub pin_dir: PathBuf,
-    /// Entries in force.
+    /// Number of active entries.
     pub entries: usize,
     /// Of these, runtime entries.
     pub runtime_entries: usize,
-    /// Runtime entries that are not in force: they fail a check that files pass, or there is no room for them.
+    /// Runtime entries that are not active, because they fail a check that the files pass or exceed
+    /// a limit.
     pub runtime_entries_left_out: usize,
-    /// The same by source and address family.
+    /// Active entries by source and address family.
     pub entries_of: EntriesView,
-    /// Room for entries.
+    /// Current capacity for entries.
     pub max_entries: u32,
-    /// Policies in force and what they did.
+    /// Active policies and their counts.
     pub policies: BTreeMap<PolicyName, CountersView>,
     /// Experiments that run, and the last one of each policy until it is cleared.
     pub experiments: BTreeMap<PolicyName, ExperimentSummary>,
-    /// Lines of the log and messages to the service manager that were dropped, as they were not read.
+    /// Log lines and messages to the service manager that were dropped because the receiver was too
+    /// slow.
     pub dropped: DroppedView,
-    /// How the last reading of the files went.
+    /// Result of the last time the files were read.
     pub last_reload: ReloadView,
-    /// sock_ops programs of others between the hierarchy's root and the attached cgroup.
+    /// Other sock_ops programs between the root of the hierarchy and the attached cgroup.
     pub foreign_programs: usize,
-    /// What this kernel has, as asked when the daemon started.
+    /// Features of this kernel, determined when the daemon started.
     pub features: Vec<Feature>,
-    /// The last probe of the timers in force; absent before the first.
+    /// The last probe of the active timers; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeView>,
     /// The last walk over sockets that were open already; absent before the first.
@@ -358,7 +363,7 @@ pub struct StatusAnswer {
     pub tuning: Vec<String>,
 }
 
-/// What was dropped rather than waited for.
+/// What was dropped because the receiver was too slow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DroppedView {
@@ -368,7 +373,7 @@ pub struct DroppedView {
     pub service_manager: u64,
 }
 
-/// Entries by where they come from.
+/// Entries by source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EntriesView {
@@ -388,7 +393,7 @@ pub struct FamiliesView {
     pub ipv6: usize,
 }
 
-/// A probe of the timers in force.
+/// A probe of the active timers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ProbeView {
@@ -405,17 +410,17 @@ pub struct ProbeView {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VerifyAnswer {
-    /// Nothing differed and nothing is wrong.
+    /// No difference and no problem.
     pub ok: bool,
-    /// Entries that should be there.
+    /// Number of desired entries.
     pub entries: usize,
-    /// Policies that should be there.
+    /// Number of desired policies.
     pub policies: usize,
-    /// What differed.
+    /// The differences.
     pub differences: Differences,
-    /// Everything is as it should be now.
+    /// Everything is in the desired state now.
     pub repaired: bool,
-    /// What was wrong beside that: program and pins, and what could not be repaired.
+    /// Other problems: with the program or its pins, and differences that could not be repaired.
     pub problems: Vec<String>,
 }
 
@@ -424,7 +429,7 @@ pub struct VerifyAnswer {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ApplyRequest {
-    /// Leave sockets alone that have a policy already.
+    /// Skip sockets that already have a policy.
     #[serde(default)]
     pub new_only: bool,
 }
@@ -443,18 +448,18 @@ pub struct WalkView {
     pub took_ms: u64,
     /// Network namespaces found.
     pub namespaces: usize,
-    /// Of these, walked through.
+    /// Of these, finished.
     pub namespaces_done: usize,
     /// Of these, left out.
     pub skipped: Vec<SkippedNamespace>,
     /// Established sockets that no entry covers.
     pub uncovered: u64,
-    /// When giving back: sockets of policies that are gone.
+    /// When restoring: sockets of policies that no longer exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former: Option<OpenSocketsView>,
     /// Established sockets by the policy that covers them.
     pub policies: BTreeMap<PolicyName, OpenSocketsView>,
-    /// What could not be done.
+    /// What failed.
     pub problems: Vec<String>,
     /// What to know.
     pub notes: Vec<String>,
@@ -493,24 +498,24 @@ impl WalkView {
 pub struct SkippedNamespace {
     /// Its number, as in `readlink /proc/self/ns/net`.
     pub inode: u64,
-    /// Where it was found.
+    /// A process in the namespace.
     #[serde(serialize_with = "printable::serialize_path")]
     pub place: PathBuf,
     /// Why it was left out.
     pub reason: String,
 }
 
-/// What a walk did to the sockets of a policy.
+/// What a walk over open sockets did to the sockets of a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct OpenSocketsView {
-    /// Looked at.
+    /// Sockets that were visited.
     pub seen: u64,
     /// Options that were set or restored.
     pub changed: u64,
-    /// Had a policy already and were left alone.
+    /// Sockets that already had a policy and were skipped.
     pub kept: u64,
-    /// At least one option was refused by the kernel.
+    /// Sockets on which the kernel refused at least one option.
     pub refused: u64,
 }
 
@@ -539,7 +544,7 @@ impl From<rto_agent_common::WalkCounts> for OpenSocketsView {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DetachRequest {
-    /// Give every socket back what it had before.
+    /// Restore the options that sockets had before a policy set them.
     #[serde(default)]
     pub restore: bool,
 }
@@ -548,17 +553,17 @@ pub struct DetachRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DetachAnswer {
-    /// What was removed: by a daemon only its link, as the maps stay with their counters.
+    /// What was removed: a daemon removes only its link, and keeps the maps with their counters.
     pub removed: Removed,
-    /// Whether a daemon did it.
+    /// Whether a daemon detached the program (otherwise the command line did).
     pub by_daemon: bool,
-    /// What to know beside that, one sentence each.
+    /// Notes, one sentence each.
     pub notes: Vec<String>,
     /// The restored options of sockets, if requested. If some sockets could not be reached, the
     /// maps are kept, so that `rto-agent detach --restore` as root can finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<WalkView>,
-    /// Where the maps were kept, because not every socket was reached.
+    /// Directory of the maps that were kept, because not every socket was reached.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -567,10 +572,10 @@ pub struct DetachAnswer {
     pub kept: Option<PathBuf>,
 }
 
-/// What every failed request answers with.
+/// The answer to every failed request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ErrorAnswer {
-    /// A sentence that says what was wrong and how to fix it; several lines for several errors.
+    /// What is wrong and how to fix it, in a sentence; several lines for several errors.
     pub error: String,
 }

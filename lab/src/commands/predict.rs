@@ -77,7 +77,7 @@ pub struct Predict {
     /// Tail loss probes wait 200 ms instead of rto_min, as before Linux 6.11
     #[arg(long, conflicts_with = "no_tlp")]
     old_tlp: bool,
-    /// Jiffies a second [default: this kernel's]
+    /// Jiffies per second [default: this kernel's]
     #[arg(long, value_parser = clap::value_parser!(u64).range(24..=10_000))]
     hz: Option<u64>,
     /// Disruptions: comma-separated durations, or a range, which means 1, 2 and 5 of each power of ten in it

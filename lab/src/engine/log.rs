@@ -169,8 +169,8 @@ impl Log {
         if !whole.is_empty() {
             ensure!(
                 before.as_ref() == Some(manifest),
-                "{} has runs of another plan, seed, link or machine: name another directory by --out, or \
-                 begin anew by --fresh",
+                "{} has runs of another plan, seed, link or machine: give another directory with \
+                 --out, or discard these runs with --fresh",
                 path.display()
             );
             done = lines(whole, path)?;

@@ -333,13 +333,13 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
     if plan.keep > 0 && left_out > 0 {
         let kept = intervals.len();
         outcome.remarks.push(format!(
-            "the first {kept} intervals are kept, {left_out} more are left out"
+            "the first {kept} intervals are kept; {left_out} more are left out"
         ));
     }
     outcome.intervals = intervals;
     // On a busy host the time may be over before the first transaction begins, which is not a failure of a connection.
     if outcome.transactions == 0 && ended == Ended::Done && outcome.reason.is_none() {
-        outcome.reason = Some("the time was over before the first transaction".to_owned());
+        outcome.reason = Some("the time ended before the first transaction".to_owned());
     }
     if outcome.reason.is_some() {
         outcome.ended = Ended::Failed;

@@ -239,8 +239,9 @@ fn design(plan: &Plan) -> anyhow::Result<Design> {
         (
             "values",
             format!(
-                "of each interval {VALUES} at most, at even ranks, each of which weighs as many as it stands for, \
-                 and the longest; after {RECORDS} records two intervals make one, after {} four, and so on",
+                "at most {VALUES} of each interval, at even ranks, each weighted by the number of \
+                 values it represents, and the longest; after {RECORDS} records two intervals are \
+                 merged into one, after {} four, and so on",
                 2 * RECORDS
             ),
         ),

@@ -131,7 +131,7 @@ fn pcap<'a>(
                 u32::from_le_bytes(length)
             };
             if length > longest {
-                let problem = format!("the next packet says that {length} bytes were captured");
+                let problem = format!("the next packet claims {length} captured bytes");
                 return Err(CaptureError::Damaged {
                     at,
                     packets,
@@ -294,7 +294,7 @@ fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, 
         let length = order.u32([l0, l1, l2, l3]) as usize;
         if !(12..=LONGEST_BLOCK).contains(&length) || !length.is_multiple_of(4) {
             return Err(damaged(format!(
-                "the next block says that it is {length} bytes long"
+                "the next block claims a length of {length} bytes"
             )));
         }
         let Some(block) = rest.get(..length) else {
@@ -318,7 +318,7 @@ fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, 
                     parsed.map_err(|e| damaged(format!("no interface ({})", name(&e))))?;
                 let interface = Interface::of(&parsed)
                     .filter(|_| interfaces.len() < MOST_INTERFACES)
-                    .ok_or_else(|| damaged("an interface beyond what can be".to_owned()))?;
+                    .ok_or_else(|| damaged("an invalid interface number".to_owned()))?;
                 interfaces.push(interface);
             }
             ENHANCED_PACKET | OLD_PACKET => {
@@ -328,7 +328,7 @@ fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, 
                 let number = packet.interface;
                 let interface = interfaces.get(number as usize).ok_or_else(|| {
                     damaged(format!(
-                        "a packet of interface {number}, which is not described"
+                        "a packet of interface {number}, which has no description"
                     ))
                 })?;
                 give(Frame {

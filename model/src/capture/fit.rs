@@ -22,14 +22,14 @@ const OF_TICKS: usize = 1000;
 pub enum Unfit {
     /// The file has no usable times.
     #[error(
-        "all packets have the same time, or those of an interface have: the program that wrote the file did not know when they came; capture with: \
-         tcpdump -s 128 -w FILE tcp"
+        "all packets, or all of one interface, have the same time: the program that wrote the file \
+         did not record arrival times; capture with: tcpdump -s 128 -w FILE tcp"
     )]
     SameTimes,
     /// The resolution of the times is too coarse.
     #[error(
-        "times are only known to {} ms: no timer shorter than the kernel's own can be judged by them; capture with: \
-         tcpdump -s 128 -w FILE tcp",
+        "times have a resolution of only {} ms, too coarse to evaluate timers shorter than the \
+         kernel's own; capture with: tcpdump -s 128 -w FILE tcp",
         .resolution_us.div_ceil(1000)
     )]
     TooCoarse {
@@ -38,7 +38,7 @@ pub enum Unfit {
     },
     /// Too many answers have the time of the packet that they answer.
     #[error(
-        "{instant} of {of} round trips take no time: these are not the times at which the packets came; capture \
+        "{instant} of {of} round trips take no time: the times are not arrival times; capture \
          with: tcpdump -s 128 -w FILE tcp"
     )]
     Instant {
@@ -109,12 +109,12 @@ impl Fit {
         let round_trips = if self.has_round_trips {
             ""
         } else {
-            ", and rto_min is not judged"
+            ", and rto_min is not evaluated"
         };
         (blur_us > 0).then(|| {
             format!(
-                "times are only known to {blur_us} us: round trips count as that much longer{round_trips}; tcpdump's own \
-                 files are precise to a microsecond"
+                "times have a resolution of only {blur_us} us: round trips count as that much \
+                 longer{round_trips}; files of tcpdump have a resolution of 1 us"
             )
         })
     }

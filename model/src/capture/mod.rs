@@ -190,8 +190,8 @@ pub enum CaptureError {
     },
     /// A header that contradicts itself.
     #[error(
-        "byte {at}, after {packets} packet(s): {problem}; the file is damaged from there on: capture again, or \
-         keep what comes before with: editcap -r IN OUT 1-{packets}"
+        "byte {at}, after {packets} packet(s): {problem}; the rest of the file is damaged: capture \
+         again, or keep the packets before it with: editcap -r IN OUT 1-{packets}"
     )]
     Damaged {
         /// Offset of the damage.
@@ -203,8 +203,8 @@ pub enum CaptureError {
     },
     /// No packet has a supported link type.
     #[error(
-        "none of the {packets} packet(s) can be read: their link type is {link}; it can be Ethernet, raw IP, \
-         Linux cooked (tcpdump -i any) or null: capture on such an interface"
+        "none of the {packets} packet(s) can be read: their link type is {link}; supported are \
+         Ethernet, raw IP, Linux cooked (tcpdump -i any) and null: capture on such an interface"
     )]
     NothingReadable {
         /// Number of packets.
@@ -365,12 +365,12 @@ impl Capture {
             (c.other_protocols, protocol.as_str()),
             (
                 c.tunnelled,
-                "within a tunnel, which is not looked into; capture on the tunnel's interface",
+                "inside a tunnel, which is not decoded; capture on the tunnel's interface",
             ),
             (c.fragments, "fragments of IP packets, which are left out"),
             (
                 c.cut_short,
-                "cut off before the TCP header ends; capture more of each (tcpdump -s 128)",
+                "cut off before the end of the TCP header; capture more of each (tcpdump -s 128)",
             ),
             (
                 c.without_time,
@@ -378,7 +378,7 @@ impl Capture {
             ),
             (
                 c.beyond_flows,
-                "of more connections than are followed; give a part of the capture",
+                "of connections beyond the limit; use a part of the capture",
             ),
             (
                 c.elsewhere,
@@ -391,15 +391,17 @@ impl Capture {
         say(
             outstanding > 0,
             format!(
-                "{outstanding} segment(s) were not followed: too many without an answer at a time"
+                "{outstanding} segment(s) were not followed: too many were outstanding at the same \
+                 time"
             ),
         );
         let times = &self.times;
         say(
             times.back > 0,
             format!(
-                "the clock goes back {} time(s), by up to {} ms: {} round trip(s) across that are left out; if the packets \
-                 are not in order, sort them: reordercap IN OUT",
+                "the clock goes back {} time(s), by up to {} ms: {} round trip(s) across these \
+                 jumps are left out; if the packets are not in order, sort them: reordercap IN \
+                 OUT",
                 times.back,
                 times.back_us.div_ceil(1000),
                 c.backwards

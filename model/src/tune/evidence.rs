@@ -98,12 +98,12 @@ pub struct Tally {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Ratio {
-    /// The likeliest one; absent while the control arm has had nothing bad.
+    /// The most likely ratio; absent while the control arm has no bad attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub likeliest: Option<f64>,
-    /// Lower end of the interval that holds over all looks together (95 %).
+    /// Lower end of the interval, which is valid over all evaluations together (95 %).
     pub low: f64,
-    /// Its upper end; absent: none yet.
+    /// Upper end of the interval; absent: none yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high: Option<f64>,
 }

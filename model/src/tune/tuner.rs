@@ -56,11 +56,12 @@ macro_rules! names {
 }
 
 names!(
-    /// What a tuner does.
+    /// State of a timer.
     State {
         /// Too few samples: the kernel's own timer.
         Learning = "learning",
-        /// The value that samples ask for, or the configured one; the kernel's own timer where they ask for that.
+        /// The value that the samples suggest, or the configured value; the kernel's own timer if
+        /// the samples suggest that.
         Active = "active",
         /// The fuse has blown: the kernel's own timer for ten minutes.
         BrakedFuse = "braked-fuse",
@@ -76,21 +77,21 @@ names!(
     Cause {
         /// There are enough samples for a value.
         EnoughSamples = "enough-samples",
-        /// Samples ask for less.
+        /// The samples suggest a lower value.
         WantLower = "want-lower",
-        /// Samples ask for more.
+        /// The samples suggest a higher value.
         WantHigher = "want-higher",
         /// The program's fuse has blown.
         Fuse = "fuse",
-        /// Ten minutes have passed since.
+        /// Ten minutes have passed since the fuse blew.
         HoldOver = "hold-over",
         /// Half of the program's budget for retransmissions is spent.
         Budget = "budget",
-        /// More than half of the budget is left again.
+        /// The budget has been refilled to more than half.
         BudgetRefilled = "budget-refilled",
         /// An experiment has proven harm.
         HarmProven = "harm-proven",
-        /// What it was learnt from is older than the memory.
+        /// The samples are older than the configured memory.
         Forgotten = "forgotten",
         /// An operator froze it.
         Operator = "operator",
@@ -142,19 +143,19 @@ impl Counts {
     }
 }
 
-/// What a decision rests on.
+/// The evidence for a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Evidence {
     /// Samples remembered: path RTTs, or for `rto_min` delays of ACKs.
     pub samples: u64,
-    /// The timer that they ask for, microseconds; absent with too few.
+    /// The timer that the samples suggest, microseconds; absent with too few samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub want_us: Option<u64>,
-    /// By the hours remembered, microseconds.
+    /// The timer that all remembered hours suggest, microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_us: Option<u64>,
-    /// By the last samples, microseconds; absent with too few.
+    /// The timer that the latest samples suggest, microseconds; absent with too few samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_us: Option<u64>,
     /// Since the value was last set.
@@ -166,11 +167,11 @@ pub struct Evidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Transition {
-    /// When, milliseconds: of the tuner's clock, or Unix time where it is shown.
+    /// When, milliseconds: of the tuner's clock internally, Unix time in the API.
     pub at_ms: u64,
     /// The state before.
     pub from: State,
-    /// The state after; the same where only the value changes.
+    /// The state after; unchanged if only the value changes.
     pub to: State,
     /// Why.
     pub cause: Cause,
@@ -180,7 +181,7 @@ pub struct Transition {
     /// The value after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_us: Option<u64>,
-    /// What it rests on; counts are of the value before.
+    /// The evidence; counts refer to the previous value.
     pub evidence: Evidence,
 }
 
@@ -230,35 +231,35 @@ impl fmt::Display for Value {
     }
 }
 
-/// What comes next, if things stay as they are. Times are as in [`Transition`].
+/// The next step, if nothing else changes. Times are as in [`Transition`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Next {
     /// Nothing.
     Nothing,
-    /// A value, after this many more samples.
+    /// A value is learnt after this many more samples.
     Learn {
-        /// Samples that lack.
+        /// Missing samples.
         samples: u64,
     },
-    /// Samples ask for the kernel's own timer or more.
+    /// The samples suggest the kernel's own timer or a longer one.
     NothingToGain,
     /// A lower value.
     Lower {
-        /// It, microseconds.
+        /// The value, microseconds.
         to_us: u64,
-        /// Not before this time.
+        /// Earliest time of the change.
         at_ms: u64,
     },
-    /// A value again, after a blown fuse.
+    /// The value returns after a blown fuse.
     HoldEnds {
         /// When.
         at_ms: u64,
     },
     /// The program gives new connections the policy's timer again.
     BudgetRefills,
-    /// An operator resumes it.
+    /// An operator must resume the timer.
     Resume,
 }
 

@@ -104,7 +104,7 @@ impl Link for Veth {
 
     fn drops(&self, rule: Rule) -> anyhow::Result<RuleId> {
         if rule.until.is_some() {
-            bail!("a veth cannot tell times of its own: take --link relay");
+            bail!("a veth does not record times: use --link relay");
         }
         let directions = match rule.filter.direction {
             Some(only) => vec![only],
@@ -224,7 +224,7 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
             payload = payload.or(Some((1, u16::MAX.into())));
         }
         Some(kind @ (Kind::Ack | Kind::Fin)) => {
-            bail!("a veth cannot tell {kind:?} from other packets: take --link relay")
+            bail!("a veth cannot distinguish {kind:?} from other packets: use --link relay")
         }
     }
     let pattern = match rule.pattern {

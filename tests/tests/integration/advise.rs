@@ -153,7 +153,7 @@ fn impossible_advice_is_refused() -> anyhow::Result<()> {
         (&["192.0.2.1"], "no entry covers 192.0.2.1"),
         (
             &["--policy", "far"],
-            "no policy far is in force; there is: near",
+            "no active policy far; active policies: near",
         ),
         (&["--samples", "/dev/null"], "rto-lab advise --pcap FILE"),
     ] {

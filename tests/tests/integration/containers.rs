@@ -136,7 +136,7 @@ fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
     let finding = finding(&env, &wrapper)?;
     let found = finding["found"].as_str().unwrap_or_default();
     ensure!(
-        finding["severity"] == "ok" && found.contains("sockets of the whole host"),
+        finding["severity"] == "ok" && found.contains("all sockets of the host"),
         "{finding:#}"
     );
     env.end(Signal::SIGTERM)?;
@@ -187,7 +187,7 @@ fn an_image_of_the_binary_alone() -> anyhow::Result<()> {
     env.spawn_under(&wrapper)?;
     ensure!(env.ended()?.code() == Some(1));
     let log = env.log();
-    ensure!(log.contains("or give its number"), "{log}");
+    ensure!(log.contains("or give the number of a group"), "{log}");
     Ok(())
 }
 
@@ -202,7 +202,7 @@ fn a_daemon_of_another_pid_namespace_is_named_as_such() -> anyhow::Result<()> {
         .arg(env.config());
     let output = second.output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let pid = format!("(pid {} of another pid namespace", env.pid()?);
+    let pid = format!("(pid {} in another PID namespace", env.pid()?);
     ensure!(
         output.status.code() == Some(1) && said.contains(&pid),
         "{said}"

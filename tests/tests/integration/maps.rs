@@ -106,7 +106,7 @@ fn is_found(
     }
     let said = env.cli(&["verify"])?;
     ensure!(
-        said == "the kernel holds all 2 entries of 1 policy\n",
+        said == "the kernel's maps contain all 2 entries of 1 policy\n",
         "{said}"
     );
     Ok(())
@@ -241,7 +241,7 @@ fn many_entries_are_compared_part_by_part() -> anyhow::Result<()> {
         let said = env.cli(&["verify"])?;
         let all = 3 * THIRDS + 2;
         ensure!(
-            said == format!("the kernel holds all {all} entries of 1 policy\n"),
+            said == format!("the kernel's maps contain all {all} entries of 1 policy\n"),
             "{said}"
         );
         // The last entry, except for the entry that contains it.
@@ -395,7 +395,7 @@ fn a_foreign_link_is_left_alone_without_cap_sys_admin() -> anyhow::Result<()> {
             programs.len() == 2 && programs[0] == program,
             "{programs:?}, the foreign one is {program}"
         );
-        let said = format!("the pin {} is another program's link", link.display());
+        let said = format!("the pin {} is the link of another program", link.display());
         ensure!(env.log().contains(&said), "{}", env.log());
         // The same while a daemon runs.
         fs::remove_file(&link)?;
@@ -450,7 +450,7 @@ fn as_many_policies_as_possible() -> anyhow::Result<()> {
     }
     ensure!(ids(&env)? == before);
     let said = env.cli_fails(&["add", "10.99.0.0/24", "--initial-rto", "60ms"])?;
-    ensure!(said.contains("there is room for 1024 policies"), "{said}");
+    ensure!(said.contains("the limit is 1024 policies"), "{said}");
     expect(&env, SERVER_V4)
 }
 

@@ -349,7 +349,7 @@ fn settings() -> anyhow::Result<()> {
     // (With the 5 retransmissions of a new namespace, whatever the host has.)
     let retries = env.json(&["status"])?["host"]["tcp_synack_retries"].clone();
     if retries == 5 {
-        let warned = "a half-open request lives 12.6s by 5 retransmissions";
+        let warned = "a half-open connection is kept for 12.6s with 5 retransmissions";
         ensure!(
             added.contains(warned) && added.contains("keeps it for 31s"),
             "{added}"
@@ -390,11 +390,14 @@ fn settings() -> anyhow::Result<()> {
     ensure!(lifetime_ms >= Some(own_ms.min(31_000)), "{effect:#}");
     let text = env.cli(&["list"])?;
     ensure!(
-        text.contains("syn_ack_rto auto (") && text.contains("(requests live "),
+        text.contains("syn_ack_rto auto (") && text.contains("(half-open for "),
         "{text}"
     );
     let text = env.cli(&["lookup", SERVER_V4])?;
-    ensure!(text.contains("(a request lives "), "{text}");
+    ensure!(
+        text.contains("(half-open connections are kept for "),
+        "{text}"
+    );
     // A typo is a usage error.
     let typo = env.try_cli(&[
         "add",

@@ -273,7 +273,10 @@ fn a_larger_rto_min_is_not_claimed_to_raise_the_rto() -> anyhow::Result<()> {
     env.configure(&policy("rto_min = \"150ms\""))?;
     env.cli(&["reload"])?;
     let text = env.cli(&["apply"])?;
-    assert!(text.contains("a higher one does not raise it"), "{text}");
+    assert!(
+        text.contains("a higher minimum does not raise it"),
+        "{text}"
+    );
     let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
     Ok(())

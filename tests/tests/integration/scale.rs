@@ -130,7 +130,7 @@ fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     env.start()?;
     assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
     assert_eq!(reconciled(&env)?, "added=0 changed=0 removed=0");
-    let one_by_one = env.log().contains("entries one by one");
+    let one_by_one = env.log().contains("entries are written one by one");
     assert_eq!(one_by_one, !has_batches()?, "{}", env.log());
     env.cli(&["detach"])?;
     env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)

@@ -131,8 +131,8 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
     for (from, to, why) in [
         (&state, theirs.clone(), "it belongs to uid 65534"),
         (&state, theirs.join("below"), "it belongs to uid 65534"),
-        (&state, open.clone(), "everybody may write to it"),
-        (&state, link, "everybody may write to it"),
+        (&state, open.clone(), "all users can write to it"),
+        (&state, link, "all users can write to it"),
         (
             &socket,
             theirs.join("control.sock"),
@@ -141,7 +141,7 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
         (
             &socket,
             open.join("control.sock"),
-            "everybody may write to it",
+            "all users can write to it",
         ),
     ] {
         let said = refusal(&mut env, from, &to)?;
@@ -155,7 +155,7 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
     symlink(&precious, env.socket())?;
     env.configure("")?;
     let said = format!("{:#}", env.start().err().context("it started")?);
-    ensure!(said.contains("exists and is no socket"), "{said}");
+    ensure!(said.contains("exists and is not a socket"), "{said}");
     assert_eq!(fs::read_to_string(&precious)?, "kept");
     fs::remove_file(env.socket())?;
     // Without these the daemon starts.

@@ -614,7 +614,7 @@ test!(watching_prints_counts_since_the_last_line);
 fn watching_prints_counts_since_the_last_line() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy(100))?;
     let refused = env.cli_fails(&["stats", "--policy", "unknown"])?;
-    assert!(refused.contains("there is: near"), "{refused}");
+    assert!(refused.contains("active policies: near"), "{refused}");
     let refused = env.usage_error(&["stats", "--watch", "--interval", "1us"])?;
     assert!(refused.contains("100ms to 1h"), "{refused}");
     let _server = env.serve(to(SERVER_V4, PORT))?;

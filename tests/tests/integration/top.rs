@@ -47,7 +47,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     // No other column changes, as none of the connections ends.
     let is_some = |rate: &str| rate.parse().is_ok_and(|rate: f64| rate > 0.0);
     let screen = top.wait_for("a rate", |screen| rate(screen).is_some_and(is_some))?;
-    assert!(screen.contains("every 200ms, last look 0s ago"), "{screen}");
+    assert!(screen.contains("every 200ms, updated 0s ago"), "{screen}");
     assert!(screen.lines().count() <= 24, "{screen}");
     top.wait_for("an end of it", |screen| rate(screen) == Some("0"))?;
     top.press("\r")?;
@@ -69,7 +69,9 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     top.press("\u{1b}")?;
     top.wait_for("the table again", |screen| rate(screen).is_some())?;
     top.press("/none\r")?;
-    top.wait_for("no row", |screen| screen.contains("no policy's name has"))?;
+    top.wait_for("no row", |screen| {
+        screen.contains("no policy's name contains")
+    })?;
     top.press("/\u{1b}")?;
     top.wait_for("the row again", |screen| rate(screen).is_some())?;
     // Resize the terminal so small that nothing fits, and back.
@@ -152,7 +154,7 @@ fn a_daemon_that_hangs_keeps_no_key_waiting() -> anyhow::Result<()> {
     top.press("x")?;
     top.wait_for("the table", |screen| !screen.contains("any key closes"))?;
     env.signal(Signal::SIGCONT)?;
-    top.wait_for("an answer", |screen| screen.contains("last look 0s ago"))?;
+    top.wait_for("an answer", |screen| screen.contains("updated 0s ago"))?;
     env.signal(Signal::SIGSTOP)?;
     top.press("q")?;
     let left = top.left();
@@ -174,7 +176,7 @@ fn a_daemon_that_is_gone_is_told_and_found_again() -> anyhow::Result<()> {
     })?;
     env.start()?;
     top.wait_for("an answer", |screen| {
-        screen.contains("last look") && !screen.contains("no rto-agent")
+        screen.contains("updated") && !screen.contains("no rto-agent")
     })?;
     top.press("q")?;
     assert!(top.left()?.is_clean());
@@ -191,7 +193,7 @@ fn top_without_a_terminal_is_refused() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let said = env.cli_fails(&["top"])?;
     assert!(
-        said.contains("needs a terminal; rto-agent stats --watch prints"),
+        said.contains("needs a terminal; use rto-agent stats --watch instead"),
         "{said}"
     );
     Ok(())

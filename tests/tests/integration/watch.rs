@@ -205,7 +205,7 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
         })?;
     }
     for (args, said) in [
-        (["--policy", "unknown"], "there is: near, other"),
+        (["--policy", "unknown"], "active policies: near, other"),
         (["--cidr", "10.88.1.1/24"], "10.88.1.0/24"),
         (["--policy", "a b"], "invalid policy name"),
     ] {

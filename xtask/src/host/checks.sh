@@ -50,7 +50,7 @@ logged() { journalctl -b -u $unit -o cat | grep -qF "$1"; }
 check "socket: answers" answers
 rm $socket
 check "socket: re-created after its removal" wait_for 10 answers
-check "socket: the journal reports it" logged "the socket was gone; it is there again"
+check "socket: the journal reports it" logged "the socket was removed, and has been created again"
 check "socket: in force" in_force
 check "socket: a runtime entry is added" rto-agent add 203.0.113.0/24 --policy same-region
 # The socket's directory as well: the unit's process may create it in /run.

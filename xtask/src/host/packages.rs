@@ -55,7 +55,7 @@ pub(super) fn prepare(
         );
         if *arch == Arch::Arm64 && *arch != Arch::host() {
             checks.host(
-                &format!("{name}: all of its checks in a machine of its own"),
+                &format!("{name}: all checks in a separate virtual machine"),
                 arm64::run(stage.dir(), limit),
             );
         }

@@ -103,7 +103,7 @@ steps() {
   check "bad configuration: helm puts it into the ConfigMap" \
     release --reuse-values --set-string config='this is = no [configuration'
   check "bad configuration: the metric reports it" wait_for 300 metric_is last_reload_successful 0.0
-  check "bad configuration: the log reports it" logged "the last good configuration stays in force"
+  check "bad configuration: the log reports it" logged "the last good configuration stays active"
   check "bad configuration: the former one stays in force" in_force
   check "bad configuration: all of it" other_in_force
   is "bad configuration: the same process" "$(pid)" "$before"

@@ -83,7 +83,7 @@ is "configuration: and in force" "$(rto 198.51.100.1)" 100
 is "configuration: without a restart" "$(pid)" "$before"
 echo 'this is = no [configuration' | configure
 check "configuration: the metric reports a bad one" wait_for 30 metric_is last_reload_successful 0.0
-check "configuration: the log reports it" logged "the last good configuration stays in force"
+check "configuration: the log reports it" logged "the last good configuration stays active"
 check "configuration: the former one stays in force" in_force
 is "configuration: all of it" "$(rto 198.51.100.1)" 100
 is "configuration: the same process" "$(pid)" "$before"

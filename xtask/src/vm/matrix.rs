@@ -276,7 +276,7 @@ impl Matrix {
             for test in names.union(&column.pending) {
                 if !expected.contains(test) {
                     wrong.push(format!(
-                        "Linux {kernel}: {test} has a result, and is no test"
+                        "Linux {kernel}: {test} has a result, but is not a test"
                     ));
                 }
             }
@@ -449,7 +449,7 @@ mod tests {
             matrix.mismatches(&expected.into()),
             [
                 "Linux 6.1.0-56: syn::new has no result and is not pending",
-                "Linux 6.1.0-56: syn::gone has a result, and is no test",
+                "Linux 6.1.0-56: syn::gone has a result, but is not a test",
             ]
         );
     }

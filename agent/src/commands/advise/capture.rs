@@ -41,7 +41,10 @@ pub(super) fn read(
         Box::new(File::open(path).with_context(at)?)
     };
     let read: NamedCapture = serde_json::from_reader(BufReader::new(input))
-        .context("not what rto-lab advise hands over: rto-lab advise --pcap FILE reads a capture")
+        .context(
+            "not the JSON that rto-lab advise writes; to read a capture, run rto-lab advise \
+                  --pcap FILE",
+        )
         .with_context(at)?;
     let file = read.file;
     let jiffy_us = 1_000_000 / u64::from(hz.max(1));
@@ -58,10 +61,10 @@ fn judged(
     let mut warnings = capture.remarks();
     if capture.flows.is_empty() {
         warnings.push(format!(
-            "no TCP segment with data or SYN among {}",
+            "none of {} is a TCP segment with data or a SYN",
             counted(capture.counts.packets, "packet", "packets")
         ));
-        bail!("nothing to judge: {}", warnings.join("; "));
+        bail!("nothing to evaluate: {}", warnings.join("; "));
     }
     // Before the sides are determined, which also depends on times.
     warnings.extend(capture.fit(jiffy_us)?.remark());
@@ -82,7 +85,7 @@ fn judged(
     let undecided = counted(sides.undecided, "connection", "connections");
     ensure!(
         !capture.flows.is_empty(),
-        "nothing to judge: of {undecided} it is not known which side is this host, and it sent nothing else; give its \
+        "nothing to evaluate: it is unknown which side of {undecided} is this host; give its \
          address with --host{}",
         warnings
             .iter()
@@ -91,18 +94,21 @@ fn judged(
     );
     if sides.undecided > 0 {
         warnings.push(format!(
-            "left out: {undecided}, as it is not known which side is this host; give its address with --host"
+            "left out: {undecided}, because it is unknown which side is this host; give its \
+             address with --host"
         ));
     }
     if sides.reversed > 0 {
         warnings.push(format!(
-            "in {} the peer's packets are answered later than this host's: do --host and --cidr name the wrong side?",
+            "in {} the peer's packets are answered later than this host's packets: do --host and \
+             --cidr name the wrong side?",
             counted(sides.reversed, "connection", "connections")
         ));
     }
     if sides.late > sides.prompt {
         warnings.push(format!(
-            "in {} of {} handshakes this host answered later than after 1 ms: was it captured elsewhere?",
+            "in {} of {} handshakes this host took longer than 1 ms to answer: was the capture \
+             taken on another host?",
             sides.late,
             sides.late + sides.prompt
         ));
@@ -113,7 +119,8 @@ fn judged(
         let hosts = sides.measured.iter().take(HOSTS_SHOWN);
         let hosts: Vec<_> = hosts.map(ToString::to_string).collect();
         gathered.notes.push(format!(
-            "taken for this host, as its packets are answered later than its peers': {}; --host names it",
+            "assumed to be this host, because its packets are answered later than those of its \
+             peers: {}; --host sets it explicitly",
             hosts.join(", ")
         ));
     }
@@ -149,25 +156,26 @@ fn of_flows(
     evidence.extend(rows("unsampled", &parts(|h| &h.longer_than)));
     evidence.extend(rows("rtt", &round_trips));
     let mut notes = vec![
-        "the capture must be from the host that is to have the settings: elsewhere its times are not those of \
-         the whole path"
+        "the capture must be taken on the host that will use the settings: elsewhere its times do \
+         not cover the whole path"
             .to_owned(),
     ];
     if cidrs.is_empty() {
-        notes.push("all peers count; --cidr chooses some".to_owned());
+        notes.push("all peers are included; --cidr selects some".to_owned());
     }
     let unsampled: u64 = handshakes.iter().map(|(_, h)| h.longer_than.count()).sum();
     if unsampled > 0 {
         warnings.push(format!(
-            "{} no round trip (retransmitted, not answered, or the clock went back): each counts as longer than it was \
-             waited for; capture with timestamps (tcpdump -s 128), or leave out peers that do not answer (--cidr)",
+            "{} no round trip (retransmitted, not answered, or the clock went back): each counts \
+             as longer than the capture shows; capture with timestamps (tcpdump -s 128), or leave \
+             out peers that do not answer (--cidr)",
             counted(unsampled, "handshake gave", "handshakes gave"),
         ));
     }
     let again = sent.retransmitted - sent.handshake_retransmitted;
     if again > 0 {
         warnings.push(format!(
-            "retransmitted, and so without a round trip: {again} of {}",
+            "without a round trip, because they were retransmitted: {again} of {}",
             counted(sent.segments, "segment", "segments")
         ));
     }
@@ -271,7 +279,10 @@ mod tests {
         assert_eq!(near.evidence[0].what, "handshake");
         assert_eq!(near.warnings, [""; 0]);
         let note = near.notes.last().map_or("", String::as_str);
-        assert!(note.contains("than its peers': 10.0.0.1;"), "{note}");
+        assert!(
+            note.contains("than those of its peers: 10.0.0.1;"),
+            "{note}"
+        );
     }
 
     #[test]
@@ -289,18 +300,18 @@ mod tests {
             ),
             (
                 with(|c| c.times.resolution_us = 1_000_000),
-                "known to 1000 ms",
+                "resolution of only 1000 ms",
             ),
             (
                 with(|c| c.flows.retain(|flow| flow.opened == Some(Opening::Active))),
-                "of 3000 connections it is not known which side is this host",
+                "it is unknown which side of 3000 connections is this host",
             ),
             (
                 with(|c| {
                     c.flows.clear();
                     c.counts.without_time = 7;
                 }),
-                "nothing to judge: 7 packet(s) are without a time",
+                "nothing to evaluate: 7 packet(s) are without a time",
             ),
         ] {
             assert!(error.contains(said), "{said}: {error}");
@@ -313,7 +324,7 @@ mod tests {
         capture.times.resolution_us = 10_000;
         let gathered = gathered(capture).unwrap();
         assert_eq!(gathered.handshakes.all.took.largest_us(), Some(60_000));
-        assert!(gathered.warnings[0].contains("known to 10000 us"));
+        assert!(gathered.warnings[0].contains("resolution of only 10000 us"));
     }
 
     #[test]

@@ -251,8 +251,8 @@ pub(super) fn policy_of(
         let answer: LookupAnswer = client.get(&format!("/v1/lookup?address={address}"))?;
         let Some(entry) = answer.entry else {
             bail!(
-                "no entry covers {address}: see rto-agent list; with count_unmatched = true in [agent], \
-                 --policy unmatched is what no entry covers"
+                "no entry covers {address}: see rto-agent list; with count_unmatched = true in \
+                 [agent], --policy unmatched evaluates connections that no entry covers"
             );
         };
         return Ok(entry.entry.policy);
@@ -271,7 +271,7 @@ fn entry_policy(cidr: &Cidr, entries: &ListAnswer) -> anyhow::Result<PolicyName>
         .max_by_key(|entry| entry.cidr.prefix());
     match covering {
         Some(entry) => bail!(
-            "{cidr} is not an entry; it lies in {}: rto-agent advise {}",
+            "{cidr} is not an entry, but within {}: use rto-agent advise {}",
             entry.cidr,
             entry.cidr
         ),
@@ -289,18 +289,18 @@ pub(super) fn of_policy(
 ) -> anyhow::Result<Gathered> {
     ensure!(
         answer.on,
-        "nothing is counted: set statistics = true in [agent] and restart the daemon, or go by a capture: \
+        "no statistics: set statistics = true in [agent] and restart the daemon, or use a capture: \
          rto-lab advise --pcap FILE"
     );
     let known: Vec<_> = answer.policies.keys().map(ToString::to_string).collect();
     let stats = answer.policies.remove(policy).with_context(|| {
         let hint = if *policy == PolicyName::unmatched() {
-            " (count_unmatched = true in [agent] counts what no entry covers)"
+            " (count_unmatched = true in [agent] counts connections that no entry covers)"
         } else {
             ""
         };
         format!(
-            "no policy {policy} is in force{hint}; there is: {}",
+            "no active policy {policy}{hint}; active policies: {}",
             known.join(", ")
         )
     })?;
@@ -328,8 +328,8 @@ pub(super) fn of_policy(
     };
     if own.len() > 1 {
         gathered.notes.push(format!(
-            "statistics are by policy: this is of all {} CIDRs of {policy}; a policy of its own tells one of \
-             them apart",
+            "statistics are kept per policy: these cover all {} CIDRs of {policy}; to see one CIDR \
+             separately, give it its own policy",
             own.len()
         ));
     }
@@ -361,8 +361,8 @@ impl Gathered {
     pub(super) fn count(&mut self, stats: &PolicyStats, sampling: u32, rtt_sampling: &str) {
         if rtt_sampling == "off" {
             self.warnings.push(
-                "smoothed RTTs are not sampled: set rtt_sampling = \"end\" in [agent] and restart the daemon, for \
-                 advice on rto_min"
+                "no advice on rto_min, because smoothed RTTs are not sampled: set rtt_sampling = \
+                 \"end\" in [agent] and restart the daemon"
                     .to_owned(),
             );
         }
@@ -394,8 +394,9 @@ impl Gathered {
                 .collect(),
         };
         self.notes.push(
-            "the order of the samples is not known: rto_min is judged by Linux's estimator over RTTs drawn at \
-             random, and smoothed RTTs hide single slow answers; a capture has both (rto-lab advise --pcap)"
+            "the order of the samples is unknown: for rto_min, Linux's estimator runs over RTTs in \
+             random order, and smoothed RTTs hide single slow answers; a capture shows both \
+             (rto-lab advise --pcap)"
                 .to_owned(),
         );
     }
@@ -407,7 +408,7 @@ impl Gathered {
         if stats.spurious > 0 {
             let (spurious, connections) = (stats.spurious, stats.connections);
             self.warnings.push(format!(
-                "{} in {} ({direction}) already: {}",
+                "observed so far: {} in {} ({direction}): {}",
                 counted(
                     spurious,
                     "spurious SYN or SYN-ACK retransmission",
@@ -419,7 +420,7 @@ impl Gathered {
         }
         if stats.undecided > 0 {
             self.warnings.push(format!(
-                "{} ({direction}): it is unknown whether they were needed",
+                "{} ({direction}): unknown whether they were needed",
                 counted(
                     stats.undecided,
                     "undecided SYN or SYN-ACK retransmission",
@@ -429,8 +430,13 @@ impl Gathered {
         }
         if stats.tail_loss_probes > 0 {
             self.notes.push(format!(
-                "{} retransmitted a segment ({direction}, {} of the connections): spuriously if nothing was lost",
-                counted(stats.tail_loss_probes, "tail loss probe", "tail loss probes"),
+                "{} retransmitted a segment ({direction}, {} of the connections): spurious if \
+                 nothing was lost",
+                counted(
+                    stats.tail_loss_probes,
+                    "tail loss probe",
+                    "tail loss probes"
+                ),
                 share(stats.tail_loss_probes)
             ));
         }
@@ -505,7 +511,7 @@ mod tests {
         };
         let error = of("near", on.clone());
         assert!(
-            error.contains("no policy near is in force; there is: far"),
+            error.contains("no active policy near; active policies: far"),
             "{error}"
         );
         let error = of("unmatched", on);

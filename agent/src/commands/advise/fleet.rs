@@ -47,7 +47,7 @@ fn documents_of(title: &str, input: impl Read) -> anyhow::Result<Vec<Document>> 
         .collect::<Result<_, _>>()
         .context("not JSON")
         .with_context(|| title.to_owned())?;
-    ensure!(!values.is_empty(), "{title}: it is empty");
+    ensure!(!values.is_empty(), "{title}: the file is empty");
     let is_only = values.len() == 1;
     let documents = values.iter().zip(1..).map(|(value, number)| {
         let title = match is_only {
@@ -64,7 +64,7 @@ fn stats_of(value: &Value) -> anyhow::Result<StatsAnswer> {
     let policies = value.get("policies").and_then(Value::as_object);
     let is_stats = ["at_ms", "on", "rtt_sampling"].map(|field| value.get(field).is_some());
     let Some(policies) = policies.filter(|_| is_stats == [true; 3]) else {
-        bail!("not what rto-agent stats --json prints");
+        bail!("not the output of rto-agent stats --json");
     };
     let mut missing = None;
     if value.get("sampling").is_none() {
@@ -89,16 +89,17 @@ fn stats_of(value: &Value) -> anyhow::Result<StatsAnswer> {
     }
     if let Some(missing) = missing {
         bail!(
-            "there is no {missing}, which an earlier version does not count: take the statistics with version {} on \
-             all hosts",
+            "{missing} is missing, because an earlier version does not count it: collect the \
+             statistics with version {} on all hosts",
             build_info::VERSION
         );
     }
     let stats =
-        StatsAnswer::deserialize(value).context("not what rto-agent stats --json prints")?;
+        StatsAnswer::deserialize(value).context("not the output of rto-agent stats --json")?;
     ensure!(
         stats.on,
-        "nothing was counted there: set statistics = true in [agent] and restart the daemon, or leave that host out"
+        "that host has no statistics: set statistics = true in its [agent] and restart its daemon, \
+         or leave the host out"
     );
     Ok(stats)
 }
@@ -109,7 +110,7 @@ fn gathered(
     policy: Option<&PolicyName>,
 ) -> anyhow::Result<Gathered> {
     let Some(first) = documents.first() else {
-        bail!("--stats: no file is given");
+        bail!("--stats: give at least one file");
     };
     for (number, document) in documents.iter().enumerate() {
         check_same(first, document)?;
@@ -117,7 +118,7 @@ fn gathered(
         let mut earlier = earlier.filter(|earlier| earlier.stats == document.stats);
         if let Some(earlier) = earlier.next() {
             bail!(
-                "{}: the same statistics as {}, which would count twice",
+                "{}: the same statistics as {}, which would be counted twice",
                 document.title,
                 earlier.title
             );
@@ -133,7 +134,7 @@ fn gathered(
         .collect();
     ensure!(
         !having.is_empty(),
-        "no file has statistics of policy {policy}; there is: {}",
+        "no file has statistics of policy {policy}; policies in the files: {}",
         names(documents)
     );
     let mut sum = PolicyStats::default();
@@ -160,8 +161,8 @@ fn gathered(
     gathered.observed_ms = observed.min().flatten();
     gathered.count(&sum, first.stats.sampling, &first.stats.rtt_sampling);
     gathered.notes.push(
-        "statistics do not tell which values are in force: \"now\" is the kernel's own, and the jiffies are this host's; \
-         one host's connections must not be in two files"
+        "statistics do not contain the active values: \"now\" is the kernel's own value, and \
+         jiffies are those of this host; do not give two files of the same host"
             .to_owned(),
     );
     Ok(gathered)
@@ -179,7 +180,8 @@ fn check_same(first: &Document, other: &Document) -> anyhow::Result<()> {
     for ((key, one), (_, another)) in of(first).into_iter().zip(of(other)) {
         ensure!(
             one == another,
-            "{}: counted with {key} = {another}, but {} with {key} = {one}: give files of like hosts only",
+            "{}: counted with {key} = {another}, but {} with {key} = {one}: give only files of \
+             hosts with the same setting",
             other.title,
             first.title
         );
@@ -196,7 +198,7 @@ fn only_policy(documents: &[Document]) -> anyhow::Result<PolicyName> {
     match (named.next(), named.next()) {
         (Some(only), None) => Ok((**only).clone()),
         _ => bail!(
-            "--stats: which policy? --policy NAME; there is: {}",
+            "--stats: give the policy with --policy NAME; policies in the files: {}",
             names(documents)
         ),
     }
@@ -267,7 +269,10 @@ mod tests {
             assert_eq!(gathered.handshakes.all.count(), 3_000);
             assert_eq!(gathered.evidence.len(), 3);
             let spurious = &gathered.warnings[0];
-            assert!(spurious.starts_with("2 spurious"), "{spurious}");
+            assert!(
+                spurious.starts_with("observed so far: 2 spurious"),
+                "{spurious}"
+            );
             assert!(spurious.contains("3000 connections"), "{spurious}");
             let Source::Fleet {
                 with_policy,
@@ -294,7 +299,7 @@ mod tests {
         let samples: Vec<_> = gathered.evidence.iter().map(|one| one.samples).collect();
         // The samples of connect times, path RTTs and smoothed RTTs.
         assert_eq!(samples, [2_500, 3_000, 2_500]);
-        assert!(gathered.warnings[0].starts_with("2 spurious"));
+        assert!(gathered.warnings[0].starts_with("observed so far: 2 spurious"));
     }
 
     #[test]
@@ -308,17 +313,23 @@ mod tests {
         for (other, said) in [
             ("hello".to_owned(), "b.json: not JSON"),
             (good[..good.len() / 2].to_owned(), "b.json: not JSON"),
-            (String::new(), "b.json: it is empty"),
+            (String::new(), "b.json: the file is empty"),
             (
                 "{\"policies\":{},\"entries\":[]}".to_owned(),
-                "b.json: not what rto-agent stats --json prints",
+                "b.json: not the output of rto-agent stats --json",
             ),
-            ("[1]".to_owned(), "b.json: not what rto-agent stats --json"),
+            (
+                "[1]".to_owned(),
+                "b.json: not the output of rto-agent stats --json",
+            ),
             (
                 good.replace("\"active\": {", "\"active\": 3, \"x\": {"),
-                "b.json: there is no aborted",
+                "b.json: aborted is missing",
             ),
-            (with(|s| s.on = false), "b.json: nothing was counted"),
+            (
+                with(|s| s.on = false),
+                "b.json: that host has no statistics",
+            ),
             (
                 with(|s| s.sampling = 256),
                 "b.json: counted with sampling = 256, but a.json with sampling = 1",
@@ -329,16 +340,16 @@ mod tests {
             ),
             (
                 good.replace("\"sampling\"", "\"other\""),
-                "b.json: there is no sampling, which an earlier version",
+                "b.json: sampling is missing, because an earlier version",
             ),
             (
                 good.replace("\"braked\"", "\"other\""),
-                "b.json: there is no braked of policy near",
+                "b.json: braked of policy near is missing",
             ),
             (good.clone(), "b.json: the same statistics as a.json"),
             (
                 format!("{}{{}}", with(|_| {})),
-                "b.json, document 2: not what rto-agent",
+                "b.json, document 2: not the output of rto-agent",
             ),
         ] {
             let error = error(&[("a.json", good.clone()), ("b.json", other)], None);
@@ -355,7 +366,10 @@ mod tests {
         let two = text(&stats(1, &[("near", arm()), ("far", arm())]));
         let one = text(&stats(2, &[("near", arm()), ("unmatched", arm())]));
         let error = error(&[("a", two.clone()), ("b", one.clone())], None);
-        assert!(error.contains("there is: far, near, unmatched"), "{error}");
+        assert!(
+            error.contains("policies in the files: far, near, unmatched"),
+            "{error}"
+        );
         let only = files(&[("b", one.clone())], None).unwrap();
         assert_eq!(only.source.policy().0, "near".parse().ok());
         // Reports a host without the policy.
@@ -367,6 +381,9 @@ mod tests {
     #[test]
     fn a_policy_that_no_file_has() {
         let error = error(&[("a", text(&near(1, 10)))], Some("mid"));
-        assert!(error.contains("policy mid; there is: near"), "{error}");
+        assert!(
+            error.contains("policy mid; policies in the files: near"),
+            "{error}"
+        );
     }
 }

@@ -98,12 +98,12 @@ fn question(args: &Advise, host: &HostFacts) -> anyhow::Result<Question> {
 fn share(text: &str) -> anyhow::Result<f64> {
     let percent = text.trim().strip_suffix('%');
     let Some(percent) = percent.and_then(|number| number.trim_end().parse::<f64>().ok()) else {
-        bail!("--spurious {text}: write a percentage, such as 0.1%");
+        bail!("--spurious {text}: not a percentage; write, for example, 0.1%");
     };
     let share = percent / 100.0;
     ensure!(
         SHARES.contains(&share),
-        "--spurious {text}: it can be 0.001% to 50%"
+        "--spurious {text}: must be 0.001% to 50%"
     );
     Ok(share)
 }
@@ -128,8 +128,8 @@ fn gather(args: &Advise, hz: u32) -> anyhow::Result<Gathered> {
         (None, Some(target)) => evidence::policy_of(target, &client, &entries)?,
         (None, None) => {
             bail!(
-                "nothing to go by: give a CIDR, an address, --policy, --stats, --prometheus or \
-                   --samples"
+                "no data to evaluate: give a CIDR, an address, --policy, --stats, --prometheus or \
+                 --samples"
             )
         }
     };
@@ -160,12 +160,13 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
     };
     match answer.observed_ms {
         Some(ms) if ms < DAY_MS => answer.warnings.push(format!(
-            "observed for {}: other hours may need longer timers; ask again after a day",
+            "observed for only {}: other times of day may need longer timers; repeat after a day",
             rounded(ms)
         )),
         Some(_) => {}
         None => answer.warnings.push(
-            "it is not known for how long this was observed: less than a day may lack the hours that need longer timers"
+            "the length of the observation is unknown: if it is less than a day, times of day that \
+             need longer timers may be missing"
                 .to_owned(),
         ),
     }
@@ -179,15 +180,15 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
     ] {
         if advice.reason == Some(advice::NoSuggestion::TooFewSamples) {
             answer.warnings.push(format!(
-                "{setting}: {} of the {} {what} that {} needs: wait for more, or ask for a larger share \
-                 (--spurious)",
+                "{setting}: {} of the {} {what} that {} needs: wait for more, or accept a larger \
+                 share (--spurious)",
                 advice.samples,
                 advice.needed,
                 text::percent(question.share),
             ));
         } else if advice.present.expected.share > question.share {
             answer.warnings.push(format!(
-                "{setting} = {}, in force, is too short: {} of the {what} took longer",
+                "the active {setting} = {} is too short: {} of the {what} took longer",
                 text::duration(advice.present.value_us),
                 text::percent(advice.present.expected.share),
             ));
@@ -251,8 +252,8 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     };
     if rto_restart.is_some() {
         answer.warnings.push(
-            "rto_restart lowers the policy's rto_min by the round trip: what is in force is shorter than it says here, \
-             and the suggestion is without it"
+            "rto_restart lowers the policy's rto_min by the round trip: the effective value is \
+             shorter than shown here, and the suggestion assumes no rto_restart"
                 .to_owned(),
         );
     }
@@ -267,7 +268,7 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
         Ok(warnings) => answer.warnings.extend(warnings),
         Err(errors) => {
             let errors = errors.into_iter();
-            let errors = errors.map(|error| format!("rto-agent check would refuse this: {error}"));
+            let errors = errors.map(|error| format!("rto-agent check would reject this: {error}"));
             answer.warnings.extend(errors);
             return;
         }

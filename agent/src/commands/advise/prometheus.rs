@@ -123,11 +123,13 @@ fn gathered(
     let rtt_sampling = if has_rtts { "end" } else { "off" };
     gathered.count(&PolicyStats::from(stats), sampling, rtt_sampling);
     gathered.notes.push(
-        "metrics have one bucket to a power of two: a time counts as the end of its bucket, up to twice as long as it was"
+        "metrics have one bucket per power of two: each time counts as the upper bound of its \
+         bucket, up to twice the real time"
             .to_owned(),
     );
     gathered.notes.push(
-        "metrics do not tell which values are in force: \"now\" is the kernel's own, and the jiffies are this host's"
+        "metrics do not contain the active values: \"now\" is the kernel's own value, and jiffies \
+         are those of this host"
             .to_owned(),
     );
     Ok(gathered)
@@ -138,7 +140,8 @@ fn policy_of(counts: &[Sample], wanted: Option<PolicyName>) -> anyhow::Result<(P
     let names: Vec<_> = counts.iter().map(|sample| sample.label("policy")).collect();
     ensure!(
         !names.is_empty(),
-        "no metrics of rto-agent there: see --match, and that statistics and metrics are on ([agent])"
+        "no metrics of rto-agent there: check --match, and that statistics and metrics are enabled \
+         ([agent])"
     );
     let unmatched = PolicyName::unmatched();
     let mut named = names.iter().filter(|name| **name != unmatched.as_str());
@@ -146,12 +149,13 @@ fn policy_of(counts: &[Sample], wanted: Option<PolicyName>) -> anyhow::Result<(P
         (Some(wanted), ..) => wanted,
         (None, Some(only), None) => only.parse()?,
         _ => bail!(
-            "which policy? --policy NAME; there is: {}",
+            "give the policy with --policy NAME; policies there: {}",
             names.join(", ")
         ),
     };
     let of = counts.iter().find(|s| s.label("policy") == policy.as_str());
-    let of = of.with_context(|| format!("no policy {policy}; there is: {}", names.join(", ")))?;
+    let of =
+        of.with_context(|| format!("no policy {policy}; policies there: {}", names.join(", ")))?;
     Ok((policy, of.count()?))
 }
 
@@ -169,8 +173,14 @@ fn sampling_of(counts: &[Sample]) -> anyhow::Result<u32> {
             sample.label("sampling")
         ));
     }
-    ensure!(!of.is_empty(), "no rto_agent_connections_per_sample there");
-    bail!("{}: choose like hosts with --match", of.join(", "))
+    ensure!(
+        !of.is_empty(),
+        "rto_agent_connections_per_sample is missing there"
+    );
+    bail!(
+        "{}: select hosts with the same setting with --match",
+        of.join(", ")
+    )
 }
 
 fn direction<'a>(stats: &'a mut ArmStats, name: &str) -> Option<&'a mut DirectionStats> {
@@ -294,9 +304,12 @@ mod tests {
     fn metrics_of_several_policies_or_hosts_need_a_choice() {
         let error = |result: anyhow::Result<Gathered>| format!("{:#}", result.err().unwrap());
         let which = error(gathered(fleet, &QUESTION, None));
-        assert!(which.contains("there is: near, far, unmatched"), "{which}");
+        assert!(
+            which.contains("policies there: near, far, unmatched"),
+            "{which}"
+        );
         let other = error(gathered(fleet, &QUESTION, "mid".parse().ok()));
-        assert!(other.contains("no policy mid; there is"), "{other}");
+        assert!(other.contains("no policy mid; policies there"), "{other}");
         let none = error(gathered(|_| Ok(Vec::new()), &QUESTION, None));
         assert!(none.contains("no metrics of rto-agent"), "{none}");
         let mixed = |query: &str| match query.starts_with("count_values") {

@@ -194,7 +194,7 @@ fn a_value_in_force_that_is_too_short_is_warned_of() {
     active.path_rtt.buckets[bucket_of(150_000)] += 40;
     let answer = advise([active, passive, unknown]);
     let warning =
-        "initial_rto = 100ms, in force, is too short: 0.27% of the handshakes took longer";
+        "the active initial_rto = 100ms is too short: 0.27% of the handshakes took longer";
     assert!(
         answer.warnings.iter().any(|w| w == warning),
         "{:?}",
@@ -232,8 +232,8 @@ fn shares_and_delays() {
         assert!((share(text).unwrap() - value).abs() < 1e-9, "{text}");
     }
     for (text, said) in [
-        ("0.1", "such as 0.1%"),
-        ("%", "such as 0.1%"),
+        ("0.1", "for example, 0.1%"),
+        ("%", "for example, 0.1%"),
         ("0%", "0.001% to 50%"),
         ("51%", "0.001% to 50%"),
         ("NaN%", "0.001% to 50%"),

@@ -28,13 +28,15 @@ pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     }
     let whole = answer.source.policy().0.is_none();
     let suggestion = match (&answer.snippet, &answer.command) {
-        (Some(policy), _) if whole => Some(("in the configuration that would be", policy)),
-        (Some(keys), _) => Some(("in the configuration these keys of it would change", keys)),
-        (None, Some(command)) => Some(("the command for it is", command)),
+        (Some(policy), _) if whole => Some(("add this to the configuration", policy)),
+        (Some(keys), _) => Some(("change these keys in the configuration", keys)),
+        (None, Some(command)) => Some(("run this command", command)),
         (None, None) => None,
     };
     if let Some((what, suggestion)) = suggestion {
-        text.push_str(&format!("\nnothing was changed; {what}\n\n"));
+        text.push_str(&format!(
+            "\nnothing was changed; to apply the suggestion, {what}\n\n"
+        ));
         for line in suggestion.lines() {
             text.push_str(&format!("  {line}\n"));
         }
@@ -60,7 +62,8 @@ pub(super) fn source(source: &Source) -> String {
                 format!(" ({})", self::cidrs(cidrs))
             };
             format!(
-                "policy {policy}{of}: what the daemon counted since the policy came or the host booted\n"
+                "policy {policy}{of}: counts of the daemon since the policy was added or the host \
+                 booted\n"
             )
         }
         Source::Fleet {
@@ -81,7 +84,7 @@ pub(super) fn source(source: &Source) -> String {
                 false => format!(" of {documents}"),
             };
             format!(
-                "policy {policy}: the sum of {with_policy}{of} statistics, made from {} to {}\n",
+                "policy {policy}: the sum of {with_policy}{of} statistics, written from {} to {}\n",
                 at(first_ms),
                 at(last_ms)
             )
@@ -98,7 +101,7 @@ pub(super) fn source(source: &Source) -> String {
                 false => format!(" with {matchers}"),
             };
             format!(
-                "policy {policy}: what {}{of} counted within {range}, by Prometheus\n",
+                "policy {policy}: counts of {}{of} in the last {range}, from Prometheus\n",
                 counted(*hosts, "host", "hosts")
             )
         }
@@ -199,7 +202,7 @@ fn setting_text(
     let target = percent(answer.spurious);
     let by = match decided.by {
         "all" => String::new(),
-        direction => format!(", by {direction} connections, which need the longest"),
+        direction => format!(" of {direction} connections, which need the longest"),
     };
     let mut text = match (&advice.suggestion, advice.reason) {
         (Some(suggestion), _) => format!(
@@ -210,7 +213,7 @@ fn setting_text(
             advice.samples,
         ),
         (None, Some(NoSuggestion::NothingShorter)) => format!(
-            "\n{setting}: no suggestion; nothing shorter than the kernel's own value keeps {target}; {} \
+            "\n{setting}: no suggestion; no value below the kernel's own meets {target}; {} \
              {samples}{by}\n\n",
             advice.samples,
         ),
@@ -233,7 +236,10 @@ fn candidates(advice: &Advice, columns: Option<usize>) -> String {
         let remarks = [
             (is(advice.suggestion.map(|c| c.jiffies)), "suggested"),
             (is(Some(advice.present.jiffies)), "now"),
-            (candidate.below_delack, "below the peers' delayed ACK"),
+            (
+                candidate.below_delack,
+                "shorter than the peers' delayed ACK",
+            ),
         ];
         let remarks = remarks.iter().filter(|(is, _)| *is).map(|(_, what)| *what);
         let share = |share| match advice.samples {
@@ -279,7 +285,7 @@ pub(super) fn command(cidrs: &[Cidr], settings: &Settings) -> String {
 pub(super) fn policy(cidrs: &[Cidr], settings: &Settings) -> String {
     let mut text = "[policy.suggested]\n".to_owned();
     if cidrs.is_empty() || cidrs.len() > CIDRS_SHOWN {
-        text.push_str("cidrs = []  # the prefixes it is for\n");
+        text.push_str("cidrs = []  # add the prefixes\n");
     } else {
         let quoted: Vec<_> = cidrs.iter().map(|cidr| format!("\"{cidr}\"")).collect();
         text.push_str(&format!("cidrs = [{}]\n", quoted.join(", ")));

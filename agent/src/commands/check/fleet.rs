@@ -70,11 +70,14 @@ fn files(dir: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
             continue;
         };
         let other = files.insert(name.clone(), file);
-        ensure!(other.is_none(), "{name} has a directory and a file");
+        ensure!(
+            other.is_none(),
+            "{name} has both a directory and a file; remove one of them"
+        );
     }
     ensure!(
         !files.is_empty(),
-        "no configuration: neither HOST/{MAIN} nor HOST.toml"
+        "no configuration found: neither HOST/{MAIN} nor HOST.toml"
     );
     Ok(files)
 }

@@ -44,7 +44,7 @@ impl Found {
             CgroupSetting::Auto => self.notes.extend(
                 cgroup::resolve(None)
                     .err()
-                    .map(|e| format!("[agent] cgroup = \"auto\" finds nothing here: {e}")),
+                    .map(|e| format!("[agent] cgroup = \"auto\" finds no cgroup2 hierarchy: {e}")),
             ),
             CgroupSetting::Path(path) => {
                 let Err(e) = cgroup::resolve(Some(path)) else {
@@ -115,8 +115,8 @@ impl Found {
         }
         let kind = kind_of(existing).unwrap_or_else(|| "another file system".to_owned());
         self.errors.push(format!(
-            "[agent] pin_dir: {} is on {kind}, and link and maps can be pinned on a BPF file system only; mount -t bpf \
-             bpf /sys/fs/bpf, and name a directory below it",
+            "[agent] pin_dir: {} is on {kind}, but pins need a BPF file system; mount -t bpf bpf \
+             /sys/fs/bpf, and set a directory below it",
             printable::path(path)
         ));
     }
@@ -130,7 +130,7 @@ fn is_hidden(path: &Path) -> bool {
 
 fn hidden(key: &str, path: &Path) -> String {
     format!(
-        "[agent] {key}: this user may not look at {}; as root, check does",
+        "[agent] {key}: not checked, because this user may not read {}; run check as root",
         printable::path(path)
     )
 }
@@ -179,12 +179,12 @@ mod tests {
         let unix = metrics(&format!("unix:{}/metrics.sock", open.display()));
         assert_eq!(metrics("127.0.0.1:9464"), Vec::<String>::new());
         for (errors, said) in [
-            (group, "there is no such group; groupadd"),
+            (group, "there is no such group; create it (groupadd"),
             (cgroup, "is not on cgroup2"),
-            (pins, "can be pinned on a BPF file system only"),
-            (new_pins, "can be pinned on a BPF file system only"),
+            (pins, "pins need a BPF file system"),
+            (new_pins, "pins need a BPF file system"),
             (socket, "[agent] socket: "),
-            (state, "everybody may write to it; chmod go-w"),
+            (state, "all users can write to it; chmod go-w"),
             (unix, "[agent] metrics: "),
             // TEST-NET-1 (RFC 5737).
             (

@@ -112,7 +112,7 @@ pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
         DiscoverBy::Prefix => Vec::new(),
         DiscoverBy::Route => routes::destinations().unwrap_or_else(|e| {
             warnings.push(format!(
-                "the routes cannot be read ({e:#}): prefixes are taken as with --by prefix"
+                "the routes cannot be read ({e:#}): connections are grouped as with --by prefix"
             ));
             Vec::new()
         }),
@@ -170,15 +170,15 @@ fn discovery(
     }
     if took_ms < DAY_MS {
         discovery.warnings.push(format!(
-            "counted for {}: what a day saves is extrapolated",
+            "counted for only {}: SAVED A DAY is extrapolated",
             rounded(took_ms)
         ));
     }
     discovery.notes.extend([
-        "SEEN counts the /24s and /48s that had a connection; LOST and SAVED are estimates: SAVED from outages to \
-         independent losses"
+        "SEEN is the number of /24 and /48 prefixes that had a connection; LOST and SAVED are \
+         estimates; the range of SAVED is from losses in outages to independent losses"
             .to_owned(),
-        "of connections that this host accepts less is saved: the timer of a SYN-ACK is syn_ack_rto".to_owned(),
+        "accepted connections save less, because the timer of a SYN-ACK is syn_ack_rto".to_owned(),
     ]);
     discovery
 }

@@ -126,12 +126,12 @@ fn short_time_warns_and_no_time_does_not() {
     let discovery = found(&young, 20);
     assert_eq!(
         discovery.warnings,
-        ["counted for 5m: what a day saves is extrapolated"]
+        ["counted for only 5m: SAVED A DAY is extrapolated"]
     );
     let none = DiscoverAnswer {
         prefixes: Vec::new(),
         ..young
     };
     let text = text::text(&found(&none, 20), None);
-    assert!(text.contains("none was counted"), "{text}");
+    assert!(text.contains("no connection was counted"), "{text}");
 }

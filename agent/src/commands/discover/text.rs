@@ -13,13 +13,13 @@ pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
     let took_ms = discovery.at_ms.saturating_sub(discovery.since_ms);
     let since = UNIX_EPOCH + Duration::from_secs(discovery.since_ms / 1000);
     let mut text = format!(
-        "connections that no entry covers, one in {} of them counted, for {} (since {})\n\n",
+        "connections that no entry covers, 1 in {} counted, for {} (since {})\n\n",
         discovery.one_in,
         rounded(took_ms),
         humantime::format_rfc3339_seconds(since)
     );
     if discovery.prefixes.is_empty() {
-        text.push_str("none was counted\n");
+        text.push_str("no connection was counted\n");
     } else {
         text.push_str(&candidates(&discovery.prefixes, columns));
     }
@@ -28,14 +28,14 @@ pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
         text.push_str(&format!("({more} more: --limit)\n"));
     }
     if let Some(snippet) = &discovery.snippet {
-        text.push_str("\nnothing was added; in the configuration that would be\n\n");
+        text.push_str("\nnothing was added; add this to the configuration\n\n");
         for line in snippet.lines() {
             text.push_str(format!("  {line}").trim_end());
             text.push('\n');
         }
     }
     let left_out = [
-        (discovery.covered, "covered by an entry by now"),
+        (discovery.covered, "now covered by an entry"),
         (
             discovery.special,
             "loopback, link-local, multicast or reserved",

@@ -90,7 +90,7 @@ fn different_experiments_are_refused() {
     let refused = |files: &[&std::path::PathBuf], policy| {
         format!("{:#}", merging(files, policy).unwrap_err())
     };
-    assert_eq!(refused(&[&a, &b, &a], None), "host a is in it twice");
+    assert_eq!(refused(&[&a, &b, &a], None), "host a occurs twice");
     let text = refused(&[&a, &other], None);
     assert_eq!(
         text,
@@ -98,20 +98,20 @@ fn different_experiments_are_refused() {
     );
     let text = refused(&[&a, &both], None);
     assert!(
-        text.ends_with("c.json: it has experiments of far, near: name the policy"),
+        text.ends_with("c.json: the file has experiments of far, near: give the policy"),
         "{text}"
     );
     assert!(merging(&[&a, &both], Some("near")).is_ok());
     let text = refused(&[&a, &other], Some("near"));
     assert!(
-        text.ends_with("d.json: it has no experiment of near, only of far"),
+        text.ends_with("d.json: the file has no experiment of near, only of far"),
         "{text}"
     );
     let file = dir.path().join("x.json");
     fs::write(&file, "{}").unwrap();
     let text = refused(&[&file], None);
     assert!(
-        text.contains("this is not what rto-agent experiment show --json prints"),
+        text.contains("not the output of rto-agent experiment show --json"),
         "{text}"
     );
 }
@@ -122,6 +122,6 @@ fn peers_are_summed_without_a_verdict() {
     assert!(view.evidence.is_none() && !view.answer.contains("ratio"));
     assert_eq!(
         view.text,
-        "no verdict: peers are drawn, but connections are counted"
+        "no verdict: peers are randomised, but connections are counted"
     );
 }

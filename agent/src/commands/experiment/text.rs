@@ -27,7 +27,7 @@ pub(super) fn answer(answer: &ExperimentAnswer, policy: &PolicyName) -> String {
 /// All experiments.
 pub(super) fn all(answer: &ExperimentsAnswer) -> String {
     if answer.experiments.is_empty() {
-        return "no experiment; rto-agent experiment start POLICY begins one\n".to_owned();
+        return "no experiments; start one with rto-agent experiment start POLICY\n".to_owned();
     }
     let all = answer.experiments.iter();
     let texts: Vec<String> = all.map(|(policy, view)| one(policy, view)).collect();
@@ -87,7 +87,7 @@ fn counts(view: &ExperimentView) -> String {
         let Arms { treated, control } = view.counts.map(|counts| part(counts, outcome));
         let evidence = view.evidence.as_ref();
         let e = evidence.and_then(|evidence| evidence.harm_e.get(&outcome));
-        let e = e.map_or_else(|| "not judged".to_owned(), |e| number(*e));
+        let e = e.map_or_else(|| "no verdict".to_owned(), |e| number(*e));
         text.push_str(&row(outcome.name(), &treated, &control, &e));
     }
     if view.shares.len() > 1 {
@@ -109,7 +109,7 @@ fn connect_times(view: &ExperimentView) -> String {
             quantile(times, 0.99)
         )
     });
-    format!("  connect times: treated {treated}; control {control} (shown, never tested)\n")
+    format!("  connect times: treated {treated}; control {control} (not used for the verdict)\n")
 }
 
 fn seconds(seconds: u64) -> String {

@@ -98,7 +98,8 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
         text(&left, terminal::columns(args.table))
     })?;
     let text = format!(
-        "rto-agent: {error}; what is listed is in force by the pins in {} (rto-agent detach removes it)",
+        "rto-agent: {error}; the listed entries are kept active by the pins in {} (rto-agent \
+         detach removes them)",
         printable::path(&left.pin_dir)
     );
     // If stderr is gone too, the message is lost.

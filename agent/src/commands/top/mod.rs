@@ -52,7 +52,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let interval = args.interval;
     anyhow::ensure!(
         io::stdout().is_terminal(),
-        "top needs a terminal; rto-agent stats --watch prints"
+        "top needs a terminal; use rto-agent stats --watch instead"
     );
     style::force_color_output(is_coloured(args.color));
     let client = Client::new(&args.socket.socket);
@@ -112,7 +112,7 @@ fn take(state: &mut State, event: Event) -> io::Result<ControlFlow<()>> {
                 return Ok(state.key(key));
             }
         }
-        Event::Panic => return Err(io::Error::other("a thread of top has panicked")),
+        Event::Panic => return Err(io::Error::other("a thread of top panicked")),
         Event::Signal => return Ok(ControlFlow::Break(())),
     }
     Ok(ControlFlow::Continue(()))

@@ -137,7 +137,7 @@ impl State {
     /// The daemon's problem, if there is one.
     pub(super) fn trouble(&self, now: Instant) -> Option<&str> {
         let late = self.age(now) > self.interval * 2 + LATE;
-        let hangs = late.then_some("the daemon takes its time");
+        let hangs = late.then_some("the daemon answers slowly");
         self.error.as_deref().or(hangs)
     }
 

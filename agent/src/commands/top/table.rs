@@ -39,9 +39,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let rows = state.rows();
     if rows.is_empty() {
         let text = if state.is_empty() {
-            "no policy is in force".to_owned()
+            "no policy is active".to_owned()
         } else {
-            format!("no policy's name has {:?} in it", state.filter)
+            format!("no policy's name contains {:?}", state.filter)
         };
         frame.render_widget(Line::from(text), area);
         return;

@@ -31,24 +31,34 @@ use crate::{
 };
 
 /// Explains the columns.
-pub(super) const HELP: &str = "\
-up, down, k, j   select a policy
+pub(super) const HELP: &str = "up, down, k, j   select a policy
 u, Esc           back
-t                count arms since the policy or since top began
-p                hold the picture
+t                \
+                               count arms since the policy was added or since top started
+p                \
+                               pause the display
 q, Ctrl-C        quit
 
-TIMER    initial_rto of active and passive connections; rto_min
-VALUE    the value in force; kernel: its own
-ASKED    what the samples ask for
-STATE    learning, active; frozen, or braked by its fuse or budget: the
-         kernel's own is in force
-HOLD     time until the value is back after a blown fuse
-BUDGET   what is left for retransmissions; new connections are
-         braked from half on
-FUSE     what is left for spurious ones
-SPUR%    spurious, of connections since the value was set
-HARM, e  proven at 400";
+TIMER    \
+                               initial_rto of active and passive connections; rto_min
+VALUE    the \
+                               active value; kernel: the kernel's own
+ASKED    the value that the \
+                               samples suggest
+STATE    learning, active; frozen, or braked by its \
+                               fuse or budget: the
+         kernel's own is active
+HOLD     time \
+                               until the value returns after a blown fuse
+BUDGET   remaining \
+                               budget for retransmissions; new connections
+         are braked at \
+                               half or less
+FUSE     remaining budget for spurious ones
+SPUR%    \
+                               connections with a spurious one, since the value was set
+HARM, e  \
+                               proven at 400";
 
 /// Lines reserved for the selected policy; the table may still use a third of the height.
 const BELOW: u16 = 14;
@@ -174,12 +184,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
 /// Why the page is empty.
 fn nothing(state: &State) -> String {
     if state.page.answers.is_none() {
-        return "asking the daemon".to_owned();
+        return "waiting for the daemon".to_owned();
     }
     if !state.filter.is_empty() {
-        return format!("no policy's name has {:?} in it", state.filter);
+        return format!("no policy's name contains {:?}", state.filter);
     }
-    "no policy has an automatic or guarded timer, a control arm or an experiment".to_owned()
+    "no policy has a learnt or guarded timer, a control arm or an experiment".to_owned()
 }
 
 /// The daemon's time of the answer.

@@ -45,7 +45,7 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
     let age = format_duration(Duration::from_secs(state.age(now).as_secs()));
     let looked = match trouble {
         Some(_) => format!("no answer for {age}").red().bold(),
-        None => format!("last look {age} ago").into(),
+        None => format!("updated {age} ago").into(),
     };
     let mut right = vec![
         format!("  every {}, ", format_duration(state.interval)).into(),
@@ -68,9 +68,10 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
     frame.render_widget(right, right_area);
     let said = match trouble {
         Some(trouble) => trouble.to_owned().red().bold(),
-        None if !state.on => "nothing is counted: statistics = false in [agent]".yellow(),
+        None if !state.on => "no statistics: statistics = false in [agent]".yellow(),
         None if state.page.is_open => {
-            "learnt and guarded timers, arms and experiments; below, the selected policy".dim()
+            "learnt and guarded timers, arms and experiments; the selected policy is shown below"
+                .dim()
         }
         None => meaning(state).dim(),
     };
@@ -89,7 +90,7 @@ fn meaning(state: &State) -> String {
         "descending"
     };
     let sort = state.sort.title();
-    format!("/S since the last look, the rest since {began} began; by {sort}, {order}")
+    format!("/S: since the last update; others: since {began} started; sorted by {sort}, {order}")
 }
 
 fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
@@ -114,24 +115,33 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
 }
 
 fn draw_help(frame: &mut Frame<'_>, state: &State) {
-    const HELP: &str = "\
-up, down, k, j   select a policy
-Enter            its histograms and control arm (in no row); Esc goes back
-u                timers that are learnt or guarded, arms and experiments
-s, r             sort by the next column, reverse
-/                only policies with this in their name; Esc drops it
-t                count since the policy or since top began
-p                hold the picture
+    const HELP: &str = "up, down, k, j   select a policy
+Enter            histograms and control \
+                        arm (not in the table); Esc goes back
+u                learnt and guarded \
+                        timers, arms and experiments
+s, r             sort by the next column, \
+                        reverse
+/                only policies whose name contains this; Esc \
+                        clears it
+t                count since the policy was added or since top \
+                        started
+p                pause the display
 q, Esc, Ctrl-C   quit
 
-CONN/S   connections established per second
-RETR%    SYNs and SYN-ACKs retransmitted, per connection
-SPUR%    of these, spurious: an answer was on its way
-HS       how long handshakes took
-RTT      smoothed round-trip time
-ABRT/S   connections that ended unfinished, per second
-CONNS    connections established
-HISTORY  CONN/S at the last looks";
+CONN/S   \
+                        connections established per second
+RETR%    SYNs and SYN-ACKs \
+                        retransmitted, per connection
+SPUR%    of these, spurious: the answer was \
+                        already on its way
+HS       duration of handshakes
+RTT      smoothed \
+                        round-trip time
+ABRT/S   connections aborted per second
+CONNS    \
+                        connections established
+HISTORY  CONN/S in the last intervals";
     let help = if state.page.is_open {
         timers::HELP
     } else {
@@ -245,12 +255,12 @@ mod tests {
     fn without_timers_a_sentence() {
         let mut state = state(&[("a", 1)]);
         press(&mut state, "u");
-        assert!(text(&state).contains("asking the daemon"));
+        assert!(text(&state).contains("waiting for the daemon"));
         state.update_page(Answers::default());
-        assert!(text(&state).contains("no policy has an automatic or guarded timer"));
+        assert!(text(&state).contains("no policy has a learnt or guarded timer"));
         let mut state = tuned();
         press(&mut state, "/none\nu");
-        assert!(text(&state).contains("no policy's name has \"none\" in it"));
+        assert!(text(&state).contains("no policy's name contains \"none\""));
     }
 
     #[test]
@@ -269,10 +279,10 @@ mod tests {
     #[test]
     fn nothing_to_show() {
         let empty = state(&[]);
-        assert!(text(&empty).contains("no policy is in force"));
+        assert!(text(&empty).contains("no policy is active"));
         let mut filtered = state(&[("a", 1)]);
         press(&mut filtered, "/b\n");
-        assert!(text(&filtered).contains("no policy's name has \"b\" in it"));
+        assert!(text(&filtered).contains("no policy's name contains \"b\""));
         let mut off = state(&[("a", 1)]);
         off.on = false;
         let terminal = screen(&off, 80, 24, Duration::ZERO);

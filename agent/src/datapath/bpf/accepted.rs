@@ -25,12 +25,13 @@ const HOOK: &str = "inet_csk_clone";
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "when", rename_all = "kebab-case")]
 pub enum RtoMinTiming {
-    /// Before their first RTT sample, by `lsm_cgroup/inet_csk_clone`: the RTO is right at once.
+    /// Before their first RTT sample, by `lsm_cgroup/inet_csk_clone`: the RTO is correct from the
+    /// start.
     BeforeFirstSample,
-    /// When they are established, after that sample: the RTO sinks to the new minimum by a quarter
-    /// of the excess each round trip.
+    /// When they are established, after that sample: the RTO falls to the new minimum by a quarter
+    /// of the excess per round trip.
     AfterFirstSample {
-        /// Why not before.
+        /// Why it cannot be set earlier.
         reason: String,
     },
 }
@@ -58,7 +59,10 @@ impl Hook {
         let paths = [pins::CLONE_LINK, pins::CLONE_PROGRAM].map(|name| dir.join(name));
         for path in paths.iter().filter(|path| path.exists()) {
             let path_shown = path.display();
-            tracing::warn!("the pin {path_shown} is not a link to its program: re-creating it");
+            tracing::warn!(
+                "the pin {path_shown} is not a link to the agent's program: re-creating \
+                            it"
+            );
             let _then_it_cannot_be_pinned = std::fs::remove_file(path);
         }
         if let Some(reason) = &options.without_clone {
@@ -115,12 +119,12 @@ pub(super) fn active() -> Result<(), String> {
     match privileges::lsms(&privileges::securityfs()) {
         Some(lsms) if lsms.iter().any(|lsm| lsm == "bpf") => Ok(()),
         Some(lsms) => Err(format!(
-            "\"bpf\" is not among the active LSMs ({}); boot with lsm=...,bpf",
+            "\"bpf\" is not among the active LSMs ({}); boot with lsm=...,bpf to enable it",
             lsms.join(",")
         )),
         None => Err(
-            "the kernel does not say which LSMs are active (before 6.8: mount securityfs; in a container \
-             the host's /sys/kernel/security, anywhere)"
+            "the active LSMs are unknown (before Linux 6.8: mount securityfs; in a container: \
+             mount the host's /sys/kernel/security at any path)"
                 .to_owned(),
         ),
     }
@@ -150,7 +154,7 @@ fn attach(options: &Options, dir: &Path) -> Result<Hook, DatapathError> {
     program.pin(&path).map_err(|e| pin_error(&path, e))?;
     let path = dir.join(pins::CLONE_LINK);
     link.pin(&path).map_err(|e| pin_error(&path, e))?;
-    let gone = || pin_error(&path, std::io::Error::other("the link is not there"));
+    let gone = || pin_error(&path, std::io::Error::other("the link is missing"));
     adopt(dir).ok_or_else(gone)
 }
 

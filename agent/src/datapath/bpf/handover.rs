@@ -63,10 +63,17 @@ pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
         return Ok(false);
     }
     let parsed: Option<Vec<_>> = handed.iter().map(|one| parse(&one.name)).collect();
-    let parsed = parsed.ok_or_else(|| io::Error::other("a name is not one of the agent's"))?;
+    let parsed = parsed.ok_or_else(|| {
+        io::Error::other(
+            "a descriptor has a name that is not the \
+                                                        agent's",
+        )
+    })?;
     let set = parsed[0].0;
     if parsed.iter().any(|(other, ..)| *other != set) {
-        return Err(io::Error::other("they are of several sets of pins"));
+        return Err(io::Error::other(
+            "the descriptors belong to several sets of pins",
+        ));
     }
     let staging = new_staging(pin_dir).map_err(io::Error::other)?;
     let pinned = handed

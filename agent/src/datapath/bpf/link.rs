@@ -55,7 +55,7 @@ impl Link {
         if !link.is_agents(dir) {
             let path = dir.join(pins::LINK);
             warn!(
-                "the pin {} is another program's link; it is not used",
+                "the pin {} is the link of another program; it is not used",
                 path.display()
             );
             return None;
@@ -152,7 +152,7 @@ pub(super) fn remove(dir: &Path) -> io::Result<()> {
 /// detach, the attachment ends some time after the last handle and pin.
 pub(super) fn detach(link: &link::Link) {
     if let Err(e) = link.detach() {
-        warn!("a link is removed without being detached first: {e}");
+        warn!("a link cannot be detached before its pin is removed: {e}");
     }
 }
 
@@ -198,9 +198,8 @@ fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), Da
         warn!("{limited}");
         return Ok((ebpf, Some(limited)));
     }
-    let limited = format!(
-        "the program cannot read listeners, nor what uses MPTCP or TCP Fast Open: {refusal}"
-    );
+    let limited =
+        format!("the program cannot read listeners, nor detect MPTCP or TCP Fast Open: {refusal}");
     let ebpf = verified(&values)?;
     warn!("{limited}");
     Ok((ebpf, Some(limited)))
@@ -223,7 +222,7 @@ fn attach(options: &Options, program: &mut SockOps, path: &Path) -> Result<(), D
         .take_link(id)
         .map_err(|e| attach_error(cgroup, e))?
         .try_into()
-        .map_err(|_| attach_error(cgroup, "the kernel is too old for BPF links (5.7)"))?;
+        .map_err(|_| attach_error(cgroup, "the kernel has no BPF links (Linux 5.7 and later)"))?;
     link.pin(path).map_err(|e| pin_error(path, e))?;
     Ok(())
 }

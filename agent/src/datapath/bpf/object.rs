@@ -111,5 +111,5 @@ pub(super) fn load_error(error: impl std::error::Error + Send + Sync + 'static) 
 }
 
 pub(super) fn missing_program(name: &str) -> DatapathError {
-    DatapathError::Load(Cause::new(format!("it has no program {name}")))
+    DatapathError::Load(Cause::new(format!("the object has no program {name}")))
 }

@@ -42,7 +42,8 @@ impl BpfKernel {
             if let Some(name) = foreign {
                 let path = dir.join(name);
                 tracing::warn!(
-                    "the pin {} is not the map that the program in force uses: re-creating the pins",
+                    "the pin {} is not the map that the attached program uses: re-creating the \
+                     pins",
                     path.display()
                 );
                 return None;
@@ -124,7 +125,7 @@ impl BpfKernel {
             if let Some(tries) = former_tries {
                 match tries.hits() {
                     Ok(hits) => former_hits = hits.into_iter().collect(),
-                    Err(e) => tracing::warn!("what entries have counted is lost: {e}"),
+                    Err(e) => tracing::warn!("the hits of entries are lost: {e}"),
                 }
             }
             if kept != Kept::Nothing {
@@ -281,7 +282,7 @@ fn keep_maps(
     let unusable = |name: &str, why: &str| {
         let path = from.join(name);
         tracing::warn!(
-            "the pin {} is {why}: no map of {} is used",
+            "the pin {} is {why}: none of the maps in {} is used",
             path.display(),
             from.display()
         );
@@ -303,7 +304,10 @@ fn keep_maps(
         }
         let Some(map) = pin.or_else(|| own.open(name)) else {
             unpin(&pinned)?;
-            return unusable(name, "not the program's map, which cannot be opened");
+            return unusable(
+                name,
+                "not the program's map, and the program's map cannot be opened",
+            );
         };
         let path = to.join(name);
         if let Some(wanted) = wanted.max_entries(name)
@@ -350,8 +354,11 @@ fn remove_stale_staging(pin_sets: &mut Vec<pins::PinSet>) {
     for set in pin_sets.extract_if(.., is_unfinished) {
         let path = set.path.display();
         match pins::remove_pin_set(&set.path) {
-            Ok(()) => tracing::info!(%path, "removed what a killed daemon left unfinished"),
-            Err(e) => tracing::warn!("{path}: {e}; left by a killed daemon, and not removed"),
+            Ok(()) => tracing::info!(%path, "removed unfinished pins of a killed daemon"),
+            Err(e) => tracing::warn!(
+                "{path}: {e}; an unfinished pin of a killed daemon cannot be \
+                                      removed"
+            ),
         }
     }
 }

@@ -33,11 +33,11 @@ impl Pins {
             match Pinned::open(&path) {
                 Ok(found) if found.id() == *wanted => None,
                 Ok(found) => Some(format!(
-                    "the pin {} is of another object ({}, not {wanted})",
+                    "the pin {} refers to another object ({}, not {wanted})",
                     path.display(),
                     found.id()
                 )),
-                Err(e) => Some(format!("the pin {} is gone: {e}", path.display())),
+                Err(e) => Some(format!("the pin {} is missing: {e}", path.display())),
             }
         })
     }

@@ -184,7 +184,10 @@ pub(super) fn set_made(pin: &Path, made: SystemTime) {
     let time = TimeSpec::from(since);
     let set = utimensat(AT_FDCWD, pin, &time, &time, UtimensatFlags::NoFollowSymlink);
     if let Err(e) = set {
-        tracing::debug!("{}: its time cannot be set: {e}", pin.display());
+        tracing::debug!(
+            "{}: its modification time cannot be set: {e}",
+            pin.display()
+        );
     }
 }
 

@@ -159,7 +159,7 @@ impl Asking {
         if answers.ran == 0 {
             let outcome = connected.err().map_or("it succeeded", Errno::desc);
             return Err(ProbeError::not_asked(&format!(
-                "the probe's connect() to {}:{PORT} was not seen by the program ({outcome})",
+                "the program did not see the probe's connect() to {}:{PORT} ({outcome})",
                 Ipv4Addr::LOCALHOST
             )));
         }

@@ -62,7 +62,7 @@ impl Placement {
             None => Some("the program is not attached".to_owned()),
             Some(id) => match attached(&self.cgroup, id) {
                 Ok(true) if self.dir.exists() => self.pins.problem(&self.dir),
-                Ok(true) => Some(format!("the pins in {} are gone", self.dir.display())),
+                Ok(true) => Some(format!("the pins in {} are missing", self.dir.display())),
                 Ok(false) => {
                     Some("the kernel no longer lists the program at the cgroup".to_owned())
                 }

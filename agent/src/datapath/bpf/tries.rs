@@ -86,7 +86,8 @@ impl Tries {
         self.batch.store(false, Ordering::Relaxed);
         SAID.call_once(|| {
             tracing::info!(
-                "this kernel has no batches for LPM tries (Linux 5.13): entries one by one"
+                "this kernel has no batch operations for LPM tries (Linux 5.13 and later): entries \
+                 are written one by one"
             );
         });
     }
@@ -416,7 +417,8 @@ where
             map_error(
                 map,
                 format!(
-                    "holds {address}/{length}, which is not a CIDR of the agent; remove it with bpftool"
+                    "contains {address}/{length}, which is not a CIDR of the agent; remove it with \
+                     bpftool"
                 ),
             )
         })

@@ -80,7 +80,7 @@ fn missing_program_is_named_and_is_no_warning() {
     assert!(
         finding
             .found
-            .contains("not everything was read: rto-no-such-program")
+            .contains("some rules could not be read: rto-no-such-program")
     );
 }
 

@@ -259,7 +259,7 @@ fn answer_lists_the_changes() {
         let answer = bed.call(|reply| Message::Remove(remove, BY, reply));
         answer.map(|answer| answer.notes).map_err(|e| e.to_string())
     };
-    assert!(remove("10.1.0.0/16").unwrap()[0].contains("is in force again"));
+    assert!(remove("10.1.0.0/16").unwrap()[0].contains("is active again"));
     assert!(remove("10.1.0.0/16").unwrap()[0].contains("is switched off"));
     assert_eq!(
         remove("10.1.0.0/16").unwrap_err(),
@@ -285,7 +285,7 @@ fn nothing_is_saved_while_the_files_are_refused() {
     };
     let error = bed.add(save()).unwrap_err().to_string();
     assert!(
-        error.starts_with("nothing was saved: the files are refused as they are\n"),
+        error.starts_with("nothing was saved, because the files already have errors:\n"),
         "{error}"
     );
     fs::write(&path, good).unwrap();
@@ -517,7 +517,7 @@ fn detached_until_attach_over_reloads_and_restarts() {
     };
     let answer = reload(&bed, ReloadRequest::default());
     assert!(
-        answer.notes[0].contains("nothing is in force: detached by"),
+        answer.notes[0].contains("no policy is active: detached by"),
         "{answer:?}"
     );
     is_detached(&bed);
@@ -581,7 +581,7 @@ fn detachment_that_cannot_be_kept_is_made_and_reported() {
     let bed = Bed::ready();
     let lasting = bed.dir.path().join("lasting");
     fs::remove_dir_all(&lasting).unwrap();
-    fs::write(&lasting, "no directory").unwrap();
+    fs::write(&lasting, "not a directory").unwrap();
     let request = DetachRequest::default();
     let answer = bed
         .call(|reply| Message::Detach(request, BY, reply))
@@ -661,7 +661,7 @@ fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
     let error = reload().unwrap_err();
     assert!(error.is_refusal(), "{error:?}");
     let text = error.to_string();
-    assert!(text.contains("has not answered within 0.2 s"), "{text}");
+    assert!(text.contains("did not answer within 0.2 s"), "{text}");
     assert!(text.contains("last good configuration"), "{text}");
     let save = AddRequest {
         save: true,

@@ -40,22 +40,23 @@ pub(super) fn design(
     let unit = request.unit.unwrap_or(implied);
     if outlives && unit == Unit::Connection {
         return refused(&format!(
-            "policy {policy} sets what a connection leaves to later ones with the same peer (rto_min, rto_restart, \
-             delack_max, thin_linear, linear_retries, rto_max or user_timeout): connections of both arms would not be \
-             independent; draw peers (--unit peer)"
+            "policy {policy} sets options that also affect later connections to the same peer \
+             (rto_min, rto_restart, delack_max, thin_linear, linear_retries, rto_max or \
+             user_timeout), so connections of the two arms would not be independent; randomise \
+             peers (--unit peer)"
         ));
     }
     if unit == Unit::Peer && (request.ramp.len() > 1 || request.promote) {
         return refused(
-            "where peers are drawn nothing is proven, as connections are counted: a share neither rises nor is \
-             promoted; give one share (--ramp 50%), without --promote",
+            "with --unit peer nothing can be proven, because connections are counted: the share \
+             neither rises nor is promoted; give one share (--ramp 50%), without --promote",
         );
     }
     let duration = parse_ttl(request.duration.as_deref().unwrap_or(DURATION))
         .map_err(|e| EngineError::Refused(format!("--for {e}")))?;
     let name = request.name.as_deref().unwrap_or(policy.as_str());
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(printable::acts) {
-        return refused("--name: 1 to 64 bytes that can be printed");
+        return refused("--name: it must have 1 to 64 printable bytes");
     }
     Ok(Design {
         policy: policy.to_string(),
@@ -77,11 +78,11 @@ fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
     let given: Vec<f64> = shares.iter().copied().map(as_written).collect();
     let shares = if given.is_empty() { implied } else { &given };
     if shares.len() > MAX_SHARES {
-        return refused(&format!("--ramp: {MAX_SHARES} shares at most"));
+        return refused(&format!("--ramp: at most {MAX_SHARES} shares are possible"));
     }
     if let Some(share) = shares.iter().find(|share| !SHARES.contains(share)) {
         return refused(&format!(
-            "--ramp: a share is 1% to 99%, not {}",
+            "--ramp: a share must be 1% to 99%, not {}",
             Share::of_ratio(*share)
         ));
     }

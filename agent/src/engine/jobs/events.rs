@@ -94,7 +94,10 @@ impl Events {
                 let mut reader = reader;
                 // On this thread, as it takes too long for the engine's.
                 if let Err(e) = reader.tell_syn_acks(&syn_acks) {
-                    info!("SYN-ACKs are reported when their connection is established: {e}");
+                    info!(
+                        "SYN-ACK retransmissions are reported only when their connection is \
+                           established: {e}"
+                    );
                 }
                 read(reader, &lines, &owners, &host, &told);
             })
@@ -129,7 +132,7 @@ impl Events {
         if let Some(Running { stop, thread }) = self.reader.take() {
             stop.store(true, Ordering::Relaxed);
             if thread.join().is_err() {
-                warn!("the thread that reads retransmissions had died");
+                warn!("the thread that reads retransmissions panicked");
             }
         }
     }

@@ -119,7 +119,7 @@ impl Walks {
         if let Some(running) = self.running.take_if(|job| job.wait(deadline)) {
             drop(running);
         } else if self.is_running() {
-            warn!("a walk over open sockets is held up by a socket that is in use");
+            warn!("the walk over open sockets is blocked by a socket that is in use");
         }
     }
 
@@ -153,7 +153,7 @@ impl Walks {
             Ok(job) => self.running = Some(job),
             Err(e) => {
                 self.number += 1;
-                self.refused(cause, format!("no thread for the walk: {e}"));
+                self.refused(cause, format!("cannot start a thread for the walk: {e}"));
             }
         }
         view
@@ -168,7 +168,7 @@ impl Walks {
         self.running = None;
         self.progress.set(view.unwrap_or_else(|| WalkView {
             running: false,
-            problems: vec!["the walk died".to_owned()],
+            problems: vec!["the walk's thread panicked".to_owned()],
             ..(*self.progress.get()).clone()
         }));
     }
@@ -214,7 +214,8 @@ pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
     };
     if let Some(problem) = problem {
         warn!(
-            "some connecting sockets keep a TCP_RTO_MAX_MS of seconds when they are established: {problem}"
+            "some connecting sockets will keep a TCP_RTO_MAX_MS of a few seconds once they are \
+             established: {problem}"
         );
     }
 }
@@ -246,13 +247,13 @@ fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::R
         match result.recv_timeout(STEP) {
             Ok(view) => return Ok(view),
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(std::io::Error::other("the walk died"));
+                return Err(std::io::Error::other("the walk's thread panicked"));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             stop.store(true, Ordering::Relaxed);
-            let reason = "a socket that is in use holds the walk up";
+            let reason = "the walk is blocked by a socket that is in use";
             return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, reason));
         }
     }
@@ -290,7 +291,8 @@ fn walk_all(
             for namespace in &found.namespaces {
                 publish(&view);
                 if stop.load(Ordering::Relaxed) {
-                    view.problems.push("stopped before it was done".to_owned());
+                    view.problems
+                        .push("stopped before it was finished".to_owned());
                     break;
                 }
                 let is_own = namespace.inode == found.own;
@@ -340,8 +342,8 @@ fn tell_hidden(hidden: usize, view: &mut WalkView) {
         return;
     }
     let text = format!(
-        "{hidden} process(es) could not be asked for their network namespace: sockets of \
-         namespaces that only they are in were left alone"
+        "the network namespaces of {hidden} process(es) are unknown: sockets in namespaces that \
+         only these processes use were skipped"
     );
     // Only a process that is better protected than root's own withstands CAP_SYS_PTRACE.
     if privileges::has(privileges::cap::SYS_PTRACE) {
@@ -378,15 +380,16 @@ pub(in crate::engine) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String
     let mut notes = Vec::new();
     if sets_rto_min {
         notes.push(
-            "rto_min: the RTO of an open socket sinks to a lower minimum over about 20 round \
-             trips; a higher one does not raise it"
+            "rto_min: the RTO of an open socket takes about 20 round trips to fall to a lower \
+             minimum; a higher minimum does not raise it"
                 .to_owned(),
         );
     }
     if !has_hook {
         notes.push(
-            "this kernel has no way to the RTO hook of open sockets (Linux 6.12): linear_retries, \
-             rto_restart and the counts of RTOs and tail loss probes begin with new connections"
+            "this kernel cannot enable the RTO hook of open sockets (Linux 6.12 and later): \
+             linear_retries, rto_restart and the counts of RTOs and tail loss probes apply to new \
+             connections only"
                 .to_owned(),
         );
     }

@@ -266,7 +266,7 @@ fn all_policies_are_replaced_by_as_many_others_again_and_again() {
         .reconcile(next, &Persist::Runtime)
         .unwrap_err();
     assert!(error.is_refusal());
-    assert_eq!(error.to_string(), "there is room for 1024 policies");
+    assert_eq!(error.to_string(), "the limit is 1024 policies");
     assert_eq!(bed.maps(), before);
 }
 
@@ -397,7 +397,7 @@ fn failed_rollback_is_reported_with_counts() {
     };
     assert_eq!(
         held(&differs),
-        "in force is what was before, but for entries added: 1, changed: 2, removed: 3"
+        "the previous policies are active, except for entries added: 1, changed: 2, removed: 3"
     );
 }
 

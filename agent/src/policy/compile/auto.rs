@@ -56,7 +56,7 @@ impl Compiler<'_> {
         (self.active, self.passive) = (learnt(active.timer), learnt(passive.timer));
         let text = |duration| format_duration(quantise(duration, self.host.hz).effective);
         let range = format!(
-            "until {LEAST_SAMPLES} connections are known, then {} to {}",
+            "until {LEAST_SAMPLES} connections are counted, then {} to {}",
             text(auto.least()),
             text(auto.largest())
         );
@@ -64,7 +64,7 @@ impl Compiler<'_> {
             .active
             .map(|jiffies| format_duration(jiffies_duration(jiffies, self.host.hz)));
         let note = match (settings.mode(), active.timer) {
-            (Mode::Advise, _) => Some("mode = advise: computed and shown, not set".to_owned()),
+            (Mode::Advise, _) => Some("mode = advise: computed and shown, not applied".to_owned()),
             (Mode::Apply, Timer::Configured) => Some(range),
             (Mode::Apply, Timer::Kernel | Timer::Value(_)) => None,
         };
@@ -89,14 +89,14 @@ impl Compiler<'_> {
         if largest > KERNEL_INITIAL_RTO {
             refuse(
                 format!("auto,max={}", format_duration(largest)),
-                "a value that is learnt is at most the kernel's own 1s; lower max".to_owned(),
+                "a learnt value must be at most the kernel's own 1s; lower max".to_owned(),
             );
         }
         if least.is_zero() || least > largest {
             refuse(
                 format!("auto,min={}", format_duration(least)),
                 format!(
-                    "min is above 0 and at most max, here {}",
+                    "min must be above 0 and at most max, here {}",
                     format_duration(largest)
                 ),
             );
@@ -107,7 +107,7 @@ impl Compiler<'_> {
         if let Some(memory) = auto.memory.filter(|memory| !MEMORY.contains(memory)) {
             refuse(
                 format!("auto,memory={}", format_duration(memory)),
-                "what is learnt is kept for 1h to 30 days".to_owned(),
+                "memory must be 1h to 30 days".to_owned(),
             );
         }
     }
@@ -122,17 +122,19 @@ impl Compiler<'_> {
                 setting: "rto_min",
                 value: asked,
                 reason: format!(
-                    "rto_min is at least peer_delack and two jiffies, and at most 200ms; peer_delack is above 0 and \
-                     at most {}",
-                    format_duration(BPF_TIMER_MAX.saturating_sub(jiffies_duration(TIMEOUT_MIN, hz)))
+                    "peer_delack must be above 0 and at most {}, because rto_min is at least \
+                     peer_delack plus two jiffies, and at most 200ms",
+                    format_duration(
+                        BPF_TIMER_MAX.saturating_sub(jiffies_duration(TIMEOUT_MIN, hz))
+                    )
                 ),
             });
             return;
         }
         if self.host.lacks_rtt_samples {
             self.warnings.push(format!(
-                "rto_min = {asked} learns nothing on this kernel, and the kernel's own stays: it needs RTT samples, which \
-                 Linux tells eBPF programs since 6.10"
+                "rto_min = {asked} learns nothing on this kernel, which keeps its own value: it \
+                 needs RTT samples in eBPF programs (Linux 6.10 and later)"
             ));
         }
         let learnt = self
@@ -141,12 +143,12 @@ impl Compiler<'_> {
             .filter(|_| settings.mode() == Mode::Apply);
         let Some(value) = learnt else {
             let range = format!(
-                "until enough delays of ACKs are known, then {} to {}",
+                "until enough ACK delays are sampled, then {} to {}",
                 format_duration(floor.effective),
                 format_duration(BPF_TIMER_MAX)
             );
             let note = match settings.mode() {
-                Mode::Advise => "mode = advise: computed and shown, not set",
+                Mode::Advise => "mode = advise: computed and shown, not applied",
                 Mode::Apply => &range,
             };
             self.effect("rto_min", &asked, KERNELS_OWN.to_owned(), None, Some(note));
@@ -184,12 +186,13 @@ impl Compiler<'_> {
             Some(Guard::Warn | Guard::Off) if settings.is_automatic() => refuse(
                 "guard",
                 guard.to_string(),
-                "values that are learnt have brakes; leave guard out, or set guard = \"on\"",
+                "learnt values always have brakes; remove guard, or set guard = \"on\"",
             ),
             Some(Guard::On) if !has_timer && !settings.is_automatic() => refuse(
                 "guard",
                 guard.to_string(),
-                "it is for timers of SYNs and SYN-ACKs, and the policy sets none; add initial_rto or syn_ack_rto",
+                "it guards timers of SYNs and SYN-ACKs, but the policy sets none; add initial_rto \
+                 or syn_ack_rto",
             ),
             _ => {}
         }
@@ -197,8 +200,8 @@ impl Compiler<'_> {
             refuse(
                 "mode",
                 settings.mode().to_string(),
-                "it is for values that are learnt, and the policy has none; give initial_rto or rto_min as \"auto\", \
-                 or ask rto-agent advise",
+                "it applies to learnt values, but the policy has none; set initial_rto or rto_min \
+                 to \"auto\", or use rto-agent advise",
             );
         }
         let is_on = guard == Guard::On;
@@ -257,7 +260,7 @@ pub(super) const KERNELS_OWN: &str = "the kernel's own";
 
 fn spurious_bounds() -> String {
     let (least, most) = (SPURIOUS.start(), SPURIOUS.end());
-    format!("the share is {least} to {most}")
+    format!("the share must be {least} to {most}")
 }
 
 #[cfg(test)]
@@ -423,7 +426,7 @@ mod tests {
             assert!(kernel.flags & LEASED == 0);
             assert_eq!(
                 described(&compiled, "initial_rto"),
-                "auto -> the kernel's own (mode = advise: computed and shown, not set)"
+                "auto -> the kernel's own (mode = advise: computed and shown, not applied)"
             );
         }
     }

@@ -63,15 +63,15 @@ impl Compiler<'_> {
             let text = format_duration(rto_min);
             if delack_q.jiffies == TIMEOUT_MIN && rto_min_q.jiffies == TIMEOUT_MIN {
                 self.warnings.push(format!(
-                    "rto_min = {text} and delack_max = {} are both the least the kernel takes: \
-                     an ACK may come as late as the timeout, and the segment be sent twice; a \
-                     larger rto_min avoids it",
+                    "rto_min = {text} and delack_max = {} are both the smallest possible value: an \
+                     ACK may arrive as late as the timeout, so that a segment is sent twice; a \
+                     larger rto_min avoids this",
                     format_duration(delack)
                 ));
             } else if delack_q.jiffies >= rto_min_q.jiffies {
                 let reason = format!(
-                    "an ACK delayed as long as rto_min = {text} makes a peer with the same policy \
-                     retransmit for nothing; make it shorter"
+                    "an ACK that is delayed as long as rto_min = {text} causes spurious \
+                     retransmissions of a peer with the same policy; set a shorter delack_max"
                 );
                 self.in_range("delack_max", delack, false, &reason);
             }
@@ -81,18 +81,18 @@ impl Compiler<'_> {
             .filter(|_| settings.delack_max.is_none());
         if let Some(rto_min) = bare.filter(|rto_min| *rto_min <= PEER_DELACK) {
             self.warnings.push(format!(
-                "rto_min = {} without delack_max: peers that delay ACKs by up to {} (the default; \
-                 a host without this policy) will be sent segments twice; give both ends a \
-                 delack_max below it, or choose more than {}",
+                "rto_min = {} without delack_max: segments to peers that delay ACKs by up to {} \
+                 (the default, for example hosts without this policy) will be sent twice; set a \
+                 delack_max below it on both ends, or an rto_min above {}",
                 format_duration(rto_min),
                 format_duration(PEER_DELACK),
                 format_duration(PEER_DELACK),
             ));
         } else if let Some(rto_min) = bare.filter(|_| settings.rto_restart == Some(true)) {
             self.warnings.push(format!(
-                "rto_restart = true without delack_max: peers that are more than {} away and delay \
-                 ACKs by up to {} (the default; a host without this policy) will be sent segments \
-                 twice; give both ends a delack_max",
+                "rto_restart = true without delack_max: segments to peers that are more than {} \
+                 away and delay ACKs by up to {} (the default, for example hosts without this \
+                 policy) will be sent twice; set a delack_max on both ends",
                 format_duration(rto_min.saturating_sub(PEER_DELACK)),
                 format_duration(PEER_DELACK),
             ));
@@ -101,9 +101,9 @@ impl Compiler<'_> {
         if let Some(rto_max) = capped.filter(|_| settings.user_timeout.is_none()) {
             let kernel = format_duration(lifetime(RTO_MAX));
             self.warnings.push(format!(
-                "rto_max = {}: an established connection without an answer ends after about {} by \
-                 net.ipv4.tcp_retries2 = {TCP_RETRIES2}, with the kernel's own rto_max after {kernel}; \
-                 user_timeout = \"{kernel}\" keeps that",
+                "rto_max = {}: an established connection without an answer ends after about {} \
+                 (net.ipv4.tcp_retries2 = {TCP_RETRIES2}) instead of {kernel} with the kernel's \
+                 own rto_max; user_timeout = \"{kernel}\" keeps that time",
                 format_duration(rto_max),
                 format_duration(lifetime(rto_max)),
             ));

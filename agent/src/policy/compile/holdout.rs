@@ -28,8 +28,8 @@ impl Compiler<'_> {
             self.errors.push(SettingError {
                 setting: "holdout",
                 value: share.to_string(),
-                reason: "a control arm has more than 0% and at most 50%; give less, like \"5%\", or leave it out for a \
-                         policy without one"
+                reason: "a control arm must be more than 0% and at most 50%; set, for example, \
+                         \"5%\", or remove holdout for a policy without a control arm"
                     .to_owned(),
             });
             return;
@@ -39,7 +39,8 @@ impl Compiler<'_> {
                 setting: "holdout",
                 value: share.to_string(),
                 reason: format!(
-                    "rto_min = \"auto\" learns from the control arm; give it {} at least, or leave holdout out for {}",
+                    "rto_min = \"auto\" learns from the control arm, which must be at least {}; \
+                     remove holdout to use {}",
                     AutoRtoMin::LEAST_CONTROL,
                     AutoRtoMin::CONTROL
                 ),
@@ -253,7 +254,7 @@ mod tests {
             for error in errors {
                 let text = error.to_string();
                 assert!(
-                    text.starts_with(&format!("holdout = {share}: a control arm has")),
+                    text.starts_with(&format!("holdout = {share}: a control arm must be")),
                     "{text}"
                 );
             }

@@ -42,7 +42,7 @@ impl Compiler<'_> {
                 let late = Self::late(&compared, DATA_OUTAGES_MS.end);
                 self.add_note(
                     "rto_min",
-                    &format!("not in step: data is late {late}{near}"),
+                    &format!("not in step with the kernel's own timer: data is late {late}{near}"),
                 );
             }
         }
@@ -61,8 +61,8 @@ impl Compiler<'_> {
             });
             let ranges: Vec<_> = ranges.collect();
             let note = format!(
-                "this kernel cannot cap the interval (Linux 6.15): connect() against the kernel's own timers, \
-                 mean/worst by outage: {}",
+                "this kernel cannot cap the interval (Linux 6.15 and later): delay of connect() \
+                 compared with the kernel's own timers, mean/worst by length of the outage: {}",
                 ranges.join(", ")
             );
             self.add_note("initial_rto", &note);
@@ -75,11 +75,15 @@ impl Compiler<'_> {
                 0 => String::new(),
                 _ => format!("; connect() is late {late}"),
             };
-            self.add_note("initial_rto", &format!("in step{worst}"));
+            self.add_note(
+                "initial_rto",
+                &format!("in step with the kernel's own SYNs{worst}"),
+            );
             return;
         }
         let near = self.near(&host.in_step(), rto);
-        let note = format!("not in step: connect() is late {late}{near}");
+        let note =
+            format!("not in step with the kernel's own SYNs: connect() is late {late}{near}");
         self.add_note("initial_rto", &note);
         self.warnings.push(format!(
             "initial_rto = {} is not in step with the kernel's own SYNs: connect() is late {late}{near}",
@@ -139,8 +143,8 @@ impl Compiler<'_> {
         {
             let near = self.near(&in_step, least);
             self.warnings.push(format!(
-                "initial_rto: no value from {} to {} is in step with the kernel's own SYNs, so that connect() may be \
-                 late in an outage{near}",
+                "initial_rto: no value from {} to {} is in step with the kernel's own SYNs, so \
+                 connect() may be late after an outage{near}",
                 format_duration(auto.least()),
                 format_duration(auto.largest()),
             ));

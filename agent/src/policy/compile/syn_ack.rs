@@ -78,14 +78,15 @@ impl Compiler<'_> {
         let retries = self.host.syn_ack_retries();
         let lifetime = self.request_lifetime(jiffies, retries);
         let mut note = format!(
-            "a request lives {} by {}; the kernel's own {}",
+            "half-open connections are kept for {} with {}; kernel default: {}",
             seconds(lifetime, hz),
             retransmissions(retries),
             seconds(self.request_lifetime(hz.into(), retries), hz),
         );
         if retries < self.host.tcp_synack_retries {
             note.push_str(&format!(
-                "; {} are in force here, but this kernel does not tell a program of a request's",
+                "; {} are configured here, but on this kernel the program cannot read the number \
+                 of a request",
                 self.host.tcp_synack_retries
             ));
         }
@@ -108,8 +109,9 @@ impl Compiler<'_> {
         let wanted = kernel.min(syn::SYN_ACK_LIFETIME_S * u64::from(hz));
         if lifetime < wanted {
             self.warnings.push(format!(
-                "syn_ack_rto = {}: a half-open request lives {} by {}, by the kernel's own timer {}; a client whose \
-                 ACK and data are lost for longer is reset; syn_ack_rto = \"auto\" keeps it for {}",
+                "syn_ack_rto = {}: a half-open connection is kept for {} with {} (kernel default: {}); \
+                 a client whose ACK and data are lost for longer is reset; syn_ack_rto = \"auto\" \
+                 keeps it for {}",
                 format_duration(asked),
                 seconds(lifetime, hz),
                 retransmissions(retries),
@@ -132,15 +134,15 @@ impl Compiler<'_> {
             Mptcp::Keep => {}
             Mptcp::Apply if settings.initial_rto.is_some() || settings.rto_max.is_some() => {
                 self.kernel.flags |= policy_flags::MPTCP;
-                let note = "MPTCP sockets get initial_rto and rto_max, too";
+                let note = "MPTCP sockets also get initial_rto and rto_max";
                 self.effect("mptcp", "apply", "apply".to_owned(), None, Some(note));
             }
             Mptcp::Apply => self.errors.push(SettingError {
                 setting: "mptcp",
                 value: settings.mptcp.to_string(),
                 reason:
-                    "it gives MPTCP sockets initial_rto and rto_max, and the policy has neither; \
-                         add one, like initial_rto = \"100ms\""
+                    "it sets initial_rto and rto_max on MPTCP sockets, but the policy has neither; \
+                     add one, for example initial_rto = \"100ms\""
                         .to_owned(),
             }),
         }
@@ -193,8 +195,8 @@ mod tests {
         assert!(!compiled.warnings.iter().any(|w| w.contains("syn_ack_rto")));
         assert_eq!(
             described(&compiled).unwrap(),
-            "auto -> 496ms, 124 jiffies at HZ=250 (a request lives 31.2s by 5 retransmissions; the \
-             kernel's own 63s)"
+            "auto -> 496ms, 124 jiffies at HZ=250 (half-open connections are kept for 31.2s with 5 \
+             retransmissions; kernel default: 63s)"
         );
         let mut effects = compiled.effects.iter();
         let effect = effects.find(|effect| effect.setting == "syn_ack_rto");
@@ -213,11 +215,11 @@ mod tests {
         };
         assert!(with(8, true).starts_with("auto -> 100ms, 25 jiffies"));
         assert!(
-            with(8, true).ends_with("lives 51.1s by 8 retransmissions; the kernel's own 367s)")
+            with(8, true).ends_with("kept for 51.1s with 8 retransmissions; kernel default: 367s)")
         );
         assert!(with(1, true).starts_with("auto -> 1s, 250 jiffies"));
-        assert!(with(1, true).contains("lives 3s by 1 retransmission;"));
-        assert!(with(2, false).contains("lives 7s by 2 retransmissions; the kernel's own 7s)"));
+        assert!(with(1, true).contains("kept for 3s with 1 retransmission;"));
+        assert!(with(2, false).contains("kept for 7s with 2 retransmissions; kernel default: 7s)"));
         assert!(with(255, true).starts_with("auto -> 100ms, 25 jiffies"));
         // If the program cannot read the listener's setting, its namespace may have the kernel's 5.
         assert!(
@@ -226,8 +228,8 @@ mod tests {
             with(8, false)
         );
         assert!(with(8, false).ends_with(
-            "lives 31.2s by 5 retransmissions; the kernel's own 63s; 8 are in force here, but this kernel \
-             does not tell a program of a request's)"
+            "kept for 31.2s with 5 retransmissions; the kernel's own 63s; 8 are configured here, but on \
+             this kernel the program cannot read the number of a request)"
         ));
     }
 
@@ -269,8 +271,8 @@ mod tests {
         );
         assert_eq!(
             described(&compiled).unwrap(),
-            "99ms -> 100ms, 25 jiffies at HZ=250 (a request lives 6.3s by 5 retransmissions; the \
-             kernel's own 63s)"
+            "99ms -> 100ms, 25 jiffies at HZ=250 (half-open connections are kept for 6.3s with 5 \
+             retransmissions; kernel default: 63s)"
         );
     }
 
@@ -287,9 +289,9 @@ mod tests {
         };
         assert_eq!(
             warned(100, 5).unwrap(),
-            "syn_ack_rto = 100ms: a half-open request lives 6.3s by 5 retransmissions, by the kernel's own \
-             timer 63s; a client whose ACK and data are lost for longer is reset; syn_ack_rto = \"auto\" keeps \
-             it for 31s"
+            "syn_ack_rto = 100ms: a half-open connection is kept for 6.3s with 5 retransmissions \
+             (kernel default: 63s); a client whose ACK and data are lost for longer is reset; \
+             syn_ack_rto = \"auto\" keeps it for 31s"
         );
         assert!(warned(400, 2).unwrap().ends_with("keeps it for 7s"));
         // Values as "auto" would choose, and longer ones.

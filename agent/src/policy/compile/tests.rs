@@ -75,7 +75,7 @@ fn rto_restart_is_for_a_policy_with_an_rto_min() {
     let effect = on.effects.iter().find(|e| e.setting == "rto_restart");
     assert_eq!(
         effect.unwrap().describe(250),
-        "on (rto_min less the smoothed RTT while fewer than 4 segments are outstanding \
+        "on (rto_min minus the smoothed RTT while fewer than 4 segments are outstanding \
          (experimental))"
     );
     assert!(on.warnings[0].contains("more than 60ms away"), "{on:?}");
@@ -303,10 +303,13 @@ fn an_ack_is_not_delayed_as_long_as_the_timer() {
     let [both] = &compiled(&with(8, 8)).warnings[..] else {
         panic!("a warning")
     };
-    assert!(both.contains("both the least"), "{both}");
+    assert!(both.contains("both the smallest possible"), "{both}");
     for (rto_min, delack_max) in [(8, 12), (12, 12), (50, 52)] {
         let errors = errors(&with(rto_min, delack_max), &HOST);
-        assert!(errors[0].contains("retransmit for nothing"), "{errors:?}");
+        assert!(
+            errors[0].contains("causes spurious retransmissions"),
+            "{errors:?}"
+        );
     }
 }
 
@@ -379,7 +382,10 @@ fn a_timer_that_is_none_of_the_kernels_is_told() {
     assert_eq!(note(999), None);
     for longer in [1_000, 1_001] {
         let note = note(longer);
-        assert_eq!(note.as_deref(), Some("not below the kernel's own 1s"));
+        assert_eq!(
+            note.as_deref(),
+            Some("not shorter than the kernel's own 1s")
+        );
     }
 }
 
@@ -478,8 +484,9 @@ fn wide_prefixes_need_force() {
     let error = check_prefix_width(&"::/0".parse().unwrap(), &learnt("auto")).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "initial_rto = auto: too short for ::/0: it may become 20ms; below 200ms on a prefix shorter than /16 needs \
-         force = true or min = 200ms, because so wide a prefix reaches hosts farther away than that"
+        "initial_rto = auto: too short for ::/0: it may become 20ms; below 200ms on a prefix \
+         shorter than /16 needs force = true or min = 200ms, because such a wide prefix contains \
+         more distant hosts"
     );
 }
 

@@ -37,7 +37,7 @@ pub enum RtoMinSetting {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AutoInitialRto {
-    /// That the value is learnt.
+    /// Must be true: the value is learnt.
     #[cfg_attr(test, schemars(with = "bool"))]
     pub auto: True,
     /// The least value.
@@ -52,7 +52,7 @@ pub struct AutoInitialRto {
     #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<Share>"))]
     pub spurious: Option<Share>,
-    /// How long an hour is remembered, and a value over a reboot.
+    /// How long samples are remembered, and how long a value survives a reboot.
     #[serde(
         default,
         with = "text::lifetime",
@@ -94,10 +94,10 @@ impl AutoInitialRto {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AutoRtoMin {
-    /// That the value is learnt.
+    /// Must be true: the value is learnt.
     #[cfg_attr(test, schemars(with = "bool"))]
     pub auto: True,
-    /// The longest delay of a peer's ACK, where that is known.
+    /// The longest delay of a peer's ACK, if known.
     #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub peer_delack: Option<Duration>,
@@ -138,7 +138,8 @@ impl<'de> Deserialize<'de> for True {
         match bool::deserialize(deserializer)? {
             true => Ok(Self),
             false => Err(D::Error::custom(
-                "a table is for auto = true; a value of your own is a duration, like \"100ms\"",
+                "a table needs auto = true; write a fixed value as a duration, for example \
+                 \"100ms\"",
             )),
         }
     }
@@ -241,7 +242,7 @@ mod tests {
             ("initial_rto = { min = '50ms' }", "missing field `auto`"),
             (
                 "initial_rto = { auto = false }",
-                "a value of your own is a duration",
+                "write a fixed value as a duration",
             ),
             (
                 "initial_rto = { auto = true, mni = '5ms' }",
@@ -307,8 +308,8 @@ mod tests {
             })
         );
         for (text, why) in [
-            ("auto,", "is no KEY=VALUE"),
-            ("auto,min", "\"min\" is no KEY=VALUE"),
+            ("auto,", "is not KEY=VALUE"),
+            ("auto,min", "\"min\" is not KEY=VALUE"),
             ("auto,min=5", "a unit is missing"),
             ("auto,min=5ms,min=6ms", "min is given twice"),
             ("auto,mni=5ms", "unknown field `mni`"),

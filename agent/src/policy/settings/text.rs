@@ -140,9 +140,9 @@ pub(super) fn read_extended<T: Extended>(text: &str) -> Option<Result<T, String>
         let mut table = toml::Table::new();
         table.insert(AUTO.to_owned(), true.into());
         for part in parts {
-            let (key, value) = part.split_once('=').ok_or_else(|| {
-                format!("{part:?} is no KEY=VALUE; several are separated by commas")
-            })?;
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} is not KEY=VALUE; separate several by commas"))?;
             if table.insert(key.to_owned(), value.into()).is_some() {
                 return Err(format!("{key} is given twice"));
             }

@@ -13,7 +13,7 @@ pub(super) fn about(status: &StatusAnswer) -> Vec<Family> {
     vec![
         Family {
             name: "build",
-            help: "The running version, the commit it was built from and what for",
+            help: "The running version, its commit and build target",
             unit: None,
             samples: Samples::Info(vec![
                 ("version", status.version.clone()),
@@ -23,18 +23,18 @@ pub(super) fn about(status: &StatusAnswer) -> Vec<Family> {
         },
         Family {
             name: "kernel",
-            help: "The kernel it runs on",
+            help: "The kernel release",
             unit: None,
             samples: Samples::Info(vec![("release", status.kernel.clone())]),
         },
         gauge(
             "kernel_hz",
-            "Jiffies a second (CONFIG_HZ), measured",
+            "Jiffies per second (CONFIG_HZ), measured",
             status.host.hz.into(),
         ),
         Family {
             name: "feature_present",
-            help: "Whether the kernel has a feature: 1 present, 0 absent, refused or unknown",
+            help: "Whether the kernel has a feature: 1 present; 0 absent, refused or unknown",
             unit: None,
             samples: Samples::Gauge(
                 status
@@ -61,17 +61,17 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
     let mut all = vec![
         flag(
             "attached",
-            "Whether the program is in force at its cgroup",
+            "Whether the program is attached to its cgroup",
             status.attachment.attached,
         ),
         flag(
             "in_sync",
-            "Whether the kernel's maps hold what files and runtime entries say",
+            "Whether the kernel's maps contain the desired state (files and runtime entries)",
             status.in_sync,
         ),
         Family {
             name: "map_differences",
-            help: "Changes of the kernel's maps by other processes, which were repaired",
+            help: "Changes to the kernel's maps by other processes that were repaired",
             unit: None,
             samples: Samples::Counter(
                 Difference::KINDS
@@ -85,7 +85,8 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
         },
         Family {
             name: "messages_dropped",
-            help: "Lines of the log, and messages to the service manager, that were dropped as they were not read",
+            help: "Log lines and messages to the service manager that were dropped because the \
+                   receiver was too slow",
             unit: None,
             samples: Samples::Counter(vec![
                 (vec![("to", "log".to_owned())], status.dropped.log),
@@ -97,27 +98,29 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
         },
         flag(
             "last_reload_successful",
-            "Whether the files were taken over when they were last read",
+            "Whether the configuration was accepted when the files were last read",
             status.last_reload.ok,
         ),
         flag(
             "last_good_configuration_restored",
-            "Whether the configuration in force was restored from disk, as the files were refused at the start",
+            "Whether the active configuration was restored from disk because the files were \
+             rejected at the start",
             status.last_reload.kept_at_s.is_some(),
         ),
         seconds(
             "last_reload_timestamp",
-            "When the files were last read, Unix time",
+            "Unix time at which the files were last read",
             status.last_reload.at_s,
         ),
         gauge(
             "runtime_entries_left_out",
-            "Runtime entries that are not in force: they fail a check that files pass, or there is no room for them",
+            "Runtime entries that are not active, because they fail a check that the files pass or \
+             exceed a limit",
             number(status.runtime_entries_left_out),
         ),
         Family {
             name: "entries",
-            help: "Entries in force, by where they come from and their address family",
+            help: "Active entries, by source and address family",
             unit: None,
             samples: Samples::Gauge(
                 entries
@@ -132,27 +135,23 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
         },
         gauge(
             "entries_max",
-            "Entries there is room for now; the maps grow",
+            "Current capacity for entries; the maps grow on demand",
             status.max_entries.into(),
         ),
         gauge(
             "entries_limit",
-            "The most entries there can be",
+            "Maximum number of entries",
             MAX_ENTRIES_LIMIT.into(),
         ),
         gauge(
             "policies_limit",
-            "The most policies there can be",
+            "Maximum number of policies",
             MAX_POLICIES.into(),
         ),
-        gauge(
-            "policies",
-            "Policies in force",
-            number(status.policies.len()),
-        ),
+        gauge("policies", "Active policies", number(status.policies.len())),
         gauge(
             "foreign_programs",
-            "sock_ops programs of others between the hierarchy's root and the attached cgroup",
+            "Other sock_ops programs between the root of the hierarchy and the attached cgroup",
             number(status.foreign_programs),
         ),
     ];
@@ -165,7 +164,7 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
         let verdicts = ["good", "interference", "not-probed"];
         all.push(Family {
             name: "probe_verdict",
-            help: "What the last probe of the timers in force found: 1 for its verdict",
+            help: "Result of the last probe of the active timers: 1 for its verdict",
             unit: None,
             samples: Samples::Gauge(
                 verdicts
@@ -179,7 +178,7 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
         });
         all.push(seconds(
             "probe_timestamp",
-            "When it was last probed, Unix time",
+            "Unix time of the last probe",
             probe.at_s,
         ));
     }

@@ -165,6 +165,6 @@ fn series_of_a_policy() {
     let plain = series(2, false) - series(1, false);
     let with_control = series(2, true) - series(1, true);
     assert_eq!(series(10, false), host + 10 * plain);
-    let said = format!("{plain} series a policy, {with_control} with a control arm");
+    let said = format!("{plain} series per policy, {with_control} with a control arm");
     assert!(page.contains(&said), "docs/reference/metrics.md: {said}");
 }

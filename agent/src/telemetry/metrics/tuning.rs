@@ -52,26 +52,27 @@ pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
     let mut all = vec![
         Family {
             name: "tuned",
-            help: "The timer that is learnt (kind auto, or advice: not set) or guarded; absent while it is the kernel's own",
+            help: "A learnt timer (kind auto; kind advice: not applied) or guarded timer; absent \
+                   while it is the kernel's own",
             unit: Some(Unit::Seconds),
             samples: Samples::Gauge(seconds),
         },
         Family {
             name: "guard_state",
-            help: "What is done about a timer that is learnt or guarded: 1 for the present state",
+            help: "State of a learnt or guarded timer: 1 for the current state",
             unit: None,
             samples: Samples::Gauge(states),
         },
         Family {
             name: "guard_transitions",
-            help: "Changes of a state or of a value, by the state that they led to and why",
+            help: "Changes of a timer's state or value, by new state and cause",
             unit: None,
             samples: Samples::Counter(transitions),
         },
         Family {
             name: "budget_ratio",
-            help: "What is left of the budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; from half on new \
-                   connections get the kernel's own timer",
+            help: "Remaining budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; at half or \
+                   less, new connections get the kernel's own timer",
             unit: None,
             samples: Samples::Gauge(budgets),
         },

@@ -315,7 +315,7 @@ fn times_of_milliseconds_make_round_trips_longer() {
     let mut capture = read(&FORM.file(&packets)).unwrap();
     capture.retain_sent_by_host(&[], None);
     let fit = capture.fit(JIFFY_US).unwrap();
-    assert!(fit.remark().unwrap().contains("known to 1000 us"));
+    assert!(fit.remark().unwrap().contains("resolution of only 1000 us"));
     let handshakes = fit.handshakes(capture.flows.iter());
     assert_eq!(handshakes.took.largest_us(), Some(11_000));
     assert!(!fit.round_trips(capture.flows.iter()).is_empty());
@@ -323,7 +323,7 @@ fn times_of_milliseconds_make_round_trips_longer() {
     capture.times.resolution_us = 10_000;
     let fit = capture.fit(JIFFY_US).unwrap();
     assert!(fit.round_trips(capture.flows.iter()).is_empty());
-    assert!(fit.remark().unwrap().contains("rto_min is not judged"));
+    assert!(fit.remark().unwrap().contains("rto_min is not evaluated"));
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn headers_and_tunnels_that_are_not_read_are_counted() {
     let remarks = capture.remarks();
     assert!(remarks[0].contains("the first of 0x88e7"), "{remarks:?}");
     assert!(
-        remarks[1].starts_with("3 packet(s) are within a tunnel"),
+        remarks[1].starts_with("3 packet(s) are inside a tunnel"),
         "{remarks:?}"
     );
 }

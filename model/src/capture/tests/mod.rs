@@ -278,7 +278,7 @@ fn bad_files_say_where_and_what_to_do() {
             &long,
             &["byte 24", "after 0 packet(s)", "4294967295", "editcap"],
         ),
-        (&odd, &["byte 28", "7 bytes long"]),
+        (&odd, &["byte 28", "a length of 7 bytes"]),
         (&wrong, &["byte 48", "interface 9"]),
         (&usb, &["none of the 9 packet(s)", "189", "Ethernet"]),
     ] {

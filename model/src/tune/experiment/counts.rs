@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::tune::evidence::Probability;
 
-/// One thing for each arm.
+/// One value for each arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Arms<T> {
-    /// Of connections with the policy's timers.
+    /// For connections with the policy's timers.
     pub treated: T,
-    /// Of connections with the kernel's own.
+    /// For connections with the kernel's own timers.
     pub control: T,
 }
 
@@ -73,7 +73,7 @@ impl Outcome {
     }
 }
 
-/// What was counted of an arm.
+/// Counts of an arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {

@@ -7,14 +7,15 @@ use crate::tune::evidence::Probability;
 /// The minimum duration of a share, seconds: evidence must hold for [`super::HOLD_MS`].
 const LEAST_STEP_S: u64 = 60;
 
-/// What is drawn into an arm.
+/// What is assigned to an arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
     /// Each connection, by its addresses and ports.
     Connection,
-    /// All connections of a peer, by its address. They fare alike, and connections are counted: nothing is judged.
+    /// All connections of a peer, by its address. Connections of a peer are not independent, but
+    /// connections are counted: there is no verdict.
     Peer,
 }
 
@@ -52,7 +53,7 @@ pub enum DesignError {
         then: f64,
     },
     /// Evidence could not hold for long enough at each share.
-    #[error("a ramp of {steps} steps needs {least_s} s at least, not {duration_s} s")]
+    #[error("a ramp of {steps} steps needs at least {least_s} s, not {duration_s} s")]
     TooShort {
         /// The number of shares.
         steps: usize,

@@ -19,14 +19,14 @@ pub enum MergeError {
         other: String,
     },
     /// The same counts occur twice.
-    #[error("host {host} is in it twice")]
+    #[error("host {host} occurs twice")]
     Twice {
         /// The host's name.
         host: String,
     },
     /// With the same seed, a peer is in the same arm on both hosts, so its assignment would count
     /// twice.
-    #[error("peers were drawn with the same seed ({seed}) on several hosts")]
+    #[error("peers were assigned to arms with the same seed ({seed}) on several hosts")]
     SameSeed {
         /// The common seed.
         seed: u32,

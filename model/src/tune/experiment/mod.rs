@@ -107,7 +107,7 @@ struct Step {
     under_way: Arms<f64>,
 }
 
-/// What was counted at one share, and what that says.
+/// Counts at one share, and their evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ShareResult {
@@ -120,7 +120,7 @@ pub struct ShareResult {
     pub ratio: Ratio,
 }
 
-/// What the counts say.
+/// Evaluation of the counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Assessment {

@@ -89,7 +89,7 @@ fn designs_that_make_no_sense_are_refused() {
     let error = Experiment::start(design.clone(), "a".to_owned()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "a ramp of 3 steps needs 420 s at least, not 400 s"
+        "a ramp of 3 steps needs at least 420 s, not 400 s"
     );
     design.ramp = ramp(&[0.5]);
     design.duration_s = 60;
@@ -394,7 +394,7 @@ fn different_experiments_are_not_merged() {
     );
     assert_eq!(Experiment::merge(&[]), Err(MergeError::Nothing));
     let twice = Experiment::merge(&[one.clone(), one]).unwrap_err();
-    assert_eq!(twice.to_string(), "host a is in it twice");
+    assert_eq!(twice.to_string(), "host a occurs twice");
 }
 
 /// With the same seed, a peer is in the same arm on all hosts.

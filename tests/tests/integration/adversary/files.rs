@@ -132,20 +132,20 @@ fn planted_files_change_nothing() -> anyhow::Result<()> {
         (
             "a large file",
             &sparse,
-            "more than a configuration file may have",
+            "more than the limit of a configuration file",
         ),
         (
             "not text",
             &|| Ok(fs::write(&planted, b"\xff\xfe")?),
             "configuration files are UTF-8 text",
         ),
-        ("another's", &unreadable, "it must be root's"),
+        ("another's", &unreadable, "the file must belong to root"),
     ];
     for (what, plant, why) in plants {
         plant()?;
         let said = victim.env.cli_fails(&["reload"]).context(what)?;
         ensure!(said.contains(why), "{what}: {said}");
-        ensure!(said.contains("stays in force"), "{what}: {said}");
+        ensure!(said.contains("stays active"), "{what}: {said}");
         fs::remove_file(&planted)?;
     }
     victim.env.cli(&["reload"])?;

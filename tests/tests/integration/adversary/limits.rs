@@ -174,8 +174,7 @@ fn too_few_descriptors_are_an_error() -> anyhow::Result<()> {
             .output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1), "{verb:?}: {said}");
-        let wanted =
-            format!("{limit} files open at once (RLIMIT_NOFILE), and rto-agent needs {needed}");
+        let wanted = format!("{limit} open files (RLIMIT_NOFILE), and rto-agent needs {needed}");
         ensure!(said.contains(&wanted), "{verb:?}: {said}");
         ensure!(!said.contains("panicked"), "{verb:?}: {said}");
     }

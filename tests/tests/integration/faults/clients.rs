@@ -296,7 +296,10 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
             "{status:#}"
         );
     }
-    ensure!(env.log().contains("the socket was gone; it is there again"));
+    ensure!(
+        env.log()
+            .contains("the socket was removed, and has been created again")
+    );
     ensure!(memory_kb(&env)? < memory + (20 << 10));
     // Runtime entries are saved again without a request, so that a kill cannot lose them.
     let saved = run.join("state/manual.json");
@@ -329,7 +332,7 @@ fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
     env.start()?;
     ensure!(fs::metadata(env.socket())?.gid() == 1);
     fs::remove_file(env.socket())?;
-    let said = "it is gone, and cannot be made again: chgrp";
+    let said = "it was removed, and cannot be created again: chgrp";
     eventually_seen(said, TIMEOUT, || Ok(env.log()), |log| log.contains(said))?;
     // The daemon does not create a socket with another group either.
     ensure!(!env.socket().exists());

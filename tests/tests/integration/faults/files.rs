@@ -394,7 +394,10 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
     env.end(Signal::SIGKILL)?;
     let said = env.cli(&["detach"])?;
-    ensure!(said.contains("left, not ours"), "{said}");
+    ensure!(
+        said.contains("left in place, not created by rto-agent"),
+        "{said}"
+    );
     ensure!(names_in(&dir)? == ["l4-0000-16", "other"]);
     ensure!(names_in(&dir.join("other"))? == ["theirs"]);
     await_programs(&env, 1)?;

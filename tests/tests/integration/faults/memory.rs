@@ -89,7 +89,7 @@ fn a_start_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     ensure!(status.code() == Some(1), "{status}: {}", env.log());
     let log = env.log();
     for part in [
-        "entries of files need some",
+        "entries of files need about",
         "MemoryMax=",
         "nothing was changed",
     ] {
@@ -114,7 +114,7 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     let pid = env.pid()?;
     scale::file(&env, TOO_MANY, TOO_MANY)?;
     let refused = env.cli_fails(&["reload"])?;
-    ensure!(refused.contains("entries of files need some"), "{refused}");
+    ensure!(refused.contains("entries of files need about"), "{refused}");
     fs::remove_file(env.policies_dir().join("many.toml"))?;
     env.cli(&["reload"])?;
     let request = |count| json!({ "cidrs": scale::hosts(count), "policy": "near" }).to_string();
@@ -133,7 +133,7 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     refused(http::request(connect()?, "POST", ADD, &body)?, "")?;
     // Rejected before it is parsed, even if no header states the length.
     let body = request(TOO_LARGE);
-    let why = format!("a request of {} bytes need some", body.len());
+    let why = format!("a request of {} bytes need about", body.len());
     refused(http::request(connect()?, "POST", ADD, &body)?, &why)?;
     let mut stream = connect()?;
     http::send_chunked(&mut stream, "POST", ADD, &body, 64 << 10)?;
@@ -169,6 +169,10 @@ fn leftovers_of_a_killed_start_are_removed() -> anyhow::Result<()> {
         env.pins()? == pins,
         "what is in force was taken for unfinished"
     );
-    ensure!(env.log().contains("left unfinished"), "{}", env.log());
+    ensure!(
+        env.log().contains("removed unfinished pins"),
+        "{}",
+        env.log()
+    );
     Ok(())
 }

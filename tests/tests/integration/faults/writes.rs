@@ -17,7 +17,7 @@ use super::super::near;
 /// The entry at first; then two more, of which the kernel accepts only the first.
 const BEFORE: &str = "\"10.88.0.0/24\"";
 const AFTER: &str = "\"10.88.0.0/24\", \"10.99.0.0/24\", \"fd99::/64\"";
-const KEPT: &str = "the last good configuration stays in force";
+const KEPT: &str = "the last good configuration stays active";
 
 /// An agent with one frozen map.
 fn env_with(map: &str) -> anyhow::Result<TestEnv> {
@@ -87,7 +87,7 @@ fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     // New entries are written, and old ones cannot be removed.
     let answer = reload(&env, "\"fd99::/64\"")?;
     ensure!(
-        answer.body.contains("going back failed as well"),
+        answer.body.contains("the rollback failed as well"),
         "{answer:?}"
     );
     ensure!(answer.body.contains("tried again"), "{answer:?}");

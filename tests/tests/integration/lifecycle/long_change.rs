@@ -197,7 +197,8 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     let log = said("detached")?;
     drop(held);
     ensure!(
-        log.contains("a walk over open sockets is held up") && !log.contains("is not waited for"),
+        log.contains("the walk over open sockets is blocked")
+            && !log.contains("exits without waiting for it"),
         "{log}"
     );
     let status = env.ended()?;

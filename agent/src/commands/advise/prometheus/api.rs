@@ -53,7 +53,7 @@ impl Sample {
         let value: f64 = self.value.1.parse().unwrap_or(f64::NAN);
         ensure!(
             (0.0..LARGEST_COUNT).contains(&value),
-            "the value {} is not a count: look for a recording rule or a proxy that changes these series",
+            "the value {} is not a count: a recording rule or a proxy may change these series",
             shown(&self.value.1)
         );
         Ok(value.round() as u64)
@@ -112,7 +112,8 @@ impl Server {
         let uri: Uri = url.parse().context("no URL")?;
         ensure!(
             uri.scheme_str() == Some("http"),
-            "write http://HOST:PORT; what has TLS or a login is reached by a proxy on this host, or kubectl port-forward"
+            "write http://HOST:PORT; to reach a server with TLS or a login, use a proxy on this \
+             host, or kubectl port-forward"
         );
         let authority = uri.authority().context("no host")?;
         let mut server = Self {
@@ -160,7 +161,7 @@ impl Server {
             }) => (samples, warnings, is_partial),
             Err(error) => {
                 let body = shown(&String::from_utf8_lossy(&response.body));
-                let what = format!("not what the API of Prometheus answers: {body}");
+                let what = format!("not an answer of the Prometheus API: {body}");
                 return Err(anyhow::Error::new(error).context(what));
             }
         };
@@ -179,23 +180,25 @@ impl Server {
         match response.status.as_u16() {
             300..=399 => match &response.location {
                 Some(to) => format!(
-                    "redirected to {}: give the address that answers itself (http:// alone; TLS and logins \
-                     need a proxy)",
+                    "redirected to {}: give the final address (http:// only; TLS and logins need a \
+                     proxy)",
                     shown(to)
                 ),
-                None => "redirected: give the address that answers itself".to_owned(),
+                None => "redirected: give the final address".to_owned(),
             },
             401 | 403 => {
-                "a login is needed: --header \"Authorization: Bearer TOKEN\", or a proxy".to_owned()
+                "a login is needed: give --header \"Authorization: Bearer TOKEN\", or use a proxy"
+                    .to_owned()
             }
             404 | 405 => {
-                format!("no API of Prometheus answers at {path}: is the URL's path right?")
+                format!("there is no Prometheus API at {path}: check the path of the URL")
             }
             500..=599 => {
-                "the server or a proxy before it failed: see its log, then ask again".to_owned()
+                "the server, or a proxy in front of it, failed: see its log, then try again"
+                    .to_owned()
             }
             _ => format!(
-                "the query was refused: \"{}\"",
+                "the query was rejected: \"{}\"",
                 shown(&String::from_utf8_lossy(&response.body))
             ),
         }
@@ -306,13 +309,13 @@ mod tests {
                 418,
                 None,
                 "a\u{1b}[31mpot",
-                "the query was refused: \"a\\u{1b}[31mpot\"",
+                "the query was rejected: \"a\\u{1b}[31mpot\"",
             ),
             (
                 200,
                 None,
                 "<!DOCTYPE html>",
-                "API of Prometheus answers: <!DOCTYPE",
+                "not an answer of the Prometheus API: <!DOCTYPE",
             ),
             (200, None, scalar, "resultType\":\"scalar\""),
         ] {

@@ -108,13 +108,16 @@ fn a_share_is_treated_until_a_gain_is_proven() {
     assert_eq!(control_percent(&bed), 50);
     let clear = |reply| Message::ClearExperiment(near(), BY, reply);
     let runs = bed.call(clear).unwrap_err().to_string();
-    assert!(runs.starts_with("the experiment of near runs:"), "{runs}");
+    assert!(
+        runs.starts_with("the experiment of near is still running:"),
+        "{runs}"
+    );
     let stats = bed.engine.snapshot().stats().unwrap();
     let title = stats.policies[&near()].control_title();
     assert_eq!(title.as_deref(), Some("control (50%)"));
     let text = refused(&bed, ramp(&["50%"]));
     assert!(
-        text.contains("an experiment of near runs already"),
+        text.contains("an experiment of near is already running"),
         "{text}"
     );
     count(&bed, (5000, 0), (5000, 40));
@@ -342,8 +345,8 @@ fn experiment_with_a_bad_design_is_refused() {
     for (shares, said) in [
         (&["5%", "5%"][..], "the ramp's shares must rise"),
         (&["50%", "5%"], "the ramp's shares must rise"),
-        (&["0.5%"], "a share is 1% to 99%, not 0.5%"),
-        (&["5%", "100%"], "a share is 1% to 99%, not 100%"),
+        (&["0.5%"], "a share must be 1% to 99%, not 0.5%"),
+        (&["5%", "100%"], "a share must be 1% to 99%, not 100%"),
     ] {
         let text = refused(&bed, ramp(shares));
         assert!(text.contains(said), "{text}");
@@ -353,13 +356,13 @@ fn experiment_with_a_bad_design_is_refused() {
         ..ramp(&[])
     };
     let text = refused(&bed, short);
-    assert!(text.contains("needs 420 s at least, not 300 s"), "{text}");
+    assert!(text.contains("needs at least 420 s, not 300 s"), "{text}");
     let peers = StartRequest {
         unit: Some(Unit::Peer),
         ..ramp(&["5%", "50%"])
     };
     let text = refused(&bed, peers);
-    assert!(text.contains("nothing is proven"), "{text}");
+    assert!(text.contains("nothing can be proven"), "{text}");
     let unknown = bed
         .call(|reply| Message::StartExperiment("far".parse().unwrap(), Box::default(), BY, reply));
     let text = unknown.unwrap_err().to_string();
@@ -371,7 +374,7 @@ fn experiment_with_a_bad_design_is_refused() {
     bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
         .unwrap();
     let same = refused(&bed, ramp(&["50%"]));
-    assert!(same.contains("nothing would be compared"), "{same}");
+    assert!(same.contains("has nothing to compare"), "{same}");
     // rto_min outlives a connection.
     fs::write(
         &path,
@@ -385,13 +388,14 @@ fn experiment_with_a_bad_design_is_refused() {
         ..ramp(&["50%"])
     };
     let text = refused(&bed, connections);
-    assert!(text.ends_with("draw peers (--unit peer)"), "{text}");
+    assert!(text.ends_with("randomise peers (--unit peer)"), "{text}");
     assert_eq!(control_percent(&bed), 0);
     bed.kernel.state().recent_peers = (1..40).map(|n| [10, 1, 0, n].into()).collect();
     let text = refused(&bed, ramp(&[]));
     assert!(
         text.contains(
-            "peers seen in the last hour: 39; with 50 % of them treated an arm has 19, and needs 20"
+            "39 peers were seen in the last hour; with 50 % treated, the smaller arm has 19 of the \
+             20 it needs"
         ),
         "{text}"
     );
@@ -414,7 +418,7 @@ fn experiment_that_cannot_be_saved_does_not_start() {
     assert!(bed.engine.snapshot().experiments().experiments.is_empty());
     let lasting = bed.dir.path().join("lasting");
     fs::remove_dir_all(&lasting).unwrap();
-    fs::write(&lasting, "no directory").unwrap();
+    fs::write(&lasting, "not a directory").unwrap();
     let error = start(&bed, ramp(&["50%"])).unwrap_err();
     assert!(matches!(error, EngineError::Unsaved(_)), "{error:?}");
     assert_eq!(control_percent(&bed), 0);
@@ -430,11 +434,11 @@ fn stop_outlives_a_kill_where_persistent_dir_cannot_be_written() {
     let lasting = bed.dir.path().join("lasting");
     let aside = bed.dir.path().join("aside");
     fs::rename(&lasting, &aside).unwrap();
-    fs::write(&lasting, "no directory").unwrap();
+    fs::write(&lasting, "not a directory").unwrap();
     let stop = |reply| Message::StopExperiment(near(), BY, reply);
     let answer = bed.call(stop).unwrap();
     assert!(
-        answer.notes[0].contains("a reboot goes back to what was saved"),
+        answer.notes[0].contains("a reboot returns to the state saved"),
         "{:?}",
         answer.notes
     );
@@ -464,7 +468,7 @@ fn stop_that_cannot_be_saved_is_refused_and_changes_nothing() {
         if dir.exists() {
             fs::rename(&dir, dir.with_extension("aside")).unwrap();
         }
-        fs::write(&dir, "no directory").unwrap();
+        fs::write(&dir, "not a directory").unwrap();
     }
     let stop = |reply| Message::StopExperiment(near(), BY, reply);
     let error = bed.call(stop).unwrap_err();

@@ -73,7 +73,7 @@ fn a_control_arm_at_run_time_is_warned_of_where_nothing_is_counted() {
         let change = bed.call(|reply| Message::Add(request, BY, reply)).unwrap();
         let notes = change.notes.join("\n");
         assert_eq!(
-            notes.contains("holdout = 5% compares nothing"),
+            notes.contains("holdout = 5% has no use while"),
             warned,
             "{notes}"
         );

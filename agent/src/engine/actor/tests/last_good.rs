@@ -21,7 +21,7 @@ fn refused_start_uses_last_good_files_until_fixed() {
         let reload = &status.last_reload;
         assert!(!status.healthy && !reload.ok && reload.kept_at_s.is_some());
         assert!(reload.errors[0].contains(errors), "{reload:?}");
-        let said = "the last good configuration, kept on disk, is in force";
+        let said = "the last good configuration, saved on disk, is active";
         assert!(status.problems[0].ends_with(said), "{:?}", status.problems);
     };
     refused("inital_rto");
@@ -88,7 +88,7 @@ fn emptied_files_are_refused_until_that_is_meant() {
     };
     let error = reload(&bed, false).unwrap_err().to_string();
     assert!(
-        error.contains("no policy left, of 1 policy; if that is meant"),
+        error.contains("no longer have any of the 1 policy; if this is intended"),
         "{error}"
     );
     // A start rejects the emptied files, too.

@@ -41,7 +41,7 @@ fn statistics_of_before_are_told_where_they_cannot_be_read() {
     assert_eq!(snapshot.stats().unwrap(), good);
     let (status, stats) = snapshot.status_and_stats();
     assert_eq!((status.policies.len(), stats), (1, good));
-    assert!(status.problems.iter().any(|p| p.contains("of before")));
+    assert!(status.problems.iter().any(|p| p.contains("out of date")));
     bed.kernel.state().unreadable = false;
     assert!(snapshot.status().healthy);
     bed.stop();
