@@ -43,7 +43,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// Whether a program is installed.
+/// Whether a program is installed, or a file with an absolute path exists.
 pub(crate) fn have(program: &str) -> bool {
     find(program).is_some()
 }
@@ -71,6 +71,16 @@ pub(crate) fn as_root(program: &str) -> Command {
             .arg(program);
         sudo
     }
+}
+
+/// Announces and installs the missing ones of these programs, or files, from the Debian packages beside them.
+pub(crate) fn need(programs: &[(&str, &str)], why: &str) -> anyhow::Result<()> {
+    let missing = programs.iter().filter(|(program, _)| !have(program));
+    let packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    apt_install(&packages, why)
 }
 
 /// Announces and installs Debian packages.

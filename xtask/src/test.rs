@@ -117,8 +117,7 @@ pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
 }
 
 fn built(arguments: &[&str]) -> anyhow::Result<PathBuf> {
-    let [integration] = tools::built(cargo().args(arguments), ["integration"])?;
-    Ok(integration)
+    tools::built(cargo().args(arguments), "integration")
 }
 
 /// Builds programs and integration tests for an emulated CPU, with little optimisation unless it builds like [`build`];
@@ -127,15 +126,17 @@ pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, 
     let integration = if unoptimised {
         build_programs()?
     } else {
-        let [integration] = tools::built(
-            cargo()
-                .args(["build", "--profile", "machine", "--locked", "--bins"])
-                .args(["--package", "rto-agent", "--package", "rto-lab"])
-                .args(["--package", "rto-testbed"])
-                .args(["--package", "rto-tests", "--test", "integration"]),
-            ["integration"],
-        )?;
-        integration
+        built(&[
+            "build",
+            "--profile=machine",
+            "--locked",
+            "--bins",
+            "--package=rto-agent",
+            "--package=rto-lab",
+            "--package=rto-testbed",
+            "--package=rto-tests",
+            "--test=integration",
+        ])?
     };
     let programs = integration.ancestors().nth(2).context("a directory")?;
     Ok((programs.to_owned(), integration))

@@ -7,11 +7,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 use crate::{
     ebpf::sha256,
-    process::{apt_install, run},
+    process::{apt_install, output, run},
     root,
 };
 
@@ -175,41 +175,20 @@ pub(crate) fn cargo() -> Command {
     cargo.current_dir(root());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
-            .iter()
-            .any(|prefix| text.starts_with(prefix))
-        {
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
             cargo.env_remove(&name);
         }
     }
     cargo
 }
 
-/// Builds with this cargo command; returns the executables of the targets with these names.
-pub(crate) fn built<const N: usize>(
-    cargo: &mut Command,
-    targets: [&str; N],
-) -> anyhow::Result<[PathBuf; N]> {
-    let output = cargo
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()?;
-    if !output.status.success() {
-        bail!("cargo: {}", output.status);
-    }
-    let text = String::from_utf8(output.stdout)?;
-    let messages: Vec<serde_json::Value> = text
+/// Builds with this cargo command; returns the executable of the target with this name.
+pub(crate) fn built(cargo: &mut Command, target: &str) -> anyhow::Result<PathBuf> {
+    let messages = output(cargo.arg("--message-format=json-render-diagnostics"))?;
+    messages
         .lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect();
-    let mut executables = targets.map(|_| PathBuf::new());
-    for (target, executable) in targets.iter().zip(&mut executables) {
-        let mut of_target = messages
-            .iter()
-            .filter(|message| message["target"]["name"] == *target);
-        *executable = of_target
-            .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .with_context(|| format!("{target} was not built"))?;
-    }
-    Ok(executables)
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == target)
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .with_context(|| format!("{target} was not built"))
 }
