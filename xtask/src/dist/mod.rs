@@ -23,7 +23,6 @@ use crate::{
 
 mod binary;
 pub(crate) mod image;
-pub(crate) mod lint;
 pub(crate) mod stage;
 
 /// The version of the workspace, which this crate shares.

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use super::{HOST, free_port};
 use crate::{
     arch::Arch,
-    process::{KillOnDrop, apt_install, have, output},
+    ebpf::sha256,
+    process::{KillOnDrop, need, output},
     root,
     vm::kernels,
 };
@@ -24,37 +25,22 @@ pub(super) struct ControlPlane {
     processes: Vec<(&'static str, KillOnDrop)>,
     dir: tempfile::TempDir,
     port: u16,
-    /// Tokens by user.
-    tokens: Vec<String>,
+    /// The users' tokens are derived from this secret.
+    secret: String,
 }
 
 /// Users that the API server knows by a token.
-#[derive(Clone, Copy)]
-pub(super) enum User {
-    Admin,
-    ControllerManager,
-    Scheduler,
-    Kubelet,
-}
-
-impl User {
-    const ALL: [Self; 4] = [
-        Self::Admin,
-        Self::ControllerManager,
-        Self::Scheduler,
-        Self::Kubelet,
-    ];
-
-    /// The user's name and groups.
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Admin => ("admin", "system:masters"),
-            Self::ControllerManager => ("system:kube-controller-manager", ""),
-            Self::Scheduler => ("system:kube-scheduler", ""),
-            Self::Kubelet => ("system:node:localhost", "system:nodes"),
-        }
-    }
-}
+pub(super) const ADMIN: &str = "admin";
+pub(super) const KUBELET: &str = "system:node:localhost";
+const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
+const SCHEDULER: &str = "system:kube-scheduler";
+/// Users with their groups.
+const USERS: [(&str, &str); 4] = [
+    (ADMIN, "system:masters"),
+    (CONTROLLER_MANAGER, ""),
+    (SCHEDULER, ""),
+    (KUBELET, "system:nodes"),
+];
 
 const LOOPBACK: &str = "127.0.0.1";
 /// Files: the API server's key and certificate, the key of service accounts, and the tokens of the users.
@@ -68,15 +54,13 @@ const READY_LIMIT: Duration = Duration::from_secs(600);
 impl ControlPlane {
     /// Starts the control plane and waits until the API server is ready.
     pub(super) fn start(kubernetes: &Path, kubectl: &Path) -> anyhow::Result<Self> {
-        if !have("openssl") {
-            apt_install(&["openssl"], "certificates of a control plane")?;
-        }
+        need(&[("openssl", "openssl")], "certificates of a control plane")?;
         let etcd = kernels::debian("etcd-server", Arch::host())?.join("usr/bin/etcd");
         fs::create_dir_all(Self::logs())?;
         let mut control_plane = Self {
             dir: tempfile::tempdir()?,
             port: free_port()?,
-            tokens: Vec::new(),
+            secret: String::new(),
             processes: Vec::new(),
         };
         control_plane.credentials()?;
@@ -98,7 +82,7 @@ impl ControlPlane {
     }
 
     /// A kubeconfig of a user, with the API server's address and the file of its certificate.
-    pub(super) fn kubeconfig(&self, user: User, address: &str, certificate: &Path) -> Value {
+    pub(super) fn kubeconfig(&self, user: &str, address: &str, certificate: &Path) -> Value {
         json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -106,10 +90,14 @@ impl ControlPlane {
                 "server": format!("https://{address}:{}", self.port),
                 "certificate-authority": certificate,
             }}],
-            "users": [{"name": "user", "user": {"token": self.tokens.get(user as usize)}}],
+            "users": [{"name": "user", "user": {"token": self.token(user)}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}],
             "current-context": "test",
         })
+    }
+
+    fn token(&self, user: &str) -> String {
+        sha256(format!("{user} {}", self.secret).as_bytes())
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -117,8 +105,8 @@ impl ControlPlane {
     }
 
     /// A kubeconfig for processes on this host.
-    fn own_kubeconfig(&self, user: User) -> anyhow::Result<PathBuf> {
-        let path = self.file(&format!("{}.kubeconfig", user as usize));
+    fn own_kubeconfig(&self, user: &str) -> anyhow::Result<PathBuf> {
+        let path = self.file(&format!("{user}.kubeconfig"));
         let config = self.kubeconfig(user, LOOPBACK, &self.certificate());
         fs::write(&path, config.to_string())?;
         Ok(path)
@@ -131,14 +119,9 @@ impl ControlPlane {
             "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kube-apiserver -addext {names} -keyout {KEY} -out {CERTIFICATE}"
         ))?;
         self.openssl(&format!("genrsa -out {ACCOUNTS_KEY} 2048"))?;
-        let mut file = String::new();
-        for user in User::ALL {
-            let token = self.openssl("rand -hex 32")?;
-            let (name, groups) = user.names();
-            file += &format!("{token},{name},{name},{groups}\n");
-            self.tokens.push(token);
-        }
-        Ok(fs::write(self.file(TOKENS), file)?)
+        self.secret = self.openssl("rand -hex 32")?;
+        let line = |(name, groups)| format!("{},{name},{name},{groups}\n", self.token(name));
+        Ok(fs::write(self.file(TOKENS), USERS.map(line).concat())?)
     }
 
     /// Runs openssl with these arguments.
@@ -197,7 +180,7 @@ impl ControlPlane {
         manager
             .arg(name)
             .arg("--kubeconfig")
-            .arg(self.own_kubeconfig(User::ControllerManager)?)
+            .arg(self.own_kubeconfig(CONTROLLER_MANAGER)?)
             .arg(format!("--service-account-private-key-file={ACCOUNTS_KEY}"))
             .arg("--use-service-account-credentials=true")
             // An emulated node may be late.
@@ -209,7 +192,7 @@ impl ControlPlane {
         scheduler
             .arg(name)
             .arg("--kubeconfig")
-            .arg(self.own_kubeconfig(User::Scheduler)?)
+            .arg(self.own_kubeconfig(SCHEDULER)?)
             .args(["--leader-elect=false", "--secure-port=0"]);
         self.spawn(name, scheduler)
     }
@@ -235,7 +218,7 @@ impl ControlPlane {
     }
 
     fn wait_until_ready(&mut self, kubectl: &Path) -> anyhow::Result<()> {
-        let config = self.own_kubeconfig(User::Admin)?;
+        let config = self.own_kubeconfig(ADMIN)?;
         let begin = Instant::now();
         loop {
             let mut ready = Command::new(kubectl);
