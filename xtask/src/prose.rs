@@ -1,151 +1,101 @@
 //! Refuses phrases that read as translated: `xtask/prose/phrases`, except where `xtask/prose/exceptions` has the file
 //! and the phrase, as "PATH: PHRASE".
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, process::Command};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 
-use crate::{process::output, root};
+use crate::root;
 
-const PHRASES: &str = include_str!("../prose/phrases");
+const PHRASES: &str = "xtask/prose/phrases";
 const EXCEPTIONS: &str = include_str!("../prose/exceptions");
-/// Endings of the files that are checked.
-const KINDS: [&str; 8] = ["rs", "md", "toml", "yaml", "yml", "sh", "service", "1"];
-/// A function's name that begins with one has no subject.
-const PRONOUNS: [&str; 8] = [
-    "it", "what", "who", "one", "that", "those", "which", "nobody",
+/// The files that are checked.
+const FILES: [&str; 10] = [
+    "*.rs",
+    "*.md",
+    "*.toml",
+    "*.yaml",
+    "*.yml",
+    "*.sh",
+    "*.service",
+    "*.1",
+    ":!xtask/prose",
+    ":!xtask/src/prose.rs",
 ];
+/// Names of functions that begin with a pronoun have no subject.
+const NAMES: &str = "fn (it|what|who|one|that|those|which|nobody)_[a-z0-9_]*";
 
 pub(crate) fn check() -> anyhow::Result<()> {
-    let files = output(Command::new("git").current_dir(root()).arg("ls-files"))?;
-    let (mut found, mut checked) = (Vec::new(), 0);
-    for path in files.lines().filter(|path| is_checked(Path::new(path))) {
-        // A file that is deleted but not committed is still listed.
-        if let Ok(text) = fs::read_to_string(root().join(path)) {
-            found.extend(hits(path, &text));
-            checked += 1;
-        }
-    }
-    let unused = lines(EXCEPTIONS).filter(|exception| !found.iter().any(|hit| hit.is(exception)));
-    let unused = unused.map(|exception| format!("xtask/prose/exceptions: {exception}: not found"));
-    let refused = found
+    let mut hits = grep(&["-i", "-w", "-F", "-f", PHRASES], &FILES)?;
+    hits.retain(Hit::is_prose);
+    hits.extend(grep(
+        &["-E", "-e", NAMES],
+        &["*.rs", ":!xtask/src/prose.rs"],
+    )?);
+    let is_comment = |line: &&str| line.starts_with('#');
+    let exceptions: Vec<&str> = EXCEPTIONS.lines().filter(|l| !is_comment(l)).collect();
+    let refused = hits
         .iter()
-        .filter(|hit| !lines(EXCEPTIONS).any(|line| hit.is(line)));
-    let wrong: Vec<_> = refused.map(ToString::to_string).chain(unused).collect();
+        .filter(|hit| !exceptions.contains(&hit.exception().as_str()))
+        .map(|hit| format!("{}:{}: {}", hit.path, hit.line, hit.phrase));
+    let unused = exceptions
+        .iter()
+        .filter(|exception| !hits.iter().any(|hit| hit.exception() == **exception))
+        .map(|exception| format!("xtask/prose/exceptions: {exception}: not found"));
+    let wrong: Vec<String> = refused.chain(unused).collect();
     ensure!(
         wrong.is_empty(),
         "rewrite these sentences, or add \"PATH: PHRASE\" to xtask/prose/exceptions:\n{}",
         wrong.join("\n")
     );
-    println!("no phrase of xtask/prose in {checked} files");
+    println!("no phrase of xtask/prose");
     Ok(())
 }
 
-fn is_checked(path: &Path) -> bool {
-    let kind = path.extension().and_then(|kind| kind.to_str());
-    kind.is_some_and(|kind| KINDS.contains(&kind)) && !path.ends_with("xtask/src/prose.rs")
-}
-
-/// Lines that are not comments.
-fn lines(list: &str) -> impl Iterator<Item = &str> {
-    list.lines().filter(|line| !line.starts_with('#'))
-}
-
-struct Hit<'a> {
-    path: &'a str,
+struct Hit {
+    path: String,
     line: usize,
+    column: usize,
     phrase: String,
 }
 
-impl Hit<'_> {
-    fn is(&self, exception: &str) -> bool {
-        exception.split_once(": ") == Some((self.path, &self.phrase))
+impl Hit {
+    /// "PATH:LINE:COLUMN:PHRASE", as git prints it.
+    fn of(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(4, ':');
+        Some(Self {
+            path: parts.next()?.to_owned(),
+            line: parts.next()?.parse().ok()?,
+            column: parts.next()?.parse().ok()?,
+            phrase: parts.next()?.trim_start_matches("fn ").to_lowercase(),
+        })
+    }
+
+    fn exception(&self) -> String {
+        format!("{}: {}", self.path, self.phrase)
+    }
+
+    /// Of Rust only comments and strings are read.
+    fn is_prose(&self) -> bool {
+        let text = fs::read_to_string(root().join(&self.path)).unwrap_or_default();
+        let line = text.lines().nth(self.line - 1).unwrap_or_default();
+        let before = line.get(..self.column - 1).unwrap_or(line);
+        !self.path.ends_with(".rs") || before.contains("//") || before.contains('"')
     }
 }
 
-impl std::fmt::Display for Hit<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}: {}", self.path, self.line, self.phrase)
-    }
-}
-
-fn hits<'a>(path: &'a str, text: &str) -> Vec<Hit<'a>> {
-    let mut hits = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let words = words(if path.ends_with(".rs") {
-            prose(line)
-        } else {
-            line
-        });
-        let phrases = lines(PHRASES).filter(|phrase| words.contains(&format!(" {phrase} ")));
-        let name = line
-            .split_once("fn ")
-            .and_then(|(_, rest)| rest.split_once('('));
-        let name = name.filter(|(name, _)| {
-            let first = name.split_once('_').map(|(first, _)| first);
-            path.ends_with(".rs") && first.is_some_and(|first| PRONOUNS.contains(&first))
-        });
-        let all = phrases.chain(name.map(|(name, _)| name));
-        hits.extend(all.map(|phrase| Hit {
-            path,
-            line: number + 1,
-            phrase: phrase.to_owned(),
-        }));
-    }
-    hits
-}
-
-/// What a reader reads of a line of Rust: its comment, or else its strings.
-fn prose(line: &str) -> &str {
-    let comment = ["// ", "/// ", "//! "]
-        .iter()
-        .find_map(|begin| line.split_once(begin));
-    let strings = || {
-        line.split_once('"')
-            .and_then(|(_, rest)| rest.rsplit_once('"'))
-    };
-    match comment {
-        Some((_, comment)) => comment,
-        None => strings().map_or("", |(strings, _)| strings),
-    }
-}
-
-/// The words of a line in lower case, with a space around each.
-fn words(line: &str) -> String {
-    let is_apart = |c: char| !c.is_alphanumeric() && c != '\'';
-    let words: Vec<_> = line
-        .split(is_apart)
-        .filter(|word| !word.is_empty())
-        .collect();
-    format!(" {} ", words.join(" ").to_lowercase())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn found(path: &str, text: &str) -> Vec<(usize, String)> {
-        let hits = hits(path, text).into_iter();
-        hits.map(|hit| (hit.line, hit.phrase)).collect()
-    }
-
-    #[test]
-    fn phrases_are_found_in_prose() {
-        let text = "# Fine\nIt has So many\u{2014}entries.\nmany so";
-        assert_eq!(found("a.md", text), [(2, "so many".to_owned())]);
-        let text = "let so = many; // Of so many.\nso_many(\"nobody asks\");\nfn it_is_so() {}";
-        let expected = [(1, "so many"), (2, "nobody"), (3, "it_is_so")];
-        assert_eq!(
-            found("a.rs", text),
-            expected.map(|(line, phrase)| (line, phrase.to_owned()))
-        );
-        assert_eq!(found("a.rs", "let nobody = so(many);"), []);
-    }
-
-    #[test]
-    fn exception_is_of_one_file_and_one_phrase() {
-        let hits = hits("a.md", "so many");
-        assert!(hits[0].is("a.md: so many"));
-        assert!(!hits[0].is("b.md: so many") && !hits[0].is("a.md: nobody"));
-    }
+fn grep(options: &[&str], files: &[&str]) -> anyhow::Result<Vec<Hit>> {
+    let output = Command::new("git")
+        .current_dir(root())
+        .args(["grep", "--line-number", "--column", "--only-matching"])
+        .args(options)
+        .arg("--")
+        .args(files)
+        .output()?;
+    // Status 1: nothing was found.
+    let is_good = output.status.code().is_some_and(|code| code <= 1);
+    ensure!(is_good, "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout)?;
+    let hits = text.lines().map(|line| Hit::of(line).context("git grep"));
+    hits.collect()
 }
