@@ -44,16 +44,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     lint(&linker)?;
     check_loads(&path)?;
     let kept = fs::read(&path).with_context(|| path.display().to_string())?;
-    println!(
-        "in the tree: {} bytes, sha256 {}",
-        kept.len(),
-        sha256(&kept)
-    );
-    println!(
-        "built now:   {} bytes, sha256 {}",
-        built.len(),
-        sha256(&built)
-    );
+    for (what, bytes) in [("in the tree", &kept), ("built now", &built)] {
+        println!("{what}: {} bytes, sha256 {}", bytes.len(), sha256(bytes));
+    }
     if kept != built {
         bail!("{OBJECT} does not come from these sources; run cargo xtask ebpf and commit it");
     }
@@ -94,14 +87,15 @@ fn check_loads(object: &Path) -> anyhow::Result<()> {
             .arg(object),
     )?;
     let mut is_sock_ops = false;
-    let found = listing.lines().filter(|line| {
+    let mut found = Vec::new();
+    for line in listing.lines() {
         if let Some(section) = line.strip_prefix("Disassembly of section ") {
             // `.text` has the functions that the programs call.
             is_sock_ops = [".text:", "sockops:"].contains(&section);
+        } else if is_sock_ops && clobbers(line).unwrap_or(false) {
+            found.push(line);
         }
-        is_sock_ops && clobbers(line)
-    });
-    let found: Vec<&str> = found.collect();
+    }
     anyhow::ensure!(
         found.is_empty(),
         "{OBJECT}: these loads clobber their context on request sockets; read the field with an `out` register \
@@ -113,27 +107,19 @@ fn check_loads(object: &Path) -> anyhow::Result<()> {
 
 /// Whether an instruction, as llvm-objdump prints it, loads a guarded field of `struct bpf_sock_ops` into its own base
 /// register: "12: r1 = *(u64 *)(r1 + 0xb8)".
-fn clobbers(line: &str) -> bool {
+fn clobbers(line: &str) -> Option<bool> {
     /// `sk`.
     const SK: u64 = 184;
     /// From `snd_cwnd` to `bytes_acked`, which are fields of `struct tcp_sock`.
     const OF_SOCKET: std::ops::RangeInclusive<u64> = 76..=176;
-    let Some((to, from)) = line
-        .split_once(':')
-        .and_then(|(_, instruction)| instruction.trim().split_once(" = *(u"))
-    else {
-        return false;
-    };
-    let Some((from, offset)) = from
-        .split_once(" *)(")
-        .and_then(|(_, address)| address.split_once(" + 0x"))
-    else {
-        return false;
-    };
-    let offset = u64::from_str_radix(offset.trim_end_matches(')'), 16);
+    let (_, instruction) = line.split_once(':')?;
+    let (to, from) = instruction.trim().split_once(" = *(u")?;
+    let (_, address) = from.split_once(" *)(")?;
+    let (from, offset) = address.trim_end_matches(')').split_once(" + 0x")?;
+    let offset = u64::from_str_radix(offset, 16).ok()?;
     // A load of 32 bits may have half a register as its destination.
-    let number = |register: &str| register.trim().trim_start_matches(['r', 'w']).to_owned();
-    number(to) == number(from) && offset.is_ok_and(|at| at == SK || OF_SOCKET.contains(&at))
+    let is_same = to.trim_start_matches(['r', 'w']) == from.trim_start_matches('r');
+    Some(is_same && (offset == SK || OF_SOCKET.contains(&offset)))
 }
 
 const PACKAGE: [&str; 10] = [
@@ -174,15 +160,10 @@ fn cargo(linker: &Path) -> anyhow::Result<Command> {
         .env("CARGO_PROFILE_RELEASE_DEBUG", "2")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_INCREMENTAL", "0");
-    for leftover in [
-        "RUSTFLAGS",
-        "RUSTC",
-        "RUSTUP_TOOLCHAIN",
-        "CARGO",
-        "CARGO_BUILD_TARGET",
-    ] {
+    for leftover in ["RUSTFLAGS", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO"] {
         cargo.env_remove(leftover);
     }
+    cargo.env_remove("CARGO_BUILD_TARGET");
     Ok(cargo)
 }
 
@@ -204,23 +185,11 @@ fn llvm_prefix() -> PathBuf {
 
 /// Announces and installs the tools of the build; returns the linker.
 fn install_tools() -> anyhow::Result<PathBuf> {
-    let installed = output(Command::new("rustup").args([
-        "component",
-        "list",
-        "--installed",
-        "--toolchain",
+    tools::toolchain(
         RUST,
-    ]));
-    if !installed.is_ok_and(|list| list.contains("rust-src") && list.contains("clippy")) {
-        println!("installing Rust {RUST} with its sources");
-        run_command(Command::new("rustup").args([
-            "toolchain",
-            "install",
-            RUST,
-            "--profile=minimal",
-            "--component=rust-src,clippy,rustfmt",
-        ]))?;
-    }
+        &["rust-src", "clippy", "rustfmt"],
+        "to rebuild the eBPF object",
+    )?;
     install_llvm()?;
     let bin = tools::installed(
         Command::new("rustup")
@@ -244,16 +213,11 @@ fn install_llvm() -> anyhow::Result<()> {
     if needed.iter().all(|file| llvm_prefix().join(file).exists()) {
         return Ok(());
     }
-    let packages = [
-        format!("llvm-{LLVM}"),
-        format!("llvm-{LLVM}-dev"),
-        format!("libpolly-{LLVM}-dev"),
-        "zlib1g-dev".to_owned(),
-        "libzstd-dev".to_owned(),
-        "libxml2-dev".to_owned(),
-    ];
-    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-    apt_install(&packages, "to rebuild the eBPF object")
+    let of_llvm = ["llvm-VERSION", "llvm-VERSION-dev", "libpolly-VERSION-dev"];
+    let of_llvm = of_llvm.map(|name| name.replace("VERSION", LLVM));
+    let libraries = ["zlib1g-dev", "libzstd-dev", "libxml2-dev"];
+    let packages = of_llvm.iter().map(String::as_str).chain(libraries);
+    apt_install(&packages.collect::<Vec<_>>(), "to rebuild the eBPF object")
         .context("Debian and Ubuntu releases without these packages have them at apt.llvm.org")
 }
 
@@ -268,7 +232,7 @@ mod tests {
             "     12:\tr3 = *(u32 *)(r3 + 0x50)",
             "     12:\tw3 = *(u32 *)(r3 + 0x50)",
         ] {
-            assert!(clobbers(bad), "{bad}");
+            assert_eq!(clobbers(bad), Some(true), "{bad}");
         }
         for good in [
             "     12:  r2 = *(u64 *)(r1 + 0xb8)",
@@ -277,7 +241,7 @@ mod tests {
             "     12:  *(u64 *)(r1 + 0xb8) = r1",
             "     12:  r1 = r1",
         ] {
-            assert!(!clobbers(good), "{good}");
+            assert_ne!(clobbers(good), Some(true), "{good}");
         }
     }
 }
