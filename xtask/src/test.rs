@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, BufRead as _, BufReader},
-    ops::Add,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -97,7 +96,12 @@ fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
     if ran == 0 && args.filter.is_none() {
         bail!("no integration test ran: they need root");
     }
-    Ok(counts + others?)
+    let others = others?;
+    Ok(Counts {
+        passed: counts.passed + others.passed,
+        failed: counts.failed + others.failed,
+        ignored: counts.ignored + others.ignored,
+    })
 }
 
 /// Builds all programs and tests; returns the integration tests' executable. It builds the whole workspace: for single
@@ -142,18 +146,6 @@ pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, 
     Ok((programs.to_owned(), integration))
 }
 
-impl Add for Counts {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            passed: self.passed + other.passed,
-            failed: self.failed + other.failed,
-            ignored: self.ignored + other.ignored,
-        }
-    }
-}
-
 /// Runs a command, prints its output, and adds up cargo's "test result" lines. A command that fails without a failed
 /// test (it does not compile, or crashes) is an error.
 fn count(command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<Counts> {
@@ -169,17 +161,16 @@ fn count(command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<C
     for line in BufReader::new(reader).lines() {
         let line = line?;
         print(&line);
-        if let Some(result) = line.strip_prefix("test result: ") {
-            let number = |what: &str| {
-                let part = result
-                    .split(['.', ';'])
-                    .find(|part| part.trim_end().ends_with(what));
-                part.and_then(|part| part.split_whitespace().next()?.parse::<u64>().ok())
-                    .unwrap_or(0)
-            };
-            counts.passed += number("passed");
-            counts.failed += number("failed");
-            counts.ignored += number("ignored");
+        let result = line.strip_prefix("test result: ").unwrap_or_default();
+        for part in result.split(['.', ';']) {
+            let (number, what) = part.trim().split_once(' ').unwrap_or_default();
+            let number: u64 = number.parse().unwrap_or(0);
+            match what {
+                "passed" => counts.passed += number,
+                "failed" => counts.failed += number,
+                "ignored" => counts.ignored += number,
+                _ => {}
+            }
         }
     }
     let status = child.wait()?;

@@ -1,6 +1,7 @@
 //! The files of the packages of one architecture, and the packages.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -22,21 +23,23 @@ pub(crate) struct Stage<'a> {
     dir: PathBuf,
 }
 
+const UNIT: &str = "systemd/rto-agent.service";
 const MAINTAINER: &str = "The rto-agent authors <maintainers@example.invalid>";
 
-/// Files copied from the checkout: source, and name in the package.
-const FILES: [(&str, &str); 11] = [
-    ("config/config.toml", "config.toml"),
-    ("config/prometheus/alerts.yml", "alerts.yml"),
-    ("config/prometheus/recording.yml", "recording.yml"),
-    ("systemd/open-sockets.conf", "open-sockets.conf"),
-    ("LICENSE-APACHE", "LICENSE-APACHE"),
-    ("LICENSE-MIT", "LICENSE-MIT"),
-    ("README.md", "README.md"),
-    ("CHANGELOG.md", "changelog"),
-    ("packaging/nfpm.yaml", "nfpm.yaml"),
-    ("packaging/sysusers.conf", "sysusers.conf"),
-    ("packaging/copyright", "copyright"),
+/// Files copied from the checkout.
+const FILES: [&str; 12] = [
+    "config/config.toml",
+    "config/prometheus/alerts.yml",
+    "config/prometheus/recording.yml",
+    "systemd/open-sockets.conf",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+    "packaging/nfpm.yaml",
+    "packaging/sysusers.conf",
+    "packaging/copyright",
+    "packaging/deb",
+    "packaging/rpm",
 ];
 
 /// Files in /usr/share/doc/rto-agent: source, and name there.
@@ -49,20 +52,8 @@ const DOCUMENTATION: [(&str, &str); 5] = [
 ];
 
 /// Contents of the archive for an installation without a package.
-const IN_TAR: [&str; 12] = [
-    "rto-agent",
-    "rto-agent.service",
-    "open-sockets.conf",
-    "config.toml",
-    "alerts.yml",
-    "recording.yml",
-    "sysusers.conf",
-    "man",
-    "completions",
-    "LICENSE-APACHE",
-    "LICENSE-MIT",
-    "README.md",
-];
+const IN_TAR: &str = "rto-agent open-sockets.conf config.toml alerts.yml recording.yml sysusers.conf man completions \
+                      LICENSE-APACHE LICENSE-MIT README.md";
 
 impl<'a> Stage<'a> {
     /// Builds the files of the packages.
@@ -71,22 +62,15 @@ impl<'a> Stage<'a> {
         if dir.exists() {
             fs::remove_dir_all(&dir)?;
         }
-        fs::create_dir_all(dir.join("completions"))?;
-        fs::create_dir_all(dir.join("man"))?;
+        for below in ["completions", "man"] {
+            fs::create_dir_all(dir.join(below))?;
+        }
         let stage = Self { release, arch, dir };
-        stage.copy(&release.binary(arch, false)?, "rto-agent")?;
-        for (from, to) in FILES {
-            stage.copy(&release.source.join(from), to)?;
-        }
-        for packager in ["deb", "rpm"] {
-            let scripts = release.source.join("packaging").join(packager);
-            fs::create_dir_all(stage.dir.join(packager))?;
-            for script in fs::read_dir(scripts)?.flatten() {
-                let name = script.file_name().to_string_lossy().into_owned();
-                stage.copy(&script.path(), &format!("{packager}/{name}"))?;
-            }
-        }
-        let unit = fs::read_to_string(release.source.join("systemd/rto-agent.service"))?;
+        stage.copy(&FILES.map(|file| release.source.join(file)), &stage.dir)?;
+        stage.copy(&[release.binary(arch, false)?], &stage.dir)?;
+        let changelog = release.source.join("CHANGELOG.md");
+        stage.copy(&[changelog], &stage.dir.join("changelog"))?;
+        let unit = fs::read_to_string(release.source.join(UNIT))?;
         stage.write(
             "rto-agent.service",
             &unit.replace("/usr/local/bin/", "/usr/bin/"),
@@ -110,7 +94,7 @@ impl<'a> Stage<'a> {
 
     /// Another directory with the same files, which may then be changed.
     pub(crate) fn copy_to(&self, dir: PathBuf) -> anyhow::Result<Self> {
-        run_command(Command::new("cp").arg("-a").args([&self.dir, &dir]))?;
+        self.copy(&[&self.dir], &dir)?;
         Ok(Self {
             release: self.release,
             arch: self.arch,
@@ -134,15 +118,12 @@ impl<'a> Stage<'a> {
             requirements,
         ];
         let python = tools::python("nfpm", &hashed, "packages")?.join("bin");
-        let (arch, name) = match packager {
-            "rpm" => {
-                let arch = self.arch.rpm();
-                (arch, format!("rto-agent-{version}-1.{arch}.rpm"))
-            }
-            _ => {
-                let arch = self.arch.deb();
-                (arch, format!("rto-agent_{version}-1_{arch}.deb"))
-            }
+        let (arch, name) = if packager == "rpm" {
+            let arch = self.arch.rpm();
+            (arch, format!("rto-agent-{version}-1.{arch}.rpm"))
+        } else {
+            let arch = self.arch.deb();
+            (arch, format!("rto-agent_{version}-1_{arch}.deb"))
         };
         let package = into.join(name);
         output(
@@ -163,17 +144,10 @@ impl<'a> Stage<'a> {
         let parent = tempfile::tempdir()?;
         let top = parent.path().join(&name);
         fs::create_dir(&top)?;
-        run_command(
-            Command::new("cp")
-                .arg("-a")
-                .args(IN_TAR.map(|file| self.dir.join(file)))
-                .arg(&top),
-        )?;
+        let files: Vec<PathBuf> = IN_TAR.split(' ').map(|file| self.dir.join(file)).collect();
+        self.copy(&files, &top)?;
         // The unit in the sources names the binary's path of an installation without a package.
-        fs::copy(
-            self.release.source.join("systemd/rto-agent.service"),
-            top.join("rto-agent.service"),
-        )?;
+        self.copy(&[self.release.source.join(UNIT)], &top)?;
         let archive = into.join(format!("{name}.tar.gz"));
         self.release.tar(parent.path(), &name, &[], &archive)
     }
@@ -209,14 +183,9 @@ impl<'a> Stage<'a> {
             ),
         )?;
         // A compressed copy of the SBOM, which is also released uncompressed.
-        run_command(
-            Command::new("sh")
-                .args([
-                    "-c",
-                    "gzip -9n man/*.1 changelog && gzip -9nk rto-agent.cdx.json",
-                ])
-                .current_dir(&self.dir),
-        )
+        let compress = "gzip -9n man/*.1 changelog && gzip -9nk rto-agent.cdx.json";
+        let mut sh = Command::new("sh");
+        run_command(sh.args(["-c", compress]).current_dir(&self.dir))
     }
 
     /// Adds each file of the documentation to nfpm's list: an rpm marks such files, and nfpm supports no pattern for
@@ -242,11 +211,8 @@ impl<'a> Stage<'a> {
 
     /// Sets modes and times that do not depend on this host.
     fn normalise(&self) -> anyhow::Result<()> {
-        run_command(
-            Command::new("chmod")
-                .args(["-R", "u=rwX,go=rX"])
-                .arg(&self.dir),
-        )?;
+        let mut chmod = Command::new("chmod");
+        run_command(chmod.args(["-R", "u=rwX,go=rX"]).arg(&self.dir))?;
         run_command(
             Command::new("find")
                 .arg(&self.dir)
@@ -256,9 +222,8 @@ impl<'a> Stage<'a> {
         )
     }
 
-    fn copy(&self, from: &Path, to: &str) -> anyhow::Result<()> {
-        fs::copy(from, self.dir.join(to)).with_context(|| from.display().to_string())?;
-        Ok(())
+    fn copy(&self, from: &[impl AsRef<OsStr>], to: &Path) -> anyhow::Result<()> {
+        run_command(Command::new("cp").arg("-a").args(from).arg(to))
     }
 
     fn write(&self, to: &str, text: &str) -> anyhow::Result<()> {

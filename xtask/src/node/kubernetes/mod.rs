@@ -54,7 +54,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let disk = disk_of(debian.dir(), &kubernetes, &helm)?;
     // Kubernetes normally uses a kubelet's address, but here its name: the node is called localhost.
     let kubelet_port = free_port()?;
-    let control_plane = ControlPlane::start(&kubernetes, &helm.join("kubectl"))?;
+    let logs = || {
+        let logs = ControlPlane::logs();
+        format!("the control plane's logs are in {}", logs.display())
+    };
+    let control_plane =
+        ControlPlane::start(&kubernetes, &helm.join("kubectl")).with_context(logs)?;
     add_node(debian.dir(), &control_plane, kubelet_port)?;
     let network =
         format!("user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{kubelet_port}-:{kubelet_port}");
@@ -68,10 +73,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         network: Some(&network),
         ..debian::machine(&kernel, &image, args.limit)
     };
-    Checks::default().boot(&machine).with_context(|| {
-        let logs = ControlPlane::logs();
-        format!("the control plane's logs are in {}", logs.display())
-    })
+    Checks::default().boot(&machine).with_context(logs)
 }
 
 /// Adds the agent's image, the chart, and the image of the pods' sandboxes.
