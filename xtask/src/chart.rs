@@ -105,7 +105,7 @@ impl Chart {
         let mut files = Vec::new();
         for entry in fs::read_dir(root().join(CHART).join(dir))? {
             let path = entry?.path();
-            if path.extension() == Some(OsStr::new("yaml")) {
+            if path.is_file() {
                 let text = fs::read_to_string(&path)?;
                 let first = text.lines().next().unwrap_or_default();
                 files.push((path, first.trim_start_matches("# ").to_owned()));

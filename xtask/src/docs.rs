@@ -61,16 +61,19 @@ impl Documents {
     }
 
     /// All links, with the documents that have them.
-    fn links(&self) -> impl Iterator<Item = (&Path, &Link)> {
+    fn links(&self) -> impl Iterator<Item = (&Path, usize, &str)> {
         let documents = self.all.iter();
-        documents.flat_map(|(path, document)| document.links.iter().map(|link| (&**path, link)))
+        documents.flat_map(|(path, document)| {
+            let links = document.links.iter();
+            links.map(|(line, target)| (path.as_path(), *line, target.as_str()))
+        })
     }
 
     /// The errors, one per line: links that lead nowhere, and pages that the book lacks.
     fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut in_book = BTreeSet::from([PathBuf::from(SUMMARY)]);
-        for (path, Link { line, target }) in self.links() {
+        for (path, line, target) in self.links() {
             match self.resolve(path, target) {
                 Ok(page) if path == Path::new(SUMMARY) => in_book.extend(page),
                 Ok(_) => {}
@@ -114,13 +117,8 @@ impl Documents {
 #[derive(Debug, Default)]
 struct Document {
     anchors: BTreeSet<String>,
-    links: Vec<Link>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Link {
-    line: usize,
-    target: String,
+    /// Lines and targets.
+    links: Vec<(usize, String)>,
 }
 
 impl Document {
@@ -140,10 +138,8 @@ impl Document {
                     }
                 }
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-                    document.links.push(Link {
-                        line: text[..range.start].matches('\n').count() + 1,
-                        target: dest_url.into_string(),
-                    });
+                    let line = text[..range.start].matches('\n').count() + 1;
+                    document.links.push((line, dest_url.into_string()));
                 }
                 // `<a id="threads"></a>`
                 Event::Html(html) | Event::InlineHtml(html) => {
@@ -191,8 +187,7 @@ mod tests {
         );
         let anchors: Vec<&str> = document.anchors.iter().map(String::as_str).collect();
         assert_eq!(anchors, ["here", "same", "same-1", "the-add-verb-510"]);
-        let target = "b.md#c".to_owned();
-        assert_eq!(document.links, [Link { line: 8, target }]);
+        assert_eq!(document.links, [(8, "b.md#c".to_owned())]);
     }
 
     #[test]

@@ -21,6 +21,8 @@ const RUST: &str = "1.98.0";
 const BPF_LINKER: &str = "0.13.0";
 /// The LLVM that this rustc was built with; bpf-linker must read its bitcode.
 const LLVM: &str = "22";
+/// Where it is built.
+const BUILD: &str = "target/ebpf";
 const TARGET: &str = "bpfel-unknown-none";
 pub(crate) const OBJECT: &str = "agent/src/datapath/rto-agent.bpf.o";
 
@@ -34,14 +36,22 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let linker = install_tools()?;
-    let built = strip(&build(&linker)?)?;
+    run_command(cargo(&linker)?.args(["build", "--release"]).args(PACKAGE))?;
+    let program = root().join(format!("{BUILD}/{TARGET}/release/rto-agent-ebpf"));
+    let built = strip(&program)?;
     let path = root().join(OBJECT);
     if !args.check {
         fs::write(&path, &built)?;
         println!("{OBJECT}: {} bytes, sha256 {}", built.len(), sha256(&built));
         return Ok(());
     }
-    lint(&linker)?;
+    let lint = ["--", "-Dwarnings"];
+    run_command(
+        cargo(&linker)?
+            .args(["clippy", "--release"])
+            .args(PACKAGE)
+            .args(lint),
+    )?;
     check_loads(&path)?;
     let kept = fs::read(&path).with_context(|| path.display().to_string())?;
     for (what, bytes) in [("in the tree", &kept), ("built now", &built)] {
@@ -60,21 +70,6 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
         .iter()
         .map(|b| format!("{b:02x}"))
         .collect()
-}
-
-/// Compiles the programs; the path of the unstripped object.
-fn build(linker: &Path) -> anyhow::Result<PathBuf> {
-    run_command(cargo(linker)?.args(["build", "--release"]).args(PACKAGE))?;
-    Ok(target_dir().join(TARGET).join("release/rto-agent-ebpf"))
-}
-
-fn lint(linker: &Path) -> anyhow::Result<()> {
-    run_command(
-        cargo(linker)?
-            .args(["clippy", "--release"])
-            .args(PACKAGE)
-            .args(["--", "-Dwarnings"]),
-    )
 }
 
 /// Rejects loads of a socket's field from the context into the register that holds the context. On a request socket,
@@ -135,10 +130,6 @@ const PACKAGE: [&str; 10] = [
     "--config=profile.release.lto='fat'",
 ];
 
-fn target_dir() -> PathBuf {
-    root().join("target/ebpf")
-}
-
 /// cargo, with all settings that determine the bytes of the object.
 fn cargo(linker: &Path) -> anyhow::Result<Command> {
     let sysroot = output(Command::new("rustup").args(["run", RUST, "rustc", "--print=sysroot"]))?;
@@ -154,7 +145,7 @@ fn cargo(linker: &Path) -> anyhow::Result<Command> {
         .args(["run", RUST, "cargo"])
         .current_dir(root())
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_TARGET_DIR", target_dir())
+        .env("CARGO_TARGET_DIR", root().join(BUILD))
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env("CARGO_PROFILE_RELEASE_STRIP", "none")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "2")

@@ -3,22 +3,12 @@
 use std::{
     fs::{self, File},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
 use crate::tools::cache;
-
-/// A child process, killed and reaped when dropped.
-pub(crate) struct KillOnDrop(pub(crate) Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
 
 /// Runs a command; the error of a failed one names it.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {

@@ -3,37 +3,22 @@
 
 use std::{fs, process::Command};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 
 use crate::root;
 
 const PHRASES: &str = "xtask/prose/phrases";
 const EXCEPTIONS: &str = include_str!("../prose/exceptions");
 /// The files that are checked.
-const FILES: [&str; 10] = [
-    "*.rs",
-    "*.md",
-    "*.toml",
-    "*.yaml",
-    "*.yml",
-    "*.sh",
-    "*.service",
-    "*.1",
-    ":!xtask/prose",
-    ":!xtask/src/prose.rs",
-];
+const FILES: &str =
+    "*.rs *.md *.toml *.yaml *.yml *.sh *.service *.1 :!xtask/prose :!xtask/src/prose.rs";
 /// Names of functions that begin with a pronoun have no subject.
 const NAMES: &str = "fn (it|what|who|one|that|those|which|nobody)_[a-z0-9_]*";
 
 pub(crate) fn check() -> anyhow::Result<()> {
-    let mut hits = grep(&["-i", "-w", "-F", "-f", PHRASES], &FILES)?;
-    hits.retain(Hit::is_prose);
-    hits.extend(grep(
-        &["-E", "-e", NAMES],
-        &["*.rs", ":!xtask/src/prose.rs"],
-    )?);
-    let is_comment = |line: &&str| line.starts_with('#');
-    let exceptions: Vec<&str> = EXCEPTIONS.lines().filter(|l| !is_comment(l)).collect();
+    let mut hits = grep(&["-i", "-w", "-F", "-f", PHRASES], FILES)?;
+    hits.extend(grep(&["-E", "-e", NAMES], "*.rs :!xtask/src/prose.rs")?);
+    let exceptions: Vec<&str> = EXCEPTIONS.lines().filter(|l| !l.starts_with('#')).collect();
     let refused = hits
         .iter()
         .filter(|hit| !exceptions.contains(&hit.exception().as_str()))
@@ -55,47 +40,44 @@ pub(crate) fn check() -> anyhow::Result<()> {
 struct Hit {
     path: String,
     line: usize,
-    column: usize,
     phrase: String,
 }
 
 impl Hit {
-    /// "PATH:LINE:COLUMN:PHRASE", as git prints it.
+    /// "PATH:LINE:COLUMN:PHRASE", as git prints it. Of Rust only comments, strings and names are read.
     fn of(text: &str) -> Option<Self> {
         let mut parts = text.splitn(4, ':');
-        Some(Self {
-            path: parts.next()?.to_owned(),
-            line: parts.next()?.parse().ok()?,
-            column: parts.next()?.parse().ok()?,
-            phrase: parts.next()?.trim_start_matches("fn ").to_lowercase(),
-        })
+        let path = parts.next()?.to_owned();
+        let line: usize = parts.next()?.parse().ok()?;
+        let column: usize = parts.next()?.parse().ok()?;
+        let phrase = parts.next()?.to_lowercase();
+        if path.ends_with(".rs") && !phrase.starts_with("fn ") {
+            let text = fs::read_to_string(root().join(&path)).ok()?;
+            let before = text.lines().nth(line - 1)?.get(..column - 1)?;
+            if !before.contains("//") && !before.contains('"') {
+                return None;
+            }
+        }
+        let phrase = phrase.trim_start_matches("fn ").to_owned();
+        Some(Self { path, line, phrase })
     }
 
     fn exception(&self) -> String {
         format!("{}: {}", self.path, self.phrase)
     }
-
-    /// Of Rust only comments and strings are read.
-    fn is_prose(&self) -> bool {
-        let text = fs::read_to_string(root().join(&self.path)).unwrap_or_default();
-        let line = text.lines().nth(self.line - 1).unwrap_or_default();
-        let before = line.get(..self.column - 1).unwrap_or(line);
-        !self.path.ends_with(".rs") || before.contains("//") || before.contains('"')
-    }
 }
 
-fn grep(options: &[&str], files: &[&str]) -> anyhow::Result<Vec<Hit>> {
+fn grep(options: &[&str], files: &str) -> anyhow::Result<Vec<Hit>> {
     let output = Command::new("git")
         .current_dir(root())
         .args(["grep", "--line-number", "--column", "--only-matching"])
         .args(options)
         .arg("--")
-        .args(files)
+        .args(files.split(' '))
         .output()?;
     // Status 1: nothing was found.
     let is_good = output.status.code().is_some_and(|code| code <= 1);
     ensure!(is_good, "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
-    let hits = text.lines().map(|line| Hit::of(line).context("git grep"));
-    hits.collect()
+    Ok(text.lines().filter_map(Hit::of).collect())
 }

@@ -40,17 +40,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         setup::run()?;
     }
-    let integration = build()?;
-    let all = if args.unprivileged {
-        count(&mut without_root(args), &mut |line| println!("{line}"))?
-    } else {
-        count_all(&integration, args)?
-    };
+    let integration = built(&BUILD)?;
     let Counts {
         passed,
         failed,
         ignored,
-    } = all;
+    } = if args.unprivileged {
+        count(&mut without_root(args), &mut |line| println!("{line}"))?
+    } else {
+        count_all(&integration, args)?
+    };
     println!("\n{passed} passed, {failed} failed, {ignored} skipped");
     if failed > 0 {
         bail!("{failed} tests failed");
@@ -104,13 +103,8 @@ fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
     })
 }
 
-/// Builds all programs and tests; returns the integration tests' executable. It builds the whole workspace: for single
-/// packages cargo would select other features of the dependencies, and compile them a second time.
-fn build() -> anyhow::Result<PathBuf> {
-    built(&BUILD)
-}
-
-/// Arguments of cargo that build what [`run`] runs.
+/// Arguments of cargo that build what [`run`] runs: the whole workspace, because for single packages cargo would select
+/// other features of the dependencies, and compile them a second time.
 pub(crate) const BUILD: [&str; 5] = ["build", "--workspace", "--locked", "--bins", "--tests"];
 
 /// Builds all programs and the integration tests, with the same features; returns the tests' executable.
@@ -124,7 +118,7 @@ fn built(arguments: &[&str]) -> anyhow::Result<PathBuf> {
     tools::built(cargo().args(arguments), "integration")
 }
 
-/// Builds programs and integration tests for an emulated CPU, with little optimisation unless it builds like [`build`];
+/// Builds programs and integration tests for an emulated CPU, with little optimisation unless it builds like [`BUILD`];
 /// returns the programs' directory and the tests' executable.
 pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, PathBuf)> {
     let integration = if unoptimised {

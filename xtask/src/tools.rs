@@ -18,13 +18,10 @@ use crate::{
 /// A directory in the user's cache, which outlives a checkout. Each tool there has its version in its name, and is not
 /// changed after its installation.
 pub(crate) fn cache() -> anyhow::Result<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|dir| Path::new(dir).is_absolute());
-    let cache = match cache {
-        Some(dir) => dir.into(),
-        None => std::env::home_dir()
-            .context("no home directory: set XDG_CACHE_HOME")?
-            .join(".cache"),
-    };
+    let set = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || Some(std::env::home_dir()?.join(".cache"));
+    let cache = set.filter(|dir| dir.is_absolute()).or_else(home);
+    let cache = cache.context("no home directory: set XDG_CACHE_HOME")?;
     Ok(cache.join("rto-agent"))
 }
 
@@ -135,12 +132,10 @@ pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::R
     let installed = Command::new("rustup")
         .args(["component", "list", "--installed", "--toolchain", name])
         .stderr(Stdio::null())
-        .output();
-    let is_there = installed.is_ok_and(|output| {
-        let said = String::from_utf8_lossy(&output.stdout);
-        let has = |component: &&str| said.lines().any(|line| line.starts_with(*component));
-        output.status.success() && components.iter().all(has)
-    });
+        .output()?;
+    let said = String::from_utf8_lossy(&installed.stdout);
+    let has = |component: &&str| said.lines().any(|line| line.starts_with(*component));
+    let is_there = installed.status.success() && components.iter().all(has);
     if is_there {
         return Ok(());
     }

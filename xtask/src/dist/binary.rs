@@ -1,9 +1,6 @@
 //! The static binary of an architecture.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{path::PathBuf, process::Command};
 
 use anyhow::ensure;
 
@@ -59,12 +56,8 @@ impl Release {
         run_command(
             cargo()
                 .current_dir(&self.source)
-                .args([
-                    "cyclonedx",
-                    "--quiet",
-                    "--format=json",
-                    "--spec-version=1.5",
-                ])
+                .args(["cyclonedx", "--quiet"])
+                .args(["--format=json", "--spec-version=1.5"])
                 .args(["--manifest-path=agent/Cargo.toml", "--no-build-deps"])
                 .args(["--target", &arch.target(), "--override-filename", &name])
                 .env("PATH", path)
@@ -85,27 +78,18 @@ impl Release {
         Ok(sbom.replace(&self.source.display().to_string(), "/rto-agent"))
     }
 
-    /// Announces and installs the standard library of a target unless it is installed; returns the toolchain's
-    /// directory.
+    /// Installs the standard library of a target unless it is installed; returns the toolchain's directory.
     fn install_target(&self, arch: Arch) -> anyhow::Result<PathBuf> {
         let sysroot = output(
             Command::new("rustc")
                 .args(["--print", "sysroot"])
                 .current_dir(&self.source),
         )?;
-        let target = arch.target();
-        if !Path::new(&sysroot)
-            .join("lib/rustlib")
-            .join(&target)
-            .exists()
-        {
-            println!("installing Rust's standard library for {target}");
-            run_command(
-                Command::new("rustup")
-                    .args(["target", "add", &target])
-                    .current_dir(&self.source),
-            )?;
-        }
+        run_command(
+            Command::new("rustup")
+                .args(["--quiet", "target", "add", &arch.target()])
+                .current_dir(&self.source),
+        )?;
         Ok(sysroot.into())
     }
 }

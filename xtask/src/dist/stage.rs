@@ -111,31 +111,26 @@ impl<'a> Stage<'a> {
     ) -> anyhow::Result<PathBuf> {
         let requirements = self.release.source.join("packaging/requirements.txt");
         let requirements = requirements.to_str().context("path is not UTF-8")?;
-        let hashed = [
-            "--require-hashes",
-            "--only-binary=:all:",
-            "--requirement",
-            requirements,
-        ];
+        let options = ["--require-hashes", "--only-binary=:all:", "--requirement"];
+        let hashed = [&options[..], &[requirements]].concat();
         let python = tools::python("nfpm", &hashed, "packages")?.join("bin");
-        let (arch, name) = if packager == "rpm" {
-            let arch = self.arch.rpm();
-            (arch, format!("rto-agent-{version}-1.{arch}.rpm"))
-        } else {
-            let arch = self.arch.deb();
-            (arch, format!("rto-agent_{version}-1_{arch}.deb"))
+        let arch = match packager {
+            "rpm" => self.arch.rpm(),
+            _ => self.arch.deb(),
         };
-        let package = into.join(name);
-        output(
+        let said = output(
             Command::new(python.join("nfpm"))
                 .args(["package", "--packager", packager, "--target"])
-                .arg(&package)
+                .arg(into)
                 .current_dir(&self.dir)
                 .env("ARCH", arch)
                 .env("VERSION", version)
                 .env("SOURCE_DATE_EPOCH", &self.release.epoch),
         )?;
-        Ok(package)
+        let created = said
+            .lines()
+            .find_map(|l| l.strip_prefix("created package: "));
+        Ok(created.context("nfpm names no package")?.into())
     }
 
     /// Packs the files for an installation without a package.
@@ -155,11 +150,8 @@ impl<'a> Stage<'a> {
     /// Generates a manual page for each command, and completions, with a binary that runs here.
     fn manual(&self) -> anyhow::Result<()> {
         let agent = self.release.binary(Arch::host(), false)?;
-        run_command(
-            Command::new(&agent)
-                .args(["man", "--dir"])
-                .arg(self.dir.join("man")),
-        )?;
+        let man = self.dir.join("man");
+        run_command(Command::new(&agent).args(["man", "--dir"]).arg(man))?;
         for shell in ["bash", "zsh", "fish"] {
             let script = output(Command::new(&agent).args(["completions", shell]))?;
             self.write(&format!("completions/{shell}"), &format!("{script}\n"))?;
@@ -169,11 +161,8 @@ impl<'a> Stage<'a> {
 
     /// Adds changelogs, and the files that packages compress.
     fn compressed(&self) -> anyhow::Result<()> {
-        let date = output(Command::new("date").args([
-            "--utc",
-            "--iso-8601=seconds",
-            &format!("--date=@{}", self.release.epoch),
-        ]))?;
+        let time = format!("--date=@{}", self.release.epoch);
+        let date = output(Command::new("date").args(["--utc", "--iso-8601=seconds", &time]))?;
         self.write(
             "changelog.yaml",
             &format!(

@@ -45,13 +45,13 @@ pub(super) fn prepare(
             &format!("{name}: the binary is static and validates the configuration"),
             validates(*arch, stage.dir()),
         );
-        if *arch == Arch::Arm64 && *arch != Arch::host() {
-            checks.host(
-                &format!("{name}: all of its checks in a machine of its own"),
-                arm64::run(stage.dir(), limit),
-            );
-        }
         if *arch != Arch::host() {
+            if *arch == Arch::Arm64 {
+                checks.host(
+                    &format!("{name}: all of its checks in a machine of its own"),
+                    arm64::run(stage.dir(), limit),
+                );
+            }
             continue;
         }
         for package in [deb, rpm] {

@@ -25,24 +25,25 @@ pub(crate) struct Kernel {
     /// The beginning of its releases; empty for the newest kernel of any series.
     series: &'static str,
     /// The archive and the suite.
-    source: (&'static str, &'static str),
+    source: &'static str,
     /// The package that depends on the newest kernel of the series.
     package: &'static str,
-    arch: Arch,
 }
 
-const DEBIAN: &str = "http://deb.debian.org/debian";
-const BULLSEYE: (&str, &str) = ("http://deb.debian.org/debian-security", "bullseye-security");
-const BOOKWORM: (&str, &str) = ("http://deb.debian.org/debian-security", "bookworm-security");
+const BULLSEYE: &str = "http://deb.debian.org/debian-security bullseye-security";
+const BOOKWORM: &str = "http://deb.debian.org/debian-security bookworm-security";
+const SID: &str = "http://deb.debian.org/debian sid";
+/// The source of other packages.
+const PACKAGES: &str = "http://deb.debian.org/debian bookworm";
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Prefix of the names of kernel packages.
 const PACKAGE: &str = "linux-image-";
 
 impl Kernel {
-    const fn amd64(
+    const fn new(
         name: &'static str,
         series: &'static str,
-        source: (&'static str, &'static str),
+        source: &'static str,
         package: &'static str,
     ) -> Self {
         Self {
@@ -50,7 +51,6 @@ impl Kernel {
             series,
             source,
             package,
-            arch: Arch::Amd64,
         }
     }
 
@@ -63,33 +63,25 @@ impl Kernel {
 
 /// The kernels of the matrix.
 pub(crate) const KERNELS: [Kernel; 4] = [
-    Kernel::amd64("5.10", "5.10.", BULLSEYE, "linux-image-cloud-amd64"),
-    Kernel::amd64("6.1", "6.1.", BOOKWORM, "linux-image-cloud-amd64"),
-    Kernel::amd64("6.12", "6.12.", BOOKWORM, "linux-image-6.12-cloud-amd64"),
-    Kernel::amd64("newest", "", (DEBIAN, "sid"), "linux-image-cloud-amd64"),
+    Kernel::new("5.10", "5.10.", BULLSEYE, "linux-image-cloud-amd64"),
+    Kernel::new("6.1", "6.1.", BOOKWORM, "linux-image-cloud-amd64"),
+    Kernel::new("6.12", "6.12.", BOOKWORM, "linux-image-6.12-cloud-amd64"),
+    Kernel::new("newest", "", SID, "linux-image-cloud-amd64"),
 ];
-
-/// A kernel of another architecture.
-const ARM64: Kernel = Kernel {
-    name: "6.12-arm64",
-    series: "6.12.",
-    source: BOOKWORM,
-    package: "linux-image-6.12-cloud-arm64",
-    arch: Arch::Arm64,
-};
 
 /// The kernel with this name in `--kernel`.
 pub(crate) fn named(name: &str, refresh: bool) -> anyhow::Result<Unpacked> {
     let known = KERNELS.map(|kernel| kernel.name).join(", ");
     let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
-    unpacked(
-        kernel.with_context(|| format!("no kernel {name}; known are {known}"))?,
-        refresh,
-    )
+    let kernel = kernel.with_context(|| format!("no kernel {name}; known are {known}"))?;
+    unpacked(kernel, Arch::Amd64, refresh)
 }
 
+/// A kernel of another architecture.
 pub(crate) fn arm64() -> anyhow::Result<Unpacked> {
-    unpacked(&ARM64, false)
+    let package = "linux-image-6.12-cloud-arm64";
+    let kernel = Kernel::new("6.12-arm64", "6.12.", BOOKWORM, package);
+    unpacked(&kernel, Arch::Arm64, false)
 }
 
 pub(crate) struct Unpacked {
@@ -127,14 +119,14 @@ impl Unpacked {
 }
 
 /// The unpacked kernel; downloaded if it is not cached, or if `refresh` asks for a newer one.
-fn unpacked(kernel: &Kernel, refresh: bool) -> anyhow::Result<Unpacked> {
+fn unpacked(kernel: &Kernel, arch: Arch, refresh: bool) -> anyhow::Result<Unpacked> {
     let cache = tools::cache()?.join("kernels").join(kernel.name);
     fs::create_dir_all(&cache)?;
     let lock = File::create(cache.with_extension("lock"))?;
     lock.lock()?;
     match newest(&cache)? {
         Some(package) if !refresh => Unpacked::at(&cache.join(package)),
-        _ => Unpacked::at(&download(kernel, &cache)?),
+        _ => Unpacked::at(&download(kernel, arch, &cache)?),
     }
 }
 
@@ -151,21 +143,18 @@ fn newest(cache: &Path) -> anyhow::Result<Option<String>> {
     Ok(packages.max_by_key(numbers))
 }
 
-fn download(kernel: &Kernel, cache: &Path) -> anyhow::Result<PathBuf> {
-    let (archive, suite) = kernel.source;
-    println!(
-        "linux {}: asking {archive} for the newest of {suite}",
-        kernel.name
-    );
-    let apt = Apt::of(kernel.source, kernel.arch)?;
+fn download(kernel: &Kernel, arch: Arch, cache: &Path) -> anyhow::Result<PathBuf> {
+    let source = kernel.source;
+    println!("linux {}: asking for the newest of {source}", kernel.name);
+    let apt = Apt::of(source, arch)?;
     let prefix = format!("{PACKAGE}{}", kernel.series);
     let mut newest = apt.dependencies(kernel.package)?.into_iter();
     let package = newest
         .find(|name| name.starts_with(&prefix))
         .with_context(|| {
             format!(
-                "{} in {suite} of {archive} depends on no {prefix}* any more: change KERNELS in \
-                 xtask/src/vm/kernels.rs, or unpack one of snapshot.debian.org and give it with --unpacked",
+                "{} of {source} depends on no {prefix}* any more: change KERNELS in xtask/src/vm/kernels.rs, or \
+                 unpack one of snapshot.debian.org and give it with --unpacked",
                 kernel.package
             )
         })?;
@@ -188,7 +177,7 @@ pub(crate) fn debian(package: &str, arch: Arch) -> anyhow::Result<PathBuf> {
     let name = format!("debian/{package}-{}", arch.deb());
     let dir = tools::cache()?.join(name);
     if !dir.exists() {
-        let apt = Apt::of((DEBIAN, "bookworm"), arch)?;
+        let apt = Apt::of(PACKAGES, arch)?;
         apt.unpack(&[package.to_owned()], &dir)?;
     }
     Ok(dir)
@@ -200,7 +189,7 @@ struct Apt {
 }
 
 impl Apt {
-    fn of((archive, suite): (&str, &str), arch: Arch) -> anyhow::Result<Self> {
+    fn of(source: &str, arch: Arch) -> anyhow::Result<Self> {
         need(&[(KEYRING, "debian-archive-keyring")], "packages of Debian")?;
         let apt = Self {
             dir: tempfile::tempdir()?,
@@ -209,7 +198,7 @@ impl Apt {
         for below in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(top.join(below))?;
         }
-        let sources = format!("deb [signed-by={KEYRING}] {archive} {suite} main\n");
+        let sources = format!("deb [signed-by={KEYRING}] {source} main\n");
         fs::write(top.join("sources.list"), sources)?;
         let config = format!(
             r#"Dir::Etc::SourceList "{0}/sources.list";
@@ -226,7 +215,7 @@ Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
         );
         fs::write(top.join("apt.conf"), config)?;
         run_command(apt.command("apt-get").args(["update", "-qq"])).with_context(|| {
-            format!("cannot reach {suite} of {archive}; a kernel unpacked by hand: --unpacked")
+            format!("cannot reach {source}; a kernel unpacked by hand: --unpacked")
         })?;
         Ok(apt)
     }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 
 use crate::{
     process::{as_root, need, output},
@@ -118,26 +118,31 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         .iter()
         .flat_map(|batch| places.iter().map(move |place| (place, batch)));
     let next = Mutex::new(work);
-    let outcome = Mutex::new(Outcome::default());
+    let columns = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..args.jobs.max(1) {
             scope.spawn(|| {
                 while let Some((place, filters)) = locked(&next).next() {
                     let column = column(place, &programs, &integration, filters, args);
-                    locked(&outcome).take(place, column, args);
+                    locked(&columns).push(column.with_context(|| place.name().to_owned()));
                 }
             });
         }
     });
-    let outcome = outcome.into_inner().unwrap_or_default();
-    println!("{}", outcome.matrix.table());
-    expected.retain(|name| args.asks_for(name));
-    let missing = outcome.matrix.mismatches(&expected);
-    let bad = [outcome.errors, outcome.matrix.failures(), missing].concat();
-    if bad.is_empty() {
-        return Ok(());
+    let mut matrix = Matrix::default();
+    let mut bad = Vec::new();
+    for column in columns.into_inner().unwrap_or_default() {
+        match column {
+            Ok(column) => matrix.take(&column),
+            Err(e) => bad.push(format!("{e:#}")),
+        }
     }
-    bail!("{}", bad.join("\n"))
+    println!("{}", matrix.table());
+    expected.retain(|name| args.asks_for(name));
+    bad.extend(matrix.failures());
+    bad.extend(matrix.mismatches(&expected));
+    ensure!(bad.is_empty(), "{}", bad.join("\n"));
+    Ok(())
 }
 
 /// Fails unless docs/matrix.json accounts for each of the integration tests on each kernel.
@@ -158,28 +163,6 @@ fn expected(integration: &Path) -> anyhow::Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Results so far.
-#[derive(Default)]
-struct Outcome {
-    matrix: Matrix,
-    errors: Vec<String>,
-}
-
-impl Outcome {
-    fn take(&mut self, place: &Place, column: anyhow::Result<Column>, args: &Args) {
-        let kept = column.and_then(|column| {
-            self.matrix.take(&column);
-            if args.is_kept() {
-                Matrix::add(&column)?;
-            }
-            Ok(())
-        });
-        if let Err(e) = kept {
-            self.errors.push(format!("{}: {e:#}", place.name()));
-        }
-    }
-}
-
 impl Args {
     fn is_kept(&self) -> bool {
         self.unpacked.is_none() && (self.keep || self.filters.is_empty())
@@ -192,12 +175,13 @@ impl Args {
 
     /// A part of a group would replace the results of the whole group.
     fn check(&self) -> anyhow::Result<()> {
-        match self.filters.iter().find(|filter| !filter.ends_with("::")) {
-            Some(filter) if self.keep => {
-                bail!("--keep takes whole groups, as \"syn::\", not {filter}")
-            }
-            _ => Ok(()),
-        }
+        let part = self.filters.iter().find(|filter| !filter.ends_with("::"));
+        ensure!(
+            !self.keep || part.is_none(),
+            "--keep takes whole groups, as \"syn::\", not {}",
+            part.map_or("", String::as_str)
+        );
+        Ok(())
     }
 
     /// The filters of each machine.
@@ -263,7 +247,7 @@ pub(crate) fn install() -> anyhow::Result<()> {
     )
 }
 
-/// Runs the tests on one kernel; returns their results.
+/// Runs the tests on one kernel; returns their results, which are also added to docs/matrix.json.
 fn column(
     place: &Place,
     programs: &Path,
@@ -315,7 +299,11 @@ fn column(
     let status: i32 = status.context("it ended without a result")?;
     let took = begin.elapsed().as_secs();
     println!("[{name}] status {status} after {took} s");
-    Column::of(version, matches!(place, Place::Host), status, &lines)
+    let column = Column::of(version, matches!(place, Place::Host), status, &lines)?;
+    if args.is_kept() {
+        Matrix::add(&column)?;
+    }
+    Ok(column)
 }
 
 /// The file system of a machine with the tests.

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -15,15 +15,14 @@ use super::{HOST, free_port};
 use crate::{
     arch::Arch,
     ebpf::sha256,
-    process::{KillOnDrop, need, output},
+    process::{need, output},
     root,
     vm::kernels,
 };
 
-/// The processes of the control plane, which end when it is dropped.
+/// The processes of the control plane, which the kernel kills when this process ends.
 pub(super) struct ControlPlane {
-    // Dropped before their directory is removed.
-    processes: Vec<(&'static str, KillOnDrop)>,
+    processes: Vec<(&'static str, Child)>,
     dir: tempfile::TempDir,
     port: u16,
     /// The users' tokens are derived from this secret.
@@ -173,7 +172,7 @@ impl ControlPlane {
         output(openssl.args(words.split(' ')).current_dir(&self.dir))
     }
 
-    /// Starts a program with these words as options and its own log file. The kernel kills it if this process dies.
+    /// Starts a program with these words as options and its own log file.
     fn spawn(&mut self, name: &'static str, program: &Path, options: &str) -> anyhow::Result<()> {
         let log = File::create(Self::logs().join(format!("{name}.log")))?;
         let child = Command::new("setpriv")
@@ -186,7 +185,7 @@ impl ControlPlane {
             .stderr(log)
             .spawn()
             .context(name)?;
-        self.processes.push((name, KillOnDrop(child)));
+        self.processes.push((name, child));
         Ok(())
     }
 
@@ -213,7 +212,7 @@ impl ControlPlane {
     /// Fails if one of the processes has ended.
     fn check_alive(&mut self) -> anyhow::Result<()> {
         for (name, process) in &mut self.processes {
-            if let Some(status) = process.0.try_wait()? {
+            if let Some(status) = process.try_wait()? {
                 bail!("{name}: {status}");
             }
         }
