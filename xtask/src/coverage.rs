@@ -16,9 +16,6 @@ use crate::{
 pub(crate) struct Args {
     /// Run only tests whose name contains this
     filter: Option<String>,
-    /// Skip the integration tests
-    #[arg(long)]
-    unprivileged: bool,
     /// Only install and build what the tests need
     #[arg(long)]
     no_run: bool,
@@ -62,9 +59,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut test = instrumented(&std::env::current_exe()?);
     test.arg("test").args(args.filter.as_slice());
-    if args.unprivileged {
-        test.arg("--unprivileged");
-    }
     let tested = run_command(&mut test);
     let report = ["llvm-cov", "report", "--json", "--summary-only"];
     let report = output(instrumented(cargo).args(report))?;

@@ -16,7 +16,7 @@ const FILES: &str =
 const NAMES: &str = "fn (it|what|who|one|that|those|which|nobody)_[a-z0-9_]*";
 
 pub(crate) fn check() -> anyhow::Result<()> {
-    let mut hits = grep(&["-i", "-w", "-F", "-f", PHRASES], FILES)?;
+    let mut hits = grep(&["-i", "-w", "-E", "-f", PHRASES], FILES)?;
     hits.extend(grep(&["-E", "-e", NAMES], "*.rs :!xtask/src/prose.rs")?);
     let exceptions: Vec<&str> = EXCEPTIONS.lines().filter(|l| !l.starts_with('#')).collect();
     let refused = hits

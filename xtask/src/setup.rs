@@ -48,10 +48,7 @@ fn is_ubuntu() -> bool {
 
 fn mount_bpffs() -> anyhow::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let mounted = mounts
-        .lines()
-        .any(|line| line.split(' ').nth(2) == Some("bpf"));
-    if mounted || !Path::new("/sys/fs/bpf").is_dir() {
+    if mounts.contains(" bpf rw") || !Path::new("/sys/fs/bpf").is_dir() {
         return Ok(());
     }
     println!("mounting the BPF file system at /sys/fs/bpf");

@@ -42,15 +42,6 @@ const FILES: [&str; 12] = [
     "packaging/rpm",
 ];
 
-/// Files in /usr/share/doc/rto-agent: source, and name there.
-const DOCUMENTATION: [(&str, &str); 5] = [
-    ("open-sockets.conf", "examples/open-sockets.conf"),
-    ("alerts.yml", "examples/alerts.yml"),
-    ("recording.yml", "examples/recording.yml"),
-    ("rto-agent.cdx.json.gz", "rto-agent.cdx.json.gz"),
-    ("changelog.gz", "changelog.gz"),
-];
-
 /// Contents of the archive for an installation without a package.
 const IN_TAR: &str = "rto-agent open-sockets.conf config.toml alerts.yml recording.yml sysusers.conf man completions \
                       LICENSE-APACHE LICENSE-MIT README.md";
@@ -177,22 +168,16 @@ impl<'a> Stage<'a> {
         run_command(sh.args(["-c", compress]).current_dir(&self.dir))
     }
 
-    /// Adds each file of the documentation to nfpm's list: an rpm marks such files, and nfpm supports no pattern for
-    /// them.
+    /// Adds each manual page to nfpm's list: an rpm marks such files, and nfpm supports no pattern for them.
     fn documentation(&self) -> anyhow::Result<()> {
-        let mut files = DOCUMENTATION
-            .map(|(from, below)| (from.to_owned(), format!("doc/rto-agent/{below}")))
-            .to_vec();
-        for page in fs::read_dir(self.dir.join("man"))? {
-            let name = page?.file_name().to_string_lossy().into_owned();
-            files.push((format!("man/{name}"), format!("man/man1/{name}")));
-        }
-        files.sort();
         let config = self.dir.join("nfpm.yaml");
         let mut text = fs::read_to_string(&config)?;
-        for (from, to) in files {
+        let pages = output(Command::new("ls").arg(self.dir.join("man")))?;
+        for page in pages.lines() {
             for packager in ["packager: deb", "packager: rpm, type: doc"] {
-                text += &format!("  - {{src: {from}, dst: /usr/share/{to}, {packager}}}\n");
+                text += &format!(
+                    "  - {{src: man/{page}, dst: /usr/share/man/man1/{page}, {packager}}}\n"
+                );
             }
         }
         Ok(fs::write(config, text)?)

@@ -1,8 +1,8 @@
 //! Runs the arm64 binary on an arm64 kernel.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path};
 
-use super::Checks;
+use super::{Checks, debian::LIMIT};
 use crate::{
     arch::Arch,
     process::need,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Boots a machine whose only programs are busybox and the agent from these packages.
-pub(super) fn run(stage: &Path, limit: u64) -> anyhow::Result<()> {
+pub(super) fn run(stage: &Path) -> anyhow::Result<()> {
     need(
         &[("qemu-system-aarch64", "qemu-system-arm")],
         "an arm64 machine",
@@ -39,7 +39,7 @@ pub(super) fn run(stage: &Path, limit: u64) -> anyhow::Result<()> {
         arch: Arch::Arm64,
         processors: 1,
         memory_mib: 1024,
-        ..Machine::new(&kernel.image, &initramfs, Duration::from_secs(limit))
+        ..Machine::new(&kernel.image, &initramfs, LIMIT)
     };
     println!("booting Linux {}", kernel.version);
     Checks::default().boot(&machine)

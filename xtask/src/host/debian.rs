@@ -38,20 +38,16 @@ const UNREAD: [&str; 7] = [
     "var/lib/apt",
 ];
 
+/// The kernel.
+pub(crate) const KERNEL: &str = "6.12";
+/// Time after which a machine is stopped.
+pub(super) const LIMIT: Duration = Duration::from_secs(3600);
+/// The boot does not wait for the end of the checks, which wait for the boot.
 const CHECK_UNIT: &str = "[Unit]
 Description=Checks of the service
 [Service]
-Type=oneshot
+Type=exec
 ExecStart=/usr/local/lib/checks.sh
-";
-/// Starts the checks after the boot, not as a part of it.
-const CHECK_TIMER: &str = "[Unit]
-Description=Checks after the boot
-[Timer]
-OnStartupSec=1s
-Unit=checks.service
-[Install]
-WantedBy=timers.target
 ";
 
 /// The system; files are added to it before it boots.
@@ -99,11 +95,11 @@ impl Debian {
 }
 
 /// A machine that boots such an image.
-pub(crate) fn machine<'a>(kernel: &'a Unpacked, image: &'a Path, limit: u64) -> Machine<'a> {
+pub(crate) fn machine<'a>(kernel: &'a Unpacked, image: &'a Path) -> Machine<'a> {
     println!("booting Linux {} with systemd", kernel.version);
     Machine {
         command_line: "rdinit=/usr/local/lib/init systemd.show_status=0 systemd.unified_cgroup_hierarchy=1",
-        ..Machine::new(&kernel.image, image, Duration::from_secs(limit))
+        ..Machine::new(&kernel.image, image, LIMIT)
     }
 }
 
@@ -154,8 +150,7 @@ fn base(packages: &str) -> anyhow::Result<PathBuf> {
 fn system(top: &Path, checks: &str) -> anyhow::Result<()> {
     write_program(&top.join("usr/local/lib/init"), include_str!("init.sh"))?;
     write(&top.join(UNITS).join("checks.service"), CHECK_UNIT)?;
-    write(&top.join(UNITS).join("checks.timer"), CHECK_TIMER)?;
-    enable(top, "timers.target", "checks.timer")?;
+    enable(top, "multi-user.target", "checks.service")?;
     write_program(&top.join("usr/local/lib/checks.sh"), checks)?;
     write(&top.join("etc/hostname"), "rto-agent-checks\n")?;
     // Without this file systemd assumes a first boot, and asks questions.

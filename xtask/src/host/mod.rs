@@ -17,7 +17,7 @@ use crate::{
         self,
         image::{self, write},
         kernels,
-        machine::{Clock, Machine},
+        machine::Machine,
     },
 };
 
@@ -29,15 +29,6 @@ mod packages;
 /// `cargo xtask host`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The kernel: 5.10, 6.1, 6.12 or newest
-    #[arg(long, default_value = "6.12")]
-    kernel: String,
-    /// Seconds after which the machine is stopped
-    #[arg(long, default_value_t = 3600)]
-    limit: u64,
-    /// Use the host's time instead of counting instructions
-    #[arg(long)]
-    host_clock: bool,
     /// Test the packages instead: build and lint the packages of these architectures; install, replace and remove those
     /// of this host's architecture in the machine
     #[arg(long, value_enum, value_delimiter = ',', value_name = "ARCH", num_args = 0..=1, default_missing_value = "amd64,arm64")]
@@ -65,22 +56,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let debian = Debian::new(PACKAGES)?;
     let mut checks = Checks::default();
     let (script, disk) = if let Some(archs) = &args.packages {
-        packages::prepare(archs, args.limit, &debian.dir().join("srv"), &mut checks)?;
+        packages::prepare(archs, &debian.dir().join("srv"), &mut checks)?;
         (PACKAGE_CHECKS, None)
     } else {
         test::build_programs()?;
         (CHECKS, Some(agent(debian.dir())?))
     };
-    let kernel = kernels::named(&args.kernel, false)?;
+    let kernel = kernels::named(debian::KERNEL, false)?;
     let image = debian.image(&kernel, script)?;
     let machine = Machine {
-        clock: if args.host_clock {
-            Clock::HOST
-        } else {
-            Clock::Instructions
-        },
         disk: disk.as_deref(),
-        ..debian::machine(&kernel, &image, args.limit)
+        ..debian::machine(&kernel, &image)
     };
     checks.boot(&machine)
 }

@@ -21,12 +21,7 @@ const QEMU: &str = "qemu-aarch64-static";
 /// Puts packages into a directory for the machine: packages of this version, and below `older` packages of an older one.
 ///
 /// Before that it runs the checks that need no machine.
-pub(super) fn prepare(
-    archs: &[Arch],
-    limit: u64,
-    dir: &Path,
-    checks: &mut Checks,
-) -> anyhow::Result<()> {
+pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let release = Release::of(root())?;
     let older = dir.join("older");
     fs::create_dir_all(&older)?;
@@ -49,7 +44,7 @@ pub(super) fn prepare(
             if *arch == Arch::Arm64 {
                 checks.host(
                     &format!("{name}: all of its checks in a machine of its own"),
-                    arm64::run(stage.dir(), limit),
+                    arm64::run(stage.dir()),
                 );
             }
             continue;

@@ -30,15 +30,9 @@ pub(crate) struct Args {
     /// Skip the test, with a message, unless Kubernetes has already been built
     #[arg(long, conflicts_with = "podman")]
     if_built: bool,
-    /// The kernel: 6.1, 6.12 or newest
-    #[arg(long, default_value = "6.12")]
-    kernel: String,
     /// Build the agent as `cargo xtask test` does, instead of a release build, which takes longer
     #[arg(long)]
     unoptimised: bool,
-    /// Seconds after which the machine is stopped
-    #[arg(long, default_value_t = 2700)]
-    limit: u64,
 }
 
 /// The runtime's packages.
@@ -85,9 +79,9 @@ fn podman(args: &Args) -> anyhow::Result<()> {
     let debian = debian_with(RUNTIME)?;
     add_image(&debian, args)?;
     write(&debian.dir().join("etc/containers/storage.conf"), STORAGE)?;
-    let kernel = kernels::named(&args.kernel, false)?;
+    let kernel = kernels::named(debian::KERNEL, false)?;
     let image = debian.image(&kernel, PODMAN_CHECKS)?;
-    Checks::default().boot(&debian::machine(&kernel, &image, args.limit))
+    Checks::default().boot(&debian::machine(&kernel, &image))
 }
 
 /// Adds the image, and the binary that it contains.

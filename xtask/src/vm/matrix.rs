@@ -297,13 +297,9 @@ impl Matrix {
         for (name, why) in LEFT_OUT {
             text += &format!("\nLeft out in the machines: {name}\\* ({why}).\n");
         }
-        let scaled: BTreeSet<&str> = self
-            .columns
-            .iter()
-            .flat_map(|column| column.scaled.iter().map(String::as_str))
-            .collect();
+        let scaled: BTreeSet<&String> = self.columns.iter().flat_map(|c| &c.scaled).collect();
         if !scaled.is_empty() {
-            let scaled: Vec<&str> = scaled.into_iter().collect();
+            let scaled: Vec<&str> = scaled.into_iter().map(String::as_str).collect();
             text += &format!("\nLess work in the machines: {}.\n", scaled.join(", "));
         }
         text

@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     add_node(debian.dir(), &control_plane, kubelet_port)?;
     let network =
         format!("user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{kubelet_port}-:{kubelet_port}");
-    let kernel = kernels::named(&args.kernel, false)?;
+    let kernel = kernels::named(debian::KERNEL, false)?;
     let image = debian.image(&kernel, KUBERNETES_CHECKS)?;
     let machine = Machine {
         // The same clock as the control plane.
@@ -71,7 +71,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         memory_mib: 3072,
         disk: Some(&disk),
         network: Some(&network),
-        ..debian::machine(&kernel, &image, args.limit)
+        ..debian::machine(&kernel, &image)
     };
     Checks::default().boot(&machine).with_context(logs)
 }
