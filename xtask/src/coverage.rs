@@ -95,8 +95,8 @@ fn table(report: &Value) -> String {
     let files = report["data"][0]["files"].as_array();
     for file in files.into_iter().flatten() {
         let path = Path::new(file["filename"].as_str().unwrap_or_default());
-        let path = path.strip_prefix(root()).unwrap_or(Path::new("?"));
-        let Some(name) = path.iter().next() else {
+        let path = path.strip_prefix(root()).ok();
+        let Some(name) = path.and_then(|path| path.iter().next()) else {
             continue;
         };
         let (covered, count) = crates.entry(name.display().to_string()).or_default();

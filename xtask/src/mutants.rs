@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use crate::{
@@ -102,13 +102,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Copies the sources to a separate directory that is kept, so that its build can be reused: mutants are written into
 /// it, and a run that is killed leaves its last one there.
 fn copy_sources(tree: &Path) -> anyhow::Result<()> {
-    let files = output(Command::new("git").current_dir(root()).args([
+    let list = [
         "ls-files",
         "-z",
         "--cached",
         "--others",
         "--exclude-standard",
-    ]))?;
+    ];
+    let files = output(Command::new("git").current_dir(root()).args(list))?;
     for file in files.split_terminator('\0') {
         let (from, to) = (root().join(file), tree.join(file));
         // A file that is deleted, but not committed yet, is still listed.
@@ -123,13 +124,11 @@ fn copy_sources(tree: &Path) -> anyhow::Result<()> {
 
 /// Runs cargo-mutants. Missed mutants are not an error: the share counts.
 fn test(mutants: &mut Command, outcomes: &Path) -> anyhow::Result<Counts> {
-    /// Exit status: some were missed; some timed out.
-    const RESULTS: [i32; 2] = [2, 3];
     let _absent = fs::remove_file(outcomes);
     let status = mutants.status().context("cannot run cargo mutants")?;
-    if !status.success() && !status.code().is_some_and(|code| RESULTS.contains(&code)) {
-        bail!("cargo mutants: {status}");
-    }
+    // 2: some were missed; 3: some timed out.
+    let is_result = matches!(status.code(), Some(0 | 2 | 3));
+    ensure!(is_result, "cargo mutants: {status}");
     let Ok(text) = fs::read(outcomes) else {
         // This part has no mutants.
         return Ok(Counts::default());

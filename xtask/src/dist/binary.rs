@@ -1,8 +1,6 @@
 //! The static binary of an architecture.
 
-use std::{path::PathBuf, process::Command};
-
-use anyhow::ensure;
+use std::{fs, path::PathBuf, process::Command};
 
 use super::Release;
 use crate::{
@@ -64,17 +62,15 @@ impl Release {
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
         // cargo-cyclonedx writes an SBOM for each member of the workspace, next to its manifest.
-        let mut sbom = String::new();
-        for member in self.source.read_dir()? {
-            let written = member?.path().join(format!("{name}.json"));
-            if written.exists() {
-                if written.parent().is_some_and(|dir| dir.ends_with("agent")) {
-                    sbom = std::fs::read_to_string(&written)?;
-                }
-                std::fs::remove_file(written)?;
-            }
-        }
-        ensure!(!sbom.is_empty(), "cargo-cyclonedx wrote no SBOM");
+        let file = format!("{name}.json");
+        let sbom = fs::read_to_string(self.source.join("agent").join(&file))?;
+        run_command(Command::new("find").arg(&self.source).args([
+            "-maxdepth",
+            "2",
+            "-name",
+            &file,
+            "-delete",
+        ]))?;
         Ok(sbom.replace(&self.source.display().to_string(), "/rto-agent"))
     }
 

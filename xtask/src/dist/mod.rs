@@ -59,11 +59,8 @@ fn check(archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let other = dir.path().join("checkout");
     println!("building again in {}", other.display());
-    run_command(
-        Command::new("git")
-            .args(["clone", "--quiet", "--no-hardlinks"])
-            .args([&root(), &other]),
-    )?;
+    let clone = ["clone", "--quiet", "--no-hardlinks"];
+    run_command(Command::new("git").args(clone).args([&root(), &other]))?;
     let again = dir.path().join("dist");
     Release::of(other)?.make(archs, &again)?;
     let differences = Command::new("diff")
@@ -117,13 +114,8 @@ impl Release {
             stage.package("deb", VERSION, dist)?;
             stage.package("rpm", VERSION, dist)?;
             stage.tar_gz(dist)?;
-            fs::copy(
-                stage.dir().join("rto-agent.cdx.json"),
-                dist.join(format!(
-                    "rto-agent-{VERSION}-{}.cdx.json",
-                    stage.arch().deb()
-                )),
-            )?;
+            let sbom = format!("rto-agent-{VERSION}-{}.cdx.json", stage.arch().deb());
+            fs::copy(stage.dir().join("rto-agent.cdx.json"), dist.join(sbom))?;
         }
         if have("buildah") {
             let binary = |stage: &Stage<'_>| (stage.arch(), stage.dir().join("rto-agent"));
@@ -132,11 +124,8 @@ impl Release {
             println!("buildah is not installed: NO image was made");
         }
         self.chart(dist)?;
-        let sums = output(
-            Command::new("sh")
-                .args(["-c", "sha256sum -- *"])
-                .current_dir(dist),
-        )?;
+        let mut sh = Command::new("sh");
+        let sums = output(sh.args(["-c", "sha256sum -- *"]).current_dir(dist))?;
         Ok(fs::write(dist.join(SUMS), sums + "\n")?)
     }
 

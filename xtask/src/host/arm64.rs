@@ -7,7 +7,7 @@ use crate::{
     arch::Arch,
     process::need,
     vm::{
-        image::{self, copy, write, write_program},
+        image::{self, copy, write},
         kernels,
         machine::Machine,
     },
@@ -15,10 +15,8 @@ use crate::{
 
 /// Boots a machine whose only programs are busybox and the agent from these packages.
 pub(super) fn run(stage: &Path) -> anyhow::Result<()> {
-    need(
-        &[("qemu-system-aarch64", "qemu-system-arm")],
-        "an arm64 machine",
-    )?;
+    let qemu = ("qemu-system-aarch64", "qemu-system-arm");
+    need(&[qemu], "an arm64 machine")?;
     let kernel = kernels::arm64()?;
     let dir = image::directory()?;
     let top = dir.path();
@@ -27,14 +25,11 @@ pub(super) fn run(stage: &Path) -> anyhow::Result<()> {
     }
     let busybox = kernels::debian("busybox-static", Arch::Arm64)?;
     copy(&busybox.join("bin/busybox"), &top.join("bin/busybox"))?;
-    copy(&stage.join("rto-agent"), &top.join("usr/bin/rto-agent"))?;
-    copy(
-        &stage.join("config.toml"),
-        &top.join("etc/rto-agent/config.toml"),
-    )?;
+    copy(&stage.join("rto-agent"), &top.join("usr/sbin/rto-agent"))?;
+    let config = stage.join("config.toml");
+    copy(&config, &top.join("etc/rto-agent/config.toml"))?;
     write(&top.join("etc/group"), "root:x:0:\n")?;
-    write_program(&top.join("init"), include_str!("arm64.sh"))?;
-    let initramfs = image::pack(top)?;
+    let initramfs = image::archive(&dir, include_str!("arm64.sh"))?;
     let machine = Machine {
         arch: Arch::Arm64,
         processors: 1,

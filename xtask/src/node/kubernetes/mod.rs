@@ -38,8 +38,7 @@ const RUNTIME: &str = "containerd,runc";
 const HOST: &str = "10.0.2.2";
 /// Bytes of the disk, which is a sparse file.
 const DISK: u64 = 4 << 30;
-/// The node's directory, below `/etc`.
-const KUBERNETES: &str = "etc/kubernetes";
+const CERTIFICATE: &str = "/etc/kubernetes/apiserver.crt";
 /// Mounts the disk with the programs, for containerd and the kubelet.
 const MOUNT: &str = "mkdir -p /node
 mount -t ext4 /dev/vda /node
@@ -110,19 +109,14 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
     // The kubelet considers a node ready only if it has a pod network, although pods with the node's own network do not
     // need one.
     let network = json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
-    write(
-        &top.join("etc/cni/net.d/none.conflist"),
-        &network.to_string(),
-    )?;
+    let file = top.join("etc/cni/net.d/none.conflist");
+    write(&file, &network.to_string())?;
     // The kubelet copies these files into pods.
     write(&top.join("etc/hosts"), "127.0.0.1 localhost\n")?;
     write(&top.join("etc/resolv.conf"), "")?;
-    write(
-        &top.join(UNITS).join("kubelet.service"),
-        include_str!("kubelet.service"),
-    )?;
-    let dir = top.join(KUBERNETES);
-    let certificate = Path::new("/").join(KUBERNETES).join("apiserver.crt");
+    let unit = top.join(UNITS).join("kubelet.service");
+    write(&unit, include_str!("kubelet.service"))?;
+    let dir = top.join("etc/kubernetes");
     copy(&control_plane.certificate(), &dir.join("apiserver.crt"))?;
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -131,7 +125,7 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": false},
-            "x509": {"clientCAFile": certificate},
+            "x509": {"clientCAFile": CERTIFICATE},
         },
         "authorization": {"mode": "AlwaysAllow"},
         "port": port,
@@ -142,7 +136,7 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
     });
     write(&dir.join("kubelet.json"), &kubelet.to_string())?;
     for (name, user) in [("kubelet", KUBELET), ("admin", ADMIN)] {
-        let config = control_plane.kubeconfig(user, HOST, &certificate);
+        let config = control_plane.kubeconfig(user, HOST, Path::new(CERTIFICATE));
         write(&dir.join(format!("{name}.kubeconfig")), &config.to_string())?;
     }
     // For the second agent, which runs on the node itself.
