@@ -26,7 +26,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let documents = Documents::read(&root())?;
     let broken = documents.broken();
     ensure!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
-    println!("{} links checked", documents.links().count());
+    let links = documents.all.values().map(|document| document.links.len());
+    println!("{} links checked", links.sum::<usize>());
     let features = ["--no-default-features", "--features=search"];
     let path = tools::ensure("mdbook", MDBOOK, &features, "the book of docs/")?;
     run_command(
@@ -60,24 +61,17 @@ impl Documents {
         Ok(Self { root, all })
     }
 
-    /// All links, with the documents that have them.
-    fn links(&self) -> impl Iterator<Item = (&Path, usize, &str)> {
-        let documents = self.all.iter();
-        documents.flat_map(|(path, document)| {
-            let links = document.links.iter();
-            links.map(|(line, target)| (path.as_path(), *line, target.as_str()))
-        })
-    }
-
     /// The errors, one per line: links that lead nowhere, and pages that the book lacks.
     fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let mut in_book = BTreeSet::from([PathBuf::from(SUMMARY)]);
-        for (path, line, target) in self.links() {
-            match self.resolve(path, target) {
-                Ok(page) if path == Path::new(SUMMARY) => in_book.extend(page),
-                Ok(_) => {}
-                Err(why) => broken.push(format!("{}:{line}: {target}: {why}", path.display())),
+        for (path, document) in &self.all {
+            for (line, target) in &document.links {
+                match self.resolve(path, target) {
+                    Ok(page) if path == Path::new(SUMMARY) => in_book.extend(page),
+                    Ok(_) => {}
+                    Err(why) => broken.push(format!("{}:{line}: {target}: {why}", path.display())),
+                }
             }
         }
         let pages = self.all.keys().filter(|path| path.starts_with(BOOK));

@@ -176,11 +176,8 @@ fn llvm_prefix() -> PathBuf {
 
 /// Announces and installs the tools of the build; returns the linker.
 fn install_tools() -> anyhow::Result<PathBuf> {
-    tools::toolchain(
-        RUST,
-        &["rust-src", "clippy", "rustfmt"],
-        "to rebuild the eBPF object",
-    )?;
+    let components = ["rust-src", "clippy", "rustfmt"];
+    tools::toolchain(RUST, &components, "to rebuild the eBPF object")?;
     install_llvm()?;
     let bin = tools::installed(
         Command::new("rustup")

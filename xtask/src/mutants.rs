@@ -138,18 +138,12 @@ fn test(mutants: &mut Command, outcomes: &Path) -> anyhow::Result<Counts> {
 
 impl Counts {
     fn row(&self, area: &str, all: usize) -> String {
-        let Self {
-            caught,
-            missed,
-            timeout,
-            unviable,
-        } = *self;
         // A busy machine causes timeouts itself: they count as not caught.
-        let viable = caught + missed + timeout;
-        let ran = viable + unviable;
-        let share = 100.0 * f64::from(caught) / f64::from(viable.max(1));
-        format!(
-            "{area:<8} {all:>8} {ran:>8} {caught:>8} {missed:>8} {timeout:>8} {unviable:>8} {share:>16.1} %"
-        )
+        let viable = self.caught + self.missed + self.timeout;
+        let ran = viable + self.unviable;
+        let outcomes = [ran, self.caught, self.missed, self.timeout, self.unviable];
+        let columns = outcomes.map(|count| format!(" {count:>8}")).concat();
+        let share = 100.0 * f64::from(self.caught) / f64::from(viable.max(1));
+        format!("{area:<8} {all:>8}{columns} {share:>16.1} %")
     }
 }

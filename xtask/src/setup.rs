@@ -35,11 +35,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
 
 /// Installs a C compiler for BPF: the benchmarks compile the programs that the agent is compared with.
 pub(crate) fn clang() -> anyhow::Result<()> {
-    if have("clang") {
-        return Ok(());
-    }
+    let program = if have("clang") { "clang" } else { "clang-19" };
     let why = "C programs that the agent is compared with";
-    need(&[("clang-19", "clang-19")], why)
+    need(&[(program, "clang-19")], why)
 }
 
 fn is_ubuntu() -> bool {

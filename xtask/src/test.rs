@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::{
     process::as_root,
@@ -41,19 +41,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         setup::run()?;
     }
     let integration = built(&BUILD)?;
-    let Counts {
-        passed,
-        failed,
-        ignored,
-    } = if args.unprivileged {
+    let all = if args.unprivileged {
         count(&mut without_root(args), &mut |line| println!("{line}"))?
     } else {
         count_all(&integration, args)?
     };
+    let (passed, failed, ignored) = (all.passed, all.failed, all.ignored);
     println!("\n{passed} passed, {failed} failed, {ignored} skipped");
-    if failed > 0 {
-        bail!("{failed} tests failed");
-    }
+    ensure!(failed == 0, "{failed} tests failed");
     if !args.unprivileged && args.filter.is_none() {
         vm::check_matrix(&integration)?;
     }
@@ -92,9 +87,8 @@ fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
     let counts = counts?;
     let ran = counts.passed + counts.failed;
     println!("integration tests run: {ran}");
-    if ran == 0 && args.filter.is_none() {
-        bail!("no integration test ran: they need root");
-    }
+    let is_good = ran > 0 || args.filter.is_some();
+    ensure!(is_good, "no integration test ran: they need root");
     let others = others?;
     Ok(Counts {
         passed: counts.passed + others.passed,

@@ -34,12 +34,9 @@ pub(crate) fn ensure(
     why: &str,
 ) -> anyhow::Result<OsString> {
     // Unoptimised, because that builds faster and the tool does little work itself.
-    let bin = installed(
-        cargo().args(["install", "--debug"]).args(options),
-        tool,
-        version,
-        why,
-    )?;
+    let mut install = cargo();
+    install.args(["install", "--debug"]).args(options);
+    let bin = installed(&mut install, tool, version, why)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = std::iter::once(bin).chain(std::env::split_paths(&path));
     Ok(std::env::join_paths(all)?)

@@ -114,11 +114,11 @@ impl Release {
             stage.package("deb", VERSION, dist)?;
             stage.package("rpm", VERSION, dist)?;
             stage.tar_gz(dist)?;
-            let sbom = format!("rto-agent-{VERSION}-{}.cdx.json", stage.arch().deb());
-            fs::copy(stage.dir().join("rto-agent.cdx.json"), dist.join(sbom))?;
+            let sbom = format!("rto-agent-{VERSION}-{}.cdx.json", stage.arch.deb());
+            fs::copy(stage.dir.join("rto-agent.cdx.json"), dist.join(sbom))?;
         }
         if have("buildah") {
-            let binary = |stage: &Stage<'_>| (stage.arch(), stage.dir().join("rto-agent"));
+            let binary = |stage: &Stage<'_>| (stage.arch, stage.dir.join("rto-agent"));
             image::make(self, &stages.iter().map(binary).collect::<Vec<_>>(), dist)?;
         } else {
             println!("buildah is not installed: NO image was made");

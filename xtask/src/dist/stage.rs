@@ -19,8 +19,8 @@ use crate::{
 /// A directory with the files of the packages.
 pub(crate) struct Stage<'a> {
     release: &'a Release,
-    arch: Arch,
-    dir: PathBuf,
+    pub(super) arch: Arch,
+    pub(crate) dir: PathBuf,
 }
 
 const UNIT: &str = "systemd/rto-agent.service";
@@ -72,15 +72,6 @@ impl<'a> Stage<'a> {
         stage.documentation()?;
         stage.normalise()?;
         Ok(stage)
-    }
-
-    /// The directory of the files.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    pub(super) fn arch(&self) -> Arch {
-        self.arch
     }
 
     /// Another directory with the same files, which may then be changed.

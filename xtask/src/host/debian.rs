@@ -116,13 +116,8 @@ fn base(packages: &str) -> anyhow::Result<PathBuf> {
     if image.exists() {
         return Ok(image);
     }
-    need(
-        &[
-            ("debootstrap", "debootstrap"),
-            (KEYRING, "debian-archive-keyring"),
-        ],
-        "a host with systemd",
-    )?;
+    let debootstrap = ("debootstrap", "debootstrap");
+    need(&[debootstrap, KEYRING], "a host with systemd")?;
     ensure!(
         is_root(),
         "debootstrap needs root the first time: sudo env PATH=\"$PATH\" HOME=\"$HOME\" cargo xtask ..."
@@ -134,7 +129,7 @@ fn base(packages: &str) -> anyhow::Result<PathBuf> {
     run_command(
         Command::new("debootstrap")
             .args(["--variant=minbase", "--force-check-gpg"])
-            .arg(format!("--keyring={KEYRING}"))
+            .arg(format!("--keyring={}", KEYRING.0))
             .args([&format!("--include={packages}"), SUITE])
             .arg(&top)
             .arg(ARCHIVE),

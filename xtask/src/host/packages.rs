@@ -31,21 +31,17 @@ pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow
         let into = tempfile::tempdir()?;
         let deb = stage.package("deb", VERSION, into.path())?;
         let rpm = stage.package("rpm", VERSION, into.path())?;
-        checks.host(
-            &format!("{name}: lintian has no error and no warning"),
-            lintian(&deb),
-        );
-        checks.host(&format!("{name}: rpmlint has no error"), rpmlint(&rpm));
-        checks.host(
-            &format!("{name}: the binary is static and validates the configuration"),
-            validates(*arch, stage.dir()),
+        let mut check = |what: &str, result| checks.host(&format!("{name}: {what}"), result);
+        check("lintian has no error and no warning", lintian(&deb));
+        check("rpmlint has no error", rpmlint(&rpm));
+        check(
+            "the binary is static and validates the configuration",
+            validates(*arch, &stage.dir),
         );
         if *arch != Arch::host() {
             if *arch == Arch::Arm64 {
-                checks.host(
-                    &format!("{name}: all of its checks in a machine of its own"),
-                    arm64::run(stage.dir()),
-                );
+                let all = "all of its checks in a machine of its own";
+                check(all, arm64::run(&stage.dir));
             }
             continue;
         }
@@ -54,7 +50,7 @@ pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow
             fs::copy(package, to)?;
         }
         let changed = stage.copy_to(into.path().join("older"))?;
-        let config = changed.dir().join("config.toml");
+        let config = changed.dir.join("config.toml");
         let text = fs::read_to_string(&config)?;
         fs::write(&config, format!("{text}{DIFFERENCE}"))?;
         for packager in ["deb", "rpm"] {

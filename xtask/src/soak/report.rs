@@ -94,12 +94,7 @@ struct Counters {
 impl Counters {
     /// Counters, each with its expected value.
     fn pairs(&self) -> [(&'static str, u64, u64); 4] {
-        let Self {
-            host,
-            peer,
-            counted,
-            ..
-        } = self;
+        let (host, peer, counted) = (&self.host, &self.peer, &self.counted);
         let retransmitted = (host.syn_retransmissions, counted.syn_retransmissions);
         [
             ("connections opened", host.established, counted.active),
@@ -326,7 +321,6 @@ mod tests {
         "accepted":80,
         "counted":{"active":100,"passive":80,"syn_retransmissions":9,"unmatched":0}}"#;
     const END: &str = r#"{"t_s":600.0,"round":12,"event":"end","looks":3000,"longest_gap_s":0.4}"#;
-    const EXIT_0: &str = "vm-exit-status 0";
     /// Samples in a round.
     const ROUND: u32 = 15;
 
@@ -343,7 +337,7 @@ mod tests {
         }
         report.take(COUNTERS);
         report.take(END);
-        report.take_other(EXIT_0);
+        report.take_other("vm-exit-status 0");
         report
     }
 

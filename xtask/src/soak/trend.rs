@@ -1,7 +1,7 @@
 //! Decides whether a value grows.
 
-/// Share of the series, at its start, that does not count: caches fill.
-const WARM_UP: f64 = 0.2;
+/// One part in this many, at the start of the series, does not count: caches fill.
+const WARM_UP: usize = 5;
 /// Minimum number of values.
 const LEAST: usize = 40;
 
@@ -15,13 +15,7 @@ pub(super) struct Trend {
 impl Trend {
     /// The trend of values at equal intervals; `None` if there are too few.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of a length"
-        )]
-        let begin = (values.len() as f64 * WARM_UP) as usize;
-        let rest = values.get(begin..)?;
+        let rest = &values[values.len() / WARM_UP..];
         if rest.len() < LEAST {
             return None;
         }

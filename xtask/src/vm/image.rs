@@ -23,14 +23,8 @@ const PROGRAMS: [&str; 9] = [
     "ip", "ss", "nft", "tcpdump", "bpftool", "setpriv", "bash", "unshare", "nsenter",
 ];
 /// Directories of the kernel's modules that machines may need.
-const MODULES: [&str; 6] = [
-    "kernel/net",
-    "kernel/lib",
-    "kernel/crypto",
-    "kernel/drivers/net",
-    "kernel/drivers/block",
-    "kernel/drivers/virtio",
-];
+const MODULES: &str = "kernel/net kernel/lib kernel/crypto kernel/drivers/net kernel/drivers/block \
+                       kernel/drivers/virtio";
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
 /// The directory of programs in the machine: tests search for programs above their own directory.
 pub(crate) const PROGRAM_DIR: &str = "/t/debug";
@@ -120,12 +114,12 @@ pub(crate) fn archive(system: &TempDir, script: &str) -> anyhow::Result<TempPath
 pub(crate) fn modules(kernel: &Unpacked, top: &Path) -> anyhow::Result<()> {
     let to = top.join("lib/modules").join(&kernel.version);
     fs::create_dir_all(&to)?;
-    let exists = |dir: &&&str| kernel.modules.join(dir).exists();
+    let exists = |dir: &&str| kernel.modules.join(dir).exists();
     run_command(
         Command::new("sh")
             .args(["-c", "cp -r --parents -t \"$0\" modules.* \"$@\""])
             .arg(&to)
-            .args(MODULES.iter().filter(exists))
+            .args(MODULES.split(' ').filter(exists))
             .current_dir(&kernel.modules),
     )?;
     run_command(

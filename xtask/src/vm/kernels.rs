@@ -35,7 +35,11 @@ const BOOKWORM: &str = "http://deb.debian.org/debian-security bookworm-security"
 const SID: &str = "http://deb.debian.org/debian sid";
 /// The source of other packages.
 const PACKAGES: &str = "http://deb.debian.org/debian bookworm";
-pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Debian's keys, and the package that has them.
+pub(crate) const KEYRING: (&str, &str) = (
+    "/usr/share/keyrings/debian-archive-keyring.gpg",
+    "debian-archive-keyring",
+);
 /// Prefix of the names of kernel packages.
 const PACKAGE: &str = "linux-image-";
 
@@ -190,7 +194,7 @@ struct Apt {
 
 impl Apt {
     fn of(source: &str, arch: Arch) -> anyhow::Result<Self> {
-        need(&[(KEYRING, "debian-archive-keyring")], "packages of Debian")?;
+        need(&[KEYRING], "packages of Debian")?;
         let apt = Self {
             dir: tempfile::tempdir()?,
         };
@@ -198,7 +202,7 @@ impl Apt {
         for below in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(top.join(below))?;
         }
-        let sources = format!("deb [signed-by={KEYRING}] {source} main\n");
+        let sources = format!("deb [signed-by={}] {source} main\n", KEYRING.0);
         fs::write(top.join("sources.list"), sources)?;
         let config = format!(
             r#"Dir::Etc::SourceList "{0}/sources.list";

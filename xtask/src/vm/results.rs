@@ -96,25 +96,16 @@ mod tests {
 
     #[test]
     fn tests_by_group() {
-        let lines: Vec<String> = "\
-test syn::one                    ... ok
-test syn::two                    ... the daemon has ended
-FAILED
-test [absent: iter-tcp] open_sockets::walk ... ok
-test [only in cargo xtask vm] faults::clock ... ignored
-
-failures:
-
----- syn::two ----
-gaps are not those of their timers
-
-failures:
-    syn::two
-
-"
-        .lines()
-        .map(str::to_owned)
-        .collect();
+        let lines = [
+            "test syn::one                    ... ok",
+            "test syn::two                    ... the daemon has ended",
+            "FAILED",
+            "test [absent: iter-tcp] open_sockets::walk ... ok",
+            "test [only in cargo xtask vm] faults::clock ... ignored",
+            "---- syn::two ----",
+            "gaps are not those of their timers",
+        ];
+        let lines = lines.map(str::to_owned);
         let groups = groups(&lines);
         let one = |name: &str| BTreeSet::from([name.to_owned()]);
         assert_eq!(groups["syn"].passed, one("one"));
