@@ -279,7 +279,7 @@ fn column(
             kernel.version.clone()
         }
         Place::Host => {
-            let script = script(&integration.to_string_lossy(), filters);
+            let script = script(&format!("'{}'", integration.display()), filters);
             let environment = ["RTO_TESTS_REPORT=1", "RUST_BACKTRACE=0"];
             output(as_root("env").args(environment).args(["sh", "-c", &script]))?
                 .lines()
@@ -288,7 +288,8 @@ fn column(
             // The name of a host's build is left out: "6.18.44" of "6.18.44-name-1".
             let release = release.release().to_string_lossy().into_owned();
             let mut parts = release.split(|c: char| !c.is_ascii_digit() && c != '.');
-            parts.next().unwrap_or_default().to_owned()
+            let version = parts.next().unwrap_or_default();
+            version.trim_end_matches('.').to_owned()
         }
     };
     let status: i32 = status.context("it ended without a result")?;
@@ -317,18 +318,14 @@ fn initramfs(
     let sources = ["systemd", "config", "docs"].map(|dir| root().join(dir));
     image::add(system.path(), sources)?;
     // A kernel of Debian must have exactly the declared features.
-    let is_debian = if args.unpacked.is_none() {
-        "export RTO_TESTS_DEBIAN_KERNEL=1"
-    } else {
-        ""
-    };
+    let is_debian = u8::from(args.unpacked.is_none());
     // One thread, because the machine is slow.
     let tests = format!("{PROGRAM_DIR}/{tests} --test-threads 1");
     image::archive(
         &system,
         &format!(
             "for module in veth tun nf_tables nft_limit nft_reject_inet; do modprobe $module; done
-{is_debian}
+[ {is_debian} = 0 ] || export RTO_TESTS_DEBIAN_KERNEL=1
 {}
 ",
             script(&tests, filters)
