@@ -38,7 +38,7 @@ const UNREAD: [&str; 7] = [
     "var/lib/apt",
 ];
 
-/// The kernel.
+/// The kernel of these systems, as `--kernel` of other commands names it.
 pub(crate) const KERNEL: &str = "6.12";
 /// Time after which a machine is stopped.
 pub(super) const LIMIT: Duration = Duration::from_secs(3600);

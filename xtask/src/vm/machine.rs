@@ -48,7 +48,7 @@ pub(crate) struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// A machine of this architecture without disk and network.
+    /// An amd64 machine without disk and network, whose clock counts instructions.
     pub(crate) fn new(kernel: &'a Path, initramfs: &'a Path, limit: Duration) -> Self {
         Self {
             arch: Arch::Amd64,
