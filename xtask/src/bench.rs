@@ -24,13 +24,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 pub(crate) fn demo() -> anyhow::Result<()> {
     setup::run()?;
     // One build: two builds would take longer.
-    run_command(cargo().args([
-        "build",
-        "--locked",
-        "--bin=rto-bench",
-        "--bin=rto-agent",
-        "--bin=rto-workload",
-    ]))?;
+    let programs = ["--bin=rto-bench", "--bin=rto-agent", "--bin=rto-workload"];
+    run_command(cargo().args(["build", "--locked"]).args(programs))?;
     rto_bench(&["demo".into()])
 }
 

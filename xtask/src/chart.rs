@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     dist::{Release, VERSION},
@@ -42,7 +42,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
             .check(values, kinds)
             .with_context(|| values.display().to_string())?;
     }
-    chart.check_configs()?;
+    let agent = root().join("target/debug/rto-agent");
+    let check = ["check", "--fleet"];
+    run_command(Command::new(agent).args(check).arg(&chart.fleet))?;
     let refused = chart.values("ci/refused")?;
     for (values, expected) in &refused {
         let text = expected.strip_prefix("refused: ").context("refused: ...")?;
@@ -68,7 +70,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
 struct Chart {
     helm: PathBuf,
     python: PathBuf,
-    agent: PathBuf,
+    /// The rendered configurations.
+    fleet: PathBuf,
     dir: tempfile::TempDir,
 }
 
@@ -80,11 +83,14 @@ impl Chart {
         let python = tools::python("kubernetes", &[VALIDATE], "schemas of Kubernetes")?.join("bin");
         let helm = tools::helm()?.join("helm");
         test::build_programs()?;
+        let dir = tempfile::tempdir()?;
+        let fleet = dir.path().join("fleet");
+        fs::create_dir(&fleet)?;
         Ok(Self {
             helm,
             python,
-            agent: root().join("target/debug/rto-agent"),
-            dir: tempfile::tempdir()?,
+            fleet,
+            dir,
         })
     }
 
@@ -99,7 +105,7 @@ impl Chart {
         let mut files = Vec::new();
         for entry in fs::read_dir(root().join(CHART).join(dir))? {
             let path = entry?.path();
-            if path.extension() == Some(OsStr::new("yaml")) {
+            if path.is_file() {
                 let text = fs::read_to_string(&path)?;
                 let first = text.lines().next().unwrap_or_default();
                 files.push((path, first.trim_start_matches("# ").to_owned()));
@@ -154,32 +160,16 @@ impl Chart {
                 "{passed} of {own} valid for {version}: {said}"
             );
         }
-        self.keep_config(values, &resources)?;
+        // The configuration, as of one host of a fleet.
+        let name = values.with_extension("toml");
+        let config = self.fleet.join(name.file_name().context("a name")?);
+        let map = find(&resources, "ConfigMap")?;
+        fs::write(config, text(&map["data"]["config.toml"]))?;
         check_pod(find(&resources, "DaemonSet")?)?;
         match find(&resources, "PrometheusRule") {
             Ok(rule) => self.check_rules(values, rule),
             Err(_) => Ok(()),
         }
-    }
-
-    /// Keeps the configuration, as on one host of a fleet.
-    fn keep_config(&self, values: &Path, resources: &[Value]) -> anyhow::Result<()> {
-        let fleet = self.fleet();
-        fs::create_dir_all(&fleet)?;
-        let name = values.with_extension("toml");
-        let config = fleet.join(name.file_name().context("a name")?);
-        let map = find(resources, "ConfigMap")?;
-        Ok(fs::write(config, text(&map["data"]["config.toml"]))?)
-    }
-
-    fn fleet(&self) -> PathBuf {
-        self.dir.path().join("fleet")
-    }
-
-    /// Runs `rto-agent check` on the rendered configurations.
-    fn check_configs(&self) -> anyhow::Result<()> {
-        let mut check = Command::new(&self.agent);
-        run_command(check.args(["check", "--fleet"]).arg(self.fleet()))
     }
 
     /// The rules are the same as in config/prometheus, and promtool accepts them.
@@ -195,12 +185,8 @@ impl Chart {
         // JSON is valid YAML.
         let rules = self.dir.path().join("rules.yml");
         fs::write(&rules, rule["spec"].to_string())?;
-        output(
-            Command::new("promtool")
-                .args(["check", "rules"])
-                .arg(&rules),
-        )?;
-        Ok(())
+        let check = ["check", "rules"];
+        output(Command::new("promtool").args(check).arg(&rules)).map(drop)
     }
 
     /// A change of policies is reloaded in place; a change of a setting that is read only at the start restarts the
@@ -258,43 +244,46 @@ fn text(value: &Value) -> &str {
 }
 
 fn find<'a>(resources: &'a [Value], kind: &str) -> anyhow::Result<&'a Value> {
-    let found = resources.iter().find(|resource| resource["kind"] == kind);
-    found.with_context(|| format!("no {kind}"))
+    with(resources, "kind", kind)
+}
+
+/// The value with this field.
+fn with<'a>(values: &'a [Value], field: &str, is: &str) -> anyhow::Result<&'a Value> {
+    let mut found = values.iter().filter(|value| value[field] == is);
+    found.next().with_context(|| format!("no {is}"))
 }
 
 /// Checks that the pod has only the privileges that docs/reference/security.md gives reasons for, with any values.
 fn check_pod(daemon_set: &Value) -> anyhow::Result<()> {
     let pod = &daemon_set["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
-    let security = &container["securityContext"];
-    let added: Vec<_> = security["capabilities"]["add"]
-        .as_array()
-        .map_or_else(Vec::new, |all| all.iter().map(text).collect());
     let all = ["BPF", "PERFMON", "NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"];
-    let is_open = pod["hostPID"] == true;
-    let wanted = if is_open { &all[..] } else { &all[..3] };
-    ensure!(added == wanted, "capabilities {added:?}");
-    ensure!(security["capabilities"]["drop"][0] == "ALL", "{security}");
-    ensure!(security["allowPrivilegeEscalation"] == false, "{security}");
-    ensure!(security["readOnlyRootFilesystem"] == true, "{security}");
-    ensure!(
-        security["seccompProfile"]["type"] == "RuntimeDefault",
-        "{security}"
-    );
-    ensure!(
-        is_open || security["appArmorProfile"]["type"] == "RuntimeDefault",
-        "{security}"
-    );
-    ensure!(security["privileged"].is_null(), "{security}");
+    let (capabilities, app_armor) = if pod["hostPID"] == true {
+        (&all[..], "Unconfined")
+    } else {
+        (&all[..3], "RuntimeDefault")
+    };
+    let mut security = container["securityContext"].clone();
+    security
+        .as_object_mut()
+        .context("a security context")?
+        .remove("seLinuxOptions");
+    let expected = json!({
+        "runAsUser": 0,
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"], "add": capabilities},
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "appArmorProfile": {"type": app_armor},
+    });
+    ensure!(security == expected, "{security} is not {expected}");
     ensure!(pod["automountServiceAccountToken"] == false, "a token");
     let mounts = container["volumeMounts"].as_array().context("mounts")?;
     for path in ["/host/cgroup", "/host/security"] {
-        let mount = mounts.iter().find(|mount| mount["mountPath"] == path);
-        let mount = mount.with_context(|| format!("no {path}"))?;
+        let mount = with(mounts, "mountPath", path)?;
         ensure!(mount["readOnly"] == true, "{mount}");
         let volumes = pod["volumes"].as_array().context("volumes")?;
-        let volume = volumes.iter().find(|one| one["name"] == mount["name"]);
-        let volume = volume.with_context(|| format!("no volume for {path}"))?;
+        let volume = with(volumes, "name", text(&mount["name"]))?;
         let source = text(&volume["hostPath"]["path"]);
         ensure!(source.starts_with("/sys/"), "{path} is {source}");
     }

@@ -3,8 +3,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
-use anyhow::Context as _;
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{
     process::{output, run as run_command},
@@ -17,9 +16,6 @@ use crate::{
 pub(crate) struct Args {
     /// Run only tests whose name contains this
     filter: Option<String>,
-    /// Skip the integration tests
-    #[arg(long)]
-    unprivileged: bool,
     /// Only install and build what the tests need
     #[arg(long)]
     no_run: bool,
@@ -27,48 +23,12 @@ pub(crate) struct Args {
 
 const CARGO_LLVM_COV: &str = "0.9.1";
 
-/// The export of `cargo llvm-cov report`.
-#[derive(Deserialize)]
-struct Export {
-    data: Vec<Data>,
-}
-
-#[derive(Deserialize)]
-struct Data {
-    files: Vec<File>,
-}
-
-#[derive(Deserialize)]
-struct File {
-    filename: String,
-    summary: Summary,
-}
-
-#[derive(Deserialize)]
-struct Summary {
-    lines: Lines,
-}
-
-#[derive(Default, Deserialize)]
-struct Lines {
-    count: u64,
-    covered: u64,
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let path = tools::ensure(
-        "cargo-llvm-cov",
-        CARGO_LLVM_COV,
-        &[],
-        "cargo xtask coverage",
-    )?;
+    let why = "cargo xtask coverage";
+    let path = tools::ensure("cargo-llvm-cov", CARGO_LLVM_COV, &[], why)?;
     // Reads the profiles. It must come from the toolchain, because each LLVM has its own format.
-    run_command(Command::new("rustup").current_dir(root()).args([
-        "--quiet",
-        "component",
-        "add",
-        "llvm-tools",
-    ]))?;
+    let component = ["--quiet", "component", "add", "llvm-tools"];
+    run_command(Command::new("rustup").current_dir(root()).args(component))?;
     let target = root().join("target/coverage");
     // cargo llvm-cov and all programs below it get the build's environment.
     let instrumented = |program: &Path| {
@@ -99,13 +59,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut test = instrumented(&std::env::current_exe()?);
     test.arg("test").args(args.filter.as_slice());
-    if args.unprivileged {
-        test.arg("--unprivileged");
-    }
     let tested = run_command(&mut test);
-    let json =
-        output(instrumented(cargo).args(["llvm-cov", "report", "--json", "--summary-only"]))?;
-    println!("\n{}", table(&crates(&json, &root())?));
+    let report = ["llvm-cov", "report", "--json", "--summary-only"];
+    let report = output(instrumented(cargo).args(report))?;
+    println!("\n{}", table(&serde_json::from_str(&report)?));
     // Lines that a failed test ran count as well.
     tested
 }
@@ -122,71 +79,59 @@ fn take_libraries(built: &Path, target: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     fs::create_dir_all(target)?;
-    let copy = || {
-        let mut copy = Command::new("cp");
-        copy.arg("--archive");
-        copy
+    let copy = |options: &[&str], parts: &[&str]| {
+        let parts = parts.iter().map(|part| built.join(part));
+        run_command(Command::new("cp").args(options).args(parts).arg(target))
     };
     // These may be hard links, because rustc replaces these files. cargo and build scripts write into the files of the
     // other directories.
-    run_command(copy().arg("--link").args([&built.join("deps"), target]))?;
-    let others = [".fingerprint", "build"].map(|part| built.join(part));
-    run_command(copy().args(others).arg(target))
+    copy(&["--archive", "--link"], &["deps"])?;
+    copy(&["--archive"], &[".fingerprint", "build"])
 }
 
-/// The lines of each crate's files, by directory.
-fn crates(json: &str, root: &Path) -> anyhow::Result<BTreeMap<String, Lines>> {
-    let export: Export = serde_json::from_str(json).context("cargo llvm-cov report")?;
-    let mut crates = BTreeMap::<String, Lines>::new();
-    for file in export.data.into_iter().flat_map(|data| data.files) {
-        let Ok(path) = Path::new(&file.filename).strip_prefix(root) else {
+/// The lines of each crate's files, and how many of them ran, from `cargo llvm-cov report`.
+fn table(report: &Value) -> String {
+    let mut crates = BTreeMap::<String, (u64, u64)>::new();
+    let files = report["data"][0]["files"].as_array();
+    for file in files.into_iter().flatten() {
+        let path = Path::new(file["filename"].as_str().unwrap_or_default());
+        let path = path.strip_prefix(root()).ok();
+        let Some(name) = path.and_then(|path| path.iter().next()) else {
             continue;
         };
-        let Some(first) = path.iter().next() else {
-            continue;
-        };
-        let lines = crates
-            .entry(first.to_string_lossy().into_owned())
-            .or_default();
-        lines.count += file.summary.lines.count;
-        lines.covered += file.summary.lines.covered;
+        let (covered, count) = crates.entry(name.display().to_string()).or_default();
+        let lines = &file["summary"]["lines"];
+        *covered += lines["covered"].as_u64().unwrap_or(0);
+        *count += lines["count"].as_u64().unwrap_or(0);
     }
-    Ok(crates)
-}
-
-fn table(crates: &BTreeMap<String, Lines>) -> String {
     let mut text = "crate          covered    lines  percent".to_owned();
-    for (name, Lines { count, covered }) in crates {
-        let tenths = (covered * 1000).checked_div(*count).unwrap_or(0);
-        text.push_str(&format!(
-            "\n{name:<14} {covered:>7} {count:>8} {:>6}.{}",
-            tenths / 10,
-            tenths % 10
-        ));
+    for (name, (covered, count)) in crates {
+        let percent = 100.0 * covered as f64 / count.max(1) as f64;
+        text += &format!("\n{name:<14} {covered:>7} {count:>8} {percent:>8.1}");
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn lines_are_added_up_by_crate() {
-        let json = r#"{"data": [{"files": [
-            {"filename": "/w/model/src/a.rs", "summary": {"lines": {"count": 30, "covered": 20}}},
-            {"filename": "/w/model/src/b/c.rs", "summary": {"lines": {"count": 10, "covered": 9}}},
-            {"filename": "/w/agent/src/lib.rs", "summary": {"lines": {"count": 1, "covered": 0}}},
-            {"filename": "/elsewhere/model/src/a.rs", "summary": {"lines": {"count": 7, "covered": 7}}}
-        ], "totals": {}}], "type": "llvm.coverage.json.export"}"#;
-        let text = table(&crates(json, Path::new("/w")).unwrap());
-        let rows: Vec<Vec<&str>> = text
-            .lines()
-            .map(|line| line.split_whitespace().collect())
-            .collect();
-        assert_eq!(
-            rows[1..],
-            [["agent", "0", "1", "0.0"], ["model", "29", "40", "72.5"]]
+        let file = |name: &str, count: u64, covered: u64| {
+            let lines = json!({"count": count, "covered": covered});
+            json!({"filename": root().join(name), "summary": {"lines": lines}})
+        };
+        let files = [
+            file("model/src/a.rs", 30, 20),
+            file("model/src/b/c.rs", 10, 9),
+        ];
+        let text = table(&json!({"data": [{"files": files}]}));
+        assert!(
+            text.ends_with("model               29       40     72.5"),
+            "{text}"
         );
     }
 }

@@ -2,16 +2,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
     fs,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-use crate::{process::run as run_command, prose, root, tools};
+use crate::{
+    process::{output, run as run_command},
+    prose, root, tools,
+};
 
 const MDBOOK: &str = "0.5.4";
 /// The sources of the book, and its table of contents.
@@ -21,10 +23,11 @@ const OUTPUT: &str = "target/book";
 
 pub(crate) fn run() -> anyhow::Result<()> {
     prose::check()?;
-    let documents = Documents::read()?;
+    let documents = Documents::read(&root())?;
     let broken = documents.broken();
     ensure!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
-    println!("{} links checked", documents.links());
+    let links = documents.all.values().map(|document| document.links.len());
+    println!("{} links checked", links.sum::<usize>());
     let features = ["--no-default-features", "--features=search"];
     let path = tools::ensure("mdbook", MDBOOK, &features, "the book of docs/")?;
     run_command(
@@ -39,65 +42,41 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 /// The Markdown files of the repository's root and below docs/.
-pub(crate) fn pages() -> anyhow::Result<Vec<PathBuf>> {
-    let mut pages = Vec::new();
-    collect(&root(), false, &mut pages)?;
-    collect(&root().join(BOOK), true, &mut pages)?;
-    pages.sort();
-    Ok(pages)
+struct Documents {
+    root: PathBuf,
+    /// By their paths in the repository.
+    all: BTreeMap<PathBuf, Document>,
 }
-
-fn collect(dir: &Path, recurse: bool, pages: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
-        let path = entry?.path();
-        if path.extension() == Some(OsStr::new("md")) {
-            pages.push(path);
-        } else if recurse && path.is_dir() {
-            collect(&path, recurse, pages)?;
-        }
-    }
-    Ok(())
-}
-
-/// All documents, by their paths in the repository.
-struct Documents(BTreeMap<PathBuf, Document>);
 
 impl Documents {
-    fn read() -> anyhow::Result<Self> {
-        let mut documents = BTreeMap::new();
-        for path in pages()? {
-            let document = Document::of(&fs::read_to_string(&path)?);
-            let path = path.strip_prefix(root()).context("a page of this tree")?;
-            documents.insert(path.to_owned(), document);
+    fn read(root: &Path) -> anyhow::Result<Self> {
+        let root = root.canonicalize()?;
+        let list = "ls *.md; find docs -name '*.md'";
+        let list = output(Command::new("sh").args(["-c", list]).current_dir(&root))?;
+        let mut all = BTreeMap::new();
+        for path in list.lines() {
+            let text = fs::read_to_string(root.join(path))?;
+            all.insert(path.into(), Document::of(&text));
         }
-        Ok(Self(documents))
-    }
-
-    fn links(&self) -> usize {
-        self.0.values().map(|document| document.links.len()).sum()
+        Ok(Self { root, all })
     }
 
     /// The errors, one per line: links that lead nowhere, and pages that the book lacks.
     fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        let mut in_book = BTreeSet::new();
-        for (path, document) in &self.0 {
-            for Link { line, target } in &document.links {
+        let mut in_book = BTreeSet::from([PathBuf::from(SUMMARY)]);
+        for (path, document) in &self.all {
+            for (line, target) in &document.links {
                 match self.resolve(path, target) {
-                    Ok(Some(page)) if path == Path::new(SUMMARY) => {
-                        in_book.insert(page);
-                    }
+                    Ok(page) if path == Path::new(SUMMARY) => in_book.extend(page),
                     Ok(_) => {}
                     Err(why) => broken.push(format!("{}:{line}: {target}: {why}", path.display())),
                 }
             }
         }
-        let pages = self.0.keys().filter(|path| path.starts_with(BOOK));
-        for page in pages.filter(|path| *path != Path::new(SUMMARY)) {
-            if !in_book.contains(page) {
-                broken.push(format!("{SUMMARY}: does not list {}", page.display()));
-            }
-        }
+        let pages = self.all.keys().filter(|path| path.starts_with(BOOK));
+        let missing = pages.filter(|path| !in_book.contains(*path));
+        broken.extend(missing.map(|page| format!("{SUMMARY}: does not list {}", page.display())));
         broken
     }
 
@@ -107,50 +86,33 @@ impl Documents {
             return Ok(None);
         }
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
-        let to = if path.is_empty() {
-            from.to_owned()
-        } else {
-            normalised(&from.with_file_name("").join(path)).ok_or("outside of the repository")?
-        };
+        let mut to = self.root.join(from);
+        if !path.is_empty() {
+            to.set_file_name(path);
+        }
+        let to = to
+            .canonicalize()
+            .map_err(|_| format!("there is no {path}"))?;
+        let to = to
+            .strip_prefix(&self.root)
+            .map_err(|_| "outside of the repository")?;
         if from.starts_with(BOOK) && !to.starts_with(BOOK) {
             return Err(format!("outside of {BOOK}/, which is the book"));
         }
-        if !self.0.contains_key(&to) && !root().join(&to).exists() {
-            return Err(format!("there is no {}", to.display()));
-        }
-        let document = self.0.get(&to);
+        let document = self.all.get(to);
         if !anchor.is_empty() && document.is_some_and(|d| !d.anchors.contains(anchor)) {
             return Err(format!("{} has no such heading", to.display()));
         }
-        Ok(Some(to))
+        Ok(Some(to.to_owned()))
     }
-}
-
-/// A relative path without `.` and `..`; `None` if it leaves the repository.
-fn normalised(path: &Path) -> Option<PathBuf> {
-    let mut clean = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::Normal(name) => clean.push(name),
-            Component::CurDir => {}
-            Component::ParentDir if clean.pop() => {}
-            _ => return None,
-        }
-    }
-    Some(clean)
 }
 
 /// The link targets of a document, and its own links.
 #[derive(Debug, Default)]
 struct Document {
     anchors: BTreeSet<String>,
-    links: Vec<Link>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Link {
-    line: usize,
-    target: String,
+    /// Lines and targets.
+    links: Vec<(usize, String)>,
 }
 
 impl Document {
@@ -170,10 +132,8 @@ impl Document {
                     }
                 }
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-                    document.links.push(Link {
-                        line: text[..range.start].matches('\n').count() + 1,
-                        target: dest_url.into_string(),
-                    });
+                    let line = text[..range.start].matches('\n').count() + 1;
+                    document.links.push((line, dest_url.into_string()));
                 }
                 // `<a id="threads"></a>`
                 Event::Html(html) | Event::InlineHtml(html) => {
@@ -221,32 +181,33 @@ mod tests {
         );
         let anchors: Vec<&str> = document.anchors.iter().map(String::as_str).collect();
         assert_eq!(anchors, ["here", "same", "same-1", "the-add-verb-510"]);
-        let target = "b.md#c".to_owned();
-        assert_eq!(document.links, [Link { line: 8, target }]);
+        assert_eq!(document.links, [(8, "b.md#c".to_owned())]);
     }
 
     #[test]
     fn links_that_lead_nowhere() {
-        let documents = Documents(
-            [
-                ("docs/SUMMARY.md", "[a](a.md)"),
-                ("docs/a.md", "# Here\n[](#here) [](#there)"),
-                (
-                    "docs/b.md",
-                    "[](a.md#here) [](a.md#there) [](c.md) [](../README.md) [](../../x) [](https://x/#y)",
-                ),
-            ]
-            .map(|(path, text)| (path.into(), Document::of(text)))
-            .into(),
-        );
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(BOOK)).unwrap();
+        for (path, text) in [
+            ("README.md", ""),
+            (SUMMARY, "[a](a.md)"),
+            ("docs/a.md", "# Here\n[](#here) [](#there) [](../..)"),
+            (
+                "docs/b.md",
+                "[](a.md#here) [](a.md#there) [](c.md) [](../README.md) [](https://x/#y)",
+            ),
+        ] {
+            fs::write(dir.path().join(path), text).unwrap();
+        }
+        let documents = Documents::read(dir.path()).unwrap();
         assert_eq!(
             documents.broken(),
             [
                 "docs/a.md:2: #there: docs/a.md has no such heading",
+                "docs/a.md:2: ../..: outside of the repository",
                 "docs/b.md:1: a.md#there: docs/a.md has no such heading",
-                "docs/b.md:1: c.md: there is no docs/c.md",
+                "docs/b.md:1: c.md: there is no c.md",
                 "docs/b.md:1: ../README.md: outside of docs/, which is the book",
-                "docs/b.md:1: ../../x: outside of the repository",
                 "docs/SUMMARY.md: does not list docs/b.md",
             ]
         );

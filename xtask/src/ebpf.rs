@@ -21,6 +21,8 @@ const RUST: &str = "1.98.0";
 const BPF_LINKER: &str = "0.13.0";
 /// The LLVM that this rustc was built with; bpf-linker must read its bitcode.
 const LLVM: &str = "22";
+/// Where it is built.
+const BUILD: &str = "target/ebpf";
 const TARGET: &str = "bpfel-unknown-none";
 pub(crate) const OBJECT: &str = "agent/src/datapath/rto-agent.bpf.o";
 
@@ -34,26 +36,27 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let linker = install_tools()?;
-    let built = strip(&build(&linker)?)?;
+    run_command(cargo(&linker)?.args(["build", "--release"]).args(PACKAGE))?;
+    let program = root().join(format!("{BUILD}/{TARGET}/release/rto-agent-ebpf"));
+    let built = strip(&program)?;
     let path = root().join(OBJECT);
     if !args.check {
         fs::write(&path, &built)?;
         println!("{OBJECT}: {} bytes, sha256 {}", built.len(), sha256(&built));
         return Ok(());
     }
-    lint(&linker)?;
+    let lint = ["--", "-Dwarnings"];
+    run_command(
+        cargo(&linker)?
+            .args(["clippy", "--release"])
+            .args(PACKAGE)
+            .args(lint),
+    )?;
     check_loads(&path)?;
     let kept = fs::read(&path).with_context(|| path.display().to_string())?;
-    println!(
-        "in the tree: {} bytes, sha256 {}",
-        kept.len(),
-        sha256(&kept)
-    );
-    println!(
-        "built now:   {} bytes, sha256 {}",
-        built.len(),
-        sha256(&built)
-    );
+    for (what, bytes) in [("in the tree", &kept), ("built now", &built)] {
+        println!("{what}: {} bytes, sha256 {}", bytes.len(), sha256(bytes));
+    }
     if kept != built {
         bail!("{OBJECT} does not come from these sources; run cargo xtask ebpf and commit it");
     }
@@ -69,21 +72,6 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Compiles the programs; the path of the unstripped object.
-fn build(linker: &Path) -> anyhow::Result<PathBuf> {
-    run_command(cargo(linker)?.args(["build", "--release"]).args(PACKAGE))?;
-    Ok(target_dir().join(TARGET).join("release/rto-agent-ebpf"))
-}
-
-fn lint(linker: &Path) -> anyhow::Result<()> {
-    run_command(
-        cargo(linker)?
-            .args(["clippy", "--release"])
-            .args(PACKAGE)
-            .args(["--", "-Dwarnings"]),
-    )
-}
-
 /// Rejects loads of a socket's field from the context into the register that holds the context. On a request socket,
 /// which has no such field, kernels before commit 10f86a2a5c91 (April 2026) leave the context's address there instead
 /// of 0.
@@ -94,14 +82,15 @@ fn check_loads(object: &Path) -> anyhow::Result<()> {
             .arg(object),
     )?;
     let mut is_sock_ops = false;
-    let found = listing.lines().filter(|line| {
+    let mut found = Vec::new();
+    for line in listing.lines() {
         if let Some(section) = line.strip_prefix("Disassembly of section ") {
             // `.text` has the functions that the programs call.
             is_sock_ops = [".text:", "sockops:"].contains(&section);
+        } else if is_sock_ops && clobbers(line).unwrap_or(false) {
+            found.push(line);
         }
-        is_sock_ops && clobbers(line)
-    });
-    let found: Vec<&str> = found.collect();
+    }
     anyhow::ensure!(
         found.is_empty(),
         "{OBJECT}: these loads clobber their context on request sockets; read the field with an `out` register \
@@ -113,27 +102,19 @@ fn check_loads(object: &Path) -> anyhow::Result<()> {
 
 /// Whether an instruction, as llvm-objdump prints it, loads a guarded field of `struct bpf_sock_ops` into its own base
 /// register: "12: r1 = *(u64 *)(r1 + 0xb8)".
-fn clobbers(line: &str) -> bool {
+fn clobbers(line: &str) -> Option<bool> {
     /// `sk`.
     const SK: u64 = 184;
     /// From `snd_cwnd` to `bytes_acked`, which are fields of `struct tcp_sock`.
     const OF_SOCKET: std::ops::RangeInclusive<u64> = 76..=176;
-    let Some((to, from)) = line
-        .split_once(':')
-        .and_then(|(_, instruction)| instruction.trim().split_once(" = *(u"))
-    else {
-        return false;
-    };
-    let Some((from, offset)) = from
-        .split_once(" *)(")
-        .and_then(|(_, address)| address.split_once(" + 0x"))
-    else {
-        return false;
-    };
-    let offset = u64::from_str_radix(offset.trim_end_matches(')'), 16);
+    let (_, instruction) = line.split_once(':')?;
+    let (to, from) = instruction.trim().split_once(" = *(u")?;
+    let (_, address) = from.split_once(" *)(")?;
+    let (from, offset) = address.trim_end_matches(')').split_once(" + 0x")?;
+    let offset = u64::from_str_radix(offset, 16).ok()?;
     // A load of 32 bits may have half a register as its destination.
-    let number = |register: &str| register.trim().trim_start_matches(['r', 'w']).to_owned();
-    number(to) == number(from) && offset.is_ok_and(|at| at == SK || OF_SOCKET.contains(&at))
+    let is_same = to.trim_start_matches(['r', 'w']) == from.trim_start_matches('r');
+    Some(is_same && (offset == SK || OF_SOCKET.contains(&offset)))
 }
 
 const PACKAGE: [&str; 10] = [
@@ -148,10 +129,6 @@ const PACKAGE: [&str; 10] = [
     "--config=profile.release.panic='abort'",
     "--config=profile.release.lto='fat'",
 ];
-
-fn target_dir() -> PathBuf {
-    root().join("target/ebpf")
-}
 
 /// cargo, with all settings that determine the bytes of the object.
 fn cargo(linker: &Path) -> anyhow::Result<Command> {
@@ -168,21 +145,16 @@ fn cargo(linker: &Path) -> anyhow::Result<Command> {
         .args(["run", RUST, "cargo"])
         .current_dir(root())
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_TARGET_DIR", target_dir())
+        .env("CARGO_TARGET_DIR", root().join(BUILD))
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env("CARGO_PROFILE_RELEASE_STRIP", "none")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "2")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_INCREMENTAL", "0");
-    for leftover in [
-        "RUSTFLAGS",
-        "RUSTC",
-        "RUSTUP_TOOLCHAIN",
-        "CARGO",
-        "CARGO_BUILD_TARGET",
-    ] {
+    for leftover in ["RUSTFLAGS", "RUSTC", "RUSTUP_TOOLCHAIN", "CARGO"] {
         cargo.env_remove(leftover);
     }
+    cargo.env_remove("CARGO_BUILD_TARGET");
     Ok(cargo)
 }
 
@@ -204,23 +176,8 @@ fn llvm_prefix() -> PathBuf {
 
 /// Announces and installs the tools of the build; returns the linker.
 fn install_tools() -> anyhow::Result<PathBuf> {
-    let installed = output(Command::new("rustup").args([
-        "component",
-        "list",
-        "--installed",
-        "--toolchain",
-        RUST,
-    ]));
-    if !installed.is_ok_and(|list| list.contains("rust-src") && list.contains("clippy")) {
-        println!("installing Rust {RUST} with its sources");
-        run_command(Command::new("rustup").args([
-            "toolchain",
-            "install",
-            RUST,
-            "--profile=minimal",
-            "--component=rust-src,clippy,rustfmt",
-        ]))?;
-    }
+    let components = ["rust-src", "clippy", "rustfmt"];
+    tools::toolchain(RUST, &components, "to rebuild the eBPF object")?;
     install_llvm()?;
     let bin = tools::installed(
         Command::new("rustup")
@@ -244,16 +201,11 @@ fn install_llvm() -> anyhow::Result<()> {
     if needed.iter().all(|file| llvm_prefix().join(file).exists()) {
         return Ok(());
     }
-    let packages = [
-        format!("llvm-{LLVM}"),
-        format!("llvm-{LLVM}-dev"),
-        format!("libpolly-{LLVM}-dev"),
-        "zlib1g-dev".to_owned(),
-        "libzstd-dev".to_owned(),
-        "libxml2-dev".to_owned(),
-    ];
-    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-    apt_install(&packages, "to rebuild the eBPF object")
+    let of_llvm = ["llvm-VERSION", "llvm-VERSION-dev", "libpolly-VERSION-dev"];
+    let of_llvm = of_llvm.map(|name| name.replace("VERSION", LLVM));
+    let libraries = ["zlib1g-dev", "libzstd-dev", "libxml2-dev"];
+    let packages = of_llvm.iter().map(String::as_str).chain(libraries);
+    apt_install(&packages.collect::<Vec<_>>(), "to rebuild the eBPF object")
         .context("Debian and Ubuntu releases without these packages have them at apt.llvm.org")
 }
 
@@ -268,7 +220,7 @@ mod tests {
             "     12:\tr3 = *(u32 *)(r3 + 0x50)",
             "     12:\tw3 = *(u32 *)(r3 + 0x50)",
         ] {
-            assert!(clobbers(bad), "{bad}");
+            assert_eq!(clobbers(bad), Some(true), "{bad}");
         }
         for good in [
             "     12:  r2 = *(u64 *)(r1 + 0xb8)",
@@ -277,7 +229,7 @@ mod tests {
             "     12:  *(u64 *)(r1 + 0xb8) = r1",
             "     12:  r1 = r1",
         ] {
-            assert!(!clobbers(good), "{good}");
+            assert_ne!(clobbers(good), Some(true), "{good}");
         }
     }
 }

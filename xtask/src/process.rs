@@ -3,22 +3,12 @@
 use std::{
     fs::{self, File},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context as _, bail};
 
 use crate::tools::cache;
-
-/// A child process, killed and reaped when dropped.
-pub(crate) struct KillOnDrop(pub(crate) Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
 
 /// Runs a command; the error of a failed one names it.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
@@ -43,7 +33,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// Whether a program is installed.
+/// Whether a program is installed, or a file with an absolute path exists.
 pub(crate) fn have(program: &str) -> bool {
     find(program).is_some()
 }
@@ -71,6 +61,16 @@ pub(crate) fn as_root(program: &str) -> Command {
             .arg(program);
         sudo
     }
+}
+
+/// Announces and installs the missing ones of these programs, or files, from the Debian packages beside them.
+pub(crate) fn need(programs: &[(&str, &str)], why: &str) -> anyhow::Result<()> {
+    let missing = programs.iter().filter(|(program, _)| !have(program));
+    let packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    apt_install(&packages, why)
 }
 
 /// Announces and installs Debian packages.

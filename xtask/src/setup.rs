@@ -2,16 +2,17 @@
 
 use std::{fs, path::Path};
 
-use crate::process::{apt_install, as_root, have, run as run_command};
+use crate::process::{as_root, have, need, run as run_command};
 
 /// Renders the lab's reports; a download of 100 MB, without a window system.
 const BROWSER: &str = "chromium-headless-shell";
+const BPFTOOL: &str = "bpftool";
 /// A program, and the Debian package it comes in.
 const PROGRAMS: [(&str, &str); 10] = [
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("tcpdump", "tcpdump"),
-    ("bpftool", "bpftool"),
+    (BPFTOOL, BPFTOOL),
     ("setpriv", "util-linux"),
     ("systemd-analyze", "systemd"),
     ("zsh", "zsh"),
@@ -22,32 +23,21 @@ const PROGRAMS: [(&str, &str); 10] = [
 
 /// Announces and installs missing packages, and mounts the BPF file system.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let mut packages: Vec<&str> = PROGRAMS
-        .iter()
-        .filter(|(program, _)| !have(program))
-        .map(|(_, package)| *package)
-        .collect();
-    if packages.contains(&"bpftool") && is_ubuntu() {
-        // Ubuntu keeps bpftool among the kernel's tools.
-        packages.retain(|package| *package != "bpftool");
-        packages.extend(["linux-tools-common", "linux-tools-generic"]);
-    }
+    let mut programs = PROGRAMS.to_vec();
     if is_ubuntu() {
-        // Ubuntu has no such package: the test that needs it is ignored there.
-        packages.retain(|package| *package != BROWSER);
+        // Ubuntu has bpftool in the kernel's tools, and no browser in a package: the test that needs one is ignored.
+        programs.retain(|(program, _)| ![BPFTOOL, BROWSER].contains(program));
+        programs.extend(["linux-tools-common", "linux-tools-generic"].map(|name| (BPFTOOL, name)));
     }
-    if !packages.is_empty() {
-        apt_install(&packages, "tests and demo")?;
-    }
+    need(&programs, "tests and demo")?;
     mount_bpffs()
 }
 
 /// Installs a C compiler for BPF: the benchmarks compile the programs that the agent is compared with.
 pub(crate) fn clang() -> anyhow::Result<()> {
-    if have("clang-19") || have("clang") {
-        return Ok(());
-    }
-    apt_install(&["clang-19"], "C programs that the agent is compared with")
+    let program = if have("clang") { "clang" } else { "clang-19" };
+    let why = "C programs that the agent is compared with";
+    need(&[(program, "clang-19")], why)
 }
 
 fn is_ubuntu() -> bool {
@@ -56,10 +46,7 @@ fn is_ubuntu() -> bool {
 
 fn mount_bpffs() -> anyhow::Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let mounted = mounts
-        .lines()
-        .any(|line| line.split(' ').nth(2) == Some("bpf"));
-    if mounted || !Path::new("/sys/fs/bpf").is_dir() {
+    if mounts.contains(" bpf rw") || !Path::new("/sys/fs/bpf").is_dir() {
         return Ok(());
     }
     println!("mounting the BPF file system at /sys/fs/bpf");

@@ -2,13 +2,12 @@
 
 use std::{
     io::{self, BufRead as _, BufReader},
-    ops::Add,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::{
     process::as_root,
@@ -41,21 +40,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         setup::run()?;
     }
-    let integration = build()?;
+    let integration = built(&BUILD)?;
     let all = if args.unprivileged {
         count(&mut without_root(args), &mut |line| println!("{line}"))?
     } else {
         count_all(&integration, args)?
     };
-    let Counts {
-        passed,
-        failed,
-        ignored,
-    } = all;
+    let (passed, failed, ignored) = (all.passed, all.failed, all.ignored);
     println!("\n{passed} passed, {failed} failed, {ignored} skipped");
-    if failed > 0 {
-        bail!("{failed} tests failed");
-    }
+    ensure!(failed == 0, "{failed} tests failed");
     if !args.unprivileged && args.filter.is_none() {
         vm::check_matrix(&integration)?;
     }
@@ -94,19 +87,18 @@ fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
     let counts = counts?;
     let ran = counts.passed + counts.failed;
     println!("integration tests run: {ran}");
-    if ran == 0 && args.filter.is_none() {
-        bail!("no integration test ran: they need root");
-    }
-    Ok(counts + others?)
+    let is_good = ran > 0 || args.filter.is_some();
+    ensure!(is_good, "no integration test ran: they need root");
+    let others = others?;
+    Ok(Counts {
+        passed: counts.passed + others.passed,
+        failed: counts.failed + others.failed,
+        ignored: counts.ignored + others.ignored,
+    })
 }
 
-/// Builds all programs and tests; returns the integration tests' executable. It builds the whole workspace: for single
-/// packages cargo would select other features of the dependencies, and compile them a second time.
-fn build() -> anyhow::Result<PathBuf> {
-    built(&BUILD)
-}
-
-/// Arguments of cargo that build what [`run`] runs.
+/// Arguments of cargo that build what [`run`] runs: the whole workspace, because for single packages cargo would select
+/// other features of the dependencies, and compile them a second time.
 pub(crate) const BUILD: [&str; 5] = ["build", "--workspace", "--locked", "--bins", "--tests"];
 
 /// Builds all programs and the integration tests, with the same features; returns the tests' executable.
@@ -117,40 +109,29 @@ pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
 }
 
 fn built(arguments: &[&str]) -> anyhow::Result<PathBuf> {
-    let [integration] = tools::built(cargo().args(arguments), ["integration"])?;
-    Ok(integration)
+    tools::built(cargo().args(arguments), "integration")
 }
 
-/// Builds programs and integration tests for an emulated CPU, with little optimisation unless it builds like [`build`];
+/// Builds programs and integration tests for an emulated CPU, with little optimisation unless it builds like [`BUILD`];
 /// returns the programs' directory and the tests' executable.
 pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, PathBuf)> {
     let integration = if unoptimised {
         build_programs()?
     } else {
-        let [integration] = tools::built(
-            cargo()
-                .args(["build", "--profile", "machine", "--locked", "--bins"])
-                .args(["--package", "rto-agent", "--package", "rto-lab"])
-                .args(["--package", "rto-testbed"])
-                .args(["--package", "rto-tests", "--test", "integration"]),
-            ["integration"],
-        )?;
-        integration
+        built(&[
+            "build",
+            "--profile=machine",
+            "--locked",
+            "--bins",
+            "--package=rto-agent",
+            "--package=rto-lab",
+            "--package=rto-testbed",
+            "--package=rto-tests",
+            "--test=integration",
+        ])?
     };
     let programs = integration.ancestors().nth(2).context("a directory")?;
     Ok((programs.to_owned(), integration))
-}
-
-impl Add for Counts {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            passed: self.passed + other.passed,
-            failed: self.failed + other.failed,
-            ignored: self.ignored + other.ignored,
-        }
-    }
 }
 
 /// Runs a command, prints its output, and adds up cargo's "test result" lines. A command that fails without a failed
@@ -168,17 +149,16 @@ fn count(command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<C
     for line in BufReader::new(reader).lines() {
         let line = line?;
         print(&line);
-        if let Some(result) = line.strip_prefix("test result: ") {
-            let number = |what: &str| {
-                let part = result
-                    .split(['.', ';'])
-                    .find(|part| part.trim_end().ends_with(what));
-                part.and_then(|part| part.split_whitespace().next()?.parse::<u64>().ok())
-                    .unwrap_or(0)
-            };
-            counts.passed += number("passed");
-            counts.failed += number("failed");
-            counts.ignored += number("ignored");
+        let result = line.strip_prefix("test result: ").unwrap_or_default();
+        for part in result.split(['.', ';']) {
+            let (number, what) = part.trim().split_once(' ').unwrap_or_default();
+            let number: u64 = number.parse().unwrap_or(0);
+            match what {
+                "passed" => counts.passed += number,
+                "failed" => counts.failed += number,
+                "ignored" => counts.ignored += number,
+                _ => {}
+            }
         }
     }
     let status = child.wait()?;

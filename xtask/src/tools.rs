@@ -7,24 +7,21 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 use crate::{
     ebpf::sha256,
-    process::{apt_install, run},
+    process::{apt_install, output, run},
     root,
 };
 
 /// A directory in the user's cache, which outlives a checkout. Each tool there has its version in its name, and is not
 /// changed after its installation.
 pub(crate) fn cache() -> anyhow::Result<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|dir| Path::new(dir).is_absolute());
-    let cache = match cache {
-        Some(dir) => dir.into(),
-        None => std::env::home_dir()
-            .context("no home directory: set XDG_CACHE_HOME")?
-            .join(".cache"),
-    };
+    let set = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || Some(std::env::home_dir()?.join(".cache"));
+    let cache = set.filter(|dir| dir.is_absolute()).or_else(home);
+    let cache = cache.context("no home directory: set XDG_CACHE_HOME")?;
     Ok(cache.join("rto-agent"))
 }
 
@@ -37,12 +34,9 @@ pub(crate) fn ensure(
     why: &str,
 ) -> anyhow::Result<OsString> {
     // Unoptimised, because that builds faster and the tool does little work itself.
-    let bin = installed(
-        cargo().args(["install", "--debug"]).args(options),
-        tool,
-        version,
-        why,
-    )?;
+    let mut install = cargo();
+    install.args(["install", "--debug"]).args(options);
+    let bin = installed(&mut install, tool, version, why)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = std::iter::once(bin).chain(std::env::split_paths(&path));
     Ok(std::env::join_paths(all)?)
@@ -135,12 +129,10 @@ pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::R
     let installed = Command::new("rustup")
         .args(["component", "list", "--installed", "--toolchain", name])
         .stderr(Stdio::null())
-        .output();
-    let is_there = installed.is_ok_and(|output| {
-        let said = String::from_utf8_lossy(&output.stdout);
-        let has = |component: &&str| said.lines().any(|line| line.starts_with(*component));
-        output.status.success() && components.iter().all(has)
-    });
+        .output()?;
+    let said = String::from_utf8_lossy(&installed.stdout);
+    let has = |component: &&str| said.lines().any(|line| line.starts_with(*component));
+    let is_there = installed.status.success() && components.iter().all(has);
     if is_there {
         return Ok(());
     }
@@ -175,41 +167,20 @@ pub(crate) fn cargo() -> Command {
     cargo.current_dir(root());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
-            .iter()
-            .any(|prefix| text.starts_with(prefix))
-        {
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
             cargo.env_remove(&name);
         }
     }
     cargo
 }
 
-/// Builds with this cargo command; returns the executables of the targets with these names.
-pub(crate) fn built<const N: usize>(
-    cargo: &mut Command,
-    targets: [&str; N],
-) -> anyhow::Result<[PathBuf; N]> {
-    let output = cargo
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()?;
-    if !output.status.success() {
-        bail!("cargo: {}", output.status);
-    }
-    let text = String::from_utf8(output.stdout)?;
-    let messages: Vec<serde_json::Value> = text
+/// Builds with this cargo command; returns the executable of the target with this name.
+pub(crate) fn built(cargo: &mut Command, target: &str) -> anyhow::Result<PathBuf> {
+    let messages = output(cargo.arg("--message-format=json-render-diagnostics"))?;
+    messages
         .lines()
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect();
-    let mut executables = targets.map(|_| PathBuf::new());
-    for (target, executable) in targets.iter().zip(&mut executables) {
-        let mut of_target = messages
-            .iter()
-            .filter(|message| message["target"]["name"] == *target);
-        *executable = of_target
-            .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .with_context(|| format!("{target} was not built"))?;
-    }
-    Ok(executables)
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == target)
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .with_context(|| format!("{target} was not built"))
 }

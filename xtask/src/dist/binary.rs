@@ -1,11 +1,6 @@
 //! The static binary of an architecture.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-use anyhow::ensure;
+use std::{fs, path::PathBuf, process::Command};
 
 use super::Release;
 use crate::{
@@ -59,53 +54,38 @@ impl Release {
         run_command(
             cargo()
                 .current_dir(&self.source)
-                .args([
-                    "cyclonedx",
-                    "--quiet",
-                    "--format=json",
-                    "--spec-version=1.5",
-                ])
+                .args(["cyclonedx", "--quiet"])
+                .args(["--format=json", "--spec-version=1.5"])
                 .args(["--manifest-path=agent/Cargo.toml", "--no-build-deps"])
                 .args(["--target", &arch.target(), "--override-filename", &name])
                 .env("PATH", path)
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
         // cargo-cyclonedx writes an SBOM for each member of the workspace, next to its manifest.
-        let mut sbom = String::new();
-        for member in self.source.read_dir()? {
-            let written = member?.path().join(format!("{name}.json"));
-            if written.exists() {
-                if written.parent().is_some_and(|dir| dir.ends_with("agent")) {
-                    sbom = std::fs::read_to_string(&written)?;
-                }
-                std::fs::remove_file(written)?;
-            }
-        }
-        ensure!(!sbom.is_empty(), "cargo-cyclonedx wrote no SBOM");
+        let file = format!("{name}.json");
+        let sbom = fs::read_to_string(self.source.join("agent").join(&file))?;
+        run_command(Command::new("find").arg(&self.source).args([
+            "-maxdepth",
+            "2",
+            "-name",
+            &file,
+            "-delete",
+        ]))?;
         Ok(sbom.replace(&self.source.display().to_string(), "/rto-agent"))
     }
 
-    /// Announces and installs the standard library of a target unless it is installed; returns the toolchain's
-    /// directory.
+    /// Installs the standard library of a target unless it is installed; returns the toolchain's directory.
     fn install_target(&self, arch: Arch) -> anyhow::Result<PathBuf> {
         let sysroot = output(
             Command::new("rustc")
                 .args(["--print", "sysroot"])
                 .current_dir(&self.source),
         )?;
-        let target = arch.target();
-        if !Path::new(&sysroot)
-            .join("lib/rustlib")
-            .join(&target)
-            .exists()
-        {
-            println!("installing Rust's standard library for {target}");
-            run_command(
-                Command::new("rustup")
-                    .args(["target", "add", &target])
-                    .current_dir(&self.source),
-            )?;
-        }
+        run_command(
+            Command::new("rustup")
+                .args(["--quiet", "target", "add", &arch.target()])
+                .current_dir(&self.source),
+        )?;
         Ok(sysroot.into())
     }
 }

@@ -1,7 +1,6 @@
 //! The container image: an OCI archive with all architectures.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -10,24 +9,22 @@ use super::{Release, VERSION};
 use crate::{
     arch::Arch,
     process::{output, run as run_command},
+    vm::image::copy,
 };
 
-const NAME: &str = "rto-agent";
-
-/// Makes the image of these binaries of the agent; returns the path of the archive.
+/// Makes the image of these binaries of the agent.
 pub(crate) fn make(
     release: &Release,
     binaries: &[(Arch, PathBuf)],
     dist: &Path,
-) -> anyhow::Result<PathBuf> {
-    let archive = dist.join(format!("rto-agent-{VERSION}.oci.tar"));
+) -> anyhow::Result<()> {
     let image = Image {
-        name: NAME,
+        name: "rto-agent",
         containerfile: &release.source.join("packaging/Containerfile"),
         programs: binaries,
     };
-    image.make(release, &archive)?;
-    Ok(archive)
+    let archive = dist.join(format!("rto-agent-{VERSION}.oci.tar"));
+    image.make(release, &archive)
 }
 
 /// An image of one program, FROM scratch.
@@ -44,9 +41,7 @@ impl Image<'_> {
         let dir = tempfile::tempdir()?;
         let context = dir.path().join("context");
         for (arch, program) in self.programs {
-            let of_arch = context.join(arch.deb());
-            fs::create_dir_all(&of_arch)?;
-            fs::copy(program, of_arch.join(self.name))?;
+            copy(program, &context.join(arch.deb()).join(self.name))?;
         }
         let buildah = |verb: &[&str]| {
             let mut buildah = Command::new("buildah");

@@ -1,6 +1,7 @@
 //! The files of the packages of one architecture, and the packages.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -18,51 +19,32 @@ use crate::{
 /// A directory with the files of the packages.
 pub(crate) struct Stage<'a> {
     release: &'a Release,
-    arch: Arch,
-    dir: PathBuf,
+    pub(super) arch: Arch,
+    pub(crate) dir: PathBuf,
 }
 
+const UNIT: &str = "systemd/rto-agent.service";
 const MAINTAINER: &str = "The rto-agent authors <maintainers@example.invalid>";
 
-/// Files copied from the checkout: source, and name in the package.
-const FILES: [(&str, &str); 11] = [
-    ("config/config.toml", "config.toml"),
-    ("config/prometheus/alerts.yml", "alerts.yml"),
-    ("config/prometheus/recording.yml", "recording.yml"),
-    ("systemd/open-sockets.conf", "open-sockets.conf"),
-    ("LICENSE-APACHE", "LICENSE-APACHE"),
-    ("LICENSE-MIT", "LICENSE-MIT"),
-    ("README.md", "README.md"),
-    ("CHANGELOG.md", "changelog"),
-    ("packaging/nfpm.yaml", "nfpm.yaml"),
-    ("packaging/sysusers.conf", "sysusers.conf"),
-    ("packaging/copyright", "copyright"),
-];
-
-/// Files in /usr/share/doc/rto-agent: source, and name there.
-const DOCUMENTATION: [(&str, &str); 5] = [
-    ("open-sockets.conf", "examples/open-sockets.conf"),
-    ("alerts.yml", "examples/alerts.yml"),
-    ("recording.yml", "examples/recording.yml"),
-    ("rto-agent.cdx.json.gz", "rto-agent.cdx.json.gz"),
-    ("changelog.gz", "changelog.gz"),
-];
-
-/// Contents of the archive for an installation without a package.
-const IN_TAR: [&str; 12] = [
-    "rto-agent",
-    "rto-agent.service",
-    "open-sockets.conf",
-    "config.toml",
-    "alerts.yml",
-    "recording.yml",
-    "sysusers.conf",
-    "man",
-    "completions",
+/// Files copied from the checkout.
+const FILES: [&str; 12] = [
+    "config/config.toml",
+    "config/prometheus/alerts.yml",
+    "config/prometheus/recording.yml",
+    "systemd/open-sockets.conf",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "README.md",
+    "packaging/nfpm.yaml",
+    "packaging/sysusers.conf",
+    "packaging/copyright",
+    "packaging/deb",
+    "packaging/rpm",
 ];
+
+/// Contents of the archive for an installation without a package.
+const IN_TAR: &str = "rto-agent open-sockets.conf config.toml alerts.yml recording.yml sysusers.conf man completions \
+                      LICENSE-APACHE LICENSE-MIT README.md";
 
 impl<'a> Stage<'a> {
     /// Builds the files of the packages.
@@ -71,22 +53,15 @@ impl<'a> Stage<'a> {
         if dir.exists() {
             fs::remove_dir_all(&dir)?;
         }
-        fs::create_dir_all(dir.join("completions"))?;
-        fs::create_dir_all(dir.join("man"))?;
+        for below in ["completions", "man"] {
+            fs::create_dir_all(dir.join(below))?;
+        }
         let stage = Self { release, arch, dir };
-        stage.copy(&release.binary(arch, false)?, "rto-agent")?;
-        for (from, to) in FILES {
-            stage.copy(&release.source.join(from), to)?;
-        }
-        for packager in ["deb", "rpm"] {
-            let scripts = release.source.join("packaging").join(packager);
-            fs::create_dir_all(stage.dir.join(packager))?;
-            for script in fs::read_dir(scripts)?.flatten() {
-                let name = script.file_name().to_string_lossy().into_owned();
-                stage.copy(&script.path(), &format!("{packager}/{name}"))?;
-            }
-        }
-        let unit = fs::read_to_string(release.source.join("systemd/rto-agent.service"))?;
+        stage.copy(&FILES.map(|file| release.source.join(file)), &stage.dir)?;
+        stage.copy(&[release.binary(arch, false)?], &stage.dir)?;
+        let changelog = release.source.join("CHANGELOG.md");
+        stage.copy(&[changelog], &stage.dir.join("changelog"))?;
+        let unit = fs::read_to_string(release.source.join(UNIT))?;
         stage.write(
             "rto-agent.service",
             &unit.replace("/usr/local/bin/", "/usr/bin/"),
@@ -99,18 +74,9 @@ impl<'a> Stage<'a> {
         Ok(stage)
     }
 
-    /// The directory of the files.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    pub(super) fn arch(&self) -> Arch {
-        self.arch
-    }
-
     /// Another directory with the same files, which may then be changed.
     pub(crate) fn copy_to(&self, dir: PathBuf) -> anyhow::Result<Self> {
-        run_command(Command::new("cp").arg("-a").args([&self.dir, &dir]))?;
+        self.copy(&[&self.dir], &dir)?;
         Ok(Self {
             release: self.release,
             arch: self.arch,
@@ -127,34 +93,26 @@ impl<'a> Stage<'a> {
     ) -> anyhow::Result<PathBuf> {
         let requirements = self.release.source.join("packaging/requirements.txt");
         let requirements = requirements.to_str().context("path is not UTF-8")?;
-        let hashed = [
-            "--require-hashes",
-            "--only-binary=:all:",
-            "--requirement",
-            requirements,
-        ];
+        let options = ["--require-hashes", "--only-binary=:all:", "--requirement"];
+        let hashed = [&options[..], &[requirements]].concat();
         let python = tools::python("nfpm", &hashed, "packages")?.join("bin");
-        let (arch, name) = match packager {
-            "rpm" => {
-                let arch = self.arch.rpm();
-                (arch, format!("rto-agent-{version}-1.{arch}.rpm"))
-            }
-            _ => {
-                let arch = self.arch.deb();
-                (arch, format!("rto-agent_{version}-1_{arch}.deb"))
-            }
+        let arch = match packager {
+            "rpm" => self.arch.rpm(),
+            _ => self.arch.deb(),
         };
-        let package = into.join(name);
-        output(
+        let said = output(
             Command::new(python.join("nfpm"))
                 .args(["package", "--packager", packager, "--target"])
-                .arg(&package)
+                .arg(into)
                 .current_dir(&self.dir)
                 .env("ARCH", arch)
                 .env("VERSION", version)
                 .env("SOURCE_DATE_EPOCH", &self.release.epoch),
         )?;
-        Ok(package)
+        let created = said
+            .lines()
+            .find_map(|l| l.strip_prefix("created package: "));
+        Ok(created.context("nfpm names no package")?.into())
     }
 
     /// Packs the files for an installation without a package.
@@ -163,17 +121,10 @@ impl<'a> Stage<'a> {
         let parent = tempfile::tempdir()?;
         let top = parent.path().join(&name);
         fs::create_dir(&top)?;
-        run_command(
-            Command::new("cp")
-                .arg("-a")
-                .args(IN_TAR.map(|file| self.dir.join(file)))
-                .arg(&top),
-        )?;
+        let files: Vec<PathBuf> = IN_TAR.split(' ').map(|file| self.dir.join(file)).collect();
+        self.copy(&files, &top)?;
         // The unit in the sources names the binary's path of an installation without a package.
-        fs::copy(
-            self.release.source.join("systemd/rto-agent.service"),
-            top.join("rto-agent.service"),
-        )?;
+        self.copy(&[self.release.source.join(UNIT)], &top)?;
         let archive = into.join(format!("{name}.tar.gz"));
         self.release.tar(parent.path(), &name, &[], &archive)
     }
@@ -181,11 +132,8 @@ impl<'a> Stage<'a> {
     /// Generates a manual page for each command, and completions, with a binary that runs here.
     fn manual(&self) -> anyhow::Result<()> {
         let agent = self.release.binary(Arch::host(), false)?;
-        run_command(
-            Command::new(&agent)
-                .args(["man", "--dir"])
-                .arg(self.dir.join("man")),
-        )?;
+        let man = self.dir.join("man");
+        run_command(Command::new(&agent).args(["man", "--dir"]).arg(man))?;
         for shell in ["bash", "zsh", "fish"] {
             let script = output(Command::new(&agent).args(["completions", shell]))?;
             self.write(&format!("completions/{shell}"), &format!("{script}\n"))?;
@@ -195,11 +143,8 @@ impl<'a> Stage<'a> {
 
     /// Adds changelogs, and the files that packages compress.
     fn compressed(&self) -> anyhow::Result<()> {
-        let date = output(Command::new("date").args([
-            "--utc",
-            "--iso-8601=seconds",
-            &format!("--date=@{}", self.release.epoch),
-        ]))?;
+        let time = format!("--date=@{}", self.release.epoch);
+        let date = output(Command::new("date").args(["--utc", "--iso-8601=seconds", &time]))?;
         self.write(
             "changelog.yaml",
             &format!(
@@ -209,32 +154,21 @@ impl<'a> Stage<'a> {
             ),
         )?;
         // A compressed copy of the SBOM, which is also released uncompressed.
-        run_command(
-            Command::new("sh")
-                .args([
-                    "-c",
-                    "gzip -9n man/*.1 changelog && gzip -9nk rto-agent.cdx.json",
-                ])
-                .current_dir(&self.dir),
-        )
+        let compress = "gzip -9n man/*.1 changelog && gzip -9nk rto-agent.cdx.json";
+        let mut sh = Command::new("sh");
+        run_command(sh.args(["-c", compress]).current_dir(&self.dir))
     }
 
-    /// Adds each file of the documentation to nfpm's list: an rpm marks such files, and nfpm supports no pattern for
-    /// them.
+    /// Adds each manual page to nfpm's list: an rpm marks such files, and nfpm supports no pattern for them.
     fn documentation(&self) -> anyhow::Result<()> {
-        let mut files = DOCUMENTATION
-            .map(|(from, below)| (from.to_owned(), format!("doc/rto-agent/{below}")))
-            .to_vec();
-        for page in fs::read_dir(self.dir.join("man"))? {
-            let name = page?.file_name().to_string_lossy().into_owned();
-            files.push((format!("man/{name}"), format!("man/man1/{name}")));
-        }
-        files.sort();
         let config = self.dir.join("nfpm.yaml");
         let mut text = fs::read_to_string(&config)?;
-        for (from, to) in files {
+        let pages = output(Command::new("ls").arg(self.dir.join("man")))?;
+        for page in pages.lines() {
             for packager in ["packager: deb", "packager: rpm, type: doc"] {
-                text += &format!("  - {{src: {from}, dst: /usr/share/{to}, {packager}}}\n");
+                text += &format!(
+                    "  - {{src: man/{page}, dst: /usr/share/man/man1/{page}, {packager}}}\n"
+                );
             }
         }
         Ok(fs::write(config, text)?)
@@ -242,11 +176,8 @@ impl<'a> Stage<'a> {
 
     /// Sets modes and times that do not depend on this host.
     fn normalise(&self) -> anyhow::Result<()> {
-        run_command(
-            Command::new("chmod")
-                .args(["-R", "u=rwX,go=rX"])
-                .arg(&self.dir),
-        )?;
+        let mut chmod = Command::new("chmod");
+        run_command(chmod.args(["-R", "u=rwX,go=rX"]).arg(&self.dir))?;
         run_command(
             Command::new("find")
                 .arg(&self.dir)
@@ -256,9 +187,8 @@ impl<'a> Stage<'a> {
         )
     }
 
-    fn copy(&self, from: &Path, to: &str) -> anyhow::Result<()> {
-        fs::copy(from, self.dir.join(to)).with_context(|| from.display().to_string())?;
-        Ok(())
+    fn copy(&self, from: &[impl AsRef<OsStr>], to: &Path) -> anyhow::Result<()> {
+        run_command(Command::new("cp").arg("-a").args(from).arg(to))
     }
 
     fn write(&self, to: &str, text: &str) -> anyhow::Result<()> {

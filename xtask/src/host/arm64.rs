@@ -1,58 +1,40 @@
 //! Runs the arm64 binary on an arm64 kernel.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path};
 
-use super::{
-    Checks,
-    debian::{write, write_program},
-};
+use super::{Checks, debian::LIMIT};
 use crate::{
     arch::Arch,
-    process::{apt_install, have},
-    root,
+    process::need,
     vm::{
-        image, kernels,
-        machine::{Clock, Machine},
+        image::{self, copy, write},
+        kernels,
+        machine::Machine,
     },
 };
 
-const INIT: &str = include_str!("arm64.sh");
-
 /// Boots a machine whose only programs are busybox and the agent from these packages.
-pub(super) fn run(stage: &Path, limit: Duration) -> anyhow::Result<()> {
-    if !have("qemu-system-aarch64") {
-        apt_install(&["qemu-system-arm"], "an arm64 machine")?;
-    }
-    let kernel = kernels::unpacked(&kernels::ARM64, false)?;
-    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
+pub(super) fn run(stage: &Path) -> anyhow::Result<()> {
+    let qemu = ("qemu-system-aarch64", "qemu-system-arm");
+    need(&[qemu], "an arm64 machine")?;
+    let kernel = kernels::arm64()?;
+    let dir = image::directory()?;
     let top = dir.path();
     for name in ["proc", "sys", "dev", "run", "tmp"] {
         fs::create_dir_all(top.join(name))?;
     }
-    image::copy(
-        &kernels::debian("busybox-static", Arch::Arm64)?.join("bin/busybox"),
-        &top.join("bin/busybox"),
-    )?;
-    image::copy(&stage.join("rto-agent"), &top.join("usr/bin/rto-agent"))?;
-    image::copy(
-        &stage.join("config.toml"),
-        &top.join("etc/rto-agent/config.toml"),
-    )?;
+    let busybox = kernels::debian("busybox-static", Arch::Arm64)?;
+    copy(&busybox.join("bin/busybox"), &top.join("bin/busybox"))?;
+    copy(&stage.join("rto-agent"), &top.join("usr/sbin/rto-agent"))?;
+    let config = stage.join("config.toml");
+    copy(&config, &top.join("etc/rto-agent/config.toml"))?;
     write(&top.join("etc/group"), "root:x:0:\n")?;
-    write_program(&top.join("init"), INIT)?;
-    let initramfs = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
-    image::pack(top, &initramfs)?;
+    let initramfs = image::archive(&dir, include_str!("arm64.sh"))?;
     let machine = Machine {
         arch: Arch::Arm64,
-        kernel: &kernel.image,
-        initramfs: &initramfs,
-        disk: None,
-        network: None,
-        clock: Clock::Instructions,
         processors: 1,
         memory_mib: 1024,
-        command_line: "",
-        limit,
+        ..Machine::new(&kernel.image, &initramfs, LIMIT)
     };
     println!("booting Linux {}", kernel.version);
     Checks::default().boot(&machine)

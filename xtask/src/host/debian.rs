@@ -1,23 +1,24 @@
 //! A minimal Debian with systemd as PID 1 in a virtual machine, and the checks that run in it.
 
 use std::{
-    fs,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    fs::{self, File},
+    io,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::ensure;
 
-use super::Checks;
 use crate::{
-    arch::Arch,
     ebpf::sha256,
-    process::{apt_install, as_root, have, is_root},
-    root, tools,
+    process::{is_root, need, run as run_command},
+    tools,
     vm::{
-        image, kernels,
-        machine::{Clock, Machine},
+        image::{self, write, write_program},
+        kernels::{KEYRING, Unpacked},
+        machine::Machine,
     },
 };
 
@@ -37,20 +38,16 @@ const UNREAD: [&str; 7] = [
     "var/lib/apt",
 ];
 
+/// The kernel of these systems, as `--kernel` of other commands names it.
+pub(crate) const KERNEL: &str = "6.12";
+/// Time after which a machine is stopped.
+pub(super) const LIMIT: Duration = Duration::from_secs(3600);
+/// The boot does not wait for the end of the checks, which wait for the boot.
 const CHECK_UNIT: &str = "[Unit]
 Description=Checks of the service
 [Service]
-Type=oneshot
+Type=exec
 ExecStart=/usr/local/lib/checks.sh
-";
-/// Starts the checks after the boot, not as a part of it.
-const CHECK_TIMER: &str = "[Unit]
-Description=Checks after the boot
-[Timer]
-OnStartupSec=1s
-Unit=checks.service
-[Install]
-WantedBy=timers.target
 ";
 
 /// The system; files are added to it before it boots.
@@ -61,28 +58,12 @@ pub(crate) struct Debian {
     dir: tempfile::TempDir,
 }
 
-/// Boot options.
-pub(crate) struct Boot<'a> {
-    /// The kernel's name in `--kernel`.
-    pub(crate) kernel: &'a str,
-    /// The first program.
-    pub(crate) init: &'a str,
-    pub(crate) clock: Clock,
-    pub(crate) memory_mib: u32,
-    /// A raw image: `/dev/vda`.
-    pub(crate) disk: Option<&'a Path>,
-    /// The argument of QEMU's `-nic`; without it there is no network.
-    pub(crate) network: Option<&'a str>,
-    pub(crate) limit: Duration,
-}
-
 impl Debian {
     /// A system with these packages (comma-separated) in addition to the minimal base.
     pub(crate) fn new(packages: &str) -> anyhow::Result<Self> {
-        fs::create_dir_all(root().join("target/vm"))?;
         Ok(Self {
             base: base(packages)?,
-            dir: tempfile::tempdir_in(root().join("target/vm"))?,
+            dir: image::directory()?,
         })
     }
 
@@ -91,42 +72,34 @@ impl Debian {
         self.dir.path()
     }
 
-    /// Boots the system and runs these checks, after `lib.sh`.
-    pub(crate) fn run(
+    /// Packs the system, which runs these checks, after `lib.sh`, when it has booted.
+    pub(crate) fn image(
         &self,
+        kernel: &Unpacked,
         checks: &str,
-        boot: &Boot<'_>,
-        results: &mut Checks,
-    ) -> anyhow::Result<()> {
-        let kernel = kernels::named(boot.kernel)?
-            .pop()
-            .context("which kernel?")?;
-        let kernel = kernels::unpacked(kernel, false)?;
-        system(self.dir(), &script(checks))?;
-        let added = packed(self.dir(), &kernel)?;
+    ) -> anyhow::Result<tempfile::TempPath> {
+        let top = self.dir();
+        system(top, &script(checks))?;
+        // As in Debian.
+        symlink("usr/lib", top.join("lib"))?;
+        fs::create_dir_all(top.join("usr/lib"))?;
+        image::modules(kernel, top)?;
+        let added = image::pack(top)?;
         // The kernel unpacks consecutive archives into one file system.
-        let image = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
-        let mut both = fs::File::create(&image)?;
-        for part in [&self.base, &added.to_path_buf()] {
-            std::io::copy(&mut fs::File::open(part)?, &mut both)?;
+        let mut both = image::file()?;
+        for part in [self.base.as_path(), &added] {
+            io::copy(&mut File::open(part)?, &mut both)?;
         }
-        let machine = Machine {
-            arch: Arch::Amd64,
-            kernel: &kernel.image,
-            initramfs: &image,
-            disk: boot.disk,
-            network: boot.network,
-            clock: boot.clock,
-            processors: 2,
-            memory_mib: boot.memory_mib,
-            command_line: &format!(
-                "rdinit={} systemd.show_status=0 systemd.unified_cgroup_hierarchy=1",
-                boot.init
-            ),
-            limit: boot.limit,
-        };
-        println!("booting Linux {} with systemd", kernel.version);
-        results.boot(&machine)
+        Ok(both.into_temp_path())
+    }
+}
+
+/// A machine that boots such an image.
+pub(crate) fn machine<'a>(kernel: &'a Unpacked, image: &'a Path) -> Machine<'a> {
+    println!("booting Linux {} with systemd", kernel.version);
+    Machine {
+        command_line: "rdinit=/usr/local/lib/init systemd.show_status=0 systemd.unified_cgroup_hierarchy=1",
+        ..Machine::new(&kernel.image, image, LIMIT)
     }
 }
 
@@ -143,48 +116,36 @@ fn base(packages: &str) -> anyhow::Result<PathBuf> {
     if image.exists() {
         return Ok(image);
     }
-    if !have("debootstrap") {
-        apt_install(&["debootstrap"], "a host with systemd")?;
-    }
-    kernels::install_keyring()?;
-    if !is_root() {
-        bail!(
-            "debootstrap needs root the first time: sudo env PATH=\"$PATH\" HOME=\"$HOME\" cargo xtask ..."
-        );
-    }
+    let debootstrap = ("debootstrap", "debootstrap");
+    need(&[debootstrap, KEYRING], "a host with systemd")?;
+    ensure!(
+        is_root(),
+        "debootstrap needs root the first time: sudo env PATH=\"$PATH\" HOME=\"$HOME\" cargo xtask ..."
+    );
     println!("debootstrap {SUITE} with {packages}");
     fs::create_dir_all(&cache)?;
     let dir = tempfile::tempdir_in(&cache)?;
     let top = dir.path().join("root");
-    let log = dir.path().join("log");
-    let status = as_root("debootstrap")
-        .args(["--variant=minbase", "--force-check-gpg"])
-        .arg(format!("--keyring={}", kernels::KEYRING))
-        .args([&format!("--include={packages}"), SUITE])
-        .arg(&top)
-        .arg(ARCHIVE)
-        .stdout(fs::File::create(&log)?)
-        .status()?;
-    if !status.success() {
-        bail!("debootstrap: {status}\n{}", fs::read_to_string(&log)?);
-    }
-    for below in UNREAD {
-        let path = top.join(below);
-        if path.exists() {
-            fs::remove_dir_all(&path)?;
-        }
-    }
+    run_command(
+        Command::new("debootstrap")
+            .args(["--variant=minbase", "--force-check-gpg"])
+            .arg(format!("--keyring={}", KEYRING.0))
+            .args([&format!("--include={packages}"), SUITE])
+            .arg(&top)
+            .arg(ARCHIVE),
+    )?;
+    run_command(Command::new("rm").arg("-rf").args(UNREAD).current_dir(&top))?;
     let unfinished = dir.path().join("image");
-    image::pack(&top, &unfinished)?;
+    image::pack_into(&top, &unfinished)?;
     fs::rename(&unfinished, &image)?;
     Ok(image)
 }
 
 /// Adds the checks, and the files that the system needs to boot into them.
 fn system(top: &Path, checks: &str) -> anyhow::Result<()> {
+    write_program(&top.join("usr/local/lib/init"), include_str!("init.sh"))?;
     write(&top.join(UNITS).join("checks.service"), CHECK_UNIT)?;
-    write(&top.join(UNITS).join("checks.timer"), CHECK_TIMER)?;
-    enable(top, "timers.target", "checks.timer")?;
+    enable(top, "multi-user.target", "checks.service")?;
     write_program(&top.join("usr/local/lib/checks.sh"), checks)?;
     write(&top.join("etc/hostname"), "rto-agent-checks\n")?;
     // Without this file systemd assumes a first boot, and asks questions.
@@ -199,36 +160,6 @@ fn system(top: &Path, checks: &str) -> anyhow::Result<()> {
 pub(crate) fn enable(top: &Path, target: &str, unit: &str) -> anyhow::Result<()> {
     let dir = top.join(UNITS).join(format!("{target}.wants"));
     fs::create_dir_all(&dir)?;
-    Ok(symlink(
-        Path::new("/").join(UNITS).join(unit),
-        dir.join(unit),
-    )?)
-}
-
-/// The archive of these files and the kernel's modules.
-fn packed(top: &Path, kernel: &kernels::Unpacked) -> anyhow::Result<tempfile::TempPath> {
-    // usr/lib: Debian's /lib is a link.
-    let modules = top.join("usr/lib/modules");
-    symlink("usr/lib", top.join("lib"))?;
-    image::modules(kernel, top, &modules)?;
-    fs::remove_file(top.join("lib"))?;
-    let archive = tempfile::NamedTempFile::new_in(root().join("target/vm"))?.into_temp_path();
-    image::pack(top, &archive)?;
-    Ok(archive)
-}
-
-pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    fs::write(path, text).with_context(|| path.display().to_string())
-}
-
-/// Writes an executable script.
-pub(crate) fn write_program(path: &Path, text: &str) -> anyhow::Result<()> {
-    write(path, text)?;
-    Ok(fs::set_permissions(
-        path,
-        fs::Permissions::from_mode(0o755),
-    )?)
+    let unit_file = Path::new("/").join(UNITS).join(unit);
+    Ok(symlink(unit_file, dir.join(unit))?)
 }

@@ -5,17 +5,19 @@
 //! power; `reboot.sh` checks the state that is kept on a disk. To test the packages, `packages.sh` installs, replaces
 //! and removes them.
 
-use std::{path::Path, time::Duration};
+use std::{fs, path::Path};
 
-use anyhow::{Context as _, bail};
+use anyhow::ensure;
 
-use self::debian::{Boot, Debian, write};
+use self::debian::Debian;
 use crate::{
     arch::Arch,
     root, test,
     vm::{
-        self, image,
-        machine::{Clock, Machine},
+        self,
+        image::{self, write},
+        kernels,
+        machine::Machine,
     },
 };
 
@@ -27,15 +29,6 @@ mod packages;
 /// `cargo xtask host`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The kernel: 5.10, 6.1, 6.12 or newest
-    #[arg(long, default_value = "6.12")]
-    kernel: String,
-    /// Seconds after which the machine is stopped
-    #[arg(long, default_value_t = 3600)]
-    limit: u64,
-    /// Use the host's time instead of counting instructions
-    #[arg(long)]
-    host_clock: bool,
     /// Test the packages instead: build and lint the packages of these architectures; install, replace and remove those
     /// of this host's architecture in the machine
     #[arg(long, value_enum, value_delimiter = ',', value_name = "ARCH", num_args = 0..=1, default_missing_value = "amd64,arm64")]
@@ -51,34 +44,31 @@ const CONFIG: &str = "[policy.same-region]
 cidrs = [\"192.0.2.0/24\"]
 initial_rto = \"100ms\"
 ";
+/// What survives a reboot.
+const MOUNT: &str = "mkdir -p /kept /etc/rto-agent /var/lib/rto-agent
+mount -t ext4 /dev/vda /kept
+mount --bind /kept/etc /etc/rto-agent
+mount --bind /kept/lib /var/lib/rto-agent
+";
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     vm::install()?;
     let debian = Debian::new(PACKAGES)?;
     let mut checks = Checks::default();
-    let limit = Duration::from_secs(args.limit);
     let (script, disk) = if let Some(archs) = &args.packages {
-        packages::prepare(archs, limit, &debian.dir().join("srv"), &mut checks)?;
+        packages::prepare(archs, &debian.dir().join("srv"), &mut checks)?;
         (PACKAGE_CHECKS, None)
     } else {
         test::build_programs()?;
-        agent(debian.dir())?;
-        (CHECKS, Some(disk::add(debian.dir())?))
+        (CHECKS, Some(agent(debian.dir())?))
     };
-    let boot = Boot {
-        kernel: &args.kernel,
-        init: "/lib/systemd/systemd",
-        clock: if args.host_clock {
-            Clock::Host
-        } else {
-            Clock::Instructions
-        },
-        memory_mib: 2048,
+    let kernel = kernels::named(debian::KERNEL, false)?;
+    let image = debian.image(&kernel, script)?;
+    let machine = Machine {
         disk: disk.as_deref(),
-        network: None,
-        limit,
+        ..debian::machine(&kernel, &image)
     };
-    debian.run(script, &boot, &mut checks)
+    checks.boot(&machine)
 }
 
 /// Results of the checks, as the machine prints them.
@@ -86,25 +76,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 pub(crate) struct Checks {
     passed: usize,
     failed: Vec<String>,
-    /// Number of checks in the machine, printed at the end.
-    total: Option<usize>,
-    /// Number of checks before it boots.
-    before: usize,
+    /// Number of checks that ran.
+    total: usize,
+    has_ended: bool,
 }
 
 impl Checks {
     fn take(&mut self, line: &str) {
-        if line.strip_prefix("ok ").is_some() {
+        if line.starts_with("ok ") {
             self.passed += 1;
         } else if let Some(what) = line.strip_prefix("not ok ") {
             self.failed.push(what.to_owned());
         } else if let Some(count) = line.strip_prefix("checks end ") {
-            self.total = count.trim().parse().ok();
+            self.total += count.trim().parse().unwrap_or(0);
+            self.has_ended = true;
         }
     }
 
     /// Boots a machine that prints results, and fails unless all checks passed.
-    fn boot(&mut self, machine: &Machine<'_>) -> anyhow::Result<()> {
+    pub(crate) fn boot(&mut self, machine: &Machine<'_>) -> anyhow::Result<()> {
         machine.boot(|line| {
             println!("{line}");
             self.take(line);
@@ -113,8 +103,8 @@ impl Checks {
     }
 
     /// Adds the result of a check that needs no machine.
-    pub(crate) fn host(&mut self, name: &str, result: anyhow::Result<()>) {
-        self.before += 1;
+    fn host(&mut self, name: &str, result: anyhow::Result<()>) {
+        self.total += 1;
         let line = match result {
             Ok(()) => format!("ok {name}"),
             Err(e) => format!("not ok {name}: {e:#}"),
@@ -124,30 +114,22 @@ impl Checks {
     }
 
     fn conclude(&self) -> anyhow::Result<()> {
-        let total = self
-            .total
-            .context("the machine ended before its checks did")?;
-        println!(
-            "{} checks passed, {} failed",
-            self.passed,
-            self.failed.len()
+        let (passed, failed) = (self.passed, self.failed.len());
+        println!("{passed} checks passed, {failed} failed");
+        ensure!(self.has_ended, "the machine ended before its checks did");
+        ensure!(failed == 0, "failed:\n{}", self.failed.join("\n"));
+        let total = self.total;
+        ensure!(
+            total == passed && total > 0,
+            "{total} checks ran, and {passed} results were printed"
         );
-        if !self.failed.is_empty() {
-            bail!("failed:\n{}", self.failed.join("\n"));
-        }
-        if total + self.before != self.passed || total == 0 {
-            bail!(
-                "{} checks ran, and {} results were printed",
-                total + self.before,
-                self.passed
-            );
-        }
         Ok(())
     }
 }
 
-/// Adds the agent, installed from the sources, and its enabled service.
-fn agent(top: &Path) -> anyhow::Result<()> {
+/// Adds the agent, installed from the sources, and its enabled service. Returns a disk with the configuration and the
+/// state.
+fn agent(top: &Path) -> anyhow::Result<tempfile::TempPath> {
     let agent = top.join("usr/local/bin/rto-agent");
     image::copy(&root().join("target/debug/rto-agent"), &agent)?;
     image::strip(&agent)?;
@@ -157,45 +139,40 @@ fn agent(top: &Path) -> anyhow::Result<()> {
         &top.join(debian::UNITS).join(unit),
     )?;
     debian::enable(top, "multi-user.target", unit)?;
-    write(&top.join("etc/rto-agent/config.toml"), CONFIG)
+    let kept = image::directory()?;
+    write(&kept.path().join("etc/config.toml"), CONFIG)?;
+    fs::create_dir(kept.path().join("lib"))?;
+    disk::add(top, kept.path(), 64 << 20, MOUNT)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node;
 
-    fn of(lines: &[&str]) -> Checks {
+    fn is_success(lines: &[&str]) -> bool {
         let mut checks = Checks::default();
         lines.iter().for_each(|line| checks.take(line));
-        checks
+        checks.conclude().is_ok()
     }
 
     #[test]
     fn only_all_checks_are_a_success() {
-        assert!(of(&["ok a", "ok b", "checks end 2"]).conclude().is_ok());
-        assert!(
-            of(&["ok a", "not ok b: why", "checks end 2"])
-                .conclude()
-                .is_err()
-        );
-        assert!(of(&["ok a", "checks end 2"]).conclude().is_err());
-        assert!(of(&["ok a", "ok b"]).conclude().is_err());
-        assert!(of(&["checks end 0"]).conclude().is_err());
-    }
-
-    #[test]
-    fn checks_before_the_boot_count() {
-        let mut checks = of(&["ok a", "checks end 1"]);
-        checks.host("b", Ok(()));
-        assert!(checks.conclude().is_ok());
-        checks.host("c", Err(anyhow::anyhow!("why")));
-        assert_eq!(checks.failed, ["c: why"]);
-        assert!(checks.conclude().is_err());
+        assert!(is_success(&["ok a", "ok b", "checks end 2"]));
+        for lines in [
+            &["ok a", "not ok b: why", "checks end 2"][..],
+            &["ok a", "checks end 2"],
+            &["ok a", "ok b"],
+            &["checks end 0"],
+        ] {
+            assert!(!is_success(lines), "{lines:?}");
+        }
     }
 
     #[test]
     fn the_scripts_are_such_that_bash_reads() {
-        for script in [CHECKS, PACKAGE_CHECKS, disk::KEEP] {
+        let of_nodes = [node::PODMAN_CHECKS, node::KUBERNETES_CHECKS];
+        for script in [CHECKS, PACKAGE_CHECKS].into_iter().chain(of_nodes) {
             let status = std::process::Command::new("bash")
                 .args(["-n", "-c", &debian::script(script)])
                 .status();

@@ -1,19 +1,14 @@
 //! `cargo xtask host --packages`: checks of the packages, partly outside the machine.
 
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context as _, ensure};
 
 use super::{Checks, arm64};
 use crate::{
     arch::Arch,
-    dist::{Release, VERSION, lint, stage::Stage},
-    process::{apt_install, find},
+    dist::{Release, VERSION, stage::Stage},
+    process::{need, output, run as run_command},
     root,
 };
 
@@ -26,12 +21,7 @@ const QEMU: &str = "qemu-aarch64-static";
 /// Puts packages into a directory for the machine: packages of this version, and below `older` packages of an older one.
 ///
 /// Before that it runs the checks that need no machine.
-pub(super) fn prepare(
-    archs: &[Arch],
-    limit: Duration,
-    dir: &Path,
-    checks: &mut Checks,
-) -> anyhow::Result<()> {
+pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let release = Release::of(root())?;
     let older = dir.join("older");
     fs::create_dir_all(&older)?;
@@ -41,25 +31,18 @@ pub(super) fn prepare(
         let into = tempfile::tempdir()?;
         let deb = stage.package("deb", VERSION, into.path())?;
         let rpm = stage.package("rpm", VERSION, into.path())?;
-        checks.host(
-            &format!("{name}: lintian has no error and no warning"),
-            lint::lintian(&deb),
+        let mut check = |what: &str, result| checks.host(&format!("{name}: {what}"), result);
+        check("lintian has no error and no warning", lintian(&deb));
+        check("rpmlint has no error", rpmlint(&rpm));
+        check(
+            "the binary is static and validates the configuration",
+            validates(*arch, &stage.dir),
         );
-        checks.host(
-            &format!("{name}: rpmlint has no error"),
-            lint::rpmlint(&rpm),
-        );
-        checks.host(
-            &format!("{name}: the binary is static and validates the configuration"),
-            validates(*arch, stage.dir()),
-        );
-        if *arch == Arch::Arm64 && *arch != Arch::host() {
-            checks.host(
-                &format!("{name}: all checks in a separate virtual machine"),
-                arm64::run(stage.dir(), limit),
-            );
-        }
         if *arch != Arch::host() {
+            if *arch == Arch::Arm64 {
+                let all = "all of its checks in a machine of its own";
+                check(all, arm64::run(&stage.dir));
+            }
             continue;
         }
         for package in [deb, rpm] {
@@ -67,7 +50,7 @@ pub(super) fn prepare(
             fs::copy(package, to)?;
         }
         let changed = stage.copy_to(into.path().join("older"))?;
-        let config = changed.dir().join("config.toml");
+        let config = changed.dir.join("config.toml");
         let text = fs::read_to_string(&config)?;
         fs::write(&config, format!("{text}{DIFFERENCE}"))?;
         for packager in ["deb", "rpm"] {
@@ -77,35 +60,45 @@ pub(super) fn prepare(
     Ok(())
 }
 
+/// Fails if lintian reports an error or a warning.
+fn lintian(deb: &Path) -> anyhow::Result<()> {
+    need(&[("lintian", "lintian")], "to check the deb")?;
+    run_command(
+        Command::new("lintian")
+            .args(["--fail-on=error,warning", "--tag-display-limit=0"])
+            .args(["--allow-root", "--no-cfg"])
+            .arg(deb),
+    )
+}
+
+/// Fails if rpmlint reports an error.
+fn rpmlint(rpm: &Path) -> anyhow::Result<()> {
+    need(&[("rpmlint", "rpmlint")], "to check the rpm")?;
+    let config = root().join("packaging/rpm/rpmlint.toml");
+    run_command(Command::new("rpmlint").arg("--config").args([&config, rpm]))
+}
+
 /// Runs `rto-agent check` on the packages' configuration file with the packages' binary. For another architecture it
 /// uses a user-mode emulator, whose system calls go to this kernel.
 fn validates(arch: Arch, stage: &Path) -> anyhow::Result<()> {
     let agent = stage.join("rto-agent");
-    let mut command = if arch == Arch::host() {
+    let mut check = if arch == Arch::host() {
         Command::new(&agent)
     } else {
-        if find(QEMU).is_none() {
-            apt_install(
-                &["qemu-user-static"],
-                "to run another architecture's binary",
-            )?;
-        }
+        let why = "to run another architecture's binary";
+        need(&[(QEMU, "qemu-user-static")], why)?;
         let mut qemu = Command::new(QEMU);
         qemu.arg(&agent);
         qemu
     };
-    let output = command
-        .args(["check", "--config"])
-        .arg(stage.join("config.toml"))
-        .stderr(Stdio::inherit())
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "check: {}: {said}", output.status);
+    let said = output(
+        check
+            .args(["check", "--config"])
+            .arg(stage.join("config.toml")),
+    )?;
     ensure!(said.contains("good: "), "check said {said}");
     // No program header names a dynamic loader.
-    let headers = Command::new("readelf").arg("-lW").arg(&agent).output()?;
-    let headers = String::from_utf8_lossy(&headers.stdout);
-    ensure!(headers.contains("LOAD"), "readelf said {headers}");
+    let headers = output(Command::new("readelf").arg("-lW").arg(&agent))?;
     ensure!(!headers.contains("INTERP"), "it is not static");
     Ok(())
 }

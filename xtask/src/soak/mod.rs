@@ -8,16 +8,14 @@ use std::{
     fs,
     io::Write as _,
     net::UdpSocket,
-    path::PathBuf,
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 
 use crate::{
-    arch::Arch,
-    process::{apt_install, have},
+    process::need,
     root, setup, test,
     vm::{
         self, image, kernels,
@@ -58,7 +56,6 @@ const LEAST: Duration = Duration::from_secs(600);
 /// Time that a machine may run in addition to its disturbances: booting, the last round, and the wait for the other
 /// machine.
 const BESIDE: Duration = Duration::from_secs(1200);
-const MEMORY_MIB: u32 = 1024;
 /// At 2.5 the emulated CPU is busy most of the time: above this limit its work would be late.
 const FASTEST: f64 = 3.0;
 /// Programs in the machines, in addition to those that tests call.
@@ -67,22 +64,27 @@ const PROGRAMS: [&str; 3] = ["rto-agent", "rto-workload", "rto-soak"];
 const EVENT: &str = "soak ";
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let duration = args.duration()?;
-    let clock = args.clock()?;
+    let minutes = args.minutes.unwrap_or(args.hours * 60.0);
+    let duration = Duration::try_from_secs_f64(minutes * 60.0).context("how long?")?;
+    ensure!(
+        duration >= LEAST,
+        "a soak takes {} minutes or more",
+        LEAST.as_secs() / 60
+    );
+    let speed = args.speed;
+    ensure!(
+        (1.0..=FASTEST).contains(&speed),
+        "a speed is between 1 and {FASTEST}"
+    );
     setup::run()?;
     vm::install()?;
-    if clock != Clock::Host && !have("faketime") {
-        apt_install(&["faketime"], "clocks that run faster")?;
+    if speed > 1.0 {
+        need(&[("faketime", "faketime")], "clocks that run faster")?;
     }
-    fs::create_dir_all(root().join("target/vm"))?;
     let (built, _) = test::build_for_machines(args.unoptimised)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     let seed = args.seed.unwrap_or(now);
-    let kernel = kernels::named(&args.kernel)?;
-    let [kernel] = kernel[..] else {
-        bail!("one kernel, not {}", args.kernel);
-    };
-    let kernel = kernels::unpacked(kernel, false)?;
+    let kernel = kernels::named(&args.kernel, false)?;
     let programs = PROGRAMS.map(|name| (built.join(name), name));
     let system = image::system(&kernel, &programs)?;
     let seconds = duration.as_secs();
@@ -92,19 +94,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         image::archive(&system, &script("\"peer\""))?,
     ];
     let links = links()?;
+    let limit = (duration + duration / 5).div_f64(speed) + BESIDE;
     let machine = |index: usize| Machine {
-        arch: Arch::Amd64,
-        kernel: &kernel.image,
-        initramfs: &images[index],
-        disk: None,
         network: Some(&links[index]),
-        clock,
+        clock: Clock::Host { speed },
         processors: 1,
-        memory_mib: MEMORY_MIB,
-        command_line: "",
-        limit: (duration + duration / 5).div_f64(args.speed) + BESIDE,
+        memory_mib: 1024,
+        ..Machine::new(&kernel.image, &images[index], limit)
     };
-    let path = events_path(&kernel.version, now)?;
+    let dir = root().join("target/soak");
+    fs::create_dir_all(&dir)?;
+    let path = dir.join(format!("{}-{now}.jsonl", kernel.version));
     println!(
         "booting two machines with Linux {} for {} min, seed {seed}; events: {}",
         kernel.version,
@@ -136,30 +136,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let took = begin.elapsed().as_secs() / 60;
     println!("{report}\n{took} min of this host's clock, with booting");
     let wrong = report.wrong();
-    if wrong.is_empty() {
-        println!("passed");
-        return Ok(());
-    }
-    bail!("failed:\n{}", wrong.join("\n"))
-}
-
-impl Args {
-    fn duration(&self) -> anyhow::Result<Duration> {
-        let minutes = self.minutes.unwrap_or(self.hours * 60.0);
-        let duration = Duration::try_from_secs_f64(minutes * 60.0).context("how long?")?;
-        if duration < LEAST {
-            bail!("a soak takes {} minutes or more", LEAST.as_secs() / 60);
-        }
-        Ok(duration)
-    }
-
-    fn clock(&self) -> anyhow::Result<Clock> {
-        match self.speed {
-            1.0 => Ok(Clock::Host),
-            speed if (1.0..=FASTEST).contains(&speed) => Ok(Clock::Faster(speed)),
-            _ => bail!("a speed is between 1 and {FASTEST}"),
-        }
-    }
+    ensure!(wrong.is_empty(), "failed:\n{}", wrong.join("\n"));
+    println!("passed");
+    Ok(())
 }
 
 /// The script of a machine.
@@ -187,63 +166,4 @@ fn links() -> anyhow::Result<[String; 2]> {
         )
     };
     Ok([end(one, other, 1), end(other, one, 2)])
-}
-
-fn events_path(kernel: &str, now: u64) -> anyhow::Result<PathBuf> {
-    let dir = root().join("target/soak");
-    fs::create_dir_all(&dir)?;
-    Ok(dir.join(format!("{kernel}-{now}.jsonl")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn args(hours: f64, minutes: Option<f64>) -> Args {
-        Args {
-            hours,
-            minutes,
-            kernel: String::new(),
-            seed: None,
-            unoptimised: false,
-            speed: 1.0,
-        }
-    }
-
-    #[test]
-    fn durations() {
-        let hours = args(4.0, None).duration().unwrap();
-        assert_eq!(hours, Duration::from_secs(4 * 3600));
-        let minutes = args(4.0, Some(10.0)).duration().unwrap();
-        assert_eq!(minutes, Duration::from_secs(600));
-        for wrong in [args(0.01, None), args(-1.0, None), args(f64::NAN, None)] {
-            assert!(wrong.duration().is_err());
-        }
-    }
-
-    #[test]
-    fn speeds() {
-        let clock = |speed| {
-            let minutes = args(4.0, None);
-            Args { speed, ..minutes }.clock()
-        };
-        assert_eq!(clock(1.0).unwrap(), Clock::Host);
-        assert_eq!(clock(2.5).unwrap(), Clock::Faster(2.5));
-        for wrong in [0.5, 4.0, f64::NAN] {
-            assert!(clock(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn the_ends_of_the_cable_belong_to_each_other() {
-        let [one, other] = links().unwrap();
-        let of = |end: &str, name: &str| {
-            let part = end.split(',').find_map(|part| part.strip_prefix(name));
-            part.map(ToOwned::to_owned)
-        };
-        assert_eq!(of(&one, "udp="), of(&other, "localaddr="));
-        assert_eq!(of(&other, "udp="), of(&one, "localaddr="));
-        assert_ne!(of(&one, "udp="), of(&one, "localaddr="));
-        assert_ne!(of(&one, "mac="), of(&other, "mac="));
-    }
 }

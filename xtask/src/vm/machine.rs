@@ -4,16 +4,12 @@ use std::{
     io::{BufRead as _, BufReader},
     path::Path,
     process::{Command, Stdio},
-    sync::mpsc::{RecvTimeoutError, channel},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 
-use crate::{
-    arch::Arch,
-    process::{KillOnDrop, output},
-};
+use crate::{arch::Arch, process::output};
 
 /// The processor of a machine and its clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,13 +17,16 @@ pub(crate) enum Clock {
     /// Emulated, with a clock that counts instructions: timers are exact under any load of this host, and waiting takes
     /// no time.
     Instructions,
-    /// Emulated, with this host's time.
-    Host,
     /// Emulated, with a clock that runs this many times as fast as this host's, in step with other machines of the same
     /// speed. In the machine, the CPU appears slower by the same factor.
-    Faster(f64),
+    Host { speed: f64 },
     /// This host's CPU, with KVM.
     Kvm,
+}
+
+impl Clock {
+    /// This host's time.
+    pub(crate) const HOST: Self = Self::Host { speed: 1.0 };
 }
 
 pub(crate) struct Machine<'a> {
@@ -48,10 +47,48 @@ pub(crate) struct Machine<'a> {
     pub(crate) limit: Duration,
 }
 
-impl Machine<'_> {
+impl<'a> Machine<'a> {
+    /// An amd64 machine without disk and network, whose clock counts instructions.
+    pub(crate) fn new(kernel: &'a Path, initramfs: &'a Path, limit: Duration) -> Self {
+        Self {
+            arch: Arch::Amd64,
+            kernel,
+            initramfs,
+            disk: None,
+            network: None,
+            clock: Clock::Instructions,
+            processors: 2,
+            memory_mib: 2048,
+            command_line: "",
+            limit,
+        }
+    }
+
     /// Boots the machine and passes each line of its console to `line` until it powers off.
     pub(crate) fn boot(&self, mut line: impl FnMut(&str)) -> anyhow::Result<()> {
-        let program = format!("qemu-system-{}", self.arch.rpm());
+        /// Exit status of timeout(1).
+        const TIMED_OUT: i32 = 124;
+        let mut machine = self
+            .command()?
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("timeout")?;
+        let stdout = machine.stdout.take().context("no stdout")?;
+        for bytes in BufReader::new(stdout).split(b'\n') {
+            line(String::from_utf8_lossy(&bytes?).trim_end_matches('\r'));
+        }
+        let status = machine.wait()?;
+        if status.code() == Some(TIMED_OUT) {
+            bail!("the virtual machine did not end within {:?}", self.limit);
+        }
+        if !status.success() {
+            bail!("QEMU: {status}");
+        }
+        Ok(())
+    }
+
+    fn command(&self) -> anyhow::Result<Command> {
         // The minimum that Debian's kernels need.
         let (cpu, console) = match self.arch {
             // Linux counts ticks for a moment, and panics if there are too few, as on a busy host.
@@ -59,26 +96,29 @@ impl Machine<'_> {
             Arch::Arm64 => ("cortex-a57", "ttyAMA0"),
         };
         let processors = self.processors.to_string();
-        let mut qemu = Command::new(&program);
+        let mut qemu = Command::new("timeout");
+        // In the foreground, so that the terminal's signals reach QEMU.
+        qemu.args(["--foreground", "--kill-after=10"])
+            .arg(self.limit.as_secs_f64().to_string());
+        if let Clock::Host { speed } = self.clock
+            && speed > 1.0
+        {
+            qemu.arg("env").args(faster(speed)?);
+        }
+        qemu.arg(format!("qemu-system-{}", self.arch.rpm()));
         if self.arch == Arch::Arm64 {
             qemu.args(["-machine", "virt"]);
         }
         match self.clock {
             // 2 ns per instruction, like a slow CPU.
             Clock::Instructions => qemu
-                .args(["-accel", "tcg,thread=single", "-cpu", cpu])
-                .args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm"])
-                .args(["-smp", "1"]),
-            Clock::Host | Clock::Faster(_) => qemu
+                .args(["-accel", "tcg,thread=single", "-cpu", cpu, "-smp", "1"])
+                .args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm"]),
+            Clock::Host { .. } => qemu
                 .args(["-accel", "tcg,thread=multi", "-cpu", cpu])
                 .args(["-smp", &processors]),
-            Clock::Kvm => qemu
-                .args(["-accel", "kvm", "-cpu", "host"])
-                .args(["-smp", &processors]),
+            Clock::Kvm => qemu.args(["-accel", "kvm", "-cpu", "host", "-smp", &processors]),
         };
-        if let Clock::Faster(speed) = self.clock {
-            qemu.envs(faster(speed)?);
-        }
         match self.disk {
             Some(disk) => qemu.arg("-drive").arg(format!(
                 "file={},format=raw,if=virtio,cache=unsafe",
@@ -86,9 +126,8 @@ impl Machine<'_> {
             )),
             None => qemu.arg("-no-reboot"),
         };
-        qemu.args(["-nic", self.network.unwrap_or("none")])
-            .args(["-nographic", "-m"])
-            .arg(self.memory_mib.to_string())
+        qemu.args(["-nic", self.network.unwrap_or("none"), "-nographic"])
+            .args(["-m", &self.memory_mib.to_string()])
             .arg("-kernel")
             .arg(self.kernel)
             .arg("-initrd")
@@ -98,43 +137,18 @@ impl Machine<'_> {
                 "console={console} quiet panic=-1 mitigations=off {}",
                 self.command_line
             ));
-        let mut machine = KillOnDrop(
-            qemu.stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .context(program)?,
-        );
-        let stdout = machine.0.stdout.take().context("no stdout")?;
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).split(b'\n').map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        let end = Instant::now() + self.limit;
-        loop {
-            match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(bytes) => {
-                    let text = String::from_utf8_lossy(&bytes);
-                    line(text.trim_end_matches('\r'));
-                }
-                Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => {
-                    bail!("the virtual machine did not end within {:?}", self.limit)
-                }
-            }
-        }
+        Ok(qemu)
     }
 }
 
 /// The environment that accelerates a program's clocks by this factor: libfaketime, located with `faketime`. `faketime`
 /// itself would be a process that waits in front of the machine's.
-fn faster(speed: f64) -> anyhow::Result<[(&'static str, String); 2]> {
-    const LIBRARY: &str = "LD_PRELOAD";
+fn faster(speed: f64) -> anyhow::Result<[String; 2]> {
     let mut faketime = Command::new("faketime");
     // "-m": the library for programs with threads.
-    let library = output(faketime.args(["-m", "-f", "+0", "printenv", LIBRARY]))?;
-    Ok([(LIBRARY, library), ("FAKETIME", format!("+0 x{speed}"))])
+    let library = output(faketime.args(["-m", "-f", "+0", "printenv", "LD_PRELOAD"]))?;
+    Ok([
+        format!("LD_PRELOAD={library}"),
+        format!("FAKETIME=+0 x{speed}"),
+    ])
 }

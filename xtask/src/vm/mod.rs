@@ -5,19 +5,15 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
-    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
-    process::Stdio,
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 
 use crate::{
-    arch::Arch,
-    process::{apt_install, as_root, have, output},
+    process::{as_root, need, output},
     root, setup, test,
 };
 
@@ -30,7 +26,7 @@ pub(crate) mod machine;
 mod matrix;
 mod results;
 
-use image::{BUSYBOX, EXIT, Tests};
+use image::{BUSYBOX, EXIT, PROGRAM_DIR};
 use kernels::Unpacked;
 use machine::{Clock, Machine};
 use matrix::{Column, Matrix};
@@ -82,16 +78,20 @@ const LEFT_OUT: [(&str, &str); 1] = [(
 
 /// This host's kernel in `--kernel`.
 const HOST: &str = "host";
+/// Maximum number of tests in one boot of a machine.
+const BATCH: usize = 40;
+/// Slow groups: each runs in its own machine, after all others.
+const HEAVY: [&str; 2] = ["scale", "faults"];
 
 enum Place {
-    Machine { kernel: Unpacked, is_debian: bool },
+    Machine(Unpacked),
     Host,
 }
 
 impl Place {
     fn name(&self) -> &str {
         match self {
-            Self::Machine { kernel, .. } => &kernel.version,
+            Self::Machine(kernel) => &kernel.version,
             Self::Host => HOST,
         }
     }
@@ -106,48 +106,43 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     setup::run()?;
     install()?;
-    fs::create_dir_all(root().join("target/vm"))?;
     let places = places(args)?;
     let (programs, integration) = test::build_for_machines(args.unoptimised)?;
     for (name, why) in LEFT_OUT {
         println!("left out in the machines: {name}* ({why})");
     }
-    let names = names(&integration)?;
-    let batches = batches(args, &names);
+    let mut expected = expected(&integration)?;
+    let batches = args.batches(&expected);
     // Each batch runs on all kernels before the next one, so that a broken test shows up early.
-    let work = batches.iter().flat_map(|batch| {
-        let places = places.iter();
-        places.map(move |place| (place, batch.as_slice()))
-    });
+    let work = batches
+        .iter()
+        .flat_map(|batch| places.iter().map(move |place| (place, batch)));
     let next = Mutex::new(work);
-    let outcome = Mutex::new(Outcome::default());
+    let columns = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..args.jobs.max(1) {
             scope.spawn(|| {
-                loop {
-                    let Some((place, filters)) = locked(&next).next() else {
-                        return;
-                    };
-                    let built = (programs.as_path(), integration.as_path());
-                    let column = column(place, built, filters, args);
-                    locked(&outcome).take(place, column, args);
+                while let Some((place, filters)) = locked(&next).next() {
+                    let column = column(place, &programs, &integration, filters, args);
+                    locked(&columns).push(column.with_context(|| place.name().to_owned()));
                 }
             });
         }
     });
-    let outcome = outcome.into_inner().unwrap_or_default();
-    println!("{}", outcome.matrix.table());
-    let expected = names.into_iter().filter(|name| {
-        let filters = &args.filters;
-        let is_asked = filters.is_empty() || filters.iter().any(|filter| name.contains(filter));
-        is_asked && !is_left_out(name)
-    });
-    let missing = outcome.matrix.missing(&expected.collect());
-    let bad = [outcome.errors, outcome.matrix.failures(), missing].concat();
-    if bad.is_empty() {
-        return Ok(());
+    let mut matrix = Matrix::default();
+    let mut bad = Vec::new();
+    for column in columns.into_inner().unwrap_or_default() {
+        match column {
+            Ok(column) => matrix.take(&column),
+            Err(e) => bad.push(format!("{e:#}")),
+        }
     }
-    bail!("{}", bad.join("\n"))
+    println!("{}", matrix.table());
+    expected.retain(|name| args.asks_for(name));
+    bad.extend(matrix.failures());
+    bad.extend(matrix.mismatches(&expected));
+    ensure!(bad.is_empty(), "{}", bad.join("\n"));
+    Ok(())
 }
 
 /// Fails unless docs/matrix.json accounts for each of the integration tests on each kernel.
@@ -157,30 +152,15 @@ pub(crate) fn check_matrix(integration: &Path) -> anyhow::Result<()> {
 
 /// The names of the tests that run on each kernel.
 fn expected(integration: &Path) -> anyhow::Result<BTreeSet<String>> {
-    let names = names(integration)?.into_iter();
-    Ok(names.filter(|name| !is_left_out(name)).collect())
-}
-
-/// Results so far.
-#[derive(Default)]
-struct Outcome {
-    matrix: Matrix,
-    errors: Vec<String>,
-}
-
-impl Outcome {
-    fn take(&mut self, place: &Place, column: anyhow::Result<Column>, args: &Args) {
-        let kept = column.and_then(|column| {
-            self.matrix.take(&column);
-            if args.is_kept() {
-                Matrix::add(&column)?;
-            }
-            Ok(())
-        });
-        if let Err(e) = kept {
-            self.errors.push(format!("{}: {e:#}", place.name()));
-        }
-    }
+    let list = output(as_root(&integration.to_string_lossy()).arg("--list"))?;
+    let names = list.lines().filter_map(|line| line.strip_suffix(": test"));
+    // "[absent: tcp-rto-max] established::rto_max_caps_the_backoff"
+    let names = names.filter_map(|name| name.rsplit(' ').next());
+    let is_left_out = |name: &&str| LEFT_OUT.iter().any(|(left, _)| name.starts_with(left));
+    Ok(names
+        .filter(|name| !is_left_out(name))
+        .map(str::to_owned)
+        .collect())
 }
 
 impl Args {
@@ -188,114 +168,85 @@ impl Args {
         self.unpacked.is_none() && (self.keep || self.filters.is_empty())
     }
 
+    fn asks_for(&self, test: &str) -> bool {
+        let filters = &self.filters;
+        filters.is_empty() || filters.iter().any(|filter| test.contains(filter))
+    }
+
     /// A part of a group would replace the results of the whole group.
     fn check(&self) -> anyhow::Result<()> {
-        let is_part = |filter: &&String| !filter.ends_with("::");
-        match self.filters.iter().find(is_part) {
-            Some(filter) if self.keep => {
-                bail!("--keep takes whole groups, as \"syn::\", not {filter}")
+        let part = self.filters.iter().find(|filter| !filter.ends_with("::"));
+        ensure!(
+            !self.keep || part.is_none(),
+            "--keep takes whole groups, as \"syn::\", not {}",
+            part.map_or("", String::as_str)
+        );
+        Ok(())
+    }
+
+    /// The filters of each machine.
+    fn batches(&self, tests: &BTreeSet<String>) -> Vec<Vec<String>> {
+        if !self.filters.is_empty() {
+            return vec![self.filters.clone()];
+        }
+        let group = |name: &String| name.split("::").next().unwrap_or(name).to_owned();
+        let groups: Vec<String> = tests.iter().map(group).collect();
+        let (mut batches, mut batch, mut count) = (Vec::new(), Vec::new(), 0);
+        for tests in groups.chunk_by(|a, b| a == b) {
+            let name = &tests[0];
+            if HEAVY.contains(&name.as_str()) {
+                continue;
             }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Maximum number of tests in one boot of a machine.
-const BATCH: usize = 40;
-
-/// Slow groups: each runs in its own machine, after all others.
-const HEAVY: [&str; 2] = ["scale", "faults"];
-
-/// The names of all tests, in order.
-fn names(integration: &Path) -> anyhow::Result<Vec<String>> {
-    let list = output(as_root(&integration.to_string_lossy()).arg("--list"))?;
-    let names = list.lines().filter_map(|line| line.strip_suffix(": test"));
-    // "[absent: tcp-rto-max] established::rto_max_caps_the_backoff"
-    let names = names.filter_map(|name| name.rsplit(' ').next());
-    Ok(names.map(str::to_owned).collect())
-}
-
-fn is_left_out(test: &str) -> bool {
-    LEFT_OUT.iter().any(|(name, _)| test.starts_with(name))
-}
-
-/// The filters of each machine.
-fn batches(args: &Args, names: &[String]) -> Vec<Vec<String>> {
-    if !args.filters.is_empty() {
-        return vec![args.filters.clone()];
-    }
-    let mut batches: Vec<Vec<String>> = vec![Vec::new()];
-    let mut count = 0;
-    for group in names.iter().filter_map(|name| name.split("::").next()) {
-        if is_left_out(group) || HEAVY.contains(&group) {
-            continue;
-        }
-        let filter = format!("{group}::");
-        count += 1;
-        if !batches.iter().flatten().any(|known| *known == filter) {
-            if count > BATCH {
-                batches.push(Vec::new());
+            if count > 0 && count + tests.len() > BATCH {
+                batches.push(std::mem::take(&mut batch));
                 count = 0;
             }
-            batches
-                .last_mut()
-                .into_iter()
-                .for_each(|batch| batch.push(filter.clone()));
+            batch.push(format!("{name}::"));
+            count += tests.len();
+        }
+        batches.push(batch);
+        batches.extend(HEAVY.map(|name| vec![format!("{name}::")]));
+        batches
+    }
+
+    fn clock(&self) -> Clock {
+        match (self.kvm, self.host_clock) {
+            (true, _) => Clock::Kvm,
+            (false, true) => Clock::HOST,
+            (false, false) => Clock::Instructions,
         }
     }
-    batches.extend(HEAVY.map(|group| vec![format!("{group}::")]));
-    batches
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn places(args: &Args) -> anyhow::Result<Vec<Place>> {
     if let Some(dir) = &args.unpacked {
-        let kernel = Unpacked::at(dir)?;
-        return Ok(vec![Place::Machine {
-            kernel,
-            is_debian: false,
-        }]);
+        return Ok(vec![Place::Machine(Unpacked::at(dir)?)]);
     }
-    let names: Vec<&str> = args.kernel.split(',').collect();
-    let others: Vec<&str> = names.iter().copied().filter(|n| *n != HOST).collect();
-    let mut places = Vec::new();
-    if !others.is_empty() {
-        for kernel in kernels::named(&others.join(","))? {
-            places.push(Place::Machine {
-                kernel: kernels::unpacked(kernel, args.refresh)?,
-                is_debian: true,
-            });
-        }
+    let place = |name: &str| match name {
+        HOST => Ok(Place::Host),
+        _ => kernels::named(name, args.refresh).map(Place::Machine),
+    };
+    if args.kernel == "all" {
+        let names = kernels::KERNELS.iter().map(|kernel| kernel.name);
+        return names.chain([HOST]).map(place).collect();
     }
-    if names.contains(&HOST) || args.kernel == "all" {
-        places.push(Place::Host);
-    }
-    Ok(places)
+    args.kernel.split(',').map(place).collect()
 }
 
 pub(crate) fn install() -> anyhow::Result<()> {
-    let mut packages = Vec::new();
-    if !have("qemu-system-x86_64") {
-        packages.extend(["qemu-system-x86", "seabios"]);
-    }
-    if !Path::new(BUSYBOX).exists() {
-        packages.push("busybox-static");
-    }
-    if packages.is_empty() {
-        return Ok(());
-    }
-    apt_install(&packages, "virtual machines")
+    let qemu = ("qemu-system-x86_64", "qemu-system-x86");
+    need(&[qemu, (BUSYBOX, "busybox-static")], "virtual machines")
 }
 
-/// Runs the tests on one kernel; returns their results.
+/// Runs the tests on one kernel; returns their results, which are also added to docs/matrix.json.
 fn column(
     place: &Place,
-    (programs, integration): (&Path, &Path),
+    programs: &Path,
+    integration: &Path,
     filters: &[String],
     args: &Args,
 ) -> anyhow::Result<Column> {
@@ -310,100 +261,87 @@ fn column(
         }
         lines.push(line.to_owned());
     };
-    match place {
-        Place::Machine { kernel, is_debian } => {
-            let left_out = LEFT_OUT.map(|(name, _)| name);
-            let image = image::initramfs(
-                kernel,
-                &Tests {
-                    programs,
-                    integration,
-                    filters,
-                    left_out: &left_out,
-                    is_debian: *is_debian,
-                },
-            )?;
-            let clock = match (args.kvm, args.host_clock) {
-                (true, _) => Clock::Kvm,
-                (false, true) => Clock::Host,
-                (false, false) => Clock::Instructions,
-            };
+    let version = match place {
+        Place::Machine(kernel) => {
+            let image = initramfs(kernel, programs, integration, filters, args)?;
+            let clock = args.clock();
+            let limit = Duration::from_secs(args.limit);
             let machine = Machine {
-                arch: Arch::Amd64,
-                kernel: &kernel.image,
-                initramfs: &image,
-                disk: None,
-                network: None,
                 clock,
-                processors: 2,
-                memory_mib: 2048,
                 // The kernel passes unknown parameters to the first program as its environment.
                 command_line: match clock {
                     Clock::Instructions => "RTO_TESTS_COUNTED=1",
-                    Clock::Host | Clock::Faster(_) | Clock::Kvm => "",
+                    Clock::Host { .. } | Clock::Kvm => "",
                 },
-                limit: Duration::from_secs(args.limit),
+                ..Machine::new(&kernel.image, &image, limit)
             };
             machine.boot(&mut print)?;
+            kernel.version.clone()
         }
-        Place::Host => on_host(integration, filters, &mut print)?,
-    }
-    let status: i32 = status.context("it ended without a result")?;
-    println!(
-        "[{name}] status {status} after {} s",
-        begin.elapsed().as_secs()
-    );
-    let kernel = match place {
-        Place::Machine { kernel, .. } => kernel.version.clone(),
-        Place::Host => numbers(&nix::sys::utsname::uname()?.release().to_string_lossy()),
+        Place::Host => {
+            let script = script(&format!("'{}'", integration.display()), filters);
+            let environment = ["RTO_TESTS_REPORT=1", "RUST_BACKTRACE=0"];
+            output(as_root("env").args(environment).args(["sh", "-c", &script]))?
+                .lines()
+                .for_each(&mut print);
+            let release = nix::sys::utsname::uname()?;
+            // The name of a host's build is left out: "6.18.44" of "6.18.44-name-1".
+            let release = release.release().to_string_lossy().into_owned();
+            let mut parts = release.split(|c: char| !c.is_ascii_digit() && c != '.');
+            let version = parts.next().unwrap_or_default();
+            version.trim_end_matches('.').to_owned()
+        }
     };
-    Column::of(kernel, matches!(place, Place::Host), status, &lines)
+    let status: i32 = status.context("it ended without a result")?;
+    let took = begin.elapsed().as_secs();
+    println!("[{name}] status {status} after {took} s");
+    let column = Column::of(version, matches!(place, Place::Host), status, &lines)?;
+    if args.is_kept() {
+        Matrix::add(&column)?;
+    }
+    Ok(column)
 }
 
-/// "6.18.44" of "6.18.44-name-1": the release without the name of the build.
-fn numbers(release: &str) -> String {
-    let is_number = |c: char| c.is_ascii_digit() || c == '.';
-    let end = release.find(|c| !is_number(c)).unwrap_or(release.len());
-    release[..end].trim_end_matches('.').to_owned()
-}
-
-/// Runs the tests on this kernel.
-fn on_host(
+/// The file system of a machine with the tests.
+fn initramfs(
+    kernel: &Unpacked,
+    programs: &Path,
     integration: &Path,
     filters: &[String],
-    print: &mut impl FnMut(&str),
-) -> anyhow::Result<()> {
-    let mut worst = 0;
-    for filter in filters {
-        let mut command = as_root("env");
-        command
-            .args(["RTO_TESTS_REPORT=1", "RUST_BACKTRACE=0"])
-            .args(["sh", "-c", "exec \"$@\" 2>&1", "tests"])
-            .arg(integration)
-            .args(["--color", "never"])
-            .arg(filter)
-            .stdin(Stdio::null());
-        let output = command.output()?;
-        String::from_utf8_lossy(&output.stdout)
-            .lines()
-            .for_each(&mut *print);
-        let status = output.status;
-        let code = status.code().or(status.signal()).unwrap_or(1);
-        worst = worst.max(code);
-    }
-    print(&format!("{EXIT}{worst}"));
-    Ok(())
+    args: &Args,
+) -> anyhow::Result<tempfile::TempPath> {
+    let tests = "deps/integration";
+    let mut all = vec![(integration.to_owned(), tests)];
+    all.extend(["rto-agent", "rto-workload", "rto-lab"].map(|name| (programs.join(name), name)));
+    let system = image::system(kernel, &all)?;
+    // Tests read these at the path of the build.
+    let sources = ["systemd", "config", "docs"].map(|dir| root().join(dir));
+    image::add(system.path(), sources)?;
+    // A kernel of Debian must have exactly the declared features.
+    let is_debian = u8::from(args.unpacked.is_none());
+    // One thread, because the machine is slow.
+    let tests = format!("{PROGRAM_DIR}/{tests} --test-threads 1");
+    image::archive(
+        &system,
+        &format!(
+            "for module in veth tun nf_tables nft_limit nft_reject_inet; do modprobe $module; done
+[ {is_debian} = 0 ] || export RTO_TESTS_DEBIAN_KERNEL=1
+{}
+",
+            script(&tests, filters)
+        ),
+    )
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_release_without_the_name_of_its_build() {
-        for release in ["6.18.44", "6.18.44-name-1", "6.18.44+", "6.18.44.name"] {
-            assert_eq!(numbers(release), "6.18.44");
-        }
-        assert_eq!(numbers("6.18-rc1"), "6.18");
-    }
+/// Runs these tests once for each filter, and prints their exit status.
+fn script(tests: &str, filters: &[String]) -> String {
+    let filters = filters.join("' '");
+    let skip = LEFT_OUT.map(|(name, _)| format!("--skip {name}")).join(" ");
+    format!(
+        "status=0
+for filter in '{filters}'; do
+  {tests} --color never {skip} $filter 2>&1 || status=$?
+done
+echo \"{EXIT}$status\""
+    )
 }

@@ -228,7 +228,7 @@ mod tests {
             with(8, false)
         );
         assert!(with(8, false).ends_with(
-            "kept for 31.2s with 5 retransmissions; the kernel's own 63s; 8 are configured here, but on \
+            "kept for 31.2s with 5 retransmissions; kernel default: 63s; 8 are configured here, but on \
              this kernel the program cannot read the number of a request)"
         ));
     }

@@ -3,7 +3,8 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,77 +14,99 @@ use serde_json::{Value, json};
 use super::{HOST, free_port};
 use crate::{
     arch::Arch,
-    process::{KillOnDrop, apt_install, have, output},
+    ebpf::sha256,
+    process::{need, output},
     root,
     vm::kernels,
 };
 
-/// The processes of the control plane, which end when it is dropped.
+/// The processes of the control plane, which the kernel kills when this process ends.
 pub(super) struct ControlPlane {
-    // Dropped before their directory is removed.
-    processes: Vec<(&'static str, KillOnDrop)>,
+    processes: Vec<(&'static str, Child)>,
     dir: tempfile::TempDir,
     port: u16,
-    /// Tokens by user.
-    tokens: Vec<String>,
+    /// The users' tokens are derived from this secret.
+    secret: String,
 }
 
 /// Users that the API server knows by a token.
-#[derive(Clone, Copy)]
-pub(super) enum User {
-    Admin,
-    ControllerManager,
-    Scheduler,
-    Kubelet,
-}
+pub(super) const ADMIN: &str = "admin";
+pub(super) const KUBELET: &str = "system:node:localhost";
+const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
+const SCHEDULER: &str = "system:kube-scheduler";
+/// Users with their groups.
+const USERS: [(&str, &str); 4] = [
+    (ADMIN, "system:masters"),
+    (CONTROLLER_MANAGER, ""),
+    (SCHEDULER, ""),
+    (KUBELET, "system:nodes"),
+];
 
-impl User {
-    const ALL: [Self; 4] = [
-        Self::Admin,
-        Self::ControllerManager,
-        Self::Scheduler,
-        Self::Kubelet,
-    ];
-
-    /// The user's name and groups.
-    fn names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Admin => ("admin", "system:masters"),
-            Self::ControllerManager => ("system:kube-controller-manager", ""),
-            Self::Scheduler => ("system:kube-scheduler", ""),
-            Self::Kubelet => ("system:node:localhost", "system:nodes"),
-        }
-    }
-}
-
-const LOOPBACK: &str = "127.0.0.1";
-/// Files: the API server's key and certificate, the key of service accounts, and the tokens of the users.
-const KEY: &str = "apiserver.key";
-const CERTIFICATE: &str = "apiserver.crt";
-const ACCOUNTS_KEY: &str = "accounts.key";
-const TOKENS: &str = "tokens.csv";
+/// Options of the API server. Files are in the directory of the control plane.
+const API_SERVER: &str = "
+--bind-address=127.0.0.1
+--advertise-address=127.0.0.1
+--tls-cert-file=apiserver.crt
+--tls-private-key-file=apiserver.key
+--kubelet-client-certificate=apiserver.crt
+--kubelet-client-key=apiserver.key
+--kubelet-preferred-address-types=Hostname
+--service-account-key-file=accounts.key
+--service-account-signing-key-file=accounts.key
+--service-account-issuer=https://kubernetes.default.svc
+--token-auth-file=tokens.csv
+--anonymous-auth=false
+--authorization-mode=Node,RBAC
+--enable-admission-plugins=NodeRestriction
+--service-cluster-ip-range=10.96.0.0/24
+--endpoint-reconciler-type=none";
+/// Options of the controller manager. An emulated node may be late.
+const MANAGER: &str = "
+--service-account-private-key-file=accounts.key
+--use-service-account-credentials=true
+--node-monitor-grace-period=300s
+--leader-elect=false
+--secure-port=0";
 /// Maximum wait until the API server answers.
 const READY_LIMIT: Duration = Duration::from_secs(600);
 
 impl ControlPlane {
     /// Starts the control plane and waits until the API server is ready.
     pub(super) fn start(kubernetes: &Path, kubectl: &Path) -> anyhow::Result<Self> {
-        if !have("openssl") {
-            apt_install(&["openssl"], "certificates of a control plane")?;
-        }
+        need(&[("openssl", "openssl")], "certificates of a control plane")?;
         let etcd = kernels::debian("etcd-server", Arch::host())?.join("usr/bin/etcd");
         fs::create_dir_all(Self::logs())?;
         let mut control_plane = Self {
             dir: tempfile::tempdir()?,
             port: free_port()?,
-            tokens: Vec::new(),
+            secret: String::new(),
             processes: Vec::new(),
         };
         control_plane.credentials()?;
-        let store = control_plane.etcd(&etcd)?;
-        control_plane.api_server(kubernetes, &store)?;
+        let [store, peer] =
+            [free_port()?, free_port()?].map(|port| format!("http://127.0.0.1:{port}"));
+        control_plane.spawn(
+            "etcd",
+            &etcd,
+            &format!(
+                "--data-dir etcd --listen-client-urls {store} --advertise-client-urls {store} \
+                 --listen-peer-urls {peer}"
+            ),
+        )?;
+        // The node is called localhost, because its kubelet's port is forwarded from there. An endpoint of the API
+        // server must not be a loopback address, so there is none.
+        let port = control_plane.port;
+        let addresses = format!("--etcd-servers={store} --secure-port={port}");
+        let options = format!("apiserver {addresses} {API_SERVER}");
+        control_plane.spawn("apiserver", kubernetes, &options)?;
         control_plane.wait_until_ready(kubectl)?;
-        control_plane.controllers(kubernetes)?;
+        let config = control_plane.own_kubeconfig(CONTROLLER_MANAGER)?;
+        let options = format!("controller-manager --kubeconfig={config} {MANAGER}");
+        control_plane.spawn("controller-manager", kubernetes, &options)?;
+        let config = control_plane.own_kubeconfig(SCHEDULER)?;
+        let options =
+            format!("scheduler --kubeconfig={config} --leader-elect=false --secure-port=0");
+        control_plane.spawn("scheduler", kubernetes, &options)?;
         Ok(control_plane)
     }
 
@@ -94,11 +117,11 @@ impl ControlPlane {
 
     /// The self-signed certificate with which the API server serves, and identifies itself to kubelets.
     pub(super) fn certificate(&self) -> PathBuf {
-        self.file(CERTIFICATE)
+        self.file("apiserver.crt")
     }
 
     /// A kubeconfig of a user, with the API server's address and the file of its certificate.
-    pub(super) fn kubeconfig(&self, user: User, address: &str, certificate: &Path) -> Value {
+    pub(super) fn kubeconfig(&self, user: &str, address: &str, certificate: &Path) -> Value {
         json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -106,39 +129,41 @@ impl ControlPlane {
                 "server": format!("https://{address}:{}", self.port),
                 "certificate-authority": certificate,
             }}],
-            "users": [{"name": "user", "user": {"token": self.tokens.get(user as usize)}}],
+            "users": [{"name": "user", "user": {"token": self.token(user)}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}],
             "current-context": "test",
         })
+    }
+
+    fn token(&self, user: &str) -> String {
+        sha256(format!("{user} {}", self.secret).as_bytes())
     }
 
     fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A kubeconfig for processes on this host.
-    fn own_kubeconfig(&self, user: User) -> anyhow::Result<PathBuf> {
-        let path = self.file(&format!("{}.kubeconfig", user as usize));
-        let config = self.kubeconfig(user, LOOPBACK, &self.certificate());
-        fs::write(&path, config.to_string())?;
-        Ok(path)
+    /// The name of a kubeconfig for processes on this host, in the directory of the control plane.
+    fn own_kubeconfig(&self, user: &str) -> anyhow::Result<String> {
+        let name = format!("{user}.kubeconfig");
+        let config = self.kubeconfig(user, "127.0.0.1", &self.certificate());
+        fs::write(self.file(&name), config.to_string())?;
+        Ok(name)
     }
 
     /// Creates keys, the certificate and tokens.
     fn credentials(&mut self) -> anyhow::Result<()> {
-        let names = format!("subjectAltName=IP:{LOOPBACK},IP:{HOST}");
         self.openssl(&format!(
-            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kube-apiserver -addext {names} -keyout {KEY} -out {CERTIFICATE}"
+            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kube-apiserver \
+             -addext subjectAltName=IP:127.0.0.1,IP:{HOST} -keyout apiserver.key -out apiserver.crt"
         ))?;
-        self.openssl(&format!("genrsa -out {ACCOUNTS_KEY} 2048"))?;
-        let mut file = String::new();
-        for user in User::ALL {
-            let token = self.openssl("rand -hex 32")?;
-            let (name, groups) = user.names();
-            file += &format!("{token},{name},{name},{groups}\n");
-            self.tokens.push(token);
-        }
-        Ok(fs::write(self.file(TOKENS), file)?)
+        self.openssl("genrsa -out accounts.key 2048")?;
+        self.secret = self.openssl("rand -hex 32")?;
+        let line = |(name, groups)| format!("{},{name},{name},{groups}\n", self.token(name));
+        Ok(fs::write(
+            self.file("tokens.csv"),
+            USERS.map(line).concat(),
+        )?)
     }
 
     /// Runs openssl with these arguments.
@@ -147,129 +172,48 @@ impl ControlPlane {
         output(openssl.args(words.split(' ')).current_dir(&self.dir))
     }
 
-    /// Starts etcd and returns its address.
-    fn etcd(&mut self, program: &Path) -> anyhow::Result<String> {
-        let [client, peer] =
-            [free_port()?, free_port()?].map(|port| format!("http://{LOOPBACK}:{port}"));
-        let mut etcd = self.command("etcd", program)?;
-        etcd.args(["--data-dir", "etcd"])
-            .args(["--listen-client-urls", &client])
-            .args(["--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer]);
-        self.spawn("etcd", etcd)?;
-        Ok(client)
-    }
-
-    fn api_server(&mut self, program: &Path, etcd: &str) -> anyhow::Result<()> {
-        let mut server = self.command("apiserver", program)?;
-        server
-            .arg("apiserver")
-            .arg(format!("--etcd-servers={etcd}"))
-            .arg(format!("--bind-address={LOOPBACK}"))
-            .arg(format!("--advertise-address={LOOPBACK}"))
-            .arg(format!("--secure-port={}", self.port))
-            .args([
-                &format!("--tls-cert-file={CERTIFICATE}"),
-                &format!("--tls-private-key-file={KEY}"),
-                &format!("--kubelet-client-certificate={CERTIFICATE}"),
-                &format!("--kubelet-client-key={KEY}"),
-            ])
-            // The node is called localhost, because its kubelet's port is forwarded from there.
-            .arg("--kubelet-preferred-address-types=Hostname")
-            .args([
-                &format!("--service-account-key-file={ACCOUNTS_KEY}"),
-                &format!("--service-account-signing-key-file={ACCOUNTS_KEY}"),
-                "--service-account-issuer=https://kubernetes.default.svc",
-            ])
-            .arg(format!("--token-auth-file={TOKENS}"))
-            .arg("--anonymous-auth=false")
-            .arg("--authorization-mode=Node,RBAC")
-            .arg("--enable-admission-plugins=NodeRestriction")
-            .arg("--service-cluster-ip-range=10.96.0.0/24")
-            // An endpoint of the API server must not be a loopback address.
-            .arg("--endpoint-reconciler-type=none");
-        self.spawn("apiserver", server)
-    }
-
-    fn controllers(&mut self, program: &Path) -> anyhow::Result<()> {
-        let name = "controller-manager";
-        let mut manager = self.command(name, program)?;
-        manager
-            .arg(name)
-            .arg("--kubeconfig")
-            .arg(self.own_kubeconfig(User::ControllerManager)?)
-            .arg(format!("--service-account-private-key-file={ACCOUNTS_KEY}"))
-            .arg("--use-service-account-credentials=true")
-            // An emulated node may be late.
-            .arg("--node-monitor-grace-period=300s")
-            .args(["--leader-elect=false", "--secure-port=0"]);
-        self.spawn(name, manager)?;
-        let name = "scheduler";
-        let mut scheduler = self.command(name, program)?;
-        scheduler
-            .arg(name)
-            .arg("--kubeconfig")
-            .arg(self.own_kubeconfig(User::Scheduler)?)
-            .args(["--leader-elect=false", "--secure-port=0"]);
-        self.spawn(name, scheduler)
-    }
-
-    /// A command with its own log file, which the kernel kills if this process dies.
-    fn command(&self, name: &str, program: &Path) -> anyhow::Result<Command> {
+    /// Starts a program with these words as options and its own log file.
+    fn spawn(&mut self, name: &'static str, program: &Path, options: &str) -> anyhow::Result<()> {
         let log = File::create(Self::logs().join(format!("{name}.log")))?;
-        let mut command = Command::new("setpriv");
-        command
+        let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program)
+            .args(options.split_whitespace())
             .current_dir(&self.dir)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log);
-        Ok(command)
-    }
-
-    fn spawn(&mut self, name: &'static str, mut command: Command) -> anyhow::Result<()> {
-        let child = command.spawn().with_context(|| name.to_owned())?;
-        self.processes.push((name, KillOnDrop(child)));
+            .stderr(log)
+            .spawn()
+            .context(name)?;
+        self.processes.push((name, child));
         Ok(())
     }
 
     fn wait_until_ready(&mut self, kubectl: &Path) -> anyhow::Result<()> {
-        let config = self.own_kubeconfig(User::Admin)?;
+        let config = self.own_kubeconfig(ADMIN)?;
         let begin = Instant::now();
-        loop {
+        while begin.elapsed() < READY_LIMIT {
             let mut ready = Command::new(kubectl);
             ready
-                .arg("--kubeconfig")
-                .arg(&config)
-                .args(["get", "--raw", "/readyz"])
+                .args(["--kubeconfig", &config, "get", "--raw", "/readyz"])
+                .current_dir(&self.dir)
                 .stderr(Stdio::null());
             if ready.output().context("kubectl")?.stdout == b"ok" {
-                println!(
-                    "the control plane is ready after {} s",
-                    begin.elapsed().as_secs()
-                );
+                let took = begin.elapsed().as_secs();
+                println!("the control plane is ready after {took} s");
                 return Ok(());
             }
             self.check_alive()?;
-            if begin.elapsed() > READY_LIMIT {
-                bail!(
-                    "the API server is not ready after {READY_LIMIT:?}: see {}",
-                    Self::logs().display()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(500));
+            thread::sleep(Duration::from_millis(500));
         }
+        bail!("the API server is not ready after {READY_LIMIT:?}")
     }
 
     /// Fails if one of the processes has ended.
     fn check_alive(&mut self) -> anyhow::Result<()> {
         for (name, process) in &mut self.processes {
-            if let Some(status) = process.0.try_wait()? {
-                bail!(
-                    "{name}: {status}: see {}",
-                    Self::logs().join(format!("{name}.log")).display()
-                );
+            if let Some(status) = process.try_wait()? {
+                bail!("{name}: {status}");
             }
         }
         Ok(())

@@ -3,24 +3,28 @@
 //! etcd and the control plane run on this host's loopback interface. The node is a virtual machine with containerd and a
 //! kubelet; `kubernetes.sh` runs in it, and calls helm and kubectl there.
 
-use std::{net::TcpListener, path::Path, process::Command, time::Duration};
+use std::{net::TcpListener, path::Path};
 
 use anyhow::Context as _;
 use serde_json::json;
 
-use self::control_plane::{ControlPlane, User};
-use super::{Args, INIT, add_image, debian_with};
+use self::control_plane::{ADMIN, ControlPlane, KUBELET};
+use super::{Args, KUBERNETES_CHECKS, add_image, debian_with};
 use crate::{
     arch::Arch,
     dist::{Release, VERSION, image},
     host::{
         Checks,
-        debian::{Boot, Debian, UNITS, write},
+        debian::{self, Debian, UNITS},
         disk,
     },
-    process::{apt_install, find, run as run_command},
     root, tools,
-    vm::{self, image::copy, machine::Clock},
+    vm::{
+        self,
+        image::{copy, write},
+        kernels,
+        machine::{Clock, Machine},
+    },
 };
 
 mod build;
@@ -30,17 +34,15 @@ pub(super) use build::is_built;
 
 /// The runtime's packages.
 const RUNTIME: &str = "containerd,runc";
-pub(super) const CHECKS: &str = concat!(
-    include_str!("../container.sh"),
-    "\n",
-    include_str!("../kubernetes.sh")
-);
 /// The address of this host's loopback interface in the machine.
 const HOST: &str = "10.0.2.2";
 /// Bytes of the disk, which is a sparse file.
 const DISK: u64 = 4 << 30;
-/// The node's directory, below `/etc`.
-const KUBERNETES: &str = "etc/kubernetes";
+const CERTIFICATE: &str = "/etc/kubernetes/apiserver.crt";
+/// Mounts the disk with the programs, for containerd and the kubelet.
+const MOUNT: &str = "mkdir -p /node
+mount -t ext4 /dev/vda /node
+";
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     vm::install()?;
@@ -48,29 +50,29 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let helm = tools::helm()?;
     let debian = debian_with(RUNTIME)?;
     add_images(&debian, args)?;
-    let disk = disk_of(&kubernetes, &helm)?;
+    let disk = disk_of(debian.dir(), &kubernetes, &helm)?;
     // Kubernetes normally uses a kubelet's address, but here its name: the node is called localhost.
     let kubelet_port = free_port()?;
-    let control_plane = ControlPlane::start(&kubernetes, &helm.join("kubectl"))?;
+    let logs = || {
+        let logs = ControlPlane::logs();
+        format!("the control plane's logs are in {}", logs.display())
+    };
+    let control_plane =
+        ControlPlane::start(&kubernetes, &helm.join("kubectl")).with_context(logs)?;
     add_node(debian.dir(), &control_plane, kubelet_port)?;
     let network =
         format!("user,model=virtio-net-pci,hostfwd=tcp:127.0.0.1:{kubelet_port}-:{kubelet_port}");
-    let boot = Boot {
-        kernel: &args.kernel,
-        init: INIT,
+    let kernel = kernels::named(debian::KERNEL, false)?;
+    let image = debian.image(&kernel, KUBERNETES_CHECKS)?;
+    let machine = Machine {
         // The same clock as the control plane.
-        clock: Clock::Host,
+        clock: Clock::HOST,
         memory_mib: 3072,
         disk: Some(&disk),
         network: Some(&network),
-        limit: Duration::from_secs(args.limit),
+        ..debian::machine(&kernel, &image)
     };
-    debian
-        .run(CHECKS, &boot, &mut Checks::default())
-        .with_context(|| {
-            let logs = ControlPlane::logs();
-            format!("the control plane's logs are in {}", logs.display())
-        })
+    Checks::default().boot(&machine).with_context(logs)
 }
 
 /// Adds the agent's image, the chart, and the image of the pods' sandboxes.
@@ -88,29 +90,18 @@ fn add_images(debian: &Debian, args: &Args) -> anyhow::Result<()> {
 }
 
 /// The disk, with the programs.
-fn disk_of(kubernetes: &Path, helm: &Path) -> anyhow::Result<tempfile::TempPath> {
-    let dir = tempfile::tempdir_in(root().join("target/vm"))?;
-    copy(kubernetes, &dir.path().join("bin/kubernetes"))?;
+fn disk_of(top: &Path, kubernetes: &Path, helm: &Path) -> anyhow::Result<tempfile::TempPath> {
+    let dir = vm::image::directory()?;
+    let bin = dir.path().join("bin");
+    copy(kubernetes, &bin.join("kubernetes"))?;
     for program in ["helm", "kubectl"] {
-        copy(&helm.join(program), &dir.path().join("bin").join(program))?;
+        copy(&helm.join(program), &bin.join(program))?;
     }
-    let disk = tempfile::NamedTempFile::new_in(root().join("target/vm"))?;
-    disk.as_file().set_len(DISK)?;
-    if find("mke2fs").is_none() {
-        apt_install(&["e2fsprogs"], "the node's disk")?;
-    }
-    run_command(
-        Command::new(find("mke2fs").context("mke2fs")?)
-            .args(["-q", "-t", "ext4", "-d"])
-            .arg(dir.path())
-            .arg(disk.path()),
-    )?;
-    Ok(disk.into_temp_path())
+    disk::add(top, dir.path(), DISK, MOUNT)
 }
 
 /// Adds the files that make the machine a node of this control plane.
 fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Result<()> {
-    disk::mount(top, include_str!("disk.sh"))?;
     write(
         &top.join("etc/containerd/config.toml"),
         &include_str!("containerd.toml").replace("VERSION", VERSION),
@@ -118,19 +109,14 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
     // The kubelet considers a node ready only if it has a pod network, although pods with the node's own network do not
     // need one.
     let network = json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
-    write(
-        &top.join("etc/cni/net.d/none.conflist"),
-        &network.to_string(),
-    )?;
+    let file = top.join("etc/cni/net.d/none.conflist");
+    write(&file, &network.to_string())?;
     // The kubelet copies these files into pods.
     write(&top.join("etc/hosts"), "127.0.0.1 localhost\n")?;
     write(&top.join("etc/resolv.conf"), "")?;
-    write(
-        &top.join(UNITS).join("kubelet.service"),
-        include_str!("kubelet.service"),
-    )?;
-    let dir = top.join(KUBERNETES);
-    let certificate = Path::new("/").join(KUBERNETES).join("apiserver.crt");
+    let unit = top.join(UNITS).join("kubelet.service");
+    write(&unit, include_str!("kubelet.service"))?;
+    let dir = top.join("etc/kubernetes");
     copy(&control_plane.certificate(), &dir.join("apiserver.crt"))?;
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -139,7 +125,7 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": false},
-            "x509": {"clientCAFile": certificate},
+            "x509": {"clientCAFile": CERTIFICATE},
         },
         "authorization": {"mode": "AlwaysAllow"},
         "port": port,
@@ -149,8 +135,8 @@ fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Resu
         "syncFrequency": "10s",
     });
     write(&dir.join("kubelet.json"), &kubelet.to_string())?;
-    for (name, user) in [("kubelet", User::Kubelet), ("admin", User::Admin)] {
-        let config = control_plane.kubeconfig(user, HOST, &certificate);
+    for (name, user) in [("kubelet", KUBELET), ("admin", ADMIN)] {
+        let config = control_plane.kubeconfig(user, HOST, Path::new(CERTIFICATE));
         write(&dir.join(format!("{name}.kubeconfig")), &config.to_string())?;
     }
     // For the second agent, which runs on the node itself.
