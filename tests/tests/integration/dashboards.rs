@@ -124,14 +124,24 @@ fn is_positive(divisor: &str) -> bool {
 }
 
 test!(each_alert_says_where_to_read_on);
-/// The link names a page, and a heading on it that yields the anchor.
+/// The link names a page, and a heading on it that yields the anchor; the URL is that of the page in the repository.
 fn each_alert_says_where_to_read_on() -> anyhow::Result<()> {
+    let manifest = text("Cargo.toml")?;
+    let repository = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("repository = \"")?.strip_suffix('"'))
+        .context("no repository")?;
     for (name, alert) in alerts()? {
+        let severities = ["critical", "warning", "info"];
+        let is_known = |severity: &str| alert.contains(&format!("severity: {severity}}}"));
+        ensure!(severities.into_iter().any(is_known), "{name}: severity");
         let runbook = alert.lines().find_map(|line| {
             let text = line.trim().strip_prefix("runbook: \"")?;
             text.strip_suffix('"')
         });
         let runbook = runbook.with_context(|| format!("{name} has no runbook"))?;
+        let url = format!("runbook_url: \"{repository}/blob/main/{runbook}\"");
+        ensure!(alert.contains(&url), "{name} has no {url}");
         let (page, anchor) = runbook.split_once('#').context("no section")?;
         let page = text(page)?;
         let mut headings = page.lines().filter(|line| line.starts_with('#'));
