@@ -62,10 +62,10 @@ END
 dpkg-deb --root-owner-group -Znone --build "$package" "$root/var/tmp/rto-agent.deb" >/dev/null
 
 inside() { chroot "$root" "$@"; }
-# play INITIAL_RTO [STATE]: prints the recap's numbers of changed and failed tasks
+# play INITIAL_RTO [STATE [ATTACH]]: prints the recap's numbers of changed and failed tasks
 play() {
   inside env SYSTEMD_OFFLINE=1 ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/playbook.yml" \
-    -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started}" \
+    -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started} attach=${3:-true}" \
     >"$work/log" 2>&1 || true
   sed -n 's/.*changed=\([0-9]*\) .*failed=\([0-9]*\) .*/changed \1 failed \2/p' "$work/log"
 }
@@ -102,6 +102,12 @@ expect "a value that is refused fails the play" "changed 0 failed 1" "$(play 400
 grep -q "invalid duration" "$work/log" || failed "no reason: $(cat "$work/log")"
 expect "and the file stays" "$before" "$(sha256sum <"$root/etc/rto-agent/config.toml")"
 expect "and what is in force" 400ms "$(rto_of)"
+
+attached() { inside rto-agent status --json | tr -d ' \n' | sed -n 's/.*"attached":\([a-z]*\).*/\1/p'; }
+expect "attach = false is reloaded" "changed 2 failed 0" "$(play 400ms started false)"
+expect "and detaches" false "$(attached)"
+expect "attach = true is reloaded" "changed 2 failed 0" "$(play 400ms)"
+expect "and attaches" true "$(attached)"
 
 # The gate of the example, with the real daemon, whose policies have too few attempts to judge.
 # gate INVENTORY VARIABLES: prints the recap, a line for each host: NAME ok|failed
