@@ -141,10 +141,12 @@ pub fn panels(dashboard: &Value) -> anyhow::Result<Vec<(String, String)>> {
     Ok(queries.collect())
 }
 
-/// A dashboard's query after its variables are replaced.
+/// A dashboard's query after its variables are replaced: one host, and all of the other variables.
 #[must_use]
 pub fn filled(query: &str, instance: &str, rate_interval: &str) -> String {
-    query
+    ["$cluster", "$job", "$policy"]
+        .iter()
+        .fold(query.to_owned(), |query, name| query.replace(name, ".*"))
         .replace("$instance", instance)
         .replace("$__rate_interval", rate_interval)
 }

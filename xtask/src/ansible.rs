@@ -6,9 +6,11 @@ use crate::{
 };
 
 const ANSIBLE: &str = "ansible-core==2.19.14";
+/// Checks the prepared answers of the tests against docs/api.schema.json.
+const JSONSCHEMA: &str = "jsonschema==4.26.0";
 
 pub(crate) fn run() -> anyhow::Result<()> {
-    let ansible = tools::python("ansible", &[ANSIBLE], "the Ansible role")?;
+    let ansible = tools::python("ansible", &[ANSIBLE, JSONSCHEMA], "the Ansible role")?;
     test::build_programs()?;
     run_command(
         as_root("unshare")

@@ -204,6 +204,7 @@ impl Chart {
         for values in [
             "policies: {near: {cidrs: [192.0.2.0/24], initial_rto: 300ms}}",
             "onExit: detach",
+            "attach: false",
             "agent: {max_entries: 65536}",
         ] {
             let after = template(values)?;

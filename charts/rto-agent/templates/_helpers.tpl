@@ -52,6 +52,7 @@ metrics = {{ printf "%s:%v" .Values.metrics.address .Values.metrics.port | toJso
 max_entries = {{ toJson . }}
 {{- end }}
 on_exit = {{ toJson .Values.onExit }}
+attach = {{ toJson .Values.attach }}
 apply_to_open = {{ toJson .Values.applyToOpen }}
 {{- range $name, $settings := .Values.policies }}
 

@@ -62,10 +62,10 @@ END
 dpkg-deb --root-owner-group -Znone --build "$package" "$root/var/tmp/rto-agent.deb" >/dev/null
 
 inside() { chroot "$root" "$@"; }
-# play INITIAL_RTO [STATE]: prints the recap's numbers of changed and failed tasks
+# play INITIAL_RTO [STATE [ATTACH]]: prints the recap's numbers of changed and failed tasks
 play() {
   inside env SYSTEMD_OFFLINE=1 ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/playbook.yml" \
-    -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started}" \
+    -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started} attach=${3:-true}" \
     >"$work/log" 2>&1 || true
   sed -n 's/.*changed=\([0-9]*\) .*failed=\([0-9]*\) .*/changed \1 failed \2/p' "$work/log"
 }
@@ -102,3 +102,51 @@ expect "a value that is refused fails the play" "changed 0 failed 1" "$(play 400
 grep -q "invalid duration" "$work/log" || failed "no reason: $(cat "$work/log")"
 expect "and the file stays" "$before" "$(sha256sum <"$root/etc/rto-agent/config.toml")"
 expect "and what is in force" 400ms "$(rto_of)"
+
+attached() { inside rto-agent status --json | tr -d ' \n' | sed -n 's/.*"attached":\([a-z]*\).*/\1/p'; }
+expect "attach = false is reloaded" "changed 2 failed 0" "$(play 400ms started false)"
+expect "and detaches" false "$(attached)"
+expect "attach = true is reloaded" "changed 2 failed 0" "$(play 400ms)"
+expect "and attaches" true "$(attached)"
+
+# The gate of the example, with the real daemon, whose policies have too few attempts to judge.
+# gate INVENTORY VARIABLES: prints the recap, a line for each host: NAME ok|failed
+gate() {
+  inside env ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/../example.yml" \
+    --tags gate -i "$1" -e "ansible_become=false ansible_connection=local ansible_python_interpreter=/usr/bin/python3" \
+    -e "rto_agent_gate_delay=1 $2" >"$work/log" 2>&1 || true
+  sed -n 's/^\([a-z]*\) .*failed=0 .*/\1 ok/p; s/^\([a-z]*\) .*failed=[1-9].*/\1 failed/p' "$work/log" | paste -sd ' '
+}
+expect "the gate passes a healthy daemon without traffic" "localhost ok" "$(gate localhost, "rto_agent_gate_wait=1")"
+expect "unless a verdict is needed" "localhost failed" \
+  "$(gate localhost, "rto_agent_gate_wait=1 rto_agent_gate_needs_verdict=true")"
+kill "$daemon"
+wait "$daemon" || true
+daemon=
+expect "the gate fails without a daemon" "localhost failed" "$(gate localhost, "rto_agent_gate_wait=1")"
+
+# The gate with prepared answers: a directory for each host.
+"$(dirname "$ansible")/python" "$here/gate/schema.py" "$tree/docs/api.schema.json" "$here/gate"
+hosts=$root/var/tmp/hosts
+# host NAME ANSWER: of the second and later calls of stats --json
+host() {
+  mkdir -p "$hosts/$1"
+  cp "$here/gate/rto-agent" "$here/gate/status.json" "$hosts/$1"
+  cp "$here/gate/stats-before.json" "$hosts/$1/stats.json"
+  cp "$here/gate/stats-$2.json" "$hosts/$1/stats-after.json"
+}
+# waves ANSWER ANSWER ANSWER ANSWER: the gate of four hosts, one in each wave
+waves() {
+  rm -rf "$hosts"
+  host first "$1"
+  host second "$2"
+  host third "$3"
+  host fourth "$4"
+  gate first,second,third,fourth, "rto_agent_gate_wait=2 rto_agent_program=/var/tmp/hosts/{{inventory_hostname}}/rto-agent"
+}
+expect "all waves run if no policy does harm" "first ok fourth ok second ok third ok" "$(waves healthy healthy healthy healthy)"
+expect "the waves stop at a host where a policy does harm" "first ok second failed" "$(waves healthy harm healthy healthy)"
+grep -q "same-region: bad attempts: 1000 of 20000 (5.00 %)" "$work/log" || failed "no reason: $(cat "$work/log")"
+expect "and the next wave does not run" "first second" "$(cd "$hosts" && ls -d ./*/calls | cut -d/ -f2 | paste -sd ' ')"
+grep -q "no-control-arm: no control arm" "$work/log" || failed "no reason: $(cat "$work/log")"
+expect "too few attempts are not judged" "first ok fourth ok second ok third ok" "$(waves few few few few)"

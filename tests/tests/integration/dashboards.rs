@@ -81,6 +81,33 @@ fn names() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(dashboard_reads_recorded_series_that_exist);
+/// Every recorded name in the dashboard is a rule, panels of fleets use no others, and every panel has a description,
+/// a unit and thresholds.
+fn dashboard_reads_recorded_series_that_exist() -> anyhow::Result<()> {
+    let rules = text(RECORDING)?;
+    for query in queries()? {
+        let names = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
+        let recorded: Vec<_> = names.filter(|name| name.contains(':')).collect();
+        let is_fleet = !query.contains("$instance");
+        ensure!(is_fleet != recorded.is_empty(), "{query}");
+        for name in recorded {
+            let (long, short) = (format!("record: {name}\n"), format!("record: {name},"));
+            ensure!(rules.contains(&long) || rules.contains(&short), "{name}");
+        }
+    }
+    let dashboard: Value = serde_json::from_str(&text(DASHBOARD)?)?;
+    let panels = dashboard["panels"].as_array().context("no panels")?;
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        let defaults = &panel["fieldConfig"]["defaults"];
+        let texts = [&panel["description"], &defaults["unit"]];
+        let has_texts = texts.into_iter().all(Value::is_string);
+        let steps = defaults["thresholds"]["steps"].as_array();
+        ensure!(has_texts && steps.is_some(), "{}", panel["title"]);
+    }
+    Ok(())
+}
+
 test!(they_divide_by_nothing_that_can_be_zero, divisions);
 /// Without connections a rate is 0: dividing by it, and quantiles of nothing, would be NaN or infinite.
 fn divisions() -> anyhow::Result<()> {
@@ -124,14 +151,24 @@ fn is_positive(divisor: &str) -> bool {
 }
 
 test!(each_alert_says_where_to_read_on);
-/// The link names a page, and a heading on it that yields the anchor.
+/// The link names a page, and a heading on it that yields the anchor; the URL is that of the page in the repository.
 fn each_alert_says_where_to_read_on() -> anyhow::Result<()> {
+    let manifest = text("Cargo.toml")?;
+    let repository = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("repository = \"")?.strip_suffix('"'))
+        .context("no repository")?;
     for (name, alert) in alerts()? {
+        let severities = ["critical", "warning", "info"];
+        let is_known = |severity: &str| alert.contains(&format!("severity: {severity}}}"));
+        ensure!(severities.into_iter().any(is_known), "{name}: severity");
         let runbook = alert.lines().find_map(|line| {
             let text = line.trim().strip_prefix("runbook: \"")?;
             text.strip_suffix('"')
         });
         let runbook = runbook.with_context(|| format!("{name} has no runbook"))?;
+        let url = format!("runbook_url: \"{repository}/blob/main/{runbook}\"");
+        ensure!(alert.contains(&url), "{name} has no {url}");
         let (page, anchor) = runbook.split_once('#').context("no section")?;
         let page = text(page)?;
         let mut headings = page.lines().filter(|line| line.starts_with('#'));
@@ -170,7 +207,7 @@ fn promtool_takes_them_and_fires() -> anyhow::Result<()> {
     ])?;
     let mut rules = "groups:\n  - name: dashboard\n    rules:\n".to_owned();
     for (i, query) in queries()?.iter().enumerate() {
-        let query = prometheus::filled(query, ".*", "5m");
+        let query = prometheus::filled(query, "host", "5m");
         writeln!(
             rules,
             "      - {{record: \"q{i}\", expr: {}}}",

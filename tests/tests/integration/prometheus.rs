@@ -112,7 +112,8 @@ fn panels() -> anyhow::Result<()> {
     ensure!(without.len() > 20, "{without:?}");
     let panels = dashboards::queries()?;
     let panels = panels.iter().filter(|query| !query.contains(RUNS));
-    without.extend(panels.map(|query| filled(query, "127.*", "10s")));
+    let host = format!("127.0.0.1:{}", METRICS[0]);
+    without.extend(panels.map(|query| filled(query, &host, "10s")));
     eventually_seen(
         "series of every panel and rule",
         TIMEOUT,

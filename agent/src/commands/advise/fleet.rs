@@ -324,7 +324,7 @@ mod tests {
             ),
             (
                 good.replace("\"active\": {", "\"active\": 3, \"x\": {"),
-                "b.json: aborted is missing",
+                "b.json: aborted of policy near is missing",
             ),
             (
                 with(|s| s.on = false),
