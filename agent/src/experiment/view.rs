@@ -205,7 +205,7 @@ pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> Exp
         },
         next: Vec::new(),
         result: experiment.result(),
-        state: experiment.verdict().into(),
+        state: experiment.state(),
         gain_proven: experiment.is_gain_proven(),
         share: experiment.share(),
         unit: design.unit,

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+pub use rto_model::tune::tuner::TimerKind;
 use rto_model::tune::tuner::{Cause, Evidence, Next, State, Transition, Value};
 use serde::{Deserialize, Serialize};
 
@@ -27,16 +28,9 @@ impl TuneAnswer {
         let found = self.policies.get_key_value(policy);
         let policies = found.map(|(name, policy)| (name.clone(), policy.clone()));
         Self {
-            policies: policies.into_iter().collect(),
-            ..self.clone_without_policies()
-        }
-    }
-
-    fn clone_without_policies(&self) -> Self {
-        Self {
             at_ms: self.at_ms,
             not_stored: self.not_stored.clone(),
-            policies: BTreeMap::new(),
+            policies: policies.into_iter().collect(),
         }
     }
 
@@ -140,34 +134,6 @@ pub fn next_text(next: Next, now_ms: u64) -> String {
         Next::HoldEnds { at_ms } => format!("the value again {}", wait(at_ms)),
         Next::BudgetRefills => "when the budget refills".to_owned(),
         Next::Resume => "rto-agent tune resume".to_owned(),
-    }
-}
-
-/// What is done about a timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum TimerKind {
-    /// It is learnt, and set.
-    Auto,
-    /// It is learnt, and not set (`mode = "advise"`).
-    Advice,
-    /// It is configured, and has brakes (`guard = "on"`).
-    Guarded,
-    /// It is configured, and reported where a brake would act (`guard = "warn"`).
-    Watched,
-}
-
-impl TimerKind {
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Advice => "advice",
-            Self::Guarded => "guarded",
-            Self::Watched => "watched",
-        }
     }
 }
 
