@@ -7,7 +7,6 @@ use std::{
     io,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
 };
 
 use nix::sys::utsname::uname;
@@ -28,14 +27,12 @@ use crate::{
     experiment::{Experiments, MOST_COUNTING, MOST_ENDED, Record},
     kernel::clock::boottime_ms,
     policy::{
-        Adjustments, PolicyName, Settings,
+        PolicyName, Settings,
         compile::{Compiled, outlives_connections},
         plan::MapState,
     },
-    problem::Problem,
-    tuning::Told,
     wire::{
-        events::{ExperimentEvent, StreamItem},
+        events::{ExperimentEvent, StreamItem, TunedEvent},
         experiments::{
             ExperimentAnswer, ExperimentSummary, ExperimentView, ExperimentsAnswer, StartRequest,
             State,
@@ -48,8 +45,6 @@ mod design;
 
 pub(super) const FILE: &str = "experiments.json";
 const FORMAT: u32 = 2;
-/// Save interval. A kill loses nothing: the kernel's counters hold what was counted since.
-const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Fewest peers an arm may have.
 const LEAST_PEERS: f64 = 20.0;
 const DETACHED: &str = "nothing is in force; rto-agent attach ends that";
@@ -60,7 +55,7 @@ pub(super) struct SharedExperiments(Arc<Mutex<Experiments>>);
 
 impl SharedExperiments {
     /// A holder that panicked has left complete records.
-    fn lock(&self) -> MutexGuard<'_, Experiments> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Experiments> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,16 +99,13 @@ struct Saved {
 /// The engine's handle: only the engine changes and saves experiments.
 #[derive(Debug)]
 pub(super) struct RunningExperiments {
-    shared: SharedExperiments,
+    pub(super) shared: SharedExperiments,
     document: LastingDocument,
     revision: u64,
-    saved_at: Instant,
-    /// Why they are not saved, or only until reboot.
-    problem: Problem,
     /// Notes for the answer to the next reload.
     notes: Vec<String>,
     /// Why the experiments of an earlier run are lost, and how to fix it.
-    unreadable: Option<String>,
+    pub(super) unreadable: Option<String>,
 }
 
 impl RunningExperiments {
@@ -148,20 +140,9 @@ impl RunningExperiments {
             shared: SharedExperiments(Arc::new(Mutex::new(newest.experiments))),
             document,
             revision: newest.revision,
-            saved_at: Instant::now(),
-            problem: Problem::default(),
             notes: Vec::new(),
             unreadable,
         })
-    }
-
-    /// Why the experiments of an earlier run are lost, and how to fix it.
-    pub(super) fn unreadable(&self) -> Option<&str> {
-        self.unreadable.as_deref()
-    }
-
-    pub(super) fn shared(&self) -> SharedExperiments {
-        self.shared.clone()
     }
 
     fn get(&self, policy: &PolicyName) -> Result<Record, EngineError> {
@@ -186,15 +167,6 @@ impl RunningExperiments {
         self.shared.lock().counting().next().is_some()
     }
 
-    /// Adds the experiments' control arms to the decisions about these policies.
-    pub(super) fn adjust(
-        &self,
-        policies: &BTreeMap<&PolicyName, &Settings>,
-        all: &mut Adjustments,
-    ) {
-        self.shared.lock().adjust(policies, all);
-    }
-
     /// Ends experiments whose policy is gone or has other settings.
     pub(super) fn follow(&mut self, policies: &BTreeMap<&PolicyName, &Settings>) {
         let ended = self.shared.lock().follow(policies, now_s());
@@ -214,24 +186,9 @@ impl RunningExperiments {
         std::mem::take(&mut self.notes)
     }
 
-    /// All counters have restarted at 0.
-    pub(super) fn reset_counters(&self) {
-        self.shared.lock().reset_counters();
-    }
-
-    /// The kernel has drawn these policies' arms differently from their experiments until now.
-    pub(super) fn drawn_otherwise<'a>(&self, policies: impl Iterator<Item = &'a PolicyName>) {
-        let mut all = self.shared.lock();
-        for policy in policies {
-            if let Some(record) = all.get_mut(policy) {
-                record.arms_changed();
-            }
-        }
-    }
-
     /// Why the experiments are not saved, or only until reboot.
     pub(super) fn problem(&self) -> Option<&String> {
-        self.problem.text()
+        self.document.problem.text()
     }
 
     /// Saves the experiments. A failure is a [problem](Self::problem), and is retried.
@@ -256,14 +213,12 @@ impl RunningExperiments {
             }
             all.clone()
         };
-        self.saved_at = Instant::now();
         self.revision += 1;
         let saved = Saved {
             revision: self.revision,
             experiments,
         };
-        let result = self.document.write(&saved);
-        let problem = result.as_ref().err().map(|unsaved| {
+        self.document.save(&saved, |unsaved| {
             let until = if unsaved.of_boot.is_none() {
                 "reboot"
             } else {
@@ -273,13 +228,7 @@ impl RunningExperiments {
                 "{}; until it is saved a {until} goes back to what was saved before",
                 unsaved.error
             )
-        });
-        self.problem.becomes(problem, |text| warn!("{text}"));
-        result
-    }
-
-    fn is_save_due(&self) -> bool {
-        self.saved_at.elapsed() >= SAVE_INTERVAL
+        })
     }
 }
 
@@ -416,10 +365,12 @@ impl Engine {
     /// After a start with an earlier run's counters: finds arms that were not drawn as the
     /// experiments say.
     pub(super) fn resume_experiments(&mut self) {
-        let drawn_otherwise = self.reconciler.arms_changed_at_start();
-        self.deciding
-            .experiments
-            .drawn_otherwise(drawn_otherwise.iter());
+        let mut all = self.deciding.experiments.shared.lock();
+        for policy in self.reconciler.arms_changed_at_start() {
+            if let Some(record) = all.get_mut(policy) {
+                record.arms_changed();
+            }
+        }
     }
 
     /// Before the counters are removed: evaluates and saves what they hold.
@@ -495,7 +446,7 @@ impl Engine {
 
     /// Evaluates the arms' counters, with the consequences for learnt and guarded timers.
     /// [`Engine::adjust`] applies the result.
-    pub(super) fn look_at_experiments(&mut self, readings: &mut Readings) -> Vec<Told> {
+    pub(super) fn look_at_experiments(&mut self, readings: &mut Readings) -> Vec<TunedEvent> {
         let (now_ms, mut told, mut is_changed) = (boottime_ms(), Vec::new(), false);
         {
             let mut all = self.deciding.experiments.shared.lock();
@@ -545,7 +496,7 @@ impl Engine {
             self.tell_experiment(policy, text);
         }
         // Save before applying, so that a suspended policy stays suspended after a kill.
-        if !told.is_empty() || (is_changed && self.deciding.experiments.is_save_due()) {
+        if !told.is_empty() || (is_changed && self.deciding.experiments.document.is_save_due()) {
             self.deciding.experiments.save();
         }
         of_timers

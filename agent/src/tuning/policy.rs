@@ -35,7 +35,10 @@ pub enum Due {
     /// The brakes, and the counters if the brakes have changed. Brakes are 32 bytes; counters and
     /// histograms are 7 kB for each arm and CPU. Both include what is urgent: retransmissions and
     /// spurious ones.
-    Brakes,
+    Brakes {
+        /// The brakes as last read, active and passive.
+        known: [Brake; 2],
+    },
     /// The brakes and the counters.
     Counters,
 }
@@ -43,7 +46,7 @@ pub enum Due {
 /// A timer of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum TimerId {
+pub(super) enum TimerId {
     /// The initial RTO of connections that this host opens.
     Active,
     /// The SYN-ACK RTO of accepted connections.
@@ -54,8 +57,7 @@ pub enum TimerId {
 
 impl TimerId {
     /// The setting's name in the configuration.
-    #[must_use]
-    pub const fn setting(self) -> &'static str {
+    pub(super) const fn setting(self) -> &'static str {
         match self {
             Self::Active | Self::Passive => "initial_rto",
             Self::RtoMin => "rto_min",
@@ -63,8 +65,7 @@ impl TimerId {
     }
 
     /// The direction of the connections that use the timer.
-    #[must_use]
-    pub const fn direction(self) -> &'static str {
+    pub(super) const fn direction(self) -> &'static str {
         match self {
             Self::Active => "active",
             Self::Passive => "passive",
@@ -168,9 +169,15 @@ impl TimerState {
         self.budget = budget::for_peak(self.tuner.peak_per_s());
     }
 
-    fn step(&mut self, now_ms: u64, id: TimerId, reading: Reading, brake: Option<Brake>) -> Step {
+    /// Evaluates a reading. Returns whether the counters have grown, and the decision.
+    fn step(
+        &mut self,
+        now_ms: u64,
+        id: TimerId,
+        reading: Reading,
+        brake: Option<Brake>,
+    ) -> (bool, Option<Transition>) {
         let earlier = self.reading.replace(reading.clone());
-        let is_first = earlier.is_none();
         let grown = earlier.and_then(|earlier| reading.since(&earlier));
         let grown = grown.unwrap_or_default();
         let has_grown = grown != Reading::default();
@@ -193,11 +200,7 @@ impl TimerState {
         };
         let transition = self.tuner.step(now_ms, &growth);
         self.note_budget();
-        Step {
-            is_busy: is_first || has_grown,
-            has_grown,
-            transition,
-        }
+        (has_grown, transition)
     }
 
     /// Computes what the program's brakes would have spent, if the value is not set.
@@ -267,13 +270,6 @@ impl TimerState {
     }
 }
 
-/// The result of a reading.
-struct Step {
-    is_busy: bool,
-    has_grown: bool,
-    transition: Option<Transition>,
-}
-
 impl PolicyTuning {
     /// Resumes from a stored state. Timers follow the current settings.
     pub(super) fn new(spec: Spec, state: State) -> Self {
@@ -335,18 +331,13 @@ impl PolicyTuning {
         let is_turn = (now_ms / tick_ms) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
         match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * tick_ms {
             true => Due::Counters,
-            false => Due::Brakes,
+            false => Due::Brakes { known: self.brakes },
         }
     }
 
     /// Whether decisions depend on its counters, which are then read each second.
     pub(super) fn acts(&self) -> bool {
         self.state.timers.values().any(TimerState::acts)
-    }
-
-    /// Whether the program has changed the brakes since they were last read.
-    pub(super) fn has_other_brakes(&self, brakes: &[Brake; 2]) -> bool {
-        self.brakes != *brakes
     }
 
     /// Reads the counters, and decides.
@@ -367,10 +358,12 @@ impl PolicyTuning {
                 TimerId::Passive => Some(brakes[1]),
                 TimerId::RtoMin => None,
             };
-            let step = timer.step(now_ms, *id, Reading::of(statistics, *id), brake);
-            self.has_grown |= step.has_grown;
-            self.is_busy |= step.is_busy || step.transition.is_some();
-            all.extend(step.transition.map(|one| (*id, one)));
+            let is_first = timer.reading.is_none();
+            let reading = Reading::of(statistics, *id);
+            let (has_grown, transition) = timer.step(now_ms, *id, reading, brake);
+            self.has_grown |= has_grown;
+            self.is_busy |= is_first || has_grown || transition.is_some();
+            all.extend(transition.map(|one| (*id, one)));
         }
         self.noted(all)
     }

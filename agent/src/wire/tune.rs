@@ -180,6 +180,17 @@ pub struct TransitionView {
     pub transition: Transition,
 }
 
+impl TransitionView {
+    /// Whether an operator should look at the transition.
+    #[must_use]
+    pub fn is_warning(&self) -> bool {
+        let Transition {
+            from, to, cause, ..
+        } = self.transition;
+        to.is_braked() && from != to || cause == Cause::HarmProven
+    }
+}
+
 impl std::fmt::Display for TransitionView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(

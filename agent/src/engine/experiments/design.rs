@@ -74,7 +74,7 @@ fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
         Unit::Connection => &[0.05, 0.5, 0.95],
         Unit::Peer => &[0.5],
     };
-    let given: Vec<f64> = shares.iter().copied().map(as_written).collect();
+    let given: Vec<f64> = shares.iter().map(|share| share.fraction()).collect();
     let shares = if given.is_empty() { implied } else { &given };
     if shares.len() > MAX_SHARES {
         return refused(&format!("--ramp: {MAX_SHARES} shares at most"));
@@ -91,13 +91,6 @@ fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
     let shares = shares.collect::<Result<Vec<_>, _>>();
     let shares = shares.map_err(|e| EngineError::Refused(format!("--ramp: {e}")))?;
     Ramp::try_from(shares).map_err(|e| EngineError::Refused(format!("--ramp: {e}")))
-}
-
-/// The share as written, 0.05 for "5%": merging hosts requires equal designs, and people read them.
-fn as_written(share: Share) -> f64 {
-    let text = share.to_string();
-    let percent = text.trim_end_matches('%').parse::<f64>();
-    percent.map_or(share.ratio(), |percent| percent / 100.0)
 }
 
 /// A random seed for the hash that draws the arms (hash tables have random keys).
