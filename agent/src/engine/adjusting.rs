@@ -26,7 +26,7 @@ use crate::{
     policy::{Adjustment, Adjustments, PolicyName, compile::compile_adjusted},
     problem::Problem,
     progress,
-    tuning::{Due, Pace, Tuning},
+    tuning::{Due, Policies, TICK_MS, Tuning},
     wire::{
         events::{StreamItem, TunedEvent},
         tune::{TuneAction, TuneAnswer},
@@ -145,12 +145,8 @@ impl Deciding {
             is_blind: !agent.statistics,
         };
         deciding.experiments.follow(&desired.policies());
-        if deciding.is_blind {
-            let desired = deciding.adjusted(desired);
-            return (deciding, desired);
-        }
         let now = deciding.store.now();
-        let policies = desired.policies();
+        let policies = deciding.watched(&desired);
         let boot_id = deciding.store.boot_id();
         let tuning = &mut deciding.tuning;
         let told = tuning.restore(stored, boot_id, now, &policies, &desired.host);
@@ -166,11 +162,20 @@ impl Deciding {
         self.tuning.harm_proven(self.store.now(), policy)
     }
 
-    fn pace(&self) -> Option<Pace> {
-        if self.experiments.needs_ticks() || self.problem.text().is_some() {
-            return Some(Pace::EachSecond);
+    /// The policies whose timers are learnt or guarded; none without statistics.
+    fn watched<'a>(&self, desired: &'a Desired) -> Policies<'a> {
+        match self.is_blind {
+            true => Policies::new(),
+            false => desired.policies(),
         }
-        self.tuning.pace().filter(|_| !self.is_blind)
+    }
+
+    /// Interval between two ticks.
+    fn interval(&self) -> Option<Duration> {
+        match self.experiments.needs_ticks() || self.problem.text().is_some() {
+            true => Some(Duration::from_millis(TICK_MS)),
+            false => self.tuning.interval(),
+        }
     }
 
     /// Decisions could not be applied: each tick tries again until they are.
@@ -195,9 +200,8 @@ impl Deciding {
     /// overrides an earlier one.
     fn adjustments(&self, next: &Desired) -> Adjustments {
         let mut all = Adjustments::new();
-        if !self.is_blind {
-            self.tuning.adjust(&next.policies(), &next.host, &mut all);
-        }
+        self.tuning
+            .adjust(&self.watched(next), &next.host, &mut all);
         let experiments = self.experiments.shared.lock();
         experiments.adjust(&next.policies(), &mut all);
         all
@@ -276,7 +280,7 @@ impl Engine {
     /// wake.
     pub(super) fn until_tick(&self) -> Option<Duration> {
         let is_off = self.detached_by.is_some() || self.restoring.is_some();
-        let interval = self.deciding.pace().filter(|_| !is_off)?.interval();
+        let interval = self.deciding.interval().filter(|_| !is_off)?;
         let ticked = self.deciding.ticked;
         Some(ticked.map_or(Duration::ZERO, |at| interval.saturating_sub(at.elapsed())))
     }
@@ -398,12 +402,8 @@ impl Engine {
     pub(super) fn follow_policies(&mut self) {
         let desired = self.reconciler.desired();
         self.deciding.experiments.follow(&desired.policies());
-        if self.deciding.is_blind {
-            return;
-        }
-        self.deciding
-            .tuning
-            .follow(&desired.policies(), &desired.host);
+        let policies = self.deciding.watched(desired);
+        self.deciding.tuning.follow(&policies, &desired.host);
         self.deciding.show();
     }
 

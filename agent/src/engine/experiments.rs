@@ -248,8 +248,13 @@ impl Engine {
             None => return refused(&super::requests::unknown_policy(&resolved.desired, &policy)),
         };
         let design = design(&policy, settings, request)?;
-        if let Some(compiled) = resolved.policies.get(&policy) {
-            check_compares(&policy, settings, compiled)?;
+        if let Some(compiled) = resolved.policies.get(&policy)
+            && !compares(settings, compiled)
+        {
+            return refused(&format!(
+                "policy {policy}: nothing would be compared, as none of its timers is in force: it sets none (mode = \"advise\" \
+                 sets none either), they are not learnt yet, or its guard has taken them back"
+            ));
         }
         let reader = self.snapshots.borrow().reader.clone();
         let Some(reader) = reader else {
@@ -545,21 +550,6 @@ pub(super) fn arms_changed(before: &MapState, next: &MapState) -> BTreeSet<Polic
     };
     let all = next.policies.iter().filter(differs);
     all.map(|(name, _)| name.clone()).collect()
-}
-
-/// Refuses a policy whose connections currently have the kernel's own timers.
-fn check_compares(
-    policy: &PolicyName,
-    settings: &Settings,
-    compiled: &Compiled,
-) -> Result<(), EngineError> {
-    if compares(settings, compiled) {
-        return Ok(());
-    }
-    refused(&format!(
-        "policy {policy}: nothing would be compared, as none of its timers is in force: it sets none (mode = \"advise\" \
-         sets none either), they are not learnt yet, or its guard has taken them back"
-    ))
 }
 
 /// Whether connections with these settings have timers of their own.

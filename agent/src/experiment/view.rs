@@ -224,7 +224,7 @@ pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> Exp
         duration_s: design.duration_s,
         elapsed_s: experiment.elapsed_ms() / 1000,
         ended_s: None,
-        notes: notes(design.unit),
+        notes: vec![note(design.unit).to_owned()],
         counts: experiment.counts(),
         shares: experiment.results().collect(),
         evidence: experiment.assess(),
@@ -291,14 +291,14 @@ fn verdict_text(verdict: Verdict) -> String {
     }
 }
 
-fn notes(unit: Unit) -> Vec<String> {
-    let text = match unit {
+/// How to read the counts.
+const fn note(unit: Unit) -> &'static str {
+    match unit {
         Unit::Connection => "a connect is bad until it is established, and for good after 500 ms",
         Unit::Peer => {
             "no verdict: peers are drawn, but connections are counted, and a peer's connections fare alike"
         }
-    };
-    vec![text.to_owned()]
+    }
 }
 
 /// The e-values by name; empty if peers are drawn.

@@ -30,6 +30,13 @@ pub use self::{
     stored::{Moment, Stored},
 };
 
+/// How often counters are read on which decisions depend, milliseconds. Shorter in the engine's
+/// tests.
+pub const TICK_MS: u64 = if cfg!(test) { 20 } else { 1000 };
+/// How often counters are read that are only reported, milliseconds: the daemon wakes as often as
+/// for a health check.
+const RARELY_MS: u64 = 5000;
+
 /// Settings of policies, by name.
 pub type Policies<'a> = BTreeMap<&'a PolicyName, &'a Settings>;
 
@@ -44,12 +51,10 @@ pub struct Tuning {
 impl Tuning {
     /// How often counters must be read; `None` if no policy is watched.
     #[must_use]
-    pub fn pace(&self) -> Option<Pace> {
-        if self.policies.values().any(PolicyTuning::acts) {
-            Some(Pace::EachSecond)
-        } else {
-            (!self.policies.is_empty()).then_some(Pace::Rarely)
-        }
+    pub fn interval(&self) -> Option<Duration> {
+        let acts = self.policies.values().map(PolicyTuning::acts).max()?;
+        let interval_ms = if acts { TICK_MS } else { RARELY_MS };
+        Some(Duration::from_millis(interval_ms))
     }
 
     /// Adds the decisions about these policies, including policies that are not followed yet.
@@ -159,33 +164,6 @@ impl Tuning {
     #[must_use]
     pub fn is_leased(&self) -> bool {
         self.policies.values().any(PolicyTuning::is_leased)
-    }
-}
-
-/// How often counters are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    /// Decisions depend on them.
-    EachSecond,
-    /// They are only reported: the daemon wakes as often as for a health check.
-    Rarely,
-}
-
-impl Pace {
-    /// The interval between two readings.
-    #[must_use]
-    pub const fn interval(self) -> Duration {
-        match self {
-            // Shortened for the engine's tests.
-            Self::EachSecond if cfg!(test) => Duration::from_millis(20),
-            Self::EachSecond => Duration::from_secs(1),
-            Self::Rarely => Duration::from_secs(5),
-        }
-    }
-
-    /// The interval, milliseconds.
-    fn interval_ms(self) -> u64 {
-        u64::try_from(self.interval().as_millis()).unwrap_or(u64::MAX)
     }
 }
 

@@ -10,7 +10,7 @@ use rto_model::tune::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Pace,
+    RARELY_MS, TICK_MS,
     reading::Reading,
     spec::{Spec, TimerSpec},
 };
@@ -272,17 +272,19 @@ impl TimerState {
 
 impl PolicyTuning {
     /// Resumes from a stored state. Timers follow the current settings.
-    pub(super) fn new(spec: Spec, state: State) -> Self {
-        let mut policy = Self {
+    pub(super) fn new(spec: Spec, mut state: State) -> Self {
+        let mut former = std::mem::take(&mut state.timers);
+        let timers = spec.timers.iter();
+        let timers = timers.map(|(id, spec)| (*id, TimerState::following(former.remove(id), spec)));
+        state.timers = timers.collect();
+        Self {
             spec,
             state,
             brakes: Default::default(),
             read_ms: None,
             is_busy: true,
             has_grown: false,
-        };
-        policy.follow();
-        policy
+        }
     }
 
     /// Follows new settings of a policy. An unknown policy starts without a state.
@@ -290,20 +292,11 @@ impl PolicyTuning {
         match known {
             None => Self::new(spec, State::default()),
             Some(known) if known.spec == spec => known,
-            Some(mut known) => {
-                known.spec = spec;
-                known.follow();
-                known
-            }
+            Some(known) => Self {
+                has_grown: known.has_grown,
+                ..Self::new(spec, known.state)
+            },
         }
-    }
-
-    /// Updates the timers to the settings.
-    fn follow(&mut self) {
-        let mut former = std::mem::take(&mut self.state.timers);
-        let timers = self.spec.timers.iter();
-        let timers = timers.map(|(id, spec)| (*id, TimerState::following(former.remove(id), spec)));
-        self.state.timers = timers.collect();
     }
 
     /// The maps were re-created: their counts are unrelated to earlier readings.
@@ -321,15 +314,14 @@ impl PolicyTuning {
         };
         let since_ms = now_ms.saturating_sub(read_ms);
         if !self.acts() {
-            return match since_ms >= Pace::Rarely.interval_ms() {
+            return match since_ms >= RARELY_MS {
                 true => Due::Counters,
                 false => Due::Nothing,
             };
         }
-        let tick_ms = Pace::EachSecond.interval_ms();
         // Idle policies take turns, so that each tick reads a part of them.
-        let is_turn = (now_ms / tick_ms) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
-        match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * tick_ms {
+        let is_turn = (now_ms / TICK_MS) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
+        match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * TICK_MS {
             true => Due::Counters,
             false => Due::Brakes { known: self.brakes },
         }

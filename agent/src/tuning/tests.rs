@@ -20,6 +20,11 @@ fn name() -> PolicyName {
     "near".parse().unwrap()
 }
 
+fn interval_ms(bed: &Bed) -> Option<u64> {
+    let interval = bed.tuning.interval()?;
+    interval.as_millis().try_into().ok()
+}
+
 fn settings(toml: &str) -> Settings {
     toml::from_str(toml).unwrap()
 }
@@ -179,7 +184,7 @@ fn settled() -> Bed {
 #[test]
 fn a_value_after_three_hundred_samples() {
     let mut bed = Bed::new(AUTO);
-    assert_eq!(bed.tuning.pace(), Some(Pace::EachSecond));
+    assert_eq!(interval_ms(&bed), Some(TICK_MS));
     bed.run(5, 9_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert!(!bed.tuning.is_leased());
@@ -353,7 +358,7 @@ fn advice_sets_nothing() {
 #[test]
 fn guarded_value_is_off_while_a_brake_holds() {
     let mut bed = Bed::new(GUARDED);
-    assert_eq!(bed.tuning.pace(), Some(Pace::EachSecond));
+    assert_eq!(interval_ms(&bed), Some(TICK_MS));
     bed.run(700, 9_000, 50);
     let adjustment = bed.adjustment();
     assert_eq!(adjustment.active.timer, Timer::Configured);
@@ -391,7 +396,7 @@ fn proven_harm_freezes_what_is_in_force() {
 #[test]
 fn a_warning_sets_nothing() {
     let mut bed = Bed::new("initial_rto = '24ms'");
-    assert_eq!(bed.tuning.pace(), Some(Pace::Rarely));
+    assert_eq!(interval_ms(&bed), Some(RARELY_MS));
     bed.run(300, 140_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert_eq!(bed.causes(), ["fuse"]);
@@ -421,7 +426,7 @@ fn other_settings_are_followed_before_they_are_in_force() {
     assert_eq!(bed.adjustment(), previewed);
     bed.follow("delack_max = '20ms'");
     assert_eq!(
-        (bed.adjustment(), bed.tuning.pace()),
+        (bed.adjustment(), bed.tuning.interval()),
         (Adjustment::default(), None)
     );
 }
@@ -515,7 +520,6 @@ fn another_configured_value_ends_a_hold() {
 
 #[test]
 fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
-    let tick_ms = Pace::EachSecond.interval_ms();
     let mut bed = Bed::new(GUARDED);
     let due = |bed: &Bed| {
         let due = bed.tuning.due(bed.now_ms);
@@ -529,7 +533,7 @@ fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
     step(&mut bed);
     let mut read = 0;
     for _ in 0..100 {
-        bed.now_ms += tick_ms;
+        bed.now_ms += TICK_MS;
         if due(&bed) == Due::Counters {
             step(&mut bed);
             read += 1;
@@ -542,7 +546,7 @@ fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
     for _ in 0..10 {
         bed.statistics.treated[0].counters.untimed += 1;
         step(&mut bed);
-        bed.now_ms += tick_ms;
+        bed.now_ms += TICK_MS;
         assert_eq!(due(&bed), Due::Counters);
     }
 }

@@ -222,6 +222,9 @@ pub enum TuneAction {
 }
 
 impl TuneAction {
+    /// All actions.
+    pub const ALL: [Self; 3] = [Self::Freeze, Self::Resume, Self::Reset];
+
     /// The name on the command line and in the path.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -103,8 +103,7 @@ names!(
 );
 
 /// A change in an experiment.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case", tag = "event")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
     /// The share rises to the next share of the ramp.
     Raised {
@@ -372,15 +371,10 @@ impl Experiment {
         let e = |ln_e: f64| ln_e.exp().min(LARGEST_E);
         (self.design.unit == Unit::Connection).then(|| Assessment {
             gain_e: e(self.ln_gain()),
-            harm_e: Outcome::ALL
-                .into_iter()
-                .map(|outcome| {
-                    (
-                        outcome,
-                        self.mean_e(self.harm_tallies(outcome), Direction::Harm),
-                    )
-                })
-                .collect(),
+            harm_e: BTreeMap::from(Outcome::ALL.map(|outcome| {
+                let tallies = self.harm_tallies(outcome);
+                (outcome, self.mean_e(tallies, Direction::Harm))
+            })),
             mismatch_e: self.mean_e(self.drawn_tallies(), Direction::Either),
         })
     }

@@ -213,8 +213,8 @@ fn arms_of_the_wrong_size_are_invalid() {
     let event = experiment.observe(&half, 1000);
     assert_eq!(event, Some(Event::Ended(Verdict::Invalid)));
     assert_eq!(
-        serde_json::to_string(&event).unwrap(),
-        r#"{"event":"ended","verdict":"invalid"}"#
+        serde_json::to_string(&experiment.verdict()).unwrap(),
+        r#"{"verdict":"invalid"}"#
     );
     // Counts after the end are ignored.
     assert_eq!(experiment.observe(&half, 1000), None);
@@ -392,7 +392,7 @@ fn different_experiments_are_not_merged() {
         with(&|design| design.ramp = ramp(&[0.05, 0.5])),
         "experiments with different ramps cannot be merged: 5%,50%,95% and 5%,50%"
     );
-    assert_eq!(Experiment::merge(&[]), Err(MergeError::Nothing));
+    assert!(Experiment::merge(&[]).is_err());
     let twice = Experiment::merge(&[one.clone(), one]).unwrap_err();
     assert_eq!(twice.to_string(), "host a is in it twice");
 }
@@ -402,14 +402,13 @@ fn different_experiments_are_not_merged() {
 fn peers_of_hosts_with_one_seed_are_not_merged() {
     let peers = |name, seed| host(name, seed, Unit::Peer);
     let merged = Experiment::merge(&[peers("a", 1), peers("b", 2)]).unwrap();
-    assert_eq!(
-        Experiment::merge(&[peers("a", 1), peers("b", 1)]),
-        Err(MergeError::SameSeed { seed: 1 })
-    );
-    assert_eq!(
-        Experiment::merge(&[merged, peers("c", 2)]),
-        Err(MergeError::SameSeed { seed: 2 })
-    );
+    for (experiments, seed) in [
+        ([peers("a", 1), peers("b", 1)], 1),
+        ([merged, peers("c", 2)], 2),
+    ] {
+        let error = Experiment::merge(&experiments).unwrap_err().to_string();
+        assert!(error.contains(&format!("same seed ({seed})")), "{error}");
+    }
 }
 
 fn counts() -> impl Strategy<Value = Counts> {
