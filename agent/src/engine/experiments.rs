@@ -34,8 +34,7 @@ use crate::{
     wire::{
         events::{ExperimentEvent, StreamItem, TunedEvent},
         experiments::{
-            ExperimentAnswer, ExperimentSummary, ExperimentView, ExperimentsAnswer, StartRequest,
-            State,
+            ExperimentAnswer, ExperimentSummary, ExperimentsAnswer, StartRequest, State,
         },
         types::{Caller, now_ms, now_s},
     },
@@ -357,14 +356,10 @@ impl Engine {
         }
         self.deciding.experiments.save();
         let text = "cleared: the policy is in force as configured";
-        info!(%policy, "experiment: {text}");
-        self.tell_experiment(policy, text);
-        Ok(ExperimentAnswer {
-            experiment: None,
-            notes: std::iter::once(format!("{policy}: {text}"))
-                .chain(self.deciding.experiments.problem().cloned())
-                .collect(),
-        })
+        let notes = std::iter::once(format!("{policy}: {text}"));
+        let notes = notes.chain(self.deciding.experiments.problem().cloned());
+        let notes = notes.collect();
+        self.answer_experiment(policy, text, notes)
     }
 
     /// After a start with an earlier run's counters: finds arms that were not drawn as the
@@ -431,8 +426,10 @@ impl Engine {
         let all = self.deciding.experiments.shared.lock();
         let view = all.get(policy).map(Record::view);
         drop(all);
-        let text = view.as_ref().map_or("", |view: &ExperimentView| &view.text);
-        let text = format!("{what}: {text}");
+        let text = match &view {
+            Some(view) => format!("{what}: {}", view.text),
+            None => what.to_owned(),
+        };
         info!(%policy, "experiment: {text}");
         self.tell_experiment(policy, &text);
         Ok(ExperimentAnswer {

@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 
 pub use self::{
     record::Record,
-    view::{merged, number, part, percent, ratio_text},
+    view::{duration, merged, number, part, percent, ratio_text},
 };
 use crate::policy::{Adjustments, PolicyName, Settings};
 

@@ -209,12 +209,7 @@ pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> Exp
         gain_proven: experiment.is_gain_proven(),
         share: experiment.share(),
         unit: design.unit,
-        ramp: design
-            .ramp
-            .shares()
-            .iter()
-            .map(|share| share.get())
-            .collect(),
+        ramp: design.ramp.clone().into(),
         step: experiment.step() + 1,
         promote: design.promote,
         name: design.identity.clone(),
@@ -322,7 +317,8 @@ pub fn percent(share: f64) -> String {
 }
 
 /// "2h 10m".
-fn duration(seconds: u64) -> String {
+#[must_use]
+pub fn duration(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
 }
 

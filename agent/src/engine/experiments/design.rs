@@ -2,10 +2,7 @@
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
-use rto_model::tune::{
-    evidence,
-    experiment::{Design, Ramp, Unit},
-};
+use rto_model::tune::experiment::{Design, Ramp, Unit};
 
 use super::refused;
 use crate::{
@@ -70,12 +67,11 @@ pub(super) fn design(
 }
 
 fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
-    let implied: &[f64] = match unit {
-        Unit::Connection => &[0.05, 0.5, 0.95],
-        Unit::Peer => &[0.5],
+    let shares = match (shares, unit) {
+        ([], Unit::Connection) => vec![0.05, 0.5, 0.95],
+        ([], Unit::Peer) => vec![0.5],
+        (shares, _) => shares.iter().map(|share| share.fraction()).collect(),
     };
-    let given: Vec<f64> = shares.iter().map(|share| share.fraction()).collect();
-    let shares = if given.is_empty() { implied } else { &given };
     if shares.len() > MAX_SHARES {
         return refused(&format!("--ramp: {MAX_SHARES} shares at most"));
     }
@@ -85,11 +81,6 @@ fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
             Share::of_ratio(*share)
         ));
     }
-    let shares = shares
-        .iter()
-        .map(|share| evidence::Probability::try_from(*share));
-    let shares = shares.collect::<Result<Vec<_>, _>>();
-    let shares = shares.map_err(|e| EngineError::Refused(format!("--ramp: {e}")))?;
     Ramp::try_from(shares).map_err(|e| EngineError::Refused(format!("--ramp: {e}")))
 }
 

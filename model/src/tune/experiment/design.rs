@@ -30,7 +30,7 @@ impl Unit {
 
 /// Rising shares of the treatment: the probabilities with which connections are drawn into it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<Probability>", into = "Vec<Probability>")]
+#[serde(try_from = "Vec<f64>", into = "Vec<f64>")]
 pub struct Ramp(Vec<Probability>);
 
 /// Why a design is refused.
@@ -50,31 +50,34 @@ impl Ramp {
     }
 }
 
-impl TryFrom<Vec<Probability>> for Ramp {
+impl TryFrom<Vec<f64>> for Ramp {
     type Error = DesignError;
 
     /// # Errors
     ///
-    /// If there is no share, or a share is not larger than the previous one.
-    fn try_from(shares: Vec<Probability>) -> Result<Self, DesignError> {
+    /// If there is no share, or a share is not a [`Probability`] or not larger than the previous
+    /// one.
+    fn try_from(shares: Vec<f64>) -> Result<Self, DesignError> {
         if shares.is_empty() {
             return Err(DesignError("a ramp needs a share".to_owned()));
         }
         for (before, then) in shares.iter().zip(shares.iter().skip(1)) {
             if then <= before {
-                let [before, then] = [before, then].map(|share| share.get() * 100.0);
+                let [before, then] = [before, then].map(|share| share * 100.0);
                 return Err(DesignError(format!(
                     "the ramp's shares must rise: {then:.4} % comes after {before:.4} %"
                 )));
             }
         }
-        Ok(Self(shares))
+        let shares = shares.into_iter().map(Probability::try_from);
+        let shares: Result<_, _> = shares.collect();
+        shares.map(Self).map_err(|e| DesignError(e.to_string()))
     }
 }
 
-impl From<Ramp> for Vec<Probability> {
+impl From<Ramp> for Vec<f64> {
     fn from(ramp: Ramp) -> Self {
-        ramp.0
+        ramp.0.into_iter().map(Probability::get).collect()
     }
 }
 

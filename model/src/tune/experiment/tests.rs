@@ -7,17 +7,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::tune::evidence::Probability;
 
 const DAY_S: u64 = 86_400;
 const DAY_MS: u64 = 1000 * DAY_S;
 
 fn ramp(shares: &[f64]) -> Ramp {
-    let shares: Vec<_> = shares
-        .iter()
-        .map(|share| Probability::try_from(*share).unwrap())
-        .collect();
-    Ramp::try_from(shares).unwrap()
+    Ramp::try_from(shares.to_vec()).unwrap()
 }
 
 fn design() -> Design {
@@ -69,12 +64,13 @@ fn look(experiment: &mut Experiment, increments: &Increments) -> Option<Event> {
 
 #[test]
 fn designs_that_make_no_sense_are_refused() {
-    let share = |share| Probability::try_from(share).unwrap();
-    let refused = |shares: &[f64]| {
-        let shares: Vec<_> = shares.iter().map(|s| share(*s)).collect();
-        Ramp::try_from(shares).unwrap_err().to_string()
-    };
+    let refused = |shares: &[f64]| Ramp::try_from(shares.to_vec()).unwrap_err().to_string();
     assert_eq!(refused(&[]), "a ramp needs a share");
+    let stored = serde_json::from_str::<Ramp>("[0.05,1.5]");
+    assert_eq!(
+        stored.unwrap_err().to_string(),
+        "a share of 150.0000 % is outside 0.1 % to 99.9 %"
+    );
     assert_eq!(
         refused(&[0.05, 0.5, 0.5]),
         "the ramp's shares must rise: 50.0000 % comes after 50.0000 %"
