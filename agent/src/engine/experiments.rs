@@ -101,8 +101,8 @@ pub(super) struct RunningExperiments {
     pub(super) shared: SharedExperiments,
     document: LastingDocument,
     revision: u64,
-    /// Notes for the answer to the next reload.
-    notes: Vec<String>,
+    /// Experiments that a change of policies has ended, for the answer to the next reload.
+    pub(super) notes: Vec<String>,
     /// Why the experiments of an earlier run are lost, and how to fix it.
     pub(super) unreadable: Option<String>,
 }
@@ -178,11 +178,6 @@ impl RunningExperiments {
             self.notes.push(note);
         }
         self.save();
-    }
-
-    /// Experiments that a change of policies has ended since the last call.
-    pub(super) fn take_notes(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.notes)
     }
 
     /// Why the experiments are not saved, or only until reboot.
