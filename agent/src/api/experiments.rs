@@ -5,6 +5,7 @@ use axum::{
     extract::{Path, State, rejection::JsonRejection},
     http::StatusCode,
     response::Response,
+    routing::{MethodRouter, post},
 };
 
 use super::server::{answer, read, respond};
@@ -43,31 +44,17 @@ pub(super) async fn start(
     }
 }
 
-pub(super) async fn stop(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    Path(policy): Path<String>,
-) -> Response {
-    let stop = |policy, reply| Message::StopExperiment(policy, caller, reply);
-    tell(&engine, &policy, stop).await
-}
-
-pub(super) async fn clear(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    Path(policy): Path<String>,
-) -> Response {
-    let clear = |policy, reply| Message::ClearExperiment(policy, caller, reply);
-    tell(&engine, &policy, clear).await
-}
-
-async fn tell(
-    engine: &Handle,
-    policy: &str,
-    message: impl FnOnce(PolicyName, Reply<ExperimentAnswer>) -> Message,
-) -> Response {
-    match policy.parse::<PolicyName>() {
-        Ok(policy) => respond(engine.call(|reply| message(policy, reply)).await),
-        Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
-    }
+/// `POST /v1/experiments/{policy}/stop` and `clear`.
+pub(super) fn on(
+    message: fn(PolicyName, Caller, Reply<ExperimentAnswer>) -> Message,
+) -> MethodRouter<Handle> {
+    let tell = async move |engine: State<Handle>,
+                           caller: Extension<Caller>,
+                           Path(policy): Path<String>| {
+        match policy.parse::<PolicyName>() {
+            Ok(policy) => respond(engine.call(|reply| message(policy, caller.0, reply)).await),
+            Err(e) => answer(StatusCode::BAD_REQUEST, &e.to_string()),
+        }
+    };
+    post(tell)
 }

@@ -47,6 +47,7 @@ use crate::{
     policy::{Cidr, PolicyName},
     wire::{
         events::StreamItem,
+        tune::TuneAction,
         types::{
             AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, ReloadRequest,
             RemoveRequest,
@@ -114,12 +115,18 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .route("/v1/attach", post(attach))
         .route("/v1/experiments", get(experiments::show))
         .route("/v1/experiments/{policy}", post(experiments::start))
-        .route("/v1/experiments/{policy}/stop", post(experiments::stop))
-        .route("/v1/experiments/{policy}/clear", post(experiments::clear))
+        .route(
+            "/v1/experiments/{policy}/stop",
+            experiments::on(Message::StopExperiment),
+        )
+        .route(
+            "/v1/experiments/{policy}/clear",
+            experiments::on(Message::ClearExperiment),
+        )
         .route("/v1/tune", get(tune::show))
-        .route("/v1/tune/freeze", post(tune::freeze))
-        .route("/v1/tune/resume", post(tune::resume))
-        .route("/v1/tune/reset", post(tune::reset))
+        .route("/v1/tune/freeze", tune::on(TuneAction::Freeze))
+        .route("/v1/tune/resume", tune::on(TuneAction::Resume))
+        .route("/v1/tune/reset", tune::on(TuneAction::Reset))
         .route("/v1/apply", get(walk).post(apply))
         .route("/v1/probe", post(probed))
         .fallback(|| async {

@@ -8,6 +8,7 @@ use axum::{
     },
     http::StatusCode,
     response::{IntoResponse, Response},
+    routing::{MethodRouter, post},
 };
 use serde::Deserialize;
 
@@ -58,36 +59,15 @@ pub(super) async fn show(
 
 type TuneBody = Result<Json<TuneRequest>, JsonRejection>;
 
-async fn tuning(engine: Handle, caller: Caller, action: TuneAction, body: TuneBody) -> Response {
-    match body {
-        Ok(Json(TuneRequest { policy })) => {
-            let asked = engine.call(|reply| Message::Tune(action, policy, caller, reply));
-            respond(asked.await)
-        }
-        Err(e) => answer(e.status(), &e.body_text()),
-    }
-}
-
-pub(super) async fn freeze(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: TuneBody,
-) -> Response {
-    tuning(engine, caller, TuneAction::Freeze, body).await
-}
-
-pub(super) async fn resume(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: TuneBody,
-) -> Response {
-    tuning(engine, caller, TuneAction::Resume, body).await
-}
-
-pub(super) async fn reset(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: TuneBody,
-) -> Response {
-    tuning(engine, caller, TuneAction::Reset, body).await
+/// `POST /v1/tune/freeze`, `resume` and `reset`.
+pub(super) fn on(action: TuneAction) -> MethodRouter<Handle> {
+    let tune =
+        async move |engine: State<Handle>, caller: Extension<Caller>, body: TuneBody| match body {
+            Ok(Json(TuneRequest { policy })) => {
+                let asked = engine.call(|reply| Message::Tune(action, policy, caller.0, reply));
+                respond(asked.await)
+            }
+            Err(e) => answer(e.status(), &e.body_text()),
+        };
+    post(tune)
 }

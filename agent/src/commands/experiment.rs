@@ -25,16 +25,8 @@ pub(super) fn run(args: &Experiment) -> anyhow::Result<ExitCode> {
         ExperimentVerb::Start(start) => {
             tell(&begin(&client, start)?, start.of.name()?, args.json)?;
         }
-        ExperimentVerb::Stop(of) => {
-            let policy = of.name()?;
-            let answer = client.post(&format!("/v1/experiments/{policy}/stop"), &())?;
-            tell(&answer, policy, args.json)?;
-        }
-        ExperimentVerb::Clear(of) => {
-            let policy = of.name()?;
-            let answer = client.post(&format!("/v1/experiments/{policy}/clear"), &())?;
-            tell(&answer, policy, args.json)?;
-        }
+        ExperimentVerb::Stop(of) => end(&client, of.name()?, "stop", args.json)?,
+        ExperimentVerb::Clear(of) => end(&client, of.name()?, "clear", args.json)?,
         ExperimentVerb::Show(show) => {
             let answer = if show.merge.is_empty() {
                 shown(client.get("/v1/experiments")?, show)?
@@ -57,6 +49,11 @@ fn begin(client: &Client, start: &StartExperiment) -> anyhow::Result<ExperimentA
     };
     let path = format!("/v1/experiments/{}", start.of.name()?);
     Ok(client.post(&path, &request)?)
+}
+
+fn end(client: &Client, policy: &PolicyName, verb: &str, json: bool) -> anyhow::Result<()> {
+    let answer = client.post(&format!("/v1/experiments/{policy}/{verb}"), &())?;
+    tell(&answer, policy, json)
 }
 
 fn tell(answer: &ExperimentAnswer, policy: &PolicyName, json: bool) -> anyhow::Result<()> {

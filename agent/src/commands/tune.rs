@@ -45,8 +45,11 @@ enum What {
 }
 
 fn what(words: &[String], option: Option<&str>) -> anyhow::Result<What> {
-    const ACTIONS: [TuneAction; 3] = [TuneAction::Freeze, TuneAction::Resume, TuneAction::Reset];
-    let action = |word: &String| ACTIONS.into_iter().find(|action| action.name() == word);
+    let action = |word: &String| {
+        TuneAction::ALL
+            .into_iter()
+            .find(|action| action.name() == word)
+    };
     let (action, policy) = match (words, option) {
         ([], option) => (None, option),
         ([word], option) if action(word).is_some() => (action(word), option),

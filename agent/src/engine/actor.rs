@@ -396,7 +396,7 @@ impl Engine {
             }),
             walk: self.walks.progress().clone(),
             tuned: self.deciding.tuned.clone(),
-            experiments: self.deciding.experiments.shared(),
+            experiments: self.deciding.experiments.shared.clone(),
             epoch: self.shared.next_epoch(),
             shared: self.shared.clone(),
         };

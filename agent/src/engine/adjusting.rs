@@ -26,7 +26,7 @@ use crate::{
     policy::{Adjustment, Adjustments, PolicyName, compile::compile_adjusted},
     problem::Problem,
     progress,
-    tuning::{Due, Moment, Pace, Told, Tuning},
+    tuning::{Due, Policies, TICK_MS, Tuning},
     wire::{
         events::{StreamItem, TunedEvent},
         tune::{TuneAction, TuneAnswer},
@@ -96,12 +96,11 @@ impl Readings {
         &mut self,
         policy: &PolicyName,
         due: Due,
-        tuning: &Tuning,
     ) -> Result<Option<(ArmStatistics, [Brake; 2])>, DatapathError> {
         let brakes = self.reader.brakes(policy)?;
         let statistics = match self.read.remove(policy) {
             Some(statistics) => statistics,
-            None if due == Due::Brakes && !tuning.has_other_brakes(policy, &brakes) => None,
+            None if due == (Due::Brakes { known: brakes }) => None,
             None => self.reader.statistics_of(policy)?,
         };
         Ok(statistics.map(|statistics| (statistics, brakes)))
@@ -133,7 +132,7 @@ impl Deciding {
         experiments: RunningExperiments,
         desired: Desired,
     ) -> (Self, Desired) {
-        let (store, restored) = TuningStore::open(agent);
+        let (store, stored) = TuningStore::open(agent);
         let mut deciding = Self {
             tuning: Tuning::default(),
             tuned: Tuned::default(),
@@ -146,17 +145,12 @@ impl Deciding {
             is_blind: !agent.statistics,
         };
         deciding.experiments.follow(&desired.policies());
-        if deciding.is_blind {
-            let desired = deciding.adjusted(desired);
-            return (deciding, desired);
-        }
         let now = deciding.store.now();
-        let policies = desired.policies();
+        let policies = deciding.watched(&desired);
+        let boot_id = deciding.store.boot_id();
         let tuning = &mut deciding.tuning;
-        let told = tuning.restore(restored, now.tuner_ms, &policies, &desired.host);
-        for one in &told {
-            log(one, now);
-        }
+        let told = tuning.restore(stored, boot_id, now, &policies, &desired.host);
+        told.iter().for_each(log);
         deciding.store.save_if_due(&mut deciding.tuning);
         let desired = deciding.adjusted(desired);
         deciding.show();
@@ -164,16 +158,24 @@ impl Deciding {
     }
 
     /// An experiment has ended because a policy's timers do harm.
-    pub(super) fn harm_proven(&mut self, policy: &PolicyName) -> Vec<Told> {
-        let now = self.store.now();
-        self.tuning.harm_proven(now.tuner_ms, policy)
+    pub(super) fn harm_proven(&mut self, policy: &PolicyName) -> Vec<TunedEvent> {
+        self.tuning.harm_proven(self.store.now(), policy)
     }
 
-    fn pace(&self) -> Option<Pace> {
-        if self.experiments.needs_ticks() || self.problem.text().is_some() {
-            return Some(Pace::EachSecond);
+    /// The policies whose timers are learnt or guarded; none without statistics.
+    fn watched<'a>(&self, desired: &'a Desired) -> Policies<'a> {
+        match self.is_blind {
+            true => Policies::new(),
+            false => desired.policies(),
         }
-        self.tuning.pace().filter(|_| !self.is_blind)
+    }
+
+    /// Interval between two ticks.
+    fn interval(&self) -> Option<Duration> {
+        match self.experiments.needs_ticks() || self.problem.text().is_some() {
+            true => Some(Duration::from_millis(TICK_MS)),
+            false => self.tuning.interval(),
+        }
     }
 
     /// Decisions could not be applied: each tick tries again until they are.
@@ -191,23 +193,17 @@ impl Deciding {
             .chain(misfits)
             .chain(self.store.problem())
             .chain(self.store.warnings())
-            .chain(self.experiments.unreadable().map(str::to_owned))
-    }
-
-    /// When the next tick is due.
-    fn tick_due(&self) -> Option<Instant> {
-        let interval = self.pace()?.interval();
-        Some(self.ticked.map_or_else(Instant::now, |at| at + interval))
+            .chain(self.experiments.unreadable.clone())
     }
 
     /// The decisions of all controllers about the policies of a desired state. A later controller
     /// overrides an earlier one.
     fn adjustments(&self, next: &Desired) -> Adjustments {
         let mut all = Adjustments::new();
-        if !self.is_blind {
-            self.tuning.adjust(&next.policies(), &next.host, &mut all);
-        }
-        self.experiments.adjust(&next.policies(), &mut all);
+        self.tuning
+            .adjust(&self.watched(next), &next.host, &mut all);
+        let experiments = self.experiments.shared.lock();
+        experiments.adjust(&next.policies(), &mut all);
         all
     }
 
@@ -283,20 +279,16 @@ impl Engine {
     /// Time until the next tick; `None` while no policy needs one, so that an idle daemon does not
     /// wake.
     pub(super) fn until_tick(&self) -> Option<Duration> {
-        let due = self.deciding.tick_due().filter(|_| self.needs_ticks())?;
-        Some(due.saturating_duration_since(Instant::now()))
-    }
-
-    fn needs_ticks(&self) -> bool {
-        self.detached_by.is_none() && self.restoring.is_none() && self.deciding.pace().is_some()
+        let is_off = self.detached_by.is_some() || self.restoring.is_some();
+        let interval = self.deciding.interval().filter(|_| !is_off)?;
+        let ticked = self.deciding.ticked;
+        Some(ticked.map_or(Duration::ZERO, |at| interval.saturating_sub(at.elapsed())))
     }
 
     /// If a tick is due, reads the counters and applies the resulting decisions.
     pub(super) fn tick_if_due(&mut self) {
-        let due = self.deciding.tick_due().filter(|_| self.needs_ticks());
-        let now = Instant::now();
-        if due.is_some_and(|due| now >= due) {
-            self.deciding.ticked = Some(now);
+        if self.until_tick().is_some_and(|wait| wait.is_zero()) {
+            self.deciding.ticked = Some(Instant::now());
             self.tick();
         }
     }
@@ -315,9 +307,9 @@ impl Engine {
         for (name, due) in due {
             progress::step();
             let tuning = &mut self.deciding.tuning;
-            match readings.due(&name, due, tuning) {
+            match readings.due(&name, due) {
                 Ok(Some((statistics, brakes))) => {
-                    told.extend(tuning.step(now.tuner_ms, &name, &statistics, brakes));
+                    told.extend(tuning.step(now, &name, &statistics, brakes));
                     changed.insert(name);
                 }
                 // The policy has no slot (yet), or is not due in this tick.
@@ -344,7 +336,7 @@ impl Engine {
     /// # Errors
     ///
     /// If they could not be applied. The next tick tries again.
-    pub(super) fn decided(&mut self, told: &[Told]) -> Result<(), EngineError> {
+    pub(super) fn decided(&mut self, told: &[TunedEvent]) -> Result<(), EngineError> {
         // Persist first, so that a crash cannot lose a decision.
         self.tell_decisions(told);
         let renewed = self.renew_lease();
@@ -362,14 +354,10 @@ impl Engine {
     }
 
     /// Reports and stores decisions.
-    pub(super) fn tell_decisions(&mut self, told: &[Told]) {
-        let now = self.deciding.store.now();
+    pub(super) fn tell_decisions(&mut self, told: &[TunedEvent]) {
         for one in told {
-            log(one, now);
-            self.events.tell(StreamItem::Tuned(TunedEvent {
-                policy: one.policy.clone(),
-                transition: one.view(now),
-            }));
+            log(one);
+            self.events.tell(StreamItem::Tuned(one.clone()));
         }
         let Deciding { store, tuning, .. } = &mut self.deciding;
         store.save_if_due(tuning);
@@ -414,19 +402,15 @@ impl Engine {
     pub(super) fn follow_policies(&mut self) {
         let desired = self.reconciler.desired();
         self.deciding.experiments.follow(&desired.policies());
-        if self.deciding.is_blind {
-            return;
-        }
-        self.deciding
-            .tuning
-            .follow(&desired.policies(), &desired.host);
+        let policies = self.deciding.watched(desired);
+        self.deciding.tuning.follow(&policies, &desired.host);
         self.deciding.show();
     }
 
     /// The maps were re-created: there is no lease, and the counters restart at 0.
     pub(super) fn maps_are_new(&mut self) {
         self.deciding.tuning.begin_again();
-        self.deciding.experiments.reset_counters();
+        self.deciding.experiments.shared.lock().reset_counters();
         self.deciding.renewed = None;
         if self.renew_lease() {
             self.publish();
@@ -456,12 +440,7 @@ impl Engine {
         by: Caller,
     ) -> Result<TuneAnswer, EngineError> {
         let now = self.deciding.store.now();
-        let tuning = &mut self.deciding.tuning;
-        let told = match action {
-            TuneAction::Freeze => tuning.freeze(now.tuner_ms, policy),
-            TuneAction::Resume => tuning.resume(now.tuner_ms, policy),
-            TuneAction::Reset => tuning.reset(now.tuner_ms, policy),
-        };
+        let told = self.deciding.tuning.act(now, policy, action);
         let Some(told) = told else {
             return Err(EngineError::Refused(self.not_tuned(action, policy)));
         };
@@ -500,9 +479,11 @@ impl Engine {
 }
 
 /// Logs one line per transition.
-fn log(told: &Told, now: Moment) {
-    let Told { policy, .. } = told;
-    let view = told.view(now);
+fn log(told: &TunedEvent) {
+    let TunedEvent {
+        policy,
+        transition: view,
+    } = told;
     let (of, evidence) = (&view.transition, &view.transition.evidence);
     macro_rules! line {
         ($level:ident) => {
@@ -525,7 +506,7 @@ fn log(told: &Told, now: Moment) {
             )
         };
     }
-    if told.is_warning() {
+    if view.is_warning() {
         line!(warn);
     } else {
         line!(info);

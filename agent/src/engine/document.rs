@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -12,6 +13,7 @@ use tracing::warn;
 use crate::{
     config::{AgentConfig, atomic_file::AtomicFile, regular_file},
     path_security, printable,
+    problem::Problem,
     progress::Stepwise,
 };
 
@@ -210,11 +212,20 @@ impl Document {
     }
 }
 
-/// A document in `persistent_dir`; while that cannot be written, in `state_dir`, until reboot.
+/// How often a controller saves what only grows.
+pub(super) const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A controller's document in `persistent_dir`; while that cannot be written, in `state_dir`, until
+/// reboot.
 #[derive(Debug)]
 pub(super) struct LastingDocument {
     pub(super) lasting: Document,
     pub(super) of_boot: Document,
+    pub(super) saved_at: Instant,
+    /// Why it is not in `persistent_dir`.
+    pub(super) problem: Problem,
+    /// The last state is in neither file.
+    pub(super) is_lost: bool,
 }
 
 /// The document could not be written to `persistent_dir`.
@@ -232,15 +243,37 @@ impl LastingDocument {
         Self {
             lasting: document(&agent.persistent_dir),
             of_boot: document(&agent.state_dir),
+            saved_at: Instant::now(),
+            problem: Problem::default(),
+            is_lost: false,
         }
     }
 
-    /// Writes the document to `persistent_dir`, or else to `state_dir`.
+    pub(super) fn is_save_due(&self) -> bool {
+        self.saved_at.elapsed() >= SAVE_INTERVAL
+    }
+
+    /// Writes the document to `persistent_dir`, or else to `state_dir`. While that fails, `describe`
+    /// says what it means.
     ///
     /// # Errors
     ///
     /// If it could not be written to `persistent_dir`, even if it is in `state_dir`.
-    pub(super) fn write<T: Serialize>(&self, content: &T) -> Result<(), Unsaved> {
+    pub(super) fn save<T: Serialize>(
+        &mut self,
+        content: &T,
+        describe: impl FnOnce(&Unsaved) -> String,
+    ) -> Result<(), Unsaved> {
+        self.saved_at = Instant::now();
+        let result = self.write(content);
+        let unsaved = result.as_ref().err();
+        self.is_lost = unsaved.is_some_and(|unsaved| unsaved.of_boot.is_some());
+        self.problem
+            .becomes(unsaved.map(describe), |text| warn!("{text}"));
+        result
+    }
+
+    fn write<T: Serialize>(&self, content: &T) -> Result<(), Unsaved> {
         match self.lasting.write(content) {
             Ok(()) => {
                 // The copy for this boot is now outdated.

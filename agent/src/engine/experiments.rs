@@ -7,7 +7,6 @@ use std::{
     io,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
 };
 
 use nix::sys::utsname::uname;
@@ -28,17 +27,14 @@ use crate::{
     experiment::{Experiments, MOST_COUNTING, MOST_ENDED, Record},
     kernel::clock::boottime_ms,
     policy::{
-        Adjustments, PolicyName, Settings,
+        PolicyName, Settings,
         compile::{Compiled, outlives_connections},
         plan::MapState,
     },
-    problem::Problem,
-    tuning::Told,
     wire::{
-        events::{ExperimentEvent, StreamItem},
+        events::{ExperimentEvent, StreamItem, TunedEvent},
         experiments::{
-            ExperimentAnswer, ExperimentSummary, ExperimentView, ExperimentsAnswer, StartRequest,
-            State,
+            ExperimentAnswer, ExperimentSummary, ExperimentsAnswer, StartRequest, State,
         },
         types::{Caller, now_ms, now_s},
     },
@@ -48,8 +44,6 @@ mod design;
 
 pub(super) const FILE: &str = "experiments.json";
 const FORMAT: u32 = 2;
-/// Save interval. A kill loses nothing: the kernel's counters hold what was counted since.
-const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 /// Fewest peers an arm may have.
 const LEAST_PEERS: f64 = 20.0;
 const DETACHED: &str = "no policy is active; run rto-agent attach to activate them";
@@ -60,7 +54,7 @@ pub(super) struct SharedExperiments(Arc<Mutex<Experiments>>);
 
 impl SharedExperiments {
     /// A holder that panicked has left complete records.
-    fn lock(&self) -> MutexGuard<'_, Experiments> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Experiments> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,16 +98,13 @@ struct Saved {
 /// The engine's handle: only the engine changes and saves experiments.
 #[derive(Debug)]
 pub(super) struct RunningExperiments {
-    shared: SharedExperiments,
+    pub(super) shared: SharedExperiments,
     document: LastingDocument,
     revision: u64,
-    saved_at: Instant,
-    /// Why they are not saved, or only until reboot.
-    problem: Problem,
-    /// Notes for the answer to the next reload.
-    notes: Vec<String>,
+    /// Experiments that a change of policies has ended, for the answer to the next reload.
+    pub(super) notes: Vec<String>,
     /// Why the experiments of an earlier run are lost, and how to fix it.
-    unreadable: Option<String>,
+    pub(super) unreadable: Option<String>,
 }
 
 impl RunningExperiments {
@@ -148,20 +139,9 @@ impl RunningExperiments {
             shared: SharedExperiments(Arc::new(Mutex::new(newest.experiments))),
             document,
             revision: newest.revision,
-            saved_at: Instant::now(),
-            problem: Problem::default(),
             notes: Vec::new(),
             unreadable,
         })
-    }
-
-    /// Why the experiments of an earlier run are lost, and how to fix it.
-    pub(super) fn unreadable(&self) -> Option<&str> {
-        self.unreadable.as_deref()
-    }
-
-    pub(super) fn shared(&self) -> SharedExperiments {
-        self.shared.clone()
     }
 
     fn get(&self, policy: &PolicyName) -> Result<Record, EngineError> {
@@ -186,15 +166,6 @@ impl RunningExperiments {
         self.shared.lock().counting().next().is_some()
     }
 
-    /// Adds the experiments' control arms to the decisions about these policies.
-    pub(super) fn adjust(
-        &self,
-        policies: &BTreeMap<&PolicyName, &Settings>,
-        all: &mut Adjustments,
-    ) {
-        self.shared.lock().adjust(policies, all);
-    }
-
     /// Ends experiments whose policy is gone or has other settings.
     pub(super) fn follow(&mut self, policies: &BTreeMap<&PolicyName, &Settings>) {
         let ended = self.shared.lock().follow(policies, now_s());
@@ -209,29 +180,9 @@ impl RunningExperiments {
         self.save();
     }
 
-    /// Experiments that a change of policies has ended since the last call.
-    pub(super) fn take_notes(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.notes)
-    }
-
-    /// All counters have restarted at 0.
-    pub(super) fn reset_counters(&self) {
-        self.shared.lock().reset_counters();
-    }
-
-    /// The kernel has drawn these policies' arms differently from their experiments until now.
-    pub(super) fn drawn_otherwise<'a>(&self, policies: impl Iterator<Item = &'a PolicyName>) {
-        let mut all = self.shared.lock();
-        for policy in policies {
-            if let Some(record) = all.get_mut(policy) {
-                record.arms_changed();
-            }
-        }
-    }
-
     /// Why the experiments are not saved, or only until reboot.
     pub(super) fn problem(&self) -> Option<&String> {
-        self.problem.text()
+        self.document.problem.text()
     }
 
     /// Saves the experiments. A failure is a [problem](Self::problem), and is retried.
@@ -257,14 +208,12 @@ impl RunningExperiments {
             }
             all.clone()
         };
-        self.saved_at = Instant::now();
         self.revision += 1;
         let saved = Saved {
             revision: self.revision,
             experiments,
         };
-        let result = self.document.write(&saved);
-        let problem = result.as_ref().err().map(|unsaved| {
+        self.document.save(&saved, |unsaved| {
             let until = if unsaved.of_boot.is_none() {
                 "reboot"
             } else {
@@ -274,13 +223,7 @@ impl RunningExperiments {
                 "{}; until it is saved, a {until} returns to the state saved before",
                 unsaved.error
             )
-        });
-        self.problem.becomes(problem, |text| warn!("{text}"));
-        result
-    }
-
-    fn is_save_due(&self) -> bool {
-        self.saved_at.elapsed() >= SAVE_INTERVAL
+        })
     }
 }
 
@@ -300,8 +243,14 @@ impl Engine {
             None => return refused(&super::requests::unknown_policy(&resolved.desired, &policy)),
         };
         let design = design(&policy, settings, request)?;
-        if let Some(compiled) = resolved.policies.get(&policy) {
-            check_compares(&policy, settings, compiled)?;
+        if let Some(compiled) = resolved.policies.get(&policy)
+            && !compares(settings, compiled)
+        {
+            return refused(&format!(
+                "policy {policy} has nothing to compare, because none of its timers is applied: it sets \
+                 none (mode = \"advise\" does not apply any), they are not learnt yet, or its guard holds \
+                 them back"
+            ));
         }
         let reader = self.snapshots.borrow().reader.clone();
         let Some(reader) = reader else {
@@ -405,23 +354,21 @@ impl Engine {
         }
         self.deciding.experiments.save();
         let text = "cleared: the policy is active as configured";
-        info!(%policy, "experiment: {text}");
-        self.tell_experiment(policy, text);
-        Ok(ExperimentAnswer {
-            experiment: None,
-            notes: std::iter::once(format!("{policy}: {text}"))
-                .chain(self.deciding.experiments.problem().cloned())
-                .collect(),
-        })
+        let notes = std::iter::once(format!("{policy}: {text}"));
+        let notes = notes.chain(self.deciding.experiments.problem().cloned());
+        let notes = notes.collect();
+        self.answer_experiment(policy, text, notes)
     }
 
     /// After a start with an earlier run's counters: finds arms that were not drawn as the
     /// experiments say.
     pub(super) fn resume_experiments(&mut self) {
-        let drawn_otherwise = self.reconciler.arms_changed_at_start();
-        self.deciding
-            .experiments
-            .drawn_otherwise(drawn_otherwise.iter());
+        let mut all = self.deciding.experiments.shared.lock();
+        for policy in self.reconciler.arms_changed_at_start() {
+            if let Some(record) = all.get_mut(policy) {
+                record.arms_changed();
+            }
+        }
     }
 
     /// Before the counters are removed: evaluates and saves what they hold.
@@ -478,8 +425,10 @@ impl Engine {
         let all = self.deciding.experiments.shared.lock();
         let view = all.get(policy).map(Record::view);
         drop(all);
-        let text = view.as_ref().map_or("", |view: &ExperimentView| &view.text);
-        let text = format!("{what}: {text}");
+        let text = match &view {
+            Some(view) => format!("{what}: {}", view.text),
+            None => what.to_owned(),
+        };
         info!(%policy, "experiment: {text}");
         self.tell_experiment(policy, &text);
         Ok(ExperimentAnswer {
@@ -498,7 +447,7 @@ impl Engine {
 
     /// Evaluates the arms' counters, with the consequences for learnt and guarded timers.
     /// [`Engine::adjust`] applies the result.
-    pub(super) fn look_at_experiments(&mut self, readings: &mut Readings) -> Vec<Told> {
+    pub(super) fn look_at_experiments(&mut self, readings: &mut Readings) -> Vec<TunedEvent> {
         let (now_ms, mut told, mut is_changed) = (boottime_ms(), Vec::new(), false);
         {
             let mut all = self.deciding.experiments.shared.lock();
@@ -548,7 +497,7 @@ impl Engine {
             self.tell_experiment(policy, text);
         }
         // Save before applying, so that a suspended policy stays suspended after a kill.
-        if !told.is_empty() || (is_changed && self.deciding.experiments.is_save_due()) {
+        if !told.is_empty() || (is_changed && self.deciding.experiments.document.is_save_due()) {
             self.deciding.experiments.save();
         }
         of_timers
@@ -598,22 +547,6 @@ pub(super) fn arms_changed(before: &MapState, next: &MapState) -> BTreeSet<Polic
     };
     let all = next.policies.iter().filter(differs);
     all.map(|(name, _)| name.clone()).collect()
-}
-
-/// Refuses a policy whose connections currently have the kernel's own timers.
-fn check_compares(
-    policy: &PolicyName,
-    settings: &Settings,
-    compiled: &Compiled,
-) -> Result<(), EngineError> {
-    if compares(settings, compiled) {
-        return Ok(());
-    }
-    refused(&format!(
-        "policy {policy} has nothing to compare, because none of its timers is applied: it sets \
-         none (mode = \"advise\" does not apply any), they are not learnt yet, or its guard holds \
-         them back"
-    ))
 }
 
 /// Whether connections with these settings have timers of their own.

@@ -238,7 +238,7 @@ impl Engine {
                 summary, unsaved, ..
             }) => {
                 notes.extend(unsaved);
-                notes.extend(self.deciding.experiments.take_notes());
+                notes.append(&mut self.deciding.experiments.notes);
                 let followed = self.follow_attach(cause);
                 notes.extend(followed.err().map(|e| format!("[agent] attach: {e}")));
                 Ok(ChangeAnswer {

@@ -8,14 +8,18 @@ mod counted;
 mod record;
 mod view;
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    ops::{Deref, DerefMut},
+};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 pub use self::{
     record::Record,
-    view::{merged, number, part, percent, ratio_text},
+    view::{duration, merged, number, part, percent, ratio_text},
 };
 use crate::policy::{Adjustments, PolicyName, Settings};
 
@@ -30,37 +34,21 @@ pub const MOST_ENDED: usize = 256;
 #[serde(transparent)]
 pub struct Experiments(BTreeMap<PolicyName, Record>);
 
+impl Deref for Experiments {
+    type Target = BTreeMap<PolicyName, Record>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Experiments {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
 impl Experiments {
-    /// Whether there is no experiment.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The experiment of a policy.
-    pub fn get(&self, policy: &PolicyName) -> Option<&Record> {
-        self.0.get(policy)
-    }
-
-    /// All experiments, by policy.
-    pub fn iter(&self) -> impl Iterator<Item = (&PolicyName, &Record)> {
-        self.0.iter()
-    }
-
-    /// Adds an experiment, and returns the policy's previous one.
-    pub fn insert(&mut self, policy: PolicyName, record: Record) -> Option<Record> {
-        self.0.insert(policy, record)
-    }
-
-    /// Removes the experiment of a policy, and returns it.
-    pub fn remove(&mut self, policy: &PolicyName) -> Option<Record> {
-        self.0.remove(policy)
-    }
-
-    /// The experiment of a policy, mutably.
-    pub fn get_mut(&mut self, policy: &PolicyName) -> Option<&mut Record> {
-        self.0.get_mut(policy)
-    }
-
     /// Policies whose experiments are counting.
     pub fn counting(&self) -> impl Iterator<Item = &PolicyName> {
         let counting = self.0.iter().filter(|(_, record)| record.is_counting());

@@ -1,13 +1,13 @@
 //! One experiment, in the form that survives restarts.
 
-use rto_model::tune::experiment::{Arms, Design, DesignError, Event, Experiment, Unit};
+use rto_model::tune::experiment::{Arms, Design, DesignError, Event, Experiment, State, Unit};
 use serde::{Deserialize, Serialize};
 
 use super::counted::{Counted, increments};
 use crate::{
     datapath::ArmStatistics,
     policy::{ControlArm, Share},
-    wire::{experiments::State, histogram::HistogramView, types::Caller},
+    wire::{histogram::HistogramView, types::Caller},
 };
 
 /// How long after a change of the arms counting begins, milliseconds. Attempts that were in
@@ -79,7 +79,7 @@ impl Record {
 
     /// The state of the experiment.
     pub fn state(&self) -> State {
-        self.experiment.verdict().into()
+        self.experiment.state()
     }
 
     /// Whether the experiment is counting.

@@ -1,10 +1,7 @@
 use std::time::Duration;
 
 use rto_agent_common::Statistics;
-use rto_model::tune::{
-    evidence,
-    experiment::{Arms, Design, Event, Outcome, Ramp, Unit, Verdict},
-};
+use rto_model::tune::experiment::{Arms, Design, Event, Outcome, Ramp, Unit, Verdict};
 
 use super::*;
 use crate::{
@@ -28,16 +25,13 @@ fn settings(ms: u64) -> Settings {
 }
 
 fn design(unit: Unit, shares: &[f64]) -> Design {
-    let shares = shares
-        .iter()
-        .map(|share| evidence::Probability::try_from(*share).unwrap());
     Design {
         policy: "near".to_owned(),
         settings: digest(&settings(100)),
         identity: "near".to_owned(),
         seed: 7,
         unit,
-        ramp: Ramp::try_from(shares.collect::<Vec<_>>()).unwrap(),
+        ramp: Ramp::try_from(shares.to_vec()).unwrap(),
         duration_s: 7 * DAY_MS / 1000,
         promote: false,
     }

@@ -205,16 +205,11 @@ pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> Exp
         },
         next: Vec::new(),
         result: experiment.result(),
-        state: experiment.verdict().into(),
+        state: experiment.state(),
         gain_proven: experiment.is_gain_proven(),
         share: experiment.share(),
         unit: design.unit,
-        ramp: design
-            .ramp
-            .shares()
-            .iter()
-            .map(|share| share.get())
-            .collect(),
+        ramp: design.ramp.clone().into(),
         step: experiment.step() + 1,
         promote: design.promote,
         name: design.identity.clone(),
@@ -224,7 +219,7 @@ pub fn merged(experiment: &Experiment, connect_time: Arms<HistogramView>) -> Exp
         duration_s: design.duration_s,
         elapsed_s: experiment.elapsed_ms() / 1000,
         ended_s: None,
-        notes: notes(design.unit),
+        notes: vec![note(design.unit).to_owned()],
         counts: experiment.counts(),
         shares: experiment.results().collect(),
         evidence: experiment.assess(),
@@ -291,18 +286,17 @@ fn verdict_text(verdict: Verdict) -> String {
     }
 }
 
-fn notes(unit: Unit) -> Vec<String> {
-    let text = match unit {
+/// How to read the counts.
+const fn note(unit: Unit) -> &'static str {
+    match unit {
         Unit::Connection => {
-            "a connect counts as bad until it is established; after 500 ms it \
-                             stays bad"
+            "a connect counts as bad until it is established; after 500 ms it stays bad"
         }
         Unit::Peer => {
             "no verdict: peers are randomised, but connections are counted, and the connections of \
              a peer are not independent"
         }
-    };
-    vec![text.to_owned()]
+    }
 }
 
 /// The e-values by name; empty if peers are drawn.
@@ -326,7 +320,8 @@ pub fn percent(share: f64) -> String {
 }
 
 /// "2h 10m".
-fn duration(seconds: u64) -> String {
+#[must_use]
+pub fn duration(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
 }
 

@@ -9,10 +9,14 @@ use std::{collections::BTreeMap, time::Duration};
 use rto_agent_common::brake::Brake;
 use rto_model::tune::tuner::{Cause, Transition};
 
-use self::{policy::PolicyTuning, spec::Spec};
+use self::{
+    policy::{PolicyTuning, TimerId},
+    spec::Spec,
+};
 use crate::{
     datapath::ArmStatistics,
     policy::{Adjustment, Adjustments, HostFacts, PolicyName, Settings},
+    wire::{events::TunedEvent, tune::TuneAction},
 };
 
 mod policy;
@@ -22,9 +26,16 @@ mod stored;
 mod view;
 
 pub use self::{
-    policy::{Due, TimerId},
-    stored::{Kept, Moment, Restored, Stored},
+    policy::Due,
+    stored::{Moment, Stored},
 };
+
+/// How often counters are read on which decisions depend, milliseconds. Shorter in the engine's
+/// tests.
+pub const TICK_MS: u64 = if cfg!(test) { 20 } else { 1000 };
+/// How often counters are read that are only reported, milliseconds: the daemon wakes as often as
+/// for a health check.
+const RARELY_MS: u64 = 5000;
 
 /// Settings of policies, by name.
 pub type Policies<'a> = BTreeMap<&'a PolicyName, &'a Settings>;
@@ -37,35 +48,13 @@ pub struct Tuning {
     has_changed: bool,
 }
 
-/// A transition of a policy's timer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Told {
-    /// The policy.
-    pub policy: PolicyName,
-    /// Which timer of the policy.
-    pub timer: TimerId,
-    /// What happened.
-    pub transition: Transition,
-}
-
-impl Told {
-    /// Whether an operator should look at the transition.
-    #[must_use]
-    pub fn is_warning(&self) -> bool {
-        let Transition { from, to, .. } = self.transition;
-        to.is_braked() && from != to || self.transition.cause == Cause::HarmProven
-    }
-}
-
 impl Tuning {
     /// How often counters must be read; `None` if no policy is watched.
     #[must_use]
-    pub fn pace(&self) -> Option<Pace> {
-        if self.policies.values().any(PolicyTuning::acts) {
-            Some(Pace::EachSecond)
-        } else {
-            (!self.policies.is_empty()).then_some(Pace::Rarely)
-        }
+    pub fn interval(&self) -> Option<Duration> {
+        let acts = self.policies.values().map(PolicyTuning::acts).max()?;
+        let interval_ms = if acts { TICK_MS } else { RARELY_MS };
+        Some(Duration::from_millis(interval_ms))
     }
 
     /// Adds the decisions about these policies, including policies that are not followed yet.
@@ -110,112 +99,71 @@ impl Tuning {
         due.filter(|(_, due)| *due != Due::Nothing)
     }
 
-    /// Whether the program has changed a policy's brakes since they were last read.
-    pub fn has_other_brakes(&self, name: &PolicyName, brakes: &[Brake; 2]) -> bool {
-        let policy = self.policies.get(name);
-        policy.is_some_and(|policy| policy.has_other_brakes(brakes))
-    }
-
     /// Reads the counters of a policy, and decides.
     pub fn step(
         &mut self,
-        now_ms: u64,
+        now: Moment,
         name: &PolicyName,
         statistics: &ArmStatistics,
         brakes: [Brake; 2],
-    ) -> Vec<Told> {
-        self.decide(name, |policy| policy.step(now_ms, statistics, brakes))
+    ) -> Vec<TunedEvent> {
+        self.decide(now, name, |policy| {
+            policy.step(now.tuner_ms, statistics, brakes)
+        })
     }
 
     /// An experiment has proven harm: freezes the policy's initial RTOs that are in force.
-    pub fn harm_proven(&mut self, now_ms: u64, name: &PolicyName) -> Vec<Told> {
-        self.decide(name, |policy| {
+    pub fn harm_proven(&mut self, now: Moment, name: &PolicyName) -> Vec<TunedEvent> {
+        self.decide(now, name, |policy| {
             policy.each(|id, timer| {
                 let is_meant = id != TimerId::RtoMin && timer.is_in_force();
-                is_meant.then(|| timer.tuner.freeze(now_ms, Cause::HarmProven))?
+                is_meant.then(|| timer.tuner.freeze(now.tuner_ms, Cause::HarmProven))?
             })
         })
     }
 
-    /// Uses the kernel's own timers until [`Tuning::resume`]. `None` if no timer can be frozen.
-    pub fn freeze(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
-        self.acting(name)?;
-        Some(self.decide(name, |policy| {
-            policy.each(|_, timer| timer.tuner.freeze(now_ms, Cause::Operator))
-        }))
-    }
-
-    /// Ends [`Tuning::freeze`]. `None` if no timer can be frozen.
-    pub fn resume(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
-        self.acting(name)?;
-        Some(self.decide(name, |policy| {
-            policy.each(|_, timer| timer.tuner.resume(now_ms))
-        }))
-    }
-
-    /// Forgets what a policy has learnt. `None` if the policy is not watched.
-    pub fn reset(&mut self, now_ms: u64, name: &PolicyName) -> Option<Vec<Told>> {
-        self.policies.get(name)?;
-        Some(self.decide(name, |policy| policy.reset(now_ms)))
-    }
-
-    fn acting(&self, name: &PolicyName) -> Option<()> {
-        self.policies.get(name)?.acts().then_some(())
+    /// Follows an operator's request. `None` if the policy has no timer that it concerns: a timer
+    /// that is only watched can be reset, but not frozen.
+    pub fn act(
+        &mut self,
+        now: Moment,
+        name: &PolicyName,
+        action: TuneAction,
+    ) -> Option<Vec<TunedEvent>> {
+        let acts = self.policies.get(name)?.acts();
+        let now_ms = now.tuner_ms;
+        (acts || action == TuneAction::Reset).then(|| {
+            self.decide(now, name, |policy| match action {
+                TuneAction::Freeze => {
+                    policy.each(|_, timer| timer.tuner.freeze(now_ms, Cause::Operator))
+                }
+                TuneAction::Resume => policy.each(|_, timer| timer.tuner.resume(now_ms)),
+                TuneAction::Reset => policy.reset(now_ms),
+            })
+        })
     }
 
     fn decide(
         &mut self,
+        now: Moment,
         name: &PolicyName,
         decide: impl FnOnce(&mut PolicyTuning) -> Vec<(TimerId, Transition)>,
-    ) -> Vec<Told> {
-        let Some(policy) = self.policies.get_mut(name) else {
-            return Vec::new();
-        };
-        let transitions = decide(policy);
+    ) -> Vec<TunedEvent> {
+        let transitions = self.policies.get_mut(name).map(decide).unwrap_or_default();
         self.has_changed |= !transitions.is_empty();
-        told(name, transitions)
+        let events = transitions
+            .into_iter()
+            .map(|(timer, transition)| TunedEvent {
+                policy: name.clone(),
+                transition: timer.transition(transition, now),
+            });
+        events.collect()
     }
 
     /// Whether a value is in force that the program drops at the end of its lease.
     #[must_use]
     pub fn is_leased(&self) -> bool {
         self.policies.values().any(PolicyTuning::is_leased)
-    }
-}
-
-fn told(name: &PolicyName, transitions: Vec<(TimerId, Transition)>) -> Vec<Told> {
-    let told = transitions.into_iter().map(|(timer, transition)| Told {
-        policy: name.clone(),
-        timer,
-        transition,
-    });
-    told.collect()
-}
-
-/// How often counters are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pace {
-    /// Decisions depend on them.
-    EachSecond,
-    /// They are only reported: the daemon wakes as often as for a health check.
-    Rarely,
-}
-
-impl Pace {
-    /// The interval between two readings.
-    #[must_use]
-    pub const fn interval(self) -> Duration {
-        match self {
-            // Shortened for the engine's tests.
-            Self::EachSecond if cfg!(test) => Duration::from_millis(20),
-            Self::EachSecond => Duration::from_secs(1),
-            Self::Rarely => Duration::from_secs(5),
-        }
-    }
-
-    /// The interval, milliseconds.
-    fn interval_ms(self) -> u64 {
-        u64::try_from(self.interval().as_millis()).unwrap_or(u64::MAX)
     }
 }
 

@@ -10,7 +10,7 @@ use rto_model::tune::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Pace,
+    RARELY_MS, TICK_MS,
     reading::Reading,
     spec::{Spec, TimerSpec},
 };
@@ -35,7 +35,10 @@ pub enum Due {
     /// The brakes, and the counters if the brakes have changed. Brakes are 32 bytes; counters and
     /// histograms are 7 kB for each arm and CPU. Both include what is urgent: retransmissions and
     /// spurious ones.
-    Brakes,
+    Brakes {
+        /// The brakes as last read, active and passive.
+        known: [Brake; 2],
+    },
     /// The brakes and the counters.
     Counters,
 }
@@ -43,7 +46,7 @@ pub enum Due {
 /// A timer of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum TimerId {
+pub(super) enum TimerId {
     /// The initial RTO of connections that this host opens.
     Active,
     /// The SYN-ACK RTO of accepted connections.
@@ -54,8 +57,7 @@ pub enum TimerId {
 
 impl TimerId {
     /// The setting's name in the configuration.
-    #[must_use]
-    pub const fn setting(self) -> &'static str {
+    pub(super) const fn setting(self) -> &'static str {
         match self {
             Self::Active | Self::Passive => "initial_rto",
             Self::RtoMin => "rto_min",
@@ -63,8 +65,7 @@ impl TimerId {
     }
 
     /// The direction of the connections that use the timer.
-    #[must_use]
-    pub const fn direction(self) -> &'static str {
+    pub(super) const fn direction(self) -> &'static str {
         match self {
             Self::Active => "active",
             Self::Passive => "passive",
@@ -168,9 +169,15 @@ impl TimerState {
         self.budget = budget::for_peak(self.tuner.peak_per_s());
     }
 
-    fn step(&mut self, now_ms: u64, id: TimerId, reading: Reading, brake: Option<Brake>) -> Step {
+    /// Evaluates a reading. Returns whether the counters have grown, and the decision.
+    fn step(
+        &mut self,
+        now_ms: u64,
+        id: TimerId,
+        reading: Reading,
+        brake: Option<Brake>,
+    ) -> (bool, Option<Transition>) {
         let earlier = self.reading.replace(reading.clone());
-        let is_first = earlier.is_none();
         let grown = earlier.and_then(|earlier| reading.since(&earlier));
         let grown = grown.unwrap_or_default();
         let has_grown = grown != Reading::default();
@@ -193,11 +200,7 @@ impl TimerState {
         };
         let transition = self.tuner.step(now_ms, &growth);
         self.note_budget();
-        Step {
-            is_busy: is_first || has_grown,
-            has_grown,
-            transition,
-        }
+        (has_grown, transition)
     }
 
     /// Computes what the program's brakes would have spent, if the value is not set.
@@ -267,26 +270,21 @@ impl TimerState {
     }
 }
 
-/// The result of a reading.
-struct Step {
-    is_busy: bool,
-    has_grown: bool,
-    transition: Option<Transition>,
-}
-
 impl PolicyTuning {
     /// Resumes from a stored state. Timers follow the current settings.
-    pub(super) fn new(spec: Spec, state: State) -> Self {
-        let mut policy = Self {
+    pub(super) fn new(spec: Spec, mut state: State) -> Self {
+        let mut former = std::mem::take(&mut state.timers);
+        let timers = spec.timers.iter();
+        let timers = timers.map(|(id, spec)| (*id, TimerState::following(former.remove(id), spec)));
+        state.timers = timers.collect();
+        Self {
             spec,
             state,
             brakes: Default::default(),
             read_ms: None,
             is_busy: true,
             has_grown: false,
-        };
-        policy.follow();
-        policy
+        }
     }
 
     /// Follows new settings of a policy. An unknown policy starts without a state.
@@ -294,20 +292,11 @@ impl PolicyTuning {
         match known {
             None => Self::new(spec, State::default()),
             Some(known) if known.spec == spec => known,
-            Some(mut known) => {
-                known.spec = spec;
-                known.follow();
-                known
-            }
+            Some(known) => Self {
+                has_grown: known.has_grown,
+                ..Self::new(spec, known.state)
+            },
         }
-    }
-
-    /// Updates the timers to the settings.
-    fn follow(&mut self) {
-        let mut former = std::mem::take(&mut self.state.timers);
-        let timers = self.spec.timers.iter();
-        let timers = timers.map(|(id, spec)| (*id, TimerState::following(former.remove(id), spec)));
-        self.state.timers = timers.collect();
     }
 
     /// The maps were re-created: their counts are unrelated to earlier readings.
@@ -325,28 +314,22 @@ impl PolicyTuning {
         };
         let since_ms = now_ms.saturating_sub(read_ms);
         if !self.acts() {
-            return match since_ms >= Pace::Rarely.interval_ms() {
+            return match since_ms >= RARELY_MS {
                 true => Due::Counters,
                 false => Due::Nothing,
             };
         }
-        let tick_ms = Pace::EachSecond.interval_ms();
         // Idle policies take turns, so that each tick reads a part of them.
-        let is_turn = (now_ms / tick_ms) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
-        match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * tick_ms {
+        let is_turn = (now_ms / TICK_MS) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
+        match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * TICK_MS {
             true => Due::Counters,
-            false => Due::Brakes,
+            false => Due::Brakes { known: self.brakes },
         }
     }
 
     /// Whether decisions depend on its counters, which are then read each second.
     pub(super) fn acts(&self) -> bool {
         self.state.timers.values().any(TimerState::acts)
-    }
-
-    /// Whether the program has changed the brakes since they were last read.
-    pub(super) fn has_other_brakes(&self, brakes: &[Brake; 2]) -> bool {
-        self.brakes != *brakes
     }
 
     /// Reads the counters, and decides.
@@ -367,10 +350,12 @@ impl PolicyTuning {
                 TimerId::Passive => Some(brakes[1]),
                 TimerId::RtoMin => None,
             };
-            let step = timer.step(now_ms, *id, Reading::of(statistics, *id), brake);
-            self.has_grown |= step.has_grown;
-            self.is_busy |= step.is_busy || step.transition.is_some();
-            all.extend(step.transition.map(|one| (*id, one)));
+            let is_first = timer.reading.is_none();
+            let reading = Reading::of(statistics, *id);
+            let (has_grown, transition) = timer.step(now_ms, *id, reading, brake);
+            self.has_grown |= has_grown;
+            self.is_busy |= is_first || has_grown || transition.is_some();
+            all.extend(transition.map(|one| (*id, one)));
         }
         self.noted(all)
     }

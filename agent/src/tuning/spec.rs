@@ -38,14 +38,14 @@ impl Spec {
         };
         // A value at least as long as the kernel's own needs no guard.
         let guard = settings.guard();
-        let guarded = |jiffies: u64| TimerSpec {
-            law: law::Settings::new(hz),
-            configured: Some(jiffies),
-            is_set: guard == Guard::On,
-        };
         let guarded = |jiffies: Option<u64>| {
             let jiffies = jiffies.filter(|_| guard != Guard::Off)?;
-            (jiffies < law::Settings::new(hz).largest()).then(|| guarded(jiffies))
+            let law = law::Settings::new(hz);
+            (jiffies < law.largest()).then_some(TimerSpec {
+                law,
+                configured: Some(jiffies),
+                is_set: guard == Guard::On,
+            })
         };
         let auto = settings
             .auto_initial_rto()

@@ -3,19 +3,19 @@
 //! The tuner's clock follows CLOCK_BOOTTIME until a reboot; over a reboot it follows the wall
 //! clock.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use rto_model::tune::{history::HOUR_MS, tuner::Growth};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Policies, Told, Tuning,
+    Policies, Tuning,
     policy::{PolicyTuning, State},
-    told,
+    spec::Spec,
 };
 use crate::{
     policy::{HostFacts, PolicyName},
-    tuning::spec::Spec,
+    wire::events::TunedEvent,
 };
 
 /// Most hours of path RTTs and ACK delays that all timers together remember. With the maximum
@@ -39,46 +39,25 @@ pub struct Moment {
 }
 
 /// The stored form of the state.
-#[derive(Serialize)]
-pub struct Kept<'a> {
-    boot_id: &'a str,
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Stored<'a> {
+    boot_id: Cow<'a, str>,
     at: Moment,
-    policies: BTreeMap<&'a PolicyName, &'a State>,
+    policies: BTreeMap<PolicyName, Cow<'a, State>>,
 }
 
-/// [`Kept`], as it is read.
-#[derive(Deserialize)]
-pub struct Stored {
-    boot_id: String,
-    at: Moment,
-    policies: BTreeMap<PolicyName, State>,
-}
-
-/// The state of an earlier run.
-#[derive(Debug, Default)]
-pub struct Restored {
-    policies: BTreeMap<PolicyName, State>,
-    at: Moment,
-    is_same_boot: bool,
-}
-
-impl Restored {
-    /// The stored state, for a daemon of this boot.
-    #[must_use]
-    pub fn of(stored: Stored, boot_id: &str) -> Self {
-        Self {
-            policies: stored.policies,
-            at: stored.at,
-            // Without a boot ID it must be assumed that the host was rebooted.
-            is_same_boot: stored.boot_id == boot_id && !boot_id.is_empty(),
-        }
+impl Stored<'_> {
+    /// Whether it was stored in this boot. Without a boot ID it must be assumed that the host was
+    /// rebooted.
+    fn is_of(&self, boot_id: &str) -> bool {
+        self.boot_id == boot_id && !boot_id.is_empty()
     }
 
     /// The current time of the tuner's clock. It never goes back: if the wall clock was set back,
     /// no time has passed.
     #[must_use]
-    pub fn now_ms(&self, boottime_ms: u64, unix_ms: u64) -> u64 {
-        let passed = match self.is_same_boot {
+    pub fn now_ms(&self, boot_id: &str, boottime_ms: u64, unix_ms: u64) -> u64 {
+        let passed = match self.is_of(boot_id) {
             true => boottime_ms.saturating_sub(self.at.boottime_ms),
             false => unix_ms.saturating_sub(self.at.unix_ms),
         };
@@ -100,29 +79,31 @@ impl Tuning {
     /// Resumes the stored state of these policies; returns the resulting decisions.
     pub fn restore(
         &mut self,
-        mut restored: Restored,
-        now_ms: u64,
+        mut stored: Stored<'_>,
+        boot_id: &str,
+        now: Moment,
         policies: &Policies<'_>,
         host: &HostFacts,
-    ) -> Vec<Told> {
+    ) -> Vec<TunedEvent> {
+        let is_same_boot = stored.is_of(boot_id);
         let mut all = Vec::new();
         for (name, settings) in policies {
-            let Some(spec) = Spec::of(name, settings, host) else {
+            let spec = Spec::of(name, settings, host);
+            let state = stored.policies.remove(*name);
+            let Some((spec, state)) = spec.zip(state) else {
                 continue;
             };
-            let Some(state) = restored.policies.remove(*name) else {
-                continue;
-            };
-            let mut policy = PolicyTuning::new(spec, state);
-            if !restored.is_same_boot {
+            let mut policy = PolicyTuning::new(spec, state.into_owned());
+            if !is_same_boot {
                 policy.begin_again();
             }
-            // Decided before the values are applied, as a value may be older than the memory.
-            let transitions = policy.each(|_, timer| timer.tuner.step(now_ms, &Growth::default()));
-            all.extend(told(name, transitions));
             self.policies.insert((*name).clone(), policy);
+            // Decided before the values are applied, as a value may be older than the memory.
+            let step = |policy: &mut PolicyTuning| {
+                policy.each(|_, timer| timer.tuner.step(now.tuner_ms, &Growth::default()))
+            };
+            all.extend(self.decide(now, name, step));
         }
-        self.has_changed |= !all.is_empty();
         self.follow(policies, host);
         all
     }
@@ -145,13 +126,13 @@ impl Tuning {
 
     /// The state to store.
     #[must_use]
-    pub fn kept<'a>(&'a self, boot_id: &'a str, at: Moment) -> Kept<'a> {
+    pub fn stored<'a>(&'a self, boot_id: &'a str, at: Moment) -> Stored<'a> {
         let policies = self.policies.iter();
-        Kept {
-            boot_id,
+        Stored {
+            boot_id: Cow::Borrowed(boot_id),
             at,
             policies: policies
-                .map(|(name, policy)| (name, &policy.state))
+                .map(|(name, policy)| (name.clone(), Cow::Borrowed(&policy.state)))
                 .collect(),
         }
     }

@@ -13,11 +13,16 @@ struct Bed {
     statistics: ArmStatistics,
     brakes: [Brake; 2],
     now_ms: u64,
-    told: Vec<Told>,
+    told: Vec<TunedEvent>,
 }
 
 fn name() -> PolicyName {
     "near".parse().unwrap()
+}
+
+fn interval_ms(bed: &Bed) -> Option<u64> {
+    let interval = bed.tuning.interval()?;
+    interval.as_millis().try_into().ok()
 }
 
 fn settings(toml: &str) -> Settings {
@@ -58,11 +63,22 @@ impl Bed {
         all.remove(&name).unwrap_or_default()
     }
 
+    fn now(&self) -> Moment {
+        Moment {
+            tuner_ms: self.now_ms,
+            ..Moment::default()
+        }
+    }
+
+    fn act(&mut self, action: TuneAction) -> Option<Vec<TunedEvent>> {
+        self.tuning.act(self.now(), &name(), action)
+    }
+
     fn step(&mut self) {
         self.now_ms += 1000;
         let told = self
             .tuning
-            .step(self.now_ms, &name(), &self.statistics, self.brakes);
+            .step(self.now(), &name(), &self.statistics, self.brakes);
         self.told.extend(told);
     }
 
@@ -111,7 +127,10 @@ impl Bed {
     }
 
     fn causes(&self) -> Vec<&str> {
-        let causes = self.told.iter().map(|told| told.transition.cause.name());
+        let causes = self
+            .told
+            .iter()
+            .map(|told| told.transition.transition.cause.name());
         causes.collect()
     }
 
@@ -133,17 +152,18 @@ impl Bed {
             boottime_ms: 5_000,
             unix_ms: self.now_ms,
         };
-        let text = serde_json::to_string(&self.tuning.kept("boot", at)).unwrap();
+        let text = serde_json::to_string(&self.tuning.stored("boot", at)).unwrap();
         let boot = if same_boot { "boot" } else { "next" };
-        let restored = Restored::of(serde_json::from_str(&text).unwrap(), boot);
+        let stored: Stored<'_> = serde_json::from_str(&text).unwrap();
         self.now_ms = match same_boot {
-            true => restored.now_ms(5_000 + later_ms, 0),
-            false => restored.now_ms(1, at.unix_ms + later_ms),
+            true => stored.now_ms(boot, 5_000 + later_ms, 0),
+            false => stored.now_ms(boot, 1, at.unix_ms + later_ms),
         };
         let name = name();
         let policies = BTreeMap::from([(&name, &self.settings)]);
+        let now = self.now();
         self.tuning = Tuning::default();
-        let told = self.tuning.restore(restored, self.now_ms, &policies, &HOST);
+        let told = self.tuning.restore(stored, boot, now, &policies, &HOST);
         self.told.extend(told);
     }
 }
@@ -164,7 +184,7 @@ fn settled() -> Bed {
 #[test]
 fn a_value_after_three_hundred_samples() {
     let mut bed = Bed::new(AUTO);
-    assert_eq!(bed.tuning.pace(), Some(Pace::EachSecond));
+    assert_eq!(interval_ms(&bed), Some(TICK_MS));
     bed.run(5, 9_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert!(!bed.tuning.is_leased());
@@ -180,7 +200,7 @@ fn a_value_after_three_hundred_samples() {
     assert_eq!(adjustment.passive, crate::policy::InitialRto::default());
     assert!(bed.tuning.is_leased());
     assert_eq!(bed.causes(), ["enough-samples"]);
-    assert!(!bed.told[0].is_warning());
+    assert!(!bed.told[0].transition.is_warning());
     bed.run(60, 9_000, 50);
     assert_eq!(bed.value_ms(), Some(32));
     assert_eq!(bed.adjustment().active.epoch, 1);
@@ -193,15 +213,15 @@ fn longer_path_raises_the_value_once_or_blows_the_fuse() {
     bed.run(2, 140_000, 6);
     assert_eq!(bed.causes(), ["want-higher"]);
     assert!(bed.value_ms().is_some_and(|ms| ms >= 280), "{:?}", bed.told);
-    assert!(!bed.told[0].is_warning());
+    assert!(!bed.told[0].transition.is_warning());
     bed.run(60, 140_000, 50);
     assert_eq!(bed.causes().len(), 1);
     let mut busy = settled();
     busy.run(1, 140_000, 50);
     assert_eq!((busy.causes(), busy.value_ms()), (vec!["fuse"], None));
-    let counts = busy.told[0].transition.evidence.counts;
+    let counts = busy.told[0].transition.transition.evidence.counts;
     assert_eq!(counts.spurious, 50);
-    assert!(busy.told[0].is_warning() && !busy.tuning.is_leased());
+    assert!(busy.told[0].transition.is_warning() && !busy.tuning.is_leased());
     // Later transitions do not replace the alarm's evidence.
     busy.run(600, 140_000, 50);
     assert_eq!(busy.causes(), ["fuse", "hold-over"]);
@@ -218,7 +238,7 @@ fn a_spent_budget_is_told_and_ends_by_itself() {
     bed.brakes[0].budget = 0;
     bed.run(1, 9_000, 50);
     assert_eq!(bed.causes(), ["budget", "budget-refilled"]);
-    assert!(bed.told[0].is_warning() && !bed.told[1].is_warning());
+    assert!(bed.told[0].transition.is_warning() && !bed.told[1].transition.is_warning());
 }
 
 #[test]
@@ -309,13 +329,14 @@ fn a_time_of_day_that_went_back_is_no_time() {
         boottime_ms: 1,
         unix_ms: 9_000_000,
     };
-    let text = serde_json::to_string(&Tuning::default().kept("boot", at)).unwrap();
-    let next = Restored::of(serde_json::from_str(&text).unwrap(), "next");
-    assert_eq!(next.now_ms(77, 1_000), 2_000_000);
-    assert_eq!(next.now_ms(77, 9_000_500), 2_000_500);
+    let tuning = Tuning::default();
+    let stored = tuning.stored("boot", at);
+    assert_eq!(stored.now_ms("next", 77, 1_000), 2_000_000);
+    assert_eq!(stored.now_ms("next", 77, 9_000_500), 2_000_500);
+    assert_eq!(stored.now_ms("boot", 501, 0), 2_000_500);
     // An empty boot ID counts as another boot.
-    let same = Restored::of(serde_json::from_str(&text).unwrap(), "boot");
-    assert_eq!(same.now_ms(501, 0), 2_000_500);
+    let unknown = tuning.stored("", at);
+    assert_eq!(unknown.now_ms("", 501, 9_000_500), 2_000_500);
 }
 
 #[test]
@@ -337,7 +358,7 @@ fn advice_sets_nothing() {
 #[test]
 fn guarded_value_is_off_while_a_brake_holds() {
     let mut bed = Bed::new(GUARDED);
-    assert_eq!(bed.tuning.pace(), Some(Pace::EachSecond));
+    assert_eq!(interval_ms(&bed), Some(TICK_MS));
     bed.run(700, 9_000, 50);
     let adjustment = bed.adjustment();
     assert_eq!(adjustment.active.timer, Timer::Configured);
@@ -364,9 +385,9 @@ fn proven_harm_freezes_what_is_in_force() {
         ("initial_rto = '24ms'", Timer::Configured),
     ] {
         let mut bed = Bed::new(toml);
-        let told = bed.tuning.harm_proven(bed.now_ms, &name());
+        let told = bed.tuning.harm_proven(bed.now(), &name());
         assert_eq!(told.is_empty(), after == Timer::Configured);
-        assert!(told.iter().all(Told::is_warning));
+        assert!(told.iter().all(|told| told.transition.is_warning()));
         bed.run(1_000, 9_000, 50);
         assert_eq!(bed.active(), after);
     }
@@ -375,11 +396,11 @@ fn proven_harm_freezes_what_is_in_force() {
 #[test]
 fn a_warning_sets_nothing() {
     let mut bed = Bed::new("initial_rto = '24ms'");
-    assert_eq!(bed.tuning.pace(), Some(Pace::Rarely));
+    assert_eq!(interval_ms(&bed), Some(RARELY_MS));
     bed.run(300, 140_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert_eq!(bed.causes(), ["fuse"]);
-    assert!(bed.tuning.freeze(bed.now_ms, &name()).is_none());
+    assert!(bed.act(TuneAction::Freeze).is_none());
     // More retransmissions than the budget allows: the program would have held them back.
     let mut bed = Bed::new("initial_rto = '24ms'");
     bed.statistics.treated[0].counters.handshake_retransmissions += 60;
@@ -405,7 +426,7 @@ fn other_settings_are_followed_before_they_are_in_force() {
     assert_eq!(bed.adjustment(), previewed);
     bed.follow("delack_max = '20ms'");
     assert_eq!(
-        (bed.adjustment(), bed.tuning.pace()),
+        (bed.adjustment(), bed.tuning.interval()),
         (Adjustment::default(), None)
     );
 }
@@ -454,29 +475,31 @@ fn rto_min_learns_from_the_control_arm() {
 #[test]
 fn an_operator_freezes_resumes_and_resets() {
     let mut bed = settled();
-    let told = bed.tuning.freeze(bed.now_ms, &name()).unwrap();
+    let told = bed.act(TuneAction::Freeze).unwrap();
     assert_eq!(told.len(), 2);
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert!(bed.tuning.has_changed());
     bed.tuning.was_stored();
     bed.run(100, 9_000, 50);
     assert_eq!(bed.value_ms(), None);
-    assert!(bed.tuning.resume(bed.now_ms, &name()).is_some());
+    assert!(bed.act(TuneAction::Resume).is_some());
     assert_eq!(bed.value_ms(), Some(28));
     let epoch = bed.adjustment().active.epoch;
-    assert!(bed.tuning.reset(bed.now_ms, &name()).is_some());
+    assert!(bed.act(TuneAction::Reset).is_some());
     bed.run(5, 9_000, 50);
     assert_eq!(bed.value_ms(), None);
     bed.run(1, 9_000, 50);
     assert!(bed.adjustment().active.epoch > epoch);
-    assert!(bed.tuning.reset(0, &"other".parse().unwrap()).is_none());
+    let other = "other".parse().unwrap();
+    let reset = bed.tuning.act(bed.now(), &other, TuneAction::Reset);
+    assert!(reset.is_none());
 }
 
 #[test]
 fn another_configured_value_ends_a_hold() {
     let frozen = |toml: &str| {
         let mut bed = Bed::new(toml);
-        bed.tuning.freeze(bed.now_ms, &name()).unwrap();
+        bed.act(TuneAction::Freeze).unwrap();
         bed
     };
     let timers = |of: Adjustment| [of.active.timer, of.passive.timer];
@@ -493,36 +516,33 @@ fn another_configured_value_ends_a_hold() {
 
 #[test]
 fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
-    let tick_ms = Pace::EachSecond.interval_ms();
     let mut bed = Bed::new(GUARDED);
     let due = |bed: &Bed| {
         let due = bed.tuning.due(bed.now_ms);
         due.map(|(_, due)| due).next().unwrap()
     };
     let step = |bed: &mut Bed| {
+        let now = bed.now();
         let tuning = &mut bed.tuning;
-        tuning.step(bed.now_ms, &name(), &bed.statistics, bed.brakes);
+        tuning.step(now, &name(), &bed.statistics, bed.brakes);
     };
     step(&mut bed);
     let mut read = 0;
     for _ in 0..100 {
-        bed.now_ms += tick_ms;
+        bed.now_ms += TICK_MS;
         if due(&bed) == Due::Counters {
             step(&mut bed);
             read += 1;
         } else {
-            assert_eq!(due(&bed), Due::Brakes);
+            assert_eq!(due(&bed), Due::Brakes { known: bed.brakes });
         }
     }
     assert_eq!(read, 20);
-    assert!(!bed.tuning.has_other_brakes(&name(), &bed.brakes));
-    bed.brakes[0].spurious = 1;
-    assert!(bed.tuning.has_other_brakes(&name(), &bed.brakes));
     // The counters of a busy policy are read in each tick.
     for _ in 0..10 {
         bed.statistics.treated[0].counters.untimed += 1;
         step(&mut bed);
-        bed.now_ms += tick_ms;
+        bed.now_ms += TICK_MS;
         assert_eq!(due(&bed), Due::Counters);
     }
 }
@@ -575,7 +595,7 @@ fn the_largest_state_fits_in_its_file() {
         bed.step();
     }
     assert_eq!(bed.tuning.limit_memory(), None);
-    let kept = serde_json::to_string(&bed.tuning.kept("boot", Moment::default())).unwrap();
+    let kept = serde_json::to_string(&bed.tuning.stored("boot", Moment::default())).unwrap();
     let most = u64::from(rto_agent_common::MAX_POLICIES) * kept.len() as u64;
     assert!(most < crate::engine::MAX_STATE_FILE, "{most}");
 }

@@ -6,7 +6,7 @@ use rto_agent_common::brake::Brake;
 use rto_model::tune::tuner::{Next, Transition};
 
 use super::{
-    Told, Tuning,
+    Tuning,
     policy::{PolicyTuning, TimerId, TimerState, parts},
     stored::Moment,
 };
@@ -58,11 +58,14 @@ impl Moment {
     }
 }
 
-impl Told {
-    /// The view of the transition.
-    #[must_use]
-    pub fn view(&self, now: Moment) -> TransitionView {
-        transition(self.timer, self.transition, now)
+impl TimerId {
+    /// The view of a transition of the timer.
+    pub(super) fn transition(self, transition: Transition, now: Moment) -> TransitionView {
+        TransitionView {
+            setting: self.setting().to_owned(),
+            direction: self.direction().to_owned(),
+            transition: now.transition(transition),
+        }
     }
 }
 
@@ -70,16 +73,11 @@ impl PolicyTuning {
     fn view(&self, now: Moment) -> TunedPolicy {
         let timers = self.state.timers.iter();
         let transitions = self.state.transitions.iter();
-        let is_silent = |timer: &TimerState| {
+        let silent = self.state.timers.get(&TimerId::RtoMin).filter(|timer| {
             timer.reading.as_ref().is_some_and(|reading| {
                 reading.samples.count() == 0 && reading.counts.connections >= SILENT
             })
-        };
-        let silent = self
-            .state
-            .timers
-            .get(&TimerId::RtoMin)
-            .filter(|timer| is_silent(timer));
+        });
         let note = silent.map(|_| {
             format!(
                 "rto_min: no ACK delay was sampled in {SILENT} connections of the control arm: \
@@ -91,7 +89,7 @@ impl PolicyTuning {
             since_ms: self.state.since_ms.map(|at_ms| now.unix(at_ms)),
             timers: timers.map(|(id, timer)| timer.view(*id, now)).collect(),
             transitions: transitions
-                .map(|(id, one)| transition(*id, *one, now))
+                .map(|(id, one)| id.transition(*one, now))
                 .collect(),
             notes: note.into_iter().collect(),
         }
@@ -140,13 +138,5 @@ impl TimerState {
             budget: self.budget,
             throttled: brake.is_throttled(budget),
         }
-    }
-}
-
-fn transition(id: TimerId, transition: Transition, now: Moment) -> TransitionView {
-    TransitionView {
-        setting: id.setting().to_owned(),
-        direction: id.direction().to_owned(),
-        transition: now.transition(transition),
     }
 }

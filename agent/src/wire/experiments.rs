@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use rto_model::tune::experiment::{
-    Arms, Assessment, Counts, Experiment, ShareResult, Unit, Verdict,
-};
+pub use rto_model::tune::experiment::State;
+use rto_model::tune::experiment::{Arms, Assessment, Counts, Experiment, ShareResult, Unit};
 use serde::{Deserialize, Serialize};
 
 use super::{histogram::HistogramView, types::Caller};
@@ -53,67 +52,6 @@ pub struct ExperimentsAnswer {
     pub at_s: u64,
     /// By policy: running experiments, and the last one of each policy until it is cleared or another is started.
     pub experiments: BTreeMap<PolicyName, ExperimentView>,
-}
-
-/// State of an experiment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum State {
-    /// The experiment is running.
-    Running,
-    /// A gain is proven at all shares; the last share stays, and harm is still judged.
-    GainProven,
-    /// A gain is proven at all shares, and the policy is active as configured.
-    Promoted,
-    /// Harm is proven: no connection is treated.
-    Harm,
-    /// The sizes of the arms do not match the share: no connection is treated.
-    Invalid,
-    /// Its maximum duration has passed and nothing was proven: no connection is treated.
-    Inconclusive,
-    /// Stopped by the operator, or by a change of the policy.
-    Stopped,
-}
-
-impl State {
-    /// All states.
-    pub const ALL: [Self; 7] = [
-        Self::Running,
-        Self::GainProven,
-        Self::Promoted,
-        Self::Harm,
-        Self::Invalid,
-        Self::Inconclusive,
-        Self::Stopped,
-    ];
-
-    /// The name in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::GainProven => "gain-proven",
-            Self::Promoted => "promoted",
-            Self::Harm => "harm",
-            Self::Invalid => "invalid",
-            Self::Inconclusive => "inconclusive",
-            Self::Stopped => "stopped",
-        }
-    }
-}
-
-impl From<Option<Verdict>> for State {
-    fn from(verdict: Option<Verdict>) -> Self {
-        match verdict {
-            None => Self::Running,
-            Some(Verdict::GainProven { promoted: false }) => Self::GainProven,
-            Some(Verdict::GainProven { promoted: true }) => Self::Promoted,
-            Some(Verdict::Harm { .. }) => Self::Harm,
-            Some(Verdict::Invalid) => Self::Invalid,
-            Some(Verdict::Inconclusive) => Self::Inconclusive,
-            Some(Verdict::Stopped) => Self::Stopped,
-        }
-    }
 }
 
 /// An experiment: the result, and the data behind it.

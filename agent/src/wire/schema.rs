@@ -105,11 +105,7 @@ fn document() -> Value {
     route("POST /v1/reload", None, change);
     let tuned = of::<tune::TuneAnswer>(g);
     route("GET /v1/tune", None, tuned.clone());
-    for action in [
-        tune::TuneAction::Freeze,
-        tune::TuneAction::Resume,
-        tune::TuneAction::Reset,
-    ] {
+    for action in tune::TuneAction::ALL {
         route(
             &format!("POST /v1/tune/{}", action.name()),
             Some(of::<tune::TuneRequest>(g)),

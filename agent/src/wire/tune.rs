@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+pub use rto_model::tune::tuner::TimerKind;
 use rto_model::tune::tuner::{Cause, Evidence, Next, State, Transition, Value};
 use serde::{Deserialize, Serialize};
 
@@ -27,16 +28,9 @@ impl TuneAnswer {
         let found = self.policies.get_key_value(policy);
         let policies = found.map(|(name, policy)| (name.clone(), policy.clone()));
         Self {
-            policies: policies.into_iter().collect(),
-            ..self.clone_without_policies()
-        }
-    }
-
-    fn clone_without_policies(&self) -> Self {
-        Self {
             at_ms: self.at_ms,
             not_stored: self.not_stored.clone(),
-            policies: BTreeMap::new(),
+            policies: policies.into_iter().collect(),
         }
     }
 
@@ -147,35 +141,6 @@ pub fn next_text(next: Next, now_ms: u64) -> String {
     }
 }
 
-/// How a timer is treated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum TimerKind {
-    /// The value is learnt and applied.
-    Auto,
-    /// The value is learnt, but not applied (`mode = "advise"`).
-    Advice,
-    /// The value is configured and has brakes (`guard = "on"`).
-    Guarded,
-    /// The value is configured; actions that a brake would take are only reported (`guard =
-    /// "warn"`).
-    Watched,
-}
-
-impl TimerKind {
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Advice => "advice",
-            Self::Guarded => "guarded",
-            Self::Watched => "watched",
-        }
-    }
-}
-
 /// State of the brakes in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -219,6 +184,17 @@ pub struct TransitionView {
     pub transition: Transition,
 }
 
+impl TransitionView {
+    /// Whether an operator should look at the transition.
+    #[must_use]
+    pub fn is_warning(&self) -> bool {
+        let Transition {
+            from, to, cause, ..
+        } = self.transition;
+        to.is_braked() && from != to || cause == Cause::HarmProven
+    }
+}
+
 impl std::fmt::Display for TransitionView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
@@ -250,6 +226,9 @@ pub enum TuneAction {
 }
 
 impl TuneAction {
+    /// All actions.
+    pub const ALL: [Self; 3] = [Self::Freeze, Self::Resume, Self::Reset];
+
     /// The name on the command line and in the path.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -30,8 +30,7 @@ const MOST_TERMS: u32 = 20_000;
 
 /// The probability `p` that a bad attempt is in the treated arm if the timers make no difference:
 /// the share of connections assigned to it, 0.001 to 0.999.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-#[serde(try_from = "f64", into = "f64")]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Probability(f64);
 
 /// A probability at which one arm would be almost empty.
@@ -63,12 +62,6 @@ impl TryFrom<f64> for Probability {
         } else {
             Err(ProbabilityError { share })
         }
-    }
-}
-
-impl From<Probability> for f64 {
-    fn from(share: Probability) -> Self {
-        share.0
     }
 }
 

@@ -120,12 +120,6 @@ impl History {
         }
     }
 
-    /// Drops the recent samples: after a reboot these are no longer recent.
-    pub fn forget_recent(&mut self) {
-        self.recent.clear();
-        self.recent_all = Distribution::default();
-    }
-
     /// Closes the hour that is over.
     fn turn(&mut self, number: u64, share: f64) {
         match self.hours.back_mut() {
@@ -244,7 +238,5 @@ mod tests {
         assert_eq!(slow.recent().count(), 309);
         add(&mut slow, 5_000_002, 7, 1_000);
         assert_eq!(slow.recent().count(), 1_000);
-        slow.forget_recent();
-        assert_eq!(slow.recent().count(), 0);
     }
 }

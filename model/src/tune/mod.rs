@@ -6,6 +6,31 @@
 //!   connections, with [`evidence`] (e-values, and intervals for the ratio of rates). See
 //!   `docs/research/experiments.md`.
 
+/// An enum whose values have names.
+macro_rules! names {
+    ($(#[$doc:meta])* $type:ident { $($(#[$of:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        pub enum $type {
+            $($(#[$of])* #[serde(rename = $name)] $variant,)+
+        }
+
+        impl $type {
+            /// All values.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// Its name in JSON, logs and metrics.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
+}
+
 pub mod budget;
 pub mod evidence;
 pub mod experiment;

@@ -8,14 +8,9 @@ const ERROR: f64 = 0.05;
 /// Beyond it the Poisson bound is used, which is slightly larger.
 const EXACT_TO: f64 = 600.0;
 
-/// How many of `count` samples may lie above a value so that, at 95 %, no more than `share` of all
-/// do; `None` if none may. Fewer samples than [`samples_needed`] are always too few.
-#[must_use]
-pub fn allowed_above(count: u64, share: f64) -> Option<u64> {
-    allowed_with(count, share, ERROR)
-}
-
-/// The same with a different error probability; the Poisson bound always uses 5 %.
+/// How many of `count` samples may lie above a value so that, at this error probability, no more
+/// than `share` of all do; `None` if none may. Fewer samples than [`samples_needed`] are always too
+/// few. The Poisson bound always uses 5 %.
 #[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
 pub(super) fn allowed_with(count: u64, share: f64, error: f64) -> Option<u64> {
     if !(share > 0.0 && share < 1.0) || count < samples_needed(share) {
@@ -60,7 +55,7 @@ fn poisson_allowed(count: u64, share: f64) -> u64 {
 /// %, lie no more than `share` of all, microseconds. `None` with too few samples.
 #[must_use]
 pub fn bounded_quantile_us(times: &Distribution, share: f64) -> Option<u64> {
-    times.exceeded_by(allowed_above(times.count(), share)?)
+    times.exceeded_by(allowed_with(times.count(), share, ERROR)?)
 }
 
 #[cfg(test)]
@@ -68,6 +63,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn allowed_above(count: u64, share: f64) -> Option<u64> {
+        allowed_with(count, share, ERROR)
+    }
 
     /// P(X <= k), with logarithms of factorials: a different method than above.
     fn binomial_cdf(k: u64, n: u64, p: f64) -> f64 {

@@ -31,30 +31,6 @@ const BETWEEN_MS: u64 = 60_000;
 /// slow.
 const AFTER_RAISE_MS: u64 = HOUR_MS;
 
-macro_rules! names {
-    ($(#[$doc:meta])* $type:ident { $($(#[$of:meta])* $variant:ident = $name:literal,)+ }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        pub enum $type {
-            $($(#[$of])* #[serde(rename = $name)] $variant,)+
-        }
-
-        impl $type {
-            /// All values.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            /// Its name in JSON, logs and metrics.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-        }
-    };
-}
-
 names!(
     /// State of a timer.
     State {
@@ -69,6 +45,20 @@ names!(
         BrakedBudget = "braked-budget",
         /// The kernel's own timer until an operator resumes it.
         Frozen = "frozen",
+    }
+);
+
+names!(
+    /// What is done about a timer.
+    TimerKind {
+        /// It is learnt, and set.
+        Auto = "auto",
+        /// It is learnt, and not set (`mode = "advise"`).
+        Advice = "advice",
+        /// It is configured, and has brakes (`guard = "on"`).
+        Guarded = "guarded",
+        /// It is configured, and reported where a brake would act (`guard = "warn"`).
+        Watched = "watched",
     }
 );
 

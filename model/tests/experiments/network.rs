@@ -47,17 +47,13 @@ pub(crate) struct Ended {
 }
 
 pub(crate) fn design(shares: &[f64], duration_s: u64) -> Design {
-    let shares: Vec<_> = shares
-        .iter()
-        .map(|s| Probability::try_from(*s).unwrap())
-        .collect();
     Design {
         policy: "same-region".to_owned(),
         settings: "f00d".to_owned(),
         identity: "a".to_owned(),
         seed: 1,
         unit: Unit::Connection,
-        ramp: Ramp::try_from(shares).unwrap(),
+        ramp: Ramp::try_from(shares.to_vec()).unwrap(),
         duration_s,
         promote: true,
     }

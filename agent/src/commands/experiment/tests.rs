@@ -1,21 +1,17 @@
 use std::fs;
 
-use rto_model::tune::{
-    evidence,
-    experiment::{Arms, Counts, Design, Increments, Ramp, Unit},
-};
+use rto_model::tune::experiment::{Arms, Counts, Design, Increments, Ramp, Unit};
 
 use super::*;
 
 fn counted(host: &str, policy: &str, unit: Unit) -> Counted {
-    let share = evidence::Probability::try_from(0.5).unwrap();
     let design = Design {
         policy: policy.to_owned(),
         settings: "f00d".to_owned(),
         identity: "2026-11".to_owned(),
         seed: host.bytes().map(u32::from).sum(),
         unit,
-        ramp: Ramp::try_from(vec![share]).unwrap(),
+        ramp: Ramp::try_from(vec![0.5]).unwrap(),
         duration_s: 86_400,
         promote: false,
     };

@@ -6,7 +6,7 @@ use rto_model::tune::experiment::{Arms, GAIN, HARM, MISMATCH, Outcome};
 
 use crate::{
     commands::stats::quantile,
-    experiment::{number, part, percent, ratio_text},
+    experiment::{duration, number, part, percent, ratio_text},
     policy::PolicyName,
     printable,
     wire::experiments::{ExperimentAnswer, ExperimentView, ExperimentsAnswer},
@@ -52,8 +52,8 @@ fn one(policy: &PolicyName, view: &ExperimentView) -> String {
         ramp.join(", "),
         view.unit.plural(),
         if view.promote { ", then all" } else { "" },
-        seconds(view.elapsed_s),
-        seconds(view.duration_s),
+        duration(view.elapsed_s),
+        duration(view.duration_s),
     ));
     if view.hosts.len() > 1 {
         let hosts = view.hosts.join(", ");
@@ -110,10 +110,6 @@ fn connect_times(view: &ExperimentView) -> String {
         )
     });
     format!("  connect times: treated {treated}; control {control} (not used for the verdict)\n")
-}
-
-fn seconds(seconds: u64) -> String {
-    humantime::format_duration(Duration::from_secs(seconds)).to_string()
 }
 
 fn time(at_s: u64) -> String {

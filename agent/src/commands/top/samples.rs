@@ -6,7 +6,6 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rto_agent_common::{Statistics, histogram::bucket_of};
 
 use rto_model::tune::{
-    evidence::Probability,
     experiment::{Arms, Counts, Design, Experiment, Increments, Ramp, Unit},
     tuner::{self, Cause, Evidence, Next, State as TunerState, Transition},
 };
@@ -159,7 +158,7 @@ fn experiment(treated: Counts, control: Counts) -> experiments::ExperimentView {
         identity: "region".to_owned(),
         seed: 1,
         unit: Unit::Connection,
-        ramp: Ramp::try_from(vec![Probability::try_from(0.5).unwrap()]).unwrap(),
+        ramp: Ramp::try_from(vec![0.5]).unwrap(),
         duration_s: 86_400,
         promote: false,
     };

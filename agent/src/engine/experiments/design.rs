@@ -2,10 +2,7 @@
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
-use rto_model::tune::{
-    evidence,
-    experiment::{Design, Ramp, Unit},
-};
+use rto_model::tune::experiment::{Design, Ramp, Unit};
 
 use super::refused;
 use crate::{
@@ -71,12 +68,11 @@ pub(super) fn design(
 }
 
 fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
-    let implied: &[f64] = match unit {
-        Unit::Connection => &[0.05, 0.5, 0.95],
-        Unit::Peer => &[0.5],
+    let shares = match (shares, unit) {
+        ([], Unit::Connection) => vec![0.05, 0.5, 0.95],
+        ([], Unit::Peer) => vec![0.5],
+        (shares, _) => shares.iter().map(|share| share.fraction()).collect(),
     };
-    let given: Vec<f64> = shares.iter().copied().map(as_written).collect();
-    let shares = if given.is_empty() { implied } else { &given };
     if shares.len() > MAX_SHARES {
         return refused(&format!("--ramp: at most {MAX_SHARES} shares are possible"));
     }
@@ -86,19 +82,7 @@ fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
             Share::of_ratio(*share)
         ));
     }
-    let shares = shares
-        .iter()
-        .map(|share| evidence::Probability::try_from(*share));
-    let shares = shares.collect::<Result<Vec<_>, _>>();
-    let shares = shares.map_err(|e| EngineError::Refused(format!("--ramp: {e}")))?;
     Ramp::try_from(shares).map_err(|e| EngineError::Refused(format!("--ramp: {e}")))
-}
-
-/// The share as written, 0.05 for "5%": merging hosts requires equal designs, and people read them.
-fn as_written(share: Share) -> f64 {
-    let text = share.to_string();
-    let percent = text.trim_end_matches('%').parse::<f64>();
-    percent.map_or(share.ratio(), |percent| percent / 100.0)
 }
 
 /// A random seed for the hash that draws the arms (hash tables have random keys).

@@ -1,8 +1,9 @@
 //! Experiments in the engine, without a kernel.
 
-use std::fs;
+use std::{fs, time::Instant};
 
 use super::*;
+use crate::engine::document::SAVE_INTERVAL;
 use crate::policy::compile::{compile, tests::HOST};
 
 #[test]
@@ -84,14 +85,14 @@ fn they_are_saved_each_minute_and_what_failed_is_told_and_tried_again() {
         ..AgentConfig::default()
     };
     let mut experiments = RunningExperiments::load(&agent).unwrap();
-    assert!(!experiments.is_save_due() && !experiments.needs_ticks());
-    experiments.saved_at = Instant::now().checked_sub(SAVE_INTERVAL).unwrap();
-    assert!(experiments.is_save_due());
+    assert!(!experiments.document.is_save_due() && !experiments.needs_ticks());
+    experiments.document.saved_at = Instant::now().checked_sub(SAVE_INTERVAL).unwrap();
+    assert!(experiments.document.is_save_due());
     assert_eq!(experiments.problem(), None);
     // A file instead of the directory.
     fs::write(&persistent_dir, "").unwrap();
     experiments.save();
-    assert!(!experiments.is_save_due());
+    assert!(!experiments.document.is_save_due());
     let problem = experiments.problem().unwrap();
     assert!(problem.contains("until it is saved"), "{problem}");
     fs::remove_file(&persistent_dir).unwrap();

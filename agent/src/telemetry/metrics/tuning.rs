@@ -34,7 +34,7 @@ pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
             seconds.push((with(kind), us as f64 / 1e6));
         }
         for state in State::ALL {
-            let is_present = *state == timer.state;
+            let is_present = state == timer.state;
             let state = vec![("state", state.name().to_owned())];
             states.push((with(state), f64::from(u8::from(is_present))));
         }

@@ -159,8 +159,6 @@ fn shares_outside_are_refused() {
     }
     let error = Probability::try_from(1.0).unwrap_err().to_string();
     assert_eq!(error, "a share of 100.0000 % is outside 0.1 % to 99.9 %");
-    assert!(serde_json::from_str::<Probability>("0.05").is_ok());
-    assert!(serde_json::from_str::<Probability>("1.5").is_err());
 }
 
 #[test]

@@ -34,32 +34,19 @@ impl<T> Arms<T> {
     }
 }
 
-/// What is judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum Outcome {
-    /// A spurious SYN or SYN-ACK.
-    Spurious,
-    /// Of accepted connections: the last round trip of the handshake took more than 500 ms.
-    LateAccepted,
-    /// An attempt that was not established within 500 ms.
-    Bad,
-}
+names!(
+    /// What is judged.
+    Outcome {
+        /// A spurious SYN or SYN-ACK.
+        Spurious = "spurious",
+        /// Of accepted connections: the last round trip of the handshake took more than 500 ms.
+        LateAccepted = "late-accepted",
+        /// An attempt that was not established within 500 ms.
+        Bad = "bad",
+    }
+);
 
 impl Outcome {
-    /// All outcomes.
-    pub const ALL: [Self; 3] = [Self::Spurious, Self::LateAccepted, Self::Bad];
-
-    /// The name in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Spurious => "spurious",
-            Self::LateAccepted => "late-accepted",
-            Self::Bad => "bad",
-        }
-    }
-
     /// The share of treated connections with this outcome that is not yet harm.
     ///
     /// Spurious copies are the price of a short timer. The control arm has almost none, so a

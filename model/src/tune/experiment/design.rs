@@ -31,38 +31,13 @@ impl Unit {
 
 /// Rising shares of the treatment: the probabilities with which connections are drawn into it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<Probability>", into = "Vec<Probability>")]
+#[serde(try_from = "Vec<f64>", into = "Vec<f64>")]
 pub struct Ramp(Vec<Probability>);
 
 /// Why a design is refused.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum DesignError {
-    /// The ramp has no share.
-    #[error("a ramp needs a share")]
-    Empty,
-    /// A share is not larger than the previous one.
-    #[error(
-        "the ramp's shares must rise: {:.4} % comes after {:.4} %",
-        then * 100.0,
-        before * 100.0
-    )]
-    NotRising {
-        /// The previous share, 0 to 1.
-        before: f64,
-        /// The refused share, 0 to 1.
-        then: f64,
-    },
-    /// Evidence could not hold for long enough at each share.
-    #[error("a ramp of {steps} steps needs at least {least_s} s, not {duration_s} s")]
-    TooShort {
-        /// The number of shares.
-        steps: usize,
-        /// The configured duration, seconds.
-        duration_s: u64,
-        /// The minimum duration, seconds.
-        least_s: u64,
-    },
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DesignError(String);
 
 impl Ramp {
     /// The shares in ascending order.
@@ -76,31 +51,34 @@ impl Ramp {
     }
 }
 
-impl TryFrom<Vec<Probability>> for Ramp {
+impl TryFrom<Vec<f64>> for Ramp {
     type Error = DesignError;
 
     /// # Errors
     ///
-    /// If there is no share, or a share is not larger than the previous one.
-    fn try_from(shares: Vec<Probability>) -> Result<Self, DesignError> {
+    /// If there is no share, or a share is not a [`Probability`] or not larger than the previous
+    /// one.
+    fn try_from(shares: Vec<f64>) -> Result<Self, DesignError> {
         if shares.is_empty() {
-            return Err(DesignError::Empty);
+            return Err(DesignError("a ramp needs a share".to_owned()));
         }
         for (before, then) in shares.iter().zip(shares.iter().skip(1)) {
             if then <= before {
-                return Err(DesignError::NotRising {
-                    before: before.get(),
-                    then: then.get(),
-                });
+                let [before, then] = [before, then].map(|share| share * 100.0);
+                return Err(DesignError(format!(
+                    "the ramp's shares must rise: {then:.4} % comes after {before:.4} %"
+                )));
             }
         }
-        Ok(Self(shares))
+        let shares = shares.into_iter().map(Probability::try_from);
+        let shares: Result<_, _> = shares.collect();
+        shares.map(Self).map_err(|e| DesignError(e.to_string()))
     }
 }
 
-impl From<Ramp> for Vec<Probability> {
+impl From<Ramp> for Vec<f64> {
     fn from(ramp: Ramp) -> Self {
-        ramp.0
+        ramp.0.into_iter().map(Probability::get).collect()
     }
 }
 
@@ -135,11 +113,10 @@ impl Design {
         let least_s = LEAST_STEP_S * self.ramp.parts();
         let steps = self.ramp.shares().len();
         if steps > 1 && self.duration_s < least_s {
-            return Err(DesignError::TooShort {
-                steps,
-                duration_s: self.duration_s,
-                least_s,
-            });
+            let duration_s = self.duration_s;
+            return Err(DesignError(format!(
+                "a ramp of {steps} steps needs at least {least_s} s, not {duration_s} s"
+            )));
         }
         Ok(())
     }

@@ -4,34 +4,8 @@ use super::{Design, Experiment, GAIN, HARM, MISMATCH, Step, Unit, Verdict};
 
 /// Why experiments cannot be merged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MergeError {
-    /// There are no experiments.
-    #[error("there is no experiment to merge")]
-    Nothing,
-    /// The designs differ.
-    #[error("experiments with different {what} cannot be merged: {one} and {other}")]
-    Different {
-        /// The part that differs: policy, identity, settings, unit or ramp.
-        what: &'static str,
-        /// The first host.
-        one: String,
-        /// The host whose design differs.
-        other: String,
-    },
-    /// The same counts occur twice.
-    #[error("host {host} occurs twice")]
-    Twice {
-        /// The host's name.
-        host: String,
-    },
-    /// With the same seed, a peer is in the same arm on both hosts, so its assignment would count
-    /// twice.
-    #[error("peers were assigned to arms with the same seed ({seed}) on several hosts")]
-    SameSeed {
-        /// The common seed.
-        seed: u32,
-    },
-}
+#[error("{0}")]
+pub struct MergeError(String);
 
 impl Experiment {
     /// Adds the counts of several hosts. The verdict is computed from the sums; time and the ramp
@@ -42,16 +16,23 @@ impl Experiment {
     /// If there are no experiments, the designs differ in policy, identity, settings, unit or ramp,
     /// a host occurs twice, or several hosts use the same seed for peers.
     pub fn merge(experiments: &[Self]) -> Result<Self, MergeError> {
-        let (first, rest) = experiments.split_first().ok_or(MergeError::Nothing)?;
+        let refused = |why: String| Err(MergeError(why));
+        let Some((first, rest)) = experiments.split_first() else {
+            return refused("there is no experiment to merge".to_owned());
+        };
         let mut merged = first.clone();
         for other in rest {
             same(first, other)?;
             for (host, seed) in &other.hosts {
                 if merged.hosts.contains_key(host) {
-                    return Err(MergeError::Twice { host: host.clone() });
+                    return refused(format!("host {host} is in it twice"));
                 }
+                // With the same seed, a peer is in the same arm on both hosts, so its assignment
+                // would count twice.
                 if first.design.unit == Unit::Peer && merged.hosts.values().any(|had| had == seed) {
-                    return Err(MergeError::SameSeed { seed: *seed });
+                    return refused(format!(
+                        "peers were drawn with the same seed ({seed}) on several hosts"
+                    ));
                 }
             }
             merged.add(other);
@@ -108,7 +89,9 @@ fn same(one: &Experiment, other: &Experiment) -> Result<(), MergeError> {
         ("ramps", ramp(one), ramp(other)),
     ] {
         if one != other {
-            return Err(MergeError::Different { what, one, other });
+            return Err(MergeError(format!(
+                "experiments with different {what} cannot be merged: {one} and {other}"
+            )));
         }
     }
     Ok(())

@@ -82,9 +82,28 @@ pub enum Verdict {
     Stopped,
 }
 
+names!(
+    /// How an experiment stands.
+    State {
+        /// It counts.
+        Running = "running",
+        /// A gain is proven at all shares; the last share stays, and harm is still judged.
+        GainProven = "gain-proven",
+        /// The same, and the policy is in force as configured.
+        Promoted = "promoted",
+        /// Harm is proven: no connection is treated.
+        Harm = "harm",
+        /// The arms do not have the connections that they should have: no connection is treated.
+        Invalid = "invalid",
+        /// Its time is over and nothing was proven: no connection is treated.
+        Inconclusive = "inconclusive",
+        /// Stopped by the operator, or by a change of the policy.
+        Stopped = "stopped",
+    }
+);
+
 /// A change in an experiment.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case", tag = "event")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
     /// The share rises to the next share of the ramp.
     Raised {
@@ -223,6 +242,19 @@ impl Experiment {
         self.verdict
     }
 
+    /// How it stands.
+    pub const fn state(&self) -> State {
+        match self.verdict {
+            None => State::Running,
+            Some(Verdict::GainProven { promoted: false }) => State::GainProven,
+            Some(Verdict::GainProven { promoted: true }) => State::Promoted,
+            Some(Verdict::Harm { .. }) => State::Harm,
+            Some(Verdict::Invalid) => State::Invalid,
+            Some(Verdict::Inconclusive) => State::Inconclusive,
+            Some(Verdict::Stopped) => State::Stopped,
+        }
+    }
+
     /// Whether a gain was proven.
     pub const fn is_gain_proven(&self) -> bool {
         self.is_gain_proven
@@ -230,10 +262,7 @@ impl Experiment {
 
     /// Whether it counts connections.
     pub const fn is_counting(&self) -> bool {
-        matches!(
-            self.verdict,
-            None | Some(Verdict::GainProven { promoted: false })
-        )
+        matches!(self.state(), State::Running | State::GainProven)
     }
 
     /// The current share of treated connections, 0 to 1.
@@ -241,12 +270,10 @@ impl Experiment {
     /// After a proven gain without `promote` it stays at the last share, and its control arm is
     /// still used to judge harm.
     pub fn share(&self) -> f64 {
-        match self.verdict {
-            None | Some(Verdict::GainProven { promoted: false }) => self.present_share(),
-            Some(Verdict::GainProven { promoted: true }) => 1.0,
-            Some(
-                Verdict::Harm { .. } | Verdict::Invalid | Verdict::Inconclusive | Verdict::Stopped,
-            ) => 0.0,
+        match self.state() {
+            State::Running | State::GainProven => self.present_share(),
+            State::Promoted => 1.0,
+            State::Harm | State::Invalid | State::Inconclusive | State::Stopped => 0.0,
         }
     }
 
@@ -344,15 +371,10 @@ impl Experiment {
         let e = |ln_e: f64| ln_e.exp().min(LARGEST_E);
         (self.design.unit == Unit::Connection).then(|| Assessment {
             gain_e: e(self.ln_gain()),
-            harm_e: Outcome::ALL
-                .into_iter()
-                .map(|outcome| {
-                    (
-                        outcome,
-                        self.mean_e(self.harm_tallies(outcome), Direction::Harm),
-                    )
-                })
-                .collect(),
+            harm_e: BTreeMap::from(Outcome::ALL.map(|outcome| {
+                let tallies = self.harm_tallies(outcome);
+                (outcome, self.mean_e(tallies, Direction::Harm))
+            })),
             mismatch_e: self.mean_e(self.drawn_tallies(), Direction::Either),
         })
     }

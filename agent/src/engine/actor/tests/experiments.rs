@@ -280,14 +280,13 @@ fn the_share_rises_in_the_kernel() {
     let dir = Bed::configured("");
     let near_settings = crate::engine::desired::tests::desired(NEAR);
     let near_settings = &near_settings.files.config.set.policies[&near()].settings;
-    let share = |share| rto_model::tune::evidence::Probability::try_from(share).unwrap();
     let design = Design {
         policy: "near".to_owned(),
         settings: digest(near_settings),
         identity: "near".to_owned(),
         seed: 1,
         unit: Unit::Connection,
-        ramp: Ramp::try_from(vec![share(0.05), share(0.5)]).unwrap(),
+        ramp: Ramp::try_from(vec![0.05, 0.5]).unwrap(),
         duration_s: 86_400,
         promote: false,
     };

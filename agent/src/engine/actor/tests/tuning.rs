@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     datapath::ArmStatistics,
     engine::adjusting::Readings,
-    tuning::{Due, Tuning},
+    tuning::Due,
     wire::tune::{TuneAction, TunedTimer},
 };
 
@@ -307,10 +307,9 @@ fn experiment_and_tuner_share_a_reading() {
     kernel.state().maps = bed.kernel.state().maps.clone();
     let reader = kernel.open(crate::datapath::fake::options()).reader();
     let mut readings = Readings::new(reader);
-    let tuning = Tuning::default();
     assert!(readings.shared(&near()).unwrap().is_some());
     assert!(readings.shared(&near()).unwrap().is_some());
-    let due = readings.due(&near(), Due::Counters, &tuning).unwrap();
+    let due = readings.due(&near(), Due::Counters).unwrap();
     assert!(due.is_some());
     assert_eq!(kernel.state().statistics_read, 1);
     // `Due::Brakes` reads statistics only if the program has changed the brakes.
@@ -321,12 +320,10 @@ fn experiment_and_tuner_share_a_reading() {
         };
         [brake, Brake::default()]
     };
-    let desired = crate::engine::desired::tests::desired(NEAR);
-    let mut tuning = Tuning::default();
-    tuning.follow(&desired.policies(), &desired.host);
+    let known = brakes(0);
     for (spurious, is_read) in [(0, false), (1, true)] {
         kernel.state().brakes.insert(near(), brakes(spurious));
-        let due = readings.due(&near(), Due::Brakes, &tuning).unwrap();
+        let due = readings.due(&near(), Due::Brakes { known }).unwrap();
         assert_eq!(due.is_some(), is_read);
     }
     assert_eq!(kernel.state().statistics_read, 2);
