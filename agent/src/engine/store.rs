@@ -279,6 +279,20 @@ mod tests {
     }
 
     #[test]
+    fn removed_file_with_only_a_departed_policy_is_saved_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut runtime = RuntimeEntries::default();
+        let near: PolicyName = "near".parse().unwrap();
+        runtime.policies.insert(near.clone(), Settings::default());
+        runtime.departed.insert(near, 7);
+        let mut store = RuntimeStore::new(dir.path().to_owned());
+        store.retry_save(&RuntimeEntries::default());
+        assert!(!dir.path().join(FILE).exists());
+        store.retry_save(&runtime);
+        assert_eq!(load(dir.path()).unwrap(), (runtime, None));
+    }
+
+    #[test]
     fn an_unreadable_file_is_kept_aside_and_said() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(FILE), "{").unwrap();
