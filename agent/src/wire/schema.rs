@@ -102,7 +102,11 @@ fn document() -> Value {
         Some(of::<types::RemoveRequest>(g)),
         change.clone(),
     );
-    route("POST /v1/reload", None, change);
+    route(
+        "POST /v1/reload",
+        Some(of::<types::ReloadRequest>(g)),
+        change,
+    );
     let tuned = of::<tune::TuneAnswer>(g);
     route("GET /v1/tune", None, tuned.clone());
     for action in tune::TuneAction::ALL {
