@@ -49,15 +49,15 @@ names!(
 );
 
 names!(
-    /// What is done about a timer.
+    /// How a timer is treated.
     TimerKind {
-        /// It is learnt, and set.
+        /// The value is learnt and applied.
         Auto = "auto",
-        /// It is learnt, and not set (`mode = "advise"`).
+        /// The value is learnt, but not applied (`mode = "advise"`).
         Advice = "advice",
-        /// It is configured, and has brakes (`guard = "on"`).
+        /// The value is configured and has brakes (`guard = "on"`).
         Guarded = "guarded",
-        /// It is configured, and reported where a brake would act (`guard = "warn"`).
+        /// The value is configured; actions that a brake would take are only reported (`guard = "warn"`).
         Watched = "watched",
     }
 );

@@ -481,7 +481,8 @@ fn lost_pins_are_reported_and_repaired() -> anyhow::Result<()> {
 
 test!(another_capacity_keeps_the_entries);
 fn another_capacity_keeps_the_entries() -> anyhow::Result<()> {
-    let mut env = env()?;
+    let mut env = TestEnv::with(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
+    env.net.black_hole(PORT)?;
     let before = kernel(&env)?;
     env.end(Signal::SIGKILL)?;
     // A smaller capacity than the maps have: nothing is re-created.

@@ -25,13 +25,13 @@ impl Experiment {
             same(first, other)?;
             for (host, seed) in &other.hosts {
                 if merged.hosts.contains_key(host) {
-                    return refused(format!("host {host} is in it twice"));
+                    return refused(format!("host {host} occurs twice"));
                 }
                 // With the same seed, a peer is in the same arm on both hosts, so its assignment
                 // would count twice.
                 if first.design.unit == Unit::Peer && merged.hosts.values().any(|had| had == seed) {
                     return refused(format!(
-                        "peers were drawn with the same seed ({seed}) on several hosts"
+                        "peers were assigned to arms with the same seed ({seed}) on several hosts"
                     ));
                 }
             }

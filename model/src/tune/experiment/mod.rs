@@ -83,19 +83,19 @@ pub enum Verdict {
 }
 
 names!(
-    /// How an experiment stands.
+    /// State of an experiment.
     State {
-        /// It counts.
+        /// The experiment is running.
         Running = "running",
         /// A gain is proven at all shares; the last share stays, and harm is still judged.
         GainProven = "gain-proven",
-        /// The same, and the policy is in force as configured.
+        /// A gain is proven at all shares, and the policy is active as configured.
         Promoted = "promoted",
         /// Harm is proven: no connection is treated.
         Harm = "harm",
-        /// The arms do not have the connections that they should have: no connection is treated.
+        /// The sizes of the arms do not match the share: no connection is treated.
         Invalid = "invalid",
-        /// Its time is over and nothing was proven: no connection is treated.
+        /// Its maximum duration has passed and nothing was proven: no connection is treated.
         Inconclusive = "inconclusive",
         /// Stopped by the operator, or by a change of the policy.
         Stopped = "stopped",
