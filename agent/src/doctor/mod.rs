@@ -167,7 +167,7 @@ pub fn examine(input: &Input<'_>) -> Report {
             "configuration-permissions",
             Severity::Warning,
             input.exposed.join("\n"),
-            "whoever can write the configuration controls the timers of every connection",
+            "any user who can write the configuration controls the timers of every connection",
             "make root the owner of the files and directories, and remove write permission for all \
              others",
         ));
