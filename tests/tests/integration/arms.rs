@@ -182,7 +182,7 @@ fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
     for _ in 0..PROBES {
         let output = env.try_cli(&["doctor"])?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        ensure!(said.contains("began with 100ms"), "{said}");
+        ensure!(said.contains("started with 100ms"), "{said}");
     }
     Ok(())
 }

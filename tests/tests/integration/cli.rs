@@ -108,7 +108,7 @@ fn add_names_policies_that_it_makes_and_takes_from() -> anyhow::Result<()> {
     let answer = env.json(&add)?;
     let policy = answer["policy"].as_str().context("no policy")?;
     ensure!(
-        policy.starts_with("adhoc-") && said.contains(&format!("policy {policy}, made")),
+        policy.starts_with("adhoc-") && said.contains(&format!("policy {policy}, created")),
         "{said}"
     );
     let moved = env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;

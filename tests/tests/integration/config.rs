@@ -444,7 +444,7 @@ fn every_setting_by_file_cli_list_lookup_and_json() -> anyhow::Result<()> {
     assert!(saved.contains("rto_restart = true"), "{saved}");
     let said = env.cli_fails(&["add", "10.4.0.0/16", "--rto-restart"])?;
     assert!(
-        said.contains("the policy has no rto_min; add one"),
+        said.contains("the policy has no --rto-min; add one"),
         "{said}"
     );
     let said = env.cli_fails(&["add", "10.4.0.0/16", "--linear-retries", "2"])?;

@@ -294,7 +294,7 @@ fn each_pin_is_looked_at() -> anyhow::Result<()> {
         );
         await_pins(&env, &all)?;
         ensure!(
-            env.log().contains(&format!("the pin {name} is gone")),
+            env.log().contains(&format!("the pin {name} is missing")),
             "{}",
             env.log()
         );

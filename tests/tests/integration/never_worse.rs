@@ -424,14 +424,14 @@ fn the_hosts_retransmissions_are_followed() -> anyhow::Result<()> {
         Ok(line.context("no syn_ack_rto")?.to_owned())
     };
     ensure!(
-        lifetime(&env)?.contains("by 5 retransmissions"),
+        lifetime(&env)?.contains("with 5 retransmissions"),
         "{}",
         lifetime(&env)?
     );
     sysctl(&env.net.server, "net.ipv4.tcp_synack_retries", "3")?;
     let is_new = |line: &String| line.contains("auto -> 1s");
     let line = eventually_seen("auto -> 1s", TIMEOUT, || lifetime(&env), is_new)?;
-    ensure!(line.contains("by 3 retransmissions"), "{line}");
+    ensure!(line.contains("with 3 retransmissions"), "{line}");
     Ok(())
 }
 
@@ -484,7 +484,7 @@ fn doctor_says_what_limits_syn_acks() -> anyhow::Result<()> {
     for part in [
         "net.ipv4.tcp_synack_retries=8",
         "gives 100ms",
-        "stay 367s instead of 63s",
+        "kept for 367s instead of 63s",
     ] {
         ensure!(fix.contains(part), "{fix}");
     }

@@ -99,7 +99,10 @@ fn silent_clients_delay_no_other_client() -> anyhow::Result<()> {
         Ok(http::request(&stream, "GET", "/v1/events", "").ok())
     })?;
     ensure!(answer.status == 422, "{answer:?}");
-    ensure!(answer.body.contains("64 watch already"), "{answer:?}");
+    ensure!(
+        answer.body.contains("64 clients watch already"),
+        "{answer:?}"
+    );
     drop(held);
     await_descriptors(&env, before)?;
     status(&env)?;

@@ -90,7 +90,7 @@ fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
         answer.body.contains("the rollback failed as well"),
         "{answer:?}"
     );
-    ensure!(answer.body.contains("tried again"), "{answer:?}");
+    ensure!(answer.body.contains("the daemon retries"), "{answer:?}");
     ensure!(!answer.body.contains(KEPT), "{answer:?}");
     let status = env.json(&["status"])?;
     ensure!(status["in_sync"] == false, "{status:#}");
