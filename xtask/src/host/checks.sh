@@ -13,7 +13,7 @@ link=$(find $pins -name link -printf '%P\n' -quit)
 check "boot: the link is pinned" test -n "$link" -a -e "$pins/$link"
 
 # The service becomes active only after the policies are in force.
-said=$(journalctl -b -u $unit -o json MESSAGE="in force" | tail -1)
+said=$(journalctl -b -u $unit -o json MESSAGE="policies are active" | tail -1)
 in_force_at=$(sed -n 's/.*"__MONOTONIC_TIMESTAMP":"\([0-9]*\)".*/\1/p' <<<"$said")
 active_at=$(property ActiveEnterTimestampMonotonic)
 check "ready: active not before the policies are in force ($in_force_at, $active_at)" \
