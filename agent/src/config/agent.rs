@@ -46,8 +46,8 @@ pub struct AgentConfig {
     /// Where the metrics are served.
     #[serde(deserialize_with = "parsed")]
     pub metrics: MetricsSetting,
-    /// Entries that the maps have room for before larger ones replace them; `None`: see
-    /// [`crate::datapath::room_for`].
+    /// Entries that the maps have room for before larger ones replace them; `None`: the limit, and
+    /// fewer before Linux 5.11.
     #[serde(deserialize_with = "max_entries")]
     pub max_entries: Option<u32>,
     /// Whether the program is attached; false keeps hosts with this configuration detached.
