@@ -98,10 +98,7 @@ fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
         .map(|(name, policy)| (name, table::settings(&policy.effects)))
         .collect();
     let mut text = match answer.detached_by {
-        Some(by) => format!(
-            "no policy is active: detached by {by}; run rto-agent attach to \
-                             activate them\n"
-        ),
+        Some(by) => by.detached() + "\n",
         None => String::new(),
     };
     if answer.entries.is_empty() {

@@ -241,9 +241,7 @@ impl Kernel for FakeKernel {
                 let entry = Entry { policy, location };
                 let write = |state: &mut State| {
                     state.maps.entries.insert(*cidr, entry);
-                    state.maps.ends.remove(cidr);
-                    let end = desired.ends.get(cidr).map(|end| (*cidr, *end));
-                    state.maps.ends.extend(end);
+                    state.maps.set_end(*cidr, desired.end_of(cidr));
                 };
                 self.host.write(write)?;
             }
@@ -251,7 +249,7 @@ impl Kernel for FakeKernel {
                 // Removing an entry that another process has removed is not an error.
                 let remove = |state: &mut State| {
                     state.maps.entries.remove(cidr);
-                    state.maps.ends.remove(cidr);
+                    state.maps.set_end(*cidr, 0);
                 };
                 self.host.write(remove)?;
             }

@@ -550,9 +550,7 @@ impl Engine {
 
 fn log_start(reconciler: &Reconciler, detached_by: Option<Caller>) {
     if let Some(by) = detached_by {
-        return warn!(
-            "no policy is active: detached by {by}; run rto-agent attach to activate them"
-        );
+        return warn!("{}", by.detached());
     }
     info!(
         found = found(reconciler.found()),

@@ -2,7 +2,7 @@
 
 use tracing::warn;
 
-use super::{Engine, EngineError, audit::Cause, jobs::walk};
+use super::{Engine, EngineError, audit::Cause, detach::DETACHED, jobs::walk};
 use crate::{
     datapath::walk::Mode,
     kernel::features::can_set,
@@ -50,9 +50,7 @@ impl Engine {
         self.check_not_restoring()?;
         let kernel = self.reconciler.kernel();
         let Some(kernel) = kernel.filter(|_| self.detached_by.is_none()) else {
-            return Err(EngineError::Refused(
-                "no policy is active; run rto-agent attach to activate them".to_owned(),
-            ));
+            return Err(EngineError::Refused(DETACHED.to_owned()));
         };
         self.check_can_walk()?;
         let walker = kernel.walker(mode)?;

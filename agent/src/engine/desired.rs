@@ -195,7 +195,7 @@ impl Desired {
                 }
             }
         }
-        let (mut left_out, mut ends) = (BTreeMap::new(), BTreeMap::new());
+        let (mut left_out, mut maps) = (BTreeMap::new(), MapState::default());
         for (cidr, entry) in stepping(&self.runtime.entries) {
             let checked = match (refused.get(&entry.policy), set.policies.get(&entry.policy)) {
                 (None, Some(policy)) => {
@@ -207,10 +207,7 @@ impl Desired {
                 || set.entries.len() < MAX_ENTRIES_LIMIT as usize || set.entries.contains_key(cidr);
             match checked {
                 Ok(()) if has_room() => {
-                    let end = entry.expires_ms.map_or(0, EntryValue::end_at);
-                    if end != 0 {
-                        ends.insert(*cidr, end);
-                    }
+                    maps.set_end(*cidr, entry.expires_ms.map_or(0, EntryValue::end_at));
                     let entry = Entry {
                         policy: entry.policy.clone(),
                         location: None,
@@ -224,14 +221,10 @@ impl Desired {
                 Err(reason) => drop(left_out.insert(*cidr, reason)),
             }
         }
-        let maps = MapState {
-            policies: policies
-                .iter()
-                .map(|(name, compiled)| (name.clone(), compiled.kernel))
-                .collect(),
-            entries: set.entries.clone(),
-            ends,
-        };
+        let kernel = policies.iter();
+        let kernel = kernel.map(|(name, compiled)| (name.clone(), compiled.kernel));
+        maps.policies = kernel.collect();
+        maps.entries = set.entries.clone();
         Ok(Resolved {
             desired: self,
             set,

@@ -86,6 +86,9 @@ pub(super) struct Restoring {
     pub(super) deadline: Instant,
 }
 
+/// Why a request that needs an attached program is refused.
+pub(super) const DETACHED: &str = "no policy is active; run rto-agent attach to activate them";
+
 impl Engine {
     pub(super) fn detach(
         &mut self,

@@ -42,9 +42,7 @@ impl Snapshot {
             );
         }
         if let Some(by) = &self.health.detached_by {
-            return refused(format!(
-                "no policy is active: detached by {by}; run rto-agent attach to activate them"
-            ));
+            return refused(by.detached());
         }
         let resolved = self.resolved()?;
         let mut answer = DiscoverAnswer {

@@ -20,6 +20,7 @@ use super::{
     Engine, EngineError,
     adjusting::Readings,
     audit::{Cause, Source},
+    detach::DETACHED,
     document::{LastingDocument, Unsaved},
 };
 use crate::{
@@ -46,7 +47,6 @@ pub(super) const FILE: &str = "experiments.json";
 const FORMAT: u32 = 2;
 /// Fewest peers an arm may have.
 const LEAST_PEERS: f64 = 20.0;
-const DETACHED: &str = "no policy is active; run rto-agent attach to activate them";
 
 /// The experiments, for any reader.
 #[derive(Clone, Debug, Default)]
@@ -386,9 +386,7 @@ impl Engine {
             return refused("no statistics: statistics = false in [agent]");
         }
         if let Some(by) = self.detached_by {
-            return refused(&format!(
-                "no policy is active: detached by {by}; run rto-agent attach to activate them"
-            ));
+            return refused(&by.detached());
         }
         if let Some(reader) = self.snapshots.borrow().reader.as_deref()
             && reader.missing_stats().contains(policy)

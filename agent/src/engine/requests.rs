@@ -202,9 +202,7 @@ impl Engine {
 
     pub(super) fn note_detached(&self, answer: &mut ChangeAnswer) {
         if let Some(by) = self.detached_by {
-            answer.notes.push(format!(
-                "no policy is active: detached by {by}; run rto-agent attach to activate them"
-            ));
+            answer.notes.push(by.detached());
         }
     }
 }

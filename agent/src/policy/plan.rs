@@ -26,6 +26,15 @@ impl MapState {
     pub fn end_of(&self, cidr: &Cidr) -> u32 {
         self.ends.get(cidr).copied().unwrap_or(0)
     }
+
+    /// Sets the end of an entry; 0: none.
+    pub fn set_end(&mut self, cidr: Cidr, end: u32) {
+        if end == 0 {
+            self.ends.remove(&cidr);
+        } else {
+            self.ends.insert(cidr, end);
+        }
+    }
 }
 
 /// Steps, from top to bottom. At each step every entry points to an existing policy, and an address
@@ -218,14 +227,12 @@ mod tests {
         }
         for (cidr, name) in plan.entries_write.iter().chain(&plan.entries_end) {
             now.entries.insert(*cidr, entry(name));
-            now.ends.remove(cidr);
-            now.ends
-                .extend(desired.ends.get(cidr).map(|end| (*cidr, *end)));
+            now.set_end(*cidr, desired.end_of(cidr));
             sound(&now);
         }
         for cidr in &plan.entries_remove {
             assert!(now.entries.remove(cidr));
-            now.ends.remove(cidr);
+            now.set_end(*cidr, 0);
             sound(&now);
         }
         for name in &plan.policies_remove {

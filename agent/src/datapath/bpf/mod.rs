@@ -107,9 +107,7 @@ impl Kernel for BpfKernel {
         let all = self.tables.read.tries.all()?;
         entries.reserve(all.len());
         for (cidr, value) in all {
-            if value.end() != 0 {
-                image.ends.insert(cidr, value.end());
-            }
+            image.set_end(cidr, value.end());
             let number = match numbers.get(&value.slot()) {
                 Some(number) => *number,
                 None => entries.policy(&nameless),
