@@ -47,19 +47,11 @@ pub struct Agent {
 
 impl Agent {
     /// Creates the directories, socket and cgroup for this binary; the daemon is not started yet.
-    ///
-    /// # Errors
-    ///
-    /// If one of them cannot be created.
     pub fn new(binary: PathBuf) -> anyhow::Result<Self> {
         Self::new_in(binary, &tempfile::env::temp_dir())
     }
 
     /// As [`Agent::new`], with the agent's files and state below `parent`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::new`].
     pub fn new_in(binary: PathBuf, parent: &Path) -> anyhow::Result<Self> {
         let dir = TempDir::new_in(parent)?;
         fs::create_dir_all(dir.path().join("etc/policies.d"))?;
@@ -118,10 +110,6 @@ impl Agent {
     }
 
     /// The directory that holds the agent's pins.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such directory, or more than one.
     pub fn pins(&self) -> anyhow::Result<PathBuf> {
         pins_in(&self.pin_dir())
     }
@@ -148,48 +136,28 @@ impl Agent {
     }
 
     /// Overwrites the configuration file in place.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
     pub fn configure(&self, policies: &str) -> anyhow::Result<()> {
         Ok(fs::write(self.config(), self.config_text(policies))?)
     }
 
     /// Starts the daemon and waits until it reports that it is ready.
-    ///
-    /// # Errors
-    ///
-    /// If it does not become ready; the error includes its log.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.start_under(&[])
     }
 
     /// As [`Self::start`], with another time limit.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::start`].
     pub fn start_within(&mut self, limit: Duration) -> anyhow::Result<()> {
         self.spawn_under(&[])?;
         self.notified_within("READY=1", limit).map(drop)
     }
 
     /// As [`Self::start`], through a wrapper program and its arguments.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::start`].
     pub fn start_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
         self.spawn_under(wrapper)?;
         self.notified("READY=1").map(drop)
     }
 
     /// As [`Self::start_under`], without waiting until the daemon is ready.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be started.
     pub fn spawn_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
         self.notify.drain()?;
         let log = fs::File::options()
@@ -227,10 +195,6 @@ impl Agent {
     }
 
     /// Waits until the daemon exits by itself, and returns its exit status.
-    ///
-    /// # Errors
-    ///
-    /// If no daemon runs, or it does not exit in time.
     pub fn ended(&mut self) -> anyhow::Result<std::process::ExitStatus> {
         let daemon = self.daemon.as_mut().context("no daemon runs")?;
         let status = eventually("end of the daemon", TIMEOUT, || Ok(daemon.0.try_wait()?));
@@ -240,10 +204,6 @@ impl Agent {
     }
 
     /// Waits until the daemon sends this message to the service manager.
-    ///
-    /// # Errors
-    ///
-    /// If the message does not arrive; the error includes the log.
     pub fn notified(&mut self, line: &str) -> anyhow::Result<Vec<String>> {
         self.notified_within(line, TIMEOUT)
     }
@@ -260,10 +220,6 @@ impl Agent {
 
     /// Whether the daemon has sent this message to the service manager since it started. Messages of a daemon that has
     /// exited count as well.
-    ///
-    /// # Errors
-    ///
-    /// If the socket cannot be read.
     pub fn has_notified(&self, line: &str) -> anyhow::Result<bool> {
         let messages = self.notify.drain()?;
         let mut lines = messages.iter().flat_map(|message| message.lines());
@@ -277,10 +233,6 @@ impl Agent {
     }
 
     /// The names of the descriptors that the service manager keeps, after it has read every message sent so far.
-    ///
-    /// # Errors
-    ///
-    /// If the socket cannot be read.
     pub fn kept_descriptors(&self) -> anyhow::Result<Vec<String>> {
         self.notify.drain()?;
         Ok(self.notify.kept())
@@ -302,59 +254,35 @@ impl Agent {
     }
 
     /// The pid of the running daemon.
-    ///
-    /// # Errors
-    ///
-    /// If no daemon runs.
     pub fn pid(&self) -> anyhow::Result<Pid> {
         let child = self.daemon.as_ref().context("no daemon runs")?;
         Ok(Pid::from_raw(i32::try_from(child.0.id())?))
     }
 
     /// Sends the daemon a signal.
-    ///
-    /// # Errors
-    ///
-    /// If no daemon runs.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         Ok(kill(self.pid()?, signal)?)
     }
 
     /// Sends the daemon a signal, waits until it exits, and returns its exit status.
-    ///
-    /// # Errors
-    ///
-    /// If no daemon runs.
     pub fn end(&mut self, signal: Signal) -> anyhow::Result<std::process::ExitStatus> {
         self.signal(signal)?;
         let mut child = self.daemon.take().context("no daemon runs")?;
         Ok(child.0.wait()?)
     }
 
-    /// Runs a client command of the CLI.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be run. A command that fails is not an error here.
+    /// Runs a client command of the CLI. A command that fails is not an error.
     pub fn try_cli(&self, args: &[&str]) -> anyhow::Result<Output> {
         Ok(self.command(args).stdin(Stdio::null()).output()?)
     }
 
     /// Runs a client command that must succeed, and returns what it prints.
-    ///
-    /// # Errors
-    ///
-    /// If it fails.
     pub fn cli(&self, args: &[&str]) -> anyhow::Result<String> {
         stdout_of(&args.join(" "), self.try_cli(args)?)
             .with_context(|| format!("the daemon's log:\n{}", self.log()))
     }
 
     /// Runs a client command that must fail with status 1, and returns its stderr.
-    ///
-    /// # Errors
-    ///
-    /// If it succeeds, or ends with another status.
     pub fn cli_fails(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = self.try_cli(args)?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -367,10 +295,6 @@ impl Agent {
     }
 
     /// Runs a client command with `--json` and returns what it prints, whatever its exit status.
-    ///
-    /// # Errors
-    ///
-    /// If it does not print JSON.
     pub fn json(&self, args: &[&str]) -> anyhow::Result<Value> {
         let output = self.try_cli(&[args, &["--json"]].concat())?;
         serde_json::from_slice(&output.stdout).with_context(|| {
@@ -383,10 +307,6 @@ impl Agent {
     }
 
     /// Waits until `status` satisfies a condition.
-    ///
-    /// # Errors
-    ///
-    /// If it does not in time.
     pub fn wait_status(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
         eventually_seen(what, TIMEOUT, || self.json(&["status"]), is).with_context(|| self.log())
     }
@@ -404,10 +324,6 @@ impl Drop for Agent {
 }
 
 /// The directory that holds the pins, below an agent's pin directory.
-///
-/// # Errors
-///
-/// If there is no such directory, or more than one.
 pub fn pins_in(pin_dir: &Path) -> anyhow::Result<PathBuf> {
     let mut dirs: Vec<PathBuf> = fs::read_dir(pin_dir)?
         .map(|entry| Ok(entry?.path()))
@@ -456,10 +372,6 @@ fn hand_over(command: &mut Command, kept: Vec<(String, OwnedFd)>) -> anyhow::Res
 }
 
 /// The agent's binary: `given`, else RTO_AGENT_BIN, else one beside this program, else one on the path.
-///
-/// # Errors
-///
-/// If there is no such file.
 pub fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let named = std::env::var_os("RTO_AGENT_BIN").map(PathBuf::from);
     if let Some(path) = given.map(Path::to_owned).or(named) {

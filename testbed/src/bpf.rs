@@ -109,10 +109,6 @@ struct PinAttr {
 }
 
 /// Opens a pinned program or map.
-///
-/// # Errors
-///
-/// If nothing is pinned there.
 pub fn pinned(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = PinAttr {
@@ -135,10 +131,6 @@ pub(crate) fn pin(object: &OwnedFd, path: &Path) -> io::Result<()> {
 }
 
 /// Whether a map holds a key. The value is written to `value`, which must have room for it.
-///
-/// # Errors
-///
-/// If the kernel returns an error other than ENOENT.
 pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> {
     element(
         BPF_MAP_LOOKUP_ELEM,
@@ -149,10 +141,6 @@ pub fn lookup(map: &OwnedFd, key: &[u8], value: &mut [u64]) -> io::Result<bool> 
 }
 
 /// Whether there is a key after `key`, or a first key if that is `None`. It is written to `next`, which must have room.
-///
-/// # Errors
-///
-/// If the kernel returns an error other than ENOENT.
 pub(crate) fn next_key(map: &OwnedFd, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
     let key = key.map_or(0, |key| key.as_ptr() as u64);
     element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)

@@ -52,10 +52,6 @@ pub struct Segment {
 
 impl Capture {
     /// Starts tcpdump on a link and returns when it captures.
-    ///
-    /// # Errors
-    ///
-    /// If it does not within five seconds.
     pub fn start(netns: &str, link: &str) -> anyhow::Result<Self> {
         let file = NamedTempFile::new()?;
         let mut command = Command::new("tcpdump");
@@ -96,19 +92,11 @@ impl Capture {
     }
 
     /// The segments captured so far.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be read.
     pub fn so_far(&self) -> anyhow::Result<Vec<Segment>> {
         parse(File::open(self.file.path())?)
     }
 
     /// Waits until the segments satisfy a condition and returns them.
-    ///
-    /// # Errors
-    ///
-    /// If they do not in time; the error shows the segments captured so far.
     pub fn wait_for(
         &self,
         limit: Duration,

@@ -21,10 +21,6 @@ pub struct Cgroup {
 
 impl Cgroup {
     /// Creates one.
-    ///
-    /// # Errors
-    ///
-    /// If no cgroup2 hierarchy can be found or written.
     pub fn new() -> anyhow::Result<Self> {
         let path = root()?.join(names::unique());
         fs::create_dir(&path).with_context(|| path.display().to_string())?;
@@ -39,10 +35,6 @@ impl Cgroup {
 }
 
 /// The mount point of the cgroup2 hierarchy.
-///
-/// # Errors
-///
-/// If it is not mounted.
 pub fn root() -> anyhow::Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     mounts

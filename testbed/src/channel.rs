@@ -23,10 +23,6 @@ pub struct ControlChannel {
 
 impl ControlChannel {
     /// Starts the child.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = KillOnDrop(command.spawn()?);
@@ -40,10 +36,6 @@ impl ControlChannel {
     }
 
     /// Sends a command and waits for its reply.
-    ///
-    /// # Errors
-    ///
-    /// If the command fails, or the child ends.
     pub fn request<T: DeserializeOwned>(&mut self, command: &impl Serialize) -> anyhow::Result<T> {
         self.send(command)?;
         let text = || serde_json::to_string(command).unwrap_or_default();
@@ -51,20 +43,12 @@ impl ControlChannel {
     }
 
     /// Sends a command whose reply is read later.
-    ///
-    /// # Errors
-    ///
-    /// If the child has ended.
     pub fn send(&mut self, command: &impl Serialize) -> anyhow::Result<()> {
         let line = serde_json::to_string(command)?;
         writeln!(self.commands, "{line}").context(line)
     }
 
     /// Reads the next reply. The first one reports that the child is ready.
-    ///
-    /// # Errors
-    ///
-    /// If a command failed, or the child ends.
     pub fn recv<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut line = String::new();
         self.replies.read_line(&mut line)?;
@@ -76,10 +60,6 @@ impl ControlChannel {
     }
 
     /// Whether [`Self::recv`] would return at once.
-    ///
-    /// # Errors
-    ///
-    /// If poll(2) fails.
     pub fn has_reply(&self) -> anyhow::Result<bool> {
         if !self.replies.buffer().is_empty() {
             return Ok(true);

@@ -49,28 +49,16 @@ impl DerefMut for TestEnv {
 
 impl TestEnv {
     /// Creates both; no daemon runs yet.
-    ///
-    /// # Errors
-    ///
-    /// If one of them cannot be created.
     pub fn new() -> anyhow::Result<Self> {
         Self::of(find(None)?)
     }
 
     /// As [`TestEnv::new`], for another binary of the agent.
-    ///
-    /// # Errors
-    ///
-    /// As [`TestEnv::new`].
     pub fn of(binary: PathBuf) -> anyhow::Result<Self> {
         Self::of_in(binary, &tempfile::env::temp_dir())
     }
 
     /// As [`TestEnv::of`], with the agent's files and state below `parent`.
-    ///
-    /// # Errors
-    ///
-    /// As [`TestEnv::new`].
     pub fn of_in(binary: PathBuf, parent: &Path) -> anyhow::Result<Self> {
         Ok(Self {
             agent: Agent::new_in(binary, parent)?,
@@ -79,10 +67,6 @@ impl TestEnv {
     }
 
     /// Creates both, writes the policies and starts the daemon.
-    ///
-    /// # Errors
-    ///
-    /// If it does not become ready.
     pub fn with(policies: &str) -> anyhow::Result<Self> {
         let mut env = Self::new()?;
         env.configure(policies)?;
@@ -91,10 +75,6 @@ impl TestEnv {
     }
 
     /// Sends a request to the daemon's socket, as a client other than the CLI would, and returns the answer.
-    ///
-    /// # Errors
-    ///
-    /// If it is not JSON.
     pub fn socket_request(&self, method: &str, path: &str, body: &str) -> anyhow::Result<Value> {
         let stream = UnixStream::connect(self.socket())?;
         let answer = http::request(stream, method, path, body)?;
@@ -102,10 +82,6 @@ impl TestEnv {
     }
 
     /// Runs a command that must fail as a usage error (exit status 2), and returns its stderr.
-    ///
-    /// # Errors
-    ///
-    /// If it ends with another status.
     pub fn usage_error(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = self.try_cli(args)?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -115,46 +91,26 @@ impl TestEnv {
     }
 
     /// Starts to connect, in the client's namespace and the agent's cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If the child cannot be started.
     pub fn connect(&self, to: SocketAddr, options: &Connect) -> anyhow::Result<Traffic> {
         Traffic::connect(&self.net.client, Some(self.cgroup.path()), to, options)
     }
 
     /// Listens in the server's namespace and the agent's cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If it does not listen.
     pub fn serve(&self, on: SocketAddr) -> anyhow::Result<Traffic> {
         Traffic::serve(&self.net.server, Some(self.cgroup.path()), on)
     }
 
     /// Answers conversations in the server's namespace and the agent's cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If it does not listen.
     pub fn echo_server(&self, on: SocketAddr) -> anyhow::Result<Traffic> {
         Traffic::echo_server(&self.net.server, Some(self.cgroup.path()), on, false)
     }
 
     /// As [`TestEnv::echo_server`], with MPTCP.
-    ///
-    /// # Errors
-    ///
-    /// If it does not listen.
     pub fn echo_server_mptcp(&self, on: SocketAddr) -> anyhow::Result<Traffic> {
         Traffic::echo_server(&self.net.server, Some(self.cgroup.path()), on, true)
     }
 
     /// Starts a conversation in the client's namespace and the agent's cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If it does not connect.
     pub fn converse(
         &self,
         to: SocketAddr,
@@ -164,10 +120,6 @@ impl TestEnv {
     }
 
     /// Starts a process that samples the initial RTO of connections in the client's namespace and the agent's cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn prober(&self, to: &[SocketAddr], expected: &[Duration]) -> anyhow::Result<Prober> {
         let probes = Probes {
             to: to.to_vec(),
@@ -177,10 +129,6 @@ impl TestEnv {
     }
 
     /// The first `count` gaps between the SYNs of a new connection to a black hole.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer in time.
     pub fn syn_gaps(
         &self,
         to: SocketAddr,
@@ -195,10 +143,6 @@ impl TestEnv {
 
     /// The first `count` gaps between the SYNs of each of several new connections to a black hole, made at the same
     /// time.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer in time.
     pub fn many_syn_gaps(
         &self,
         to: SocketAddr,
@@ -210,10 +154,6 @@ impl TestEnv {
     }
 
     /// The first `count` gaps between the SYN-ACKs to each of several simultaneous clients whose ACKs get lost.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer in time.
     pub fn many_syn_ack_gaps(
         &self,
         to: SocketAddr,
@@ -254,10 +194,6 @@ impl TestEnv {
 
     /// Asserts that new connections to a black hole use this initial RTO.
     ///
-    /// # Errors
-    ///
-    /// If there is no gap to measure.
-    ///
     /// # Panics
     ///
     /// If they use another.
@@ -271,10 +207,6 @@ impl TestEnv {
     }
 
     /// Asserts that the SYNs of new connections to a black hole have these intervals.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer gaps.
     ///
     /// # Panics
     ///
@@ -292,10 +224,6 @@ impl TestEnv {
 
     /// Asserts that a server uses this SYN-ACK RTO for clients whose ACKs get lost.
     ///
-    /// # Errors
-    ///
-    /// If there is no gap to measure.
-    ///
     /// # Panics
     ///
     /// If it uses another.
@@ -309,10 +237,6 @@ impl TestEnv {
     }
 
     /// Asserts that the SYN-ACKs of a server whose clients' ACKs get lost have these intervals.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer gaps.
     ///
     /// # Panics
     ///

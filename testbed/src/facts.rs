@@ -64,10 +64,6 @@ pub struct HostFacts {
 
 impl HostFacts {
     /// The facts about this host, in the namespace of the calling thread.
-    ///
-    /// # Errors
-    ///
-    /// If there is no route to `peer`, or uname(2) fails.
     pub fn towards(peer: IpAddr) -> anyhow::Result<Self> {
         let peer = peer.to_canonical().to_string();
         let route = run(&format!("ip route get {peer}"))?;

@@ -39,10 +39,6 @@ pub struct Foreign {
 
 impl Foreign {
     /// Attaches a program that sets `reply` to this number of jiffies at every TIMEOUT_INIT.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses it.
     pub fn attach(cgroup: &Path, jiffies: i32) -> io::Result<Self> {
         Self::load_and_attach(
             cgroup,
@@ -63,10 +59,6 @@ impl Foreign {
 
     /// Attaches a program that sets the callback flags (`BPF_SOCK_OPS_*_CB_FLAG`) of a socket at every TIMEOUT_INIT,
     /// which clears the flags that other programs have set.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses it.
     pub fn attach_setting_callbacks(cgroup: &Path, flags: i32) -> io::Result<Self> {
         const SOCK_OPS_CB_FLAGS_SET: i32 = 59;
         Self::load_and_attach(
@@ -88,10 +80,6 @@ impl Foreign {
 
     /// Attaches a program that sets `reply` at every operation, as one of the kernel's samples does with -1. Later
     /// programs read it instead of the operation's first argument, because both are in the same union.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses it.
     pub fn attach_replying_always(cgroup: &Path, reply: i32) -> io::Result<Self> {
         Self::load_and_attach(
             cgroup,
@@ -108,10 +96,6 @@ impl Foreign {
 
     /// Attaches a program that returns 0, as several public ones do. The kernel then ignores the initial RTO of every
     /// program at the cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses it.
     pub fn attach_rejecting(cgroup: &Path) -> io::Result<Self> {
         Self::load_and_attach(
             cgroup,
@@ -120,10 +104,6 @@ impl Foreign {
     }
 
     /// Attaches a program that does nothing.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses it.
     pub fn attach_empty(cgroup: &Path) -> io::Result<Self> {
         Self::load_and_attach(
             cgroup,
@@ -132,10 +112,6 @@ impl Foreign {
     }
 
     /// Attaches the program of an ELF object, which bpftool loads.
-    ///
-    /// # Errors
-    ///
-    /// If bpftool or the kernel refuses it.
     pub fn attach_object(cgroup: &Path, object: &Path) -> anyhow::Result<Self> {
         let path = Path::new("/sys/fs/bpf").join(names::unique());
         let (object, at) = (object.display(), path.display());
@@ -146,19 +122,11 @@ impl Foreign {
     }
 
     /// Pins the link.
-    ///
-    /// # Errors
-    ///
-    /// If the path exists.
     pub fn pin_link(&self, path: &Path) -> io::Result<()> {
         pin(&self.link, path)
     }
 
     /// The kernel's id of the program.
-    ///
-    /// # Errors
-    ///
-    /// If fdinfo does not list it.
     pub fn program_id(&self) -> anyhow::Result<u64> {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.program.as_raw_fd()))?;
         let id = info
@@ -201,10 +169,6 @@ pub struct Runs {
 }
 
 /// Makes the kernel count the runs of all programs and their duration, as long as the descriptor is open.
-///
-/// # Errors
-///
-/// If the kernel refuses (before Linux 5.8).
 pub fn count_runs() -> io::Result<OwnedFd> {
     const BPF_ENABLE_STATS: i32 = 32;
     const BPF_STATS_RUN_TIME: u32 = 0;
@@ -213,10 +177,6 @@ pub fn count_runs() -> io::Result<OwnedFd> {
 }
 
 /// The runs of a program so far.
-///
-/// # Errors
-///
-/// If bpftool fails.
 pub fn runs_of(program_id: u64) -> anyhow::Result<Runs> {
     let text = crate::process::run(&format!("bpftool --json prog show id {program_id}"))?;
     let shown: serde_json::Value = serde_json::from_str(&text)?;

@@ -16,10 +16,6 @@ pub struct Answer {
 }
 
 /// Sends a request with a JSON body and returns the response.
-///
-/// # Errors
-///
-/// If the response is not HTTP.
 pub fn request(
     mut stream: impl Read + Write,
     method: &str,
@@ -31,10 +27,6 @@ pub fn request(
 }
 
 /// Requests a page with this `Accept` header.
-///
-/// # Errors
-///
-/// If the response is not HTTP.
 pub fn get(mut stream: impl Read + Write, path: &str, accept: &str) -> anyhow::Result<Answer> {
     let text =
         format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\naccept: {accept}\r\n\r\n");
@@ -43,10 +35,6 @@ pub fn get(mut stream: impl Read + Write, path: &str, accept: &str) -> anyhow::R
 }
 
 /// Sends a request in one write.
-///
-/// # Errors
-///
-/// If it cannot be written.
 pub fn send(mut stream: impl Write, method: &str, path: &str, body: &str) -> io::Result<()> {
     let length = body.len();
     let text = format!(
@@ -57,10 +45,6 @@ pub fn send(mut stream: impl Write, method: &str, path: &str, body: &str) -> io:
 }
 
 /// Sends a request in chunks of this many bytes, so that no header states its length.
-///
-/// # Errors
-///
-/// If it cannot be written.
 pub fn send_chunked(
     mut stream: impl Write,
     method: &str,
@@ -82,10 +66,6 @@ pub fn send_chunked(
 }
 
 /// Reads the response until the connection ends.
-///
-/// # Errors
-///
-/// If it is not HTTP.
 pub fn receive(mut stream: impl Read) -> anyhow::Result<Answer> {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;

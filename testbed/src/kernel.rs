@@ -108,10 +108,6 @@ struct ProgramInfo {
 }
 
 /// The ids of the programs that are attached to this cgroup itself, not to its ancestors.
-///
-/// # Errors
-///
-/// If the kernel refuses.
 pub fn programs_at(cgroup: &Path, attach_type: u32) -> io::Result<Vec<u32>> {
     let dir = File::open(cgroup)?;
     let mut ids = [0u32; MANY];
@@ -127,10 +123,6 @@ pub fn programs_at(cgroup: &Path, attach_type: u32) -> io::Result<Vec<u32>> {
 }
 
 /// The programs behind all links to a cgroup, of any attach type.
-///
-/// # Errors
-///
-/// If the kernel refuses.
 pub fn links_at(cgroup: &Path) -> io::Result<Vec<u32>> {
     let cgroup = cgroup.metadata()?.ino();
     let mut programs = Vec::new();
@@ -145,10 +137,6 @@ pub fn links_at(cgroup: &Path) -> io::Result<Vec<u32>> {
 }
 
 /// The programs that use one of these maps.
-///
-/// # Errors
-///
-/// If the kernel refuses.
 pub fn programs_using(maps: &[u32]) -> io::Result<Vec<u32>> {
     let mut programs = Vec::new();
     for program in every(PROG_GET_NEXT_ID, PROG_GET_FD_BY_ID) {
@@ -179,10 +167,6 @@ pub struct Objects {
 
 impl Objects {
     /// Counts them.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn count() -> io::Result<Self> {
         let [maps, programs, links] =
             [MAP_GET_NEXT_ID, PROG_GET_NEXT_ID, LINK_GET_NEXT_ID].map(ids);
@@ -222,19 +206,11 @@ pub struct Map {
 
 impl Map {
     /// Opens a pinned map.
-    ///
-    /// # Errors
-    ///
-    /// If nothing is pinned there, or it is not a map.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::of(pinned(path)?)
     }
 
     /// Creates an empty map of the same type and sizes. Map types that need BTF (socket storage) are not supported.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn twin(&self) -> io::Result<Self> {
         let mut attr = CreateAttr {
             kind: self.info.kind,
@@ -247,10 +223,6 @@ impl Map {
     }
 
     /// Pins the map.
-    ///
-    /// # Errors
-    ///
-    /// If the path exists.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         pin(&self.fd, path)
     }
@@ -268,10 +240,6 @@ impl Map {
     }
 
     /// Writes a value. Not for per-CPU maps.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
         if (key.len(), value.len()) != (self.key_size, self.value_size) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -280,10 +248,6 @@ impl Map {
     }
 
     /// Removes a key; returns whether it existed.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn remove(&self, key: &[u8]) -> io::Result<bool> {
         if key.len() != self.key_size {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -292,10 +256,6 @@ impl Map {
     }
 
     /// All keys and values. Not for per-CPU maps.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn dump(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         let mut all = Vec::new();
         let mut key: Option<Vec<u8>> = None;
@@ -312,10 +272,6 @@ impl Map {
     }
 
     /// The value of a key, or of its longest matching prefix in a trie. Not for per-CPU maps.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn get(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
         if key.len() != self.key_size {
             return Err(io::ErrorKind::InvalidInput.into());

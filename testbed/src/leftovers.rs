@@ -55,10 +55,6 @@ pub fn sweep() {
 }
 
 /// The objects that a process has created and not removed.
-///
-/// # Errors
-///
-/// If a directory cannot be read.
 pub fn of(pid: u32) -> anyhow::Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for (dir, _) in kinds()? {

@@ -25,10 +25,6 @@ pub struct Machine {
 
 impl Machine {
     /// Describes this machine.
-    ///
-    /// # Errors
-    ///
-    /// If uname(2) fails.
     pub fn here() -> anyhow::Result<Self> {
         let names = uname()?;
         let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

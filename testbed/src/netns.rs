@@ -43,10 +43,6 @@ pub struct Pair {
 }
 
 /// Runs a closure in a namespace, on a separate thread, so that the calling thread stays in its own.
-///
-/// # Errors
-///
-/// If there is no such namespace, or the closure fails.
 pub fn inside<T: Send>(
     netns: &str,
     run: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -75,11 +71,7 @@ pub const CLIENT_LINK: &str = "veth-c";
 pub const SERVER_LINK: &str = "veth-s";
 
 impl Pair {
-    /// Creates the namespaces, the link and the addresses.
-    ///
-    /// # Errors
-    ///
-    /// If `ip` fails; what was created is removed.
+    /// Creates the namespaces, the link and the addresses. If a part fails, what was created is removed.
     pub fn new() -> anyhow::Result<Self> {
         let name = names::unique();
         let pair = Self {
@@ -114,28 +106,16 @@ impl Pair {
     }
 
     /// Drops all TCP packets that arrive at the server's `port`, IPv4 and IPv6.
-    ///
-    /// # Errors
-    ///
-    /// If `nft` fails.
     pub fn black_hole(&self, port: u16) -> anyhow::Result<()> {
         self.server_drops(&format!("tcp dport {port}"))
     }
 
     /// Drops the clients' ACKs of SYN-ACKs at `port`, so that the server retransmits its SYN-ACKs.
-    ///
-    /// # Errors
-    ///
-    /// If `nft` fails.
     pub fn drop_final_acks(&self, port: u16) -> anyhow::Result<()> {
         self.server_drops(&format!("tcp dport {port} tcp flags & (syn|ack) == ack"))
     }
 
     /// Drops packets that match at the server's input.
-    ///
-    /// # Errors
-    ///
-    /// If `nft` fails.
     pub fn server_drops(&self, matching: &str) -> anyhow::Result<()> {
         self.server_filters(&format!("add rule inet t in {matching} drop\n"))
     }
@@ -147,20 +127,12 @@ impl Pair {
 
     /// Drops every SYN at the server's input for `outage` after the first SYN of each IPv4 client. The kernel's clock
     /// ends it.
-    ///
-    /// # Errors
-    ///
-    /// If `nft` fails.
     pub fn server_loses_syns_for(&self, outage: Duration) -> anyhow::Result<()> {
         let each = [(String::new(), outage)];
         self.server_filters(&outages(Lost::Syns, ("ipv4_addr", "ip saddr"), &each))
     }
 
     /// Removes all rules.
-    ///
-    /// # Errors
-    ///
-    /// If `nft` fails.
     pub fn drop_nothing(&self) -> anyhow::Result<()> {
         nft(&self.server, &["flush", "ruleset"], "").map(drop)
     }
@@ -188,10 +160,6 @@ impl Lost {
 /// Drops handshake packets by the client's port. Each port has its own outage, which begins with the first packet it
 /// drops; the kernel ends it with a resolution of one jiffy (`nft_set_elem_expired()`, Linux 6.12). Earlier rules of
 /// both namespaces are removed.
-///
-/// # Errors
-///
-/// If `nft` fails.
 pub fn lose_handshakes(
     client: &str,
     server: &str,
@@ -250,30 +218,19 @@ pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
 }
 
 /// Sets a sysctl in a test namespace.
-///
-/// # Errors
-///
-/// If it does not exist or refuses the value.
 pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
     let path = format!("/proc/sys/{}", name.replace('.', "/"));
     inside(netns, || Ok(fs::write(path, value)?)).with_context(|| format!("{name}={value}"))
 }
 
 /// Runs `ip` once for all lines, because starting the program takes longer than most of its commands.
-///
-/// # Errors
-///
-/// If a line fails; later lines are not run.
+/// Lines after one that fails are not run.
 pub(crate) fn ip(options: &[&str], lines: &str) -> anyhow::Result<()> {
     let mut ip = Command::new("ip");
     run_with_input(ip.args(options).args(["-batch", "-"]), lines).map(drop)
 }
 
 /// Runs nft(8) in a namespace with this text on its stdin, and returns what it prints.
-///
-/// # Errors
-///
-/// If it fails.
 pub fn nft(netns: &str, args: &[&str], text: &str) -> anyhow::Result<String> {
     inside(netns, || {
         run_with_input(Command::new("nft").args(args), text)

@@ -55,10 +55,6 @@ impl FdStore {
 
 impl NotifySocket {
     /// Binds the socket in a directory.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be bound.
     pub fn new(dir: &Path) -> io::Result<Self> {
         let path = dir.join("notify");
         let socket = UnixDatagram::bind(&path)?;
@@ -102,10 +98,6 @@ impl NotifySocket {
     }
 
     /// Copies of the descriptors that are kept, for a start; the store keeps its own.
-    ///
-    /// # Errors
-    ///
-    /// If the process has too many descriptors.
     pub(crate) fn handed_over(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         let store = self.store();
         let copy = |(name, fd): &(String, OwnedFd)| Ok((name.clone(), fd.try_clone()?));
@@ -123,20 +115,12 @@ impl NotifySocket {
     }
 
     /// The messages that were sent so far and not returned before. Messages of a process that has exited are included.
-    ///
-    /// # Errors
-    ///
-    /// If the socket cannot be written to.
     pub fn drain(&self) -> anyhow::Result<Vec<String>> {
         UnixDatagram::unbound()?.send_to(SENTINEL.as_bytes(), &self.path)?;
         self.wait_for(SENTINEL, TIMEOUT, || None)
     }
 
     /// Waits for a message that has this line, and returns all messages up to it.
-    ///
-    /// # Errors
-    ///
-    /// If it does not arrive in time, or `gone` reports that the sender has exited.
     pub fn wait_for(
         &self,
         line: &str,

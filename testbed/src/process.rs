@@ -65,10 +65,6 @@ impl Drop for KillOnDrop {
 }
 
 /// The path of another binary of this workspace: in this binary's directory, or the one above (tests are one below).
-///
-/// # Errors
-///
-/// If it was not built.
 pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let found = own
@@ -84,10 +80,6 @@ pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// Runs a command line, split at blanks, and returns what it prints.
-///
-/// # Errors
-///
-/// If it fails; the error includes its output.
 pub fn run(line: &str) -> anyhow::Result<String> {
     let mut words = line.split_whitespace();
     let output = Command::new(words.next().unwrap_or_default())
@@ -99,10 +91,6 @@ pub fn run(line: &str) -> anyhow::Result<String> {
 
 /// Runs a program with this text on its stdin, and returns what it prints. Before it has read the text it must not
 /// print more than fits into a pipe.
-///
-/// # Errors
-///
-/// If it fails; the error includes its output.
 pub fn run_with_input(command: &mut Command, text: &str) -> anyhow::Result<String> {
     let mut child = command
         .stdin(Stdio::piped())
@@ -118,10 +106,6 @@ pub fn run_with_input(command: &mut Command, text: &str) -> anyhow::Result<Strin
 }
 
 /// What a finished program has printed.
-///
-/// # Errors
-///
-/// If it failed; the error includes its output.
 pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
@@ -135,10 +119,6 @@ pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
 }
 
 /// Checks that all these programs are installed; the error names missing ones.
-///
-/// # Errors
-///
-/// If one is missing.
 pub fn require(programs: &[&str]) -> anyhow::Result<()> {
     let dirs = std::env::var_os("PATH").unwrap_or_default();
     let dirs: Vec<_> = std::env::split_paths(&dirs)

@@ -30,10 +30,6 @@ pub struct Prometheus {
 
 impl Prometheus {
     /// Starts it with this configuration, and waits until it is ready.
-    ///
-    /// # Errors
-    ///
-    /// If it does not become ready; the error has its log.
     pub fn start(netns: &str, config: &str) -> anyhow::Result<Self> {
         let dir = TempDir::new()?;
         let file = dir.path().join("prometheus.yml");
@@ -79,10 +75,6 @@ impl Prometheus {
     }
 
     /// The samples that an instant query returns.
-    ///
-    /// # Errors
-    ///
-    /// If the server rejects it; the error includes the reason.
     pub fn query(&self, query: &str) -> anyhow::Result<Vec<Value>> {
         let answer = self.api(&format!("/api/v1/query?query={}", encoded(query)))?;
         let result = answer["data"]["result"].as_array();
@@ -92,20 +84,12 @@ impl Prometheus {
     }
 
     /// The answer of its API to a GET.
-    ///
-    /// # Errors
-    ///
-    /// If it is not JSON.
     pub fn api(&self, path: &str) -> anyhow::Result<Value> {
         let answer = self.get(path)?;
         serde_json::from_str(&answer.body).with_context(|| format!("{path}: {answer:?}"))
     }
 
     /// The server's rules of a kind, "record" or "alert", as its API returns them.
-    ///
-    /// # Errors
-    ///
-    /// If the API fails.
     pub fn rules(&self, kind: &str) -> anyhow::Result<Vec<Value>> {
         let answer = self.api(&format!("/api/v1/rules?type={kind}"))?;
         let groups = answer["data"]["groups"].as_array().context("no groups")?;
@@ -126,10 +110,6 @@ impl Prometheus {
 }
 
 /// The queries of a Grafana dashboard, each with its panel's title.
-///
-/// # Errors
-///
-/// If it has no panels.
 pub fn panels(dashboard: &Value) -> anyhow::Result<Vec<(String, String)>> {
     let panels = dashboard["panels"].as_array().context("no panels")?;
     let queries = panels.iter().flat_map(|panel| {

@@ -42,10 +42,6 @@ pub struct Before {
 
 impl Before {
     /// Attaches the first program. Must happen before the measured program is attached.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses it.
     pub fn at(cgroup: &Path) -> io::Result<Self> {
         let times = make_map()?;
         let program = Foreign::load_and_attach(cgroup, &at_begin(times.as_raw_fd()))?;
@@ -53,10 +49,6 @@ impl Before {
     }
 
     /// Attaches the second program, after the measured one.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses it.
     pub fn behind(self, cgroup: &Path) -> io::Result<Stopwatch> {
         let behind = Foreign::load_and_attach(cgroup, &at_end(self.times.as_raw_fd()))?;
         Ok(Stopwatch {
@@ -75,10 +67,6 @@ pub struct Stopwatch {
 
 impl Stopwatch {
     /// The total of each operation so far, by slot.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     pub fn so_far(&self) -> anyhow::Result<Vec<Runs>> {
         let possible = possible_cpus()?;
         (0..SLOTS)

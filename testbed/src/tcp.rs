@@ -52,10 +52,6 @@ pub struct TcpInfo {
 
 impl TcpInfo {
     /// Queries the kernel. Fields that an older kernel does not have are 0 (`delivered`: Linux 4.18).
-    ///
-    /// # Errors
-    ///
-    /// If getsockopt(2) fails.
     pub fn of(socket: &impl AsFd) -> io::Result<Self> {
         // SAFETY: a struct of integers, for which all zeroes is a value.
         let mut info: libc::tcp_info = unsafe { mem::zeroed() };
@@ -75,11 +71,7 @@ impl TcpInfo {
     }
 }
 
-/// The value of an option of [`option`].
-///
-/// # Errors
-///
-/// If getsockopt(2) fails: with ENOPROTOOPT if the kernel does not know the option.
+/// The value of an option of [`option`]. The error is ENOPROTOOPT if the kernel does not know the option.
 pub fn get_option(socket: &impl AsFd, number: i32) -> io::Result<i32> {
     let mut value: libc::c_int = 0;
     get(socket, number, &mut value)?;
@@ -87,10 +79,6 @@ pub fn get_option(socket: &impl AsFd, number: i32) -> io::Result<i32> {
 }
 
 /// Sets an option of [`option`].
-///
-/// # Errors
-///
-/// If setsockopt(2) fails.
 pub fn set_option(socket: &impl AsFd, number: i32, value: i32) -> io::Result<()> {
     // SAFETY: the value is a live c_int of the size given.
     let done = unsafe {

@@ -95,14 +95,6 @@ impl Sample {
 }
 
 /// Asserts that a timer of this length causes the gaps that `measure` returns, one at a time.
-///
-/// # Errors
-///
-/// If `measure` fails.
-///
-/// # Panics
-///
-/// As [`assert_samples`].
 pub fn assert_gap(
     timer: Duration,
     mut measure: impl FnMut() -> anyhow::Result<Duration>,
@@ -111,14 +103,6 @@ pub fn assert_gap(
 }
 
 /// Asserts that each of several gaps of a connection matches its timer, as [`assert_gap`] does.
-///
-/// # Errors
-///
-/// If `measure` fails.
-///
-/// # Panics
-///
-/// As [`assert_samples`].
 pub fn assert_gaps(
     timers: &[Duration],
     mut measure: impl FnMut() -> anyhow::Result<Vec<Duration>>,
@@ -127,14 +111,6 @@ pub fn assert_gaps(
 }
 
 /// As [`assert_gaps`], if the timers depend on the connection that was measured.
-///
-/// # Errors
-///
-/// If `measure` fails; it returns the timers and the gaps.
-///
-/// # Panics
-///
-/// As [`assert_samples`].
 pub fn assert_measured(
     mut measure: impl FnMut() -> anyhow::Result<(Vec<Duration>, Vec<Duration>)>,
 ) -> anyhow::Result<()> {
@@ -145,14 +121,6 @@ pub fn assert_measured(
 }
 
 /// As [`assert_samples`], for connections that are measured one after the other.
-///
-/// # Errors
-///
-/// If `measure` fails.
-///
-/// # Panics
-///
-/// As [`assert_samples`].
 pub fn assert_one_by_one(
     mut measure: impl FnMut() -> anyhow::Result<Sample>,
 ) -> anyhow::Result<()> {
@@ -172,10 +140,6 @@ fn is_enough(samples: &[Sample]) -> bool {
 
 /// Asserts that no gap of several connections is too short and that nearly all are in time. `measure` receives the
 /// minimum number of connections to measure.
-///
-/// # Errors
-///
-/// If `measure` fails.
 ///
 /// # Panics
 ///

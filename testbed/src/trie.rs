@@ -83,10 +83,6 @@ fn joined<const N: usize>(length: [u8; 4], address: &[u8]) -> [u8; N] {
 
 impl Tries {
     /// Creates empty tries with room for `entries` each.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn new(entries: u32) -> io::Result<Self> {
         Ok(Self {
             v4: create(8, entries)?,
@@ -95,20 +91,12 @@ impl Tries {
     }
 
     /// Inserts these keys in batches.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn fill(&self, keys: &Keys) -> io::Result<()> {
         batches(BPF_MAP_UPDATE_BATCH, &self.v4, &keys.v4)?;
         batches(BPF_MAP_UPDATE_BATCH, &self.v6, &keys.v6)
     }
 
     /// Removes the keys before the tries are freed: the kernel frees a full trie without yielding the processor.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn empty(&self, keys: &Keys) -> io::Result<()> {
         batches(BPF_MAP_DELETE_BATCH, &self.v4, &keys.v4)?;
         batches(BPF_MAP_DELETE_BATCH, &self.v6, &keys.v6)

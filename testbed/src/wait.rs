@@ -14,10 +14,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Probes until there is a value, for at most `timeout`, and returns that value. `what` names it in the error.
-///
-/// # Errors
-///
-/// Errors of the probe, which end the wait, or that there was no value in time.
+/// An error of the probe ends the wait.
 pub fn eventually<T>(
     what: &str,
     timeout: Duration,
@@ -36,10 +33,6 @@ pub fn eventually<T>(
 }
 
 /// Like [`eventually`], until an observed value satisfies `is`; returns it. The error shows the last one observed.
-///
-/// # Errors
-///
-/// As [`eventually`].
 pub fn eventually_seen<T: Debug>(
     what: &str,
     timeout: Duration,

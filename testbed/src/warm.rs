@@ -93,10 +93,6 @@ fn in_step() -> anyhow::Result<Option<u8>> {
 }
 
 /// The initial RTO of SYNs that is chosen if this many jiffies would be enough: the next one in step, if applicable.
-///
-/// # Errors
-///
-/// If the kernel's linear phase cannot be read.
 pub fn in_step_from(jiffies: u64, hz: u32) -> anyhow::Result<u64> {
     let law = law::Settings {
         in_step: in_step()?,
@@ -140,10 +136,6 @@ impl Learnt<'_> {
 
     /// Starts a daemon with this state, and waits until `rto-agent tune` shows that the value is active. Returns the
     /// value.
-    ///
-    /// # Errors
-    ///
-    /// If that does not happen in time; the error shows the last output.
     pub fn start(&self, agent: &mut Agent, policy: &str) -> anyhow::Result<Duration> {
         let value = self.store(agent, policy)?;
         agent.start()?;
@@ -163,10 +155,6 @@ impl Learnt<'_> {
     }
 
     /// Writes the state for the daemon that is started next; returns the value.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
     pub fn store(&self, agent: &Agent, policy: &str) -> anyhow::Result<Duration> {
         let unix_ms = unix_ms()?;
         let boottime = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?);
@@ -201,10 +189,6 @@ fn file(agent: &Agent) -> PathBuf {
 }
 
 /// The state that the daemon has stored for a policy.
-///
-/// # Errors
-///
-/// If it cannot be read.
 pub fn stored(agent: &Agent, policy: &str) -> anyhow::Result<Value> {
     let kept: Value = serde_json::from_slice(&fs::read(file(agent))?)?;
     Ok(kept["content"]["policies"][policy].clone())

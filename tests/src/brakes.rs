@@ -32,10 +32,6 @@ pub struct InKernel {
 
 impl InKernel {
     /// The policy with this name.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such policy.
     pub fn of(env: &TestEnv, name: &str) -> anyhow::Result<Self> {
         for (slot, value) in map(env, POLICIES)?.dump()? {
             let bytes = policy_in(&value).context("no policy")?;
@@ -51,39 +47,23 @@ impl InKernel {
     }
 
     /// The policy's initial RTO for SYNs; `None`: the kernel's default.
-    ///
-    /// # Errors
-    ///
-    /// If the value is too short.
     pub fn initial_rto(&self) -> anyhow::Result<Option<Duration>> {
         let jiffies = word(&self.bytes, offset_of!(Policy, initial_rto_jiffies))?;
         Ok((jiffies != 0).then(|| jiffy() * jiffies))
     }
 
     /// The policy's `rto_min`; `None`: the kernel's default.
-    ///
-    /// # Errors
-    ///
-    /// If the value is too short.
     pub fn rto_min(&self) -> anyhow::Result<Option<Duration>> {
         let us = word(&self.bytes, offset_of!(Policy, rto_min_us))?;
         Ok((us != 0).then(|| Duration::from_micros(us.into())))
     }
 
     /// Peers whose hash is below this are in the control arm.
-    ///
-    /// # Errors
-    ///
-    /// If the value is too short.
     pub fn control_below(&self) -> anyhow::Result<u32> {
         word(&self.bytes, offset_of!(Policy, control_below))
     }
 
     /// The epoch of a direction; 0: no brakes.
-    ///
-    /// # Errors
-    ///
-    /// If the value is too short.
     pub fn epoch(&self, direction: u32) -> anyhow::Result<u32> {
         word(
             &self.bytes,
@@ -92,10 +72,6 @@ impl InKernel {
     }
 
     /// The budget of a direction, in tenths of a retransmission.
-    ///
-    /// # Errors
-    ///
-    /// If the value is too short.
     pub fn budget(&self, direction: u32) -> anyhow::Result<u32> {
         word(
             &self.bytes,
@@ -104,10 +80,6 @@ impl InKernel {
     }
 
     /// The state of the policy's brakes in a direction.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     pub fn brake(&self, env: &TestEnv, direction: u32) -> anyhow::Result<Brake> {
         let key = key(self.slot, direction).to_ne_bytes();
         let bytes = map(env, BRAKES)?.get(&key)?.context("no brake")?;
@@ -122,10 +94,6 @@ impl InKernel {
     }
 
     /// Blows the fuse of a direction.
-    ///
-    /// # Errors
-    ///
-    /// If the direction has no brakes, or the map cannot be written.
     pub fn blow(&self, env: &TestEnv, direction: u32) -> anyhow::Result<()> {
         let epoch = self.epoch(direction)?;
         ensure!(epoch != 0, "no brakes");
@@ -142,10 +110,6 @@ impl InKernel {
     }
 
     /// Whether the brake is on, so that new connections of a direction get the kernel's timer.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
     pub fn holds(&self, env: &TestEnv, direction: u32) -> anyhow::Result<bool> {
         let (epoch, budget) = (self.epoch(direction)?, self.budget(direction)?);
         Ok(epoch != 0 && self.brake(env, direction)?.holds(epoch, budget))
@@ -153,10 +117,6 @@ impl InKernel {
 }
 
 /// The end of the lease of automatic values, nanoseconds of CLOCK_MONOTONIC.
-///
-/// # Errors
-///
-/// If the map cannot be read.
 pub fn lease_ns(env: &TestEnv) -> anyhow::Result<u64> {
     let value = map(env, LEASE)?.get(&[0; 4])?.context("no lease")?;
     let value = value.first_chunk().context("too short")?;
@@ -164,10 +124,6 @@ pub fn lease_ns(env: &TestEnv) -> anyhow::Result<u64> {
 }
 
 /// Ends the lease now.
-///
-/// # Errors
-///
-/// If the map cannot be written.
 pub fn end_lease(env: &TestEnv) -> anyhow::Result<()> {
     let now = now_ns()?;
     ensure!(lease_ns(env)? > now, "it is over already");
@@ -175,10 +131,6 @@ pub fn end_lease(env: &TestEnv) -> anyhow::Result<()> {
 }
 
 /// CLOCK_MONOTONIC, nanoseconds.
-///
-/// # Errors
-///
-/// If clock_gettime(2) fails.
 pub fn now_ns() -> anyhow::Result<u64> {
     let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
     Ok(u64::try_from(now.as_nanos())?)

@@ -60,10 +60,6 @@ pub struct Seen {
 }
 
 /// Renders a page and stores a screenshot in `into`. Name resolution is switched off, so nothing leaves the machine.
-///
-/// # Errors
-///
-/// If the browser fails.
 pub fn look(page: &Path, scheme: Scheme, into: &Path) -> anyhow::Result<Seen> {
     let state = tempfile::tempdir()?;
     let net_log = state.path().join("net.json");

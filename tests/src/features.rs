@@ -17,10 +17,6 @@ pub use crate::declared::FEATURES;
 pub const DEBIAN: &str = "RTO_TESTS_DEBIAN_KERNEL";
 
 /// Major and minor version of the running kernel.
-///
-/// # Errors
-///
-/// If uname(2) fails, or the release has another form.
 pub fn version() -> anyhow::Result<(u32, u32)> {
     let name = nix::sys::utsname::uname()?;
     let release = name.release().to_string_lossy().into_owned();
@@ -43,10 +39,6 @@ pub struct Found {
 }
 
 /// The features as `doctor` reports them on this machine; `doctor` runs only once.
-///
-/// # Errors
-///
-/// If one of them is not reported.
 pub fn found() -> anyhow::Result<&'static BTreeMap<&'static str, Found>> {
     static FOUND: OnceLock<Result<BTreeMap<&'static str, Found>, String>> = OnceLock::new();
     FOUND
@@ -84,10 +76,6 @@ fn ask() -> anyhow::Result<BTreeMap<&'static str, Found>> {
 }
 
 /// Whether the kernel lacks a feature, or refuses it on this machine.
-///
-/// # Errors
-///
-/// If the agent does not know the feature.
 pub fn lacks(feature: &str) -> anyhow::Result<bool> {
     let found = found()?.get(feature).context(feature.to_owned())?;
     Ok(found.presence != "present")
@@ -107,10 +95,6 @@ pub fn tells_rto_min() -> bool {
 
 /// The first intervals between the SYNs of a connection with this initial RTO. Since Linux 6.5 the first five are equal
 /// and later ones double; before, they double from the start.
-///
-/// # Errors
-///
-/// As [`lacks`].
 pub fn syn_timers(initial_rto: Duration, count: u32) -> anyhow::Result<Vec<Duration>> {
     let linear = if lacks("tcp-syn-linear-timeouts")? {
         0
@@ -123,10 +107,6 @@ pub fn syn_timers(initial_rto: Duration, count: u32) -> anyhow::Result<Vec<Durat
 
 /// Asserts that the agent detects what is declared for this version: every feature that it must have and, on a Debian
 /// kernel, none that it cannot have.
-///
-/// # Errors
-///
-/// If it detects something else; the error names the features.
 pub fn assert_declared() -> anyhow::Result<()> {
     let (version, found) = (version()?, found()?);
     let is_debian = std::env::var_os(DEBIAN).is_some();

@@ -33,10 +33,6 @@ pub struct HeldThread {
 
 impl HeldThread {
     /// Stops the thread with this name.
-    ///
-    /// # Errors
-    ///
-    /// If the process has no such thread, or it cannot be traced.
     pub fn of(process: Pid, name: &str) -> anyhow::Result<Self> {
         let mut found = Vec::new();
         for task in fs::read_dir(format!("/proc/{process}/task"))? {
@@ -63,10 +59,6 @@ impl HeldThread {
     }
 
     /// Lets it run until it has used this much CPU time, or has waited for that long; returns the CPU time used.
-    ///
-    /// # Errors
-    ///
-    /// If it ends, or neither happens in time.
     pub fn advance(&self, used: Duration) -> anyhow::Result<Duration> {
         let begin = self.time_used()?;
         let limit = Instant::now() + LIMIT;
@@ -86,10 +78,6 @@ impl HeldThread {
     }
 
     /// Waits until it has ended with its process.
-    ///
-    /// # Errors
-    ///
-    /// If it does not.
     pub fn ended(&self) -> anyhow::Result<()> {
         let limit = Instant::now() + LIMIT;
         let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;

@@ -13,19 +13,11 @@ use rto_testbed::{
 use serde_json::Value;
 
 /// Runs a command of `rto-lab`.
-///
-/// # Errors
-///
-/// If it was not built.
 pub fn run(args: &[&str]) -> anyhow::Result<Output> {
     Ok(Command::new(beside("rto-lab")?).args(args).output()?)
 }
 
 /// Runs a quick experiment; returns its report.
-///
-/// # Errors
-///
-/// If it fails.
 pub fn quick(experiment: &str, out: &Path, args: &[&str]) -> anyhow::Result<Value> {
     let mut command = Command::new(beside("rto-lab")?);
     command.args([experiment, "--quick", "--json", "--out"]);
@@ -39,10 +31,6 @@ const TRIES: usize = 6;
 
 /// Runs a measurement. It is repeated only if plain timers beside it were late, so that the machine may have caused the
 /// failure.
-///
-/// # Errors
-///
-/// If every attempt fails; the error lists the reasons and how late the machine was.
 pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut wrong = Vec::new();
     loop {
@@ -64,10 +52,6 @@ pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Resu
 }
 
 /// A number in a table of a report: in the column with this name, in the first row that begins with these cells.
-///
-/// # Errors
-///
-/// If there is no such cell, or it is not a number.
 pub fn cell(report: &Value, table: &str, column: &str, begin: &[&str]) -> anyhow::Result<f64> {
     let is_list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let table = is_list(&report["tables"])

@@ -41,10 +41,6 @@ struct Register {
 
 impl LockedSocket {
     /// Creates such a socket.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel has no userfaultfd, or refuses it.
     pub fn new() -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let mut socket = TcpStream::connect(listener.local_addr()?)?;

@@ -42,20 +42,12 @@ pub struct Path {
 
 impl Path {
     /// A link with this round-trip time, and the server outside of the cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be created.
     pub fn new(env: TestEnv, round_trip: Duration) -> anyhow::Result<Self> {
         let server = Server::Outside;
         Self::with(env, round_trip, server)
     }
 
     /// The same with the server in the given place.
-    ///
-    /// # Errors
-    ///
-    /// As [`Path::new`].
     pub fn with(env: TestEnv, round_trip: Duration, server: Server) -> anyhow::Result<Self> {
         let relay = relay(&env.net)?;
         relay.set_delay(round_trip / 2);
@@ -73,10 +65,6 @@ impl Path {
     }
 
     /// Clients in the agent's cgroup, `per_s` connections a second.
-    ///
-    /// # Errors
-    ///
-    /// If they do not start.
     pub fn clients(&self, per_s: u32, rounds: u32, patience: Duration) -> anyhow::Result<Arrivals> {
         let clients = Clients {
             interval: Duration::from_secs(1) / per_s,
@@ -88,10 +76,6 @@ impl Path {
     }
 
     /// Clients that make one connection a second and send nothing.
-    ///
-    /// # Errors
-    ///
-    /// Never: the address is a constant.
     pub fn peers(&self) -> anyhow::Result<Clients> {
         Ok(Clients {
             to: (RELAY_SERVER_V4.parse::<std::net::IpAddr>()?, PORT).into(),
@@ -110,10 +94,6 @@ impl Path {
     }
 
     /// Waits until this many connections have begun.
-    ///
-    /// # Errors
-    ///
-    /// If they have not in time.
     pub fn begun(&self, count: usize) -> anyhow::Result<Instant> {
         eventually("connections", TIMEOUT, || {
             let all = self.handshakes();

@@ -66,10 +66,6 @@ impl Left {
 
 impl Terminal {
     /// Starts a program with a new terminal of 80 columns and 24 rows as its controlling terminal.
-    ///
-    /// # Errors
-    ///
-    /// If no pseudo-terminal is available, or the program cannot be started.
     pub fn start(mut command: Command) -> anyhow::Result<Self> {
         let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let master = posix_openpt(flags)?;
@@ -108,39 +104,23 @@ impl Terminal {
     }
 
     /// Types text, and control characters as a keyboard sends them.
-    ///
-    /// # Errors
-    ///
-    /// If the terminal is gone.
     pub fn press(&mut self, keys: &str) -> anyhow::Result<()> {
         Ok(self.master.write_all(keys.as_bytes())?)
     }
 
     /// Sends the program a signal.
-    ///
-    /// # Errors
-    ///
-    /// If it has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = Pid::from_raw(i32::try_from(self.child.0.id())?);
         Ok(kill(pid, signal)?)
     }
 
     /// Resizes the terminal; the kernel sends the program SIGWINCH.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn resize(&mut self, rows: u16, columns: u16) -> anyhow::Result<()> {
         self.parser.screen_mut().set_size(one(rows), one(columns));
         Ok(set_size(&self.slave, (rows, columns))?)
     }
 
     /// Waits until the screen satisfies a condition; returns its text.
-    ///
-    /// # Errors
-    ///
-    /// If it does not in time; the error shows the screen.
     pub fn wait_for(&mut self, what: &str, is: impl Fn(&str) -> bool) -> anyhow::Result<String> {
         let shown = eventually(what, TIMEOUT, || {
             // The status is taken first, so that everything written before the exit is then read.
@@ -171,20 +151,12 @@ impl Terminal {
 
     /// Waits until the program exits, and returns what it has printed, at most a screen. Lines that are wider than the
     /// terminal are joined.
-    ///
-    /// # Errors
-    ///
-    /// As [`Terminal::left`].
     pub fn printed(mut self) -> anyhow::Result<String> {
         self.end()?;
         Ok(self.parser.screen().contents().trim_end().to_owned())
     }
 
     /// Waits until the program exits.
-    ///
-    /// # Errors
-    ///
-    /// If it does not exit in time; the error shows the screen.
     pub fn left(mut self) -> anyhow::Result<Left> {
         let status = self.end()?;
         let screen = self.parser.screen();

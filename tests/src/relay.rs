@@ -17,10 +17,6 @@ pub const RELAY_SERVER_V4: &str = "10.89.0.2";
 pub const RELAY_SERVER_V6: &str = "fd89::2";
 
 /// The link, without delay or loss.
-///
-/// # Errors
-///
-/// If it cannot be created.
 pub fn relay(pair: &Pair) -> anyhow::Result<Relay> {
     Relay::new(pair, 0, 0)
 }
@@ -34,10 +30,6 @@ pub struct BothEnds {
 
 impl BothEnds {
     /// Starts both captures.
-    ///
-    /// # Errors
-    ///
-    /// If tcpdump does not start.
     pub fn of(pair: &Pair, relay: &Relay) -> anyhow::Result<Self> {
         Ok(Self {
             client: Capture::start(&pair.client, &relay.client_device())?,
@@ -47,10 +39,6 @@ impl BothEnds {
 
     /// The round-trip times of at least `connections` IPv4 connections, with at least `each` samples per connection, as
     /// seen on the client's wire and on the server's.
-    ///
-    /// # Errors
-    ///
-    /// If there are fewer in time.
     pub fn round_trips(
         &self,
         connections: usize,

@@ -26,10 +26,6 @@ pub enum Verified {
 }
 
 /// Loads each program into the kernel with all its optional parts switched on.
-///
-/// # Errors
-///
-/// If the maps cannot be created.
 pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
     let mut mode = statistics::ON | statistics::UNMATCHED | statistics::RTT_AT_END;
     if rto_agent::datapath::probe::tells_process() {

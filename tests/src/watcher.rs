@@ -28,10 +28,6 @@ pub struct Watcher {
 
 impl Watcher {
     /// Starts `watch`, and returns when the program sends all events.
-    ///
-    /// # Errors
-    ///
-    /// If it does not.
     pub fn start(env: &TestEnv, args: &[&str]) -> anyhow::Result<Self> {
         let watcher = Self::of(env, &[&["watch", "--json"], args].concat())?;
         // SYN-ACK events are switched on last.
@@ -46,10 +42,6 @@ impl Watcher {
     }
 
     /// Starts another command.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn of(env: &TestEnv, args: &[&str]) -> anyhow::Result<Self> {
         let child = env
             .command(args)
@@ -74,10 +66,6 @@ impl Watcher {
     }
 
     /// The next line that satisfies a condition; other lines are skipped.
-    ///
-    /// # Errors
-    ///
-    /// If no such line arrives in time; the error shows the skipped lines.
     pub fn next(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
         let mut others = Vec::new();
         let end = Instant::now() + LIMIT;
@@ -113,10 +101,6 @@ pub enum Told {
 }
 
 /// Which events the program sends, according to the map in the kernel.
-///
-/// # Errors
-///
-/// If there is no such map.
 pub fn told(env: &TestEnv) -> anyhow::Result<Told> {
     let map = env.pins()?.join(EVENT_CONTROL);
     let dump = run(&format!("bpftool --json map dump pinned {}", map.display()))?;

@@ -69,37 +69,17 @@ pub trait Link: Send + Sync {
     fn server(&self, v6: bool) -> IpAddr;
 
     /// Starts to drop packets.
-    ///
-    /// # Errors
-    ///
-    /// If this link does not support the rule.
     fn drops(&self, rule: Rule) -> anyhow::Result<RuleId>;
 
     /// The number of packets that a rule has dropped.
-    ///
-    /// # Errors
-    ///
-    /// If its counter cannot be read.
     fn dropped(&self, rule: RuleId) -> anyhow::Result<u64>;
 
     /// Removes a rule; returns the number of packets it has dropped.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be removed.
     fn remove(&self, rule: RuleId) -> anyhow::Result<u64>;
 
     /// Starts to drop all packets that match, for `length`.
-    ///
-    /// # Errors
-    ///
-    /// If this link does not support the filter.
     fn start_outage(&self, filter: PacketFilter, length: Duration) -> anyhow::Result<Outage>;
 
     /// Waits until the outage is over.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be ended.
     fn end_outage(&self, outage: Outage) -> anyhow::Result<Blackout>;
 }

@@ -46,10 +46,6 @@ struct Placed {
 
 impl Veth {
     /// Creates the tables.
-    ///
-    /// # Errors
-    ///
-    /// If `nft` is missing or fails: the kernel lacks nf_tables.
     pub fn new(pair: &Pair) -> anyhow::Result<Self> {
         let veth = Self {
             client: pair.client.clone(),

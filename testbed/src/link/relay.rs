@@ -97,11 +97,7 @@ pub struct Relay {
 
 impl Relay {
     /// Creates the devices and their addresses (10.89.`number`.1 and .2, fd89:`number`::1 and ::2), and carries packets
-    /// without delay or loss. `seed` initialises the random numbers.
-    ///
-    /// # Errors
-    ///
-    /// If a device cannot be created or `ip` fails; what was created is removed.
+    /// without delay or loss. `seed` initialises the random numbers. If a part fails, what was created is removed.
     pub fn new(pair: &Pair, number: u8, seed: u64) -> anyhow::Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new(seed)),
@@ -207,10 +203,6 @@ impl Relay {
 
     /// Starts to write the packets at the client's end to a file, as tcpdump would: packets from the client when they
     /// are read, packets to it when they are delivered.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be created.
     pub fn capture(&self, path: &std::path::Path) -> anyhow::Result<()> {
         let pcap = Pcap::create(path).with_context(|| path.display().to_string())?;
         self.shared.state().capture = Some(Ok(pcap));
@@ -218,10 +210,6 @@ impl Relay {
     }
 
     /// Ends the capture and completes the file.
-    ///
-    /// # Errors
-    ///
-    /// If it could not be written, or no capture was running.
     pub fn end_capture(&self) -> anyhow::Result<()> {
         let capture = self.shared.state().capture.take();
         Ok(capture.context("there is no capture")??.finish()?)

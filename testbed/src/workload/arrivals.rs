@@ -85,10 +85,6 @@ pub struct Arrivals(ControlChannel);
 
 impl Arrivals {
     /// Starts it in a namespace and a cgroup; nothing is sent yet.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn start(netns: &str, cgroup: Option<&Path>, clients: &Clients) -> anyhow::Result<Self> {
         let role = Role::Arrivals(clients.clone());
         let mut command = Program::built()?.command(netns, cgroup, &role)?;
@@ -98,37 +94,21 @@ impl Arrivals {
     }
 
     /// Starts `count` connections; [`Arrivals::done`] waits for them.
-    ///
-    /// # Errors
-    ///
-    /// If the child has ended.
     pub fn begin(&mut self, count: u32) -> anyhow::Result<()> {
         self.0.send(&count)
     }
 
     /// Whether all have ended.
-    ///
-    /// # Errors
-    ///
-    /// If poll(2) fails.
     pub fn are_done(&self) -> anyhow::Result<bool> {
         self.0.has_reply()
     }
 
     /// Waits until all connections that were started have ended.
-    ///
-    /// # Errors
-    ///
-    /// If one cannot be started.
     pub fn done(&mut self) -> anyhow::Result<Done> {
         self.0.recv()
     }
 
     /// [`Arrivals::begin`] and [`Arrivals::done`].
-    ///
-    /// # Errors
-    ///
-    /// If either fails.
     pub fn run(&mut self, count: u32) -> anyhow::Result<Done> {
         self.begin(count)?;
         self.done()

@@ -51,10 +51,6 @@ pub struct Attempts(ControlChannel);
 
 impl Attempts {
     /// Starts `count` connections at once; returns when all are started.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be started.
     pub fn begin(
         netns: &str,
         cgroup: Option<&Path>,
@@ -69,10 +65,6 @@ impl Attempts {
     }
 
     /// Starts the program, which will connect from these addresses with these options.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn load(
         program: &Program,
         netns: &str,
@@ -87,28 +79,16 @@ impl Attempts {
     }
 
     /// Makes it start all connections.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be started.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.0.request(&())
     }
 
     /// Whether all have ended.
-    ///
-    /// # Errors
-    ///
-    /// If poll(2) fails.
     pub fn have_ended(&self) -> anyhow::Result<bool> {
         self.0.has_reply()
     }
 
     /// Waits until all have ended.
-    ///
-    /// # Errors
-    ///
-    /// If the child fails.
     pub fn outcomes(mut self) -> anyhow::Result<Vec<Attempt>> {
         self.0.recv()
     }

@@ -78,10 +78,6 @@ pub enum Command {
 
 impl Conversation {
     /// Connects in a namespace and a cgroup; returns once connected.
-    ///
-    /// # Errors
-    ///
-    /// If it does not connect.
     pub fn start(
         netns: &str,
         cgroup: Option<&Path>,
@@ -102,46 +98,26 @@ impl Conversation {
     }
 
     /// Exchanges `count` requests and answers, one after the other.
-    ///
-    /// # Errors
-    ///
-    /// If the connection fails.
     pub fn rounds(&mut self, count: usize, pause: Duration) -> anyhow::Result<()> {
         self.client.request(&Command::Rounds { count, pause })
     }
 
     /// Sends this many bytes that get no answer; must be a multiple of [`REQUEST`].
-    ///
-    /// # Errors
-    ///
-    /// If the connection fails.
     pub fn send(&mut self, bytes: usize) -> anyhow::Result<()> {
         self.client.request(&Command::Send(bytes))
     }
 
     /// The value of an option of [`tcp::option`], as the application sees it.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel does not know it.
     pub fn option(&mut self, number: i32) -> anyhow::Result<i32> {
         self.client.request(&Command::Option(number))
     }
 
     /// Sets an option of [`tcp::option`], as an application does.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
     pub fn set_option(&mut self, number: i32, value: i32) -> anyhow::Result<()> {
         self.client.request(&Command::SetOption(number, value))
     }
 
     /// Waits until the connection fails; returns the errno's name and how long that took.
-    ///
-    /// # Errors
-    ///
-    /// If the child has ended.
     pub fn fail(&mut self) -> anyhow::Result<(String, Duration)> {
         self.client.request(&Command::Fail)
     }
@@ -198,10 +174,6 @@ fn execute(stream: &mut TcpStream, command: Command) -> anyhow::Result<Value> {
 
 /// The retransmission timeout of the only established socket that matches `filter` (of ss(8)) in a namespace, as `ss
 /// -tin` shows it.
-///
-/// # Errors
-///
-/// If there is no such socket, or more than one.
 pub fn rto(netns: &str, filter: &str) -> anyhow::Result<Duration> {
     let mut ss = std::process::Command::new("ss");
     ss.args(["-tinHO", "state", "established"]);

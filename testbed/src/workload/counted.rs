@@ -90,19 +90,11 @@ pub struct CountedClient(ControlChannel);
 
 impl CountedClient {
     /// Starts `rto-workload` in a cgroup, initially paused.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn start(cgroup: Option<&std::path::Path>, client: Client) -> anyhow::Result<Self> {
         start(cgroup, &Role::CountedClient(client)).map(Self)
     }
 
     /// Sends a command; returns the counts at the time of its reply.
-    ///
-    /// # Errors
-    ///
-    /// If it has ended.
     pub fn tell(&mut self, command: Command) -> anyhow::Result<Counts> {
         self.0.request(&command)
     }
@@ -114,19 +106,11 @@ pub struct CountedServer(ControlChannel);
 
 impl CountedServer {
     /// Starts `rto-workload` in a cgroup.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn start(cgroup: Option<&std::path::Path>, on: SocketAddr) -> anyhow::Result<Self> {
         start(cgroup, &Role::CountedServer { on }).map(Self)
     }
 
     /// Connections accepted so far.
-    ///
-    /// # Errors
-    ///
-    /// If it has ended.
     pub fn accepted(&mut self) -> anyhow::Result<u64> {
         self.0.request(&())
     }

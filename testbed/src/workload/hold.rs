@@ -35,10 +35,6 @@ pub struct Hold {
 impl Hold {
     /// Starts as many `rto-workload`s from this path as `connections` need, in a namespace and a cgroup. They listen on
     /// this port, and have no connections yet.
-    ///
-    /// # Errors
-    ///
-    /// If one does not start.
     pub fn start(
         program: &Path,
         netns: &str,
@@ -63,10 +59,6 @@ impl Hold {
     }
 
     /// Opens the connections.
-    ///
-    /// # Errors
-    ///
-    /// If one fails, or a process may not open enough descriptors.
     pub fn open(&mut self) -> anyhow::Result<()> {
         let mut left = self.connections;
         for process in &mut self.processes {
@@ -78,10 +70,6 @@ impl Hold {
     }
 
     /// Ends all connections.
-    ///
-    /// # Errors
-    ///
-    /// If a process has ended.
     pub fn close(&mut self) -> anyhow::Result<()> {
         for process in &mut self.processes {
             process.send(&0)?;

@@ -17,10 +17,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: rto-lab\r\n\r\n";
 
 /// Answers the requests of a connection until the client closes it.
-///
-/// # Errors
-///
-/// If the connection breaks.
 pub fn serve_connection(stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut response = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
@@ -67,10 +63,6 @@ pub struct Client {
 
 impl Client {
     /// Connects; fails after [`TIMEOUT`].
-    ///
-    /// # Errors
-    ///
-    /// If the connection cannot be made.
     pub fn connect(to: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
         stream.set_nodelay(true)?;
@@ -80,29 +72,17 @@ impl Client {
     }
 
     /// Sends a request and reads its response.
-    ///
-    /// # Errors
-    ///
-    /// If the response does not arrive in time, or is invalid.
     pub fn transact(&mut self) -> anyhow::Result<()> {
         self.request()?;
         self.response()
     }
 
     /// Sends a request.
-    ///
-    /// # Errors
-    ///
-    /// If the connection ends.
     pub fn request(&mut self) -> anyhow::Result<()> {
         Ok(self.stream.write_all(REQUEST)?)
     }
 
     /// Reads the response to the oldest request.
-    ///
-    /// # Errors
-    ///
-    /// If it does not arrive in time, or is invalid.
     pub fn response(&mut self) -> anyhow::Result<()> {
         let lines = head(&mut self.responses)?.context("the server ended the connection")?;
         let status = lines.first().context("an empty head")?;

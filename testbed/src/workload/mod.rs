@@ -191,10 +191,6 @@ pub struct Program {
 
 impl Program {
     /// `rto-workload` beside this program.
-    ///
-    /// # Errors
-    ///
-    /// If it was not built.
     pub fn built() -> anyhow::Result<Self> {
         Ok(Self::at(&beside("rto-workload")?))
     }
@@ -209,10 +205,6 @@ impl Program {
     }
 
     /// The current program, which calls [`main`] when run with this verb.
-    ///
-    /// # Errors
-    ///
-    /// If the path of the current program is unknown.
     pub fn own(verb: &'static str) -> anyhow::Result<Self> {
         Ok(Self {
             path: std::env::current_exe()?,
@@ -222,10 +214,6 @@ impl Program {
 
     /// A child with this role (a [`Role`], or another value that the program accepts). It joins the namespace and the
     /// cgroup itself.
-    ///
-    /// # Errors
-    ///
-    /// If the role cannot be represented as JSON.
     pub fn command<'a>(
         &self,
         netns: impl Into<Option<&'a str>>,

@@ -68,10 +68,6 @@ pub struct Seen {
 
 impl Prober {
     /// Starts the process; it does not sample yet.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn start(netns: &str, cgroup: &Path, probes: Probes) -> anyhow::Result<Self> {
         let role = Role::Prober(probes);
         let mut command = Program::built()?.command(netns, Some(cgroup), &role)?;
@@ -81,19 +77,11 @@ impl Prober {
     }
 
     /// Starts to sample.
-    ///
-    /// # Errors
-    ///
-    /// If it has ended.
     pub fn begin(&mut self) -> anyhow::Result<()> {
         self.0.request::<Seen>(&Command::Begin).map(drop)
     }
 
     /// Stops, and returns the results.
-    ///
-    /// # Errors
-    ///
-    /// If it has ended.
     pub fn end(&mut self) -> anyhow::Result<Seen> {
         self.0.request(&Command::End)
     }

@@ -37,10 +37,6 @@ pub struct Rate(ControlChannel);
 impl Rate {
     /// Starts `rto-workload` from this path; `on` is an address of the namespace itself. It connects in `cgroup`, and
     /// accepts there or, if given, in `accepts_in`. It switches TIME_WAIT off in the namespace.
-    ///
-    /// # Errors
-    ///
-    /// If it does not start.
     pub fn start(
         program: &Path,
         netns: &str,
@@ -52,10 +48,6 @@ impl Rate {
     }
 
     /// As [`Rate::start`], with this many connections at the same time ([`Both::at_once`]).
-    ///
-    /// # Errors
-    ///
-    /// As [`Rate::start`].
     pub fn start_parallel(
         program: &Path,
         netns: &str,
@@ -74,10 +66,6 @@ impl Rate {
     }
 
     /// Makes, uses and ends `count` connections; returns how long that took.
-    ///
-    /// # Errors
-    ///
-    /// If one fails.
     pub fn connections(&mut self, count: u32) -> anyhow::Result<Duration> {
         self.0.request(&count)
     }

@@ -14,10 +14,6 @@ use nix::{
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Replies with a value.
-///
-/// # Errors
-///
-/// If the parent has exited.
 pub fn reply(value: &impl Serialize) -> anyhow::Result<()> {
     write(&Ok::<_, String>(value))
 }
@@ -35,10 +31,6 @@ fn write(reply: &impl Serialize) -> anyhow::Result<()> {
 }
 
 /// Executes commands and replies to each, until stdin is closed.
-///
-/// # Errors
-///
-/// If stdin or stdout fails.
 pub fn commands<C: DeserializeOwned, T: Serialize>(
     mut run: impl FnMut(C) -> anyhow::Result<T>,
 ) -> anyhow::Result<()> {

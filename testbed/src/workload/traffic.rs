@@ -71,10 +71,6 @@ pub struct Listen {
 
 impl Traffic {
     /// connect() in a child, which keeps the connection until it is dropped.
-    ///
-    /// # Errors
-    ///
-    /// If the child cannot be started.
     pub fn connect(
         netns: &str,
         cgroup: Option<&Path>,
@@ -92,10 +88,6 @@ impl Traffic {
 
     /// Starts a child in which two addresses of a namespace connect to each other. If the first one's SYN is lost, the
     /// other's crosses it. The outcome is that of the first.
-    ///
-    /// # Errors
-    ///
-    /// If the child cannot be started.
     pub fn cross_syns(
         netns: &str,
         cgroup: Option<&Path>,
@@ -107,19 +99,11 @@ impl Traffic {
     }
 
     /// A listener that accepts and keeps connections; returns once it listens.
-    ///
-    /// # Errors
-    ///
-    /// If it does not.
     pub fn serve(netns: &str, cgroup: Option<&Path>, on: SocketAddr) -> anyhow::Result<Self> {
         Self::serve_with(netns, cgroup, on, Listen::default())
     }
 
     /// As [`Traffic::serve`], with options.
-    ///
-    /// # Errors
-    ///
-    /// If it does not listen.
     pub fn serve_with(
         netns: &str,
         cgroup: Option<&Path>,
@@ -135,10 +119,6 @@ impl Traffic {
     }
 
     /// A listener that answers conversations ([`super::conversation`]); returns once it listens.
-    ///
-    /// # Errors
-    ///
-    /// If it does not.
     pub fn echo_server(
         netns: &str,
         cgroup: Option<&Path>,
@@ -154,10 +134,6 @@ impl Traffic {
     }
 
     /// Starts `count` connections at once; returns when all are started, without waiting for any.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be started.
     pub fn connect_many(
         netns: &str,
         cgroup: Option<&Path>,
@@ -173,10 +149,6 @@ impl Traffic {
     }
 
     /// As [`Traffic::connect_many`], with the `rto-workload` at this path.
-    ///
-    /// # Errors
-    ///
-    /// If they cannot be started.
     pub fn connect_many_by(
         program: &Path,
         netns: &str,
@@ -210,28 +182,16 @@ impl Traffic {
     }
 
     /// Waits for connect() to end.
-    ///
-    /// # Errors
-    ///
-    /// If the child fails.
     pub fn outcome(mut self) -> anyhow::Result<Outcome> {
         self.0.recv()
     }
 
     /// Waits until a listener with TCP_DEFER_ACCEPT accepts a connection.
-    ///
-    /// # Errors
-    ///
-    /// If the child exits instead.
     pub fn accepted(&mut self) -> anyhow::Result<()> {
         self.0.recv()
     }
 
     /// Whether connect() has ended.
-    ///
-    /// # Errors
-    ///
-    /// If poll(2) fails.
     pub fn has_ended(&self) -> anyhow::Result<bool> {
         self.0.has_reply()
     }

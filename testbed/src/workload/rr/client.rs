@@ -59,10 +59,6 @@ pub struct Client {
 
 impl Client {
     /// Connects and sends the lengths.
-    ///
-    /// # Errors
-    ///
-    /// If the connection fails, or the lengths are invalid.
     pub fn connect(to: SocketAddr, sizes: Sizes, options: Options) -> anyhow::Result<Self> {
         sizes.check()?;
         let opened = Self::open(to, sizes, options, CloseMode::ByClient, &|| true);
@@ -71,10 +67,6 @@ impl Client {
 
     /// Connects while `go_on` returns true, and sends the lengths and the close mode. Also returns how long connect(2)
     /// took.
-    ///
-    /// # Errors
-    ///
-    /// If the connection fails.
     pub fn open(
         to: SocketAddr,
         sizes: Sizes,
@@ -113,20 +105,12 @@ impl Client {
     }
 
     /// Makes a transaction; returns how long it took.
-    ///
-    /// # Errors
-    ///
-    /// If the connection ends.
     pub fn transact(&mut self) -> io::Result<Duration> {
         Ok(self.transact_while(&|| true)?)
     }
 
     /// Makes a transaction, waiting while `go_on` returns true; returns how long it took. The client is unusable after
     /// an error.
-    ///
-    /// # Errors
-    ///
-    /// If the connection ends, the answer is invalid, or `go_on` returns false.
     pub fn transact_while(&mut self, go_on: &dyn Fn() -> bool) -> Result<Duration, Error> {
         let begin = Instant::now();
         let request = std::mem::take(&mut self.request);
@@ -155,10 +139,6 @@ impl Client {
     }
 
     /// Waits until the server has closed an [`CloseMode::OneShot`] connection.
-    ///
-    /// # Errors
-    ///
-    /// If it does not, or sends more data.
     pub fn wait_for_end(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), Error> {
         loop {
             match self.stream.read(&mut [0]) {
@@ -181,10 +161,6 @@ impl Client {
     }
 
     /// The facts about the server's host, requested over a separate connection.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::close_with_tcp_info`].
     pub fn facts(to: SocketAddr, go_on: &dyn Fn() -> bool) -> Result<HostFacts, Error> {
         let options = Options::default();
         let (client, _) = Self::open(to, Sizes::SMALL, options, CloseMode::Facts, go_on)?;
@@ -192,10 +168,6 @@ impl Client {
     }
 
     /// Closes the connection with a reset, which leaves no state at either end.
-    ///
-    /// # Errors
-    ///
-    /// If setsockopt(2) fails.
     pub fn reset(self) -> Result<(), Error> {
         Ok(SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))?)
     }

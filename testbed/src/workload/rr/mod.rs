@@ -44,10 +44,6 @@ impl Sizes {
     };
 
     /// Checks that both ends accept the lengths.
-    ///
-    /// # Errors
-    ///
-    /// If a length is 0 or above [`LONGEST`].
     pub fn check(self) -> anyhow::Result<()> {
         for (what, bytes) in [("request", self.request), ("response", self.response)] {
             ensure!(

@@ -103,10 +103,6 @@ impl Drop for Place {
 }
 
 /// A listening socket; one on `::` also accepts IPv4.
-///
-/// # Errors
-///
-/// If the address is not available.
 pub fn listen(on: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(on), Type::STREAM, None)?;
     if on.is_ipv6() {
@@ -119,10 +115,6 @@ pub fn listen(on: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Answers connections; returns when the listener fails.
-///
-/// # Errors
-///
-/// If accept(2) fails.
 pub fn serve(listener: &TcpListener, options: Options) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept()?;
@@ -134,10 +126,6 @@ pub fn serve(listener: &TcpListener, options: Options) -> io::Result<()> {
 
 /// Answers connections within these limits while `go_on` returns true. `report` receives the error of each connection
 /// that fails, and at most once a second that connections are refused.
-///
-/// # Errors
-///
-/// If accept(2) fails with an error that does not go away by waiting.
 pub fn serve_while(
     listener: &TcpListener,
     options: Options,
@@ -229,10 +217,6 @@ fn close_refused(mut stream: &TcpStream) {
 
 /// Answers one connection until the client closes it, however long that takes. `each` receives the socket after each
 /// request and before its answer; the kernel has processed the request's ACK by then.
-///
-/// # Errors
-///
-/// If the peer uses another protocol, or breaks off.
 pub fn serve_connection(
     stream: TcpStream,
     options: Options,
