@@ -177,7 +177,7 @@ impl Client {
     ///
     /// A GET is repeated once if the connection breaks. If no daemon is running any more, the
     /// second attempt reports that. A running daemon may have dropped the client after
-    /// [`LIMITS`](super::server::LIMITS)' `idle_timeout`, for example because the whole machine was
+    /// [`LIMITS`](super::server::LIMITS)' `head_timeout`, for example because the whole machine was
     /// suspended.
     async fn exchange(
         &self,

@@ -1,10 +1,15 @@
-//! Serves connections. A client may close its sending half after its request, like `nc -N` and some
-//! proxies, and is still answered. A client that has closed the whole connection is dropped, if
-//! that can be detected.
+//! Serves connections: a limited number, each for a limited time. A client may close its sending
+//! half after its request, like `nc -N` and some proxies, and is still answered. A client that has
+//! closed the whole connection is dropped, if that can be detected.
 
 use std::{
-    io,
+    io, mem,
     pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use axum::{Router, extract::Request, serve::Listener};
@@ -13,14 +18,44 @@ use hyper::{
     server::conn::http1,
     service::{Service as _, service_fn},
 };
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    sync::watch,
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::sleep,
 };
+use tracing::warn;
 
-use super::limit::{Limited, TimedIo};
+use crate::wire::types::ErrorAnswer;
+
+/// Limits of connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Concurrent connections; more wait until one ends.
+    pub connections: usize,
+    /// The last of them, which are reserved for root if the kernel reports the peer's user. Other
+    /// users are refused when only these are left.
+    pub for_root: usize,
+    /// How long a client may take to send the head of a request.
+    pub head_timeout: Duration,
+    /// Lifetime of a connection; the client then opens another.
+    pub lifetime: Duration,
+}
+
+/// Suspends the deadline of its connection, for an endless answer.
+#[derive(Clone, Debug, Default)]
+pub struct Lasting(Arc<AtomicBool>);
+
+impl Lasting {
+    /// Whether the connection outlives [`Limits::lifetime`] from now on.
+    pub fn set(&self, is_lasting: bool) {
+        self.0.store(is_lasting, Ordering::Relaxed);
+    }
+}
 
 /// Resolves once the client has closed its connection.
 pub type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -52,29 +87,42 @@ impl Transport for TcpStream {}
 ///
 /// Never fails: a broken listener retries.
 pub(crate) async fn serve<L, I>(
-    mut listener: Limited<L>,
+    mut listener: L,
+    limits: Limits,
     app: Router,
-    info: impl Fn(&TimedIo<L::Io>) -> I,
+    info: impl Fn(&L::Io, Lasting) -> I,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()>
 where
     L: Listener<Io: Transport>,
     I: Clone + Send + Sync + 'static,
 {
+    let mut slots = Slots {
+        limits,
+        free: Arc::new(Semaphore::new(limits.connections)),
+        is_refusing: false,
+    };
     let (stopping, _) = watch::channel(());
     let mut stop = pin!(stop);
     loop {
-        let (connection, _) = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let (stream, slot) = tokio::select! {
+            accepted = slots.accept(&mut listener) => accepted,
             () = &mut stop => break,
         };
-        let info = info(&connection);
-        tokio::spawn(serve_one(
-            connection,
+        let lasting = Lasting::default();
+        let info = info(&stream, lasting.clone());
+        let serving = serve_one(
+            stream,
+            limits,
+            lasting,
             app.clone(),
             info,
             stopping.subscribe(),
-        ));
+        );
+        tokio::spawn(async {
+            serving.await;
+            drop(slot);
+        });
     }
     drop(listener);
     stopping.send_replace(());
@@ -82,23 +130,79 @@ where
     Ok(())
 }
 
+/// The connections that may still be accepted.
+struct Slots {
+    limits: Limits,
+    free: Arc<Semaphore>,
+    /// Users other than root are being refused, and that is logged.
+    is_refusing: bool,
+}
+
+impl Slots {
+    /// Accepts a connection once there is a slot for it; `None` only if the semaphore is closed,
+    /// which never happens.
+    async fn accept<L: Listener<Io: Transport>>(
+        &mut self,
+        listener: &mut L,
+    ) -> (L::Io, Option<OwnedSemaphorePermit>) {
+        loop {
+            let slot = self.free.clone().acquire_owned().await.ok();
+            let (stream, _) = listener.accept().await;
+            let Some(uid) = stream.uid().filter(|uid| *uid != 0) else {
+                return (stream, slot);
+            };
+            if self.free.available_permits() >= self.limits.for_root {
+                self.is_refusing = false;
+                return (stream, slot);
+            }
+            let text = format!(
+                "the last {} connections to this socket are reserved for root; try again",
+                self.limits.for_root
+            );
+            if !mem::replace(&mut self.is_refusing, true) {
+                warn!(audit = true, uid, "connections are refused: {text}");
+            }
+            stream.send_last(&unavailable(text));
+        }
+    }
+}
+
+/// The answer to a request that is not read.
+fn unavailable(error: String) -> Vec<u8> {
+    let body = serde_json::to_string(&ErrorAnswer { error }).unwrap_or_default();
+    let length = body.len();
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
 async fn serve_one<S: Transport, I: Clone + Send + Sync + 'static>(
-    stream: TimedIo<S>,
+    stream: S,
+    limits: Limits,
+    lasting: Lasting,
     app: Router,
     info: I,
     mut stopping: watch::Receiver<()>,
 ) {
     // hyper does not read while a request is being answered, so it does not notice that the client
-    // is gone or that its time is over.
-    let mut gone = stream.io().gone();
-    let mut over = pin!(stream.over());
+    // is gone, nor that its time is over.
+    let mut gone = stream.gone();
+    let mut over = pin!(async {
+        sleep(limits.lifetime).await;
+        while lasting.0.load(Ordering::Relaxed) {
+            sleep(limits.lifetime).await;
+        }
+    });
     let app = TowerToHyperService::new(app);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(info.clone());
         app.call(request)
     });
     let mut builder = http1::Builder::new();
-    builder.half_close(true);
+    builder.half_close(true).timer(TokioTimer::new());
+    builder.header_read_timeout(limits.head_timeout);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut is_stopping = false;
     loop {
@@ -119,16 +223,12 @@ async fn serve_one<S: Transport, I: Clone + Send + Sync + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        path::Path,
-        sync::{
-            Arc,
-            atomic::{AtomicUsize, Ordering},
-        },
-        time::Duration,
-    };
+    use std::{path::Path, sync::atomic::AtomicUsize, time::Instant};
 
-    use axum::routing::{get, post};
+    use axum::{
+        Extension,
+        routing::{get, post},
+    };
     use nix::unistd::getegid;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -137,13 +237,17 @@ mod tests {
     };
 
     use super::*;
-    use crate::api::{limit::Limits, socket::RebindingListener};
+    use crate::api::socket::RebindingListener;
 
     const LONG: Duration = Duration::from_secs(60);
+    const SOON: Duration = Duration::from_millis(250);
+    /// Larger than the buffers of a socket.
+    const LARGE: usize = 64 << 20;
+    const NEVER: &[u8] = b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n";
     const LIMITS: Limits = Limits {
         connections: 8,
         for_root: 0,
-        idle_timeout: LONG,
+        head_timeout: LONG,
         lifetime: LONG,
     };
 
@@ -163,7 +267,8 @@ mod tests {
         }
     }
 
-    /// A server of `/echo`, which answers after a moment, and of `/never`, which does not.
+    /// A server of `/echo`, which answers after a moment, of `/never` and `/lasting`, which do not,
+    /// and of `/large`, whose answer fills the buffers of sockets.
     fn served(test: impl AsyncFnOnce(&Path, Arc<AtomicUsize>)) {
         served_with(LIMITS, test);
     }
@@ -179,19 +284,27 @@ mod tests {
             let (listener, _file) = RebindingListener::bind(&path, getegid()).unwrap();
             let waiting = Arc::<AtomicUsize>::default();
             let count = waiting.clone();
+            let lasting_count = waiting.clone();
             let never = move || async move {
                 let _waiting = Waiting::begin(&count);
                 std::future::pending::<()>().await;
             };
+            let lasting = move |Extension(lasting): Extension<Lasting>| async move {
+                let _waiting = Waiting::begin(&lasting_count);
+                lasting.set(true);
+                std::future::pending::<()>().await;
+            };
             let echo = |body: String| async move {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                sleep(Duration::from_millis(20)).await;
                 body
             };
             let app = Router::new()
                 .route("/echo", post(echo))
+                .route("/large", get(|| async { vec![b'x'; LARGE] }))
+                .route("/lasting", get(lasting))
                 .route("/never", get(never));
             let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-            let serving = serve(Limited::new(listener, limits), app, |_| (), async {
+            let serving = serve(listener, limits, app, |_, lasting| lasting, async {
                 let _stop = stopped.await;
             });
             let serving = tokio::spawn(serving);
@@ -206,7 +319,7 @@ mod tests {
             if is() {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            sleep(Duration::from_millis(10)).await;
         }
         panic!("{what}");
     }
@@ -257,14 +370,13 @@ mod tests {
         served(async |path, waiting| {
             for is_half_closed in [false, true] {
                 let mut client = UnixStream::connect(path).await.unwrap();
-                let request = b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n";
-                client.write_all(request).await.unwrap();
+                client.write_all(NEVER).await.unwrap();
                 if is_half_closed {
                     client.shutdown().await.unwrap();
                 }
                 until("it is not asked", || waiting.load(Ordering::Relaxed) == 1).await;
                 // The client is still connected, and its request pending.
-                tokio::time::sleep(Duration::from_millis(600)).await;
+                sleep(Duration::from_millis(600)).await;
                 assert_eq!(waiting.load(Ordering::Relaxed), 1);
                 drop(client);
                 until("it was not noticed", || {
@@ -276,21 +388,92 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_does_not_come_ends_with_the_connections_time() {
+    fn connection_ends_after_its_lifetime_unless_lasting() {
         let limits = Limits {
-            lifetime: Duration::from_millis(300),
+            lifetime: SOON,
             ..LIMITS
         };
         served_with(limits, async |path, waiting| {
             let mut client = UnixStream::connect(path).await.unwrap();
-            let request = b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n";
-            client.write_all(request).await.unwrap();
+            client.write_all(NEVER).await.unwrap();
             client.shutdown().await.unwrap();
             let mut answer = Vec::new();
             let read = timeout(LONG, client.read_to_end(&mut answer));
             read.await.unwrap().unwrap();
             assert!(answer.is_empty());
             until("it still waits", || waiting.load(Ordering::Relaxed) == 0).await;
+            let mut client = UnixStream::connect(path).await.unwrap();
+            let request = b"GET /lasting HTTP/1.1\r\nhost: x\r\n\r\n";
+            client.write_all(request).await.unwrap();
+            let read = timeout(SOON * 4, client.read_to_end(&mut answer));
+            assert!(read.await.is_err(), "{answer:?}");
+            assert_eq!(waiting.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn connection_beyond_the_limit_waits_for_end_of_silent_one() {
+        let limits = Limits {
+            connections: 1,
+            head_timeout: SOON,
+            ..LIMITS
+        };
+        served_with(limits, async |path, _| {
+            let begin = Instant::now();
+            let mut silent = UnixStream::connect(path).await.unwrap();
+            sleep(SOON / 4).await;
+            let mut second = UnixStream::connect(path).await.unwrap();
+            let request = b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            second.write_all(request).await.unwrap();
+            let mut answer = String::new();
+            let read = timeout(LONG, second.read_to_string(&mut answer));
+            read.await.unwrap().unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            assert!(begin.elapsed() >= SOON, "{:?}", begin.elapsed());
+            assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn slow_clients_are_dropped_and_others_served() {
+        let limits = Limits {
+            connections: 3,
+            head_timeout: SOON * 4,
+            lifetime: SOON * 8,
+            ..LIMITS
+        };
+        served_with(limits, async |path, _| {
+            let connect = async || UnixStream::connect(path).await.unwrap();
+            let (mut sending, mut reading, mut other) =
+                (connect().await, connect().await, connect().await);
+            let request = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n";
+            reading.write_all(request).await.unwrap();
+            // A byte at a time, without an end: the head is not complete in time.
+            let slow = async {
+                let head = b"GET /never HTTP/1.1\r\nx: ";
+                for byte in head.iter().chain(std::iter::repeat(&b'x')) {
+                    if sending.write_all(&[*byte]).await.is_err() {
+                        break;
+                    }
+                    sleep(SOON / 10).await;
+                }
+            };
+            let asking = async {
+                let request = b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+                other.write_all(request).await.unwrap();
+                let mut answer = String::new();
+                other.read_to_string(&mut answer).await.unwrap();
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            };
+            let both = async { tokio::join!(slow, asking) };
+            timeout(LONG, both).await.unwrap();
+            // The answer ends where the sockets' buffers were full when the lifetime was over.
+            sleep(SOON * 8).await;
+            let mut answer = Vec::new();
+            let _reset = timeout(LONG, reading.read_to_end(&mut answer))
+                .await
+                .unwrap();
+            assert!((1..LARGE).contains(&answer.len()), "{}", answer.len());
         });
     }
 }

@@ -4,13 +4,10 @@
 pub(crate) mod body;
 pub mod client;
 pub mod connection;
-mod experiments;
-pub mod limit;
 pub mod peer;
 pub mod server;
 pub mod socket;
 pub mod stream;
-mod tune;
 
 /// Largest request body, bytes: the longest [`MAX_CIDRS`](crate::wire::bounded::MAX_CIDRS) CIDRs
 /// take 24 MB.

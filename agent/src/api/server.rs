@@ -1,42 +1,33 @@
 //! The daemon's side: routes to the engine's handle.
 
-use std::{
-    io,
-    net::IpAddr,
-    os::fd::AsFd as _,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, io, net::IpAddr, os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json, Router,
     body::{Body, Bytes},
     extract::{
-        ConnectInfo, DefaultBodyLimit, FromRequest, Query, Request, State,
+        ConnectInfo, DefaultBodyLimit, FromRequest, Path, Query, Request, State,
         rejection::{JsonRejection, QueryRejection},
     },
     http::{Method, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, broadcast::error::RecvError, mpsc, oneshot},
+    task::spawn_blocking,
     time::{Instant, timeout_at},
 };
 use tracing::warn;
 
 use super::{
-    MAX_BODY, body, connection, experiments,
-    limit::{Limited, Limits, TimedIo},
+    MAX_BODY, body,
+    connection::{self, Lasting, Limits},
     peer::{Allowed, Peer, peer_of},
     socket::RebindingListener,
     stream::SharedStream,
-    tune,
 };
 use crate::{
     engine::{
@@ -44,14 +35,12 @@ use crate::{
         memory::{self, Need},
     },
     kernel::interference::Verdict,
-    policy::{Cidr, PolicyName},
+    policy::{Cidr, CidrError, NameError, PolicyName},
     wire::{
         events::StreamItem,
-        tune::TuneAction,
-        types::{
-            AddRequest, ApplyRequest, Caller, DetachRequest, ErrorAnswer, ReloadRequest,
-            RemoveRequest,
-        },
+        experiments::{ExperimentAnswer, StartRequest},
+        tune::{TuneAction, TuneRequest},
+        types::{AddRequest, Caller, ErrorAnswer, RemoveRequest},
     },
 };
 
@@ -59,7 +48,7 @@ use crate::{
 pub(crate) const LIMITS: Limits = Limits {
     connections: 512,
     for_root: 128,
-    idle_timeout: Duration::from_secs(5),
+    head_timeout: Duration::from_secs(5),
     // Longer than the CLI waits for an answer.
     lifetime: Duration::from_secs(180),
 };
@@ -88,54 +77,72 @@ pub async fn serve(
     allowed: Allowed,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let info = |io: &TimedIo<SharedStream>| ConnectInfo(PeerInfo::of(io));
-    let listener = Limited::new(listener, LIMITS);
-    connection::serve(listener, router(engine, allowed), info, stop).await
+    let info = |stream: &SharedStream, lasting| {
+        let peer = peer_of(stream.as_fd());
+        let peer = peer.inspect_err(|e| warn!("a client's credentials cannot be read: {e}"));
+        ConnectInfo(PeerInfo {
+            peer: peer.ok(),
+            lasting,
+        })
+    };
+    connection::serve(listener, LIMITS, router(engine, allowed), info, stop).await
 }
 
 /// The routes as served to one peer, without a socket; `None` is a peer with unreadable
 /// credentials.
 pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
-    let lasting = Lasting(Arc::default());
+    let lasting = Lasting::default();
     router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo { peer, lasting })))
 }
 
 fn router(engine: Handle, allowed: Allowed) -> Router {
+    let add = asked(|LargeJson(request): LargeJson<AddRequest>, caller, reply| {
+        Message::Add(Box::new(request), caller, reply)
+    });
+    let remove = asked(
+        |LargeJson(request): LargeJson<RemoveRequest>, caller, reply| {
+            Message::Remove(request, caller, reply)
+        },
+    );
+    let reload =
+        asked(|OptionalJson(request), caller, reply| Message::Reload(request, caller, reply));
+    let detach =
+        asked(|OptionalJson(request), caller, reply| Message::Detach(request, caller, reply));
+    let apply =
+        asked(|OptionalJson(request), caller, reply| Message::Apply(request, caller, reply));
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/stats", get(stats))
         .route("/v1/events", get(events))
-        .route("/v1/entries", get(list).post(add))
-        .route("/v1/entries/remove", post(remove))
+        .route("/v1/entries", add.get(list))
+        .route("/v1/entries/remove", remove)
         .route("/v1/lookup", get(lookup))
         .route("/v1/discover", get(discover))
-        .route("/v1/reload", post(reload))
+        .route("/v1/reload", reload)
         .route("/v1/verify", post(verify))
-        .route("/v1/detach", post(detach))
+        .route("/v1/detach", detach)
         .route("/v1/attach", post(attach))
-        .route("/v1/experiments", get(experiments::show))
-        .route("/v1/experiments/{policy}", post(experiments::start))
+        .route("/v1/experiments", get(experiments))
+        .route("/v1/experiments/{policy}", post(start_experiment))
         .route(
             "/v1/experiments/{policy}/stop",
-            experiments::on(Message::StopExperiment),
+            experiment(Message::StopExperiment),
         )
         .route(
             "/v1/experiments/{policy}/clear",
-            experiments::on(Message::ClearExperiment),
+            experiment(Message::ClearExperiment),
         )
-        .route("/v1/tune", get(tune::show))
-        .route("/v1/tune/freeze", tune::on(TuneAction::Freeze))
-        .route("/v1/tune/resume", tune::on(TuneAction::Resume))
-        .route("/v1/tune/reset", tune::on(TuneAction::Reset))
-        .route("/v1/apply", get(walk).post(apply))
+        .route("/v1/tune", get(tuned))
+        .route("/v1/tune/freeze", tune(TuneAction::Freeze))
+        .route("/v1/tune/resume", tune(TuneAction::Resume))
+        .route("/v1/tune/reset", tune(TuneAction::Reset))
+        .route("/v1/apply", apply.get(walk))
         .route("/v1/probe", post(probed))
         .fallback(|| async {
-            answer(
-                StatusCode::NOT_FOUND,
-                "no such route; see docs/reference/api.md",
-            )
+            let text = "no such route; see docs/reference/api.md";
+            Refusal::new(StatusCode::NOT_FOUND, text)
         })
-        .method_not_allowed_fallback(wrong_method)
+        .method_not_allowed_fallback(|| async { wrong_method() })
         .layer(Extension(Lists(Turns::new(LISTS_AT_ONCE))))
         .layer(Extension(Watches(Turns::new(WATCHES_AT_ONCE))))
         .layer(middleware::from_fn_with_state(
@@ -147,9 +154,68 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
         .with_state(engine)
 }
 
-async fn wrong_method() -> Response {
+/// An error answer.
+#[derive(Debug)]
+struct Refusal(StatusCode, String);
+
+/// A handler's result.
+type Answer = Result<Response, Refusal>;
+
+impl Refusal {
+    fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Self(status, text.into())
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, Json(ErrorAnswer { error: self.1 })).into_response()
+    }
+}
+
+impl From<EngineError> for Refusal {
+    fn from(error: EngineError) -> Self {
+        let status = match &error {
+            error if error.is_interrupted() => StatusCode::SERVICE_UNAVAILABLE,
+            EngineError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            error if error.is_refusal() => StatusCode::UNPROCESSABLE_ENTITY,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self(status, error.to_string())
+    }
+}
+
+impl From<JsonRejection> for Refusal {
+    fn from(error: JsonRejection) -> Self {
+        Self(error.status(), error.body_text())
+    }
+}
+
+impl From<QueryRejection> for Refusal {
+    fn from(error: QueryRejection) -> Self {
+        Self(error.status(), error.body_text())
+    }
+}
+
+impl From<NameError> for Refusal {
+    fn from(error: NameError) -> Self {
+        Self(StatusCode::BAD_REQUEST, error.to_string())
+    }
+}
+
+impl From<CidrError> for Refusal {
+    fn from(error: CidrError) -> Self {
+        Self(StatusCode::BAD_REQUEST, error.to_string())
+    }
+}
+
+fn wrong_method() -> Refusal {
     let text = "this path does not support this method; see docs/reference/api.md";
-    answer(StatusCode::METHOD_NOT_ALLOWED, text)
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, text)
+}
+
+fn json(value: impl Serialize) -> Answer {
+    Ok(Json(value).into_response())
 }
 
 /// Slots for a scarce resource: `count` for root, and `count` for all other users together.
@@ -183,29 +249,13 @@ struct PeerInfo {
     lasting: Lasting,
 }
 
-/// See [`super::limit::TimedIo::no_deadline`].
-#[derive(Clone)]
-struct Lasting(Arc<AtomicBool>);
-
-impl PeerInfo {
-    fn of(connection: &TimedIo<SharedStream>) -> Self {
-        let peer = peer_of(connection.io().as_fd());
-        Self {
-            peer: peer
-                .inspect_err(|e| warn!("a client's credentials cannot be read: {e}"))
-                .ok(),
-            lasting: Lasting(connection.no_deadline()),
-        }
-    }
-}
-
 /// Reads the body before any route answers. Large requests wait for a slot.
 async fn read_body(
     State(large): State<Turns>,
     Extension(caller): Extension<Caller>,
     request: Request,
     next: Next,
-) -> Response {
+) -> Answer {
     let length = body::told_length(&request);
     let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
     let _slot = if chunked || length.is_some_and(|length| (LARGE + 1..=MAX_BODY).contains(&length))
@@ -218,19 +268,16 @@ async fn read_body(
         && let Err(e) = memory::check(&Need::of_body(length))
     {
         body::discard(request, MAX_BODY).await;
-        return error(&e);
+        return Err(e.into());
     }
-    let (request, read) = match body::read(request, MAX_BODY).await {
-        Ok(read) => read,
-        Err(e) => return answer(e.status(), &e.text(MAX_BODY)),
-    };
+    let (request, read) = body::read(request, MAX_BODY)
+        .await
+        .map_err(|e| Refusal(e.status(), e.text(MAX_BODY)))?;
     // The length of a chunked body is known now: parsing it takes several times as much memory.
-    if length.is_none()
-        && let Err(e) = memory::check(&Need::of_body(read))
-    {
-        return error(&e);
+    if length.is_none() {
+        memory::check(&Need::of_body(read))?;
     }
-    next.run(request).await
+    Ok(next.run(request).await)
 }
 
 /// The socket's mode already excludes other users; this check holds even if the mode was changed.
@@ -239,51 +286,47 @@ async fn check_peer(
     ConnectInfo(PeerInfo { peer, lasting }): ConnectInfo<PeerInfo>,
     mut request: Request,
     next: Next,
-) -> Response {
-    match peer {
+) -> Answer {
+    let text = match peer {
         Some(peer) if allowed.permits(&peer) => {
             request.extensions_mut().insert(peer.caller);
             request.extensions_mut().insert(lasting);
-            next.run(request).await
+            return Ok(next.run(request).await);
         }
-        Some(peer) => {
-            let caller = peer.caller;
-            body::discard(request, MAX_BODY).await;
+        Some(Peer { caller, .. }) => {
             warn!(audit = true, %caller, "request refused: the client is neither root nor in the \
                                           socket's group");
-            let text = format!("{caller} is neither root nor in the group set in [agent] group");
-            answer(StatusCode::FORBIDDEN, &text)
+            format!("{caller} is neither root nor in the group set in [agent] group")
         }
-        None => {
-            body::discard(request, MAX_BODY).await;
-            answer(
-                StatusCode::FORBIDDEN,
-                "the credentials of this client cannot be read",
-            )
-        }
-    }
-}
-
-async fn status(State(engine): State<Handle>) -> Response {
-    let status = read(engine.snapshot(), |snapshot| Ok(snapshot.status()));
-    respond(status.await)
-}
-
-async fn stats(State(engine): State<Handle>) -> Response {
-    let stats = read(engine.snapshot(), |snapshot| Ok(snapshot.stats()?));
-    match stats.await {
-        Ok(stats) => Json(&*stats).into_response(),
-        Err(e) => error(&e),
-    }
+        None => "the credentials of this client cannot be read".to_owned(),
+    };
+    body::discard(request, MAX_BODY).await;
+    Err(Refusal(StatusCode::FORBIDDEN, text))
 }
 
 /// Reads a snapshot, and the kernel through it, on a thread that may block.
-pub(super) async fn read<T: Send + 'static>(
+async fn read<T: Send + 'static>(
     snapshot: Arc<Snapshot>,
     read: impl FnOnce(&Snapshot) -> Result<T, EngineError> + Send + 'static,
 ) -> Result<T, EngineError> {
-    let reading = tokio::task::spawn_blocking(move || read(&snapshot));
+    let reading = spawn_blocking(move || read(&snapshot));
     reading.await.unwrap_or(Err(EngineError::Stopping))
+}
+
+async fn status(State(engine): State<Handle>) -> Answer {
+    json(read(engine.snapshot(), |snapshot| Ok(snapshot.status())).await?)
+}
+
+async fn stats(State(engine): State<Handle>) -> Answer {
+    json(&*read(engine.snapshot(), |snapshot| Ok(snapshot.stats()?)).await?)
+}
+
+async fn walk(State(engine): State<Handle>) -> Answer {
+    json(&*engine.snapshot().walk())
+}
+
+async fn experiments(State(engine): State<Handle>) -> Answer {
+    json(read(engine.snapshot(), |snapshot| Ok(snapshot.experiments())).await?)
 }
 
 #[derive(Deserialize)]
@@ -306,7 +349,7 @@ struct Watching(
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.1.0.store(false, Ordering::Relaxed);
+        self.1.set(false);
         self.0.notify(Message::Unwatched);
     }
 }
@@ -319,41 +362,31 @@ async fn events(
     Extension(Watches(turns)): Extension<Watches>,
     Extension(caller): Extension<Caller>,
     query: Result<Query<EventsQuery>, QueryRejection>,
-) -> Response {
+) -> Answer {
     if method == Method::HEAD {
-        return wrong_method().await;
+        return Err(wrong_method());
     }
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(e) => return answer(e.status(), &e.body_text()),
-    };
-    let policy = match query.policy.as_deref().map(str::parse::<PolicyName>) {
-        None => None,
-        Some(Ok(policy)) => Some(policy),
-        Some(Err(e)) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
-    };
+    let Query(query) = query?;
+    let policy = query.policy.as_deref().map(str::parse::<PolicyName>);
+    let policy = policy.transpose()?;
     let texts = query.cidr.as_deref().unwrap_or_default().split(',');
     let cidrs: Result<Vec<Cidr>, _> = texts.filter(|t| !t.is_empty()).map(str::parse).collect();
-    let cidrs = match cidrs {
-        Ok(cidrs) => cidrs,
-        Err(e) => return answer(StatusCode::BAD_REQUEST, &e.to_string()),
-    };
+    let cidrs = cidrs?;
     let Ok(turn) = turns.of(caller).try_acquire_owned() else {
-        let text = format!(
-            "{WATCHES_AT_ONCE} clients watch already, the limit; stop one of them \
-                            first"
-        );
-        return answer(StatusCode::UNPROCESSABLE_ENTITY, &text);
+        let text =
+            format!("{WATCHES_AT_ONCE} clients watch already, the limit; stop one of them first");
+        return Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, text));
     };
     let asked = policy.clone();
-    let lines = match engine.call(|reply| Message::Watch(asked, reply)).await {
-        Ok(lines) => lines,
-        Err(e) => return error(&e),
-    };
-    lasting.0.store(true, Ordering::Relaxed);
+    let lines = engine.call(|reply| Message::Watch(asked, reply)).await?;
+    lasting.set(true);
     let state = (lines, Watching(engine, lasting, turn), policy, cidrs);
     let stream = futures_util::stream::unfold(state, |mut state| async {
         let (lines, _, policy, cidrs) = &mut state;
+        // An experiment and a timer have no peer address.
+        let is_of = |name: &PolicyName| {
+            cidrs.is_empty() && policy.as_ref().is_none_or(|asked| asked == name)
+        };
         let text = loop {
             let line = match lines.recv().await {
                 Ok(line) => line,
@@ -362,13 +395,8 @@ async fn events(
             };
             let wanted = match &*line {
                 StreamItem::Event(event) => event.matches(policy.as_ref(), cidrs),
-                // An experiment has no peer address.
-                StreamItem::Experiment(event) => {
-                    cidrs.is_empty() && policy.as_ref().is_none_or(|asked| *asked == event.policy)
-                }
-                StreamItem::Tuned(tuned) => {
-                    cidrs.is_empty() && policy.as_ref().is_none_or(|asked| *asked == tuned.policy)
-                }
+                StreamItem::Experiment(event) => is_of(&event.policy),
+                StreamItem::Tuned(tuned) => is_of(&tuned.policy),
                 StreamItem::Lost { .. } => true,
             };
             if wanted && let Ok(mut text) = serde_json::to_string(&*line) {
@@ -376,10 +404,10 @@ async fn events(
                 break text;
             }
         };
-        Some((Ok::<_, std::convert::Infallible>(text), state))
+        Some((Ok::<_, Infallible>(text), state))
     });
     let headers = [(header::CONTENT_TYPE, "application/x-ndjson")];
-    (headers, Body::from_stream(stream)).into_response()
+    Ok((headers, Body::from_stream(stream)).into_response())
 }
 
 /// Built on a blocking thread, and sent while it is built.
@@ -387,20 +415,17 @@ async fn list(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
     Extension(caller): Extension<Caller>,
-) -> Response {
+) -> Answer {
     /// Pieces that are buffered for a slow reader.
     const WAITING: usize = 4;
 
     let turn = Arc::new(turns.next(caller).await);
-    let snapshot = match engine.started().await {
-        Ok(snapshot) => snapshot,
-        Err(e) => return error(&e),
-    };
+    let snapshot = engine.started().await?;
     let (counted, hits) = oneshot::channel();
     let (pieces, rest) = mpsc::channel::<io::Result<Bytes>>(WAITING);
     let runtime = tokio::runtime::Handle::current();
     let telling = turn.clone();
-    tokio::task::spawn_blocking(move || {
+    spawn_blocking(move || {
         let _telling = telling;
         let hits = match snapshot.hits() {
             Ok(hits) => hits,
@@ -425,18 +450,14 @@ async fn list(
         drop(hits);
         runtime.spawn(async move { pieces.send(Err(io::Error::other(cut))).await });
     });
-    match hits.await {
-        Ok(Ok(())) => {}
-        Ok(Err(e)) => return error(&e),
-        Err(_) => return error(&EngineError::Stopping),
-    }
+    hits.await.unwrap_or(Err(EngineError::Stopping))?;
     // The slot is released when the list is sent, or its reader is gone.
     let stream = futures_util::stream::unfold((rest, turn), |(mut rest, turn)| async {
         let piece = rest.recv().await?;
         Some((piece, (rest, turn)))
     });
     let headers = [(header::CONTENT_TYPE, "application/json")];
-    (headers, Body::from_stream(stream)).into_response()
+    Ok((headers, Body::from_stream(stream)).into_response())
 }
 
 /// JSON that may be large: half a million CIDRs take a tenth of a second, during which this thread
@@ -444,78 +465,107 @@ async fn list(
 struct LargeJson<T>(T);
 
 impl<S: Sync, T: DeserializeOwned + Send + 'static> FromRequest<S> for LargeJson<T> {
-    type Rejection = (StatusCode, String);
+    type Rejection = Refusal;
 
-    async fn from_request(request: Request, _state: &S) -> Result<Self, Self::Rejection> {
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Refusal> {
         let runtime = tokio::runtime::Handle::current();
-        let read = move || {
-            let read = <Json<T> as FromRequest<()>>::from_request(request, &());
-            runtime.block_on(read)
-        };
-        match tokio::task::spawn_blocking(read).await {
-            Ok(Ok(Json(value))) => Ok(Self(value)),
-            Ok(Err(e)) => Err((e.status(), e.body_text())),
-            Err(_) => {
-                let stopping = EngineError::Stopping.to_string();
-                Err((StatusCode::SERVICE_UNAVAILABLE, stopping))
-            }
-        }
+        let read = move || runtime.block_on(Json::<T>::from_request(request, &()));
+        let Json(value) = spawn_blocking(read)
+            .await
+            .map_err(|_| EngineError::Stopping)??;
+        Ok(Self(value))
     }
 }
 
 /// JSON without required fields: older clients send nothing, or null.
 struct OptionalJson<T>(T);
 
-/// The parsed body, or the status and text of the error answer.
-type Read<T> = Result<T, (StatusCode, String)>;
-
-/// Passes the parsed body to the engine.
-async fn ask<B, T: Serialize>(
-    engine: &Handle,
-    body: Read<B>,
-    message: impl FnOnce(B, Reply<T>) -> Message,
-) -> Response {
-    match body {
-        Ok(body) => respond(engine.call(|reply| message(body, reply)).await),
-        Err((status, text)) => answer(status, &text),
-    }
-}
-
 impl<S: Sync, T: DeserializeOwned + Default> FromRequest<S> for OptionalJson<T> {
-    type Rejection = (StatusCode, String);
+    type Rejection = Refusal;
 
-    async fn from_request(request: Request, _state: &S) -> Result<Self, Self::Rejection> {
-        let body = <Bytes as FromRequest<()>>::from_request(request, &()).await;
-        let body = body.map_err(|e| (e.status(), e.body_text()))?;
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Refusal> {
+        let bad = |text| Refusal(StatusCode::BAD_REQUEST, text);
+        let body = Bytes::from_request(request, &()).await;
+        let body = body.map_err(|e| Refusal(e.status(), e.body_text()))?;
         let value = match &body[..] {
-            [] => Ok(None),
-            text => serde_json::from_slice::<Option<T>>(text),
+            [] => None,
+            text => serde_json::from_slice::<Option<T>>(text).map_err(|e| bad(e.to_string()))?,
         };
-        let value = value.map_err(|e| (StatusCode::BAD_REQUEST, e.to_string()))?;
         Ok(Self(value.unwrap_or_default()))
     }
 }
 
-async fn add(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: Read<LargeJson<AddRequest>>,
-) -> Response {
-    ask(&engine, body, |LargeJson(request), reply| {
-        Message::Add(Box::new(request), caller, reply)
-    })
-    .await
+/// `POST` of a body that is passed to the engine.
+fn asked<B, T>(
+    message: impl Fn(B, Caller, Reply<T>) -> Message + Clone + Send + Sync + 'static,
+) -> MethodRouter<Handle>
+where
+    B: FromRequest<Handle, Rejection = Refusal> + Send + 'static,
+    T: Serialize + Send + 'static,
+{
+    post(
+        async move |State(engine): State<Handle>, Extension(caller): Extension<Caller>, body: B| {
+            json(engine.call(|reply| message(body, caller, reply)).await?)
+        },
+    )
 }
 
-async fn remove(
+/// `POST /v1/tune/freeze`, `resume` and `reset`.
+fn tune(action: TuneAction) -> MethodRouter<Handle> {
+    asked(move |LargeJson(TuneRequest { policy }), caller, reply| {
+        Message::Tune(action, policy, caller, reply)
+    })
+}
+
+/// `POST /v1/experiments/{policy}/stop` and `clear`.
+fn experiment(
+    message: fn(PolicyName, Caller, Reply<ExperimentAnswer>) -> Message,
+) -> MethodRouter<Handle> {
+    post(
+        async move |State(engine): State<Handle>,
+                    Extension(caller): Extension<Caller>,
+                    Path(policy): Path<String>| {
+            let policy = policy.parse()?;
+            json(engine.call(|reply| message(policy, caller, reply)).await?)
+        },
+    )
+}
+
+async fn start_experiment(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Read<LargeJson<RemoveRequest>>,
-) -> Response {
-    ask(&engine, body, |LargeJson(request), reply| {
-        Message::Remove(request, caller, reply)
-    })
-    .await
+    Path(policy): Path<String>,
+    body: Result<Json<StartRequest>, JsonRejection>,
+) -> Answer {
+    let policy = policy.parse()?;
+    let Json(request) = body?;
+    let start = |reply| Message::StartExperiment(policy, Box::new(request), caller, reply);
+    json(engine.call(start).await?)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TuneQuery {
+    #[serde(default)]
+    policy: Option<String>,
+}
+
+async fn tuned(
+    State(engine): State<Handle>,
+    query: Result<Query<TuneQuery>, QueryRejection>,
+) -> Answer {
+    let Query(query) = query?;
+    let tuned = engine.started().await?.tune();
+    let Some(policy) = query.policy else {
+        return json(&*tuned);
+    };
+    let policy: PolicyName = policy.parse()?;
+    let only = tuned.only(&policy);
+    if only.policies.is_empty() {
+        let text = format!("policy {policy} learns no value and has no guard");
+        return Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, text));
+    }
+    json(only)
 }
 
 #[derive(Deserialize)]
@@ -526,21 +576,15 @@ struct LookupQuery {
 async fn lookup(
     State(engine): State<Handle>,
     query: Result<Query<LookupQuery>, QueryRejection>,
-) -> Response {
-    let address = match query {
-        Ok(Query(query)) => query.address,
-        Err(e) => return answer(e.status(), &e.body_text()),
+) -> Answer {
+    let Query(LookupQuery { address }) = query?;
+    let Ok(address) = address.parse::<IpAddr>() else {
+        let text =
+            format!("{address:?} is not an IPv4 or IPv6 address (host names are not resolved)");
+        return Err(Refusal(StatusCode::BAD_REQUEST, text));
     };
-    match address.parse::<IpAddr>() {
-        Ok(address) => match engine.started().await {
-            Ok(snapshot) => respond(read(snapshot, move |s| s.lookup(address)).await),
-            Err(e) => error(&e),
-        },
-        Err(_) => answer(
-            StatusCode::BAD_REQUEST,
-            &format!("{address:?} is not an IPv4 or IPv6 address (host names are not resolved)"),
-        ),
-    }
+    let snapshot = engine.started().await?;
+    json(read(snapshot, move |s| s.lookup(address)).await?)
 }
 
 /// Reads on a blocking thread, with a slot for lists: there may be several thousand prefixes.
@@ -548,29 +592,14 @@ async fn discover(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
     Extension(caller): Extension<Caller>,
-) -> Response {
+) -> Answer {
     let turn = turns.next(caller).await;
-    let snapshot = match engine.started().await {
-        Ok(snapshot) => snapshot,
-        Err(e) => return error(&e),
-    };
+    let snapshot = engine.started().await?;
     let answered = read(snapshot, move |snapshot| {
-        let response = respond(snapshot.discovered());
-        drop(turn);
-        Ok(response)
+        let _turn = turn;
+        Ok(json(snapshot.discovered()?))
     });
-    answered.await.unwrap_or_else(|e| error(&e))
-}
-
-async fn reload(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: Read<OptionalJson<ReloadRequest>>,
-) -> Response {
-    ask(&engine, body, |OptionalJson(request), reply| {
-        Message::Reload(request, caller, reply)
-    })
-    .await
+    answered.await?
 }
 
 /// Compares on a blocking thread, with a slot for lists; the engine repairs differences.
@@ -578,22 +607,17 @@ async fn verify(
     State(engine): State<Handle>,
     Extension(Lists(turns)): Extension<Lists>,
     Extension(caller): Extension<Caller>,
-) -> Response {
+) -> Answer {
     let turn = turns.next(caller).await;
-    let snapshot = match engine.started().await {
-        Ok(snapshot) => snapshot,
-        Err(e) => return error(&e),
-    };
+    let snapshot = engine.started().await?;
     let compared = read(snapshot, move |snapshot| Ok((snapshot.verify(), turn)));
-    let (found, _turn) = match compared.await {
-        Ok((Some(answer), _)) if answer.ok => return Json(answer).into_response(),
-        Ok((found, turn)) => (found, turn),
-        Err(e) => return error(&e),
-    };
-    let mut answer = match engine.call(Message::Verify).await {
-        Ok(answer) => answer,
-        Err(e) => return error(&e),
-    };
+    let (found, _turn) = compared.await?;
+    if let Some(answer) = &found
+        && answer.ok
+    {
+        return json(answer);
+    }
+    let mut answer = engine.call(Message::Verify).await?;
     // Another client's request has repaired the differences in between.
     if let Some(found) = found
         && answer.ok
@@ -602,37 +626,11 @@ async fn verify(
         answer = found;
         (answer.ok, answer.repaired) = (false, true);
     }
-    Json(answer).into_response()
+    json(answer)
 }
 
-async fn detach(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: Read<OptionalJson<DetachRequest>>,
-) -> Response {
-    ask(&engine, body, |OptionalJson(request), reply| {
-        Message::Detach(request, caller, reply)
-    })
-    .await
-}
-
-async fn attach(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Response {
-    respond(engine.call(|reply| Message::Attach(caller, reply)).await)
-}
-
-async fn walk(State(engine): State<Handle>) -> Response {
-    Json(&*engine.snapshot().walk()).into_response()
-}
-
-async fn apply(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    body: Read<OptionalJson<ApplyRequest>>,
-) -> Response {
-    ask(&engine, body, |OptionalJson(request), reply| {
-        Message::Apply(request, caller, reply)
-    })
-    .await
+async fn attach(State(engine): State<Handle>, Extension(caller): Extension<Caller>) -> Answer {
+    json(engine.call(|reply| Message::Attach(caller, reply)).await?)
 }
 
 /// A verdict is shown to all users as a fact: only root may report one.
@@ -640,42 +638,14 @@ async fn probed(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
     body: Result<Json<Verdict>, JsonRejection>,
-) -> Response {
-    match body {
-        Ok(_) if caller.uid != 0 => answer(StatusCode::FORBIDDEN, "only root may report a probe"),
-        Ok(Json(verdict)) => {
-            let asked = engine.call(|reply| Message::Probed(verdict, caller, reply));
-            respond(asked.await)
-        }
-        Err(e) => answer(e.status(), &e.body_text()),
+) -> Answer {
+    let Json(verdict) = body?;
+    if caller.uid != 0 {
+        let text = "only root may report a probe";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, text));
     }
-}
-
-pub(super) fn respond<T: Serialize>(result: Result<T, EngineError>) -> Response {
-    match result {
-        Ok(value) => Json(value).into_response(),
-        Err(e) => error(&e),
-    }
-}
-
-pub(super) fn error(error: &EngineError) -> Response {
-    let status = match error {
-        error if error.is_interrupted() => StatusCode::SERVICE_UNAVAILABLE,
-        EngineError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
-        error if error.is_refusal() => StatusCode::UNPROCESSABLE_ENTITY,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    answer(status, &error.to_string())
-}
-
-pub(super) fn answer(status: StatusCode, text: &str) -> Response {
-    (
-        status,
-        Json(ErrorAnswer {
-            error: text.to_owned(),
-        }),
-    )
-        .into_response()
+    let told = |reply| Message::Probed(verdict, caller, reply);
+    json(engine.call(told).await?)
 }
 
 #[cfg(test)]
@@ -738,7 +708,7 @@ mod tests {
                     caller: Caller { uid, pid: 1 },
                     groups: vec![7],
                 });
-                let lasting = Lasting(Arc::default());
+                let lasting = Lasting::default();
                 let info = Extension(ConnectInfo(PeerInfo { peer, lasting }));
                 let routes = routes.clone().layer(info);
                 tokio::spawn(async { axum::serve(listener, routes).await });

@@ -172,8 +172,8 @@ fn requests() -> Vec<Limit> {
             "integration::adversary::a_member_of_the_group_does_not_keep_root_out",
         ),
         limit(
-            "time until the first request of a connection",
-            time(limits.idle_timeout),
+            "time to send the head of a request",
+            time(limits.head_timeout),
             "disconnected",
             "integration::faults::silent_clients_delay_no_other_client",
         ),
@@ -181,7 +181,7 @@ fn requests() -> Vec<Limit> {
             "duration of a connection",
             time(limits.lifetime),
             "disconnected; `watch` has no such limit",
-            "api::connection::tests::an_answer_that_does_not_come_ends_with_the_connections_time",
+            "api::connection::tests::connection_ends_after_its_lifetime_unless_lasting",
         ),
         limit(
             "concurrent `watch` requests, separately for root and all others",
@@ -211,7 +211,7 @@ fn requests() -> Vec<Limit> {
             "connections to the metrics endpoint",
             number(strangers.connections),
             "further ones wait",
-            "api::limit::tests::connections_are_limited",
+            "api::connection::tests::connection_beyond_the_limit_waits_for_end_of_silent_one",
         ),
         limit(
             "of these on a Unix socket, from users other than root",
@@ -223,7 +223,7 @@ fn requests() -> Vec<Limit> {
             "duration of such a connection",
             time(strangers.lifetime),
             "disconnected",
-            "api::limit::tests::connection_ends_after_its_lifetime_unless_lasting",
+            "api::connection::tests::connection_ends_after_its_lifetime_unless_lasting",
         ),
         limit(
             "body of such a request",

@@ -15,8 +15,8 @@ use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
 use super::{exposition::Exposition, metrics::render};
 use crate::{
     api::{
-        body, connection,
-        limit::{Limited, Limits},
+        body,
+        connection::{self, Limits},
         socket::RebindingListener,
     },
     engine::{EngineError, Handle, Message, Readiness},
@@ -31,7 +31,7 @@ pub(crate) const VERIFY: Duration = Duration::from_secs(5);
 pub(crate) const LIMITS: Limits = Limits {
     connections: 16,
     for_root: 4,
-    idle_timeout: Duration::from_secs(30),
+    head_timeout: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };
 /// Requests need no body.
@@ -55,10 +55,10 @@ pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
     let app = router(engine);
     match listener {
         Listener::Tcp(listener) => {
-            connection::serve(Limited::new(listener, LIMITS), app, |_| (), pending()).await
+            connection::serve(listener, LIMITS, app, |_, _| (), pending()).await
         }
         Listener::Unix(listener) => {
-            connection::serve(Limited::new(listener, LIMITS), app, |_| (), pending()).await
+            connection::serve(listener, LIMITS, app, |_, _| (), pending()).await
         }
     }
 }
