@@ -1,12 +1,12 @@
 //! What the daemon computes without asking the kernel: reading a configuration, planning a change, compiling a
-//! policy, predicting, and showing statistics. `cargo xtask bench pure` runs it.
+//! policy, and showing statistics. `cargo xtask bench pure` runs it.
 #![expect(
     missing_docs,
     reason = "the macros of criterion make functions without"
 )]
 #![expect(clippy::expect_used, reason = "a bench may end so")]
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, hint::black_box, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, fs, hint::black_box};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use rto_agent::{
@@ -23,10 +23,6 @@ use rto_agent::{
 use rto_agent_common::{
     Statistics,
     histogram::{BUCKETS, bucket_of},
-};
-use rto_model::{
-    predict::{predict, steps},
-    retransmit::LinuxTimers,
 };
 use serde_json::json;
 
@@ -115,12 +111,6 @@ fn plans(c: &mut Criterion) {
     let (name, policy) = set.policies.first_key_value().expect("a policy");
     c.bench_function("compile", |b| {
         b.iter(|| compile(black_box(name), black_box(&policy.settings), &HOST).expect("compiles"));
-    });
-    let kernel = LinuxTimers::near(HOST.hz.into(), 500);
-    let own = kernel.with_rto_min(20_000).thin();
-    let disruptions = steps(Duration::from_millis(1), Duration::from_secs(10));
-    c.bench_function("predict", |b| {
-        b.iter(|| predict(black_box(&kernel), black_box(&own), &disruptions));
     });
 }
 

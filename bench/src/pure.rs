@@ -1,4 +1,4 @@
-//! Functions that need no kernel: criterion's benchmarks of the agent and the model.
+//! Functions that need no kernel: criterion's benchmarks of the agent and the lab.
 
 use std::{fs, path::PathBuf};
 
@@ -49,7 +49,7 @@ pub(crate) fn measure(quick: bool) -> anyhow::Result<()> {
     let mut command = cargo();
     command
         .args(["bench", "--locked", "--bench", "pure"])
-        .args(["--package", "rto-agent", "--package", "rto-model", "--"])
+        .args(["--package", "rto-agent", "--package", "rto-lab", "--"])
         .args(["--noplot", "--warm-up-time", "1"]);
     if quick {
         command.arg("--quick");
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn every_benchmark_is_in_the_table() {
-        for file in ["agent/benches/pure.rs", "model/benches/pure.rs"] {
+        for file in ["agent/benches/pure.rs", "lab/benches/pure.rs"] {
             let text = fs::read_to_string(root().join(file)).unwrap();
             for word in text.split('"').filter(|word| word.contains('_')) {
                 let is_name = word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');

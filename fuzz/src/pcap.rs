@@ -2,7 +2,8 @@
 //!
 //! Parsing is deterministic. What is kept stays within the limits, and is never more than what was read.
 
-use rto_model::capture::{Capture, Limits, read_with};
+use rto_lab::capture::{Limits, read_with};
+use rto_model::capture::{Capture, Flow};
 
 /// Small limits, so that inputs reach them.
 const LIMITS: Limits = Limits {
@@ -42,7 +43,7 @@ pub fn check(data: &[u8]) {
     assert!(sent.segments <= 2 * counts.packets);
     assert!(sent.retransmitted <= sent.segments);
     assert!(sent.handshake_retransmitted <= sent.retransmitted);
-    let samples: usize = capture.samples().iter().map(Vec::len).sum();
+    let samples: usize = capture.flows.iter().map(|flow| flow.samples().len()).sum();
     assert!(samples as u64 + sent.unanswered <= 2 * sent.segments);
     if let (Some(began), Some(ended)) = (capture.times.began_us, capture.times.ended_us) {
         assert!(began <= ended);
@@ -57,8 +58,7 @@ fn only_less(capture: &Capture) {
     far.retain_sent_by_host(&[], None);
     assert!(far.flows.iter().all(|flow| capture.flows.contains(flow)));
     for flow in &far.flows {
-        let both =
-            |other: &&rto_model::capture::Flow| other.from == flow.to && other.to == flow.from;
+        let both = |other: &&Flow| other.from == flow.to && other.to == flow.from;
         assert!(flow.from == flow.to || far.flows.iter().find(both).is_none());
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rto_model::capture;
+use rto_model::capture::Flow;
 use rto_testbed::{
     channel::ControlChannel,
     link::{config::LinkConfig, packet::Direction, relay::Relay},
@@ -15,7 +15,7 @@ use rto_testbed::{
 };
 
 use crate::{
-    interrupt,
+    capture, interrupt,
     summary::{f, micros},
     topology::{PORT, Topology},
 };
@@ -98,7 +98,7 @@ impl Load {
     }
 
     /// Generates the traffic; returns the TCP flows as their sender's host sees them.
-    pub fn run(&self, number: u8) -> anyhow::Result<Vec<capture::Flow>> {
+    pub fn run(&self, number: u8) -> anyhow::Result<Vec<Flow>> {
         let net = Pair::new()?;
         let relay = Relay::new(&net, number, self.seed)?;
         relay.set_delay(self.delay);

@@ -3,15 +3,13 @@
 
 use std::{ops::RangeInclusive, str::FromStr};
 
-use rto_model::{
-    chart::{Axis, Chart, Legend, Series},
-    handshake::Handshake,
-    outage::{Comparison, Host, Server, Timers, compare, first_from},
-};
+use rto_model::outage::{Comparison, Host, Server, Timers, compare, first_from};
 use rto_testbed::{machine::Machine, netns::Lost};
 use serde::Serialize;
 
 use crate::{
+    chart::{Axis, Chart, Legend, Series},
+    handshake::Handshake,
     report::Table,
     summary::{f, median},
 };
@@ -396,7 +394,7 @@ mod tests {
     #[test]
     fn picture_in_docs_is_current() {
         let charts = charts(&model("6.18").predict(&evenly(20_000.0)));
-        let picture = rto_model::chart::svg(&charts).unwrap();
+        let picture = crate::chart::svg(&charts).unwrap();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research/outage.svg");
         let made_by = "rto-lab predict --outage 20s --initial-rto 100ms --hz 250 --linux 6.18 --chart docs/research/outage.svg";
         let is_current = std::fs::read_to_string(path).is_ok_and(|kept| kept == picture);

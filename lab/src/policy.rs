@@ -3,12 +3,11 @@
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, bail};
-use rto_model::{
-    handshake::Handshake,
-    retransmit::{LinuxTimers, RTO_MAX_US, THIN_LINEAR_RETRIES},
-};
+use rto_model::retransmit::{LinuxTimers, RTO_MAX_US, THIN_LINEAR_RETRIES};
 use rto_testbed::machine::Machine;
 use serde::{Deserialize, Serialize};
+
+use crate::handshake::Handshake;
 
 /// The effective value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,4 @@
-//! RTO estimators: RFC 6298 with any weights, and Linux's variant with its integer arithmetic.
-//!
-//! Times are microseconds. A sample is compared with the RTO *before* the estimator takes it, because the timer was set
-//! without knowing it.
+//! Linux's RTO estimator, with its integer arithmetic. Times are microseconds.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,154 +32,6 @@ pub fn in_turn(rtts_us: impl IntoIterator<Item = u64>) -> Vec<Sample> {
         sample
     });
     samples.collect()
-}
-
-/// Computes an RTO from RTT samples.
-pub trait Estimator: Clone {
-    /// The current RTO, microseconds.
-    fn rto_us(&self) -> u64;
-
-    /// Takes a sample.
-    fn take(&mut self, sample: Sample);
-
-    /// The same estimator without any sample, with another minimum RTO (Linux: rto_min), microseconds.
-    #[must_use]
-    fn with_minimum(&self, minimum_us: u64) -> Self;
-}
-
-/// Weights of a new sample in the smoothed RTT (alpha) and in its variation (beta).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Weights {
-    /// Weight in the smoothed RTT.
-    pub alpha: f64,
-    /// Weight in the variation.
-    pub beta: f64,
-}
-
-impl Weights {
-    /// RFC 6298's.
-    pub const W1: Self = Self::eighths(1.0, 2.0);
-    /// 1/8, 3/8.
-    pub const W2: Self = Self::eighths(1.0, 3.0);
-    /// 1/8, 1/8.
-    pub const W3: Self = Self::eighths(1.0, 1.0);
-    /// 3/16, 1/4.
-    pub const W4: Self = Self::eighths(1.5, 2.0);
-    /// 3/16, 3/8.
-    pub const W5: Self = Self::eighths(1.5, 3.0);
-    /// 3/16, 1/8.
-    pub const W6: Self = Self::eighths(1.5, 1.0);
-    /// 1/16, 1/4.
-    pub const W7: Self = Self::eighths(0.5, 2.0);
-    /// 1/16, 3/8.
-    pub const W8: Self = Self::eighths(0.5, 3.0);
-    /// 1/16, 1/8.
-    pub const W9: Self = Self::eighths(0.5, 1.0);
-
-    /// All nine, with their names.
-    pub const ALL: [(&'static str, Self); 9] = [
-        ("W1", Self::W1),
-        ("W2", Self::W2),
-        ("W3", Self::W3),
-        ("W4", Self::W4),
-        ("W5", Self::W5),
-        ("W6", Self::W6),
-        ("W7", Self::W7),
-        ("W8", Self::W8),
-        ("W9", Self::W9),
-    ];
-
-    const fn eighths(alpha: f64, beta: f64) -> Self {
-        Self {
-            alpha: alpha / 8.0,
-            beta: beta / 8.0,
-        }
-    }
-}
-
-/// RFC 6298 section 2.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rfc6298 {
-    /// Weights of a new sample.
-    pub weights: Weights,
-    /// K: the number of variations by which the RTO exceeds the smoothed RTT.
-    pub k: f64,
-    /// G: the clock's granularity, by which the RTO exceeds the smoothed RTT at least, microseconds.
-    pub granularity_us: u64,
-    /// Minimum RTO, microseconds; RFC 6298 (2.4) has 1 s.
-    pub minimum_us: u64,
-    /// Maximum RTO, microseconds; RFC 6298 (2.5) has 60 s or more.
-    pub maximum_us: u64,
-    /// RTO before the first sample, microseconds (2.1).
-    pub initial_us: u64,
-    /// SRTT and RTTVAR, microseconds, after the first sample.
-    state: Option<(f64, f64)>,
-}
-
-impl Rfc6298 {
-    /// K = 4, G = 250 us, no minimum, a maximum of 120 s, 1 s before the first sample; set the fields for other values.
-    #[must_use]
-    pub const fn new(weights: Weights) -> Self {
-        Self {
-            weights,
-            k: 4.0,
-            granularity_us: 250,
-            minimum_us: 0,
-            maximum_us: RTO_MAX_US,
-            initial_us: 1_000_000,
-            state: None,
-        }
-    }
-
-    /// Smoothed RTT and its variation (SRTT, RTTVAR), microseconds; `None` before the first sample.
-    #[must_use]
-    pub const fn state(&self) -> Option<(f64, f64)> {
-        self.state
-    }
-}
-
-impl Estimator for Rfc6298 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "neither negative nor, below the maximum, large"
-    )]
-    fn rto_us(&self) -> u64 {
-        let rto_us = match self.state {
-            None => self.initial_us,
-            Some((srtt, rttvar)) => {
-                (srtt + (self.k * rttvar).max(self.granularity_us as f64)).round() as u64
-            }
-        };
-        rto_us.max(self.minimum_us).min(self.maximum_us)
-    }
-
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "a round trip is below 2^53 microseconds"
-    )]
-    fn take(&mut self, sample: Sample) {
-        let r = sample.rtt_us as f64;
-        let Weights { alpha, beta } = self.weights;
-        self.state = Some(match self.state {
-            // (2.2)
-            None => (r, r / 2.0),
-            // (2.3): the variation first, with the old smoothed RTT.
-            Some((srtt, rttvar)) => (
-                (1.0 - alpha) * srtt + alpha * r,
-                (1.0 - beta) * rttvar + beta * (srtt - r).abs(),
-            ),
-        });
-    }
-
-    fn with_minimum(&self, minimum_us: u64) -> Self {
-        Self {
-            minimum_us,
-            state: None,
-            ..*self
-        }
-    }
 }
 
 /// Linux's estimator: `tcp_rtt_estimator()` (net/ipv4/tcp_input.c) and `__tcp_set_rto()`
@@ -278,19 +127,20 @@ impl Linux {
     fn rto_min(&self) -> u32 {
         u32::try_from(self.rto_min_us).unwrap_or(u32::MAX)
     }
-}
 
-impl Estimator for Linux {
-    fn rto_us(&self) -> u64 {
+    /// The current RTO, microseconds.
+    #[must_use]
+    pub fn rto_us(&self) -> u64 {
         self.micros(self.rto_jiffies())
     }
 
+    /// Takes a sample.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "m is below 2^28, and so is what is made of it but for the factor of eight"
     )]
-    fn take(&mut self, sample: Sample) {
+    pub fn take(&mut self, sample: Sample) {
         // Eight times this value must fit into 32 bits; it is more than four minutes.
         let mut m = sample.rtt_us.min((1 << 28) - 1) as i64;
         if self.srtt_us == 0 {
@@ -326,7 +176,9 @@ impl Estimator for Linux {
         }
     }
 
-    fn with_minimum(&self, minimum_us: u64) -> Self {
+    /// The same estimator without any sample, with another rto_min, microseconds.
+    #[must_use]
+    pub fn with_minimum(&self, minimum_us: u64) -> Self {
         let mut new = Self {
             srtt_us: 0,
             mdev_us: 0,

@@ -1,7 +1,6 @@
 //! When unanswered data is retransmitted, and how long a connection is idle because of it.
 //!
-//! There are two models: [`Ideal`] is only the arithmetic of RFC 6298 section 5, and [`LinuxTimers`] is Linux's
-//! implementation (net/ipv4/tcp_timer.c and tcp_output.c, Linux 6.12):
+//! [`LinuxTimers`] is Linux's implementation (net/ipv4/tcp_timer.c and tcp_output.c, Linux 6.12):
 //!
 //! - The RTO is the smoothed RTT plus the variation, which is at least rto_min (`__tcp_set_rto()`), rounded up to
 //!   jiffies.
@@ -20,54 +19,6 @@ pub const THIN_LINEAR_RETRIES: u32 = 6;
 pub const RTO_MIN_US: u64 = 200_000;
 /// `TCP_RTO_MAX`, microseconds.
 pub const RTO_MAX_US: u64 = 120_000_000;
-
-/// Timeouts without any effects of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ideal {
-    /// The first timeout, microseconds.
-    pub rto_us: u64,
-    /// Number of timeouts with this interval before it doubles; 1 means that it doubles at once.
-    pub linear: u32,
-    /// The longest interval, microseconds.
-    pub rto_max_us: u64,
-}
-
-impl Ideal {
-    /// A thick stream: the interval doubles at once.
-    #[must_use]
-    pub const fn thick(rto_us: u64) -> Self {
-        Self {
-            rto_us,
-            linear: 1,
-            rto_max_us: RTO_MAX_US,
-        }
-    }
-
-    /// A thin stream with linear timeouts: six, then doubling.
-    #[must_use]
-    pub const fn thin(rto_us: u64) -> Self {
-        Self {
-            linear: THIN_LINEAR_RETRIES,
-            ..Self::thick(rto_us)
-        }
-    }
-
-    /// When the data is retransmitted, microseconds after the first transmission; unbounded.
-    pub fn times_us(self) -> impl Iterator<Item = u64> {
-        let backoff = Backoff::new(self.rto_us, self.linear, self.rto_max_us);
-        backoff.scan(0, |now: &mut u64, interval| {
-            *now = now.saturating_add(interval);
-            Some(*now)
-        })
-    }
-
-    /// How long a request and response are idle, microseconds, if all packets are lost from the moment the request is
-    /// sent until `disruption_us` later: the first retransmission at or after that time.
-    #[must_use]
-    pub fn idle_us(self, disruption_us: u64) -> u64 {
-        first_from(self.times_us(), disruption_us)
-    }
-}
 
 /// The parameters of the kernel's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,14 +132,15 @@ impl LinuxTimers {
         })
     }
 
-    /// Like [`Ideal::idle_us`], with the kernel's effects, for data sent at the start of jiffy `begin`.
+    /// How long a request and response are idle, microseconds, if all packets are lost from the moment the request is
+    /// sent, at the start of jiffy `begin`, until `disruption_us` later: the first retransmission at or after that time.
     #[must_use]
     pub fn idle_us(self, disruption_us: u64, begin: u64) -> u64 {
-        let times = self.times(begin);
-        first_from(
-            times.map(|jiffies| jiffies * 1_000_000 / self.hz),
-            disruption_us,
-        )
+        // The times are unbounded.
+        let mut times = self
+            .times(begin)
+            .map(|jiffies| jiffies * 1_000_000 / self.hz);
+        times.find(|us| *us >= disruption_us).unwrap_or(u64::MAX)
     }
 
     /// The median of this over all positions in the wheel's steps.
@@ -201,12 +153,6 @@ impl LinuxTimers {
         all.sort_unstable();
         all[all.len() / 2]
     }
-}
-
-/// The first of ascending times that is not before `from`.
-fn first_from(mut times: impl Iterator<Item = u64>, from: u64) -> u64 {
-    // The times are unbounded.
-    times.find(|time| *time >= from).unwrap_or(u64::MAX)
 }
 
 /// Intervals: some of the same length, then each twice as long as the one before, up to the longest.
@@ -370,28 +316,7 @@ mod tests {
         assert_eq!(gaps(without, 0, 3), [208, 432, 832]);
     }
 
-    #[test]
-    fn six_linear_then_doubling() {
-        let thin: Vec<u64> = Ideal::thin(5).times_us().take(9).collect();
-        assert_eq!(thin, [5, 10, 15, 20, 25, 30, 40, 60, 100]);
-        let thick: Vec<u64> = Ideal::thick(5).times_us().take(4).collect();
-        assert_eq!(thick, [5, 15, 35, 75]);
-    }
-
     proptest! {
-        #[test]
-        fn idle_is_no_shorter_than_the_disruption(
-            rto_us in 1u64..1_000_000,
-            disruption_us in 0u64..600_000_000,
-            linear in 1u32..10,
-        ) {
-            let ideal = Ideal { rto_us, linear, rto_max_us: RTO_MAX_US };
-            let idle_us = ideal.idle_us(disruption_us);
-            prop_assert!(idle_us >= disruption_us);
-            // Nor longer by more than one interval.
-            prop_assert!(idle_us - disruption_us <= RTO_MAX_US.max(rto_us));
-        }
-
         #[test]
         fn the_kernel_is_never_sooner_than_its_timers(
             hz in prop::sample::select(vec![100u64, 250, 300, 1000]),

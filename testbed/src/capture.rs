@@ -186,7 +186,8 @@ pub fn gaps(segments: &[Segment]) -> Vec<Duration> {
         .collect()
 }
 
-fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
+/// The segments of a capture in pcap format, up to an incomplete packet.
+pub(crate) fn parse(file: File) -> anyhow::Result<Vec<Segment>> {
     let mut reader = LegacyPcapReader::new(1 << 16, file).map_err(|e| anyhow::anyhow!("{e:?}"))?;
     let mut segments = Vec::new();
     let (mut nanoseconds, mut is_ethernet) = (true, true);

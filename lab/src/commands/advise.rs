@@ -9,8 +9,10 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use rto_model::capture::{self, NamedCapture};
+use rto_model::capture::NamedCapture;
 use rto_testbed::agent::find;
+
+use crate::capture;
 
 /// Maximum size of a capture, which is read into memory.
 const LARGEST: u64 = 2 << 30;

@@ -4,12 +4,12 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
-use rto_model::estimator::{Rfc6298, Weights};
 
 use super::{advise::read_capture, measure, predict::duration, study};
 use crate::{
     cli::Common,
     engine,
+    estimator::{Rfc6298, Weights},
     experiment::{estimator::Plan, samples::Samples},
     summary::micros,
 };

@@ -5,8 +5,6 @@ use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use rto_model::{
-    handshake,
-    predict::{self, Prediction},
     retransmit::{LinuxTimers, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
     syn::syn_ack_rto_auto,
 };
@@ -15,8 +13,10 @@ use serde::Serialize;
 
 use super::print;
 use crate::{
+    handshake,
     outage::{self, Model, Version},
     policy::{EffectiveSetting, Host, Policy},
+    predict::{self, Prediction},
     report::{self, Table},
     summary::{micros, millis},
 };

@@ -98,7 +98,7 @@ pub fn compare(
 
 #[cfg(test)]
 mod tests {
-    use rto_model::chart::Chart;
+    use crate::chart::Chart;
 
     use super::*;
     use crate::engine::{

@@ -306,7 +306,7 @@ pub(crate) fn references(published: &[toml::Table]) -> Vec<Record> {
     references.collect()
 }
 
-/// The published values of a file of [`rto_model::published`].
+/// The published values of a file of [`crate::published`].
 pub(crate) fn published(text: &str) -> Vec<Record> {
     let tables: BTreeMap<String, Vec<toml::Table>> = toml::from_str(text).unwrap_or_default();
     references(tables.get("published").map_or(&[], Vec::as_slice))
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn every_published_figure_is_read() {
-        use rto_model::published::{ESTIMATOR, LOSS, RTT, TAIL};
+        use crate::published::{ESTIMATOR, LOSS, RTT, TAIL};
         for (text, count) in [(LOSS, 8), (RTT, 5), (TAIL, 3), (ESTIMATOR, 3)] {
             let records = published(text);
             assert_eq!(records.len(), count);

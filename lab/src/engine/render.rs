@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::{facts::HostFacts, machine::Machine};
 
 use super::{ChartSpec, Design, Manifest, Only, Record, Stat, TableSpec, effects, log, pivot};
-use crate::report::{Method, Report, Table};
+use crate::{
+    chart::{Axis, Chart, Legend, Series},
+    report::{Method, Report, Table},
+};
 
 /// Points of the curve of a distribution.
 const POINTS: usize = 200;
@@ -469,7 +471,7 @@ pub(super) mod tests {
         }
         assert_eq!(report.charts.len(), 3);
         for chart in &report.charts {
-            rto_model::chart::svg(std::slice::from_ref(chart)).unwrap();
+            crate::chart::svg(std::slice::from_ref(chart)).unwrap();
         }
     }
 

@@ -5,16 +5,14 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use anyhow::ensure;
 use clap::ValueEnum;
-use rto_model::{
-    published::{Column as PublishedColumn, Table as Published},
-    retransmit::{Ideal, LinuxTimers},
-};
+use rto_model::retransmit::LinuxTimers;
 use rto_testbed::machine::{Machine, jiffy};
 
 use super::definition::{Cell, Plan, Settings};
 use crate::{
     commands::blackout::Blackout,
     engine::{Design, Record, TableSpec, only, texts},
+    published::{Column as PublishedColumn, Table as Published},
     summary::{micros, ms},
 };
 
@@ -219,7 +217,6 @@ fn design(settings: &[Setting], disruptions_us: &[u64], hz: u64) -> anyhow::Resu
 /// Theory, the kernel's model (the median over the start of the outage) and published tables.
 fn references(setting: Setting, lost_us: u64, hz: u64) -> Vec<Record> {
     let Setting { thin, rto_min_us } = setting;
-    let ideal = if thin { Ideal::thin } else { Ideal::thick };
     let near = LinuxTimers::near(hz, SRTT_US).with_rto_min(rto_min_us);
     let kernel = if thin { near.thin() } else { near };
     // Two jiffies are compared with the published 5 ms, although they are not the same.
@@ -231,7 +228,11 @@ fn references(setting: Setting, lost_us: u64, hz: u64) -> Vec<Record> {
     let all = [
         (
             "theory",
-            Some(ms(ideal(setting.rto_min_us).idle_us(lost_us))),
+            Some(ms(PublishedColumn {
+                thin,
+                rto_min_us: setting.rto_min_us,
+            }
+            .ideal_idle_us(lost_us))),
         ),
         ("kernel model", Some(ms(kernel.median_idle_us(lost_us)))),
         (linux[0], Published::linux_6_5().idle_ms(column, lost_us)),

@@ -5,18 +5,17 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use rto_model::{
-    estimator::{Linux, Rfc6298, Sample, Weights},
-    published,
-    study::{MINIMUMS_US, Sampling, Study},
-};
+use rto_model::estimator::{Linux, Sample};
 use rto_testbed::machine::Machine;
 
 use super::samples::Samples;
 use crate::{
     commands::estimator::Estimator,
     engine::{self, Column, Design, Experiment, Record, Stat},
+    estimator::{Rfc6298, Weights},
     load::Load,
+    published,
+    study::{MINIMUMS_US, Sampling, Study},
     summary::{f, micros, ms},
 };
 

@@ -1,9 +1,11 @@
 //! RTT samples of a capture or of the agent's statistics.
 
 use anyhow::{Context as _, ensure};
-use rto_model::{advice::Distribution, capture, estimator::Sample};
+use rto_model::{advice::Distribution, estimator::Sample};
 use rto_testbed::machine::Machine;
 use serde_json::Value;
+
+use crate::capture;
 
 /// Number of samples drawn from histograms.
 const DRAWN: usize = 50_000;

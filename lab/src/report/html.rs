@@ -1,9 +1,9 @@
 //! The report as one HTML file.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use rto_model::chart::{self, Chart};
 
 use super::{Report, Table};
+use crate::chart::{self, Chart};
 
 const STYLE: &str = "
 body { font-family: sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }

@@ -6,11 +6,11 @@ mod table;
 use std::{fs, path::Path};
 
 use anyhow::Context as _;
-use rto_model::chart::{self, Chart};
+use rto_testbed::machine::Machine;
 use serde::Serialize;
 
-use rto_testbed::machine::Machine;
-pub use table::Table;
+pub use self::table::Table;
+use crate::chart::{self, Chart};
 
 /// The method of an experiment: a value for each name.
 pub type Method = Vec<(String, String)>;
@@ -135,7 +135,7 @@ pub fn write_tables(path: &Path, report: &Report) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use rto_model::chart::{Axis, Legend, Series};
+    use crate::chart::{Axis, Legend, Series};
 
     use super::*;
 

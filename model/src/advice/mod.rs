@@ -38,9 +38,8 @@ use serde::Serialize;
 pub use self::distribution::Distribution;
 
 use crate::{
-    estimator::{Estimator, Linux, Sample},
+    estimator::{Linux, Sample},
     outage,
-    study::{Sampling, Study},
 };
 
 /// The kernel's initial RTO (`TCP_TIMEOUT_INIT`), microseconds.
@@ -298,11 +297,14 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
             (drawn.as_slice(), times.count(), to - from)
         }
     };
-    let study = Study::every(Sampling::All);
     let expected = |us: u64| {
-        let shares = study.run(&FirstTimer(Linux::new(question.hz)), flows, &[us]);
-        let avoided = shares.avoided.first().map_or(0, |(_, count)| *count);
-        let share = share_of(shares.judged - avoided, shares.judged);
+        let (mut spurious, mut judged) = (0, 0);
+        for flow in flows {
+            let (of_flow, all) = spurious_of(Linux::new(question.hz).with_minimum(us), flow);
+            spurious += of_flow;
+            judged += all;
+        }
+        let share = share_of(spurious, judged);
         Expected {
             share,
             at_most: upper_bound(part_of(share, count), count),
@@ -410,26 +412,25 @@ impl Question {
     }
 }
 
-/// The first retransmission timer of a single segment. A retransmitted segment gives no sample: the spurious copy makes
-/// the peer answer at once, so the estimator never learns of slow answers. (Linux 6.18, rto_min 8 ms, answers after up
-/// to 100 ms: the RTO stayed at 12 ms over 400 requests, with timestamps.)
-#[derive(Clone)]
-struct FirstTimer(Linux);
-
-impl Estimator for FirstTimer {
-    fn rto_us(&self) -> u64 {
-        self.0.micros(self.0.probe_jiffies())
-    }
-
-    fn take(&mut self, sample: Sample) {
-        if sample.rtt_us <= self.rto_us() {
-            self.0.take(sample);
+/// How many segments of a flow are retransmitted spuriously, of how many: all but the first, which has no estimate
+/// before it. Each is a single segment, whose first timer is the probe's.
+///
+/// A retransmitted segment gives no sample: the spurious copy makes the peer answer at once, so the estimator never
+/// learns of slow answers. (Linux 6.18, rto_min 8 ms, answers after up to 100 ms: the RTO stayed at 12 ms over 400
+/// requests, with timestamps.)
+fn spurious_of(mut linux: Linux, flow: &[Sample]) -> (u64, u64) {
+    let (mut spurious, mut judged) = (0, 0);
+    for (n, sample) in flow.iter().enumerate() {
+        let in_time = sample.rtt_us <= linux.micros(linux.probe_jiffies());
+        if n > 0 {
+            judged += 1;
+            spurious += u64::from(!in_time);
+        }
+        if in_time {
+            linux.take(*sample);
         }
     }
-
-    fn with_minimum(&self, minimum_us: u64) -> Self {
-        Self(self.0.with_minimum(minimum_us))
-    }
+    (spurious, judged)
 }
 
 /// The smallest value of a range that satisfies `does`, if all larger values satisfy it as well.

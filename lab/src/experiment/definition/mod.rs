@@ -9,7 +9,6 @@ mod settings;
 use std::{collections::BTreeSet, path::Path, sync::Mutex};
 
 use anyhow::{Context as _, ensure};
-use rto_model::published;
 use rto_testbed::{agent, machine::Machine};
 use serde::Deserialize;
 
@@ -19,6 +18,7 @@ use crate::{
     cli::EngineArgs,
     commands::run::Defined,
     engine::{ChartSpec, Design, EffectSpec, Only, TableSpec, seed_of},
+    published,
     topology::LinkBackend,
 };
 

@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use rand::{SeedableRng as _, rngs::ChaCha8Rng};
-use rto_model::chart::{Axis, Chart, Legend, Series};
 use rto_testbed::machine::Machine;
 use serde::Deserialize;
 
@@ -16,6 +15,7 @@ use super::{
     scenarios::{STEP_S, auto, step_path},
 };
 use crate::{
+    chart::{Axis, Chart, Legend, Series},
     report::{Method, Report, Table},
     summary::{median, quantile},
 };

@@ -1,8 +1,7 @@
 //! The cost of lost SYNs and SYN-ACKs with a policy, compared with the kernel's timers.
 
+use rto_model::syn::{Granularity, RTO_MAX_S, SynTimers, syn_ack_lifetime, syn_ack_schedule};
 use serde::Serialize;
-
-use crate::syn::{Granularity, RTO_MAX_S, SynTimers, syn_ack_lifetime, syn_ack_schedule};
 
 /// The timers of handshakes on a host, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

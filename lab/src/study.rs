@@ -18,9 +18,10 @@
 //! an estimator with that minimum. In RFC 6298 that is the greater of RTO and minimum; Linux's rto_min bounds the
 //! variation, so its estimator runs once for each minimum.
 
+use rto_model::estimator::Sample;
 use serde::Serialize;
 
-use crate::estimator::{Estimator, Sample};
+use crate::estimator::Estimator;
 
 /// The minimum RTOs of the published study, microseconds.
 pub const MINIMUMS_US: [u64; 4] = [250_000, 500_000, 750_000, 1_000_000];
@@ -182,8 +183,10 @@ impl Shares {
 mod tests {
     use proptest::prelude::*;
 
+    use rto_model::estimator::{Linux, in_turn};
+
     use super::*;
-    use crate::estimator::{Linux, Rfc6298, Weights, in_turn};
+    use crate::estimator::{Rfc6298, Weights};
 
     /// Windows of segments sent together and answered one after the other.
     fn windows(rtts_us: &[u64], segments: u64) -> Vec<Sample> {

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Times, file::Frame};
+use rto_model::capture::Times;
+
+use super::file::Frame;
 
 /// Smaller steps back are not reported: the kernel's queues are not read in the order of the times.
 const BACK_NS: u64 = 1_000_000;

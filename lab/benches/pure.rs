@@ -1,19 +1,22 @@
-//! The estimators, and reading a capture. `cargo xtask bench pure` runs it.
+//! The estimators, predictions, and reading a capture. `cargo xtask bench pure` runs it.
 #![expect(
     missing_docs,
     reason = "the macros of criterion make functions without"
 )]
 #![expect(clippy::expect_used, reason = "a bench may end so")]
 
-use std::hint::black_box;
+use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use etherparse::{PacketBuilder, TcpHeader};
-use rto_model::{
+use rto_lab::{
     capture,
+    predict::{predict, steps},
+    study::{Sampling, Study},
+};
+use rto_model::{
     estimator::{Linux, Sample, in_turn},
     retransmit::LinuxTimers,
-    study::{Sampling, Study},
 };
 
 /// Round trips of one connection.
@@ -35,6 +38,12 @@ fn estimator(c: &mut Criterion) {
     let kernel = LinuxTimers::near(250, 500).with_rto_min(20_000);
     c.bench_function("median_idle", |b| {
         b.iter(|| kernel.median_idle_us(black_box(700_000)));
+    });
+    let kernel = LinuxTimers::near(250, 500);
+    let own = kernel.with_rto_min(20_000).thin();
+    let disruptions = steps(Duration::from_millis(1), Duration::from_secs(10));
+    c.bench_function("predict", |b| {
+        b.iter(|| predict(black_box(&kernel), black_box(&own), &disruptions));
     });
 }
 

@@ -2,8 +2,12 @@
 
 use std::net::IpAddr;
 
+use rto_model::{
+    advice::{self, INITIAL_RTO_US, NoSuggestion, PEER_DELACK_US, Question},
+    capture::Unfit,
+};
+
 use super::{files::*, *};
-use crate::advice::{self, INITIAL_RTO_US, NoSuggestion, PEER_DELACK_US, Question};
 
 const JIFFY_US: u64 = 4_000;
 const QUESTION: Question = Question {

@@ -5,8 +5,12 @@ use std::{
     net::SocketAddr,
 };
 
-use super::{Counts, Flow, FlowCounts, Limits, Opening, packet::Segment};
-use crate::estimator::Sample;
+use rto_model::{
+    capture::{Counts, Flow, FlowCounts, Opening},
+    estimator::Sample,
+};
+
+use super::{Limits, packet::Segment};
 
 /// Tracks the flows of a capture.
 pub(super) struct Tracker {

@@ -2,12 +2,10 @@
 
 use std::{iter, time::Duration};
 
+use rto_model::retransmit::LinuxTimers;
 use serde::Serialize;
 
-use crate::{
-    chart::{Axis, Chart, Legend, Series},
-    retransmit::LinuxTimers,
-};
+use crate::chart::{Axis, Chart, Legend, Series};
 
 /// Number of points in a curve.
 const POINTS: u32 = 400;
@@ -180,7 +178,7 @@ mod tests {
             [10 * MS, 20 * MS, 50 * MS, 100 * MS, 200 * MS]
         );
         assert_eq!(steps(15 * MS, 60 * MS), [20 * MS, 50 * MS]);
-        assert_eq!(steps(30 * MS, 40 * MS), []);
+        assert!(steps(30 * MS, 40 * MS).is_empty());
     }
 
     #[test]
@@ -190,7 +188,7 @@ mod tests {
         let near = |a: Duration, b: Duration| a.abs_diff(b) < Duration::from_micros(1);
         assert!(near(all[0], 10 * MS) && near(all[400], 2000 * MS));
         assert!(all.is_sorted());
-        assert_eq!(between(&[]), Vec::new());
+        assert!(between(&[]).is_empty());
     }
 
     #[test]

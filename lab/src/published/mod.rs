@@ -8,6 +8,8 @@
 
 use std::collections::BTreeMap;
 
+use rto_model::retransmit::{RTO_MAX_US, THIN_LINEAR_RETRIES};
+
 /// Computed: timeouts of rto_min that double each time (thick) or after six (thin). 25 of its 144 cells are errors (see
 /// `docs/research/model.md`).
 const THEORY: &str = include_str!("idle_theory_ms.csv");
@@ -43,6 +45,20 @@ impl Column {
             thin: kind == "thin",
             rto_min_us: ms * 1000,
         })
+    }
+
+    /// The idle time by RFC 6298 section 5 alone, microseconds: the first retransmission at or after the end of the
+    /// disruption. The timeout doubles each time or, with linear timeouts, after six.
+    #[must_use]
+    pub fn ideal_idle_us(self, disruption_us: u64) -> u64 {
+        let linear = if self.thin { THIN_LINEAR_RETRIES } else { 1 };
+        let timeout =
+            |n: u32| (self.rto_min_us << n.saturating_sub(linear).min(30)).min(RTO_MAX_US);
+        let mut times = (1..).scan(0, |now, n| {
+            *now += timeout(n);
+            Some(*now)
+        });
+        times.find(|us| *us >= disruption_us).unwrap_or(u64::MAX)
     }
 }
 
@@ -128,26 +144,4 @@ impl Table {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_cell_is_there() {
-        for (table, cells) in [
-            (Table::theory(), 144),
-            (Table::linux_6_5(), 96),
-            (Table::linux_6_11(), 144),
-        ] {
-            assert_eq!(table.cells().count(), cells);
-            assert_eq!(table.disruptions_us().len(), 24);
-        }
-        let thin = Column {
-            thin: true,
-            rto_min_us: 5_000,
-        };
-        let table = Table::linux_6_11();
-        assert_eq!(table.idle_ms(thin, 10_000), Some(14.9));
-        assert_eq!(table.idle_ms(thin, 1_500_000), Some(1667.9));
-        assert_eq!(table.idle_ms(thin, 11_000), None);
-    }
-}
+mod tests;

@@ -6,10 +6,11 @@
 //! load with one sample a window, at the price of the longest RTOs. Packets come in bursts at random times to a queue of a fixed length and
 //! rate; a flow's RTT is the path's and the time its packet waits. `-- --nocapture` prints the table.
 
-use rto_model::{
-    estimator::{Rfc6298, Sample, Weights},
+use rto_lab::{
+    estimator::{Rfc6298, Weights},
     study::{MINIMUMS_US, Sampling, Shares, Study},
 };
+use rto_model::estimator::Sample;
 
 /// A packet of 1500 bytes at 100 Mbit/s.
 const PACKET_US: u64 = 120;

@@ -1,0 +1,146 @@
+//! Takes RTT samples from packet captures: pcap or pcapng, as tcpdump and Wireshark write them.
+//!
+//! Each ACK of new data gives one sample, of the oldest segment that it covers, like in Linux (`tcp_clean_rtx_queue()`,
+//! net/ipv4/tcp_input.c, 6.12). Karn's algorithm: an ACK that covers a retransmitted segment gives none. Samples of SYN
+//! and SYN-ACK are kept separately.
+
+use rto_model::capture::{Capture, Counts};
+
+mod clock;
+mod file;
+mod packet;
+mod track;
+
+/// Limits of the memory for a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Number of flows, which are directions of connections.
+    pub flows: usize,
+    /// Unanswered segments of a flow.
+    pub outstanding: usize,
+    /// Unanswered segments of all flows.
+    pub outstanding_in_all: usize,
+}
+
+impl Default for Limits {
+    /// 250,000 flows, and 16,384 segments each, but at most a million in all: about 150 MB.
+    fn default() -> Self {
+        Self {
+            flows: 250_000,
+            outstanding: 16_384,
+            outstanding_in_all: 1 << 20,
+        }
+    }
+}
+
+/// Why a file cannot be read as a capture. Bytes count from 0, packets from 1.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// The file has neither format.
+    #[error(
+        "byte 0: this is neither pcap nor pcapng{hint}; capture with: tcpdump -s 128 -w FILE tcp"
+    )]
+    NotACapture {
+        /// What the file may be instead.
+        hint: &'static str,
+    },
+    /// A header that contradicts itself.
+    #[error(
+        "byte {at}, after {packets} packet(s): {problem}; the rest of the file is damaged: capture \
+         again, or keep the packets before it with: editcap -r IN OUT 1-{packets}"
+    )]
+    Damaged {
+        /// Offset of the damage.
+        at: usize,
+        /// Number of packets before it.
+        packets: u64,
+        /// Description of the problem.
+        problem: String,
+    },
+    /// No packet has a supported link type.
+    #[error(
+        "none of the {packets} packet(s) can be read: their link type is {link}; supported are \
+         Ethernet, raw IP, Linux cooked (tcpdump -i any) and null: capture on such an interface"
+    )]
+    NothingReadable {
+        /// Number of packets.
+        packets: u64,
+        /// The link type of the first, as in <https://www.tcpdump.org/linktypes.html>.
+        link: u32,
+    },
+}
+
+/// Reads a capture, with the default limits.
+///
+/// # Errors
+///
+/// If it is not a capture, or damaged. A file that ends in the middle of a packet is read up to that packet
+/// ([`Capture::cut_off_at`]).
+pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
+    read_with(bytes, Limits::default())
+}
+
+/// Reads a capture.
+///
+/// # Errors
+///
+/// As [`read`].
+pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> {
+    // The earliest time need not be that of the first packet.
+    let mut clocks = clock::Clocks::default();
+    let rest = file::frames(bytes, |frame| {
+        clocks.take(&frame);
+    })?;
+    let earliest_ns = clocks.earliest_ns().unwrap_or(0);
+    let times = clocks.times();
+    let mut counts = Counts {
+        other_blocks: rest.other_blocks,
+        other_block: rest.other_block,
+        ..Counts::default()
+    };
+    let mut tracker = track::Tracker::new(limits);
+    let mut clocks = clock::Clocks::default();
+    let mut last = track::Moment { ns: 0, back: 0 };
+    file::frames(bytes, |frame| {
+        counts.packets += 1;
+        let (Some(time_ns), Some(back)) = (frame.time_ns, clocks.take(&frame)) else {
+            counts.without_time += 1;
+            return;
+        };
+        last = track::Moment {
+            ns: time_ns.abs_diff(earliest_ns),
+            back,
+        };
+        match packet::segment(&frame) {
+            Ok(segment) => tracker.segment(last, &segment, &mut counts),
+            Err(packet::Skipped::OtherLink) => {
+                counts.other_link.get_or_insert(frame.link);
+                counts.other_links += 1;
+            }
+            Err(packet::Skipped::OtherProtocol(protocol)) => {
+                counts.other_protocol.get_or_insert(protocol);
+                counts.other_protocols += 1;
+            }
+            Err(packet::Skipped::Tunnel) => counts.tunnelled += 1,
+            Err(packet::Skipped::NotTcp) => counts.not_tcp += 1,
+            Err(packet::Skipped::Fragment) => counts.fragments += 1,
+            Err(packet::Skipped::CutShort) => counts.cut_short += 1,
+        }
+    })?;
+    if let Some(link) = counts.other_link
+        && counts.other_links == counts.packets
+    {
+        let packets = counts.packets;
+        return Err(CaptureError::NothingReadable { packets, link });
+    }
+    Ok(Capture {
+        flows: tracker.finish(last),
+        counts,
+        times,
+        cut_off_at: rest.cut_off_at,
+    })
+}
+
+#[cfg(test)]
+mod tests;
