@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 
-use super::{Design, EffectSpec, Record, Stat};
+use super::{Design, EffectSpec, Record, Stat, Weighted};
 use crate::summary::{f, quantile};
 
 /// Number of draws of the bootstrap.
@@ -104,10 +104,7 @@ impl<'a> Samples<'a> {
                 differences.push(value - at_base);
             }
         }
-        Some((
-            quantile(&differences, TAIL)?,
-            quantile(&differences, 1.0 - TAIL)?,
-        ))
+        bounds(&differences)
     }
 
     /// The number of runs (with a single run: of values) needed for a verdict on a difference of this size, if this
@@ -135,6 +132,66 @@ impl<'a> Samples<'a> {
         let wanted = (f(measured as u64) * (POWER * narrower).powi(2)).ceil() as u64;
         wanted.max(measured as u64 + 1)
     }
+}
+
+/// The bounds of a statistic at a level, drawn in the same way.
+pub(super) fn of_level(stat: &Stat, measure: &str, records: &[&Record]) -> Option<(f64, f64)> {
+    let spec = EffectSpec {
+        measure: measure.to_owned(),
+        stat: stat.clone(),
+        ..EffectSpec::default()
+    };
+    let own = Samples::new(&spec, records, records);
+    if own.least_values() < LEAST {
+        return None;
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    let drawn = (0..DRAWS).filter_map(|_| {
+        let numbers = draw(&own.drawn[0], &mut rng);
+        drawn(&spec, &own.one, &numbers, &mut rng)
+    });
+    bounds(&drawn.collect::<Vec<_>>())
+}
+
+/// For each of these values: the bounds of the share of values up to it, percent. Only runs are drawn; none with too
+/// few runs.
+pub(super) fn of_shares(at: &[f64], measure: &str, records: &[&Record]) -> Vec<(f64, f64, f64)> {
+    let runs = runs(records);
+    let counted: Vec<Vec<(f64, f64)>> = runs
+        .values()
+        .map(|records| {
+            let values: Vec<Weighted> = records
+                .iter()
+                .flat_map(|one| one.weighted(measure))
+                .collect();
+            let all = values.iter().map(|(_, weight)| weight).sum();
+            let below = |limit: f64| values.iter().filter(move |(value, _)| *value <= limit);
+            at.iter()
+                .map(|at| (below(*at).map(|(_, weight)| weight).sum(), all))
+                .collect()
+        })
+        .collect();
+    if counted.len() < LEAST {
+        return Vec::new();
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
+    let numbers: Vec<usize> = (0..counted.len()).collect();
+    let draws: Vec<Vec<usize>> = (0..DRAWS).map(|_| draw(&numbers, &mut rng)).collect();
+    let at = at.iter().enumerate().filter_map(|(point, at)| {
+        let share = |runs: &Vec<usize>| {
+            let counts = runs.iter().map(|run| counted[*run][point]);
+            let (below, all) = counts.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+            100.0 * below / all
+        };
+        let (least, most) = bounds(&draws.iter().map(share).collect::<Vec<_>>())?;
+        Some((*at, least, most))
+    });
+    at.collect()
+}
+
+/// The bounds of 95 % of the drawn values.
+fn bounds(drawn: &[f64]) -> Option<(f64, f64)> {
+    Some((quantile(drawn, TAIL)?, quantile(drawn, 1.0 - TAIL)?))
 }
 
 /// Draws as many items as there are, with replacement.

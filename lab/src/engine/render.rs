@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rto_testbed::{facts::HostFacts, machine::Machine};
 
-use super::{ChartSpec, Design, Manifest, Only, Record, Stat, TableSpec, effects, log, pivot};
+use super::{
+    ChartSpec, Design, Manifest, Only, Record, Stat, TableSpec, effects, interval, log, pivot,
+};
 use crate::{
-    chart::{Axis, Chart, Legend, Series},
+    chart::{Axis, Chart, Series, Unit},
     report::{Method, Report, Table},
 };
 
@@ -71,9 +73,11 @@ fn conclude(report: &mut Report, design: &Design, records: &[&Record], machine: 
         if all.is_empty() {
             continue;
         }
-        report.findings.push(effects::headline(design, spec, &all));
-        if design.pivot && number == 0 {
-            report.effects.push(pivot::table(design, spec, &all));
+        if number == 0 {
+            report.findings.push(effects::headline(design, spec, &all));
+            if design.pivot {
+                report.effects.push(pivot::table(design, spec, &all));
+            }
         }
         let name = match number {
             0 => "effects".to_owned(),
@@ -241,6 +245,9 @@ fn value(column: &super::Column, records: &[&Record]) -> Option<f64> {
     })
 }
 
+type Points = Vec<(f64, f64)>;
+type Band = Vec<(f64, f64, f64)>;
+
 fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
     let mut charts = Vec::new();
     for spec in &design.charts {
@@ -249,14 +256,18 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
         for (levels, records) in groups(design, &records, &spec.per, &spec.only) {
             let series = groups(design, &records, &spec.across, &spec.only);
             let series = series.into_iter().map(|(levels, records)| {
-                let points = match &spec.x {
+                let (points, band) = match &spec.x {
                     Some(x) if records.iter().any(|one| one.values.contains_key(x)) => {
-                        series_of(spec, x, &records)
+                        (series_of(spec, x, &records), Vec::new())
                     }
                     Some(x) => curve(design, spec, x, &records),
                     None => distribution(spec, &records),
                 };
-                Series::line(&levels.join(", "), points)
+                Series {
+                    name: levels.join(", "),
+                    points,
+                    band,
+                }
             });
             let mut series: Vec<Series> = series.collect();
             // A single point is not a curve.
@@ -268,7 +279,7 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
             title.retain(|part| !part.is_empty());
             let axis = |name: &str| match design.units.get(name).map(String::as_str) {
                 Some("ms") => Axis::ms(name.to_owned()),
-                Some("us") => Axis::us(name.to_owned()),
+                Some("us") => Axis::of(name.to_owned(), Unit::Microseconds),
                 Some("%") => Axis::percent(name.to_owned()),
                 _ => Axis::number(design.titled(name)),
             };
@@ -285,11 +296,6 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 y,
                 log_x: spec.log,
                 log_y: spec.log && spec.x.is_some(),
-                legend: if spec.x.is_some() {
-                    Legend::UpperLeft
-                } else {
-                    Legend::LowerRight
-                },
                 series,
             });
         }
@@ -297,21 +303,20 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
     charts
 }
 
-fn curve(design: &Design, spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec<(f64, f64)> {
-    let at = groups(
-        design,
-        records,
-        std::slice::from_ref(&x.to_owned()),
-        &spec.only,
-    );
+/// A point, and its interval, for each level of a factor.
+fn curve(design: &Design, spec: &ChartSpec, x: &str, records: &[&Record]) -> (Points, Band) {
+    let x = [x.to_owned()];
     let stat = spec.stat.clone().unwrap_or(Stat::P50);
-    let points = at.into_iter().filter_map(|(level, records)| {
-        Some((
-            level[0].parse().ok()?,
-            stat.of(records.iter().copied(), &spec.measure)?,
-        ))
-    });
-    points.collect()
+    let (mut points, mut band) = (Vec::new(), Vec::new());
+    for (level, records) in groups(design, records, &x, &spec.only) {
+        let value = stat.of(records.iter().copied(), &spec.measure);
+        if let (Ok(at), Some(value)) = (level[0].parse(), value) {
+            points.push((at, value));
+            let bounds = interval::of_level(&stat, &spec.measure, &records);
+            band.extend(bounds.map(|(least, most)| (at, least, most)));
+        }
+    }
+    (points, band)
 }
 
 /// A point for each record, at its own value of a measure.
@@ -326,8 +331,8 @@ fn series_of(spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec<(f64, f64)> 
     points
 }
 
-/// The share of values that are at most x, percent.
-fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
+/// The share of values that are at most x, percent, and its interval.
+fn distribution(spec: &ChartSpec, records: &[&Record]) -> (Points, Band) {
     let mut values = log::values(records.iter().copied(), &spec.measure);
     values.sort_by(|a, b| a.0.total_cmp(&b.0));
     let all: f64 = values.iter().map(|(_, weight)| weight).sum();
@@ -340,7 +345,10 @@ fn distribution(spec: &ChartSpec, records: &[&Record]) -> Vec<(f64, f64)> {
     });
     let points = points.enumerate();
     let points = points.filter(|(n, _)| n % step == 0 || *n == last);
-    points.map(|(_, point)| point).collect()
+    let points: Points = points.map(|(_, point)| point).collect();
+    let at: Vec<f64> = points.iter().map(|point| point.0).collect();
+    let band = interval::of_shares(&at, &spec.measure, records);
+    (points, band)
 }
 
 #[cfg(test)]
@@ -471,7 +479,7 @@ pub(super) mod tests {
         }
         assert_eq!(report.charts.len(), 3);
         for chart in &report.charts {
-            crate::chart::svg(std::slice::from_ref(chart)).unwrap();
+            assert!(crate::chart::svg(std::slice::from_ref(chart)).contains("kernel"));
         }
     }
 

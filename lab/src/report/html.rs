@@ -11,29 +11,25 @@ table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem }
 th, td { padding: 0.15rem 0.6rem; border-bottom: 1px solid #ccc; text-align: right }
 th:first-child, td:first-child { text-align: left }
 thead th { border-bottom: 2px solid #666 }
-svg { max-width: 100%; height: auto }
+h2 { font-size: 1.1rem }
+svg { display: block; width: 100%; max-width: 50rem; margin: 1rem 0 }
+.wide { overflow-x: auto }
 :root { color-scheme: light dark }
 @media (prefers-color-scheme: dark) {
   body { color: #ddd; background: #16181b }
   th, td { border-bottom-color: #444 }
   thead th { border-bottom-color: #888 }
-  /* Charts are drawn on white: light and dark change places, hues stay. */
-  svg { filter: invert(0.9) hue-rotate(180deg) }
 }
 ";
 
-pub(super) fn page(report: &Report) -> anyhow::Result<String> {
-    let drawings = drawings(&report.charts)?;
+pub(super) fn page(report: &Report) -> String {
+    let (first, others) = report.effects.split_at(report.effects.len().min(1));
     let body = html! {
         p { (report.question) }
         p { (report.machine.describe()) "; seed " (report.seed) }
-        @if !report.findings.is_empty() {
-            h2 { "Findings" }
-            ul {
-                @for finding in &report.findings { li { (finding) } }
-            }
-        }
-        @for table in &report.effects { (markup(table)) }
+        @for finding in &report.findings { p { b { (finding) } } }
+        @for table in first { (markup(table)) }
+        (drawings(&report.charts))
         @if !report.method.is_empty() {
             h2 { "Method" }
             ul {
@@ -42,15 +38,14 @@ pub(super) fn page(report: &Report) -> anyhow::Result<String> {
                 }
             }
         }
-        (drawings)
-        @for table in &report.tables { (markup(table)) }
+        @for table in others.iter().chain(&report.tables) { (markup(table)) }
     };
-    Ok(document(&format!("rto-lab {}", report.name), &body))
+    document(&format!("rto-lab {}", report.name), &body)
 }
 
 /// Charts without a report.
-pub(super) fn charts_page(title: &str, charts: &[Chart]) -> anyhow::Result<String> {
-    Ok(document(title, &drawings(charts)?))
+pub(super) fn charts_page(title: &str, charts: &[Chart]) -> String {
+    document(title, &drawings(charts))
 }
 
 fn document(title: &str, body: &Markup) -> String {
@@ -72,26 +67,24 @@ fn document(title: &str, body: &Markup) -> String {
 }
 
 /// Each chart as a separate drawing.
-fn drawings(charts: &[Chart]) -> anyhow::Result<Markup> {
-    let mut drawings = Vec::new();
-    for one in charts {
-        drawings.push(chart::svg(std::slice::from_ref(one))?);
+fn drawings(charts: &[Chart]) -> Markup {
+    html! {
+        @for one in charts { (PreEscaped(chart::svg(std::slice::from_ref(one)))) }
     }
-    Ok(html! {
-        @for drawing in &drawings { (PreEscaped(drawing)) }
-    })
 }
 
 fn markup(table: &Table) -> Markup {
     html! {
         h2 { (table.title) }
-        table {
-            thead {
-                tr { @for name in &table.columns { th { (name) } } }
-            }
-            tbody {
-                @for row in &table.rows {
-                    tr { @for cell in row { td { (cell) } } }
+        div.wide {
+            table {
+                thead {
+                    tr { @for name in &table.columns { th { (name) } } }
+                }
+                tbody {
+                    @for row in &table.rows {
+                        tr { @for cell in row { td { (cell) } } }
+                    }
                 }
             }
         }

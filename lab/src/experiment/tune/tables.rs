@@ -15,7 +15,7 @@ use super::{
     scenarios::{STEP_S, auto, step_path},
 };
 use crate::{
-    chart::{Axis, Chart, Legend, Series},
+    chart::{Axis, Chart, Series},
     report::{Method, Report, Table},
     summary::{median, quantile},
 };
@@ -253,7 +253,6 @@ fn drawn(title: &str, path: &Path, points: &[Point], seed: u64) -> Vec<Chart> {
         y,
         log_x: false,
         log_y,
-        legend: Legend::UpperRight,
         series,
     };
     let times = vec![
