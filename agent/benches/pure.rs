@@ -9,21 +9,21 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs, hint::black_box};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use rto_agent::{
+use rto_agent_common::{
+    Statistics,
+    histogram::{BUCKETS, bucket_of},
+};
+use rto_agent_core::{
     config::Config,
     policy::{
         Entries, HostFacts, PolicyName, PolicySet, compile::compile, entries::Builder, plan::Plan,
     },
-    telemetry::metrics,
     wire::{
         stats::{ArmStats, PolicyStats, StatsAnswer},
         types::StatusAnswer,
     },
 };
-use rto_agent_common::{
-    Statistics,
-    histogram::{BUCKETS, bucket_of},
-};
+use rto_agent_daemon::telemetry::metrics;
 use serde_json::json;
 
 const HOST: HostFacts = HostFacts {
@@ -175,7 +175,7 @@ fn statistics(c: &mut Criterion) {
         });
     });
     let (stats, status) = (stats(32), status());
-    let tuned = rto_agent::wire::tune::TuneAnswer::default();
+    let tuned = rto_agent_core::wire::tune::TuneAnswer::default();
     c.bench_function("stats_json_32", |b| {
         b.iter(|| serde_json::to_string(black_box(&stats)).expect("a string"));
     });

@@ -9,8 +9,10 @@ mod experiment;
 mod parse;
 mod values;
 
+use rto_agent_core::policy::Settings;
+use rto_agent_daemon::{build_info, telemetry::LogFormat};
+
 pub use self::experiment::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment};
-use crate::{build_info, policy::Settings};
 
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
@@ -37,18 +39,6 @@ pub struct BeforeVerb {
     /// Print JSON; may also follow a verb that supports it
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Format of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// The journal if stderr is connected to it, else text.
-    #[default]
-    Auto,
-    /// Lines of text.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// The verbs.
@@ -126,7 +116,7 @@ pub enum Verb {
     #[command(after_long_help = examples::MAN)]
     Man(Man),
     /// The child process of a probe
-    #[command(name = crate::kernel::interference::VERB, hide = true)]
+    #[command(name = rto_agent_kernel::kernel::interference::VERB, hide = true)]
     Probe(Probe),
 }
 
@@ -134,7 +124,7 @@ pub enum Verb {
 #[derive(Debug, Args)]
 pub struct ConfigArg {
     /// The configuration file; policies.d/*.toml in the same directory are read as well
-    #[arg(long, short, env = "RTO_AGENT_CONFIG", default_value = crate::config::DEFAULT_CONFIG)]
+    #[arg(long, short, env = "RTO_AGENT_CONFIG", default_value = rto_agent_core::config::DEFAULT_CONFIG)]
     pub(crate) config: PathBuf,
 }
 
@@ -142,7 +132,7 @@ pub struct ConfigArg {
 #[derive(Debug, Args)]
 pub struct SocketArg {
     /// The daemon's socket
-    #[arg(long, env = "RTO_AGENT_SOCKET", default_value = crate::config::DEFAULT_SOCKET)]
+    #[arg(long, env = "RTO_AGENT_SOCKET", default_value = rto_agent_core::config::DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
 }
 
@@ -179,7 +169,7 @@ pub struct Run {
     #[arg(long)]
     pub(crate) cgroup: Option<PathBuf>,
     /// Format of the log on stderr; auto: the journal if stderr is connected to it, else text
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_parser = parse::log_format(), default_value = "auto")]
     pub(crate) log_format: LogFormat,
 }
 

@@ -15,16 +15,15 @@ use clap_complete::{
     ArgValueCompleter, CompletionCandidate, Shell,
     env::{Elvish, Fish, Powershell, Shells, Zsh},
 };
-
-use self::bash::Bash;
-use crate::{
-    api::client::Client,
-    build_info,
-    cli::Cli,
+use rto_agent_core::{
     config::{DEFAULT_SOCKET, SAVED_FILE},
     policy::PolicyName,
     wire::types::{ListAnswer, SourceView},
 };
+use rto_agent_daemon::build_info;
+
+use self::bash::Bash;
+use crate::{cli::Cli, client::Client};
 
 mod bash;
 

@@ -1,27 +1,10 @@
-//! Per-CIDR TCP retransmission timers for Linux: the library behind the `rto-agent` binary.
-//!
-//! One module for each concern. Data flows one way: [`config`] parses text into a
-//! [`policy::PolicySet`], the [`engine`] turns that into a [`policy::plan::Plan`], and the
-//! [`datapath`] writes the plan to the kernel.
+//! The command line of rto-agent: the library behind the `rto-agent` binary. `rto-agent run` calls
+//! [`rto_agent_daemon`]; other verbs talk to the daemon, or read files and the kernel.
 
-pub mod api;
-mod build_info;
 pub mod cli;
+pub mod client;
 pub mod commands;
 pub mod completion;
-pub mod config;
-pub mod daemon;
-pub mod datapath;
 pub mod doctor;
-pub mod engine;
-pub mod experiment;
-pub mod kernel;
-mod parallel;
-mod path_security;
-pub mod policy;
-mod printable;
-mod problem;
-mod progress;
-pub mod telemetry;
-pub mod tuning;
-pub mod wire;
+#[cfg(test)]
+mod reference;

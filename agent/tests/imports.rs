@@ -1,4 +1,5 @@
-//! Imports go one way: a module uses those before it in [`ORDER`], and never one after it.
+//! Imports go one way: a module uses those before it in [`CRATES`], and never one after it. (Cargo
+//! refuses cycles of crates.)
 
 use std::{
     collections::BTreeSet,
@@ -6,35 +7,40 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// From modules that everything may use to modules that use everything; modules of one line do not use each other.
-const ORDER: &[&[&str]] = &[
-    &[
-        "build_info",
-        "path_security",
-        "printable",
-        "problem",
-        "progress",
-    ],
-    &["parallel"],
-    &["policy"],
-    &["kernel", "config"],
-    &["datapath"],
-    &["wire"],
-    &["cli", "experiment", "tuning"],
-    &["engine"],
-    &["api"],
-    &["telemetry"],
-    &["daemon"],
-    &["completion", "doctor"],
-    &["commands"],
+/// The top-level modules of each crate, from those that every other may use to those that use every
+/// other; modules of one line do not use each other.
+const CRATES: &[(&str, &[&[&str]])] = &[
+    (
+        "agent-core",
+        &[
+            &["path_security", "printable", "progress"],
+            &["parallel"],
+            &["policy"],
+            &["config", "wire"],
+        ],
+    ),
+    ("agent-kernel", &[&["kernel"], &["datapath"]]),
+    (
+        "agent-daemon",
+        &[
+            &["build_info", "problem"],
+            &["experiment", "tuning"],
+            &["engine"],
+            &["api"],
+            &["telemetry"],
+            &["daemon"],
+        ],
+    ),
+    (
+        "agent",
+        &[&["cli", "client"], &["completion", "doctor"], &["commands"]],
+    ),
 ];
+/// Most top-level modules of a crate.
+const MOST_MODULES: usize = 12;
 
 /// Modules of tests alone, declared by `#[cfg(test)]`, which may use anything.
-const TESTS: &[&str] = &["tests.rs", "schema.rs", "reference.rs"];
-
-fn level(module: &str) -> Option<usize> {
-    ORDER.iter().position(|line| line.contains(&module))
-}
+const TESTS: &[&str] = &["tests.rs", "schema.rs", "testing.rs"];
 
 fn sources(dir: &Path, all: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
@@ -83,30 +89,37 @@ fn name(text: &str) -> String {
 
 #[test]
 fn imports_go_one_way() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut files = Vec::new();
-    sources(&root, &mut files).unwrap();
     let mut wrong = Vec::new();
-    for path in files {
-        let within = path.strip_prefix(&root).unwrap();
-        let module = name(&within.to_string_lossy());
-        if ["lib", "main"].contains(&module.as_str()) {
-            continue;
-        }
-        let Some(own) = level(&module) else {
-            wrong.push(format!("{module} is not in ORDER"));
-            continue;
-        };
-        let text = fs::read_to_string(&path).unwrap();
-        // Tests may use anything.
-        let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-        if TESTS.iter().any(|name| within.ends_with(name)) {
-            continue;
-        }
-        for other in used(code) {
-            let goes_down = level(&other).is_some_and(|level| level < own);
-            if other != module && !goes_down && level(&other).is_some() {
-                wrong.push(format!("{} uses {other}", within.display()));
+    for (name_of_crate, order) in CRATES {
+        let modules = order.iter().map(|line| line.len()).sum::<usize>();
+        assert!(modules <= MOST_MODULES, "{name_of_crate}: {modules}");
+        let level = |module: &str| order.iter().position(|line| line.contains(&module));
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = root.join(name_of_crate).join("src");
+        let mut files = Vec::new();
+        sources(&root, &mut files).unwrap();
+        for path in files {
+            let within = path.strip_prefix(&root).unwrap();
+            let module = name(&within.to_string_lossy());
+            // Tests may use anything.
+            let is_test = TESTS.iter().any(|name| within.ends_with(name));
+            if ["lib", "main", "reference"].contains(&module.as_str()) || is_test {
+                continue;
+            }
+            let Some(own) = level(&module) else {
+                wrong.push(format!("{module} of {name_of_crate} is not in CRATES"));
+                continue;
+            };
+            let text = fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+            for other in used(code) {
+                let is_above = level(&other).is_some_and(|level| level >= own);
+                if other != module && is_above {
+                    wrong.push(format!(
+                        "{name_of_crate}: {} uses {other}",
+                        within.display()
+                    ));
+                }
             }
         }
     }

@@ -14,18 +14,22 @@ use std::{
 };
 
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use rto_agent::{
+use rto_agent_core::{
+    config::Config,
+    policy::{Cidr, PolicyName, compile::compile},
+    wire::{
+        tune::TuneAnswer,
+        types::{
+            AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, VerifyAnswer, WalkView,
+        },
+    },
+};
+use rto_agent_daemon::{
     api::{
         peer::{Allowed, Peer},
         server,
     },
-    config::Config,
     engine::{EngineConfig, EngineError, Handle, Message},
-    policy::{Cidr, PolicyName, compile::compile},
-    wire::tune::TuneAnswer,
-    wire::types::{
-        AddRequest, Caller, ChangeAnswer, DetachAnswer, RemoveRequest, VerifyAnswer, WalkView,
-    },
 };
 use serde_json::Value;
 use tokio::{
@@ -228,7 +232,7 @@ fn cidrs(texts: &[String]) -> Result<(), EngineError> {
     for text in texts {
         let cidr: Cidr = text
             .parse()
-            .map_err(|e: rto_agent::policy::CidrError| EngineError::Refused(e.to_string()))?;
+            .map_err(|e: rto_agent_core::policy::CidrError| EngineError::Refused(e.to_string()))?;
         assert_eq!(cidr.to_string().parse(), Ok(cidr));
     }
     Ok(())

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use rto_agent::{
+use rto_agent_core::{
     config::{Config, save},
     policy::{Cidr, HostFacts, MAX_ENTRIES_LIMIT, PolicyName, PolicySet, Settings},
 };

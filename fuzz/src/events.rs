@@ -3,11 +3,11 @@
 //! The fields of a record are where the program writes them. The event is reported as JSON, which parses to the same
 //! event.
 
-use rto_agent::{
+use rto_agent_common::event::{COMM_LEN, Event};
+use rto_agent_core::{
     policy::{HostFacts, PolicyName},
     wire::events::{EventView, StreamItem},
 };
-use rto_agent_common::event::{COMM_LEN, Event};
 
 use crate::{HOST, HZ};
 

@@ -9,7 +9,7 @@
     reason = "to panic is what they are for: see above"
 )]
 
-use rto_agent::policy::HostFacts;
+use rto_agent_core::policy::HostFacts;
 
 pub mod api;
 pub mod config;

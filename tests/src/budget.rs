@@ -6,9 +6,8 @@
 mod interpreter;
 mod kernel;
 
-use rto_agent_common::{Counters, Policy, address::Peer, policy_flags};
-
 use kernel::{Context, Cost, EARLIER_REPLY, Effect, HZ, Program, Situation};
+use rto_agent_common::{Counters, Policy, address::Peer, policy_flags};
 
 /// Operation, instructions, and helper calls. More than a tenth more instructions, or one more call, is a decision: the
 /// commit that needs it raises the number here and gives the reason. If an operation gets cheaper by more than a tenth,

@@ -24,7 +24,6 @@ use nix::{
     },
     unistd::{Pid, setsid},
 };
-
 use rto_testbed::{
     process::KillOnDrop,
     wait::{TIMEOUT, eventually},

@@ -7,9 +7,11 @@ use aya::{
     Btf, EbpfLoader,
     programs::{BtfTracePoint, Iter, LsmCgroup, Program, ProgramInfo, SockOps},
 };
-use rto_agent::datapath::OBJECT;
-use rto_agent::kernel::{btf, kfuncs};
 use rto_agent_common::{globals, maps, statistics};
+use rto_agent_kernel::{
+    datapath::OBJECT,
+    kernel::{btf, kfuncs},
+};
 
 pub use crate::declared::VERIFIER_LIMITS as LIMITS;
 
@@ -28,7 +30,7 @@ pub enum Verified {
 /// Loads each program into the kernel with all its optional parts switched on.
 pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
     let mut mode = statistics::ON | statistics::UNMATCHED | statistics::RTT_AT_END;
-    if rto_agent::datapath::probe::tells_process() {
+    if rto_agent_kernel::datapath::probe::tells_process() {
         mode |= statistics::PROCESS;
     }
     let interval = 1_000_000_000_u64;

@@ -24,7 +24,7 @@ const LLVM: &str = "22";
 /// Where it is built.
 const BUILD: &str = "target/ebpf";
 const TARGET: &str = "bpfel-unknown-none";
-pub(crate) const OBJECT: &str = "agent/src/datapath/rto-agent.bpf.o";
+pub(crate) const OBJECT: &str = "agent-kernel/src/datapath/rto-agent.bpf.o";
 
 /// `cargo xtask ebpf`.
 #[derive(clap::Args)]

@@ -37,8 +37,8 @@ const CARGO_MUTANTS: &str = "27.1.0";
 const AREAS: [(&str, &str, &str); 4] = [
     ("program", "-p rto-agent-common -p rto-agent-ebpf", ""),
     ("model", "-p rto-model", ""),
-    ("policy", "-p rto-agent -e agent/src/engine/**", "policy::"),
-    ("engine", "-p rto-agent -e agent/src/policy/**", "engine::"),
+    ("policy", "-p rto-agent-core", "policy::"),
+    ("engine", "-p rto-agent-daemon", "engine::"),
 ];
 
 /// Number of mutants per outcome, as in `outcomes.json` of cargo-mutants.

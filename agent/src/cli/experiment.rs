@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use rto_agent_core::policy::{PolicyName, Share};
 use rto_model::tune::experiment::Unit;
 
 use super::values;
-use crate::policy::{PolicyName, Share};
 
 /// `rto-agent experiment`.
 #[derive(Debug, Args)]
@@ -16,7 +16,7 @@ pub struct Experiment {
     #[command(subcommand)]
     pub(crate) verb: ExperimentVerb,
     /// The daemon's socket
-    #[arg(long, global = true, env = "RTO_AGENT_SOCKET", default_value = crate::config::DEFAULT_SOCKET)]
+    #[arg(long, global = true, env = "RTO_AGENT_SOCKET", default_value = rto_agent_core::config::DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
     /// Print JSON; the fields are documented and stable
     #[arg(long, global = true)]

@@ -220,8 +220,10 @@ fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
     let settings = add.settings.unwrap();
     let auto = settings.auto_initial_rto().unwrap();
     assert_eq!(auto.least(), Duration::from_millis(50));
-    assert!(settings.auto_rto_min().is_some() && settings.guard() == crate::policy::Guard::On);
-    assert_eq!(settings.mode(), crate::policy::Mode::Advise);
+    assert!(
+        settings.auto_rto_min().is_some() && settings.guard() == rto_agent_core::policy::Guard::On
+    );
+    assert_eq!(settings.mode(), rto_agent_core::policy::Mode::Advise);
 }
 
 #[test]

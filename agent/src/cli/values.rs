@@ -3,12 +3,11 @@
 use std::{ops::RangeInclusive, time::Duration};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use rto_model::tune::experiment::Unit;
-
-use crate::{
+use rto_agent_core::{
     policy::units::{Scale, parse_scaled},
     wire::ttl::parse_ttl,
 };
+use rto_model::tune::experiment::Unit;
 
 /// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
 const LONGEST_DELACK: Duration = Duration::from_millis(200);

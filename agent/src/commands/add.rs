@@ -2,12 +2,13 @@
 
 use std::{process::ExitCode, time::Duration};
 
+use rto_agent_core::wire::types::{AddRequest, ChangeAnswer};
+use rto_agent_kernel::kernel::hz::measure;
+
 use super::{flags, print, table};
 use crate::{
-    api::client::{Client, ClientError},
     cli::Add,
-    kernel::hz::measure,
-    wire::types::{AddRequest, ChangeAnswer},
+    client::{Client, ClientError},
 };
 
 pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
@@ -57,8 +58,9 @@ fn text(answer: &ChangeAnswer, saved: bool, own_settings: bool, hz: u32) -> Stri
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::policy::plan::ChangeSummary;
+
     use super::*;
-    use crate::policy::plan::ChangeSummary;
 
     #[test]
     fn added_entries_are_shown_with_their_ttl() {

@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
-use super::{exit, print_coloured, table, terminal};
-use crate::{
-    api::client::Client,
-    cli::Apply,
+use rto_agent_core::{
     printable::counted,
     wire::types::{ApplyRequest, WalkView},
 };
+
+use super::{exit, print_coloured, table, terminal};
+use crate::{cli::Apply, client::Client};
 
 /// How often the progress is requested.
 const INTERVAL: Duration = Duration::from_millis(100);

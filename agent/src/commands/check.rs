@@ -7,15 +7,15 @@ use serde::Serialize;
 mod fleet;
 mod host;
 
-use super::{print, print_coloured, table};
-use crate::{
-    cli::Check,
+use rto_agent_core::{
     config::{Config, ConfigError, ConfigErrors},
-    datapath::probe,
-    kernel::facts::host_facts,
     policy::{HostFacts, PolicyName, compile::EffectiveSetting},
     printable::{self, counted},
 };
+use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
+
+use super::{print, print_coloured, table};
+use crate::cli::Check;
 
 /// What `--json` prints.
 #[derive(Serialize)]

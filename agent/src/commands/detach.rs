@@ -3,18 +3,27 @@
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
+use rto_agent_core::{
+    config::{AgentConfig, Config},
+    printable::{self, counted},
+    wire::{
+        kernel::Removed,
+        types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest, WalkView},
+    },
+};
+use rto_agent_daemon::{
+    daemon::{lock::InstanceLock, resolve_cgroup},
+    engine::{DetachMark, for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
+};
+use rto_agent_kernel::{
+    datapath::{NewConnections, resume_schedules, walk::Mode},
+    kernel::{interference, privileges},
+};
 
 use super::{exit, print, table, terminal};
 use crate::{
-    api::client::{Client, ClientError},
     cli::{Attach, Detach},
-    config::{AgentConfig, Config},
-    daemon::{lock::InstanceLock, resolve_cgroup},
-    datapath::{NewConnections, Removed, resume_schedules, walk::Mode},
-    engine::{DetachMark, for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
-    kernel::{interference, privileges},
-    printable::{self, counted},
-    wire::types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest, WalkView},
+    client::{Client, ClientError},
 };
 
 pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {

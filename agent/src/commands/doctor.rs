@@ -2,24 +2,26 @@
 
 use std::{cmp::Reverse, path::Path, process::ExitCode};
 
+use rto_agent_core::{
+    config::{AgentConfig, CgroupSetting, Config},
+    policy::{HostFacts, PolicySet, ProbeTarget, units::jiffies_to_usecs},
+    printable::counted,
+    wire::kernel::Verdict,
+};
+use rto_agent_daemon::engine::state_files;
+use rto_agent_kernel::{
+    datapath::{pinned_initial_rto, pinned_program_ids, probe},
+    kernel::{cgroup, facts::host_facts, interference},
+};
+
 use super::{
     exit, print_coloured,
     terminal::{self, wrapped},
 };
 use crate::{
-    api::client::Client,
     cli::{Doctor, WideArg},
-    config::{AgentConfig, CgroupSetting, Config},
-    datapath::{pinned_initial_rto, pinned_program_ids, probe},
+    client::Client,
     doctor::{Finding, Input, Report, Severity, examine},
-    engine::state_files,
-    kernel::{
-        cgroup,
-        facts::host_facts,
-        interference::{self, Verdict},
-    },
-    policy::{HostFacts, PolicySet, ProbeTarget, units::jiffies_to_usecs},
-    printable::counted,
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {

@@ -7,16 +7,19 @@ use rto_model::tune::experiment::{Arms, Experiment as Counted};
 
 mod text;
 
-use super::print;
-use crate::{
-    api::client::Client,
-    cli::{Experiment, ExperimentVerb, ShowExperiment, StartExperiment},
-    experiment::merged,
+use rto_agent_core::{
     policy::PolicyName,
     wire::{
         experiments::{ExperimentAnswer, ExperimentView, ExperimentsAnswer, StartRequest},
         histogram::HistogramView,
     },
+};
+use rto_agent_daemon::experiment::merged;
+
+use super::print;
+use crate::{
+    cli::{Experiment, ExperimentVerb, ShowExperiment, StartExperiment},
+    client::Client,
 };
 
 pub(super) fn run(args: &Experiment) -> anyhow::Result<ExitCode> {

@@ -10,16 +10,15 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use nix::sched::{CloneFlags, setns};
-use serde::Serialize;
-
-use super::{print, table};
-use crate::{
-    api::client::Client,
-    cli::Explain,
-    kernel::sock_diag::{Connection, connections},
+use rto_agent_core::{
     policy::units::format_duration,
     wire::types::{LookupAnswer, LookupEntry},
 };
+use rto_agent_kernel::kernel::sock_diag::{Connection, connections};
+use serde::Serialize;
+
+use super::{print, table};
+use crate::{cli::Explain, client::Client};
 
 /// The most connections that are explained in one answer.
 const SHOWN: usize = 50;

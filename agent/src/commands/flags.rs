@@ -2,8 +2,7 @@
 //! flags.
 
 use clap::Args as _;
-
-use crate::policy::Settings;
+use rto_agent_core::policy::Settings;
 
 /// Keys that are also ordinary words; they are keys only before " = ".
 const WORDS: [&str; 4] = ["force", "guard", "mode", "mptcp"];

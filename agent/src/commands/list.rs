@@ -3,13 +3,15 @@
 use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
 
 use rto_agent_common::EntryValue;
+use rto_agent_core::{
+    policy::{Cidr, PolicyName},
+    wire::types::{EntryView, ListAnswer, SourceView},
+};
 
 use super::{print, table, terminal};
 use crate::{
-    api::client::{Client, ClientError},
     cli::List,
-    policy::{Cidr, PolicyName},
-    wire::types::{EntryView, ListAnswer, SourceView},
+    client::{Client, ClientError},
 };
 
 mod pinned;
@@ -226,7 +228,8 @@ mod tests {
             "effects": [{"setting": "initial_rto", "asked": "100ms", "effective": "100ms"},
                         {"setting": "syn_retries", "asked": "auto", "effective": "11", "count": 11}]
         });
-        let view: crate::wire::types::PolicyView = serde_json::from_value(settings).unwrap();
+        let view: rto_agent_core::wire::types::PolicyView =
+            serde_json::from_value(settings).unwrap();
         answer.policies.insert("near".parse().unwrap(), view);
         let wide = text(&answer, None);
         assert!(

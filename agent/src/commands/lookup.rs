@@ -6,14 +6,11 @@ use std::{
 };
 
 use anyhow::bail;
+use rto_agent_core::wire::types::{LookupAnswer, LookupEntry};
+use rto_agent_kernel::kernel::hz::measure;
 
 use super::{print, table};
-use crate::{
-    api::client::Client,
-    cli::Lookup,
-    kernel::hz::measure,
-    wire::types::{LookupAnswer, LookupEntry},
-};
+use crate::{cli::Lookup, client::Client};
 
 pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
     // All addresses are parsed first: a typo in the last one must not cost the answers to the

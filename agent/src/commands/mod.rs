@@ -5,14 +5,12 @@ use std::{
     process::ExitCode,
 };
 
+use rto_agent_core::printable;
+use rto_agent_kernel::kernel::descriptors;
 use serde::Serialize;
 
 use self::terminal::coloured;
-use crate::{
-    cli::{ColorArg, Verb},
-    kernel::descriptors,
-    printable,
-};
+use crate::cli::{ColorArg, Verb};
 
 mod add;
 mod advise;

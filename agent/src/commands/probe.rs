@@ -5,7 +5,9 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{cli::Probe, kernel::interference};
+use rto_agent_kernel::kernel::interference;
+
+use crate::cli::Probe;
 
 pub(super) fn run(args: &Probe) -> anyhow::Result<ExitCode> {
     let rto_us = interference::child(&args.cgroup, args.address)?;

@@ -2,12 +2,10 @@
 
 use std::process::ExitCode;
 
+use rto_agent_core::wire::types::{ChangeAnswer, ReloadRequest};
+
 use super::{print, table};
-use crate::{
-    api::client::Client,
-    cli::Reload,
-    wire::types::{ChangeAnswer, ReloadRequest},
-};
+use crate::{cli::Reload, client::Client};
 
 pub(super) fn run(args: &Reload) -> anyhow::Result<ExitCode> {
     let request = ReloadRequest {

@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
-use super::{print, table};
-use crate::{
-    api::client::Client,
-    cli::Remove,
+use rto_agent_core::{
     config::SAVED_FILE,
     policy::PolicyName,
     wire::types::{ChangeAnswer, ListAnswer, RemoveRequest, SourceView},
 };
+
+use super::{print, table};
+use crate::{cli::Remove, client::Client};
 
 pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);

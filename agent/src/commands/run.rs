@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use crate::{cli::Run, daemon, kernel::preflight, telemetry};
+use rto_agent_daemon::{daemon, telemetry};
+use rto_agent_kernel::kernel::preflight;
+
+use crate::cli::Run;
 
 pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     preflight::ignore_signals()?;

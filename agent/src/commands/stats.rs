@@ -7,17 +7,16 @@ use std::{
 };
 
 use anyhow::Context as _;
-
-use super::{print, table, terminal};
-use crate::{
-    api::client::Client,
-    cli::Stats,
+use rto_agent_core::{
     policy::{PolicyName, units::format_duration},
     wire::{
         histogram::HistogramView,
         stats::{Arm, ArmStats, COUNTERS, Difference, DirectionStats, PolicyStats, StatsAnswer},
     },
 };
+
+use super::{print, table, terminal};
+use crate::{cli::Stats, client::Client};
 
 /// Longest bar of a histogram, in characters.
 const BAR: usize = 40;
@@ -371,9 +370,9 @@ fn drawn(what: &str, histogram: &HistogramView) -> String {
 #[cfg(test)]
 mod tests {
     use rto_agent_common::{Statistics, histogram::bucket_of};
+    use rto_agent_core::policy::units::parse_duration;
 
     use super::*;
-    use crate::policy::units::parse_duration;
 
     fn sample() -> StatsAnswer {
         let mut active = Statistics::default();

@@ -2,17 +2,21 @@
 
 use std::{process::ExitCode, time::Duration};
 
+use rto_agent_core::{
+    printable::{self, counted},
+    wire::{
+        kernel::{Feature, Presence, RtoMinTiming},
+        types::{StatusAnswer, WalkView, now_s},
+    },
+};
+
 use super::{
     exit, print_coloured,
     terminal::{self, wrapped},
 };
 use crate::{
-    api::client::Client,
     cli::{Status, WideArg},
-    datapath::RtoMinTiming,
-    kernel::features::{Feature, Presence},
-    printable::{self, counted},
-    wire::types::{StatusAnswer, WalkView, now_s},
+    client::Client,
 };
 
 /// The column where values begin.

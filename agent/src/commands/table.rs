@@ -1,8 +1,7 @@
 //! Tables for text output.
 
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
-
-use crate::{
+use rto_agent_core::{
     policy::{compile::EffectiveSetting, plan::ChangeSummary, units},
     printable::{self, counted},
     wire::types::{ChangeAnswer, WalkView},

@@ -6,19 +6,17 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-
-use rto_model::tune::tuner::Value;
-
-use super::print;
-use crate::{
-    api::client::Client,
-    cli::Tune,
+use rto_agent_core::{
     policy::PolicyName,
     printable::counted,
     wire::tune::{
         TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer, next_text,
     },
 };
+use rto_model::tune::tuner::Value;
+
+use super::print;
+use crate::{cli::Tune, client::Client};
 
 /// The most transitions shown for each policy.
 const SHOWN: usize = 5;
@@ -171,10 +169,10 @@ fn evidence(timer: &TunedTimer) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::{testing::timer, wire::tune::TransitionView};
     use rto_model::tune::tuner::{Cause, Evidence, State, Transition};
 
     use super::*;
-    use crate::wire::tune::{TransitionView, tests::timer};
 
     /// Parses the words of the command line, with the option last.
     fn words(text: &str) -> anyhow::Result<What> {

@@ -2,8 +2,10 @@
 
 use std::process::ExitCode;
 
+use rto_agent_core::{printable::counted, wire::types::VerifyAnswer};
+
 use super::{exit, print_coloured};
-use crate::{api::client::Client, cli::Verify, printable::counted, wire::types::VerifyAnswer};
+use crate::{cli::Verify, client::Client};
 
 pub(super) fn run(args: &Verify) -> anyhow::Result<ExitCode> {
     let answer: VerifyAnswer = Client::new(&args.socket.socket).post("/v1/verify", &())?;
@@ -51,8 +53,9 @@ fn text(answer: &VerifyAnswer) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::policy::differences::{Difference, Differences};
+
     use super::*;
-    use crate::policy::differences::{Difference, Differences};
 
     #[test]
     fn differences_are_told_and_what_became_of_them() {

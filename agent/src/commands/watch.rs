@@ -6,10 +6,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use super::terminal;
-use crate::{
-    api::client::Client,
-    cli::Watch,
+use rto_agent_core::{
     policy::{Cidr, PolicyName, units::format_duration},
     printable::{self, JsonWriter},
     wire::{
@@ -17,6 +14,9 @@ use crate::{
         stats::Arm,
     },
 };
+
+use super::terminal;
+use crate::{cli::Watch, client::Client};
 
 pub(super) fn run(args: &Watch) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
@@ -155,8 +155,9 @@ fn columns(brief: bool, cells: [&str; 8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::wire::events::Kind;
+
     use super::*;
-    use crate::wire::events::Kind;
 
     #[test]
     fn lines_for_people() {

@@ -13,10 +13,10 @@ use std::{
     time::Duration,
 };
 
+use rto_agent_core::printable;
 use serde_json::Value;
 
 use super::{Finding, Severity, handshake::list};
-use crate::printable;
 
 /// `nft` lists thousands of rules within a second.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -8,17 +8,17 @@ use std::{
 };
 
 use ipnetwork::IpNetwork;
-use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
-
-use super::{Finding, Input, Severity, firewall, unless_privileged};
-use crate::{
-    kernel::{features::can_set, listeners, sysctl},
+use rto_agent_core::{
     policy::{
         AutoInitialRto, Cidr, HostFacts, Mptcp, PolicyName, PolicySet, Settings, SynAckRto,
         units::{format_duration, jiffies_duration, quantise, tenths_of_s},
     },
     printable::counted,
 };
+use rto_agent_kernel::kernel::{features::can_set, listeners, sysctl};
+use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
+
+use super::{Finding, Input, Severity, firewall, unless_privileged};
 
 /// More retransmissions gain nothing: even with the shortest timer, 12 of them use the whole
 /// lifetime.
@@ -392,8 +392,12 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::{
+        policy::{Entry, Policy},
+        testing::HOST,
+    };
+
     use super::*;
-    use crate::policy::{Entry, Policy, compile::tests::HOST};
 
     const OLD: HostFacts = HostFacts {
         reads_listener: false,

@@ -6,15 +6,15 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
     unistd::{AccessFlags, access},
 };
+use rto_agent_core::wire::kernel::{Feature, Presence};
+use rto_agent_kernel::kernel::{
+    cgroup,
+    hz::{from_config, measure},
+    mounts, privileges, version,
+    version::KernelVersion,
+};
 
 use super::{Finding, Severity, unless_privileged};
-use crate::kernel::{
-    cgroup,
-    features::{Feature, Presence},
-    hz::{from_config, measure},
-    mounts, privileges,
-    version::{self, KernelVersion},
-};
 
 pub(super) fn kernel(kernel: &KernelVersion, findings: &mut Vec<Finding>) {
     const WHY: &str = "the program needs socket storage and TCP options from sock_ops";

@@ -2,17 +2,12 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
-
-use crate::{
-    kernel::{
-        features::Feature,
-        interference::Verdict,
-        privileges,
-        version::{self, KernelVersion},
-    },
+use rto_agent_core::{
     policy::{HostFacts, PolicySet},
+    wire::kernel::{Feature, Verdict},
 };
+use rto_agent_kernel::kernel::{privileges, version, version::KernelVersion};
+use serde::Serialize;
 
 mod firewall;
 mod handshake;

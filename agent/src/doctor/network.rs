@@ -2,20 +2,21 @@
 
 use std::path::Path;
 
-use super::{Finding, Severity, unless_privileged};
-use crate::{
-    kernel::{
-        bpf::MAX_PROGRAMS,
-        cgroup,
-        interference::Verdict,
-        programs,
-        programs::AttachedProgram,
-        routes::{self, LockedRoute, overlap},
-        sysctl,
-        tcp_metrics::{self, Metric},
-    },
+use rto_agent_core::{
     policy::{PolicySet, units::format_duration},
+    wire::kernel::Verdict,
 };
+use rto_agent_kernel::kernel::{
+    bpf::MAX_PROGRAMS,
+    cgroup, programs,
+    programs::AttachedProgram,
+    routes,
+    routes::{LockedRoute, overlap},
+    sysctl, tcp_metrics,
+    tcp_metrics::Metric,
+};
+
+use super::{Finding, Severity, unless_privileged};
 
 pub(super) fn sysctls(findings: &mut Vec<Finding>) {
     const WHY: &str = "the time after which connect() gives up is computed from it; other network \
@@ -343,8 +344,9 @@ fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str)
 mod tests {
     use std::time::Duration;
 
+    use rto_agent_core::policy::{Entry, Policy, Settings};
+
     use super::*;
-    use crate::policy::{Entry, Policy, Settings};
 
     fn program(id: u32, cgroup: &str, ours: bool) -> AttachedProgram {
         AttachedProgram {
@@ -441,7 +443,7 @@ mod tests {
             rto_min: Duration::from_millis(50),
         };
         let mut set = PolicySet::default();
-        let name: crate::policy::PolicyName = "near".parse().unwrap();
+        let name: rto_agent_core::policy::PolicyName = "near".parse().unwrap();
         set.entries.insert(
             "10.0.0.0/8".parse().unwrap(),
             Entry {

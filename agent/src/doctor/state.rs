@@ -5,14 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rto_agent_core::{config::regular_file, printable};
+use rto_agent_daemon::engine::{MAX_STATE_FILE, state_file_aside};
 use serde::de::IgnoredAny;
 
 use super::{Finding, Severity};
-use crate::{
-    config::regular_file,
-    engine::{MAX_STATE_FILE, state_file_aside},
-    printable,
-};
 
 /// Files that could not be parsed and were moved aside, and files that cannot be read now.
 pub(super) fn files(files: &[(PathBuf, &'static str)], findings: &mut Vec<Finding>) {

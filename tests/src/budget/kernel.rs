@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use anyhow::{Context as _, bail};
 use aya::Pod;
 use aya_obj::{Object, generated::bpf_insn};
-use rto_agent::{datapath::OBJECT, kernel::kfuncs};
 use rto_agent_common::{
     Counters, EntryValue, FAST_COUNTERS, FIRST_SLOT, FastStatistics, HostDefaults, PROGRAM, Policy,
     PolicySlot, SocketState, Statistics, address::Peer, arm, direction, event::EventControl,
     globals, lasting, maps, statistics, statistics_key,
 };
+use rto_agent_kernel::{datapath::OBJECT, kernel::kfuncs};
 
 use super::interpreter::{self, Helpers, Memory};
 

@@ -90,7 +90,7 @@ pub(super) fn listed(list: &Value) -> Entries {
 mod tests {
     use std::path::Path;
 
-    use rto_agent::{config::Config as Files, policy::HostFacts};
+    use rto_agent_core::{config::Config as Files, policy::HostFacts};
 
     use super::*;
 

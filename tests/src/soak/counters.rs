@@ -1,6 +1,6 @@
 //! Compares the agent's counters with the clients' own counts.
 
-use rto_agent::wire::stats::{PolicyStats, StatsAnswer};
+use rto_agent_core::wire::stats::{PolicyStats, StatsAnswer};
 use rto_testbed::workload::counted::Counts;
 use serde::Serialize;
 
@@ -125,7 +125,7 @@ impl Difference {
 
 #[cfg(test)]
 mod tests {
-    use rto_agent::wire::stats::ArmStats;
+    use rto_agent_core::wire::stats::ArmStats;
 
     use super::*;
 
@@ -146,7 +146,7 @@ mod tests {
             ..arm(3, 0, 4).into()
         };
         policies.insert("learnt".parse().unwrap(), learnt);
-        let name = rto_agent::policy::PolicyName::unmatched();
+        let name = rto_agent_core::policy::PolicyName::unmatched();
         policies.insert(name, arm(unmatched, 0, 0).into());
         answer
     }

@@ -11,7 +11,7 @@ use nix::{
     mount::{MsFlags, mount},
     sys::utsname::uname,
 };
-use rto_agent::wire::stats::StatsAnswer;
+use rto_agent_core::wire::stats::StatsAnswer;
 use rto_testbed::{
     agent::{Agent, find},
     wait::eventually_seen,

@@ -11,9 +11,11 @@ use rto_testbed::{
     tcp::option,
     timing::{self, assert_gaps, assert_measured, jiffy, latest},
     wait::TIMEOUT,
-    workload::conversation,
-    workload::conversation::{Conversation, REQUEST},
-    workload::traffic::Traffic,
+    workload::{
+        conversation,
+        conversation::{Conversation, REQUEST},
+        traffic::Traffic,
+    },
 };
 use rto_tests::features::lacks;
 

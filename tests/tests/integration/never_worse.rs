@@ -16,8 +16,10 @@ use rto_testbed::{
     process::run,
     timing::latest,
     wait::{TIMEOUT, eventually_seen},
-    workload::conversation,
-    workload::traffic::{Connect, Listen, Traffic},
+    workload::{
+        conversation,
+        traffic::{Connect, Listen, Traffic},
+    },
 };
 use rto_tests::features::lacks;
 use serde_json::{Map, Value};

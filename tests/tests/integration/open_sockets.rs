@@ -8,9 +8,11 @@ use rto_testbed::{
     netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
     tcp::option,
     timing::jiffy,
-    workload::conversation,
-    workload::conversation::Conversation,
-    workload::traffic::{Connect, Traffic},
+    workload::{
+        conversation,
+        conversation::Conversation,
+        traffic::{Connect, Traffic},
+    },
 };
 use rto_tests::{features::lacks, locked_socket::LockedSocket};
 use serde_json::Value;

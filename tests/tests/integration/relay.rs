@@ -21,8 +21,10 @@ use rto_testbed::{
     process::run,
     timing::{Sample, assert_one_by_one, range},
     wait::{TIMEOUT, eventually_seen},
-    workload::conversation::{Conversation, Options},
-    workload::traffic::{Connect, Traffic},
+    workload::{
+        conversation::{Conversation, Options},
+        traffic::{Connect, Traffic},
+    },
 };
 use rto_tests::relay::{RELAY_SERVER_V4, RELAY_SERVER_V6, relay};
 

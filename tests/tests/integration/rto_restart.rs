@@ -8,15 +8,16 @@ use std::{
 use anyhow::Context as _;
 use rto_testbed::{
     env::TestEnv,
-    link::relay::Relay,
-    link::rule::PacketFilter,
+    link::{relay::Relay, rule::PacketFilter},
     netns::{SERVER_V4, sysctl},
     tcp::option,
     timing::{jiffy, latest},
     wait::{TIMEOUT, eventually_seen},
-    workload::conversation,
-    workload::conversation::{Conversation, REQUEST},
-    workload::traffic::Traffic,
+    workload::{
+        conversation,
+        conversation::{Conversation, REQUEST},
+        traffic::Traffic,
+    },
 };
 use rto_tests::{
     features::lacks,

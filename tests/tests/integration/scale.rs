@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::{sys::signal::Signal, time::clock_getcpuclockid};
-use rto_agent::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
+use rto_agent_kernel::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
 use rto_testbed::{
     emulated::scaled,
     env::TestEnv,

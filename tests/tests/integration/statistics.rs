@@ -11,14 +11,15 @@ use rto_testbed::{
     env::TestEnv,
     foreign::Foreign,
     kernel::{SOCK_OPS, programs_at},
-    link::relay::Relay,
-    link::rule::PacketFilter,
+    link::{relay::Relay, rule::PacketFilter},
     netns::{SERVER_V4, SERVER_V6, sysctl},
     timing::jiffy,
     wait::{TIMEOUT, eventually_seen},
-    workload::conversation,
-    workload::conversation::Conversation,
-    workload::traffic::{Connect, Traffic},
+    workload::{
+        conversation,
+        conversation::Conversation,
+        traffic::{Connect, Traffic},
+    },
 };
 use rto_tests::{
     features::lacks,

@@ -9,8 +9,10 @@ use rto_testbed::{
     link::rule::PacketFilter,
     netns::{SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
     wait::{TIMEOUT, eventually_seen},
-    workload::conversation,
-    workload::traffic::{Connect, Traffic},
+    workload::{
+        conversation,
+        traffic::{Connect, Traffic},
+    },
 };
 use rto_tests::{
     features::lacks,

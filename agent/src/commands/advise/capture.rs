@@ -9,6 +9,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use rto_agent_core::{
+    policy::{Cidr, Settings},
+    printable::{self, counted},
+};
 use rto_model::{
     advice::{Distribution, Handshakes},
     capture::{Capture, Fit, NamedCapture, Opening},
@@ -17,10 +21,6 @@ use rto_model::{
 use super::{
     evidence::{ByDirection, Gathered, Present, Source, Times, rows},
     text,
-};
-use crate::{
-    policy::{Cidr, Settings},
-    printable::{self, counted},
 };
 
 /// The most addresses of the host that are written out.

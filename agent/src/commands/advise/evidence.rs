@@ -3,15 +3,7 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
-use rto_model::{
-    advice::{Distribution, Handshakes, INITIAL_RTO_US, RTO_MIN_US, RoundTrips},
-    estimator::Sample,
-};
-use serde::Serialize;
-
-use super::text;
-use crate::{
-    api::client::Client,
+use rto_agent_core::{
     policy::{Cidr, PolicyName, Settings, compile::EffectiveSetting, units::parse_duration},
     printable::counted,
     wire::{
@@ -20,6 +12,14 @@ use crate::{
         types::{ListAnswer, LookupAnswer},
     },
 };
+use rto_model::{
+    advice::{Distribution, Handshakes, INITIAL_RTO_US, RTO_MIN_US, RoundTrips},
+    estimator::Sample,
+};
+use serde::Serialize;
+
+use super::text;
+use crate::client::Client;
 
 /// The source of the evidence.
 #[derive(Debug, Serialize)]
@@ -464,8 +464,9 @@ pub(super) fn rows(
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::wire::types::{EntryView, SourceView};
+
     use super::*;
-    use crate::wire::types::{EntryView, SourceView};
 
     fn entries(cidrs: &[(&str, &str)]) -> ListAnswer {
         let entry = |(cidr, policy): &(&str, &str)| EntryView {

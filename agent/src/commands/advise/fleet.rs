@@ -8,16 +8,16 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use serde::Deserialize as _;
-use serde_json::{Deserializer, Value};
-
-use super::evidence::{Gathered, Source};
-use crate::{
-    build_info,
+use rto_agent_core::{
     policy::PolicyName,
     printable,
     wire::stats::{DirectionStats, PolicyStats, StatsAnswer},
 };
+use rto_agent_daemon::build_info;
+use serde::Deserialize as _;
+use serde_json::{Deserializer, Value};
+
+use super::evidence::{Gathered, Source};
 
 /// One document, and its name in errors.
 struct Document {
@@ -213,9 +213,9 @@ fn names(documents: &[Document]) -> String {
 #[cfg(test)]
 mod tests {
     use rto_agent_common::{Statistics, histogram::bucket_of};
+    use rto_agent_core::wire::stats::ArmStats;
 
     use super::*;
-    use crate::wire::stats::ArmStats;
 
     fn arm(connections: u64, us: u64) -> ArmStats {
         let mut active = Statistics::default();

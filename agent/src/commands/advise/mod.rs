@@ -12,22 +12,19 @@ mod fleet;
 mod prometheus;
 mod text;
 
+use rto_agent_core::policy::{
+    Cidr, HostFacts, InitialRtoSetting, PolicyName, RtoMinSetting, Settings,
+    compile::{check_prefix_width, compile},
+};
+use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
+
 pub(super) use self::evidence::distribution;
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
 use super::{
     discover::{DAY_MS, rounded},
     print, terminal,
 };
-use crate::{
-    api::client::Client,
-    cli::Advise,
-    datapath::probe,
-    kernel::facts::host_facts,
-    policy::{
-        Cidr, HostFacts, InitialRtoSetting, PolicyName, RtoMinSetting, Settings,
-        compile::{check_prefix_width, compile},
-    },
-};
+use crate::{cli::Advise, client::Client};
 
 /// The valid shares: a smaller one needs more samples than any host has.
 const SHARES: std::ops::RangeInclusive<f64> = 0.000_01..=0.5;

@@ -7,10 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 
 mod api;
 
-use self::api::{Sample, Server};
-use super::evidence::{Gathered, Source};
-use crate::{
-    cli::Advise,
+use rto_agent_core::{
     policy::{PolicyName, units::format_duration},
     printable::counted,
     wire::{
@@ -18,6 +15,10 @@ use crate::{
         stats::{ArmStats, DirectionStats, PolicyStats},
     },
 };
+
+use self::api::{Sample, Server};
+use super::evidence::{Gathered, Source};
+use crate::cli::Advise;
 
 /// A metric that warnings are based on.
 type CounterField = (&'static str, fn(&mut DirectionStats) -> &mut u64);

@@ -1,16 +1,16 @@
 //! Advice from made-up evidence, as text and as JSON.
 
 use rto_agent_common::{Statistics, histogram::bucket_of};
-
-use super::*;
-use crate::{
+use rto_agent_core::{
     config::Config,
-    policy::compile::tests::HOST,
+    testing::HOST,
     wire::{
         stats::{ArmStats, StatsAnswer},
         types::{EntryView, ListAnswer, PolicyView, SourceView},
     },
 };
+
+use super::*;
 
 const QUESTION: Question = Question {
     hz: HOST.hz,

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use rto_model::advice::{Advice, NoSuggestion};
-
-use super::{Answer, CIDRS_SHOWN, Decided, Source};
-use crate::{
-    commands::{discover::rounded, flags, stats::short_us, table},
+use rto_agent_core::{
     policy::{Cidr, PolicyName, Settings, units::format_duration},
     printable::{self, counted},
 };
+use rto_model::advice::{Advice, NoSuggestion};
+
+use super::{Answer, CIDRS_SHOWN, Decided, Source};
+use crate::commands::{discover::rounded, flags, stats::short_us, table};
 
 pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     let mut text = source(&answer.source);

@@ -10,15 +10,17 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use rto_agent_core::{
+    config::{Config, ConfigError},
+    policy::HostFacts,
+    printable::{self, counted},
+};
 use serde::Serialize;
 
 use super::{Answer, good, refused, summary};
 use crate::{
     cli::Check,
     commands::{exit, print_coloured},
-    config::{Config, ConfigError},
-    policy::HostFacts,
-    printable::{self, counted},
 };
 
 /// The main file in a host's directory.
@@ -116,8 +118,9 @@ fn text(answer: &FleetAnswer) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::testing::HOST;
+
     use super::*;
-    use crate::policy::compile::tests::HOST;
 
     const GOOD: &str = "[agent]\ncgroup = \"/host/cgroup\"\npin_dir = \"/host/bpf/rto-agent\"\n\
                         [policy.near]\ncidrs = [\"192.0.2.0/24\"]\ninitial_rto = \"300ms\"\n";

@@ -3,13 +3,12 @@
 use std::{fs, io, net::UdpSocket, path::Path};
 
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-
-use crate::{
-    api::peer,
+use rto_agent_core::{
     config::{AgentConfig, CgroupSetting, MetricsSetting},
-    kernel::{cgroup, mounts},
     path_security, printable,
 };
+use rto_agent_daemon::api::peer;
+use rto_agent_kernel::kernel::{cgroup, mounts};
 
 /// Where systemd and most distributions mount the BPF file system.
 const BPF_FS: &str = "/sys/fs/bpf";

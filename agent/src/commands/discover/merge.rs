@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
+use rto_agent_core::policy::{Cidr, InitialRtoSetting, Settings, compile::check_prefix_width};
 use rto_model::{advice::Distribution, tune::law::LEAST_SAMPLES};
-
-use crate::policy::{Cidr, InitialRtoSetting, Settings, compile::check_prefix_width};
 
 /// The quantile by which prefixes are compared.
 pub(super) const SHARE: f64 = 0.999;

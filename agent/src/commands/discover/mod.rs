@@ -19,16 +19,21 @@ use serde::Serialize;
 mod merge;
 mod text;
 
+use rto_agent_core::{
+    policy::{Cidr, HostFacts, InitialRtoSetting, Settings, units::format_duration},
+    wire::discover::DiscoverAnswer,
+};
+use rto_agent_kernel::{
+    datapath::probe,
+    kernel::{facts::host_facts, routes},
+};
+
 use self::merge::{Unit, is_special};
 pub(super) use self::text::rounded;
 use super::{advise::distribution, print, terminal};
 use crate::{
-    api::client::Client,
     cli::{Discover, DiscoverBy},
-    datapath::probe,
-    kernel::{facts::host_facts, routes},
-    policy::{Cidr, HostFacts, InitialRtoSetting, Settings, units::format_duration},
-    wire::discover::DiscoverAnswer,
+    client::Client,
 };
 
 /// A day, milliseconds.

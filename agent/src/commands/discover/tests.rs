@@ -1,14 +1,10 @@
 //! Discovery from made-up counts, as text and as JSON.
 
 use rto_agent_common::histogram::{Histogram, bucket_of};
+use rto_agent_core::{config::Config, testing::HOST, wire::discover::PrefixStats};
 
 use super::*;
-use crate::{
-    cli::{OutputArg, SocketArg, WideArg},
-    config::Config,
-    policy::compile::tests::HOST,
-    wire::discover::PrefixStats,
-};
+use crate::cli::{OutputArg, SocketArg, WideArg};
 
 const AT_MS: u64 = 1_700_000_000_000;
 

@@ -2,12 +2,10 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use rto_agent_core::{policy::units::format_duration, printable::counted};
+
 use super::{Candidate, Discovery, Saved};
-use crate::{
-    commands::{stats::short_us, table},
-    policy::units::format_duration,
-    printable::counted,
-};
+use crate::commands::{stats::short_us, table};
 
 pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
     let took_ms = discovery.at_ms.saturating_sub(discovery.since_ms);

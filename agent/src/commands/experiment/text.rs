@@ -2,15 +2,15 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use rto_model::tune::experiment::{Arms, GAIN, HARM, MISMATCH, Outcome};
-
-use crate::{
-    commands::stats::quantile,
-    experiment::{duration, number, part, percent, ratio_text},
+use rto_agent_core::{
     policy::PolicyName,
     printable,
     wire::experiments::{ExperimentAnswer, ExperimentView, ExperimentsAnswer},
 };
+use rto_agent_daemon::experiment::{duration, number, part, percent, ratio_text};
+use rto_model::tune::experiment::{Arms, GAIN, HARM, MISMATCH, Outcome};
+
+use crate::commands::stats::quantile;
 
 /// The result of starting, stopping or clearing an experiment.
 pub(super) fn answer(answer: &ExperimentAnswer, policy: &PolicyName) -> String {

@@ -12,22 +12,26 @@ use std::{
 
 use anyhow::Context as _;
 use rto_agent_common::{Policy, policy_flags};
-use serde::Serialize;
-
-use super::{Wanted, hits, row};
-use crate::{
-    api::client::ClientError,
-    cli::List,
-    commands::{print, terminal},
+use rto_agent_core::{
     config::{AgentConfig, Config, DEFAULT_CONFIG},
-    datapath::{PinnedMaps, pinned_maps},
-    engine::store,
-    kernel::hz::measure,
     policy::{
         Cidr, PolicyName, Share,
         units::{format_duration, jiffies_duration},
     },
     printable,
+};
+use rto_agent_daemon::engine::store;
+use rto_agent_kernel::{
+    datapath::{PinnedMaps, pinned_maps},
+    kernel::hz::measure,
+};
+use serde::Serialize;
+
+use super::{Wanted, hits, row};
+use crate::{
+    cli::List,
+    client::ClientError,
+    commands::{print, terminal},
 };
 
 /// The exit status of `systemctl status` and LSB init scripts for "not running".
@@ -222,8 +226,10 @@ fn settings_of(policy: &Policy, hz: u32) -> BTreeMap<&'static str, String> {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_daemon::engine::runtime::RuntimeEntries;
+    use rto_agent_kernel::datapath::PinnedEntry;
+
     use super::*;
-    use crate::{datapath::PinnedEntry, engine::runtime::RuntimeEntries};
 
     fn found() -> PinnedMaps {
         let policy = Policy {
@@ -251,7 +257,7 @@ mod tests {
         let entry =
             serde_json::json!({"policy": "near", "by": {"uid": 0, "pid": 1}, "expires_ms": null});
         let entry = serde_json::from_value(entry).unwrap();
-        let settings = crate::policy::Settings {
+        let settings = rto_agent_core::policy::Settings {
             initial_rto: Some(Duration::from_millis(100).into()),
             ..Default::default()
         };

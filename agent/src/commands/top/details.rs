@@ -8,6 +8,13 @@ use ratatui::{
     widgets::Paragraph,
 };
 use rto_agent_common::histogram::{bucket_end_us, bucket_of};
+use rto_agent_core::{
+    policy::PolicyName,
+    wire::{
+        histogram::HistogramView,
+        stats::{ArmStats, DirectionStats, PolicyStats},
+    },
+};
 
 use super::{
     bars,
@@ -15,14 +22,7 @@ use super::{
     state::State,
     table::{number, percent},
 };
-use crate::{
-    commands::stats::short_us,
-    policy::PolicyName,
-    wire::{
-        histogram::HistogramView,
-        stats::{ArmStats, DirectionStats, PolicyStats},
-    },
-};
+use crate::commands::stats::short_us;
 
 /// Lines of a direction in addition to its bars: counts, quantiles, the axis.
 const BESIDE: u16 = 3;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{
+use rto_agent_core::{
     policy::PolicyName,
     wire::stats::{DirectionStats, PolicyStats},
 };
@@ -211,8 +211,9 @@ pub(super) fn float(count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rto_agent_core::wire::stats::ArmStats;
+
     use super::*;
-    use crate::wire::stats::ArmStats;
 
     fn stats(connections: u64, aborted: u64) -> PolicyStats {
         let active = DirectionStats {

@@ -17,13 +17,14 @@ use ratatui::{
     DefaultTerminal,
     crossterm::{event, style},
 };
+use rto_agent_core::wire::stats::StatsAnswer;
 
 use self::{
     state::State,
     tuning::{Answers, ask},
 };
 use super::terminal::is_coloured;
-use crate::{api::client::Client, cli::Top, wire::stats::StatsAnswer};
+use crate::{cli::Top, client::Client};
 
 mod bars;
 mod details;
@@ -58,7 +59,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket.socket);
     // If the daemon is unavailable at the start, this is an error, as for other verbs.
     let first = client.get("/v1/stats")?;
-    let socket = crate::printable::path(&args.socket.socket);
+    let socket = rto_agent_core::printable::path(&args.socket.socket);
     let mut state = State::new(socket, interval, first, Instant::now());
 
     // Must run before other threads start: they inherit the mask, so that only the waiting thread

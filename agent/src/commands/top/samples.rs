@@ -4,24 +4,21 @@ use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rto_agent_common::{Statistics, histogram::bucket_of};
-
+use rto_agent_core::{
+    testing::timer,
+    wire::{
+        experiments::{self, ExperimentsAnswer},
+        stats::{ArmStats, PolicyStats, StatsAnswer},
+        tune::{BrakesView, TimerKind, TransitionView, TuneAnswer, TunedPolicy, TunedTimer},
+    },
+};
+use rto_agent_daemon::experiment::merged;
 use rto_model::tune::{
     experiment::{Arms, Counts, Design, Experiment, Increments, Ramp, Unit},
     tuner::{self, Cause, Evidence, Next, State as TunerState, Transition},
 };
 
 use super::{state::State, tuning::Answers};
-use crate::{
-    experiment::merged,
-    wire::{
-        experiments::{self, ExperimentsAnswer},
-        stats::{ArmStats, PolicyStats, StatsAnswer},
-        tune::{
-            BrakesView, TimerKind, TransitionView, TuneAnswer, TunedPolicy, TunedTimer,
-            tests::timer,
-        },
-    },
-};
 
 /// An answer with policies that have these numbers of connections.
 pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {

@@ -6,11 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rto_agent_core::{policy::PolicyName, wire::stats::StatsAnswer};
+
 use super::{
     history::{Column, PolicyHistory, Row, Scope},
     tuning::Page,
 };
-use crate::{policy::PolicyName, wire::stats::StatsAnswer};
 
 /// Beyond two intervals and this delay without an answer, the daemon counts as hanging.
 const LATE: Duration = Duration::from_secs(2);

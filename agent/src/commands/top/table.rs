@@ -7,13 +7,14 @@ use ratatui::{
     text::{Line, Text},
     widgets::{Cell, Row as TableRow, Table, TableState},
 };
+use rto_agent_core::wire::stats::TOO_MANY_SPURIOUS;
 
 use super::{
     bars,
     history::{Column, Row, SAMPLES},
     state::State,
 };
-use crate::{commands::stats::short_us, wire::stats::TOO_MANY_SPURIOUS};
+use crate::commands::stats::short_us;
 
 /// The least widths of the columns with names and with bars.
 const NAME: u16 = 12;

@@ -9,6 +9,14 @@ use ratatui::{
     text::{Line, Text},
     widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap},
 };
+use rto_agent_core::{
+    policy::units::format_duration,
+    wire::{
+        experiments::{ExperimentView, State as ExperimentState},
+        stats::{DirectionStats, PolicyStats},
+        tune::{TimerKind, TunedTimer, next_text},
+    },
+};
 use rto_model::tune::{
     experiment::{Arms, GAIN, HARM, MISMATCH, Outcome},
     tuner::{Next, State as TunerState, Value},
@@ -20,15 +28,7 @@ use super::{
     table::{number, percent, shortened},
     tuning::Shown,
 };
-use crate::{
-    commands::{stats::short_us, tune::kind_text},
-    policy::units::format_duration,
-    wire::{
-        experiments::{ExperimentView, State as ExperimentState},
-        stats::{DirectionStats, PolicyStats},
-        tune::{TimerKind, TunedTimer, next_text},
-    },
-};
+use crate::commands::{stats::short_us, tune::kind_text};
 
 /// Explains the columns.
 pub(super) const HELP: &str = "up, down, k, j   select a policy
@@ -514,7 +514,7 @@ mod tests {
 
     #[test]
     fn advised_timer_is_not_in_force() {
-        let mut timer = crate::wire::tune::tests::timer("active", TunerState::Active);
+        let mut timer = rto_agent_core::testing::timer("active", TunerState::Active);
         assert_eq!(in_force(&timer), timer.value_us);
         timer.kind = TimerKind::Advice;
         assert_eq!(in_force(&timer), None);

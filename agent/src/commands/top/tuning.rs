@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::state::State;
-use crate::{
-    api::client::{Client, ClientError},
+use rto_agent_core::{
     policy::PolicyName,
     wire::{
         experiments::{ExperimentView, ExperimentsAnswer},
@@ -12,6 +10,9 @@ use crate::{
         tune::{TuneAnswer, TunedPolicy},
     },
 };
+
+use super::state::State;
+use crate::client::{Client, ClientError};
 
 /// The daemon's answers.
 #[derive(Clone, Debug, Default)]

@@ -9,6 +9,7 @@ use ratatui::{
     text::{Line, Text},
     widgets::{Block, Clear, Paragraph},
 };
+use rto_agent_core::policy::units::format_duration;
 
 use super::{
     details,
@@ -17,7 +18,6 @@ use super::{
     table::{self, shortened},
     timers,
 };
-use crate::policy::units::format_duration;
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     let [header, body, footer] = Layout::vertical([

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
-use rto_agent::wire::bounded::MAX_CIDRS;
+use rto_agent_core::wire::bounded::MAX_CIDRS;
 use rto_testbed::{
     env::TestEnv,
     http,

@@ -14,10 +14,9 @@ use hyper::{
     header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION},
 };
 use hyper_util::rt::TokioIo;
+use rto_agent_core::printable;
 use serde::Deserialize;
 use tokio::{net::TcpStream, time::timeout};
-
-use crate::printable;
 
 /// Prometheus's own timeout of a query, by default (`--query.timeout`).
 const TIMEOUT: Duration = Duration::from_secs(120);

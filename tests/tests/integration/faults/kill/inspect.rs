@@ -1,7 +1,6 @@
 //! Invariants that are checked after each round.
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_agent_common::maps;

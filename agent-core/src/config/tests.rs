@@ -1,0 +1,542 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{source::Source, *};
+use crate::testing::HOST;
+
+/// Loads files given as (name, text); errors are shown without the directory.
+fn load(files: &[(&str, &str)]) -> Result<Config, String> {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join(POLICIES_DIR)).unwrap();
+    for (name, text) in files {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let prefix = format!("{}/", dir.path().display());
+    Config::load(&dir.path().join("config.toml"), &HOST)
+        .map_err(|e| e.to_string().replace(&prefix, ""))
+}
+
+fn refusal(text: &str) -> String {
+    load(&[("config.toml", text)]).unwrap_err()
+}
+
+const GOOD: &str = r#"
+[agent]
+pin_dir = "/sys/fs/bpf/x"
+on_exit = "keep"
+max_entries = 100
+
+[policy.same-zone]
+cidrs = ["10.128.0.0/20", "fd20:0:0:1::/64"]
+initial_rto = "100ms"
+rto_min = "50ms"
+syn_retries = "auto"
+"#;
+
+#[test]
+fn a_good_file() {
+    let config = load(&[("config.toml", GOOD)]).unwrap();
+    assert_eq!(config.agent.on_exit, OnExit::Keep);
+    assert_eq!(config.agent.max_entries, Some(100));
+    let policy = &config.set.policies[&"same-zone".parse().unwrap()];
+    assert_eq!(
+        policy.settings.fixed_initial_rto(),
+        Some(Duration::from_millis(100))
+    );
+    let cidr = "fd20:0:0:1::/64".parse().unwrap();
+    let entry = config.set.entries.get(&cidr).unwrap();
+    assert_eq!(entry.location().unwrap().line, 8);
+    assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+}
+
+#[test]
+fn defaults_are_for_policies_without_a_value_of_their_own() {
+    let main = "[defaults]\ninitial_rto = \"150ms\"\nforce = true\n\
+                [policy.own]\ninitial_rto = \"400ms\"\nforce = false\ndescription = \"far away\"\n\
+                cidrs = [\"10.1.0.0/16\"]\n";
+    let more = "[policy.bare]\ncidrs = [\"8.0.0.0/6\"]\n";
+    let both = load(&[
+        ("config.toml", main),
+        ("policies.d/a.toml", more),
+        (
+            "policies.d/b.toml",
+            "[policy.bare]\ncidrs = [\"10.2.0.0/16\"]\n",
+        ),
+    ]);
+    let set = both.unwrap().set;
+    let of = |name: &str| {
+        let policy = &set.policies[&name.parse().unwrap()];
+        let settings = &policy.settings;
+        (
+            settings.fixed_initial_rto(),
+            settings.force,
+            policy.description.as_deref(),
+        )
+    };
+    assert_eq!(
+        of("own"),
+        (Some(Duration::from_millis(400)), false, Some("far away"))
+    );
+    assert_eq!(of("bare"), (Some(Duration::from_millis(150)), true, None));
+    assert_eq!(set.entries.len(), 3);
+    // A default is checked with each policy that uses it, and `[defaults]` are in the main file
+    // only.
+    let refused = refusal(
+        &main
+            .replace("force = true\n", "force = true\nrto_max = \"1s\"\n")
+            .replace("400ms", "2s"),
+    );
+    assert!(refused.contains("rto_max"), "{refused}");
+    let elsewhere = load(&[
+        ("config.toml", main),
+        ("policies.d/a.toml", &format!("[defaults]\n{more}")),
+    ]);
+    assert!(
+        elsewhere
+            .unwrap_err()
+            .contains("only allowed in the main configuration file")
+    );
+    let long = format!("description = \"{}\"", "x".repeat(201));
+    assert!(
+        refusal(&main.replace("description = \"far away\"", &long))
+            .contains("at most 200 characters")
+    );
+}
+
+#[test]
+fn a_control_arm_that_is_not_counted_is_warned_of() {
+    let text = |statistics: bool| {
+        let holdout = "initial_rto = \"100ms\"\nholdout = \"5%\"\n";
+        format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{holdout}")
+    };
+    let warnings = |statistics| {
+        load(&[("config.toml", &text(statistics))])
+            .unwrap()
+            .warnings
+    };
+    assert!(warnings(true).is_empty());
+    let warning = warnings(false).join("\n");
+    assert!(
+        warning.contains("config.toml:4: policy near: holdout = 5% has no use while"),
+        "{warning}"
+    );
+}
+
+#[test]
+fn learnt_settings_need_statistics() {
+    for line in [
+        "initial_rto = { auto = true, min = \"50ms\" }",
+        "rto_min = \"auto\"",
+        "initial_rto = \"100ms\"\nguard = \"on\"",
+    ] {
+        let text = |statistics: bool| {
+            format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{line}\n")
+        };
+        assert!(load(&[("config.toml", &text(true))]).is_ok());
+        let said = refusal(&text(false));
+        let place = format!("config.toml:{}:", 4 + line.lines().count());
+        assert!(said.starts_with(&place), "{said}");
+        assert!(said.contains("set statistics = true"), "{said}");
+    }
+}
+
+#[test]
+fn policies_beyond_the_limit_are_refused() {
+    let text = |count: u32| {
+        let policies = (0..count).map(|n| format!("[policy.p{n}]\ninitial_rto = \"100ms\"\n"));
+        policies.collect::<String>()
+    };
+    let config = load(&[("config.toml", &text(1024))]).unwrap();
+    assert_eq!(config.set.policies.len(), 1024);
+    let said = refusal(&text(1025));
+    assert!(
+        said.contains("1025 policies: at most 1024 are possible"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_example_that_is_shipped() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/config.toml");
+    Config::load(&path, &HOST).unwrap();
+}
+
+#[test]
+fn other_files_add_cidrs() {
+    let more = "[policy.same-zone]\ncidrs = [\"10.9.0.0/16\"]\n";
+    let config = load(&[
+        ("config.toml", GOOD),
+        ("policies.d/50-cli.toml", more),
+        ("policies.d/.hidden.toml", "nonsense"),
+        ("policies.d/old.toml~", "nonsense"),
+    ])
+    .unwrap();
+    assert_eq!(config.set.entries.len(), 3);
+    assert_eq!(config.files.len(), 2);
+}
+
+#[test]
+fn every_refusal_names_place_and_fix() {
+    let policy = |line: &str| format!("[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n{line}\n");
+    let rto = "initial_rto = \"100ms\"";
+    let cases = [
+        (
+            "unknown key",
+            policy(&format!("{rto}\ninital_rto = \"5ms\"")),
+        ),
+        ("unknown table", "[policies.near]\n".to_owned()),
+        ("unknown agent key", "[agent]\npindir = \"/x\"\n".to_owned()),
+        ("holdout alone", policy("holdout = \"5%\"")),
+        (
+            "holdout of too many",
+            policy(&format!("{rto}\nholdout = \"60%\"")),
+        ),
+        (
+            "holdout as a number",
+            policy(&format!("{rto}\nholdout = 0.05")),
+        ),
+        (
+            "host bits",
+            format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2.3/24\"]\n"),
+        ),
+        (
+            "not a CIDR",
+            format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2/24\"]\n"),
+        ),
+        ("no unit", policy("initial_rto = 100")),
+        ("zero", policy("initial_rto = \"0ms\"")),
+        ("too long", policy("initial_rto = \"2m\"")),
+        ("auto misspelt", policy("initial_rto = \"automatic\"")),
+        (
+            "unknown key of a table",
+            policy("initial_rto = { auto = true, mni = \"20ms\" }"),
+        ),
+        (
+            "auto without brakes",
+            policy("initial_rto = \"auto\"\nguard = \"warn\""),
+        ),
+        (
+            "auto beyond its bounds",
+            policy("[policy.near.initial_rto]\nauto = true\nmin = \"2s\""),
+        ),
+        (
+            "auto of a wide prefix",
+            "[policy.near]\ncidrs = [\"0.0.0.0/0\"]\ninitial_rto = \"auto\"\n".to_owned(),
+        ),
+        (
+            "rto_min auto with a small control arm",
+            policy("rto_min = \"auto\"\nholdout = \"1%\""),
+        ),
+        ("rto_min too short", policy("rto_min = \"4ms\"")),
+        ("rto_min too long", policy("rto_min = \"300ms\"")),
+        ("rto_max too short", policy("rto_max = \"500ms\"")),
+        (
+            "rto_max below initial_rto",
+            policy("rto_max = \"2s\"\ninitial_rto = \"3s\""),
+        ),
+        (
+            "delack above rto_min",
+            policy("rto_min = \"50ms\"\ndelack_max = \"60ms\""),
+        ),
+        ("rto_restart alone", policy("rto_restart = true")),
+        ("syn_retries", policy("syn_retries = 0")),
+        (
+            "wide",
+            format!("[policy.near]\n{rto}\ncidrs = [\"0.0.0.0/0\", \"fc00::/7\"]\n"),
+        ),
+        (
+            "sets nothing",
+            "[policy.near]\nforce = true\ncidrs = [\"10.0.0.0/16\"]\n".to_owned(),
+        ),
+        (
+            "unknown policy",
+            "[policy.near]\ncidrs = [\"10.0.0.0/16\"]\n".to_owned(),
+        ),
+        ("kind", policy("thin_linear = \"yes\"")),
+        ("name", format!("[policy.\"a b\"]\n{rto}\n")),
+        ("metrics", "[agent]\nmetrics = \"localhost\"\n".to_owned()),
+        (
+            "dots in pin_dir",
+            "[agent]\npin_dir = \"/sys/fs/bpf/a.b\"\n".to_owned(),
+        ),
+        ("syntax", "[policy.near\ncidrs = [\n".to_owned()),
+        (
+            "key twice",
+            policy("rto_min = \"50ms\"\nrto_min = \"60ms\""),
+        ),
+        (
+            "policy twice",
+            policy(&format!("{rto}\n[policy.far]\n{rto}\n[policy.near]\n{rto}")),
+        ),
+        (
+            "agent twice",
+            "[agent]\nsampling = 1\n[ agent ]\nsampling = 1\n".to_owned(),
+        ),
+        (
+            "in two policies",
+            policy(&format!(
+                "{rto}\n[policy.far]\n{rto}\ncidrs = [\"10.0.0.0/16\"]"
+            )),
+        ),
+        (
+            "byte order mark within",
+            policy(&format!("{rto}\n\u{feff}[policy.far]\n{rto}")),
+        ),
+    ];
+    let all: Vec<String> = cases
+        .iter()
+        .map(|(what, text)| format!("## {what}\n{}\n", refusal(text)))
+        .collect();
+    insta::assert_snapshot!(all.join("\n"));
+}
+
+/// AWS's list repeats 4,278 CIDRs.
+#[test]
+fn cidr_twice_in_one_policy_is_one_warning() {
+    let text = |cidrs: &str| {
+        format!(
+            "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\n{cidrs}]\n[policy.far]\nrto_min = \"50ms\"\n"
+        )
+    };
+    let (a, b) = ("\"10.1.0.0/16\",\n", "\"10.2.0.0/16\",\n");
+    let more = "[policy.near]\ncidrs = [\"10.2.0.0/16\"]\n";
+    let loaded = |main: String| {
+        let files = [("config.toml", &*main), ("policies.d/a.toml", more)];
+        let config = load(&files).unwrap();
+        assert_eq!(config.set.entries.len(), 2);
+        let warnings = config.warnings.join("\n");
+        // The directory differs each time.
+        warnings
+            .split('/')
+            .filter(|part| !part.contains("tmp"))
+            .collect::<Vec<_>>()
+            .join("/")
+    };
+    let one = loaded(text(&format!("{a}{b}")));
+    assert!(
+        one.contains("a.toml:2: policy near: 10.2.0.0/16 is already listed at"),
+        "{one}"
+    );
+    assert!(one.ends_with("config.toml:5"), "{one}");
+    let many = loaded(text(&format!("{a}{b}{a}{b}{a}")));
+    assert_eq!(many.lines().count(), 1, "{many}");
+    assert!(
+        many.contains("config.toml:6: policy near: 10.1.0.0/16 is already listed at"),
+        "{many}"
+    );
+    assert!(
+        many.contains("config.toml:4, and 3 more CIDRs are listed twice"),
+        "{many}"
+    );
+    let both = text(&format!("{a}{a}")) + "cidrs = [\"10.1.0.0/16\"]\n";
+    let said = refusal(&both);
+    assert!(
+        said.starts_with(
+            "config.toml:9:10: 10.1.0.0/16 is already listed at config.toml:4, in policy near"
+        ),
+        "{said}"
+    );
+    assert!(!said.contains("more"), "{said}");
+}
+
+#[test]
+fn errors_of_all_files_are_told_at_once() {
+    let errors = load(&[
+        (
+            "config.toml",
+            "[policy.near]\ninitial_rto = \"1\"\ncidrs = [\"10.1.2.3/24\"]\n",
+        ),
+        (
+            "policies.d/a.toml",
+            "[agent]\n[policy.near]\nrto_min = \"50ms\"\n",
+        ),
+        (
+            "policies.d/b.toml",
+            "[policy.far]\ncidrs = [\"10.0.0.0/16\"]\n",
+        ),
+    ])
+    .unwrap_err();
+    insta::assert_snapshot!(errors);
+}
+
+#[test]
+fn secret_linked_into_policies_d_is_not_shown() {
+    for secret in [
+        "-----BEGIN PRIVATE KEY-----\nhunter2\n",
+        "token = \"hunter2\"\n",
+        "hunter2 = 1\n",
+        "[agent]\ngroup = \"hunter2\"\n",
+        "[hunter2]\ncidrs = []\n",
+    ] {
+        let said = load(&[("config.toml", GOOD), ("policies.d/a.toml", secret)]).unwrap_err();
+        assert!(said.starts_with("policies.d/a.toml:1:"), "{said}");
+        assert!(said.contains("not a configuration of rto-agent"), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains("KEY"), "{said}");
+    }
+    // Files with policies are cited, and the main file, whose path root chooses.
+    let typo = "[policy.near]\ninital_rto = \"5ms\"\n";
+    let marked = format!("\u{feff}{typo}");
+    for files in [
+        &[("config.toml", GOOD), ("policies.d/a.toml", typo)][..],
+        &[("config.toml", GOOD), ("policies.d/a.toml", &*marked)],
+        &[("config.toml", "[polcy.near]\ninital_rto = \"5ms\"\n")],
+    ] {
+        let said = load(files).unwrap_err();
+        assert!(
+            said.contains("did you mean") && said.contains(" | "),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_file_says_what_to_do() {
+    let error = Config::load(Path::new("/nonexistent/config.toml"), &HOST)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("/nonexistent/config.toml") && error.contains("--config"),
+        "{error}"
+    );
+}
+
+fn fingerprint(path: &Path) -> u64 {
+    Files::read(path).fingerprint()
+}
+
+#[test]
+fn the_fingerprint_follows_every_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    let missing = fingerprint(&path);
+    fs::write(&path, GOOD).unwrap();
+    let first = fingerprint(&path);
+    assert_ne!(missing, first);
+    fs::create_dir(dir.path().join(POLICIES_DIR)).unwrap();
+    assert_eq!(first, fingerprint(&path));
+    fs::write(dir.path().join("policies.d/a.toml"), "").unwrap();
+    assert_ne!(first, fingerprint(&path));
+}
+
+#[test]
+fn paths_that_no_system_call_takes_are_refused() {
+    let long = "x".repeat(MAX_SOCKET_PATH);
+    for (line, said) in [
+        (format!("socket = \"/{long}\""), "at most 107 bytes"),
+        (format!("metrics = \"unix:/{long}\""), "at most 107 bytes"),
+        (
+            "socket = \"/run/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
+        (
+            "metrics = \"unix:/run/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
+        (
+            "state_dir = \"/run/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
+        (
+            "pin_dir = \"/sys/fs/bpf/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
+        (
+            "cgroup = \"/sys/fs/cgroup/a\\u0000b\"".to_owned(),
+            "must not contain NUL",
+        ),
+    ] {
+        let refused = refusal(&format!("[agent]\n{line}\n"));
+        assert!(refused.contains(said), "{line}: {refused}");
+        assert!(refused.starts_with("config.toml:2:"), "{refused}");
+    }
+    let longest = format!("[agent]\nsocket = \"/{}\"\n", &long[1..]);
+    load(&[("config.toml", &longest)]).unwrap();
+}
+
+#[test]
+fn names_are_shown_whatever_they_are() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+    let dir = tempfile::tempdir().unwrap();
+    let etc = dir.path().join(OsStr::from_bytes(b"\xff\x1b[2J"));
+    fs::create_dir_all(etc.join(POLICIES_DIR)).unwrap();
+    let (path, planted) = (etc.join("config.toml"), etc.join(POLICIES_DIR));
+    fs::write(&path, GOOD).unwrap();
+    let more = "[policy.same-zone]\ncidrs = [\"10.9.0.0/16\"]\n";
+    fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), more).unwrap();
+    let config = Config::load(&path, &HOST).unwrap();
+    assert_eq!(config.set.entries.len(), 3);
+    // Cited text cannot act on a terminal either.
+    let bad = "\"\\u001b[2J\" = 1 # \u{1b}[2J\n";
+    fs::write(planted.join(OsStr::from_bytes(b"\xfe.toml")), bad).unwrap();
+    let errors = Config::load(&path, &HOST).unwrap_err();
+    let text = errors.to_string();
+    assert!(
+        text.contains("\u{fffd}\\u{1b}[2J/policies.d/\u{fffd}.toml:1:"),
+        "{text}"
+    );
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+    let json = serde_json::to_string(&errors).unwrap();
+    assert!(!json.contains("\\u001b"), "{json}");
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in "(\\[(agent|policy\\.[a-z]{0,3})\\]\n|[a-z_]{1,12} = (\"[^\"]{0,12}\"|[0-9]{1,9}|\\[[^\\]]{0,20}\\]|true)\n|.{0,20}\n){0,12}") {
+        let source = Source::new(Path::new("x"), text);
+        let (_, errors) = parse::parse(&source);
+        for error in errors {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_line_of_errors_takes_no_more_memory_than_the_line() {
+    let cidrs = "\"10.0.0.1/8\", ".repeat(100_000);
+    let text = format!("[policy.a]\nrto_min = \"20ms\"\ncidrs = [{cidrs}]\n");
+    let began = std::time::Instant::now();
+    let errors = Config::from_text(Path::new("x"), text, &HOST).unwrap_err();
+    assert_eq!(errors.0.len(), MOST_ERRORS);
+    let kept: usize = errors.0.iter().map(|e| format!("{e:?}").len()).sum();
+    assert!(kept < 1 << 18, "{kept}");
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn only_files_are_read_from_policies_d() {
+    let dir = tempfile::tempdir().unwrap();
+    let policies = dir.path().join(POLICIES_DIR);
+    fs::create_dir(&policies).unwrap();
+    fs::write(dir.path().join("config.toml"), GOOD).unwrap();
+    // Opening it would wait for a writer.
+    let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
+    nix::unistd::mkfifo(&policies.join("pipe.toml"), mode).unwrap();
+    let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
+    assert!(refused.to_string().contains("pipe.toml: this is a FIFO"));
+    fs::remove_file(policies.join("pipe.toml")).unwrap();
+    // /dev/zero has no end.
+    std::os::unix::fs::symlink("/dev/zero", policies.join("zero.toml")).unwrap();
+    let refused = Config::load(&dir.path().join("config.toml"), &HOST).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("zero.toml: this is a character device")
+    );
+}
+
+#[test]
+fn files_that_cannot_be_listed_are_other_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    fs::write(&path, GOOD).unwrap();
+    let policies = dir.path().join(POLICIES_DIR);
+    fs::create_dir(&policies).unwrap();
+    let listed = fingerprint(&path);
+    fs::remove_dir(&policies).unwrap();
+    assert_eq!(fingerprint(&path), listed);
+    fs::write(&policies, "").unwrap();
+    assert_ne!(fingerprint(&path), listed);
+    assert!(Config::load(&path, &HOST).is_err());
+}

@@ -1,0 +1,254 @@
+//! Policies, entries and their effect on a host: `PolicySet`, units, quantisation, and `Plan`, the
+//! difference of two states of the kernel's maps.
+//!
+//! Pure: no I/O here.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use rto_agent_common::{HostDefaults, MAX_POLICIES};
+use rto_model::{outage, tune::law};
+
+mod adjustment;
+mod cidr;
+pub mod compile;
+pub mod differences;
+pub mod entries;
+mod name;
+pub mod plan;
+mod settings;
+mod share;
+mod target;
+pub mod units;
+
+pub use adjustment::{Adjustment, Adjustments, ControlArm, InitialRto, Timer};
+pub use cidr::{Cidr, CidrError};
+pub use entries::{Entries, EntryRef};
+pub use name::{NameError, PolicyName};
+pub use settings::is_default;
+pub use settings::{
+    AutoInitialRto, AutoRtoMin, Guard, InitialRtoSetting, Mode, Mptcp, RtoMinSetting, Settings,
+    SynAckRto, SynRetries, True,
+};
+pub use share::{Share, ShareError};
+pub use target::ProbeTarget;
+
+use crate::printable;
+
+/// A location for messages: a file and a line (from 1).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Location {
+    /// The file.
+    pub path: Arc<Path>,
+    /// The line, from 1.
+    pub line: usize,
+}
+
+impl std::fmt::Display for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", printable::path(&self.path), self.line)
+    }
+}
+
+/// A policy of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Its settings.
+    pub settings: Settings,
+    /// Its purpose, in the author's words.
+    pub description: Option<String>,
+    /// Where it is defined; `None` if made by `rto-agent add --initial-rto ...`.
+    pub location: Option<Location>,
+}
+
+impl From<Settings> for Policy {
+    /// A policy made by `rto-agent add`.
+    fn from(settings: Settings) -> Self {
+        Self {
+            settings,
+            ..Self::default()
+        }
+    }
+}
+
+/// An entry of the configuration: a CIDR pointing at a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Name of its policy.
+    pub policy: PolicyName,
+    /// Where the CIDR is listed; `None` for a runtime entry.
+    pub location: Option<Location>,
+}
+
+/// All policies and entries that should be in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicySet {
+    /// Policies by name.
+    pub policies: BTreeMap<PolicyName, Policy>,
+    /// Entries by CIDR; every `policy` in it is a key of `policies`.
+    pub entries: Entries,
+}
+
+impl PolicySet {
+    /// The entry and policy that apply to an address; `None` if no entry covers it.
+    pub fn entry_for(&self, address: std::net::IpAddr) -> Option<(EntryRef<'_>, &Policy)> {
+        let entry = self.entries.get(self.entries.covering(address).first()?)?;
+        Some((entry, self.policies.get(entry.policy)?))
+    }
+
+    /// Checks that the set fits into the kernel's maps.
+    ///
+    /// # Errors
+    ///
+    /// If there are too many entries or policies: the number and the limit.
+    pub fn check_size(&self) -> Result<(), String> {
+        let sizes = [
+            (self.entries.len(), MAX_ENTRIES_LIMIT, "entries"),
+            (self.policies.len(), MAX_POLICIES, "policies"),
+        ];
+        for (number, limit, what) in sizes {
+            if number > limit as usize {
+                return Err(format!("{number} {what}: at most {limit} are possible"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The largest value of `max_entries`.
+pub const MAX_ENTRIES_LIMIT: u32 = 4 << 20;
+
+/// Properties of the host that determine the effective values of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct HostFacts {
+    /// Jiffies a second (CONFIG_HZ), measured.
+    pub hz: u32,
+    /// `net.ipv4.tcp_syn_retries` of the daemon's network namespace.
+    pub tcp_syn_retries: u8,
+    /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5, which has no linear phase.
+    pub tcp_syn_linear_timeouts: u8,
+    /// `net.ipv4.tcp_synack_retries` of the daemon's network namespace.
+    pub tcp_synack_retries: u8,
+    /// Whether the program can read a request's listener and its namespace (Linux 6.2).
+    pub reads_listener: bool,
+    /// Whether the program can read a socket's TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX (Linux 6.15).
+    pub reads_timers: bool,
+    /// Whether the RTT hook lacks the RTT sample (before Linux 6.10).
+    pub lacks_rtt_samples: bool,
+    /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
+    pub has_rto_max: bool,
+    /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).
+    pub has_bpf_thin_linear: bool,
+}
+
+impl HostFacts {
+    /// The SYN-ACK retransmissions to assume if the program cannot read them: this namespace's
+    /// setting, but at most the kernel's default, which every new namespace starts with.
+    pub fn syn_ack_retries(&self) -> u8 {
+        const TCP_SYNACK_RETRIES: u8 = 5;
+        match self.reads_listener {
+            true => self.tcp_synack_retries,
+            false => self.tcp_synack_retries.min(TCP_SYNACK_RETRIES),
+        }
+    }
+
+    /// The host's settings that SYN schedules depend on.
+    pub fn syn_schedule(&self) -> outage::Host {
+        outage::Host {
+            hz: self.hz.into(),
+            linear_timeouts: self.tcp_syn_linear_timeouts,
+            syn_retries: self.tcp_syn_retries,
+        }
+    }
+
+    /// The SYN timers that result from an initial RTO, jiffies.
+    pub const fn syn_timers(&self, initial_rto: u64) -> outage::Timers {
+        match self.has_rto_max {
+            true => outage::Timers::Capped(initial_rto),
+            false => outage::Timers::Doubling(initial_rto),
+        }
+    }
+
+    /// The `tcp_syn_linear_timeouts` for which initial RTOs can be in step with the kernel's own
+    /// SYNs; `None` if none can, as the program cannot cap the interval (before Linux 6.15).
+    /// value is, as the program cannot cap the interval (before Linux 6.15).
+    pub fn in_step(&self) -> Option<u8> {
+        self.has_rto_max.then_some(self.tcp_syn_linear_timeouts)
+    }
+
+    /// The default limits for learning an initial RTO on this host.
+    pub fn law(&self) -> law::Settings {
+        law::Settings {
+            in_step: self.in_step(),
+            ..law::Settings::new(self.hz)
+        }
+    }
+
+    /// The values that the program assumes where it cannot read the socket's.
+    pub fn defaults(&self) -> HostDefaults {
+        let without = Self {
+            reads_listener: false,
+            ..*self
+        };
+        HostDefaults {
+            syn_retries: self.tcp_syn_retries.into(),
+            syn_linear_timeouts: self.tcp_syn_linear_timeouts.into(),
+            syn_ack_retries: without.syn_ack_retries().into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::HOST;
+
+    /// A listener in another namespace starts with the kernel's default.
+    #[test]
+    fn a_listener_that_cannot_be_read_sends_no_more_than_the_kernels_default() {
+        for (here, unread) in [(3, 3), (5, 5), (9, 5)] {
+            let host = HostFacts {
+                tcp_synack_retries: here,
+                reads_listener: true,
+                ..HOST
+            };
+            assert_eq!(host.syn_ack_retries(), here);
+            let blind = HostFacts {
+                reads_listener: false,
+                ..host
+            };
+            assert_eq!(blind.syn_ack_retries(), unread);
+            let defaults = host.defaults();
+            assert_eq!(defaults.syn_ack_retries, u32::from(unread));
+            assert_eq!(defaults.syn_retries, u32::from(HOST.tcp_syn_retries));
+        }
+    }
+
+    #[test]
+    fn kernel_tables_hold_all_policies() {
+        let policies = |number: u32| PolicySet {
+            policies: (0..number)
+                .map(|n| {
+                    let policy = Policy::from(Settings::default());
+                    (format!("p{n}").parse().unwrap(), policy)
+                })
+                .collect(),
+            ..PolicySet::default()
+        };
+        assert_eq!(policies(0).check_size(), Ok(()));
+        assert_eq!(policies(MAX_POLICIES).check_size(), Ok(()));
+        assert_eq!(
+            policies(MAX_POLICIES + 1).check_size(),
+            Err("1025 policies: at most 1024 are possible".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_location_is_a_file_and_a_line() {
+        let location = Location {
+            path: Path::new("/etc/rto-agent/config.toml").into(),
+            line: 7,
+        };
+        assert_eq!(location.to_string(), "/etc/rto-agent/config.toml:7");
+    }
+}

@@ -1,0 +1,395 @@
+//! `rto-agent run`: sets up the parts of the daemon and waits for signals.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use nix::sys::stat::{Mode, umask};
+use rto_agent_core::config::{CgroupSetting, MetricsSetting, OnExit};
+use rto_agent_kernel::{
+    datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
+    kernel::{self, btf, facts::host_facts, privileges},
+};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::{
+    api::{
+        peer, server,
+        socket::{RebindingListener, Socket},
+    },
+    engine::{
+        self, Engine, EngineConfig, EngineError, Handle, LastGood, Message, STOP_LIMIT,
+        StartConfig, memory,
+        systemd::{self, WatchdogKeepalive},
+    },
+    problem::Problem,
+    telemetry::{self, http},
+};
+
+mod config_watcher;
+pub mod lock;
+
+use lock::InstanceLock;
+
+/// Threads that read the kernel for clients. Clients that read a list slowly can block two of them.
+const READERS: usize = 8;
+
+/// How long clients may take to read the last answers.
+const LAST_ANSWERS: Duration = Duration::from_millis(200);
+/// The longest interval between two checks of the engine and the lock.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Longer than any daemon runs.
+const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Runs the daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+///
+/// If it cannot start (each error names the fix), or cannot detach when it ends.
+pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
+    kernel::preflight::check()?;
+    memory::set_mmap_threshold();
+    // Other users must never be able to write to files and directories that the daemon creates.
+    let others = Mode::from_bits_truncate(0o022);
+    umask(umask(others) | others);
+    privileges::keep_for_start().context("capabilities cannot be dropped")?;
+    // Shared until the program is loaded.
+    let types = btf::Btf::vmlinux();
+    let features = probe::features();
+    let host = host_facts(&features)?;
+    let StartConfig {
+        config,
+        files,
+        refused,
+    } = StartConfig::read(config_path, &host)?;
+    let fingerprint = files.fingerprint();
+    let agent = &config.agent;
+    let cgroup = resolve_cgroup(cgroup, &agent.cgroup)?;
+    let lock = InstanceLock::of_state(&agent.state_dir)?;
+    let _removed_if_empty = NewPinDir::make(&agent.pin_dir);
+    let mut lock = lock.and_pins(&agent.pin_dir)?;
+    let mut last_good = LastGood::open(&agent.persistent_dir, config_path);
+    last_good.stage(&files);
+    drop(files);
+    let pin_dir = agent.pin_dir.clone();
+    let group = peer::group_id(&agent.group)?;
+    for warning in &config.warnings {
+        warn!("{warning}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(READERS)
+        // If no more threads can be started (pids.max), the existing threads do the work.
+        .thread_keep_alive(ALWAYS)
+        .build()?;
+    let entered = runtime.enter();
+    let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
+    let metrics = bind_metrics(&agent.metrics, group)?;
+    let on_exit = agent.on_exit;
+    // Must run before there is a second thread.
+    let mut pinned_again = PinnedAgain::adopt(&pin_dir);
+    privileges::keep_for_running().context("capabilities cannot be dropped")?;
+    drop(runtime.spawn_blocking(|| ()));
+    let engine_config = EngineConfig {
+        config_path: config_path.to_owned(),
+        kernel: kernel::version::running()?.to_string(),
+        cgroup,
+        host,
+        config,
+        fingerprint,
+        refused,
+        features,
+        tells_process: probe::tells_process(),
+        dropped_lines: telemetry::dropped_lines,
+    };
+    let mut signals = Signals::install()?;
+    let (channels, handle) = engine::channels(&engine_config);
+    let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
+    // The socket answers while a million entries are being loaded.
+    let thread = std::thread::Builder::new()
+        .name("engine".to_owned())
+        .spawn(move || {
+            // Dropped when the engine ends, even by a panic.
+            let _ended = ended;
+            let engine = Engine::start(engine_config, last_good, channels)?;
+            drop(types);
+            engine.run()
+        })
+        .context("cannot start the engine's thread")?;
+    let has_ended = runtime.block_on(async {
+        let watcher = tokio::spawn(config_watcher::watch(
+            config_path.to_owned(),
+            handle.clone(),
+        ));
+        let (stopped, stop) = tokio::sync::oneshot::channel::<()>();
+        let allowed = peer::Allowed { group };
+        let serving = server::serve(listener, handle.clone(), allowed, async move {
+            // Both a message and a dropped sender mean the end.
+            let _end = stop.await;
+        });
+        let server = tokio::spawn(serving);
+        let metrics = metrics.map(|(listener, socket)| {
+            let serving = http::serve(listener, handle.clone());
+            (tokio::spawn(serving), socket)
+        });
+        let mut watch_problem = Problem::default();
+        let mut keepalive = WatchdogKeepalive::from_environment();
+        let every = keepalive.interval().min(LOOK_EVERY);
+        let told = signals
+            .forward(&handle, &mut end, every, || {
+                let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
+                watch_problem.becomes(problem, |text| warn!("{text}"));
+                keepalive.look(&handle);
+            })
+            .await;
+        watcher.abort();
+        if let Some((serving, _socket)) = &metrics {
+            serving.abort();
+        }
+        drop(stopped);
+        let mut has_ended = !told || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
+        if !has_ended && schedules(&pin_dir).is_ok_and(|sockets| sockets != 0) {
+            // The engine waits for connecting sockets.
+            let limit = engine::walk::SCHEDULES_LIMIT + engine::walk::SCHEDULES_WALK_LIMIT;
+            has_ended = tokio::time::timeout(limit, &mut end).await.is_ok();
+        }
+        // A client that keeps its connection open does not delay the end.
+        let grace = tokio::time::timeout(LAST_ANSWERS, server).await;
+        if let Ok(Ok(Err(e))) = grace {
+            warn!("socket: {e}");
+        }
+        has_ended
+    });
+    drop(entered);
+    // Nor does a thread that is sending a list.
+    runtime.shutdown_background();
+    let snapshot = handle.snapshot();
+    let on_exit = snapshot.on_exit().unwrap_or(on_exit);
+    if on_exit == OnExit::Keep || !snapshot.is_starting() {
+        pinned_again.stay();
+    }
+    drop((snapshot, handle));
+    if !has_ended {
+        // The engine writes nothing more: it checks before each write whether it is to stop.
+        let limit = STOP_LIMIT.as_secs_f32();
+        warn!("the engine did not stop within {limit} s; the daemon exits without waiting for it");
+        return leave(on_exit, &pin_dir, &pinned_again);
+    }
+    match thread.join() {
+        Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir, &pinned_again),
+        Ok(result) => result,
+        Err(_) => anyhow::bail!("the engine thread panicked; the active policies stay active"),
+    }
+}
+
+/// The pins that the service manager kept during a restart, and keeps until this start is ready. A
+/// start that fails removes them again: the active policies stay for the next start, but only as
+/// long as the service manager may start it.
+struct PinnedAgain(Option<PathBuf>);
+
+impl PinnedAgain {
+    /// The engine adopts these pins like any others.
+    fn adopt(pin_dir: &Path) -> Self {
+        let handed = systemd::handed_over();
+        let pinned = handed.and_then(|handed| handover::pin_again(pin_dir, &handed));
+        let is_pinned = pinned.unwrap_or_else(|e| {
+            warn!(
+                "the descriptors that the service manager kept over the restart cannot be used: \
+                   {e}"
+            );
+            false
+        });
+        if is_pinned {
+            info!("the policies from before the restart are pinned again");
+        }
+        Self(is_pinned.then(|| pin_dir.to_owned()))
+    }
+
+    fn stay(&mut self) {
+        self.0 = None;
+    }
+
+    const fn goes(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Drop for PinnedAgain {
+    fn drop(&mut self) {
+        if let Some(pin_dir) = &self.0
+            && let Err(e) = handover::unpin(pin_dir)
+        {
+            warn!("{}: the pins cannot be removed: {e}", pin_dir.display());
+        }
+    }
+}
+
+fn is_interrupted(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<EngineError>();
+    error.is_some_and(EngineError::is_interrupted)
+}
+
+/// Does what [`Engine::run`] does when it ends, if the engine did not run that far.
+fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow::Result<()> {
+    match on_exit {
+        OnExit::Detach if pinned_again.goes() => {
+            info!("stopped during the start; the service manager keeps the active policies");
+        }
+        OnExit::Keep => {
+            info!(
+                "stopped before the engine had finished; the next start reconciles the kernel's \
+                   maps"
+            );
+        }
+        OnExit::Detach => {
+            engine::walk::end_schedules(pin_dir, NewConnections::LeftAlone, Duration::ZERO);
+            let removed = engine::remove_pins(pin_dir)?;
+            info!(
+                links = removed.links,
+                "stopped before the engine had finished; detached"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The pin directory if this start created it: a start that fails before there are pins removes it
+/// again.
+struct NewPinDir(Option<PathBuf>);
+
+impl NewPinDir {
+    fn make(path: &Path) -> Self {
+        let is_new = !path.exists();
+        // If the directory cannot be created, starting the engine reports why.
+        let made = make_pin_dir(path).is_ok();
+        Self((is_new && made).then(|| path.to_owned()))
+    }
+}
+
+impl Drop for NewPinDir {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // It stays if it contains pins.
+            let _kept = std::fs::remove_dir(path);
+        }
+    }
+}
+
+/// The listener of the metrics, and the guard that removes a Unix socket.
+fn bind_metrics(
+    setting: &MetricsSetting,
+    group: nix::unistd::Gid,
+) -> anyhow::Result<Option<(http::Listener, Option<Socket>)>> {
+    Ok(match setting {
+        MetricsSetting::Off => None,
+        MetricsSetting::Unix(path) => {
+            let (listener, socket) = RebindingListener::bind(path, group)?;
+            Some((http::Listener::Unix(listener), Some(socket)))
+        }
+        MetricsSetting::Tcp(address) => {
+            let listener = std::net::TcpListener::bind(address).with_context(|| {
+                format!(
+                    "cannot listen on {address} for metrics; set [agent] metrics to another \
+                         address"
+                )
+            })?;
+            listener.set_nonblocking(true)?;
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            info!(%address, "serving metrics");
+            Some((http::Listener::Tcp(listener), None))
+        }
+    })
+}
+
+/// The cgroup to attach to: from the command line, else the configuration, else the host's root.
+///
+/// # Errors
+///
+/// If the directory is not in a cgroup2 file system, or none is mounted.
+pub fn resolve_cgroup(flag: Option<&Path>, setting: &CgroupSetting) -> anyhow::Result<PathBuf> {
+    let chosen = match (flag, setting) {
+        (Some(path), _) => Some(path),
+        (None, CgroupSetting::Path(path)) => Some(path.as_path()),
+        (None, CgroupSetting::Auto) => None,
+    };
+    Ok(kernel::cgroup::resolve(chosen)?)
+}
+
+struct Signals {
+    hangup: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Forwards signals, and calls a function at intervals. Returns once the engine is stopped or
+    /// has ended by itself, and whether it was stopped.
+    async fn forward(
+        &mut self,
+        engine: &Handle,
+        ended: &mut tokio::sync::oneshot::Receiver<()>,
+        every: Duration,
+        mut meanwhile: impl FnMut(),
+    ) -> bool {
+        let mut now_and_then = tokio::time::interval(every);
+        loop {
+            let name = tokio::select! {
+                _ = self.hangup.recv() => {
+                    engine.notify(Message::Sighup);
+                    continue;
+                }
+                _ = self.terminate.recv() => "SIGTERM",
+                _ = self.interrupt.recv() => "SIGINT",
+                _ = &mut *ended => return false,
+                _ = now_and_then.tick() => {
+                    meanwhile();
+                    continue;
+                }
+            };
+            info!(signal = name, "stopping");
+            systemd::stopping();
+            engine.stop();
+            return true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn pins_of_a_start_that_fails_go_again_and_those_of_one_that_is_ready_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let pin_dir = dir.path().join("pins");
+        let link = pin_dir.join("l1-ab-3/link");
+        let pinned = || {
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            fs::write(&link, "").unwrap();
+            PinnedAgain(Some(pin_dir.clone()))
+        };
+        let mut ready = pinned();
+        ready.stay();
+        drop(ready);
+        assert!(link.exists());
+        let failed = pinned();
+        leave(OnExit::Detach, &pin_dir, &failed).unwrap();
+        assert!(link.exists());
+        drop(failed);
+        assert!(!pin_dir.exists());
+    }
+}

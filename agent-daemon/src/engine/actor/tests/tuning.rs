@@ -1,0 +1,352 @@
+//! Tuning: from counters to the content of the kernel, and over restarts.
+
+use rto_agent_common::{Statistics, brake::Brake, histogram::bucket_of};
+use rto_agent_core::wire::{
+    stats::ArmStatistics,
+    tune::{TuneAction, TunedTimer},
+};
+use rto_model::tune::tuner::State;
+
+use super::*;
+use crate::{engine::adjusting::Readings, tuning::Due};
+
+fn near() -> PolicyName {
+    "near".parse().unwrap()
+}
+
+/// A configuration like [`NEAR`] with other settings.
+fn configured(settings: &str) -> tempfile::TempDir {
+    let dir = Bed::configured("");
+    rewrite(&dir, settings);
+    dir
+}
+
+fn rewrite(dir: &tempfile::TempDir, settings: &str) {
+    let path = dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    let lines = text.lines().map(|line| match line {
+        line if line.starts_with("initial_rto") => settings,
+        line => line,
+    });
+    fs::write(&path, lines.collect::<Vec<_>>().join("\n")).unwrap();
+}
+
+fn start(settings: &str) -> Bed {
+    let bed = Bed::restarted(FakeHost::default(), configured(settings));
+    bed.call(Message::Verify).unwrap();
+    bed
+}
+
+impl Bed {
+    /// Counts `count` active connections with a path RTT of `us`, for the next read.
+    fn connect(&self, us: u64, count: u64) {
+        let mut state = self.kernel.state();
+        let none = ArmStatistics {
+            treated: [Statistics::default(); 3],
+            control: None,
+        };
+        let active = &mut state.statistics.entry(near()).or_insert(none).treated[0];
+        active.path_rtt.buckets[bucket_of(us)] += count;
+    }
+
+    fn epoch(&self) -> u32 {
+        self.kernel.state().maps.policies[&near()].epochs[0]
+    }
+
+    fn jiffies(&self) -> u32 {
+        self.kernel.state().maps.policies[&near()].initial_rto_jiffies
+    }
+
+    fn timer(&self) -> TunedTimer {
+        let tuned = self.engine.snapshot().tune();
+        tuned.policies[&near()].timers[0].clone()
+    }
+
+    /// Waits until the timer shows this state. The kernel has it before.
+    fn until_shown(&self, state: State) {
+        self.until(state.name(), |bed| bed.timer().state == state);
+    }
+
+    /// Waits until a tick leads to a condition.
+    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_so(self) {
+            assert!(Instant::now() < end, "not {what}: {:?}", self.timer());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Has a tick read the current counters.
+    fn tick(&self) {
+        let at = || self.engine.snapshot().tune().at_ms;
+        for _ in 0..2 {
+            let before = at();
+            self.until("a tick", |_| at() != before);
+        }
+    }
+
+    fn learnt() -> Self {
+        let bed = start("initial_rto = \"auto\"");
+        bed.tick();
+        assert_eq!((bed.jiffies(), bed.epoch()), (0, 0));
+        bed.connect(9_000, 400);
+        bed.until("learnt", |bed| bed.jiffies() != 0);
+        bed.until_shown(State::Active);
+        bed
+    }
+}
+
+#[test]
+fn a_value_is_learnt_leased_shown_and_raised() {
+    let bed = Bed::learnt();
+    let law = host_facts(&[]).unwrap().law();
+    // Three times the bucket's upper bound.
+    let first = law.clamped(30_720);
+    assert_eq!((u64::from(bed.jiffies()), bed.epoch()), (first, 1));
+    let policy = bed.kernel.state().maps.policies[&near()];
+    assert!(policy.flags & rto_agent_common::policy_flags::LEASED_ACTIVE != 0);
+    let budget = policy.budgets[0] / Brake::BUDGET_COST.cast_unsigned();
+    assert!(budget >= 50);
+    // An hour of CLOCK_MONOTONIC, minus the time since.
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
+    let now_ns = u64::try_from(Duration::from(now).as_nanos()).unwrap();
+    let left = Duration::from_nanos(bed.kernel.state().lease_ns - now_ns);
+    assert!((3_540..=3_600).contains(&left.as_secs()), "{left:?}");
+    bed.until("shown", |bed| bed.timer().brakes.is_some());
+    let mut lines = bed.call(|reply| Message::Watch(None, reply)).err();
+    // The kernel in memory has no events, but watchers still receive decisions.
+    assert!(lines.take().is_some());
+    bed.kernel.state().brakes.insert(
+        near(),
+        [
+            Brake {
+                epoch: 1,
+                fuse: Brake::FUSE + Brake::BLOWN,
+                budget: 0,
+                spurious: 20,
+                losses: 0,
+            },
+            Brake::default(),
+        ],
+    );
+    bed.until("held back", |bed| bed.epoch() != 1);
+    bed.until_shown(State::BrakedFuse);
+    let status = bed.engine.snapshot().status();
+    assert!(status.healthy);
+    assert!(
+        status.tuning[0].contains("braked-fuse"),
+        "{:?}",
+        status.tuning
+    );
+    bed.stop();
+}
+
+#[test]
+fn killed_daemon_keeps_learnt_values() {
+    let bed = Bed::learnt();
+    let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
+    let kept = bed.dir.path().join("lasting/tuning.json");
+    bed.until("stored", |_| kept.exists());
+    let stored = fs::read_to_string(&kept).unwrap();
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    // As after a kill: the maps stay, with the file of that moment.
+    fs::write(&kept, stored).unwrap();
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!((bed.jiffies(), bed.epoch()), (jiffies, epoch));
+    assert_eq!(bed.timer().state, State::Active);
+    bed.stop();
+}
+
+#[test]
+fn learnt_values_survive_a_reboot() {
+    let bed = Bed::learnt();
+    let first = bed.jiffies();
+    let kept = bed.dir.path().join("lasting/tuning.json");
+    bed.until("stored", |_| kept.exists());
+    bed.engine.stop();
+    let (_, dir) = bed.ended();
+    let text = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, text.replace(&store::boot_id(), "another")).unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.jiffies(), first);
+    bed.stop();
+}
+
+#[test]
+fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
+    let dir = configured("initial_rto = \"auto\"");
+    let lasting = dir.path().join("lasting");
+    fs::create_dir(&lasting).unwrap();
+    fs::write(lasting.join("tuning.json"), "{\"format\":1,").unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.timer().state, State::Learning);
+    let aside = lasting.join("tuning.json.unreadable");
+    assert!(aside.exists());
+    let told = |bed: &Bed| {
+        let warnings = bed.engine.snapshot().status().warnings;
+        let mut lost = warnings
+            .into_iter()
+            .filter(|w| w.starts_with("learnt values are lost"));
+        (lost.next(), lost.next())
+    };
+    let (Some(warning), None) = told(&bed) else {
+        panic!("{:?}", told(&bed));
+    };
+    let fix = format!("moved to {}: restore it from a backup", aside.display());
+    assert!(warning.contains(&fix), "{warning}");
+    // A reload does not restore it.
+    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
+    assert_eq!(told(&bed), (Some(warning), None));
+    bed.stop();
+}
+
+#[test]
+fn unwritable_persistent_dir_falls_back_to_state_dir() {
+    let dir = configured("initial_rto = \"auto\"");
+    // A file instead of the directory.
+    fs::write(dir.path().join("lasting"), "").unwrap();
+    let bed = Bed::restarted(FakeHost::default(), dir);
+    bed.call(Message::Verify).unwrap();
+    bed.tick();
+    bed.connect(9_000, 400);
+    bed.until("learnt", |bed| bed.jiffies() != 0);
+    bed.until("said", |bed| {
+        bed.engine.snapshot().tune().not_stored.is_some()
+    });
+    let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
+    bed.engine.stop();
+    let (kernel, dir) = bed.ended();
+    assert!(dir.path().join("state/tuning.json").exists());
+    let bed = Bed::restarted(kernel, dir);
+    bed.call(Message::Verify).unwrap();
+    assert_eq!((bed.jiffies(), bed.epoch()), (jiffies, epoch));
+    bed.stop();
+}
+
+#[test]
+fn an_operator_freezes_and_other_settings_end_it() {
+    let bed = Bed::learnt();
+    let tune = |action| bed.call(|reply| Message::Tune(action, near(), BY, reply));
+    let frozen = tune(TuneAction::Freeze).unwrap();
+    assert_eq!(frozen.policies[&near()].timers[0].state, State::Frozen);
+    assert_eq!((bed.jiffies(), bed.epoch()), (0, 0));
+    let _resumed = tune(TuneAction::Resume).unwrap();
+    assert_ne!(bed.jiffies(), 0);
+    // A change of the files replaces the decision at once.
+    rewrite(&bed.dir, "initial_rto = \"100ms\"\nguard = \"on\"");
+    let _changed = bed
+        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
+    let hz = host_facts(&[]).unwrap().hz;
+    assert_eq!(bed.jiffies(), hz.div_ceil(10));
+    assert!(bed.epoch() > 1);
+    rewrite(&bed.dir, "initial_rto = \"100ms\"");
+    fs::write(
+        bed.dir.path().join("config.toml"),
+        fs::read_to_string(bed.dir.path().join("config.toml"))
+            .unwrap()
+            .replace("guard = \"on\"", ""),
+    )
+    .unwrap();
+    let _changed = bed
+        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+        .unwrap();
+    assert_eq!(bed.epoch(), 0);
+    let refused = tune(TuneAction::Freeze).unwrap_err();
+    assert!(
+        refused.to_string().contains("guard is not \"on\""),
+        "{refused}"
+    );
+    bed.stop();
+}
+
+#[test]
+fn brakes_are_reset_when_a_guard_is_switched_on() {
+    let guarded = |guard: &str| format!("initial_rto = \"100ms\"\nguard = \"{guard}\"");
+    let bed = start(&guarded("on"));
+    assert_eq!(bed.epoch(), 1);
+    let reload = |from: &str, to: &str| {
+        let path = bed.dir.path().join("config.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace(from, to)).unwrap();
+        bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+            .unwrap();
+    };
+    reload("guard = \"on\"", "guard = \"off\"");
+    assert_eq!(bed.epoch(), 0);
+    let spent = Brake {
+        epoch: 1,
+        fuse: Brake::FUSE + Brake::BLOWN,
+        budget: 1 << 20,
+        spurious: 20,
+        losses: 0,
+    };
+    bed.kernel.state().brakes.insert(near(), [spent; 2]);
+    reload("guard = \"off\"", "guard = \"on\"");
+    assert_eq!(bed.epoch(), 1);
+    assert_eq!(bed.kernel.state().brakes[&near()], [Brake::default(); 2]);
+    bed.tick();
+    assert_eq!((bed.timer().state, bed.epoch()), (State::Active, 1));
+    // A change of a policy does not reset its brakes.
+    bed.kernel.state().brakes.insert(near(), [spent; 2]);
+    bed.until("held back", |bed| bed.epoch() == 0);
+    assert_eq!(bed.kernel.state().brakes[&near()], [spent; 2]);
+    bed.stop();
+}
+
+#[test]
+fn experiment_and_tuner_share_a_reading() {
+    let bed = start("initial_rto = \"100ms\"");
+    let kernel = FakeHost::default();
+    kernel.state().maps = bed.kernel.state().maps.clone();
+    let reader = kernel.open(crate::engine::fake::options()).reader();
+    let mut readings = Readings::new(reader);
+    assert!(readings.shared(&near()).unwrap().is_some());
+    assert!(readings.shared(&near()).unwrap().is_some());
+    let due = readings.due(&near(), Due::Counters).unwrap();
+    assert!(due.is_some());
+    assert_eq!(kernel.state().statistics_read, 1);
+    // `Due::Brakes` reads statistics only if the program has changed the brakes.
+    let brakes = |spurious| {
+        let brake = Brake {
+            spurious,
+            ..Brake::default()
+        };
+        [brake, Brake::default()]
+    };
+    let known = brakes(0);
+    for (spurious, is_read) in [(0, false), (1, true)] {
+        kernel.state().brakes.insert(near(), brakes(spurious));
+        let due = readings.due(&near(), Due::Brakes { known }).unwrap();
+        assert_eq!(due.is_some(), is_read);
+    }
+    assert_eq!(kernel.state().statistics_read, 2);
+    bed.stop();
+}
+
+#[test]
+fn an_idle_daemon_does_not_wake_for_it() {
+    let bed = Bed::with("statistics = false\n");
+    bed.call(Message::Verify).unwrap();
+    assert_eq!(bed.engine.snapshot().tune().policies.len(), 0);
+    bed.stop();
+    // A configured value is watched, at the pace of the health check.
+    let bed = Bed::ready();
+    assert_eq!(
+        bed.timer().kind,
+        rto_agent_core::wire::tune::TimerKind::Watched
+    );
+    assert!(
+        !bed.dir
+            .path()
+            .join("lasting")
+            .join(crate::engine::tuning_store::FILE)
+            .exists()
+    );
+    bed.stop();
+}

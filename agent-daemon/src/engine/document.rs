@@ -1,0 +1,346 @@
+//! JSON documents that survive a reboot, in `persistent_dir`: replaced atomically, with a format version.
+
+use std::{
+    fs,
+    io::{self, BufWriter, Write as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rto_agent_core::{
+    config::{AgentConfig, atomic_file::AtomicFile, regular_file},
+    path_security, printable,
+    progress::Stepwise,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tracing::warn;
+
+use crate::problem::Problem;
+
+/// Longest file, bytes.
+pub const MAX_FILE: u64 = 1 << 28;
+/// Bytes per write.
+const PIECE: usize = 64 << 10;
+
+/// The document as it is written.
+#[derive(Serialize)]
+struct Versioned<'a, T> {
+    format: u32,
+    /// Identifies this daemon among several.
+    owner: &'a str,
+    content: &'a T,
+}
+
+/// The part that every format has.
+#[derive(Deserialize)]
+struct Head {
+    format: u32,
+    #[serde(default)]
+    owner: String,
+}
+
+#[derive(Deserialize)]
+struct Body<T> {
+    content: T,
+}
+
+/// Why an existing document is not used.
+#[derive(Debug)]
+pub(super) enum Unusable {
+    /// It belongs to another daemon.
+    Taken,
+    /// It cannot be parsed or has another format: the reason, in words.
+    Damaged(String),
+}
+
+/// A document's location and format.
+#[derive(Debug)]
+pub(super) struct Document {
+    dir: PathBuf,
+    name: &'static str,
+    format: u32,
+    owner: String,
+    /// The file belongs to another daemon.
+    is_taken: bool,
+}
+
+impl Document {
+    /// The document `name` in a directory, in this format, of the daemon that `owner` identifies.
+    pub(super) fn new(dir: &Path, name: &'static str, format: u32, owner: String) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            name,
+            format,
+            owner,
+            is_taken: false,
+        }
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.dir.join(self.name)
+    }
+
+    /// Reads what an earlier run left, with a warning if that is lost. Moves a file that cannot be
+    /// parsed aside, and does not touch a file of another daemon.
+    ///
+    /// # Errors
+    ///
+    /// If the file exists but cannot be read.
+    pub(super) fn load<T: DeserializeOwned>(&mut self) -> io::Result<(Option<T>, Option<String>)> {
+        let path = self.path();
+        if let Err(e) = AtomicFile::remove_stale(&path) {
+            let path = printable::path(&path);
+            warn!("a temporary file of {path} cannot be removed: {e}");
+        }
+        let reason = match self.peek()? {
+            Ok(content) => return Ok((content, None)),
+            Err(Unusable::Taken) => {
+                self.is_taken = true;
+                return Ok((None, Some(self.text_of(&Unusable::Taken))));
+            }
+            Err(damaged) => self.text_of(&damaged),
+        };
+        let aside = aside(&path);
+        let moved = match fs::rename(&path, &aside) {
+            Ok(()) => format!(
+                "it was moved to {}: restore it from a backup while the daemon is stopped, or remove it",
+                printable::path(&aside)
+            ),
+            Err(e) => format!("it cannot be moved aside: {e}; remove it"),
+        };
+        Ok((None, Some(format!("{reason}; {moved}"))))
+    }
+
+    /// As [`Self::load`], for callers that may not be this directory's daemon: changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the file exists but cannot be read.
+    pub(super) fn peek<T: DeserializeOwned>(&self) -> io::Result<Result<Option<T>, Unusable>> {
+        let text = match regular_file::read(&self.path(), MAX_FILE) {
+            Ok(text) => text,
+            // Without a directory nothing was ever saved.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                return Ok(Ok(None));
+            }
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
+            Err(e) => return Err(self.named(&e)),
+        };
+        let damaged = |e| Unusable::Damaged(format!("cannot be understood: {e}"));
+        let head = match serde_json::from_str::<Head>(&text) {
+            Ok(head) => head,
+            Err(e) => return Ok(Err(damaged(e))),
+        };
+        Ok(if head.format != self.format {
+            Err(Unusable::Damaged(format!(
+                "has format {}, this version reads {}",
+                head.format, self.format
+            )))
+        } else if head.owner != self.owner {
+            Err(Unusable::Taken)
+        } else {
+            let body = serde_json::from_str::<Body<T>>(&text);
+            body.map(|body| Some(body.content)).map_err(damaged)
+        })
+    }
+
+    /// Why the file is not used, with its path.
+    pub(super) fn text_of(&self, unusable: &Unusable) -> String {
+        match unusable {
+            Unusable::Taken => self.named(&taken()).to_string(),
+            Unusable::Damaged(reason) => format!("{} {reason}", printable::path(&self.path())),
+        }
+    }
+
+    /// Writes the document.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written. It is unchanged then.
+    pub(super) fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
+        let draft = self.stage(content)?;
+        self.commit(draft)
+    }
+
+    /// Writes a draft beside the file.
+    ///
+    /// # Errors
+    ///
+    /// If the draft cannot be written.
+    pub(super) fn stage<T: Serialize>(&self, content: &T) -> io::Result<AtomicFile> {
+        let stage = || {
+            if self.is_taken {
+                return Err(taken());
+            }
+            path_security::make_private(&self.dir)?;
+            AtomicFile::write_with(&self.path(), 0o600, |to| {
+                let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
+                let versioned = Versioned {
+                    format: self.format,
+                    owner: &self.owner,
+                    content,
+                };
+                serde_json::to_writer(&mut to, &versioned)?;
+                to.flush()
+            })
+        };
+        stage().map_err(|e| self.named(&e))
+    }
+
+    /// Moves a draft into place.
+    ///
+    /// # Errors
+    ///
+    /// If the draft cannot be moved.
+    pub(super) fn commit(&self, draft: AtomicFile) -> io::Result<()> {
+        draft.commit().map_err(|e| self.named(&e))
+    }
+
+    /// Whether the file belongs to another daemon, and is not written.
+    pub(super) const fn is_taken(&self) -> bool {
+        self.is_taken
+    }
+
+    fn named(&self, error: &io::Error) -> io::Error {
+        let path = self.path();
+        io::Error::new(error.kind(), format!("{}: {error}", printable::path(&path)))
+    }
+}
+
+/// How often a controller saves what only grows.
+pub(super) const SAVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A controller's document in `persistent_dir`; while that cannot be written, in `state_dir`, until
+/// reboot.
+#[derive(Debug)]
+pub(super) struct LastingDocument {
+    pub(super) lasting: Document,
+    pub(super) of_boot: Document,
+    pub(super) saved_at: Instant,
+    /// Why it is not in `persistent_dir`.
+    pub(super) problem: Problem,
+    /// The last state is in neither file.
+    pub(super) is_lost: bool,
+}
+
+/// The document could not be written to `persistent_dir`.
+pub(super) struct Unsaved {
+    pub(super) error: io::Error,
+    /// Why it could not be written to `state_dir` either; `None`: it was.
+    pub(super) of_boot: Option<io::Error>,
+}
+
+impl LastingDocument {
+    /// As [`Document::new`]; `pin_dir` identifies the daemon.
+    pub(super) fn new(agent: &AgentConfig, name: &'static str, format: u32) -> Self {
+        let owner = agent.pin_dir.to_string_lossy();
+        let document = |dir| Document::new(dir, name, format, owner.clone().into_owned());
+        Self {
+            lasting: document(&agent.persistent_dir),
+            of_boot: document(&agent.state_dir),
+            saved_at: Instant::now(),
+            problem: Problem::default(),
+            is_lost: false,
+        }
+    }
+
+    pub(super) fn is_save_due(&self) -> bool {
+        self.saved_at.elapsed() >= SAVE_INTERVAL
+    }
+
+    /// Writes the document to `persistent_dir`, or else to `state_dir`. While that fails, `describe`
+    /// says what it means.
+    ///
+    /// # Errors
+    ///
+    /// If it could not be written to `persistent_dir`, even if it is in `state_dir`.
+    pub(super) fn save<T: Serialize>(
+        &mut self,
+        content: &T,
+        describe: impl FnOnce(&Unsaved) -> String,
+    ) -> Result<(), Unsaved> {
+        self.saved_at = Instant::now();
+        let result = self.write(content);
+        let unsaved = result.as_ref().err();
+        self.is_lost = unsaved.is_some_and(|unsaved| unsaved.of_boot.is_some());
+        self.problem
+            .becomes(unsaved.map(describe), |text| warn!("{text}"));
+        result
+    }
+
+    fn write<T: Serialize>(&self, content: &T) -> Result<(), Unsaved> {
+        match self.lasting.write(content) {
+            Ok(()) => {
+                // The copy for this boot is now outdated.
+                let _gone = fs::remove_file(self.of_boot.path());
+                Ok(())
+            }
+            Err(error) => Err(Unsaved {
+                of_boot: self.of_boot.write(content).err(),
+                error,
+            }),
+        }
+    }
+}
+
+fn taken() -> io::Error {
+    io::Error::other("it belongs to another daemon: give this one its own persistent_dir")
+}
+
+/// The path that an unreadable file is moved to.
+pub fn aside(path: &Path) -> PathBuf {
+    path.with_extension("json.unreadable")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saved_document_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("made");
+        let mut document = Document::new(&dir, "d.json", 1, "a".to_owned());
+        assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
+        document.write(&[1, 2]).unwrap();
+        assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
+        let mut other = Document::new(&dir, "d.json", 1, "b".to_owned());
+        let (content, warning) = other.load::<Vec<u64>>().unwrap();
+        assert_eq!(content, None);
+        assert!(warning.unwrap().contains("belongs to another daemon"));
+        assert!(other.write(&[3]).is_err());
+        assert_eq!(document.load().unwrap(), (Some(vec![1, 2]), None));
+    }
+
+    #[test]
+    fn unparsable_document_is_moved_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut document = Document::new(dir.path(), "d.json", 2, "a".to_owned());
+        let path = dir.path().join("d.json");
+        for (text, said) in [
+            (
+                "{\"format\":1,\"owner\":\"a\",\"content\":[]}",
+                "has format 1, this version reads 2",
+            ),
+            // Another format may have another structure.
+            (
+                "{\"format\":3,\"all\":{}}",
+                "has format 3, this version reads 2",
+            ),
+            ("{\"format\":2,\"own", "cannot be understood"),
+            ("", "cannot be understood"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let (content, warning) = document.load::<Vec<u64>>().unwrap();
+            assert_eq!(content, None);
+            assert!(warning.unwrap().contains(said), "{text}");
+            assert_eq!(document.load::<Vec<u64>>().unwrap(), (None, None));
+        }
+        assert!(dir.path().join("d.json.unreadable").exists());
+    }
+}

@@ -1,0 +1,399 @@
+//! Walks over open sockets, in every network namespace of the host.
+//!
+//! A walk enters the namespaces one by one, which changes its thread's namespace. So it always has
+//! a thread of its own, and reports its progress while the engine continues.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use nix::sched::{CloneFlags, setns};
+use rto_agent_core::{
+    progress,
+    wire::types::{OpenSocketsView, SkippedNamespace, WalkView},
+};
+use rto_agent_kernel::{
+    datapath::{
+        NewConnections, forget_schedules, stop_schedules,
+        walk::{Defaults, Mode, Walked, Walker, for_restoring},
+    },
+    kernel::{
+        netns::{self, Netns},
+        privileges, sysctl,
+    },
+};
+use tracing::{info, warn};
+
+use super::{Done, Job, Message};
+use crate::engine::audit::Cause;
+
+/// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
+const RTO_MIN_US: u32 = 200_000;
+/// The cause of a walk that restores all sockets.
+pub(in crate::engine) const RESTORE: &str = "detach --restore";
+/// How long a request to detach waits for a running walk.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// `TCP_RTO_MAX`.
+const RTO_MAX_MS: u32 = 120_000;
+
+/// The progress of the running walk or the last one; readable on any thread.
+#[derive(Clone, Debug, Default)]
+pub(in crate::engine) struct WalkProgress(Arc<RwLock<Arc<WalkView>>>);
+
+impl WalkProgress {
+    pub(in crate::engine) fn get(&self) -> Arc<WalkView> {
+        // A writer that panicked has left a complete view.
+        let view = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        view.clone()
+    }
+
+    fn set(&self, view: WalkView) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+    }
+}
+
+/// The engine's walks, one at a time.
+pub(in crate::engine) struct Walks {
+    messages: mpsc::Sender<Message>,
+    progress: WalkProgress,
+    running: Option<Job>,
+    /// The flag that stops the latest walk.
+    number: u64,
+    stop: Arc<AtomicBool>,
+    /// Why another walk is needed: entries changed during the running one.
+    again: Option<Cause>,
+}
+
+impl Walks {
+    pub(in crate::engine) fn new(messages: mpsc::Sender<Message>) -> Self {
+        Self {
+            messages,
+            progress: WalkProgress::default(),
+            running: None,
+            number: 0,
+            stop: Arc::default(),
+            again: None,
+        }
+    }
+
+    pub(in crate::engine) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    pub(in crate::engine) fn progress(&self) -> &WalkProgress {
+        &self.progress
+    }
+
+    /// Requests another walk after the running one.
+    pub(in crate::engine) fn ask_again(&mut self, cause: &Cause) {
+        self.again = Some(cause.clone());
+    }
+
+    /// The cause of the requested walk, if it can begin now.
+    pub(in crate::engine) fn take_again(&mut self) -> Option<Cause> {
+        if self.is_running() {
+            return None;
+        }
+        self.again.take()
+    }
+
+    /// Stops a running walk before its next namespace.
+    pub(in crate::engine) fn cancel(&mut self) {
+        self.again = None;
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Stops a running walk, and waits for it briefly.
+    pub(in crate::engine) fn stop(&mut self) {
+        self.cancel();
+        self.finish(Instant::now() + PATIENCE);
+    }
+
+    /// Waits for a running walk to end. (It is held up while a socket's owner holds the socket's
+    /// lock.)
+    pub(in crate::engine) fn finish(&mut self, deadline: Instant) {
+        if let Some(running) = self.running.take_if(|job| job.wait(deadline)) {
+            drop(running);
+        } else if self.is_running() {
+            warn!("the walk over open sockets is blocked by a socket that is in use");
+        }
+    }
+
+    /// Begins a walk; the caller has checked that none is running.
+    pub(in crate::engine) fn begin(
+        &mut self,
+        walkers: Vec<Walker>,
+        cause: &str,
+        notes: Vec<String>,
+    ) -> WalkView {
+        let view = WalkView {
+            notes,
+            ..WalkView::begin(cause)
+        };
+        self.progress.set(view.clone());
+        // A new flag, as a stopped walk keeps its own.
+        self.stop = Arc::default();
+        self.number += 1;
+        let number = self.number;
+        let (progress, stop, begun) = (self.progress.clone(), self.stop.clone(), view.clone());
+        let walk = move || {
+            let view = walk_all(walkers, begun, &stop, &|view| progress.set(view.clone()));
+            log(&view);
+            Done::Walk {
+                number,
+                view: Some(Box::new(view)),
+            }
+        };
+        let died = Done::Walk { number, view: None };
+        match Job::begin("walk", &self.messages, died, walk) {
+            Ok(job) => self.running = Some(job),
+            Err(e) => {
+                self.number += 1;
+                self.refused(cause, format!("cannot start a thread for the walk: {e}"));
+            }
+        }
+        view
+    }
+
+    /// Handles the result of a walk; `None`: its thread panicked. Ignores a walk that another has
+    /// followed.
+    pub(in crate::engine) fn done(&mut self, number: u64, view: Option<WalkView>) {
+        if number != self.number {
+            return;
+        }
+        self.running = None;
+        self.progress.set(view.unwrap_or_else(|| WalkView {
+            running: false,
+            problems: vec!["the walk's thread panicked".to_owned()],
+            ..(*self.progress.get()).clone()
+        }));
+    }
+
+    /// Reports that a walk could not begin.
+    pub(in crate::engine) fn refused(&mut self, cause: &str, why: String) {
+        self.progress.set(WalkView {
+            running: false,
+            problems: vec![why],
+            ..WalkView::begin(cause)
+        });
+    }
+}
+
+/// How long connecting sockets get to be established before the program is unloaded. Most outages
+/// are shorter.
+pub const SCHEDULES_LIMIT: Duration = Duration::from_secs(5);
+/// Limit of the walk over the remaining sockets: a socket in use delays it.
+pub const SCHEDULES_WALK_LIMIT: Duration = Duration::from_secs(2);
+
+/// Called before the programs pinned below `pin_dir` are unloaded, or may be: waits up to `limit`
+/// for connecting sockets with a SYN schedule, then restores the rest. Logs sockets that cannot be
+/// restored.
+pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
+    let ended = stop_schedules(pin_dir, new, limit).and_then(|left| match left {
+        0 => Ok(None),
+        _ => for_restoring(pin_dir, None, Mode::EndSchedules).map(Some),
+    });
+    let problem = match ended {
+        Ok(None) => return,
+        Ok(Some(walkers)) => match run(walkers, "connecting sockets", Some(SCHEDULES_WALK_LIMIT)) {
+            Ok(view) if view.is_complete() => {
+                forget_schedules(pin_dir).err().map(|e| e.to_string())
+            }
+            Ok(view) => {
+                let skipped = view.skipped.iter().map(|one| one.reason.clone());
+                let all: Vec<String> = view.problems.iter().cloned().chain(skipped).collect();
+                Some(all.join("; "))
+            }
+            Err(e) => Some(e.to_string()),
+        },
+        Err(e) => Some(e.to_string()),
+    };
+    if let Some(problem) = problem {
+        warn!(
+            "some connecting sockets will keep a TCP_RTO_MAX_MS of a few seconds once they are \
+             established: {problem}"
+        );
+    }
+}
+
+/// Restores every socket of the host, and returns when done. For commands.
+///
+/// # Errors
+///
+/// If no thread can be started, or the walk's thread panics.
+pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
+    run(walkers, RESTORE, None)
+}
+
+/// Walks on a thread of its own, which is abandoned after the limit.
+fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::Result<WalkView> {
+    let begun = WalkView::begin(cause);
+    let (done, result) = mpsc::channel();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let thread = std::thread::Builder::new().name("restore".to_owned());
+    thread.spawn(move || {
+        let view = walk_all(walkers, begun, &stopped, &|_| {});
+        // The receiver is gone if the walk took too long.
+        let _late = done.send(view);
+    })?;
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    loop {
+        progress::step();
+        match result.recv_timeout(STEP) {
+            Ok(view) => return Ok(view),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(std::io::Error::other("the walk's thread panicked"));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            stop.store(true, Ordering::Relaxed);
+            let reason = "the walk is blocked by a socket that is in use";
+            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, reason));
+        }
+    }
+}
+
+/// Interval at which waiting for a walk counts as a step of this thread.
+const STEP: Duration = Duration::from_millis(100);
+
+fn log(done: &WalkView) {
+    let changed: u64 = done.policies.values().map(|p| p.changed).sum();
+    info!(
+        cause = done.cause,
+        changed,
+        namespaces = done.namespaces_done,
+        skipped = done.skipped.len(),
+        "open sockets"
+    );
+    for problem in &done.problems {
+        warn!("open sockets: {problem}");
+    }
+}
+
+/// Walks on the current thread.
+fn walk_all(
+    mut walkers: Vec<Walker>,
+    mut view: WalkView,
+    stop: &AtomicBool,
+    publish: &dyn Fn(&WalkView),
+) -> WalkView {
+    let begin = Instant::now();
+    match netns::all() {
+        Ok(found) => {
+            view.namespaces = found.namespaces.len();
+            tell_hidden(found.hidden_processes, &mut view);
+            for namespace in &found.namespaces {
+                publish(&view);
+                if stop.load(Ordering::Relaxed) {
+                    view.problems
+                        .push("stopped before it was finished".to_owned());
+                    break;
+                }
+                let is_own = namespace.inode == found.own;
+                match walk_one(&mut walkers, namespace, is_own, &mut view) {
+                    Ok(()) => view.namespaces_done += 1,
+                    Err(reason) => view.skipped.push(SkippedNamespace {
+                        inode: namespace.inode,
+                        place: namespace.places.first().cloned().unwrap_or_default(),
+                        reason,
+                    }),
+                }
+            }
+        }
+        Err(e) => view.problems.push(format!("/proc: {e}")),
+    }
+    view.running = false;
+    view.took_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+    view
+}
+
+/// Enters a namespace and walks through it. The thread stays in it.
+fn walk_one(
+    walkers: &mut [Walker],
+    namespace: &Netns,
+    is_own: bool,
+    view: &mut WalkView,
+) -> Result<(), String> {
+    // Without CAP_SYS_ADMIN this thread has never left its own namespace.
+    if !is_own || privileges::has(privileges::cap::SYS_ADMIN) {
+        // The namespace is gone: without processes and references it has no sockets either.
+        let Some(handle) = namespace.open().map_err(|e| e.to_string())? else {
+            return Ok(());
+        };
+        setns(&handle, CloneFlags::CLONE_NEWNET)
+            .map_err(|e| format!("cannot be entered: {e} (CAP_SYS_ADMIN is needed)"))?;
+    }
+    let defaults = defaults();
+    for walker in walkers {
+        let walked = walker.walk(defaults).map_err(|e| e.to_string())?;
+        add(view, &walked, walker.mode());
+    }
+    Ok(())
+}
+
+fn tell_hidden(hidden: usize, view: &mut WalkView) {
+    if hidden == 0 {
+        return;
+    }
+    let text = format!(
+        "the network namespaces of {hidden} process(es) are unknown: sockets in namespaces that \
+         only these processes use were skipped"
+    );
+    // Only a process that is better protected than root's own withstands CAP_SYS_PTRACE.
+    if privileges::has(privileges::cap::SYS_PTRACE) {
+        view.notes.push(text);
+    } else {
+        view.problems
+            .push(format!("{text} (CAP_SYS_PTRACE is needed)"));
+    }
+}
+
+fn add(view: &mut WalkView, walked: &Walked, mode: Mode) {
+    if mode == Mode::Restore {
+        if walked.others.seen > 0 {
+            *view.former.get_or_insert_default() += walked.others.into();
+        }
+    } else {
+        view.uncovered += u64::from(walked.others.seen);
+    }
+    for (name, counts) in &walked.policies {
+        *view.policies.entry(name.clone()).or_default() += OpenSocketsView::from(*counts);
+    }
+}
+
+/// The defaults of the thread's network namespace.
+fn defaults() -> Defaults {
+    Defaults {
+        rto_min_us: sysctl::ipv4("tcp_rto_min_us").map_or(RTO_MIN_US, |us: u32| us.min(RTO_MIN_US)),
+        rto_max_ms: sysctl::ipv4("tcp_rto_max_ms").unwrap_or(RTO_MAX_MS),
+    }
+}
+
+/// Notes on how the settings in force affect open sockets.
+pub(in crate::engine) fn notes(sets_rto_min: bool, has_hook: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if sets_rto_min {
+        notes.push(
+            "rto_min: the RTO of an open socket takes about 20 round trips to fall to a lower \
+             minimum; a higher minimum does not raise it"
+                .to_owned(),
+        );
+    }
+    if !has_hook {
+        notes.push(
+            "this kernel cannot enable the RTO hook of open sockets (Linux 6.12 and later): \
+             linear_retries, rto_restart and the counts of RTOs and tail loss probes apply to new \
+             connections only"
+                .to_owned(),
+        );
+    }
+    notes
+}

@@ -1,0 +1,644 @@
+//! The only way to the kernel: the desired state is resolved, planned against the content of the
+//! maps, and written; a failed write is rolled back.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Instant,
+};
+
+use rto_agent_core::{
+    config::{atomic_file::AtomicFile, save},
+    policy::{
+        HostFacts, PolicyName,
+        differences::Differences,
+        plan::{ChangeSummary, MapState, Plan},
+    },
+    progress,
+    wire::kernel::{Attachment, Found, Removed},
+};
+use rto_agent_kernel::{
+    datapath::{
+        DatapathError, Kernel, KernelReader, Options, remove_links, remove_pins, walk,
+        walk::{Mode, Walker},
+    },
+    kernel::cgroup,
+};
+use tracing::{debug, error, info, warn};
+
+use super::{
+    EngineError,
+    audit::Cause,
+    changing::SharedKernel,
+    desired::{Desired, Resolved},
+    error::in_words,
+    experiments::arms_changed,
+    memory::{self, Need},
+    snapshot::Shared,
+    store::RuntimeStore,
+    verify::DifferenceLog,
+};
+use crate::problem::Problem;
+
+/// The problem shown while the maps differ.
+const DIFFERS: &str = "the kernel's maps differ from the desired state";
+
+/// The number of changes that are logged individually.
+const WORDS: usize = 12;
+
+/// Opens the kernel.
+pub type Open = Arc<dyn Fn(Options) -> Result<Box<dyn Kernel>, DatapathError> + Send + Sync>;
+
+/// What must be on disk before a change is answered.
+pub(super) enum Persist {
+    /// The runtime entries.
+    Runtime,
+    /// An edit of the file of saved entries.
+    File(save::Edit),
+    /// Nothing: changed runtime entries are saved after the kernel has the change, and retried
+    /// until that works.
+    Later,
+}
+
+/// A change and what it did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    /// The counts of changed entries and policies.
+    pub(super) summary: ChangeSummary,
+    /// The changed entries and policies, in words.
+    pub(super) detail: String,
+    /// Why the runtime entries are not on disk yet.
+    pub(super) unsaved: Option<String>,
+}
+
+/// The kernel, its desired state, and its content.
+pub(super) struct Reconciler {
+    open: Open,
+    shared: Arc<Shared>,
+    /// Absent after [`Reconciler::leave_maps`].
+    kernel: Option<SharedKernel>,
+    /// The maps are not changed while sockets are restored: they hold the sockets' former options.
+    is_frozen: bool,
+    options: Options,
+    found: Found,
+    /// The desired state in force, or to be in force once attached again.
+    resolved: Arc<Resolved>,
+    /// What the maps hold, as last read or written.
+    held: MapState,
+    /// Why the maps differ from the desired state, if they do.
+    out_of_sync: Option<String>,
+    /// Changes of the maps by other processes.
+    differences: DifferenceLog,
+    /// Why the last repair of the attachment failed.
+    broken: Problem,
+    /// Programs and tries were re-created.
+    renewed: bool,
+    /// Maps without a program were left, see [`Reconciler::leave_maps`].
+    kept: bool,
+    store: RuntimeStore,
+    /// Policies whose arms the kernel drew differently until this start.
+    arms_changed: BTreeSet<PolicyName>,
+}
+
+impl Reconciler {
+    /// Opens the kernel, applies the desired state and attaches, unless detached.
+    pub(super) fn start(
+        (open, shared): (Open, Arc<Shared>),
+        options: Options,
+        desired: Desired,
+        store: RuntimeStore,
+        is_detached: bool,
+    ) -> Result<(Self, Change), EngineError> {
+        let resolved = Arc::new(desired.resolve()?);
+        if is_detached {
+            // A daemon that was killed while detaching has left a link.
+            remove_links(&options.pin_dir)?;
+        }
+        let options = Options {
+            max_entries: resolved.room(),
+            ..options
+        };
+        let kernel = SharedKernel::open(&open, options, shared.clone())?;
+        let held = kernel.read()?;
+        let mut reconciler = Self {
+            open,
+            shared,
+            options: kernel.options().clone(),
+            found: kernel.found(),
+            kernel: Some(kernel),
+            is_frozen: false,
+            resolved: resolved.clone(),
+            held: held.clone(),
+            out_of_sync: None,
+            differences: DifferenceLog::default(),
+            broken: Problem::default(),
+            renewed: false,
+            kept: false,
+            store,
+            arms_changed: arms_changed(&held, &resolved.maps),
+        };
+        let change = reconciler.write(&held, &resolved)?;
+        if !is_detached {
+            reconciler.attach()?;
+        }
+        Ok((reconciler, change))
+    }
+
+    /// Applies a desired state and persists its source, or changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::is_refusal`] if this host does not support it. Otherwise the change was
+    /// rolled back, or [`Reconciler::problems`] reports that the rollback failed.
+    pub(super) fn reconcile(
+        &mut self,
+        next: Desired,
+        persist: &Persist,
+    ) -> Result<Change, EngineError> {
+        let resolved = Arc::new(next.resolve()?);
+        if matches!(persist, Persist::Runtime)
+            && let Some(reason) = resolved.leaves_out(&self.resolved)
+        {
+            return Err(EngineError::Refused(reason));
+        }
+        progress::checkpoint()?;
+        let staged = self.stage(&resolved.desired, persist)?;
+        let before = self.resolved.clone();
+        let mut change = self.write(&before.maps, &resolved)?;
+        if let Some(draft) = staged
+            && let Err(unsaved) = self.commit(draft, persist)
+        {
+            return Err(match self.write(&resolved.maps, &before) {
+                Ok(_) => EngineError::Unsaved(unsaved),
+                Err(back) => self.not_back(unsaved, back),
+            });
+        }
+        self.resolved = resolved;
+        if self.resolved.desired.host != before.desired.host {
+            self.set_host_defaults(self.resolved.desired.host);
+        }
+        let runtime = &self.resolved.desired.runtime;
+        if matches!(persist, Persist::Later | Persist::File(_))
+            && *runtime != before.desired.runtime
+        {
+            self.store.save(runtime);
+            change.unsaved = self.store.problem();
+        }
+        Ok(change)
+    }
+
+    /// The kernel has a change that could not be saved. The next repair writes the previous state
+    /// again.
+    fn not_back(&mut self, unsaved: std::io::Error, back: EngineError) -> EngineError {
+        let back = match back {
+            EngineError::Undone(cause) => cause.to_string(),
+            other => other.to_string(),
+        };
+        self.out_of_sync.get_or_insert_with(|| {
+            format!(
+                "a change could not be saved ({unsaved}), and its rollback in the kernel \
+                     failed: {back}"
+            )
+        });
+        EngineError::NotBack { unsaved, back }
+    }
+
+    fn stage(&self, next: &Desired, persist: &Persist) -> Result<Option<AtomicFile>, EngineError> {
+        Ok(match persist {
+            Persist::Runtime => {
+                let staged = self.store.stage(&next.runtime);
+                Some(staged.map_err(EngineError::Unsaved)?)
+            }
+            Persist::File(edit) => Some(edit.stage()?),
+            Persist::Later => None,
+        })
+    }
+
+    fn commit(&mut self, draft: AtomicFile, persist: &Persist) -> std::io::Result<()> {
+        match persist {
+            Persist::File(edit) => edit.commit(draft),
+            Persist::Runtime | Persist::Later => self.store.commit(draft),
+        }
+    }
+
+    /// Writes a resolved state to the maps. `before` is the content that the change is described
+    /// against.
+    fn write(&mut self, before: &MapState, next: &Resolved) -> Result<Change, EngineError> {
+        progress::checkpoint()?;
+        let begin = Instant::now();
+        let plan = Plan::between(&self.held, &next.maps);
+        let compared = begin.elapsed();
+        progress::checkpoint()?;
+        self.check_memory(&plan, next)?;
+        let summary = if self.held == *before {
+            ChangeSummary::of(&plan, before, &next.maps)
+        } else {
+            ChangeSummary::between(before, &next.maps)
+        };
+        let known = |name: &PolicyName| before.policies.contains_key(name);
+        let detail = plan.describe(WORDS, known);
+        self.apply(&plan, &next.maps, next.room())?;
+        debug!(?compared, written = ?begin.elapsed() - compared, "slow change");
+        self.options.max_entries = self.options.max_entries.max(next.room());
+        Ok(Change {
+            summary,
+            detail,
+            unsaved: None,
+        })
+    }
+
+    /// Refuses a change that the maps have no memory for.
+    fn check_memory(&self, plan: &Plan, next: &Resolved) -> Result<(), EngineError> {
+        if self.kernel.is_none() || self.is_frozen {
+            // Nothing is written.
+            return Ok(());
+        }
+        let added = if next.room() > self.options.max_entries {
+            // The former tries stay until the new ones are full.
+            next.maps.entries.len()
+        } else {
+            plan.entries_write.len() - plan.entries_repointed
+        };
+        memory::check(&Need::of_maps(added))
+    }
+
+    /// Applies a plan; rolls it back if a write fails.
+    fn apply(&mut self, plan: &Plan, desired: &MapState, room: u32) -> Result<(), EngineError> {
+        let Some(kernel) = self.kernel.as_mut().filter(|_| !self.is_frozen) else {
+            return Ok(());
+        };
+        let cause = match kernel.change().apply(room, &self.held, plan, desired) {
+            Ok(renewed) => {
+                self.renewed |= renewed;
+                self.held.clone_from(desired);
+                self.out_of_sync = None;
+                return Ok(());
+            }
+            Err(DatapathError::Stopped) => {
+                // The next start reads the maps, and completes the change or undoes it.
+                let text = "the daemon was stopped during a change";
+                self.out_of_sync = Some(text.to_owned());
+                return Err(EngineError::Interrupted);
+            }
+            Err(cause) => cause,
+        };
+        error!("{cause}; rolling back");
+        let undone = kernel.read().and_then(|actual| {
+            let back = Plan::between(&actual, &self.held);
+            kernel.change().apply(0, &actual, &back, &self.held)
+        });
+        match undone {
+            Ok(renewed) => {
+                self.renewed |= renewed;
+                Err(EngineError::Undone(cause))
+            }
+            Err(undo) => {
+                self.out_of_sync = Some(format!(
+                    "the kernel's maps are out of sync: {cause}; the rollback failed as well: \
+                     {undo}"
+                ));
+                let held = match kernel.read() {
+                    Ok(actual) => {
+                        let text = held(&ChangeSummary::between(&self.held, &actual));
+                        self.held = actual;
+                        text
+                    }
+                    Err(_) => "the kernel's maps cannot be read".to_owned(),
+                };
+                Err(EngineError::OutOfSync { cause, undo, held })
+            }
+        }
+    }
+
+    /// Sets the values that the program assumes where it cannot query a socket.
+    pub(super) fn set_host_defaults(&mut self, host: HostFacts) {
+        if host.defaults() == self.options.host_defaults {
+            return;
+        }
+        self.options.host_defaults = host.defaults();
+        if let Some(kernel) = &mut self.kernel
+            && let Err(e) = kernel.change().set_host_defaults(host.defaults())
+        {
+            error!("the program uses outdated settings of the host: {e}");
+        }
+    }
+
+    /// Keeps automatic values in force until this time, nanoseconds of CLOCK_MONOTONIC. Returns
+    /// whether the kernel is open.
+    pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<bool, DatapathError> {
+        match self.kernel.as_mut().filter(|_| !self.is_frozen) {
+            Some(kernel) => kernel.change().renew_lease(until_ns).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn attach(&mut self) -> Result<(), DatapathError> {
+        self.kernel
+            .as_mut()
+            .map_or(Ok(()), |kernel| kernel.change().attach())
+    }
+
+    /// Attaches again after [`Reconciler::unlink`]; opens the kernel again after [`Reconciler::leave_maps`].
+    pub(super) fn attach_detached(&mut self) -> Result<(), EngineError> {
+        if self.kernel.is_none() {
+            let (options, shared) = (self.options.clone(), self.shared.clone());
+            let kernel = SharedKernel::open(&self.open, options, shared)?;
+            self.held = kernel.read()?;
+            self.kernel = Some(kernel);
+            self.kept = false;
+        }
+        self.rewrite()?;
+        Ok(self.attach()?)
+    }
+
+    /// Compares the kernel's maps with the desired state; [`Reconciler::repair`] corrects a difference.
+    pub(super) fn verify(&mut self) -> Differences {
+        let kernel = self.kernel.as_ref().filter(|_| !self.is_frozen);
+        let Some(kernel) = kernel else {
+            return Differences::default();
+        };
+        let compared = kernel.reader().differences(&self.resolved.maps);
+        let read = compared.and_then(|differences| {
+            let held = (!differences.is_empty())
+                .then(|| kernel.read())
+                .transpose()?;
+            Ok((differences, held))
+        });
+        match read {
+            Ok((differences, None)) => {
+                self.out_of_sync = None;
+                // Both tables are equal now: shares one, to save memory.
+                self.held.clone_from(&self.resolved.maps);
+                differences
+            }
+            Ok((differences, Some(held))) => {
+                self.held = held;
+                if self.out_of_sync.is_none() {
+                    self.differences.record(&differences);
+                    self.out_of_sync = Some(format!("{DIFFERS}: {differences}"));
+                }
+                differences
+            }
+            // The caller ends at its next step.
+            Err(DatapathError::Stopped) => Differences::default(),
+            Err(e) => {
+                let text = format!("the kernel's maps cannot be read: {e}");
+                if self.out_of_sync.is_none() {
+                    error!("{text}");
+                }
+                self.out_of_sync = Some(text);
+                Differences::default()
+            }
+        }
+    }
+
+    /// Attaches again what another process detached, and rewrites what differs. Returns the change,
+    /// if any.
+    pub(super) fn repair(&mut self) -> Option<Change> {
+        let attached = self.attach_again();
+        if self.out_of_sync.is_none() {
+            return attached;
+        }
+        match self.rewrite() {
+            Ok(change) => {
+                info!("the kernel's maps are in sync again");
+                Some(change)
+            }
+            Err(e) => {
+                error!("the kernel's maps are still out of sync: {e}");
+                attached
+            }
+        }
+    }
+
+    /// Attaches again what another process detached, and restores missing pins. The entries are
+    /// unchanged, but connections may have begun without a policy.
+    fn attach_again(&mut self) -> Option<Change> {
+        let kernel = self.kernel.as_mut()?;
+        if !kernel.reader().missing_stats().is_empty() {
+            kernel.change().retry_statistics();
+        }
+        let problem = kernel.reader().attachment().problem;
+        let (attached, broken) = match problem.map(|problem| (kernel.change().attach(), problem)) {
+            None => (None, None),
+            Some((Ok(()), problem)) => {
+                warn!(problem, "attached again");
+                let detail = format!("attached again: {problem}");
+                let change = Change {
+                    detail,
+                    ..Change::default()
+                };
+                (Some(change), None)
+            }
+            Some((Err(e), problem)) => {
+                let broken = format!("{problem}; attaching again failed: {}", in_words(&e));
+                (None, Some(broken))
+            }
+        };
+        self.broken.becomes(broken, |text| error!("{text}"));
+        attached
+    }
+
+    /// After a detachment that failed: connections get their policies' timers and SYN schedules again.
+    pub(super) fn resume(&mut self) {
+        if let Err(e) = self.rewrite() {
+            error!("the kernel's maps are out of sync after a failed detachment: {e}");
+        }
+    }
+
+    fn rewrite(&mut self) -> Result<Change, EngineError> {
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| !self.is_frozen) {
+            kernel.change().restore_tables()?;
+            self.held = kernel.read()?;
+        }
+        let (before, resolved) = (self.held.clone(), self.resolved.clone());
+        self.write(&before, &resolved)
+    }
+
+    /// Detaches the programs. The maps stay, with their counters, and follow changes.
+    pub(super) fn unlink(&mut self) -> Result<(), DatapathError> {
+        match &mut self.kernel {
+            Some(kernel) => kernel.change().unlink(),
+            None => self.detach().map(drop),
+        }
+    }
+
+    /// Detaches the programs, if attached, and returns the walkers that restore the sockets' former
+    /// options. The maps are unchanged until [`Reconciler::restored`] or
+    /// [`Reconciler::leave_maps`].
+    pub(super) fn unlink_for_restoring(&mut self) -> Result<Vec<Walker>, DatapathError> {
+        let Some(kernel) = &mut self.kernel else {
+            return walk::for_restoring(
+                &self.options.pin_dir,
+                Some(&self.options.cgroup),
+                Mode::Restore,
+            );
+        };
+        // First, so that an unavailable walker changes nothing.
+        let walker = kernel.walker(Mode::Restore)?;
+        kernel.change().unlink()?;
+        self.is_frozen = true;
+        Ok(vec![walker])
+    }
+
+    /// All sockets are restored: the maps follow changes again.
+    pub(super) fn restored(&mut self) -> Result<(), DatapathError> {
+        self.is_frozen = false;
+        if self.kept {
+            self.detach()?;
+        }
+        self.resume();
+        Ok(())
+    }
+
+    /// Drops the kernel that [`Reconciler::unlink_for_restoring`] detached and leaves the maps, which
+    /// hold the sockets' former options; returns their directory.
+    pub(super) fn leave_maps(&mut self) -> PathBuf {
+        self.forget();
+        self.kernel = None;
+        self.is_frozen = false;
+        self.kept = true;
+        self.options.pin_dir.clone()
+    }
+
+    /// Removes everything from the kernel.
+    pub(super) fn detach(&mut self) -> Result<Removed, DatapathError> {
+        self.forget();
+        self.kept = false;
+        match self.kernel.take() {
+            Some(kernel) => kernel.detach(),
+            None => remove_pins(&self.options.pin_dir),
+        }
+    }
+
+    /// Clears the state of a kernel that is no longer managed.
+    fn forget(&mut self) {
+        self.held = MapState::default();
+        self.out_of_sync = None;
+        self.broken = Problem::default();
+    }
+
+    /// Saves the runtime entries again if that failed or the file was removed.
+    pub(super) fn retry_save(&mut self) {
+        self.store.retry_save(&self.resolved.desired.runtime);
+    }
+
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(super) fn found(&self) -> Found {
+        self.found
+    }
+
+    pub(super) fn resolved(&self) -> &Arc<Resolved> {
+        &self.resolved
+    }
+
+    pub(super) fn desired(&self) -> &Desired {
+        &self.resolved.desired
+    }
+
+    pub(super) fn kernel(&self) -> Option<&dyn Kernel> {
+        self.kernel.as_deref()
+    }
+
+    pub(super) fn reader(&self) -> Option<Arc<dyn KernelReader>> {
+        self.kernel.as_ref().map(|kernel| kernel.reader())
+    }
+
+    pub(super) const fn arms_changed_at_start(&self) -> &BTreeSet<PolicyName> {
+        &self.arms_changed
+    }
+
+    pub(super) fn store_problem(&self) -> Option<String> {
+        self.store.problem()
+    }
+
+    pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
+        self.out_of_sync.iter().chain(self.broken.text())
+    }
+
+    /// Changes by other processes, by kind.
+    pub(super) fn difference_counts(&self) -> &BTreeMap<String, u64> {
+        self.differences.counts()
+    }
+
+    pub(super) fn in_sync(&self) -> bool {
+        self.out_of_sync.is_none()
+    }
+
+    /// Whether the maps were left because sockets' former options are still in them.
+    pub(super) fn has_kept_maps(&self) -> bool {
+        self.kept
+    }
+
+    /// Whether programs and tries were re-created since the last call.
+    pub(super) fn take_renewed(&mut self) -> bool {
+        std::mem::take(&mut self.renewed)
+    }
+
+    /// The attachment that `status` shows while detached.
+    pub(super) fn detached(&self) -> Attachment {
+        Attachment {
+            problem: Some("detached on purpose; run rto-agent attach to attach again".to_owned()),
+            cgroup: self.options.cgroup.clone(),
+            is_root: cgroup::is_root(&self.options.cgroup),
+            ..Attachment::default()
+        }
+    }
+}
+
+impl super::Engine {
+    /// Makes a change from any source: reconciles, writes the audit line, and starts a walk over
+    /// the open sockets; or changes nothing. The caller publishes the result.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reconciler::reconcile`].
+    pub(super) fn reconcile_decided(
+        &mut self,
+        next: Desired,
+        persist: &Persist,
+        cause: &Cause,
+    ) -> Result<Change, EngineError> {
+        let was_on = self.applies_to_open();
+        let change = self.reconciler.reconcile(next, persist);
+        if !change.as_ref().is_err_and(EngineError::is_refusal) {
+            // The probe under way matches neither state.
+            self.probing.invalidate();
+        }
+        let change = change?;
+        self.follow_policies();
+        if cause.is_tuner() {
+            // A decision covers no further connection.
+            return Ok(change);
+        }
+        cause.audit(&change);
+        // Only additions and changes need a walk: the addresses of a removed entry already have the
+        // timers of its covering entry.
+        let ChangeSummary { added, changed, .. } = change.summary;
+        if added + changed > 0 || !was_on {
+            self.apply_to_open(cause);
+        }
+        Ok(change)
+    }
+}
+
+/// Describes the maps' content after a failed rollback, as differences from the previous state.
+fn held(differs: &ChangeSummary) -> String {
+    let ChangeSummary {
+        added,
+        changed,
+        removed,
+        ..
+    } = differs;
+    format!(
+        "the previous policies are active, except for entries added: {added}, changed: {changed}, \
+         removed: {removed}"
+    )
+}
+
+#[cfg(test)]
+mod tests;

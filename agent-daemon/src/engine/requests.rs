@@ -1,0 +1,469 @@
+//! `add` and `remove`: functions from the desired state to the next, applied or refused completely.
+
+use rto_agent_core::{
+    config::{Config, save},
+    policy::{
+        Cidr, Entries, Location, PolicyName, Settings,
+        compile::{check_is_counted, check_prefix_width, uncounted_holdout},
+    },
+    printable,
+    progress::stepping,
+    wire::{
+        ttl::parse_ttl,
+        types::{AddRequest, Caller, ChangeAnswer, RemoveRequest},
+    },
+};
+use rto_agent_kernel::kernel::clock::boottime_ms;
+
+use super::{
+    Engine, EngineError,
+    audit::Cause,
+    desired::Desired,
+    memory::{self, Need},
+    reconcile::Persist,
+    runtime::{Removal, RuntimeEntries, RuntimeEntry},
+};
+
+/// How many of a request's CIDRs have their notes shown.
+const SHOWN: usize = 50;
+
+impl Engine {
+    pub(super) fn add(
+        &mut self,
+        mut request: AddRequest,
+        by: Caller,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let cidrs = parse_cidrs(std::mem::take(&mut request.cidrs))?;
+        memory::check(&need_of(&self.reconciler.desired().runtime, &cidrs))?;
+        let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
+        let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
+        let (name, settings) = policy_for(self.reconciler.desired(), &request)?;
+        for cidr in &cidrs {
+            check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
+        }
+        if !self.config.config.agent.statistics {
+            check_is_counted(&settings).map_err(|e| EngineError::Refused(e.to_string()))?;
+        }
+        self.verify_entries(&cidrs, &name);
+        let mut taken = Notes::default();
+        taken.add_taken(&self.reconciler.resolved().set.entries, &cidrs, &name);
+        let mut answer = if request.save {
+            if ttl.is_some() {
+                return refused(
+                    "--ttl and --save cannot be combined: a saved entry does not expire",
+                );
+            }
+            let inline = request.settings.is_some().then_some(&settings);
+            self.save(by, "add --save", |file| {
+                save::add(file, &cidrs, &name, inline)
+            })?
+        } else {
+            let expires_ms = ttl.map(|ttl| {
+                boottime_ms().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
+            });
+            let entry = RuntimeEntry {
+                policy: name.clone(),
+                by,
+                expires_ms,
+            };
+            let desired = self.reconciler.desired();
+            let lifetimes_changed = desired.runtime.other_expiries(&cidrs, expires_ms);
+            let next = desired.with_entries(&cidrs, &entry, &settings);
+            let change = self.reconcile(next, &Persist::Runtime, &Cause::done("add", by))?;
+            let compiled = self.reconciler.resolved().policies.get(&name);
+            let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
+            if !self.config.config.agent.statistics {
+                notes.extend(uncounted_holdout(&settings));
+            }
+            let mut overrides = Notes::default();
+            for cidr in stepping(&cidrs) {
+                if let Some(at) = location_in_files(self.reconciler.desired(), cidr) {
+                    overrides.push(|| format!("{cidr} overrides the entry of {at}"));
+                }
+            }
+            notes.extend(overrides.end());
+            ChangeAnswer {
+                changed: change.summary,
+                lifetimes_changed,
+                expires_in_s: ttl.map(|ttl| {
+                    let seconds = ttl.as_millis().div_ceil(1000);
+                    u64::try_from(seconds).unwrap_or(u64::MAX)
+                }),
+                notes,
+                ..ChangeAnswer::default()
+            }
+        };
+        answer.notes.extend(taken.end());
+        answer.effects = self.reconciler.resolved().effects(&name).to_vec();
+        answer.policy = Some(name);
+        self.note_detached(&mut answer);
+        Ok(answer)
+    }
+
+    pub(super) fn remove(
+        &mut self,
+        request: RemoveRequest,
+        by: Caller,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let cidrs = parse_cidrs(request.cidrs)?;
+        let mut answer = if request.save {
+            self.save(by, "remove --save", |file| save::remove(file, &cidrs))?
+        } else {
+            let (next, notes, action) = if request.undo {
+                let (next, not_masked) = self.reconciler.desired().with_unmasked(&cidrs);
+                if let Some(cidr) = not_masked {
+                    return refused(&format!("{cidr} was not switched off by rto-agent remove"));
+                }
+                (next, Vec::new(), "remove --undo")
+            } else {
+                let (next, notes) = self.removed(&cidrs)?;
+                (next, notes, "remove")
+            };
+            let change = self.reconcile(next, &Persist::Runtime, &Cause::done(action, by))?;
+            ChangeAnswer {
+                changed: change.summary,
+                notes,
+                ..ChangeAnswer::default()
+            }
+        };
+        self.note_detached(&mut answer);
+        Ok(answer)
+    }
+
+    /// The desired state without some entries, and notes for the answer.
+    fn removed(&self, cidrs: &[Cidr]) -> Result<(Desired, Vec<String>), EngineError> {
+        let desired = self.reconciler.desired();
+        let (next, removals) = desired.without_entries(cidrs);
+        let mut notes = Notes::default();
+        for (cidr, removal) in stepping(cidrs).zip(removals) {
+            let of_file = location_in_files(desired, cidr);
+            match (removal, of_file) {
+                (Some(Removal::Entry), None) => {}
+                (Some(Removal::Entry), Some(at)) => notes.push(|| {
+                    format!(
+                        "{cidr}: the entry of {at} is active again; remove {cidr} once more to \
+                         switch it off"
+                    )
+                }),
+                (Some(Removal::Masked), at) => notes.push(|| {
+                    let at = at.map(|at| format!(" of {at}")).unwrap_or_default();
+                    format!(
+                        "{cidr}: the entry{at} is switched off until the next reboot; edit the \
+                         file to remove it permanently, or undo this with rto-agent remove --undo \
+                         {cidr}"
+                    )
+                }),
+                (None, _) if desired.runtime.masked().contains(cidr) => {
+                    return refused(&format!("{cidr} is already switched off"));
+                }
+                (None, _) => {
+                    let entries = &self.reconciler.resolved().set.entries;
+                    let around = entries.covering_cidr(cidr);
+                    let around = around.map(|c| format!("; it lies within {c}"));
+                    let around = around.unwrap_or_default();
+                    return refused(&format!("there is no entry {cidr}{around}"));
+                }
+            }
+        }
+        Ok((next, notes.end()))
+    }
+
+    /// Edits `policies.d/50-cli.toml` and applies the edited files. The edit is moved into place
+    /// once the kernel has the change.
+    fn save(
+        &mut self,
+        by: Caller,
+        what: &'static str,
+        edit: impl FnOnce(&std::path::Path) -> Result<save::Edit, save::SaveError>,
+    ) -> Result<ChangeAnswer, EngineError> {
+        let file = Config::saved_path(&self.config.config_path);
+        let mut files = self.read_files()?;
+        if files.fingerprint() != self.reconciler.desired().files.fingerprint {
+            // Errors of the existing files would hide errors of the edit.
+            if let Err(e) = self.load(&files) {
+                return refused(&format!(
+                    "nothing was saved, because the files already have errors:\n{e}"
+                ));
+            }
+            files = self.read_files()?;
+        }
+        let edit = edit(&file)?;
+        let files = files.with(edit.path(), edit.text().to_owned());
+        let fingerprint = files.fingerprint();
+        self.systemd.reloading();
+        let (persist, cause) = (Persist::File(edit), Cause::done(what, by));
+        let taken = self.load_and_take_over(files, &persist, true, &cause);
+        self.systemd.reloaded();
+        let mut answer = taken?;
+        self.fingerprint = Some(fingerprint);
+        let saved = format!("saved to {}", printable::path(&file));
+        answer.notes.insert(0, saved);
+        Ok(answer)
+    }
+
+    pub(super) fn note_detached(&self, answer: &mut ChangeAnswer) {
+        if let Some(by) = self.detached_by {
+            answer.notes.push(by.detached());
+        }
+    }
+}
+
+/// Notes for an answer. Only the first are kept: half a million take 100 MB.
+#[derive(Default)]
+pub(super) struct Notes {
+    shown: Vec<String>,
+    more: usize,
+}
+
+impl Notes {
+    pub(super) fn push(&mut self, note: impl FnOnce() -> String) {
+        if self.shown.len() < SHOWN {
+            self.shown.push(note());
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Notes which CIDRs leave another policy, either their own entry's or a covering entry's.
+    /// (Only the first [`SHOWN`] are checked for a covering entry, as each check reads every
+    /// runtime entry.)
+    fn add_taken(&mut self, before: &Entries, cidrs: &[Cidr], policy: &PolicyName) {
+        for (i, cidr) in stepping(cidrs).enumerate() {
+            let own = before.get(cidr);
+            let outer = match own {
+                None if i < SHOWN => before.covering_cidr(cidr),
+                _ => None,
+            };
+            let covering = outer.and_then(|outer| Some((before.get(&outer)?.policy, Some(outer))));
+            let former = own.map(|entry| (entry.policy, None)).or(covering);
+            match former.filter(|(former, _)| *former != policy) {
+                Some((former, None)) => self.push(|| format!("{cidr} was in policy {former}")),
+                Some((former, Some(outer))) => {
+                    self.push(|| {
+                        format!("{cidr} now overrides {outer}, which is in policy {former}")
+                    });
+                }
+                None => {}
+            }
+        }
+    }
+
+    pub(super) fn end(mut self) -> Vec<String> {
+        if self.more != 0 {
+            self.shown.push(format!("... and {} more", self.more));
+        }
+        self.shown
+    }
+}
+
+/// The memory that an `add` of these CIDRs needs.
+fn need_of(runtime: &RuntimeEntries, cidrs: &[Cidr]) -> Need {
+    let added = stepping(cidrs).filter(|cidr| runtime.get(cidr).is_none());
+    let known = runtime.len() + runtime.masked().len();
+    Need::of_runtime(added.count(), known)
+}
+
+fn location_in_files(desired: &Desired, cidr: &Cidr) -> Option<Location> {
+    desired.files.config.set.entries.get(cidr)?.location()
+}
+
+/// The policy of a request: a named policy, or the request's own settings under a name derived from
+/// them.
+fn policy_for(
+    desired: &Desired,
+    request: &AddRequest,
+) -> Result<(PolicyName, Settings), EngineError> {
+    match (&request.policy, &request.settings) {
+        (Some(name), None) => {
+            let name: PolicyName =
+                name.parse()
+                    .map_err(|e: rto_agent_core::policy::NameError| {
+                        EngineError::Refused(e.to_string())
+                    })?;
+            let of_files = &desired.files.config.set.policies;
+            let of_files = of_files.get(&name).map(|p| &p.settings);
+            match of_files.or_else(|| desired.runtime.policy(&name)) {
+                Some(settings) => Ok((name.clone(), settings.clone())),
+                None => refused(&unknown_policy(desired, &name)),
+            }
+        }
+        (None, Some(settings)) if !settings.is_empty() => {
+            let of_files = &desired.files.config.set.policies;
+            let name = PolicyName::for_settings(settings, |name| {
+                let known = of_files.get(name).map(|policy| &policy.settings);
+                let known = known.or_else(|| desired.runtime.policy(name));
+                known.is_some_and(|known| known != settings)
+            });
+            Ok((name, settings.clone()))
+        }
+        (Some(_), Some(_)) => refused("give either --policy or settings, not both"),
+        (None, _) => {
+            refused("no policy: give --policy NAME, or settings such as --initial-rto 100ms")
+        }
+    }
+}
+
+pub(super) fn unknown_policy(desired: &Desired, name: &PolicyName) -> String {
+    let policies = desired.files.config.set.policies.keys();
+    let known: Vec<&str> = policies.map(PolicyName::as_str).collect();
+    if known.is_empty() {
+        format!("unknown policy {name}: the configuration has no policies; give settings instead")
+    } else {
+        format!(
+            "unknown policy {name}; the configuration has: {}",
+            known.join(", ")
+        )
+    }
+}
+
+fn parse_cidrs(texts: Vec<String>) -> Result<Vec<Cidr>, EngineError> {
+    if texts.is_empty() {
+        return refused("no CIDR given");
+    }
+    let mut cidrs = Vec::with_capacity(texts.len());
+    let mut errors = Vec::new();
+    let mut more = 0;
+    for text in stepping(texts) {
+        match text.parse() {
+            Ok(cidr) => cidrs.push(cidr),
+            Err(_) if errors.len() == SHOWN => more += 1,
+            Err(e) => errors.push(rto_agent_core::policy::CidrError::to_string(&e)),
+        }
+    }
+    if errors.is_empty() {
+        cidrs.sort_unstable();
+        cidrs.dedup();
+        Ok(cidrs)
+    } else {
+        if more != 0 {
+            errors.push(format!("... and {more} more"));
+        }
+        Err(EngineError::Refused(errors.join("\n")))
+    }
+}
+
+fn refused<T>(text: &str) -> Result<T, EngineError> {
+    Err(EngineError::Refused(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::desired::tests::{NEAR, desired, files};
+
+    #[test]
+    fn fifty_notes_and_the_number_of_the_others() {
+        for count in [0, 1, SHOWN, SHOWN + 1, 3 * SHOWN] {
+            let mut notes = Notes::default();
+            for n in 0..count {
+                notes.push(|| n.to_string());
+            }
+            let mut wanted: Vec<String> = (0..count.min(SHOWN)).map(|n| n.to_string()).collect();
+            if count > SHOWN {
+                wanted.push(format!("... and {} more", count - SHOWN));
+            }
+            assert_eq!(notes.end(), wanted);
+        }
+    }
+
+    #[test]
+    fn add_names_policy_that_loses_prefix() {
+        let desired = desired(
+            "[policy.far]\ninitial_rto = \"300ms\"\ncidrs = [\"10.0.0.0/8\", \"10.2.0.0/16\"]\n\
+             [policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n",
+        );
+        let entries = &desired.files.config.set.entries;
+        let said = |cidr: &str| {
+            let mut notes = Notes::default();
+            notes.add_taken(entries, &[cidr.parse().unwrap()], &"near".parse().unwrap());
+            notes.end().join("\n")
+        };
+        assert_eq!(said("10.2.0.0/16"), "10.2.0.0/16 was in policy far");
+        let taken = "10.3.0.0/16 now overrides 10.0.0.0/8, which is in policy far";
+        assert_eq!(said("10.3.0.0/16"), taken);
+        for others in ["10.1.0.0/16", "10.1.2.0/24", "192.0.2.0/24"] {
+            assert_eq!(said(others), "");
+        }
+    }
+
+    #[test]
+    fn every_bad_cidr_is_told_of_or_counted() {
+        let texts = |count: usize| (0..count).map(|n| format!("bad{n}")).collect::<Vec<_>>();
+        for count in [1, SHOWN, SHOWN + 7] {
+            let all = [vec!["10.0.0.0/8".to_owned()], texts(count)].concat();
+            let error = parse_cidrs(all).unwrap_err().to_string();
+            let (told, more) = match error.split_once("\n... and ") {
+                Some((told, more)) => (told, more.trim_end_matches(" more").parse().unwrap()),
+                None => (&*error, 0),
+            };
+            let named = texts(count);
+            let named = named
+                .iter()
+                .filter(|bad| told.contains(&format!("\"{bad}\"")));
+            assert_eq!(named.count() + more, count, "{error}");
+        }
+        let good = ["10.1.0.0/16", "10.0.0.0/16", "10.1.0.0/16"].map(ToOwned::to_owned);
+        let cidrs = parse_cidrs(good.to_vec()).unwrap();
+        assert_eq!(cidrs.len(), 2);
+        assert!(cidrs.is_sorted());
+        assert!(parse_cidrs(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn existing_entry_is_not_added() {
+        let [known, new] = ["10.1.0.0/16", "10.2.0.0/16"].map(|text| text.parse().unwrap());
+        let entry = RuntimeEntry {
+            policy: "near".parse().unwrap(),
+            by: Caller { uid: 0, pid: 1 },
+            expires_ms: None,
+        };
+        let mut runtime = RuntimeEntries::default();
+        runtime.add(&[known], &entry, &Settings::default());
+        assert_eq!(need_of(&runtime, &[known]), Need::of_runtime(0, 1));
+        assert_eq!(need_of(&runtime, &[known, new]), Need::of_runtime(1, 1));
+        // Masked entries are kept, too.
+        let files = &files(NEAR).config.set;
+        let switched_off = "10.1.0.0/16".parse().unwrap();
+        runtime.remove(&known, files);
+        runtime.remove(&switched_off, files);
+        runtime.add(&[new], &entry, &Settings::default());
+        assert_eq!(need_of(&runtime, &[new]), Need::of_runtime(0, 2));
+    }
+
+    #[test]
+    fn an_entry_is_of_one_policy() {
+        let desired = desired(NEAR);
+        let settings = Settings {
+            delack_max: Some(std::time::Duration::from_millis(8)),
+            ..Settings::default()
+        };
+        let of = |policy: Option<&str>, settings: Option<&Settings>| {
+            let request = AddRequest {
+                policy: policy.map(ToOwned::to_owned),
+                settings: settings.cloned(),
+                ..AddRequest::default()
+            };
+            policy_for(&desired, &request).map_err(|e| e.to_string())
+        };
+        assert_eq!(of(Some("near"), None).unwrap().0.as_str(), "near");
+        let (name, own) = of(None, Some(&settings)).unwrap();
+        assert_eq!(
+            (name, &own),
+            (PolicyName::for_settings(&settings, |_| false), &settings)
+        );
+        for (policy, settings, why) in [
+            (None, None, "no policy"),
+            (None, Some(&Settings::default()), "no policy"),
+            (Some("near"), Some(&settings), "not both"),
+            (
+                Some("far"),
+                None,
+                "unknown policy far; the configuration has: near",
+            ),
+            (Some("-"), None, "invalid policy name"),
+        ] {
+            let error = of(policy, settings).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The metrics endpoint: read-only, without secrets, and for every client that can reach it.
+
+use std::{future::pending, io, sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Router,
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::{self, Next},
+    response::{Html, IntoResponse as _, Response},
+    routing::get,
+};
+use rto_agent_kernel::kernel::bpf;
+use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
+
+use super::{exposition::Exposition, metrics::render};
+use crate::{api::{
+        body,
+        connection::{self, Limits},
+        socket::RebindingListener,
+    }, engine::{EngineError, Handle, Message, Readiness}};
+
+/// How long a readiness request waits for the comparison of the kernel's maps.
+pub const VERIFY: Duration = Duration::from_secs(5);
+
+/// Enough for a few collectors and a person; the other file descriptors are reserved for the
+/// daemon's maps.
+pub const LIMITS: Limits = Limits {
+    connections: 16,
+    for_root: 4,
+    head_timeout: Duration::from_secs(30),
+    lifetime: Duration::from_secs(30),
+};
+/// Requests need no body.
+pub const MAX_BODY: usize = 4 << 10;
+
+/// Where the endpoint listens.
+#[derive(Debug)]
+pub enum Listener {
+    /// An address and port.
+    Tcp(TcpListener),
+    /// A Unix socket.
+    Unix(RebindingListener),
+}
+
+/// Serves until the listener breaks.
+///
+/// # Errors
+///
+/// The listener's error.
+pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
+    let app = router(engine);
+    match listener {
+        Listener::Tcp(listener) => {
+            connection::serve(listener, LIMITS, app, |_, _| (), pending()).await
+        }
+        Listener::Unix(listener) => {
+            connection::serve(listener, LIMITS, app, |_, _| (), pending()).await
+        }
+    }
+}
+
+fn router(engine: Handle) -> Router {
+    Router::new()
+        .route("/", get(landing))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(alive))
+        .route("/readyz", get(ready))
+        .layer(middleware::from_fn(read_body))
+        .layer(Extension(Verifying(Arc::new(Semaphore::new(1)))))
+        .with_state(engine)
+}
+
+async fn read_body(request: Request, next: Next) -> Response {
+    match body::read(request, MAX_BODY).await {
+        Ok((request, _)) => next.run(request).await,
+        Err(e) => (e.status(), e.text(MAX_BODY) + "\n").into_response(),
+    }
+}
+
+async fn landing() -> Html<&'static str> {
+    Html(
+        "<!DOCTYPE html><html \
+         lang=\"en\"><head><title>rto-agent</title></head><body><h1>rto-agent</h1><p>Per-CIDR TCP \
+         retransmission timers.</p><ul><li><a href=\"/metrics\">metrics</a></li><li><a \
+         href=\"/healthz\">healthz</a>: whether the daemon answers</li><li><a \
+         href=\"/readyz\">readyz</a>: whether the program is attached and the kernel's maps match \
+         the desired state</li></ul></body></html>",
+    )
+}
+
+async fn metrics(State(engine): State<Handle>, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT);
+    let form = Exposition::accepted(accept.and_then(|value| value.to_str().ok()));
+    let snapshot = engine.snapshot();
+    let rendered = spawn_blocking(move || {
+        let (status, stats) = snapshot.status_and_stats();
+        let runs = status.attachment.program_id.and_then(bpf::runs);
+        render(&status, &stats, &snapshot.tune(), runs).map(|text| form.of(text))
+    });
+    match rendered.await {
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, form.content_type())], text).into_response(),
+        Ok(Err(e)) => failed(&e),
+        Err(e) => failed(&e),
+    }
+}
+
+fn failed(error: &dyn std::error::Error) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+}
+
+async fn alive() -> &'static str {
+    "alive\n"
+}
+
+/// Only one client at a time can have the kernel's maps compared with the desired state.
+#[derive(Clone)]
+struct Verifying(Arc<Semaphore>);
+
+/// Ready means: attached, and the kernel's maps equal the desired state.
+async fn ready(
+    State(engine): State<Handle>,
+    Extension(verifying): Extension<Verifying>,
+) -> Response {
+    match tokio::time::timeout(VERIFY, readiness(&engine, &verifying)).await {
+        Ok(Readiness::Ready) => "ready\n".into_response(),
+        Ok(Readiness::Unready(problems)) => unready(problems.join("\n")),
+        Ok(Readiness::Differs) => unready("the kernel's maps are being compared".to_owned()),
+        Err(_) => unready(format!("no answer within {} s", VERIFY.as_secs())),
+    }
+}
+
+async fn readiness(engine: &Handle, verifying: &Verifying) -> Readiness {
+    // The semaphore is never closed. If the client disconnects, the permit stays with the thread
+    // that still compares.
+    let turn = verifying.0.clone().acquire_owned().await.ok();
+    let snapshot = engine.snapshot();
+    let comparing = spawn_blocking(move || (snapshot.readiness(), turn));
+    let readiness = match comparing.await {
+        Ok((Readiness::Differs, _turn)) => {
+            // The engine records the result too, and then reports it.
+            let verified = engine.call(Message::Verify).await;
+            verified.map(|found| match engine.snapshot().known_readiness() {
+                Readiness::Ready if !found.differences.is_empty() => {
+                    let text = format!("the kernel's maps were repaired: {}", found.differences);
+                    Readiness::Unready(vec![text])
+                }
+                readiness => readiness,
+            })
+        }
+        Ok((readiness, _turn)) => Ok(readiness),
+        Err(_) => Err(EngineError::Stopping),
+    };
+    readiness.unwrap_or_else(|e| Readiness::Unready(vec![e.to_string()]))
+}
+
+fn unready(why: String) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response()
+}

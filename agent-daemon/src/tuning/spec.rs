@@ -1,0 +1,180 @@
+//! Which of a policy's timers are learnt or guarded.
+
+use std::collections::BTreeMap;
+
+use rto_agent_core::policy::{
+    Guard, HostFacts, Mode, PolicyName, Settings, SynAckRto, units::quantise,
+};
+use rto_model::{syn::syn_ack_rto_auto, tune::law};
+
+use super::TimerId;
+
+/// The timers of one policy.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Spec {
+    pub(super) timers: BTreeMap<TimerId, TimerSpec>,
+    pub(super) hz: u32,
+    /// Distributes policies over ticks.
+    pub(super) seed: u32,
+}
+
+/// The settings of one timer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct TimerSpec {
+    pub(super) law: law::Settings,
+    /// The configured value, jiffies; `None` if it is learnt.
+    pub(super) configured: Option<u64>,
+    /// The program uses the value, with brakes. Otherwise decisions are only shown (`guard =
+    /// "warn"`, `mode = "advise"`).
+    pub(super) is_set: bool,
+}
+
+impl Spec {
+    /// The timers of a policy; `None` if there is nothing to watch.
+    pub(super) fn of(name: &PolicyName, settings: &Settings, host: &HostFacts) -> Option<Self> {
+        let hz = host.hz;
+        let learnt = |law| TimerSpec {
+            law,
+            configured: None,
+            is_set: settings.mode() == Mode::Apply,
+        };
+        // A value at least as long as the kernel's own needs no guard.
+        let guard = settings.guard();
+        let guarded = |jiffies: Option<u64>| {
+            let jiffies = jiffies.filter(|_| guard != Guard::Off)?;
+            let law = law::Settings::new(hz);
+            (jiffies < law.largest()).then_some(TimerSpec {
+                law,
+                configured: Some(jiffies),
+                is_set: guard == Guard::On,
+            })
+        };
+        let auto = settings
+            .auto_initial_rto()
+            .map(|auto| learnt(auto.to_law(hz)));
+        let fixed = settings.fixed_initial_rto();
+        let mut active = auto.or_else(|| guarded(Some(quantise(fixed?, hz).jiffies)));
+        if let Some(active) = &mut active {
+            // SYN-ACKs double from the first timeout, so only the timers of SYNs can be in step.
+            active.law.in_step = host.in_step();
+        }
+        let passive = match settings.auto_syn_ack_rto() {
+            Some(_) => auto,
+            None => guarded(syn_ack_jiffies(settings, host)),
+        };
+        let rto_min = settings.auto_rto_min().map(|auto| {
+            learnt(law::Settings {
+                min_us: u64::try_from(auto.floor(hz).as_micros()).unwrap_or(u64::MAX),
+                ..law::Settings::rto_min(hz)
+            })
+        });
+        let timers = [
+            (TimerId::Active, active),
+            (TimerId::Passive, passive),
+            (TimerId::RtoMin, rto_min),
+        ];
+        let timers: BTreeMap<_, _> = timers
+            .into_iter()
+            .filter_map(|(id, spec)| Some((id, spec?)))
+            .collect();
+        (!timers.is_empty()).then(|| Self {
+            timers,
+            hz,
+            seed: name.control_seed(),
+        })
+    }
+}
+
+/// The configured SYN-ACK RTO for the host's number of retransmissions, jiffies.
+fn syn_ack_jiffies(settings: &Settings, host: &HostFacts) -> Option<u64> {
+    let jiffies = |value| quantise(value, host.hz).jiffies;
+    match settings.syn_ack_rto {
+        SynAckRto::Keep => None,
+        SynAckRto::Fixed(value) => Some(jiffies(value)),
+        SynAckRto::Auto => {
+            let initial_rto = jiffies(settings.fixed_initial_rto()?);
+            let retries = host.syn_ack_retries();
+            Some(syn_ack_rto_auto(initial_rto, host.hz.into(), retries))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rto_agent_core::{
+        policy::{AutoInitialRto, AutoRtoMin, InitialRtoSetting, RtoMinSetting},
+        testing::HOST,
+    };
+
+    use super::*;
+
+    fn of(settings: Settings) -> Option<Spec> {
+        Spec::of(&"near".parse().unwrap(), &settings, &HOST)
+    }
+
+    fn fixed(ms: u64, guard: Option<Guard>) -> Settings {
+        Settings {
+            initial_rto: Some(Duration::from_millis(ms).into()),
+            guard,
+            ..Settings::default()
+        }
+    }
+
+    #[test]
+    fn configured_value_is_watched_or_guarded() {
+        for (guard, is_set) in [
+            (None, false),
+            (Some(Guard::Warn), false),
+            (Some(Guard::On), true),
+        ] {
+            let spec = of(fixed(24, guard)).unwrap();
+            let timers: Vec<_> = spec.timers.iter().collect();
+            // The SYN-ACK RTO is long enough to keep requests: 492 ms.
+            for ((id, timer), expected) in timers.into_iter().zip([6, 124]) {
+                assert_eq!(timer.configured, Some(expected), "{id:?}");
+                assert_eq!(timer.is_set, is_set);
+            }
+        }
+        assert_eq!(of(fixed(24, Some(Guard::Off))), None);
+        // As long as the kernel's own, which is what a guard would return to.
+        assert_eq!(of(fixed(1000, None)), None);
+        assert_eq!(of(Settings::default()), None);
+    }
+
+    #[test]
+    fn automatic_values_are_learnt() {
+        let auto = Settings {
+            initial_rto: Some(InitialRtoSetting::Auto(AutoInitialRto::default())),
+            rto_min: Some(RtoMinSetting::Auto(AutoRtoMin::default())),
+            ..Settings::default()
+        };
+        let timers = of(auto.clone()).unwrap().timers;
+        let laws = [
+            HOST.law(),
+            law::Settings::new(250),
+            law::Settings::rto_min(250),
+        ];
+        assert_eq!(
+            timers.values().map(|timer| timer.law).collect::<Vec<_>>(),
+            laws
+        );
+        assert!(
+            timers
+                .values()
+                .all(|timer| timer.is_set && timer.configured.is_none())
+        );
+        let kept = Settings {
+            syn_ack_rto: SynAckRto::Keep,
+            mode: Mode::Advise,
+            ..auto
+        };
+        let timers = of(kept).unwrap().timers;
+        assert_eq!(
+            timers.keys().copied().collect::<Vec<_>>(),
+            [TimerId::Active, TimerId::RtoMin]
+        );
+        assert!(timers.values().all(|timer| !timer.is_set));
+    }
+}

@@ -1,0 +1,604 @@
+//! From counters to decisions, without an engine.
+
+use rto_agent_common::{Statistics, histogram::bucket_of};
+use rto_agent_core::{policy::Timer, testing::HOST};
+use rto_model::tune::tuner::State;
+
+use super::*;
+
+/// A host with one policy and growing counters.
+struct Bed {
+    tuning: Tuning,
+    settings: Settings,
+    statistics: ArmStatistics,
+    brakes: [Brake; 2],
+    now_ms: u64,
+    told: Vec<TunedEvent>,
+}
+
+fn name() -> PolicyName {
+    "near".parse().unwrap()
+}
+
+fn interval_ms(bed: &Bed) -> Option<u64> {
+    let interval = bed.tuning.interval()?;
+    interval.as_millis().try_into().ok()
+}
+
+fn settings(toml: &str) -> Settings {
+    toml::from_str(toml).unwrap()
+}
+
+impl Bed {
+    fn new(toml: &str) -> Self {
+        let mut bed = Self {
+            tuning: Tuning::default(),
+            settings: settings(toml),
+            statistics: ArmStatistics {
+                treated: [Statistics::default(); 3],
+                control: Some([Statistics::default(); 3]),
+            },
+            brakes: Default::default(),
+            now_ms: 1_700_000_000_000,
+            told: Vec::new(),
+        };
+        bed.follow(toml);
+        // Earlier counts have no time, so the first reading only sets the baseline.
+        bed.step();
+        bed
+    }
+
+    fn follow(&mut self, toml: &str) {
+        self.settings = settings(toml);
+        let name = name();
+        let policies = BTreeMap::from([(&name, &self.settings)]);
+        self.tuning.follow(&policies, &HOST);
+    }
+
+    fn adjustment(&self) -> Adjustment {
+        let name = name();
+        let policies = BTreeMap::from([(&name, &self.settings)]);
+        let mut all = Adjustments::new();
+        self.tuning.adjust(&policies, &HOST, &mut all);
+        all.remove(&name).unwrap_or_default()
+    }
+
+    fn now(&self) -> Moment {
+        Moment {
+            tuner_ms: self.now_ms,
+            ..Moment::default()
+        }
+    }
+
+    fn act(&mut self, action: TuneAction) -> Option<Vec<TunedEvent>> {
+        self.tuning.act(self.now(), &name(), action)
+    }
+
+    fn step(&mut self) {
+        self.now_ms += 1000;
+        let told = self
+            .tuning
+            .step(self.now(), &name(), &self.statistics, self.brakes);
+        self.told.extend(told);
+    }
+
+    /// Counts active connections with this path RTT for some seconds, with one step per second.
+    /// Like the program, counts spurious copies if the timer in force is too short.
+    fn run(&mut self, seconds: u64, us: u64, per_s: u64) {
+        for _ in 0..seconds {
+            let adjustment = self.adjustment().active;
+            let epoch = adjustment.epoch;
+            let timer = match adjustment.timer {
+                Timer::Value(value) => value,
+                Timer::Configured => self.settings.fixed_initial_rto().unwrap_or(SECOND),
+                Timer::Kernel => SECOND,
+            };
+            let active = &mut self.statistics.treated[0];
+            active.path_rtt.buckets[bucket_of(us)] += per_s;
+            if Duration::from_micros(us) > timer {
+                active.counters.retransmitted_handshakes += per_s;
+                active.counters.handshake_retransmissions += per_s;
+                active.counters.spurious_connections += per_s;
+                active.counters.spurious += per_s;
+                if epoch != 0 {
+                    let brake = &mut self.brakes[0];
+                    if brake.epoch != epoch {
+                        (brake.epoch, brake.fuse, brake.spurious) = (epoch, 0, 0);
+                    }
+                    for _ in 0..per_s {
+                        brake.fuse += brake.fuse_cost(1);
+                        brake.spurious += 1;
+                    }
+                }
+            }
+            self.step();
+        }
+    }
+
+    /// Counts ACK delays in the control arm.
+    fn delay(&mut self, seconds: u64, us: u64, per_s: u64) {
+        for _ in 0..seconds {
+            if let Some(control) = &mut self.statistics.control {
+                control[0].ack_excess.buckets[bucket_of(us)] += per_s;
+                control[0].counters.untimed += per_s;
+            }
+            self.step();
+        }
+    }
+
+    fn causes(&self) -> Vec<&str> {
+        let causes = self
+            .told
+            .iter()
+            .map(|told| told.transition.transition.cause.name());
+        causes.collect()
+    }
+
+    fn active(&self) -> Timer {
+        self.adjustment().active.timer
+    }
+
+    fn value_ms(&self) -> Option<u128> {
+        match self.active() {
+            Timer::Value(value) => Some(value.as_millis()),
+            Timer::Configured | Timer::Kernel => None,
+        }
+    }
+
+    /// Restarts the daemon after `later_ms`, in the same boot or the next.
+    fn restart(&mut self, later_ms: u64, same_boot: bool) {
+        let at = Moment {
+            tuner_ms: self.now_ms,
+            boottime_ms: 5_000,
+            unix_ms: self.now_ms,
+        };
+        let text = serde_json::to_string(&self.tuning.stored("boot", at)).unwrap();
+        let boot = if same_boot { "boot" } else { "next" };
+        let stored: Stored<'_> = serde_json::from_str(&text).unwrap();
+        self.now_ms = match same_boot {
+            true => stored.now_ms(boot, 5_000 + later_ms, 0),
+            false => stored.now_ms(boot, 1, at.unix_ms + later_ms),
+        };
+        let name = name();
+        let policies = BTreeMap::from([(&name, &self.settings)]);
+        let now = self.now();
+        self.tuning = Tuning::default();
+        let told = self.tuning.restore(stored, boot, now, &policies, &HOST);
+        self.told.extend(told);
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const AUTO: &str = "initial_rto = 'auto'";
+const GUARDED: &str = "initial_rto = '24ms'\nguard = 'on'";
+
+/// A timer settled at 32 ms. 28 ms would be enough, but is too close for a decrease.
+fn settled() -> Bed {
+    let mut bed = Bed::new(AUTO);
+    bed.run(700, 9_000, 50);
+    assert_eq!(bed.value_ms(), Some(32), "{:?}", bed.told);
+    bed.told.clear();
+    bed
+}
+
+#[test]
+fn a_value_after_three_hundred_samples() {
+    let mut bed = Bed::new(AUTO);
+    assert_eq!(interval_ms(&bed), Some(TICK_MS));
+    bed.run(5, 9_000, 50);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert!(!bed.tuning.is_leased());
+    bed.run(1, 9_000, 50);
+    let adjustment = bed.adjustment();
+    assert_eq!(bed.value_ms(), Some(32));
+    // The budget is an eighth of a power of two, at least 50 and four times the connections a
+    // second.
+    assert_eq!(
+        (adjustment.active.epoch, adjustment.active.budget),
+        (1, 208)
+    );
+    assert_eq!(
+        adjustment.passive,
+        rto_agent_core::policy::InitialRto::default()
+    );
+    assert!(bed.tuning.is_leased());
+    assert_eq!(bed.causes(), ["enough-samples"]);
+    assert!(!bed.told[0].transition.is_warning());
+    bed.run(60, 9_000, 50);
+    assert_eq!(bed.value_ms(), Some(32));
+    assert_eq!(bed.adjustment().active.epoch, 1);
+}
+
+#[test]
+fn longer_path_raises_the_value_once_or_blows_the_fuse() {
+    let mut bed = settled();
+    // At 6 a second, the value is raised before the fuse blows.
+    bed.run(2, 140_000, 6);
+    assert_eq!(bed.causes(), ["want-higher"]);
+    assert!(bed.value_ms().is_some_and(|ms| ms >= 280), "{:?}", bed.told);
+    assert!(!bed.told[0].transition.is_warning());
+    bed.run(60, 140_000, 50);
+    assert_eq!(bed.causes().len(), 1);
+    let mut busy = settled();
+    busy.run(1, 140_000, 50);
+    assert_eq!((busy.causes(), busy.value_ms()), (vec!["fuse"], None));
+    let counts = busy.told[0].transition.transition.evidence.counts;
+    assert_eq!(counts.spurious, 50);
+    assert!(busy.told[0].transition.is_warning() && !busy.tuning.is_leased());
+    // Later transitions do not replace the alarm's evidence.
+    busy.run(600, 140_000, 50);
+    assert_eq!(busy.causes(), ["fuse", "hold-over"]);
+    assert!(busy.value_ms().is_some_and(|ms| ms >= 280));
+    let alarm = busy.tuning.view(Moment::default())[&name()].timers[0].alarm;
+    assert_eq!(alarm.map(|alarm| alarm.evidence.counts), Some(counts));
+}
+
+#[test]
+fn a_spent_budget_is_told_and_ends_by_itself() {
+    let mut bed = settled();
+    bed.brakes[0].budget = 208 * Brake::BUDGET_COST;
+    bed.run(1, 9_000, 50);
+    bed.brakes[0].budget = 0;
+    bed.run(1, 9_000, 50);
+    assert_eq!(bed.causes(), ["budget", "budget-refilled"]);
+    assert!(bed.told[0].transition.is_warning() && !bed.told[1].transition.is_warning());
+}
+
+#[test]
+fn nothing_changes_without_counters() {
+    let mut bed = settled();
+    let before = bed.adjustment();
+    bed.run(10_000, 9_000, 0);
+    assert_eq!((bed.adjustment(), bed.told.len()), (before, 0));
+    let mut unknown = Bed::new(AUTO);
+    unknown.run(10_000, 9_000, 0);
+    assert_eq!(unknown.adjustment(), Adjustment::default());
+}
+
+#[test]
+fn counters_that_begin_again_are_not_counted_twice() {
+    let mut bed = settled();
+    let known = |bed: &Bed| bed.tuning.view(Moment::default())[&name()].timers[0].evidence;
+    let before = known(&bed).samples;
+    // The statistics were re-created, and have grown before they are read.
+    bed.statistics.treated = [Statistics::default(); 3];
+    bed.run(1, 9_000, 50);
+    assert_eq!(known(&bed).samples, before);
+    bed.run(1, 9_000, 50);
+    assert_eq!(known(&bed).samples, before + 50);
+    assert_eq!(bed.told, []);
+}
+
+#[test]
+fn restart_adds_counts_of_the_pause() {
+    let mut bed = settled();
+    let before = bed.adjustment();
+    bed.restart(30_000, true);
+    assert_eq!((bed.adjustment(), bed.told.len()), (before, 0));
+    // The path gets longer while the daemon is stopped.
+    bed.run(1, 140_000, 6);
+    bed.run(1, 140_000, 6);
+    bed.told.clear();
+    bed.restart(30_000, true);
+    assert!(bed.value_ms().is_some_and(|ms| ms >= 280));
+}
+
+#[test]
+fn fuse_blown_while_the_daemon_was_away_brakes() {
+    let mut bed = settled();
+    let epoch = bed.adjustment().active.epoch;
+    bed.brakes[0] = Brake {
+        epoch,
+        fuse: Brake::FUSE + Brake::BLOWN,
+        budget: 0,
+        spurious: 30,
+        losses: 0,
+    };
+    bed.restart(600_000, true);
+    assert_eq!(bed.value_ms(), Some(32));
+    bed.step();
+    assert_eq!((bed.value_ms(), bed.causes()), (None, vec!["fuse"]));
+    // The hold ends after ten minutes, even over a restart.
+    bed.restart(300_000, true);
+    bed.run(299, 9_000, 50);
+    assert_eq!(bed.value_ms(), None);
+    bed.run(1, 9_000, 50);
+    assert_eq!(bed.value_ms(), Some(28));
+}
+
+#[test]
+fn value_is_kept_over_a_boot_for_as_long_as_its_memory() {
+    const HOUR_MS: u64 = 3_600_000;
+    for (later_ms, same_boot, ms) in [
+        (2 * HOUR_MS, true, Some(32)),
+        (2 * HOUR_MS, false, Some(32)),
+        (30 * HOUR_MS, false, None),
+    ] {
+        let mut bed = settled();
+        bed.restart(later_ms, same_boot);
+        assert_eq!(bed.value_ms(), ms);
+        let causes = match ms {
+            Some(_) => Vec::new(),
+            None => vec!["forgotten"; 1],
+        };
+        assert_eq!(bed.causes(), causes);
+    }
+}
+
+#[test]
+fn a_time_of_day_that_went_back_is_no_time() {
+    let at = Moment {
+        tuner_ms: 2_000_000,
+        boottime_ms: 1,
+        unix_ms: 9_000_000,
+    };
+    let tuning = Tuning::default();
+    let stored = tuning.stored("boot", at);
+    assert_eq!(stored.now_ms("next", 77, 1_000), 2_000_000);
+    assert_eq!(stored.now_ms("next", 77, 9_000_500), 2_000_500);
+    assert_eq!(stored.now_ms("boot", 501, 0), 2_000_500);
+    // An empty boot ID counts as another boot.
+    let unknown = tuning.stored("", at);
+    assert_eq!(unknown.now_ms("", 501, 9_000_500), 2_000_500);
+}
+
+#[test]
+fn advice_sets_nothing() {
+    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nmode = 'advise'");
+    bed.run(700, 9_000, 50);
+    bed.delay(100, 5_000, 50);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert!(!bed.tuning.is_leased());
+    let view = &bed.tuning.view(Moment::default())[&name()];
+    let values: Vec<_> = view.timers.iter().map(|timer| timer.value_us).collect();
+    assert_eq!(values, [Some(32_000), None, Some(48_000)]);
+    // The program's fuse would have blown.
+    bed.told.clear();
+    bed.run(1, 140_000, 20);
+    assert_eq!(bed.causes(), ["fuse"]);
+}
+
+#[test]
+fn guarded_value_is_off_while_a_brake_holds() {
+    let mut bed = Bed::new(GUARDED);
+    assert_eq!(interval_ms(&bed), Some(TICK_MS));
+    bed.run(700, 9_000, 50);
+    let adjustment = bed.adjustment();
+    assert_eq!(adjustment.active.timer, Timer::Configured);
+    assert_eq!((adjustment.active.epoch, bed.told.len()), (1, 0));
+    assert_eq!(
+        (adjustment.active.budget, adjustment.passive.budget),
+        (208, 50)
+    );
+    bed.run(1, 140_000, 50);
+    assert_eq!(
+        (bed.active(), bed.adjustment().active.epoch),
+        (Timer::Kernel, 0)
+    );
+    assert!(!bed.tuning.is_leased());
+    bed.run(600, 9_000, 50);
+    assert_eq!(bed.active(), Timer::Configured);
+    assert_eq!(bed.causes(), ["fuse", "hold-over"]);
+}
+
+#[test]
+fn proven_harm_freezes_what_is_in_force() {
+    for (toml, after) in [
+        (GUARDED, Timer::Kernel),
+        ("initial_rto = '24ms'", Timer::Configured),
+    ] {
+        let mut bed = Bed::new(toml);
+        let told = bed.tuning.harm_proven(bed.now(), &name());
+        assert_eq!(told.is_empty(), after == Timer::Configured);
+        assert!(told.iter().all(|told| told.transition.is_warning()));
+        bed.run(1_000, 9_000, 50);
+        assert_eq!(bed.active(), after);
+    }
+}
+
+#[test]
+fn a_warning_sets_nothing() {
+    let mut bed = Bed::new("initial_rto = '24ms'");
+    assert_eq!(interval_ms(&bed), Some(RARELY_MS));
+    bed.run(300, 140_000, 50);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert_eq!(bed.causes(), ["fuse"]);
+    assert!(bed.act(TuneAction::Freeze).is_none());
+    // More retransmissions than the budget allows: the program would have held them back.
+    let mut bed = Bed::new("initial_rto = '24ms'");
+    bed.statistics.treated[0].counters.handshake_retransmissions += 60;
+    bed.step();
+    bed.run(100, 9_000, 50);
+    assert_eq!(bed.causes(), ["budget", "budget-refilled"]);
+}
+
+#[test]
+fn other_settings_are_followed_before_they_are_in_force() {
+    let mut bed = settled();
+    // A value other than the tuner's current one.
+    let name = name();
+    let next = settings("initial_rto = '100ms'\nguard = 'on'");
+    let policies = BTreeMap::from([(&name, &next)]);
+    let mut all = Adjustments::new();
+    bed.tuning.adjust(&policies, &HOST, &mut all);
+    let previewed = all.remove(&name).unwrap();
+    assert_eq!(previewed.active.timer, Timer::Configured);
+    // Higher than the epochs that the program has seen.
+    assert!(previewed.active.epoch > bed.adjustment().active.epoch);
+    bed.follow("initial_rto = '100ms'\nguard = 'on'");
+    assert_eq!(bed.adjustment(), previewed);
+    bed.follow("delack_max = '20ms'");
+    assert_eq!(
+        (bed.adjustment(), bed.tuning.interval()),
+        (Adjustment::default(), None)
+    );
+}
+
+#[test]
+fn epochs_begin_after_those_of_a_state_that_was_lost() {
+    let mut bed = Bed::new(AUTO);
+    bed.brakes[0] = Brake {
+        epoch: 9,
+        fuse: Brake::FUSE + Brake::BLOWN,
+        budget: 0,
+        spurious: 30,
+        losses: 0,
+    };
+    bed.run(7, 9_000, 50);
+    let adjustment = bed.adjustment().active;
+    assert_eq!((bed.value_ms(), adjustment.epoch), (Some(32), 11));
+    assert_eq!(bed.causes(), ["enough-samples"]);
+}
+
+#[test]
+fn rto_min_learns_from_the_control_arm() {
+    let mut bed = Bed::new("rto_min = 'auto'");
+    bed.delay(1_000, 5_000, 50);
+    let rto_min = bed.adjustment().rto_min;
+    assert_eq!(rto_min, Some(Duration::from_millis(48)));
+    bed.delay(10, 70_000, 50);
+    assert!(
+        bed.adjustment()
+            .rto_min
+            .is_some_and(|rto_min| rto_min.as_millis() >= 88)
+    );
+    bed.delay(20, 190_000, 50);
+    assert_eq!(bed.adjustment().rto_min, None);
+    // A kernel that reports no ACK delays.
+    let mut silent = Bed::new("rto_min = 'auto'");
+    silent.statistics.control.as_mut().unwrap()[0]
+        .counters
+        .untimed = 5_000;
+    silent.run(100, 9_000, 50);
+    let view = &silent.tuning.view(Moment::default())[&name()];
+    assert_eq!(view.timers[0].state, State::Learning);
+    assert!(view.notes[0].contains("no ACK delay"), "{:?}", view.notes);
+}
+
+#[test]
+fn an_operator_freezes_resumes_and_resets() {
+    let mut bed = settled();
+    let told = bed.act(TuneAction::Freeze).unwrap();
+    assert_eq!(told.len(), 2);
+    assert_eq!(bed.adjustment(), Adjustment::default());
+    assert!(bed.tuning.has_changed());
+    bed.tuning.was_stored();
+    bed.run(100, 9_000, 50);
+    assert_eq!(bed.value_ms(), None);
+    assert!(bed.act(TuneAction::Resume).is_some());
+    assert_eq!(bed.value_ms(), Some(28));
+    let epoch = bed.adjustment().active.epoch;
+    assert!(bed.act(TuneAction::Reset).is_some());
+    bed.run(5, 9_000, 50);
+    assert_eq!(bed.value_ms(), None);
+    bed.run(1, 9_000, 50);
+    assert!(bed.adjustment().active.epoch > epoch);
+    let other = "other".parse().unwrap();
+    let reset = bed.tuning.act(bed.now(), &other, TuneAction::Reset);
+    assert!(reset.is_none());
+}
+
+#[test]
+fn another_configured_value_ends_a_hold() {
+    let frozen = |toml: &str| {
+        let mut bed = Bed::new(toml);
+        bed.act(TuneAction::Freeze).unwrap();
+        bed
+    };
+    let timers = |of: Adjustment| [of.active.timer, of.passive.timer];
+    let mut bed = frozen("initial_rto = '600ms'\nguard = 'on'");
+    assert_eq!(timers(bed.adjustment()), [Timer::Kernel; 2]);
+    bed.settings = settings("initial_rto = '700ms'\nguard = 'on'");
+    bed.restart(1000, true);
+    assert_eq!(timers(bed.adjustment()), [Timer::Configured; 2]);
+    let syn_ack = |ms| format!("{GUARDED}\nsyn_ack_rto = '{ms}ms'");
+    let mut bed = frozen(&syn_ack(300));
+    bed.follow(&syn_ack(400));
+    assert_eq!(timers(bed.adjustment()), [Timer::Kernel, Timer::Configured]);
+}
+
+#[test]
+fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
+    let mut bed = Bed::new(GUARDED);
+    let due = |bed: &Bed| {
+        let due = bed.tuning.due(bed.now_ms);
+        due.map(|(_, due)| due).next().unwrap()
+    };
+    let step = |bed: &mut Bed| {
+        let now = bed.now();
+        let tuning = &mut bed.tuning;
+        tuning.step(now, &name(), &bed.statistics, bed.brakes);
+    };
+    step(&mut bed);
+    let mut read = 0;
+    for _ in 0..100 {
+        bed.now_ms += TICK_MS;
+        if due(&bed) == Due::Counters {
+            step(&mut bed);
+            read += 1;
+        } else {
+            assert_eq!(due(&bed), Due::Brakes { known: bed.brakes });
+        }
+    }
+    assert_eq!(read, 20);
+    // The counters of a busy policy are read in each tick.
+    for _ in 0..10 {
+        bed.statistics.treated[0].counters.untimed += 1;
+        step(&mut bed);
+        bed.now_ms += TICK_MS;
+        assert_eq!(due(&bed), Due::Counters);
+    }
+}
+
+#[test]
+fn many_timers_remember_less_than_they_are_asked_to() {
+    let mut bed = Bed::new("initial_rto = { auto = true, memory = '30days' }");
+    assert_eq!(bed.tuning.limit_memory(), None);
+    let one = bed.tuning.policies[&name()].clone();
+    for number in 0..1023 {
+        let name = format!("p{number}").parse().unwrap();
+        bed.tuning.policies.insert(name, one.clone());
+    }
+    assert_eq!(bed.tuning.limit_memory(), Some(39));
+    // The default memory fits.
+    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
+    let one = bed.tuning.policies[&name()].clone();
+    for number in 0..1023 {
+        let name = format!("p{number}").parse().unwrap();
+        bed.tuning.policies.insert(name, one.clone());
+    }
+    assert_eq!(bed.tuning.limit_memory(), None);
+}
+
+/// The file of the maximum number of policies, each with the longest memory, can be read back.
+#[test]
+fn the_largest_state_fits_in_its_file() {
+    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
+    for _ in 0..27 {
+        // Each bucket has counts, and there are as many recent connections as are kept.
+        for _ in 0..20 {
+            let all = bed.statistics.control.iter_mut().flatten();
+            for of_direction in all.chain(&mut bed.statistics.treated) {
+                for bucket in 0..rto_agent_common::histogram::BUCKETS {
+                    of_direction.path_rtt.buckets[bucket] += 1_000_000_000;
+                    of_direction.ack_excess.buckets[bucket] += 1_000_000_000;
+                }
+                of_direction.counters.untimed += 1_000_000_000;
+            }
+            bed.step();
+        }
+        bed.now_ms += 3_600_000;
+    }
+    for _ in 0..400 {
+        let all = bed.statistics.control.iter_mut().flatten();
+        for of_direction in all.chain(&mut bed.statistics.treated) {
+            of_direction.path_rtt.buckets[20] += 1;
+            of_direction.ack_excess.buckets[20] += 1;
+        }
+        bed.step();
+    }
+    assert_eq!(bed.tuning.limit_memory(), None);
+    let kept = serde_json::to_string(&bed.tuning.stored("boot", Moment::default())).unwrap();
+    let most = u64::from(rto_agent_common::MAX_POLICIES) * kept.len() as u64;
+    assert!(most < crate::engine::MAX_STATE_FILE, "{most}");
+}

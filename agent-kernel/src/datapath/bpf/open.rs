@@ -1,0 +1,375 @@
+//! Opening a kernel: maps of an earlier run are adopted or kept, and missing maps are created.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::{Path, PathBuf},
+};
+
+use rto_agent_common::{
+    CONTROL, CONTROL_OF_ACKS, LAYOUT_VERSION, Policy, UNMATCHED, arm, maps, policy_flags,
+};
+use rto_agent_core::{
+    policy::{Cidr, PolicyName},
+    wire::kernel::Found,
+};
+
+use super::{
+    BpfKernel, DatapathError, Link, LoadParams, OBJECT, Options, StatisticsOptions, Tables, events,
+    is_in_use, object, pin_check::OwnMaps, pin_error, pins, slots::Slots, tables::TRIES,
+    tries::Tries,
+};
+
+impl BpfKernel {
+    /// Finds or creates the maps. Active policies do not change. If the same program is attached
+    /// with more capacity than requested (the tries had grown), it is adopted.
+    ///
+    /// # Errors
+    ///
+    /// If the pin directory cannot be used or a map cannot be created; pins created so far are
+    /// removed.
+    pub fn open(mut options: Options) -> Result<Self, DatapathError> {
+        let pin_dir = &options.pin_dir;
+        let pin_dir_error = |cause| DatapathError::PinDir {
+            path: pin_dir.clone(),
+            cause,
+        };
+        pins::create_pin_dir(pin_dir).map_err(pin_dir_error)?;
+        let mut pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
+        remove_stale_staging(&mut pin_sets);
+
+        let same =
+            pins::with_capacity(&pin_sets, OBJECT, &options.constants(), options.max_entries);
+        let in_force = same.into_iter().find_map(|(room, dir)| {
+            let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
+            let foreign = OwnMaps::pinned(dir)?.foreign_pin(dir);
+            if let Some(name) = foreign {
+                let path = dir.join(name);
+                tracing::warn!(
+                    "the pin {} is not the map that the attached program uses: re-creating the \
+                     pins",
+                    path.display()
+                );
+                return None;
+            }
+            Some((room, dir.to_owned(), link, Tables::open(dir).ok()?))
+        });
+        if let Some((room, dir, link, mut tables)) = in_force {
+            let slots = Slots::read(tables.read.policies()?.into_iter());
+            events::silence(&dir)?;
+            tables.set_host_defaults(options.host_defaults)?;
+            let missing_stats = prepare(&mut tables, &slots, options.statistics)?;
+            options.max_entries = room;
+            return Ok(Self {
+                missing_stats,
+                former_hits: HashMap::new(),
+                dir,
+                found: Found::Adopted,
+                tables,
+                slots,
+                link: Some(link),
+                former_link: None,
+                was_in_force: true,
+                unlinked: false,
+                hook: None,
+                options,
+            });
+        }
+
+        let staging = new_staging(pin_dir)?;
+        let opened = Self::stage(&options, &pin_sets, &staging);
+        match opened {
+            Ok((found, mut tables, former_hits)) => {
+                let slots = Slots::read(tables.read.policies()?.into_iter());
+                events::silence(&staging)?;
+                tables.set_host_defaults(options.host_defaults)?;
+                let former_link = pin_sets
+                    .iter()
+                    .find_map(|g| Link::in_force(&g.path, &options.cgroup));
+                let missing_stats = prepare(&mut tables, &slots, options.statistics)?;
+                Ok(Self {
+                    missing_stats,
+                    former_hits,
+                    dir: staging,
+                    found,
+                    tables,
+                    slots,
+                    link: None,
+                    former_link,
+                    was_in_force: false,
+                    unlinked: false,
+                    hook: None,
+                    options,
+                })
+            }
+            Err(e) => {
+                // The first error is returned; the next start removes a leftover directory.
+                let _swept = pins::remove_pin_set(&staging);
+                Err(e)
+            }
+        }
+    }
+
+    /// Pins in `staging` the maps of the newest usable pin set, and creates the missing ones. If
+    /// the tries are new, also returns the hits of the former tries.
+    fn stage(
+        options: &Options,
+        pin_sets: &[pins::PinSet],
+        staging: &Path,
+    ) -> Result<(Found, Tables, HashMap<Cidr, u32>), DatapathError> {
+        let mut kept = Kept::Nothing;
+        let mut former_hits = HashMap::new();
+        // An earlier detach kept a set without a link if it could not restore all sockets, because
+        // the set's maps contain their former options. A set that is attached takes precedence.
+        let of_layout = pin_sets.iter().filter(|g| g.layout == Some(LAYOUT_VERSION));
+        let (in_force, kept_maps): (Vec<_>, Vec<_>) = of_layout.partition(|g| is_in_use(&g.path));
+        for set in in_force.into_iter().chain(kept_maps) {
+            let former_tries;
+            (kept, former_tries) = keep_maps(&set.path, staging, &options.load_params())?;
+            if let Some(tries) = former_tries {
+                match tries.hits() {
+                    Ok(hits) => former_hits = hits.into_iter().collect(),
+                    Err(e) => tracing::warn!("the hits of entries are lost: {e}"),
+                }
+            }
+            if kept != Kept::Nothing {
+                break;
+            }
+        }
+        let found = match (kept, pin_sets.is_empty()) {
+            (Kept::All | Kept::Some, _) => Found::MapsKept,
+            (Kept::Nothing, true) => Found::Nothing,
+            (Kept::Nothing, false) => Found::Replaced,
+        };
+        if kept != Kept::All {
+            object::load(Some(staging), &options.load_params())?;
+        }
+        Ok((found, Tables::open(staging)?, former_hits))
+    }
+}
+
+/// Writes the settings of control arms and allocates statistics. Returns the policies for which
+/// there was no memory.
+pub(super) fn prepare(
+    tables: &mut Tables,
+    slots: &Slots,
+    statistics: StatisticsOptions,
+) -> Result<BTreeSet<PolicyName>, DatapathError> {
+    let mut missing_stats = BTreeSet::new();
+    tables.reset_retry_budget();
+    for (slot, control) in control_policies() {
+        if tables.read.policy(slot)? != control {
+            tables.set_policy(slot, &control)?;
+        }
+    }
+    if statistics.counts_unmatched() {
+        let former = tables.read.policy(UNMATCHED)?;
+        if former.name().is_none() {
+            let name = PolicyName::unmatched();
+            if !begin_statistics(tables, &name, arm::treated(UNMATCHED)) {
+                missing_stats.insert(name);
+            }
+        } else if !has_statistics(tables, &PolicyName::unmatched(), arm::treated(UNMATCHED)) {
+            missing_stats.insert(PolicyName::unmatched());
+        }
+        let generation = former.generation;
+        if former
+            != (Policy {
+                generation,
+                ..unmatched_policy()
+            })
+        {
+            // Sockets of the former generation must not be counted again.
+            let generation = generation.wrapping_add(1);
+            let unmatched = Policy {
+                generation,
+                ..unmatched_policy()
+            };
+            tables.set_policy(UNMATCHED, &unmatched)?;
+        }
+    }
+    if statistics.on {
+        for (name, slot) in slots.iter() {
+            for arm in slot.arms() {
+                if !has_statistics(tables, name, arm) {
+                    missing_stats.insert(name.clone());
+                }
+            }
+        }
+    }
+    Ok(missing_stats)
+}
+
+/// The slot of connections that no entry covers, without its generation.
+pub(super) fn unmatched_policy() -> Policy {
+    let policy = without_settings(&PolicyName::unmatched());
+    Policy {
+        flags: policy.flags | policy_flags::DISCOVERS,
+        ..policy
+    }
+}
+
+/// The slots with the settings of control arms. They count no connections, so their generation is
+/// always 0.
+pub(super) fn control_policies() -> [(u32, Policy); 2] {
+    let control = without_settings(&PolicyName::control());
+    let of_acks = Policy {
+        flags: control.flags | policy_flags::STORED | policy_flags::MEASURES_ACKS,
+        ..control
+    };
+    [(CONTROL, control), (CONTROL_OF_ACKS, of_acks)]
+}
+
+/// A policy that keeps the kernel's own timers.
+fn without_settings(name: &PolicyName) -> Policy {
+    Policy {
+        name: name.padded(),
+        flags: policy_flags::IN_USE,
+        // The kernel's default, TCP_TIMEOUT_INIT.
+        initial_rto_us: 1_000_000,
+        ..Policy::EMPTY
+    }
+}
+
+/// Makes sure that an arm has statistics, and keeps its counts. Returns false if that fails.
+fn has_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
+    tables.read.has_statistics(arm) || told(name, tables.add_statistics(arm))
+}
+
+/// Retires the slot in which connections without an entry were counted.
+pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError> {
+    let former = tables.read.policy(UNMATCHED)?;
+    if former.name().is_some() {
+        let free = Policy {
+            generation: former.generation,
+            ..Policy::EMPTY
+        };
+        tables.set_policy(UNMATCHED, &free)?;
+        tables.remove_statistics(arm::treated(UNMATCHED))?;
+    }
+    Ok(())
+}
+
+/// Allocates statistics. Without memory for them the policy is still active, because timers matter
+/// more than counts. Returns whether the policy is counted.
+pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
+    told(name, tables.clear_statistics(arm))
+}
+
+fn told(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
+    match made {
+        Ok(()) => true,
+        Err(e) => {
+            tracing::warn!(policy = %name, "not counted: {e}");
+            false
+        }
+    }
+}
+
+/// Which maps [`keep_maps`] kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    All,
+    /// Only some: the others have a different size.
+    Some,
+    Nothing,
+}
+
+/// Also pins the maps of `from` in `to`, if each has the layout of this version; otherwise pins
+/// none. Uses the maps of the program pinned in `from`, even if other maps are pinned in their
+/// places. Maps of a different size are not kept; tries that are not kept are returned.
+fn keep_maps(
+    from: &Path,
+    to: &Path,
+    wanted: &LoadParams,
+) -> Result<(Kept, Option<Tries>), DatapathError> {
+    let unusable = |name: &str, why: &str| {
+        let path = from.join(name);
+        tracing::warn!(
+            "the pin {} is {why}: none of the maps in {} is used",
+            path.display(),
+            from.display()
+        );
+        Ok((Kept::Nothing, None))
+    };
+    let Some(own) = OwnMaps::pinned(from) else {
+        return unusable(pins::PROGRAM, "not the agent's program");
+    };
+    let mut pinned = Vec::new();
+    let mut other_sizes = Vec::new();
+    for name in maps::ALL {
+        let pin = own.open_pin(from, name);
+        if pin.is_none() {
+            let path = from.join(name);
+            tracing::warn!(
+                "the pin {} is not the program's map; re-creating it",
+                path.display()
+            );
+        }
+        let Some(map) = pin.or_else(|| own.open(name)) else {
+            unpin(&pinned)?;
+            return unusable(
+                name,
+                "not the program's map, and the program's map cannot be opened",
+            );
+        };
+        let path = to.join(name);
+        if let Some(wanted) = wanted.max_entries(name)
+            && map.info().is_ok_and(|info| info.max_entries() != wanted)
+        {
+            other_sizes.push(name);
+        }
+        map.pin(&path).map_err(|e| pin_error(&path, e))?;
+        if let Some(made) = pins::made(&from.join(name)) {
+            pins::set_made(&path, made);
+        }
+        pinned.push(path);
+    }
+    if Tables::open(to).is_err() {
+        unpin(&pinned)?;
+        return unusable("", "of another version");
+    }
+    if other_sizes.is_empty() {
+        return Ok((Kept::All, None));
+    }
+    let mut tries = None;
+    if other_sizes.iter().any(|name| TRIES.contains(name)) {
+        tries = Some(Tries::open(to)?);
+        other_sizes.extend(TRIES);
+        other_sizes.sort_unstable();
+        other_sizes.dedup();
+    }
+    let remade: Vec<_> = other_sizes.iter().map(|name| to.join(name)).collect();
+    unpin(&remade)?;
+    Ok((Kept::Some, tries))
+}
+
+fn unpin(pins: &[PathBuf]) -> Result<(), DatapathError> {
+    pins.iter()
+        .try_for_each(|path| std::fs::remove_file(path).map_err(|e| pin_error(path, e)))
+}
+
+/// Removes unfinished sets of a killed start or growth: this start may need the memory of their
+/// maps.
+fn remove_stale_staging(pin_sets: &mut Vec<pins::PinSet>) {
+    // A set with a link only lacks its name; its program may be attached.
+    let is_unfinished =
+        |set: &mut pins::PinSet| set.is_staging() && !set.path.join(pins::LINK).exists();
+    for set in pin_sets.extract_if(.., is_unfinished) {
+        let path = set.path.display();
+        match pins::remove_pin_set(&set.path) {
+            Ok(()) => tracing::info!(%path, "removed unfinished pins of a killed daemon"),
+            Err(e) => tracing::warn!(
+                "{path}: {e}; an unfinished pin of a killed daemon cannot be \
+                                      removed"
+            ),
+        }
+    }
+}
+
+pub(super) fn new_staging(pin_dir: &Path) -> Result<PathBuf, DatapathError> {
+    let staging = pins::unique(pin_dir, "staging", "");
+    pins::create_pin_dir(pin_dir)
+        .and_then(|()| pins::create_private_dir(&staging))
+        .map_err(|e| pin_error(&staging, e))?;
+    Ok(staging)
+}

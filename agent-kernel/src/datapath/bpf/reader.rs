@@ -1,0 +1,342 @@
+//! Reads the kernel on any thread: separate handles, and their meaning since the last change.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rto_agent_common::{
+    EntryValue, HostDefaults, Policy, UNMATCHED, arm,
+    brake::Brake,
+    discovery::{Discovered, Prefix},
+};
+use rto_agent_core::{
+    policy::{
+        Cidr, PolicyName,
+        differences::{Difference, Differences},
+        plan::MapState,
+    },
+    wire::{
+        kernel::{Attachment, RtoMinTiming},
+        stats::ArmStatistics,
+    },
+};
+
+use super::{
+    BpfKernel, DatapathError, KernelReader, TrieCursor,
+    error::map as map_error,
+    link::{Link, attached},
+    open::{control_policies, unmatched_policy},
+    pin_check::Pins,
+    pins,
+    slots::Slot,
+    tables::{ReadTables, TRIES},
+};
+use crate::kernel::{cgroup, tcp_metrics};
+
+/// A reader of a [`BpfKernel`].
+pub(super) struct Reader {
+    tables: Arc<ReadTables>,
+    placement: Placement,
+    /// Sorted by name.
+    slots: Vec<(PolicyName, Slot)>,
+    by_index: HashMap<u32, PolicyName>,
+    /// Whether anything is counted.
+    has_statistics: bool,
+    missing_stats: BTreeSet<PolicyName>,
+    host_defaults: HostDefaults,
+    limited: Option<String>,
+}
+
+/// Where the program and the pins should be.
+pub(super) struct Placement {
+    pub(super) cgroup: PathBuf,
+    pub(super) dir: PathBuf,
+    pub(super) program_id: Option<u32>,
+    pub(super) pins: Pins,
+    pub(super) accepted: Option<RtoMinTiming>,
+}
+
+impl Placement {
+    pub(super) fn attachment(&self) -> Attachment {
+        let problem = match self.program_id {
+            None => Some("the program is not attached".to_owned()),
+            Some(id) => match attached(&self.cgroup, id) {
+                Ok(true) if self.dir.exists() => self.pins.problem(&self.dir),
+                Ok(true) => Some(format!("the pins in {} are missing", self.dir.display())),
+                Ok(false) => {
+                    Some("the kernel no longer lists the program at the cgroup".to_owned())
+                }
+                Err(e) => Some(format!("{}: {e}", self.cgroup.display())),
+            },
+        };
+        Attachment {
+            attached: problem.is_none(),
+            problem,
+            cgroup: self.cgroup.clone(),
+            is_root: cgroup::is_root(&self.cgroup),
+            program_id: self.program_id,
+            accepted: self.accepted.clone(),
+        }
+    }
+
+    /// The attachment of this program, or of another attached program of the agent: a change may be
+    /// about to replace this one.
+    fn attachment_during_change(&self) -> Attachment {
+        /// Attempts, because a pin set may be renamed between being listed and being opened.
+        const LOOKS: usize = 3;
+        let attachment = self.attachment();
+        if attachment.attached {
+            return attachment;
+        }
+        let sets = || self.dir.parent().and_then(|dir| pins::pin_sets(dir).ok());
+        let mut sets = (0..LOOKS).filter_map(|_| sets()).flatten();
+        match sets.find_map(|set| Link::in_force(&set.path, &self.cgroup)) {
+            Some(link) => Attachment {
+                attached: true,
+                problem: None,
+                program_id: Some(link.program_id),
+                ..attachment
+            },
+            None => attachment,
+        }
+    }
+}
+
+impl Reader {
+    pub(super) fn new(kernel: &BpfKernel) -> Self {
+        let slots = kernel.slots.iter();
+        let slots = slots.map(|(name, slot)| (name.clone(), slot));
+        let mut slots: Vec<_> = slots.chain(unmatched(kernel)).collect();
+        slots.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        Self {
+            tables: kernel.tables.read.clone(),
+            placement: kernel.placement(),
+            by_index: slots
+                .iter()
+                .map(|(n, slot)| (slot.index, n.clone()))
+                .collect(),
+            slots,
+            has_statistics: kernel.options.statistics.on,
+            missing_stats: kernel.missing_stats.clone(),
+            host_defaults: kernel.options.host_defaults,
+            limited: kernel.link.as_ref().and_then(|link| link.limited.clone()),
+        }
+    }
+}
+
+impl Reader {
+    /// Whether a slot contains the desired policy.
+    fn holds_policy(
+        &self,
+        desired: &MapState,
+        name: &PolicyName,
+        slot: Slot,
+    ) -> Result<bool, DatapathError> {
+        let unmatched = unmatched_policy();
+        let wanted = match slot.index {
+            UNMATCHED => Some(&unmatched),
+            _ => desired.policies.get(name),
+        };
+        let held = self.tables.policy(slot.index)?;
+        let generation = slot.generation;
+        Ok(wanted.is_some_and(|wanted| {
+            held == Policy {
+                generation,
+                ..*wanted
+            }
+        }))
+    }
+
+    fn slot_of(&self, policy: &PolicyName) -> Option<Slot> {
+        let place = self.slots.binary_search_by(|(name, _)| name.cmp(policy));
+        place.ok().map(|place| self.slots[place].1)
+    }
+
+    fn arms_of(&self, slot: Slot) -> Result<ArmStatistics, DatapathError> {
+        let control = slot.has_control.then(|| arm::control(slot.index));
+        Ok(ArmStatistics {
+            treated: self.tables.statistics(arm::treated(slot.index))?,
+            control: control.map(|arm| self.tables.statistics(arm)).transpose()?,
+        })
+    }
+
+    /// The policy that an entry points to; `None` if the entry ends at a different time than
+    /// desired.
+    fn policy_of(&self, desired: &MapState, cidr: &Cidr, value: EntryValue) -> Option<&PolicyName> {
+        (value.end() == desired.end_of(cidr)).then(|| self.by_index.get(&value.slot()))?
+    }
+}
+
+/// The slot of connections that no entry covers, if these are counted.
+fn unmatched(kernel: &BpfKernel) -> Option<(PolicyName, Slot)> {
+    if !kernel.options.statistics.counts_unmatched() {
+        return None;
+    }
+    let slot = Slot {
+        index: UNMATCHED,
+        generation: kernel.tables.read.policy(UNMATCHED).ok()?.generation,
+        has_control: false,
+    };
+    Some((PolicyName::unmatched(), slot))
+}
+
+impl KernelReader for Reader {
+    fn attachment(&self) -> Attachment {
+        self.placement.attachment()
+    }
+
+    fn attachment_during_change(&self) -> Attachment {
+        self.placement.attachment_during_change()
+    }
+
+    fn compare_tables(
+        &self,
+        desired: &MapState,
+        first: &mut usize,
+        count: usize,
+    ) -> Result<Differences, DatapathError> {
+        let mut differences = Differences::default();
+        for (name, slot) in &self.slots {
+            if !self.holds_policy(desired, name, *slot)? {
+                let policy = name.clone();
+                differences.push(Difference::Policy { policy });
+            }
+        }
+        let with_slots: HashSet<_> = self.slots.iter().map(|(name, _)| name).collect();
+        let policies = desired.policies.keys();
+        for policy in policies.filter(|name| !with_slots.contains(name)).cloned() {
+            differences.push(Difference::Policy { policy });
+        }
+        for (slot, control) in control_policies() {
+            if self.tables.policy(slot)? != control {
+                differences.push(Difference::ControlArm);
+            }
+        }
+        if self.tables.host_defaults()? != self.host_defaults {
+            differences.push(Difference::HostDefaults);
+        }
+        if !self.has_statistics {
+            *first = 0;
+            return Ok(differences);
+        }
+        for (name, slot) in self.slots.iter().skip(*first).take(count) {
+            let has_all = || slot.arms().all(|arm| self.tables.has_statistics(arm));
+            if !self.missing_stats.contains(name) && !has_all() {
+                let policy = name.clone();
+                differences.push(Difference::Statistics { policy });
+            }
+        }
+        let next = first.saturating_add(count);
+        *first = if next < self.slots.len() { next } else { 0 };
+        Ok(differences)
+    }
+
+    fn compare_entries(
+        &self,
+        desired: &MapState,
+        cursor: &mut TrieCursor,
+        count: usize,
+    ) -> Result<Differences, DatapathError> {
+        let (is_ipv4, _) = cursor.start();
+        let (found, is_last) = self.tables.tries.run(*cursor, count)?;
+        let found = found.into_iter();
+        let found: Vec<_> = found
+            .map(|(cidr, value)| (cidr, self.policy_of(desired, &cidr, value)))
+            .collect();
+        let compared = cursor.compare(&found, is_last, desired);
+        compared.map_err(|e| map_error(TRIES[usize::from(!is_ipv4)], e))
+    }
+
+    fn finds(
+        &self,
+        desired: &MapState,
+        cidrs: &[Cidr],
+        policy: &PolicyName,
+    ) -> Result<bool, DatapathError> {
+        let slot = self.slots.iter().find(|(name, _)| name == policy);
+        if let Some((name, slot)) = slot
+            && !self.holds_policy(desired, name, *slot)?
+        {
+            return Ok(false);
+        }
+        for cidr in cidrs {
+            if let Some(entry) = desired.entries.get(cidr) {
+                let tries = &self.tables.tries;
+                let value = tries.get(cidr)?;
+                let policy = value.and_then(|value| self.policy_of(desired, cidr, value));
+                // For a missing entry, the lookup finds the next shorter one, which may have the
+                // same policy.
+                if policy != Some(entry.policy) || !tries.contains(cidr)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError> {
+        let mut hits = self.tables.tries.hits()?;
+        hits.sort_unstable();
+        Ok(hits)
+    }
+
+    fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError> {
+        let value = self.tables.tries.get(cidr)?;
+        Ok(value.map_or(0, |value| value.hits))
+    }
+
+    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError> {
+        let slots = self.slots.iter();
+        slots
+            .map(|(name, slot)| Ok((name.clone(), self.arms_of(*slot)?)))
+            .collect()
+    }
+
+    fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {
+        let slot = self.slot_of(policy);
+        slot.map(|slot| self.arms_of(slot)).transpose()
+    }
+
+    fn recent_peers(&self) -> Vec<IpAddr> {
+        const RECENT: Duration = Duration::from_secs(3600);
+        let cached = tcp_metrics::all().unwrap_or_default().into_iter();
+        cached
+            .filter(|one| one.age < RECENT)
+            .map(|one| one.address)
+            .collect()
+    }
+
+    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {
+        let slot = self.slot_of(policy);
+        slot.map_or(Ok(Default::default()), |slot| {
+            self.tables.brakes(slot.index)
+        })
+    }
+
+    fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {
+        self.tables.discovered()
+    }
+
+    fn discovered_since(&self) -> Option<SystemTime> {
+        self.tables.discovered_since
+    }
+
+    fn owners(&self) -> BTreeMap<(u32, u32), PolicyName> {
+        self.slots
+            .iter()
+            .map(|(name, slot)| ((slot.index, slot.generation), name.clone()))
+            .collect()
+    }
+
+    fn missing_stats(&self) -> &BTreeSet<PolicyName> {
+        &self.missing_stats
+    }
+
+    fn limited(&self) -> Option<&str> {
+        self.limited.as_deref()
+    }
+}

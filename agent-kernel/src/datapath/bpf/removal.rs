@@ -1,0 +1,242 @@
+//! Operations without an open kernel: creating, reading and removing pins, also if no daemon runs.
+
+use std::{collections::BTreeMap, io, path::Path, time::Duration};
+
+use rto_agent_common::{EntryValue, LAYOUT_VERSION, Policy};
+use rto_agent_core::{
+    policy::{Cidr, PolicyName},
+    wire::kernel::Removed,
+};
+
+use super::{DatapathError, Link, Slots, Tables, link, pin_check::OwnMaps, pin_error, pins};
+use crate::kernel::{
+    bpf::{ProgramInfo, program_info},
+    clock::boottime_ms,
+};
+
+/// Creates the pin directory if it does not exist.
+///
+/// # Errors
+///
+/// If it cannot be created, is not on a BPF file system, or users other than root can write to it.
+pub fn make_pin_dir(path: &Path) -> io::Result<()> {
+    pins::create_pin_dir(path)
+}
+
+/// Removes every pin of the agent below `pin_dir`, of any version, and the directory itself if it
+/// is then empty. Works without a daemon; a running daemon must be asked instead.
+///
+/// # Errors
+///
+/// If a pin cannot be removed: the first such error. All other pins are still removed.
+pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
+    let mut removed = Removed::default();
+    let mut failed = None;
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
+        let had_link = set.path.join(pins::LINK).exists();
+        match link::remove(&set.path).and_then(|()| pins::remove_pin_set(&set.path)) {
+            Ok(()) => {
+                removed.links += usize::from(had_link);
+                removed.generations.push(set.path);
+            }
+            Err(e) => failed = failed.or(Some(pin_error(&set.path, e))),
+        }
+    }
+    if let Ok(rest) = std::fs::read_dir(pin_dir) {
+        removed.left = rest.filter_map(|e| e.ok().map(|e| e.path())).collect();
+    }
+    if removed.left.is_empty()
+        && let Err(e) = std::fs::remove_dir(pin_dir)
+        && e.kind() != io::ErrorKind::NotFound
+    {
+        failed = failed.or(Some(pin_error(pin_dir, e)));
+    }
+    failed.map_or(Ok(removed), Err)
+}
+
+/// Detaches the programs of every pin set below `pin_dir`; the maps stay. Returns the number of
+/// sets that had a link.
+///
+/// # Errors
+///
+/// If a link's pin cannot be removed.
+pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
+    let mut count = 0;
+    let programs = pinned_program_ids(pin_dir);
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
+        count += usize::from(set.path.join(pins::LINK).exists());
+        link::remove(&set.path).map_err(|e| pin_error(&set.path, e))?;
+    }
+    // Where links cannot be detached (before Linux 5.9), they end some time after their last pin.
+    // Without CAP_SYS_ADMIN, which only Linux 5.8 and later do not require, the kernel does not
+    // report when.
+    let _gone = wait_until(|| programs.iter().all(|id| program_info(*id).is_err()));
+    Ok(count)
+}
+
+/// Waits until a program has ended. If the kernel does not report that (CAP_SYS_ADMIN), waits until
+/// it is no longer attached to the cgroup. Returns false after the timeout.
+pub(super) fn wait_for_end(cgroup: &Path, program_id: Option<u32>) -> bool {
+    let has_ended = |id| {
+        let is_attached = || link::attached(cgroup, id).unwrap_or(false);
+        has_ended(&program_info(id), is_attached)
+    };
+    wait_until(|| program_id.is_none_or(has_ended))
+}
+
+/// Whether a program has ended, according to the kernel's answer.
+fn has_ended(info: &io::Result<ProgramInfo>, is_attached: impl FnOnce() -> bool) -> bool {
+    match info {
+        Ok(_) => false,
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => !is_attached(),
+        Err(_) => true,
+    }
+}
+
+/// Waits at most one second until the condition holds; returns whether it does.
+pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
+    const STEP: Duration = Duration::from_millis(2);
+    for _ in 0..500 {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(STEP);
+    }
+    false
+}
+
+/// The initial RTO, in jiffies, for an address in the maps pinned below `pin_dir`; `None` if no
+/// entry with an initial RTO covers it, or no program is attached.
+#[must_use]
+pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u32> {
+    let tables = in_force(pin_dir).ok()??;
+    let host: Cidr = address.to_string().parse().ok()?;
+    let entry = tables.read.tries.get(&host).ok()??;
+    if is_over(entry) {
+        return None;
+    }
+    let policy = tables.read.policy(entry.slot()).ok()?;
+    (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
+}
+
+/// Whether the programs ignore an entry because its lifetime has ended.
+fn is_over(entry: EntryValue) -> bool {
+    entry.end() != 0 && entry.is_over(boottime_ms().saturating_mul(1_000_000))
+}
+
+/// The contents of the active maps.
+#[derive(Clone, Debug, Default)]
+pub struct PinnedMaps {
+    /// Policies, as the kernel stores them.
+    pub policies: BTreeMap<PolicyName, Policy>,
+    /// Entries, sorted by address.
+    pub entries: Vec<PinnedEntry>,
+}
+
+/// An entry in a map.
+#[derive(Clone, Debug)]
+pub struct PinnedEntry {
+    /// The CIDR.
+    pub cidr: Cidr,
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Connections that it has covered.
+    pub hits: u32,
+}
+
+/// The active policies and entries, from the pins below `pin_dir`; `None` if no program is
+/// attached.
+///
+/// # Errors
+///
+/// If the active maps cannot be determined or read.
+pub fn pinned_maps(pin_dir: &Path) -> Result<Option<PinnedMaps>, DatapathError> {
+    let Some(tables) = in_force(pin_dir)? else {
+        return Ok(None);
+    };
+    let policies = tables.read.policies()?;
+    let slots = Slots::read(policies.iter().copied());
+    let names = slots.by_index();
+    let named = policies.into_iter();
+    let named = named.filter_map(|(index, policy)| Some(((*names.get(&index)?).clone(), policy)));
+    let mut entries = Vec::new();
+    for (cidr, value) in tables.read.tries.all()? {
+        if let Some(policy) = names.get(&value.slot())
+            && !is_over(value)
+        {
+            entries.push(PinnedEntry {
+                cidr,
+                policy: (*policy).clone(),
+                hits: value.hits,
+            });
+        }
+    }
+    entries.sort_unstable_by_key(|entry| entry.cidr);
+    Ok(Some(PinnedMaps {
+        policies: named.collect(),
+        entries,
+    }))
+}
+
+/// The maps that the attached program uses, if there is one.
+fn in_force(pin_dir: &Path) -> Result<Option<Tables>, DatapathError> {
+    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
+        let is_readable = set.layout == Some(LAYOUT_VERSION);
+        if is_readable && is_in_force(&set.path).map_err(|e| pin_error(&set.path, e))? {
+            return Tables::open(&set.path).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the program pinned in `dir` is attached and uses every map pinned there: a foreign pin
+/// must not be mistaken for one of its maps.
+fn is_in_force(dir: &Path) -> io::Result<bool> {
+    let link = match Link::open(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        link => link?,
+    };
+    Ok(link.is_attached()?
+        && link.is_of(dir)
+        && OwnMaps::pinned(dir).is_some_and(|own| own.foreign_pin(dir).is_none()))
+}
+
+/// Like [`remove_pins`], but only if no program is attached: another daemon may have started.
+/// Returns `None` if the pins were kept.
+///
+/// # Errors
+///
+/// As [`remove_pins`].
+pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError> {
+    let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
+    if sets.iter().any(|g| g.path.join(pins::LINK).exists()) {
+        return Ok(None);
+    }
+    remove_pins(pin_dir).map(Some)
+}
+
+/// Ids of the programs behind the links pinned below `pin_dir`: all other programs are foreign.
+#[must_use]
+pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
+    let sets = pins::pin_sets(pin_dir).unwrap_or_default();
+    sets.iter()
+        .filter_map(|g| Link::at(&g.path))
+        .map(|link| link.program_id)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_privilege_program_end_is_seen_at_its_cgroup() {
+        let refused = || io::Error::from_raw_os_error(libc::EPERM);
+        let gone = io::Error::from_raw_os_error(libc::ENOENT);
+        let never = || unreachable!("the kernel has said it");
+        assert!(!has_ended(&Ok(ProgramInfo::default()), never));
+        assert!(has_ended(&Err(gone), never));
+        assert!(!has_ended(&Err(refused()), || true));
+        assert!(has_ended(&Err(refused()), || false));
+    }
+}

@@ -1,0 +1,404 @@
+//! The interface to the kernel. [`Kernel`] is what the engine needs, and [`KernelReader`] what
+//! other threads may read during a change. `bpf` implements both with eBPF, and is the only module
+//! that uses aya.
+//!
+//! A kernel is opened in two steps, so that a program never runs over an empty map and a running
+//! program never loses an entry. Opening finds or creates the maps (the program of an earlier run
+//! keeps working) and the caller writes their contents. Then [`Kernel::attach`] attaches
+//! the program and removes the pins it replaces.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::SystemTime,
+};
+
+use rto_agent_common::{
+    HostDefaults, Policy,
+    brake::Brake,
+    discovery::{Discovered, Prefix},
+};
+use rto_agent_core::{
+    config::RttSampling,
+    policy::{
+        Cidr, MAX_ENTRIES_LIMIT, PolicyName,
+        differences::{Differences, Disorder, Run},
+        plan::{MapState, Plan},
+    },
+    wire::{
+        kernel::{Attachment, Found, Removed},
+        stats::ArmStatistics,
+    },
+};
+
+use crate::kernel::version;
+
+mod bpf;
+mod error;
+
+pub use bpf::{
+    BpfKernel, NewConnections, OBJECT, PinnedEntry, PinnedMaps, events, forget_schedules, handover,
+    make_pin_dir, pinned_initial_rto, pinned_maps, pinned_program_ids, probe, remove_kept_pins,
+    remove_links, remove_pins, resume_schedules, schedules, stop_schedules, walk,
+};
+pub use error::{Cause, DatapathError};
+
+/// The maps and the program in the kernel, for the engine, which is their only writer. Dropping it
+/// closes the handles, and leaves active policies active.
+pub trait Kernel: Send {
+    /// The options it was opened with, and the current capacity.
+    fn options(&self) -> &Options;
+
+    /// What the start found of an earlier run.
+    fn found(&self) -> Found;
+
+    /// The state of the maps.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    fn read(&self) -> Result<MapState, DatapathError>;
+
+    /// Writes `plan`, which turns `current` into `desired`, in its order. Makes sure that the tries
+    /// have a capacity of at least `room` entries; returns whether this took new tries and a new
+    /// program.
+    ///
+    /// # Errors
+    ///
+    /// The first write that fails; earlier writes stay. The caller reads the actual state with
+    /// [`Kernel::read`], and decides whether to roll back or to try again.
+    fn apply(
+        &mut self,
+        room: u32,
+        current: &MapState,
+        plan: &Plan,
+        desired: &MapState,
+    ) -> Result<bool, DatapathError>;
+
+    /// Attaches the program with all its pins if it is not attached, and removes the pins it
+    /// replaces. The maps stay.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be loaded, attached or pinned; the program attached before stays.
+    fn attach(&mut self) -> Result<(), DatapathError>;
+
+    /// A reader for other threads, which sees the state after the last change.
+    fn reader(&self) -> Arc<dyn KernelReader>;
+
+    /// Changes the defaults that programs assume if they cannot read a socket's values.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be written.
+    fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError>;
+
+    /// Extends the lease of automatic values until this time, nanoseconds of CLOCK_MONOTONIC.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be written.
+    fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError>;
+
+    /// Retries to allocate statistics for which there was no memory.
+    fn retry_statistics(&mut self);
+
+    /// Rewrites tables outside of plans that another process removed or overwrote: statistics and
+    /// the host's defaults.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read or written.
+    fn restore_tables(&mut self) -> Result<(), DatapathError>;
+
+    /// A reader of events, and what it needs to report SYN-ACKs when they are retransmitted.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be opened.
+    fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError>;
+
+    /// A walker over open sockets, with the current policies.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses the iterator.
+    fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError>;
+
+    /// Detaches the programs. Maps and pins stay, with the counters and the former options of
+    /// sockets.
+    /// [`Kernel::attach`] attaches the programs again.
+    ///
+    /// # Errors
+    ///
+    /// If a link's pin cannot be removed.
+    fn unlink(&mut self) -> Result<(), DatapathError>;
+
+    /// Detaches the program and removes every pin.
+    ///
+    /// # Errors
+    ///
+    /// If a pin cannot be removed; all others are still removed.
+    fn detach(self: Box<Self>) -> Result<Removed, DatapathError>;
+}
+
+/// The directions (active, passive) whose brakes are reset when a slot gets this policy. These are
+/// directions without an active brake so far ([`Policy::epochs`]), because earlier spending does
+/// not predict the future; both directions if the policy is new.
+pub fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
+    let Some(held) = held else {
+        return [true; 2];
+    };
+    std::array::from_fn(|direction| held.epochs[direction] == 0 && next.epochs[direction] != 0)
+}
+
+/// Reads the kernel on any thread, with separate handles. As long as it exists, the kernel keeps
+/// the maps.
+pub trait KernelReader: Send + Sync {
+    /// Queries whether the program is attached and its pins exist.
+    fn attachment(&self) -> Attachment;
+
+    /// The same during a change, which may replace this program by another one of the agent.
+    fn attachment_during_change(&self) -> Attachment;
+
+    /// Compares the tables other than the entries: policies, the host's defaults, and whether the
+    /// `count` policies from index `first` have statistics. Sets `first` to the index to continue
+    /// at; 0 after the last policy.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    fn compare_tables(
+        &self,
+        desired: &MapState,
+        first: &mut usize,
+        count: usize,
+    ) -> Result<Differences, DatapathError>;
+
+    /// Compares the next entries, up to `count`; sets `cursor` to the position to continue at.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read, or changes during the read.
+    fn compare_entries(
+        &self,
+        desired: &MapState,
+        cursor: &mut TrieCursor,
+        count: usize,
+    ) -> Result<Differences, DatapathError>;
+
+    /// All differences from the desired state.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    fn differences(&self, desired: &MapState) -> Result<Differences, DatapathError> {
+        /// Attempts if a map changes during the read.
+        const ATTEMPTS: usize = 3;
+        let mut differences = self.compare_tables(desired, &mut 0, usize::MAX)?;
+        let mut attempt = 1;
+        let entries = loop {
+            match self.compare_all_entries(desired) {
+                Err(_) if attempt < ATTEMPTS => attempt += 1,
+                compared => break compared?,
+            }
+        };
+        differences.append(entries);
+        Ok(differences)
+    }
+
+    /// The same for entries only.
+    ///
+    /// # Errors
+    ///
+    /// As [`KernelReader::compare_entries`].
+    fn compare_all_entries(&self, desired: &MapState) -> Result<Differences, DatapathError> {
+        let mut cursor = TrieCursor::default();
+        let mut differences = Differences::default();
+        loop {
+            differences.append(self.compare_entries(desired, &mut cursor, usize::MAX)?);
+            if cursor == TrieCursor::default() {
+                return Ok(differences);
+            }
+        }
+    }
+
+    /// Whether the kernel has this policy, and each of these entries, as desired.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    fn finds(
+        &self,
+        desired: &MapState,
+        cidrs: &[Cidr],
+        policy: &PolicyName,
+    ) -> Result<bool, DatapathError>;
+
+    /// The hits of every entry with at least one, in order.
+    ///
+    /// # Errors
+    ///
+    /// If a map cannot be read.
+    fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError>;
+
+    /// The hits of one entry that is known to exist.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
+
+    /// Statistics of every policy, summed over the CPUs. [`PolicyName::unmatched`] counts
+    /// connections that no entry covers.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError>;
+
+    /// Statistics of one policy; `None` if it has no slot.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError>;
+
+    /// Peers with which connections of this network namespace ended in the last hour, if the kernel
+    /// has cached them (`ip tcp_metrics`).
+    fn recent_peers(&self) -> Vec<IpAddr>;
+
+    /// The brakes of a policy, by direction (active, passive). Without a slot nothing is spent.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError>;
+
+    /// The counts of peers that no entry covers, if these are counted.
+    ///
+    /// # Errors
+    ///
+    /// If the map cannot be read.
+    fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError>;
+
+    /// Start of these counts, if known; restarts of the daemon keep the map.
+    fn discovered_since(&self) -> Option<SystemTime>;
+
+    /// The policies of slots by index and generation, to find the policy of an event.
+    fn owners(&self) -> BTreeMap<(u32, u32), PolicyName>;
+
+    /// Policies without statistics, because there was no memory.
+    fn missing_stats(&self) -> &BTreeSet<PolicyName>;
+
+    /// Why the program reads less of sockets than this kernel allows; `None` if it reads
+    /// everything.
+    fn limited(&self) -> Option<&str>;
+}
+
+/// The position of a comparison of the tries: before a family's first entry, or after an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrieCursor {
+    /// Before the first entry of IPv4.
+    #[default]
+    Begin,
+    /// After this entry.
+    After(Cidr),
+    /// Before the first entry of IPv6.
+    BeginV6,
+}
+
+impl TrieCursor {
+    /// Whether IPv6 is next, and the entry before.
+    #[must_use]
+    pub fn start(self) -> (bool, Option<Cidr>) {
+        match self {
+            Self::Begin => (true, None),
+            Self::BeginV6 => (false, None),
+            Self::After(cidr) => (cidr.is_ipv4(), Some(cidr)),
+        }
+    }
+
+    /// Compares a run of entries found at the cursor, each with its policy, and moves the cursor
+    /// past it.
+    ///
+    /// # Errors
+    ///
+    /// If the run is out of order: another process changed the trie during the read.
+    pub fn compare(
+        &mut self,
+        found: &[(Cidr, Option<&PolicyName>)],
+        is_last: bool,
+        desired: &MapState,
+    ) -> Result<Differences, Disorder> {
+        let (is_ipv4, after) = self.start();
+        let run = Run {
+            is_ipv4,
+            after,
+            found,
+            is_last,
+        };
+        *self = match (is_ipv4, found.last()) {
+            (true, _) if is_last => Self::BeginV6,
+            (false, _) if is_last => Self::Begin,
+            (_, Some((last, _))) => Self::After(*last),
+            (_, None) => *self,
+        };
+        run.compare(&desired.entries)
+    }
+}
+
+/// Options for opening a kernel.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cgroup2 directory to attach to.
+    pub cgroup: PathBuf,
+    /// Directory on a BPF file system, used only by this agent.
+    pub pin_dir: PathBuf,
+    /// Capacity for entries; [`Kernel::apply`] increases it as needed.
+    pub max_entries: u32,
+    /// What the program counts.
+    pub statistics: StatisticsOptions,
+    /// Why a program cannot be attached to `lsm_cgroup/inet_csk_clone`, if that is already known.
+    pub without_clone: Option<String>,
+    /// Jiffies per second.
+    pub hz: u32,
+    /// Whether the kernel supports TCP_RTO_MAX_MS, and a walk over open sockets can restore it.
+    pub syn_cap: bool,
+    /// Assumed where the kernel does not let the program read the socket's values.
+    pub host_defaults: HostDefaults,
+}
+
+/// What the program counts. Each choice is a separate program, so that disabled statistics cost
+/// nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatisticsOptions {
+    /// Whether anything is counted.
+    pub on: bool,
+    /// Whether connections that no entry covers are counted.
+    pub unmatched: bool,
+    /// Samples 1 in N loss-free connections until they close.
+    pub sampling: u32,
+    /// When smoothed RTTs are sampled.
+    pub rtt: RttSampling,
+    /// Whether the kernel lets the program read the current process.
+    pub process: bool,
+}
+
+/// The capacity for this number of entries, if `asked` is configured. Since Linux 5.11 the default is the limit, because the
+/// kernel charges a trie's memory as it is filled; before, it charges the whole capacity at once.
+#[must_use]
+pub fn room_for(entries: usize, asked: Option<u32>) -> u32 {
+    let is_charged_by_content = || version::running().is_ok_and(|kernel| kernel.at_least((5, 11)));
+    let asked = asked.unwrap_or_else(|| match is_charged_by_content() {
+        true => MAX_ENTRIES_LIMIT,
+        false => 16384,
+    });
+    match u32::try_from(entries) {
+        Ok(entries) if entries <= asked => asked,
+        Ok(entries) => entries.checked_next_power_of_two().unwrap_or(u32::MAX),
+        Err(_) => u32::MAX,
+    }
+}
