@@ -14,11 +14,14 @@ use rto_agent_kernel::kernel::bpf;
 use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
 
 use super::{exposition::Exposition, metrics::render};
-use crate::{api::{
+use crate::{
+    api::{
         body,
         connection::{self, Limits},
         socket::RebindingListener,
-    }, engine::{EngineError, Handle, Message, Readiness}};
+    },
+    engine::{EngineError, Handle, Message, Readiness},
+};
 
 /// How long a readiness request waits for the comparison of the kernel's maps.
 pub const VERIFY: Duration = Duration::from_secs(5);
