@@ -135,3 +135,24 @@ pub fn now_ns() -> anyhow::Result<u64> {
     let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
     Ok(u64::try_from(now.as_nanos())?)
 }
+
+/// Whether a budget, in tenths of a retransmission, is for at least half this rate of connections per
+/// second. It covers four seconds.
+#[must_use]
+pub const fn is_budget_for(budget: u32, per_s: u32) -> bool {
+    budget >= Brake::BUDGET_COST.cast_unsigned() * 4 * per_s / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budget_of_start_is_for_no_high_rate() {
+        let tenths = Brake::BUDGET_COST.cast_unsigned();
+        // 50 retransmissions at the start, 416 after a second with 100 connections.
+        assert!(!is_budget_for(50 * tenths, 100));
+        assert!(is_budget_for(416 * tenths, 100));
+        assert!(is_budget_for(416 * tenths, 200) && !is_budget_for(416 * tenths, 240));
+    }
+}

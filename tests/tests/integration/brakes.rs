@@ -22,7 +22,7 @@ use rto_testbed::{
     workload::{arrivals::Done, traffic::Connect},
 };
 use rto_tests::{
-    brakes::{InKernel, end_lease, lease_ns, now_ns},
+    brakes::{InKernel, end_lease, is_budget_for, lease_ns, now_ns},
     handshakes::{Handshake, share_beyond, syns},
     path::Path,
 };
@@ -221,11 +221,9 @@ impl Timers {
         }
         let budget = || InKernel::of(&path.env, "near")?.budget(ACTIVE);
         let mut clients = path.clients(per_s, 1, PATIENCE)?;
-        // The unit of a budget is a tenth of a retransmission.
-        let enough = |budget: &u32| *budget >= 2 * 4 * per_s / 2;
         eventually("budget", TIMEOUT, || {
             clients.run(per_s)?;
-            Ok(enough(&budget()?).then_some(()))
+            Ok(is_budget_for(budget()?, per_s).then_some(()))
         })?;
         path.relay.forget();
         Ok(())
