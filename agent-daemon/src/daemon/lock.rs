@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read as _, Seek as _, Write as _},
+    io,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -35,27 +35,31 @@ pub enum LockError {
          state_dir, socket, pin_dir and cgroup"
     )]
     Held {
-        /// " (pid N)" if it is known, with a remark if the pid is from another pid namespace.
+        /// " (pid N)" if it is visible from here: not in another PID namespace.
         holder: String,
         /// The lock's path.
         path: PathBuf,
     },
-    /// The state directory cannot be used.
-    #[error("state_dir {path}: {reason}")]
-    StateDir {
+    /// A directory cannot be used.
+    #[error("{setting} {path}: {reason}")]
+    Dir {
+        /// `state_dir` or `pin_dir`.
+        setting: &'static str,
         /// Its path.
         path: PathBuf,
         /// The error of the system call.
         reason: io::Error,
     },
-    /// The pin directory cannot be used.
-    #[error("pin_dir {path}: {reason}")]
-    PinDir {
-        /// Its path.
-        path: PathBuf,
-        /// The error of the system call.
-        reason: io::Error,
-    },
+}
+
+impl LockError {
+    fn dir(setting: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |reason| Self::Dir {
+            setting,
+            path: path.to_owned(),
+            reason,
+        }
+    }
 }
 
 /// The lock. It is released when dropped; otherwise by the kernel when the process has ended, and
@@ -82,26 +86,16 @@ impl InstanceLock {
     }
 
     fn of_state_after(state_dir: &Path, wait: &mut dyn FnMut() -> bool) -> Result<Self, LockError> {
-        let state_error = |reason| LockError::StateDir {
-            path: state_dir.to_owned(),
-            reason,
-        };
-        path_security::make_private(state_dir).map_err(state_error)?;
+        let failed = LockError::dir("state_dir", state_dir);
+        path_security::make_private(state_dir).map_err(&failed)?;
         let path = state_dir.join(FILE);
         let file = open(&path).map_err(|e| {
             let why = format!("{FILE}: {e}");
-            state_error(io::Error::new(e.kind(), why))
+            failed(io::Error::new(e.kind(), why))
         })?;
-        let mut state = lock(file, &path, read_holder, wait)?;
-        // The pid is only informative, and the lock is held already: a full disk must not prevent
-        // the start.
-        let _unsaid = state
-            .set_len(0)
-            .and_then(|()| state.rewind())
-            .and_then(|()| state.write_all(Holder::this().text().as_bytes()));
         Ok(Self {
             state_dir: state_dir.to_owned(),
-            state,
+            state: lock(file, &path, &failed, wait)?,
             pins: None,
         })
     }
@@ -117,13 +111,9 @@ impl InstanceLock {
     /// removed. `pin_dir` may have been removed and created again, or its file system unmounted,
     /// which an open directory would keep alive with all its pins.
     pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
-        let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
-        let now = fs::symlink_metadata(self.state_dir.join(FILE))
-            .ok()
-            .map(identity);
-        if now != self.state.metadata().ok().map(identity) {
-            let again = Self::of_state_after(&self.state_dir, &mut || false)?;
-            self.state = again.state;
+        let file = fs::symlink_metadata(self.state_dir.join(FILE));
+        if identity(file) != identity(self.state.metadata()) {
+            self.state = Self::of_state_after(&self.state_dir, &mut || false)?.state;
             warn!(
                 "{}: the lock file was removed, and has been created again",
                 self.state_dir.display()
@@ -137,23 +127,24 @@ impl InstanceLock {
         pin_dir: &Path,
         wait: &mut dyn FnMut() -> bool,
     ) -> Result<(), LockError> {
-        let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
-        let now = fs::metadata(pin_dir).ok().map(identity);
-        let held = self.pins.as_ref().and_then(|dir| dir.metadata().ok());
-        if now == held.map(identity) {
+        let held = self.pins.as_ref().map(|dir| dir.metadata());
+        if identity(fs::metadata(pin_dir)) == held.and_then(identity) {
             return Ok(());
         }
-        path_security::check_private(pin_dir).map_err(|reason| LockError::PinDir {
-            path: pin_dir.to_owned(),
-            reason,
-        })?;
+        let failed = LockError::dir("pin_dir", pin_dir);
+        path_security::check_private(pin_dir).map_err(&failed)?;
         self.pins = None;
         // The directory may be missing: bpffs may not even be mounted.
         if let Ok(dir) = File::open(pin_dir) {
-            self.pins = Some(lock(dir, pin_dir, |_| None, wait)?);
+            self.pins = Some(lock(dir, pin_dir, &failed, wait)?);
         }
         Ok(())
     }
+}
+
+/// Device and inode.
+fn identity(file: io::Result<fs::Metadata>) -> Option<(u64, u64)> {
+    file.ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Opens the lock's file, and creates it if it is missing.
@@ -180,15 +171,10 @@ fn open(path: &Path) -> io::Result<File> {
 fn lock(
     mut file: File,
     path: &Path,
-    told: impl Fn(&mut File) -> Option<Holder>,
+    failed: &dyn Fn(io::Error) -> LockError,
     wait: &mut dyn FnMut() -> bool,
 ) -> Result<Flock<File>, LockError> {
-    let state_error = |reason| LockError::StateDir {
-        path: path.to_owned(),
-        reason,
-    };
-    let metadata = file.metadata().map_err(state_error)?;
-    let identity = proc_identity(metadata.dev(), metadata.ino());
+    let identity = identity(file.metadata());
     let mut has_waited = false;
     loop {
         let errno;
@@ -197,32 +183,19 @@ fn lock(
             Err(failed) => failed,
         };
         if errno != Errno::EWOULDBLOCK {
-            return Err(state_error(errno.into()));
+            return Err(failed(errno.into()));
         }
-        // Read again at each attempt: the holder writes its pid just after it has taken the lock.
-        let told = told(&mut file);
-        let (own, foreign) = match told {
-            Some(holder) if holder.is_here() => (Some(holder.pid), None),
-            // A holder that is visible from here has a different pid in this namespace.
-            other => (holder_by_proc(&identity), other),
-        };
-        if own.is_some_and(is_running) || !wait() {
-            let holder = match (own, foreign) {
-                (Some(pid), _) => format!(" (pid {pid})"),
-                (None, Some(there)) => format!(
-                    " (pid {} in another PID namespace, for example of a container)",
-                    there.pid
-                ),
-                (None, None) => String::new(),
-            };
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        let holder = identity.and_then(|identity| holder_in(&locks, identity));
+        if holder.is_some_and(is_running) || !wait() {
             return Err(LockError::Held {
-                holder,
+                holder: holder.map_or_else(String::new, |pid| format!(" (pid {pid})")),
                 path: path.to_owned(),
             });
         }
         if !has_waited {
             has_waited = true;
-            info!(path = %path.display(), holder = own, "the process that held it has ended; \
+            info!(path = %path.display(), holder, "the process that held it has ended; \
                                                          waiting for the lock");
         }
     }
@@ -274,64 +247,11 @@ fn is_ending(stat: &str) -> bool {
     is_zombie || number(9) & PF_EXITING != 0 || is_killed
 }
 
-/// The lock's holder, from the lock's file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Holder {
-    /// The pid in the holder's own pid namespace.
-    pid: u32,
-    /// The inode of that namespace (namespaces(7)); absent if it was unknown.
-    namespace: Option<u64>,
-}
-
-impl Holder {
-    fn this() -> Self {
-        let namespace = fs::metadata("/proc/self/ns/pid").ok();
-        Self {
-            pid: std::process::id(),
-            namespace: namespace.map(|meta| meta.ino()),
-        }
-    }
-
-    fn text(self) -> String {
-        let namespace = self.namespace.map(|inode| format!("{inode}\n"));
-        format!("{}\n{}", self.pid, namespace.unwrap_or_default())
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines();
-        Some(Self {
-            pid: lines.next()?.trim().parse().ok()?,
-            namespace: lines.next().and_then(|line| line.parse().ok()),
-        })
-    }
-
-    /// Whether the holder's pid is in this process's namespace.
-    fn is_here(self) -> bool {
-        let here = Self::this().namespace;
-        self.namespace.is_none() || here.is_none() || self.namespace == here
-    }
-}
-
-fn read_holder(file: &mut File) -> Option<Holder> {
-    let mut text = String::new();
-    file.rewind().ok()?;
-    file.take(64).read_to_string(&mut text).ok()?;
-    Holder::parse(&text)
-}
-
-/// Names a file as `/proc/locks` does: the device number of its file system in hexadecimal, and its
-/// inode. (For a btrfs subvolume stat(2) returns another device, so there only the pid in the file
-/// shows the holder.)
-fn proc_identity(device: u64, inode: u64) -> String {
-    format!("{:02x}:{:02x}:{inode}", major(device), minor(device))
-}
-
-/// The holder of a flock on this file ([`proc_identity`]), from `/proc/locks` (proc(5)).
-fn holder_by_proc(identity: &str) -> Option<u32> {
-    holder_in(&fs::read_to_string("/proc/locks").ok()?, identity)
-}
-
-fn holder_in(locks: &str, identity: &str) -> Option<u32> {
+/// The holder of a flock on the file with this device and inode, from the lines of `/proc/locks`
+/// (proc(5)). They have no process of another PID namespace, and for a btrfs subvolume another
+/// device than stat(2).
+fn holder_in(locks: &str, (device, inode): (u64, u64)) -> Option<u32> {
+    let identity = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     locks.lines().find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
         (fields.next()? == "FLOCK").then_some(())?;
@@ -360,49 +280,26 @@ mod tests {
         InstanceLock::take(&state, &pins).unwrap();
     }
 
-    /// The pid of a process that has ended.
+    /// The state of a killed daemon's child between fork and exec: it shares the open file that a
+    /// process which has ended has locked.
     #[expect(
         clippy::disallowed_methods,
-        reason = "a process that does nothing, for a test"
+        reason = "a process that locks a file, for a test"
     )]
-    fn ended() -> u32 {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        child.wait().unwrap();
-        child.id()
-    }
-
-    /// The state of a killed daemon's child between fork and exec: it has the open file, which
-    /// names the pid of no process.
-    fn inherited(state: &Path) -> Flock<File> {
+    fn inherited(state: &Path) -> File {
         fs::create_dir_all(state).unwrap();
-        let path = state.join(FILE);
-        fs::write(&path, format!("{}\n", ended())).unwrap();
-        let file = OpenOptions::new().read(true).open(path).unwrap();
-        Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap()
-    }
-
-    #[test]
-    fn a_lock_that_a_dead_daemons_child_still_has_is_waited_for() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("state");
-        let mut held = Some(inherited(&state));
-        let mut waited = 0;
-        let lock = InstanceLock::of_state_after(&state, &mut || {
-            waited += 1;
-            if waited == 3 {
-                held = None;
-            }
-            true
-        });
-        lock.unwrap();
-        assert_eq!(waited, 3);
+        let file = File::create(state.join(FILE)).unwrap();
+        let mut flock = std::process::Command::new("flock");
+        let flock = flock.arg("0").stdin(file.try_clone().unwrap());
+        assert!(flock.status().unwrap().success());
+        file
     }
 
     #[test]
     fn start_waits_for_inherited_lock_not_for_living_holder() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        let held = inherited(&state);
+        let mut held = Some(inherited(&state));
         let mut waited = 0;
         let error = InstanceLock::of_state_after(&state, &mut || {
             waited += 1;
@@ -410,20 +307,13 @@ mod tests {
         });
         assert!(matches!(error, Err(LockError::Held { .. })), "{error:?}");
         assert_eq!(waited, 3);
-        drop(held);
-        let _held = InstanceLock::of_state(&state).unwrap();
+        let lock = InstanceLock::of_state_after(&state, &mut || {
+            held = None;
+            true
+        });
+        let _held = lock.unwrap();
         let error = InstanceLock::of_state_after(&state, &mut || panic!("it waits"));
         assert!(matches!(error, Err(LockError::Held { .. })), "{error:?}");
-    }
-
-    #[test]
-    fn a_pid_of_another_namespace_is_told_as_such() {
-        let here = Holder::this();
-        assert_eq!(Holder::parse(&here.text()), Some(here));
-        assert!(here.is_here() && Holder::parse("7\n").unwrap().is_here());
-        let there = format!("1\n{}\n", here.namespace.unwrap() + 1);
-        assert!(!Holder::parse(&there).unwrap().is_here());
-        assert_eq!(Holder::parse("x\n1\n"), None);
     }
 
     #[test]
@@ -438,7 +328,6 @@ mod tests {
         assert!(is_ending(&stat("R", 0x0040_0000, 1 << 8)));
         assert!(!is_ending(&stat("R", 0x0040_0000, 1 << 14)));
         assert!(is_running(std::process::id()));
-        assert!(!is_running(ended()));
     }
 
     #[test]
@@ -462,21 +351,12 @@ mod tests {
 4: FLOCK  ADVISORY  WRITE 13 08:01:77 0 EOF
 4: -> FLOCK  ADVISORY  WRITE 14 08:01:78 0 EOF
 ";
-        let holder = |major, minor, inode| {
-            let device = makedev(major, minor);
-            holder_in(locks, &proc_identity(device, inode))
-        };
+        let holder = |major, minor, inode| holder_in(locks, (makedev(major, minor), inode));
         assert_eq!(holder(8, 1, 77), Some(13));
         assert_eq!(holder(0, 26, 77), Some(11));
         assert_eq!(holder(8, 1, 177), Some(12));
         assert_eq!(holder(0, 26, 177), None);
         assert_eq!(holder(8, 1, 78), None);
-        // In the form this kernel uses.
-        let file = tempfile::tempfile().unwrap();
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
-        let metadata = lock.metadata().unwrap();
-        let identity = proc_identity(metadata.dev(), metadata.ino());
-        assert_eq!(holder_by_proc(&identity), Some(std::process::id()));
     }
 
     #[test]
