@@ -172,30 +172,39 @@ fn families(status: &StatusAnswer, stats: &StatsAnswer, runs: Option<Runs>) -> V
     }
     all.extend(experiments(status));
     if let Some(runs) = runs {
-        all.push(Family {
-            name: "program_runs",
-            help: "Runs of the sock_ops program, counted while kernel.bpf_stats_enabled is set",
-            unit: None,
-            samples: Samples::Counter(vec![(Vec::new(), runs.count)]),
-        });
-        all.push(Family {
-            name: "program_run",
-            help: "Run time of the sock_ops program, measured while kernel.bpf_stats_enabled is \
+        all.push(family(
+            "program_runs",
+            "Runs of the sock_ops program, counted while kernel.bpf_stats_enabled is set",
+            Samples::Counter(vec![(Vec::new(), runs.count)]),
+        ));
+        all.push(family_in_seconds(
+            "program_run",
+            "Run time of the sock_ops program, measured while kernel.bpf_stats_enabled is \
                    set",
-            unit: Some(Unit::Seconds),
-            samples: Samples::Amount(vec![(Vec::new(), runs.time.as_secs_f64())]),
-        });
+            Samples::Amount(vec![(Vec::new(), runs.time.as_secs_f64())]),
+        ));
     }
     all
 }
 
-fn gauge(name: &'static str, help: &'static str, value: f64) -> Family {
+const fn family(name: &'static str, help: &'static str, samples: Samples) -> Family {
     Family {
         name,
         help,
         unit: None,
-        samples: Samples::Gauge(vec![(Vec::new(), value)]),
+        samples,
     }
+}
+
+fn family_in_seconds(name: &'static str, help: &'static str, samples: Samples) -> Family {
+    Family {
+        unit: Some(Unit::Seconds),
+        ..family(name, help, samples)
+    }
+}
+
+fn gauge(name: &'static str, help: &'static str, value: f64) -> Family {
+    family(name, help, Samples::Gauge(vec![(Vec::new(), value)]))
 }
 
 fn flag(name: &'static str, help: &'static str, value: bool) -> Family {
@@ -210,10 +219,7 @@ fn number(value: usize) -> f64 {
 
 #[expect(clippy::cast_precision_loss, reason = "seconds since 1970")]
 fn seconds(name: &'static str, help: &'static str, at_s: u64) -> Family {
-    Family {
-        unit: Some(Unit::Seconds),
-        ..gauge(name, help, at_s as f64)
-    }
+    family_in_seconds(name, help, Samples::Gauge(vec![(Vec::new(), at_s as f64)]))
 }
 
 /// Running experiments, and the last one of each policy.
@@ -235,25 +241,22 @@ fn experiments(status: &StatusAnswer) -> Vec<Family> {
     });
     let shares = all().map(|(policy, experiment)| (vec![of(policy)], experiment.share));
     vec![
-        Family {
-            name: "experiment_state",
-            help: "State of a policy's experiment: 1 for the current state",
-            unit: None,
-            samples: Samples::Gauge(states.collect()),
-        },
-        Family {
-            name: "experiment_share",
-            help: "Share of a policy's connections, or peers, that its experiment treats, 0 to 1",
-            unit: None,
-            samples: Samples::Gauge(shares.collect()),
-        },
-        Family {
-            name: "experiment_e_value",
-            help: "E-values of an experiment: a gain is proven at 20, harm at 400, and the \
+        family(
+            "experiment_state",
+            "State of a policy's experiment: 1 for the current state",
+            Samples::Gauge(states.collect()),
+        ),
+        family(
+            "experiment_share",
+            "Share of a policy's connections, or peers, that its experiment treats, 0 to 1",
+            Samples::Gauge(shares.collect()),
+        ),
+        family(
+            "experiment_e_value",
+            "E-values of an experiment: a gain is proven at 20, harm at 400, and the \
                    experiment is invalid at a mismatch of 1000",
-            unit: None,
-            samples: Samples::Gauge(e_values.collect()),
-        },
+            Samples::Gauge(e_values.collect()),
+        ),
     ]
 }
 
@@ -373,27 +376,24 @@ fn arms(stats: &StatsAnswer) -> Vec<Family> {
         }))
     });
     vec![
-        Family {
-            name: "connect_time_difference",
-            help: "Mean connect time of the treated arm minus that of the control arm, since \
+        family_in_seconds(
+            "connect_time_difference",
+            "Mean connect time of the treated arm minus that of the control arm, since \
                    counting began, and its 95 % interval (established active connections)",
-            unit: Some(Unit::Seconds),
-            samples: Samples::Gauge(differences.flatten().collect()),
-        },
-        Family {
-            name: "arm_attempts",
-            help: "Attempts by arm, for policies with a control arm: connect() calls, and \
+            Samples::Gauge(differences.flatten().collect()),
+        ),
+        family(
+            "arm_attempts",
+            "Attempts by arm, for policies with a control arm: connect() calls, and \
                    connection requests answered",
-            unit: None,
-            samples: Samples::Counter(attempts),
-        },
-        Family {
-            name: "arm_outcomes",
-            help: "Outcomes of an arm's attempts: established, established within 500 ms (good), \
+            Samples::Counter(attempts),
+        ),
+        family(
+            "arm_outcomes",
+            "Outcomes of an arm's attempts: established, established within 500 ms (good), \
                    with a spurious SYN or SYN-ACK, with a DSACK, aborted",
-            unit: None,
-            samples: Samples::Counter(outcomes),
-        },
+            Samples::Counter(outcomes),
+        ),
     ]
 }
 
@@ -433,18 +433,13 @@ fn counter(counter: &Counter, stats: &StatsAnswer) -> Family {
         Scope::Connections => ALL,
     };
     let samples = each(stats, directions).map(|(labels, stats)| (labels, (counter.value)(stats)));
-    let (unit, samples) = if counter.is_time {
+    if counter.is_time {
         let seconds = samples.map(|(labels, us)| (labels, us as f64 / 1e6));
-        (Some(Unit::Seconds), Samples::Amount(seconds.collect()))
-    } else {
-        (None, Samples::Counter(samples.collect()))
-    };
-    Family {
-        name: counter.metric,
-        help: counter.help,
-        unit,
-        samples,
+        let seconds = Samples::Amount(seconds.collect());
+        return family_in_seconds(counter.metric, counter.help, seconds);
     }
+    let samples = Samples::Counter(samples.collect());
+    family(counter.metric, counter.help, samples)
 }
 
 /// A counter with an additional label.
@@ -458,12 +453,7 @@ fn labelled(
         let values = values(stats).into_iter();
         values.map(move |(more, value)| (labels.iter().cloned().chain([more]).collect(), value))
     });
-    Family {
-        name,
-        help,
-        unit: None,
-        samples: Samples::Counter(samples.collect()),
-    }
+    family(name, help, Samples::Counter(samples.collect()))
 }
 
 fn times<'a>(
@@ -471,12 +461,8 @@ fn times<'a>(
     help: &'static str,
     samples: impl Iterator<Item = (Labels, &'a HistogramView)>,
 ) -> Family {
-    Family {
-        name,
-        help,
-        unit: Some(Unit::Seconds),
-        samples: Samples::Histogram(samples.map(|(l, view)| (l, view.into())).collect()),
-    }
+    let samples = samples.map(|(labels, view)| (labels, view.into()));
+    family_in_seconds(name, help, Samples::Histogram(samples.collect()))
 }
 
 #[cfg(test)]

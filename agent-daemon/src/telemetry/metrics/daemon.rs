@@ -9,36 +9,33 @@ use rto_agent_core::{
     },
 };
 
-use super::{Family, Samples, flag, gauge, number, seconds};
+use super::{Family, Samples, family, flag, gauge, number, seconds};
 
 pub(super) fn about(status: &StatusAnswer) -> Vec<Family> {
     vec![
-        Family {
-            name: "build",
-            help: "The running version, its commit and build target",
-            unit: None,
-            samples: Samples::Info(vec![
+        family(
+            "build",
+            "The running version, its commit and build target",
+            Samples::Info(vec![
                 ("version", status.version.clone()),
                 ("commit", status.commit.clone()),
                 ("target", status.target.clone()),
             ]),
-        },
-        Family {
-            name: "kernel",
-            help: "The kernel release",
-            unit: None,
-            samples: Samples::Info(vec![("release", status.kernel.clone())]),
-        },
+        ),
+        family(
+            "kernel",
+            "The kernel release",
+            Samples::Info(vec![("release", status.kernel.clone())]),
+        ),
         gauge(
             "kernel_hz",
             "Jiffies per second (CONFIG_HZ), measured",
             status.host.hz.into(),
         ),
-        Family {
-            name: "feature_present",
-            help: "Whether the kernel has a feature: 1 present; 0 absent, refused or unknown",
-            unit: None,
-            samples: Samples::Gauge(
+        family(
+            "feature_present",
+            "Whether the kernel has a feature: 1 present; 0 absent, refused or unknown",
+            Samples::Gauge(
                 status
                     .features
                     .iter()
@@ -49,7 +46,7 @@ pub(super) fn about(status: &StatusAnswer) -> Vec<Family> {
                     })
                     .collect(),
             ),
-        },
+        ),
     ]
 }
 
@@ -71,11 +68,10 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
             "Whether the kernel's maps contain the desired state (files and runtime entries)",
             status.in_sync,
         ),
-        Family {
-            name: "map_differences",
-            help: "Changes to the kernel's maps by other processes that were repaired",
-            unit: None,
-            samples: Samples::Counter(
+        family(
+            "map_differences",
+            "Changes to the kernel's maps by other processes that were repaired",
+            Samples::Counter(
                 Difference::KINDS
                     .into_iter()
                     .map(|kind| {
@@ -84,20 +80,19 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
                     })
                     .collect(),
             ),
-        },
-        Family {
-            name: "messages_dropped",
-            help: "Log lines and messages to the service manager that were dropped because the \
+        ),
+        family(
+            "messages_dropped",
+            "Log lines and messages to the service manager that were dropped because the \
                    receiver was too slow",
-            unit: None,
-            samples: Samples::Counter(vec![
+            Samples::Counter(vec![
                 (vec![("to", "log".to_owned())], status.dropped.log),
                 (
                     vec![("to", "service-manager".to_owned())],
                     status.dropped.service_manager,
                 ),
             ]),
-        },
+        ),
         flag(
             "last_reload_successful",
             "Whether the configuration was accepted when the files were last read",
@@ -120,11 +115,10 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
              exceed a limit",
             number(status.runtime_entries_left_out),
         ),
-        Family {
-            name: "entries",
-            help: "Active entries, by source and address family",
-            unit: None,
-            samples: Samples::Gauge(
+        family(
+            "entries",
+            "Active entries, by source and address family",
+            Samples::Gauge(
                 entries
                     .into_iter()
                     .map(|(source, family, count)| {
@@ -134,7 +128,7 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
                     })
                     .collect(),
             ),
-        },
+        ),
         gauge(
             "entries_max",
             "Current capacity for entries; the maps grow on demand",
@@ -164,11 +158,10 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
             Verdict::NotProbed { .. } => "not-probed",
         };
         let verdicts = ["good", "interference", "not-probed"];
-        all.push(Family {
-            name: "probe_verdict",
-            help: "Result of the last probe of the active timers: 1 for its verdict",
-            unit: None,
-            samples: Samples::Gauge(
+        all.push(family(
+            "probe_verdict",
+            "Result of the last probe of the active timers: 1 for its verdict",
+            Samples::Gauge(
                 verdicts
                     .into_iter()
                     .map(|one| {
@@ -177,7 +170,7 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
                     })
                     .collect(),
             ),
-        });
+        ));
         all.push(seconds(
             "probe_timestamp",
             "Unix time of the last probe",

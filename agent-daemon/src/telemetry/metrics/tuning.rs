@@ -1,13 +1,12 @@
 //! Metrics of learnt and guarded timers.
 
-use prometheus_client::registry::Unit;
 use rto_agent_core::{
     policy::PolicyName,
     wire::tune::{TimerKind, TuneAnswer, TunedTimer},
 };
 use rto_model::tune::tuner::State;
 
-use super::{Family, Labels, Samples};
+use super::{Family, Labels, Samples, family, family_in_seconds};
 
 /// Empty without such timers: hosts without any export no series.
 pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
@@ -50,32 +49,28 @@ pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
         }
     }
     let mut all = vec![
-        Family {
-            name: "tuned",
-            help: "A learnt timer (kind auto; kind advice: not applied) or guarded timer; absent \
+        family_in_seconds(
+            "tuned",
+            "A learnt timer (kind auto; kind advice: not applied) or guarded timer; absent \
                    while it is the kernel's own",
-            unit: Some(Unit::Seconds),
-            samples: Samples::Gauge(seconds),
-        },
-        Family {
-            name: "guard_state",
-            help: "State of a learnt or guarded timer: 1 for the current state",
-            unit: None,
-            samples: Samples::Gauge(states),
-        },
-        Family {
-            name: "guard_transitions",
-            help: "Changes of a timer's state or value, by new state and cause",
-            unit: None,
-            samples: Samples::Counter(transitions),
-        },
-        Family {
-            name: "budget_ratio",
-            help: "Remaining budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; at half or \
+            Samples::Gauge(seconds),
+        ),
+        family(
+            "guard_state",
+            "State of a learnt or guarded timer: 1 for the current state",
+            Samples::Gauge(states),
+        ),
+        family(
+            "guard_transitions",
+            "Changes of a timer's state or value, by new state and cause",
+            Samples::Counter(transitions),
+        ),
+        family(
+            "budget_ratio",
+            "Remaining budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; at half or \
                    less, new connections get the kernel's own timer",
-            unit: None,
-            samples: Samples::Gauge(budgets),
-        },
+            Samples::Gauge(budgets),
+        ),
     ];
     all.retain(|family| match &family.samples {
         Samples::Gauge(samples) => !samples.is_empty(),
