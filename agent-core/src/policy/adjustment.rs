@@ -21,6 +21,20 @@ pub struct Adjustment {
     pub control: Option<ControlArm>,
 }
 
+impl Adjustment {
+    /// Without its values. What an experiment, the guard or the operator has suspended stays
+    /// suspended.
+    #[must_use]
+    pub fn without_values(&self) -> Self {
+        Self {
+            active: self.active.without_value(),
+            passive: self.passive.without_value(),
+            rto_min: None,
+            control: self.control,
+        }
+    }
+}
+
 /// The initial RTO of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InitialRto {

@@ -4,7 +4,7 @@
 //! seconds.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     ops::AddAssign,
     path::PathBuf,
@@ -14,7 +14,6 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::experiments::ExperimentSummary;
-pub use super::stats::CountersView;
 use crate::{
     policy::{
         Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, differences::Differences,
@@ -344,8 +343,13 @@ pub struct StatusAnswer {
     pub entries_of: EntriesView,
     /// Current capacity for entries.
     pub max_entries: u32,
-    /// Active policies and their counts.
-    pub policies: BTreeMap<PolicyName, CountersView>,
+    /// Active policies.
+    pub policies: BTreeSet<PolicyName>,
+    /// When the counters of all policies had last been read, Unix seconds (the counters of 32
+    /// policies are read every five seconds). Warnings and problems about harm are of that time
+    /// or later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counters_read_at_s: Option<u64>,
     /// Experiments that run, and the last one of each policy until it is cleared.
     pub experiments: BTreeMap<PolicyName, ExperimentSummary>,
     /// Log lines and messages to the service manager that were dropped because the receiver was too

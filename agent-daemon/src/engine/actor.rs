@@ -34,7 +34,7 @@ use super::{
     reconcile::{Persist, Reconciler},
     reload::start_view,
     snapshot::{About, Health, Shared},
-    store::{self, RuntimeStore},
+    store::RuntimeStore,
     systemd::{self, Systemd},
 };
 use crate::problem::Problem;
@@ -64,6 +64,8 @@ pub struct Engine {
     host_problem: Problem,
     /// Runtime entries that are left out, with the reasons.
     left_out: Problem,
+    /// Decisions that the policies' settings do not allow.
+    misfits: Problem,
     messages: mpsc::Receiver<Message>,
     pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
     about: Arc<About>,
@@ -110,9 +112,9 @@ impl Engine {
         channels.progress.count_this_thread();
         progress::step();
         let agent = &config.config.agent;
-        memory::check(&Need::of_store(store::size(&agent.state_dir)))?;
-        let (saved, lost) = store::load(&agent.state_dir)?;
-        let mut store = RuntimeStore::new(agent.state_dir.clone());
+        let mut store = RuntimeStore::new(&agent.state_dir);
+        memory::check(&Need::of_store(store.size()))?;
+        let (saved, lost) = store.load()?;
         let saved_path = Config::saved_path(&config.config_path);
         if let Err(e) = AtomicFile::remove_stale(&saved_path) {
             warn!(
@@ -174,6 +176,7 @@ impl Engine {
             detach_mark,
             host_problem: Problem::default(),
             left_out: Problem::default(),
+            misfits: Problem::default(),
             messages: channels.messages,
             about: starting.about.clone(),
             shared: starting.shared.clone(),
@@ -363,9 +366,14 @@ impl Engine {
         warnings.extend(self.detach_mark.problem().cloned());
         warnings.extend(self.deciding.experiments.problem().cloned());
         warnings.extend(self.deciding.problems());
-        let left_out = self.reconciler.resolved().left_out_text();
-        self.left_out.becomes(left_out, |text| warn!("{text}"));
-        warnings.extend(self.left_out.text().cloned());
+        let resolved = self.reconciler.resolved();
+        for (known, text) in [
+            (&mut self.misfits, resolved.misfits_text()),
+            (&mut self.left_out, resolved.left_out_text()),
+        ] {
+            known.becomes(text, |text| warn!("{text}"));
+            warnings.extend(known.text().cloned());
+        }
         let attachment = match &reader {
             Some(reader) if self.detached_by.is_none() => reader.attachment(),
             _ => self.reconciler.detached(),

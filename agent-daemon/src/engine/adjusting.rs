@@ -2,9 +2,8 @@
 //! like every other change.
 
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use rto_agent_common::brake::Brake;
 use rto_agent_core::{
     config::AgentConfig,
-    policy::{Adjustment, Adjustments, PolicyName, compile::compile_adjusted},
+    policy::{Adjustments, PolicyName},
     progress,
     wire::{
         events::{StreamItem, TunedEvent},
@@ -30,6 +29,7 @@ use super::{
     desired::Desired,
     experiments::RunningExperiments,
     reconcile::{Change, Persist},
+    snapshot::Published,
     tuning_store::TuningStore,
 };
 use crate::{
@@ -41,28 +41,6 @@ use crate::{
 const LEASE: Duration = Duration::from_secs(3600);
 /// Interval between renewals of the lease.
 const RENEWAL: Duration = Duration::from_secs(60);
-
-/// What the tuner has learnt, for any reader.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Tuned(Arc<RwLock<Arc<TuneAnswer>>>);
-
-impl Tuned {
-    pub(super) fn get(&self) -> Arc<TuneAnswer> {
-        // A writer that panicked has left a complete answer.
-        let answer = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        answer.clone()
-    }
-
-    fn set(&self, answer: TuneAnswer) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(answer);
-    }
-
-    fn change(&self, change: impl FnOnce(&mut TuneAnswer)) {
-        let mut answer = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        // Copied only while a reader holds it.
-        change(Arc::make_mut(&mut answer));
-    }
-}
 
 /// Statistics, read once a tick and shared by the tuner and the experiments.
 pub(super) struct Readings {
@@ -113,7 +91,7 @@ impl Readings {
 /// The controllers (tuner and experiments) and their state.
 pub(super) struct Deciding {
     pub(super) tuning: Tuning,
-    pub(super) tuned: Tuned,
+    pub(super) tuned: Published<TuneAnswer>,
     pub(super) experiments: RunningExperiments,
     store: TuningStore,
     /// Time of the last tick. The tuner's pace at that moment decides when the next one is due.
@@ -122,8 +100,6 @@ pub(super) struct Deciding {
     renewed: Option<Instant>,
     /// Why decisions are not in force, or counters cannot be read.
     problem: Problem,
-    /// Decisions that the policies' settings do not allow.
-    misfits: RefCell<Problem>,
     /// Statistics are off.
     is_blind: bool,
 }
@@ -138,13 +114,12 @@ impl Deciding {
         let (store, stored) = TuningStore::open(agent);
         let mut deciding = Self {
             tuning: Tuning::default(),
-            tuned: Tuned::default(),
+            tuned: Published::default(),
             experiments,
             store,
             ticked: None,
             renewed: None,
             problem: Problem::default(),
-            misfits: RefCell::default(),
             is_blind: !agent.statistics,
         };
         deciding.experiments.follow(&desired.policies());
@@ -155,7 +130,7 @@ impl Deciding {
         let told = tuning.restore(stored, boot_id, now, &policies, &desired.host);
         told.iter().for_each(log);
         deciding.store.save_if_due(&mut deciding.tuning);
-        let desired = deciding.adjusted(desired);
+        let desired = deciding.adjusted(&desired);
         deciding.show();
         (deciding, desired)
     }
@@ -187,13 +162,11 @@ impl Deciding {
         self.problem.becomes(Some(problem), |text| error!("{text}"));
     }
 
-    /// Decisions that are not applied, or not stored.
+    /// Why decisions are not applied, or not stored.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        let misfits = self.misfits.borrow().text().cloned();
         let problem = self.problem.text().cloned();
         problem
             .into_iter()
-            .chain(misfits)
             .chain(self.store.problem())
             .chain(self.store.warnings())
             .chain(self.experiments.unreadable.clone())
@@ -211,48 +184,8 @@ impl Deciding {
     }
 
     /// A desired state with the current decisions about its policies.
-    fn adjusted(&self, next: Desired) -> Desired {
-        match self.other_adjustments(&next) {
-            Some(adjustments) => next.with_adjustments(adjustments),
-            None => next,
-        }
-    }
-
-    /// The decisions about the policies of a desired state, if they differ from its own. Leaves out
-    /// decisions that the settings do not allow: no decision blocks a requested change.
-    fn other_adjustments(&self, next: &Desired) -> Option<Adjustments> {
-        let mut adjustments = self.adjustments(next);
-        if *next.adjustments == adjustments {
-            return None;
-        }
-        let policies = next.policies();
-        let mut misfits = Vec::new();
-        adjustments.retain(|name, adjustment| {
-            let compiled = policies
-                .get(name)
-                .map(|settings| compile_adjusted(name, settings, adjustment, &next.host));
-            let fits = compiled.is_some_and(|compiled| compiled.is_ok());
-            if !fits {
-                misfits.push(name.to_string());
-                // An experiment, the guard or the operator may have suspended it; it stays suspended.
-                *adjustment = Adjustment {
-                    active: adjustment.active.without_value(),
-                    passive: adjustment.passive.without_value(),
-                    control: adjustment.control,
-                    rto_min: None,
-                };
-            }
-            fits || *adjustment != Adjustment::default()
-        });
-        let problem = (!misfits.is_empty()).then(|| {
-            format!(
-                "the learnt values conflict with the settings of {} and are not applied",
-                misfits.join(", ")
-            )
-        });
-        let mut known = self.misfits.borrow_mut();
-        known.becomes(problem, |text| warn!("{text}"));
-        (*next.adjustments != adjustments).then_some(adjustments)
+    fn adjusted(&self, next: &Desired) -> Desired {
+        next.with_adjustments(self.adjustments(next))
     }
 
     /// Publishes the state of these policies only: with a thousand policies, publishing all would
@@ -397,7 +330,7 @@ impl Engine {
         persist: &Persist,
         cause: &Cause,
     ) -> Result<Change, EngineError> {
-        let next = self.deciding.adjusted(next);
+        let next = self.deciding.adjusted(&next);
         self.reconcile_decided(next, persist, cause)
     }
 
@@ -427,10 +360,10 @@ impl Engine {
     /// As [`Engine::reconcile_decided`].
     pub(super) fn adjust(&mut self, cause: &Cause) -> Result<Option<Change>, EngineError> {
         let desired = self.reconciler.desired();
-        let Some(adjustments) = self.deciding.other_adjustments(desired) else {
+        let next = self.deciding.adjusted(desired);
+        if next.adjustments == desired.adjustments {
             return Ok(None);
-        };
-        let next = desired.with_adjustments(adjustments);
+        }
         let change = self.reconcile_decided(next, &Persist::Later, cause);
         change.map(Some)
     }

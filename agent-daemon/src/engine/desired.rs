@@ -9,8 +9,8 @@ use rto_agent_common::{EntryValue, MAX_POLICIES};
 use rto_agent_core::{
     config::Config,
     policy::{
-        Adjustments, Cidr, Entry, HostFacts, MAX_ENTRIES_LIMIT, Policy, PolicyName, PolicySet,
-        Settings,
+        Adjustment, Adjustments, Cidr, Entry, HostFacts, MAX_ENTRIES_LIMIT, Policy, PolicyName,
+        PolicySet, Settings,
         compile::{
             Compiled, EffectiveSetting, PolicyError, check_is_counted, check_prefix_width, compile,
             compile_adjusted,
@@ -158,10 +158,10 @@ impl Desired {
         for cidr in stepping(&self.runtime.masked) {
             set.entries.remove(cidr);
         }
-        let mut policies = BTreeMap::new();
+        let (mut policies, mut misfits) = (BTreeMap::new(), BTreeSet::new());
         let mut errors = Vec::new();
         for (name, policy) in &set.policies {
-            match self.compile(name, policy) {
+            match self.compile(name, policy, &mut misfits) {
                 Ok(compiled) => drop(policies.insert(name.clone(), compiled)),
                 Err(all) => errors.extend(all),
             }
@@ -180,7 +180,7 @@ impl Desired {
                 continue;
             }
             let policy = Policy::from(settings.clone());
-            match self.compile(name, &policy) {
+            match self.compile(name, &policy, &mut misfits) {
                 _ if set.policies.len() >= MAX_POLICIES as usize => {
                     let full = format!("the limit is {MAX_POLICIES} policies");
                     refused.insert(name, full.into());
@@ -229,15 +229,19 @@ impl Desired {
             desired: self,
             set,
             policies,
+            misfits,
             left_out,
             maps,
         })
     }
 
+    /// The values of a decision that the settings do not allow are left out: no decision blocks a
+    /// requested change.
     fn compile(
         &self,
         name: &PolicyName,
         policy: &Policy,
+        misfits: &mut BTreeSet<PolicyName>,
     ) -> Result<Arc<Compiled>, Vec<PolicyError>> {
         let files = &self.files;
         let known = (files.host == self.host).then_some(&files.config.compiled);
@@ -248,7 +252,13 @@ impl Desired {
             (None, Some(compiled)) => return Ok(compiled.clone()),
             (None, None) => compile(name, &policy.settings, &self.host),
             (Some(adjustment), _) => {
-                compile_adjusted(name, &policy.settings, adjustment, &self.host)
+                let with = |decided: &Adjustment| {
+                    compile_adjusted(name, &policy.settings, decided, &self.host)
+                };
+                with(adjustment).or_else(|_| {
+                    misfits.insert(name.clone());
+                    with(&adjustment.without_values())
+                })
             }
         };
         let counted = || match files.config.agent.statistics {
@@ -277,6 +287,8 @@ pub struct Resolved {
     pub set: PolicySet,
     /// The policies as the kernel holds them.
     pub policies: BTreeMap<PolicyName, Arc<Compiled>>,
+    /// Policies whose settings do not allow the values that the daemon has decided.
+    pub misfits: BTreeSet<PolicyName>,
     /// Runtime entries that are not in `set`, with the reasons.
     pub left_out: BTreeMap<Cidr, Arc<str>>,
     /// What the maps should hold.
@@ -320,6 +332,17 @@ impl Resolved {
         });
         let lines: Vec<_> = lines.collect();
         (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
+    /// Decisions that are not applied, in words.
+    pub(super) fn misfits_text(&self) -> Option<String> {
+        let names: Vec<_> = self.misfits.iter().map(|name| name.as_str()).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "the learnt values conflict with the settings of {} and are not applied",
+                names.join(", ")
+            )
+        })
     }
 
     /// The number of entries to make room for.

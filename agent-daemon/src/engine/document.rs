@@ -1,4 +1,4 @@
-//! JSON documents that survive a reboot, in `persistent_dir`: replaced atomically, with a format version.
+//! JSON documents in `persistent_dir` and `state_dir`: replaced atomically, with a format version.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use tracing::warn;
 use crate::problem::Problem;
 
 /// Longest file, bytes.
-pub const MAX_FILE: u64 = 1 << 28;
+pub const MAX_FILE: u64 = 1 << 30;
 /// Bytes per write.
 const PIECE: usize = 64 << 10;
 
@@ -39,8 +39,11 @@ struct Head {
     owner: String,
 }
 
+/// The document as it is read.
 #[derive(Deserialize)]
-struct Body<T> {
+struct Read<T> {
+    format: u32,
+    owner: String,
     content: T,
 }
 
@@ -132,9 +135,18 @@ impl Document {
             Err(e) => return Err(self.named(&e)),
         };
         let damaged = |e| Unusable::Damaged(format!("cannot be understood: {e}"));
-        let head = match serde_json::from_str::<Head>(&text) {
-            Ok(head) => head,
-            Err(e) => return Ok(Err(damaged(e))),
+        let read = serde_json::from_str(&text);
+        let (head, content) = match read.map_err(damaged) {
+            Ok(Read {
+                format,
+                owner,
+                content,
+            }) => (Head { format, owner }, Ok(content)),
+            // Another format may have another structure.
+            Err(damaged) => match serde_json::from_str(&text) {
+                Ok(head) => (head, Err(damaged)),
+                Err(_) => return Ok(Err(damaged)),
+            },
         };
         Ok(if head.format != self.format {
             Err(Unusable::Damaged(format!(
@@ -144,8 +156,7 @@ impl Document {
         } else if head.owner != self.owner {
             Err(Unusable::Taken)
         } else {
-            let body = serde_json::from_str::<Body<T>>(&text);
-            body.map(|body| Some(body.content)).map_err(damaged)
+            content.map(Some)
         })
     }
 

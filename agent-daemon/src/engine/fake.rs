@@ -42,7 +42,7 @@ pub(crate) struct State {
     pub(crate) failing: BTreeSet<usize>,
     /// Whether reads fail.
     pub(crate) unreadable: bool,
-    /// How often statistics of one policy were read.
+    /// How often statistics of a policy were read.
     pub(crate) statistics_read: usize,
     /// Number of readers created.
     pub(crate) readers: usize,
@@ -420,11 +420,16 @@ impl KernelReader for FakeReader {
         Ok(0)
     }
 
-    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError> {
-        let state = self.readable()?;
-        let policies = state.maps.policies.iter();
-        let policies = policies.map(|(name, policy)| (name.clone(), state.counted(name, policy)));
-        Ok(policies.collect())
+    fn statistics(
+        &self,
+        each: &mut dyn FnMut(&PolicyName, &ArmStatistics),
+    ) -> Result<(), DatapathError> {
+        let mut state = self.readable()?;
+        state.statistics_read += state.maps.policies.len();
+        for (name, policy) in &state.maps.policies {
+            each(name, &state.counted(name, policy));
+        }
+        Ok(())
     }
 
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {

@@ -2,7 +2,8 @@
 //! files are rejected uses it.
 
 use std::{
-    path::{Path, PathBuf},
+    borrow::Cow,
+    path::Path,
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -26,27 +27,15 @@ use crate::problem::Problem;
 pub(super) const FILE: &str = "last-good.json";
 const FORMAT: u32 = 1;
 
-/// The document as it is written.
-#[derive(Serialize)]
-struct KeptRef<'a> {
+/// The document.
+#[derive(Serialize, Deserialize)]
+struct Kept<'a> {
     /// When it was read, Unix seconds.
     at_s: u64,
     /// [`Files::fingerprint`].
     fingerprint: u64,
     /// Path and text of each file, the main one first.
-    files: Vec<(&'a Path, &'a str)>,
-}
-
-#[derive(Deserialize)]
-struct Kept {
-    at_s: u64,
-    files: Vec<(PathBuf, String)>,
-}
-
-/// The part that identifies the configuration.
-#[derive(Deserialize)]
-struct Head {
-    fingerprint: u64,
+    files: Vec<(Cow<'a, Path>, Cow<'a, str>)>,
 }
 
 /// The stored configuration.
@@ -67,8 +56,8 @@ impl LastGood {
     #[must_use]
     pub fn open(dir: &Path, config_path: &Path) -> Self {
         let mut document = document(dir, config_path);
-        let head = document.load::<Head>();
-        let (head, lost) = head.unwrap_or_else(|e| (None, Some(e.to_string())));
+        let kept = document.load::<Kept<'_>>();
+        let (kept, lost) = kept.unwrap_or_else(|e| (None, Some(e.to_string())));
         // If the file belongs to another daemon, storing this daemon's configuration fails, and
         // that is reported.
         if let Some(why) = lost.filter(|_| !document.is_taken()) {
@@ -76,7 +65,7 @@ impl LastGood {
         }
         Self {
             document,
-            kept: head.map(|head| head.fingerprint),
+            kept: kept.map(|kept| kept.fingerprint),
             draft: None,
             problem: Problem::default(),
         }
@@ -91,10 +80,13 @@ impl LastGood {
             self.problem = Problem::default();
             return;
         }
-        let staged = self.document.stage(&KeptRef {
+        let texts = files.texts();
+        let staged = self.document.stage(&Kept {
             at_s: now_s(),
             fingerprint,
-            files: files.texts().collect(),
+            files: texts
+                .map(|(path, text)| (path.into(), text.into()))
+                .collect(),
         });
         match staged {
             Ok(draft) => self.draft = Some((draft, fingerprint)),
@@ -254,19 +246,21 @@ fn last_good(
     path_security::check_private(dir)?;
     let document = document(dir, config_path);
     // `peek()`: another daemon may run there, and moves bad files aside itself.
-    let kept = document.peek::<Kept>()?;
+    let kept = document.peek::<Kept<'_>>()?;
     let kept = kept.map_err(|unusable| anyhow::Error::msg(document.text_of(&unusable)))?;
-    let Some(Kept { at_s, files }) = kept else {
+    let Some(Kept { at_s, files, .. }) = kept else {
         return Ok(None);
     };
-    let files = Files::of_texts(files);
+    let texts = files.into_iter();
+    let texts = texts.map(|(path, text)| (path.into_owned(), text.into_owned()));
+    let files = Files::of_texts(texts.collect());
     let config = check(&files, host).with_context(|| document.path().display().to_string())?;
     Ok(Some((at_s, files, config)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt as _};
+    use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
     use rto_agent_core::testing::HOST;
 

@@ -1,7 +1,7 @@
 //! The only writer to the kernel. Every change (file reload, CLI call, TTL expiry, signal) is a
 //! message to the engine, so no lock is needed.
 //!
-//! `Config -> Desired -> Resolved -> Plan -> Change`: a request is a function from one [`desired`] state to the next,
+//! `Config -> Desired -> Resolved -> Plan -> Change`:
 //! A request is a function from one [`desired`] state to the next, and only `reconcile` writes it
 //! to the kernel. Readers see a [`Snapshot`], published after each change and read on their own
 //! threads.
@@ -28,6 +28,7 @@ mod experiments;
 #[cfg(test)]
 mod fake;
 mod handle;
+mod harm;
 mod jobs;
 mod last_good;
 pub mod memory;

@@ -13,7 +13,8 @@ use rto_agent_core::{
 use serde::{Deserialize, Serialize};
 
 /// Entries added at run time, and masked entries of the files.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct RuntimeEntries {
     pub(super) entries: BTreeMap<Cidr, RuntimeEntry>,
     /// Last known settings of every policy that `entries` or `departed` names: they outlive the
@@ -24,6 +25,42 @@ pub struct RuntimeEntries {
     pub(super) departed: BTreeMap<PolicyName, u64>,
     /// Entries of the files that are masked.
     pub(super) masked: BTreeSet<Cidr>,
+}
+
+/// [`RuntimeEntries`] as they were saved.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unchecked {
+    entries: BTreeMap<Cidr, RuntimeEntry>,
+    policies: BTreeMap<PolicyName, Settings>,
+    departed: BTreeMap<PolicyName, u64>,
+    masked: BTreeSet<Cidr>,
+}
+
+impl TryFrom<Unchecked> for RuntimeEntries {
+    type Error = String;
+
+    fn try_from(saved: Unchecked) -> Result<Self, String> {
+        let Unchecked {
+            mut entries,
+            policies,
+            departed,
+            masked,
+        } = saved;
+        for (cidr, entry) in &mut entries {
+            let Some((name, _)) = policies.get_key_value(&entry.policy) else {
+                return Err(format!("no settings for policy {} of {cidr}", entry.policy));
+            };
+            // Share one name between all entries of a policy.
+            entry.policy = name.clone();
+        }
+        Ok(Self {
+            entries,
+            policies,
+            departed,
+            masked,
+        })
+    }
 }
 
 /// One entry added at run time.

@@ -1,7 +1,13 @@
 //! Snapshots for readers: the state that the engine last published, with a kernel reader of its
 //! own. Answers are computed on the caller's thread, as the engine may be busy for seconds.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::Instant,
+};
 
 use rto_agent_common::{address::Peer, arm, policy_flags};
 use rto_agent_core::{
@@ -24,14 +30,12 @@ use rto_agent_kernel::{
 };
 use serde::Serialize;
 
-pub(super) use self::shared::Shared;
-use self::shared::{Counted, locked};
+use self::shared::Counted;
+pub(super) use self::shared::{Published, Shared, locked};
 use super::{
     EngineConfig, EngineError,
-    adjusting::Tuned,
     desired::{Desired, LoadedConfig, Resolved},
     experiments::SharedExperiments,
-    jobs::walk::WalkProgress,
     runtime::RuntimeEntries,
 };
 
@@ -46,16 +50,13 @@ pub struct Snapshot {
     /// Absent while nothing is in the kernel.
     pub(super) reader: Option<Arc<dyn KernelReader>>,
     pub(super) health: Arc<Health>,
-    pub(super) walk: WalkProgress,
+    pub(super) walk: Published<WalkView>,
     pub(super) experiments: SharedExperiments,
-    pub(super) tuned: Tuned,
+    pub(super) tuned: Published<TuneAnswer>,
     /// The kernel matches this snapshot while [`Shared::epoch`] has this value.
     pub(super) epoch: u64,
     pub(super) shared: Arc<Shared>,
 }
-
-/// Why statistics are outdated, if they are.
-type Stale = Option<Arc<DatapathError>>;
 
 /// Facts that do not change while the daemon runs.
 pub(super) struct About {
@@ -150,9 +151,9 @@ impl Snapshot {
                 max_entries: room_for(0, agent.max_entries),
                 ..Health::default()
             }),
-            walk: WalkProgress::default(),
+            walk: Published::default(),
             experiments: SharedExperiments::default(),
-            tuned: Tuned::default(),
+            tuned: Published::default(),
             epoch: 0,
             shared: Arc::default(),
         }
@@ -169,6 +170,7 @@ impl Snapshot {
             desired: Desired::new(Arc::new(files), RuntimeEntries::default(), config.host),
             set: PolicySet::default(),
             policies: BTreeMap::new(),
+            misfits: BTreeSet::new(),
             left_out: BTreeMap::new(),
             maps: MapState::default(),
         };
@@ -282,40 +284,38 @@ impl Snapshot {
         Readiness::Unready(problems)
     }
 
-    /// The statistics of all policies.
+    /// The statistics of all policies. During a change, which may give one policy's counters to
+    /// another, and if they cannot be read, the last ones.
     ///
     /// # Errors
     ///
     /// If the statistics cannot be read, and never could be.
     pub fn stats(&self) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
-        self.last_stats().map(|(stats, _)| stats)
-    }
-
-    /// As [`Self::stats`], with the reason if they are outdated. During a change, which may give
-    /// one policy's counters to another, the statistics from before it are returned.
-    pub(super) fn last_stats(&self) -> Result<(Arc<StatsAnswer>, Stale), Arc<DatapathError>> {
         let Some(reader) = self.reader.as_deref() else {
-            return Ok((Arc::new(self.stats_answer(&BTreeMap::new())), None));
+            return self.read_stats(None);
         };
         let again = || self.shared.newest()?.unchanged_stats();
         let read = self.unchanged_stats().or_else(again);
         let last = locked(&self.shared.counted).clone();
         match (read, last) {
-            (Some(Ok(stats)), _) => Ok((stats, None)),
-            (Some(Err(e)), Some(last)) => Ok((last, Some(e))),
+            (Some(Ok(stats)), _) | (_, Some(stats)) => Ok(stats),
             (Some(Err(e)), None) => Err(e),
-            (None, Some(last)) => Ok((last, None)),
-            (None, None) => Ok((self.read_stats(reader)?, None)),
+            (None, None) => self.read_stats(Some(reader)),
         }
     }
 
     fn unchanged_stats(&self) -> Option<Counted> {
         let read = |reader: &dyn KernelReader| {
-            let stats = self.read_stats(reader);
-            if let Ok(stats) = &stats
-                && self.is_current()
-            {
-                *locked(&self.shared.counted) = Some(stats.clone());
+            let stats = self.read_stats(Some(reader));
+            if self.is_current() {
+                let mut harms = locked(&self.shared.harms);
+                match &stats {
+                    Ok(stats) => {
+                        harms.note(&stats.policies, true);
+                        *locked(&self.shared.counted) = Some(stats.clone());
+                    }
+                    Err(e) => harms.note_unread(e),
+                }
             }
             (self.epoch, stats)
         };
@@ -548,11 +548,36 @@ fn separate(text: &mut Vec<u8>, index: usize) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rto_agent_core::wire::types::ListAnswer;
 
     use super::*;
-    use crate::engine::desired::tests::desired;
+    use crate::engine::{
+        desired::tests::desired,
+        fake::{FakeHost, options},
+    };
+
+    /// A snapshot of a desired state, and its kernel, which holds it and is attached.
+    pub(in crate::engine) fn healthy(desired: Desired) -> (FakeHost, Snapshot) {
+        let resolved = Arc::new(desired.resolve().unwrap());
+        let host = FakeHost::default();
+        let reader = host.open(options()).reader();
+        host.state().maps = resolved.maps.clone();
+        host.state().attached = true;
+        let starting = Snapshot::starting(&EngineConfig::for_tests());
+        let health = Health {
+            in_sync: true,
+            problems: Vec::new(),
+            ..(*starting.health).clone()
+        };
+        let snapshot = Snapshot {
+            resolved: Some(resolved),
+            reader: Some(reader),
+            health: Arc::new(health),
+            ..starting
+        };
+        (host, snapshot)
+    }
 
     fn snapshot(count: u32) -> Snapshot {
         use std::fmt::Write as _;

@@ -1,63 +1,41 @@
 //! Builds `status` and `stats` from a snapshot.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use rto_agent_core::{
-    policy::PolicyName,
+    policy::{PolicyName, Share},
     printable::counted,
     wire::{
         kernel::{Attachment, Verdict},
-        stats::{ArmStatistics, ArmStats, PolicyStats, StatsAnswer, TOO_MANY_SPURIOUS},
+        stats::{ArmStatistics, PolicyStats, StatsAnswer},
         tune::TunedTimer,
-        types::{
-            CountersView, DroppedView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms,
-        },
+        types::{DroppedView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms},
     },
 };
 use rto_agent_kernel::datapath::{DatapathError, KernelReader};
 
-use super::{Snapshot, systemd};
+use super::{Snapshot, snapshot::locked, systemd};
 use crate::build_info;
 
 impl Snapshot {
-    /// The daemon's status.
+    /// The daemon's status. Reads no statistics.
     #[must_use]
     pub fn status(&self) -> StatusAnswer {
-        self.status_and_stats().0
-    }
-
-    /// The status with the statistics it is based on: the last ones if they cannot be read, which
-    /// the status reports.
-    #[must_use]
-    pub fn status_and_stats(&self) -> (StatusAnswer, Arc<StatsAnswer>) {
-        let (stats, problem) = match self.last_stats() {
-            Ok((stats, None)) => (stats, None),
-            Ok((stats, Some(e))) => (
-                stats,
-                Some(format!(
-                    "{e}; the statistics shown are out of \
-                                                          date"
-                )),
-            ),
-            Err(e) => (Arc::default(), Some(e.to_string())),
-        };
-        (self.status_with(self.counters(&stats), problem), stats)
-    }
-
-    fn status_with(
-        &self,
-        policies: BTreeMap<PolicyName, CountersView>,
-        problem: Option<String>,
-    ) -> StatusAnswer {
         let health = &self.health;
         let attachment = self.attachment();
-        let mut problems = self.problems(&attachment);
-        problems.extend(problem);
-        problems.extend(policies.iter().filter_map(|(name, counters)| {
-            let (share, text) = spurious(name, counters)?;
-            (share > MOSTLY_SPURIOUS).then_some(text)
-        }));
         let resolved = self.resolved.as_deref();
+        let policies = resolved.filter(|_| self.reader.is_some());
+        let policies = policies.map_or_else(BTreeSet::new, |resolved| {
+            resolved.set.policies.keys().cloned().collect()
+        });
+        let harms = locked(&self.shared.harms);
+        let (harmful, suspicious) = harms.report(&policies);
+        let (mut problems, mut warnings) = (self.problems(&attachment), self.warnings());
+        problems.extend(harmful);
+        warnings.extend(suspicious);
         let left_out = resolved.map_or(0, |resolved| resolved.left_out.len());
         let runtime_entries =
             resolved.map_or(0, |resolved| resolved.desired.runtime.len()) - left_out;
@@ -70,7 +48,7 @@ impl Snapshot {
             uptime_s: self.about.started.elapsed().as_secs(),
             healthy: problems.is_empty(),
             problems,
-            warnings: self.warnings(&policies),
+            warnings,
             foreign_programs: health.programs.iter().filter(foreign).count(),
             attachment,
             detached_by: health.detached_by,
@@ -87,6 +65,7 @@ impl Snapshot {
             runtime_entries_left_out: left_out,
             entries_of: self.entries_of(),
             max_entries: health.max_entries,
+            counters_read_at_s: harms.read_at_s(),
             policies,
             experiments: self.experiments.summaries(),
             dropped: self.dropped(),
@@ -129,7 +108,7 @@ impl Snapshot {
         problems
     }
 
-    fn warnings(&self, policies: &BTreeMap<PolicyName, CountersView>) -> Vec<String> {
+    fn warnings(&self) -> Vec<String> {
         let health = &self.health;
         if self.is_starting() {
             return Vec::new();
@@ -172,25 +151,6 @@ impl Snapshot {
                 verdict.describe()
             ));
         }
-        for (name, counters) in policies {
-            for (option, count) in &counters.setsockopt_failures {
-                warnings.push(format!(
-                    "policy {name}: the kernel refused {option} {}",
-                    counted(*count, "time", "times")
-                ));
-            }
-            warnings.extend(spurious(name, counters).and_then(|(share, text)| {
-                let is_warning = share > TOO_MANY_SPURIOUS && share <= MOSTLY_SPURIOUS;
-                is_warning.then_some(text)
-            }));
-            if counters.storage_failures > 0 {
-                warnings.push(format!(
-                    "policy {name}: not enough memory for the state of {}, which may lack options \
-                     or be counted only in part",
-                    counted(counters.storage_failures, "connection", "connections")
-                ));
-            }
-        }
         warnings
     }
 
@@ -223,67 +183,45 @@ impl Snapshot {
         }
     }
 
+    /// Reads the statistics of all policies; without a reader, there are none.
     pub(super) fn read_stats(
         &self,
-        reader: &dyn KernelReader,
+        reader: Option<&dyn KernelReader>,
     ) -> Result<Arc<StatsAnswer>, Arc<DatapathError>> {
-        Ok(Arc::new(self.stats_answer(&reader.statistics()?)))
-    }
-
-    pub(super) fn stats_answer(
-        &self,
-        statistics: &BTreeMap<PolicyName, ArmStatistics>,
-    ) -> StatsAnswer {
-        let resolved = self.resolved.as_ref();
-        let holdout = |name| {
-            let resolved = resolved?;
-            let adjustment = resolved.desired.adjustments.get(name);
-            match adjustment.and_then(|adjustment| adjustment.control) {
-                // An experiment's control arm replaces the policy's own.
-                Some(control) => Some(control.share),
-                None => resolved.set.policies.get(name)?.settings.control_share(),
-            }
-        };
-        let policies = statistics.iter();
+        let resolved = self.resolved.as_deref();
         let tuned = self.tune();
-        StatsAnswer {
+        let mut policies = BTreeMap::new();
+        let mut add = |name: &PolicyName, statistics: &ArmStatistics| {
+            let policy = resolved.and_then(|resolved| resolved.set.policies.get(name));
+            let stats = PolicyStats {
+                since_ms: tuned.policies.get(name).and_then(|tuned| tuned.since_ms),
+                description: policy.and_then(|policy| policy.description.clone()),
+                holdout: self.holdout(name).filter(|_| statistics.control.is_some()),
+                ..PolicyStats::from(statistics)
+            };
+            policies.insert(name.clone(), stats);
+        };
+        if let Some(reader) = reader {
+            reader.statistics(&mut add)?;
+        }
+        Ok(Arc::new(StatsAnswer {
             at_ms: now_ms(),
             on: self.about.statistics,
             sampling: self.about.sampling,
             rtt_sampling: self.about.rtt_sampling.clone(),
-            policies: policies
-                .map(|(name, statistics)| {
-                    let policy = resolved.and_then(|resolved| resolved.set.policies.get(name));
-                    let stats = PolicyStats {
-                        since_ms: tuned.policies.get(name).and_then(|tuned| tuned.since_ms),
-                        description: policy.and_then(|policy| policy.description.clone()),
-                        holdout: holdout(name).filter(|_| statistics.control.is_some()),
-                        ..PolicyStats::from(statistics)
-                    };
-                    (name.clone(), stats)
-                })
-                .collect(),
-        }
+            policies,
+        }))
     }
 
-    /// Counters of the policies active, without control arms (except `storage_failures`) and
-    /// without connections that no entry covers.
-    fn counters(&self, stats: &StatsAnswer) -> BTreeMap<PolicyName, CountersView> {
-        let resolved = self.resolved.as_ref().filter(|_| self.reader.is_some());
-        let names = resolved.into_iter().flat_map(|r| r.set.policies.keys());
-        let counters = |name| {
-            let stats = stats.policies.get(name)?;
-            let mut counters = CountersView::from(&stats.treated);
-            let control = stats.control.iter().flat_map(ArmStats::directions);
-            // In either arm, connections without socket storage are counted only in part.
-            counters.storage_failures += control
-                .map(|(_, stats)| stats.storage_failures)
-                .sum::<u64>();
-            Some(counters)
-        };
-        names
-            .map(|name| (name.clone(), counters(name).unwrap_or_default()))
-            .collect()
+    /// The share of a policy's connections that its control arm has.
+    fn holdout(&self, name: &PolicyName) -> Option<Share> {
+        let resolved = self.resolved.as_deref()?;
+        let adjustment = resolved.desired.adjustments.get(name);
+        match adjustment.and_then(|adjustment| adjustment.control) {
+            // An experiment's control arm replaces the policy's own.
+            Some(control) => Some(control.share),
+            None => resolved.set.policies.get(name)?.settings.control_share(),
+        }
     }
 
     /// One line for `systemctl status`.
@@ -311,41 +249,15 @@ impl Snapshot {
     }
 }
 
-/// From this share of connections with a spurious SYN or SYN-ACK, a policy counts as harmful.
-const MOSTLY_SPURIOUS: f64 = 0.5;
-
-/// The share of a policy's connections that sent a spurious copy in their handshake, and what to do
-/// about it; `None` if too few have been counted.
-#[expect(clippy::cast_precision_loss, reason = "a share")]
-fn spurious(name: &PolicyName, counters: &CountersView) -> Option<(f64, String)> {
-    const FEWEST: u64 = 20;
-    let spurious = counters.spurious_connections;
-    let connections = counters.established_active + counters.established_passive;
-    if spurious < FEWEST {
-        return None;
-    }
-    let share = spurious as f64 / connections.max(spurious) as f64;
-    let text = format!(
-        "policy {name}: {spurious} of {connections} connections ({:.1}%) sent a spurious SYN or \
-         SYN-ACK, because the initial RTO is shorter than their path RTT; raise it above the path \
-         RTT that rto-agent stats --policy {name} shows, or set it to \"auto\"",
-        share * 100.0
-    );
-    Some((share, text))
-}
-
 #[cfg(test)]
 mod tests {
-    use rto_agent_common::Statistics;
     use rto_agent_core::wire::types::Caller;
 
     use super::*;
     use crate::engine::{
-        EngineConfig,
         desired::tests::{NEAR, desired},
-        fake::{FakeHost, options},
         runtime::RuntimeEntry,
-        snapshot::Health,
+        snapshot::{Health, tests::healthy},
     };
 
     const BY: Caller = Caller { uid: 0, pid: 1 };
@@ -364,20 +276,7 @@ mod tests {
         let desired = desired(NEAR);
         let settings = desired.files.config.set.policies[&near()].settings.clone();
         let cidr = "10.9.0.0/16".parse().unwrap();
-        let resolved = desired.with_entries(&[cidr], &entry, &settings).resolve();
-        let host = FakeHost::default();
-        let starting = Snapshot::starting(&EngineConfig::for_tests());
-        let health = Health {
-            in_sync: true,
-            problems: Vec::new(),
-            ..(*starting.health).clone()
-        };
-        Snapshot {
-            resolved: Some(Arc::new(resolved.unwrap())),
-            reader: Some(host.open(options()).reader()),
-            health: Arc::new(health),
-            ..starting
-        }
+        healthy(desired.with_entries(&[cidr], &entry, &settings)).1
     }
 
     fn with(change: impl FnOnce(&mut Health)) -> Snapshot {
@@ -445,60 +344,5 @@ mod tests {
                 .program_id
                 .is_none_or(|id| id != 7 && id != 8)
         );
-    }
-
-    #[test]
-    fn spurious_share_warns_and_beyond_half_is_a_problem() {
-        let snapshot = snapshot();
-        let found = |connections, spurious| {
-            let mut active = Statistics::default();
-            active.counters.untimed = connections;
-            active.counters.spurious_connections = spurious;
-            let statistics = ArmStatistics {
-                treated: [active, Statistics::default(), Statistics::default()],
-                control: None,
-            };
-            let all = BTreeMap::from([(near(), statistics)]);
-            let counters = snapshot.counters(&snapshot.stats_answer(&all));
-            let status = snapshot.status_with(counters, None);
-            let said = |texts: &[String]| {
-                texts.iter().any(|text| {
-                    text.contains(
-                        "sent a spurious \
-                                                                                 SYN",
-                    )
-                })
-            };
-            (said(&status.warnings), said(&status.problems))
-        };
-        assert_eq!(found(10_000, 100), (false, false));
-        assert_eq!(found(10_000, 101), (true, false));
-        // Too few for a warning.
-        assert_eq!(found(19, 19), (false, false));
-        assert_eq!(found(200, 150), (false, true));
-    }
-
-    #[test]
-    fn connections_without_memory_are_counted_in_both_arms_and_warned_of() {
-        let snapshot = snapshot();
-        let counted = |treated, control| {
-            let of = |failures| {
-                let mut active = Statistics::default();
-                active.counters.storage_failures = failures;
-                [active, Statistics::default(), Statistics::default()]
-            };
-            let statistics = ArmStatistics {
-                treated: of(treated),
-                control: Some(of(control)),
-            };
-            let all = BTreeMap::from([(near(), statistics)]);
-            let counters = snapshot.counters(&snapshot.stats_answer(&all));
-            let warnings = snapshot.warnings(&counters);
-            (counters[&near()].storage_failures, warnings.len())
-        };
-        assert_eq!(counted(0, 0), (0, 0));
-        assert_eq!(counted(2, 0), (2, 1));
-        assert_eq!(counted(2, 3), (5, 1));
-        assert_eq!(counted(0, 3), (3, 1));
     }
 }

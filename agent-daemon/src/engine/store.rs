@@ -2,58 +2,37 @@
 //!
 //! They survive a restart of the daemon but not a reboot: the file contains the boot ID.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    io::{self, BufWriter, Write as _},
-    path::{Path, PathBuf},
-};
+use std::{borrow::Cow, fs, io, path::Path};
 
-use rto_agent_core::{
-    config::{atomic_file::AtomicFile, regular_file},
-    path_security,
-    policy::{Cidr, PolicyName, Settings},
-    progress::Stepwise,
-};
+use rto_agent_core::config::atomic_file::AtomicFile;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::runtime::{RuntimeEntries, RuntimeEntry};
+use super::{document::Document, runtime::RuntimeEntries};
 use crate::problem::Problem;
 
 const FILE: &str = "manual.json";
 const FORMAT: u32 = 1;
-/// Longest file, bytes: more than the maximum number of entries takes.
-const MAX_FILE: u64 = 1 << 30;
-/// Bytes per write.
-const PIECE: usize = 64 << 10;
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    format: u32,
-    boot_id: String,
-    entries: BTreeMap<Cidr, RuntimeEntry>,
-    policies: BTreeMap<PolicyName, Settings>,
-    masked: BTreeSet<Cidr>,
-    departed: BTreeMap<PolicyName, u64>,
+struct Saved<'a> {
+    boot_id: Cow<'a, str>,
+    runtime: Cow<'a, RuntimeEntries>,
 }
 
-/// The file as it is written; [`File`] is the form that is read.
-#[derive(Serialize)]
-struct FileRef<'a> {
-    format: u32,
-    boot_id: String,
-    entries: &'a BTreeMap<Cidr, RuntimeEntry>,
-    policies: &'a BTreeMap<PolicyName, Settings>,
-    masked: &'a BTreeSet<Cidr>,
-    departed: &'a BTreeMap<PolicyName, u64>,
+impl Saved<'_> {
+    /// What was saved since boot.
+    fn since_boot(saved: Option<Self>) -> RuntimeEntries {
+        let saved = saved.filter(|saved| saved.boot_id == boot_id());
+        saved.map_or_else(RuntimeEntries::default, |saved| saved.runtime.into_owned())
+    }
 }
 
 /// The store in the `state_dir` that the daemon started with, and whose lock it holds.
 #[derive(Debug)]
 pub struct RuntimeStore {
-    dir: PathBuf,
+    document: Document,
     /// Why the file is older than the state in force.
     problem: Problem,
 }
@@ -61,18 +40,54 @@ pub struct RuntimeStore {
 impl RuntimeStore {
     /// The store in this directory.
     #[must_use]
-    pub fn new(dir: PathBuf) -> Self {
-        let problem = Problem::default();
-        Self { dir, problem }
+    pub fn new(state_dir: &Path) -> Self {
+        Self {
+            // The lock on the directory excludes other daemons.
+            document: Document::new(state_dir, FILE, FORMAT, String::new()),
+            problem: Problem::default(),
+        }
+    }
+
+    /// Reads what an earlier run left since boot. A file that cannot be parsed is moved aside with a
+    /// warning. Drafts of a killed run are removed.
+    ///
+    /// # Errors
+    ///
+    /// If the file exists and cannot be read.
+    pub fn load(&mut self) -> io::Result<(RuntimeEntries, Option<String>)> {
+        let (saved, lost) = self.document.load()?;
+        let warning = lost.map(|why| format!("runtime entries were lost: {why}"));
+        Ok((Saved::since_boot(saved), warning))
+    }
+
+    /// As [`RuntimeStore::load`], but changes nothing, as a daemon may be starting.
+    ///
+    /// # Errors
+    ///
+    /// If the file exists but cannot be read or parsed.
+    pub fn peek(&self) -> io::Result<RuntimeEntries> {
+        match self.document.peek()? {
+            Ok(saved) => Ok(Saved::since_boot(saved)),
+            Err(unusable) => Err(io::Error::other(self.document.text_of(&unusable))),
+        }
+    }
+
+    /// Size of the file, bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        fs::metadata(self.document.path()).map_or(0, |file| file.len())
     }
 
     /// Writes a draft of all entries beside the file.
     ///
     /// # Errors
     ///
-    /// If the draft cannot be written. The error names the directory.
+    /// If the draft cannot be written. The error names the file.
     pub fn stage(&self, runtime: &RuntimeEntries) -> io::Result<AtomicFile> {
-        save(runtime, &self.dir).map_err(|e| self.named(&e))
+        self.document.stage(&Saved {
+            boot_id: boot_id().into(),
+            runtime: Cow::Borrowed(runtime),
+        })
     }
 
     /// Moves a draft into place.
@@ -81,7 +96,7 @@ impl RuntimeStore {
     ///
     /// As [`RuntimeStore::stage`].
     pub fn commit(&mut self, draft: AtomicFile) -> io::Result<()> {
-        draft.commit().map_err(|e| self.named(&e))?;
+        self.document.commit(draft)?;
         self.problem = Problem::default();
         Ok(())
     }
@@ -104,139 +119,15 @@ impl RuntimeStore {
 
     /// Saves again after a failure, or if the file was removed.
     pub fn retry_save(&mut self, runtime: &RuntimeEntries) {
-        let is_missing = || !runtime.is_empty() && !self.dir.join(FILE).exists();
+        let path = self.document.path();
         if self.problem.text().is_some() {
             self.save(runtime);
-        } else if is_missing() {
-            let dir = self.dir.display();
-            warn!("{dir}: the saved runtime entries are missing; saving them again");
+        } else if !runtime.is_empty() && !path.exists() {
+            let path = path.display();
+            warn!("{path}: the saved runtime entries are missing; saving them again");
             self.save(runtime);
         }
     }
-
-    fn named(&self, error: &io::Error) -> io::Error {
-        io::Error::new(error.kind(), format!("{}: {error}", self.dir.display()))
-    }
-}
-
-/// Size of the file, bytes.
-#[must_use]
-pub fn size(state_dir: &Path) -> u64 {
-    fs::metadata(state_dir.join(FILE)).map_or(0, |file| file.len())
-}
-
-/// Reads what an earlier run since boot left in `state_dir`. A file that cannot be parsed is moved
-/// aside with a warning. Drafts of a killed run are removed.
-///
-/// # Errors
-///
-/// If the file exists and cannot be read.
-pub fn load(state_dir: &Path) -> io::Result<(RuntimeEntries, Option<String>)> {
-    let path = state_dir.join(FILE);
-    if let Err(e) = AtomicFile::remove_stale(&path) {
-        warn!(
-            "a temporary file of {} cannot be removed: {e}",
-            path.display()
-        );
-    }
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-    let text = match regular_file::read(&path, MAX_FILE) {
-        Ok(text) => text,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return Ok((RuntimeEntries::default(), None));
-        }
-        Err(e) if e.kind() == io::ErrorKind::InvalidData => String::new(),
-        Err(e) => return Err(named(e)),
-    };
-    match parse(&text, &boot_id()) {
-        Ok(runtime) => Ok((runtime, None)),
-        Err(reason) => {
-            let aside = path.with_extension("json.unreadable");
-            fs::rename(&path, &aside)?;
-            let aside = aside.display();
-            let warning = format!(
-                "runtime entries were lost: {} {reason}; it was moved to {aside}",
-                path.display()
-            );
-            Ok((RuntimeEntries::default(), Some(warning)))
-        }
-    }
-}
-
-/// Reads what a daemon has saved in `state_dir` since boot. Changes nothing there, as a daemon may
-/// be starting.
-///
-/// # Errors
-///
-/// If the file exists but cannot be read or parsed.
-pub fn peek(state_dir: &Path) -> io::Result<RuntimeEntries> {
-    let path = state_dir.join(FILE);
-    let text = match regular_file::read(&path, MAX_FILE) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(RuntimeEntries::default()),
-        text => text,
-    };
-    let runtime = text.and_then(|text| parse(&text, &boot_id()).map_err(io::Error::other));
-    runtime.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
-}
-
-fn parse(text: &str, boot_id: &str) -> Result<RuntimeEntries, String> {
-    let file: File =
-        serde_json::from_str(text).map_err(|e| format!("cannot be understood: {e}"))?;
-    if file.format != FORMAT {
-        return Err(format!(
-            "has format {}, this version reads {FORMAT}",
-            file.format
-        ));
-    }
-    if file.boot_id != boot_id {
-        return Ok(RuntimeEntries::default());
-    }
-    if let Some((cidr, entry)) = file
-        .entries
-        .iter()
-        .find(|(_, e)| !file.policies.contains_key(&e.policy))
-    {
-        return Err(format!(
-            "has no settings for policy {} of {cidr}",
-            entry.policy
-        ));
-    }
-    let mut entries = file.entries;
-    for entry in entries.values_mut() {
-        // Share one name between all entries of a policy.
-        if let Some((name, _)) = file.policies.get_key_value(&entry.policy) {
-            entry.policy = name.clone();
-        }
-    }
-    Ok(RuntimeEntries {
-        entries,
-        policies: file.policies,
-        masked: file.masked,
-        departed: file.departed,
-    })
-}
-
-/// Writes a draft beside the file; re-creates the directory if it was removed.
-///
-/// # Errors
-///
-/// If it cannot be written.
-fn save(runtime: &RuntimeEntries, state_dir: &Path) -> io::Result<AtomicFile> {
-    let file = FileRef {
-        format: FORMAT,
-        boot_id: boot_id(),
-        entries: &runtime.entries,
-        policies: &runtime.policies,
-        masked: &runtime.masked,
-        departed: &runtime.departed,
-    };
-    path_security::make_private(state_dir)?;
-    // Written in pieces: as one text, half a million entries take 50 MB.
-    AtomicFile::write_with(&state_dir.join(FILE), 0o600, |to| {
-        let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
-        serde_json::to_writer(&mut to, &file)?;
-        to.flush()
-    })
 }
 
 pub(super) fn boot_id() -> String {
@@ -249,9 +140,13 @@ pub(super) fn boot_id() -> String {
 mod tests {
     use std::time::Duration;
 
-    use rto_agent_core::wire::types::Caller;
+    use rto_agent_core::{
+        policy::{Cidr, PolicyName, Settings},
+        wire::types::Caller,
+    };
 
     use super::*;
+    use crate::engine::runtime::RuntimeEntry;
 
     fn cidr(text: &str) -> Cidr {
         text.parse().unwrap()
@@ -272,11 +167,16 @@ mod tests {
         };
         runtime.add(&[cidr("10.1.0.0/16")], &entry, &settings);
         runtime.masked.insert(cidr("10.0.0.0/8"));
-        save(&runtime, dir.path()).unwrap().commit().unwrap();
-        assert_eq!(load(dir.path()).unwrap(), (runtime, None));
+        let mut store = RuntimeStore::new(dir.path());
+        store.save(&runtime);
+        assert_eq!(store.load().unwrap(), (runtime.clone(), None));
+        assert_eq!(store.peek().unwrap(), runtime);
 
-        let text = fs::read_to_string(dir.path().join(FILE)).unwrap();
-        assert_eq!(parse(&text, "another boot"), Ok(RuntimeEntries::default()));
+        let path = store.document.path();
+        let text = fs::read_to_string(&path).unwrap();
+        let of_another = text.replace(&boot_id(), "another boot");
+        fs::write(&path, of_another).unwrap();
+        assert_eq!(store.load().unwrap(), (RuntimeEntries::default(), None));
     }
 
     #[test]
@@ -286,20 +186,29 @@ mod tests {
         let near: PolicyName = "near".parse().unwrap();
         runtime.policies.insert(near.clone(), Settings::default());
         runtime.departed.insert(near, 7);
-        let mut store = RuntimeStore::new(dir.path().to_owned());
+        let mut store = RuntimeStore::new(dir.path());
         store.retry_save(&RuntimeEntries::default());
         assert!(!dir.path().join(FILE).exists());
         store.retry_save(&runtime);
-        assert_eq!(load(dir.path()).unwrap(), (runtime, None));
+        assert_eq!(store.load().unwrap(), (runtime, None));
     }
 
     #[test]
-    fn an_unreadable_file_is_kept_aside_and_said() {
+    fn entry_without_settings_of_its_policy_is_damage() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(FILE), "{").unwrap();
-        let (runtime, warning) = load(dir.path()).unwrap();
-        assert!(runtime.is_empty());
-        assert!(warning.unwrap().contains("manual.json.unreadable"));
+        let mut store = RuntimeStore::new(dir.path());
+        let text = serde_json::json!({"format": FORMAT, "owner": "", "content": {
+            "boot_id": boot_id(),
+            "runtime": {
+                "entries": {"10.0.0.0/8": {"policy": "near", "by": {"uid": 0, "pid": 1}}},
+                "policies": {}, "departed": {}, "masked": [],
+            },
+        }});
+        fs::write(dir.path().join(FILE), text.to_string()).unwrap();
+        assert!(store.peek().is_err());
+        let (runtime, warning) = store.load().unwrap();
+        let warning = warning.unwrap();
+        assert!(runtime.is_empty() && warning.contains("policy near of 10.0.0.0/8"));
         assert!(dir.path().join("manual.json.unreadable").exists());
     }
 }

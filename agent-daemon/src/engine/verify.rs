@@ -90,8 +90,13 @@ impl Snapshot {
         {
             position.entries = TrieCursor::default();
         }
+        let first = position.policies;
         let tables = self
             .unchanged(|reader| reader.compare_tables(desired, &mut position.policies, POLICIES))?;
+        if self.about.statistics {
+            let names = resolved.set.policies.keys().skip(first).take(POLICIES);
+            self.look_for_harm(names, position.policies == 0);
+        }
         let mut differs = is_different(&tables);
         let mut left = entries;
         loop {
@@ -205,10 +210,9 @@ mod tests {
 
     use super::*;
     use crate::engine::{
-        EngineConfig,
         desired::tests::{NEAR, desired},
-        fake::{FakeHost, options},
-        snapshot::Health,
+        fake::FakeHost,
+        snapshot::tests::healthy,
     };
 
     #[test]
@@ -231,24 +235,7 @@ mod tests {
 
     /// A snapshot with two entries and its kernel, which holds both and is attached.
     fn near() -> (FakeHost, Snapshot) {
-        let resolved = Arc::new(desired(NEAR).resolve().unwrap());
-        let host = FakeHost::default();
-        let reader = host.open(options()).reader();
-        host.state().maps = resolved.maps.clone();
-        host.state().attached = true;
-        let starting = Snapshot::starting(&EngineConfig::for_tests());
-        let health = Health {
-            in_sync: true,
-            problems: Vec::new(),
-            ..(*starting.health).clone()
-        };
-        let snapshot = Snapshot {
-            resolved: Some(resolved),
-            reader: Some(reader),
-            health: Arc::new(health),
-            ..starting
-        };
-        (host, snapshot)
+        healthy(desired(NEAR))
     }
 
     #[test]
@@ -298,14 +285,7 @@ mod tests {
             writeln!(text, "\"2001:db8:{n:x}::/48\",").unwrap();
         }
         text.push_str("]\n");
-        let resolved = Arc::new(desired(&text).resolve().unwrap());
-        let host = FakeHost::default();
-        host.state().maps = resolved.maps.clone();
-        let snapshot = Snapshot {
-            resolved: Some(resolved),
-            reader: Some(host.open(options()).reader()),
-            ..Snapshot::starting(&EngineConfig::for_tests())
-        };
+        let (host, snapshot) = healthy(desired(&text));
         let (mut position, mut rounds) = (Position::default(), 0);
         loop {
             let before = host.state().compared;

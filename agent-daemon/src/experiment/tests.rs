@@ -207,14 +207,6 @@ fn arm_without_connections_is_warned_of_after_ten_minutes() {
     assert_eq!(record.warning(), None);
 }
 
-#[test]
-fn arms_of_the_wrong_size_end_it() {
-    let mut record = started(Unit::Connection, &[0.05], &untouched());
-    let event = record.look(&arms((1000, 0), (1000, 0)), 0, START_S);
-    assert_eq!(event, Some(Event::Ended(Verdict::Invalid)));
-    assert_eq!(record.share(), 0.0);
-}
-
 /// A tenth of the peers are bad, with a hundred connections each: no verdict.
 #[test]
 fn peers_have_no_verdict() {

@@ -97,7 +97,9 @@ async fn metrics(State(engine): State<Handle>, headers: HeaderMap) -> Response {
     let form = Exposition::accepted(accept.and_then(|value| value.to_str().ok()));
     let snapshot = engine.snapshot();
     let rendered = spawn_blocking(move || {
-        let (status, stats) = snapshot.status_and_stats();
+        // The status reports why statistics cannot be read.
+        let stats = snapshot.stats().unwrap_or_default();
+        let status = snapshot.status();
         let runs = status.attachment.program_id.and_then(bpf::runs);
         render(&status, &stats, &snapshot.tune(), runs).map(|text| form.of(text))
     });

@@ -245,17 +245,6 @@ fn a_spent_budget_is_told_and_ends_by_itself() {
 }
 
 #[test]
-fn nothing_changes_without_counters() {
-    let mut bed = settled();
-    let before = bed.adjustment();
-    bed.run(10_000, 9_000, 0);
-    assert_eq!((bed.adjustment(), bed.told.len()), (before, 0));
-    let mut unknown = Bed::new(AUTO);
-    unknown.run(10_000, 9_000, 0);
-    assert_eq!(unknown.adjustment(), Adjustment::default());
-}
-
-#[test]
 fn counters_that_begin_again_are_not_counted_twice() {
     let mut bed = settled();
     let known = |bed: &Bed| bed.tuning.view(Moment::default())[&name()].timers[0].evidence;

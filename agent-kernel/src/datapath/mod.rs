@@ -251,13 +251,16 @@ pub trait KernelReader: Send + Sync {
     /// If the map cannot be read.
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
-    /// Statistics of every policy, summed over the CPUs. [`PolicyName::unmatched`] counts
-    /// connections that no entry covers.
+    /// Passes on the statistics of every policy, summed over the CPUs. [`PolicyName::unmatched`]
+    /// counts connections that no entry covers.
     ///
     /// # Errors
     ///
     /// If the map cannot be read.
-    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError>;
+    fn statistics(
+        &self,
+        each: &mut dyn FnMut(&PolicyName, &ArmStatistics),
+    ) -> Result<(), DatapathError>;
 
     /// Statistics of one policy; `None` if it has no slot.
     ///

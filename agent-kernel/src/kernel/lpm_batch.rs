@@ -205,6 +205,27 @@ impl<'fd, const N: usize, V: Copy + Default> Trie<'fd, N, V> {
     }
 }
 
+/// Reads the values that the possible CPUs have of a key; returns whether the map has the key.
+///
+/// # Safety
+///
+/// The map must be a per-CPU map with keys of type `u32` and values of type `V`, to the byte. The
+/// size of `V` must be a multiple of 8, and any bytes a valid `V`. `values` must have an element for
+/// each possible CPU.
+pub unsafe fn lookup_per_cpu<V: Copy>(
+    map: BorrowedFd<'_>,
+    key: u32,
+    values: &mut [V],
+) -> io::Result<bool> {
+    let mut attr = ElementAttr {
+        map_fd: u32::try_from(map.as_raw_fd()).unwrap_or(u32::MAX),
+        key: (&raw const key) as u64,
+        value: values.as_mut_ptr() as u64,
+        ..ElementAttr::default()
+    };
+    found(bpf(BPF_MAP_LOOKUP_ELEM, &mut attr))
+}
+
 /// Whether the kernel lacks this command for this type of map. (An invalid argument would be
 /// EINVAL.)
 pub fn is_unsupported(error: &io::Error) -> bool {

@@ -171,15 +171,15 @@ fn counters_and_hits_are_exact() -> anyhow::Result<()> {
     let client = env.connect(to(SERVER_V4_OTHER, PORT + 1), &plain())?;
     assert_eq!(client.outcome()?.result, "connected");
 
-    let policy = &env.json(&["status"])?["policies"]["near"];
-    assert_eq!(policy["attempts"], 2, "{policy:#}");
-    assert_eq!(policy["syn_retransmissions"], seen, "{policy:#}");
-    assert_eq!(policy["established_active"], 1, "{policy:#}");
+    let policy = &env.json(&["stats"])?["policies"]["near"];
     // The server saw the client, whose prefix is listed as well.
-    assert_eq!(policy["established_passive"], 1, "{policy:#}");
-    assert_eq!(policy["requests"], 1, "{policy:#}");
-    assert_eq!(policy["syn_ack_retransmissions"], 0, "{policy:#}");
-    assert_eq!(policy["storage_failures"], 0, "{policy:#}");
+    for (direction, attempts, sent) in [("active", 2, seen), ("passive", 1, 0)] {
+        let counted = &policy[direction];
+        assert_eq!(counted["attempts"], attempts, "{policy:#}");
+        assert_eq!(counted["handshake_retransmissions"], sent, "{policy:#}");
+        assert_eq!(counted["connections"], 1, "{policy:#}");
+        assert_eq!(counted["storage_failures"], 0, "{policy:#}");
+    }
     let list = env.json(&["list"])?;
     let hits = |i: usize| list["entries"][i]["hits"].as_u64();
     assert_eq!((hits(0), hits(1)), (Some(1), Some(2)), "{list:#}");

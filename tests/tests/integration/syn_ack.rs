@@ -3,6 +3,7 @@
 use rto_testbed::{
     env::TestEnv,
     netns::{SERVER_V4, SERVER_V6},
+    wait::{TIMEOUT, eventually},
     workload::traffic::Connect,
 };
 use rto_tests::features::lacks;
@@ -90,17 +91,21 @@ fn counted_once_established() -> anyhow::Result<()> {
         rto_testbed::capture::Capture::start(&env.net.server, rto_testbed::netns::SERVER_LINK)?;
     let _client = env.connect(to(SERVER_V4, PORT), &plain())?;
     let from = to(SERVER_V4, PORT);
-    capture.wait_for(rto_testbed::wait::TIMEOUT, |all| {
+    capture.wait_for(TIMEOUT, |all| {
         rto_testbed::capture::syn_acks(all, from).len() == 3
     })?;
     // The answer to the next SYN-ACK gets through.
     env.net.drop_nothing()?;
-    let status = env.wait_status("the accepted connection", |status| {
-        status["policies"]["near"]["established_passive"] == 1
+    let counted = eventually("the accepted connection", TIMEOUT, || {
+        let counted = env.json(&["stats"])?["policies"]["near"]["passive"].clone();
+        Ok((counted["connections"] == 1).then_some(counted))
     })?;
     let sent = rto_testbed::capture::syn_acks(&capture.so_far()?, from).len() as u64;
-    let policy = &status["policies"]["near"];
-    assert_eq!(policy["syn_ack_retransmissions"], sent - 1, "{policy:#}");
-    assert_eq!(policy["requests"], 1, "{policy:#}");
+    assert_eq!(
+        counted["handshake_retransmissions"],
+        sent - 1,
+        "{counted:#}"
+    );
+    assert_eq!(counted["attempts"], 1, "{counted:#}");
     Ok(())
 }

@@ -40,10 +40,8 @@ fn defaults() -> anyhow::Result<()> {
     // The covered connection's deadline is 205 s; the claim is that it still waits when the control has given up.
     let waited = begin.elapsed();
     assert!(waited >= needed);
-    let status = env.json(&["status"])?;
-    let sent = status["policies"]["near"]["syn_retransmissions"]
-        .as_u64()
-        .unwrap_or(0);
+    let counted = &env.json(&["stats"])?["policies"]["near"]["active"];
+    let sent = counted["handshake_retransmissions"].as_u64().unwrap_or(0);
     // In the same time there are fewer if intervals double from the start.
     let least = if lacks("tcp-syn-linear-timeouts")? {
         10

@@ -29,6 +29,10 @@ mod tuning;
 
 const BY: Caller = Caller { uid: 0, pid: 1 };
 
+fn near() -> PolicyName {
+    "near".parse().unwrap()
+}
+
 /// A running engine over a kernel in memory.
 struct Bed {
     engine: Handle,

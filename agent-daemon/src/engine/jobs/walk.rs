@@ -6,7 +6,7 @@
 use std::{
     path::Path,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -31,7 +31,7 @@ use rto_agent_kernel::{
 use tracing::{info, warn};
 
 use super::{Done, Job, Message};
-use crate::engine::audit::Cause;
+use crate::engine::{audit::Cause, snapshot::Published};
 
 /// Largest value TCP_BPF_RTO_MIN takes, and its default (`TCP_RTO_MIN`).
 const RTO_MIN_US: u32 = 200_000;
@@ -42,26 +42,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// `TCP_RTO_MAX`.
 const RTO_MAX_MS: u32 = 120_000;
 
-/// The progress of the running walk or the last one; readable on any thread.
-#[derive(Clone, Debug, Default)]
-pub(in crate::engine) struct WalkProgress(Arc<RwLock<Arc<WalkView>>>);
-
-impl WalkProgress {
-    pub(in crate::engine) fn get(&self) -> Arc<WalkView> {
-        // A writer that panicked has left a complete view.
-        let view = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        view.clone()
-    }
-
-    fn set(&self, view: WalkView) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
-    }
-}
-
 /// The engine's walks, one at a time.
 pub(in crate::engine) struct Walks {
     messages: mpsc::Sender<Message>,
-    progress: WalkProgress,
+    /// The progress of the running walk or the last one.
+    progress: Published<WalkView>,
     running: Option<Job>,
     /// The flag that stops the latest walk.
     number: u64,
@@ -74,7 +59,7 @@ impl Walks {
     pub(in crate::engine) fn new(messages: mpsc::Sender<Message>) -> Self {
         Self {
             messages,
-            progress: WalkProgress::default(),
+            progress: Published::default(),
             running: None,
             number: 0,
             stop: Arc::default(),
@@ -86,7 +71,7 @@ impl Walks {
         self.running.is_some()
     }
 
-    pub(in crate::engine) fn progress(&self) -> &WalkProgress {
+    pub(in crate::engine) fn progress(&self) -> &Published<WalkView> {
         &self.progress
     }
 

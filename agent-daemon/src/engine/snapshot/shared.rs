@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -13,6 +13,29 @@ use rto_agent_core::wire::stats::StatsAnswer;
 use rto_agent_kernel::datapath::DatapathError;
 
 use super::Snapshot;
+use crate::engine::harm::Harms;
+
+/// A value that the engine or one of its jobs publishes for any reader.
+#[derive(Clone, Debug, Default)]
+pub(in crate::engine) struct Published<T>(Arc<RwLock<Arc<T>>>);
+
+impl<T: Clone> Published<T> {
+    pub(in crate::engine) fn get(&self) -> Arc<T> {
+        // A writer that panicked has left a complete value.
+        let value = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        value.clone()
+    }
+
+    pub(in crate::engine) fn set(&self, value: T) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+    }
+
+    pub(in crate::engine) fn change(&self, change: impl FnOnce(&mut T)) {
+        let mut value = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        // Copied only while a reader holds it.
+        change(Arc::make_mut(&mut value));
+    }
+}
 
 /// State shared by all snapshots of an engine.
 #[derive(Default)]
@@ -24,6 +47,8 @@ pub(in crate::engine) struct Shared {
     pub(super) statistics: Reused<(u64, Counted)>,
     /// The last statistics read while the engine was not changing the kernel.
     pub(super) counted: Mutex<Option<Arc<StatsAnswer>>>,
+    /// What the counters showed when they were last read.
+    pub(in crate::engine) harms: Mutex<Harms>,
     pub(super) holds: Reused<(u64, Option<bool>)>,
 }
 
@@ -57,6 +82,7 @@ impl Shared {
         if snapshot.reader.is_none() {
             // The next maps count from 0.
             *locked(&self.counted) = None;
+            *locked(&self.harms) = Harms::default();
         } else if locked(&self.counted).is_none() {
             // Serves readers during the next change. An error is returned to the next client.
             let _kept = snapshot.stats();
@@ -65,7 +91,7 @@ impl Shared {
 }
 
 /// A holder that panicked has left the previous value.
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(in crate::engine) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -20,7 +20,7 @@ pub(super) fn status() -> StatusAnswer {
         "warnings": [], "attachment": {"attached": true, "problem": null, "cgroup": "/", "is_root": true, "program_id": 1},
         "found_at_start": "nothing", "in_sync": true, "map_differences": {}, "kernel": "6.12", "host": HOST,
         "config": "/", "pin_dir": "/", "entries": 2, "runtime_entries": 0, "runtime_entries_left_out": 0,
-        "entries_of": {"file": family, "runtime": family}, "max_entries": 16384, "policies": {},
+        "entries_of": {"file": family, "runtime": family}, "max_entries": 16384, "policies": [],
         "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "experiments": {},
         "dropped": {"log": 0, "service_manager": 0}, "foreign_programs": 0, "features": [],
     });

@@ -33,7 +33,7 @@ use super::{
     pin_check::Pins,
     pins,
     slots::Slot,
-    tables::{ReadTables, TRIES},
+    tables::{PerCpu, ReadTables, TRIES},
 };
 use crate::kernel::{cgroup, tcp_metrics};
 
@@ -156,11 +156,14 @@ impl Reader {
         place.ok().map(|place| self.slots[place].1)
     }
 
-    fn arms_of(&self, slot: Slot) -> Result<ArmStatistics, DatapathError> {
-        let control = slot.has_control.then(|| arm::control(slot.index));
+    fn arms_of(&self, slot: Slot, buffers: &mut PerCpu) -> Result<ArmStatistics, DatapathError> {
+        let mut read = |arm| self.tables.statistics(arm, buffers);
         Ok(ArmStatistics {
-            treated: self.tables.statistics(arm::treated(slot.index))?,
-            control: control.map(|arm| self.tables.statistics(arm)).transpose()?,
+            treated: read(arm::treated(slot.index))?,
+            control: match slot.has_control {
+                true => Some(read(arm::control(slot.index))?),
+                false => None,
+            },
         })
     }
 
@@ -289,16 +292,21 @@ impl KernelReader for Reader {
         Ok(value.map_or(0, |value| value.hits))
     }
 
-    fn statistics(&self) -> Result<BTreeMap<PolicyName, ArmStatistics>, DatapathError> {
-        let slots = self.slots.iter();
-        slots
-            .map(|(name, slot)| Ok((name.clone(), self.arms_of(*slot)?)))
-            .collect()
+    fn statistics(
+        &self,
+        each: &mut dyn FnMut(&PolicyName, &ArmStatistics),
+    ) -> Result<(), DatapathError> {
+        let mut buffers = PerCpu::default();
+        for (name, slot) in &self.slots {
+            each(name, &self.arms_of(*slot, &mut buffers)?);
+        }
+        Ok(())
     }
 
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError> {
         let slot = self.slot_of(policy);
-        slot.map(|slot| self.arms_of(slot)).transpose()
+        slot.map(|slot| self.arms_of(slot, &mut PerCpu::default()))
+            .transpose()
     }
 
     fn recent_peers(&self) -> Vec<IpAddr> {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    os::fd::AsFd as _,
     path::Path,
     sync::{
         Arc,
@@ -30,6 +31,7 @@ use super::{
     schedules::set_stopped,
     tries::Tries,
 };
+use crate::kernel::lpm_batch::lookup_per_cpu;
 
 /// Handles of every map the daemon reads or writes.
 pub(super) struct Tables {
@@ -87,7 +89,7 @@ impl Tables {
                 Ok((name, map.map_err(|e| map_error(name, e))?))
             })
             .collect::<Result<Vec<_>, DatapathError>>()?;
-        let read = Arc::new(ReadTables::open(dir)?);
+        let read = Arc::new(ReadTables::open(dir, cpus)?);
         let all = handles.iter().map(|(name, map)| (*name, map));
         let ids = all.chain(read.tries.handles()).map(|(name, map)| {
             let info = map.info().map_err(|e| map_error(name, e))?;
@@ -283,8 +285,9 @@ impl Tables {
 pub(super) struct ReadTables {
     pub(super) tries: Arc<Tries>,
     policies: Array<MapData, PolicySlot>,
-    statistics: PerCpuHashMap<MapData, u32, Statistics>,
-    counters: PerCpuArray<MapData, FastStatistics>,
+    statistics: MapData,
+    counters: MapData,
+    cpus: usize,
     host_defaults: Array<MapData, HostDefaults>,
     brakes: Array<MapData, Brake>,
     discovered: HashMap<MapData, Prefix, Discovered>,
@@ -292,13 +295,26 @@ pub(super) struct ReadTables {
     pub(super) discovered_since: Option<SystemTime>,
 }
 
+/// The values of one key, by CPU: buffers for [`ReadTables::statistics`].
+#[derive(Default)]
+pub(super) struct PerCpu {
+    statistics: Vec<Statistics>,
+    counters: Vec<FastStatistics>,
+}
+
 impl ReadTables {
-    fn open(dir: &Path) -> Result<Self, DatapathError> {
+    fn open(dir: &Path, cpus: usize) -> Result<Self, DatapathError> {
+        let map = |name| MapData::from_pin(dir.join(name)).map_err(|e| map_error(name, e));
+        let _statistics: PerCpuHashMap<MapData, u32, Statistics> =
+            open!(dir, maps::STATISTICS, PerCpuHashMap);
+        let _counters: PerCpuArray<MapData, FastStatistics> =
+            open!(dir, maps::COUNTERS, PerCpuArray);
         Ok(Self {
+            cpus,
             tries: Arc::new(Tries::open(dir)?),
             policies: open!(dir, maps::POLICIES, Array),
-            statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
-            counters: open!(dir, maps::COUNTERS, PerCpuArray),
+            statistics: map(maps::STATISTICS)?,
+            counters: map(maps::COUNTERS)?,
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             brakes: open!(dir, maps::BRAKES, Array),
             discovered: open!(dir, maps::DISCOVERED, HashMap),
@@ -357,24 +373,39 @@ impl ReadTables {
     }
 
     /// An arm's statistics indexed by [`direction::ALL`], summed over the CPUs; 0 for an arm
-    /// without statistics.
-    pub(super) fn statistics(&self, arm: u32) -> Result<[Statistics; 3], DatapathError> {
+    /// without statistics. Most values are 0, and are not added up.
+    pub(super) fn statistics(
+        &self,
+        arm: u32,
+        buffers: &mut PerCpu,
+    ) -> Result<[Statistics; 3], DatapathError> {
         let mut all = [Statistics::default(); 3];
+        let (none, nothing) = (FastStatistics::default(), Statistics::default());
         for (sum, direction) in all.iter_mut().zip(direction::ALL) {
             let key = statistics_key(arm, direction);
-            match self.statistics.get(&key, 0) {
-                Ok(values) => *sum = values.iter().fold(*sum, Statistics::plus),
-                Err(MapError::KeyNotFound) => {}
-                Err(e) => return Err(map_error(maps::STATISTICS, e)),
+            if self.rare(key, &mut buffers.statistics)? {
+                let some = buffers.statistics.iter().filter(|one| **one != nothing);
+                *sum = some.fold(*sum, Statistics::plus);
             }
             if key < FAST_COUNTERS {
-                let values = self.counters.get(&key, 0);
-                let values = values.map_err(|e| map_error(maps::COUNTERS, e))?;
-                let counted = values.iter().map(|fast| Statistics::from(*fast));
-                *sum = counted.fold(*sum, |sum, one| sum.plus(&one));
+                buffers.counters.resize(self.cpus, none);
+                // SAFETY: the type was checked by `open()`, and consists of u64. Any number is
+                // valid.
+                unsafe { lookup_per_cpu(self.counters.fd().as_fd(), key, &mut buffers.counters) }
+                    .map_err(|e| map_error(maps::COUNTERS, e))?;
+                let some = buffers.counters.iter().filter(|fast| **fast != none);
+                *sum = some.fold(*sum, |sum, fast| sum.plus(&(*fast).into()));
             }
         }
         Ok(all)
+    }
+
+    /// Reads the values of a key of `STATISTICS`; returns whether it exists.
+    fn rare(&self, key: u32, values: &mut Vec<Statistics>) -> Result<bool, DatapathError> {
+        values.resize(self.cpus, Statistics::default());
+        // SAFETY: as in `statistics()`.
+        unsafe { lookup_per_cpu(self.statistics.fd().as_fd(), key, values) }
+            .map_err(|e| map_error(maps::STATISTICS, e))
     }
 
     /// Whether an arm has statistics.
@@ -385,7 +416,7 @@ impl ReadTables {
     }
 
     fn has_key(&self, key: u32) -> bool {
-        self.statistics.get(&key, 0).is_ok()
+        self.rare(key, &mut Vec::new()).unwrap_or(false)
     }
 }
 

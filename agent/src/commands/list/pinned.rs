@@ -20,7 +20,7 @@ use rto_agent_core::{
     },
     printable,
 };
-use rto_agent_daemon::engine::store;
+use rto_agent_daemon::engine::store::RuntimeStore;
 use rto_agent_kernel::{
     datapath::{PinnedMaps, pinned_maps},
     kernel::hz::measure,
@@ -119,7 +119,7 @@ fn agent_config() -> AgentConfig {
 
 impl Left {
     fn of(found: PinnedMaps, agent: AgentConfig, wanted: &Wanted) -> anyhow::Result<Self> {
-        let runtime = match store::peek(&agent.state_dir) {
+        let runtime = match RuntimeStore::new(&agent.state_dir).peek() {
             Err(e) if wanted.runtime || wanted.file => {
                 return Err(e)
                     .context("cannot distinguish runtime entries from entries of the files");
@@ -262,7 +262,7 @@ mod tests {
             ..Default::default()
         };
         runtime.add(&[cidr.parse().unwrap()], &entry, &settings);
-        let mut store = store::RuntimeStore::new(dir.path().to_owned());
+        let mut store = RuntimeStore::new(dir.path());
         store.save(&runtime);
         let agent = AgentConfig {
             state_dir: dir.path().to_owned(),

@@ -16,10 +16,6 @@ use crate::{
     experiment::{Experiments, Record, digest},
 };
 
-fn near() -> PolicyName {
-    "near".parse().unwrap()
-}
-
 fn start(bed: &Bed, request: StartRequest) -> Result<ExperimentAnswer, EngineError> {
     let request = Box::new(request);
     bed.call(|reply| Message::StartExperiment(near(), request, BY, reply))
@@ -249,31 +245,6 @@ fn experiments_that_cannot_be_understood_are_told_until_the_next_start() {
     let aside = lasting.join("experiments.json.unreadable");
     let fix = format!("moved to {}: restore it from a backup", aside.display());
     assert!(warning.unwrap().contains(&fix), "{warnings:?}");
-    bed.stop();
-}
-
-#[test]
-fn a_reload_that_changes_settings_stops_it() {
-    let bed = Bed::ready();
-    start(&bed, ramp(&["5%", "50%"])).unwrap();
-    assert_eq!(control_percent(&bed), 95);
-    let path = bed.dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
-    let holdout = text.replace("initial_rto", "holdout = \"10%\"\ninitial_rto");
-    fs::write(&path, &holdout).unwrap();
-    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-        .unwrap();
-    assert_eq!(
-        (control_percent(&bed), shown(&bed).state),
-        (95, State::Running)
-    );
-    fs::write(&path, holdout.replace("100ms", "200ms")).unwrap();
-    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-        .unwrap();
-    assert_eq!(
-        (control_percent(&bed), shown(&bed).state),
-        (10, State::Stopped)
-    );
     bed.stop();
 }
 

@@ -1,5 +1,10 @@
 //! Snapshots for readers: epochs, statistics, notes.
 
+use std::collections::BTreeMap;
+
+use rto_agent_common::Statistics;
+use rto_agent_core::wire::stats::ArmStatistics;
+
 use super::*;
 
 #[test]
@@ -39,11 +44,45 @@ fn statistics_of_before_are_told_where_they_cannot_be_read() {
     assert_eq!(good.policies.len(), 1);
     bed.kernel.state().unreadable = true;
     assert_eq!(snapshot.stats().unwrap(), good);
-    let (status, stats) = snapshot.status_and_stats();
-    assert_eq!((status.policies.len(), stats), (1, good));
-    assert!(status.problems.iter().any(|p| p.contains("out of date")));
+    let problems = || snapshot.status().problems;
+    assert!(problems().iter().any(|p| p.contains("out of date")));
     bed.kernel.state().unreadable = false;
+    snapshot.stats().unwrap();
     assert!(snapshot.status().healthy);
+    bed.stop();
+}
+
+#[test]
+fn status_reports_harm_without_reading_statistics() {
+    let bed = Bed::ready();
+    let snapshot = bed.engine.snapshot();
+    let harmed = |spurious_connections| {
+        let (mut active, none) = (Statistics::default(), Statistics::default());
+        active.counters.untimed = 100;
+        active.counters.spurious_connections = spurious_connections;
+        let statistics = ArmStatistics {
+            treated: [active, none, none],
+            control: None,
+        };
+        let all = BTreeMap::from([(near(), statistics)]);
+        bed.kernel.state().statistics = all;
+    };
+    harmed(60);
+    let status = || {
+        let before = bed.kernel.state().statistics_read;
+        let status = snapshot.status();
+        assert_eq!(bed.kernel.state().statistics_read, before);
+        (status.healthy, status.problems.concat())
+    };
+    assert_eq!(status(), (true, String::new()));
+    // The comparison in the background reads the counters too.
+    snapshot.compare_part(Position::default(), 1).unwrap();
+    let (healthy, problems) = status();
+    assert!(!healthy && problems.contains("60 of 100 connections"));
+    assert!(snapshot.status().counters_read_at_s.is_some());
+    harmed(0);
+    snapshot.stats().unwrap();
+    assert!(status().0);
     bed.stop();
 }
 

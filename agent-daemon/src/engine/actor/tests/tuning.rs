@@ -10,10 +10,6 @@ use rto_model::tune::tuner::State;
 use super::*;
 use crate::{engine::adjusting::Readings, tuning::Due};
 
-fn near() -> PolicyName {
-    "near".parse().unwrap()
-}
-
 /// A configuration like [`NEAR`] with other settings.
 fn configured(settings: &str) -> tempfile::TempDir {
     let dir = Bed::configured("");
@@ -168,7 +164,11 @@ fn learnt_values_survive_a_reboot() {
     bed.engine.stop();
     let (_, dir) = bed.ended();
     let text = fs::read_to_string(&kept).unwrap();
-    fs::write(&kept, text.replace(&store::boot_id(), "another")).unwrap();
+    fs::write(
+        &kept,
+        text.replace(&crate::engine::store::boot_id(), "another"),
+    )
+    .unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
     bed.call(Message::Verify).unwrap();
     assert_eq!(bed.jiffies(), first);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 use rto_agent_common::maps;
 use rto_testbed::{
     kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
@@ -36,8 +36,7 @@ impl Run {
         };
         // The daemon knows every policy in the kernel.
         let status = self.env.socket_request("GET", "/v1/status", "")?;
-        let known = status["policies"].as_object().context("no policies")?;
-        let known: BTreeSet<String> = known.keys().cloned().collect();
+        let known: BTreeSet<String> = serde_json::from_value(status["policies"].clone())?;
         ensure!(names == known, "policies held {names:?}, known {known:?}");
         ensure!(status["in_sync"] == true, "{status:#}");
         self.check_kernel(&pins)?;
