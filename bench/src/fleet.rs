@@ -26,7 +26,6 @@ use rto_testbed::{
     process::{require, stdout_of},
     prometheus::{self, Prometheus},
     wait::{eventually, eventually_seen},
-    workload::traffic::Connect,
 };
 use serde_json::Value;
 
@@ -114,7 +113,7 @@ fn page(env: &TestEnv) -> anyhow::Result<Page> {
     let to = SocketAddr::new(SERVER_V4.parse()?, PORT);
     let _server = env.serve(to)?;
     for _ in 0..CONNECTIONS {
-        let client = env.connect(to, &Connect::default())?;
+        let client = env.connect(to)?;
         ensure!(client.outcome()?.result == "connected");
     }
     // After two transitions the value is active again, and there is evidence.

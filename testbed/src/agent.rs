@@ -294,6 +294,20 @@ impl Agent {
         Ok(said)
     }
 
+    /// Runs a client command that must succeed and print this text.
+    pub fn cli_says(&self, args: &[&str], text: &str) -> anyhow::Result<()> {
+        let said = self.cli(args)?;
+        ensure!(said.contains(text), "{args:?}: {said}");
+        Ok(())
+    }
+
+    /// Runs a client command that must fail with status 1 and this error.
+    pub fn cli_refuses(&self, args: &[&str], error: &str) -> anyhow::Result<()> {
+        let said = self.cli_fails(args)?;
+        ensure!(said.contains(error), "{args:?}: {said}");
+        Ok(())
+    }
+
     /// Runs a client command with `--json` and returns what it prints, whatever its exit status.
     pub fn json(&self, args: &[&str]) -> anyhow::Result<Value> {
         let output = self.try_cli(&[args, &["--json"]].concat())?;

@@ -91,8 +91,16 @@ impl TestEnv {
     }
 
     /// Starts to connect, in the client's namespace and the agent's cgroup.
-    pub fn connect(&self, to: SocketAddr, options: &Connect) -> anyhow::Result<Traffic> {
-        Traffic::connect(&self.net.client, Some(self.cgroup.path()), to, options)
+    pub fn connect(&self, to: impl Into<To>) -> anyhow::Result<Traffic> {
+        let To(to, options) = to.into();
+        Traffic::connect(&self.net.client, Some(self.cgroup.path()), to, &options)
+    }
+
+    /// Connects, which must succeed, and closes the connection.
+    pub fn connect_and_close(&self, to: SocketAddr) -> anyhow::Result<()> {
+        let outcome = self.connect(to)?.outcome()?;
+        ensure!(outcome.result == "connected", "{outcome:?}");
+        Ok(())
     }
 
     /// Listens in the server's namespace and the agent's cgroup.
@@ -111,7 +119,12 @@ impl TestEnv {
     }
 
     /// Starts a conversation in the client's namespace and the agent's cgroup.
-    pub fn converse(
+    pub fn converse(&self, to: SocketAddr) -> anyhow::Result<Conversation> {
+        self.converse_with(to, conversation::Options::default())
+    }
+
+    /// The same with options.
+    pub fn converse_with(
         &self,
         to: SocketAddr,
         options: conversation::Options,
@@ -129,62 +142,46 @@ impl TestEnv {
     }
 
     /// The first `count` gaps between the SYNs of a new connection to a black hole.
-    pub fn syn_gaps(
-        &self,
-        to: SocketAddr,
-        options: &Connect,
-        count: usize,
-    ) -> anyhow::Result<Vec<Duration>> {
+    pub fn syn_gaps(&self, to: impl Into<To>, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let to = to.into();
+        let address = to.0;
         let capture = Capture::start(&self.net.client, CLIENT_LINK)?;
-        let _traffic = self.connect(to, options)?;
-        let enough = |all: &[Segment]| syns(all, to).len() > count;
-        Ok(gaps(&syns(&capture.wait_for(TIMEOUT, enough)?, to)))
+        let _traffic = self.connect(to)?;
+        let enough = |all: &[Segment]| syns(all, address).len() > count;
+        Ok(gaps(&syns(&capture.wait_for(TIMEOUT, enough)?, address)))
     }
 
     /// The first `count` gaps between the SYNs of each of several new connections to a black hole, made at the same
     /// time.
     pub fn many_syn_gaps(
         &self,
-        to: SocketAddr,
-        options: &Connect,
+        to: impl Into<To>,
         connections: usize,
         count: usize,
     ) -> anyhow::Result<Vec<Vec<Duration>>> {
-        self.many(CLIENT_LINK, syns, (to, options), connections, count)
+        let link = (self.net.client.as_str(), CLIENT_LINK);
+        self.many(link, syns, &to.into(), connections, count)
     }
 
-    /// The first `count` gaps between the SYN-ACKs to each of several simultaneous clients whose ACKs get lost.
-    pub fn many_syn_ack_gaps(
-        &self,
-        to: SocketAddr,
-        options: &Connect,
-        connections: usize,
-        count: usize,
-    ) -> anyhow::Result<Vec<Vec<Duration>>> {
-        self.many(SERVER_LINK, syn_acks, (to, options), connections, count)
-    }
-
+    /// The first `count` gaps between the packets of one kind of several simultaneous connections.
     fn many(
         &self,
-        link: &str,
+        (netns, link): (&str, &str),
         kind: fn(&[Segment], SocketAddr) -> Vec<Segment>,
-        (to, options): (SocketAddr, &Connect),
+        to: &To,
         connections: usize,
         count: usize,
     ) -> anyhow::Result<Vec<Vec<Duration>>> {
-        let netns = match link {
-            SERVER_LINK => &self.net.server,
-            _ => &self.net.client,
-        };
         let capture = Capture::start(netns, link)?;
         // The first packet waits for neighbour discovery, up to a second, and is therefore not measured.
-        let first = self.connect(to, options)?;
-        let first_of = by_connection(&capture.wait_for(TIMEOUT, |all| !kind(all, to).is_empty())?);
+        let first = self.connect(to.clone())?;
+        let seen = |all: &[Segment]| !kind(all, to.0).is_empty();
+        let first_of = by_connection(&capture.wait_for(TIMEOUT, seen)?);
         drop(first);
-        let traffic = (0..connections).map(|_| self.connect(to, options));
+        let traffic = (0..connections).map(|_| self.connect(to.clone()));
         let _traffic = traffic.collect::<anyhow::Result<Vec<_>>>()?;
         let of = |all: &[Segment]| {
-            let mut all = by_connection(&kind(all, to));
+            let mut all = by_connection(&kind(all, to.0));
             all.retain(|of| of.len() > count && !first_of.iter().any(|first| first[0] == of[0]));
             all
         };
@@ -193,73 +190,57 @@ impl TestEnv {
     }
 
     /// Asserts that new connections to a black hole use this initial RTO.
-    ///
-    /// # Panics
-    ///
-    /// If they use another.
-    pub fn assert_syn_gap(
-        &self,
-        to: SocketAddr,
-        options: &Connect,
-        timer: Duration,
-    ) -> anyhow::Result<()> {
-        self.assert_syn_gaps(to, options, &[timer])
+    pub fn assert_syn_gap(&self, to: impl Into<To>, timer: Duration) -> anyhow::Result<()> {
+        self.assert_syn_gaps(to, &[timer])
     }
 
     /// Asserts that the SYNs of new connections to a black hole have these intervals.
-    ///
-    /// # Panics
-    ///
-    /// If they have other intervals.
-    pub fn assert_syn_gaps(
-        &self,
-        to: SocketAddr,
-        options: &Connect,
-        timers: &[Duration],
-    ) -> anyhow::Result<()> {
-        assert_timers(timers, |connections, count| {
-            self.many_syn_gaps(to, options, connections, count)
-        })
+    pub fn assert_syn_gaps(&self, to: impl Into<To>, timers: &[Duration]) -> anyhow::Result<()> {
+        let link = (self.net.client.as_str(), CLIENT_LINK);
+        self.assert_timers(link, syns, &to.into(), timers)
     }
 
     /// Asserts that a server uses this SYN-ACK RTO for clients whose ACKs get lost.
-    ///
-    /// # Panics
-    ///
-    /// If it uses another.
-    pub fn assert_syn_ack_gap(
-        &self,
-        to: SocketAddr,
-        options: &Connect,
-        timer: Duration,
-    ) -> anyhow::Result<()> {
-        self.assert_syn_ack_gaps(to, options, &[timer])
+    pub fn assert_syn_ack_gap(&self, to: SocketAddr, timer: Duration) -> anyhow::Result<()> {
+        self.assert_syn_ack_gaps(to, &[timer])
     }
 
     /// Asserts that the SYN-ACKs of a server whose clients' ACKs get lost have these intervals.
-    ///
-    /// # Panics
-    ///
-    /// If they have other intervals.
-    pub fn assert_syn_ack_gaps(
+    pub fn assert_syn_ack_gaps(&self, to: SocketAddr, timers: &[Duration]) -> anyhow::Result<()> {
+        let link = (self.net.server.as_str(), SERVER_LINK);
+        self.assert_timers(link, syn_acks, &to.into(), timers)
+    }
+
+    /// Asserts that the packets of one kind have these intervals.
+    fn assert_timers(
         &self,
-        to: SocketAddr,
-        options: &Connect,
+        link: (&str, &str),
+        kind: fn(&[Segment], SocketAddr) -> Vec<Segment>,
+        to: &To,
         timers: &[Duration],
     ) -> anyhow::Result<()> {
-        assert_timers(timers, |connections, count| {
-            self.many_syn_ack_gaps(to, options, connections, count)
+        assert_samples(|connections| {
+            let all = self.many(link, kind, to, connections, timers.len())?;
+            let samples = all.into_iter();
+            Ok(samples
+                .map(|gaps| Sample::of_timers(timers, gaps))
+                .collect())
         })
     }
 }
 
-/// Asserts that gaps match their timers. `gaps` measures a number of connections, and a number of gaps of each.
-fn assert_timers(
-    timers: &[Duration],
-    mut gaps: impl FnMut(usize, usize) -> anyhow::Result<Vec<Vec<Duration>>>,
-) -> anyhow::Result<()> {
-    assert_samples(|connections| {
-        let all = gaps(connections, timers.len())?.into_iter();
-        Ok(all.map(|gaps| Sample::of_timers(timers, gaps)).collect())
-    })
+/// Where to connect, and how.
+#[derive(Clone, Debug)]
+pub struct To(SocketAddr, Connect);
+
+impl From<SocketAddr> for To {
+    fn from(to: SocketAddr) -> Self {
+        Self(to, Connect::default())
+    }
+}
+
+impl From<(SocketAddr, &Connect)> for To {
+    fn from((to, options): (SocketAddr, &Connect)) -> Self {
+        Self(to, options.clone())
+    }
 }

@@ -20,3 +20,11 @@ pub mod relay;
 pub mod soak;
 pub mod verifier;
 pub mod watcher;
+
+/// Asserts that a text contains each of these parts.
+#[track_caller]
+pub fn assert_says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing: {text}");
+    }
+}

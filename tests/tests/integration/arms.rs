@@ -1,32 +1,14 @@
 //! Control arms: a share of a policy's connections that keeps the kernel's own timers, and is counted apart.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    emulated::scaled,
-    env::TestEnv,
-    netns::{CLIENT_V4, SERVER_V4, sysctl},
-    process::beside,
-    tcp::option,
-    workload::{
-        conversation::{self, Conversation},
-        rate::Rate,
-        traffic::{Connect, Traffic},
-    },
-};
-use serde_json::Value;
+use rto_testbed::{netns::CLIENT_V4, workload::rate::Rate};
 
 use super::{
     established::policy,
     statistics::{near, stats_when},
-    to,
 };
-use crate::needs::{RTO_MIN_OPTION, TCP_ITERATOR};
+use crate::prelude::*;
 
 const PORT: u16 = 5250;
 
@@ -94,7 +76,7 @@ fn the_control_arm_keeps_the_kernels_timers() -> anyhow::Result<()> {
     const CONNECTIONS: usize = 24;
     let env = TestEnv::with(&policy("initial_rto = \"100ms\"\nholdout = \"50%\""))?;
     env.net.black_hole(PORT)?;
-    let gaps = env.many_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), CONNECTIONS, 1)?;
+    let gaps = env.many_syn_gaps(to(SERVER_V4, PORT), CONNECTIONS, 1)?;
     let is = |timer: Duration| {
         // A busy machine delays a timer; 8 ms are tolerated in the other direction.
         let range = timer - Duration::from_millis(8)..timer + timer / 2;
@@ -158,7 +140,7 @@ fn a_peer_is_in_one_arm() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy("rto_min = \"100ms\"\nholdout = \"50%\""))?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     for _ in 0..CONNECTIONS {
-        env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+        env.converse(to(SERVER_V4, PORT))?;
     }
     let near = near(&env)?;
     for (direction, peer) in [("active", SERVER_V4), ("passive", CLIENT_V4)] {

@@ -1,25 +1,12 @@
 //! Brakes on a short initial RTO: their effect on connections when the path changes, breaks or is overloaded, compared
 //! with the kernel's own timers, and their effect without the daemon.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
 use rto_agent_common::direction::ACTIVE;
 use rto_testbed::{
-    env::TestEnv,
-    link::{
-        Link as _,
-        rule::{DropPattern, PacketFilter, Rule},
-    },
+    link::Link as _,
     machine::{Machine, jiffy},
-    netns::{SERVER_V4, SERVER_V4_OTHER},
-    wait::{TIMEOUT, eventually},
     warm::{Learnt, Seen},
-    workload::{arrivals::Done, traffic::Connect},
+    workload::arrivals::Done,
 };
 use rto_tests::{
     brakes::{InKernel, end_lease, is_budget_for, lease_ns, now_ns},
@@ -27,7 +14,7 @@ use rto_tests::{
     path::Path,
 };
 
-use super::{KERNEL_RTO, POLICY_RTO, to};
+use crate::prelude::*;
 
 mod held;
 mod overload;
@@ -133,8 +120,7 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
     );
     // A loss now costs as much as with the kernel's own timers.
     path.env.net.black_hole(PORT)?;
-    path.env
-        .assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)
+    path.env.assert_syn_gap(to(SERVER_V4, PORT), KERNEL_RTO)
 }
 
 const PORT: u16 = 5310;
@@ -353,7 +339,7 @@ fn an_automatic_timer_ends_with_its_lease() -> anyhow::Result<()> {
     env.net.black_hole(PORT)?;
     let timers = |env: &TestEnv, automatic: Duration| -> anyhow::Result<()> {
         for (address, timer) in [(SERVER_V4, automatic), (SERVER_V4_OTHER, POLICY_RTO)] {
-            env.assert_syn_gap(to(address, PORT), &Connect::default(), timer)
+            env.assert_syn_gap(to(address, PORT), timer)
                 .context(address)?;
         }
         Ok(())

@@ -1,26 +1,16 @@
 //! Changes take effect with the next connection and do not affect connections under way.
 
-use std::{fs, os::unix::fs::symlink, time::Duration};
+use std::os::unix::fs::symlink;
 
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    capture::{Capture, gaps, syns},
-    env::TestEnv,
-    netns::{CLIENT_LINK, SERVER_V4},
-    timing::assert_gaps,
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
 use rto_tests::features::syn_timers;
-use serde_json::Value;
 
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4300;
 const FAST: Duration = Duration::from_millis(52);
 
 fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
+    env.assert_syn_gap(to(SERVER_V4, PORT), timer)
 }
 
 fn env(policies: &str) -> anyhow::Result<TestEnv> {
@@ -79,7 +69,7 @@ fn a_connection_keeps_its_policy() -> anyhow::Result<()> {
     assert_gaps(&timers, || {
         env.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
         let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
-        let _traffic = env.connect(address, &Connect::default())?;
+        let _traffic = env.connect(address)?;
         capture.wait_for(TIMEOUT, |all| syns(all, address).len() >= 2)?;
         env.cli(&["remove", "10.88.0.0/24"])?;
         let all = capture.wait_for(TIMEOUT, |all| syns(all, address).len() >= 7)?;
@@ -142,19 +132,17 @@ fn saved_for_good() -> anyhow::Result<()> {
     env.cli(&["remove", "10.88.0.0/24", "--save"])?;
     expect(&env, KERNEL_RTO)?;
     // An entry of another file must be edited there.
-    let said = env.cli_fails(&["remove", "192.0.2.0/24", "--save"])?;
-    assert!(
-        said.contains("remove entries of other files by editing those files"),
-        "{said}"
-    );
+    env.cli_refuses(
+        &["remove", "192.0.2.0/24", "--save"],
+        "remove entries of other files by editing those files",
+    )?;
     Ok(())
 }
 
 test!(switched_off_and_on_again);
 fn switched_off_and_on_again() -> anyhow::Result<()> {
     let env = env(&near("\"10.88.0.0/24\""))?;
-    let said = env.cli(&["remove", "10.88.0.0/24"])?;
-    assert!(said.contains("--undo"), "{said}");
+    env.cli_says(&["remove", "10.88.0.0/24"], "--undo")?;
     expect(&env, KERNEL_RTO)?;
     assert_eq!(env.json(&["list"])?["masked"][0], "10.88.0.0/24");
     // A reload of the files must not restore the entry.
@@ -189,7 +177,7 @@ fn rename() -> anyhow::Result<()> {
         let new = env.dir().join("etc/.config.toml.swp");
         fs::write(&new, env.config_text(&policies))?;
         fs::rename(&new, env.config())?;
-        std::thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(300));
     }
     noticed(&env)
 }
@@ -249,8 +237,7 @@ fn change_with_an_error_is_refused_completely() -> anyhow::Result<()> {
         ),
         (&["lookup", "example.org"], "is not an IPv4 or IPv6 address"),
     ] {
-        let said = env.cli_fails(args)?;
-        assert!(said.contains(message), "{args:?} said {said}");
+        env.cli_refuses(args, message)?;
     }
     for (args, message) in [
         (["--initial-rto", "100"], "a unit is missing"),

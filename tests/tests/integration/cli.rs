@@ -1,20 +1,8 @@
 //! The output of single commands, and the log lines beside it.
 
-use std::{fs, process::Command};
-
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    env::TestEnv,
-    netns::SERVER_V4,
-    process::run,
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
 use rto_tests::pty::Terminal;
-use serde_json::Value;
 
-use super::{near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 5100;
 
@@ -59,7 +47,7 @@ fn usage_errors_begin_with_the_program() -> anyhow::Result<()> {
 
 test!(empty_variables_are_as_unset);
 fn empty_variables_are_as_unset() -> anyhow::Result<()> {
-    let binary = rto_testbed::process::beside("rto-agent")?;
+    let binary = beside("rto-agent")?;
     let said = |verb: &str| -> anyhow::Result<String> {
         let mut command = Command::new(&binary);
         command.arg(verb).env("RTO_AGENT_CONFIG", "");
@@ -79,9 +67,9 @@ fn lookup_takes_several_ends_of_connections() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/16\""))?;
     let ends = ["lookup", "10.88.0.2:443", "[fd00::7]:443"];
     let said = env.cli(&ends)?;
-    ensure!(
-        said.contains("10.88.0.2: 10.88.0.0/16 (policy near") && said.contains("\nfd00::7: "),
-        "{said}"
+    assert_says(
+        &said,
+        &["10.88.0.2: 10.88.0.0/16 (policy near", "\nfd00::7: "],
     );
     let answers = env.json(&ends)?;
     assert_eq!(answers[0]["entry"]["policy"], "near", "{answers:#}");
@@ -111,11 +99,10 @@ fn add_names_policies_that_it_makes_and_takes_from() -> anyhow::Result<()> {
         policy.starts_with("adhoc-") && said.contains(&format!("policy {policy}, created")),
         "{said}"
     );
-    let moved = env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-    ensure!(
-        moved.contains(&format!("10.88.1.0/24 was in policy {policy}")),
-        "{moved}"
-    );
+    env.cli_says(
+        &["add", "10.88.1.0/24", "--policy", "near"],
+        &format!("10.88.1.0/24 was in policy {policy}"),
+    )?;
     Ok(())
 }
 
@@ -145,17 +132,14 @@ fn lookup_names_what_is_switched_off() -> anyhow::Result<()> {
 
 test!(watch_lists_every_policy_there_is);
 fn watch_lists_every_policy_there_is() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&format!(
+    let env = TestEnv::with(&format!(
         "count_unmatched = true\n{}",
         near("\"10.88.0.0/24\"")
     ))?;
-    env.start()?;
-    let said = env.cli_fails(&["watch", "--policy", "nope"])?;
-    ensure!(
-        said.contains("no active policy nope; active policies: near, unmatched"),
-        "{said}"
-    );
+    env.cli_refuses(
+        &["watch", "--policy", "nope"],
+        "no active policy nope; active policies: near, unmatched",
+    )?;
     Ok(())
 }
 
@@ -187,13 +171,11 @@ fn errors_of_flags_are_in_the_words_of_flags() -> anyhow::Result<()> {
         ensure!(!error.contains(" = "), "{args:?}: {error}");
     }
     // An error about a policy of the files uses the terms of the files.
-    let error = env.cli_fails(&["add", "0.0.0.0/33", "--policy", "near"])?;
-    ensure!(error.contains("0 to 32"), "{error}");
-    let added = env.cli(&["add", "10.1.0.0/24", "--initial-rto", "1us"])?;
-    ensure!(
-        added.contains("note: --initial-rto 1us is less than a jiffy"),
-        "{added}"
-    );
+    env.cli_refuses(&["add", "0.0.0.0/33", "--policy", "near"], "0 to 32")?;
+    env.cli_says(
+        &["add", "10.1.0.0/24", "--initial-rto", "1us"],
+        "note: --initial-rto 1us is less than a jiffy",
+    )?;
     Ok(())
 }
 
@@ -211,8 +193,7 @@ fn advised_snippet_passes_check() -> anyhow::Result<()> {
     env.cli(&["add", "192.0.2.0/24", "--policy", "near"])?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     for _ in 0..8 {
-        let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
-        assert_eq!(client.outcome()?.result, "connected");
+        env.connect_and_close(to(SERVER_V4, PORT))?;
     }
     let advise = ["advise", "--policy", "near", "--spurious", "50%"];
     let answer = env.json(&advise)?;
@@ -231,11 +212,7 @@ fn advised_snippet_passes_check() -> anyhow::Result<()> {
         table.insert(key.clone(), value.clone());
     }
     fs::write(env.config(), config.to_string())?;
-    let said = env.cli(&["check"])?;
-    ensure!(
-        said.contains("good: 2 entries, 1 policy, 2 files"),
-        "{said}"
-    );
+    env.cli_says(&["check"], "good: 2 entries, 1 policy, 2 files")?;
     env.cli(&["reload"])?;
     let now = env.json(&["lookup", SERVER_V4])?;
     let asked = &now["entry"]["settings"]["initial_rto"];
@@ -306,10 +283,8 @@ fn list_is_filtered_by_its_arguments() -> anyhow::Result<()> {
         cidrs(&["--cidr", "10.88.0.0/16"])?,
         ["10.88.0.0/16", "10.88.1.0/24"]
     );
-    let error = env.cli_fails(&["list", "--policy", "nope"])?;
-    ensure!(error.contains("no active policy nope"), "{error}");
-    let removed = env.cli(&["remove", "--policy", "near"])?;
-    ensure!(removed.contains("3 removed"), "{removed}");
+    env.cli_refuses(&["list", "--policy", "nope"], "no active policy nope")?;
+    env.cli_says(&["remove", "--policy", "near"], "3 removed")?;
     assert_eq!(cidrs(&[])?, ["10.1.0.0/16"]);
     env.cli_fails(&["remove", "--policy", "near"])?;
     Ok(())
@@ -359,8 +334,7 @@ fn entries_of_a_killed_daemon_are_listed() -> anyhow::Result<()> {
         json["policies"]["near"]["settings"]["initial_rto"], "100ms",
         "{json:#}"
     );
-    let said = env.cli_fails(&["list", "--policy", "unknown"])?;
-    ensure!(said.contains("no active policy unknown"), "{said}");
+    env.cli_refuses(&["list", "--policy", "unknown"], "no active policy unknown")?;
     env.cli(&["detach"])?;
     let (status, listed, _) = list(&[])?;
     assert_eq!((status, listed.as_str()), (Some(1), ""));
@@ -397,8 +371,7 @@ fn numbers_are_numbers() -> anyhow::Result<()> {
     let retries = effects.iter().find(|e| e["setting"] == "syn_retries");
     let retries = retries.context("no syn_retries")?;
     assert_eq!(retries["effective"], "auto", "{retries:#}");
-    let text = env.cli(&["lookup", SERVER_V4])?;
-    ensure!(text.contains("as without the agent"), "{text}");
+    env.cli_says(&["lookup", SERVER_V4], "as without the agent")?;
     env.cli(&["add", "10.1.0.0/16", "--syn-retries", "9"])?;
     let list = env.json(&["list"])?;
     let policies = list["policies"].as_object().context("no policies")?;
@@ -418,11 +391,10 @@ fn output_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()> {
         "{status}"
     );
     ensure!(!status.contains("CONNECTED"), "{status}");
-    let coloured = env.cli(&["status", "--color", "always"])?;
-    ensure!(
-        coloured.contains("\u{1b}[32mhealth         good\u{1b}[0m"),
-        "{coloured}"
-    );
+    env.cli_says(
+        &["status", "--color", "always"],
+        "\u{1b}[32mhealth         good\u{1b}[0m",
+    )?;
     // Without any connection both policies are idle.
     let stats = env.cli(&["stats"])?;
     assert_eq!(stats, "without any counts: idle, near (--all shows them)\n");

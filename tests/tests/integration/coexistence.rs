@@ -1,23 +1,8 @@
 //! Another sock_ops program on the same host keeps working.
 
-use std::{
-    collections::BTreeSet,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    env::TestEnv,
-    foreign::Foreign,
-    kernel::{SOCK_OPS, programs_at},
-    netns::{SERVER_V4, SERVER_V4_OTHER},
-    timing::jiffy,
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
-
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4500;
 const FOREIGN_JIFFIES: i32 = 60;
@@ -27,7 +12,7 @@ fn foreign_timer() -> Duration {
 }
 
 fn expect(env: &TestEnv, address: &str, timer: Duration) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(address, PORT), &Connect::default(), timer)
+    env.assert_syn_gap(to(address, PORT), timer)
 }
 
 test!(a_foreign_program_decides_where_no_entry_does);
@@ -96,13 +81,13 @@ impl InFront {
         let cgroup = self.env.cgroup.path().to_owned();
         let before = programs_at(&cgroup, SOCK_OPS)?;
         let done = AtomicBool::new(false);
-        let seen = std::thread::scope(|scope| {
+        let seen = thread::scope(|scope| {
             let looking = scope.spawn(|| {
                 let mut seen = BTreeSet::new();
                 while !done.load(Ordering::Relaxed) {
                     seen.insert(programs_at(&cgroup, SOCK_OPS)?);
                 }
-                std::io::Result::Ok(seen)
+                io::Result::Ok(seen)
             });
             let replaced = replace(&mut self.env);
             done.store(true, Ordering::Relaxed);
@@ -164,7 +149,7 @@ fn a_repair_keeps_its_place() -> anyhow::Result<()> {
     let mut hosts = InFront::new(&near("\"10.88.0.0/24\""))?;
     hosts.replaced(|env| {
         let former = env.json(&["status"])?["attachment"]["program_id"].clone();
-        std::fs::remove_dir_all(env.pin_dir())?;
+        fs::remove_dir_all(env.pin_dir())?;
         env.wait_status("the repair", |status| {
             status["healthy"] == true && status["attachment"]["program_id"] != former
         })?;
@@ -198,14 +183,14 @@ fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
         assert_eq!(policy["attempts"], 0, "{policy:#}");
         assert_eq!(env.json(&["list"])?["entries"][0]["hits"], 0);
         // The probes have left nothing.
-        let below = std::fs::read_dir(env.cgroup.path())?.flatten();
+        let below = fs::read_dir(env.cgroup.path())?.flatten();
         let dirs = below.filter(|entry| entry.path().is_dir()).count();
         assert_eq!(dirs, 0);
     }
     Ok(())
 }
 
-fn probe_finding(env: &TestEnv) -> anyhow::Result<serde_json::Value> {
+fn probe_finding(env: &TestEnv) -> anyhow::Result<Value> {
     let report = env.json(&["doctor"])?;
     let findings = report["findings"].as_array().cloned().unwrap_or_default();
     let finding = findings.into_iter().find(|f| f["id"] == "probe");
@@ -228,7 +213,7 @@ fn a_probe_finds_a_program_that_overwrites() -> anyhow::Result<()> {
 
 fn assert_interference(
     found: &Duration,
-    attach: impl Fn(&TestEnv) -> std::io::Result<Foreign>,
+    attach: impl Fn(&TestEnv) -> io::Result<Foreign>,
 ) -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.wait_status("a good probe", |status| {

@@ -1,12 +1,8 @@
 //! Completion in the shells themselves: on a terminal, with the Tab key.
 
-use std::{fs, path::Path, process::Command};
-
-use anyhow::{Context as _, ensure};
-use rto_testbed::env::TestEnv;
 use rto_tests::pty::Terminal;
 
-use crate::needs::{BASH, FISH, ZSH};
+use crate::prelude::*;
 
 const POLICIES: &str = "[policy.near-by]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.0.0/24\", \"fd88:7::/64\"]\n\
     [policy.other]\ninitial_rto = \"50ms\"\ncidrs = [\"192.0.2.0/24\"]\n";

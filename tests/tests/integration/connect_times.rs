@@ -1,26 +1,16 @@
 //! Attempts, connect times and time saved, against the clock of a client.
 
-use std::{
-    ops::Range,
-    thread,
-    time::{Duration, Instant},
-};
+use std::ops::Range;
 
-use anyhow::{Context as _, ensure};
 use rto_testbed::{
-    env::TestEnv,
-    netns::{CLIENT_V4, SERVER_V4, SERVER_V4_OTHER},
-    wait::TIMEOUT,
+    netns::CLIENT_V4,
     workload::{
         arrivals::{Arrivals, Clients},
         attempts::Attempts,
-        traffic::Traffic,
     },
 };
-use serde_json::Value;
 
-use super::{near, to};
-use crate::needs::RTO_MAX;
+use crate::prelude::*;
 
 const PORT: u16 = 5500;
 const GOOD: Duration = Duration::from_millis(500);

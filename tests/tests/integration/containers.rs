@@ -2,25 +2,12 @@
 
 use std::{
     os::unix::fs::MetadataExt as _,
-    path::Path,
-    process::Command,
     sync::{Mutex, PoisonError},
 };
 
-use anyhow::ensure;
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    agent::find,
-    cgroup::{self, Cgroup},
-    env::TestEnv,
-    kernel::{SOCK_OPS, programs_at},
-    netns::SERVER_V4,
-    process::run,
-    workload::traffic::Connect,
-};
-use serde_json::Value;
+use rto_testbed::cgroup::{self, Cgroup};
 
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4480;
 /// No other test has connections to this network: the agent of this test covers the whole host.
@@ -41,7 +28,7 @@ fn env() -> anyhow::Result<TestEnv> {
     run(&format!("ip -n {server} addr add {SERVER}/24 dev veth-s"))?;
     let text = env.config_text(&near(&format!("{NETWORK:?}")));
     let own = env.cgroup.path().display().to_string();
-    std::fs::write(env.config(), text.replace(&own, "auto"))?;
+    fs::write(env.config(), text.replace(&own, "auto"))?;
     Ok(env)
 }
 
@@ -76,8 +63,8 @@ fn finding(env: &TestEnv, wrapper: &[String]) -> anyhow::Result<Value> {
         .unwrap_or_default())
 }
 
-fn expect(env: &TestEnv, timer: std::time::Duration) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(SERVER, PORT), &Connect::default(), timer)
+fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
+    env.assert_syn_gap(to(SERVER, PORT), timer)
 }
 
 test!(a_container_is_not_taken_for_the_host);
@@ -89,9 +76,9 @@ fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
     let status = env.ended()?;
     let said = env.log();
     ensure!(status.code() == Some(1), "{status}: {said}");
-    ensure!(
-        said.contains("is not the root of the cgroup2 hierarchy") && said.contains("/host/cgroup"),
-        "{said}"
+    assert_says(
+        &said,
+        &["is not the root of the cgroup2 hierarchy", "/host/cgroup"],
     );
     ensure!(programs_at(own.path(), SOCK_OPS)?.is_empty());
     let finding = finding(&env, &wrapper)?;
@@ -110,7 +97,7 @@ fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
     let mut env = env()?;
     expect(&env, KERNEL_RTO)?;
     let host = env.dir().join("host-cgroup");
-    std::fs::create_dir(&host)?;
+    fs::create_dir(&host)?;
     let root = cgroup::root()?;
     let bind = format!("mount --bind {} {}", root.display(), host.display());
     let wrapper = contained(&own, &bind)?;
@@ -170,7 +157,7 @@ fn an_image_of_the_binary_alone() -> anyhow::Result<()> {
     for (setting, gid) in [("", 0), ("group = \"54321\"\n", GROUP)] {
         env.configure(&format!("{setting}{policy}"))?;
         env.start_under(&wrapper)?;
-        let socket = std::fs::metadata(env.socket())?;
+        let socket = fs::metadata(env.socket())?;
         ensure!(socket.gid() == gid, "{}", socket.gid());
         let status = env.wait_status("the probe", |status| status["probe"].is_object())?;
         ensure!(status["healthy"] == true, "{status:#}");
@@ -179,9 +166,9 @@ fn an_image_of_the_binary_alone() -> anyhow::Result<()> {
             "{}",
             env.log()
         );
-        env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+        env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
         env.end(Signal::SIGTERM)?;
-        env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)?;
+        env.assert_syn_gap(to(SERVER_V4, PORT), KERNEL_RTO)?;
     }
     env.configure(&format!("group = \"netops\"\n{policy}"))?;
     env.spawn_under(&wrapper)?;

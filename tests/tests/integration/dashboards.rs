@@ -1,19 +1,11 @@
 //! Alerts and dashboard: they use existing metrics, never divide by zero, and link to documentation.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::fmt::Write as _;
 
-use anyhow::{Context as _, ensure};
 use rto_testbed::prometheus;
-use serde_json::Value;
 
-use super::{metrics, near};
-use crate::needs::PROMTOOL;
+use super::metrics;
+use crate::prelude::*;
 
 const ALERTS: &str = "config/prometheus/alerts.yml";
 const RECORDING: &str = "config/prometheus/recording.yml";

@@ -1,23 +1,9 @@
 //! Prefixes without an entry: the program's record of their connections, and how long it is kept.
 
-use std::time::Duration;
-
-use anyhow::{Context as _, bail, ensure};
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    env::TestEnv,
-    link::{
-        Link as _,
-        rule::{DropPattern, PacketFilter, Rule},
-    },
-    netns::SERVER_V4,
-    wait::TIMEOUT,
-    workload::traffic::Traffic,
-};
+use rto_testbed::link::Link as _;
 use rto_tests::path::Path;
-use serde_json::Value;
 
-use super::to;
+use crate::prelude::*;
 
 const PORT: u16 = 5300;
 const ELSEWHERE: &str = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
@@ -25,11 +11,8 @@ const ELSEWHERE: &str = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.8
 test!(prefixes_without_an_entry_are_told_of);
 fn prefixes_without_an_entry_are_told_of() -> anyhow::Result<()> {
     const CONNECTIONS: usize = 200;
-    let mut env = TestEnv::new()?;
-    env.configure(ELSEWHERE)?;
-    env.start()?;
-    let error = env.cli_fails(&["discover"])?;
-    ensure!(error.contains("set count_unmatched = true"), "{error}");
+    let mut env = TestEnv::with(ELSEWHERE)?;
+    env.cli_refuses(&["discover"], "set count_unmatched = true")?;
     env.end(Signal::SIGTERM)?;
 
     env.configure(&format!("count_unmatched = true\n{ELSEWHERE}"))?;
@@ -106,9 +89,7 @@ fn range_holds(losses: Losses) -> anyhow::Result<()> {
 /// Seconds that the suggested timer saves, and the range that is printed for the same time.
 fn saved(losses: Losses) -> anyhow::Result<(f64, [f64; 2])> {
     const RTT: Duration = Duration::from_millis(10);
-    let mut env = TestEnv::new()?;
-    env.configure(&format!("count_unmatched = true\n{ELSEWHERE}"))?;
-    env.start()?;
+    let env = TestEnv::with(&format!("count_unmatched = true\n{ELSEWHERE}"))?;
     let path = Path::new(env, RTT)?;
     let kernels_s = connect_s(&path, losses)?;
     let found = discovered(&path.env, "10.89.0.0/24")?;

@@ -1,19 +1,8 @@
 //! `doctor` and the other commands that need no daemon.
 
-use std::process::Command;
+use rto_testbed::netns::{self, nft};
 
-use anyhow::{Context as _, ensure};
-use rto_testbed::{
-    agent::find,
-    env::TestEnv,
-    foreign::Foreign,
-    netns::{self, SERVER_V4, nft, sysctl},
-    process::run,
-    workload::{conversation, traffic::Traffic},
-};
-use serde_json::Value;
-
-use super::near;
+use crate::prelude::*;
 
 fn finding(report: &Value, id: &str) -> Value {
     let all = report["findings"].as_array().cloned().unwrap_or_default();
@@ -67,10 +56,10 @@ test!(a_missing_cgroup_and_bpffs_are_problems);
 fn a_missing_cgroup_and_bpffs_are_problems() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
-    let text = std::fs::read_to_string(env.config())?
+    let text = fs::read_to_string(env.config())?
         .replace(&env.cgroup.path().display().to_string(), "/nonexistent")
         .replace(&env.pin_dir().display().to_string(), "/nonexistent");
-    std::fs::write(env.config(), text)?;
+    fs::write(env.config(), text)?;
     let report = env.json(&["doctor"])?;
     for id in ["cgroup", "bpffs"] {
         let finding = finding(&report, id);
@@ -94,10 +83,7 @@ fn a_locked_route_is_found() -> anyhow::Result<()> {
     let finding = finding(&report, "locked-rto_min");
     assert_eq!(finding["severity"], "problem", "{report:#}");
     let found = finding["found"].as_str().unwrap_or_default();
-    assert!(
-        found.contains("10.88.7.0/24") && found.contains("300ms") && found.contains("10.88.0.0/16"),
-        "{found}"
-    );
+    assert_says(&found, &["10.88.7.0/24", "300ms", "10.88.0.0/16"]);
     assert_eq!(status, Some(1));
     Ok(())
 }
@@ -136,15 +122,15 @@ fn cached_metrics_of_a_slower_past_are_found() -> anyhow::Result<()> {
     let before = finding(&doctor_inside(&env)?.0, "tcp_metrics");
     assert_eq!(before["severity"], "ok", "{before:#}");
     sysctl(&env.net.client, "net.ipv4.tcp_no_metrics_save", "0")?;
-    let to = super::to(SERVER_V4, 4700);
+    let to = to(SERVER_V4, 4700);
     let _server = env.echo_server(to)?;
-    let mut conversation = env.converse(to, conversation::Options::default())?;
-    conversation.rounds(20, std::time::Duration::ZERO)?;
+    let mut conversation = env.converse(to)?;
+    conversation.rounds(20, Duration::ZERO)?;
     for _ in 0..25 {
         // An answer makes the server delay its next ACK, so half of the samples are 40 ms.
-        conversation.rounds(1, std::time::Duration::ZERO)?;
+        conversation.rounds(1, Duration::ZERO)?;
         conversation.send(conversation::REQUEST)?;
-        std::thread::sleep(std::time::Duration::from_millis(60));
+        thread::sleep(Duration::from_millis(60));
     }
     // The kernel writes the cache when the connection ends.
     drop(conversation);
@@ -164,7 +150,7 @@ fn ratelimit_of_duplicate_syns_is_found_beside_a_listener() -> anyhow::Result<()
     let env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
     ensure!(finding(&doctor_inside(&env)?.0, ID).is_null());
-    let _listener = Traffic::serve(&env.net.client, None, super::to("0.0.0.0", 4701))?;
+    let _listener = Traffic::serve(&env.net.client, None, to("0.0.0.0", 4701))?;
     let found = finding(&doctor_inside(&env)?.0, ID);
     ensure!(found["severity"] == "warning", "{found:#}");
     let fix = found["fix"].to_string();
@@ -262,10 +248,7 @@ fn features() -> anyhow::Result<()> {
         .arg(env.config());
     let report: Value = serde_json::from_slice(&command.output()?.stdout)?;
     let text = finding(&report, "bpf-rto-min")["found"].to_string();
-    assert!(
-        text.contains("unknown: ") && text.contains("CAP_BPF"),
-        "{text}"
-    );
+    assert_says(&text, &["unknown: ", "CAP_BPF"]);
     Ok(())
 }
 
@@ -281,10 +264,7 @@ fn verbs_without_a_daemon_say_so() -> anyhow::Result<()> {
         &["add", "10.0.0.0/8", "--policy", "near"],
     ] {
         let said = env.cli_fails(args)?;
-        assert!(
-            said.contains("no rto-agent daemon answers at") && said.contains("--socket"),
-            "{said}"
-        );
+        assert_says(&said, &["no rto-agent daemon answers at", "--socket"]);
     }
     let usage = env.try_cli(&["add", "--policy"])?;
     assert_eq!(usage.status.code(), Some(2));
@@ -305,10 +285,7 @@ fn fix_is_shown_without_privileges() -> anyhow::Result<()> {
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("missing CAP_BPF") && said.contains("run as root"),
-        "{said}"
-    );
+    assert_says(&said, &["missing CAP_BPF", "run as root"]);
     Ok(())
 }
 

@@ -1,26 +1,15 @@
 //! Timers of established connections: ss(8) and the wire show what a policy sets; everything else is as without the
 //! agent.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
 
 use rto_testbed::{
-    capture::{Capture, Segment},
-    env::TestEnv,
-    foreign::{self, Foreign},
-    netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
-    tcp::option,
-    timing::{self, assert_gaps, assert_measured, jiffy, latest},
-    wait::TIMEOUT,
-    workload::{
-        conversation,
-        conversation::{Conversation, REQUEST},
-        traffic::Traffic,
-    },
+    foreign,
+    timing::{self, assert_measured},
+    workload::conversation::REQUEST,
 };
-use rto_tests::features::lacks;
 
-use super::to;
-use crate::needs::{MPTCP, RTO_MAX, THIN_LINEAR};
+use crate::prelude::*;
 
 const PORT: u16 = 4300;
 /// The kernel's minimum (`TCP_RTO_MIN`).
@@ -53,7 +42,7 @@ fn env(settings: &str) -> anyhow::Result<TestEnv> {
 /// A conversation with a server after some round trips, when the last answer has been acknowledged: a server that
 /// retransmitted it would affect what follows.
 fn begin(env: &TestEnv, address: &str) -> anyhow::Result<Conversation> {
-    let mut conversation = env.converse(to(address, PORT), conversation::Options::default())?;
+    let mut conversation = env.converse(to(address, PORT))?;
     conversation.rounds(ROUNDS, NO_PAUSE)?;
     quiet();
     Ok(conversation)
@@ -61,7 +50,7 @@ fn begin(env: &TestEnv, address: &str) -> anyhow::Result<Conversation> {
 
 /// Waits longer than an ACK is delayed.
 fn quiet() {
-    std::thread::sleep(2 * KERNEL_DELACK);
+    thread::sleep(2 * KERNEL_DELACK);
 }
 
 fn client_rto(env: &TestEnv) -> anyhow::Result<Duration> {
@@ -184,7 +173,7 @@ test!(rto_min_is_in_force_at_the_first_sample);
 fn rto_min_is_in_force_at_the_first_sample() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
-    let _talk = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    let _talk = env.converse(to(SERVER_V4, PORT))?;
     let rto = client_rto(&env)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
     Ok(())
@@ -220,8 +209,7 @@ fn accepted() -> anyhow::Result<()> {
     }
     let begun = |port: u16| -> anyhow::Result<_> {
         let server = env.echo_server(to(SERVER_V4, port))?;
-        let mut conversation =
-            env.converse(to(SERVER_V4, port), conversation::Options::default())?;
+        let mut conversation = env.converse(to(SERVER_V4, port))?;
         conversation.rounds(1, NO_PAUSE)?;
         let rto = conversation::rto(&env.net.server, &format!("sport = :{port}"))?;
         Ok((server, conversation, rto))
@@ -490,7 +478,7 @@ fn retransmissions_are_counted() -> anyhow::Result<()> {
     let near = &status["policies"]["near"];
     let rtos: Vec<u64> = near["rtos"]
         .as_array()
-        .map(|all| all.iter().filter_map(serde_json::Value::as_u64).collect())
+        .map(|all| all.iter().filter_map(Value::as_u64).collect())
         .unwrap_or_default();
     // The data itself, the probe, and one retransmission per timeout.
     let timeouts = sent - 2;
@@ -539,8 +527,8 @@ fn mapped() -> anyhow::Result<()> {
         (SERVER_V6, conversation::Options::default()),
     ] {
         // The first connection waits for neighbour discovery, which makes its first round trip a second long.
-        drop(env.converse(to(address, PORT), options)?);
-        let mut conversation = env.converse(to(address, PORT), options)?;
+        drop(env.converse_with(to(address, PORT), options)?);
+        let mut conversation = env.converse_with(to(address, PORT), options)?;
         let rto = client_rto(&env)?;
         assert!(is_rto_of(rto, quantised(8)), "{address}: {rto:?}");
         assert_sinks(&mut conversation, quantised(8), || server_rto(&env))?;
@@ -560,7 +548,7 @@ fn mptcp() -> anyhow::Result<()> {
         mptcp: true,
         ..conversation::Options::default()
     };
-    let mut conversation = env.converse(to(SERVER_V4, PORT), options)?;
+    let mut conversation = env.converse_with(to(SERVER_V4, PORT), options)?;
     let rto = client_rto(&env)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
     assert_sinks(&mut conversation, quantised(8), || server_rto(&env))?;
@@ -587,7 +575,7 @@ fn fast_open() -> anyhow::Result<()> {
         fast_open: true,
         ..conversation::Options::default()
     };
-    let mut conversation = env.converse(server, options)?;
+    let mut conversation = env.converse_with(server, options)?;
     conversation.rounds(1, NO_PAUSE)?;
     let all = capture.wait_for(TIMEOUT, |all| all.iter().any(|s| s.syn && s.to == server))?;
     let syn = all.iter().find(|s| s.syn && s.to == server);

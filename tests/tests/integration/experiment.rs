@@ -1,15 +1,8 @@
 //! Experiments on connections: a gain or a harm is proven in time, and a treatment that does harm ends.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context as _, ensure};
-use rto_testbed::{
-    env::TestEnv,
-    link::rule::{DropPattern, PacketFilter, Rule},
-    wait::{TIMEOUT, eventually, eventually_seen},
-};
 use rto_tests::path::Path;
-use serde_json::Value;
+
+use crate::prelude::*;
 
 /// The clients' timeout, longer than any connection takes.
 const PATIENCE: Duration = Duration::from_secs(20);

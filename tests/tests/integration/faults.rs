@@ -1,9 +1,6 @@
 //! Faults around the daemon: docs/internals/faults.md lists the outcome of each.
 
-use std::fs;
-
-use anyhow::Context as _;
-use rto_testbed::env::TestEnv;
+use crate::prelude::*;
 
 pub(crate) mod clients;
 mod clocks;

@@ -2,10 +2,10 @@
 
 use std::{
     os::unix::process::CommandExt as _,
-    process::{Command, Output, Stdio},
+    process::{Output, Stdio},
 };
 
-use anyhow::ensure;
+use crate::prelude::*;
 
 const NOBODY: u32 = 65_534;
 

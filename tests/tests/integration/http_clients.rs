@@ -1,15 +1,8 @@
 //! Third-party clients at the control socket. None of them may see a connection that ends while it still sends.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::process::Output;
 
-use anyhow::{Context as _, ensure};
-use rto_testbed::env::TestEnv;
-
-use super::near;
-use crate::needs::{CURL, GO, PYTHON3};
+use crate::prelude::*;
 
 /// Reloads by each client.
 const TIMES: u32 = 200;

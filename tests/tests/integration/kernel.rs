@@ -1,22 +1,14 @@
 //! The running kernel: which features it lacks, and what the programs cost its verifier. Tests that need a missing
 //! feature assert here that the agent refuses it.
 
-use anyhow::ensure;
-use rto_testbed::env::TestEnv;
 use rto_tests::{
     features::{FEATURES, assert_declared, found, version},
     verifier::{LIMITS, Verified, verified},
 };
-use serde_json::{Map, Value, json};
+use serde_json::Map;
 
-use super::{
-    established::policy,
-    needs::{
-        LINEAR_SYNS, LISTENER, LPM_BATCHES, MPTCP, MPTCP_BLACKHOLE, Need, RTO_MAX, RTO_MIN_OPTION,
-        RTT_SAMPLES, TCP_ITERATOR, THIN_LINEAR,
-    },
-    scale,
-};
+use super::{established::policy, scale};
+use crate::prelude::*;
 
 test!(features_are_those_of_its_version, assert_declared);
 
@@ -27,8 +19,7 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
         RTO_MAX => assert_refused("rto_max = \"1s\"", "(Linux 6.15 and later)"),
         TCP_ITERATOR => {
             let env = TestEnv::with(&policy("rto_min = \"8ms\""))?;
-            let said = env.cli_fails(&["apply"])?;
-            ensure!(said.contains("Linux 5.15"), "{said}");
+            env.cli_refuses(&["apply"], "Linux 5.15")?;
             Ok(())
         }
         // The agent assumes the default of a new namespace, and doctor reports that.
@@ -45,8 +36,7 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
         RTT_SAMPLES => {
             let env = TestEnv::new()?;
             env.configure(&policy("rto_min = \"auto\""))?;
-            let said = env.cli(&["check"])?;
-            ensure!(said.contains("learns nothing on this kernel"), "{said}");
+            env.cli_says(&["check"], "learns nothing on this kernel")?;
             Ok(())
         }
         MPTCP_BLACKHOLE => {
@@ -77,8 +67,7 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
 fn assert_refused(setting: &str, why: &str) -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&policy(setting))?;
-    let said = env.cli_fails(&["check"])?;
-    ensure!(said.contains(why), "{said}");
+    env.cli_refuses(&["check"], why)?;
     Ok(())
 }
 

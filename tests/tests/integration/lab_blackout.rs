@@ -1,21 +1,11 @@
 //! The lab's blackouts: results of a quick run, resumption of an interrupted one, and agreement of the emulated link
 //! with a veth.
 
-use std::{io::Read as _, path::Path, time::Duration};
+use nix::{sys::signal::kill, unistd::Pid};
+use rto_testbed::leftovers;
+use rto_tests::lab::run;
 
-use anyhow::{Context as _, ensure};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use rto_testbed::{
-    leftovers,
-    process::{KillOnDrop, beside, stdout_of},
-    timing::{jiffy, latest},
-    wait::{TIMEOUT, eventually},
-};
-use rto_tests::lab::{cell, measured, quick, run};
-use serde_json::Value;
+use crate::prelude::*;
 
 /// Time that the link and both ends, which are processes, add to a median on an idle machine, milliseconds.
 const PROCESSES_MS: f64 = 4.0;
@@ -24,7 +14,7 @@ const LINUX_RTO: Duration = Duration::from_millis(204);
 
 /// The error with which `rto-lab` refuses.
 fn refused(out: &Path, args: &[&str]) -> anyhow::Result<String> {
-    let mut command = std::process::Command::new(beside("rto-lab")?);
+    let mut command = Command::new(beside("rto-lab")?);
     command.args(["blackout", "--quick", "--out"]).arg(out);
     let output = command.args(args).output()?;
     ensure!(output.status.code() == Some(1), "{}", output.status);
@@ -66,24 +56,21 @@ fn gains() -> anyhow::Result<()> {
         expected.contains(&same),
         "{same} is not in {expected:?}\n{report:#}"
     );
-    let page = std::fs::read_to_string(out.path().join("blackout.html"))?;
+    let page = fs::read_to_string(out.path().join("blackout.html"))?;
     ensure!(page.contains("<svg") && page.contains("difference with its 95 % interval"));
     // The same report again, from the log alone.
     let (page, json) = (
         out.path().join("blackout.html"),
         out.path().join("blackout.json"),
     );
-    let before = std::fs::read_to_string(&json)?;
-    std::fs::remove_file(page.clone())?;
-    std::fs::remove_file(&json)?;
+    let before = fs::read_to_string(&json)?;
+    fs::remove_file(page.clone())?;
+    fs::remove_file(&json)?;
     let output = run(&["report", &out.path().to_string_lossy()])?;
     let text = stdout_of("report", output)?;
-    ensure!(
-        text.contains("against kernel: thin 8 ms better in"),
-        "{text}"
-    );
+    assert_says(&text, &["against kernel: thin 8 ms better in"]);
     ensure!(page.exists());
-    let again: Value = serde_json::from_str(&std::fs::read_to_string(&json)?)?;
+    let again: Value = serde_json::from_str(&fs::read_to_string(&json)?)?;
     let before: Value = serde_json::from_str(&before)?;
     for of in ["effects", "tables"] {
         ensure!(again[of] == before[of], "{again:#}");
@@ -92,7 +79,7 @@ fn gains() -> anyhow::Result<()> {
     let same = out.path().join("same");
     let [dir, to] = [out.path(), &same].map(|path| path.to_string_lossy());
     stdout_of("compare", run(&["compare", &dir, &dir, "--out", &to])?)?;
-    let compared = std::fs::read_to_string(same.join("blackout-compared-effects.csv"))?;
+    let compared = fs::read_to_string(same.join("blackout-compared-effects.csv"))?;
     ensure!(
         !compared.contains("better") && !compared.contains("worse"),
         "{compared}"
@@ -114,10 +101,10 @@ fn interrupted_run_resumes() -> anyhow::Result<()> {
     let whole = quick("blackout", out.path(), &args)?;
     // The log as if the run had been killed after two of the four runs, in the middle of a line.
     let log = out.path().join("blackout.jsonl");
-    let lines = std::fs::read_to_string(&log)?;
+    let lines = fs::read_to_string(&log)?;
     let lines: Vec<&str> = lines.lines().collect();
     assert_eq!(lines.len(), 5, "{lines:#?}");
-    std::fs::write(
+    fs::write(
         &log,
         format!("{}\n{}", lines[..3].join("\n"), &lines[3][..20]),
     )?;
@@ -162,7 +149,7 @@ fn both_links() -> anyhow::Result<()> {
 test!(leaves_nothing_when_it_is_interrupted);
 fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
-    let mut command = std::process::Command::new(beside("rto-lab")?);
+    let mut command = Command::new(beside("rto-lab")?);
     command
         .args(["blackout", "--mechanism", "agent", "--out"])
         .arg(out.path());
@@ -172,7 +159,7 @@ fn leaves_nothing_when_it_is_interrupted() -> anyhow::Result<()> {
     let log = out.path().join("blackout.jsonl");
     // Interrupted in the middle.
     eventually("ten lines of runs", TIMEOUT * 2, || {
-        let runs = std::fs::read_to_string(&log).unwrap_or_default();
+        let runs = fs::read_to_string(&log).unwrap_or_default();
         Ok((runs.lines().count() >= 10).then_some(()))
     })?;
     let made = leftovers::of(pid)?;

@@ -1,9 +1,8 @@
 //! The lab's study of estimators, under load that it generates.
 
-use anyhow::Context as _;
-use rto_testbed::process::stdout_of;
 use rto_tests::lab::is;
-use serde_json::Value;
+
+use crate::prelude::*;
 
 fn run(args: &[&str]) -> anyhow::Result<std::process::Output> {
     rto_tests::lab::run(&[&["estimator"], args].concat())
@@ -84,7 +83,7 @@ test!(unreadable_input_is_refused);
 fn unreadable_input_is_refused() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let (dir, file) = (out.path().join("report"), out.path().join("file"));
-    std::fs::write(&file, "neither of both")?;
+    fs::write(&file, "neither of both")?;
     let (dir, file) = (dir.to_string_lossy(), file.to_string_lossy());
     for (args, said) in [
         (["--pcap", &file], "pcap"),

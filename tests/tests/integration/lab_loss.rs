@@ -1,11 +1,8 @@
 //! The lab's losses in small HTTP transfers: results of a quick run over both links.
 
-use std::time::Duration;
+use rto_testbed::timing::{quantised, range};
 
-use anyhow::ensure;
-use rto_testbed::timing::{latest, quantised, range};
-use rto_tests::lab::{cell, measured, quick};
-use serde_json::Value;
+use crate::prelude::*;
 
 /// Time that processes add to a median because they wait for a processor of an idle machine, milliseconds. The time
 /// that they add without loss is measured in the same run, and is not included.
@@ -22,7 +19,7 @@ const DELAYED_SHARE: f64 = 10.0;
 fn run(link: &str) -> anyhow::Result<Value> {
     let out = tempfile::tempdir()?;
     let report = quick("loss", out.path(), &["--link", link])?;
-    let page = std::fs::read_to_string(out.path().join("loss.html"))?;
+    let page = fs::read_to_string(out.path().join("loss.html"))?;
     ensure!(page.contains("<svg") && page.contains("published"));
     Ok(report)
 }

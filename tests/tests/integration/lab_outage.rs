@@ -1,12 +1,8 @@
 //! The lab's outages: with and without the agent, connect() takes as long as the model predicts in each cell.
 
-use anyhow::{Context as _, ensure};
-use rto_testbed::timing::jiffy;
-use rto_tests::{
-    features::{lacks, version},
-    lab::{cell, measured, quick},
-};
-use serde_json::Value;
+use rto_tests::features::version;
+
+use crate::prelude::*;
 
 /// From the packet to the return of connect(), in another process, milliseconds.
 const PROCESS_MS: f64 = 4.0;

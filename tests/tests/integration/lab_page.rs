@@ -1,18 +1,8 @@
 //! The lab's pages in a browser: no errors, no requests, light and dark.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use rto_tests::browser::{Scheme, Seen, look};
 
-use anyhow::{Context as _, ensure};
-use rto_testbed::process::beside;
-use rto_tests::{
-    browser::{Scheme, Seen, look},
-    lab::quick,
-};
-
-use super::needs::BROWSER;
+use crate::prelude::*;
 
 /// The directory for screenshots: `target/screenshots`.
 fn pictures() -> anyhow::Result<PathBuf> {

@@ -1,8 +1,8 @@
 //! The lab's round-trip times: a quick run shows how pauses grow the server's estimate, and what bounds it.
 
-use anyhow::{Context as _, ensure};
-use rto_tests::lab::{is, measured, quick};
-use serde_json::Value;
+use rto_tests::lab::is;
+
+use crate::prelude::*;
 
 /// Longest time of a round trip without the pause on an idle machine: half of the shortest pause, so that the two
 /// cannot be confused. (Measured: 0.02 to 0.3 ms.)
@@ -85,13 +85,10 @@ fn grows() -> anyhow::Result<()> {
         ensure!(range.contains(&rto), "{setting}: {rto} is not in {range:?}");
     }
 
-    let page = std::fs::read_to_string(out.path().join("rtt.html"))?;
+    let page = fs::read_to_string(out.path().join("rtt.html"))?;
     ensure!(page.matches("<svg").count() == 3, "{page}");
-    let latencies = std::fs::read_to_string(out.path().join("rtt-latency.csv"))?;
-    ensure!(
-        latencies.contains("\n8,published,0.093,0.16,0.15,0.21,0.3\n"),
-        "{latencies}"
-    );
+    let latencies = fs::read_to_string(out.path().join("rtt-latency.csv"))?;
+    assert_says(&latencies, &["\n8,published,0.093,0.16,0.15,0.21,0.3\n"]);
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 //! User-defined experiments of the lab: the example runs, and mistakes are reported with their place.
 
-use anyhow::ensure;
-use rto_testbed::process::stdout_of;
-use rto_tests::lab::{cell, measured, run};
+use rto_tests::lab::run;
+
+use crate::prelude::*;
 
 const EXAMPLE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -25,7 +25,7 @@ fn example() -> anyhow::Result<()> {
         let long = at(timers, "300")?;
         ensure!((295.0..900.0).contains(&long), "{timers}: {long}");
     }
-    let page = std::fs::read_to_string(out.path().join("near-peers.html"))?;
+    let page = fs::read_to_string(out.path().join("near-peers.html"))?;
     ensure!(page.contains("<svg") && page.contains("rto_min = &quot;10ms&quot;"));
     Ok(())
 }
@@ -53,12 +53,12 @@ test!(an_outage_begins_after_what_is_skipped, || measured(
 fn after_skipped() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let file = out.path().join("skipping.toml");
-    std::fs::write(&file, SKIPPING)?;
+    fs::write(&file, SKIPPING)?;
     let (file, dir) = (file.to_string_lossy(), out.path().to_string_lossy());
     stdout_of("run", run(&["run", &file, "--out", &dir])?)?;
-    let log = std::fs::read_to_string(out.path().join("skipping.jsonl"))?;
+    let log = fs::read_to_string(out.path().join("skipping.jsonl"))?;
     for line in log.lines().skip(1) {
-        let run: serde_json::Value = serde_json::from_str(line)?;
+        let run: Value = serde_json::from_str(line)?;
         let value = |measure: &str| run["records"][0]["values"][measure][0].as_f64();
         // The kernel's first timer of 200 ms ends it, so it affected one of the measured transactions.
         let (time, lasted) = (value("time"), value("lasted"));
@@ -73,7 +73,7 @@ test!(mistake_is_reported_with_place_and_correction);
 fn mistake_is_reported_with_place_and_correction() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
     let file = out.path().join("mistaken.toml");
-    let right = std::fs::read_to_string(EXAMPLE)?;
+    let right = fs::read_to_string(EXAMPLE)?;
     for (from, to, said) in [
         ("delay =", "delai =", &["mistaken.toml", "delai", "`delay`"]),
         // The agent's own error message for a policy, which the lab does not parse.
@@ -84,7 +84,7 @@ fn mistake_is_reported_with_place_and_correction() -> anyhow::Result<()> {
         ),
     ] {
         assert!(right.contains(from));
-        std::fs::write(&file, right.replace(from, to))?;
+        fs::write(&file, right.replace(from, to))?;
         let output = run(&[
             "run",
             &file.to_string_lossy(),

@@ -1,10 +1,6 @@
 //! The lab's flows that lose their last segments: results of a quick run.
 
-use std::time::Duration;
-
-use anyhow::ensure;
-use rto_testbed::timing::latest;
-use rto_tests::lab::{cell, measured, quick};
+use crate::prelude::*;
 
 /// Time that the link and both ends, which are processes, add to a flow on an idle machine, milliseconds.
 const PROCESSES_MS: f64 = 20.0;
@@ -59,7 +55,7 @@ fn tails() -> anyhow::Result<()> {
             "{lost}: {with}, {without}\n{report:#}"
         );
     }
-    let page = std::fs::read_to_string(out.path().join("tail.html"))?;
+    let page = fs::read_to_string(out.path().join("tail.html"))?;
     ensure!(page.contains("<svg") && page.contains("published"));
     Ok(())
 }

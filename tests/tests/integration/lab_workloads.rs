@@ -1,11 +1,8 @@
 //! The lab's workloads: the cost of losses without the agent and the gain from each timer, read from the records.
 
-use std::{fs, ops::Range, path::Path, time::Duration};
+use std::ops::Range;
 
-use anyhow::{Context as _, ensure};
-use rto_testbed::timing::latest;
-use rto_tests::lab::{measured, quick};
-use serde_json::Value;
+use crate::prelude::*;
 
 /// Time that processes add to a request on an idle machine, milliseconds, including the computation of a TLS handshake.
 const PROCESSES_MS: f64 = 30.0;

@@ -1,30 +1,15 @@
 //! Start, kill, restart, stop, detach: the objects that the kernel holds after each.
 
-use std::{fs, process::Command, time::Duration};
+use rto_testbed::bpf::pinned;
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    agent::find,
-    bpf::pinned,
-    env::TestEnv,
-    kernel::{SOCK_OPS, links_at, programs_at},
-    netns::{SERVER_V4, SERVER_V4_OTHER},
-    process::run,
-    wait::{self, eventually_seen},
-    workload::traffic::Connect,
-};
-use rto_tests::features::lacks;
-use serde_json::Value;
-
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use crate::prelude::*;
 
 mod long_change;
 
 const PORT: u16 = 4400;
 
 fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
+    env.assert_syn_gap(to(SERVER_V4, PORT), timer)
 }
 
 fn env() -> anyhow::Result<TestEnv> {
@@ -85,7 +70,7 @@ fn assert_gone(before: &Kernel) -> anyhow::Result<()> {
         }
         Ok(left)
     };
-    eventually_seen("end of the objects", wait::TIMEOUT, left, Vec::is_empty).map(drop)
+    eventually_seen("end of the objects", TIMEOUT, left, Vec::is_empty).map(drop)
 }
 
 test!(killed_it_stays_in_force_and_is_adopted);
@@ -121,10 +106,8 @@ fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
 
 test!(detach_lasts_until_attach_and_keeps_counters);
 fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
+    let mut env = TestEnv::with(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
     env.net.black_hole(PORT)?;
-    env.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
-    env.start()?;
     expect(&env, POLICY_RTO)?;
     let attempts = |env: &TestEnv| {
         let status = env.json(&["status"])?;
@@ -133,8 +116,7 @@ fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
             .context("no attempts")
     };
     let counted = attempts(&env)?;
-    let said = env.cli(&["detach"])?;
-    ensure!(said.contains("until rto-agent attach"), "{said}");
+    env.cli_says(&["detach"], "until rto-agent attach")?;
     let is_detached = |env: &TestEnv| -> anyhow::Result<()> {
         expect(env, KERNEL_RTO)?;
         let (status, list) = (env.json(&["status"])?, env.json(&["list"])?);
@@ -172,8 +154,7 @@ fn detach_without_a_daemon() -> anyhow::Result<()> {
     let mut env = env()?;
     let before = kernel(&env)?;
     env.end(Signal::SIGKILL)?;
-    let said = env.cli(&["detach"])?;
-    assert!(said.contains("1 link and 1 set"), "{said}");
+    env.cli_says(&["detach"], "1 link and 1 set")?;
     assert_gone(&before)?;
     assert!(!env.pin_dir().exists());
     expect(&env, KERNEL_RTO)?;
@@ -201,10 +182,8 @@ fn stopped_it_leaves_nothing() -> anyhow::Result<()> {
 
 test!(on_exit_keep);
 fn on_exit_keep() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
+    let mut env = TestEnv::with(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
     env.net.black_hole(PORT)?;
-    env.configure(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
-    env.start()?;
     let before = kernel(&env)?;
     assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
     expect(&env, POLICY_RTO)?;
@@ -249,7 +228,7 @@ fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Re
         ensure!(after >= count + seen.count, "{count} + {seen:?}: {after}");
         // Once the objects are pinned again, the store drops them.
         let kept = || env.kept_descriptors();
-        eventually_seen("an empty store", wait::TIMEOUT, kept, Vec::is_empty)?;
+        eventually_seen("an empty store", TIMEOUT, kept, Vec::is_empty)?;
     }
     env.end(Signal::SIGTERM)?;
     // For a stop, unlike a restart, the service manager drops the descriptors.
@@ -378,9 +357,9 @@ fn two_starts_at_once() -> anyhow::Result<()> {
         .output()?;
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains(&format!("another rto-agent (pid {}) holds", env.pid()?)),
-        "{said}"
+    assert_says(
+        &said,
+        &[&format!("another rto-agent (pid {}) holds", env.pid()?)],
     );
     // The first daemon is not affected.
     assert_eq!(env.json(&["status"])?["healthy"], true);
@@ -429,10 +408,7 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
     assert!(said.contains("permission denied; only root and"), "{said}");
     fs::set_permissions(env.socket(), fs::Permissions::from_mode(0o666))?;
     let said = as_nobody()?;
-    assert!(
-        said.contains("uid 65534") && said.contains("neither root nor in the group"),
-        "{said}"
-    );
+    assert_says(&said, &["uid 65534", "neither root nor in the group"]);
     // A member of the socket's group has access: here the group is root's, so this user joins it.
     chown(env.socket(), None, Some(0))?;
     let mut member = Command::new("setpriv");
@@ -522,10 +498,8 @@ test!(maps_that_the_program_has_left_are_not_adopted);
 /// them.
 fn maps_that_the_program_has_left_are_not_adopted() -> anyhow::Result<()> {
     const ENTRIES: usize = 40;
-    let mut env = TestEnv::new()?;
+    let mut env = TestEnv::with(&format!("max_entries = 8\n{}", near("\"10.88.0.0/24\"")))?;
     env.net.black_hole(PORT)?;
-    env.configure(&format!("max_entries = 8\n{}", near("\"10.88.0.0/24\"")))?;
-    env.start()?;
     let former = env.pins()?;
     let kept = env.pin_dir().join("kept");
     fs::create_dir(&kept)?;
@@ -549,9 +523,9 @@ fn maps_that_the_program_has_left_are_not_adopted() -> anyhow::Result<()> {
     kernel(&env)?;
     // The daemon writes to the maps that the program reads.
     let other = to(SERVER_V4_OTHER, PORT);
-    env.assert_syn_gap(other, &Connect::default(), KERNEL_RTO)?;
+    env.assert_syn_gap(other, KERNEL_RTO)?;
     env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-    env.assert_syn_gap(other, &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(other, POLICY_RTO)?;
     expect(&env, POLICY_RTO)
 }
 

@@ -1,33 +1,14 @@
 //! Connections without socket storage: what they omit, what they still count, and that no loss affects them more.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    path::Path,
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::{Context as _, ensure};
-use rto_testbed::{
-    env::TestEnv,
-    foreign::Foreign,
-    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
-    process::beside,
-    tcp::option,
-    workload::{
-        conversation,
-        rate::Rate,
-        traffic::{Connect, Outcome, Traffic},
-    },
-};
-use rto_tests::features::lacks;
-use serde_json::Value;
+use rto_testbed::workload::{rate::Rate, traffic::Outcome};
 
 use super::{
-    established, near,
+    established,
     statistics::{near as near_stats, stats_when},
-    to,
 };
-use crate::needs::TCP_ITERATOR;
+use crate::prelude::*;
 
 const PORT: u16 = 5200;
 /// A connection must not give up earlier than without the agent, within 10 %.
@@ -65,8 +46,7 @@ fn connections_are_sampled_one_in_n() -> anyhow::Result<()> {
         let off = count.abs_diff(CONNECTIONS.into());
         ensure!(off <= 600, "{direction}: {count}");
     }
-    let text = env.cli(&["stats"])?;
-    ensure!(text.contains("from 1 in 8 connections"), "{text}");
+    env.cli_says(&["stats"], "from 1 in 8 connections")?;
     let hits = env.json(&["list"])?["entries"][0]["hits"].as_u64();
     // Two hits per connection: exact up to 1,024, then one in 16 counts: 3,000 in 186 steps, give or take 14.
     let off = hits.context("hits")?.abs_diff(2 * u64::from(CONNECTIONS));
@@ -76,9 +56,7 @@ fn connections_are_sampled_one_in_n() -> anyhow::Result<()> {
 
 /// How long connect() takes to give up on a server that does not answer.
 fn gives_up(env: &TestEnv, address: &str) -> anyhow::Result<Duration> {
-    let outcome = env
-        .connect(to(address, PORT), &Connect::default())?
-        .outcome()?;
+    let outcome = env.connect(to(address, PORT))?.outcome()?;
     ensure!(outcome.result == "ETIMEDOUT", "{outcome:?}");
     Ok(outcome.took)
 }
@@ -104,7 +82,7 @@ fn a_connection_outlasts_its_entry() -> anyhow::Result<()> {
             "[policy.near]\ncidrs = [\"{cidr}\"]\ninitial_rto = \"300ms\"\n"
         ))?;
         let control = silent_server(&env)?;
-        let connecting = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+        let connecting = env.connect(to(SERVER_V4, PORT))?;
         env.cli(change)?;
         let outcome = connecting.outcome()?;
         ensure!(outcome.result == "ETIMEDOUT", "{outcome:?}");
@@ -137,7 +115,7 @@ fn another_program_takes_the_callbacks_away() -> anyhow::Result<()> {
 }
 
 /// The values of a socket's timer options after the program has set them.
-fn timers(conversation: &mut conversation::Conversation) -> anyhow::Result<[i32; 2]> {
+fn timers(conversation: &mut Conversation) -> anyhow::Result<[i32; 2]> {
     Ok([
         conversation.option(option::RTO_MIN_US)?,
         conversation.option(option::DELACK_MAX_US)?,
@@ -160,7 +138,7 @@ fn options_set_without_storage_are_restored() -> anyhow::Result<()> {
     for later in [TIMERS, "rto_min = \"100ms\"", "initial_rto = \"100ms\""] {
         let env = TestEnv::with(&established::policy(TIMERS))?;
         let _server = env.echo_server(to(SERVER_V4, PORT))?;
-        let mut open = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+        let mut open = env.converse(to(SERVER_V4, PORT))?;
         ensure!(timers(&mut open)? == [16_000, 8_000]);
         env.configure(&established::policy(later))?;
         env.cli(&["reload"])?;
@@ -200,7 +178,7 @@ fn reconnected_socket_has_timers_of_its_new_peer() -> anyhow::Result<()> {
                 first: Some(to(first, PORT)),
                 ..conversation::Options::default()
             };
-            let mut open = env.converse(to(then, PORT), options)?;
+            let mut open = env.converse_with(to(then, PORT), options)?;
             let set = timers(&mut open)?;
             ensure!(set == expected, "{first}, then {then}: {set:?}");
         }
@@ -260,7 +238,7 @@ fn each_end_counts_its_own_losses() -> anyhow::Result<()> {
         "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\ninitial_rto = \"100ms\"\n";
     let env = TestEnv::with(policies)?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
-    let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT))?;
     conversation.rounds(5, Duration::ZERO)?;
     let counted = |direction: &Value| {
         let count = |of: &Value| of.as_u64().unwrap_or(0);
@@ -275,7 +253,7 @@ fn each_end_counts_its_own_losses() -> anyhow::Result<()> {
         ensure!(before[direction]["connections"] == 1, "{before:#}");
     }
     // Longer than the ACK of the last answer is delayed; the server would miss that ACK.
-    std::thread::sleep(Duration::from_millis(200));
+    thread::sleep(Duration::from_millis(200));
     env.net.black_hole(PORT)?;
     conversation.send(conversation::REQUEST)?;
     let after = stats_when(&env, "the client's timeouts", |near| {
@@ -294,7 +272,7 @@ fn an_accepted_connections_first_timeout_is_counted() -> anyhow::Result<()> {
         sysctl(&env.net.server, "net.ipv4.tcp_early_retrans", probes)?;
         let _server = env.echo_server(to(SERVER_V4, PORT))?;
         let options = conversation::Options::default();
-        let mut conversation = env.converse(to(SERVER_V4, PORT), options)?;
+        let mut conversation = env.converse_with(to(SERVER_V4, PORT), options)?;
         conversation.rounds(5, Duration::ZERO)?;
         // The request arrives, and the ACK of its answer is lost.
         let acks = format!("tcp dport {PORT} ip length < 100");

@@ -1,21 +1,19 @@
 //! The longest prefix wins: lookups in the kernel's maps are compared with a scan of all entries.
 
 use std::{
-    collections::BTreeMap,
     fmt::Write as _,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     net::IpAddr,
 };
 
-use anyhow::{Context as _, ensure};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::{
     EntryValue, Policy,
     address::{Peer, peer_v6},
-    maps,
 };
-use rto_testbed::{env::TestEnv, kernel::Map};
 use rto_tests::policy_slot::policy_in;
+
+use crate::prelude::*;
 
 /// Entries of each family.
 const ENTRIES: usize = 1000;

@@ -59,6 +59,7 @@ mod metrics;
 mod needs;
 mod never_worse;
 mod open_sockets;
+mod prelude;
 mod prometheus;
 mod relay;
 mod rto_restart;

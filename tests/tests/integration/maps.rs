@@ -1,28 +1,14 @@
 //! Foreign writes to the kernel's maps and pins: they are detected, reported, counted and repaired.
 
-use std::{fs, mem::offset_of, net::IpAddr, path::PathBuf};
+use std::{mem::offset_of, net::IpAddr};
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
 use rto_agent_common::{
     CONTROL, FIRST_SLOT, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, arm, direction,
-    maps, statistics_key,
+    statistics_key,
 };
-use rto_testbed::{
-    env::TestEnv,
-    foreign::Foreign,
-    kernel::{Map, SOCK_OPS, programs_at},
-    netns::{SERVER_V4, SERVER_V4_OTHER},
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
-use serde_json::Value;
 
-use super::{
-    KERNEL_RTO, POLICY_RTO,
-    lifecycle::{under, units_capabilities},
-    near, to,
-};
+use super::lifecycle::{under, units_capabilities};
+use crate::prelude::*;
 
 const PORT: u16 = 4900;
 const ENTRY: (&str, u8) = ("10.88.0.0", 24);
@@ -34,7 +20,7 @@ fn env() -> anyhow::Result<TestEnv> {
 }
 
 fn expect(env: &TestEnv, address: &str) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(address, PORT), &Connect::default(), POLICY_RTO)
+    env.assert_syn_gap(to(address, PORT), POLICY_RTO)
 }
 
 fn map(env: &TestEnv, name: &str) -> anyhow::Result<Map> {
@@ -333,9 +319,9 @@ fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
         let status = env.json(&["status"])?;
         ensure!(status["healthy"] == true, "{status:#}");
         ensure!(attempts(&env)? >= set);
-        env.assert_syn_gap(other, &Connect::default(), KERNEL_RTO)?;
+        env.assert_syn_gap(other, KERNEL_RTO)?;
         env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-        env.assert_syn_gap(other, &Connect::default(), POLICY_RTO)?;
+        env.assert_syn_gap(other, POLICY_RTO)?;
         env.cli(&["remove", "10.88.1.0/24"])?;
         ensure!(env.pins().is_ok());
     }
@@ -430,11 +416,7 @@ fn as_many_policies_as_possible() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
     env.configure(&policies("x", MAX_POLICIES + 1))?;
-    let said = env.cli_fails(&["check"])?;
-    ensure!(
-        said.contains("1025 policies: at most 1024 are possible"),
-        "{said}"
-    );
+    env.cli_refuses(&["check"], "1025 policies: at most 1024 are possible")?;
     env.configure(&policies("a", MAX_POLICIES))?;
     env.cli(&["check"])?;
     env.start()?;
@@ -455,8 +437,10 @@ fn as_many_policies_as_possible() -> anyhow::Result<()> {
         env.cli(&["verify"])?;
     }
     ensure!(ids(&env)? == before);
-    let said = env.cli_fails(&["add", "10.99.0.0/24", "--initial-rto", "60ms"])?;
-    ensure!(said.contains("the limit is 1024 policies"), "{said}");
+    env.cli_refuses(
+        &["add", "10.99.0.0/24", "--initial-rto", "60ms"],
+        "the limit is 1024 policies",
+    )?;
     expect(&env, SERVER_V4)
 }
 

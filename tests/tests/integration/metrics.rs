@@ -1,26 +1,11 @@
 //! The metrics endpoint: OpenMetrics text, health, readiness.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io::Write as _,
-    net::TcpStream,
-    os::unix::net::UnixStream,
-    process::{Command, Stdio},
-    sync::PoisonError,
-};
+use std::{net::TcpStream, process::Stdio, sync::PoisonError};
 
-use anyhow::{Context as _, ensure};
-use rto_testbed::{
-    env::TestEnv,
-    http::{self, Answer},
-    netns::SERVER_V4,
-    process::run,
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
+use rto_testbed::http::Answer;
 
-use super::{containers::HIERARCHY_ROOT, near, to};
-use crate::needs::PROMTOOL;
+use super::containers::HIERARCHY_ROOT;
+use crate::prelude::*;
 
 const PORT: u16 = 4800;
 
@@ -30,11 +15,9 @@ pub(super) fn env(policies: &str) -> anyhow::Result<(TestEnv, u16)> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?
         .local_addr()?
         .port();
-    let mut env = TestEnv::new()?;
-    env.configure(&format!(
+    let env = TestEnv::with(&format!(
         "metrics = \"127.0.0.1:{port}\"\nsampling = 1\n{policies}"
     ))?;
-    env.start()?;
     Ok((env, port))
 }
 
@@ -207,8 +190,7 @@ test!(counts_are_those_of_status);
 fn counts_are_those_of_status() -> anyhow::Result<()> {
     let (env, port) = env(&near("\"10.88.0.0/24\""))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
-    let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
-    assert_eq!(client.outcome()?.result, "connected");
+    env.connect_and_close(to(SERVER_V4, PORT))?;
     let samples = parse(&scrape(port, "/metrics")?.body)?;
     for (name, value) in [
         (
@@ -266,7 +248,7 @@ fn a_unix_socket_serves_as_well() -> anyhow::Result<()> {
     let open_metrics = "application/openmetrics-text";
     let answer = http::get(UnixStream::connect(&path)?, "/metrics", open_metrics)?;
     assert!(!parse(&answer.body)?.is_empty());
-    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(Signal::SIGTERM)?;
     assert!(!path.exists());
     Ok(())
 }

@@ -1,31 +1,13 @@
 //! Situations in which a shorter initial RTO could make a connection worse than the kernel's timers. Each has a control
 //! without the agent, a test with the default configuration, and one with the setting that permits it, if there is one.
 
-use std::{
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context as _, ensure};
 use rto_testbed::{
-    agent::find,
-    capture::{Capture, syns},
-    env::TestEnv,
-    netns::{self, CLIENT_LINK, SERVER_V4, sysctl},
-    process::run,
-    timing::latest,
-    wait::{TIMEOUT, eventually_seen},
-    workload::{
-        conversation,
-        traffic::{Connect, Listen, Traffic},
-    },
+    netns::{self},
+    workload::traffic::Listen,
 };
-use rto_tests::features::lacks;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
-use crate::needs::{LISTENER, MPTCP_BLACKHOLE, RTO_MAX};
+use crate::prelude::*;
 
 const PORT: u16 = 4900;
 
@@ -74,7 +56,7 @@ pub(super) fn half_open(
     let env = env(settings)?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT))?;
     conversation.send(conversation::REQUEST)?;
     let begun = Instant::now();
     thread::sleep(outage);
@@ -120,7 +102,7 @@ fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     };
     let mut listener = Traffic::serve_with(server, cgroup, to(SERVER_V4, PORT), options)?;
     let began = Instant::now();
-    let _silent = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let _silent = env.connect(to(SERVER_V4, PORT))?;
     listener.accepted()?;
     let took = began.elapsed();
     // Three timers in a row, each late by its own step, and the latency of the processes.
@@ -137,7 +119,7 @@ fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
         // The control: another listener has the policy's timer.
         let _other = env.serve(to(SERVER_V4, PORT + 1))?;
         env.net.drop_final_acks(PORT + 1)?;
-        env.assert_syn_ack_gap(to(SERVER_V4, PORT + 1), &Connect::default(), AUTO)?;
+        env.assert_syn_ack_gap(to(SERVER_V4, PORT + 1), AUTO)?;
     }
     Ok(())
 }
@@ -160,7 +142,7 @@ fn a_listeners_own_retransmissions() -> anyhow::Result<()> {
             ..Listen::default()
         };
         let _listener = Traffic::serve_with(server, cgroup, to(SERVER_V4, port), options)?;
-        env.assert_syn_ack_gap(to(SERVER_V4, port), &Connect::default(), timer)?;
+        env.assert_syn_ack_gap(to(SERVER_V4, port), timer)?;
     }
     Ok(())
 }
@@ -170,12 +152,11 @@ fn a_namespaces_own_retransmissions() -> anyhow::Result<()> {
     let env = env(Some(""))?;
     env.net.drop_final_acks(PORT)?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
-    let plain = Connect::default();
-    env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, AUTO)?;
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), AUTO)?;
     // The listener already exists: the sysctl counts when the request arrives.
     for (retries, timer) in [("8", POLICY_RTO), ("1", KERNEL_RTO)] {
         sysctl(&env.net.server, "net.ipv4.tcp_synack_retries", retries)?;
-        env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain, timer)?;
+        env.assert_syn_ack_gap(to(SERVER_V4, PORT), timer)?;
     }
     Ok(())
 }
@@ -220,7 +201,7 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
         mptcp: true,
         ..Connect::default()
     };
-    env.assert_syn_gap(black_hole, &connect, timer)?;
+    env.assert_syn_gap((black_hole, &connect), timer)?;
     env.net.drop_nothing()?;
     let server = to(SERVER_V4, PORT);
     let _server = env.echo_server_mptcp(server)?;
@@ -236,11 +217,12 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
         ..conversation::Options::default()
     };
     let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
-    let mut conversation = env.converse(server, options)?;
+    let mut conversation = env.converse_with(server, options)?;
     conversation.rounds(1, Duration::ZERO)?;
     capture.wait_for(TIMEOUT, |all| syns(all, server).len() > 1)?;
     drop(conversation);
-    env.converse(server, options)?.rounds(1, Duration::ZERO)?;
+    env.converse_with(server, options)?
+        .rounds(1, Duration::ZERO)?;
     let counted = |name| counter(&env, name);
     // MPTCP connections; fallbacks; sockets made while MPTCP was disabled.
     let seen = [
@@ -279,7 +261,7 @@ fn rto_max_leaves_mptcp_its_syn_timers() -> anyhow::Result<()> {
             mptcp: true,
             ..Connect::default()
         };
-        env.assert_syn_gaps(to(SERVER_V4, PORT), &connect, &timers)?;
+        env.assert_syn_gaps((to(SERVER_V4, PORT), &connect), &timers)?;
     }
     Ok(())
 }
@@ -323,7 +305,7 @@ fn fast_open() -> anyhow::Result<()> {
             timeout_s,
         )?;
         let capture = Capture::start(client, CLIENT_LINK)?;
-        env.assert_syn_gap(to(SERVER_V4, PORT), &fast_open, timer)?;
+        env.assert_syn_gap((to(SERVER_V4, PORT), &fast_open), timer)?;
         let sent = capture.wait_for(TIMEOUT, |all| !syns(all, to(SERVER_V4, PORT)).is_empty())?;
         let first = &syns(&sent, to(SERVER_V4, PORT))[0];
         ensure!(
@@ -331,7 +313,7 @@ fn fast_open() -> anyhow::Result<()> {
             "no data in the SYN: {first:?}"
         );
         // The control: other connections have the policy's timer.
-        env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+        env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     }
     Ok(())
 }
@@ -358,7 +340,7 @@ fn settings() -> anyhow::Result<()> {
         );
     }
     // The settings survive a restart of the daemon.
-    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(Signal::SIGTERM)?;
     env.start()?;
     env.cli(&[&["add", "10.3.0.0/16", "--save"][..], &own].concat())?;
     let list = env.json(&["list"])?;
@@ -391,15 +373,11 @@ fn settings() -> anyhow::Result<()> {
     let own_ms = (2_u64 << retries.as_u64().unwrap_or(5).min(7)) * 1000 - 1000;
     ensure!(lifetime_ms >= Some(own_ms.min(31_000)), "{effect:#}");
     let text = env.cli(&["list"])?;
-    ensure!(
-        text.contains("syn_ack_rto auto (") && text.contains("(half-open for "),
-        "{text}"
-    );
-    let text = env.cli(&["lookup", SERVER_V4])?;
-    ensure!(
-        text.contains("(half-open connections are kept for "),
-        "{text}"
-    );
+    assert_says(&text, &["syn_ack_rto auto (", "(half-open for "]);
+    env.cli_says(
+        &["lookup", SERVER_V4],
+        "(half-open connections are kept for ",
+    )?;
     // A typo is a usage error.
     let typo = env.try_cli(&[
         "add",

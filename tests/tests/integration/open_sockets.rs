@@ -1,27 +1,9 @@
 //! Sockets that were open before a policy covered them, and restoring their options.
 
-use std::{os::unix::net::UnixStream, time::Duration};
+use rto_tests::locked_socket::LockedSocket;
 
-use rto_testbed::{
-    env::TestEnv,
-    http,
-    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
-    tcp::option,
-    timing::jiffy,
-    workload::{
-        conversation,
-        conversation::Conversation,
-        traffic::{Connect, Traffic},
-    },
-};
-use rto_tests::{features::lacks, locked_socket::LockedSocket};
-use serde_json::Value;
-
-use super::{
-    established::{policy, reno},
-    to,
-};
-use crate::needs::{LINEAR_SYNS, TCP_ITERATOR};
+use super::established::{policy, reno};
+use crate::prelude::*;
 
 const PORT: u16 = 4400;
 const NO_PAUSE: Duration = Duration::ZERO;
@@ -37,7 +19,7 @@ struct Pair {
 fn begin(env: &TestEnv, options: conversation::Options) -> anyhow::Result<Pair> {
     reno(env)?;
     let server = env.echo_server(to(SERVER_V4, PORT))?;
-    let mut conversation = env.converse(to(SERVER_V4, PORT), options)?;
+    let mut conversation = env.converse_with(to(SERVER_V4, PORT), options)?;
     conversation.rounds(5, NO_PAUSE)?;
     Ok(Pair {
         conversation,
@@ -143,7 +125,7 @@ fn apply_to_open_does_so_by_itself() -> anyhow::Result<()> {
     assert!(are_short(after), "{after:?}");
     // and when an entry covers other sockets.
     let _server = env.echo_server(to(SERVER_V4_OTHER, PORT + 1))?;
-    let _other = env.converse(to(SERVER_V4_OTHER, PORT + 1), plain())?;
+    let _other = env.converse(to(SERVER_V4_OTHER, PORT + 1))?;
     env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
     env.wait_status("another walk", |status| {
         status["policies"]["near"]["open_sockets"] == 4
@@ -274,11 +256,7 @@ fn a_larger_rto_min_is_not_claimed_to_raise_the_rto() -> anyhow::Result<()> {
     assert!(are_short(before), "{before:?}");
     env.configure(&policy("rto_min = \"150ms\""))?;
     env.cli(&["reload"])?;
-    let text = env.cli(&["apply"])?;
-    assert!(
-        text.contains("a higher minimum does not raise it"),
-        "{text}"
-    );
+    env.cli_says(&["apply"], "a higher minimum does not raise it")?;
     let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
     Ok(())
@@ -342,7 +320,7 @@ fn detach_restore_restores_former_options() -> anyhow::Result<()> {
 test!(detach_restore_without_a_daemon, needs = [TCP_ITERATOR]);
 fn detach_restore_without_a_daemon() -> anyhow::Result<()> {
     let (mut env, mut pair) = restore_env()?;
-    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    env.end(Signal::SIGKILL)?;
     let text = env.cli(&["detach", "--restore"])?;
     assert!(text.contains("restored on open sockets"), "{text}");
     assert!(text.contains("detached: 1 link and 1 set"), "{text}");
@@ -367,12 +345,12 @@ fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
     assert_eq!(env.json(&["status"])?["attachment"]["attached"], false);
     let again = env.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
     assert!(again["kept"].is_string(), "{again:#}");
-    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(Signal::SIGTERM)?;
     assert!(env.pin_dir().exists());
     // Another start does not either: the sockets are still known.
     env.start_under(&bounded(&["rto-agent.service"])?)?;
     assert_eq!(env.json(&["status"])?["found_at_start"], "maps-kept");
-    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    env.end(Signal::SIGKILL)?;
     let answer = env.json(&["detach", "--restore"])?;
     assert!(answer["kept"].is_null(), "{answer:#}");
     assert_restored(&mut pair)?;
@@ -405,7 +383,7 @@ fn detach_restore_with_entries_added_during_it() -> anyhow::Result<()> {
     // This socket is in the daemon's own namespace, the only one that it can walk; the pair is not.
     let held = LockedSocket::new()?;
     let socket = env.socket();
-    let detached = std::thread::scope(|scope| {
+    let detached = thread::scope(|scope| {
         let detaching = scope.spawn(|| {
             let stream = UnixStream::connect(socket)?;
             let answer = http::request(stream, "POST", "/v1/detach", "{\"restore\":true}")?;
@@ -425,7 +403,7 @@ fn detach_restore_with_entries_added_during_it() -> anyhow::Result<()> {
         detached.map_err(|_| anyhow::anyhow!("who detaches died"))?
     })?;
     assert!(detached["kept"].is_string(), "{detached:#}");
-    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    env.end(Signal::SIGKILL)?;
     let answer = env.json(&["detach", "--restore"])?;
     assert!(answer["kept"].is_null(), "{answer:#}");
     assert_restored(&mut pair)?;
@@ -449,8 +427,8 @@ fn detach_restore_reaches_handshakes_and_former_policies() -> anyhow::Result<()>
     env.configure("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
     env.cli(&["reload"])?;
     env.net.server_drops(&format!("tcp dport {}", PORT + 1))?;
-    let connecting = env.connect(to(SERVER_V4_OTHER, PORT + 1), &Connect::default())?;
-    std::thread::sleep(Duration::from_millis(100));
+    let connecting = env.connect(to(SERVER_V4_OTHER, PORT + 1))?;
+    thread::sleep(Duration::from_millis(100));
     let answer = env.json(&["detach", "--restore"])?;
     // The policy that left the files is kept for a while.
     let changed = |policy: &str| &answer["restored"]["policies"][policy]["changed"];
@@ -518,7 +496,7 @@ fn bounded(files: &[&str]) -> anyhow::Result<Vec<String>> {
     let mut set = vec!["--bounding-set=-all".to_owned()];
     for file in files {
         let path = format!("{}/../systemd/{file}", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(path)?;
+        let text = fs::read_to_string(path)?;
         let lines = text.lines();
         let sets = lines.filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
         for name in sets.flat_map(str::split_whitespace) {

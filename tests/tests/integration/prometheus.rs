@@ -1,21 +1,13 @@
 //! A real Prometheus that scrapes two agents: the queries of the panels, the rules, and advice from its data.
 
-use std::{path::Path, process::Command};
-
-use anyhow::{Context as _, ensure};
 use rto_testbed::{
-    agent::{Agent, find},
-    env::TestEnv,
-    netns::{self, SERVER_V4},
-    process::stdout_of,
+    agent::Agent,
+    netns::{self},
     prometheus::{self, Prometheus, filled},
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::{Connect, Traffic},
 };
-use serde_json::Value;
 
-use super::{dashboards, to};
-use crate::needs::{PROMETHEUS, PROMTOOL};
+use super::dashboards;
+use crate::prelude::*;
 
 const PORT: u16 = 4830;
 /// On the loopback interface of the namespace, which no other test uses.
@@ -190,7 +182,7 @@ fn advice() -> anyhow::Result<()> {
         let handshakes = &stats["policies"]["near"]["active"]["path_rtt"]["count"];
         assert_eq!(*handshakes, CONNECTIONS, "{stats}");
         let file = agent.dir().join("stats.json");
-        std::fs::write(&file, stats.to_string())?;
+        fs::write(&file, stats.to_string())?;
         files.push(file.display().to_string());
     }
     scraped(CONNECTIONS)?;

@@ -1,34 +1,19 @@
 //! The test bed itself: the link that delays and drops packets. No agent runs.
 
 use std::{
-    io::{self, PipeReader, Read as _},
+    io::PipeReader,
     os::unix::process::CommandExt as _,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    process::Command,
-    thread,
-    time::Duration,
 };
 
-use anyhow::Context as _;
 use rto_testbed::{
-    link::{
-        Link as _,
-        config::LinkConfig,
-        relay::Relayed,
-        rule::{DropPattern, PacketFilter, Rule},
-    },
+    link::{Link as _, config::LinkConfig, relay::Relayed},
     netns::Pair,
-    process::run,
     timing::{Sample, assert_one_by_one, range},
-    wait::{TIMEOUT, eventually_seen},
-    workload::{
-        conversation::{Conversation, Options},
-        traffic::{Connect, Traffic},
-    },
+    workload::conversation::Options,
 };
-use rto_tests::relay::{RELAY_SERVER_V4, RELAY_SERVER_V6, relay};
 
-use super::{KERNEL_RTO, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4900;
 

@@ -1,32 +1,8 @@
 //! rto_restart lowers rto_min by the smoothed RTT while few segments are outstanding; on a link with a delay.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use rto_testbed::{link::relay::Relay, workload::conversation::REQUEST};
 
-use anyhow::Context as _;
-use rto_testbed::{
-    env::TestEnv,
-    link::{relay::Relay, rule::PacketFilter},
-    netns::{SERVER_V4, sysctl},
-    tcp::option,
-    timing::{jiffy, latest},
-    wait::{TIMEOUT, eventually_seen},
-    workload::{
-        conversation,
-        conversation::{Conversation, REQUEST},
-        traffic::Traffic,
-    },
-};
-use rto_tests::{
-    features::lacks,
-    relay::{RELAY_SERVER_V4, RELAY_SERVER_V6, relay},
-};
-use serde_json::{Value, json};
-
-use super::to;
-use crate::needs::RTO_MIN_OPTION;
+use crate::prelude::*;
 
 const PORT: u16 = 5000;
 const NO_PAUSE: Duration = Duration::ZERO;
@@ -80,7 +56,7 @@ struct Flow<'a> {
 impl<'a> Flow<'a> {
     fn begin(env: &'a TestEnv, address: &str, port: u16) -> anyhow::Result<Self> {
         let server = env.echo_server(to(address, port))?;
-        let conversation = env.converse(to(address, port), conversation::Options::default())?;
+        let conversation = env.converse(to(address, port))?;
         Ok(Self {
             env,
             conversation,
@@ -320,9 +296,7 @@ fn rto_restart_works_without_statistics() -> anyhow::Result<()> {
         ("rtt_sampling = \"off\"\n", true),
         ("statistics = false\n", false),
     ] {
-        let mut env = TestEnv::new()?;
-        env.configure(&format!("{agent}{POLICIES}"))?;
-        env.start()?;
+        let env = TestEnv::with(&format!("{agent}{POLICIES}"))?;
         let link = Link::of(env)?;
         let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
         assert_sinks(&mut flow, RTO_MIN - RTT)?;
@@ -365,8 +339,7 @@ fn sockets_that_are_open_already() -> anyhow::Result<()> {
     let link = Link::new(OTHERS)?;
     let mut flow = open_before(&link)?;
     if lacks("iter-tcp")? {
-        let said = link.env.cli_fails(&["apply"])?;
-        assert!(said.contains("Linux 5.15"), "{said}");
+        link.env.cli_refuses(&["apply"], "Linux 5.15")?;
         return Ok(());
     }
     let walk = link.env.json(&["apply"])?;

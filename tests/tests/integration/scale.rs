@@ -2,31 +2,17 @@
 
 use std::{
     fmt::Write as _,
-    fs,
-    io::{self, Read as _, Write as _},
-    os::{fd::AsFd as _, unix::net::UnixStream},
-    process::Command,
+    os::fd::AsFd as _,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
-    time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
-use nix::{sys::signal::Signal, time::clock_getcpuclockid};
+use nix::time::clock_getcpuclockid;
 use rto_agent_kernel::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
-use rto_testbed::{
-    emulated::scaled,
-    env::TestEnv,
-    http,
-    netns::SERVER_V4,
-    trie::{Tries, VALUE_SIZE},
-    wait::{TIMEOUT, eventually},
-    workload::traffic::Connect,
-};
+use rto_testbed::trie::{Tries, VALUE_SIZE};
 use rto_tests::features;
-use serde_json::Value;
 
-use super::{KERNEL_RTO, POLICY_RTO, faults::peak_memory_kb, near, to};
-use crate::needs::LPM_BATCHES;
+use super::faults::peak_memory_kb;
+use crate::prelude::*;
 
 const PORT: u16 = 4600;
 const MANY: u32 = 50_000;
@@ -122,7 +108,7 @@ fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     env.start_under(&wrapper)?;
     assert_eq!(reconciled(&env)?, "added=50001 changed=0 removed=0");
     expect_many(&env, MANY)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     file(&env, MANY, MANY - 10_000)?;
     env.json(&["reload"])?;
     assert_reloaded(&env, "added=10000 changed=0 removed=10000");
@@ -133,7 +119,7 @@ fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     let one_by_one = env.log().contains("entries are written one by one");
     assert_eq!(one_by_one, !has_batches()?, "{}", env.log());
     env.cli(&["detach"])?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), KERNEL_RTO)
+    env.assert_syn_gap(to(SERVER_V4, PORT), KERNEL_RTO)
 }
 
 test!(many_by_batches);
@@ -261,7 +247,7 @@ fn answers() -> anyhow::Result<()> {
     let socket = env.socket();
     let ready = AtomicBool::new(false);
     let begin = Instant::now();
-    let answers = std::thread::scope(|scope| {
+    let answers = thread::scope(|scope| {
         let asking = scope.spawn(|| {
             let mut answers = Vec::new();
             while !ready.load(Ordering::Relaxed) {
@@ -271,7 +257,7 @@ fn answers() -> anyhow::Result<()> {
                     let took = begin.elapsed();
                     answers.push((took, serde_json::from_str::<Value>(&answer.body)?));
                 }
-                std::thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5));
             }
             anyhow::Ok(answers)
         });
@@ -319,7 +305,7 @@ fn fifty_lists_at_once() -> anyhow::Result<()> {
     let before = peak_memory_kb(&env)?;
     // All lists are requested before any is read.
     let begun: anyhow::Result<Vec<_>> = (0..50).map(|_| begin()).collect();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let reading = begun?
             .into_iter()
             .map(|list| scope.spawn(|| ensure_all(list)));
@@ -349,7 +335,7 @@ fn unread_list_is_given_up() -> anyhow::Result<()> {
         unread.push(stream);
     }
     // Wait until they have begun.
-    std::thread::sleep(Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(500));
     let list = env.json(&["list"])?;
     let entries = list["entries"].as_array().map(Vec::len);
     assert_eq!(entries, Some(MANY as usize + 1));
@@ -364,8 +350,7 @@ fn unread_list_is_given_up() -> anyhow::Result<()> {
 
 fn map_id(env: &TestEnv, name: &str) -> anyhow::Result<Value> {
     let path = env.pins()?.join(name);
-    let show =
-        rto_testbed::process::run(&format!("bpftool -j map show pinned {}", path.display()))?;
+    let show = run(&format!("bpftool -j map show pinned {}", path.display()))?;
     Ok(serde_json::from_str::<Value>(&show)?["id"].clone())
 }
 
@@ -390,7 +375,7 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;
     let address = to(SERVER_V4, PORT);
-    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(address, POLICY_RTO)?;
     let (before, decided) = (ids(&env)?, hits(&env)?);
     assert!(decided > 0);
     env.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
@@ -403,7 +388,7 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
     assert_eq!(status["entries"], 3, "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
     assert!(status["policies"]["near"]["attempts"].as_u64() >= Some(1));
-    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(address, POLICY_RTO)?;
     // There is room for one more.
     env.cli(&["add", "10.3.0.0/16", "--policy", "near"])?;
     assert_eq!(ids(&env)?, after);
@@ -422,7 +407,7 @@ fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
     let mut env = env("max_entries = 2\n")?;
     env.start()?;
     let address = to(SERVER_V4, PORT);
-    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(address, POLICY_RTO)?;
     env.cli(&["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"])?;
     env.cli(&["remove", "10.1.0.0/16", "10.2.0.0/16"])?;
     let (before, decided) = (ids(&env)?, hits(&env)?);
@@ -464,19 +449,17 @@ fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
             near(&format!("{}\"10.88.0.0/24\"", cidrs.collect::<String>()))
         )
     };
-    let mut env = TestEnv::new()?;
+    let mut env = TestEnv::with(&list(1))?;
     env.net.black_hole(PORT)?;
-    env.configure(&list(1))?;
-    env.start()?;
     let address = to(SERVER_V4, PORT);
-    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(address, POLICY_RTO)?;
     let (before, decided) = (ids(&env)?, hits(&env)?);
     env.end(Signal::SIGKILL)?;
     let id = &before[0];
     for i in 0..7 {
         // Only their presence matters, not their policy's slot.
         let key = format!("24 0 0 0 10 2 {i} 0");
-        rto_testbed::process::run(&format!(
+        run(&format!(
             "bpftool map update id {id} key {key} value 1 0 0 0 0 0 0 0"
         ))?;
     }
@@ -490,7 +473,7 @@ fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
     assert_ne!(after[0], before[0]);
     assert_eq!(after[1..], before[1..]);
     assert_eq!(hits(&env)?, decided);
-    env.assert_syn_gap(address, &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(address, POLICY_RTO)?;
     // After that everything works as usual.
     env.configure(&list(4))?;
     env.cli(&["reload"])?;
@@ -519,7 +502,7 @@ fn reload_grows_the_maps() -> anyhow::Result<()> {
     assert_eq!(reload["notes"], Value::Array(Vec::new()), "{reload:#}");
     assert_eq!(room(&env)?, 70_000);
     expect_many(&env, MANY)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)
 }
 
 test!(a_policy_is_never_missing_while_they_grow);
@@ -538,7 +521,7 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
     let adds: Vec<Command> = adds.collect();
     let done = AtomicBool::new(false);
     let measured = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let growing = scope.spawn(|| {
             // Each change is made while a connection that began after the previous change is measured.
             let grown = adds.into_iter().enumerate().try_for_each(|(n, mut add)| {
@@ -553,7 +536,7 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
             grown
         });
         while !done.load(Ordering::Relaxed) {
-            let gap = env.syn_gaps(to(SERVER_V4, PORT), &Connect::default(), 1)?[0];
+            let gap = env.syn_gaps(to(SERVER_V4, PORT), 1)?[0];
             // Only whether it has the policy, not how exact the timer is.
             assert!(gap > POLICY_RTO / 2 && gap < KERNEL_RTO / 2, "{gap:?}");
             measured.fetch_add(1, Ordering::Relaxed);

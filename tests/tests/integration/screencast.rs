@@ -2,18 +2,11 @@
 //!
 //! `UPDATE=1` rewrites the page and `docs/screencast.cast` (asciicast v2).
 
-use std::{fs, iter, path::Path, process::Command};
+use std::iter;
 
-use anyhow::Context as _;
-use rto_testbed::{
-    env::TestEnv,
-    netns::{SERVER_V4, SERVER_V4_OTHER},
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
 use rto_tests::pty::Terminal;
 
-use super::to;
+use crate::prelude::*;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
 const CAST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/screencast.cast");
@@ -131,10 +124,9 @@ impl Screen {
         let server = to(SERVER_V4, PORT);
         let _server = self.env.serve(server)?;
         for _ in 0..CONNECTIONS {
-            let client = self.env.connect(server, &Connect::default())?;
-            assert_eq!(client.outcome()?.result, "connected");
+            self.env.connect_and_close(server)?;
         }
-        let counted = |stats: &serde_json::Value| {
+        let counted = |stats: &Value| {
             let policy = &stats["policies"]["same-zone"];
             ["active", "passive"].iter().all(|direction| {
                 let direction = &policy[direction];

@@ -1,28 +1,11 @@
 //! The claims of `docs/reference/security.md`.
 
 use std::{
-    fs,
-    io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
-    os::unix::{
-        fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink},
-        net::UnixStream,
-    },
-    path::{Path, PathBuf},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, chown, symlink},
 };
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    env::TestEnv,
-    http,
-    netns::SERVER_V4,
-    wait::TIMEOUT,
-    workload::traffic::{Connect, Traffic},
-};
-use rto_tests::features::lacks;
-
-use super::{POLICY_RTO, near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4950;
 const NOBODY: u32 = 65_534;
@@ -93,7 +76,7 @@ fn unneeded_privileges_are_dropped() -> anyhow::Result<()> {
     }
     env.cli(&["detach"])?;
     env.cli(&["attach"])?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     check()?;
     assert_eq!(env.json(&["status"])?["healthy"], true);
     assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
@@ -179,13 +162,9 @@ fn a_planted_pin_directory_is_refused() -> anyhow::Result<()> {
     chown(&planted.0, Some(NOBODY), None)?;
     env.configure("")?;
     let said = format!("{:#}", env.start().err().context("it started")?);
-    ensure!(
-        said.contains("pin_dir") && said.contains("it belongs to uid 65534"),
-        "{said}"
-    );
+    assert_says(&said, &["pin_dir", "it belongs to uid 65534"]);
     // Commands that remove pins do not touch it either.
-    let said = env.cli_fails(&["detach"])?;
-    ensure!(said.contains("it belongs to uid 65534"), "{said}");
+    env.cli_refuses(&["detach"], "it belongs to uid 65534")?;
     assert!(planted.0.is_dir());
     Ok(())
 }
@@ -244,12 +223,10 @@ fn the_metrics_port_shows_no_more() -> anyhow::Result<()> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?
         .local_addr()?
         .port();
-    let mut env = TestEnv::new()?;
-    env.configure(&format!(
+    let env = TestEnv::with(&format!(
         "metrics = \"127.0.0.1:{port}\"\n{}",
         near("\"10.88.0.0/24\"")
     ))?;
-    env.start()?;
     let ask = |method: &str, path: &str| -> anyhow::Result<http::Answer> {
         http::request(TcpStream::connect(("127.0.0.1", port))?, method, path, "")
     };

@@ -1,23 +1,10 @@
 //! Situations in which a shorter SYN timer does harm, each with a control without the agent, on the client's clock. The
 //! tuning guide lists them under "When not to shorten the timer".
 
-use std::time::{Duration, Instant};
+use rto_testbed::{netns::nft, workload::traffic::Outcome};
 
-use anyhow::ensure;
-use rto_testbed::{
-    capture::{Capture, syns},
-    env::TestEnv,
-    netns::{CLIENT_LINK, SERVER_V4, nft, sysctl},
-    wait::TIMEOUT,
-    workload::traffic::{Connect, Outcome, Traffic},
-};
-
-use super::{
-    KERNEL_RTO, near,
-    never_worse::{Half, half_open},
-    to,
-};
-use crate::needs::LINEAR_SYNS;
+use super::never_worse::{Half, half_open};
+use crate::prelude::*;
 
 const PORT: u16 = 5000;
 /// How late a connection may be established after its timer on a busy machine.
@@ -38,8 +25,7 @@ fn listener(env: &TestEnv) -> anyhow::Result<Traffic> {
 }
 
 fn connected(env: &TestEnv) -> anyhow::Result<Outcome> {
-    env.connect(to(SERVER_V4, PORT), &Connect::default())?
-        .outcome()
+    env.connect(to(SERVER_V4, PORT))?.outcome()
 }
 
 /// Asserts that the kernel's first retransmission of the SYN established the connection.
@@ -119,7 +105,7 @@ fn syn_ban_is_renewed_by_each_attempt() -> anyhow::Result<()> {
         let (begun, mut sent) = (Instant::now(), 0);
         // Twice as long as a ban that is not renewed.
         while begun.elapsed() < 2 * BAN {
-            let attempt = env.connect(server, &Connect::default())?;
+            let attempt = env.connect(server)?;
             sent += SYNS;
             capture.wait_for(TIMEOUT, |all| syns(all, server).len() >= sent)?;
             ensure!(!attempt.has_ended()?, "{:?}", attempt.outcome()?);

@@ -1,34 +1,10 @@
 //! The statistics that `rto-agent stats` reports: handshakes and their retransmissions on a link that delays and drops,
 //! histograms, connections that end badly, and traffic that no entry covers.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use rto_testbed::link::relay::Relay;
+use rto_tests::{relay::BothEnds, watcher::Watcher};
 
-use anyhow::bail;
-use rto_testbed::{
-    env::TestEnv,
-    foreign::Foreign,
-    kernel::{SOCK_OPS, programs_at},
-    link::{relay::Relay, rule::PacketFilter},
-    netns::{SERVER_V4, SERVER_V6, sysctl},
-    timing::jiffy,
-    wait::{TIMEOUT, eventually_seen},
-    workload::{
-        conversation,
-        conversation::Conversation,
-        traffic::{Connect, Traffic},
-    },
-};
-use rto_tests::{
-    features::lacks,
-    relay::{BothEnds, RELAY_SERVER_V4, RELAY_SERVER_V6, relay},
-    watcher::Watcher,
-};
-use serde_json::{Value, json};
-
-use super::to;
+use crate::prelude::*;
 
 const PORT: u16 = 4900;
 const INITIAL_RTO_MS: u64 = 100;
@@ -108,10 +84,8 @@ impl Link {
     /// Makes a connection with some requests and answers, the first after a pause.
     pub(super) fn talk(&self, pause: Duration, address: &str) -> anyhow::Result<()> {
         let _server = self.env.echo_server(to(address, PORT))?;
-        let mut conversation = self
-            .env
-            .converse(to(address, PORT), conversation::Options::default())?;
-        std::thread::sleep(pause);
+        let mut conversation = self.env.converse(to(address, PORT))?;
+        thread::sleep(pause);
         conversation.rounds(ROUNDS, Duration::ZERO)
     }
 
@@ -322,12 +296,10 @@ test!(late_answer_without_timestamps, || slow_syns(false));
 fn slow_syns(timestamps: bool) -> anyhow::Result<()> {
     let link = Link::new(52, Duration::from_millis(75), timestamps)?;
     let _server = link.env.echo_server(to(RELAY_SERVER_V4, PORT))?;
-    let mut conversation = link
-        .env
-        .converse(to(RELAY_SERVER_V4, PORT), conversation::Options::default())?;
+    let mut conversation = link.env.converse(to(RELAY_SERVER_V4, PORT))?;
     link.relay.set_delay(Duration::ZERO);
     // Wait for retransmissions that are still in flight.
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     conversation.rounds(ROUNDS, Duration::ZERO)?;
     let near = link.judged()?;
     let [again, spurious, undecided, recovered] = outcome(&near["active"]);
@@ -435,34 +407,28 @@ fn histograms_hold_the_times_there_were() -> anyhow::Result<()> {
         }
     }
     let text = link.env.cli(&["stats", "--policy", "near"])?;
-    assert!(
-        text.contains("connect time: 1, mean ") && text.contains("####"),
-        "{text}"
-    );
+    assert_says(&text, &["connect time: 1, mean ", "####"]);
     Ok(())
 }
 
 test!(rtt_sampling_off_and_by_interval);
 fn rtt_sampling_off_and_by_interval() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&format!("{ALL}rtt_sampling = \"off\"\n{}", policy(100)))?;
-    env.start()?;
+    let mut env = TestEnv::with(&format!("{ALL}rtt_sampling = \"off\"\n{}", policy(100)))?;
     let served = |env: &TestEnv, rounds: usize, pause_ms: u64| -> anyhow::Result<()> {
         let _server = env.echo_server(to(SERVER_V4, PORT))?;
-        let mut conversation =
-            env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+        let mut conversation = env.converse(to(SERVER_V4, PORT))?;
         conversation.rounds(rounds, Duration::from_millis(pause_ms))
     };
     served(&env, 3, 0)?;
     let near = near(&env)?;
     assert_eq!(near["active"]["srtt"]["count"], 0, "{near:#}");
     assert_eq!(near["active"]["path_rtt"]["count"], 1, "{near:#}");
-    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(Signal::SIGTERM)?;
     // At most every 50 ms, while the connection lasts.
     env.configure(&format!("{ALL}rtt_sampling = \"50ms\"\n{}", policy(100)))?;
     env.start()?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
-    let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT))?;
     conversation.rounds(20, Duration::from_millis(20))?;
     let before_its_end = stats_when(&env, "samples", |near| {
         near["active"]["srtt"]["count"].as_u64() > Some(1)
@@ -487,22 +453,21 @@ fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
     env.start()?;
     let begin = || -> anyhow::Result<(Traffic, Conversation)> {
         let server = env.echo_server(to(SERVER_V4, PORT))?;
-        let mut conversation =
-            env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+        let mut conversation = env.converse(to(SERVER_V4, PORT))?;
         conversation.rounds(2, Duration::ZERO)?;
         Ok((server, conversation))
     };
     let (server, conversation) = begin()?;
     drop(conversation);
     // The control: closed by both ends.
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     drop(server);
     let finished = near(&env)?;
     assert_eq!(finished["active"]["aborted"], 0, "{finished:#}");
     assert_eq!(finished["passive"]["aborted"], 0, "{finished:#}");
     let (_server, conversation) = begin()?;
     // The way in which an administrator ends a connection.
-    rto_testbed::process::run(&format!(
+    run(&format!(
         "ip netns exec {} ss -K dport = :{PORT}",
         env.net.client
     ))?;
@@ -518,26 +483,23 @@ fn aborted(reply: Option<i32>) -> anyhow::Result<()> {
 test!(what_no_entry_covers_is_counted_if_asked, unmatched);
 fn unmatched() -> anyhow::Result<()> {
     let elsewhere = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
-    let mut env = TestEnv::new()?;
-    env.configure(elsewhere)?;
-    env.start()?;
+    let mut env = TestEnv::with(elsewhere)?;
     let connect = |env: &TestEnv, address: &str| -> anyhow::Result<()> {
         let _server = env.serve(to(address, PORT))?;
-        let client = env.connect(to(address, PORT), &Connect::default())?;
-        assert_eq!(client.outcome()?.result, "connected");
+        env.connect_and_close(to(address, PORT))?;
         Ok(())
     };
     connect(&env, SERVER_V4)?;
     let stats = env.json(&["stats"])?;
     assert!(stats["policies"]["unmatched"].is_null(), "{stats:#}");
-    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.end(Signal::SIGTERM)?;
     env.configure(&format!("count_unmatched = true\n{elsewhere}"))?;
     env.start()?;
     connect(&env, SERVER_V4)?;
     connect(&env, SERVER_V6)?;
     // Counted, and otherwise unaffected: the kernel's 1 s.
     env.net.black_hole(PORT)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), super::KERNEL_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), KERNEL_RTO)?;
     let stats = env.json(&["stats"])?;
     let unmatched = &stats["policies"]["unmatched"];
     assert_eq!(unmatched["active"]["connections"], 2, "{stats:#}");
@@ -561,20 +523,13 @@ fn unmatched() -> anyhow::Result<()> {
 
 test!(counting_nothing_still_sets_timers);
 fn counting_nothing_still_sets_timers() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&format!("statistics = false\n{}", policy(100)))?;
-    env.start()?;
+    let env = TestEnv::with(&format!("statistics = false\n{}", policy(100)))?;
     env.net.black_hole(PORT)?;
-    env.assert_syn_gap(
-        to(SERVER_V4, PORT),
-        &Connect::default(),
-        Duration::from_millis(100),
-    )?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), Duration::from_millis(100))?;
     let near = near(&env)?;
     assert_eq!(outcome(&near["active"]), [0; 4], "{near:#}");
     for verb in ["stats", "status"] {
-        let text = env.cli(&[verb])?;
-        assert!(text.contains("statistics = false"), "{text}");
+        env.cli_says(&[verb], "statistics = false")?;
     }
     Ok(())
 }
@@ -582,13 +537,10 @@ fn counting_nothing_still_sets_timers() -> anyhow::Result<()> {
 test!(statistics_options_change_with_a_restart);
 /// Another choice loads another program over the same maps: entries and counters stay.
 fn statistics_options_change_with_a_restart() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&format!("on_exit = \"keep\"\n{}", policy(100)))?;
-    env.start()?;
+    let mut env = TestEnv::with(&format!("on_exit = \"keep\"\n{}", policy(100)))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     let connect = |env: &TestEnv| -> anyhow::Result<()> {
-        let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
-        assert_eq!(client.outcome()?.result, "connected");
+        env.connect_and_close(to(SERVER_V4, PORT))?;
         Ok(())
     };
     connect(&env)?;
@@ -596,9 +548,8 @@ fn statistics_options_change_with_a_restart() -> anyhow::Result<()> {
         "on_exit = \"keep\"\nrtt_sampling = \"1s\"\n{}",
         policy(100)
     ))?;
-    let noted = env.cli(&["reload"])?;
-    assert!(noted.contains("rtt_sampling changed"), "{noted}");
-    env.end(nix::sys::signal::Signal::SIGTERM)?;
+    env.cli_says(&["reload"], "rtt_sampling changed")?;
+    env.end(Signal::SIGTERM)?;
     env.notified("STOPPING=1")?;
     env.start()?;
     // The new program replaces the former one: no connection is counted by both.
@@ -614,14 +565,12 @@ fn statistics_options_change_with_a_restart() -> anyhow::Result<()> {
 test!(watching_prints_counts_since_the_last_line);
 fn watching_prints_counts_since_the_last_line() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy(100))?;
-    let refused = env.cli_fails(&["stats", "--policy", "unknown"])?;
-    assert!(refused.contains("active policies: near"), "{refused}");
+    env.cli_refuses(&["stats", "--policy", "unknown"], "active policies: near")?;
     let refused = env.usage_error(&["stats", "--watch", "--interval", "1us"])?;
     assert!(refused.contains("100ms to 1h"), "{refused}");
     let _server = env.serve(to(SERVER_V4, PORT))?;
     let connect = || -> anyhow::Result<()> {
-        let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
-        assert_eq!(client.outcome()?.result, "connected");
+        env.connect_and_close(to(SERVER_V4, PORT))?;
         Ok(())
     };
     // Earlier connections are not printed.

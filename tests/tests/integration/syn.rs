@@ -1,24 +1,11 @@
 //! SYNs to a black hole: which addresses get the policy's timer, and which the kernel's.
 
-use std::time::Duration;
-
-use rto_testbed::{
-    capture::{Capture, syns},
-    env::TestEnv,
-    netns::{CLIENT_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
-    timing::{jiffy, range},
-    wait::TIMEOUT,
-    workload::traffic::Connect,
-};
+use rto_testbed::timing::range;
 use rto_tests::features::syn_timers;
 
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4000;
-
-fn plain() -> Connect {
-    Connect::default()
-}
 
 test!(without_any_agent_the_kernels_second);
 /// The control of every other test here: the same environment without an agent.
@@ -26,7 +13,7 @@ fn without_any_agent_the_kernels_second() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
     for address in [SERVER_V4, SERVER_V6] {
-        env.assert_syn_gap(to(address, PORT), &plain(), KERNEL_RTO)?;
+        env.assert_syn_gap(to(address, PORT), KERNEL_RTO)?;
     }
     Ok(())
 }
@@ -35,9 +22,9 @@ test!(prefix_24_and_an_unmatched_prefix);
 fn prefix_24_and_an_unmatched_prefix() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
-    env.assert_syn_gaps(to(SERVER_V4, PORT), &plain(), &syn_timers(POLICY_RTO, 4)?)?;
-    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL_RTO)?;
-    env.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &syn_timers(POLICY_RTO, 4)?)?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), KERNEL_RTO)?;
+    env.assert_syn_gap(to(SERVER_V6, PORT), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -45,8 +32,8 @@ test!(prefix_32);
 fn prefix_32() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.2/32\""))?;
     env.net.black_hole(PORT)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
-    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -54,9 +41,9 @@ test!(prefix_0);
 fn prefix_0() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"0.0.0.0/0\""))?;
     env.net.black_hole(PORT)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     // All IPv4 addresses, and no IPv6 address.
-    env.assert_syn_gap(to(SERVER_V6, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_gap(to(SERVER_V6, PORT), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -75,14 +62,10 @@ cidrs = [\"10.88.0.2/32\"]
 ";
     let env = TestEnv::with(policies)?;
     env.net.black_hole(PORT)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), Duration::from_millis(52))?;
-    env.assert_syn_gap(
-        to(SERVER_V4_OTHER, PORT),
-        &plain(),
-        Duration::from_millis(300),
-    )?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), Duration::from_millis(52))?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), Duration::from_millis(300))?;
     env.cli(&["remove", "10.88.0.2/32"])?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     Ok(())
 }
 
@@ -90,8 +73,8 @@ test!(ipv6);
 fn ipv6() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"fd88::/64\""))?;
     env.net.black_hole(PORT)?;
-    env.assert_syn_gap(to(SERVER_V6, PORT), &plain(), POLICY_RTO)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_gap(to(SERVER_V6, PORT), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -104,9 +87,9 @@ fn mapped() -> anyhow::Result<()> {
         mapped: true,
         ..Connect::default()
     };
-    env.assert_syn_gap(to(SERVER_V4, PORT), &mapped, POLICY_RTO)?;
+    env.assert_syn_gap((to(SERVER_V4, PORT), &mapped), POLICY_RTO)?;
     // An IPv6 prefix does not match it, however wide.
-    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &mapped, KERNEL_RTO)?;
+    env.assert_syn_gap((to(SERVER_V4_OTHER, PORT), &mapped), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -130,8 +113,8 @@ cidrs = [\"10.88.1.0/24\"]
         range(one[8]).end() < range(two[8]).start(),
         "{one:?} {two:?}"
     );
-    env.assert_syn_gaps(to(SERVER_V4, PORT), &plain(), &one)?;
-    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), &plain(), Duration::from_secs(2))?;
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &one)?;
+    env.assert_syn_gap(to(SERVER_V4_OTHER, PORT), Duration::from_secs(2))?;
     Ok(())
 }
 
@@ -150,7 +133,7 @@ fn a_thousand_entries() -> anyhow::Result<()> {
         "10.103.231.0/24"
     );
     env.net.black_hole(PORT)?;
-    env.assert_syn_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     Ok(())
 }
 
@@ -162,14 +145,13 @@ fn counters_and_hits_are_exact() -> anyhow::Result<()> {
     // A connection that is never established; all SYNs captured until it fails must be counted.
     let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
     let address = to(SERVER_V4, PORT);
-    let traffic = env.connect(address, &plain())?;
+    let traffic = env.connect(address)?;
     capture.wait_for(TIMEOUT, |all| syns(all, address).len() > 3)?;
     drop(traffic);
     let seen = syns(&capture.so_far()?, address).len() as u64 - 1;
     // A connection that is established.
     let _server = env.serve(to(SERVER_V4_OTHER, PORT + 1))?;
-    let client = env.connect(to(SERVER_V4_OTHER, PORT + 1), &plain())?;
-    assert_eq!(client.outcome()?.result, "connected");
+    env.connect_and_close(to(SERVER_V4_OTHER, PORT + 1))?;
 
     let policy = &env.json(&["stats"])?["policies"]["near"];
     // The server saw the client, whose prefix is listed as well.

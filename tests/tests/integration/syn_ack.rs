@@ -1,14 +1,7 @@
 //! SYN-ACKs whose answers get lost.
 
-use rto_testbed::{
-    env::TestEnv,
-    netns::{SERVER_V4, SERVER_V6},
-    wait::{TIMEOUT, eventually},
-    workload::traffic::Connect,
-};
-use rto_tests::features::lacks;
-
-use super::{KERNEL_RTO, POLICY_RTO, never_worse::AUTO, to};
+use super::never_worse::AUTO;
+use crate::prelude::*;
 
 const PORT: u16 = 4100;
 
@@ -17,16 +10,12 @@ fn near(cidrs: &str) -> String {
     format!("{}syn_ack_rto = \"100ms\"\n", super::near(cidrs))
 }
 
-fn plain() -> Connect {
-    Connect::default()
-}
-
 test!(without_any_agent_the_kernels_second);
 fn without_any_agent_the_kernels_second() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -35,7 +24,7 @@ fn by_default_as_half_open_requests_allow() -> anyhow::Result<()> {
     let env = TestEnv::with(&super::near("\"10.88.0.0/24\""))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), AUTO)
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), AUTO)
 }
 
 test!(ipv4_doubles_at_once);
@@ -49,7 +38,7 @@ fn ipv4_doubles_at_once() -> anyhow::Result<()> {
     } else {
         vec![POLICY_RTO, POLICY_RTO * 2, POLICY_RTO * 4]
     };
-    env.assert_syn_ack_gaps(to(SERVER_V4, PORT), &plain(), &timers)?;
+    env.assert_syn_ack_gaps(to(SERVER_V4, PORT), &timers)?;
     Ok(())
 }
 
@@ -58,7 +47,7 @@ fn ipv6() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"fd88::/64\""))?;
     let _server = env.serve(to(SERVER_V6, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V6, PORT), &plain(), POLICY_RTO)?;
+    env.assert_syn_ack_gap(to(SERVER_V6, PORT), POLICY_RTO)?;
     Ok(())
 }
 
@@ -68,8 +57,8 @@ fn ipv4_client_of_a_dual_stack_listener() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let _server = env.serve(to("::", PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), POLICY_RTO)?;
-    env.assert_syn_ack_gap(to(SERVER_V6, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
+    env.assert_syn_ack_gap(to(SERVER_V6, PORT), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -78,7 +67,7 @@ fn an_unmatched_client() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.1.0/24\""))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V4, PORT), &plain(), KERNEL_RTO)?;
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), KERNEL_RTO)?;
     Ok(())
 }
 
@@ -87,9 +76,8 @@ fn counted_once_established() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    let capture =
-        rto_testbed::capture::Capture::start(&env.net.server, rto_testbed::netns::SERVER_LINK)?;
-    let _client = env.connect(to(SERVER_V4, PORT), &plain())?;
+    let capture = Capture::start(&env.net.server, SERVER_LINK)?;
+    let _client = env.connect(to(SERVER_V4, PORT))?;
     let from = to(SERVER_V4, PORT);
     capture.wait_for(TIMEOUT, |all| {
         rto_testbed::capture::syn_acks(all, from).len() == 3

@@ -1,27 +1,15 @@
 //! A shorter initial RTO must not make connect() give up earlier.
 
-use std::time::{Duration, Instant};
+use rto_agent_common::HostDefaults;
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
-use rto_agent_common::{HostDefaults, maps};
-use rto_testbed::{
-    env::TestEnv,
-    kernel::Map,
-    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
-use rto_tests::features::lacks;
-
-use super::{near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4200;
 /// connect() must not give up earlier than without the agent, within 10 %.
 const SHARE: f64 = 0.9;
 
 fn timed_out(env: &TestEnv, address: &str, options: &Connect) -> anyhow::Result<Duration> {
-    let outcome = env.connect(to(address, PORT), options)?.outcome()?;
+    let outcome = env.connect((to(address, PORT), options))?.outcome()?;
     assert_eq!(outcome.result, "ETIMEDOUT");
     Ok(outcome.took)
 }
@@ -32,8 +20,8 @@ fn defaults() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
     let begin = Instant::now();
-    let policy = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
-    let control = env.connect(to(SERVER_V4_OTHER, PORT), &Connect::default())?;
+    let policy = env.connect(to(SERVER_V4, PORT))?;
+    let control = env.connect(to(SERVER_V4_OTHER, PORT))?;
     let control = control.outcome()?;
     assert_eq!(control.result, "ETIMEDOUT");
     let needed = control.took.mul_f64(SHARE);

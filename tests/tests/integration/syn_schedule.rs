@@ -1,28 +1,9 @@
 //! A connecting socket while its SYNs are lost, and after that: its deadline, restored options, congestion window.
 
-use std::{thread, time::Duration};
+use rto_agent_common::retrying;
+use rto_testbed::workload::attempts::{Attempt, Attempts, Own};
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
-use rto_agent_common::{maps, retrying};
-use rto_testbed::{
-    env::TestEnv,
-    foreign::Foreign,
-    kernel::Map,
-    netns::{SERVER_V4, SERVER_V4_OTHER, sysctl},
-    tcp::option,
-    timing::jiffy,
-    wait::{TIMEOUT, eventually_seen},
-    workload::{
-        attempts::{Attempt, Attempts, Own},
-        conversation,
-        traffic::Connect,
-    },
-};
-use rto_tests::features::lacks;
-
-use super::{KERNEL_RTO, POLICY_RTO, near, to};
-use crate::needs::{LINEAR_SYNS, RTO_MAX};
+use crate::prelude::*;
 
 const PORT: u16 = 5100;
 /// Largest difference of a deadline from the kernel's own, as a share of it.
@@ -258,7 +239,7 @@ fn socket_connected_again_has_no_schedule_of_before() -> anyhow::Result<()> {
             first_unanswered: Some(to(SERVER_V4, PORT)),
             ..conversation::Options::default()
         };
-        let mut open = env.converse(to(then, PORT + 1), options)?;
+        let mut open = env.converse_with(to(then, PORT + 1), options)?;
         let set = [option::RTO_MAX_MS, option::USER_TIMEOUT, option::SYNCNT];
         let [rto_max, user_timeout, syncnt] = set.map(|number| open.option(number));
         let found = [rto_max?, user_timeout?, syncnt?];
@@ -354,10 +335,10 @@ fn six_losses_in_a_row_give_the_kernels_timer() -> anyhow::Result<()> {
         true => KERNEL_RTO,
         false => POLICY_RTO,
     };
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), held)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), held)?;
     // The control: an established connection.
     let _server = env.echo_server(to(SERVER_V4, PORT + 1))?;
-    let up = env.connect(to(SERVER_V4, PORT + 1), &Connect::default())?;
+    let up = env.connect(to(SERVER_V4, PORT + 1))?;
     ensure!(up.outcome()?.result == "connected");
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)
 }

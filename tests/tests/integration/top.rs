@@ -1,14 +1,8 @@
 //! `rto-agent top` on a terminal: its display, its keys, and the state of the terminal afterwards.
 
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    env::TestEnv,
-    netns::SERVER_V4,
-    workload::traffic::{Connect, Traffic},
-};
 use rto_tests::pty::Terminal;
 
-use super::{near, to};
+use crate::prelude::*;
 
 const PORT: u16 = 4900;
 
@@ -19,8 +13,7 @@ fn env() -> anyhow::Result<(TestEnv, Traffic)> {
 }
 
 fn connect(env: &TestEnv) -> anyhow::Result<()> {
-    let client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
-    assert_eq!(client.outcome()?.result, "connected");
+    env.connect_and_close(to(SERVER_V4, PORT))?;
     Ok(())
 }
 
@@ -105,10 +98,7 @@ fn the_selection_follows_its_policy() -> anyhow::Result<()> {
     top.wait_for("a busier one", |screen| is_first(screen, "near ", "idle "))?;
     top.press("\r")?;
     let screen = top.wait_for("its histograms", |screen| screen.contains("Esc back"))?;
-    assert!(
-        screen.contains("active: 1 connection, 0 retransmissions"),
-        "{screen}"
-    );
+    assert_says(&screen, &["active: 1 connection, 0 retransmissions"]);
     top.press("\u{1b}")?;
     top.wait_for("the table", |screen| rate(screen).is_some())?;
     // A row hidden by a filter is selected again when the filter is removed.
@@ -191,10 +181,9 @@ fn a_daemon_that_is_gone_is_told_and_found_again() -> anyhow::Result<()> {
 test!(top_without_a_terminal_is_refused);
 fn top_without_a_terminal_is_refused() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    let said = env.cli_fails(&["top"])?;
-    assert!(
-        said.contains("needs a terminal; use rto-agent stats --watch instead"),
-        "{said}"
-    );
+    env.cli_refuses(
+        &["top"],
+        "needs a terminal; use rto-agent stats --watch instead",
+    )?;
     Ok(())
 }

@@ -1,21 +1,11 @@
 //! Learnt values outlive a daemon that is killed; `rto_min` is learnt from the control arm.
 
-use std::{
-    net::IpAddr,
-    thread,
-    time::{Duration, SystemTime},
-};
+use std::{net::IpAddr, time::SystemTime};
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::direction::ACTIVE;
 use rto_testbed::{
-    env::TestEnv,
-    link::rule::PacketFilter,
     machine::Machine,
-    process::run,
-    wait::{TIMEOUT, eventually, eventually_seen},
     warm::{Learnt, Seen, stored},
     workload::arrivals::{Arrivals, Clients},
 };
@@ -23,9 +13,9 @@ use rto_tests::{
     brakes::{InKernel, lease_ns, now_ns},
     path::{Path, Server},
 };
-use serde_json::Value;
 
-use super::{needs::RTT_SAMPLES, statistics::stats_when};
+use super::statistics::stats_when;
+use crate::prelude::*;
 
 const RTT: Duration = Duration::from_millis(10);
 

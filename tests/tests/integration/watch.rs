@@ -1,27 +1,9 @@
 //! `rto-agent watch`: retransmissions as they happen.
 
-use std::{path::Path, time::Duration};
+use rto_tests::watcher::{Told, Watcher, told};
 
-use nix::sys::signal::Signal;
-use rto_testbed::{
-    env::TestEnv,
-    kernel::{SOCK_OPS, programs_at},
-    link::rule::PacketFilter,
-    netns::{SERVER_V4, SERVER_V4_OTHER, SERVER_V6},
-    wait::{TIMEOUT, eventually_seen},
-    workload::{
-        conversation,
-        traffic::{Connect, Traffic},
-    },
-};
-use rto_tests::{
-    features::lacks,
-    relay::{RELAY_SERVER_V4, relay},
-    watcher::{Told, Watcher, told},
-};
-use serde_json::Value;
-
-use super::{established, to};
+use super::established;
+use crate::prelude::*;
 
 const PORT: u16 = 5000;
 const POLICIES: &str = "[policy.near]\ninitial_rto = \"100ms\"\nsyn_ack_rto = \"100ms\"\n\
@@ -49,7 +31,7 @@ fn syns() -> anyhow::Result<()> {
             mapped,
             ..Connect::default()
         };
-        let client = env.connect(to(address, PORT), &options)?;
+        let client = env.connect((to(address, PORT), &options))?;
         for attempt in 1..=3u64 {
             let event = watcher.next("SYN", |line| {
                 is("syn")(line) && line["attempt"] == attempt && line["remote"] == address
@@ -70,7 +52,7 @@ fn syns() -> anyhow::Result<()> {
         }
         drop(client);
         // Discards events of this address before the next.
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
         let _rest = watcher.so_far();
     }
     Ok(())
@@ -86,7 +68,7 @@ fn syn_acks() -> anyhow::Result<()> {
     env.net.server_drops("tcp flags & (syn|ack) == ack")?;
     let watcher = Watcher::start(&env, &[])?;
     for address in [SERVER_V4, SERVER_V6] {
-        let _outside = env.connect(to(address, PORT + 1), &Connect::default())?;
+        let _outside = env.connect(to(address, PORT + 1))?;
         // With the kernel's timer: a retransmitted SYN would cause a SYN-ACK that no timer has sent.
         let outside = Traffic::connect(
             &env.net.client,
@@ -129,13 +111,13 @@ fn each_syn_ack_once() -> anyhow::Result<()> {
     let _server = env.serve(to(RELAY_SERVER_V4, PORT))?;
     let watcher = Watcher::start(&env, &[])?;
     relay.drop_next(PacketFilter::CLIENT_ACK, 1);
-    let _client = env.connect(to(RELAY_SERVER_V4, PORT), &Connect::default())?;
+    let _client = env.connect(to(RELAY_SERVER_V4, PORT))?;
     watcher.next("SYN-ACK", is("syn-ack"))?;
     env.wait_status("the accepted connection", |status| {
         status["policies"]["near"]["established_passive"] == 1
     })?;
     // Longer than a line takes.
-    std::thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     let more = watcher.so_far();
     assert!(!more.iter().any(is("syn-ack")), "{more:#?}");
     Ok(())
@@ -148,7 +130,7 @@ fn tail_loss_probes_and_timeouts() -> anyhow::Result<()> {
     ))?;
     established::reno(&env)?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
-    let mut conversation = env.converse(to(SERVER_V4, PORT), conversation::Options::default())?;
+    let mut conversation = env.converse(to(SERVER_V4, PORT))?;
     conversation.rounds(3, Duration::ZERO)?;
     let watcher = Watcher::start(&env, &[])?;
     env.net.black_hole(PORT)?;
@@ -178,8 +160,7 @@ fn fast_retransmissions() -> anyhow::Result<()> {
     let relay = relay(&env.net)?;
     relay.set_delay(Duration::from_millis(10));
     let _server = env.echo_server(to(RELAY_SERVER_V4, PORT))?;
-    let mut conversation =
-        env.converse(to(RELAY_SERVER_V4, PORT), conversation::Options::default())?;
+    let mut conversation = env.converse(to(RELAY_SERVER_V4, PORT))?;
     conversation.rounds(3, Duration::ZERO)?;
     let watcher = Watcher::start(&env, &[])?;
     relay.drop_next(PacketFilter::CLIENT_DATA, 1);
@@ -197,9 +178,9 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
     let by_policy = Watcher::start(&env, &["--policy", "other"])?;
     let by_cidr = Watcher::start(&env, &["--cidr", "10.88.1.0/28"])?;
     let all = Watcher::start(&env, &[])?;
-    let _near = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let _near = env.connect(to(SERVER_V4, PORT))?;
     all.next("SYN to near", |line| line["policy"] == "near")?;
-    let _other = env.connect(to(SERVER_V4_OTHER, PORT), &Connect::default())?;
+    let _other = env.connect(to(SERVER_V4_OTHER, PORT))?;
     for watcher in [&by_policy, &by_cidr] {
         watcher.next("SYN to other", |line| {
             assert_eq!(line["policy"], "other", "{line:#}");
@@ -211,8 +192,7 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
         (["--cidr", "10.88.1.1/24"], "10.88.1.0/24"),
         (["--policy", "a b"], "invalid policy name"),
     ] {
-        let refused = env.cli_fails(&[&["watch"][..], &args].concat())?;
-        assert!(refused.contains(said), "{refused}");
+        env.cli_refuses(&[&["watch"][..], &args].concat(), said)?;
     }
     Ok(())
 }
@@ -225,9 +205,9 @@ fn no_event_is_sent_without_a_client() -> anyhow::Result<()> {
     let other = Watcher::start(&env, &[])?;
     drop(watcher);
     // The other watcher may have started only now.
-    std::thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     becomes(&env, Told::Live)?;
-    std::thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(300));
     assert_eq!(told(&env)?, Told::Live, "one of two has gone");
     drop(other);
     becomes(&env, Told::Nothing)
@@ -251,7 +231,7 @@ fn detaching_while_the_watch_begins() -> anyhow::Result<()> {
     let env = TestEnv::with(POLICIES)?;
     for pause_ms in [0, 2, 5, 10, 20, 40] {
         let _watcher = Watcher::of(&env, &["watch", "--json"])?;
-        std::thread::sleep(Duration::from_millis(pause_ms));
+        thread::sleep(Duration::from_millis(pause_ms));
         env.cli(&["detach"])?;
         assert!(
             programs_at(env.cgroup.path(), SOCK_OPS)?.is_empty(),
@@ -270,12 +250,10 @@ fn becomes(env: &TestEnv, what: Told) -> anyhow::Result<()> {
 test!(lost_events_are_counted);
 /// More events than fit into the ring, while the daemon does not read.
 fn lost_events_are_counted() -> anyhow::Result<()> {
-    let jiffy_ms = rto_testbed::timing::jiffy().as_millis();
-    let mut env = TestEnv::new()?;
-    env.configure(&format!(
+    let jiffy_ms = jiffy().as_millis();
+    let env = TestEnv::with(&format!(
         "[policy.near]\ninitial_rto = \"{jiffy_ms}ms\"\ncidrs = [\"10.88.0.0/24\"]\n"
     ))?;
-    env.start()?;
     env.net.black_hole(PORT)?;
     let watcher = Watcher::start(&env, &[])?;
     env.signal(Signal::SIGSTOP)?;
@@ -286,7 +264,7 @@ fn lost_events_are_counted() -> anyhow::Result<()> {
         CONNECTIONS,
     )?;
     // The first eight SYNs of each connection: five equal intervals, then 2, 4 and 8 times as long.
-    std::thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(2));
     env.signal(Signal::SIGCONT)?;
     let line = watcher.next("count of lost events", |line| line["lost"].is_u64())?;
     assert!(line["lost"].as_u64() > Some(0), "{line:#}");
@@ -303,7 +281,7 @@ fn watching_outlasts_a_detachment() -> anyhow::Result<()> {
     let watcher = Watcher::start(&env, &[])?;
     env.cli(&["detach"])?;
     env.cli(&["attach"])?;
-    let _client = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let _client = env.connect(to(SERVER_V4, PORT))?;
     watcher.next("SYN", is("syn"))?;
     Ok(())
 }

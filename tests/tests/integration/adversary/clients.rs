@@ -1,18 +1,9 @@
 //! Clients that send many requests at once and close their half after the request: ours, Python's and Go's.
 
-use std::{io::Write as _, net::Shutdown, os::unix::net::UnixStream, path::Path, thread};
+use std::net::Shutdown;
 
-use anyhow::ensure;
-use rto_testbed::{env::TestEnv, http, wait::TIMEOUT};
-use serde_json::Value;
-
-use super::{
-    super::{
-        http_clients::run,
-        needs::{GO, PYTHON3},
-    },
-    Victim,
-};
+use super::{super::http_clients::run, Victim};
+use crate::prelude::*;
 
 const PYTHON: (&str, &str) = ("attack.py", include_str!("attack.py"));
 const GO_PROGRAM: (&str, &str) = ("attack.go", include_str!("attack.go"));

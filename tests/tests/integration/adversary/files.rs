@@ -2,27 +2,20 @@
 
 use std::{
     ffi::OsStr,
-    fs,
     os::unix::{
         ffi::OsStrExt as _,
-        fs::{PermissionsExt as _, chown, symlink},
+        fs::{chown, symlink},
         net::UnixListener,
     },
-    path::Path,
-    thread,
 };
 
-use anyhow::{Context as _, ensure};
 use nix::{
-    sys::{
-        signal::{Signal, kill},
-        stat::Mode,
-    },
+    sys::{signal::kill, stat::Mode},
     unistd::mkfifo,
 };
-use rto_testbed::env::TestEnv;
 
-use super::{super::near, Victim};
+use super::Victim;
+use crate::prelude::*;
 
 const NOBODY: u32 = 65_534;
 
@@ -65,7 +58,7 @@ fn non_file_configuration_is_refused() -> anyhow::Result<()> {
     fs::remove_file(&config)?;
     fifo(&config)?;
     victim.env.signal(Signal::SIGHUP)?;
-    let refused = |status: &serde_json::Value| status["last_reload"]["ok"] == false;
+    let refused = |status: &Value| status["last_reload"]["ok"] == false;
     victim.env.wait_status("a refusal", refused)?;
     ensure!(victim.env.end(Signal::SIGTERM)?.code() == Some(0));
     let refused = victim.env.start().err().context("it started")?;

@@ -1,24 +1,19 @@
 //! Connections, descriptors and headers up to their limits and beyond.
 
 use std::{
-    fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    os::unix::{fs::PermissionsExt as _, net::UnixStream, process::CommandExt as _},
-    process::{Command, Stdio},
+    io::{BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
+    process::Stdio,
 };
-
-use anyhow::{Context as _, ensure};
-use rto_testbed::{agent::find, env::TestEnv, http, process::KillOnDrop, wait::TIMEOUT};
 
 use super::{
     super::{
         faults::clients::{ensure_prompt, status},
-        near,
-        needs::PYTHON3,
         security::group_1,
     },
     Victim,
 };
+use crate::prelude::*;
 
 const NOBODY: u32 = 65_534;
 
@@ -55,13 +50,11 @@ test!(
     needs = [PYTHON3]
 );
 fn a_member_of_the_group_does_not_keep_root_out() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&format!(
+    let env = TestEnv::with(&format!(
         "group = \"{}\"\n{}",
         group_1()?,
         near("\"10.88.0.0/24\"")
     ))?;
-    env.start()?;
     fs::set_permissions(env.dir(), fs::Permissions::from_mode(0o755))?;
     let victim = Victim::of(env)?;
     let env = &victim.env;
@@ -89,10 +82,7 @@ fn a_member_of_the_group_does_not_keep_root_out() -> anyhow::Result<()> {
     env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
     env.cli(&["remove", "10.1.0.0/24"])?;
     let log = env.log();
-    ensure!(
-        log.contains("connections are refused: the last 128 connections"),
-        "{log}"
-    );
+    assert_says(&log, &["connections are refused: the last 128 connections"]);
     drop(members);
     victim.is_well(1)
 }

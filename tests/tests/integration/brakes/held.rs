@@ -2,14 +2,11 @@
 //! policy.
 
 use rto_agent_common::{brake::Brake, direction::PASSIVE};
-use rto_testbed::{foreign::Foreign, netns::sysctl};
-use rto_tests::{path::Server, relay::RELAY_SERVER_V4};
-use serde_json::Value;
+use rto_tests::path::Server;
 
 use super::*;
 use crate::{
     established::{assert_schedule, reno, schedule},
-    needs::{RTO_MAX, RTT_SAMPLES},
     statistics::{Link, outcome, stats_when},
     tuning::requests,
 };
@@ -37,7 +34,7 @@ fn rto_max_comes_after_the_handshake() -> anyhow::Result<()> {
     sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
     env.net.black_hole(PORT)?;
     let doubled = [KERNEL_RTO, 2 * KERNEL_RTO];
-    env.assert_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), &doubled)?;
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &doubled)?;
     env.net.drop_nothing()?;
     assert_schedule(&env, SERVER_V4, Duration::from_millis(200), |rto| {
         let mut timers = schedule(rto, 1, 2);
@@ -53,7 +50,7 @@ fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
     sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0").ok();
     blow(&env, ACTIVE)?;
     env.net.black_hole(PORT)?;
-    let connecting = env.connect(to(SERVER_V4, PORT), &Connect::default())?;
+    let connecting = env.connect(to(SERVER_V4, PORT))?;
     let outcome = connecting.outcome()?;
     let range = Duration::from_millis(2_900)..Duration::from_secs(20);
     ensure!(
@@ -79,7 +76,7 @@ fn brakes_are_reset_when_a_guard_is_switched_on() -> anyhow::Result<()> {
     ensure!(brake == Brake::default(), "{brake:?}");
     env.net.black_hole(PORT)?;
     let own = [Duration::from_millis(100)];
-    env.assert_syn_gaps(to(SERVER_V4, PORT), &Connect::default(), &own)
+    env.assert_syn_gaps(to(SERVER_V4, PORT), &own)
 }
 
 test!(a_request_of_either_timer_is_undecided);

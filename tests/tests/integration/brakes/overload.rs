@@ -1,14 +1,7 @@
 //! More connections than a server accepts, and handshakes that are never completed.
 
 use rto_agent_common::direction::PASSIVE;
-use rto_testbed::{
-    netns::{CLIENT_LINK, sysctl},
-    process::run,
-    workload::{
-        arrivals::{Arrivals, Clients},
-        traffic::Traffic,
-    },
-};
+use rto_testbed::workload::arrivals::{Arrivals, Clients};
 
 use super::*;
 

@@ -1,28 +1,11 @@
 //! Clients that are slow, silent, numerous or greedy, and a socket that was removed.
 
-use std::{
-    fs,
-    io::{Read as _, Write as _},
-    os::unix::{fs::MetadataExt as _, net::UnixStream},
-    thread,
-    time::{Duration, Instant},
-};
+use std::os::unix::fs::MetadataExt as _;
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
 use rto_agent_core::wire::bounded::MAX_CIDRS;
-use rto_testbed::{
-    env::TestEnv,
-    http,
-    netns::SERVER_V4,
-    wait::{TIMEOUT, eventually, eventually_seen},
-    workload::traffic::Connect,
-};
 
-use super::{
-    super::{POLICY_RTO, near, security::group_1, to},
-    descriptors, memory_kb, peak_memory_kb,
-};
+use super::{super::security::group_1, descriptors, memory_kb, peak_memory_kb};
+use crate::prelude::*;
 
 const PORT: u16 = 4460;
 /// Longest time until a silent client is disconnected, on a busy machine too.
@@ -293,7 +276,7 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
         }
         eventually("socket", TIMEOUT, || Ok(UnixStream::connect(&socket).ok()))?;
         let status = with(&["status", "--json"])?;
-        let status: serde_json::Value = serde_json::from_str(&status)?;
+        let status: Value = serde_json::from_str(&status)?;
         ensure!(
             status["healthy"] == true && status["entries"] == 2,
             "{status:#}"
@@ -310,7 +293,7 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
         Ok(saved.exists().then_some(()))
     })?;
     // A second daemon is still kept out: by the lock on the pins.
-    let second = std::process::Command::new(rto_testbed::agent::find(None)?)
+    let second = Command::new(find(None)?)
         .args(["run", "--config"])
         .arg(env.config())
         .output()?;
@@ -319,8 +302,7 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
     ensure!(said.contains("another rto-agent"), "{said}");
     env.end(Signal::SIGKILL)?;
     env.start()?;
-    let list = env.cli(&["list", "--socket", &socket])?;
-    ensure!(list.contains("10.1.0.0/24"), "{list}");
+    env.cli_says(&["list", "--socket", &socket], "10.1.0.0/24")?;
     Ok(())
 }
 
@@ -339,7 +321,7 @@ fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
     eventually_seen(said, TIMEOUT, || Ok(env.log()), |log| log.contains(said))?;
     // The daemon does not create a socket with another group either.
     ensure!(!env.socket().exists());
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+    env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));
     env.start()?;
     ensure!(fs::metadata(env.socket())?.gid() == 1);

@@ -1,24 +1,8 @@
 //! Clocks: expiry uses CLOCK_BOOTTIME, which cannot be set.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use nix::time::{ClockId, clock_gettime, clock_settime};
 
-use anyhow::{Context as _, ensure};
-use nix::{
-    sys::signal::Signal,
-    time::{ClockId, clock_gettime, clock_settime},
-};
-use rto_testbed::{
-    env::TestEnv,
-    netns::SERVER_V4,
-    wait::{TIMEOUT, eventually_seen},
-    workload::traffic::Connect,
-};
-
-use super::super::{POLICY_RTO, near, to};
-use crate::needs::WHOLE_MACHINE;
+use crate::prelude::*;
 
 const PORT: u16 = 4470;
 
@@ -93,10 +77,8 @@ fn the_wall_clock_is_set() -> anyhow::Result<()> {
     const DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
     const SHORT: Duration = Duration::from_secs(30);
     const LONG: Duration = Duration::from_secs(3600);
-    let mut env = TestEnv::new()?;
+    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
-    env.start()?;
     let begin = Instant::now();
     env.cli(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "1h"])?;
     let left = |env: &TestEnv, cidr: &str| -> anyhow::Result<Option<u64>> {
@@ -113,7 +95,7 @@ fn the_wall_clock_is_set() -> anyhow::Result<()> {
         let now = clock.right();
         clock.set(if is_ahead { now + DAYS } else { now - DAYS })?;
         ensure!(left(&env, "10.2.0.0/24")?.is_some(), "it ended at once");
-        env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), POLICY_RTO)?;
+        env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
         // A change of the files is noticed whatever their timestamps are.
         let entries = index + 2;
         let more: Vec<_> = (0..entries)

@@ -1,23 +1,19 @@
 //! The desired state, tracked by the test itself: files, saved entries, runtime entries.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    fs,
     net::{Ipv4Addr, Ipv6Addr},
-    path::Path,
 };
 
-use anyhow::Context as _;
 use rand::{
     RngExt as _,
     rngs::ChaCha8Rng,
     seq::{IteratorRandom as _, SliceRandom as _},
 };
-use rto_agent_common::{FIRST_SLOT, Policy, maps};
-use rto_testbed::kernel::Map;
+use rto_agent_common::{FIRST_SLOT, Policy};
 use rto_tests::policy_slot::policy_in;
-use serde_json::{Value, json};
+
+use crate::prelude::*;
 
 /// Entries of every configuration; these are probed.
 pub(super) const ALWAYS: [&str; 2] = ["10.88.0.0/24", "fd88::/64"];

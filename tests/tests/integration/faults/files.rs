@@ -1,36 +1,14 @@
 //! File systems that are full, read-only or missing, foreign pins, and files that change faster than they are read.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use rto_agent_common::LAYOUT_VERSION;
 
-use anyhow::{Context as _, ensure};
-use nix::sys::signal::Signal;
-use rto_agent_common::{LAYOUT_VERSION, maps};
-use rto_testbed::{
-    agent::find,
-    env::TestEnv,
-    foreign::Foreign,
-    kernel::{SOCK_OPS, links_at, programs_at},
-    netns::SERVER_V4,
-    process::run,
-    wait::{TIMEOUT, eventually, eventually_seen},
-    workload::traffic::Connect,
-};
-
-use super::{
-    super::{KERNEL_RTO, POLICY_RTO, near, to},
-    descriptors, memory_kb,
-};
+use super::{descriptors, memory_kb};
+use crate::prelude::*;
 
 const PORT: u16 = 4460;
 
 fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(SERVER_V4, PORT), &Connect::default(), timer)
+    env.assert_syn_gap(to(SERVER_V4, PORT), timer)
 }
 
 fn env() -> anyhow::Result<TestEnv> {
@@ -313,8 +291,10 @@ fn files_that_cannot_be_written() -> anyhow::Result<()> {
     env.start_under(&mounted(&format!("mount --bind {etc} {etc}; {bind} {etc}")))?;
     expect(&env, POLICY_RTO)?;
     env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
-    let said = env.cli_fails(&["add", "10.2.0.0/24", "--policy", "near", "--save"])?;
-    ensure!(said.contains("Read-only file system"), "{said}");
+    env.cli_refuses(
+        &["add", "10.2.0.0/24", "--policy", "near", "--save"],
+        "Read-only file system",
+    )?;
     ensure!(env.json(&["status"])?["entries"] == 2);
     Ok(())
 }
@@ -328,8 +308,7 @@ pub(super) fn another_state_dir() -> anyhow::Result<()> {
     let after = before.replace("/state\"", "/state-2\"");
     ensure!(before != after);
     fs::write(env.config(), after)?;
-    let said = env.cli(&["reload"])?;
-    ensure!(said.contains("state_dir changed"), "{said}");
+    env.cli_says(&["reload"], "state_dir changed")?;
     env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
     // Longer than the interval at which saved state is checked.
     thread::sleep(Duration::from_secs(6));
@@ -393,11 +372,7 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     ensure!(left == ["l4-0000-16", "other"], "{left:?}");
     ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
     env.end(Signal::SIGKILL)?;
-    let said = env.cli(&["detach"])?;
-    ensure!(
-        said.contains("left in place, not created by rto-agent"),
-        "{said}"
-    );
+    env.cli_says(&["detach"], "left in place, not created by rto-agent")?;
     ensure!(names_in(&dir)? == ["l4-0000-16", "other"]);
     ensure!(names_in(&dir.join("other"))? == ["theirs"]);
     await_programs(&env, 1)?;
@@ -498,10 +473,7 @@ fn a_file_replaced_a_thousand_times() -> anyhow::Result<()> {
     );
     ensure!(took < span * 2 && slowest < Duration::from_secs(2));
     let list = env.cli(&["list"])?;
-    ensure!(
-        list.contains("10.200.0.0/24") && list.contains("10.1.0.0/24"),
-        "{list}"
-    );
+    assert_says(&list, &["10.200.0.0/24", "10.1.0.0/24"]);
     expect(&env, POLICY_RTO)?;
     let status = env.json(&["status"])?;
     ensure!(status["last_reload"]["ok"] == true, "{status:#}");

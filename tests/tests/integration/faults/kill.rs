@@ -3,31 +3,22 @@
 mod inspect;
 
 use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::{net::UnixStream, process::ExitStatusExt as _},
-    thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    os::unix::process::ExitStatusExt as _,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, bail, ensure};
-use nix::sys::signal::Signal;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng, seq::SliceRandom as _};
 use rto_testbed::{
-    emulated::{is_emulated, scaled},
-    env::TestEnv,
-    http,
-    netns::{SERVER_V4, SERVER_V6},
-    wait::{TIMEOUT, eventually_seen},
+    emulated::is_emulated,
     workload::prober::{Prober, Seen},
 };
 use rto_tests::load::BusyLoops;
 
 use super::{
-    super::to,
     desired::{ALWAYS_MS, Desired, File, Request},
     is_long,
 };
+use crate::prelude::*;
 
 const ROUNDS: u32 = 100;
 const ROUNDS_LONG: u32 = 1000;
@@ -204,9 +195,7 @@ test!(settings_last_seen_outlive_a_kill);
 /// that saw them was killed.
 fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
     let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");
-    let mut env = TestEnv::new()?;
-    env.configure(&policy(140))?;
-    env.start()?;
+    let mut env = TestEnv::with(&policy(140))?;
     env.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
     let assert_settings = |env: &TestEnv, expected: &str| -> anyhow::Result<()> {
         let list = env.json(&["list"])?;

@@ -1,19 +1,10 @@
 //! The locks of a daemon that was killed while a child that it had forked had not yet called exec.
 
-use std::{
-    fs,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
-    path::{Path, PathBuf},
-};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-use anyhow::{Context as _, ensure};
-use nix::{libc, sys::signal::Signal, unistd::Pid};
-use rto_testbed::{
-    env::TestEnv,
-    wait::{TIMEOUT, eventually_seen},
-};
+use nix::{libc, unistd::Pid};
 
-use super::super::near;
+use crate::prelude::*;
 
 /// The daemon's message while it waits.
 const WAITS: &str = "waiting for the lock";

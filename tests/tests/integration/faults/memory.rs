@@ -1,16 +1,9 @@
 //! A memory cgroup with little room: what does not fit is rejected, and the OOM killer never interrupts a change.
 
-use std::{
-    fs,
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-};
+use rto_testbed::{cgroup, names};
 
-use anyhow::{Context as _, bail, ensure};
-use rto_testbed::{cgroup, env::TestEnv, http, names};
-use serde_json::json;
-
-use super::super::{near, scale};
+use super::super::scale;
+use crate::prelude::*;
 
 /// Enough for an idle daemon and a small change.
 const LITTLE: u64 = 48 << 20;
@@ -113,8 +106,7 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     env.start_under(&group.wrapper())?;
     let pid = env.pid()?;
     scale::file(&env, TOO_MANY, TOO_MANY)?;
-    let refused = env.cli_fails(&["reload"])?;
-    ensure!(refused.contains("entries of files need about"), "{refused}");
+    env.cli_refuses(&["reload"], "entries of files need about")?;
     fs::remove_file(env.policies_dir().join("many.toml"))?;
     env.cli(&["reload"])?;
     let request = |count| json!({ "cidrs": scale::hosts(count), "policy": "near" }).to_string();
@@ -153,12 +145,12 @@ test!(leftovers_of_a_killed_start_are_removed);
 fn leftovers_of_a_killed_start_are_removed() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     let pins = env.pins()?;
-    env.end(nix::sys::signal::Signal::SIGKILL)?;
+    env.end(Signal::SIGKILL)?;
     let unfinished = env.pin_dir().join("staging-1");
     fs::create_dir(&unfinished)?;
-    let map = pins.join(rto_agent_common::maps::STATISTICS);
-    let copy = unfinished.join(rto_agent_common::maps::STATISTICS);
-    rto_testbed::process::run(&format!(
+    let map = pins.join(maps::STATISTICS);
+    let copy = unfinished.join(maps::STATISTICS);
+    run(&format!(
         "bpftool map pin pinned {} {}",
         map.display(),
         copy.display()

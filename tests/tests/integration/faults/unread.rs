@@ -1,23 +1,13 @@
 //! Sockets and pipes that no process reads, files that are removed, and signals that arrive early.
 
 use std::{
-    fs::{self, File},
-    io::Write as _,
+    fs::File,
     os::unix::{fs::OpenOptionsExt as _, net::UnixDatagram},
 };
 
-use anyhow::{Context as _, ensure};
-use nix::{
-    libc,
-    sys::{signal::Signal, stat::Mode},
-    unistd::mkfifo,
-};
-use rto_testbed::{
-    env::TestEnv,
-    wait::{TIMEOUT, eventually, eventually_seen},
-};
+use nix::{libc, sys::stat::Mode, unistd::mkfifo};
 
-use super::super::near;
+use crate::prelude::*;
 
 fn env() -> anyhow::Result<TestEnv> {
     let env = TestEnv::new()?;
@@ -144,8 +134,7 @@ fn write_beyond_the_limit_of_a_file_is_an_error() -> anyhow::Result<()> {
     let cidrs: Vec<_> = (0..200).map(|n| format!("10.1.{n}.0/24")).collect();
     let mut add = vec!["add", "--policy", "near"];
     add.extend(cidrs.iter().map(String::as_str));
-    let said = env.cli_fails(&add)?;
-    ensure!(said.contains("File too large"), "{said}");
+    env.cli_refuses(&add, "File too large")?;
     serves_and_stops(&mut env)
 }
 
@@ -154,8 +143,7 @@ fn emptied_file_is_refused_until_that_is_meant() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;
     env.configure("")?;
-    let said = env.cli_fails(&["reload"])?;
-    ensure!(said.contains("reload --allow-empty"), "{said}");
+    env.cli_refuses(&["reload"], "reload --allow-empty")?;
     env.end(Signal::SIGKILL)?;
     env.start()?;
     ensure!(env.json(&["status"])?["entries"] == 1);

@@ -1,18 +1,8 @@
 //! A kernel that refuses a change: a frozen map cannot be written by any process (Linux 5.2).
 
-use std::{os::unix::net::UnixStream, path::PathBuf};
+use rto_testbed::http::Answer;
 
-use anyhow::ensure;
-use rto_agent_common::maps;
-use rto_testbed::{
-    env::TestEnv,
-    http::{self, Answer},
-    kernel::Map,
-    process::run,
-    wait::{TIMEOUT, eventually_seen},
-};
-
-use super::super::near;
+use crate::prelude::*;
 
 /// The entry at first; then two more, of which the kernel accepts only the first.
 const BEFORE: &str = "\"10.88.0.0/24\"";

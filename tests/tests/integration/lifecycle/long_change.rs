@@ -2,25 +2,14 @@
 //!
 //! The test chooses how long the change takes: the engine's thread is held and runs only for short periods.
 
-use std::{
-    os::unix::net::UnixStream,
-    path::Path,
-    time::{Duration, Instant},
-};
-
-use anyhow::{Context as _, bail, ensure};
-use nix::sys::signal::Signal;
 use rto_testbed::{
-    emulated::{scaled, slowed},
-    env::TestEnv,
-    http,
-    wait::{self, eventually_seen},
+    emulated::slowed,
+    wait::{self},
 };
 use rto_tests::{held_thread::HeldThread, locked_socket::LockedSocket};
-use serde_json::json;
 
 use super::{PORT, expect, under, units_capabilities};
-use crate::{KERNEL_RTO, POLICY_RTO, near, needs::TCP_ITERATOR, scale};
+use crate::{prelude::*, scale};
 
 /// The longest time that a stop may take, and the allowance for a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
@@ -79,7 +68,7 @@ fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
         let mut passed = engine.advance(MOMENT)?;
         // Work without interruption takes as long as on a real machine.
         if silent < TIMEOUT / 2 {
-            std::thread::sleep(PAUSE);
+            thread::sleep(PAUSE);
             passed += PAUSE;
         }
         all_time += passed;
@@ -181,18 +170,11 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     })?;
     // Before that the walk would stop by itself.
     let waits = || is_held_up(env.pid()?.as_raw());
-    eventually_seen("the walk at the socket", wait::TIMEOUT, waits, |waits| {
-        *waits
-    })?;
+    eventually_seen("the walk at the socket", TIMEOUT, waits, |waits| *waits)?;
     env.signal(Signal::SIGTERM)?;
     // The kernel cannot kill a thread that waits for the socket lock.
     let said = |text: &'static str| {
-        eventually_seen(
-            text,
-            wait::TIMEOUT,
-            || Ok(env.log()),
-            |log| log.contains(text),
-        )
+        eventually_seen(text, TIMEOUT, || Ok(env.log()), |log| log.contains(text))
     };
     let log = said("detached")?;
     drop(held);
@@ -208,9 +190,9 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
 
 /// Whether a thread of a process waits for a socket lock. (Uninterruptible sleep has other reasons as well.)
 fn is_held_up(pid: i32) -> anyhow::Result<bool> {
-    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread may have ended since.
-        let at = std::fs::read_to_string(task?.path().join("wchan")).unwrap_or_default();
+        let at = fs::read_to_string(task?.path().join("wchan")).unwrap_or_default();
         // In lock_sock_nested(), or a function that it calls.
         if at.contains("lock_sock") {
             return Ok(true);
@@ -251,7 +233,7 @@ fn a_stop_in_the_middle_of_a_large_add() -> anyhow::Result<()> {
     for used in [0, 20, 60, 150, 400, 1_000, 4_000].map(Duration::from_millis) {
         env.start()?;
         let engine = HeldThread::of(env.pid()?, ENGINE)?;
-        let (answered, begin) = std::thread::scope(|scope| {
+        let (answered, begin) = thread::scope(|scope| {
             let adding = scope.spawn(|| change_many(&socket, ADD, count));
             engine.advance(used)?;
             let begin = Instant::now();

@@ -1,18 +1,12 @@
 //! Invariants that are checked after each round.
 
-use std::{collections::BTreeSet, path::Path};
-
-use anyhow::{bail, ensure};
-use rto_agent_common::maps;
-use rto_testbed::{
-    kernel::{Map, SOCK_OPS, links_at, programs_at, programs_using},
-    wait::{TIMEOUT, eventually_seen},
-};
+use rto_testbed::kernel::programs_using;
 
 use super::{
     super::desired::{Desired, Sources, difference, held, names_in},
     Run,
 };
+use crate::prelude::*;
 
 impl Run {
     /// Asserts that the kernel holds one of these states, and nothing else; returns its index.
@@ -45,7 +39,7 @@ impl Run {
     }
 
     /// The directory of the pins; asserts that nothing is missing and nothing else is there.
-    fn pins(&self) -> anyhow::Result<std::path::PathBuf> {
+    fn pins(&self) -> anyhow::Result<PathBuf> {
         let dir = self.env.pins()?;
         let mut found = names_in(&dir)?;
         // Only with BPF LSM.
