@@ -217,6 +217,18 @@ pub(crate) fn until_local(netns: &str, address: &str) -> anyhow::Result<()> {
     .with_context(|| format!("to {address} in {netns}"))
 }
 
+/// A counter of a namespace, in a group of `/proc/net/netstat` such as "TcpExt: ".
+pub fn netstat(netns: &str, group: &str, name: &str) -> anyhow::Result<u64> {
+    let text = run(&format!("ip netns exec {netns} cat /proc/net/netstat"))?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(group));
+    let (names, values) = lines.next().zip(lines.next()).context("no such group")?;
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    let (_, value) = pairs
+        .find(|(known, _)| *known == name)
+        .context("no such counter")?;
+    Ok(value.parse()?)
+}
+
 /// Sets a sysctl in a test namespace.
 pub fn sysctl(netns: &str, name: &str, value: &str) -> anyhow::Result<()> {
     let path = format!("/proc/sys/{}", name.replace('.', "/"));

@@ -6,15 +6,12 @@ use rto_testbed::{netns::CLIENT_V4, workload::rate::Rate};
 
 use super::{
     established::policy,
+    experiment::count,
     statistics::{near, stats_when},
 };
 use crate::prelude::*;
 
 const PORT: u16 = 5250;
-
-fn count(of: &Value) -> anyhow::Result<u64> {
-    of.as_u64().with_context(|| format!("{of} is no count"))
-}
 
 /// A counter of a direction, in the treated arm and in the control arm.
 fn both(near: &Value, direction: &str, counter: &str) -> anyhow::Result<[u64; 2]> {

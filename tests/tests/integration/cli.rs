@@ -243,20 +243,28 @@ fn the_log_says_once_what_a_change_of_the_file_means() -> anyhow::Result<()> {
 }
 
 test!(a_start_that_fails_leaves_no_directory);
+/// Before anything is loaded, and after everything else was done.
 fn a_start_that_fails_leaves_no_directory() -> anyhow::Result<()> {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let mut env = TestEnv::new()?;
-    env.configure(&format!(
-        "group = \"no-such-group\"\n{}",
-        near("\"10.88.0.0/24\"")
-    ))?;
-    env.spawn_under(&[])?;
-    ensure!(!env.ended()?.success());
-    ensure!(!env.pin_dir().exists(), "{:?} is left", env.pin_dir());
-    // A directory that existed before stays.
-    fs::create_dir(env.pin_dir())?;
-    env.spawn_under(&[])?;
-    ensure!(!env.ended()?.success());
-    fs::remove_dir(env.pin_dir())?;
+    for (setting, error) in [
+        ("group = \"no-such-group\"".to_owned(), "no such group"),
+        (
+            format!("metrics = \"{}\"", taken.local_addr()?),
+            "cannot listen",
+        ),
+    ] {
+        env.configure(&format!("{setting}\n{}", near("\"10.88.0.0/24\"")))?;
+        env.spawn_under(&[])?;
+        ensure!(!env.ended()?.success());
+        assert_says(&env.log(), &[error]);
+        ensure!(!env.pin_dir().exists(), "{:?} is left", env.pin_dir());
+        // A directory that existed before stays.
+        fs::create_dir(env.pin_dir())?;
+        env.spawn_under(&[])?;
+        ensure!(!env.ended()?.success());
+        fs::remove_dir(env.pin_dir())?;
+    }
     env.configure(&near("\"10.88.0.0/24\""))?;
     env.start()?;
     ensure!(env.pin_dir().exists());

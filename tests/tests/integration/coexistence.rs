@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::doctor::finding;
 use crate::prelude::*;
 
 const PORT: u16 = 4500;
@@ -44,15 +45,9 @@ fn a_foreign_program_attached_later_has_the_last_word() -> anyhow::Result<()> {
     expect(&env, SERVER_V4, foreign_timer())?;
     // But doctor reports it.
     let report = env.json(&["doctor"])?;
-    let told = report["findings"].as_array().is_some_and(|all| {
-        all.iter().any(|f| {
-            let found = f["found"].as_str().unwrap_or_default();
-            f["id"] == "other-programs"
-                && found.contains("rtot_foreign")
-                && found.contains(&env.cgroup.path().display().to_string())
-        })
-    });
-    assert!(told, "{report:#}");
+    let found = finding(&report, "other-programs")["found"].to_string();
+    let cgroup = env.cgroup.path().display().to_string();
+    assert_says(&found, &["rtot_foreign", &cgroup]);
     Ok(())
 }
 
@@ -173,7 +168,7 @@ fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
         assert_eq!(probe["verdict"], "good", "{probe:#}");
         assert_eq!(probe["address"], address, "{probe:#}");
         assert_eq!(probe["by"], "the daemon");
-        let finding = probe_finding(&env)?;
+        let finding = finding(&env.json(&["doctor"])?, "probe");
         assert_eq!(finding["severity"], "ok", "{finding:#}");
         let status = env.json(&["status"])?;
         let by = status["probe"]["by"].as_str().unwrap_or_default();
@@ -188,13 +183,6 @@ fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
         assert_eq!(dirs, 0);
     }
     Ok(())
-}
-
-fn probe_finding(env: &TestEnv) -> anyhow::Result<Value> {
-    let report = env.json(&["doctor"])?;
-    let findings = report["findings"].as_array().cloned().unwrap_or_default();
-    let finding = findings.into_iter().find(|f| f["id"] == "probe");
-    Ok(finding.unwrap_or_default())
 }
 
 test!(a_probe_finds_a_program_that_returns_0);
@@ -235,7 +223,7 @@ fn assert_interference(
     // The verdict is right.
     env.net.black_hole(PORT)?;
     expect(&env, SERVER_V4, *found)?;
-    let finding = probe_finding(&env)?;
+    let finding = finding(&env.json(&["doctor"])?, "probe");
     assert_eq!(finding["severity"], "problem", "{finding:#}");
     drop(foreign);
     env.wait_status("good again", |status| status["probe"]["verdict"] == "good")?;

@@ -4,6 +4,7 @@ use std::{os::unix::fs::chown, process::Output};
 
 use rto_testbed::timing::jiffies;
 
+use super::doctor::finding;
 use crate::prelude::*;
 
 const PORT: u16 = 4600;
@@ -279,10 +280,7 @@ fn a_configuration_that_others_may_change_is_told() -> anyhow::Result<()> {
         let checked = check()?;
         assert!(checked.contains(&format!("{warning}{said}")), "{checked}");
         let report = env.json(&["doctor", "--config", name])?;
-        let findings = report["findings"].as_array().context("no findings")?;
-        let mut findings = findings.iter();
-        let finding = findings.find(|f| f["id"] == "configuration-permissions");
-        let finding = finding.context("no finding")?;
+        let finding = finding(&report, "configuration-permissions");
         assert_eq!(finding["severity"], "warning", "{finding:#}");
         assert!(finding["found"].to_string().contains(&said), "{finding:#}");
         chmod(of, mode)?;

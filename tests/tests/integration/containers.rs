@@ -7,6 +7,7 @@ use std::{
 
 use rto_testbed::cgroup::{self, Cgroup};
 
+use super::doctor::finding;
 use crate::prelude::*;
 
 const PORT: u16 = 4480;
@@ -49,18 +50,14 @@ fn contained(own: &Cgroup, commands: &str) -> anyhow::Result<Vec<String>> {
 }
 
 /// The finding of `doctor` about the cgroup, in the container.
-fn finding(env: &TestEnv, wrapper: &[String]) -> anyhow::Result<Value> {
+fn cgroup_finding(env: &TestEnv, wrapper: &[String]) -> anyhow::Result<Value> {
     let mut command = Command::new(&wrapper[0]);
     command.args(&wrapper[1..]).arg(find(None)?);
     command
         .args(["doctor", "--json", "--config"])
         .arg(env.config());
-    let report: Value = serde_json::from_slice(&command.output()?.stdout)?;
-    let all = report["findings"].as_array().cloned().unwrap_or_default();
-    Ok(all
-        .into_iter()
-        .find(|f| f["id"] == "cgroup")
-        .unwrap_or_default())
+    let report = serde_json::from_slice(&command.output()?.stdout)?;
+    Ok(finding(&report, "cgroup"))
 }
 
 fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
@@ -81,7 +78,7 @@ fn a_container_is_not_taken_for_the_host() -> anyhow::Result<()> {
         &["is not the root of the cgroup2 hierarchy", "/host/cgroup"],
     );
     ensure!(programs_at(own.path(), SOCK_OPS)?.is_empty());
-    let finding = finding(&env, &wrapper)?;
+    let finding = cgroup_finding(&env, &wrapper)?;
     let found = finding["found"].as_str().unwrap_or_default();
     ensure!(
         finding["severity"] == "problem" && found.contains("/host/cgroup"),
@@ -120,7 +117,7 @@ fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
     let program = attachment["program_id"].as_u64().unwrap_or_default();
     ensure!(programs_at(&root, SOCK_OPS)?.contains(&u32::try_from(program)?));
     expect(&env, POLICY_RTO)?;
-    let finding = finding(&env, &wrapper)?;
+    let finding = cgroup_finding(&env, &wrapper)?;
     let found = finding["found"].as_str().unwrap_or_default();
     ensure!(
         finding["severity"] == "ok" && found.contains("all sockets of the host"),

@@ -4,7 +4,7 @@ use rto_testbed::netns::{self, nft};
 
 use crate::prelude::*;
 
-fn finding(report: &Value, id: &str) -> Value {
+pub(super) fn finding(report: &Value, id: &str) -> Value {
     let all = report["findings"].as_array().cloned().unwrap_or_default();
     all.into_iter().find(|f| f["id"] == id).unwrap_or_default()
 }
@@ -89,13 +89,31 @@ fn a_locked_route_is_found() -> anyhow::Result<()> {
 }
 
 /// Runs `doctor` in the client's namespace; returns its report and exit status.
-fn doctor_inside(env: &TestEnv) -> anyhow::Result<(Value, Option<i32>)> {
-    let mut doctor = Command::new(find(None)?);
-    doctor.args(["doctor", "--json", "--config"]);
-    doctor.arg(env.config());
-    let output = netns::inside(&env.net.client, || Ok(doctor.output()?))?;
+pub(super) fn doctor_inside(env: &TestEnv) -> anyhow::Result<(Value, Option<i32>)> {
+    doctor_of(env, Command::new(find(None)?))
+}
+
+/// The same without privileges.
+fn doctor_unprivileged(env: &TestEnv) -> anyhow::Result<Value> {
+    Ok(doctor_of(env, unprivileged()?)?.0)
+}
+
+fn doctor_of(env: &TestEnv, mut command: Command) -> anyhow::Result<(Value, Option<i32>)> {
+    command
+        .args(["doctor", "--json", "--config"])
+        .arg(env.config());
+    let output = netns::inside(&env.net.client, || Ok(command.output()?))?;
     let report = serde_json::from_slice(&output.stdout)?;
     Ok((report, output.status.code()))
+}
+
+/// The agent without capabilities.
+fn unprivileged() -> anyhow::Result<Command> {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(find(None)?);
+    Ok(command)
 }
 
 test!(another_default_of_rto_min_is_found);
@@ -185,14 +203,7 @@ fn rules_that_limit_syns_are_found() -> anyhow::Result<()> {
         "{text}"
     );
     // Without privileges the rules cannot be read; doctor reports that, but not as a problem of the host.
-    let mut doctor = Command::new("setpriv");
-    doctor
-        .args(["--bounding-set=-all", "--inh-caps=-all"])
-        .arg(find(None)?)
-        .args(["doctor", "--json", "--config"])
-        .arg(env.config());
-    let output = netns::inside(&env.net.client, || Ok(doctor.output()?))?;
-    let found = finding(&serde_json::from_slice(&output.stdout)?, "syn-limits");
+    let found = finding(&doctor_unprivileged(&env)?, "syn-limits");
     ensure!(found["severity"] == "ok", "{found:#}");
     ensure!(
         found["found"].to_string().contains("needs CAP_NET_ADMIN"),
@@ -240,13 +251,7 @@ fn features() -> anyhow::Result<()> {
         assert_eq!(feature["evidence"], "probed", "{feature:#}");
     }
     // Without privileges nothing can be probed, and doctor reports that.
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--bounding-set=-all", "--inh-caps=-all"])
-        .arg(find(None)?)
-        .args(["doctor", "--json", "--config"])
-        .arg(env.config());
-    let report: Value = serde_json::from_slice(&command.output()?.stdout)?;
+    let report = doctor_unprivileged(&env)?;
     let text = finding(&report, "bpf-rto-min")["found"].to_string();
     assert_says(&text, &["unknown: ", "CAP_BPF"]);
     Ok(())
@@ -275,11 +280,7 @@ test!(fix_is_shown_without_privileges);
 fn fix_is_shown_without_privileges() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--bounding-set=-all", "--inh-caps=-all"])
-        .arg(find(None)?);
-    let output = command
+    let output = unprivileged()?
         .args(["run", "--config"])
         .arg(env.config())
         .output()?;

@@ -23,7 +23,7 @@ fn shown(env: &TestEnv) -> anyhow::Result<Value> {
     Ok(view)
 }
 
-fn count(of: &Value) -> anyhow::Result<u64> {
+pub(super) fn count(of: &Value) -> anyhow::Result<u64> {
     of.as_u64().with_context(|| format!("{of} is no count"))
 }
 

@@ -71,23 +71,6 @@ fn assert_refused(setting: &str, why: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_setting_it_lacks_is_refused_by_name);
-fn a_setting_it_lacks_is_refused_by_name() -> anyhow::Result<()> {
-    for (setting, feature) in [
-        ("thin_linear = true", THIN_LINEAR),
-        ("rto_max = \"1s\"", RTO_MAX),
-    ] {
-        if feature.is_missing() {
-            assert_absent(feature)?;
-        } else {
-            let env = TestEnv::new()?;
-            env.configure(&policy(setting))?;
-            env.cli(&["check"])?;
-        }
-    }
-    Ok(())
-}
-
 test!(the_verifier_has_little_to_do);
 fn the_verifier_has_little_to_do() -> anyhow::Result<()> {
     for (name, verified) in verified()? {

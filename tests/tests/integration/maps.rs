@@ -459,23 +459,3 @@ fn a_killed_probe_leaves_nothing_for_long() -> anyhow::Result<()> {
     let all_gone = || Ok(left.iter().all(|path| !path.exists()));
     eventually_seen("the end of the cgroups", TIMEOUT, all_gone, |gone| *gone).map(drop)
 }
-
-test!(a_start_that_fails_leaves_no_directory);
-fn a_start_that_fails_leaves_no_directory() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let address = taken.local_addr()?;
-    env.configure(&format!(
-        "metrics = \"{address}\"\n{}",
-        near("\"10.88.0.0/24\"")
-    ))?;
-    env.spawn_under(&[])?;
-    let status = env.ended()?;
-    ensure!(
-        !status.success() && env.log().contains("cannot listen"),
-        "{}",
-        env.log()
-    );
-    ensure!(!env.pin_dir().exists());
-    Ok(())
-}

@@ -1,12 +1,9 @@
 //! Situations in which a shorter initial RTO could make a connection worse than the kernel's timers. Each has a control
 //! without the agent, a test with the default configuration, and one with the setting that permits it, if there is one.
 
-use rto_testbed::{
-    netns::{self},
-    workload::traffic::Listen,
-};
-use serde_json::Map;
+use rto_testbed::workload::traffic::Listen;
 
+use super::doctor::{doctor_inside, finding};
 use crate::prelude::*;
 
 const PORT: u16 = 4900;
@@ -223,7 +220,7 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
     drop(conversation);
     env.converse_with(server, options)?
         .rounds(1, Duration::ZERO)?;
-    let counted = |name| counter(&env, name);
+    let counted = |name| netstat(&env.net.client, "MPTcpExt: ", name);
     // MPTCP connections; fallbacks; sockets made while MPTCP was disabled.
     let seen = [
         counted("MPCapableSYNACKRX")?,
@@ -264,26 +261,6 @@ fn rto_max_leaves_mptcp_its_syn_timers() -> anyhow::Result<()> {
         env.assert_syn_gaps((to(SERVER_V4, PORT), &connect), &timers)?;
     }
     Ok(())
-}
-
-/// An MPTCP counter of the client's namespace.
-fn counter(env: &TestEnv, name: &str) -> anyhow::Result<u64> {
-    let text = run(&format!(
-        "ip netns exec {} cat /proc/net/netstat",
-        env.net.client
-    ))?;
-    let mut lines = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("MPTcpExt: "));
-    let (names, values) = (
-        lines.next().context("no MPTcpExt")?,
-        lines.next().context("no values")?,
-    );
-    let mut pairs = names.split(' ').zip(values.split(' '));
-    let (_, value) = pairs
-        .find(|(known, _)| *known == name)
-        .with_context(|| format!("no {name} in {names}"))?;
-    Ok(value.parse()?)
 }
 
 test!(fast_open_that_could_be_switched_off, fast_open);
@@ -420,53 +397,38 @@ test!(doctor_says_what_limits_syn_acks);
 fn doctor_says_what_limits_syn_acks() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     env.configure(&near("\"10.88.0.0/24\""))?;
-    let netns = &env.net.server;
-    let findings = || -> anyhow::Result<Value> {
-        let mut doctor = Command::new(find(None)?);
-        doctor.args(["doctor", "--json", "--config"]);
-        doctor.arg(env.config());
-        let output = netns::inside(netns, || Ok(doctor.output()?))?;
-        let report: Value = serde_json::from_slice(&output.stdout)?;
-        let findings = report["findings"].as_array().context("no findings")?.iter();
-        Ok(findings
-            .filter_map(|finding| Some((finding["id"].as_str()?.to_owned(), finding.clone())))
-            .collect::<Map<_, _>>()
-            .into())
-    };
-    let before = findings()?;
-    let retries = &before["tcp_synack_retries"];
-    ensure!(retries["severity"] == "warning", "{before:#}");
-    ensure!(
-        retries["found"].to_string().contains("instead of 100ms"),
-        "{retries:#}"
-    );
-    ensure!(
-        before.get("tcp_fastopen_blackhole_timeout_sec").is_none(),
-        "{before:#}"
-    );
+    let netns = &env.net.client;
+    let doctor = || anyhow::Ok(doctor_inside(&env)?.0);
+    const FAST_OPEN: &str = "tcp_fastopen_blackhole_timeout_sec";
+    let before = doctor()?;
+    let retries = finding(&before, "tcp_synack_retries");
+    ensure!(retries["severity"] == "warning", "{retries:#}");
+    assert_says(&retries["found"].to_string(), &["instead of 100ms"]);
+    ensure!(finding(&before, FAST_OPEN).is_null(), "{before:#}");
     sysctl(netns, "net.ipv4.tcp_synack_retries", "8")?;
     sysctl(netns, "net.ipv4.tcp_fastopen_blackhole_timeout_sec", "3600")?;
-    let after = findings()?;
-    let fast_open = &after["tcp_fastopen_blackhole_timeout_sec"];
+    let after = doctor()?;
+    let expected = if lacks("btf")? { "warning" } else { "ok" };
     ensure!(
-        fast_open["severity"] == if lacks("btf")? { "warning" } else { "ok" },
+        finding(&after, FAST_OPEN)["severity"] == expected,
         "{after:#}"
     );
-    let retries = &after["tcp_synack_retries"];
+    let fix = retries["fix"].to_string();
+    let retries = finding(&after, "tcp_synack_retries");
     if lacks("reads-listener")? {
         // A program cannot see that a listener allows more.
         ensure!(retries["severity"] == "warning", "{after:#}");
-        ensure!(after["listeners"].is_object(), "{after:#}");
+        ensure!(finding(&after, "listeners").is_object(), "{after:#}");
         return Ok(());
     }
     ensure!(retries["severity"] == "ok", "{after:#}");
-    let fix = before["tcp_synack_retries"]["fix"].to_string();
-    for part in [
-        "net.ipv4.tcp_synack_retries=8",
-        "gives 100ms",
-        "kept for 367s instead of 63s",
-    ] {
-        ensure!(fix.contains(part), "{fix}");
-    }
+    assert_says(
+        &fix,
+        &[
+            "net.ipv4.tcp_synack_retries=8",
+            "gives 100ms",
+            "kept for 367s instead of 63s",
+        ],
+    );
     Ok(())
 }

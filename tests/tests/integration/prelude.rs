@@ -23,7 +23,7 @@ pub(crate) use rto_testbed::{
     http,
     kernel::{Map, SOCK_OPS, links_at, programs_at},
     link::rule::{DropPattern, PacketFilter, Rule},
-    netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, sysctl},
+    netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, netstat, sysctl},
     process::{KillOnDrop, beside, run, stdout_of},
     tcp::option,
     timing::{assert_gaps, jiffy, latest},

@@ -2,7 +2,7 @@
 
 use rto_testbed::{
     agent::Agent,
-    netns::{self},
+    netns,
     prometheus::{self, Prometheus, filled},
 };
 

@@ -169,55 +169,6 @@ fn a_planted_pin_directory_is_refused() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The status of the answer.
-fn status(stream: &mut UnixStream) -> anyhow::Result<u16> {
-    let mut said = vec![0; 4096];
-    let count = stream.read(&mut said)?;
-    let said = String::from_utf8_lossy(&said[..count]).into_owned();
-    Ok(said
-        .split(' ')
-        .nth(1)
-        .with_context(|| said.clone())?
-        .parse()?)
-}
-
-test!(a_large_request_is_refused);
-fn a_large_request_is_refused() -> anyhow::Result<()> {
-    const LIMIT: usize = 32 << 20;
-    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    let head = "POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    // A length that is stated beforehand: the body is not read.
-    let connect = || -> anyhow::Result<UnixStream> {
-        let stream = UnixStream::connect(env.socket())?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        stream.set_write_timeout(Some(TIMEOUT))?;
-        Ok(stream)
-    };
-    let mut told = connect()?;
-    write!(told, "{head}content-length: {}\r\n\r\n", LIMIT + 1)?;
-    assert_eq!(status(&mut told).context("told")?, 413);
-    // A length that is not stated: reading stops at the limit.
-    let mut chunked = connect()?;
-    write!(chunked, "{head}transfer-encoding: chunked\r\n\r\n")?;
-    let chunk = vec![b' '; 1 << 16];
-    for _ in 0..=LIMIT / chunk.len() {
-        let sent = write!(chunked, "{:x}\r\n", chunk.len())
-            .and_then(|()| chunked.write_all(&chunk))
-            .and_then(|()| chunked.write_all(b"\r\n"));
-        if sent.is_err() {
-            break;
-        }
-    }
-    assert_eq!(status(&mut chunked).context("chunked")?, 413);
-    // Headers that do not end.
-    let mut headers = connect()?;
-    let long = "x".repeat(1 << 20);
-    let _hung_up = write!(headers, "GET /v1/status HTTP/1.1\r\nx: {long}\r\n\r\n");
-    assert_eq!(status(&mut headers).context("headers")?, 431);
-    assert_eq!(env.json(&["status"])?["healthy"], true);
-    Ok(())
-}
-
 test!(the_metrics_port_shows_no_more);
 fn the_metrics_port_shows_no_more() -> anyhow::Result<()> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?

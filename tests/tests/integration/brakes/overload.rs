@@ -76,18 +76,7 @@ fn sockets(netns: &str, state: &str) -> anyhow::Result<usize> {
 
 /// SYNs and SYN-ACKs that the server's namespace has retransmitted.
 fn retransmitted(env: &TestEnv) -> anyhow::Result<u64> {
-    let server = &env.net.server;
-    let text = run(&format!("ip netns exec {server} cat /proc/net/netstat"))?;
-    let mut lines = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (names, values) = (
-        lines.next().context("names")?,
-        lines.next().context("values")?,
-    );
-    let mut pairs = names.split(' ').zip(values.split(' '));
-    let found = pairs.find(|(name, _)| *name == "TCPSynRetrans");
-    Ok(found.context("no TCPSynRetrans")?.1.parse()?)
+    netstat(&env.net.server, "TcpExt: ", "TCPSynRetrans")
 }
 
 test!(incomplete_handshakes_change_nothing);

@@ -136,7 +136,10 @@ fn the_cgroup_is_removed() -> anyhow::Result<()> {
     env.wait_status("the probe", |status| status["probe"].is_object())?;
     let path = env.cgroup.path().to_owned();
     fs::remove_dir(&path)?;
-    env.wait_status("the loss", |status| status["healthy"] == false)?;
+    let status = env.wait_status("the loss", |status| status["healthy"] == false)?;
+    let problem = status["problems"][0].as_str().unwrap_or_default();
+    assert_says(problem, &[&path.display().to_string()]);
+    ensure!(env.try_cli(&["status"])?.status.code() == Some(1));
     env.cli(&["remove", "10.88.0.0/24"])?;
     env.cli(&["add", "10.88.0.2", "--initial-rto", "200ms"])?;
     fs::create_dir(&path)?;
