@@ -238,12 +238,12 @@ impl Measured {
         let (ratio, reload) = (median(&self.ratio), median(&self.reload));
         let sorted = median(&self.load) / median(&self.raw_sorted);
         let memory = most(&self.peak);
-        let loading = most(&self.while_loading);
-        let reloading = most(&self.while_reloading);
-        let listing = most(&self.while_listing);
-        let detaching = most(&self.while_detaching);
         let requested = median(&self.requested.ratio);
-        let adding = most(&self.requested.status);
+        let status = |what, times: &[f64]| {
+            let slowest = most(times);
+            let measured = format!("{:.1} ms", slowest * 1e3);
+            goal(what, "at most 50 ms", slowest, STATUS_GOAL, measured)
+        };
         vec![
             goal(
                 "load, relative to a batch insert of the same keys in the same order",
@@ -266,33 +266,12 @@ impl Measured {
                 MEMORY_GOAL,
                 format!("{memory:.0} MB"),
             ),
-            goal(
-                "slowest `status` during a load",
-                "at most 50 ms",
-                loading,
-                STATUS_GOAL,
-                format!("{:.1} ms", loading * 1e3),
-            ),
-            goal(
-                "slowest `status` during a reload",
-                "at most 50 ms",
-                reloading,
-                STATUS_GOAL,
-                format!("{:.1} ms", reloading * 1e3),
-            ),
-            goal(
-                "slowest `status` during a list",
-                "at most 50 ms",
-                listing,
-                STATUS_GOAL,
-                format!("{:.1} ms", listing * 1e3),
-            ),
-            goal(
+            status("slowest `status` during a load", &self.while_loading),
+            status("slowest `status` during a reload", &self.while_reloading),
+            status("slowest `status` during a list", &self.while_listing),
+            status(
                 "slowest `status` during a detachment and after it",
-                "at most 50 ms",
-                detaching,
-                STATUS_GOAL,
-                format!("{:.1} ms", detaching * 1e3),
+                &self.while_detaching,
             ),
             goal(
                 "a large `add`, relative to a reload of the same entries",
@@ -301,12 +280,9 @@ impl Measured {
                 ADD_GOAL,
                 format!("{requested:.2}x"),
             ),
-            goal(
+            status(
                 "slowest `status` during a large `add`",
-                "at most 50 ms",
-                adding,
-                STATUS_GOAL,
-                format!("{:.1} ms", adding * 1e3),
+                &self.requested.status,
             ),
         ]
     }

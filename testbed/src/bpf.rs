@@ -15,6 +15,7 @@ use nix::{
     sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit},
 };
 
+const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
@@ -98,6 +99,11 @@ pub(crate) fn unlimited<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T
     let called = call();
     setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
     called
+}
+
+/// Creates a map: type, size of a key and of a value, number of entries, flags (the first fields of BPF_MAP_CREATE).
+pub(crate) fn create_map(mut definition: [u32; 5]) -> io::Result<OwnedFd> {
+    Ok(made(unlimited(|| call(BPF_MAP_CREATE, &mut definition))?))
 }
 
 /// `union bpf_attr` of BPF_OBJ_PIN and BPF_OBJ_GET.

@@ -12,12 +12,11 @@ use std::{
 
 use nix::libc;
 
-use crate::bpf::{call, delete, lookup, made, next_key, pin, pinned, unlimited, update};
+use crate::bpf::{call, create_map, delete, lookup, made, next_key, pin, pinned, update};
 
 /// BPF_CGROUP_SOCK_OPS, an attach type.
 pub const SOCK_OPS: u32 = 3;
 
-const MAP_CREATE: libc::c_int = 0;
 const PROG_GET_NEXT_ID: libc::c_int = 11;
 const MAP_GET_NEXT_ID: libc::c_int = 12;
 const PROG_GET_FD_BY_ID: libc::c_int = 13;
@@ -76,16 +75,6 @@ struct LinkInfo {
 struct MapInfo {
     kind: u32,
     id: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-}
-
-/// `union bpf_attr` of BPF_MAP_CREATE, as far as a plain map needs it.
-#[repr(C)]
-struct CreateAttr {
-    kind: u32,
     key_size: u32,
     value_size: u32,
     max_entries: u32,
@@ -180,16 +169,22 @@ impl Objects {
 
 /// The number of ids of a kind.
 fn ids(next: libc::c_int) -> io::Result<u64> {
-    let mut attr = IdAttr::default();
-    let mut count = 0;
-    loop {
-        match call(next, &mut attr) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(count),
-            Err(e) => return Err(e),
-            Ok(_) => {}
-        }
-        attr.id = attr.next_id;
-        count += 1;
+    let (mut last, mut count) = (0, 0);
+    while let Some(id) = id_after(next, last)? {
+        (last, count) = (id, count + 1);
+    }
+    Ok(count)
+}
+
+/// The next id of a kind.
+fn id_after(next: libc::c_int, id: u32) -> io::Result<Option<u32>> {
+    let mut attr = IdAttr {
+        id,
+        ..IdAttr::default()
+    };
+    match call(next, &mut attr) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        called => called.map(|_| Some(attr.next_id)),
     }
 }
 
@@ -212,14 +207,15 @@ impl Map {
 
     /// Creates an empty map of the same type and sizes. Map types that need BTF (socket storage) are not supported.
     pub fn twin(&self) -> io::Result<Self> {
-        let mut attr = CreateAttr {
-            kind: self.info.kind,
-            key_size: self.info.key_size,
-            value_size: self.info.value_size,
-            max_entries: self.info.max_entries,
-            flags: self.info.flags,
-        };
-        Self::of(made(unlimited(|| call(MAP_CREATE, &mut attr))?))
+        let info = &self.info;
+        let (key, value) = (info.key_size, info.value_size);
+        Self::of(create_map([
+            info.kind,
+            key,
+            value,
+            info.max_entries,
+            info.flags,
+        ])?)
     }
 
     /// Pins the map.
@@ -297,16 +293,10 @@ fn every(next: libc::c_int, by_id: libc::c_int) -> impl Iterator<Item = io::Resu
     let mut last = 0;
     std::iter::from_fn(move || {
         loop {
-            let mut attr = IdAttr {
-                id: last,
-                ..IdAttr::default()
-            };
-            match call(next, &mut attr) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return None,
+            last = match id_after(next, last) {
+                Ok(id) => id?,
                 Err(e) => return Some(Err(e)),
-                Ok(_) => {}
-            }
-            last = attr.next_id;
+            };
             let mut attr = IdAttr {
                 id: last,
                 ..IdAttr::default()

@@ -6,9 +6,8 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
-use crate::bpf::{call, made, unlimited};
+use crate::bpf::{call, create_map};
 
-const BPF_MAP_CREATE: i32 = 0;
 const BPF_MAP_UPDATE_BATCH: i32 = 26;
 const BPF_MAP_DELETE_BATCH: i32 = 27;
 const BPF_MAP_TYPE_LPM_TRIE: u32 = 11;
@@ -25,15 +24,6 @@ pub struct Tries {
 }
 
 #[repr(C)]
-struct CreateAttr {
-    map_type: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    map_flags: u32,
-}
-
-#[repr(C)]
 struct BatchAttr {
     in_batch: u64,
     out_batch: u64,
@@ -43,14 +33,6 @@ struct BatchAttr {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
-}
-
-impl Tries {
-    /// The IPv4 trie: keys of a length (u32) and four bytes, values of [`VALUE_SIZE`].
-    #[must_use]
-    pub fn v4(&self) -> BorrowedFd<'_> {
-        self.v4.as_fd()
-    }
 }
 
 /// Keys of both families in the kernel's format.
@@ -82,6 +64,12 @@ fn joined<const N: usize>(length: [u8; 4], address: &[u8]) -> [u8; N] {
 }
 
 impl Tries {
+    /// The IPv4 trie: keys of a length (u32) and four bytes, values of [`VALUE_SIZE`].
+    #[must_use]
+    pub fn v4(&self) -> BorrowedFd<'_> {
+        self.v4.as_fd()
+    }
+
     /// Creates empty tries with room for `entries` each.
     pub fn new(entries: u32) -> io::Result<Self> {
         Ok(Self {
@@ -103,15 +91,14 @@ impl Tries {
     }
 }
 
-fn create(key_size: u32, max_entries: u32) -> io::Result<OwnedFd> {
-    let mut attr = CreateAttr {
-        map_type: BPF_MAP_TYPE_LPM_TRIE,
+fn create(key_size: u32, entries: u32) -> io::Result<OwnedFd> {
+    create_map([
+        BPF_MAP_TYPE_LPM_TRIE,
         key_size,
-        value_size: VALUE_SIZE,
-        max_entries,
-        map_flags: BPF_F_NO_PREALLOC,
-    };
-    Ok(made(unlimited(|| call(BPF_MAP_CREATE, &mut attr))?))
+        VALUE_SIZE,
+        entries,
+        BPF_F_NO_PREALLOC,
+    ])
 }
 
 fn batches<const N: usize>(command: i32, map: &OwnedFd, keys: &[[u8; N]]) -> io::Result<()> {

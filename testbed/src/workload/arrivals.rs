@@ -87,10 +87,7 @@ impl Arrivals {
     /// Starts it in a namespace and a cgroup; nothing is sent yet.
     pub fn start(netns: &str, cgroup: Option<&Path>, clients: &Clients) -> anyhow::Result<Self> {
         let role = Role::Arrivals(clients.clone());
-        let mut command = Program::built()?.command(netns, cgroup, &role)?;
-        let mut channel = ControlChannel::start(&mut command)?;
-        channel.recv::<()>()?;
-        Ok(Self(channel))
+        Program::built()?.ready(netns, cgroup, &role).map(Self)
     }
 
     /// Starts `count` connections; [`Arrivals::done`] waits for them.

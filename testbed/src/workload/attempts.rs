@@ -73,9 +73,7 @@ impl Attempts {
         (from, own): (Vec<Option<SocketAddr>>, Own),
     ) -> anyhow::Result<Self> {
         let role = Role::Attempts { to, from, own };
-        let mut channel = ControlChannel::start(&mut program.command(netns, cgroup, &role)?)?;
-        channel.recv::<()>()?;
-        Ok(Self(channel))
+        program.ready(netns, cgroup, &role).map(Self)
     }
 
     /// Makes it start all connections.

@@ -91,7 +91,8 @@ pub struct CountedClient(ControlChannel);
 impl CountedClient {
     /// Starts `rto-workload` in a cgroup, initially paused.
     pub fn start(cgroup: Option<&std::path::Path>, client: Client) -> anyhow::Result<Self> {
-        start(cgroup, &Role::CountedClient(client)).map(Self)
+        let role = Role::CountedClient(client);
+        Program::built()?.ready(None, cgroup, &role).map(Self)
     }
 
     /// Sends a command; returns the counts at the time of its reply.
@@ -107,20 +108,14 @@ pub struct CountedServer(ControlChannel);
 impl CountedServer {
     /// Starts `rto-workload` in a cgroup.
     pub fn start(cgroup: Option<&std::path::Path>, on: SocketAddr) -> anyhow::Result<Self> {
-        start(cgroup, &Role::CountedServer { on }).map(Self)
+        let role = Role::CountedServer { on };
+        Program::built()?.ready(None, cgroup, &role).map(Self)
     }
 
     /// Connections accepted so far.
     pub fn accepted(&mut self) -> anyhow::Result<u64> {
         self.0.request(&())
     }
-}
-
-fn start(cgroup: Option<&std::path::Path>, role: &Role) -> anyhow::Result<ControlChannel> {
-    let mut command = Program::built()?.command(None, cgroup, role)?;
-    let mut channel = ControlChannel::start(&mut command)?;
-    channel.recv::<()>()?;
-    Ok(channel)
 }
 
 /// Whether connections are made, how many are under way, and the counts of all that have ended.

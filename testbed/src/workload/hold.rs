@@ -45,11 +45,7 @@ impl Hold {
         let start = |i| {
             let address = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + i);
             let on = SocketAddr::from((address, port));
-            let role = Role::Hold { on };
-            let mut command = Program::at(program).command(netns, Some(cgroup), &role)?;
-            let mut channel = ControlChannel::start(&mut command)?;
-            channel.recv::<()>()?;
-            Ok(channel)
+            Program::at(program).ready(netns, Some(cgroup), &Role::Hold { on })
         };
         let processes = (0..connections.div_ceil(PER_PROCESS)).map(start);
         Ok(Self {

@@ -30,6 +30,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    channel::ControlChannel,
     netns,
     process::{beside, run_in_real_time},
 };
@@ -225,6 +226,18 @@ impl Program {
         command.envs(netns.into().map(|name| (NETNS, name)));
         command.envs(cgroup.map(|dir| (CGROUP, dir)));
         Ok(command)
+    }
+
+    /// Starts a child with this role, and waits until it is ready.
+    pub(crate) fn ready<'a>(
+        &self,
+        netns: impl Into<Option<&'a str>>,
+        cgroup: Option<&Path>,
+        role: &Role,
+    ) -> anyhow::Result<ControlChannel> {
+        let mut channel = ControlChannel::start(&mut self.command(netns, cgroup, role)?)?;
+        channel.recv::<()>()?;
+        Ok(channel)
     }
 }
 

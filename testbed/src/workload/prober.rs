@@ -70,10 +70,8 @@ impl Prober {
     /// Starts the process; it does not sample yet.
     pub fn start(netns: &str, cgroup: &Path, probes: Probes) -> anyhow::Result<Self> {
         let role = Role::Prober(probes);
-        let mut command = Program::built()?.command(netns, Some(cgroup), &role)?;
-        let mut channel = ControlChannel::start(&mut command)?;
-        channel.recv::<()>()?;
-        Ok(Self(channel))
+        let program = Program::built()?;
+        program.ready(netns, Some(cgroup), &role).map(Self)
     }
 
     /// Starts to sample.

@@ -59,10 +59,8 @@ impl Rate {
         let begins_in = accepts_in.unwrap_or(cgroup);
         let join = accepts_in.map(|_| cgroup.to_owned());
         let role = Role::Rate(Both { on, join, at_once });
-        let mut command = Program::at(program).command(netns, Some(begins_in), &role)?;
-        let mut channel = ControlChannel::start(&mut command)?;
-        channel.recv::<()>()?;
-        Ok(Self(channel))
+        let program = Program::at(program);
+        program.ready(netns, Some(begins_in), &role).map(Self)
     }
 
     /// Makes, uses and ends `count` connections; returns how long that took.

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     channel::ControlChannel,
+    process::beside,
     tcp::{option, set_option},
 };
 
@@ -78,12 +79,7 @@ impl Traffic {
         options: &Connect,
     ) -> anyhow::Result<Self> {
         let options = options.clone();
-        Self::start(
-            &Program::built()?,
-            netns,
-            cgroup,
-            &Role::Connect { to, options },
-        )
+        Self::start(netns, cgroup, &Role::Connect { to, options })
     }
 
     /// Starts a child in which two addresses of a namespace connect to each other. If the first one's SYN is lost, the
@@ -94,8 +90,7 @@ impl Traffic {
         one: SocketAddr,
         other: SocketAddr,
     ) -> anyhow::Result<Self> {
-        let role = Role::CrossSyns { one, other };
-        Self::start(&Program::built()?, netns, cgroup, &role)
+        Self::start(netns, cgroup, &Role::CrossSyns { one, other })
     }
 
     /// A listener that accepts and keeps connections; returns once it listens.
@@ -110,12 +105,8 @@ impl Traffic {
         on: SocketAddr,
         options: Listen,
     ) -> anyhow::Result<Self> {
-        Self::ready(
-            &Program::built()?,
-            netns,
-            cgroup,
-            &Role::Accept { on, options },
-        )
+        let role = Role::Accept { on, options };
+        Program::built()?.ready(netns, cgroup, &role).map(Self)
     }
 
     /// A listener that answers conversations ([`super::conversation`]); returns once it listens.
@@ -125,12 +116,8 @@ impl Traffic {
         on: SocketAddr,
         mptcp: bool,
     ) -> anyhow::Result<Self> {
-        Self::ready(
-            &Program::built()?,
-            netns,
-            cgroup,
-            &Role::EchoServer { on, mptcp },
-        )
+        let role = Role::EchoServer { on, mptcp };
+        Program::built()?.ready(netns, cgroup, &role).map(Self)
     }
 
     /// Starts `count` connections at once; returns when all are started, without waiting for any.
@@ -140,12 +127,7 @@ impl Traffic {
         to: SocketAddr,
         count: usize,
     ) -> anyhow::Result<Self> {
-        Self::ready(
-            &Program::built()?,
-            netns,
-            cgroup,
-            &Role::ConnectMany { to, count },
-        )
+        Self::connect_many_by(&beside("rto-workload")?, netns, cgroup, to, count)
     }
 
     /// As [`Traffic::connect_many`], with the `rto-workload` at this path.
@@ -156,29 +138,13 @@ impl Traffic {
         to: SocketAddr,
         count: usize,
     ) -> anyhow::Result<Self> {
-        let program = &Program::at(program);
-        Self::ready(program, netns, cgroup, &Role::ConnectMany { to, count })
+        let role = Role::ConnectMany { to, count };
+        Program::at(program).ready(netns, cgroup, &role).map(Self)
     }
 
-    fn start(
-        program: &Program,
-        netns: &str,
-        cgroup: Option<&Path>,
-        role: &Role,
-    ) -> anyhow::Result<Self> {
-        let mut command = program.command(netns, cgroup, role)?;
+    fn start(netns: &str, cgroup: Option<&Path>, role: &Role) -> anyhow::Result<Self> {
+        let mut command = Program::built()?.command(netns, cgroup, role)?;
         Ok(Self(ControlChannel::start(&mut command)?))
-    }
-
-    fn ready(
-        program: &Program,
-        netns: &str,
-        cgroup: Option<&Path>,
-        role: &Role,
-    ) -> anyhow::Result<Self> {
-        let mut traffic = Self::start(program, netns, cgroup, role)?;
-        traffic.0.recv::<()>()?;
-        Ok(traffic)
     }
 
     /// Waits for connect() to end.
