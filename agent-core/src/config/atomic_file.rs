@@ -30,10 +30,6 @@ impl AtomicFile {
     }
 
     /// As [`AtomicFile::write`], with a function that writes the content.
-    ///
-    /// # Errors
-    ///
-    /// As [`AtomicFile::write`].
     pub fn write_with(
         target: &Path,
         mode: u32,

@@ -73,10 +73,6 @@ impl Edit {
     }
 
     /// Writes a draft beside the file.
-    ///
-    /// # Errors
-    ///
-    /// If the draft cannot be written.
     pub fn stage(&self) -> Result<AtomicFile, SaveError> {
         draft(&self.path, &self.text).map_err(|reason| SaveError::Io {
             path: self.path.clone(),
@@ -122,10 +118,6 @@ fn read(path: &Path) -> io::Result<Option<String>> {
 
 /// Adds entries of a policy. Entries that another policy in the file has are moved; `settings` are
 /// written for a policy that is not defined anywhere else.
-///
-/// # Errors
-///
-/// If the file cannot be read or parsed.
 pub fn add(
     path: &Path,
     cidrs: &[Cidr],
@@ -136,10 +128,6 @@ pub fn add(
 }
 
 /// A file's text with entries of a policy added.
-///
-/// # Errors
-///
-/// If the text cannot be parsed.
 pub fn added(
     text: &str,
     cidrs: &[Cidr],
@@ -189,10 +177,6 @@ pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Edit, SaveError> {
 }
 
 /// A file's text without entries; the inner error is the first entry that is not in it.
-///
-/// # Errors
-///
-/// If the text cannot be parsed.
 pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<Result<String, Cidr>, String> {
     let mut document = parse(text)?;
     let found = extract(&mut document, cidrs, None);

@@ -67,10 +67,6 @@ pub const LISTS_AT_ONCE: usize = 2;
 pub const LIST_TIME: Duration = Duration::from_secs(30);
 
 /// Serves until `stop` resolves.
-///
-/// # Errors
-///
-/// If the listener breaks.
 pub async fn serve(
     listener: RebindingListener,
     engine: Handle,

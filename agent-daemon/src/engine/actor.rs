@@ -208,10 +208,6 @@ impl Engine {
     }
 
     /// Serves messages until it is stopped, then leaves the kernel as `on_exit` says.
-    ///
-    /// # Errors
-    ///
-    /// If the program could not be detached.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.systemd.ready(&self.snapshots.borrow().status_line());
         self.apply_to_open(&Source::Start.into());

@@ -320,10 +320,6 @@ impl Engine {
     }
 
     /// Makes a change, together with the current decisions about its policies.
-    ///
-    /// # Errors
-    ///
-    /// As [`Engine::reconcile_decided`].
     pub(super) fn reconcile(
         &mut self,
         next: Desired,
@@ -354,10 +350,6 @@ impl Engine {
     }
 
     /// Applies the current decisions. Reconciles only if they have changed.
-    ///
-    /// # Errors
-    ///
-    /// As [`Engine::reconcile_decided`].
     pub(super) fn adjust(&mut self, cause: &Cause) -> Result<Option<Change>, EngineError> {
         let desired = self.reconciler.desired();
         let next = self.deciding.adjusted(desired);

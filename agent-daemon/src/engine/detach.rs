@@ -50,10 +50,6 @@ impl DetachMark {
     }
 
     /// Stores which user has detached the daemon, or `None` for attached.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be written.
     pub fn set(&mut self, by: Option<Caller>) -> std::io::Result<()> {
         // Not stored: the next start reads `attach` from the configuration again.
         let saved = self

@@ -85,10 +85,6 @@ impl Document {
 
     /// Reads what an earlier run left, with a warning if that is lost. Moves a file that cannot be
     /// parsed aside, and does not touch a file of another daemon.
-    ///
-    /// # Errors
-    ///
-    /// If the file exists but cannot be read.
     pub(super) fn load<T: DeserializeOwned>(&mut self) -> io::Result<(Option<T>, Option<String>)> {
         let path = self.path();
         if let Err(e) = AtomicFile::remove_stale(&path) {
@@ -115,10 +111,6 @@ impl Document {
     }
 
     /// As [`Self::load`], for callers that may not be this directory's daemon: changes nothing.
-    ///
-    /// # Errors
-    ///
-    /// If the file exists but cannot be read.
     pub(super) fn peek<T: DeserializeOwned>(&self) -> io::Result<Result<Option<T>, Unusable>> {
         let text = match regular_file::read(&self.path(), MAX_FILE) {
             Ok(text) => text,
@@ -179,10 +171,6 @@ impl Document {
     }
 
     /// Writes a draft beside the file.
-    ///
-    /// # Errors
-    ///
-    /// If the draft cannot be written.
     pub(super) fn stage<T: Serialize>(&self, content: &T) -> io::Result<AtomicFile> {
         let stage = || {
             if self.is_taken {
@@ -204,10 +192,6 @@ impl Document {
     }
 
     /// Moves a draft into place.
-    ///
-    /// # Errors
-    ///
-    /// If the draft cannot be moved.
     pub(super) fn commit(&self, draft: AtomicFile) -> io::Result<()> {
         draft.commit().map_err(|e| self.named(&e))
     }

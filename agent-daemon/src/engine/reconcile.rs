@@ -593,10 +593,6 @@ impl Reconciler {
 impl super::Engine {
     /// Makes a change from any source: reconciles, writes the audit line, and starts a walk over
     /// the open sockets; or changes nothing. The caller publishes the result.
-    ///
-    /// # Errors
-    ///
-    /// As [`Reconciler::reconcile`].
     pub(super) fn reconcile_decided(
         &mut self,
         next: Desired,

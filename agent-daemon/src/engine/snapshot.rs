@@ -326,10 +326,6 @@ impl Snapshot {
     }
 
     /// The entry and settings that apply to an address, with the reasons.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel's map cannot be read.
     pub fn lookup(&self, address: IpAddr) -> Result<LookupAnswer, EngineError> {
         let resolved = self.resolved()?;
         let looked_up = address.to_canonical();
@@ -377,10 +373,6 @@ impl Snapshot {
     }
 
     /// Reads the hit counters of all entries.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
     pub fn hits(&self) -> Result<Vec<(Cidr, u32)>, EngineError> {
         let reader = self.reader.as_ref();
         Ok(reader.map_or_else(|| Ok(Vec::new()), |reader| reader.hits())?)
@@ -388,10 +380,6 @@ impl Snapshot {
 
     /// Writes the JSON of a [`rto_agent_core::wire::types::ListAnswer`] in pieces until `take` wants no
     /// more: a million entries are a hundred megabytes.
-    ///
-    /// # Errors
-    ///
-    /// If an entry cannot be serialised.
     pub fn list(
         &self,
         hits: &[(Cidr, u32)],

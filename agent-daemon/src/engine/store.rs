@@ -50,10 +50,6 @@ impl RuntimeStore {
 
     /// Reads what an earlier run left since boot. A file that cannot be parsed is moved aside with a
     /// warning. Drafts of a killed run are removed.
-    ///
-    /// # Errors
-    ///
-    /// If the file exists and cannot be read.
     pub fn load(&mut self) -> io::Result<(RuntimeEntries, Option<String>)> {
         let (saved, lost) = self.document.load()?;
         let warning = lost.map(|why| format!("runtime entries were lost: {why}"));
@@ -61,10 +57,6 @@ impl RuntimeStore {
     }
 
     /// As [`RuntimeStore::load`], but changes nothing, as a daemon may be starting.
-    ///
-    /// # Errors
-    ///
-    /// If the file exists but cannot be read or parsed.
     pub fn peek(&self) -> io::Result<RuntimeEntries> {
         match self.document.peek()? {
             Ok(saved) => Ok(Saved::since_boot(saved)),
@@ -91,10 +83,6 @@ impl RuntimeStore {
     }
 
     /// Moves a draft into place.
-    ///
-    /// # Errors
-    ///
-    /// As [`RuntimeStore::stage`].
     pub fn commit(&mut self, draft: AtomicFile) -> io::Result<()> {
         self.document.commit(draft)?;
         self.problem = Problem::default();

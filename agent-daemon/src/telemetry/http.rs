@@ -47,10 +47,6 @@ pub enum Listener {
 }
 
 /// Serves until the listener breaks.
-///
-/// # Errors
-///
-/// The listener's error.
 pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
     let app = router(engine);
     match listener {

@@ -55,10 +55,6 @@ pub trait Kernel: Send {
     fn found(&self) -> Found;
 
     /// The state of the maps.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
     fn read(&self) -> Result<MapState, DatapathError>;
 
     /// Writes `plan`, which turns `current` into `desired`, in its order. Makes sure that the tries
@@ -89,17 +85,9 @@ pub trait Kernel: Send {
     fn reader(&self) -> Arc<dyn KernelReader>;
 
     /// Changes the defaults that programs assume if they cannot read a socket's values.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be written.
     fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError>;
 
     /// Extends the lease of automatic values until this time, nanoseconds of CLOCK_MONOTONIC.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be written.
     fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError>;
 
     /// Retries to allocate statistics for which there was no memory.
@@ -107,33 +95,17 @@ pub trait Kernel: Send {
 
     /// Rewrites tables outside of plans that another process removed or overwrote: statistics and
     /// the host's defaults.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read or written.
     fn restore_tables(&mut self) -> Result<(), DatapathError>;
 
     /// A reader of events, and what it needs to report SYN-ACKs when they are retransmitted.
-    ///
-    /// # Errors
-    ///
-    /// If the maps cannot be opened.
     fn events(&self) -> Result<(events::Reader, events::SynAcks), DatapathError>;
 
     /// A walker over open sockets, with the current policies.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses the iterator.
     fn walker(&self, mode: walk::Mode) -> Result<walk::Walker, DatapathError>;
 
     /// Detaches the programs. Maps and pins stay, with the counters and the former options of
     /// sockets.
     /// [`Kernel::attach`] attaches the programs again.
-    ///
-    /// # Errors
-    ///
-    /// If a link's pin cannot be removed.
     fn unlink(&mut self) -> Result<(), DatapathError>;
 
     /// Detaches the program and removes every pin.
@@ -166,10 +138,6 @@ pub trait KernelReader: Send + Sync {
     /// Compares the tables other than the entries: policies, the host's defaults, and whether the
     /// `count` policies from index `first` have statistics. Sets `first` to the index to continue
     /// at; 0 after the last policy.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
     fn compare_tables(
         &self,
         desired: &MapState,
@@ -190,10 +158,6 @@ pub trait KernelReader: Send + Sync {
     ) -> Result<Differences, DatapathError>;
 
     /// All differences from the desired state.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
     fn differences(&self, desired: &MapState) -> Result<Differences, DatapathError> {
         /// Attempts if a map changes during the read.
         const ATTEMPTS: usize = 3;
@@ -210,10 +174,6 @@ pub trait KernelReader: Send + Sync {
     }
 
     /// The same for entries only.
-    ///
-    /// # Errors
-    ///
-    /// As [`KernelReader::compare_entries`].
     fn compare_all_entries(&self, desired: &MapState) -> Result<Differences, DatapathError> {
         let mut cursor = TrieCursor::default();
         let mut differences = Differences::default();
@@ -226,10 +186,6 @@ pub trait KernelReader: Send + Sync {
     }
 
     /// Whether the kernel has this policy, and each of these entries, as desired.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
     fn finds(
         &self,
         desired: &MapState,
@@ -238,35 +194,19 @@ pub trait KernelReader: Send + Sync {
     ) -> Result<bool, DatapathError>;
 
     /// The hits of every entry with at least one, in order.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read.
     fn hits(&self) -> Result<Vec<(Cidr, u32)>, DatapathError>;
 
     /// The hits of one entry that is known to exist.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     fn hits_of(&self, cidr: &Cidr) -> Result<u32, DatapathError>;
 
     /// Passes on the statistics of every policy, summed over the CPUs. [`PolicyName::unmatched`]
     /// counts connections that no entry covers.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     fn statistics(
         &self,
         each: &mut dyn FnMut(&PolicyName, &ArmStatistics),
     ) -> Result<(), DatapathError>;
 
     /// Statistics of one policy; `None` if it has no slot.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError>;
 
     /// Peers with which connections of this network namespace ended in the last hour, if the kernel
@@ -274,17 +214,9 @@ pub trait KernelReader: Send + Sync {
     fn recent_peers(&self) -> Vec<IpAddr>;
 
     /// The brakes of a policy, by direction (active, passive). Without a slot nothing is spent.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError>;
 
     /// The counts of peers that no entry covers, if these are counted.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError>;
 
     /// Start of these counts, if known; restarts of the daemon keep the map.

@@ -80,28 +80,16 @@ pub(super) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
 
 /// Requests all objects of a type. Calls `each` with the family's header and the attributes of each
 /// answer.
-///
-/// # Errors
-///
-/// Errors of the socket and of the kernel.
 pub(super) fn dump(protocol: isize, request: Message, each: impl FnMut(&[u8])) -> io::Result<()> {
     transact(protocol, NLM_F_DUMP, request, each)
 }
 
 /// Requests one object; otherwise like [`dump`].
-///
-/// # Errors
-///
-/// As [`dump`].
 pub(super) fn get(protocol: isize, request: Message, each: impl FnMut(&[u8])) -> io::Result<()> {
     transact(protocol, NLM_F_ACK, request, each)
 }
 
 /// Creates or changes an object.
-///
-/// # Errors
-///
-/// As [`dump`].
 pub(super) fn set(protocol: isize, request: Message) -> io::Result<()> {
     transact(
         protocol,

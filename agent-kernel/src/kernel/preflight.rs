@@ -69,10 +69,6 @@ fn is_initial(link: &Path) -> bool {
 
 /// Ignores signals that end a process by default and must not end the daemon before it handles
 /// them: SIGHUP requests a reload, and after SIGXFSZ (RLIMIT_FSIZE) a write fails.
-///
-/// # Errors
-///
-/// The error of sigaction(2).
 pub fn ignore_signals() -> nix::Result<()> {
     for ignored in [Signal::SIGHUP, Signal::SIGXFSZ] {
         // SAFETY: ignoring a signal installs no handler that could run code of this program.

@@ -69,10 +69,6 @@ pub struct Info {
 }
 
 /// All connections of this thread's network namespace. IPv4-mapped addresses are returned as IPv4.
-///
-/// # Errors
-///
-/// Errors of the netlink request.
 pub fn connections() -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
     for family in [AF_INET, AF_INET6] {

@@ -82,10 +82,6 @@ pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
 }
 
 /// Reads a capture.
-///
-/// # Errors
-///
-/// As [`read`].
 pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> {
     // The earliest time need not be that of the first packet.
     let mut clocks = clock::Clocks::default();

@@ -120,10 +120,6 @@ impl BpfKernel {
 
     /// Detaches the programs. Maps and their pins stay, so that a walker can still read the
     /// sockets' former options.
-    ///
-    /// # Errors
-    ///
-    /// If a link's pin cannot be removed.
     pub(super) fn take_out_of_force(&mut self) -> Result<(), DatapathError> {
         pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, e))?;
         if let Some(hook) = self.hook.take() {

@@ -102,10 +102,6 @@ impl Reader {
     }
 
     /// Events lost for lack of room since this reader was opened.
-    ///
-    /// # Errors
-    ///
-    /// If the map cannot be read.
     pub fn lost(&self) -> Result<u64, DatapathError> {
         Ok(self.counted()?.saturating_sub(self.lost_before))
     }

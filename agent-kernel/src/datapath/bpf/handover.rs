@@ -24,10 +24,6 @@ pub struct Handed {
 
 /// Every object of the pin set below `pin_dir` whose program is attached; empty if there is no such
 /// set.
-///
-/// # Errors
-///
-/// If an object cannot be opened.
 pub fn pinned_objects(pin_dir: &Path) -> io::Result<Vec<Handed>> {
     let is_in_force = |set: &pins::PinSet| {
         !set.is_staging()
@@ -94,10 +90,6 @@ pub fn pin_again(pin_dir: &Path, handed: &[Handed]) -> io::Result<bool> {
 
 /// Removes every pin set below `pin_dir` without detaching programs: they stay attached as long as
 /// another process holds the links open.
-///
-/// # Errors
-///
-/// If a pin cannot be removed.
 pub fn unpin(pin_dir: &Path) -> io::Result<()> {
     for set in pins::pin_sets(pin_dir)? {
         pins::remove_pin_set(&set.path)?;

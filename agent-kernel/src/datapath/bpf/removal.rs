@@ -56,10 +56,6 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
 
 /// Detaches the programs of every pin set below `pin_dir`; the maps stay. Returns the number of
 /// sets that had a link.
-///
-/// # Errors
-///
-/// If a link's pin cannot be removed.
 pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let mut count = 0;
     let programs = pinned_program_ids(pin_dir);
@@ -146,10 +142,6 @@ pub struct PinnedEntry {
 
 /// The active policies and entries, from the pins below `pin_dir`; `None` if no program is
 /// attached.
-///
-/// # Errors
-///
-/// If the active maps cannot be determined or read.
 pub fn pinned_maps(pin_dir: &Path) -> Result<Option<PinnedMaps>, DatapathError> {
     let Some(tables) = in_force(pin_dir)? else {
         return Ok(None);
@@ -203,10 +195,6 @@ fn is_in_force(dir: &Path) -> io::Result<bool> {
 
 /// Like [`remove_pins`], but only if no program is attached: another daemon may have started.
 /// Returns `None` if the pins were kept.
-///
-/// # Errors
-///
-/// As [`remove_pins`].
 pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError> {
     let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
     if sets.iter().any(|g| g.path.join(pins::LINK).exists()) {

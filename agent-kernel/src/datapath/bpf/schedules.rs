@@ -70,10 +70,6 @@ impl Scheduling {
 }
 
 /// The number of connecting sockets with a schedule, in all pin sets below `pin_dir`.
-///
-/// # Errors
-///
-/// If a map cannot be read.
 pub fn schedules(pin_dir: &Path) -> Result<u64, DatapathError> {
     let all = Scheduling::all(pin_dir)?;
     all.iter()
@@ -82,10 +78,6 @@ pub fn schedules(pin_dir: &Path) -> Result<u64, DatapathError> {
 
 /// Stops new schedules in the programs pinned below `pin_dir`, and waits up to `limit` until the
 /// running schedules have ended. Returns the number of sockets that still have one.
-///
-/// # Errors
-///
-/// If a map cannot be read or written.
 pub fn stop_schedules(
     pin_dir: &Path,
     new: NewConnections,
@@ -116,10 +108,6 @@ pub fn stop_schedules(
 }
 
 /// Allows schedules again after [`stop_schedules`], if the programs stay attached.
-///
-/// # Errors
-///
-/// If a map cannot be written.
 pub fn resume_schedules(pin_dir: &Path) -> Result<(), DatapathError> {
     Scheduling::all(pin_dir)?
         .iter_mut()
@@ -127,10 +115,6 @@ pub fn resume_schedules(pin_dir: &Path) -> Result<(), DatapathError> {
 }
 
 /// Resets the number of schedules after a walk over all sockets, which ended them all.
-///
-/// # Errors
-///
-/// If a map cannot be written.
 pub fn forget_schedules(pin_dir: &Path) -> Result<(), DatapathError> {
     Scheduling::all(pin_dir)?
         .iter_mut()

@@ -186,10 +186,6 @@ impl Walker {
 /// Walkers that restore options, one for each pin set that this version can read. Sockets without
 /// storage belong to the agent only in `cgroup` and its descendants; without a cgroup they are left
 /// alone.
-///
-/// # Errors
-///
-/// If the program cannot be loaded.
 pub fn for_restoring(
     pin_dir: &Path,
     cgroup: Option<&Path>,
