@@ -51,21 +51,28 @@ pub fn measured(mut measure: impl FnMut() -> anyhow::Result<()>) -> anyhow::Resu
     }
 }
 
+/// The columns and rows of a table of a report.
+pub fn table<'a>(report: &'a Value, name: &str) -> anyhow::Result<(&'a [Value], &'a [Value])> {
+    let mut tables = report["tables"].as_array().into_iter().flatten();
+    let table = tables.find(|one| one["name"] == name);
+    let table = table.with_context(|| format!("no table {name}"))?;
+    let list = |key: &str| {
+        let list = table[key].as_array().map(Vec::as_slice);
+        list.with_context(|| format!("no {key}"))
+    };
+    Ok((list("columns")?, list("rows")?))
+}
+
 /// A number in a table of a report: in the column with this name, in the first row that begins with these cells.
 pub fn cell(report: &Value, table: &str, column: &str, begin: &[&str]) -> anyhow::Result<f64> {
-    let is_list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let table = is_list(&report["tables"])
-        .into_iter()
-        .find(|one| one["name"] == table)
-        .with_context(|| format!("no table {table}"))?;
-    let columns = is_list(&table["columns"]);
+    let (columns, rows) = self::table(report, table)?;
     let index = columns.iter().position(|name| name == column);
     let index = index.with_context(|| format!("no column {column}: {columns:?}"))?;
-    let row = is_list(&table["rows"]).into_iter().find(|row| {
+    let row = rows.iter().find(|row| {
         let mut cells = (0..).zip(begin);
         cells.all(|(at, cell): (usize, _)| is(&row[at], cell))
     });
-    let row = row.with_context(|| format!("no line {begin:?}: {table:#}"))?;
+    let row = row.with_context(|| format!("no line {begin:?}: {rows:#?}"))?;
     row[index]
         .as_f64()
         .with_context(|| format!("nothing was measured: {row}"))

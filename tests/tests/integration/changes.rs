@@ -34,8 +34,7 @@ fn add_and_remove() -> anyhow::Result<()> {
     env.cli(&["remove", "10.88.0.2"])?;
     expect(&env, POLICY_RTO)?;
     env.cli(&["remove", "10.88.0.0/24"])?;
-    expect(&env, KERNEL_RTO)?;
-    Ok(())
+    expect(&env, KERNEL_RTO)
 }
 
 test!(reload);
@@ -45,8 +44,7 @@ fn reload() -> anyhow::Result<()> {
     env.configure(&fast("\"10.88.0.0/24\""))?;
     // The daemon may already have noticed the change; after the answer it is active in any case.
     env.cli(&["reload"])?;
-    expect(&env, FAST)?;
-    Ok(())
+    expect(&env, FAST)
 }
 
 test!(sighup);
@@ -56,8 +54,7 @@ fn sighup() -> anyhow::Result<()> {
     env.signal(Signal::SIGHUP)?;
     env.notified("RELOADING=1")?;
     env.notified("READY=1")?;
-    expect(&env, FAST)?;
-    Ok(())
+    expect(&env, FAST)
 }
 
 test!(a_connection_keeps_its_policy);
@@ -76,8 +73,7 @@ fn a_connection_keeps_its_policy() -> anyhow::Result<()> {
         Ok(gaps(&syns(&all, address)))
     })?;
     // A new connection does not have the policy any more.
-    expect(&env, KERNEL_RTO)?;
-    Ok(())
+    expect(&env, KERNEL_RTO)
 }
 
 test!(ttl);
@@ -149,8 +145,7 @@ fn switched_off_and_on_again() -> anyhow::Result<()> {
     env.cli(&["reload"])?;
     expect(&env, KERNEL_RTO)?;
     env.cli(&["remove", "--undo", "10.88.0.0/24"])?;
-    expect(&env, POLICY_RTO)?;
-    Ok(())
+    expect(&env, POLICY_RTO)
 }
 
 fn noticed(env: &TestEnv) -> anyhow::Result<()> {
@@ -158,8 +153,7 @@ fn noticed(env: &TestEnv) -> anyhow::Result<()> {
         let mut names = status["policies"].as_array().into_iter().flatten();
         names.any(|name| name == "fast")
     })?;
-    expect(env, FAST)?;
-    Ok(())
+    expect(env, FAST)
 }
 
 test!(a_file_edited_in_place);
@@ -254,8 +248,7 @@ fn change_with_an_error_is_refused_completely() -> anyhow::Result<()> {
         "{answer:#}"
     );
     assert_eq!(env.json(&["status"])?["entries"], 1);
-    expect(&env, KERNEL_RTO)?;
-    Ok(())
+    expect(&env, KERNEL_RTO)
 }
 
 test!(options_before_the_verb);

@@ -31,8 +31,7 @@ fn a_foreign_program_decides_where_no_entry_does() -> anyhow::Result<()> {
     env.cli(&["detach"])?;
     expect(&env, SERVER_V4, foreign_timer())?;
     drop(foreign);
-    expect(&env, SERVER_V4, KERNEL_RTO)?;
-    Ok(())
+    expect(&env, SERVER_V4, KERNEL_RTO)
 }
 
 test!(a_foreign_program_attached_later_has_the_last_word);
@@ -237,6 +236,5 @@ fn other_cgroups_are_left_alone() -> anyhow::Result<()> {
     expect(&env, SERVER_V4, POLICY_RTO)?;
     let other = TestEnv::new()?;
     other.net.black_hole(PORT)?;
-    expect(&other, SERVER_V4, KERNEL_RTO)?;
-    Ok(())
+    expect(&other, SERVER_V4, KERNEL_RTO)
 }

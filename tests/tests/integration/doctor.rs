@@ -83,7 +83,7 @@ fn a_locked_route_is_found() -> anyhow::Result<()> {
     let finding = finding(&report, "locked-rto_min");
     assert_eq!(finding["severity"], "problem", "{report:#}");
     let found = finding["found"].as_str().unwrap_or_default();
-    assert_says(&found, &["10.88.7.0/24", "300ms", "10.88.0.0/16"]);
+    assert_says(found, &["10.88.7.0/24", "300ms", "10.88.0.0/16"]);
     assert_eq!(status, Some(1));
     Ok(())
 }

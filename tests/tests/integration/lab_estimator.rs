@@ -10,17 +10,9 @@ fn run(args: &[&str]) -> anyhow::Result<std::process::Output> {
 
 /// The numbers in a column of a table, of the rows that begin with a load.
 fn column(report: &Value, table: &str, column: &str, load: &str) -> anyhow::Result<Vec<f64>> {
-    let tables = report["tables"].as_array().context("no tables")?;
-    let table = tables
-        .iter()
-        .find(|t| t["name"] == table)
-        .with_context(|| format!("no table {table}"))?;
-    let columns = table["columns"].as_array().context("no columns")?;
-    let index = columns
-        .iter()
-        .position(|c| c == column)
-        .with_context(|| format!("no column {column}"))?;
-    let rows = table["rows"].as_array().context("no lines")?;
+    let (columns, rows) = rto_tests::lab::table(report, table)?;
+    let index = columns.iter().position(|c| c == column);
+    let index = index.with_context(|| format!("no column {column}"))?;
     let rows = rows.iter().filter(|row| is(&row[0], load));
     rows.map(|row| row[index].as_f64().context("no number"))
         .collect()

@@ -12,11 +12,9 @@ const ARMS: [&str; 4] = ["none", "client", "server", "both"];
 /// the lateness of the timer wheel.
 fn assert_near_the_model(report: &Value) -> anyhow::Result<()> {
     let tolerance = 2.0 * jiffy().as_secs_f64() * 1e3 + PROCESS_MS;
-    let tables = report["tables"].as_array().context("no tables")?;
-    let cells = tables.iter().find(|table| table["name"] == "model-cells");
-    let rows = cells.context("no cells")?["rows"].as_array();
+    let (_, rows) = rto_tests::lab::table(report, "model-cells")?;
     let syn_acks_double = lacks("syn-ack-retransmission-timeout")?;
-    for row in rows.context("no rows")? {
+    for row in rows {
         let outage = row[0].as_f64().context("no outage")?.to_string();
         for lost in ["SYNs", "SYN-ACKs"] {
             for agent in ARMS {

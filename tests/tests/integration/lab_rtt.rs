@@ -94,7 +94,6 @@ fn grows() -> anyhow::Result<()> {
 
 /// A cell of a table: in the column of a setting, whatever its value, and in the row of a pause.
 fn cell(report: &Value, table: &str, column: &str, pause: f64) -> anyhow::Result<f64> {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     const SERVER: &str = " (server)";
     // "rto_min 8ms (server)" and "rto_min 8ms" are different settings; the value is at least two jiffies.
     let (kind, is_server) = column
@@ -104,14 +103,10 @@ fn cell(report: &Value, table: &str, column: &str, pause: f64) -> anyhow::Result
         let name = name.as_str().unwrap_or_default();
         name.split(' ').next() == Some(kind) && name.ends_with(SERVER) == is_server
     };
-    let tables = list(&report["tables"]);
-    let table = tables.iter().find(|t| t["name"] == table);
-    let table = table.context("no such table")?;
-    let index = list(&table["columns"]).iter().position(begins);
+    let (columns, rows) = rto_tests::lab::table(report, table)?;
+    let index = columns.iter().position(begins);
     let index = index.with_context(|| format!("no column {column}"))?;
-    let rows = list(&table["rows"]);
-    let pause = pause.to_string();
-    let row = rows.iter().find(|row| is(&row[0], &pause));
+    let row = rows.iter().find(|row| is(&row[0], &pause.to_string()));
     let cell = row.context("no such line")?[index].as_f64();
-    cell.with_context(|| format!("{table:#}"))
+    cell.with_context(|| format!("{rows:#?}"))
 }

@@ -189,8 +189,7 @@ fn on_exit_keep() -> anyhow::Result<()> {
     expect(&env, POLICY_RTO)?;
     assert_eq!(kernel(&env)?, before);
     env.cli(&["detach"])?;
-    assert_gone(&before)?;
-    Ok(())
+    assert_gone(&before)
 }
 
 test!(a_restart_by_the_service_managers_descriptor_store_has_no_gap);
@@ -433,8 +432,7 @@ fn another_capacity_keeps_the_entries() -> anyhow::Result<()> {
     };
     assert!(gone.maps.len() >= 2, "{gone:?}");
     assert_gone(&gone)?;
-    expect(&env, POLICY_RTO)?;
-    Ok(())
+    expect(&env, POLICY_RTO)
 }
 
 test!(maps_that_the_program_has_left_are_not_adopted);
@@ -490,6 +488,5 @@ fn pins_of_another_layout_are_replaced() -> anyhow::Result<()> {
         ..before
     };
     assert_gone(&gone)?;
-    expect(&env, POLICY_RTO)?;
-    Ok(())
+    expect(&env, POLICY_RTO)
 }

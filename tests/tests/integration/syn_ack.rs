@@ -15,8 +15,7 @@ fn without_any_agent_the_kernels_second() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V4, PORT), KERNEL_RTO)?;
-    Ok(())
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), KERNEL_RTO)
 }
 
 test!(by_default_as_half_open_requests_allow);
@@ -38,8 +37,7 @@ fn ipv4_doubles_at_once() -> anyhow::Result<()> {
     } else {
         vec![POLICY_RTO, POLICY_RTO * 2, POLICY_RTO * 4]
     };
-    env.assert_syn_ack_gaps(to(SERVER_V4, PORT), &timers)?;
-    Ok(())
+    env.assert_syn_ack_gaps(to(SERVER_V4, PORT), &timers)
 }
 
 test!(ipv6);
@@ -47,8 +45,7 @@ fn ipv6() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"fd88::/64\""))?;
     let _server = env.serve(to(SERVER_V6, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V6, PORT), POLICY_RTO)?;
-    Ok(())
+    env.assert_syn_ack_gap(to(SERVER_V6, PORT), POLICY_RTO)
 }
 
 test!(ipv4_client_of_a_dual_stack_listener);
@@ -58,8 +55,7 @@ fn ipv4_client_of_a_dual_stack_listener() -> anyhow::Result<()> {
     let _server = env.serve(to("::", PORT))?;
     env.net.drop_final_acks(PORT)?;
     env.assert_syn_ack_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
-    env.assert_syn_ack_gap(to(SERVER_V6, PORT), KERNEL_RTO)?;
-    Ok(())
+    env.assert_syn_ack_gap(to(SERVER_V6, PORT), KERNEL_RTO)
 }
 
 test!(an_unmatched_client);
@@ -67,8 +63,7 @@ fn an_unmatched_client() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.1.0/24\""))?;
     let _server = env.serve(to(SERVER_V4, PORT))?;
     env.net.drop_final_acks(PORT)?;
-    env.assert_syn_ack_gap(to(SERVER_V4, PORT), KERNEL_RTO)?;
-    Ok(())
+    env.assert_syn_ack_gap(to(SERVER_V4, PORT), KERNEL_RTO)
 }
 
 test!(counted_once_established);

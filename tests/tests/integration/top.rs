@@ -13,8 +13,7 @@ fn env() -> anyhow::Result<(TestEnv, Traffic)> {
 }
 
 fn connect(env: &TestEnv) -> anyhow::Result<()> {
-    env.connect_and_close(to(SERVER_V4, PORT))?;
-    Ok(())
+    env.connect_and_close(to(SERVER_V4, PORT))
 }
 
 /// Starts `top` and waits until it shows the policy.
