@@ -122,7 +122,9 @@ pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
             Vec::new()
         }),
     };
-    let routes = routes.into_iter().filter_map(|net| net.try_into().ok());
+    let routes = routes
+        .into_iter()
+        .filter_map(|net| Cidr::containing(net.ip(), net.prefix()));
     let mut discovery = discovery(&answer, args, &routes.collect(), &host);
     discovery.warnings.append(&mut warnings);
     print(args.output.json, &discovery, || {
