@@ -16,7 +16,10 @@ use rto_agent_common::{
 use rto_agent_core::{
     config::Config,
     policy::{
-        Entries, HostFacts, PolicyName, PolicySet, compile::compile, entries::Builder, plan::Plan,
+        Entries, HostFacts, PolicyName,
+        compile::compile,
+        entries::Builder,
+        plan::{MapState, Plan},
     },
     wire::{
         stats::{ArmStats, PolicyStats, StatsAnswer},
@@ -62,10 +65,6 @@ fn load(text: &str) -> Config {
     Config::load(&path, &HOST).expect("a good file")
 }
 
-fn set(entries: u32) -> PolicySet {
-    load(&text(entries)).set
-}
-
 fn config(c: &mut Criterion) {
     for (name, entries) in [("config_1k", 1_000), ("config_16k", 16_000)] {
         let dir = tempfile::tempdir().expect("a directory");
@@ -95,19 +94,20 @@ fn lists(c: &mut Criterion) {
 }
 
 fn plans(c: &mut Criterion) {
-    let (before, _) = set(16_000).image(&HOST).expect("compiles");
+    let before = load(&text(16_000)).maps();
     // As after a reload: a copy shares everything, and there is nothing to compare.
-    let (same, _) = set(16_000).image(&HOST).expect("compiles");
+    let same = load(&text(16_000)).maps();
     c.bench_function("plan_same", |b| {
         b.iter(|| Plan::between(black_box(&before), black_box(&same)));
     });
-    let mut changed = set(16_000);
-    changed.entries = without_every_16th(&changed.entries);
-    let (after, _) = changed.image(&HOST).expect("compiles");
+    let after = MapState {
+        entries: without_every_16th(&before.entries),
+        ..before.clone()
+    };
     c.bench_function("plan_changed", |b| {
         b.iter(|| Plan::between(black_box(&before), black_box(&after)));
     });
-    let set = set(1_000);
+    let set = load(&text(1_000)).set;
     let (name, policy) = set.policies.first_key_value().expect("a policy");
     c.bench_function("compile", |b| {
         b.iter(|| compile(black_box(name), black_box(&policy.settings), &HOST).expect("compiles"));

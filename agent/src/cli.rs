@@ -7,12 +7,13 @@ use clap::{Args, Parser, Subcommand};
 mod examples;
 mod experiment;
 mod parse;
+mod settings;
 mod values;
 
-use rto_agent_core::policy::Settings;
 use rto_agent_daemon::{build_info, telemetry::LogFormat};
 
 pub use self::experiment::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment};
+pub use self::settings::SettingsArgs;
 
 /// Per-CIDR TCP retransmission timers for Linux.
 ///
@@ -215,7 +216,7 @@ pub struct Add {
     pub(crate) output: OutputArg,
     // Must be last: arguments after it would be listed under its heading.
     #[command(flatten)]
-    pub(crate) settings: Option<Settings>,
+    pub(crate) settings: Option<SettingsArgs>,
 }
 
 /// `rto-agent remove`.

@@ -15,76 +15,145 @@ use serde::{
 
 use super::DEFAULT_SOCKET;
 use crate::policy::{
-    MAX_ENTRIES_LIMIT,
+    Key, MAX_ENTRIES_LIMIT, key,
     units::{format_duration, parse_duration},
 };
 
-/// `[agent]`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AgentConfig {
-    /// The cgroup to attach to.
-    #[serde(deserialize_with = "parsed")]
-    pub cgroup: CgroupSetting,
-    /// Directory on a BPF file system for the pins of link and maps.
-    #[serde(deserialize_with = "pin_dir")]
-    pub pin_dir: PathBuf,
-    /// The control socket.
-    #[serde(deserialize_with = "socket")]
-    pub socket: PathBuf,
-    /// Directory for runtime entries and the instance lock.
-    #[serde(deserialize_with = "absolute")]
-    pub state_dir: PathBuf,
-    /// Directory for learnt values and other state that survives a reboot.
-    #[serde(deserialize_with = "absolute")]
-    pub persistent_dir: PathBuf,
-    /// Group whose members may use the socket, besides root.
-    pub group: String,
-    /// What happens to the policies when the daemon ends.
-    #[serde(deserialize_with = "parsed")]
-    pub on_exit: OnExit,
-    /// Where the metrics are served.
-    #[serde(deserialize_with = "parsed")]
-    pub metrics: MetricsSetting,
-    /// Entries that the maps have room for before larger ones replace them; `None`: the limit, and
-    /// fewer before Linux 5.11.
-    #[serde(deserialize_with = "max_entries")]
-    pub max_entries: Option<u32>,
-    /// Whether the program is attached; false keeps hosts with this configuration detached.
-    pub attach: bool,
-    /// Whether open sockets get the options of a policy that begins to cover them.
-    pub apply_to_open: bool,
-    /// Whether statistics are kept.
-    pub statistics: bool,
-    /// Whether connections that no entry covers are counted.
-    pub count_unmatched: bool,
-    /// Samples 1 in N loss-free connections until they close.
-    #[serde(deserialize_with = "sampling")]
-    pub sampling: u32,
-    /// When smoothed RTTs are sampled.
-    #[serde(deserialize_with = "parsed")]
-    pub rtt_sampling: RttSampling,
+/// The table of `[agent]`'s keys. A row defines the field and the row of the reference page.
+macro_rules! keys {
+    ($(
+        $(#[doc = $doc:literal])+
+        $name:ident: $type:ty $(, by $with:literal)? {
+            initially $value:expr,
+            values $values:literal,
+            default $default:literal,
+            $(features [$($feature:literal),+],)?
+            accepted [$($accepted:literal),+],
+            refused [$($refused:literal),+],
+        }
+    )+) => {
+        /// `[agent]`.
+        #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct AgentConfig {
+            $(
+                $(#[doc = $doc])+
+                $(#[serde(deserialize_with = $with)])?
+                pub $name: $type,
+            )+
+        }
+
+        impl Default for AgentConfig {
+            fn default() -> Self {
+                Self { $($name: $value),+ }
+            }
+        }
+
+        /// All keys, in the order of the reference.
+        pub const AGENT_KEYS: &[Key] = &[$(key!(
+            $name, [$($doc),+], $values, $default, None,
+            [$($($feature),+)?], [$($accepted),+], [$($refused),+]
+        )),+];
+    };
 }
 
-impl Default for AgentConfig {
-    fn default() -> Self {
-        Self {
-            cgroup: CgroupSetting::Auto,
-            pin_dir: "/sys/fs/bpf/rto-agent".into(),
-            socket: DEFAULT_SOCKET.into(),
-            state_dir: "/run/rto-agent".into(),
-            persistent_dir: "/var/lib/rto-agent".into(),
-            group: "root".to_owned(),
-            on_exit: OnExit::Detach,
-            metrics: MetricsSetting::Off,
-            max_entries: None,
-            attach: true,
-            apply_to_open: false,
-            statistics: true,
-            count_unmatched: false,
-            sampling: SAMPLING,
-            rtt_sampling: RttSampling::AtEnd,
-        }
+keys! {
+    /// The cgroup2 directory to attach to. `"auto"` is the root of the hierarchy, wherever it is
+    /// mounted: every socket of the host. The daemon does not start in a container with a private
+    /// cgroup namespace
+    cgroup: CgroupSetting, by "parsed" {
+        initially CgroupSetting::Auto, values "`\"auto\"` or an absolute path",
+        default "`\"auto\"`",
+        accepted ["'/sys/fs/cgroup/a'"], refused ["'a'", "1"],
+    }
+    /// Directory for the pins of the link and the maps; created if it is missing. The pins keep
+    /// policies active when the daemon is killed, or stops with `on_exit = "keep"`. The next start
+    /// with the same `pin_dir` adopts them, so run `rto-agent detach` before you change it
+    pin_dir: PathBuf, by "pin_dir" {
+        initially "/sys/fs/bpf/rto-agent".into(),
+        values "absolute path on a BPF file system, without dots",
+        default "`\"/sys/fs/bpf/rto-agent\"`",
+        accepted ["'/sys/fs/bpf/other'"], refused ["'pins'", "'/sys/fs/bpf/a.b'"],
+    }
+    /// The control socket
+    socket: PathBuf, by "socket" {
+        initially DEFAULT_SOCKET.into(), values "absolute path, at most 107 bytes",
+        default "`\"/run/rto-agent/control.sock\"`",
+        accepted ["'/run/other.sock'"],
+        refused ["'control.sock'", "'/run/rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-abc'"],
+    }
+    /// Directory of the runtime entries and the instance lock
+    state_dir: PathBuf, by "absolute" {
+        initially "/run/rto-agent".into(), values "absolute path", default "`\"/run/rto-agent\"`",
+        accepted ["'/run/other'"], refused ["'state'"],
+    }
+    /// Directory of data that survives a reboot: [learnt values](#values-that-are-learnt),
+    /// [experiments](experiments.md) and the [last good
+    /// configuration](runbook.md#rtoagentreloadfailed)
+    persistent_dir: PathBuf, by "absolute" {
+        initially "/var/lib/rto-agent".into(), values "absolute path",
+        default "`\"/var/lib/rto-agent\"`",
+        accepted ["'/var/lib/other'"], refused ["'lib'"],
+    }
+    /// The group that may use the socket in addition to root
+    group: String {
+        initially "root".to_owned(), values "name of a group, or its number as a string",
+        default "`\"root\"`",
+        accepted ["'netops'", "'998'"], refused ["0"],
+    }
+    /// Whether a daemon that stops removes the policies from the kernel (`"detach"`) or leaves them
+    /// active (`"keep"`)
+    on_exit: OnExit, by "parsed" {
+        initially OnExit::Detach, values "`\"detach\"` or `\"keep\"`", default "`\"detach\"`",
+        accepted ["'keep'"], refused ["'stop'", "true"],
+    }
+    /// The address that serves the [metrics](../reference/metrics.md)
+    metrics: MetricsSetting, by "parsed" {
+        initially MetricsSetting::Off, values "`\"off\"`, `\"ADDRESS:PORT\"` or `\"unix:PATH\"`",
+        default "`\"off\"`",
+        accepted ["'127.0.0.1:9464'", "'[::1]:9464'", "'unix:/run/m.sock'"],
+        refused ["'127.0.0.1:0'", "'localhost:9464'", "'unix:m.sock'"],
+    }
+    /// Initial [capacity](../reference/scale.md#room) for entries. The maps grow on demand
+    max_entries: Option<u32>, by "max_entries" {
+        initially None, values "1 to 4194304", default "4194304; 16384 before Linux 5.11",
+        accepted ["1", "4194304"], refused ["0", "4194305", "'1'"],
+    }
+    /// `false` detaches every host that has this configuration, like `rto-agent detach` on each of
+    /// them; `true` attaches these hosts again, except hosts that were detached by `rto-agent detach`
+    attach: bool {
+        initially true, values "boolean", default "`true`",
+        accepted ["false"], refused ["'false'"],
+    }
+    /// Whether a new or changed policy also sets its options on sockets that are already open
+    /// ([scope](../reference/kernel.md#sockets-that-are-open-already))
+    apply_to_open: bool {
+        initially false, values "boolean", default "`false`",
+        features ["rto-hook-on-open-sockets", "btf", "iter-tcp"],
+        accepted ["true"], refused ["'true'"],
+    }
+    /// Whether connections and retransmissions are [counted](../reference/statistics.md) by policy
+    statistics: bool {
+        initially true, values "boolean", default "`true`",
+        accepted ["false"], refused ["1"],
+    }
+    /// Whether connections that no entry covers are counted as well
+    count_unmatched: bool {
+        initially false, values "boolean", default "`false`",
+        accepted ["true"], refused ["1"],
+    }
+    /// Samples 1 in N loss-free connections [until they close](../reference/statistics.md#sampling);
+    /// 1: all
+    sampling: u32, by "sampling" {
+        initially SAMPLING, values "1 to 65536", default "`256`",
+        accepted ["1", "65536"], refused ["0", "65537", "'1'"],
+    }
+    /// When the smoothed RTT of a sampled connection is recorded: when it ends, also at this interval,
+    /// or never
+    rtt_sampling: RttSampling, by "parsed" {
+        initially RttSampling::AtEnd, values "`\"end\"`, `\"off\"` or a duration, 1ms to 24h",
+        default "`\"end\"`",
+        accepted ["'off'", "'1ms'", "'24h'"], refused ["'999us'", "'25h'", "1"],
     }
 }
 
@@ -208,13 +277,16 @@ impl FromStr for OnExit {
     }
 }
 
-fn parsed<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-where
-    T: FromStr<Err: fmt::Display>,
-    D: Deserializer<'de>,
-{
-    let text = String::deserialize(deserializer)?;
-    text.parse().map_err(D::Error::custom)
+/// Reads a text with its own parser.
+fn text<'de, D: Deserializer<'de>, T, E: fmt::Display>(
+    deserializer: D,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, D::Error> {
+    parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+fn parsed<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
+    text(d, T::from_str)
 }
 
 fn absolute_path(text: &str) -> Result<PathBuf, &'static str> {
@@ -242,24 +314,21 @@ fn socket_path(text: &str) -> Result<PathBuf, &'static str> {
 }
 
 fn socket<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    socket_path(&text).map_err(D::Error::custom)
+    text(deserializer, socket_path)
 }
 
 fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    absolute_path(&text).map_err(D::Error::custom)
+    text(deserializer, absolute_path)
 }
 
 fn pin_dir<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-    let path = absolute(deserializer)?;
     let has_dot = |c: Component<'_>| matches!(c, Component::Normal(name) if name.as_encoded_bytes().contains(&b'.'));
-    if path.components().any(has_dot) {
-        return Err(D::Error::custom(
-            "names in a BPF file system must not contain dots",
-        ));
-    }
-    Ok(path)
+    text(deserializer, |text| match absolute_path(text)? {
+        path if path.components().any(has_dot) => {
+            Err("names in a BPF file system must not contain dots")
+        }
+        path => Ok(path),
+    })
 }
 
 fn max_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {

@@ -11,10 +11,8 @@ use crate::{parallel, policy::Cidr};
 
 /// A CIDR in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SpannedCidr {
+pub(super) struct ListedCidr {
     pub(super) cidr: Cidr,
-    /// Offset of its opening quote.
-    pub(super) start: u32,
     /// Line, from 1.
     pub(super) line: u32,
 }
@@ -32,7 +30,7 @@ struct Taken {
     /// Bytes before the list's `]` that are not in the rest, including earlier lists.
     gone: usize,
     /// CIDRs in parts, as they were read.
-    cidrs: Vec<Vec<SpannedCidr>>,
+    cidrs: Vec<Vec<ListedCidr>>,
 }
 
 const KEY: &str = "cidrs";
@@ -81,7 +79,7 @@ impl<'t> Lists<'t> {
     }
 
     /// The list whose `[` is at this offset of the rest, if it was taken out.
-    pub(super) fn take(&mut self, at: usize) -> Option<Vec<Vec<SpannedCidr>>> {
+    pub(super) fn take(&mut self, at: usize) -> Option<Vec<Vec<ListedCidr>>> {
         let index = self
             .taken
             .binary_search_by_key(&at, |taken| taken.at)
@@ -114,24 +112,21 @@ const LEAST: usize = 1 << 18;
 
 /// Reads the list whose `[` is before `begin`, on the line `number`. Returns its CIDRs, the offset
 /// of its `]` and the number of line ends in it; `None` if it contains anything else.
-///
-/// The end of the list is unknown, and reading past it is wasted, which matters with many lists. So
-/// the list is read in windows, each as large as all previous ones.
-fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<SpannedCidr>>, usize, u32)> {
+fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<ListedCidr>>, usize, u32)> {
     let mut list = List {
         cidrs: Vec::new(),
         ends: 0,
         last: Some(Token::Comma),
     };
-    // Nearly every list ends in the first window.
+    // Nearly every list ends in the first part.
     let mut scanner = Scanner::new(text, begin, text.len());
     let mut end = list.add(scanner.part(begin + LEAST)?, number)?;
-    let mut at = scanner.at;
-    while end.is_none() && at < text.len() {
-        let window = window(text, at, (at - begin).max(LEAST));
-        let parts = cuts(text, &window, LEAST);
-        at = window.end;
-        for part in parallel::map(parts, |part| {
+    if end.is_none() {
+        // A long list usually ends with a `]` at the beginning of a line. Where it ends earlier, the
+        // parts behind its end are read in vain, once for a long list.
+        let usual = memchr::memmem::find(&text.as_bytes()[scanner.at..], b"\n]");
+        let rest = scanner.at..usual.map_or(text.len(), |offset| scanner.at + offset + 2);
+        for part in parallel::map(cuts(text, &rest, LEAST), |part| {
             Scanner::new(text, part.start, part.end).whole_part()
         }) {
             if end.is_none() {
@@ -142,25 +137,16 @@ fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<SpannedCidr>>,
     Some((list.cidrs, end?, list.ends))
 }
 
-/// A window of about `size` bytes from `at`, up to the end of a line, but not beyond a `]` at the
-/// beginning of a line, which usually ends a list.
-fn window(text: &str, at: usize, size: usize) -> Range<usize> {
-    let about = (at + size).min(text.len());
-    let to = end_of_line(text, about);
-    let usual = memchr::memmem::find(&text.as_bytes()[at..to], b"\n]");
-    at..usual.map_or(to, |offset| at + offset + 2)
-}
-
-/// Splits a window equally for several threads, into parts of at least `least` bytes. Parts end at
+/// Splits a range equally for several threads, into parts of at least `least` bytes. Parts end at
 /// line ends, so that no token is split.
-fn cuts(text: &str, window: &Range<usize>, least: usize) -> Vec<Range<usize>> {
-    let threads = parallel::threads(window.len() / least);
-    let mut cuts = vec![window.start];
+fn cuts(text: &str, range: &Range<usize>, least: usize) -> Vec<Range<usize>> {
+    let threads = parallel::threads(range.len() / least);
+    let mut cuts = vec![range.start];
     for i in 1..threads {
-        let about = window.start + window.len() / threads * i;
-        cuts.push(end_of_line(text, about).min(window.end));
+        let about = range.start + range.len() / threads * i;
+        cuts.push(end_of_line(text, about).min(range.end));
     }
-    cuts.push(window.end);
+    cuts.push(range.end);
     cuts.dedup();
     cuts.windows(2).map(|two| two[0]..two[1]).collect()
 }
@@ -173,7 +159,7 @@ fn end_of_line(text: &str, offset: usize) -> usize {
 
 /// The parts read so far.
 struct List {
-    cidrs: Vec<Vec<SpannedCidr>>,
+    cidrs: Vec<Vec<ListedCidr>>,
     /// Line ends in all parts.
     ends: u32,
     last: Option<Token>,
@@ -207,7 +193,7 @@ enum Token {
 #[derive(Default)]
 struct Part {
     /// CIDRs, with lines counted from the beginning of the part.
-    cidrs: Vec<SpannedCidr>,
+    cidrs: Vec<ListedCidr>,
     first: Option<Token>,
     last: Option<Token>,
     /// Line ends in the part.
@@ -297,7 +283,7 @@ impl<'t> Scanner<'t> {
         }
     }
 
-    fn item(&mut self) -> Option<SpannedCidr> {
+    fn item(&mut self) -> Option<ListedCidr> {
         let start = self.at;
         let quote = self.peek().filter(|b| b"\"'".contains(b))?;
         let content = &self.text.as_bytes()[start + 1..];
@@ -308,9 +294,8 @@ impl<'t> Scanner<'t> {
         }
         let end = start + 1 + length;
         self.at = end + 1;
-        Some(SpannedCidr {
+        Some(ListedCidr {
             cidr: self.text[start + 1..end].parse().ok()?,
-            start: u32::try_from(start).ok()?,
             line: self.ends,
         })
     }
@@ -331,11 +316,9 @@ mod tests {
             let list = lists.take(at).unwrap().concat();
             // Only some are checked, as counting the lines before each takes long.
             let step = list.len() / 50 + 1;
-            for SpannedCidr { cidr, start, line } in list.iter().step_by(step) {
-                let start = *start as usize + 1;
-                let said = text[start..].split(['"', '\'']).next().unwrap();
-                assert_eq!(said.parse::<Cidr>().unwrap(), *cidr);
-                assert_eq!(*line as usize, text[..start].matches('\n').count() + 1);
+            for ListedCidr { cidr, line } in list.iter().step_by(step) {
+                let line = text.lines().nth(*line as usize - 1).unwrap();
+                assert!(line.contains(&cidr.to_string()), "{line}: {cidr}");
             }
             all.push(list.iter().map(|place| place.cidr.to_string()).collect());
         }

@@ -9,16 +9,16 @@ use std::{
 
 use super::{
     AgentConfig, Config, ConfigError, ConfigErrors, MOST_ERRORS,
-    lists::SpannedCidr,
+    lists::ListedCidr,
     parse::{self, Parsed, RawPolicy},
     source::Source,
 };
 use crate::{
     parallel,
     policy::{
-        Cidr, HostFacts, Location, Policy, PolicyName, PolicySet, Settings,
+        HostFacts, Location, Policy, PolicyName, PolicySet, SETTINGS, Settings,
         compile::{Compiled, check_is_counted, check_prefix_width, compile, uncounted_holdout},
-        entries::{Builder, Repeated},
+        entries::{Builder, Duplicate},
     },
     printable,
 };
@@ -176,19 +176,10 @@ impl Loader {
                 exposed: Vec::new(),
             })
         } else {
-            let order: BTreeMap<&PathBuf, usize> = self
-                .files
-                .iter()
-                .enumerate()
-                .map(|(i, path)| (path, i))
-                .collect();
-            self.errors.sort_by_key(|e| {
-                (
-                    order.get(&e.path).copied().unwrap_or(usize::MAX),
-                    e.line,
-                    e.column,
-                )
-            });
+            let files = &self.files;
+            let order = |path: &PathBuf| files.iter().position(|file| file == path);
+            let place = |e: &ConfigError| (order(&e.path).unwrap_or(usize::MAX), e.line, e.column);
+            self.errors.sort_by_key(place);
             self.errors.dedup();
             Err(ConfigErrors(self.errors))
         }
@@ -200,24 +191,16 @@ impl Loader {
         let Some(defaults) = &self.defaults else {
             return;
         };
-        let object = |settings: &Settings| match serde_json::to_value(settings) {
-            Ok(serde_json::Value::Object(object)) => object,
-            _ => serde_json::Map::new(),
-        };
-        let defaults = object(defaults);
         let is_set = self.policies.iter().filter(|(_, raw)| !raw.is_extension());
         let mut is_set: BTreeSet<_> = is_set.map(|(_, raw)| raw.name.clone()).collect();
         for (_, raw) in &mut self.policies {
             if raw.is_extension() && !is_set.insert(raw.name.clone()) {
                 continue;
             }
-            let mut settings = object(&raw.settings);
-            let missing = defaults
-                .iter()
-                .filter(|(key, _)| !raw.spans.contains_key(key.as_str()));
-            settings.extend(missing.map(|(key, value)| (key.clone(), value.clone())));
-            if let Ok(settings) = serde_json::from_value(settings.into()) {
-                raw.settings = settings;
+            for setting in SETTINGS {
+                if !raw.spans.contains_key(setting.key.name) {
+                    (setting.copy)(&mut raw.settings, defaults);
+                }
             }
             raw.takes_defaults = true;
         }
@@ -318,22 +301,21 @@ impl Loader {
             let number = builder.policy(&raw.name);
             // Frees each part once it is read: a million locations take as much memory as the
             // entries.
-            for SpannedCidr { cidr, start, line } in
-                std::mem::take(&mut raw.cidrs).into_iter().flatten()
-            {
+            for ListedCidr { cidr, line } in std::mem::take(&mut raw.cidrs).into_iter().flatten() {
                 if self.errors.len() >= MOST_ERRORS {
                     return;
                 }
                 if let Err(e) = check_prefix_width(&cidr, &policy.settings) {
-                    self.errors
-                        .push(source.error(source.quoted(start), e.to_string()));
+                    let span = source.span_of(&cidr, line as usize);
+                    self.errors.push(source.error(span, e.to_string()));
                 }
                 builder.push(cidr, number, Some((files[*index], line)));
             }
         }
         let (entries, duplicates) = builder.build();
-        if !duplicates.conflicting.is_empty() {
-            self.report_duplicates(&duplicates.conflicting.into_iter().collect());
+        for conflict in &duplicates.conflicting {
+            let error = self.conflict(conflict);
+            self.errors.extend(error);
         }
         warnings.extend(duplicates.repeated.iter().filter_map(repeated));
         set.entries = entries;
@@ -343,47 +325,23 @@ impl Loader {
         }
     }
 
-    /// Reports CIDRs that several policies list. Parses the sources again: entries keep the line of
-    /// a CIDR but not its column.
-    fn report_duplicates(&mut self, duplicates: &BTreeSet<Cidr>) {
-        let mut first: BTreeMap<Cidr, (PolicyName, String)> = BTreeMap::new();
-        for source in &self.sources {
-            let (parsed, _) = parse::parse(source);
-            let places = parsed.policies.iter().flat_map(|raw| {
-                let cidrs = raw.cidrs.iter().flatten();
-                let several = cidrs.filter(|place| duplicates.contains(&place.cidr));
-                several.map(|place| (&raw.name, place))
-            });
-            // Policies are in the order of their names.
-            let mut places: Vec<_> = places.collect();
-            places.sort_by_key(|(_, place)| place.start);
-            for (name, SpannedCidr { cidr, start, line }) in places {
-                if self.errors.len() >= MOST_ERRORS {
-                    return;
-                }
-                match first.get(cidr) {
-                    Some((other, place)) if other != name => {
-                        let message = format!(
-                            "{cidr} is already listed at {place}, in policy {other}; an entry has \
-                             only one policy: remove it from one of them"
-                        );
-                        self.errors
-                            .push(source.error(source.quoted(*start), message));
-                    }
-                    Some(_) => {}
-                    None => {
-                        let place = format!("{}:{line}", printable::path(&source.path));
-                        first.insert(*cidr, (name.clone(), place));
-                    }
-                }
-            }
-        }
+    /// The error about a CIDR that two policies list.
+    fn conflict(&self, conflict: &Duplicate) -> Option<ConfigError> {
+        let Duplicate { policy, cidr, .. } = conflict;
+        let [first, again] = conflict.places.each_ref().map(Option::as_ref);
+        let (first, again) = (first?, again?);
+        let source = self.sources.iter().find(|s| s.path == again.path)?;
+        let message = format!(
+            "{cidr} is already listed at {first}, in policy {policy}; an entry has only one policy: \
+             remove it from one of them"
+        );
+        Some(source.error(source.span_of(cidr, again.line), message))
     }
 }
 
 /// One warning per policy, however many CIDRs it repeats.
-fn repeated(repeated: &Repeated) -> Option<String> {
-    let Repeated {
+fn repeated(repeated: &Duplicate) -> Option<String> {
+    let Duplicate {
         policy,
         count,
         cidr,

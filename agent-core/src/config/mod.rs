@@ -16,12 +16,11 @@ use std::{
 
 use foldhash::quality::FixedState;
 
-use crate::policy::{HostFacts, PolicyName, PolicySet, compile::Compiled};
+use crate::policy::{HostFacts, PolicyName, PolicySet, compile::Compiled, plan::MapState};
 
 mod agent;
 pub mod atomic_file;
 mod exposure;
-mod keys;
 mod lists;
 mod load;
 mod parse;
@@ -30,7 +29,9 @@ pub mod regular_file;
 pub mod save;
 mod source;
 
-pub use agent::{AgentConfig, CgroupSetting, MAX_SOCKET_PATH, MetricsSetting, OnExit, RttSampling};
+pub use agent::{
+    AGENT_KEYS, AgentConfig, CgroupSetting, MAX_SOCKET_PATH, MetricsSetting, OnExit, RttSampling,
+};
 use load::Loader;
 pub use reader::{FilesReader, READ_LIMIT, ReadError, STALL_LIMIT};
 pub use source::{ConfigError, ConfigErrors};
@@ -97,6 +98,17 @@ impl Config {
         let mut loader = Loader::default();
         loader.add_all(files.iter().take(1));
         loader.agent()
+    }
+
+    /// What the kernel's maps should hold.
+    #[must_use]
+    pub fn maps(&self) -> MapState {
+        let policies = self.compiled.iter();
+        MapState {
+            policies: policies.map(|(name, c)| (name.clone(), c.kernel)).collect(),
+            entries: self.set.entries.clone(),
+            ..MapState::default()
+        }
     }
 
     /// The file that `rto-agent add --save` writes.

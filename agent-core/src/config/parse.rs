@@ -11,12 +11,12 @@ use toml::{
 };
 
 use super::{
-    AgentConfig, MOST_ERRORS, keys,
-    lists::{Lists, SpannedCidr},
+    AGENT_KEYS, AgentConfig, MOST_ERRORS,
+    lists::{ListedCidr, Lists},
     source::{ConfigError, Source},
 };
 use crate::{
-    policy::{Cidr, PolicyName, Settings},
+    policy::{Cidr, Effect, PolicyName, SETTINGS, Settings},
     printable,
 };
 
@@ -48,7 +48,7 @@ pub(super) struct RawPolicy {
     /// The location of each given value, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
     /// CIDRs in the order of the file.
-    pub(super) cidrs: Vec<Vec<SpannedCidr>>,
+    pub(super) cidrs: Vec<Vec<ListedCidr>>,
     /// `[defaults]` have been applied.
     pub(super) takes_defaults: bool,
 }
@@ -56,9 +56,11 @@ pub(super) struct RawPolicy {
 impl RawPolicy {
     /// Whether none of the settings is given, not even an invalid one.
     pub(super) fn sets_nothing(&self) -> bool {
-        self.spans
-            .keys()
-            .all(|key| [CIDRS, DESCRIPTION, "force", "guard", "holdout", "mode"].contains(key))
+        let acts = |key: &&str| {
+            let mut settings = SETTINGS.iter();
+            settings.any(|setting| setting.key.name == *key && setting.effect != Effect::Nothing)
+        };
+        !self.spans.keys().any(acts)
     }
 
     /// Whether this place defines the policy.
@@ -75,6 +77,10 @@ impl RawPolicy {
     pub(super) fn is_extension(&self) -> bool {
         self.spans.keys().all(|key| *key == CIDRS)
     }
+}
+
+fn setting_keys() -> Vec<&'static str> {
+    SETTINGS.iter().map(|setting| setting.key.name).collect()
 }
 
 const TOP_KEYS: [&str; 3] = ["agent", "defaults", "policy"];
@@ -136,8 +142,7 @@ impl Walk<'_> {
                 }
                 "defaults" => {
                     if let Some(table) = self.table(value, "[defaults]") {
-                        let known = keys::of::<Settings>();
-                        let settings = self.values(table.iter(), known, "[defaults] ");
+                        let settings = self.values(table.iter(), &setting_keys(), "[defaults] ");
                         parsed.defaults = Some((self.lists.in_text(key.span()), settings));
                     }
                 }
@@ -207,8 +212,8 @@ impl Walk<'_> {
     }
 
     fn agent(&mut self, table: &DeTable<'_>) -> AgentConfig {
-        let known = keys::of::<AgentConfig>();
-        self.values(table.iter(), known, "[agent] ")
+        let known: Vec<_> = AGENT_KEYS.iter().map(|key| key.name).collect();
+        self.values(table.iter(), &known, "[agent] ")
     }
 
     fn policy(
@@ -232,11 +237,7 @@ impl Walk<'_> {
             return None;
         }
         let table = self.table(value, "[policy.NAME]")?;
-        let known: Vec<_> = [CIDRS, DESCRIPTION]
-            .iter()
-            .chain(keys::of::<Settings>())
-            .copied()
-            .collect();
+        let known = [vec![CIDRS, DESCRIPTION], setting_keys()].concat();
         let spans = table.iter().filter_map(|(key, value)| {
             let known = known.iter().find(|k| **k == key.get_ref().as_ref())?;
             Some((*known, self.lists.in_text(value.span())))
@@ -286,7 +287,7 @@ impl Walk<'_> {
         read(good).unwrap_or_default()
     }
 
-    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<SpannedCidr>> {
+    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<ListedCidr>> {
         if let Some(cidrs) = self.lists.take(value.span().start) {
             return cidrs;
         }
@@ -298,12 +299,10 @@ impl Walk<'_> {
         for item in array.iter() {
             match self.text(item).map(Cidr::from_str) {
                 Some(Ok(cidr)) => {
-                    let start = self.lists.in_text(item.span()).start;
-                    let line = self.source.line(start);
-                    cidrs.push(SpannedCidr {
+                    let line = self.source.line(self.lists.in_text(item.span()).start);
+                    cidrs.push(ListedCidr {
                         cidr,
                         // Files are smaller than 4 GiB.
-                        start: u32::try_from(start).unwrap_or(u32::MAX),
                         line: u32::try_from(line).unwrap_or(u32::MAX),
                     });
                 }

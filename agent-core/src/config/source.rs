@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 
 use super::{MAX_FILE, regular_file};
-use crate::printable;
+use crate::{policy::Cidr, printable};
 
 /// Characters of a long line that are shown.
 const SHOWN_WIDTH: usize = 160;
@@ -90,13 +90,18 @@ impl Source {
         self.lines().partition_point(|begin| *begin <= offset)
     }
 
-    /// The span of a quoted text that begins at an offset.
-    pub(super) fn quoted(&self, start: u32) -> Range<usize> {
-        let start = start as usize;
-        let mut rest = self.text.get(start..).unwrap_or_default().char_indices();
-        let quote = rest.next().map(|(_, quote)| quote);
-        let end = rest.find(|(_, c)| Some(*c) == quote);
-        start..end.map_or(start, |(at, _)| start + at + 1)
+    /// The span of a CIDR on a line, with its quotes; the line, if it is not found there.
+    pub(super) fn span_of(&self, cidr: &Cidr, line: usize) -> Range<usize> {
+        let begin = self.lines().get(line - 1).copied().unwrap_or(0);
+        let text = self.text[begin..].lines().next().unwrap_or_default();
+        let mut at = begin;
+        for part in text.split(['"', '\'']) {
+            if part.parse() == Ok(*cidr) {
+                return at.saturating_sub(1)..at + part.len() + 1;
+            }
+            at += part.len() + 1;
+        }
+        begin..begin + text.len()
     }
 
     pub(super) fn error(&self, span: Range<usize>, message: impl Into<String>) -> ConfigError {

@@ -105,40 +105,30 @@ fn defaults_are_for_policies_without_a_value_of_their_own() {
 }
 
 #[test]
-fn a_control_arm_that_is_not_counted_is_warned_of() {
-    let text = |statistics: bool| {
-        let holdout = "initial_rto = \"100ms\"\nholdout = \"5%\"\n";
-        format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{holdout}")
+fn statistics_that_settings_need_are_on() {
+    let text = |statistics: bool, line: &str| {
+        format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{line}\n")
     };
-    let warnings = |statistics| {
-        load(&[("config.toml", &text(statistics))])
-            .unwrap()
-            .warnings
-    };
-    assert!(warnings(true).is_empty());
-    let warning = warnings(false).join("\n");
-    assert!(
-        warning.contains("config.toml:4: policy near: holdout = 5% has no use while"),
-        "{warning}"
-    );
-}
-
-#[test]
-fn learnt_settings_need_statistics() {
     for line in [
         "initial_rto = { auto = true, min = \"50ms\" }",
         "rto_min = \"auto\"",
         "initial_rto = \"100ms\"\nguard = \"on\"",
     ] {
-        let text = |statistics: bool| {
-            format!("[agent]\nstatistics = {statistics}\n\n[policy.near]\n{line}\n")
-        };
-        assert!(load(&[("config.toml", &text(true))]).is_ok());
-        let said = refusal(&text(false));
+        assert!(load(&[("config.toml", &text(true, line))]).is_ok());
+        let said = refusal(&text(false, line));
         let place = format!("config.toml:{}:", 4 + line.lines().count());
         assert!(said.starts_with(&place), "{said}");
         assert!(said.contains("set statistics = true"), "{said}");
     }
+    let holdout = "initial_rto = \"100ms\"\nholdout = \"5%\"";
+    let warnings = |statistics| {
+        let config = load(&[("config.toml", &text(statistics, holdout))]).unwrap();
+        config.warnings.join("\n")
+    };
+    assert_eq!(warnings(true), "");
+    let warning = warnings(false);
+    let told = "config.toml:4: policy near: holdout = 5% has no use while statistics = false";
+    assert!(warning.contains(told), "{warning}");
 }
 
 #[test]
@@ -189,10 +179,6 @@ fn every_refusal_names_place_and_fix() {
         ("unknown agent key", "[agent]\npindir = \"/x\"\n".to_owned()),
         ("holdout alone", policy("holdout = \"5%\"")),
         (
-            "holdout of too many",
-            policy(&format!("{rto}\nholdout = \"60%\"")),
-        ),
-        (
             "holdout as a number",
             policy(&format!("{rto}\nholdout = 0.05")),
         ),
@@ -205,41 +191,19 @@ fn every_refusal_names_place_and_fix() {
             format!("[policy.near]\n{rto}\ncidrs = [\"10.1.2/24\"]\n"),
         ),
         ("no unit", policy("initial_rto = 100")),
-        ("zero", policy("initial_rto = \"0ms\"")),
-        ("too long", policy("initial_rto = \"2m\"")),
         ("auto misspelt", policy("initial_rto = \"automatic\"")),
         (
             "unknown key of a table",
             policy("initial_rto = { auto = true, mni = \"20ms\" }"),
         ),
         (
-            "auto without brakes",
-            policy("initial_rto = \"auto\"\nguard = \"warn\""),
-        ),
-        (
-            "auto beyond its bounds",
-            policy("[policy.near.initial_rto]\nauto = true\nmin = \"2s\""),
-        ),
-        (
             "auto of a wide prefix",
             "[policy.near]\ncidrs = [\"0.0.0.0/0\"]\ninitial_rto = \"auto\"\n".to_owned(),
-        ),
-        (
-            "rto_min auto with a small control arm",
-            policy("rto_min = \"auto\"\nholdout = \"1%\""),
-        ),
-        ("rto_min too short", policy("rto_min = \"4ms\"")),
-        ("rto_min too long", policy("rto_min = \"300ms\"")),
-        ("rto_max too short", policy("rto_max = \"500ms\"")),
-        (
-            "rto_max below initial_rto",
-            policy("rto_max = \"2s\"\ninitial_rto = \"3s\""),
         ),
         (
             "delack above rto_min",
             policy("rto_min = \"50ms\"\ndelack_max = \"60ms\""),
         ),
-        ("rto_restart alone", policy("rto_restart = true")),
         ("syn_retries", policy("syn_retries = 0")),
         (
             "wide",
@@ -256,10 +220,6 @@ fn every_refusal_names_place_and_fix() {
         ("kind", policy("thin_linear = \"yes\"")),
         ("name", format!("[policy.\"a b\"]\n{rto}\n")),
         ("metrics", "[agent]\nmetrics = \"localhost\"\n".to_owned()),
-        (
-            "dots in pin_dir",
-            "[agent]\npin_dir = \"/sys/fs/bpf/a.b\"\n".to_owned(),
-        ),
         ("syntax", "[policy.near\ncidrs = [\n".to_owned()),
         (
             "key twice",
@@ -422,35 +382,26 @@ fn the_fingerprint_follows_every_file() {
 #[test]
 fn paths_that_no_system_call_takes_are_refused() {
     let long = "x".repeat(MAX_SOCKET_PATH);
-    for (line, said) in [
-        (format!("socket = \"/{long}\""), "at most 107 bytes"),
-        (format!("metrics = \"unix:/{long}\""), "at most 107 bytes"),
-        (
-            "socket = \"/run/a\\u0000b\"".to_owned(),
-            "must not contain NUL",
-        ),
-        (
-            "metrics = \"unix:/run/a\\u0000b\"".to_owned(),
-            "must not contain NUL",
-        ),
-        (
-            "state_dir = \"/run/a\\u0000b\"".to_owned(),
-            "must not contain NUL",
-        ),
-        (
-            "pin_dir = \"/sys/fs/bpf/a\\u0000b\"".to_owned(),
-            "must not contain NUL",
-        ),
-        (
-            "cgroup = \"/sys/fs/cgroup/a\\u0000b\"".to_owned(),
-            "must not contain NUL",
-        ),
-    ] {
+    let long = [
+        format!("socket = \"/{long}\""),
+        format!("metrics = \"unix:/{long}\""),
+    ];
+    let keys = [
+        "socket = \"",
+        "metrics = \"unix:",
+        "state_dir = \"",
+        "pin_dir = \"",
+        "cgroup = \"",
+    ];
+    let nul = keys.map(|key| format!("{key}/a\\u0000b\""));
+    let long = long.into_iter().map(|line| (line, "at most 107 bytes"));
+    for (line, said) in long.chain(nul.into_iter().map(|line| (line, "must not contain NUL"))) {
         let refused = refusal(&format!("[agent]\n{line}\n"));
         assert!(refused.contains(said), "{line}: {refused}");
         assert!(refused.starts_with("config.toml:2:"), "{refused}");
     }
-    let longest = format!("[agent]\nsocket = \"/{}\"\n", &long[1..]);
+    let longest = "x".repeat(MAX_SOCKET_PATH - 1);
+    let longest = format!("[agent]\nsocket = \"/{longest}\"\n");
     load(&[("config.toml", &longest)]).unwrap();
 }
 

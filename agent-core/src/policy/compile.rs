@@ -1,16 +1,15 @@
 //! Compiles a policy for this host: checks it against the kernel's limits, rounds as the kernel
 //! does, and produces the form that the eBPF program reads.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use rto_agent_common::{Policy as KernelPolicy, policy_flags, restart};
 use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, PolicySet, RtoMinSetting,
-    Settings, Timer,
-    plan::MapState,
+    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, RtoMinSetting, Settings,
+    Timer,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
 
@@ -20,8 +19,6 @@ mod holdout;
 mod outage;
 mod syn_ack;
 mod syn_retries;
-
-pub use holdout::outlives_connections;
 
 /// `TCP_TIMEOUT_MIN`, jiffies (include/net/tcp.h, Linux 6.12).
 const TIMEOUT_MIN: u64 = restart::LEAST_JIFFIES;
@@ -153,16 +150,10 @@ pub fn compile_adjusted(
         if needs_storage(&compiler.kernel, host) {
             compiler.kernel.flags |= policy_flags::STORED;
         }
-        let Compiler {
-            kernel,
-            effects,
-            warnings,
-            ..
-        } = compiler;
         Ok(Compiled {
-            kernel,
-            effects,
-            warnings,
+            kernel: compiler.kernel,
+            effects: compiler.effects,
+            warnings: compiler.warnings,
         })
     } else {
         Err(compiler.errors)
@@ -326,14 +317,8 @@ impl Compiler<'_> {
                 !asked.is_zero() && asked.as_millis() <= i32::MAX as u128 && is_whole_ms(asked);
             let reason = "must be 1ms to 24 days, in whole milliseconds";
             if self.in_range("user_timeout", asked, range, reason) {
-                let text = format_duration(asked);
-                self.effect(
-                    "user_timeout",
-                    &text,
-                    text.clone(),
-                    None,
-                    Some("once established"),
-                );
+                let effect = self.effect("user_timeout", format_duration(asked));
+                effect.note = Some("once established".to_owned());
                 self.kernel.user_timeout_ms = milliseconds(asked);
             }
         }
@@ -341,15 +326,11 @@ impl Compiler<'_> {
             if self.host.has_bpf_thin_linear {
                 let flag = if on { policy_flags::THIN_LINEAR } else { 0 };
                 self.kernel.flags |= policy_flags::THIN_LINEAR_SET | flag;
-                self.effect("thin_linear", &on.to_string(), on.to_string(), None, None);
+                self.effect("thin_linear", on);
             } else {
-                self.errors.push(SettingError {
-                    setting: "thin_linear",
-                    value: on.to_string(),
-                    reason: "an eBPF program cannot set it on this kernel (Linux 6.1 and later); \
-                             remove the setting"
-                        .to_owned(),
-                });
+                let reason = "an eBPF program cannot set it on this kernel (Linux 6.1 and later); \
+                              remove the setting";
+                self.refuse("thin_linear", on, reason);
             }
         }
         if let Some(retries) = settings.linear_retries {
@@ -365,12 +346,12 @@ impl Compiler<'_> {
         );
         let reason = match rto_min {
             _ if !on => {
-                self.effect("rto_restart", "off", "off".to_owned(), None, None);
+                self.effect("rto_restart", "off");
                 return;
             }
             Some(RtoMinSetting::Fixed(_)) => {
                 self.kernel.restart_hz = self.host.hz;
-                self.effect("rto_restart", "on", "on".to_owned(), None, Some(&note));
+                self.effect("rto_restart", "on").note = Some(note);
                 return;
             }
             Some(RtoMinSetting::Auto(_)) => {
@@ -382,11 +363,7 @@ impl Compiler<'_> {
                  for example rto_min = \"100ms\""
             }
         };
-        self.errors.push(SettingError {
-            setting: "rto_restart",
-            value: on.to_string(),
-            reason: reason.to_owned(),
-        });
+        self.refuse("rto_restart", on, reason);
     }
 
     fn linear_retries(&mut self, retries: u8, thin_linear: Option<bool>) {
@@ -396,16 +373,12 @@ impl Compiler<'_> {
             "it sets when linear mode ends, but linear mode is not enabled; add thin_linear = true"
         } else {
             self.kernel.linear_retries = retries.into();
-            let text = retries.to_string();
-            let note = "consecutive timeouts before the interval doubles";
-            self.count_effect("linear_retries", &text, retries, Some(note));
+            let effect = self.effect("linear_retries", retries);
+            effect.count = Some(retries);
+            effect.note = Some("consecutive timeouts before the interval doubles".to_owned());
             return;
         };
-        self.errors.push(SettingError {
-            setting: "linear_retries",
-            value: retries.to_string(),
-            reason: reason.to_owned(),
-        });
+        self.refuse("linear_retries", retries, reason);
     }
 
     /// TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX: `usecs_to_jiffies(value)` must be at least
@@ -434,12 +407,7 @@ impl Compiler<'_> {
         reason: &str,
     ) -> bool {
         if !good {
-            let value = format_duration(asked);
-            self.errors.push(SettingError {
-                setting,
-                value,
-                reason: reason.to_owned(),
-            });
+            self.refuse(setting, format_duration(asked), reason);
         }
         good
     }
@@ -454,44 +422,34 @@ impl Compiler<'_> {
                 format_duration(asked)
             ));
         }
-        let note = match (setting, asked < KERNEL_INITIAL_RTO) {
-            ("initial_rto", false) => Some("not shorter than the kernel's own 1s"),
-            _ => None,
-        };
-        self.effect(
-            setting,
-            &format_duration(asked),
-            effective,
-            Some(rounded.jiffies),
-            note,
-        );
+        let effect = self.effect(setting, format_duration(asked));
+        effect.effective = effective;
+        effect.jiffies = Some(rounded.jiffies);
+        if setting == "initial_rto" && asked >= KERNEL_INITIAL_RTO {
+            effect.note = Some("not shorter than the kernel's own 1s".to_owned());
+        }
         rounded.jiffies
     }
 
-    fn effect(
-        &mut self,
-        setting: &str,
-        asked: &str,
-        effective: String,
-        jiffies: Option<u64>,
-        note: Option<&str>,
-    ) {
+    /// Adds an effect: the value that was asked for, until the caller changes it.
+    fn effect(&mut self, setting: &str, asked: impl ToString) -> &mut EffectiveSetting {
+        let asked = asked.to_string();
         self.effects.push(EffectiveSetting {
             setting: setting.to_owned(),
-            asked: asked.to_owned(),
-            effective,
-            jiffies,
-            note: note.map(ToOwned::to_owned),
+            effective: asked.clone(),
+            asked,
             ..EffectiveSetting::default()
         });
+        let last = self.effects.len() - 1;
+        &mut self.effects[last]
     }
 
-    /// The same for a number of retransmissions.
-    fn count_effect(&mut self, setting: &str, asked: &str, count: u8, note: Option<&str>) {
-        self.effect(setting, asked, count.to_string(), None, note);
-        if let Some(effect) = self.effects.last_mut() {
-            effect.count = Some(count);
-        }
+    fn refuse(&mut self, setting: &'static str, value: impl ToString, reason: impl Into<String>) {
+        self.errors.push(SettingError {
+            setting,
+            value: value.to_string(),
+            reason: reason.into(),
+        });
     }
 }
 
@@ -513,36 +471,6 @@ pub struct PolicyError {
     pub location: Option<super::Location>,
     /// What is wrong.
     pub error: SettingError,
-}
-
-/// The effective value of each setting, by policy.
-pub type Effects = BTreeMap<PolicyName, Vec<EffectiveSetting>>;
-
-impl PolicySet {
-    /// What the kernel's maps should hold for this set on this host, and the effective values.
-    pub fn image(&self, host: &HostFacts) -> Result<(MapState, Effects), Vec<PolicyError>> {
-        let mut image = MapState::default();
-        let mut effects = BTreeMap::new();
-        let mut errors = Vec::new();
-        for (name, policy) in &self.policies {
-            match compile(name, &policy.settings, host) {
-                Ok(compiled) => {
-                    image.policies.insert(name.clone(), compiled.kernel);
-                    effects.insert(name.clone(), compiled.effects);
-                }
-                Err(all) => errors.extend(all.into_iter().map(|error| PolicyError {
-                    policy: name.clone(),
-                    location: policy.location.clone(),
-                    error,
-                })),
-            }
-        }
-        if !errors.is_empty() {
-            return Err(errors);
-        }
-        image.entries = self.entries.clone();
-        Ok((image, effects))
-    }
 }
 
 #[cfg(test)]

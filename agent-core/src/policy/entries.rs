@@ -6,7 +6,7 @@
 
 use std::{
     cmp::Ordering,
-    collections::{BTreeMap, HashMap, btree_map},
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map},
     iter::Peekable,
     net::IpAddr,
     path::Path,
@@ -231,62 +231,56 @@ impl Entries {
         after: &'a Self,
         mut each: impl FnMut(Cidr, Option<&'a PolicyName>, Option<&'a PolicyName>),
     ) {
-        let mut differ = |cidr, before: Option<&'a PolicyName>, after: Option<&'a PolicyName>| {
-            if before != after {
-                each(cidr, before, after);
-            }
-        };
         if self.shares_table(after) {
             if Arc::ptr_eq(&self.over, &after.over) {
                 return;
             }
             let policy = |entries: &'a Self, cidr: &Cidr| entries.get(cidr).map(|e| e.policy);
-            let pairs = merge(self.over.keys().copied(), after.over.keys().copied(), |c| {
-                *c
-            });
-            for (one, other) in pairs {
-                if let Some(cidr) = one.or(other) {
-                    differ(cidr, policy(self, &cidr), policy(after, &cidr));
+            let changed: BTreeSet<&Cidr> = self.over.keys().chain(after.over.keys()).collect();
+            for cidr in changed {
+                let (before, now) = (policy(self, cidr), policy(after, cidr));
+                if before != now {
+                    each(*cidr, before, now);
                 }
             }
-            return;
-        }
-        if self.over.is_empty() && after.over.is_empty() {
-            return self.table.differences(&after.table, differ);
-        }
-        for pair in merge(self.iter(), after.iter(), |(cidr, _)| *cidr) {
-            match pair {
-                (Some((cidr, before)), Some((_, after))) => {
-                    differ(cidr, Some(before.policy), Some(after.policy));
+        } else if self.over.is_empty() && after.over.is_empty() {
+            self.table.differences(&after.table, each);
+        } else {
+            let pointers = |entries: &'a Self| entries.iter().map(|(c, e)| (c, Some(e.policy)));
+            for (before, now) in compare(pointers(self), pointers(after), |cidr| *cidr) {
+                if let Some((cidr, _)) = before.or(now) {
+                    each(cidr, before.and_then(|e| e.1), now.and_then(|e| e.1));
                 }
-                (Some((cidr, before)), None) => differ(cidr, Some(before.policy), None),
-                (None, Some((cidr, after))) => differ(cidr, None, Some(after.policy)),
-                (None, None) => {}
             }
         }
     }
 }
 
-/// Merges two sorted sequences.
-fn merge<T, K: Ord>(
-    one: impl Iterator<Item = T>,
-    other: impl Iterator<Item = T>,
-    key: impl Fn(&T) -> K,
-) -> impl Iterator<Item = (Option<T>, Option<T>)> {
-    let (mut one, mut other) = (one.peekable(), other.peekable());
-    std::iter::from_fn(move || {
-        let order = match (one.peek(), other.peek()) {
+/// An entry and the policy that it points at; in the kernel's maps it may point at none.
+pub(super) type Pointer<'a> = (Cidr, Option<&'a PolicyName>);
+
+/// Compares two sequences of entries that are in the same order: returns each entry that only one of
+/// them has, or that points at another policy, as both have it. Plans, reloads, `verify` and the
+/// rolling comparison with the kernel's maps compare entries by it.
+pub(super) fn compare<'a, K: Ord>(
+    before: impl Iterator<Item = Pointer<'a>>,
+    after: impl Iterator<Item = Pointer<'a>>,
+    order: impl Fn(&Cidr) -> K,
+) -> impl Iterator<Item = (Option<Pointer<'a>>, Option<Pointer<'a>>)> {
+    let (mut before, mut after) = (before.peekable(), after.peekable());
+    let pairs = std::iter::from_fn(move || {
+        let next = match (before.peek(), after.peek()) {
             (None, None) => return None,
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
-            (Some(a), Some(b)) => key(a).cmp(&key(b)),
+            (Some((a, _)), Some((b, _))) => order(a).cmp(&order(b)),
         };
-        Some(match order {
-            Ordering::Less => (one.next(), None),
-            Ordering::Greater => (None, other.next()),
-            Ordering::Equal => (one.next(), other.next()),
-        })
-    })
+        Some((
+            before.next_if(|_| next.is_le()),
+            after.next_if(|_| next.is_ge()),
+        ))
+    });
+    pairs.filter(|(before, after)| before != after)
 }
 
 /// Equal CIDRs with equal policies. Locations are not compared.
@@ -326,7 +320,8 @@ impl Table {
         Some(self.entry(&self.rows[index]))
     }
 
-    /// As [`Entries::differences`]. Equal rows, usually nearly all, only cost a comparison.
+    /// As [`compare`] for two tables: equal rows, usually nearly all, only cost a comparison of
+    /// numbers.
     fn differences<'a>(
         &'a self,
         after: &'a Self,
@@ -429,24 +424,28 @@ impl<'a> Iterator for Iter<'a> {
 /// CIDRs that are listed more than once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Duplicates {
-    /// CIDRs listed by several policies.
-    pub conflicting: Vec<Cidr>,
-    /// CIDRs listed repeatedly by one policy, which is harmless.
-    pub repeated: Vec<Repeated>,
+    /// CIDRs listed by several policies: the first [`MOST_CONFLICTS`].
+    pub conflicting: Vec<Duplicate>,
+    /// CIDRs listed repeatedly by one policy, as published lists of cloud providers do: one for each
+    /// policy.
+    pub repeated: Vec<Duplicate>,
 }
 
-/// CIDRs that one policy lists more than once, as published lists of cloud providers do.
+/// A CIDR that is listed twice.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Repeated {
-    /// The policy.
+pub struct Duplicate {
+    /// The policy of its first location.
     pub policy: PolicyName,
-    /// The number of superfluous CIDRs.
+    /// The number of superfluous CIDRs of the policy.
     pub count: usize,
-    /// The first superfluous CIDR.
+    /// The CIDR.
     pub cidr: Cidr,
-    /// The first two locations of that CIDR.
+    /// Two locations.
     pub places: [Option<Location>; 2],
 }
+
+/// Conflicts that are reported.
+const MOST_CONFLICTS: usize = 200;
 
 /// Builds a table from entries in any order.
 #[derive(Default)]
@@ -508,22 +507,20 @@ impl Builder {
             if same && later.policy == first.policy {
                 let (count, ..) = repeated.entry(first.policy).or_insert((0, *first, *later));
                 *count += 1;
-            } else if same && conflicting.last() != Some(&first.cidr) {
-                conflicting.push(first.cidr);
+            } else if same && conflicting.len() < MOST_CONFLICTS {
+                conflicting.push((1, *first, *later));
             }
             same
         });
-        let repeated = repeated
-            .into_values()
-            .map(|(count, first, again)| Repeated {
-                policy: self.table.policies[first.policy as usize].clone(),
-                count,
-                cidr: first.cidr,
-                places: [first, again].map(|row| self.table.entry(&row).location()),
-            });
+        let duplicate = |(count, first, again): (usize, Row, Row)| Duplicate {
+            policy: self.table.policies[first.policy as usize].clone(),
+            count,
+            cidr: first.cidr,
+            places: [first, again].map(|row| self.table.entry(&row).location()),
+        };
         let duplicates = Duplicates {
-            conflicting,
-            repeated: repeated.collect(),
+            conflicting: conflicting.into_iter().map(duplicate).collect(),
+            repeated: repeated.into_values().map(duplicate).collect(),
         };
         let rows = &self.table.rows;
         let mut families = FamilyCounts::default();

@@ -1,10 +1,12 @@
 //! A policy's settings, in the same form in configuration files, on the command line and in JSON.
+//!
+//! `settings!` is the only table of settings. A row defines the field of [`Settings`], the key of the
+//! configuration and the JSON, the option of `rto-agent add` with its help, the row of the reference
+//! page, what `rto-agent list` reads back from the kernel's maps, and the features that it needs.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use clap::builder::Resettable;
 use rto_model::syn::MAX_SYNCNT;
-use serde::{Deserialize, Serialize};
 
 use super::{
     share::Share,
@@ -12,139 +14,170 @@ use super::{
 };
 
 mod auto;
-mod guard;
+#[macro_use]
+mod table;
 mod text;
 
 pub use auto::{AutoInitialRto, AutoRtoMin, InitialRtoSetting, RtoMinSetting, True};
-pub use guard::Guard;
+pub(crate) use table::key;
+pub use table::{Effect, Key, Setting};
 
-/// What a policy sets. A field that is `None` leaves the kernel's own value.
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
-#[command(next_help_heading = "Settings, instead of --policy")]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields, default)]
-pub struct Settings {
+settings! {
     /// Timeout of the first SYN, or auto
     ///
     /// auto learns the value from the connections and accepts min=, max=, spurious= and memory=,
     /// for example auto,min=20ms,max=500ms
-    #[arg(long, value_name = "DURATION|auto")]
-    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<TextOr<AutoInitialRto>>"))]
-    pub initial_rto: Option<InitialRtoSetting>,
+    initial_rto: Option<InitialRtoSetting> as "Option<TextOr<AutoInitialRto>>" {
+        option "--initial-rto DURATION|auto",
+        values "duration, above 0 and below 120s; `\"auto\"` or [a table](#values-that-are-learnt)",
+        meaning "Timeout of the first SYN. `\"auto\"`: learnt from the policy's connections",
+        effect Handshake, kernel jiffies initial_rto_jiffies,
+        features ["tcp-syn-linear-timeouts", "syn-ack-retransmission-timeout"],
+        accepted [
+            "'1us'", "'119.999s'", "'auto'",
+            "{ auto = true, min = '1us', max = '1us' }", "{ auto = true, min = '1s', max = '1s' }",
+            "{ auto = true, spurious = '0.01%', memory = '1h' }",
+            "{ auto = true, spurious = '5%', memory = '30days' }",
+        ],
+        refused [
+            "'0s'", "'120s'", "100", "'100'", "true", "{}", "{ auto = false }",
+            "{ auto = true, mni = '20ms' }", "{ auto = true, min = '0s' }", "{ auto = true, max = '1001ms' }",
+            "{ auto = true, min = '21ms', max = '20ms' }",
+            "{ auto = true, spurious = '0.009%' }", "{ auto = true, spurious = '5.1%' }",
+            "{ auto = true, memory = '59m' }", "{ auto = true, memory = '31days' }",
+        ],
+    }
     /// Timeout of the first SYN-ACK: auto, keep (the kernel's own) or a duration
     ///
     /// auto is as short as --initial-rto, but long enough to keep half-open connections for 31s
-    #[arg(
-        long,
-        value_name = "DURATION|auto|keep",
-        default_value_t,
-        hide_default_value = true
-    )]
-    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub syn_ack_rto: SynAckRto,
+    syn_ack_rto: SynAckRto as "Option<String>" {
+        option "--syn-ack-rto DURATION|auto|keep",
+        values "`\"auto\"`, `\"keep\"` or a duration, above 0 and below 120s",
+        default "`\"auto\"`",
+        effect Handshake if |rto| rto.fixed().is_some(), features ["reads-listener"],
+        accepted ["'keep'", "'1us'", "'119.999s'"], refused ["'0s'", "'120s'", "'off'"],
+    }
     /// Lower bound of the RTO of an established connection (2 jiffies to 200ms), or auto
     ///
     /// auto learns the value from the control arm and accepts the longest delay of a peer's ACK,
     /// for example auto,peer_delack=5ms
-    #[arg(long, value_name = "DURATION|auto")]
-    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<TextOr<AutoRtoMin>>"))]
-    pub rto_min: Option<RtoMinSetting>,
+    rto_min: Option<RtoMinSetting> as "Option<TextOr<AutoRtoMin>>" {
+        option "--rto-min DURATION|auto",
+        values "duration, 2 jiffies to 200ms; `\"auto\"` or [a table](#values-that-are-learnt)",
+        meaning "Lower bound of the RTO of an established connection. `\"auto\"`: learnt from the policy's control arm",
+        effect Connection, kernel us rto_min_us,
+        features ["bpf-rto-min", "btf", "bpf-lsm-cgroup", "rtt-hook-sample"],
+        accepted ["'4.001ms'", "'200ms'", "'auto'", "{ auto = true, peer_delack = '192ms' }"],
+        refused [
+            "'4ms'", "'201ms'", "{ auto = true, peer_delack = '0s' }",
+            "{ auto = true, peer_delack = '193ms' }", "{ auto = true, min = '5ms' }",
+        ],
+    }
     /// Lower --rto-min by the smoothed RTT at the end of a flight (experimental)
     ///
     /// This applies while fewer than 4 segments are outstanding
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rto_restart: Option<bool>,
+    rto_restart: Option<bool> as "Option<bool>" {
+        option "--rto-restart BOOL",
+        values "boolean; `true` needs an `rto_min` that is a duration",
+        default "`false`",
+        effect Connection if |on| *on == Some(true), with "rto_min", features ["rtt-hook"],
+        accepted ["true"], refused ["'on'"],
+    }
     /// Longest delay of an ACK (2 jiffies to 200ms)
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub delack_max: Option<Duration>,
+    delack_max: Option<Duration> as "Option<String>" {
+        option "--delack-max DURATION",
+        values "duration, 2 jiffies to 200ms, below `rto_min`",
+        effect Connection, kernel us delack_max_us, features ["bpf-delack-max"],
+        accepted ["'4.001ms'", "'96ms'"],
+        refused ["'4ms'", "'100ms'", "'201ms'", "{ auto = true }"],
+    }
     /// Linear instead of exponential backoff for thin streams
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub thin_linear: Option<bool>,
+    thin_linear: Option<bool> as "Option<bool>" {
+        option "--thin-linear BOOL",
+        values "boolean",
+        effect Connection, kernel flag THIN_LINEAR, features ["bpf-thin-linear"],
+        accepted ["true", "false"], refused ["1"],
+    }
     /// Consecutive timeouts before a thin stream's interval doubles, 1 to 6; needs --thin-linear
-    #[arg(long, value_name = "N")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub linear_retries: Option<u8>,
+    linear_retries: Option<u8> as "Option<u8>" {
+        option "--linear-retries N",
+        values "1 to 6; needs `thin_linear = true`",
+        effect Connection, with "thin_linear", features ["bpf-thin-linear", "rto-hook"],
+        accepted ["1", "6"], refused ["0", "7"],
+    }
     /// Upper bound of any RTO (1s to 120s, Linux 6.15)
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub rto_max: Option<Duration>,
+    rto_max: Option<Duration> as "Option<String>" {
+        option "--rto-max DURATION",
+        values "duration, 1s to 120s, not below `initial_rto`, `syn_ack_rto` or `rto_min`",
+        effect Connection, kernel ms rto_max_ms, features ["tcp-rto-max"],
+        accepted ["'1s'", "'120s'"], refused ["'999ms'", "'121s'", "'1000.5ms'"],
+    }
     /// How long sent data may stay unacknowledged
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub user_timeout: Option<Duration>,
+    user_timeout: Option<Duration> as "Option<String>" {
+        option "--user-timeout DURATION",
+        values "duration, 1ms to 24 days",
+        effect Connection, kernel ms user_timeout_ms, features ["bpf-user-timeout"],
+        accepted ["'1ms'", "'576h'"], refused ["'0s'", "'1.5ms'", "'600h'"],
+    }
     /// When connect() gives up: auto, keep or a TCP_SYNCNT of 1 to 127
     ///
     /// auto: after the same time as without the agent. keep: after the socket's own TCP_SYNCNT
     /// retransmissions, which takes less time with a short `initial_rto`. A number: after that many
     /// retransmissions.
-    #[arg(
-        long,
-        value_name = "N|auto|keep",
-        default_value_t,
-        hide_default_value = true
-    )]
-    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
-    #[cfg_attr(test, schemars(with = "Option<WordOrNumber>"))]
-    pub syn_retries: SynRetries,
+    syn_retries: SynRetries as "Option<WordOrNumber>" {
+        option "--syn-retries N|auto|keep",
+        values "`\"auto\"`, `\"keep\"` or 1 to 127",
+        default "`\"auto\"`",
+        effect Handshake if |retries| matches!(retries, SynRetries::Fixed(_)),
+        features ["bpf-syncnt"],
+        accepted ["'keep'", "1", "127"], refused ["0", "128", "'off'"],
+    }
     /// Whether SYNs of MPTCP sockets get --initial-rto: apply, or keep (they keep the kernel's own
     /// timer)
-    #[arg(
-        long,
-        value_name = "keep|apply",
-        default_value_t,
-        hide_default_value = true
-    )]
-    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub mptcp: Mptcp,
+    mptcp: Mptcp as "Option<String>" {
+        option "--mptcp keep|apply",
+        values "`\"keep\"` or `\"apply\"`",
+        default "`\"keep\"`",
+        effect Handshake, with "initial_rto", features ["btf"],
+        accepted ["'apply'"], refused ["true"],
+    }
     /// Share of connections that keep the kernel's own timers, as a control arm (up to 50%)
     ///
     /// The control arm is counted separately. It is a share of peers, not connections, if the
     /// policy sets more than handshake timers
-    #[arg(long, value_name = "SHARE")]
-    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<Share>"))]
-    pub holdout: Option<Share>,
+    holdout: Option<Share> as "Option<Share>" {
+        option "--holdout SHARE",
+        values "share, above 0% and up to 50%; at least 2% with `rto_min = \"auto\"`",
+        default "none; `\"5%\"` with `rto_min = \"auto\"`",
+        kernel share control_below,
+        accepted ["'0.5%'", "'50%'"], refused ["'0%'", "'50.1%'", "5", "0.05", "'5'"],
+    }
     /// Reaction to spurious retransmissions of SYNs and SYN-ACKs: warn, on or off
     ///
     /// warn reports them; on also gives new connections the kernel's own timer for 10 minutes after
     /// 20 of them, and while they exceed a tenth of the connections. on is the default with auto
-    #[arg(long, value_name = "warn|on|off")]
-    #[serde(with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub guard: Option<Guard>,
+    guard: Option<Guard> as "Option<String>" {
+        option "--guard warn|on|off",
+        values "`\"warn\"`, `\"on\"` or `\"off\"`",
+        default "`\"warn\"`",
+        meaning "Reaction to spurious retransmissions of SYNs and SYN-ACKs. `\"warn\"` reports them; `\"on\"` also lets [brakes](#values-that-are-learnt) give new connections the kernel's own timer; `\"off\"` does nothing (before Linux 6.15 it also disables the [fuse for outages](../reference/kernel.md#connect-through-an-outage)). `\"on\"` is the default if a value is learnt",
+        accepted ["'on'", "'off'"], refused ["true", "'auto'", "{}"],
+    }
     /// Whether learnt values are applied: apply, or advise (computed and shown, but not applied)
-    #[arg(
-        long,
-        value_name = "apply|advise",
-        default_value_t,
-        hide_default_value = true
-    )]
-    #[serde(with = "text::or_default", skip_serializing_if = "is_default")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub mode: Mode,
+    mode: Mode as "Option<String>" {
+        option "--mode apply|advise",
+        values "`\"apply\"`; also `\"advise\"` if a value is learnt",
+        default "`\"apply\"`",
+        meaning "Whether learnt values are applied, or only computed and shown",
+        accepted ["'apply'"], refused ["'advise'", "true"],
+    }
     /// Allow an initial RTO below 200ms on a prefix shorter than /8 (IPv4) or /16 (IPv6)
-    #[arg(long, help_heading = Resettable::Reset)]
-    pub force: bool,
-}
-
-/// "auto", "keep" or a number, for the schema.
-#[cfg(test)]
-#[derive(schemars::JsonSchema)]
-#[serde(untagged)]
-#[expect(dead_code, reason = "only its schema is used")]
-enum WordOrNumber {
-    Word(String),
-    Number(u8),
+    force: bool as "bool" {
+        option "--force",
+        values "boolean",
+        default "`false`",
+        accepted ["true"], refused ["'true'"],
+    }
 }
 
 /// A text or a table, for the schema.
@@ -155,6 +188,16 @@ enum WordOrNumber {
 enum TextOr<T> {
     Text(String),
     Table(T),
+}
+
+/// "auto", "keep" or a number, for the schema.
+#[cfg(test)]
+#[derive(schemars::JsonSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum WordOrNumber {
+    Word(String),
+    Number(u8),
 }
 
 impl Settings {
@@ -219,17 +262,35 @@ impl Settings {
         self.guard.unwrap_or(implied)
     }
 
-    /// Whether learnt values are applied.
-    #[must_use]
-    pub const fn mode(&self) -> Mode {
-        self.mode
-    }
-
     /// The share of the control arm; a learnt `rto_min` always has one.
     #[must_use]
     pub fn control_share(&self) -> Option<Share> {
         let implied = self.auto_rto_min().map(|_| AutoRtoMin::CONTROL);
         self.holdout.or(implied)
+    }
+
+    /// Whether no setting has an effect on connections.
+    #[must_use]
+    pub fn sets_nothing(&self) -> bool {
+        !SETTINGS.iter().any(|setting| (setting.acts)(self))
+    }
+
+    /// Whether a connection with these settings affects later ones with the same peer, in either arm.
+    ///
+    /// When an established connection ends, it writes its path metrics into the kernel's cache:
+    /// smoothed RTT (unless it is in backoff), congestion window, slow start threshold, reordering. The
+    /// next connection to that peer starts with them (`tcp_update_metrics()` and `tcp_init_metrics()`,
+    /// net/ipv4/tcp_metrics.c, Linux 3.14).
+    ///
+    /// `rto_min` and `rto_restart` decide which RTT samples a retransmission spoils (Karn's algorithm)
+    /// and how often the window is cut; `thin_linear` and `linear_retries` whether a connection is in
+    /// backoff; `rto_max` and `user_timeout` how long it lasts; `delack_max` is part of the RTT that
+    /// the peer caches. Handshake timers have no effect after the connection is established, except on
+    /// a first RTT sample that a spurious copy spoils.
+    #[must_use]
+    pub fn outlives_connections(&self) -> bool {
+        let mut lasting = SETTINGS.iter().filter(|s| s.effect == Effect::Connection);
+        lasting.any(|setting| (setting.acts)(self))
     }
 
     /// Whether no setting is given; `force` does not count.
@@ -255,11 +316,6 @@ impl Settings {
         }
         table
     }
-}
-
-/// For serde, to omit unset values.
-pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// The `syn_retries` setting (TCP_SYNCNT).
@@ -297,25 +353,40 @@ impl SynAckRto {
     }
 }
 
-/// The `mptcp` setting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mptcp {
-    /// SYNs of MPTCP sockets keep the kernel's timer: after a few timeouts the kernel falls back to
-    /// TCP, and disables MPTCP for an hour (`net.mptcp.blackhole_timeout`).
-    #[default]
-    Keep,
-    /// MPTCP sockets get `initial_rto` like others.
-    Apply,
+words! {
+    /// The `mptcp` setting.
+    Mptcp, "\"keep\" or \"apply\"" {
+        /// SYNs of MPTCP sockets keep the kernel's timer: after a few timeouts the kernel falls back to
+        /// TCP, and disables MPTCP for an hour (`net.mptcp.blackhole_timeout`).
+        #[default]
+        Keep = "keep",
+        /// MPTCP sockets get `initial_rto` like others.
+        Apply = "apply",
+    }
 }
 
-/// The `mode` setting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Learnt values are applied.
-    #[default]
-    Apply,
-    /// Learnt values are computed and shown, but not applied.
-    Advise,
+words! {
+    /// The `mode` setting.
+    Mode, "\"apply\" or \"advise\"" {
+        /// Learnt values are applied.
+        #[default]
+        Apply = "apply",
+        /// Learnt values are computed and shown, but not applied.
+        Advise = "advise",
+    }
+}
+
+words! {
+    /// The `guard` setting: the reaction to spurious retransmissions of SYNs and SYN-ACKs.
+    Guard, "\"warn\", \"on\" or \"off\"" {
+        /// Only reports what the brakes would have done.
+        #[default]
+        Warn = "warn",
+        /// Brakes in the program give new connections the kernel's own timer.
+        On = "on",
+        /// No reaction.
+        Off = "off",
+    }
 }
 
 impl FromStr for SynRetries {
@@ -367,48 +438,6 @@ impl fmt::Display for SynAckRto {
             Self::Keep => f.write_str("keep"),
             Self::Fixed(rto) => f.write_str(&format_duration(*rto)),
         }
-    }
-}
-
-impl FromStr for Mptcp {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "keep" => Ok(Self::Keep),
-            "apply" => Ok(Self::Apply),
-            _ => Err(format!("{text:?} is neither \"keep\" nor \"apply\"")),
-        }
-    }
-}
-
-impl fmt::Display for Mptcp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Keep => "keep",
-            Self::Apply => "apply",
-        })
-    }
-}
-
-impl FromStr for Mode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "apply" => Ok(Self::Apply),
-            "advise" => Ok(Self::Advise),
-            _ => Err(format!("{text:?} is neither \"apply\" nor \"advise\"")),
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Apply => "apply",
-            Self::Advise => "advise",
-        })
     }
 }
 

@@ -52,15 +52,6 @@ impl Share {
         Self((ratio.clamp(0.0, 1.0) * WHOLE as f64).round() as u64)
     }
 
-    /// The share as a ratio, 0 to 1.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "2^32 at most, which a double has exactly"
-    )]
-    pub fn ratio(self) -> f64 {
-        self.0 as f64 / WHOLE as f64
-    }
-
     /// 100 % minus this share.
     #[must_use]
     pub const fn complement(self) -> Self {
@@ -202,7 +193,7 @@ mod tests {
         assert_eq!(Share::ALL.complement(), Share::ZERO);
         for text in ["0%", "5%", "95%", "33.333333%", "100%"] {
             let share: Share = text.parse().unwrap();
-            assert_eq!(Share::of_ratio(share.ratio()), share, "{text}");
+            assert_eq!(Share::of_ratio(share.fraction()), share, "{text}");
             assert_eq!(share.complement().complement(), share, "{text}");
         }
     }

@@ -119,27 +119,22 @@ mod tests {
     }
 
     #[test]
-    fn an_address_whose_policy_has_an_initial_rto() {
-        let found = |address: &str, us| Some((address.to_owned(), us));
-        assert_eq!(
-            target(&[("10.0.0.0/8", Some(99))]),
-            found("10.0.0.1", 100_000)
-        );
-        assert_eq!(target(&[("fd00::/64", Some(5))]), found("fd00::1", 8_000));
-        assert_eq!(
-            target(&[("10.0.0.7/32", Some(5))]),
-            found("10.0.0.7", 8_000)
-        );
-        assert_eq!(target(&[("0.0.0.0/0", Some(5))]), found("192.0.2.1", 8_000));
-        assert_eq!(target(&[("::/0", Some(5))]), found("2001:db8::1", 8_000));
-    }
-
-    #[test]
-    fn the_longest_prefix_decides() {
-        assert_eq!(
-            target(&[("10.0.0.0/8", Some(100)), ("10.0.0.0/24", Some(20))]),
-            Some(("10.0.0.1".to_owned(), 20_000))
-        );
+    fn probe_target_is_an_address_whose_policy_has_an_initial_rto() {
+        for (entries, address, us) in [
+            (&[("10.0.0.0/8", Some(99))][..], "10.0.0.1", 100_000),
+            (&[("fd00::/64", Some(5))], "fd00::1", 8_000),
+            (&[("10.0.0.7/32", Some(5))], "10.0.0.7", 8_000),
+            (&[("0.0.0.0/0", Some(5))], "192.0.2.1", 8_000),
+            (&[("::/0", Some(5))], "2001:db8::1", 8_000),
+            // The longest prefix decides.
+            (
+                &[("10.0.0.0/8", Some(100)), ("10.0.0.0/24", Some(20))],
+                "10.0.0.1",
+                20_000,
+            ),
+        ] {
+            assert_eq!(target(entries), Some((address.to_owned(), us)));
+        }
     }
 
     #[test]

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 /// The purpose of a duration, for suggestions in errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
@@ -110,12 +108,11 @@ pub fn tenths_of_s(ms: u64) -> String {
 }
 
 /// A duration rounded to jiffies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantised {
     /// The number of jiffies.
     pub jiffies: u64,
     /// The duration of these jiffies.
-    #[serde(with = "as_text")]
     pub effective: Duration,
 }
 
@@ -141,24 +138,6 @@ pub fn jiffies_to_usecs(jiffies: u64, hz: u32) -> u64 {
 pub fn jiffies_duration(jiffies: u64, hz: u32) -> Duration {
     let nanos = u128::from(jiffies) * 1_000_000_000 / u128::from(hz.max(1));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-}
-
-/// serde for durations as text.
-pub mod as_text {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    /// Writes "8ms".
-    pub fn serialize<S: Serializer>(d: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&super::format_duration(*d))
-    }
-
-    /// Reads "8ms".
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        super::parse_duration(&text).map_err(serde::de::Error::custom)
-    }
 }
 
 #[cfg(test)]
@@ -234,17 +213,6 @@ mod tests {
         ] {
             assert_eq!(format_duration(Duration::from_micros(micros)), text);
         }
-    }
-
-    #[test]
-    fn as_text_is_both_ways() {
-        let quantised = quantise(Duration::from_millis(5), 250);
-        let json = serde_json::to_value(quantised).unwrap();
-        assert_eq!(json, serde_json::json!({"jiffies": 2, "effective": "8ms"}));
-        assert_eq!(
-            serde_json::from_value::<Quantised>(json).unwrap(),
-            quantised
-        );
     }
 
     #[test]

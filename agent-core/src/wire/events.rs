@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{stats::Arm, tune::TransitionView};
 use crate::{
-    policy::{Cidr, HostFacts, PolicyName, is_default, units::jiffies_to_usecs},
+    policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs},
     printable,
 };
 
@@ -84,7 +84,7 @@ pub struct EventView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyName>,
     /// Arm of the policy; absent for the treated one.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "Arm::is_treated")]
     pub arm: Arm,
     /// Which side opened the connection: "active" (this host), "passive" (the peer) or "unknown".
     pub direction: String,

@@ -178,6 +178,11 @@ pub enum Arm {
 }
 
 impl Arm {
+    /// Whether it is the treated arm.
+    pub fn is_treated(&self) -> bool {
+        *self == Self::Treated
+    }
+
     /// The arm with this number in the program.
     pub const fn of(arm: u32) -> Self {
         match arm::is_control(arm) {

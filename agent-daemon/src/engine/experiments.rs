@@ -13,11 +13,7 @@ use nix::sys::utsname::uname;
 use rto_agent_common::{Policy, policy_flags};
 use rto_agent_core::{
     config::AgentConfig,
-    policy::{
-        PolicyName, Settings,
-        compile::{Compiled, outlives_connections},
-        plan::MapState,
-    },
+    policy::{PolicyName, Settings, compile::Compiled, plan::MapState},
     wire::{
         events::{ExperimentEvent, StreamItem, TunedEvent},
         experiments::{
@@ -553,7 +549,7 @@ fn compares(settings: &Settings, compiled: &Compiled) -> bool {
     let of_requests = kernel.syn_ack_rto_jiffies.iter();
     kernel.initial_rto_jiffies != 0
         || of_requests.into_iter().any(|jiffies| *jiffies != 0)
-        || outlives_connections(settings)
+        || settings.outlives_connections()
 }
 
 fn host_name() -> String {

@@ -36,7 +36,7 @@ impl Spec {
         let learnt = |law| TimerSpec {
             law,
             configured: None,
-            is_set: settings.mode() == Mode::Apply,
+            is_set: settings.mode == Mode::Apply,
         };
         // A value at least as long as the kernel's own needs no guard.
         let guard = settings.guard();

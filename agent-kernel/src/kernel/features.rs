@@ -6,7 +6,11 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use rto_agent_common::{Probe, SockOpt};
-use rto_agent_core::wire::kernel::{Feature, Presence};
+use rto_agent_core::{
+    config::AGENT_KEYS,
+    policy::SETTINGS,
+    wire::kernel::{Feature, Presence},
+};
 
 use super::{
     btf::{Btf, BtfError},
@@ -87,13 +91,8 @@ impl ProbeResults {
     }
 }
 
-/// A feature in this module's tables: name, first version, settings, purpose.
-struct Known(
-    &'static str,
-    &'static str,
-    &'static [&'static str],
-    &'static str,
-);
+/// A feature in this module's tables: name, first version, purpose.
+struct Known(&'static str, &'static str, &'static str);
 
 impl Known {
     fn found(&self, presence: Presence, evidence: impl Into<String>) -> Feature {
@@ -102,11 +101,23 @@ impl Known {
             since: self.1.to_owned(),
             presence,
             required: false,
-            settings: self.2.iter().map(|s| (*s).to_owned()).collect(),
-            needed_for: self.3.to_owned(),
+            settings: settings_with(self.0),
+            needed_for: self.2.to_owned(),
             evidence: evidence.into(),
         }
     }
+}
+
+/// The settings and keys of `[agent]` that use a feature.
+fn settings_with(feature: &str) -> Vec<String> {
+    let settings = SETTINGS
+        .iter()
+        .map(|setting| (setting.key.name, setting.key.features));
+    let agent = AGENT_KEYS.iter().map(|key| (key.name, key.features));
+    let using = settings
+        .chain(agent)
+        .filter(|(_, features)| features.contains(&feature));
+    using.map(|(name, _)| name.to_owned()).collect()
 }
 
 /// The features of this kernel, from the probe's results and its BTF.
@@ -117,7 +128,6 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
         Known(
             "tcp-syn-linear-timeouts",
             "6.5",
-            &["initial_rto"],
             "the first SYN retransmissions (4 by default) keep the initial RTO before it doubles",
         )
         .found(
@@ -128,7 +138,6 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
     let known = Known(
         "syn-ack-retransmission-timeout",
         "5.17 (5.15.y since July 2024)",
-        &["initial_rto"],
         "the initial RTO of all SYN-ACKs, not only the first",
     );
     features.push(match btf {
@@ -141,7 +150,6 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
     let known = Known(
         "btf",
         "5.4",
-        &["rto_min", "apply_to_open", "mptcp"],
         "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and TCP Fast Open keep the \
          kernel's timer",
     );
@@ -159,7 +167,6 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
     let known = Known(
         "iter-tcp",
         "5.15",
-        &["apply_to_open"],
         "sockets that are already open, and detach --restore",
     );
     features.push(match &asked.walk {
@@ -179,7 +186,6 @@ fn reads_listener(btf: &Result<Arc<Btf>, BtfError>) -> Feature {
     let known = Known(
         READS_LISTENER,
         "6.2",
-        &["syn_ack_rto"],
         "syn_ack_rto from the SYN-ACK retransmissions of the listener or its network namespace; \
          connections to a listener with TCP_DEFER_ACCEPT keep the kernel's timer",
     );
@@ -206,7 +212,6 @@ fn tells_samples() -> Feature {
     let known = Known(
         RTT_SAMPLES,
         "6.10",
-        &["rto_min"],
         "rto_min = \"auto\", which learns from delays of ACKs",
     );
     match version::running() {
@@ -225,7 +230,6 @@ fn accepted(asked: &ProbeResults) -> Feature {
     let known = Known(
         "bpf-lsm-cgroup",
         "6.0, and \"bpf\" among the active LSMs",
-        &["rto_min"],
         "rto_min on accepted sockets before their first RTT sample",
     );
     match (&asked.clone, &asked.lsm_active) {
@@ -245,7 +249,6 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             Known(
                 "cgroup-bpf-link",
                 "5.7",
-                &[],
                 "attaching in addition to other programs",
             ),
             |p| 1 - p.ran,
@@ -255,19 +258,18 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             Known(
                 "sock_ops-socket-storage",
                 "5.10",
-                &[],
                 "a connection keeps its policy",
             ),
             |p| p.storage,
             true,
         ),
         (
-            Known("bpf-rto-min", "5.10", &["rto_min"], "rto_min"),
+            Known("bpf-rto-min", "5.10", "rto_min"),
             |p| p.set[SockOpt::RtoMin as usize],
             false,
         ),
         (
-            Known("bpf-delack-max", "5.10", &["delack_max"], "delack_max"),
+            Known("bpf-delack-max", "5.10", "delack_max"),
             |p| p.set[SockOpt::DelackMax as usize],
             false,
         ),
@@ -275,7 +277,6 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             Known(
                 BPF_TIMERS,
                 "6.15",
-                &[],
                 "connections with rto_min or delack_max need no socket storage until a segment is \
                  lost",
             ),
@@ -286,32 +287,22 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             false,
         ),
         (
-            Known(
-                "bpf-thin-linear",
-                "6.1",
-                &["thin_linear", "linear_retries"],
-                "thin_linear and linear_retries",
-            ),
+            Known("bpf-thin-linear", "6.1", "thin_linear and linear_retries"),
             |p| p.set[SockOpt::ThinLinear as usize],
             false,
         ),
         (
-            Known("tcp-rto-max", "6.15", &["rto_max"], "rto_max"),
+            Known("tcp-rto-max", "6.15", "rto_max"),
             |p| p.set[SockOpt::RtoMax as usize],
             false,
         ),
         (
-            Known(
-                "bpf-user-timeout",
-                "5.10",
-                &["user_timeout"],
-                "user_timeout",
-            ),
+            Known("bpf-user-timeout", "5.10", "user_timeout"),
             |p| p.set[SockOpt::UserTimeout as usize],
             false,
         ),
         (
-            Known("bpf-syncnt", "4.14", &["syn_retries"], "syn_retries"),
+            Known("bpf-syncnt", "4.14", "syn_retries"),
             |p| p.set[SockOpt::SynCnt as usize],
             false,
         ),
@@ -319,7 +310,6 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             Known(
                 "rto-hook",
                 "4.16",
-                &["linear_retries"],
                 "linear_retries; counts of RTOs and tail loss probes",
             ),
             |p| p.cb_flags,
@@ -329,7 +319,6 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             Known(
                 "rtt-hook",
                 "5.3",
-                &["rto_restart"],
                 "rto_restart; smoothed RTTs at an interval, not only at the end of a connection",
             ),
             |p| p.cb_flags,
@@ -339,7 +328,6 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
             Known(
                 "rto-hook-on-open-sockets",
                 "6.12",
-                &["apply_to_open"],
                 "linear_retries, rto_restart and statistics of sockets that were already open",
             ),
             |p| p.set[SockOpt::CbFlags as usize],
@@ -460,25 +448,13 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_depends_on_something() {
+    fn features_of_the_tables_are_probed() {
         let nothing = ProbeResults::nothing(&ProbeError::not_asked("test"));
-        let features = evaluate(&nothing, &Btf::vmlinux());
-        for setting in [
-            "initial_rto",
-            "syn_ack_rto",
-            "mptcp",
-            "rto_min",
-            "delack_max",
-            "thin_linear",
-            "linear_retries",
-            "rto_restart",
-            "rto_max",
-            "user_timeout",
-            "syn_retries",
-            "apply_to_open",
-        ] {
-            let named = |f: &Feature| f.settings.iter().any(|s| s == setting);
-            assert!(features.iter().any(named), "{setting}");
+        let known = evaluate(&nothing, &Btf::vmlinux());
+        let settings = SETTINGS.iter().map(|setting| setting.key.features);
+        let agent = AGENT_KEYS.iter().map(|key| key.features);
+        for feature in settings.chain(agent).flatten() {
+            assert!(known.iter().any(|f| f.name == *feature), "{feature}");
         }
     }
 }

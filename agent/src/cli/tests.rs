@@ -207,7 +207,7 @@ fn a_switch_of_a_policy_needs_no_value() {
         let Verb::Add(add) = parsed(line).unwrap().verb else {
             panic!("{line}");
         };
-        assert_eq!(add.settings.unwrap().thin_linear, Some(true), "{line}");
+        assert_eq!(add.settings.unwrap().0.thin_linear, Some(true), "{line}");
     }
 }
 
@@ -217,13 +217,13 @@ fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
     let Verb::Add(add) = parsed(line).unwrap().verb else {
         panic!("{line}");
     };
-    let settings = add.settings.unwrap();
+    let settings = add.settings.unwrap().0;
     let auto = settings.auto_initial_rto().unwrap();
     assert_eq!(auto.least(), Duration::from_millis(50));
     assert!(
         settings.auto_rto_min().is_some() && settings.guard() == rto_agent_core::policy::Guard::On
     );
-    assert_eq!(settings.mode(), rto_agent_core::policy::Mode::Advise);
+    assert_eq!(settings.mode, rto_agent_core::policy::Mode::Advise);
 }
 
 #[test]

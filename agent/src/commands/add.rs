@@ -16,7 +16,7 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
     let request = AddRequest {
         cidrs: args.cidrs,
         policy: args.policy,
-        settings: args.settings,
+        settings: args.settings.map(|args| args.0),
         ttl: args.ttl,
         save: args.save,
     };

@@ -52,11 +52,9 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
             false => Err(ConfigErrors(errors)),
         }
     });
-    let checked = loaded.and_then(|config| {
-        good(&config, host).map_err(|e| ConfigErrors(vec![ConfigError::whole(path, e)]))
-    });
-    match checked {
-        Ok(answer) => {
+    match loaded {
+        Ok(config) => {
+            let answer = good(config, host);
             print_coloured(args.output.json, &answer, args.color, || text(&answer))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -80,32 +78,26 @@ const fn refused(errors: Vec<ConfigError>, host: HostFacts) -> Answer {
     }
 }
 
-/// Computes the effect of a configuration on a host, or why it is refused.
-fn good(config: &Config, host: HostFacts) -> Result<Answer, String> {
-    let (image, effects) = config.set.image(&host).map_err(|errors| {
-        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        lines.join("\n")
-    })?;
+/// The effect of a configuration on the host that it was read for.
+fn good(config: Config, host: HostFacts) -> Answer {
     let mut counts: BTreeMap<&PolicyName, usize> = BTreeMap::new();
-    for (_, entry) in image.entries.iter() {
+    for (_, entry) in config.set.entries.iter() {
         *counts.entry(entry.policy).or_default() += 1;
     }
-    let policies = effects
-        .into_iter()
-        .map(|(name, effects)| {
-            let entries = counts.get(&name).copied().unwrap_or(0);
-            (name, PolicyAnswer { entries, effects })
-        })
-        .collect();
-    Ok(Answer {
+    let policies = config.compiled.iter().map(|(name, compiled)| {
+        let entries = counts.get(name).copied().unwrap_or(0);
+        let effects = compiled.effects.clone();
+        (name.clone(), PolicyAnswer { entries, effects })
+    });
+    Answer {
         ok: true,
         errors: Vec::new(),
-        warnings: config.warnings.clone(),
-        files: config.files.clone(),
+        policies: policies.collect(),
+        warnings: config.warnings,
+        files: config.files,
         host,
-        entries: image.entries.len(),
-        policies,
-    })
+        entries: config.set.entries.len(),
+    }
 }
 
 fn text(answer: &Answer) -> String {

@@ -1,8 +1,7 @@
 //! Converts settings from configuration keys, which the daemon and the files use, to command-line
 //! flags.
 
-use clap::Args as _;
-use rto_agent_core::policy::Settings;
+use rto_agent_core::policy::{SETTINGS, Settings};
 
 /// Keys that are also ordinary words; they are keys only before " = ".
 const WORDS: [&str; 4] = ["force", "guard", "mode", "mptcp"];
@@ -15,8 +14,10 @@ pub(super) fn flags_for_keys(text: &str) -> String {
 }
 
 fn line(text: &str) -> String {
-    let command = Settings::augment_args(clap::Command::new(""));
-    let is_key = |word: &str| command.get_arguments().any(|arg| arg.get_id() == word);
+    let flag = |word: &str| {
+        let setting = SETTINGS.iter().find(|setting| setting.key.name == word)?;
+        Some(setting.flag().0)
+    };
     let mut said = String::new();
     let mut rest = text;
     while let Some(at) = rest.find(|c: char| c.is_ascii_lowercase()) {
@@ -26,11 +27,11 @@ fn line(text: &str) -> String {
         let (word, after) = after.split_at(after.find(is_end).unwrap_or(after.len()));
         let value = after.strip_prefix(ASSIGNED);
         rest = after;
-        if !is_key(word) || WORDS.contains(&word) && value.is_none() {
-            said.push_str(word);
+        let flag = flag(word).filter(|_| value.is_some() || !WORDS.contains(&word));
+        said.push_str(flag.unwrap_or(word));
+        if flag.is_none() {
             continue;
         }
-        said.push_str(&flag(word));
         if let Some(value) = value {
             rest = match value.strip_prefix("true") {
                 Some(rest) => rest,
@@ -59,33 +60,14 @@ fn line(text: &str) -> String {
 
 /// Formats settings as arguments of `rto-agent add`.
 pub(super) fn of(settings: &Settings) -> String {
-    let table = settings.to_toml();
-    let flags = table.iter().map(|(key, value)| {
-        let value = match (value.as_str(), value.as_inline_table()) {
-            (Some(text), _) => text.to_owned(),
-            (None, Some(table)) => extended(table),
-            (None, None) => value.to_string().trim().to_owned(),
-        };
-        match value.as_str() {
-            "true" => flag(key),
-            value => format!("{} {value}", flag(key)),
-        }
+    let flags = SETTINGS.iter().filter_map(|setting| {
+        let (flag, _) = setting.flag();
+        Some(match (setting.text)(settings)?.as_str() {
+            "true" => flag.to_owned(),
+            value => format!("{flag} {value}"),
+        })
     });
     flags.collect::<Vec<_>>().join(" ")
-}
-
-/// Formats a table as on the command line: "auto,min=20ms".
-fn extended(table: &toml_edit::InlineTable) -> String {
-    const AUTO: &str = "auto";
-    let mut text = if table.contains_key(AUTO) { AUTO } else { "on" }.to_owned();
-    for (key, value) in table.iter().filter(|(key, _)| *key != AUTO) {
-        text.push_str(&format!(",{key}={}", value.as_str().unwrap_or_default()));
-    }
-    text
-}
-
-fn flag(key: &str) -> String {
-    format!("--{}", key.replace('_', "-"))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{ops::RangeInclusive, time::Duration};
 use rto_agent_common::{brake::Brake, direction, policy_flags};
 use rto_model::tune::{law::LEAST_SAMPLES, tuner::HOLD_MS};
 
-use super::{BPF_TIMER_MAX, Compiler, KERNEL_INITIAL_RTO, SettingError, TIMEOUT_MIN};
+use super::{BPF_TIMER_MAX, Compiler, EffectiveSetting, KERNEL_INITIAL_RTO, TIMEOUT_MIN};
 use crate::policy::{
     Adjustment, AutoInitialRto, AutoRtoMin, Guard, InitialRto, InitialRtoSetting, Mode,
     RtoMinSetting, Settings, Share, Timer,
@@ -37,11 +37,10 @@ impl Compiler<'_> {
 
     /// Records the effective timer after a decision of the guard.
     pub(super) fn adjusted_effect(&mut self, setting: &str, asked: &str, jiffies: Option<u64>) {
-        let effective = match jiffies {
-            Some(jiffies) => format_duration(jiffies_duration(jiffies, self.host.hz)),
-            None => KERNELS_OWN.to_owned(),
-        };
-        self.effect(setting, asked, effective, jiffies, Some("by the guard"));
+        let hz = self.host.hz;
+        let effect = self.effect(setting, asked);
+        effect.set_jiffies(jiffies, hz);
+        effect.note = Some("by the guard".to_owned());
     }
 
     pub(super) fn auto_initial_rto(&mut self, auto: &AutoInitialRto, settings: &Settings) {
@@ -49,7 +48,7 @@ impl Compiler<'_> {
         let Adjustment {
             active, passive, ..
         } = self.adjustment;
-        let learnt = |timer| match (settings.mode(), timer) {
+        let learnt = |timer| match (settings.mode, timer) {
             (Mode::Apply, Timer::Value(_)) => self.adjusted(timer, None),
             _ => None,
         };
@@ -60,32 +59,20 @@ impl Compiler<'_> {
             text(auto.least()),
             text(auto.largest())
         );
-        let effective = self
-            .active
-            .map(|jiffies| format_duration(jiffies_duration(jiffies, self.host.hz)));
-        let note = match (settings.mode(), active.timer) {
-            (Mode::Advise, _) => Some("mode = advise: computed and shown, not applied".to_owned()),
+        let note = match (settings.mode, active.timer) {
+            (Mode::Advise, _) => Some(ADVISED.to_owned()),
             (Mode::Apply, Timer::Configured) => Some(range),
             (Mode::Apply, Timer::Kernel | Timer::Value(_)) => None,
         };
-        self.effect(
-            "initial_rto",
-            &InitialRtoSetting::Auto(*auto).to_string(),
-            effective.unwrap_or_else(|| KERNELS_OWN.to_owned()),
-            self.active,
-            note.as_deref(),
-        );
+        let (active, hz) = (self.active, self.host.hz);
+        let effect = self.effect("initial_rto", InitialRtoSetting::Auto(*auto));
+        effect.set_jiffies(active, hz);
+        effect.note = note;
     }
 
     fn check_initial_rto(&mut self, auto: &AutoInitialRto) {
         let (least, largest) = (auto.least(), auto.largest());
-        let mut refuse = |value: String, reason: String| {
-            self.errors.push(SettingError {
-                setting: "initial_rto",
-                value,
-                reason,
-            });
-        };
+        let mut refuse = |value: String, reason: String| self.refuse("initial_rto", value, reason);
         if largest > KERNEL_INITIAL_RTO {
             refuse(
                 format!("auto,max={}", format_duration(largest)),
@@ -118,17 +105,13 @@ impl Compiler<'_> {
         let floor = quantise(auto.floor(hz), hz);
         let asked = RtoMinSetting::Auto(*auto).to_string();
         if auto.peer_delack.is_some_and(|delay| delay.is_zero()) || auto.floor(hz) > BPF_TIMER_MAX {
-            self.errors.push(SettingError {
-                setting: "rto_min",
-                value: asked,
-                reason: format!(
-                    "peer_delack must be above 0 and at most {}, because rto_min is at least \
-                     peer_delack plus two jiffies, and at most 200ms",
-                    format_duration(
-                        BPF_TIMER_MAX.saturating_sub(jiffies_duration(TIMEOUT_MIN, hz))
-                    )
-                ),
-            });
+            let longest = BPF_TIMER_MAX.saturating_sub(jiffies_duration(TIMEOUT_MIN, hz));
+            let reason = format!(
+                "peer_delack must be above 0 and at most {}, because rto_min is at least \
+                 peer_delack plus two jiffies, and at most 200ms",
+                format_duration(longest)
+            );
+            self.refuse("rto_min", asked, reason);
             return;
         }
         if self.host.lacks_rtt_samples {
@@ -140,25 +123,25 @@ impl Compiler<'_> {
         let learnt = self
             .adjustment
             .rto_min
-            .filter(|_| settings.mode() == Mode::Apply);
+            .filter(|_| settings.mode == Mode::Apply);
         let Some(value) = learnt else {
             let range = format!(
                 "until enough ACK delays are sampled, then {} to {}",
                 format_duration(floor.effective),
                 format_duration(BPF_TIMER_MAX)
             );
-            let note = match settings.mode() {
-                Mode::Advise => "mode = advise: computed and shown, not applied",
-                Mode::Apply => &range,
-            };
-            self.effect("rto_min", &asked, KERNELS_OWN.to_owned(), None, Some(note));
+            let effect = self.effect("rto_min", asked);
+            effect.set_jiffies(None, hz);
+            effect.note = Some(match settings.mode {
+                Mode::Advise => ADVISED.to_owned(),
+                Mode::Apply => range,
+            });
             return;
         };
         let longest = quantise(BPF_TIMER_MAX, hz).jiffies;
         let jiffies = quantise(value, hz).jiffies.max(floor.jiffies).min(longest);
         self.kernel.rto_min_us = u32::try_from(jiffies_to_usecs(jiffies, hz)).unwrap_or(u32::MAX);
-        let effective = format_duration(jiffies_duration(jiffies, hz));
-        self.effect("rto_min", &asked, effective, Some(jiffies), None);
+        self.effect("rto_min", asked).set_jiffies(Some(jiffies), hz);
     }
 
     /// Compiles `guard` and `mode`, and the brakes in the program.
@@ -175,31 +158,24 @@ impl Compiler<'_> {
         }
         let guard = settings.guard();
         let has_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
-        let mut refuse = |setting, value: String, reason: &str| {
-            self.errors.push(SettingError {
-                setting,
-                value,
-                reason: reason.to_owned(),
-            });
-        };
         match settings.guard {
-            Some(Guard::Warn | Guard::Off) if settings.is_automatic() => refuse(
+            Some(Guard::Warn | Guard::Off) if settings.is_automatic() => self.refuse(
                 "guard",
-                guard.to_string(),
+                guard,
                 "learnt values always have brakes; remove guard, or set guard = \"on\"",
             ),
-            Some(Guard::On) if !has_timer && !settings.is_automatic() => refuse(
+            Some(Guard::On) if !has_timer && !settings.is_automatic() => self.refuse(
                 "guard",
-                guard.to_string(),
+                guard,
                 "it guards timers of SYNs and SYN-ACKs, but the policy sets none; add initial_rto \
                  or syn_ack_rto",
             ),
             _ => {}
         }
-        if settings.mode() == Mode::Advise && !settings.is_automatic() {
-            refuse(
+        if settings.mode == Mode::Advise && !settings.is_automatic() {
+            self.refuse(
                 "mode",
-                settings.mode().to_string(),
+                settings.mode,
                 "it applies to learnt values, but the policy has none; set initial_rto or rto_min \
                  to \"auto\", or use rto-agent advise",
             );
@@ -211,18 +187,10 @@ impl Compiler<'_> {
                 format_duration(Duration::from_millis(HOLD_MS)),
                 Brake::SPURIOUS
             );
-            let text = guard.to_string();
-            self.effect(
-                "guard",
-                &text,
-                text.clone(),
-                None,
-                is_on.then_some(on.as_str()),
-            );
+            self.effect("guard", guard).note = is_on.then_some(on);
         }
-        if settings.mode() == Mode::Advise {
-            let text = settings.mode().to_string();
-            self.effect("mode", &text, text.clone(), None, None);
+        if settings.mode == Mode::Advise {
+            self.effect("mode", settings.mode);
         }
     }
 
@@ -255,8 +223,18 @@ impl Compiler<'_> {
     }
 }
 
-/// Shown if the policy sets no value.
-pub(super) const KERNELS_OWN: &str = "the kernel's own";
+impl EffectiveSetting {
+    /// Sets the effective timer; `None`: the kernel's own.
+    pub(super) fn set_jiffies(&mut self, jiffies: Option<u64>, hz: u32) {
+        self.jiffies = jiffies;
+        self.effective = match jiffies {
+            Some(jiffies) => format_duration(jiffies_duration(jiffies, hz)),
+            None => "the kernel's own".to_owned(),
+        };
+    }
+}
+
+const ADVISED: &str = "mode = advise: computed and shown, not applied";
 
 fn spurious_bounds() -> String {
     let (least, most) = (SPURIOUS.start(), SPURIOUS.end());
@@ -268,32 +246,25 @@ mod tests {
     use rto_agent_common::{Policy as KernelPolicy, SYN_ACK_RETRIES_LEN};
 
     use super::{
-        super::{Compiled, compile, compile_adjusted},
+        super::{
+            Compiled,
+            tests::{compiled, described, errors, on, settings},
+        },
         *,
     };
     use crate::{
-        policy::{ControlArm, HostFacts, PolicyName, SynAckRto},
+        policy::{ControlArm, HostFacts, SynAckRto},
         testing::HOST,
     };
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
-    fn name() -> PolicyName {
-        "near".parse().unwrap()
-    }
-
-    fn settings(toml: &str) -> Settings {
-        toml::from_str(toml).unwrap()
-    }
-
     fn adjusted(toml: &str, adjustment: &Adjustment) -> Compiled {
-        compile_adjusted(&name(), &settings(toml), adjustment, &HOST).unwrap()
+        on(&HOST, toml, adjustment)
     }
 
-    fn described(compiled: &Compiled, setting: &str) -> String {
-        let mut effects = compiled.effects.iter();
-        let effect = effects.find(|effect| effect.setting == setting).unwrap();
-        effect.describe(250)
+    fn text(compiled: &Compiled, setting: &str) -> String {
+        described(compiled, setting).unwrap()
     }
 
     /// An adjustment with these timers for the two directions.
@@ -317,29 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_is_told_where_nothing_is_applied() {
-        for (mode, told) in [
+    fn mode_is_shown_where_nothing_is_applied() {
+        for (mode, shown) in [
             ("", false),
             ("mode = 'apply'", false),
             ("mode = 'advise'", true),
         ] {
-            let toml = format!("initial_rto = 'auto'\n{mode}");
-            let compiled = adjusted(&toml, &Adjustment::default());
-            let mut effects = compiled.effects.iter();
-            assert_eq!(
-                effects.any(|effect| effect.setting == "mode"),
-                told,
-                "{mode}"
-            );
+            let compiled = compiled(&format!("initial_rto = 'auto'\n{mode}"));
+            assert_eq!(described(&compiled, "mode").is_some(), shown, "{mode}");
         }
     }
 
     #[test]
     fn nothing_is_set_until_something_is_learnt() {
-        let compiled = adjusted(
-            "initial_rto = 'auto'\nrto_min = 'auto'",
-            &Adjustment::default(),
-        );
+        let compiled = compiled("initial_rto = 'auto'\nrto_min = 'auto'");
         let kernel = &compiled.kernel;
         assert_eq!((kernel.initial_rto_jiffies, kernel.rto_min_us), (0, 0));
         assert_eq!(kernel.initial_rto_us, 1_000_000);
@@ -349,7 +311,7 @@ mod tests {
         assert!(has(kernel, policy_flags::MEASURES_ACKS));
         assert!(kernel.flags & LEASED == 0);
         let shown = ["initial_rto", "syn_ack_rto", "rto_min", "guard", "holdout"]
-            .map(|setting| format!("{setting} {}", described(&compiled, setting)));
+            .map(|setting| format!("{setting} {}", text(&compiled, setting)));
         insta::assert_snapshot!(shown.join("\n"));
     }
 
@@ -361,10 +323,7 @@ mod tests {
         };
         let compiled = adjusted("initial_rto = 'auto'\nrto_min = 'auto'", &adjustment);
         let kernel = &compiled.kernel;
-        let fixed = adjusted(
-            "initial_rto = '24ms'\nsyn_ack_rto = 'keep'",
-            &Adjustment::default(),
-        );
+        let fixed = super::super::tests::compiled("initial_rto = '24ms'\nsyn_ack_rto = 'keep'");
         assert_eq!(kernel.initial_rto_jiffies, 6);
         assert_eq!(kernel.syn_retries, fixed.kernel.syn_retries);
         // As short as learnt if there are many retransmissions, and longer if a request would end
@@ -376,14 +335,14 @@ mod tests {
         assert!(has(kernel, LEASED) && has(kernel, policy_flags::CONTROL_BY_PEER));
         assert!(has(kernel, policy_flags::BRAKED));
         assert_eq!(
-            described(&compiled, "initial_rto"),
+            text(&compiled, "initial_rto"),
             "auto -> 24ms, 6 jiffies at HZ=250"
         );
         assert_eq!(
-            described(&compiled, "rto_min"),
+            text(&compiled, "rto_min"),
             "auto -> 72ms, 18 jiffies at HZ=250"
         );
-        assert!(described(&compiled, "syn_ack_rto").starts_with("auto -> 500ms, 125 jiffies"));
+        assert!(text(&compiled, "syn_ack_rto").starts_with("auto -> 500ms, 125 jiffies"));
 
         // A lease needs brakes, and a budget of 0 allows no retransmissions.
         let learnt = InitialRto {
@@ -409,10 +368,7 @@ mod tests {
             &timers(Timer::Kernel, Timer::Kernel),
         );
         assert!(neither.kernel.flags & LEASED == 0);
-        assert_eq!(
-            described(&neither, "initial_rto"),
-            "auto -> the kernel's own"
-        );
+        assert_eq!(text(&neither, "initial_rto"), "auto -> the kernel's own");
     }
 
     #[test]
@@ -430,7 +386,7 @@ mod tests {
             assert!(has(kernel, policy_flags::MEASURES_ACKS));
             assert!(kernel.flags & LEASED == 0);
             assert_eq!(
-                described(&compiled, "initial_rto"),
+                text(&compiled, "initial_rto"),
                 "auto -> the kernel's own (mode = advise: computed and shown, not applied)"
             );
         }
@@ -447,7 +403,7 @@ mod tests {
         assert_eq!(raised.kernel.syn_ack_rto_jiffies[8], 150);
         assert!(raised.kernel.flags & LEASED == 0);
         assert_eq!(
-            described(&raised, "initial_rto"),
+            text(&raised, "initial_rto"),
             "100ms -> 400ms, 100 jiffies at HZ=250 (by the guard)"
         );
         let lower = with(Timer::Value(MS(20)), Timer::Value(MS(20)));
@@ -457,7 +413,7 @@ mod tests {
         assert_eq!(held.kernel.initial_rto_jiffies, 0);
         assert_eq!(held.kernel.syn_ack_rto_jiffies[8], 25);
         assert_eq!(
-            described(&held, "initial_rto"),
+            text(&held, "initial_rto"),
             "100ms -> the kernel's own (by the guard)"
         );
         let both = with(Timer::Kernel, Timer::Kernel);
@@ -515,15 +471,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_tells_no_samples() {
+    fn kernel_without_rtt_samples_has_a_warning() {
         let host = HostFacts {
             lacks_rtt_samples: true,
             ..HOST
         };
-        for (toml, warnings) in [("rto_min = 'auto'", 1), ("rto_min = '100ms'", 0)] {
-            let compiled = compile(&name(), &settings(toml), &host).unwrap();
-            let about = |warning: &&String| warning.contains("learns nothing on this kernel");
-            assert_eq!(compiled.warnings.iter().filter(about).count(), warnings);
+        for (toml, warned) in [("rto_min = 'auto'", true), ("rto_min = '100ms'", false)] {
+            let warnings = on(&host, toml, &Adjustment::default()).warnings.concat();
+            assert_eq!(warnings.contains("learns nothing on this kernel"), warned);
         }
     }
 
@@ -550,14 +505,8 @@ mod tests {
             "rto_min = { auto = true, peer_delack = '0s' }",
             "rto_min = { auto = true, peer_delack = '193ms' }",
         ] {
-            let errors = compile(&name(), &settings(toml), &HOST).map(|c| c.kernel);
-            let errors = errors.expect_err(toml);
-            let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
-            all.push(format!(
-                "{}\n  {}",
-                toml.replace('\n', "; "),
-                errors.join("\n  ")
-            ));
+            let errors = errors(&HOST, toml).join("\n  ");
+            all.push(format!("{}\n  {errors}", toml.replace('\n', "; ")));
         }
         insta::assert_snapshot!(all.join("\n"));
         for toml in [
@@ -569,9 +518,7 @@ mod tests {
             "initial_rto = '100ms'\nguard = 'off'\nmode = 'apply'",
             "rto_min = { auto = true, peer_delack = '192ms' }\nmode = 'advise'",
         ] {
-            if let Err(errors) = compile(&name(), &settings(toml), &HOST) {
-                panic!("{toml}: {errors:?}");
-            }
+            compiled(toml);
         }
     }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use rto_model::syn;
 
-use super::{Compiler, RTO_MAX, SettingError, TIMEOUT_MIN};
+use super::{Compiler, RTO_MAX, TIMEOUT_MIN};
 use crate::policy::{
-    Mptcp, Settings, SynAckRto, SynRetries,
+    Effect, SETTINGS, Settings,
     units::{format_duration, quantise},
 };
 
@@ -17,31 +17,14 @@ impl Compiler<'_> {
     /// Rules between settings.
     pub(super) fn check_constraints(&mut self, settings: &Settings) {
         let hz = self.host.hz;
-        if *settings
-            == (Settings {
-                syn_ack_rto: match settings.syn_ack_rto {
-                    SynAckRto::Fixed(_) => SynAckRto::default(),
-                    not_set => not_set,
-                },
-                syn_retries: settings.syn_retries,
-                mptcp: Mptcp::Keep,
-                holdout: settings.holdout,
-                guard: settings.guard,
-                mode: settings.mode,
-                force: settings.force,
-                rto_restart: settings.rto_restart.filter(|on| !on),
-                ..Settings::default()
-            })
-            && !matches!(settings.syn_retries, SynRetries::Fixed(_))
-        {
-            self.errors.push(SettingError {
-                setting: "",
-                value: String::new(),
-                reason:
-                    "the policy sets nothing; give it at least one of initial_rto, syn_ack_rto, \
-                         rto_min, delack_max, thin_linear, rto_max, user_timeout, syn_retries"
-                        .to_owned(),
-            });
+        if settings.sets_nothing() {
+            let alone = SETTINGS
+                .iter()
+                .filter(|s| s.effect != Effect::Nothing && s.with.is_none());
+            let names: Vec<_> = alone.map(|setting| setting.key.name).collect();
+            let names = names.join(", ");
+            let reason = format!("the policy sets nothing; give it at least one of {names}");
+            self.refuse("", "", reason);
         }
         if let Some(rto_max) = settings.rto_max {
             for (name, value) in [

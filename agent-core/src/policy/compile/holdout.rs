@@ -2,7 +2,7 @@
 
 use rto_agent_common::policy_flags;
 
-use super::{Compiler, SettingError};
+use super::Compiler;
 use crate::policy::{AutoRtoMin, PolicyName, Settings, Share};
 
 impl Compiler<'_> {
@@ -25,87 +25,39 @@ impl Compiler<'_> {
             return;
         };
         if share == Share::ZERO || share > Share::HALF {
-            self.errors.push(SettingError {
-                setting: "holdout",
-                value: share.to_string(),
-                reason: "a control arm must be more than 0% and at most 50%; set, for example, \
-                         \"5%\", or remove holdout for a policy without a control arm"
-                    .to_owned(),
-            });
+            let reason = "a control arm must be more than 0% and at most 50%; set, for example, \
+                          \"5%\", or remove holdout for a policy without a control arm";
+            self.refuse("holdout", share, reason);
             return;
         }
         if settings.auto_rto_min().is_some() && share < AutoRtoMin::LEAST_CONTROL {
-            self.errors.push(SettingError {
-                setting: "holdout",
-                value: share.to_string(),
-                reason: format!(
-                    "rto_min = \"auto\" learns from the control arm, which must be at least {}; \
-                     remove holdout to use {}",
-                    AutoRtoMin::LEAST_CONTROL,
-                    AutoRtoMin::CONTROL
-                ),
-            });
+            let reason = format!(
+                "rto_min = \"auto\" learns from the control arm, which must be at least {}; \
+                 remove holdout to use {}",
+                AutoRtoMin::LEAST_CONTROL,
+                AutoRtoMin::CONTROL
+            );
+            self.refuse("holdout", share, reason);
             return;
         }
         self.kernel.control_below = share.below();
         self.kernel.control_seed = name.control_seed();
-        let unit = match outlives_connections(settings) {
+        let unit = match settings.outlives_connections() {
             true => {
                 self.kernel.flags |= policy_flags::CONTROL_BY_PEER;
                 "peers"
             }
             false => "connections",
         };
-        let share = share.to_string();
         let note = format!("of {unit}: the control arm, with the kernel's own timers");
-        self.effect("holdout", &share, share.clone(), None, Some(&note));
+        self.effect("holdout", share).note = Some(note);
     }
-}
-
-/// Whether a connection with these settings affects later ones with the same peer, in either arm.
-///
-/// When an established connection ends, it writes its path metrics into the kernel's cache:
-/// smoothed RTT (unless it is in backoff), congestion window, slow start threshold, reordering. The
-/// next connection to that peer starts with them (`tcp_update_metrics()` and `tcp_init_metrics()`,
-/// net/ipv4/tcp_metrics.c, Linux 3.14).
-///
-/// `rto_min` and `rto_restart` decide which RTT samples a retransmission spoils (Karn's algorithm)
-/// and how often the window is cut; `thin_linear` and `linear_retries` whether a connection is in
-/// backoff; `rto_max` and `user_timeout` how long it lasts; `delack_max` is part of the RTT that
-/// the peer caches. Handshake timers have no effect after the connection is established, except on
-/// a first RTT sample that a spurious copy spoils.
-pub fn outlives_connections(settings: &Settings) -> bool {
-    let Settings {
-        initial_rto: _,
-        syn_ack_rto: _,
-        rto_min,
-        rto_restart,
-        delack_max,
-        thin_linear,
-        linear_retries,
-        rto_max,
-        user_timeout,
-        syn_retries: _,
-        mptcp: _,
-        holdout: _,
-        guard: _,
-        mode: _,
-        force: _,
-    } = settings;
-    let durations = [delack_max, rto_max, user_timeout];
-    rto_min.is_some()
-        || durations.into_iter().any(Option::is_some)
-        || rto_restart.is_some_and(|on| on)
-        || thin_linear.is_some()
-        || linear_retries.is_some()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::{
-        super::{compile, compile_adjusted, uncounted_holdout},
+        super::tests::{compiled, described, errors, on},
         *,
     };
     use crate::{
@@ -113,135 +65,68 @@ mod tests {
         testing::HOST,
     };
 
-    fn near() -> PolicyName {
-        "near".parse().unwrap()
-    }
-
-    fn with(holdout: &str, settings: Settings) -> Settings {
-        Settings {
-            holdout: Some(holdout.parse().unwrap()),
-            ..settings
-        }
-    }
-
-    fn handshake() -> Settings {
-        Settings {
-            initial_rto: Some(Duration::from_millis(100).into()),
-            ..Settings::default()
-        }
-    }
+    const BY_PEER: u32 = policy_flags::CONTROL_BY_PEER;
 
     #[test]
-    fn a_policy_without_one_has_no_control_arm() {
-        let kernel = compile(&near(), &handshake(), &HOST).unwrap().kernel;
-        assert_eq!((kernel.control_below, kernel.control_seed), (0, 0));
-        assert_eq!(kernel.flags & policy_flags::CONTROL_BY_PEER, 0);
-    }
-
-    #[test]
-    fn an_experiment_has_a_control_arm_of_its_own() {
-        let by_peers = with(
-            "5%",
-            Settings {
-                rto_min: Some(Duration::from_millis(100).into()),
-                ..handshake()
-            },
+    fn policy_without_holdout_has_no_control_arm() {
+        let kernel = compiled("initial_rto = '100ms'").kernel;
+        let arm = (
+            kernel.control_below,
+            kernel.control_seed,
+            kernel.flags & BY_PEER,
         );
-        let kernel = |settings: &Settings, by_peer| {
-            let adjustment = Adjustment {
-                control: Some(ControlArm {
-                    share: "50%".parse().unwrap(),
-                    seed: 7,
-                    by_peer,
-                }),
-                ..Adjustment::default()
-            };
-            let compiled = compile_adjusted(&near(), settings, &adjustment, &HOST);
-            let kernel = compiled.unwrap().kernel;
-            assert_eq!((kernel.control_below, kernel.control_seed), (1 << 31, 7));
-            kernel
-        };
-        for settings in [&by_peers, &with("5%", handshake()), &handshake()] {
-            let without = compile(&near(), settings, &HOST).unwrap().kernel.flags;
+        assert_eq!(arm, (0, 0, 0));
+    }
+
+    #[test]
+    fn experiment_has_a_control_arm_of_its_own() {
+        for toml in [
+            "initial_rto = '100ms'\nrto_min = '100ms'\nholdout = '5%'",
+            "initial_rto = '100ms'\nholdout = '5%'",
+            "initial_rto = '100ms'",
+        ] {
+            let without = compiled(toml).kernel.flags;
             for by_peer in [false, true] {
-                let unit = policy_flags::CONTROL_BY_PEER;
-                let expected = without & !unit | if by_peer { unit } else { 0 };
-                assert_eq!(kernel(settings, by_peer).flags, expected);
+                let adjustment = Adjustment {
+                    control: Some(ControlArm {
+                        share: Share::HALF,
+                        seed: 7,
+                        by_peer,
+                    }),
+                    ..Adjustment::default()
+                };
+                let kernel = on(&HOST, toml, &adjustment).kernel;
+                assert_eq!((kernel.control_below, kernel.control_seed), (1 << 31, 7));
+                let expected = without & !BY_PEER | if by_peer { BY_PEER } else { 0 };
+                assert_eq!(kernel.flags, expected, "{toml}");
             }
         }
     }
 
     #[test]
     fn handshake_timers_draw_connections_others_peers() {
-        let second = Some(Duration::from_secs(1));
-        let timer = Some(Duration::from_millis(100));
-        let of_connections = [
-            handshake(),
-            Settings {
-                syn_retries: crate::policy::SynRetries::Fixed(9),
-                mptcp: crate::policy::Mptcp::Apply,
-                rto_restart: Some(false),
-                ..handshake()
-            },
-        ];
-        let of_peers = [
-            Settings {
-                rto_min: timer.map(Into::into),
-                ..Settings::default()
-            },
-            Settings {
-                delack_max: timer,
-                ..Settings::default()
-            },
-            Settings {
-                rto_max: second,
-                ..Settings::default()
-            },
-            Settings {
-                user_timeout: second,
-                ..Settings::default()
-            },
-            Settings {
-                thin_linear: Some(false),
-                ..Settings::default()
-            },
-            Settings {
-                rto_min: timer.map(Into::into),
-                ..handshake()
-            },
-        ];
-        for (all, unit) in [
-            (&of_connections[..], "connections"),
-            (&of_peers[..], "peers"),
+        for (toml, unit) in [
+            ("initial_rto = '100ms'", "connections"),
+            (
+                "initial_rto = '100ms'\nsyn_retries = 9\nmptcp = 'apply'\nrto_restart = false",
+                "connections",
+            ),
+            ("rto_min = '100ms'", "peers"),
+            ("delack_max = '100ms'", "peers"),
+            ("rto_max = '1s'", "peers"),
+            ("user_timeout = '1s'", "peers"),
+            ("thin_linear = false", "peers"),
+            ("initial_rto = '100ms'\nrto_min = '100ms'", "peers"),
         ] {
-            for settings in all {
-                let compiled = compile(&near(), &with("5%", settings.clone()), &HOST).unwrap();
-                let kernel = compiled.kernel;
-                assert_eq!(kernel.control_below, 214_748_365, "5 % of 2^32");
-                assert_eq!(kernel.control_seed, near().control_seed());
-                let by_peer = kernel.flags & policy_flags::CONTROL_BY_PEER != 0;
-                assert_eq!(by_peer, unit == "peers", "{settings:?}");
-                let effect = compiled
-                    .effects
-                    .iter()
-                    .find(|e| e.setting == "holdout")
-                    .unwrap();
-                assert_eq!(
-                    effect.describe(250),
-                    format!("5% (of {unit}: the control arm, with the kernel's own timers)")
-                );
-            }
+            let compiled = compiled(&format!("{toml}\nholdout = '5%'"));
+            let kernel = compiled.kernel;
+            assert_eq!(kernel.control_below, 214_748_365, "5 % of 2^32");
+            let name: PolicyName = "p".parse().unwrap();
+            assert_eq!(kernel.control_seed, name.control_seed());
+            assert_eq!(kernel.flags & BY_PEER != 0, unit == "peers", "{toml}");
+            let effect = format!("5% (of {unit}: the control arm, with the kernel's own timers)");
+            assert_eq!(described(&compiled, "holdout"), Some(effect));
         }
-    }
-
-    #[test]
-    fn a_control_arm_that_is_not_counted_is_told_of() {
-        assert_eq!(uncounted_holdout(&handshake()), None);
-        let told = uncounted_holdout(&with("5%", handshake())).unwrap();
-        assert!(
-            told.contains("holdout = 5% ") && told.contains("statistics = false"),
-            "{told}"
-        );
     }
 
     #[test]
@@ -253,21 +138,16 @@ mod tests {
             ("50.000001%", false),
             ("100%", false),
         ] {
-            let compiled = compile(&near(), &with(share, handshake()), &HOST);
-            assert_eq!(compiled.is_ok(), is_good, "{share}");
-            let errors = compiled.err().unwrap_or_default();
-            for error in errors {
-                let text = error.to_string();
-                assert!(
-                    text.starts_with(&format!("holdout = {share}: a control arm must be")),
-                    "{text}"
-                );
-            }
+            let errors = errors(
+                &HOST,
+                &format!("initial_rto = '100ms'\nholdout = '{share}'"),
+            );
+            assert_eq!(errors.is_empty(), is_good, "{share}");
+            let begin = format!("holdout = {share}: a control arm must be");
+            assert!(
+                errors.iter().all(|text| text.starts_with(&begin)),
+                "{errors:?}"
+            );
         }
-        let alone = compile(&near(), &with("5%", Settings::default()), &HOST).unwrap_err();
-        assert!(
-            alone[0].to_string().starts_with("the policy sets nothing"),
-            "{alone:?}"
-        );
     }
 }

@@ -181,26 +181,26 @@ mod tests {
         wheel,
     };
 
-    use super::super::{Compiled, compile};
-    use crate::{policy::HostFacts, testing::HOST};
+    use super::super::{
+        Compiled,
+        tests::{described, on},
+    };
+    use crate::{
+        policy::{Adjustment, HostFacts},
+        testing::HOST,
+    };
 
-    fn on(host: &HostFacts, toml: &str) -> Compiled {
-        compile(
-            &"near".parse().unwrap(),
-            &toml::from_str(toml).unwrap(),
-            host,
-        )
-        .unwrap()
+    fn with(host: &HostFacts, toml: &str) -> Compiled {
+        on(host, toml, &Adjustment::default())
     }
 
     fn text(compiled: &Compiled) -> String {
-        let mut effects = compiled.effects.iter();
-        let effect = effects.find(|e| ["initial_rto", "rto_min"].contains(&e.setting.as_str()));
-        let mut text = effect.unwrap().describe(HOST.hz);
-        for warning in &compiled.warnings {
-            text.push_str(&format!("\nwarning: {warning}"));
-        }
-        text
+        let effect = described(compiled, "initial_rto").or_else(|| described(compiled, "rto_min"));
+        let warnings = compiled
+            .warnings
+            .iter()
+            .map(|text| format!("\nwarning: {text}"));
+        std::iter::once(effect.unwrap()).chain(warnings).collect()
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
             all.push(format!(
                 "{}{before}\n{}",
                 toml.replace('\n', "; "),
-                text(&on(&host, toml))
+                text(&with(&host, toml))
             ));
         }
         insta::assert_snapshot!(all.join("\n\n"));
@@ -252,7 +252,7 @@ mod tests {
             let host = HostFacts { hz, ..HOST };
             for initial_rto in ["60ms", "100ms", "300ms"] {
                 let toml = format!("initial_rto = '{initial_rto}'\nsyn_ack_rto = 'keep'");
-                let compiled = on(&host, &toml);
+                let compiled = with(&host, &toml);
                 assert_eq!(
                     compiled.warnings,
                     Vec::<String>::new(),
@@ -267,7 +267,7 @@ mod tests {
             (1000, "100ms"),
         ] {
             let host = HostFacts { hz, ..HOST };
-            let compiled = on(&host, &format!("rto_min = '{rto_min}'\ndelack_max = '5ms'"));
+            let compiled = with(&host, &format!("rto_min = '{rto_min}'\ndelack_max = '5ms'"));
             assert_eq!(compiled.effects[0].note, None, "{rto_min}, HZ {hz}");
         }
     }
@@ -276,11 +276,11 @@ mod tests {
     fn values_named_as_nearest_are_in_step() {
         for hz in [100, 250, 300, 1000] {
             let host = HostFacts { hz, ..HOST };
-            let warnings = on(&host, "initial_rto = '40ms'").warnings;
+            let warnings = with(&host, "initial_rto = '40ms'").warnings;
             let near = warnings.iter().find_map(|w| w.split_once("); "));
             let near = near.unwrap().1.strip_suffix(" are in step").unwrap();
             for value in near.split(" and ") {
-                let warnings = on(&host, &format!("initial_rto = '{value}'")).warnings;
+                let warnings = with(&host, &format!("initial_rto = '{value}'")).warnings;
                 assert!(
                     !warnings.iter().any(|w| w.contains("not in step")),
                     "{value}, HZ {hz}"

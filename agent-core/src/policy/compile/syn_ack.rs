@@ -10,10 +10,10 @@ use std::time::Duration;
 use rto_agent_common::{SYN_ACK_RETRIES_LEN, policy_flags};
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Compiler, EffectiveSetting, SettingError, auto::KERNELS_OWN};
+use super::Compiler;
 use crate::policy::{
     Mptcp, Settings, SynAckRto, Timer,
-    units::{format_duration, jiffies_duration, quantise, tenths_of_s},
+    units::{format_duration, quantise, tenths_of_s},
 };
 
 impl Compiler<'_> {
@@ -21,13 +21,13 @@ impl Compiler<'_> {
         match settings.syn_ack_rto {
             SynAckRto::Keep => {
                 self.passive = None;
-                self.effect("syn_ack_rto", "keep", KERNELS_OWN.to_owned(), None, None);
+                self.effect("syn_ack_rto", "keep").set_jiffies(None, 0);
             }
             SynAckRto::Auto => match self.passive {
                 _ if !self.errors.is_empty() => {}
                 Some(initial_rto) => self.syn_ack_rto_auto(initial_rto),
                 None if settings.initial_rto.is_some() => {
-                    self.effect("syn_ack_rto", "auto", KERNELS_OWN.to_owned(), None, None);
+                    self.effect("syn_ack_rto", "auto").set_jiffies(None, 0);
                 }
                 None => {}
             },
@@ -90,15 +90,10 @@ impl Compiler<'_> {
                 self.host.tcp_synack_retries
             ));
         }
-        self.effects.push(EffectiveSetting {
-            setting: "syn_ack_rto".to_owned(),
-            asked: asked.to_owned(),
-            effective: format_duration(jiffies_duration(jiffies, hz)),
-            jiffies: Some(jiffies),
-            request_lifetime_ms: Some(lifetime * 1000 / u64::from(hz)),
-            note: Some(note),
-            ..EffectiveSetting::default()
-        });
+        let effect = self.effect("syn_ack_rto", asked);
+        effect.set_jiffies(Some(jiffies), hz);
+        effect.request_lifetime_ms = Some(lifetime * 1000 / u64::from(hz));
+        effect.note = Some(note);
     }
 
     fn warn_of_short_requests(&mut self, asked: Duration, jiffies: u64) {
@@ -135,16 +130,14 @@ impl Compiler<'_> {
             Mptcp::Apply if settings.initial_rto.is_some() || settings.rto_max.is_some() => {
                 self.kernel.flags |= policy_flags::MPTCP;
                 let note = "MPTCP sockets also get initial_rto and rto_max";
-                self.effect("mptcp", "apply", "apply".to_owned(), None, Some(note));
+                self.effect("mptcp", "apply").note = Some(note.to_owned());
             }
-            Mptcp::Apply => self.errors.push(SettingError {
-                setting: "mptcp",
-                value: settings.mptcp.to_string(),
-                reason:
-                    "it sets initial_rto and rto_max on MPTCP sockets, but the policy has neither; \
-                     add one, for example initial_rto = \"100ms\""
-                        .to_owned(),
-            }),
+            Mptcp::Apply => self.refuse(
+                "mptcp",
+                settings.mptcp,
+                "it sets initial_rto and rto_max on MPTCP sockets, but the policy has neither; \
+                 add one, for example initial_rto = \"100ms\"",
+            ),
         }
     }
 }
@@ -160,179 +153,147 @@ fn retransmissions(retries: u8) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{
-        policy::{
-            HostFacts,
-            compile::{Compiled, check_prefix_width, compile},
+    use super::{
+        super::{
+            Compiled,
+            tests::{compiled, described, on},
         },
+        *,
+    };
+    use crate::{
+        policy::{Adjustment, HostFacts},
         testing::HOST,
     };
 
-    fn ms(n: u64) -> Duration {
-        Duration::from_millis(n)
+    fn with(host: &HostFacts, toml: &str) -> Compiled {
+        on(host, toml, &Adjustment::default())
     }
 
-    fn on(host: HostFacts, initial_rto: Option<u64>, syn_ack_rto: SynAckRto) -> Compiled {
-        let settings = Settings {
-            initial_rto: initial_rto.map(|n| ms(n).into()),
-            syn_ack_rto,
-            rto_min: Some(ms(50).into()),
-            ..Settings::default()
-        };
-        compile(&"p".parse().unwrap(), &settings, &host).unwrap()
-    }
-
-    fn described(compiled: &Compiled) -> Option<String> {
-        let mut effects = compiled.effects.iter();
-        let effect = effects.find(|effect| effect.setting == "syn_ack_rto")?;
-        Some(effect.describe(250))
+    fn syn_ack_rto(compiled: &Compiled) -> String {
+        described(compiled, "syn_ack_rto").unwrap_or_default()
     }
 
     #[test]
     fn auto_depends_on_the_retransmissions() {
-        let compiled = on(HOST, Some(100), SynAckRto::Auto);
+        let compiled = compiled("initial_rto = '100ms'");
         let expected = [0, 0, 0, 0, 0, 124, 62, 31, 25, 25, 25, 25, 25, 25, 25, 25];
         assert_eq!(compiled.kernel.syn_ack_rto_jiffies, expected);
         assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
         assert!(!compiled.warnings.iter().any(|w| w.contains("syn_ack_rto")));
         assert_eq!(
-            described(&compiled).unwrap(),
+            syn_ack_rto(&compiled),
             "auto -> 496ms, 124 jiffies at HZ=250 (half-open connections are kept for 31.2s with 5 \
              retransmissions; kernel default: 63s)"
         );
-        let mut effects = compiled.effects.iter();
-        let effect = effects.find(|effect| effect.setting == "syn_ack_rto");
-        assert_eq!(effect.unwrap().request_lifetime_ms, Some(63 * 496));
+        let mut lifetimes = compiled
+            .effects
+            .iter()
+            .filter_map(|e| e.request_lifetime_ms);
+        assert_eq!(lifetimes.next(), Some(63 * 496));
     }
 
     #[test]
     fn auto_says_what_this_hosts_retransmissions_make_of_it() {
-        let with = |tcp_synack_retries, reads_listener| {
+        for (tcp_synack_retries, reads_listener, begin, end) in [
+            (
+                8,
+                true,
+                "100ms",
+                "51.1s with 8 retransmissions; kernel default: 367s)",
+            ),
+            (
+                1,
+                true,
+                "1s",
+                "3s with 1 retransmission; kernel default: 3s)",
+            ),
+            (
+                2,
+                false,
+                "1s",
+                "7s with 2 retransmissions; kernel default: 7s)",
+            ),
+            (255, true, "100ms", ""),
+            // If the program cannot read the listener's setting, its namespace may have the
+            // kernel's 5.
+            (
+                8,
+                false,
+                "496ms",
+                "31.2s with 5 retransmissions; kernel default: 63s; 8 are configured here, but on \
+                 this kernel the program cannot read the number of a request)",
+            ),
+        ] {
             let host = HostFacts {
                 tcp_synack_retries,
                 reads_listener,
                 ..HOST
             };
-            described(&on(host, Some(100), SynAckRto::Auto)).unwrap()
-        };
-        assert!(with(8, true).starts_with("auto -> 100ms, 25 jiffies"));
-        assert!(
-            with(8, true).ends_with("kept for 51.1s with 8 retransmissions; kernel default: 367s)")
-        );
-        assert!(with(1, true).starts_with("auto -> 1s, 250 jiffies"));
-        assert!(with(1, true).contains("kept for 3s with 1 retransmission;"));
-        assert!(with(2, false).contains("kept for 7s with 2 retransmissions; kernel default: 7s)"));
-        assert!(with(255, true).starts_with("auto -> 100ms, 25 jiffies"));
-        // If the program cannot read the listener's setting, its namespace may have the kernel's 5.
-        assert!(
-            with(8, false).starts_with("auto -> 496ms"),
-            "{}",
-            with(8, false)
-        );
-        assert!(with(8, false).ends_with(
-            "kept for 31.2s with 5 retransmissions; kernel default: 63s; 8 are configured here, but on \
-             this kernel the program cannot read the number of a request)"
-        ));
+            let text = syn_ack_rto(&with(&host, "initial_rto = '100ms'"));
+            assert!(text.starts_with(&format!("auto -> {begin}, ")), "{text}");
+            assert!(text.ends_with(end), "{text}");
+        }
     }
 
     #[test]
     fn auto_is_never_shorter_than_initial_rto_and_nothing_without() {
-        let compiled = on(HOST, Some(2000), SynAckRto::Auto);
-        assert_eq!(
-            compiled.kernel.syn_ack_rto_jiffies,
-            [500; SYN_ACK_RETRIES_LEN]
-        );
-        let compiled = on(HOST, Some(1000), SynAckRto::Auto);
-        assert_eq!(
-            compiled.kernel.syn_ack_rto_jiffies,
-            [250; SYN_ACK_RETRIES_LEN]
-        );
-        let compiled = on(HOST, None, SynAckRto::Auto);
-        assert_eq!(
-            compiled.kernel.syn_ack_rto_jiffies,
-            [0; SYN_ACK_RETRIES_LEN]
-        );
-        assert_eq!(described(&compiled), None);
+        for (toml, jiffies) in [
+            ("initial_rto = '2s'", 500),
+            ("initial_rto = '1s'", 250),
+            ("rto_min = '50ms'", 0),
+        ] {
+            let compiled = compiled(toml);
+            let expected = [jiffies; SYN_ACK_RETRIES_LEN];
+            assert_eq!(compiled.kernel.syn_ack_rto_jiffies, expected, "{toml}");
+            assert_eq!(syn_ack_rto(&compiled).is_empty(), jiffies == 0, "{toml}");
+        }
     }
 
     #[test]
     fn keep_and_a_value() {
-        let compiled = on(HOST, Some(100), SynAckRto::Keep);
-        assert_eq!(
-            compiled.kernel.syn_ack_rto_jiffies,
-            [0; SYN_ACK_RETRIES_LEN]
-        );
-        assert_eq!(described(&compiled).unwrap(), "keep -> the kernel's own");
-
+        let keep = compiled("initial_rto = '100ms'\nsyn_ack_rto = 'keep'");
+        assert_eq!(keep.kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
+        assert_eq!(syn_ack_rto(&keep), "keep -> the kernel's own");
         // An initial_rto is not required.
-        let compiled = on(HOST, None, SynAckRto::Fixed(ms(99)));
-        assert_eq!(compiled.kernel.initial_rto_jiffies, 0);
+        let value = compiled("syn_ack_rto = '99ms'");
+        assert_eq!(value.kernel.initial_rto_jiffies, 0);
+        assert_eq!(value.kernel.syn_ack_rto_jiffies, [25; SYN_ACK_RETRIES_LEN]);
         assert_eq!(
-            compiled.kernel.syn_ack_rto_jiffies,
-            [25; SYN_ACK_RETRIES_LEN]
-        );
-        assert_eq!(
-            described(&compiled).unwrap(),
+            syn_ack_rto(&value),
             "99ms -> 100ms, 25 jiffies at HZ=250 (half-open connections are kept for 6.3s with 5 \
              retransmissions; kernel default: 63s)"
         );
     }
 
     #[test]
-    fn a_value_that_ends_requests_early_is_taken_with_a_warning() {
-        let warned = |rto, retries| {
+    fn value_that_ends_requests_early_is_taken_with_a_warning() {
+        let warned = |rto_ms, tcp_synack_retries| {
             let host = HostFacts {
-                tcp_synack_retries: retries,
+                tcp_synack_retries,
                 ..HOST
             };
-            let compiled = on(host, None, SynAckRto::Fixed(ms(rto)));
-            let mut warnings = compiled.warnings.into_iter();
-            warnings.find(|warning| warning.contains("syn_ack_rto"))
+            let compiled = with(&host, &format!("syn_ack_rto = '{rto_ms}ms'"));
+            compiled.warnings.concat()
         };
         assert_eq!(
-            warned(100, 5).unwrap(),
+            warned(100, 5),
             "syn_ack_rto = 100ms: a half-open connection is kept for 6.3s with 5 retransmissions \
              (kernel default: 63s); a client whose ACK and data are lost for longer is reset; \
              syn_ack_rto = \"auto\" keeps it for 31s"
         );
-        assert!(warned(400, 2).unwrap().ends_with("keeps it for 7s"));
+        assert!(warned(400, 2).ends_with("keeps it for 7s"));
         // Values as "auto" would choose, and longer ones.
-        assert_eq!(warned(493, 5), None);
-        assert_eq!(warned(100, 8), None);
-        assert_eq!(warned(1000, 0), None);
-    }
-
-    #[test]
-    fn wide_prefixes_need_force() {
-        let wide = "0.0.0.0/0".parse().unwrap();
-        let of = |rto, force| Settings {
-            syn_ack_rto: SynAckRto::Fixed(ms(rto)),
-            force,
-            ..Settings::default()
-        };
-        let error = check_prefix_width(&wide, &of(100, false)).unwrap_err();
-        assert_eq!(error.setting, "syn_ack_rto");
-        assert!(check_prefix_width(&wide, &of(100, true)).is_ok());
-        assert!(check_prefix_width(&wide, &of(200, false)).is_ok());
-        assert!(check_prefix_width(&"10.0.0.0/8".parse().unwrap(), &of(100, false)).is_ok());
+        for (rto_ms, retries) in [(493, 5), (100, 8), (1000, 0)] {
+            assert_eq!(warned(rto_ms, retries), "");
+        }
     }
 
     #[test]
     fn mptcp_is_a_flag() {
-        let flags = |mptcp| {
-            let settings = Settings {
-                initial_rto: Some(ms(100).into()),
-                mptcp,
-                ..Settings::default()
-            };
-            compile(&"p".parse().unwrap(), &settings, &HOST)
-                .unwrap()
-                .kernel
-                .flags
-        };
-        assert_eq!(flags(Mptcp::Keep) & policy_flags::MPTCP, 0);
-        assert_ne!(flags(Mptcp::Apply) & policy_flags::MPTCP, 0);
+        for (mptcp, flag) in [("keep", 0), ("apply", policy_flags::MPTCP)] {
+            let compiled = compiled(&format!("initial_rto = '100ms'\nmptcp = '{mptcp}'"));
+            assert_eq!(compiled.kernel.flags & policy_flags::MPTCP, flag);
+        }
     }
 
     proptest::proptest! {
@@ -344,7 +305,7 @@ mod tests {
             hz in proptest::sample::select(vec![100u32, 250, 300, 1000]),
         ) {
             let host = HostFacts { hz, ..HOST };
-            let compiled = on(host, Some(initial_rto), SynAckRto::Auto);
+            let compiled = with(&host, &format!("initial_rto = '{initial_rto}ms'"));
             let hz = u64::from(hz);
             let rto_max = syn::RTO_MAX_S * hz;
             for (retries, jiffies) in compiled.kernel.syn_ack_rto_jiffies.iter().enumerate() {

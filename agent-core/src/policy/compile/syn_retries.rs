@@ -51,7 +51,7 @@ impl Compiler<'_> {
             }
             SynRetries::Auto => {
                 let note = format!("connect() gives up after {without}, as without the agent");
-                self.effect("syn_retries", "auto", "auto".to_owned(), None, Some(&note));
+                self.effect("syn_retries", "auto").note = Some(note);
                 return;
             }
         };
@@ -60,10 +60,10 @@ impl Compiler<'_> {
             "connect() gives up after {}; without the agent after {without}",
             seconds(timers)
         );
-        self.effect("syn_retries", &asked, effective, None, Some(&note));
-        if let Some(effect) = self.effects.last_mut() {
-            effect.count = count;
-        }
+        let effect = self.effect("syn_retries", &asked);
+        effect.effective = effective;
+        effect.count = count;
+        effect.note = Some(note);
         if timers.gives_up() < kernel.gives_up() {
             self.warnings.push(format!(
                 "syn_retries = {asked}: connect() gives up after {} instead of {without}; \"auto\" keeps the kernel's \

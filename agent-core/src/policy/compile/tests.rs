@@ -1,76 +1,76 @@
 use super::{constraints::lifetime, *};
-use crate::{
-    policy::{Mptcp, SynAckRto, SynRetries},
-    testing::HOST,
-};
+use crate::{policy::SynRetries, testing::HOST};
 
 mod retries;
 
-fn ms(n: u64) -> Option<Duration> {
-    Some(Duration::from_millis(n))
+/// Settings, as in a configuration file.
+pub(super) fn settings(toml: &str) -> Settings {
+    toml::from_str(toml).unwrap_or_else(|e| panic!("{toml}: {e}"))
 }
 
-/// A duration for a setting that can be "auto".
-fn timer<T: From<Duration>>(n: u64) -> Option<T> {
-    Some(Duration::from_millis(n).into())
+/// Compiles settings for a host, with decisions of the daemon.
+pub(super) fn on(host: &HostFacts, toml: &str, adjustment: &Adjustment) -> Compiled {
+    let compiled = compile_adjusted(&"p".parse().unwrap(), &settings(toml), adjustment, host);
+    compiled.unwrap_or_else(|e| panic!("{toml}: {e:?}"))
 }
 
-fn compiled(settings: &Settings) -> Compiled {
-    compile(&"p".parse().unwrap(), settings, &HOST).unwrap()
+/// Compiles settings for [`HOST`].
+pub(super) fn compiled(toml: &str) -> Compiled {
+    on(&HOST, toml, &Adjustment::default())
 }
 
-fn errors(settings: &Settings, host: &HostFacts) -> Vec<String> {
-    let errors = compile(&"p".parse().unwrap(), settings, host).unwrap_err();
-    errors.iter().map(ToString::to_string).collect()
+/// Why a host refuses settings.
+pub(super) fn errors(host: &HostFacts, toml: &str) -> Vec<String> {
+    let errors = compile(&"p".parse().unwrap(), &settings(toml), host);
+    errors
+        .err()
+        .unwrap_or_default()
+        .iter()
+        .map(ToString::to_string)
+        .collect()
+}
+
+/// The effect of a setting in words, if it has one.
+pub(super) fn described(compiled: &Compiled, setting: &str) -> Option<String> {
+    let effect = compiled
+        .effects
+        .iter()
+        .find(|effect| effect.setting == setting)?;
+    Some(effect.describe(HOST.hz))
 }
 
 #[test]
-fn a_full_policy_at_hz_250() {
-    let compiled = compiled(&Settings {
-        initial_rto: timer(100),
-        rto_min: timer(5),
-        delack_max: ms(5),
-        thin_linear: Some(true),
-        rto_max: ms(10_000),
-        ..Settings::default()
-    });
-    assert_eq!(compiled.kernel.name(), Some("p"));
-    assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
-    // As getsockopt() will return it.
-    assert_eq!(compiled.kernel.rto_min_us, 8_000);
-    assert_eq!(compiled.kernel.rto_max_ms, 10_000);
-    let flags = compiled.kernel.flags;
-    assert_ne!(flags & policy_flags::IN_USE, 0);
-    assert_ne!(flags & policy_flags::THIN_LINEAR_SET, 0);
-    assert_ne!(flags & policy_flags::THIN_LINEAR, 0);
-    let texts: Vec<String> = compiled.effects.iter().map(|e| e.describe(250)).collect();
-    assert!(
-        texts.contains(&"5ms -> 8ms, 2 jiffies at HZ=250".to_owned()),
-        "{texts:?}"
+fn full_policy_at_hz_250() {
+    let full = "initial_rto = '100ms'\nrto_min = '5ms'\ndelack_max = '5ms'\nthin_linear = true\n\
+                rto_max = '10s'";
+    let compiled = compiled(full);
+    let kernel = compiled.kernel;
+    assert_eq!(kernel.name(), Some("p"));
+    // rto_min is as getsockopt() will return it.
+    let timers = (
+        kernel.initial_rto_jiffies,
+        kernel.rto_min_us,
+        kernel.rto_max_ms,
+    );
+    assert_eq!(timers, (25, 8_000, 10_000));
+    let delack_max = described(&compiled, "delack_max");
+    assert_eq!(
+        delack_max.as_deref(),
+        Some("5ms -> 8ms, 2 jiffies at HZ=250")
     );
     assert!(compiled.warnings[0].contains("rto_min = 5ms"));
 }
 
 #[test]
 fn rto_restart_is_for_a_policy_with_an_rto_min() {
-    let with = |rto_restart| {
-        compiled(&Settings {
-            rto_min: timer(100),
-            rto_restart,
-            ..Settings::default()
-        })
-    };
-    let on = with(Some(true));
+    let on = compiled("rto_min = '100ms'\nrto_restart = true");
     assert_eq!((on.kernel.restart_hz, on.kernel.rto_min_us), (250, 100_000));
-    let effect = on.effects.iter().find(|e| e.setting == "rto_restart");
-    assert_eq!(
-        effect.unwrap().describe(250),
-        "on (rto_min minus the smoothed RTT while fewer than 4 segments are outstanding \
-         (experimental))"
-    );
+    let effect = "on (rto_min minus the smoothed RTT while fewer than 4 segments are outstanding \
+                  (experimental))";
+    assert_eq!(described(&on, "rto_restart").as_deref(), Some(effect));
     assert!(on.warnings[0].contains("more than 60ms away"), "{on:?}");
-    for off in [None, Some(false)] {
-        let off = with(off);
+    for off in ["", "rto_restart = false"] {
+        let off = compiled(&format!("rto_min = '100ms'\n{off}"));
         assert_eq!(off.kernel.restart_hz, 0);
         assert!(off.warnings.is_empty(), "{off:?}");
     }
@@ -78,117 +78,56 @@ fn rto_restart_is_for_a_policy_with_an_rto_min() {
 
 #[test]
 fn settings_the_kernel_does_not_take_are_refused() {
+    let refused = [
+        "",
+        "initial_rto = '0s'",
+        "initial_rto = '2m'",
+        "rto_min = '4ms'",
+        "rto_min = '201ms'",
+        "delack_max = '50ms'\nrto_min = '45ms'",
+        "rto_max = '999ms'",
+        "rto_max = '1s'\ninitial_rto = '2s'",
+        "user_timeout = '0s'",
+        "delack_max = '20ms'\nrto_min = '20ms'",
+        "linear_retries = 7\nthin_linear = true",
+        "linear_retries = 1",
+        "rto_restart = true\ndelack_max = '20ms'",
+        "rto_restart = false",
+        "syn_ack_rto = '0s'",
+        "syn_ack_rto = 'keep'",
+        "syn_ack_rto = '3s'\nrto_max = '2s'",
+        "mptcp = 'apply'\nrto_min = '50ms'",
+    ];
+    let mut all: Vec<_> = refused
+        .iter()
+        .flat_map(|toml| errors(&HOST, toml))
+        .collect();
     let old = HostFacts {
         has_rto_max: false,
         has_bpf_thin_linear: false,
         ..HOST
     };
-    let mut all = Vec::new();
-    for settings in [
-        Settings::default(),
-        Settings {
-            initial_rto: timer(0),
-            ..Settings::default()
-        },
-        Settings {
-            initial_rto: timer(120_000),
-            ..Settings::default()
-        },
-        Settings {
-            rto_min: timer(4),
-            ..Settings::default()
-        },
-        Settings {
-            rto_min: timer(201),
-            ..Settings::default()
-        },
-        Settings {
-            delack_max: ms(50),
-            rto_min: timer(45),
-            ..Settings::default()
-        },
-        Settings {
-            rto_max: ms(999),
-            ..Settings::default()
-        },
-        Settings {
-            rto_max: ms(1_000),
-            initial_rto: timer(2_000),
-            ..Settings::default()
-        },
-        Settings {
-            user_timeout: ms(0),
-            ..Settings::default()
-        },
-        Settings {
-            delack_max: ms(20),
-            rto_min: timer(20),
-            ..Settings::default()
-        },
-        Settings {
-            linear_retries: Some(7),
-            thin_linear: Some(true),
-            ..Settings::default()
-        },
-        Settings {
-            linear_retries: Some(1),
-            ..Settings::default()
-        },
-        Settings {
-            rto_restart: Some(true),
-            delack_max: ms(20),
-            ..Settings::default()
-        },
-        Settings {
-            rto_restart: Some(false),
-            ..Settings::default()
-        },
-        Settings {
-            syn_ack_rto: SynAckRto::Fixed(Duration::ZERO),
-            ..Settings::default()
-        },
-        Settings {
-            syn_ack_rto: SynAckRto::Keep,
-            ..Settings::default()
-        },
-        Settings {
-            syn_ack_rto: SynAckRto::Fixed(Duration::from_secs(3)),
-            rto_max: ms(2_000),
-            ..Settings::default()
-        },
-        Settings {
-            mptcp: Mptcp::Apply,
-            rto_min: timer(50),
-            ..Settings::default()
-        },
-    ] {
-        all.extend(errors(&settings, &HOST));
-    }
-    let settings = Settings {
-        rto_max: ms(2_000),
-        thin_linear: Some(true),
-        ..Settings::default()
-    };
-    all.extend(errors(&settings, &old));
+    all.extend(errors(&old, "rto_max = '2s'\nthin_linear = true"));
     insta::assert_snapshot!(all.join("\n"));
 }
 
 #[test]
 fn thin_linear_is_decided_either_way() {
-    let flags = |thin_linear| {
-        let settings = Settings {
-            initial_rto: timer(100),
-            thin_linear,
-            ..Settings::default()
-        };
-        let flags = compiled(&settings).kernel.flags;
-        assert_ne!(flags & policy_flags::IN_USE, 0);
-        let both = [policy_flags::THIN_LINEAR_SET, policy_flags::THIN_LINEAR];
-        both.map(|flag| flags & flag != 0)
-    };
-    assert_eq!(flags(None), [false, false]);
-    assert_eq!(flags(Some(false)), [true, false]);
-    assert_eq!(flags(Some(true)), [true, true]);
+    for (thin_linear, expected) in [
+        ("", [true, false, false]),
+        ("thin_linear = false", [true, true, false]),
+        ("thin_linear = true", [true, true, true]),
+    ] {
+        let flags = compiled(&format!("initial_rto = '100ms'\n{thin_linear}"))
+            .kernel
+            .flags;
+        let all = [
+            policy_flags::IN_USE,
+            policy_flags::THIN_LINEAR_SET,
+            policy_flags::THIN_LINEAR,
+        ];
+        assert_eq!(all.map(|flag| flags & flag != 0), expected, "{thin_linear}");
+    }
 }
 
 /// Each setting alone, and all pairs.
@@ -237,241 +176,133 @@ fn late_or_unreadable_options_need_storage() {
 
 #[test]
 fn policy_without_an_effect_is_refused() {
-    let with = |toml: &str| {
-        let settings: Settings = toml::from_str(toml).unwrap();
-        let errors = compile(&"p".parse().unwrap(), &settings, &HOST).err();
-        errors.is_some_and(|all| all.iter().any(|e| e.reason.contains("sets nothing")))
+    let sets_nothing = |toml: &str| {
+        errors(&HOST, toml)
+            .iter()
+            .any(|error| error.contains("sets nothing"))
     };
     for nothing in [
-        "",
         "force = true",
         "syn_retries = 'keep'",
         "syn_retries = 'auto'",
         "mptcp = 'keep'",
         "holdout = '5%'",
         "guard = 'on'",
-        "rto_restart = false",
     ] {
-        assert!(with(nothing), "{nothing}");
+        assert!(sets_nothing(nothing), "{nothing}");
     }
     for something in [
         "syn_retries = 3",
         "delack_max = '8ms'",
         "thin_linear = false",
     ] {
-        assert!(!with(something), "{something}");
+        assert!(!sets_nothing(something), "{something}");
     }
 }
 
 #[test]
 fn rto_max_may_be_the_timer_and_the_kernels_own() {
-    for timer_ms in [1_000, 2_000] {
-        let compiled = compiled(&Settings {
-            initial_rto: timer(timer_ms),
-            rto_max: ms(2_000),
-            ..Settings::default()
-        });
+    for timer in ["1s", "2s"] {
+        let compiled = compiled(&format!("initial_rto = '{timer}'\nrto_max = '2s'"));
         assert!(compiled.warnings.iter().any(|w| w.contains("rto_max")));
     }
-    let kernels = compiled(&Settings {
-        rto_max: ms(120_000),
-        ..Settings::default()
-    });
-    assert_eq!(kernels.warnings, [""; 0]);
+    assert_eq!(compiled("rto_max = '120s'").warnings, [""; 0]);
 }
 
 #[test]
-fn an_ack_is_not_delayed_as_long_as_the_timer() {
-    let with = |rto_min, delack_max| Settings {
-        rto_min: timer(rto_min),
-        delack_max: ms(delack_max),
-        ..Settings::default()
-    };
+fn delack_max_is_below_rto_min() {
+    let with =
+        |rto_min, delack_max| format!("rto_min = '{rto_min}ms'\ndelack_max = '{delack_max}ms'");
     // No warning at 8 ms, although 2 jiffies are the minimum.
-    assert_eq!(compiled(&with(50, 8)).warnings, [""; 0]);
-    assert_eq!(compiled(&with(12, 8)).warnings, [""; 0]);
-    let [both] = &compiled(&with(8, 8)).warnings[..] else {
-        panic!("a warning")
-    };
+    for (rto_min, delack_max) in [(50, 8), (12, 8)] {
+        assert_eq!(compiled(&with(rto_min, delack_max)).warnings, [""; 0]);
+    }
+    let both = compiled(&with(8, 8)).warnings.concat();
     assert!(both.contains("both the smallest possible"), "{both}");
     for (rto_min, delack_max) in [(8, 12), (12, 12), (50, 52)] {
-        let errors = errors(&with(rto_min, delack_max), &HOST);
+        let errors = errors(&HOST, &with(rto_min, delack_max)).concat();
         assert!(
-            errors[0].contains("causes spurious retransmissions"),
-            "{errors:?}"
+            errors.contains("causes spurious retransmissions"),
+            "{errors}"
         );
     }
 }
 
 #[test]
-fn a_learnt_timer_is_for_both_directions_unless_one_is_given() {
-    let is_learnt = |toml: &str| {
-        let settings: Settings = toml::from_str(toml).unwrap();
-        [settings.auto_initial_rto(), settings.auto_syn_ack_rto()].map(|auto| auto.is_some())
-    };
-    assert_eq!(is_learnt("initial_rto = 'auto'"), [true, true]);
-    assert_eq!(is_learnt("initial_rto = '100ms'"), [false, false]);
-    for given in ["keep", "500ms"] {
-        let toml = format!("initial_rto = 'auto'\nsyn_ack_rto = '{given}'");
-        assert_eq!(is_learnt(&toml), [true, false]);
+fn learnt_timer_is_for_both_directions_unless_one_is_given() {
+    for (toml, expected) in [
+        ("initial_rto = 'auto'", [true, true]),
+        ("initial_rto = '100ms'", [false, false]),
+        ("initial_rto = 'auto'\nsyn_ack_rto = 'keep'", [true, false]),
+        ("initial_rto = 'auto'\nsyn_ack_rto = '500ms'", [true, false]),
+    ] {
+        let settings = settings(toml);
+        let auto = [settings.auto_initial_rto(), settings.auto_syn_ack_rto()];
+        assert_eq!(auto.map(|auto| auto.is_some()), expected, "{toml}");
     }
 }
 
 #[test]
 fn force_alone_sets_nothing() {
-    let forced = Settings {
-        force: true,
-        ..Settings::default()
-    };
-    assert!(forced.is_empty() && Settings::default().is_empty());
-    let set = Settings {
-        delack_max: ms(5),
-        ..forced
-    };
-    assert!(!set.is_empty());
-}
-
-#[test]
-fn settings_by_counters_need_statistics() {
-    let with = |setting: &str| {
-        let mut settings = Settings::default();
-        match setting {
-            "initial_rto" => settings.initial_rto = "auto".parse().ok(),
-            "rto_min" => settings.rto_min = "auto".parse().ok(),
-            "guard" => settings.guard = "on".parse().ok(),
-            _ => settings.initial_rto = timer(100),
-        }
-        check_is_counted(&settings).map_err(|error| (error.setting, error.value))
-    };
-    for (setting, value) in [
-        ("initial_rto", "auto"),
-        ("rto_min", "auto"),
-        ("guard", "on"),
+    for (toml, is_empty) in [
+        ("", true),
+        ("force = true", true),
+        ("force = true\nguard = 'on'", false),
     ] {
-        assert_eq!(with(setting), Err((setting, value.to_owned())));
+        assert_eq!(settings(toml).is_empty(), is_empty, "{toml}");
     }
-    assert_eq!(with("neither"), Ok(()));
 }
 
 #[test]
-fn a_timer_that_is_none_of_the_kernels_is_told() {
-    let note = |rto| {
-        let settings = Settings {
-            initial_rto: timer(rto),
-            rto_max: ms(2_000),
-            ..Settings::default()
-        };
-        let [initial_rto, rto_max] = ["initial_rto", "rto_max"].map(|setting| {
-            let effects = compiled(&settings).effects.into_iter();
-            let mut one = effects.filter(|effect| effect.setting == setting);
-            one.next().unwrap().note
-        });
-        assert_eq!(rto_max, None);
-        initial_rto
-    };
-    assert_eq!(note(999), None);
-    for longer in [1_000, 1_001] {
-        let note = note(longer);
+fn initial_rto_of_1s_or_more_is_noted() {
+    for (timer, note) in [("999ms", false), ("1s", true), ("1001ms", true)] {
+        let compiled = compiled(&format!("initial_rto = '{timer}'\nrto_max = '2s'"));
+        let effect = described(&compiled, "initial_rto").unwrap();
         assert_eq!(
-            note.as_deref(),
-            Some("not shorter than the kernel's own 1s")
+            effect.contains("not shorter than the kernel's own 1s"),
+            note,
+            "{effect}"
         );
     }
 }
 
 #[test]
 fn user_timeout_is_in_whole_milliseconds() {
-    let with = |us| Settings {
-        user_timeout: Some(Duration::from_micros(us)),
-        ..Settings::default()
-    };
-    assert_eq!(compiled(&with(30_000_000)).kernel.user_timeout_ms, 30_000);
-    assert_eq!(compiled(&with(1_000)).kernel.user_timeout_ms, 1);
-    for bad in [1_500, 999, 30_000_001] {
-        assert_eq!(errors(&with(bad), &HOST).len(), 1, "{bad}");
+    for (text, ms) in [("30s", 30_000), ("1ms", 1)] {
+        let kernel = compiled(&format!("user_timeout = '{text}'")).kernel;
+        assert_eq!(kernel.user_timeout_ms, ms);
+    }
+    for bad in ["1500us", "999us", "30000001us"] {
+        assert_eq!(
+            errors(&HOST, &format!("user_timeout = '{bad}'")).len(),
+            1,
+            "{bad}"
+        );
     }
 }
 
 #[test]
-fn an_image_is_whole_or_there_is_none() {
-    let path: std::sync::Arc<std::path::Path> = std::path::Path::new("/a.toml").into();
-    let mut set = PolicySet::default();
-    let add = |set: &mut PolicySet, name: &str, rto: u64| {
-        let policy = crate::policy::Policy {
-            settings: Settings {
-                initial_rto: timer(rto),
-                ..Settings::default()
-            },
-            location: Some(crate::policy::Location {
-                path: path.clone(),
-                line: 3,
-            }),
-            ..crate::policy::Policy::default()
-        };
-        set.policies.insert(name.parse().unwrap(), policy);
-    };
-    add(&mut set, "near", 100);
-    let entry = crate::policy::Entry {
-        policy: "near".parse().unwrap(),
-        location: None,
-    };
-    set.entries.insert("10.0.0.0/8".parse().unwrap(), entry);
-    let (image, effects) = set.image(&HOST).unwrap();
-    assert_eq!(image.entries, set.entries);
-    let near: PolicyName = "near".parse().unwrap();
-    assert_eq!(image.policies[&near].initial_rto_jiffies, 25);
-    assert_eq!(effects[&near][0].setting, "initial_rto");
-    add(&mut set, "never", 0);
-    let errors = set.image(&HOST).unwrap_err();
-    let [error] = &errors[..] else {
-        panic!("{errors:?}")
-    };
-    let text = error.to_string();
-    assert!(
-        text.starts_with("/a.toml:3: policy never: initial_rto"),
-        "{text}"
-    );
-}
-
-#[test]
 fn wide_prefixes_need_force() {
-    let short = Settings {
-        initial_rto: timer(100),
-        ..Settings::default()
-    };
-    let check = |cidr: &str, settings: &Settings| {
-        check_prefix_width(&cidr.parse().unwrap(), settings).is_ok()
-    };
-    assert!(check("10.0.0.0/8", &short));
-    assert!(!check("10.0.0.0/7", &short));
-    assert!(check("fd00::/16", &short));
-    assert!(!check("fc00::/7", &short));
-    assert!(check(
-        "0.0.0.0/0",
-        &Settings {
-            force: true,
-            ..short.clone()
-        }
-    ));
-    assert!(check(
-        "0.0.0.0/0",
-        &Settings {
-            initial_rto: timer(200),
-            ..short
-        }
-    ));
-    let learnt = |text: &str| Settings {
-        initial_rto: text.parse().ok(),
-        ..Settings::default()
-    };
-    assert!(check("10.0.0.0/8", &learnt("auto")));
-    assert!(check("0.0.0.0/0", &learnt("auto,min=200ms")));
-    let forced = Settings {
-        force: true,
-        ..learnt("auto")
-    };
-    assert!(check("0.0.0.0/0", &forced));
-    let error = check_prefix_width(&"::/0".parse().unwrap(), &learnt("auto")).unwrap_err();
+    for (cidr, toml, is_accepted) in [
+        ("10.0.0.0/8", "initial_rto = '100ms'", true),
+        ("10.0.0.0/7", "initial_rto = '100ms'", false),
+        ("fd00::/16", "initial_rto = '100ms'", true),
+        ("fc00::/7", "initial_rto = '100ms'", false),
+        ("0.0.0.0/0", "initial_rto = '100ms'\nforce = true", true),
+        ("0.0.0.0/0", "initial_rto = '200ms'", true),
+        ("10.0.0.0/8", "initial_rto = 'auto'", true),
+        ("0.0.0.0/0", "initial_rto = 'auto,min=200ms'", true),
+        ("0.0.0.0/0", "initial_rto = 'auto'\nforce = true", true),
+        ("10.0.0.0/8", "syn_ack_rto = '100ms'", true),
+        ("0.0.0.0/0", "syn_ack_rto = '100ms'", false),
+        ("0.0.0.0/0", "syn_ack_rto = '100ms'\nforce = true", true),
+        ("0.0.0.0/0", "syn_ack_rto = '200ms'", true),
+    ] {
+        let checked = check_prefix_width(&cidr.parse().unwrap(), &settings(toml));
+        assert_eq!(checked.is_ok(), is_accepted, "{cidr} {toml}: {checked:?}");
+    }
+    let learnt = settings("initial_rto = 'auto'");
+    let error = check_prefix_width(&"::/0".parse().unwrap(), &learnt).unwrap_err();
     assert_eq!(
         error.to_string(),
         "initial_rto = auto: too short for ::/0: it may become 20ms; below 200ms on a prefix \
@@ -500,10 +331,7 @@ proptest::proptest! {
     ) {
         let host = HostFacts { hz, ..HOST };
         let jiffies = |us: u64| (us * u64::from(hz)).div_ceil(1_000_000);
-        let initial_rto = Settings {
-            initial_rto: Some(Duration::from_micros(initial).into()),
-            ..Settings::default()
-        };
+        let initial_rto = settings(&format!("initial_rto = '{initial}us'"));
         if let Ok(compiled) = compile(&"p".parse().unwrap(), &initial_rto, &host) {
             let got = u64::from(compiled.kernel.initial_rto_jiffies);
             proptest::prop_assert_eq!(got, jiffies(initial));
@@ -512,10 +340,7 @@ proptest::proptest! {
         } else {
             proptest::prop_assert!(initial == 0 || initial >= 60_000_000);
         }
-        let rto_min = Settings {
-            rto_min: Some(Duration::from_micros(floor).into()),
-            ..Settings::default()
-        };
+        let rto_min = settings(&format!("rto_min = '{floor}us'"));
         if let Ok(compiled) = compile(&"p".parse().unwrap(), &rto_min, &host) {
             // The kernel rounds up once more, to the same jiffies.
             proptest::prop_assert_eq!(
@@ -528,20 +353,17 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_shorter_rto_max_ends_connections_sooner() {
-    let warning = |user_timeout| {
-        let settings = Settings {
-            rto_max: ms(10_000),
-            user_timeout,
-            ..Settings::default()
-        };
-        let mut warnings = compiled(&settings).warnings.into_iter();
-        warnings.find(|warning| warning.contains("tcp_retries2"))
+fn shorter_rto_max_ends_connections_sooner() {
+    let warning = |more: &str| {
+        let warnings = compiled(&format!("rto_max = '10s'\n{more}")).warnings;
+        warnings
+            .into_iter()
+            .find(|warning| warning.contains("tcp_retries2"))
     };
-    let text = warning(None).unwrap();
+    let text = warning("").unwrap();
     assert!(text.contains("after about 112.6s"), "{text}");
     assert!(text.contains("user_timeout = \"924.6s\""), "{text}");
-    assert_eq!(warning(ms(924_600)), None);
+    assert_eq!(warning("user_timeout = '924600ms'"), None);
     // Measured on 6.18: 15.0 s, and 116.5 s with 10 s, as timers fire later than set.
     assert_eq!(
         lifetime(Duration::from_secs(1)),

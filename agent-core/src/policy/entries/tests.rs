@@ -128,17 +128,22 @@ fn duplicates_conflict_or_repeat_by_policy() {
     let (entries, duplicates) = builder.build();
     assert_eq!(entries.len(), 2);
     assert!(!entries.is_empty() && Entries::default().is_empty());
-    assert_eq!(duplicates.conflicting, ["fd00::/8".parse().unwrap()]);
-    let [repeated] = &duplicates.repeated[..] else {
-        panic!("{duplicates:?}");
+    let told = |all: &[Duplicate]| {
+        let of = |one: &Duplicate| {
+            let lines = one.places.each_ref().map(|at| at.as_ref().unwrap().line);
+            (
+                one.policy.to_string(),
+                one.count,
+                one.cidr.to_string(),
+                lines,
+            )
+        };
+        all.iter().map(of).collect::<Vec<_>>()
     };
-    assert_eq!((repeated.policy.as_str(), repeated.count), ("p0", 2));
-    assert_eq!(repeated.cidr, "10.0.0.0/8".parse().unwrap());
-    let lines = repeated
-        .places
-        .each_ref()
-        .map(|at| at.as_ref().unwrap().line);
-    assert_eq!(lines, [0, 2]);
+    let conflicting = ("p1".to_owned(), 1, "fd00::/8".to_owned(), [1, 3]);
+    let repeated = ("p0".to_owned(), 2, "10.0.0.0/8".to_owned(), [0, 2]);
+    assert_eq!(told(&duplicates.conflicting), [conflicting]);
+    assert_eq!(told(&duplicates.repeated), [repeated]);
 }
 
 #[test]

@@ -3,9 +3,12 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use rto_model::tune::law;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeOwned, Error as _, MapAccess, value::MapAccessDeserializer},
+};
 
-use super::text::{self, Extended, read_extended, write_extended};
+use super::text::{self, Text};
 use crate::policy::{
     Share,
     units::{format_duration, jiffies_duration, parse_duration},
@@ -14,22 +17,33 @@ use crate::policy::{
 /// The default limits, which do not depend on HZ.
 const DEFAULT: law::Settings = law::Settings::new(0);
 
-/// The `initial_rto` setting.
+/// A timer that is fixed or learnt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InitialRtoSetting {
+pub enum TimerSetting<T> {
     /// A fixed value.
     Fixed(Duration),
-    /// The daemon learns a value for each direction.
-    Auto(AutoInitialRto),
+    /// A value that the daemon learns.
+    Auto(T),
 }
 
-/// The `rto_min` setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RtoMinSetting {
-    /// A fixed value.
-    Fixed(Duration),
-    /// The daemon learns it from the policy's control arm.
-    Auto(AutoRtoMin),
+/// The `initial_rto` setting. The daemon learns a value for each direction.
+pub type InitialRtoSetting = TimerSetting<AutoInitialRto>;
+/// The `rto_min` setting. The daemon learns it from the policy's control arm.
+pub type RtoMinSetting = TimerSetting<AutoRtoMin>;
+
+/// The table that may stand in place of "auto".
+pub(super) trait AutoTable: DeserializeOwned + Serialize + Default + PartialEq {
+    /// What a timer that may be learnt is written as.
+    const WANTED: &'static str;
+}
+
+impl AutoTable for AutoInitialRto {
+    const WANTED: &'static str =
+        "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, min = \"20ms\" }";
+}
+
+impl AutoTable for AutoRtoMin {
+    const WANTED: &'static str = "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, peer_delack = \"5ms\" }";
 }
 
 /// How the initial RTO is learnt. A field that is `None` has the default of [`law::Settings::new`].
@@ -145,58 +159,80 @@ impl<'de> Deserialize<'de> for True {
     }
 }
 
-macro_rules! fixed_or_auto {
-    ($type:ident, $table:ty) => {
-        impl From<Duration> for $type {
-            fn from(value: Duration) -> Self {
-                Self::Fixed(value)
-            }
-        }
-
-        impl Extended for $type {
-            type Table = $table;
-
-            fn of_table(table: $table) -> Self {
-                Self::Auto(table)
-            }
-
-            fn table(&self) -> Option<&$table> {
-                match self {
-                    Self::Auto(auto) => Some(auto),
-                    Self::Fixed(_) => None,
-                }
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                match read_extended(text) {
-                    Some(auto) => auto,
-                    None => parse_duration(text).map(Self::Fixed).map_err(|e| {
-                        match text.starts_with(|c: char| c.is_ascii_digit()) {
-                            true => e.to_string(),
-                            false => format!("not \"auto\", and {e}"),
-                        }
-                    }),
-                }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self {
-                    Self::Fixed(value) => f.write_str(&format_duration(*value)),
-                    Self::Auto(auto) => write_extended::<Self>(auto, f),
-                }
-            }
-        }
-    };
+impl<T> From<Duration> for TimerSetting<T> {
+    fn from(value: Duration) -> Self {
+        Self::Fixed(value)
+    }
 }
 
-fixed_or_auto!(InitialRtoSetting, AutoInitialRto);
-fixed_or_auto!(RtoMinSetting, AutoRtoMin);
+/// The word, and the equivalent key of a table.
+const AUTO: &str = "auto";
+
+impl<T: AutoTable> FromStr for TimerSetting<T> {
+    type Err = String;
+
+    /// Reads a duration, or the command line's form of a table: "auto,min=20ms".
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',');
+        if parts.next() != Some(AUTO) {
+            return parse_duration(text).map(Self::Fixed).map_err(|e| {
+                match text.starts_with(|c: char| c.is_ascii_digit()) {
+                    true => e.to_string(),
+                    false => format!("not \"auto\", and {e}"),
+                }
+            });
+        }
+        let mut table = toml::Table::new();
+        table.insert(AUTO.to_owned(), true.into());
+        for part in parts {
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} is not KEY=VALUE; separate several by commas"))?;
+            if table.insert(key.to_owned(), value.into()).is_some() {
+                return Err(format!("{key} is given twice"));
+            }
+        }
+        let table = table.try_into().map(Self::Auto);
+        table.map_err(|e| e.message().to_owned())
+    }
+}
+
+impl<T: AutoTable> fmt::Display for TimerSetting<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = match self {
+            Self::Fixed(value) => return f.write_str(&format_duration(*value)),
+            Self::Auto(table) => toml::Table::try_from(table).map_err(|_| fmt::Error)?,
+        };
+        f.write_str(AUTO)?;
+        for (key, value) in table.iter().filter(|(key, _)| *key != AUTO) {
+            write!(f, ",{key}={}", value.as_str().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: AutoTable> Text for TimerSetting<T> {
+    const WANTED: &'static str = T::WANTED;
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn read_table<'de, A: MapAccess<'de>>(table: A) -> Result<Self, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(table)).map(Self::Auto)
+    }
+
+    fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto(table) if *table != T::default() => table.serialize(serializer),
+            _ => serializer.collect_str(self),
+        }
+    }
+}
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)

@@ -5,24 +5,131 @@ use std::{fmt, marker::PhantomData, time::Duration};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeOwned, Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
+    de::{Error, MapAccess, Unexpected, Visitor},
 };
 
-use super::{
-    Guard, InitialRtoSetting, Mode, Mptcp, RtoMinSetting, Share, SynAckRto, SynRetries,
-    format_duration, parse_duration,
-};
+use super::{Mode, Mptcp, Share, SynAckRto, SynRetries, format_duration, parse_duration};
 use crate::policy::units::{Scale, parse_scaled};
 
+/// The value of a setting. Its default means that the setting is not given.
+pub(super) trait Value: Sized + Default + PartialEq {
+    fn get<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error>;
+    fn put<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error>;
+
+    /// Reads an option's value.
+    fn read(text: &str) -> Result<Self, String>;
+
+    /// The option's value; `None` if the setting is not given.
+    fn text(&self) -> Option<String>;
+
+    /// Whether JSON and TOML omit it.
+    fn is_omitted(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A value in text form.
 pub(super) trait Text: Sized {
     const WANTED: &'static str;
     fn read(text: &str) -> Result<Self, String>;
+    fn text(&self) -> String;
 
     fn read_table<'de, A: MapAccess<'de>>(_: A) -> Result<Self, A::Error> {
         Err(A::Error::invalid_type(Unexpected::Map, &Self::WANTED))
     }
 
-    fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error>;
+    fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text())
+    }
+}
+
+impl<T: Text + PartialEq> Value for Option<T> {
+    fn get<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Given(PhantomData))
+    }
+
+    fn put<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Some(value) => value.write(serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    fn read(text: &str) -> Result<Self, String> {
+        T::read(text).map(Some)
+    }
+
+    fn text(&self) -> Option<String> {
+        self.as_ref().map(Text::text)
+    }
+}
+
+/// Types with a default of their own.
+macro_rules! by_default {
+    ($($type:ty),+) => {$(
+        impl Value for $type {
+            fn get<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Value::get(deserializer).map(Option::unwrap_or_default)
+            }
+
+            fn put<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                self.write(serializer)
+            }
+
+            fn read(text: &str) -> Result<Self, String> {
+                Text::read(text)
+            }
+
+            fn text(&self) -> Option<String> {
+                (*self != Self::default()).then(|| Text::text(self))
+            }
+        }
+    )+};
+}
+
+by_default!(SynAckRto, SynRetries, Mptcp, Mode);
+
+/// Types that JSON and TOML have.
+macro_rules! native {
+    ($($type:ty, $read:expr, $text:expr, omitted $omitted:expr;)+) => {$(
+        impl Value for $type {
+            fn get<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Deserialize::deserialize(deserializer)
+            }
+
+            fn put<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                self.serialize(serializer)
+            }
+
+            fn read(text: &str) -> Result<Self, String> {
+                $read(text)
+            }
+
+            fn text(&self) -> Option<String> {
+                $text(self)
+            }
+
+            fn is_omitted(&self) -> bool {
+                $omitted(self)
+            }
+        }
+    )+};
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is neither true nor false"))
+}
+
+fn number(text: &str) -> Result<Option<u8>, String> {
+    let number = text.parse().map(Some);
+    number.map_err(|_| format!("{text:?} is not a whole number from 0 to {}", u8::MAX))
+}
+
+native! {
+    bool, boolean, |on: &bool| on.then(|| true.to_string()), omitted |_| false;
+    Option<bool>, |text| boolean(text).map(Some), |on: &Option<bool>| on.map(|on| on.to_string()), omitted Option::is_none;
+    Option<u8>, number, |n: &Option<u8>| n.map(|n| n.to_string()), omitted Option::is_none;
 }
 
 impl Text for Duration {
@@ -32,12 +139,18 @@ impl Text for Duration {
         parse_duration(text).map_err(|e| e.to_string())
     }
 
-    fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format_duration(*self))
+    fn text(&self) -> String {
+        format_duration(*self)
     }
 }
 
+/// A timer's text; `None` for 0.
+pub(super) fn timer(duration: Duration) -> Option<String> {
+    (!duration.is_zero()).then(|| format_duration(duration))
+}
+
 /// A duration other than a timer.
+#[derive(PartialEq)]
 struct Lifetime(Duration);
 
 impl Text for Lifetime {
@@ -48,8 +161,8 @@ impl Text for Lifetime {
         duration.map(Self).map_err(|e| e.to_string())
     }
 
-    fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.write(serializer)
+    fn text(&self) -> String {
+        format_duration(self.0)
     }
 }
 
@@ -58,6 +171,10 @@ impl Text for SynRetries {
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse()
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
     }
 
     fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -70,100 +187,23 @@ impl Text for SynRetries {
 
 macro_rules! text {
     ($type:ty, $wanted:literal) => {
-        impl Text for $type {
+        impl $crate::policy::settings::text::Text for $type {
             const WANTED: &'static str = $wanted;
 
             fn read(text: &str) -> Result<Self, String> {
                 text.parse::<Self>().map_err(|e| e.to_string())
             }
 
-            fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+            fn text(&self) -> String {
+                self.to_string()
             }
         }
     };
 }
+pub(super) use text;
 
 text!(SynAckRto, "\"auto\", \"keep\" or a duration, like \"5ms\"");
-text!(Mptcp, "\"keep\" or \"apply\"");
-text!(Mode, "\"apply\" or \"advise\"");
-text!(Guard, "\"warn\", \"on\" or \"off\"");
 text!(Share, "a share, like \"5%\"");
-
-/// A value that may be "auto", or a table with further keys.
-pub(super) trait Extended: Sized {
-    type Table: DeserializeOwned + Serialize + Default + PartialEq;
-    fn of_table(table: Self::Table) -> Self;
-    fn table(&self) -> Option<&Self::Table>;
-}
-
-macro_rules! extended {
-    ($type:ty, $wanted:literal) => {
-        impl Text for $type {
-            const WANTED: &'static str = $wanted;
-
-            fn read(text: &str) -> Result<Self, String> {
-                text.parse()
-            }
-
-            fn read_table<'de, A: MapAccess<'de>>(table: A) -> Result<Self, A::Error> {
-                Deserialize::deserialize(MapAccessDeserializer::new(table)).map(Self::of_table)
-            }
-
-            fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                match self.table() {
-                    Some(table) if *table != Default::default() => table.serialize(serializer),
-                    _ => serializer.collect_str(self),
-                }
-            }
-        }
-    };
-}
-
-extended!(
-    InitialRtoSetting,
-    "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, min = \"20ms\" }"
-);
-extended!(
-    RtoMinSetting,
-    "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, peer_delack = \"5ms\" }"
-);
-
-/// The word, and the equivalent key of a table.
-const AUTO: &str = "auto";
-
-/// Parses the command line's form of a table: "auto,min=20ms"; `None` if it does not begin with
-/// "auto".
-pub(super) fn read_extended<T: Extended>(text: &str) -> Option<Result<T, String>> {
-    let mut parts = text.split(',');
-    (parts.next()? == AUTO).then(|| {
-        let mut table = toml::Table::new();
-        table.insert(AUTO.to_owned(), true.into());
-        for part in parts {
-            let (key, value) = part
-                .split_once('=')
-                .ok_or_else(|| format!("{part:?} is not KEY=VALUE; separate several by commas"))?;
-            if table.insert(key.to_owned(), value.into()).is_some() {
-                return Err(format!("{key} is given twice"));
-            }
-        }
-        let table = table.try_into::<T::Table>();
-        table.map(T::of_table).map_err(|e| e.message().to_owned())
-    })
-}
-
-/// Writes the command line's form of a table.
-pub(super) fn write_extended<T: Extended>(
-    table: &T::Table,
-    f: &mut fmt::Formatter<'_>,
-) -> fmt::Result {
-    let table = toml::Table::try_from(table).map_err(|_| fmt::Error)?;
-    f.write_str(AUTO)?;
-    for (key, value) in table.iter().filter(|(key, _)| *key != AUTO) {
-        write!(f, ",{key}={}", value.as_str().unwrap_or_default())?;
-    }
-    Ok(())
-}
 
 struct Given<T>(PhantomData<T>);
 
@@ -199,55 +239,34 @@ impl<'de, T: Text> Visitor<'de> for Given<T> {
     }
 }
 
-pub(super) fn serialize<T: Text, S: Serializer>(
-    value: &Option<T>,
+pub(super) fn serialize<V: Value, S: Serializer>(
+    value: &V,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    match value {
-        Some(value) => value.write(serializer),
-        None => serializer.serialize_none(),
-    }
+    value.put(serializer)
 }
 
-pub(super) fn deserialize<'de, T: Text, D: Deserializer<'de>>(
+pub(super) fn deserialize<'de, V: Value, D: Deserializer<'de>>(
     deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    deserializer.deserialize_any(Given(PhantomData))
-}
-
-/// For a type whose default means unset.
-pub(super) mod or_default {
-    use super::{Deserializer, Serializer, Text};
-
-    pub(in super::super) fn serialize<T: Text, S: Serializer>(
-        value: &T,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.write(serializer)
-    }
-
-    pub(in super::super) fn deserialize<'de, T: Text + Default, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<T, D::Error> {
-        super::deserialize(deserializer).map(Option::unwrap_or_default)
-    }
+) -> Result<V, D::Error> {
+    V::get(deserializer)
 }
 
 /// For a duration other than a timer.
 pub(super) mod lifetime {
-    use super::{Deserializer, Duration, Lifetime, Serializer};
+    use super::{Deserializer, Duration, Lifetime, Serializer, Value};
 
     pub(in super::super) fn serialize<S: Serializer>(
         value: &Option<Duration>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        super::serialize(value, serializer)
+        value.put(serializer)
     }
 
     pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
-        let read = super::deserialize::<Lifetime, D>(deserializer)?;
+        let read: Option<Lifetime> = Value::get(deserializer)?;
         Ok(read.map(|Lifetime(duration)| duration))
     }
 }

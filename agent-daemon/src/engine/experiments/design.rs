@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 use rto_agent_core::{
-    policy::{PolicyName, Settings, Share, compile::outlives_connections},
+    policy::{PolicyName, Settings, Share},
     printable,
     wire::{experiments::StartRequest, ttl::parse_ttl},
 };
@@ -27,7 +27,7 @@ pub(super) fn design(
     settings: &Settings,
     request: &StartRequest,
 ) -> Result<Design, EngineError> {
-    let outlives = outlives_connections(settings);
+    let outlives = settings.outlives_connections();
     let implied = if outlives {
         Unit::Peer
     } else {

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use rto_agent_core::{
-    config::{Config, ConfigError},
+    config::Config,
     policy::HostFacts,
     printable::{self, counted},
 };
@@ -86,8 +86,7 @@ fn files(dir: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
 
 fn answer(path: &Path, host: &HostFacts) -> Answer {
     match Config::load(path, host) {
-        Ok(config) => good(&config, *host)
-            .unwrap_or_else(|error| refused(vec![ConfigError::whole(path, error)], *host)),
+        Ok(config) => good(config, *host),
         Err(errors) => refused(errors.0, *host),
     }
 }

@@ -7,17 +7,13 @@ use std::{
     io::{self, Write as _},
     path::PathBuf,
     process::ExitCode,
-    time::Duration,
 };
 
 use anyhow::Context as _;
-use rto_agent_common::{Policy, policy_flags};
+use rto_agent_common::Policy;
 use rto_agent_core::{
     config::{AgentConfig, Config, DEFAULT_CONFIG},
-    policy::{
-        Cidr, PolicyName, Share,
-        units::{format_duration, jiffies_duration},
-    },
+    policy::{Cidr, PolicyName, SETTINGS},
     printable,
 };
 use rto_agent_daemon::engine::store::RuntimeStore;
@@ -199,33 +195,19 @@ impl PolicyLeft {
     }
 }
 
-/// The timers in the kernel's maps.
+/// The settings that can be read back from the kernel's maps.
 fn settings_of(policy: &Policy, hz: u32) -> BTreeMap<&'static str, String> {
-    let us = |us: u32| Duration::from_micros(us.into());
-    let ms = |ms: u32| Duration::from_millis(ms.into());
-    let timers = [
-        (
-            "initial_rto",
-            jiffies_duration(policy.initial_rto_jiffies.into(), hz),
-        ),
-        ("rto_min", us(policy.rto_min_us)),
-        ("delack_max", us(policy.delack_max_us)),
-        ("rto_max", ms(policy.rto_max_ms)),
-        ("user_timeout", ms(policy.user_timeout_ms)),
-    ];
-    let timers = timers.into_iter().filter(|(_, value)| !value.is_zero());
-    let timers = timers.map(|(name, value)| (name, format_duration(value)));
-    let is_thin = policy.flags & policy_flags::THIN_LINEAR != 0;
-    let thin = is_thin.then(|| ("thin_linear", "true".to_owned()));
-    let holdout = (policy.control_below != 0).then(|| {
-        let share = Share::from_parts(policy.control_below);
-        ("holdout", share.to_string())
-    });
-    timers.chain(thin).chain(holdout).collect()
+    let settings = SETTINGS.iter();
+    let found = settings.filter_map(|s| Some((s.key.name, (s.in_kernel)(policy, hz)?)));
+    found.collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use rto_agent_common::policy_flags;
+    use rto_agent_core::policy::Share;
     use rto_agent_daemon::engine::runtime::RuntimeEntries;
     use rto_agent_kernel::datapath::PinnedEntry;
 

@@ -5,14 +5,6 @@ use rto_model::syn::SynTimers;
 
 use super::*;
 
-fn with(syn_retries: SynRetries) -> Compiled {
-    compiled(&Settings {
-        initial_rto: timer(100),
-        syn_retries,
-        ..Settings::default()
-    })
-}
-
 /// The program computes deadlines in milliseconds, the model in jiffies.
 #[test]
 fn program_gives_up_when_the_model_does() {
@@ -39,45 +31,37 @@ fn program_gives_up_when_the_model_does() {
 
 #[test]
 fn auto_keeps_the_kernels_deadline() {
-    let compiled = with(SynRetries::Auto);
-    let by_timer = compiled.kernel.flags & policy_flags::GIVES_UP_BY_TIMER;
-    assert_eq!((compiled.kernel.syn_retries, by_timer), (0, 0));
-    let effect = compiled.effects.last().unwrap().describe(250);
-    assert_eq!(
-        effect,
-        "auto (connect() gives up after 131s, as without the agent)"
-    );
-}
-
-#[test]
-fn auto_says_nothing_where_no_timer_is_shorter() {
+    let auto = compiled("initial_rto = '100ms'");
+    let by_timer = auto.kernel.flags & policy_flags::GIVES_UP_BY_TIMER;
+    assert_eq!((auto.kernel.syn_retries, by_timer), (0, 0));
+    let effect = "auto (connect() gives up after 131s, as without the agent)";
+    assert_eq!(described(&auto, "syn_retries").as_deref(), Some(effect));
+    // Nothing where no timer is shorter.
     for settings in ["initial_rto = '1s'", "rto_min = '52ms'"] {
-        let compiled = compiled(&toml::from_str(settings).unwrap());
-        let named = |e: &EffectiveSetting| e.setting == "syn_retries";
-        assert!(!compiled.effects.iter().any(named), "{settings}");
+        assert_eq!(
+            described(&compiled(settings), "syn_retries"),
+            None,
+            "{settings}"
+        );
     }
 }
 
 #[test]
 fn keep_and_a_number_give_up_by_the_policys_timer() {
-    for (setting, retries, effect, gives_up) in [
-        (SynRetries::Keep, 0, "keep -> the socket's own", "13s"),
-        (SynRetries::Fixed(3), 3, "3", "1s"),
+    let with = |value| compiled(&format!("initial_rto = '100ms'\nsyn_retries = {value}"));
+    for (value, retries, effect, gives_up) in [
+        ("'keep'", 0, "keep -> the socket's own", "13s"),
+        ("3", 3, "3", "1s"),
     ] {
-        let compiled = with(setting);
+        let compiled = with(value);
         assert_eq!(compiled.kernel.syn_retries, retries);
         assert_ne!(compiled.kernel.flags & policy_flags::GIVES_UP_BY_TIMER, 0);
-        let described = compiled.effects.last().unwrap().describe(250);
         let expected =
             format!("{effect} (connect() gives up after {gives_up}; without the agent after 131s)");
-        assert_eq!(described, expected);
+        assert_eq!(described(&compiled, "syn_retries"), Some(expected));
         let warned = |w: &String| w.contains(&format!("after {gives_up} instead of 131s"));
         assert!(compiled.warnings.iter().any(warned), "{compiled:?}");
     }
-    assert!(
-        !with(SynRetries::Fixed(12))
-            .warnings
-            .iter()
-            .any(|w| w.contains("gives up"))
-    );
+    let later = with("12").warnings;
+    assert!(!later.iter().any(|w| w.contains("gives up")), "{later:?}");
 }
