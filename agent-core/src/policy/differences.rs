@@ -1,7 +1,6 @@
 //! Differences between the kernel's maps and the desired state: entries that other processes added, removed or overwrote.
 
 use std::{
-    cmp::Ordering,
     collections::BTreeMap,
     fmt,
     net::{IpAddr, Ipv6Addr},
@@ -9,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cidr, Entries, EntryRef, PolicyName};
+use super::{Cidr, Entries, EntryRef, PolicyName, entries::compare};
 
 /// How many differences are kept individually.
 const KEPT: usize = 100;
@@ -175,17 +174,15 @@ impl fmt::Display for Differences {
     }
 }
 
-/// Consecutive entries of one trie, in the order in which the kernel returns them.
-#[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
-    /// The run is from the IPv4 trie.
-    pub is_ipv4: bool,
-    /// The entry before the run; `None`: it begins at the first entry.
+/// The position of a comparison of the kernel with the desired state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// The next policy whose statistics are checked, by index.
+    pub policy: usize,
+    /// IPv4 has been compared.
+    pub is_ipv6: bool,
+    /// The entry before the next one of this family; `None`: the next is the first.
     pub after: Option<Cidr>,
-    /// The entries, and the policies they point at.
-    pub found: &'a [(Cidr, Option<&'a PolicyName>)],
-    /// No entry follows the run.
-    pub is_last: bool,
 }
 
 /// Another process changed the trie during the read.
@@ -193,75 +190,100 @@ pub struct Run<'a> {
 #[error("it changed during the read")]
 pub struct Disorder;
 
-impl Run<'_> {
-    /// Compares the run with the entries that should be in it.
-    ///
-    /// # Errors
-    ///
-    /// If the run is not in trie order, as no comparison is possible then.
-    pub fn compare(&self, desired: &Entries) -> Result<Differences, Disorder> {
-        let first = self.after.iter().chain(self.found.iter().map(|(c, _)| c));
-        if !first.is_sorted_by(|a, b| trie_order(a) < trie_order(b)) {
-            return Err(Disorder);
-        }
-        let mut differences = Differences::default();
-        let wanted = self.wanted(desired);
-        let (mut wanted, mut found) = (wanted.iter().peekable(), self.found.iter().peekable());
-        loop {
-            let next = match (wanted.peek(), found.peek()) {
-                (None, None) => return Ok(differences),
-                (Some(_), None) => Ordering::Less,
-                (None, Some(_)) => Ordering::Greater,
-                (Some((wanted, _)), Some((found, _))) => trie_order(wanted).cmp(&trie_order(found)),
-            };
-            let missing = wanted.next_if(|_| next.is_le());
-            let present = found.next_if(|_| next.is_ge());
-            match (missing, present) {
-                (Some((cidr, entry)), None) => differences.push(Difference::EntryMissing {
-                    cidr: *cidr,
-                    policy: entry.policy.clone(),
-                }),
-                (None, Some((cidr, found))) => differences.push(Difference::EntryExtra {
-                    cidr: *cidr,
-                    found: found.cloned(),
-                }),
-                (Some((cidr, entry)), Some((_, found))) if *found != Some(entry.policy) => {
-                    differences.push(Difference::EntryPolicy {
-                        cidr: *cidr,
-                        policy: entry.policy.clone(),
-                        found: found.cloned(),
-                    });
-                }
-                _ => {}
-            }
+impl Cursor {
+    /// Whether all entries have been compared, or none.
+    #[must_use]
+    pub fn is_at_start(&self) -> bool {
+        !self.is_ipv6 && self.after.is_none()
+    }
+
+    /// Begins with the first entry again if the entry before the cursor is not desired: where it was
+    /// removed, the kernel would continue at an arbitrary key.
+    #[must_use]
+    pub fn resumed(self, desired: &Entries) -> Self {
+        match self.after {
+            Some(cidr) if !desired.contains_key(&cidr) => Self {
+                policy: self.policy,
+                ..Self::default()
+            },
+            _ => self,
         }
     }
 
-    /// The entries that should be in the run, in trie order.
-    fn wanted<'d>(&self, desired: &'d Entries) -> Vec<(Cidr, EntryRef<'d>)> {
-        let last = if self.is_last {
-            None
-        } else {
-            // An empty run that is not the last covers nothing.
-            Some(self.found.last().map(|(cidr, _)| *cidr).or(self.after))
+    /// Compares the next entries, in the order in which the kernel returns them and each with the
+    /// policy that it points at, with the desired ones, and moves the cursor past them.
+    ///
+    /// # Errors
+    ///
+    /// If they are not in trie order, as no comparison is possible then.
+    pub fn compare(
+        &mut self,
+        found: &[(Cidr, Option<&PolicyName>)],
+        is_last: bool,
+        desired: &Entries,
+    ) -> Result<Differences, Disorder> {
+        let first = self.after.iter().chain(found.iter().map(|(c, _)| c));
+        if !first.is_sorted_by(|a, b| trie_order(a) < trie_order(b)) {
+            return Err(Disorder);
+        }
+        let last = found.last().map(|(cidr, _)| *cidr).or(self.after);
+        let wanted = self.wanted(desired, (!is_last).then_some(last));
+        let wanted = wanted
+            .into_iter()
+            .map(|(cidr, entry)| (cidr, Some(entry.policy)));
+        let mut differences = Differences::default();
+        for pair in compare(wanted, found.iter().copied(), trie_order) {
+            match pair {
+                (Some((cidr, Some(policy))), found) => {
+                    let policy = policy.clone();
+                    differences.push(match found {
+                        None => Difference::EntryMissing { cidr, policy },
+                        Some((_, found)) => Difference::EntryPolicy {
+                            cidr,
+                            policy,
+                            found: found.cloned(),
+                        },
+                    });
+                }
+                (_, Some((cidr, found))) => differences.push(Difference::EntryExtra {
+                    cidr,
+                    found: found.cloned(),
+                }),
+                _ => {}
+            }
+        }
+        (self.is_ipv6, self.after) = match is_last {
+            true => (!self.is_ipv6, None),
+            false => (self.is_ipv6, last),
         };
+        Ok(differences)
+    }
+
+    /// The entries that should be between the cursor and `last`, in trie order. `None`: all that
+    /// follow; `Some(None)`: none.
+    fn wanted<'d>(
+        &self,
+        desired: &'d Entries,
+        last: Option<Option<Cidr>>,
+    ) -> Vec<(Cidr, EntryRef<'d>)> {
+        let is_ipv4 = !self.is_ipv6;
         let last = last.map(|last| last.map(|last| trie_order(&last)).unwrap_or_default());
         let after = self.after.map(|after| trie_order(&after));
         let is_in = |cidr: &Cidr| {
             let order = trie_order(cidr);
-            cidr.is_ipv4() == self.is_ipv4
+            cidr.is_ipv4() == is_ipv4
                 && after.is_none_or(|after| order > after)
                 && last.is_none_or(|last| order <= last)
         };
         // Entries that begin after the end of `after`...
         let begin = match self.after {
             Some(after) => Some(host(last_address(&after)).unwrap_or(after)),
-            None if self.is_ipv4 => None,
+            None if is_ipv4 => None,
             None => Cidr::containing(Ipv6Addr::UNSPECIFIED.into(), 0),
         };
         let behind = desired.iter_from(begin.as_ref()).take_while(|(cidr, _)| {
             let begins = address_bits(cidr.network().ip());
-            cidr.is_ipv4() == self.is_ipv4 && last.is_none_or(|last| begins <= last.end)
+            cidr.is_ipv4() == is_ipv4 && last.is_none_or(|last| begins <= last.end)
         });
         let mut wanted: Vec<_> = behind.filter(|(cidr, _)| is_in(cidr)).collect();
         // ... and entries that contain that end: a trie lists longer prefixes first.
@@ -355,27 +377,21 @@ mod tests {
     }
 
     /// Compares all entries, in runs of this length.
-    fn compare(held: &Entries, desired: &Entries, length: usize) -> Differences {
-        let mut differences = Differences::default();
+    fn in_runs(held: &Entries, desired: &Entries, length: usize) -> Differences {
+        let (mut differences, mut cursor) = (Differences::default(), Cursor::default());
         for is_ipv4 in [true, false] {
+            assert_eq!(cursor.is_ipv6, !is_ipv4);
             let all = in_trie_order(held, is_ipv4);
             let all: Vec<_> = all.iter().map(|(cidr, name)| (*cidr, Some(name))).collect();
-            let mut after = None;
             // As in the kernel: after a full last run there is no empty one.
             let runs = all.chunks(length).chain(all.is_empty().then_some(&all[..]));
             let count = all.len().div_ceil(length).max(1);
             for (number, found) in runs.enumerate() {
                 let is_last = number + 1 == count;
-                let run = Run {
-                    is_ipv4,
-                    after,
-                    found,
-                    is_last,
-                };
-                differences.append(run.compare(desired).unwrap());
-                after = found.last().map(|(cidr, _)| *cidr);
+                differences.append(cursor.compare(found, is_last, desired).unwrap());
             }
         }
+        assert!(cursor.is_at_start());
         differences
     }
 
@@ -411,28 +427,21 @@ mod tests {
             (cidr("10.2.0.0/16"), Some(&name)),
             (cidr("10.1.0.0/16"), Some(&name)),
         ];
-        let run = Run {
-            is_ipv4: true,
-            after: None,
-            found: &found,
-            is_last: true,
-        };
-        assert_eq!(run.compare(&Entries::default()), Err(Disorder));
-        // The same entry twice.
-        let twice = [found[0]; 2];
-        let run = Run {
-            found: &twice,
-            ..run
-        };
-        assert_eq!(run.compare(&Entries::default()), Err(Disorder));
-        // The read restarts at the first entry, as `after` was removed.
+        // The same entry twice; and a read that restarts at the first entry, as the entry before it
+        // was removed.
         let after = Some(cidr("10.3.0.0/16"));
-        let run = Run {
-            after,
-            found: &found[..1],
-            ..run
-        };
-        assert_eq!(run.compare(&Entries::default()), Err(Disorder));
+        for (after, found) in [
+            (None, &found[..]),
+            (None, &[found[0]; 2]),
+            (after, &found[..1]),
+        ] {
+            let mut cursor = Cursor {
+                after,
+                ..Cursor::default()
+            };
+            let compared = cursor.compare(found, true, &Entries::default());
+            assert_eq!(compared, Err(Disorder));
+        }
     }
 
     #[test]
@@ -447,7 +456,7 @@ mod tests {
         }
         assert_eq!(pushed.total(), 2 * KEPT as u64);
         let all = (0..=255).map(|n| (cidr(&format!("10.0.{n}.0/24")), policy.clone()));
-        let differences = compare(&Entries::default(), &entries(&all.collect::<Vec<_>>()), 8);
+        let differences = in_runs(&Entries::default(), &entries(&all.collect::<Vec<_>>()), 8);
         assert_eq!((differences.total(), differences.first.len()), (256, KEPT));
         let text = differences.to_string();
         assert!(
@@ -513,7 +522,7 @@ mod tests {
         /// With runs of any length, every difference is found once, and nothing else.
         #[test]
         fn every_difference_is_found(held in table(), desired in table(), length in 1usize..12) {
-            let found = compare(&held, &desired, length);
+            let found = in_runs(&held, &desired, length);
             let mut expected = 0;
             for (cidr, entry) in desired.iter() {
                 let is = held.get(&cidr).map(|e| e.policy);
@@ -521,7 +530,7 @@ mod tests {
             }
             expected += held.keys().filter(|c| !desired.contains_key(c)).count() as u64;
             prop_assert_eq!(found.total(), expected, "{:?}", found);
-            prop_assert!(compare(&desired, &desired, length).is_empty());
+            prop_assert!(in_runs(&desired, &desired, length).is_empty());
         }
     }
 }

@@ -17,7 +17,7 @@ use rto_agent_core::{
     config::RttSampling,
     policy::{
         Cidr, Entry, PolicyName,
-        differences::{Difference, Differences, in_trie_order},
+        differences::{Cursor, Difference, Differences, in_trie_order},
         plan::{MapState, Plan},
     },
     progress::{self, Progress},
@@ -27,8 +27,7 @@ use rto_agent_core::{
     },
 };
 use rto_agent_kernel::datapath::{
-    DatapathError, Kernel, KernelReader, Options, StatisticsOptions, TrieCursor, brakes_begin,
-    events, walk,
+    DatapathError, Kernel, KernelReader, Options, StatisticsOptions, brakes_begin, events, walk,
 };
 
 /// The contents of the maps, and the failures to inject.
@@ -350,7 +349,7 @@ impl KernelReader for FakeReader {
     fn compare_tables(
         &self,
         desired: &MapState,
-        first: &mut usize,
+        cursor: &mut Cursor,
         _count: usize,
     ) -> Result<Differences, DatapathError> {
         let state = self.readable()?;
@@ -370,20 +369,21 @@ impl KernelReader for FakeReader {
         if state.control_arm_differs {
             differences.push(Difference::ControlArm);
         }
-        *first = 0;
+        cursor.policy = 0;
         Ok(differences)
     }
 
     fn compare_entries(
         &self,
         desired: &MapState,
-        cursor: &mut TrieCursor,
+        cursor: &mut Cursor,
         count: usize,
     ) -> Result<Differences, DatapathError> {
         let mut state = self.readable()?;
-        let (is_ipv4, after) = cursor.start();
-        let all = in_trie_order(&state.maps.entries, is_ipv4);
-        let begin = after.and_then(|after| all.iter().position(|(cidr, _)| *cidr == after));
+        let all = in_trie_order(&state.maps.entries, !cursor.is_ipv6);
+        let begin = cursor
+            .after
+            .and_then(|after| all.iter().position(|(cidr, _)| *cidr == after));
         let rest = &all[begin.map_or(0, |begin| begin + 1)..];
         let found = &rest[..rest.len().min(count)];
         let found: Vec<_> = found
@@ -392,7 +392,7 @@ impl KernelReader for FakeReader {
             .collect();
         let is_last = found.len() == rest.len();
         state.compared += found.len();
-        let compared = cursor.compare(&found, is_last, desired);
+        let compared = cursor.compare(&found, is_last, &desired.entries);
         compared.map_err(|_| refused())
     }
 

@@ -7,20 +7,19 @@ use std::{
 };
 
 use rto_agent_core::{
-    policy::{Cidr, PolicyName, differences::Differences},
+    policy::{
+        Cidr, PolicyName,
+        differences::{Cursor, Differences},
+    },
     wire::types::{VerifyAnswer, now_s},
 };
-use rto_agent_kernel::datapath::{DatapathError, TrieCursor};
 use tracing::warn;
 
 use super::{
     Engine, Snapshot,
     audit::{Cause, Source},
-    jobs::comparing::{Position, Round},
+    jobs::comparing::Round,
 };
-
-/// Policies whose statistics are checked in one round: each value has a part per processor.
-const POLICIES: usize = 32;
 
 /// Counts changes by other processes and logs them at most once a minute.
 #[derive(Debug, Default)]
@@ -79,50 +78,23 @@ impl Snapshot {
         })
     }
 
-    /// Compares up to `entries` entries from a position, and the tables beside them; `None` if the
+    /// Compares up to `entries` entries from the cursor on, and the tables beside them; `None` if the
     /// engine changes the kernel during the comparison, as a difference means nothing then.
-    pub(super) fn compare_part(&self, mut position: Position, entries: usize) -> Option<Round> {
+    pub(super) fn compare_part(&self, cursor: Cursor, entries: usize) -> Option<Round> {
         let resolved = self.resolved.as_ref()?;
         let desired = &resolved.maps;
-        // Removed since the last part: the kernel would continue from an arbitrary key.
-        if let TrieCursor::After(cidr) = position.entries
-            && !desired.entries.contains_key(&cidr)
-        {
-            position.entries = TrieCursor::default();
-        }
-        let first = position.policies;
-        let tables = self
-            .unchanged(|reader| reader.compare_tables(desired, &mut position.policies, POLICIES))?;
+        let mut cursor = cursor.resumed(&desired.entries);
+        let first = cursor.policy;
+        let compared = self.unchanged(|reader| reader.compare(desired, &mut cursor, entries))?;
         if self.about.statistics {
-            let names = resolved.set.policies.keys().skip(first).take(POLICIES);
-            self.look_for_harm(names, position.policies == 0);
+            let read = cursor.policy.checked_sub(first).filter(|read| *read > 0);
+            let names = resolved.set.policies.keys().skip(first);
+            self.look_for_harm(names.take(read.unwrap_or(usize::MAX)), cursor.policy == 0);
         }
-        let mut differs = is_different(&tables);
-        let mut left = entries;
-        loop {
-            let compared = self.unchanged(|reader| {
-                reader.compare_entries(desired, &mut position.entries, left.min(PIECE))
-            })?;
-            differs |= is_different(&compared);
-            left = left.saturating_sub(PIECE);
-            let is_last = position.entries == TrieCursor::default();
-            if is_last || left == 0 || differs {
-                return Some(Round {
-                    position,
-                    differs,
-                    is_last,
-                });
-            }
-        }
+        // A read error counts as a difference, so that the engine checks.
+        let differs = !compared.is_ok_and(|differences| differences.is_empty());
+        Some(Round { cursor, differs })
     }
-}
-
-/// Entries per system call.
-const PIECE: usize = 4096;
-
-/// A read error counts as a difference, so that the engine checks.
-fn is_different(compared: &Result<Differences, DatapathError>) -> bool {
-    !compared.as_ref().is_ok_and(Differences::is_empty)
 }
 
 impl Engine {
@@ -258,12 +230,12 @@ mod tests {
     fn a_part_after_an_entry_that_is_gone_begins_with_the_first() {
         let (host, snapshot) = near();
         let compared_after = |text: &str| {
-            let position = Position {
-                entries: TrieCursor::After(text.parse().unwrap()),
-                ..Position::default()
+            let cursor = Cursor {
+                after: text.parse().ok(),
+                ..Cursor::default()
             };
             let before = host.state().compared;
-            let round = snapshot.compare_part(position, PIECE).unwrap();
+            let round = snapshot.compare_part(cursor, 4096).unwrap();
             (host.state().compared - before, round.differs)
         };
         let (known, gone) = ("10.1.0.0/16", "10.2.0.0/16");
@@ -286,15 +258,15 @@ mod tests {
         }
         text.push_str("]\n");
         let (host, snapshot) = healthy(desired(&text));
-        let (mut position, mut rounds) = (Position::default(), 0);
+        let (mut cursor, mut rounds) = (Cursor::default(), 0);
         loop {
             let before = host.state().compared;
-            let round = snapshot.compare_part(position, PART).unwrap();
+            let round = snapshot.compare_part(cursor, PART).unwrap();
             let read = host.state().compared - before;
             assert!(!round.differs && read <= PART, "{round:?}, {read} entries");
-            position = round.position;
+            cursor = round.cursor;
             rounds += 1;
-            if round.is_last {
+            if cursor.is_at_start() {
                 break;
             }
         }

@@ -24,7 +24,7 @@ use rto_agent_core::{
     config::RttSampling,
     policy::{
         Cidr, MAX_ENTRIES_LIMIT, PolicyName,
-        differences::{Differences, Disorder, Run},
+        differences::{Cursor, Differences},
         plan::{MapState, Plan},
     },
     wire::{
@@ -136,53 +136,53 @@ pub trait KernelReader: Send + Sync {
     fn attachment_during_change(&self) -> Attachment;
 
     /// Compares the tables other than the entries: policies, the host's defaults, and whether the
-    /// `count` policies from index `first` have statistics. Sets `first` to the index to continue
-    /// at; 0 after the last policy.
+    /// next `count` policies have statistics. Moves the cursor past these policies.
     fn compare_tables(
         &self,
         desired: &MapState,
-        first: &mut usize,
+        cursor: &mut Cursor,
         count: usize,
     ) -> Result<Differences, DatapathError>;
 
-    /// Compares the next entries, up to `count`; sets `cursor` to the position to continue at.
-    ///
-    /// # Errors
-    ///
-    /// If a map cannot be read, or changes during the read.
+    /// Compares the next entries, up to `count`, and moves the cursor past them.
     fn compare_entries(
         &self,
         desired: &MapState,
-        cursor: &mut TrieCursor,
+        cursor: &mut Cursor,
         count: usize,
     ) -> Result<Differences, DatapathError>;
+
+    /// Compares the next part: up to `count` entries, and the tables beside them. Moves the cursor
+    /// past them. Every comparison of the kernel with the desired state is made of such parts.
+    fn compare(
+        &self,
+        desired: &MapState,
+        cursor: &mut Cursor,
+        count: usize,
+    ) -> Result<Differences, DatapathError> {
+        /// Entries for each policy whose statistics are checked, as each of their values has a part
+        /// per processor.
+        const ENTRIES_PER_POLICY: usize = 128;
+        /// Entries per system call.
+        const PIECE: usize = 4096;
+        let policies = count.div_ceil(ENTRIES_PER_POLICY);
+        let mut differences = self.compare_tables(desired, cursor, policies)?;
+        let mut left = count;
+        loop {
+            differences.append(self.compare_entries(desired, cursor, left.min(PIECE))?);
+            left = left.saturating_sub(PIECE);
+            if cursor.is_at_start() || left == 0 {
+                return Ok(differences);
+            }
+        }
+    }
 
     /// All differences from the desired state.
     fn differences(&self, desired: &MapState) -> Result<Differences, DatapathError> {
         /// Attempts if a map changes during the read.
         const ATTEMPTS: usize = 3;
-        let mut differences = self.compare_tables(desired, &mut 0, usize::MAX)?;
-        let mut attempt = 1;
-        let entries = loop {
-            match self.compare_all_entries(desired) {
-                Err(_) if attempt < ATTEMPTS => attempt += 1,
-                compared => break compared?,
-            }
-        };
-        differences.append(entries);
-        Ok(differences)
-    }
-
-    /// The same for entries only.
-    fn compare_all_entries(&self, desired: &MapState) -> Result<Differences, DatapathError> {
-        let mut cursor = TrieCursor::default();
-        let mut differences = Differences::default();
-        loop {
-            differences.append(self.compare_entries(desired, &mut cursor, usize::MAX)?);
-            if cursor == TrieCursor::default() {
-                return Ok(differences);
-            }
-        }
+        let compare = || self.compare(desired, &mut Cursor::default(), usize::MAX);
+        (1..ATTEMPTS).fold(compare(), |compared, _| compared.or_else(|_| compare()))
     }
 
     /// Whether the kernel has this policy, and each of these entries, as desired.
@@ -231,58 +231,6 @@ pub trait KernelReader: Send + Sync {
     /// Why the program reads less of sockets than this kernel allows; `None` if it reads
     /// everything.
     fn limited(&self) -> Option<&str>;
-}
-
-/// The position of a comparison of the tries: before a family's first entry, or after an entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TrieCursor {
-    /// Before the first entry of IPv4.
-    #[default]
-    Begin,
-    /// After this entry.
-    After(Cidr),
-    /// Before the first entry of IPv6.
-    BeginV6,
-}
-
-impl TrieCursor {
-    /// Whether IPv6 is next, and the entry before.
-    #[must_use]
-    pub fn start(self) -> (bool, Option<Cidr>) {
-        match self {
-            Self::Begin => (true, None),
-            Self::BeginV6 => (false, None),
-            Self::After(cidr) => (cidr.is_ipv4(), Some(cidr)),
-        }
-    }
-
-    /// Compares a run of entries found at the cursor, each with its policy, and moves the cursor
-    /// past it.
-    ///
-    /// # Errors
-    ///
-    /// If the run is out of order: another process changed the trie during the read.
-    pub fn compare(
-        &mut self,
-        found: &[(Cidr, Option<&PolicyName>)],
-        is_last: bool,
-        desired: &MapState,
-    ) -> Result<Differences, Disorder> {
-        let (is_ipv4, after) = self.start();
-        let run = Run {
-            is_ipv4,
-            after,
-            found,
-            is_last,
-        };
-        *self = match (is_ipv4, found.last()) {
-            (true, _) if is_last => Self::BeginV6,
-            (false, _) if is_last => Self::Begin,
-            (_, Some((last, _))) => Self::After(*last),
-            (_, None) => *self,
-        };
-        run.compare(&desired.entries)
-    }
 }
 
 /// Options for opening a kernel.

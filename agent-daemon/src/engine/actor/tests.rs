@@ -10,13 +10,13 @@ use std::{
 
 use rto_agent_core::{
     config::Files,
+    policy::differences::Cursor,
     wire::types::{AddRequest, DetachRequest, ListAnswer, ReloadRequest, RemoveRequest},
 };
 
 use super::*;
 use crate::engine::{
     Handle, Readiness, StartConfig, channels, desired::tests::NEAR, fake::FakeHost,
-    jobs::comparing::Position,
 };
 
 mod discover;
@@ -475,7 +475,7 @@ fn a_health_check_finds_and_repairs_by_itself() {
 fn concurrent_engine_change_is_not_a_difference() {
     let bed = Bed::ready();
     let snapshot = bed.engine.snapshot();
-    let compared = || snapshot.compare_part(Position::default(), 1 << 20);
+    let compared = || snapshot.compare_part(Cursor::default(), 1 << 20);
     assert!(!compared().unwrap().differs);
     delete(&bed);
     assert!(compared().unwrap().differs);

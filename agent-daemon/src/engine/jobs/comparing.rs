@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rto_agent_core::wire::types::now_s;
+use rto_agent_core::{policy::differences::Cursor, wire::types::now_s};
 use tracing::debug;
 
 use super::{Done, Job, Message};
@@ -22,29 +22,19 @@ const MOST_ENTRIES: usize = 10_486;
 /// After a complete comparison the job pauses for this multiple of its duration.
 const PAUSE: u32 = 20;
 
-/// The position of a comparison.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::engine) struct Position {
-    /// The position in the tries.
-    pub(in crate::engine) entries: rto_agent_kernel::datapath::TrieCursor,
-    /// The position among the policies, whose statistics are checked.
-    pub(in crate::engine) policies: usize,
-}
-
 /// The result of comparing a part.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
-    pub(in crate::engine) position: Position,
+    /// Where the next part begins.
+    pub(in crate::engine) cursor: Cursor,
     /// The kernel differs from the desired state.
     pub(in crate::engine) differs: bool,
-    /// This was the last part of the entries.
-    pub(in crate::engine) is_last: bool,
 }
 
 /// Compares in parts, each on a thread of its own.
 pub(in crate::engine) struct Comparing {
     messages: mpsc::Sender<Message>,
-    position: Position,
+    cursor: Cursor,
     pending: Option<Job>,
     not_before: Instant,
     /// The next round compares everything.
@@ -60,7 +50,7 @@ impl Comparing {
     pub(in crate::engine) fn new(messages: mpsc::Sender<Message>) -> Self {
         Self {
             messages,
-            position: Position::default(),
+            cursor: Cursor::default(),
             pending: None,
             not_before: Instant::now(),
             all_next: false,
@@ -75,16 +65,16 @@ impl Comparing {
             return;
         }
         let entries = if std::mem::take(&mut self.all_next) {
-            self.position = Position::default();
+            self.cursor = Cursor::default();
             usize::MAX
         } else {
             entries_of_round(snapshot.entries())
         };
-        let (snapshot, position) = (snapshot.clone(), self.position);
-        if position.entries == Position::default().entries {
+        let (snapshot, cursor) = (snapshot.clone(), self.cursor);
+        if cursor.is_at_start() {
             self.began_at_s = Some(now_s());
         }
-        let work = move || Done::Compare(snapshot.compare_part(position, entries));
+        let work = move || Done::Compare(snapshot.compare_part(cursor, entries));
         match Job::begin("compare", &self.messages, Done::Compare(None), work) {
             Ok(job) => self.pending = Some(job),
             Err(e) => debug!("the kernel's maps were not compared: {e}"),
@@ -103,8 +93,8 @@ impl Comparing {
         let Some(round) = round else {
             return false;
         };
-        self.position = round.position;
-        if round.is_last && !round.differs {
+        self.cursor = round.cursor;
+        if round.cursor.is_at_start() && !round.differs {
             self.compared_at_s = self.began_at_s.take().or(self.compared_at_s);
         }
         round.differs
@@ -112,7 +102,7 @@ impl Comparing {
 
     /// The engine has compared everything, which took this long.
     pub(in crate::engine) fn all_compared(&mut self, began_at_s: u64, took: Duration) {
-        self.position = Position::default();
+        self.cursor = Cursor::default();
         self.began_at_s = None;
         self.compared_at_s = Some(began_at_s);
         self.not_before = Instant::now() + PAUSE * took;
@@ -131,8 +121,6 @@ fn entries_of_round(all: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_kernel::datapath::TrieCursor;
-
     use super::*;
     use crate::engine::{EngineConfig, actor::HEALTH_INTERVAL};
 
@@ -170,8 +158,7 @@ mod tests {
         comparing.consider(&snapshot);
         assert!(comparing.began_at_s.is_none(), "one is under way");
         comparing.done(None);
-        let last = "10.0.0.0/8".parse().unwrap();
-        comparing.position.entries = TrieCursor::After(last);
+        comparing.cursor.after = "10.0.0.0/8".parse().ok();
         comparing.consider(&snapshot);
         assert!(comparing.pending.is_some() && comparing.began_at_s.is_none());
         comparing.done(None);
@@ -184,12 +171,12 @@ mod tests {
     #[test]
     fn a_comparison_that_found_nothing_is_known_by_when_it_began() {
         let mut comparing = Comparing::new(mpsc::channel().0);
-        let part = |differs, is_last| {
-            Some(Round {
-                position: Position::default(),
-                differs,
-                is_last,
-            })
+        let part = |differs, is_last: bool| {
+            let cursor = Cursor {
+                is_ipv6: !is_last,
+                ..Cursor::default()
+            };
+            Some(Round { cursor, differs })
         };
         comparing.began_at_s = Some(100);
         assert!(!comparing.done(part(false, false)) && !comparing.done(None));

@@ -18,9 +18,7 @@ use rto_agent_core::{
     wire::kernel::{Found, Removed},
 };
 
-use super::{
-    Cause, DatapathError, Kernel, KernelReader, Options, StatisticsOptions, TrieCursor, error,
-};
+use super::{Cause, DatapathError, Kernel, KernelReader, Options, StatisticsOptions, error};
 
 mod accepted;
 mod attach;

@@ -16,7 +16,7 @@ use rto_agent_common::{
 use rto_agent_core::{
     policy::{
         Cidr, PolicyName,
-        differences::{Difference, Differences},
+        differences::{Cursor, Difference, Differences},
         plan::MapState,
     },
     wire::{
@@ -26,7 +26,7 @@ use rto_agent_core::{
 };
 
 use super::{
-    BpfKernel, DatapathError, KernelReader, TrieCursor,
+    BpfKernel, DatapathError, KernelReader,
     error::map as map_error,
     link::{Link, attached},
     open::{control_policies, unmatched_policy},
@@ -199,7 +199,7 @@ impl KernelReader for Reader {
     fn compare_tables(
         &self,
         desired: &MapState,
-        first: &mut usize,
+        cursor: &mut Cursor,
         count: usize,
     ) -> Result<Differences, DatapathError> {
         let mut differences = Differences::default();
@@ -223,35 +223,35 @@ impl KernelReader for Reader {
             differences.push(Difference::HostDefaults);
         }
         if !self.has_statistics {
-            *first = 0;
+            cursor.policy = 0;
             return Ok(differences);
         }
-        for (name, slot) in self.slots.iter().skip(*first).take(count) {
+        for (name, slot) in self.slots.iter().skip(cursor.policy).take(count) {
             let has_all = || slot.arms().all(|arm| self.tables.has_statistics(arm));
             if !self.missing_stats.contains(name) && !has_all() {
                 let policy = name.clone();
                 differences.push(Difference::Statistics { policy });
             }
         }
-        let next = first.saturating_add(count);
-        *first = if next < self.slots.len() { next } else { 0 };
+        let next = cursor.policy.saturating_add(count);
+        cursor.policy = if next < self.slots.len() { next } else { 0 };
         Ok(differences)
     }
 
     fn compare_entries(
         &self,
         desired: &MapState,
-        cursor: &mut TrieCursor,
+        cursor: &mut Cursor,
         count: usize,
     ) -> Result<Differences, DatapathError> {
-        let (is_ipv4, _) = cursor.start();
+        let trie = TRIES[usize::from(cursor.is_ipv6)];
         let (found, is_last) = self.tables.tries.run(*cursor, count)?;
         let found = found.into_iter();
         let found: Vec<_> = found
             .map(|(cidr, value)| (cidr, self.policy_of(desired, &cidr, value)))
             .collect();
-        let compared = cursor.compare(&found, is_last, desired);
-        compared.map_err(|e| map_error(TRIES[usize::from(!is_ipv4)], e))
+        let compared = cursor.compare(&found, is_last, &desired.entries);
+        compared.map_err(|e| map_error(trie, e))
     }
 
     fn finds(

@@ -16,9 +16,12 @@ use std::{
 use aya::maps::{LpmTrie, MapData, MapError};
 use ipnetwork::IpNetwork;
 use rto_agent_common::{EntryValue, maps};
-use rto_agent_core::{policy::Cidr, progress};
+use rto_agent_core::{
+    policy::{Cidr, differences::Cursor},
+    progress,
+};
 
-use super::{DatapathError, TrieCursor, error::map as map_error, tables::open};
+use super::{DatapathError, error::map as map_error, tables::open};
 use crate::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
 
 /// Elements in one system call: about ten milliseconds of kernel time.
@@ -134,16 +137,15 @@ impl Tries {
     }
 
     /// The next entries of one family, up to `count`, in the kernel's order (see
-    /// [`rto_agent_core::policy::differences::Run`]), and whether they were the last.
+    /// [`Cursor::compare`]), and whether they were the last.
     pub(super) fn run(
         &self,
-        cursor: TrieCursor,
+        cursor: Cursor,
         count: usize,
     ) -> Result<(Vec<(Cidr, EntryValue)>, bool), DatapathError> {
-        let (is_ipv4, after) = cursor.start();
         let count = count.min(CHUNK);
-        let after = after.map(|after| key(&after));
-        if is_ipv4 {
+        let after = cursor.after.map(|after| key(&after));
+        if !cursor.is_ipv6 {
             let after = after.and_then(|key| match key {
                 Key::V4(key) => Some(key),
                 Key::V6(_) => None,

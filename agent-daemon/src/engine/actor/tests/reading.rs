@@ -76,7 +76,7 @@ fn status_reports_harm_without_reading_statistics() {
     };
     assert_eq!(status(), (true, String::new()));
     // The comparison in the background reads the counters too.
-    snapshot.compare_part(Position::default(), 1).unwrap();
+    snapshot.compare_part(Cursor::default(), 1).unwrap();
     let (healthy, problems) = status();
     assert!(!healthy && problems.contains("60 of 100 connections"));
     assert!(snapshot.status().counters_read_at_s.is_some());
