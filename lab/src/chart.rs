@@ -42,7 +42,6 @@ pub struct Series {
 
 impl Series {
     /// A series without intervals.
-    #[must_use]
     pub fn line(name: &str, points: Vec<(f64, f64)>) -> Self {
         Self {
             name: name.to_owned(),
@@ -97,25 +96,21 @@ pub struct Axis {
 
 impl Axis {
     /// An axis of times in milliseconds.
-    #[must_use]
     pub fn ms(label: impl Into<Cow<'static, str>>) -> Self {
         Self::of(label, Unit::Milliseconds)
     }
 
     /// An axis of percentages.
-    #[must_use]
     pub fn percent(label: impl Into<Cow<'static, str>>) -> Self {
         Self::of(label, Unit::Percent)
     }
 
     /// An axis of numbers without a unit.
-    #[must_use]
     pub fn number(label: impl Into<Cow<'static, str>>) -> Self {
         Self::of(label, Unit::Number)
     }
 
     /// An axis of values in a unit.
-    #[must_use]
     pub fn of(label: impl Into<Cow<'static, str>>, unit: Unit) -> Self {
         Self {
             label: label.into(),
@@ -142,7 +137,6 @@ pub struct Chart {
 }
 
 /// Draws charts below each other.
-#[must_use]
 pub fn svg(charts: &[Chart]) -> String {
     let mut bottom = 0.0;
     let draw = |chart: &Chart| {
@@ -278,7 +272,6 @@ fn wrap<'a>(items: impl Iterator<Item = &'a str>, more: f64) -> Vec<Vec<(f64, &'
     lines
 }
 
-#[expect(clippy::cast_precision_loss, reason = "some hundred letters")]
 fn width(text: &str) -> f64 {
     text.chars().count() as f64 * TEXT.1
 }

@@ -49,7 +49,6 @@ impl Event {
     ];
 
     /// A description.
-    #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
             Self::SynLostOnce => "connect: SYN or SYN-ACK lost once",
@@ -62,7 +61,6 @@ impl Event {
     }
 
     /// Whether longer is better.
-    #[must_use]
     pub const fn is_lifetime(self) -> bool {
         matches!(self, Self::ConnectGivesUp | Self::RequestDropped)
     }
@@ -81,7 +79,6 @@ pub struct Prediction {
 
 impl Handshake {
     /// The kernel's timers: 1 s for SYN and SYN-ACK.
-    #[must_use]
     pub fn kernel(hz: u64, syn_retries: u8, linear_timeouts: u8, syn_ack_retries: u8) -> Self {
         let syn = SynTimers::kernel(hz, syn_retries, linear_timeouts);
         Self {
@@ -94,7 +91,6 @@ impl Handshake {
     }
 
     /// When an event is over, jiffies; `None` if the last retransmission is earlier.
-    #[must_use]
     pub fn takes(&self, event: Event) -> Option<u64> {
         let rto_max = RTO_MAX_S * self.hz;
         let syn = || self.syn.schedule(Granularity::Exact);
@@ -114,9 +110,7 @@ impl Handshake {
     }
 
     /// All events, compared with other timers.
-    #[must_use]
     pub fn against(&self, kernel: &Self) -> Vec<Prediction> {
-        #[expect(clippy::cast_precision_loss, reason = "at most some minutes")]
         let ms = |jiffies: u64| jiffies as f64 * 1000.0 / self.hz.max(1) as f64;
         let one = |event| Prediction {
             event,

@@ -26,7 +26,6 @@ pub fn handle() -> anyhow::Result<()> {
 }
 
 /// Whether such a signal has arrived.
-#[must_use]
 pub fn interrupted() -> bool {
     INTERRUPTED
         .get()

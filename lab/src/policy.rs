@@ -62,7 +62,6 @@ pub struct Host {
 
 impl Host {
     /// Linux 6.12's defaults.
-    #[must_use]
     pub const fn with_defaults(hz: u64) -> Self {
         Self {
             hz,
@@ -88,7 +87,6 @@ impl Host {
     }
 
     /// Its handshakes with the kernel's own timers.
-    #[must_use]
     pub fn handshake(&self) -> Handshake {
         Handshake::kernel(
             self.hz,
@@ -106,10 +104,7 @@ struct Effects {
 
 impl Policy {
     /// Reads a policy with the agent's binary; no daemon is needed.
-    ///
-    /// # Errors
-    ///
-    /// If the configuration is rejected or has no such policy.
+    /// Fails if the configuration is rejected or has no such policy.
     pub fn read(agent: &Path, config: &Path, name: &str) -> anyhow::Result<Self> {
         let mut command = Command::new(agent);
         command.args(["check", "--json", "--config"]).arg(config);

@@ -25,7 +25,6 @@ pub struct Prediction {
 
 /// Predicts for an established connection with one small request at a time and a steady smoothed RTT: all packets are
 /// lost from the moment a request is sent. The result is the median over the positions in the timer wheel's steps.
-#[must_use]
 pub fn predict(
     kernel: &LinuxTimers,
     own: &LinuxTimers,
@@ -49,7 +48,6 @@ pub fn predict(
 }
 
 /// 1, 2 and 5 times each power of ten microseconds, between two durations inclusive.
-#[must_use]
 pub fn steps(from: Duration, to: Duration) -> Vec<Duration> {
     let powers = iter::successors(Some(Duration::from_micros(1)), |d| d.checked_mul(10));
     let steps = powers.flat_map(|power| [power, power * 2, power * 5]);
@@ -61,7 +59,6 @@ pub fn steps(from: Duration, to: Duration) -> Vec<Duration> {
 
 /// Disruptions from the smallest to the largest of the given ones, uniformly spaced on a logarithmic axis: timers cause
 /// steps that few points would hide.
-#[must_use]
 pub fn between(given: &[Duration]) -> Vec<Duration> {
     let (Some(least), Some(largest)) = (given.iter().min(), given.iter().max()) else {
         return Vec::new();
@@ -75,7 +72,6 @@ pub fn between(given: &[Duration]) -> Vec<Duration> {
 }
 
 /// Three charts: on logarithmic axes, on linear ones, and the ratio.
-#[must_use]
 pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
     let curve = |name, value: fn(&Prediction) -> f64| {
         let points = predictions.iter().map(|p| (p.disruption_ms, value(p)));
@@ -102,7 +98,6 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
 }
 
 /// Idle time by duration of the disruption.
-#[must_use]
 pub fn idle_chart(title: &str, series: Vec<Series>) -> Chart {
     Chart {
         title: format!("{title}: idle time"),
@@ -115,7 +110,6 @@ pub fn idle_chart(title: &str, series: Vec<Series>) -> Chart {
 }
 
 /// Idle time with settings, relative to the kernel's timers, as in the tables.
-#[must_use]
 pub fn ratio_chart(series: Vec<Series>) -> Chart {
     Chart {
         title: "ratio: idle time with the setting / with the kernel's own (above 1: worse)"
@@ -129,7 +123,6 @@ pub fn ratio_chart(series: Vec<Series>) -> Chart {
 }
 
 /// Comma-separated values with a header line.
-#[must_use]
 pub fn csv(predictions: &[Prediction]) -> String {
     let mut text = "disruption_ms,kernel_ms,policy_ms,worse\n".to_owned();
     for p in predictions {
@@ -141,7 +134,6 @@ pub fn csv(predictions: &[Prediction]) -> String {
     text
 }
 
-#[expect(clippy::cast_precision_loss, reason = "some minutes at most")]
 fn millis(us: u64) -> f64 {
     us as f64 / 1000.0
 }

@@ -3,39 +3,31 @@
 use std::time::Duration;
 
 /// A time in microseconds, the unit of measurements.
-#[must_use]
 pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Microseconds in milliseconds.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "below 2^53 microseconds")]
 pub fn ms(us: impl Into<u64>) -> f64 {
     us.into() as f64 / 1000.0
 }
 
 /// A time in milliseconds.
-#[must_use]
 pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
 /// A count as a value.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "below 2^53")]
 pub const fn f(count: u64) -> f64 {
     count as f64
 }
 
 /// Share of a total, 0 to 1; 0 if the total is 0.
-#[must_use]
 pub fn share(count: u64, all: u64) -> f64 {
     f(count) / f(all.max(1))
 }
 
 /// The median of some values, or the mean of the two in the middle. `None` without values.
-#[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -46,13 +38,11 @@ pub fn median(values: &[f64]) -> Option<f64> {
 
 /// The smallest value that at least this share (0 to 1) of the values does not exceed (nearest rank). `None` without
 /// values.
-#[must_use]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut values = values.to_vec();
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
         reason = "an index of a list, held within it"
     )]
     let rank = (share.clamp(0.0, 1.0) * values.len() as f64).ceil() as usize;

@@ -15,7 +15,6 @@ pub struct Sample {
 
 impl Sample {
     /// When the ACK arrived.
-    #[must_use]
     pub const fn acked_us(self) -> u64 {
         self.sent_us.saturating_add(self.rtt_us)
     }
@@ -23,7 +22,6 @@ impl Sample {
 
 /// The samples of a flow that sends one segment at a time, each when the previous one is
 /// acknowledged.
-#[must_use]
 pub fn in_turn(rtts_us: impl IntoIterator<Item = u64>) -> Vec<Sample> {
     let mut sent_us = 0;
     let samples = rtts_us.into_iter().map(|rtt_us| {
@@ -63,7 +61,6 @@ pub struct Linux {
 
 impl Linux {
     /// The kernel's defaults: rto_min 200 ms, a maximum of 120 s, 1 s before the first sample.
-    #[must_use]
     pub fn new(hz: u32) -> Self {
         let hz = u64::from(hz.max(1));
         let new = Self {
@@ -85,13 +82,11 @@ impl Linux {
     }
 
     /// The smoothed RTT and its mean deviation, microseconds, as in TCP_INFO (`tcpi_rtt`, `tcpi_rttvar`).
-    #[must_use]
     pub const fn state(&self) -> (u32, u32) {
         (self.srtt_us >> 3, self.mdev_us >> 2)
     }
 
     /// The current RTO, jiffies.
-    #[must_use]
     pub fn rto_jiffies(&self) -> u64 {
         let rto_us = if self.srtt_us == 0 {
             self.initial_us
@@ -103,7 +98,6 @@ impl Linux {
 
     /// The jiffies until the tail loss probe of a single segment: two smoothed RTTs plus rto_min, or the RTO if that is
     /// earlier (`tcp_schedule_loss_probe()`, 6.12; before 6.11 it used 200 ms instead of rto_min).
-    #[must_use]
     pub fn probe_jiffies(&self) -> u64 {
         let rto = self.rto_jiffies();
         if self.srtt_us == 0 {
@@ -114,7 +108,6 @@ impl Linux {
     }
 
     /// Converts jiffies to microseconds.
-    #[must_use]
     pub const fn micros(&self, jiffies: u64) -> u64 {
         jiffies * 1_000_000 / self.hz
     }
@@ -129,7 +122,6 @@ impl Linux {
     }
 
     /// The current RTO, microseconds.
-    #[must_use]
     pub fn rto_us(&self) -> u64 {
         self.micros(self.rto_jiffies())
     }

@@ -71,7 +71,6 @@ impl Host {
     /// The SYNs of an unanswered connect() in jiffy `begin`, in jiffies since the first.
     ///
     /// With the agent it gives up when the kernel alone would with exact timers (TCP_USER_TIMEOUT).
-    #[must_use]
     pub fn syns(&self, timers: Timers, begin: u64) -> SynSchedule {
         let kernel = SynTimers::kernel(self.hz, self.syn_retries, self.linear_timeouts);
         let linear = u64::from(self.linear_timeouts);
@@ -159,7 +158,6 @@ struct Request {
 
 impl Server {
     /// A server without the agent, with the kernel's defaults: 1 s, 5 retransmissions, 500 ms.
-    #[must_use]
     pub const fn kernel(hz: u64) -> Self {
         Self {
             hz,
@@ -175,7 +173,6 @@ impl Server {
     /// A retransmitted SYN is answered unless the previous such answer is less than `tcp_invalid_ratelimit` ago
     /// (`tcp_oow_rate_limited()`), and each answer restarts the request's timer (`tcp_check_req()`,
     /// net/ipv4/tcp_minisocks.c, Linux 6.12). After a request has expired, the next SYN creates another.
-    #[must_use]
     pub fn syn_acks(&self, syns: &[u64], begin: u64) -> Vec<u64> {
         let mut sent = Vec::new();
         let mut request: Option<Request> = None;
@@ -226,7 +223,6 @@ impl Server {
 
 /// The first of the ascending `times` at or after the end of an outage, in the same unit. `None` if the last one is
 /// lost as well.
-#[must_use]
 pub fn first_from(times: &[u64], outage: u64) -> Option<u64> {
     let lost = times.partition_point(|time| *time < outage);
     times.get(lost).copied()
@@ -260,7 +256,6 @@ pub struct Comparison {
 
 /// Compares pairs of schedules, (kernel, other). Each has ascending times in jiffies, the last later than the longest
 /// outage. Outages are jiffies, uniformly distributed over the range.
-#[must_use]
 pub fn compare(pairs: &[(Vec<u64>, Vec<u64>)], outages: Range<u64>, hz: u64) -> Comparison {
     compare_by(pairs, outages, hz, LATE_MS)
 }
@@ -315,7 +310,6 @@ fn compare_by(
 }
 
 /// The nearest smaller and larger of the ascending `values`, not including the value itself.
-#[must_use]
 pub fn nearest(values: &[u64], value: u64) -> (Option<u64>, Option<u64>) {
     let below = values.partition_point(|other| *other < value);
     let above = values.partition_point(|other| *other <= value);
@@ -340,33 +334,11 @@ impl Worst {
 
 impl Host {
     /// Compares timers with the kernel's, over outages in a range of milliseconds in which SYNs are lost.
-    #[must_use]
     pub fn compare(&self, timers: Timers, outages_ms: Range<u64>) -> Comparison {
         compare(&self.pairs(timers), self.jiffies(outages_ms), self.hz)
     }
 
-    /// The same for outages in which SYN-ACKs are lost, for a server with the kernel's or other timers.
-    #[must_use]
-    pub fn compare_reverse(
-        &self,
-        timers: Timers,
-        server: Server,
-        outages_ms: Range<u64>,
-    ) -> Comparison {
-        let kernel = Server {
-            syn_ack_rto: self.hz,
-            ..server
-        };
-        let pairs: Vec<_> = iter::zip(phases(), self.pairs(timers))
-            .map(|(begin, (own, with))| {
-                (kernel.syn_acks(&own, begin), server.syn_acks(&with, begin))
-            })
-            .collect();
-        compare(&pairs, self.jiffies(outages_ms), self.hz)
-    }
-
     /// Whether connect() is late in few outages, so that the timers are in step with the kernel's slots.
-    #[must_use]
     pub fn is_in_step(&self, timers: Timers) -> bool {
         self.compare(timers, 0..IN_STEP_MS).late < IN_STEP_LATE
     }

@@ -43,7 +43,6 @@ pub struct LinuxTimers {
 
 impl LinuxTimers {
     /// A steady connection to a near peer, with one segment at a time and the kernel's timers.
-    #[must_use]
     pub const fn near(hz: u64, srtt_us: u64) -> Self {
         Self {
             hz,
@@ -93,7 +92,6 @@ impl LinuxTimers {
     }
 
     /// The RTO, jiffies.
-    #[must_use]
     pub const fn rto(&self) -> u64 {
         let least = self.rounded_us(self.rto_min_us);
         let variation = if self.rttvar_us > least {
@@ -105,7 +103,6 @@ impl LinuxTimers {
     }
 
     /// The jiffies until the tail loss probe; `None` without a probe.
-    #[must_use]
     pub fn probe(&self) -> Option<u64> {
         let after_us = 2 * self.srtt_us + self.rounded_us(self.probe_after_us?);
         Some(self.jiffies(after_us).min(self.rto()))
@@ -134,7 +131,6 @@ impl LinuxTimers {
 
     /// How long a request and response are idle, microseconds, if all packets are lost from the moment the request is
     /// sent, at the start of jiffy `begin`, until `disruption_us` later: the first retransmission at or after that time.
-    #[must_use]
     pub fn idle_us(self, disruption_us: u64, begin: u64) -> u64 {
         // The times are unbounded.
         let mut times = self
@@ -144,7 +140,6 @@ impl LinuxTimers {
     }
 
     /// The median of this over all positions in the wheel's steps.
-    #[must_use]
     pub fn median_idle_us(self, disruption_us: u64) -> u64 {
         // The steps of the three finest levels repeat every 512 jiffies.
         let mut all: Vec<u64> = (0..512)

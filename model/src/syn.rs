@@ -63,7 +63,6 @@ impl SynSchedule {
 
 impl SynTimers {
     /// The kernel's defaults at `hz` jiffies per second: 1 s, and a maximum of 120 s.
-    #[must_use]
     pub const fn kernel(hz: u64, syn_retries: u8, linear_timeouts: u8) -> Self {
         Self {
             initial_rto: hz,
@@ -74,7 +73,6 @@ impl SynTimers {
     }
 
     /// The schedule of an unanswered connect().
-    #[must_use]
     pub fn schedule(&self, granularity: Granularity) -> SynSchedule {
         let mut sent = vec![0];
         let gives_up = self.run(granularity, |now| sent.push(now));
@@ -82,7 +80,6 @@ impl SynTimers {
     }
 
     /// Jiffies from the first SYN until connect() gives up, with exact timers.
-    #[must_use]
     pub fn gives_up(&self) -> u64 {
         self.run(Granularity::Exact, |_| ())
     }
@@ -114,7 +111,6 @@ impl SynTimers {
 }
 
 /// The duration of `retries` doublings of an RTO, in the same unit: `tcp_model_timeout()`, Linux 6.15.
-#[must_use]
 pub fn model_timeout(rto: u64, rto_max: u64, retries: u8) -> u64 {
     let base = rto.max(1);
     let boundary = u64::from(retries);
@@ -129,7 +125,6 @@ pub fn model_timeout(rto: u64, rto_max: u64, retries: u8) -> u64 {
 /// When a listener sends its SYN-ACK, jiffies since the first: `retries` (`net.ipv4.tcp_synack_retries`)
 /// retransmissions whose interval doubles from the start, up to `rto_max` (`reqsk_timer_handler()`,
 /// net/ipv4/inet_connection_sock.c, Linux 6.12).
-#[must_use]
 pub fn syn_ack_schedule(initial_rto: u64, rto_max: u64, retries: u8) -> Vec<u64> {
     let mut sent = vec![0];
     let (mut now, mut rto) = (0, initial_rto.max(1));
@@ -143,7 +138,6 @@ pub fn syn_ack_schedule(initial_rto: u64, rto_max: u64, retries: u8) -> Vec<u64>
 
 /// How long a half-open request is kept, jiffies: until the timer after the last of `retries` SYN-ACK retransmissions
 /// expires, which is (2^(retries + 1) - 1) times the initial RTO below `rto_max`.
-#[must_use]
 pub fn syn_ack_lifetime(initial_rto: u64, rto_max: u64, retries: u8) -> u64 {
     let (mut lifetime, mut rto) = (0, initial_rto.max(1).min(rto_max.max(1)));
     for _ in 0..=retries {
@@ -154,7 +148,6 @@ pub fn syn_ack_lifetime(initial_rto: u64, rto_max: u64, retries: u8) -> u64 {
 }
 
 /// The shortest SYN-ACK RTO, jiffies, that keeps a request for at least `lifetime` jiffies; `rto_max` if none does.
-#[must_use]
 pub fn syn_ack_rto_for(lifetime: u64, rto_max: u64, retries: u8) -> u64 {
     let (mut low, mut high) = (1, rto_max.max(1));
     while low < high {
@@ -170,7 +163,6 @@ pub fn syn_ack_rto_for(lifetime: u64, rto_max: u64, retries: u8) -> u64 {
 
 /// The SYN-ACK RTO that `syn_ack_rto = "auto"` chooses, jiffies: the initial RTO of the SYN, but long enough to keep a
 /// request for [`SYN_ACK_LIFETIME_S`], or for as long as the kernel's timers do if that is shorter.
-#[must_use]
 pub fn syn_ack_rto_auto(initial_rto: u64, hz: u64, retries: u8) -> u64 {
     let rto_max = RTO_MAX_S * hz;
     let kernel = syn_ack_lifetime(hz, rto_max, retries);

@@ -14,7 +14,6 @@ const fn level_start(level: u32) -> u64 {
 }
 
 /// The step, in jiffies, of the level that holds a timer this many jiffies away.
-#[must_use]
 pub const fn step(delta: u64) -> u64 {
     let mut level = 0;
     while level + 1 < LEVELS && delta >= level_start(level + 1) {
@@ -25,7 +24,6 @@ pub const fn step(delta: u64) -> u64 {
 
 /// The time at which a timer set at `now` for `now + delta` fires (`calc_index()`): the bucket after
 /// that of the expiry.
-#[must_use]
 pub const fn fires_at(now: u64, delta: u64) -> u64 {
     let step = step(delta);
     ((now + delta + step) / step) * step

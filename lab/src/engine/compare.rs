@@ -6,10 +6,7 @@ use super::{Design, Manifest, Record, render};
 use crate::report::Report;
 
 /// Compares two logs of the same experiment; the first is the base of the comparison.
-///
-/// # Errors
-///
-/// If the logs are of different experiments.
+/// Fails if the logs are of different experiments.
 pub fn compare(
     one: (&str, &Manifest, &[Record]),
     other: (&str, &Manifest, &[Record]),

@@ -30,7 +30,6 @@ pub struct Record {
 
 impl Record {
     /// A record without values.
-    #[must_use]
     pub fn new<'a>(factors: impl IntoIterator<Item = (&'a str, &'a str)>, run: u32) -> Self {
         let own = |(name, level): (&str, &str)| (name.to_owned(), level.to_owned());
         Self {
@@ -69,7 +68,6 @@ impl Record {
     }
 
     /// The level of a factor; empty if the factor does not vary.
-    #[must_use]
     pub fn level(&self, factor: &str) -> &str {
         self.factors.get(factor).map_or("", String::as_str)
     }
@@ -129,7 +127,6 @@ pub struct Log {
 
 impl Log {
     /// The file of an experiment in a directory.
-    #[must_use]
     pub fn path(dir: &Path, experiment: &str) -> PathBuf {
         dir.join(format!("{experiment}.jsonl"))
     }

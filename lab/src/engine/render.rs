@@ -16,7 +16,6 @@ use crate::{
 const POINTS: usize = 200;
 
 /// Makes the report of a log.
-#[must_use]
 pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
     let Manifest {
         machine,

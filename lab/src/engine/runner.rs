@@ -81,7 +81,6 @@ pub struct Options<'a> {
 }
 
 /// Derives the seed of all random choices in a run, or in a part of it: the same value gives the same seed.
-#[must_use]
 pub fn seed_of(seed: u64, value: &impl Serialize) -> u64 {
     // FNV-1a.
     const PRIME: u64 = 0x0100_0000_01b3;

@@ -37,7 +37,7 @@ fn a_computed_example() {
     assert_eq!(rtos(bounded, &rtts), [300_000, 310_000, 310_000]);
     // Other weights: W5 = 3/16, 3/8; RTTVAR 5/8 * 50 + 3/8 * 100 = 68.75, SRTT 118.75.
     assert_eq!(
-        rtos(Rfc6298::new(Weights::W5), &rtts[..2]),
+        rtos(Rfc6298::new(Weights::ALL[4].1), &rtts[..2]),
         [300_000, 393_750]
     );
 }

@@ -7,7 +7,6 @@ use rto_model::retransmit::{LinuxTimers, RTO_MIN_US};
 
 use super::*;
 
-#[expect(clippy::cast_precision_loss, reason = "milliseconds of some seconds")]
 fn ms(us: u64) -> f64 {
     us as f64 / 1000.0
 }

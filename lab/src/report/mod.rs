@@ -46,7 +46,6 @@ impl Report {
     }
 
     /// As text for a terminal.
-    #[must_use]
     pub fn text(&self) -> String {
         let head = format!("{}\n{}\n", self.question, self.machine.describe());
         self.body(head, "", |table| {
@@ -55,7 +54,6 @@ impl Report {
     }
 
     /// As a page of documentation.
-    #[must_use]
     pub fn markdown(&self) -> String {
         let head = format!("{}\n\n{}.\n", self.question, self.machine.describe());
         self.body(head, "- ", |table| {

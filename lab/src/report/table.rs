@@ -20,14 +20,12 @@ pub struct Table {
 
 impl Table {
     /// An empty table.
-    #[must_use]
     pub fn new(name: &str, title: &str, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&name| name.to_owned()).collect();
         Self::with_columns(name, title, columns)
     }
 
     /// An empty table whose columns are determined at run time.
-    #[must_use]
     pub fn with_columns(name: &str, title: &str, columns: Vec<String>) -> Self {
         Self {
             name: name.to_owned(),
@@ -43,13 +41,11 @@ impl Table {
     }
 
     /// For a terminal: without rules, numbers aligned to the right.
-    #[must_use]
     pub fn text(&self) -> String {
         self.drawn(presets::NOTHING)
     }
 
     /// As Markdown.
-    #[must_use]
     pub fn markdown(&self) -> String {
         self.drawn(presets::ASCII_MARKDOWN)
     }

@@ -45,7 +45,6 @@ pub enum Test {
 
 impl Test {
     /// netperf's name for it.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::RequestResponse => "TCP_RR",
@@ -111,7 +110,6 @@ pub struct Times {
 
 impl Times {
     /// From a histogram; `None` if it is empty.
-    #[must_use]
     pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
         (!histogram.is_empty()).then(|| Self {
             count: histogram.len(),
@@ -234,10 +232,7 @@ pub(super) struct Shared<'a> {
 
 /// Measures. It calls `each` for each interval; if that fails, the measurement ends. It also ends when `go_on` returns
 /// false.
-///
-/// # Errors
-///
-/// If the connections cannot be made, or a time of the plan is out of the clock's range. The outcome contains later
+/// Fails if the connections cannot be made, or a time of the plan is out of the clock's range. The outcome contains later
 /// errors.
 pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Result<Outcome> {
     plan.sizes.check()?;
@@ -443,7 +438,6 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
         remarks.push(format!("and {more} more connections likewise"));
     }
     let seconds = elapsed.as_secs_f64();
-    #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 in a lifetime")]
     let per_s = if seconds > 0.0 {
         latencies.len() as f64 / seconds
     } else {

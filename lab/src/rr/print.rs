@@ -32,7 +32,6 @@ const CSV: [&str; 17] = [
 ];
 
 /// As text for a terminal; the first lines are like netperf's.
-#[must_use]
 pub fn text(outcome: &Outcome) -> String {
     let Outcome { test, to, .. } = outcome;
     let mut text = format!("{test} to {to}\n\n{}", rate(outcome).text());
@@ -152,7 +151,6 @@ fn line(name: String, info: &TcpInfo) -> [String; 7] {
 }
 
 /// A line during the measurement.
-#[must_use]
 pub fn live(interval: &Interval) -> String {
     let until = interval.from_s + interval.seconds;
     let rate = f(interval.transactions) / interval.seconds;
@@ -166,13 +164,11 @@ pub fn live(interval: &Interval) -> String {
 }
 
 /// The heading of comma-separated lines.
-#[must_use]
 pub fn csv_heading() -> String {
     format!("{}\n", CSV.join(","))
 }
 
 /// A comma-separated line for an interval.
-#[must_use]
 pub fn csv_interval(interval: &Interval) -> String {
     let rate = f(interval.transactions) / interval.seconds;
     csv(
@@ -187,7 +183,6 @@ pub fn csv_interval(interval: &Interval) -> String {
 }
 
 /// The comma-separated line for the whole measurement.
-#[must_use]
 pub fn csv_total(outcome: &Outcome) -> String {
     csv(
         "total",

@@ -30,7 +30,6 @@ const RECORDS: u32 = 500;
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Length of the intervals that are recorded.
-#[must_use]
 pub fn interval(limit: Limit) -> Duration {
     match limit {
         // At most 60 intervals, as in a minute.
@@ -83,10 +82,7 @@ const fn intervals(taken: u32) -> u32 {
 impl Records {
     /// Opens the log, and asks the server for the facts of its host. The log has no facts of a server other than
     /// rto-lab's.
-    ///
-    /// # Errors
-    ///
-    /// If the log is of another measurement, or cannot be written.
+    /// Fails if the log is of another measurement, or cannot be written.
     pub fn open(
         dir: &Path,
         plan: &Plan,
@@ -154,7 +150,6 @@ impl Records {
     }
 
     /// The report of all records in the log.
-    #[must_use]
     pub fn report(&self) -> Report {
         engine::report(&self.manifest, &self.all)
     }
@@ -178,10 +173,6 @@ fn server(plan: &Plan, go_on: &dyn Fn() -> bool) -> anyhow::Result<Option<HostFa
     failed.map_or(Ok(None), Err)
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "less than an hour in microseconds"
-)]
 fn record(test: Test, run: u32, seconds: f64, times: &Histogram<u64>) -> Record {
     let count = times.len().min(VALUES);
     let ranks = (0..count).map(|rank| (rank as f64 + 0.5) / count as f64);

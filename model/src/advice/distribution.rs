@@ -55,13 +55,11 @@ impl Distribution {
     }
 
     /// The largest time, microseconds; `None` without times.
-    #[must_use]
     pub fn largest_us(&self) -> Option<u64> {
         self.counts.last_key_value().map(|(us, _)| *us)
     }
 
     /// The smallest value that at most `at_most` times exceed, microseconds; `None` if there are no times.
-    #[must_use]
     pub fn exceeded_by(&self, at_most: u64) -> Option<u64> {
         let mut above = 0;
         let mut longest_first = self.counts.iter().rev();
@@ -77,7 +75,6 @@ impl Distribution {
     }
 
     /// The number of times.
-    #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
@@ -88,16 +85,13 @@ impl Distribution {
     }
 
     /// The number of times that may be longer than this.
-    #[must_use]
     pub fn above(&self, us: u64) -> u64 {
         let longer = self.counts.range(us.saturating_add(1)..);
         longer.map(|(_, count)| *count).sum()
     }
 
     /// The time that a share of all times does not exceed, microseconds; `None` if there are no times.
-    #[must_use]
     #[expect(
-        clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a share of a count is not above it"
@@ -109,7 +103,6 @@ impl Distribution {
 
     /// At least `samples` samples, drawn at random (always the same), as flows of 250 segments,
     /// each of which is sent when the previous one is answered; empty if there are no times.
-    #[must_use]
     pub fn drawn(&self, samples: usize) -> Vec<Vec<Sample>> {
         if self.count == 0 {
             return Vec::new();

@@ -81,7 +81,6 @@ pub struct Handshakes {
 
 impl Handshakes {
     /// The number of handshakes.
-    #[must_use]
     pub const fn count(&self) -> u64 {
         self.took.count().saturating_add(self.longer_than.count())
     }
@@ -179,7 +178,6 @@ pub struct Advice {
 }
 
 /// The number of samples that a share needs if none exceeds the value (the "rule of three": 3/n).
-#[must_use]
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -191,8 +189,6 @@ pub fn samples_needed(share: f64) -> u64 {
 
 /// The upper bound of a share at 95 % if `count` of `of` were observed: that of a Poisson distribution's mean, which is
 /// slightly above that of the binomial one. 1 if `of` is 0.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
 pub fn upper_bound(count: u64, of: u64) -> f64 {
     if of == 0 {
         return 1.0;
@@ -210,7 +206,6 @@ pub fn upper_bound(count: u64, of: u64) -> f64 {
 }
 
 /// The mean for which `count` or fewer events have a probability of 5 %.
-#[expect(clippy::cast_precision_loss, reason = "at most 100")]
 fn poisson_bound(count: u64) -> f64 {
     let (mut low, mut high) = (count as f64, 2.0 * count as f64 + 10.0);
     while high - low > 1e-9 * high {
@@ -233,7 +228,6 @@ fn poisson_bound(count: u64) -> f64 {
 /// Advice for the initial RTO, from the duration of handshakes.
 ///
 /// `present_us` is the current value.
-#[must_use]
 pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64) -> Advice {
     let count = handshakes.count();
     let expected = |us: u64| {
@@ -274,7 +268,6 @@ pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64
 /// Advice for rto_min, with Linux's estimator.
 ///
 /// `present_us` is the current value.
-#[must_use]
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -449,14 +442,12 @@ fn least_that(mut first: u64, mut last: u64, does: impl Fn(u64) -> bool) -> Opti
     Some(last)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
 fn share_of(count: u64, of: u64) -> f64 {
     count as f64 / of.max(1) as f64
 }
 
 /// The number that a share of a count amounts to, rounded up.
 #[expect(
-    clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "a share of a count is not above it"

@@ -67,10 +67,7 @@ fn instant<'a>(samples: impl Iterator<Item = &'a Sample>) -> (usize, usize) {
 
 impl Capture {
     /// Compares the resolution of the times with a jiffy.
-    ///
-    /// # Errors
-    ///
-    /// If the times are unusable.
+    /// Fails if the times are unusable.
     pub fn fit(&self, jiffy_us: u64) -> Result<Fit, Unfit> {
         let times = &self.times;
         if times.began_us == times.ended_us || times.resolution_us >= NEVER_US {
@@ -103,7 +100,6 @@ impl Capture {
 
 impl Fit {
     /// A remark for the user, if the times are coarse.
-    #[must_use]
     pub fn remark(&self) -> Option<String> {
         let blur_us = self.blur_us;
         let round_trips = if self.has_round_trips {
@@ -120,7 +116,6 @@ impl Fit {
     }
 
     /// The handshakes of some flows.
-    #[must_use]
     pub fn handshakes<'a>(&self, flows: impl Iterator<Item = &'a Flow>) -> Handshakes {
         let mut handshakes = Handshakes::default();
         for flow in flows {
@@ -136,7 +131,6 @@ impl Fit {
     }
 
     /// The round trips of some flows, each in order.
-    #[must_use]
     pub fn round_trips<'a>(&self, flows: impl Iterator<Item = &'a Flow>) -> Vec<Vec<Sample>> {
         let wider = |sample: Sample| Sample {
             rtt_us: self.at_most(sample.rtt_us),

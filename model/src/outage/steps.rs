@@ -26,7 +26,6 @@ static TABLES: Mutex<Tables> = Mutex::new(BTreeMap::new());
 
 /// The initial RTOs below one second that are in step with [`Timers::Capped`], jiffies, ascending. Computed once for
 /// each HZ and linear phase, which takes a few milliseconds at HZ 250 and some ten at HZ 1000.
-#[must_use]
 pub fn in_step(hz: u64, linear_timeouts: u8) -> Arc<[u64]> {
     let host = Host {
         hz,
@@ -42,7 +41,6 @@ pub fn in_step(hz: u64, linear_timeouts: u8) -> Arc<[u64]> {
 
 impl Host {
     /// [`in_step`] for this host.
-    #[must_use]
     pub fn in_step(&self) -> Arc<[u64]> {
         in_step(self.hz, self.linear_timeouts)
     }
@@ -50,7 +48,6 @@ impl Host {
 
 /// The values of `rto_min` below the kernel's 200 ms with which data is late in few outages of 0.1 to 6 s, jiffies,
 /// ascending.
-#[must_use]
 pub fn rto_min_in_step(hz: u64) -> Arc<[u64]> {
     table(hz, None, || {
         let values = 2..(hz / 5);
@@ -62,7 +59,6 @@ pub fn rto_min_in_step(hz: u64) -> Arc<[u64]> {
 
 /// Compares an `rto_min` (jiffies) with the kernel's 200 ms: data is lost in outages of 0.1 to 6 s, on a connection to
 /// a near peer with one segment at a time. Data is late if it arrives later by more than max(0.3 s, 5 % of the outage).
-#[must_use]
 pub fn compare_rto_min(hz: u64, rto_min: u64) -> Comparison {
     let [from, to] = [DATA_OUTAGES_MS.start, DATA_OUTAGES_MS.end].map(|ms| ms * hz / 1_000);
     let kernel = LinuxTimers::near(hz, SRTT_US);

@@ -9,7 +9,6 @@ const SECONDS: u64 = 4;
 
 /// The budget, in retransmissions, for a peak rate of connections per second. It has eight sizes
 /// per power of two, because each change is written to the program.
-#[must_use]
 pub fn for_peak(peak_per_s: u64) -> u32 {
     let wanted = u32::try_from(peak_per_s.saturating_mul(SECONDS)).unwrap_or(MOST);
     match wanted {

@@ -87,25 +87,21 @@ impl History {
 
     /// The largest quantile bound of the closed hours (at 95 %, [`bounded_quantile_us`]),
     /// microseconds; `None` if no hour had enough samples.
-    #[must_use]
     pub fn hours_us(&self) -> Option<u64> {
         self.hours.iter().filter_map(|hour| hour.bounded_us).max()
     }
 
     /// All remembered samples.
-    #[must_use]
     pub const fn all(&self) -> &Distribution {
         &self.all
     }
 
     /// The last [`RECENT_COUNT`] samples or slightly more; fewer if [`RECENT_MS`] had fewer.
-    #[must_use]
     pub const fn recent(&self) -> &Distribution {
         &self.recent_all
     }
 
     /// The highest number of connections per second in the remembered hours.
-    #[must_use]
     pub fn peak_per_s(&self) -> u64 {
         let peaks = self.hours.iter().map(|hour| hour.peak_per_s);
         peaks.max().unwrap_or(0)

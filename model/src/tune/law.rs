@@ -59,7 +59,6 @@ pub struct Settings {
 
 impl Settings {
     /// The default requirements for the initial RTO.
-    #[must_use]
     pub const fn new(hz: u32) -> Self {
         Self {
             law: Law::InitialRto,
@@ -74,7 +73,6 @@ impl Settings {
 
     /// The requirements for `rto_min`: peers delay ACKs by up to 40 ms, as Linux does; at most
     /// `TCP_RTO_MIN`.
-    #[must_use]
     pub const fn rto_min(hz: u32) -> Self {
         Self {
             law: Law::RtoMin,
@@ -85,20 +83,17 @@ impl Settings {
     }
 
     /// Microseconds rounded up to jiffies, so that the timer does not fire early.
-    #[must_use]
     pub fn jiffies(&self, us: u64) -> u64 {
         us.saturating_mul(self.hz.into()).div_ceil(1_000_000)
     }
 
     /// Converts jiffies to microseconds.
-    #[must_use]
     pub fn micros(&self, jiffies: u64) -> u64 {
         jiffies.saturating_mul(1_000_000) / u64::from(self.hz.max(1))
     }
 
     /// Limits a value to the bounds, jiffies; at least one, and in step if the bounds contain such
     /// a value that is not shorter.
-    #[must_use]
     pub fn clamped(&self, us: u64) -> u64 {
         let least = self.jiffies(self.min_us).max(1);
         self.in_step_from(self.jiffies(us).min(self.largest()).max(least))
@@ -106,7 +101,6 @@ impl Settings {
 
     /// The smallest value in step that is not shorter, jiffies; the value itself if there is no
     /// such value up to the largest one.
-    #[must_use]
     pub fn in_step_from(&self, jiffies: u64) -> u64 {
         let hz = self.hz.into();
         let in_step = match (self.law, self.in_step) {
@@ -120,7 +114,6 @@ impl Settings {
     }
 
     /// The largest value, jiffies.
-    #[must_use]
     pub fn largest(&self) -> u64 {
         self.jiffies(self.max_us.min(INITIAL_RTO_US)).max(1)
     }
@@ -154,7 +147,6 @@ pub struct Want {
 
 impl Want {
     /// The timer that a history requires; `None` with fewer than [`LEAST_SAMPLES`] samples.
-    #[must_use]
     pub fn of(history: &History, settings: &Settings) -> Option<Self> {
         let slow_us = slow_us(history, settings)?;
         let fast_us = fast_us(history.recent(), settings);
@@ -199,7 +191,6 @@ fn fast_us(recent: &Distribution, settings: &Settings) -> Option<u64> {
 }
 
 /// Whether a value is so far above the required one that it is lowered.
-#[must_use]
 pub const fn asks_for_less(want: u64, value: u64) -> bool {
     want.saturating_mul(10) <= value.saturating_mul(8)
 }

@@ -21,7 +21,6 @@ macro_rules! names {
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
             /// Its name in JSON, logs and metrics.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+

@@ -11,7 +11,6 @@ const EXACT_TO: f64 = 600.0;
 /// How many of `count` samples may lie above a value so that, at this error probability, no more
 /// than `share` of all do; `None` if none may. Fewer samples than [`samples_needed`] are always too
 /// few. The Poisson bound always uses 5 %.
-#[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
 pub(super) fn allowed_with(count: u64, share: f64, error: f64) -> Option<u64> {
     if !(share > 0.0 && share < 1.0) || count < samples_needed(share) {
         return None;
@@ -53,7 +52,6 @@ fn poisson_allowed(count: u64, share: f64) -> u64 {
 
 /// `Q(h, s)`: the smallest value (for a histogram, an upper bound of a bucket) above which, at 95
 /// %, lie no more than `share` of all, microseconds. `None` with too few samples.
-#[must_use]
 pub fn bounded_quantile_us(times: &Distribution, share: f64) -> Option<u64> {
     times.exceeded_by(allowed_with(times.count(), share, ERROR)?)
 }

@@ -90,7 +90,6 @@ names!(
 
 impl State {
     /// Whether a brake gives new connections the kernel's own timer.
-    #[must_use]
     pub const fn is_braked(self) -> bool {
         matches!(self, Self::BrakedFuse | Self::BrakedBudget)
     }
@@ -177,7 +176,6 @@ pub struct Transition {
 
 impl Transition {
     /// Whether the value changed.
-    #[must_use]
     pub fn is_change(&self) -> bool {
         self.before_us != self.after_us
     }
@@ -278,7 +276,6 @@ pub struct Tuner {
 impl Tuner {
     /// A tuner without samples. It starts with the kernel's own timer, or with the configured one,
     /// jiffies.
-    #[must_use]
     pub fn new(settings: Settings, configured: Option<u64>) -> Self {
         Self {
             settings,
@@ -307,49 +304,41 @@ impl Tuner {
     }
 
     /// The current state.
-    #[must_use]
     pub const fn state(&self) -> State {
         self.state
     }
 
     /// The configured value, jiffies; `None` if it is learnt.
-    #[must_use]
     pub const fn configured(&self) -> Option<u64> {
         self.configured
     }
 
     /// The value, microseconds; `None`: the kernel's own.
-    #[must_use]
     pub fn value_us(&self) -> Option<u64> {
         self.jiffies.map(|jiffies| self.settings.micros(jiffies))
     }
 
     /// The value, jiffies.
-    #[must_use]
     pub const fn jiffies(&self) -> Option<u64> {
         self.jiffies
     }
 
     /// The current epoch, which counts the values.
-    #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
     }
 
     /// The requirements for the value.
-    #[must_use]
     pub const fn settings(&self) -> &Settings {
         &self.settings
     }
 
     /// The highest number of samples per second in the remembered hours.
-    #[must_use]
     pub fn peak_per_s(&self) -> u64 {
         self.history.peak_per_s()
     }
 
     /// The evidence for the next decision.
-    #[must_use]
     pub fn evidence(&self) -> Evidence {
         let want = self.want();
         Evidence {
@@ -375,7 +364,6 @@ impl Tuner {
     }
 
     /// Adds the growth of the counters, and decides. The daemon calls it about once a second.
-    #[must_use]
     pub fn step(&mut self, now_ms: u64, growth: &Growth) -> Option<Transition> {
         let last_ms = self.last_step_ms.replace(now_ms).unwrap_or(now_ms);
         let Settings {
@@ -403,13 +391,11 @@ impl Tuner {
     }
 
     /// Uses the kernel's own timer until [`Tuner::resume`].
-    #[must_use]
     pub fn freeze(&mut self, now_ms: u64, cause: Cause) -> Option<Transition> {
         (self.state != State::Frozen).then(|| self.enter(now_ms, State::Frozen, cause, None))
     }
 
     /// Ends [`Tuner::freeze`]. A hold still lasts for its full time.
-    #[must_use]
     pub fn resume(&mut self, now_ms: u64) -> Option<Transition> {
         (self.state == State::Frozen).then(|| match now_ms < self.hold_until_ms {
             true => self.enter(now_ms, State::BrakedFuse, Cause::Operator, None),
@@ -418,7 +404,6 @@ impl Tuner {
     }
 
     /// Drops everything learnt.
-    #[must_use]
     pub fn reset(&mut self, now_ms: u64) -> Transition {
         let mut new = Self::new(self.settings, self.configured);
         new.skip_epochs(self.epoch);
@@ -428,7 +413,6 @@ impl Tuner {
     }
 
     /// What follows if nothing changes.
-    #[must_use]
     pub fn next(&self) -> Next {
         match (self.state, self.want()) {
             (State::Frozen, _) => Next::Resume,

@@ -66,7 +66,6 @@ pub(super) fn digits(value: f64) -> String {
 }
 
 /// All criteria.
-#[must_use]
 pub fn criteria(results: &Results) -> Vec<Criterion> {
     let mut all = of_prefixes(&results.prefixes);
     if let Some(step) = results.steps.iter().find(|step| step.per_s == 50.0) {
@@ -79,7 +78,6 @@ pub fn criteria(results: &Results) -> Vec<Criterion> {
 }
 
 /// Criteria of generated prefixes.
-#[must_use]
 pub fn of_prefixes(prefixes: &[Prefix]) -> Vec<Criterion> {
     let percent: Vec<f64> = prefixes.iter().map(|p| p.spurious * 100.0).collect();
     let quiet = || prefixes.iter().filter(|p| !p.eventful);
@@ -98,7 +96,6 @@ pub fn of_prefixes(prefixes: &[Prefix]) -> Vec<Criterion> {
 }
 
 /// Criteria of a step at 50 connections per second.
-#[must_use]
 pub fn of_step(step: &Step) -> Vec<Criterion> {
     let found = [
         f(step.spurious),
@@ -110,7 +107,6 @@ pub fn of_step(step: &Step) -> Vec<Criterion> {
 }
 
 /// Criteria of the budget: an overload of one minute, a short blackout and a long one.
-#[must_use]
 pub fn of_budget(braked: &[Braked]) -> Vec<Criterion> {
     let [_, overload, short, long] = braked else {
         return Vec::new();
@@ -125,7 +121,6 @@ pub fn of_budget(braked: &[Braked]) -> Vec<Criterion> {
 }
 
 /// Criteria of servers near their capacity, at both loads: whether they recover from a stall, and from their own queue.
-#[must_use]
 pub fn of_saturated(saturated: &[Saturated]) -> Vec<Criterion> {
     let worst = |per_s: f64| {
         let of = saturated.iter().filter(|one| one.per_s == per_s);
@@ -136,7 +131,6 @@ pub fn of_saturated(saturated: &[Saturated]) -> Vec<Criterion> {
 }
 
 /// Criteria of steps after which the daemon is dead.
-#[must_use]
 pub fn of_orphans(steps: &[Step]) -> Vec<Criterion> {
     let blown: Vec<_> = steps.iter().filter_map(|step| step.blown).collect();
     let judged = blown.iter().map(|blown| blown.judged).max().unwrap_or(0);

@@ -43,7 +43,6 @@ pub struct Prefix {
 }
 
 /// Simulates this number of prefixes for this time, on all CPUs. If interrupted, it returns fewer.
-#[must_use]
 pub fn run(count: usize, seconds: u32, seed: u64) -> Vec<Prefix> {
     let numbers: Vec<usize> = (0..count).collect();
     let all = in_parallel(&numbers, |n| {
@@ -53,7 +52,6 @@ pub fn run(count: usize, seconds: u32, seed: u64) -> Vec<Prefix> {
 }
 
 /// The path of the n-th prefix, and its seed.
-#[must_use]
 pub fn path(n: usize, seconds: u32, seed: u64) -> (Path, u64) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(n as u64);

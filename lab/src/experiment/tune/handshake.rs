@@ -25,8 +25,6 @@ pub struct Schedule {
 
 impl Schedule {
     /// The schedule of an initial RTO in jiffies, until the kernel's own time of ETIMEDOUT.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "at most some minutes")]
     pub fn new(jiffies: u64, hz: u64) -> Self {
         let kernel = SynTimers::kernel(hz, 6, 4);
         let timers = SynTimers {

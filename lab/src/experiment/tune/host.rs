@@ -31,7 +31,6 @@ pub enum Control {
 
 impl Control {
     /// Its name in tables, such as "auto" or "24 ms".
-    #[must_use]
     pub fn name(&self) -> String {
         match self {
             Self::Auto(_) => "auto".to_owned(),
@@ -55,7 +54,6 @@ pub struct Point {
 
 impl Point {
     /// Share of connections with a spurious copy, 0 to 1.
-    #[must_use]
     pub fn spurious_share(&self) -> f64 {
         share(self.spurious, self.connections)
     }
@@ -87,13 +85,11 @@ pub struct Outcome {
 
 impl Outcome {
     /// Share of connections with a spurious copy, 0 to 1.
-    #[must_use]
     pub fn spurious_share(&self) -> f64 {
         share(self.spurious, self.connections)
     }
 
     /// Time saved per connection, milliseconds.
-    #[must_use]
     pub fn saved_ms(&self) -> f64 {
         self.saved_us / 1e3 / f(self.connections.max(1))
     }
@@ -151,7 +147,6 @@ pub struct Host {
 impl Host {
     /// A host whose random choices follow from a seed. It records a point every `points` seconds,
     /// or none with 0.
-    #[must_use]
     pub fn new(path: Path, control: Control, seed: u64, points: u32) -> Self {
         let hz = u64::from(HZ);
         let (tuner, policy) = match control {
@@ -196,19 +191,16 @@ impl Host {
     }
 
     /// The tuner, if there is one.
-    #[must_use]
     pub const fn tuner(&self) -> Option<&Tuner> {
         self.tuner.as_ref()
     }
 
     /// The results so far.
-    #[must_use]
     pub const fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
     /// The results.
-    #[must_use]
     pub fn end(self) -> Outcome {
         let timer = self.tuner.as_ref().map(Tuner::jiffies);
         Outcome {

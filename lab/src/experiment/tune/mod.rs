@@ -112,7 +112,6 @@ pub struct Results {
 }
 
 /// Runs all simulations.
-#[must_use]
 pub fn simulate(options: &Options) -> Results {
     let Options { hours, seed, .. } = *options;
     let prefixes = fleet::run(options.prefixes, options.seconds, seed);
@@ -150,7 +149,6 @@ const SATURATED_S: f64 = 60.0;
 const SERVERS: [(f64, f64); 3] = [(10_000.0, 0.3), (1_000.0, 0.3), (100.0, 0.0)];
 
 /// Effects of the budget on servers up to this capacity, SYNs per second, at 80 and 90 % load.
-#[must_use]
 pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
     let one = |&(per_s, stall_s, load): &(f64, f64, f64)| {
         let trouble = Trouble::Limit {
@@ -179,7 +177,6 @@ pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
 }
 
 /// Effects of the budget in a short and a longer overload, and in a short and a long blackout.
-#[must_use]
 pub fn braked(seed: u64) -> Vec<Braked> {
     let one = |name, trouble, per_s, seconds| {
         let run = |timers| overload::run(trouble, timers, per_s, seconds, seed);

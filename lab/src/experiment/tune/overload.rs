@@ -63,19 +63,16 @@ pub struct Sums {
 
 impl Sums {
     /// SYNs sent per attempt.
-    #[must_use]
     pub fn syns_per_attempt(&self) -> f64 {
         share(self.syns, self.attempts)
     }
 
     /// Share of the attempts that were not established within 500 ms, 0 to 1.
-    #[must_use]
     pub fn late_share(&self) -> f64 {
         1.0 - share(self.in_time, self.attempts)
     }
 
     /// The same for the attempts of the second half.
-    #[must_use]
     pub fn later_late_share(&self) -> f64 {
         1.0 - share(self.later_in_time, self.later_attempts)
     }
@@ -114,7 +111,6 @@ impl Account {
 }
 
 /// Connections at a rate for this time, and their results within the same time.
-#[must_use]
 pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64) -> Sums {
     let hz = u64::from(HZ);
     let kernel = Schedule::new(hz, hz);

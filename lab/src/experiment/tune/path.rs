@@ -44,7 +44,6 @@ pub enum Shape {
 
 impl Shape {
     /// Its name in tables.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Lognormal { .. } => "lognormal",
@@ -99,7 +98,6 @@ const TRIPS: f64 = 0.05;
 
 impl Path {
     /// A path of a metropolitan network: 10 ms, 0.5 % loss.
-    #[must_use]
     pub const fn metro(per_s: f64) -> Self {
         Self {
             shape: Shape::Lognormal {
@@ -114,7 +112,6 @@ impl Path {
     }
 
     /// The n-th path of a fleet: each shape equally often, half of them with events within `seconds`.
-    #[must_use]
     pub fn generated(n: usize, seconds: f64, rng: &mut ChaCha8Rng) -> Self {
         let mut log_uniform = |from: f64, to: f64| from * (to / from).powf(rng.random());
         let base_us = log_uniform(200.0, 100_000.0);
@@ -235,7 +232,6 @@ impl Path {
 
     /// The value that this share of the first round trips of connections in this time does not
     /// exceed, microseconds; estimated from `draws` of them.
-    #[must_use]
     pub fn quantile_us(
         &self,
         share: f64,
@@ -254,7 +250,6 @@ impl Path {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
             reason = "an index of a list, held within it"
         )]
         let index = ((share * times.len() as f64) as usize).min(times.len() - 1);

@@ -25,13 +25,11 @@ const AFTER_STEP_S: u32 = 600;
 const STEP: f64 = 15.0;
 
 /// A value in milliseconds as jiffies.
-#[must_use]
 pub fn fixed(ms: u64) -> Control {
     Control::Fixed(ms * u64::from(HZ) / 1000)
 }
 
 /// The timer of `initial_rto = "auto"`.
-#[must_use]
 pub fn auto() -> Control {
     Control::Auto(Settings::new(HZ))
 }
@@ -55,7 +53,6 @@ pub struct Course {
 const POINT_S: u32 = 300;
 
 /// Simulates a host for this time.
-#[must_use]
 pub fn course(path: Path, control: Control, seconds: u32, seed: u64) -> Course {
     let mut host = Host::new(path, control, seed, POINT_S);
     host.run(seconds, true);
@@ -98,7 +95,6 @@ pub struct Step {
 }
 
 /// A path whose round trips become 15 times as long after [`STEP_S`].
-#[must_use]
 pub fn step_path(per_s: f64) -> Path {
     Path {
         events: vec![(STEP_AT_S..f64::INFINITY, Change::Factor(STEP))],
@@ -107,7 +103,6 @@ pub fn step_path(per_s: f64) -> Path {
 }
 
 /// Simulates a step; `daemon`: whether the daemon stays alive.
-#[must_use]
 pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
     let mut host = Host::new(step_path(per_s), control, seed, 1);
     host.run(STEP_S, true);
@@ -146,7 +141,6 @@ pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
 }
 
 /// A path that is 15 times as long every other ten minutes.
-#[must_use]
 pub fn flapping(per_s: f64, hours: u32) -> Path {
     let events = (0..hours * 3).map(|n| {
         let from_s = f64::from(n) * 1_200.0 + 600.0;
@@ -159,7 +153,6 @@ pub fn flapping(per_s: f64, hours: u32) -> Path {
 }
 
 /// A path with a queue each evening.
-#[must_use]
 pub fn evening(per_s: f64) -> Path {
     Path {
         shape: Shape::Evening { wait: 2.6 },

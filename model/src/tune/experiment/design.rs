@@ -105,10 +105,7 @@ pub struct Design {
 
 impl Design {
     /// Checks that the duration is long enough for the ramp.
-    ///
-    /// # Errors
-    ///
-    /// If there are several steps and the duration is too short for them.
+    /// Fails if there are several steps and the duration is too short for them.
     pub fn check(&self) -> Result<(), DesignError> {
         let least_s = LEAST_STEP_S * self.ramp.parts();
         let steps = self.ramp.shares().len();

@@ -10,10 +10,7 @@ pub struct MergeError(String);
 impl Experiment {
     /// Adds the counts of several hosts. The verdict is computed from the sums; time and the ramp
     /// are ignored.
-    ///
-    /// # Errors
-    ///
-    /// If there are no experiments, the designs differ in policy, identity, settings, unit or ramp,
+    /// Fails if there are no experiments, the designs differ in policy, identity, settings, unit or ramp,
     /// a host occurs twice, or several hosts use the same seed for peers.
     pub fn merge(experiments: &[Self]) -> Result<Self, MergeError> {
         let refused = |why: String| Err(MergeError(why));

@@ -180,10 +180,7 @@ pub struct Experiment {
 
 impl Experiment {
     /// Starts with the ramp's first share.
-    ///
-    /// # Errors
-    ///
-    /// If the duration is too short for the ramp.
+    /// Fails if the duration is too short for the ramp.
     pub fn start(design: Design, host: String) -> Result<Self, DesignError> {
         design.check()?;
         Ok(Self {
