@@ -12,7 +12,7 @@ use etherparse::{PacketBuilder, TcpHeader};
 use rto_lab::{
     capture,
     predict::{predict, steps},
-    study::{Sampling, Study},
+    study::Study,
 };
 use rto_model::{
     estimator::{Linux, Sample, in_turn},
@@ -30,7 +30,7 @@ fn samples() -> Vec<Sample> {
 
 fn estimator(c: &mut Criterion) {
     let flows = [samples()];
-    let study = Study::every(Sampling::ALL[0]);
+    let study = Study::Every;
     let linux = Linux::new(250);
     c.bench_function("estimator_10k", |b| {
         b.iter(|| study.run(black_box(&linux), black_box(&flows), &[]));

@@ -30,6 +30,8 @@ pub enum Verb {
     /// Measure how often an RTO is too short, by estimator, sampling and minimum: for generated load, a capture or the
     /// agent's statistics
     Estimator(commands::estimator::Estimator),
+    /// Measure a file from nginx and from Apache beside background load, by rto_min; and simulate it by estimator
+    File(commands::file::File),
     /// Measure how long connect() takes when SYNs or SYN-ACKs are lost for a while, by the end that has the agent
     Outage(commands::outage::Outage),
     /// Render the logs of experiments again
@@ -52,6 +54,8 @@ pub enum Verb {
         #[command(flatten)]
         options: Defined,
     },
+    /// Measure round-trip times as a packet sampler reads them, beside TCP's, the application's and ping's
+    Sampler(Defined),
     /// Measure flows that lose their last segments: tail loss probes, RTO restart and rto_min, by round-trip time
     Tail(Defined),
     /// Measure which workloads gain from which timer: HTTP/1.1, HTTP/2, gRPC, TLS, health checks, request/response

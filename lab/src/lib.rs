@@ -21,6 +21,8 @@ pub mod protocol;
 pub mod published;
 pub mod report;
 pub mod rr;
+mod sampler;
+mod sender;
 pub mod study;
 pub mod summary;
 pub mod topology;

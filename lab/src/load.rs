@@ -1,7 +1,9 @@
 //! Traffic that fills a bottleneck: TCP flows that share it with UDP packets, as their sender's host sees them.
 
 use std::{
-    fs, thread,
+    fs,
+    net::SocketAddr,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,11 +19,9 @@ use rto_testbed::{
 use crate::{
     capture, interrupt,
     summary::{f, micros},
-    topology::{PORT, Topology},
+    topology::{ClientEnd, PORT, Topology},
 };
 
-/// Share of the rate that TCP offers.
-const TCP: f64 = 0.15;
 /// TCP flows.
 const FLOWS: u16 = 8;
 /// Bytes of a burst of a TCP flow: ten segments, an initial window.
@@ -46,6 +46,8 @@ pub struct Load {
     pub queue: Duration,
     /// Offered load, as a share of the rate.
     pub load: f64,
+    /// The part of it that TCP offers, as a share of the rate; the rest are UDP packets.
+    pub tcp: f64,
     /// Duration.
     pub length: Duration,
     /// Seed of the random times.
@@ -54,30 +56,26 @@ pub struct Load {
 
 impl Load {
     /// Load in percent of the bottleneck.
-    #[must_use]
     pub fn name(&self) -> String {
         format!("{:.0}", self.load * 100.0)
     }
 
     /// Duration including the backlog.
-    #[must_use]
     pub fn takes(&self) -> Duration {
         self.length + MORE
     }
 
     /// Description of the traffic.
-    #[must_use]
     pub fn traffic(&self) -> String {
         format!(
             "{FLOWS} TCP flows, bursts of ten segments at random times, {:.0} % of the rate; the rest UDP packets \
              at random times; for {}",
-            TCP * 100.0,
+            self.tcp * 100.0,
             humantime::format_duration(self.length)
         )
     }
 
     /// Description of the bottleneck.
-    #[must_use]
     pub fn bottleneck(&self) -> String {
         format!(
             "{} Mbit/s, {} one way, a full queue takes {}",
@@ -100,17 +98,7 @@ impl Load {
     /// Generates the traffic; returns the TCP flows as their sender's host sees them.
     pub fn run(&self, number: u8) -> anyhow::Result<Vec<Flow>> {
         let net = Pair::new()?;
-        let relay = Relay::new(&net, number, self.seed)?;
-        relay.set_delay(self.delay);
-        relay.set_towards(
-            Direction::ToServer,
-            LinkConfig {
-                delay: self.delay,
-                rate: Some(self.rate),
-                queue: self.queue_bytes(),
-                ..LinkConfig::default()
-            },
-        );
+        let relay = self.relay(&net, number)?;
         relay.record(false);
         let dir = tempfile::tempdir()?;
         let file = dir.path().join("client.pcap");
@@ -118,7 +106,7 @@ impl Load {
         let topology = Topology::over(net, Box::new(relay), None)?;
         let on = topology.server_address();
         let _sink = topology.serve(&Role::Sink { on })?;
-        let _senders = self.senders(&topology)?;
+        let _senders = self.senders(&topology.client_end(true), on)?;
         let end = Instant::now() + self.takes();
         while Instant::now() < end {
             interrupt::check()?;
@@ -130,10 +118,33 @@ impl Load {
         Ok(flows)
     }
 
-    fn senders(&self, topology: &Topology) -> anyhow::Result<Vec<ControlChannel>> {
+    /// The direction with the bottleneck.
+    pub(crate) fn link(&self) -> LinkConfig {
+        LinkConfig {
+            delay: self.delay,
+            rate: Some(self.rate),
+            queue: self.queue_bytes(),
+            ..LinkConfig::default()
+        }
+    }
+
+    /// A link with this bottleneck from the client to the server.
+    pub(crate) fn relay(&self, net: &Pair, number: u8) -> anyhow::Result<Relay> {
+        let relay = Relay::new(net, number, self.seed)?;
+        relay.set_delay(self.delay);
+        relay.set_towards(Direction::ToServer, self.link());
+        Ok(relay)
+    }
+
+    /// Starts the traffic from this end to a sink.
+    pub(crate) fn senders(
+        &self,
+        end: &ClientEnd,
+        to: SocketAddr,
+    ) -> anyhow::Result<Vec<ControlChannel>> {
         let sender = |bytes: u64, mean: Duration, n: u64| {
             anyhow::Ok(Sender {
-                to: topology.server_address(),
+                to,
                 bytes: usize::try_from(bytes)?,
                 mean,
                 duration: self.length,
@@ -142,12 +153,16 @@ impl Load {
         };
         let mut senders = Vec::new();
         for n in 0..FLOWS {
-            let bursts = sender(BURST, self.mean(BURST, TCP / f64::from(FLOWS)), n.into())?;
-            senders.push(topology.client(&Role::TcpBursts(bursts))?);
+            let bursts = sender(
+                BURST,
+                self.mean(BURST, self.tcp / f64::from(FLOWS)),
+                n.into(),
+            )?;
+            senders.push(end.start(&Role::TcpBursts(bursts))?);
         }
-        let mean = self.mean(PACKET + HEADERS, (self.load - TCP).max(0.01));
+        let mean = self.mean(PACKET + HEADERS, (self.load - self.tcp).max(0.01));
         let flood = sender(PACKET, mean, FLOWS.into())?;
-        senders.push(topology.client(&Role::UdpFlood(flood))?);
+        senders.push(end.start(&Role::UdpFlood(flood))?);
         Ok(senders)
     }
 }
@@ -163,6 +178,7 @@ mod tests {
             delay: Duration::from_millis(10),
             queue: Duration::from_millis(1000),
             load: 1.25,
+            tcp: 0.15,
             length: Duration::from_secs(1),
             seed: 1,
         };

@@ -11,8 +11,8 @@
 //!
 //! With one sample per window the published shares are 5/6 and 1/6, or halves, which are the shares of six samples or
 //! of two. So only samples that the estimator took were judged, and not every segment ([`Judged::Taken`]), and the
-//! first sample of a flow was judged as well, against the initial RTO of 1 s. [`Study::published`] does the same.
-//! [`Study::every`] judges every segment after the first estimate.
+//! first sample of a flow was judged as well, against the initial RTO of 1 s. [`Study::Published`] does the same.
+//! [`Study::Every`] judges every segment after the first estimate.
 //!
 //! *The share that avoids retransmission at a minimum RTO* is the share of samples whose RTT does not exceed the RTO of
 //! an estimator with that minimum. In RFC 6298 that is the greater of RTO and minimum; Linux's rto_min bounds the
@@ -45,51 +45,49 @@ impl Sampling {
     pub const ALL: [Self; 3] = [Self::All, Self::One, Self::EverySecondAck];
 }
 
-/// Which samples are judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Judged {
-    /// All: every segment has a timer, whether or not its RTT is sampled.
-    Every,
-    /// Samples that the estimator takes.
-    Taken,
+/// Decides for each sample whether an estimator takes it.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampler {
+    sampling: Sampling,
+    count: u64,
+    next_us: u64,
+}
+
+impl Sampler {
+    pub(crate) const fn new(sampling: Sampling) -> Self {
+        Self {
+            sampling,
+            count: 0,
+            next_us: 0,
+        }
+    }
+
+    pub(crate) fn takes(&mut self, sample: Sample) -> bool {
+        let taken = match self.sampling {
+            Sampling::All => true,
+            Sampling::One => sample.sent_us >= self.next_us,
+            Sampling::EverySecondAck => self.count.is_multiple_of(2),
+        };
+        self.count += 1;
+        if taken {
+            self.next_us = sample.acked_us();
+        }
+        taken
+    }
 }
 
 /// How to run an estimator over flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Study {
-    /// Which samples the estimator takes.
-    pub sampling: Sampling,
-    /// Which samples are judged.
-    pub judged: Judged,
-    /// Whether samples before the first one taken are judged, against the initial RTO.
-    pub first: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Study {
+    /// As in the published study: the samples that the estimator takes are judged, including the first.
+    Published(Sampling),
+    /// The estimator takes all samples, and every segment after the first estimate is judged.
+    Every,
 }
 
 impl Study {
-    /// As in the published study: samples that are taken are judged, including the first.
-    #[must_use]
-    pub const fn published(sampling: Sampling) -> Self {
-        Self {
-            sampling,
-            judged: Judged::Taken,
-            first: true,
-        }
-    }
-
-    /// Every segment, after the first estimate.
-    #[must_use]
-    pub const fn every(sampling: Sampling) -> Self {
-        Self {
-            sampling,
-            judged: Judged::Every,
-            first: false,
-        }
-    }
-
     /// Runs the study. Each flow starts with a new estimator; samples are in the order in which their ACKs arrived.
-    #[must_use]
-    pub fn run<E, F>(&self, estimator: &E, flows: &[F], minimums_us: &[u64]) -> Shares
+    pub fn run<E, F>(self, estimator: &E, flows: &[F], minimums_us: &[u64]) -> Shares
     where
         E: Estimator,
         F: AsRef<[Sample]>,
@@ -108,17 +106,15 @@ impl Study {
         shares
     }
 
-    fn flow<E: Estimator>(&self, own: &E, others: &[E], samples: &[Sample], shares: &mut Shares) {
+    fn flow<E: Estimator>(self, own: &E, others: &[E], samples: &[Sample], shares: &mut Shares) {
         let (mut own, mut others) = (own.clone(), others.to_vec());
-        let mut any_taken = false;
-        let mut next_us = 0;
+        let mut sampler = Sampler::new(match self {
+            Self::Published(sampling) => sampling,
+            Self::Every => Sampling::All,
+        });
         for (n, sample) in samples.iter().enumerate() {
-            let taken = match self.sampling {
-                Sampling::All => true,
-                Sampling::One => sample.sent_us >= next_us,
-                Sampling::EverySecondAck => n % 2 == 0,
-            };
-            if (taken || self.judged == Judged::Every) && (any_taken || self.first) {
+            let taken = sampler.takes(*sample);
+            if taken && (n > 0 || self != Self::Every) {
                 shares.judge(own.rto_us(), sample.rtt_us);
                 for (other, (_, count)) in others.iter().zip(&mut shares.avoided) {
                     *count += u64::from(sample.rtt_us <= other.rto_us());
@@ -127,8 +123,6 @@ impl Study {
             if taken {
                 own.take(*sample);
                 others.iter_mut().for_each(|other| other.take(*sample));
-                next_us = sample.acked_us();
-                any_taken = true;
             }
         }
     }
@@ -153,14 +147,11 @@ pub struct Shares {
 
 impl Shares {
     /// Samples that would be retransmitted spuriously: RTT > RTO.
-    #[must_use]
     pub const fn spurious(&self) -> u64 {
         self.exceeding + self.long_exceeding
     }
 
     /// A count as a share of the judged samples, 0 to 1; 0 without samples.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
     pub fn of(&self, count: u64) -> f64 {
         count as f64 / self.judged.max(1) as f64
     }
@@ -210,7 +201,7 @@ mod tests {
     fn a_sample_is_judged_before_it_is_taken() {
         // After 100 ms the RTO is 300 ms; 301 ms exceed it, although the RTO with that sample would be 502 ms.
         let flows = [in_turn([100_000, 301_000])];
-        let shares = w1(Study::every(Sampling::All), &flows, &[250_000, 301_000]);
+        let shares = w1(Study::Every, &flows, &[250_000, 301_000]);
         assert_eq!((shares.judged, shares.exceeding), (1, 1));
         assert_eq!(shares.avoided, [(250_000, 0), (301_000, 1)]);
     }
@@ -219,14 +210,14 @@ mod tests {
     fn the_columns_add_up() {
         // 400 ms: the RTO after it is 1.2 s. The published "50/0 and 50" is two samples, the first compared with 1 s.
         let flows = [in_turn([400_000, 400_000])];
-        let shares = w1(Study::published(Sampling::One), &flows, &MINIMUMS_US);
+        let shares = w1(Study::Published(Sampling::One), &flows, &MINIMUMS_US);
         assert_eq!(
             (shares.within, shares.exceeding, shares.long, shares.judged),
             (1, 0, 1, 2)
         );
         // The RTT exceeds even the RTO above 1 s.
         let flows = [in_turn([400_000, 2_000_000])];
-        let shares = w1(Study::published(Sampling::One), &flows, &[]);
+        let shares = w1(Study::Published(Sampling::One), &flows, &[]);
         assert_eq!((shares.long, shares.long_exceeding), (1, 1));
         assert_eq!(shares.spurious(), 1);
         assert_eq!(shares.of(shares.long), 0.5);
@@ -236,10 +227,10 @@ mod tests {
     fn sampling_takes_what_it_says() {
         let flows = [windows(&[100_000; 6], 10)];
         let count = |study| w1(study, &flows, &[]).judged;
-        assert_eq!(count(Study::published(Sampling::All)), 60);
-        assert_eq!(count(Study::published(Sampling::One)), 6);
-        assert_eq!(count(Study::published(Sampling::EverySecondAck)), 30);
-        assert_eq!(count(Study::every(Sampling::One)), 59);
+        assert_eq!(count(Study::Published(Sampling::All)), 60);
+        assert_eq!(count(Study::Published(Sampling::One)), 6);
+        assert_eq!(count(Study::Published(Sampling::EverySecondAck)), 30);
+        assert_eq!(count(Study::Every), 59);
     }
 
     #[test]
@@ -266,11 +257,11 @@ mod tests {
     fn flows_restart() {
         let flows = [in_turn([1_000; 50]), in_turn([200_000; 2])];
         assert_eq!(
-            w1(Study::published(Sampling::All), &flows, &[]).spurious(),
+            w1(Study::Published(Sampling::All), &flows, &[]).spurious(),
             0
         );
         let one = [flows.concat()];
-        assert_eq!(w1(Study::published(Sampling::All), &one, &[]).spurious(), 1);
+        assert_eq!(w1(Study::Published(Sampling::All), &one, &[]).spurious(), 1);
     }
 
     proptest! {
@@ -280,7 +271,7 @@ mod tests {
             linux: bool,
         ) {
             let flows = [in_turn(rtts)];
-            let study = Study::every(Sampling::All);
+            let study = Study::Every;
             let minimums = [1_000, 10_000, 100_000, 250_000, 500_000, 1_000_000];
             let shares = if linux {
                 study.run(&Linux::new(250), &flows, &minimums)

@@ -1,6 +1,10 @@
 //! Two namespaces with a link between them, and the processes at its ends.
 
-use std::{net::SocketAddr, path::Path, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
@@ -76,13 +80,11 @@ impl Topology {
     }
 
     /// The emulated link, if it is one.
-    #[must_use]
     pub fn relay(&self) -> Option<&Relay> {
         self.link.relay()
     }
 
     /// Address of the server.
-    #[must_use]
     pub fn server_address(&self) -> SocketAddr {
         (self.link.server(false), PORT).into()
     }
@@ -125,8 +127,15 @@ impl Topology {
         self.client_end(true).start(role)
     }
 
+    /// The other end, as a place for clients.
+    pub fn server_end(&self) -> ClientEnd {
+        ClientEnd {
+            netns: self.net.server.clone(),
+            cgroup: None,
+        }
+    }
+
     /// The place for clients that another thread starts.
-    #[must_use]
     pub fn client_end(&self, is_covered: bool) -> ClientEnd {
         ClientEnd {
             netns: self.net.client.clone(),
@@ -143,6 +152,25 @@ pub struct ClientEnd {
 }
 
 impl ClientEnd {
+    /// Its namespace.
+    pub fn netns(&self) -> &str {
+        &self.netns
+    }
+
+    /// Round trips of ping(8), milliseconds.
+    pub fn ping(&self, to: IpAddr) -> anyhow::Result<Vec<f64>> {
+        let netns = &self.netns;
+        let text = run(&format!("ip netns exec {netns} ping -n -c 10 -i 0.02 {to}"))?;
+        let time = |line: &str| {
+            line.split_once("time=")?
+                .1
+                .strip_suffix(" ms")?
+                .parse()
+                .ok()
+        };
+        Ok(text.lines().filter_map(time).collect())
+    }
+
     /// Starts a client.
     pub fn start(&self, role: &impl Serialize) -> anyhow::Result<ControlChannel> {
         start(&self.netns, self.cgroup.as_deref(), role)

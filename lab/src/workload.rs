@@ -60,6 +60,8 @@ pub struct Work {
     pub count: u32,
     /// Pause after each transaction.
     pub pause: Duration,
+    /// Bytes of a request of [`Workload::RequestResponse`].
+    pub request: u32,
 }
 
 /// Measures of a run and their values as measured; they include "time" (milliseconds).
@@ -67,19 +69,16 @@ pub type Values = Vec<(&'static str, Vec<f64>)>;
 
 impl Workload {
     /// Whether this is flows, which count connections and have no pauses between requests.
-    #[must_use]
     pub const fn has_flows(self) -> bool {
         matches!(self, Self::Flows | Self::FlowsInTurn)
     }
 
     /// Whether it sends at its own times, so that a pause does not apply.
-    #[must_use]
     pub const fn has_own_pace(self) -> bool {
         matches!(self, Self::HttpPipelined | Self::Grpc)
     }
 
     /// Interval between messages, if it does not depend on the previous answer.
-    #[must_use]
     pub const fn interval(self) -> Duration {
         match self {
             Self::Grpc => protocol::INTERVAL,
@@ -88,7 +87,6 @@ impl Workload {
     }
 
     /// The names of its measures.
-    #[must_use]
     pub const fn measures(self) -> &'static [&'static str] {
         match self {
             Self::RequestResponse => &[
@@ -223,7 +221,6 @@ impl Workload {
 
     /// The share of a small machine that it needs, so that it hardly disturbs simultaneous runs; each transaction is
     /// under way for this time.
-    #[must_use]
     pub fn load(self, work: Work, under_way: Duration) -> f64 {
         match self {
             Self::HttpNew | Self::Flows => 0.03,

@@ -8,7 +8,7 @@ use crate::process::{as_root, have, need, run as run_command};
 const BROWSER: &str = "chromium-headless-shell";
 const BPFTOOL: &str = "bpftool";
 /// A program, and the Debian package it comes in.
-const PROGRAMS: [(&str, &str); 10] = [
+const PROGRAMS: [(&str, &str); 13] = [
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("tcpdump", "tcpdump"),
@@ -18,6 +18,9 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("zsh", "zsh"),
     ("fish", "fish"),
     ("promtool", "prometheus"),
+    ("nginx", "nginx-light"),
+    ("apache2", "apache2-bin"),
+    ("ping", "iputils-ping"),
     (BROWSER, BROWSER),
 ];
 

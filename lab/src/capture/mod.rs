@@ -4,7 +4,9 @@
 //! net/ipv4/tcp_input.c, 6.12). Karn's algorithm: an ACK that covers a retransmitted segment gives none. Samples of SYN
 //! and SYN-ACK are kept separately.
 
-use rto_model::capture::{Capture, Counts};
+use std::collections::HashSet;
+
+use rto_model::capture::{Capture, Counts, FlowCounts, Opening};
 
 mod clock;
 mod file;
@@ -72,10 +74,7 @@ pub enum CaptureError {
 }
 
 /// Reads a capture, with the default limits.
-///
-/// # Errors
-///
-/// If it is not a capture, or damaged. A file that ends in the middle of a packet is read up to that packet
+/// Fails if it is not a capture, or damaged. A file that ends in the middle of a packet is read up to that packet
 /// ([`Capture::cut_off_at`]).
 pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
     read_with(bytes, Limits::default())
@@ -135,7 +134,37 @@ pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> 
         counts,
         times,
         cut_off_at: rest.cut_off_at,
+        sampled: None,
     })
+}
+
+/// Keeps what a capture of one in `every` packets proves.
+///
+/// The first captured ACK of a segment may be a later one, and a segment may be a copy, so data and SYN-ACKs have no
+/// round-trip times. A SYN has one if its SYN-ACK was captured, which no packet of the peer precedes. A SYN without an
+/// answer proves nothing: the answer may not have been captured.
+/// Fails if nothing remains.
+pub fn retain_sampled(capture: &mut Capture, every: u32) -> anyhow::Result<()> {
+    capture.sampled = Some(every);
+    let answered = capture
+        .flows
+        .iter()
+        .filter(|flow| flow.opened == Some(Opening::Passive));
+    let answered: HashSet<_> = answered.map(|flow| (flow.to, flow.from)).collect();
+    for flow in &mut capture.flows {
+        flow.data.clear();
+        flow.unsampled_us.clear();
+        flow.counts = FlowCounts::default();
+        if flow.opened != Some(Opening::Active) || !answered.contains(&(flow.from, flow.to)) {
+            flow.handshake.clear();
+        }
+    }
+    anyhow::ensure!(
+        capture.flows.iter().any(|flow| !flow.handshake.is_empty()),
+        "one in {every} packets was captured, and of no handshake both the SYN and the SYN-ACK: this proves nothing \
+         about a timer; capture every packet: tcpdump -s 128 -w FILE tcp"
+    );
+    Ok(())
 }
 
 #[cfg(test)]

@@ -35,6 +35,9 @@ pub struct Advise {
     /// Maximum ACK delay of the peers: their delack_max, or rto_min if that is shorter
     #[arg(long, value_name = "DURATION", default_value = "40ms")]
     peer_delack: String,
+    /// The capture has only one in this many packets, drawn at random, as sFlow exports them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    sampled: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -46,11 +49,15 @@ pub struct Advise {
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     let bytes = read_capture(&args.pcap)?;
     let at = || args.pcap.display().to_string();
+    let mut capture = capture::read(&bytes).with_context(at)?;
+    drop(bytes);
+    if let Some(every) = args.sampled {
+        capture::retain_sampled(&mut capture, every).with_context(at)?;
+    }
     let samples = NamedCapture {
         file: args.pcap.clone(),
-        capture: capture::read(&bytes).with_context(at)?,
+        capture,
     };
-    drop(bytes);
     let mut command = Command::new(find(args.agent.as_deref())?);
     command.args(["advise", "--samples", "-"]);
     for cidr in &args.cidr {

@@ -4,6 +4,7 @@ pub mod advise;
 pub mod blackout;
 pub mod connect;
 pub mod estimator;
+pub mod file;
 pub mod outage;
 pub mod predict;
 pub mod report;
@@ -31,7 +32,6 @@ use crate::{
 };
 
 /// Runs a command; exit status 0: done, 1: rejected or failed (clap returns 2 for wrong usage).
-#[must_use]
 pub fn dispatch(verb: Verb) -> ExitCode {
     let done = match verb {
         Verb::Workload { role } => {
@@ -41,6 +41,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Blackout(args) => blackout::run(&args),
         Verb::Connect(args) => connect::run(&args),
         Verb::Estimator(args) => estimator::run(&args),
+        Verb::File(args) => file::run(&args),
         Verb::Loss(args) => run::own("loss", &args),
         Verb::Outage(args) => outage::run(&args),
         Verb::Predict(args) => predict::run(&args),
@@ -49,6 +50,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Rr(args) => rr::run(&args),
         Verb::Rtt(args) => run::own("rtt", &args),
         Verb::Run { file, options } => run::run(&file, &options),
+        Verb::Sampler(args) => run::own("sampler", &args),
         Verb::Tail(args) => run::own("tail", &args),
         Verb::Tune(args) => tune::run(&args),
         Verb::Workloads(args) => run::own("workloads", &args),

@@ -134,9 +134,11 @@ mod tests {
             [
                 "blackout",
                 "estimator",
+                "file",
                 "loss",
                 "outage",
                 "rtt",
+                "sampler",
                 "tail",
                 "workloads"
             ]

@@ -15,7 +15,7 @@ use crate::{
     estimator::{Rfc6298, Weights},
     load::Load,
     published,
-    study::{MINIMUMS_US, Sampling, Study},
+    study::{MINIMUMS_US, Sampling, Shares, Study},
     summary::{f, micros, ms},
 };
 
@@ -56,6 +56,7 @@ impl Plan {
             delay: args.delay,
             queue: args.queue,
             load: f64::from(*percent) / 100.0,
+            tcp: 0.15,
             length: args.length.unwrap_or(default),
             seed: args.common.seed,
         };
@@ -98,22 +99,13 @@ impl Plan {
         let mut records = vec![Record::new([("load", load)], number).with_all("RTT", rtts)];
         for (weights, estimator) in &self.weights {
             for sampling in Sampling::ALL {
-                let shares = Study::published(sampling).run(estimator, &flows, &self.minimums_us);
+                let shares = Study::Published(sampling).run(estimator, &flows, &self.minimums_us);
                 let name = format!("{sampling:?}");
                 let levels = [("load", load), ("weights", *weights), ("sampling", &name)];
-                let record = Record::new(levels, number)
-                    .with("judged", f(shares.judged))
-                    .with("within", f(shares.within))
-                    .with("exceeding", f(shares.exceeding))
-                    .with("RTO > 1 s", f(shares.long))
-                    .with("exceeded", f(shares.spurious()));
-                let avoided = shares.avoided.iter();
-                records.push(avoided.fold(record, |record, (us, avoided)| {
-                    record.with(&avoid(*us), f(*avoided))
-                }));
+                records.push(with_shares(Record::new(levels, number), &shares));
             }
         }
-        let every = Study::every(Sampling::All);
+        let every = Study::Every;
         let of = |weights| every.run(&Rfc6298::new(weights), &flows, &RTO_MINS_US);
         let linux = every.run(&Linux::new(self.hz), &flows, &RTO_MINS_US);
         for (name, shares) in [
@@ -193,6 +185,20 @@ impl Experiment for Plan {
             Source::File(_) => Duration::ZERO,
         }
     }
+}
+
+/// Adds these shares of samples to a record.
+pub(super) fn with_shares(record: Record, shares: &Shares) -> Record {
+    let record = record
+        .with("judged", f(shares.judged))
+        .with("within", f(shares.within))
+        .with("exceeding", f(shares.exceeding))
+        .with("RTO > 1 s", f(shares.long))
+        .with("exceeded", f(shares.spurious()));
+    let avoided = shares.avoided.iter();
+    avoided.fold(record, |record, (us, avoided)| {
+        record.with(&avoid(*us), f(*avoided))
+    })
 }
 
 /// The design of the report.

@@ -109,7 +109,6 @@ pub struct Seen {
 }
 
 /// Runs a child process with this argument; `None` if it is a role of the testbed.
-#[must_use]
 pub fn main(role: &str) -> Option<ExitCode> {
     let role: Role = serde_json::from_str(role).ok()?;
     run_in_real_time();
@@ -236,7 +235,9 @@ fn client(of: &To) -> anyhow::Result<Box<dyn Client>> {
     let to = SocketAddr::new(of.to, of.workload.port());
     let options = of.options;
     Ok(match of.workload {
-        Workload::RequestResponse => Box::new(rr::Transactions::connect(to, options)?),
+        Workload::RequestResponse => {
+            Box::new(rr::Transactions::connect(to, of.work.request, options)?)
+        }
         Workload::HealthCheck => Box::new(move || rr::check(to, options)),
         Workload::HttpNew => Box::new(move || http::Client::connect(to)?.transact()),
         Workload::HttpKept => Box::new(http1::Kept::connect(to, 1)?),
@@ -350,7 +351,7 @@ mod tests {
         let watching = infos.clone();
         thread::spawn(move || each(&listener, move |stream| watching.watch(stream, options)));
         nine(&mut || rr::check(to, options));
-        let seen = nine(&mut rr::Transactions::connect(to, options).unwrap());
+        let seen = nine(&mut rr::Transactions::connect(to, 1449, options).unwrap());
         let (port, at_client) = seen.tcp.unwrap();
         assert_eq!((at_client.len(), infos.take(port).unwrap().len()), (9, 9));
         assert!(all.take(port).is_err());

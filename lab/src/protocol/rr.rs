@@ -47,8 +47,12 @@ pub(super) fn serve(stream: TcpStream, options: Options) -> anyhow::Result<()> {
 pub(super) struct Transactions(Client);
 
 impl Transactions {
-    pub(super) fn connect(to: SocketAddr, options: Options) -> anyhow::Result<Self> {
-        Ok(Self(Client::connect(to, Sizes::SMALL, options)?))
+    pub(super) fn connect(to: SocketAddr, request: u32, options: Options) -> anyhow::Result<Self> {
+        let sizes = Sizes {
+            request,
+            ..Sizes::SMALL
+        };
+        Ok(Self(Client::connect(to, sizes, options)?))
     }
 }
 

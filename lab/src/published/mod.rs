@@ -22,6 +22,8 @@ const LINUX_6_11: &str = include_str!("idle_linux_6_11_ms.csv");
 pub const LOSS: &str = include_str!("loss.toml");
 /// Latencies of a request/response connection by pause.
 pub const RTT: &str = include_str!("rtt.toml");
+/// Round trips as a packet sampler reads them.
+pub const SAMPLER: &str = include_str!("sampler.toml");
 /// Spurious retransmissions with RTO restart and tail loss probes.
 pub const TAIL: &str = include_str!("tail.toml");
 /// How often the RTO of RFC 6298 is exceeded.
@@ -49,7 +51,6 @@ impl Column {
 
     /// The idle time by RFC 6298 section 5 alone, microseconds: the first retransmission at or after the end of the
     /// disruption. The timeout doubles each time or, with linear timeouts, after six.
-    #[must_use]
     pub fn ideal_idle_us(self, disruption_us: u64) -> u64 {
         let linear = if self.thin { THIN_LINEAR_RETRIES } else { 1 };
         let timeout =
@@ -68,19 +69,16 @@ pub struct Table(BTreeMap<(Column, u64), f64>);
 
 impl Table {
     /// The computed table.
-    #[must_use]
     pub fn theory() -> Self {
         Self::parse(THEORY)
     }
 
     /// The table measured on Linux 6.5.
-    #[must_use]
     pub fn linux_6_5() -> Self {
         Self::parse(LINUX_6_5)
     }
 
     /// The table measured on Linux 6.11.
-    #[must_use]
     pub fn linux_6_11() -> Self {
         Self::parse(LINUX_6_11)
     }
@@ -117,7 +115,6 @@ impl Table {
     }
 
     /// Idle time in milliseconds; `None` if there is no such cell.
-    #[must_use]
     pub fn idle_ms(&self, column: Column, disruption_us: u64) -> Option<f64> {
         self.0.get(&(column, disruption_us)).copied()
     }
@@ -130,7 +127,6 @@ impl Table {
     }
 
     /// The disruptions, microseconds, ascending.
-    #[must_use]
     pub fn disruptions_us(&self) -> Vec<u64> {
         let mut all: Vec<u64> = self
             .0

@@ -30,6 +30,9 @@ pub struct Capture {
     pub times: Times,
     /// The offset at which the file ends in the middle of a packet, for example because its writer was killed.
     pub cut_off_at: Option<usize>,
+    /// One in this many packets was captured, if not all were.
+    #[serde(default)]
+    pub sampled: Option<u32>,
 }
 
 /// What the times of a capture show about the clocks that made them.
@@ -146,7 +149,6 @@ pub struct Counts {
 
 impl Flow {
     /// All samples, beginning with the handshake: what the sender's estimator receives.
-    #[must_use]
     pub fn samples(&self) -> Vec<Sample> {
         [self.handshake.as_slice(), &self.data].concat()
     }
@@ -154,63 +156,49 @@ impl Flow {
 
 impl Capture {
     /// The counts of all flows together.
-    #[must_use]
     pub fn sent(&self) -> FlowCounts {
-        let mut sum = FlowCounts::default();
-        for FlowCounts {
-            segments,
-            retransmitted,
-            handshake_retransmitted,
-            unanswered,
-            ambiguous,
-        } in self.flows.iter().map(|flow| flow.counts)
-        {
-            sum.segments += segments;
-            sum.retransmitted += retransmitted;
-            sum.handshake_retransmitted += handshake_retransmitted;
-            sum.unanswered += unanswered;
-            sum.ambiguous += ambiguous;
-        }
-        sum
+        let each = self.flows.iter().map(|flow| flow.counts);
+        each.fold(FlowCounts::default(), |sum, one| FlowCounts {
+            segments: sum.segments + one.segments,
+            retransmitted: sum.retransmitted + one.retransmitted,
+            handshake_retransmitted: sum.handshake_retransmitted + one.handshake_retransmitted,
+            unanswered: sum.unanswered + one.unanswered,
+            ambiguous: sum.ambiguous + one.ambiguous,
+        })
     }
 
     /// Remarks for the user about what is missing, a sentence each.
-    #[must_use]
     pub fn remarks(&self) -> Vec<String> {
+        let (c, times, sent) = (&self.counts, &self.times, self.sent());
         let mut remarks = Vec::new();
-        let mut say = |is_so: bool, text: String| {
-            if is_so {
-                remarks.push(text);
-            }
-        };
-        let c = &self.counts;
         if let Some(at) = self.cut_off_at {
-            say(
-                true,
-                format!(
-                    "the file ends in the middle of a packet, at byte {at}: the rest is missing"
-                ),
-            );
+            remarks.push(format!(
+                "the file ends in the middle of a packet, at byte {at}: the rest is missing"
+            ));
         }
-        let of_type = |number: Option<u32>| number.unwrap_or_default();
-        say(
-            c.other_blocks > 0,
-            format!(
+        if let Some(every) = self.sampled {
+            remarks.push(format!(
+                "one in {every} packets was captured: only handshakes count whose SYN and SYN-ACK are both there; \
+                 rto_min is not evaluated, as copies of a segment and its first ACK may be missing"
+            ));
+        }
+        if c.other_blocks > 0 {
+            remarks.push(format!(
                 "{} block(s) of pcapng are not read, the first of type {}; if they are packets, convert the file: editcap \
                  IN OUT",
                 c.other_blocks,
-                of_type(c.other_block)
-            ),
-        );
+                c.other_block.unwrap_or_default()
+            ));
+        }
         let link = format!(
             "of a link type that is not read, the first of {}",
-            of_type(c.other_link)
+            c.other_link.unwrap_or_default()
         );
         let protocol = format!(
             "of an EtherType that is not read, the first of {:#06x}",
             c.other_protocol.unwrap_or_default()
         );
-        for (count, what) in [
+        let packets = [
             (c.other_links, link.as_str()),
             (c.other_protocols, protocol.as_str()),
             (
@@ -234,42 +222,35 @@ impl Capture {
                 c.elsewhere,
                 "copies of packets of another interface, and left out",
             ),
-        ] {
-            say(count > 0, format!("{count} packet(s) are {what}"));
+        ];
+        let packets = packets.into_iter().filter(|(count, _)| *count > 0);
+        remarks.extend(packets.map(|(count, what)| format!("{count} packet(s) are {what}")));
+        if c.beyond_outstanding > 0 {
+            remarks.push(format!(
+                "{} segment(s) were not followed: too many were outstanding at the same time",
+                c.beyond_outstanding
+            ));
         }
-        let outstanding = c.beyond_outstanding;
-        say(
-            outstanding > 0,
-            format!(
-                "{outstanding} segment(s) were not followed: too many were outstanding at the same \
-                 time"
-            ),
-        );
-        let times = &self.times;
-        say(
-            times.back > 0,
-            format!(
-                "the clock goes back {} time(s), by up to {} ms: {} round trip(s) across these \
-                 jumps are left out; if the packets are not in order, sort them: reordercap IN \
-                 OUT",
+        if times.back > 0 {
+            remarks.push(format!(
+                "the clock goes back {} time(s), by up to {} ms: {} round trip(s) across these jumps are left out; if \
+                 the packets are not in order, sort them: reordercap IN OUT",
                 times.back,
                 times.back_us.div_ceil(1000),
                 c.backwards
-            ),
-        );
-        let sent = self.sent();
+            ));
+        }
         // Retransmitted SYNs have their own remark, as they are normal for a far peer.
         let again = sent
             .retransmitted
             .saturating_sub(sent.handshake_retransmitted);
-        say(
-            sent.segments >= 10 && again * 3 > sent.segments,
-            format!(
+        if sent.segments >= 10 && again * 3 > sent.segments {
+            remarks.push(format!(
                 "{again} of {} segments look retransmitted: is each packet in the capture twice (two interfaces of one \
                  path)?",
                 sent.segments
-            ),
-        );
+            ));
+        }
         remarks
     }
 }

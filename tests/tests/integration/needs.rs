@@ -34,6 +34,10 @@ pub(crate) const LPM_BATCHES: Need = Need::Feature("lpm-batches");
 
 /// Headless Chromium.
 pub(crate) const BROWSER: Need = Need::Program(rto_tests::browser::BROWSER);
+/// Web servers, and ping(8), of two of the lab's experiments.
+pub(crate) const NGINX: Need = Need::Program("nginx");
+pub(crate) const APACHE: Need = Need::Program("apache2");
+pub(crate) const PING: Need = Need::Program("ping");
 pub(crate) const BASH: Need = Need::Program("bash");
 pub(crate) const CURL: Need = Need::Program("curl");
 pub(crate) const FISH: Need = Need::Program("fish");

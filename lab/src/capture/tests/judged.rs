@@ -457,3 +457,31 @@ fn headers_and_tunnels_that_are_not_read_are_counted() {
         "{remarks:?}"
     );
 }
+
+#[test]
+fn sampled_capture_keeps_only_complete_handshakes() {
+    let all = connection();
+    let mut complete = 0;
+    // Every choice of packets.
+    for drawn in 0..1u32 << all.len() {
+        let is_drawn = |n: &usize| drawn & (1 << n) != 0;
+        let sampled = (0..all.len()).filter(is_drawn).map(|n| all[n].clone());
+        let sampled: Vec<Packet> = sampled.collect();
+        let is_there = |flags: &str| sampled.iter().any(|packet| packet.flags == flags);
+        let mut capture = read(&FORM.file(&sampled)).unwrap();
+        match retain_sampled(&mut capture, 2) {
+            Ok(()) => {
+                let samples: Vec<Sample> = capture.flows.iter().flat_map(Flow::samples).collect();
+                assert_eq!(rtts(&samples), [10_000], "{sampled:?}");
+                assert!(is_there("S") && is_there("S."), "{sampled:?}");
+                assert!(capture.remarks()[0].contains("one in 2 packets"));
+                complete += 1;
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("proves nothing"), "{error}");
+                assert!(!is_there("S") || !is_there("S."), "{sampled:?}");
+            }
+        }
+    }
+    assert_eq!(complete, 1 << (all.len() - 2));
+}

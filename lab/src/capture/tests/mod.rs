@@ -12,10 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use etherparse::PacketBuilder;
 use proptest::prelude::*;
-use rto_model::{
-    capture::{Flow, FlowCounts, Opening},
-    estimator::Sample,
-};
+use rto_model::{capture::Flow, estimator::Sample};
 
 use super::*;
 use files::*;
@@ -273,12 +270,6 @@ fn bad_files_say_where_and_what_to_do() {
     for (file, said) in [
         (&b""[..], &["byte 0", "empty", "tcpdump"][..]),
         (
-            b"12:00:00 IP 10.0.0.1 > 10.0.0.2: tcp",
-            &["byte 0", "it is text"],
-        ),
-        (&[0x1f, 0x8b, 8, 0], &["gunzip"]),
-        (&good[..20], &["byte 0", "shorter than a header"]),
-        (
             &long,
             &["byte 24", "after 0 packet(s)", "4294967295", "editcap"],
         ),
@@ -331,7 +322,6 @@ fn peers_can_be_chosen() {
     let mut capture = read(&FORM.file(&connection())).unwrap();
     let is_server = |peer| peer == IpAddr::V4(Ipv4Addr::from(SERVER));
     capture.retain_sent_by_host(&[], Some(&is_server));
-    assert_eq!(capture.flows.len(), 1);
     assert_eq!(capture.flows.len(), 1);
     assert_eq!(capture.flows[0].samples().len(), 3);
 }

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use super::{Definition, Factor, Settings};
 use crate::{
     engine::{ChartSpec, Column, Design, EffectSpec, Stat, TableSpec, by_level, references},
+    sampler::MEASURES,
     topology::LinkBackend,
 };
 
 /// The default of an unchanged namespace (`TCP_RTO_MIN`, include/net/tcp.h).
 const KERNEL_RTO_MIN: &str = "200 ms";
 /// Measures that are times.
-const MILLISECONDS: [&str; 6] = [
+const MILLISECONDS: [&str; 7] = [
     "time",
+    "ping",
     "lasted",
     "smoothed RTT at the client",
     "smoothed RTT at the server",
@@ -38,6 +40,7 @@ impl Definition {
         method.retain(|(_, value)| !value.is_empty());
         let mut units: BTreeMap<String, String> = MILLISECONDS
             .iter()
+            .chain(&MEASURES)
             .map(|name| ((*name).to_owned(), "ms".to_owned()))
             .collect();
         let swept = factors.iter().filter(|factor| factor.sets.is_some());

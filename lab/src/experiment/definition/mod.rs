@@ -9,7 +9,7 @@ mod settings;
 use std::{collections::BTreeSet, path::Path, sync::Mutex};
 
 use anyhow::{Context as _, ensure};
-use rto_testbed::{agent, machine::Machine};
+use rto_testbed::{agent, machine::Machine, process::require};
 use serde::Deserialize;
 
 pub(crate) use self::settings::Settings;
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The lab's own experiments: command, definition, published values.
-const OWN: [(&str, &str, &str); 4] = [
+const OWN: [(&str, &str, &str); 5] = [
     (
         "loss",
         include_str!("../../../experiments/loss.toml"),
@@ -33,6 +33,11 @@ const OWN: [(&str, &str, &str); 4] = [
         "rtt",
         include_str!("../../../experiments/rtt.toml"),
         published::RTT,
+    ),
+    (
+        "sampler",
+        include_str!("../../../experiments/sampler.toml"),
+        published::SAMPLER,
     ),
     (
         "tail",
@@ -280,6 +285,9 @@ impl Plan {
             .collect();
         let hash = format!("{}, hash {:016x}", cells.len(), seed_of(0, &all));
         design.method.push(("cells".to_owned(), hash));
+        if cells.iter().any(|cell| cell.settings.sample.is_some()) {
+            require(&["ping"])?;
+        }
         let testbeds: usize = kinds.iter().map(|(_, links)| links).sum();
         ensure!(
             testbeds <= TESTBEDS,

@@ -29,6 +29,7 @@ use crate::{
     engine::{Design, Experiment, Record, seed_of},
     interrupt,
     policy::Policy,
+    sampler::{MEASURES, readings},
     summary::{f, millis},
     topology::{ClientEnd, Topology},
 };
@@ -319,6 +320,11 @@ impl Plan {
         let rule = rule.map(|rule| seat.link.drops(rule)).transpose()?;
         let cycle = work.pause + workload.interval() + settings.under_way();
         let at_least = outage.map(|length| length.saturating_sub(SHORTER + cycle));
+        let mut pinged = None;
+        if let Some(relay) = seat.link.relay().filter(|_| settings.sample.is_some()) {
+            pinged = Some(seat.client.ping(seat.to.ip())?);
+            relay.forget();
+        }
         workload.begin(&mut client, work, at_least)?;
         let mut lasted = None;
         if let Some(length) = outage {
@@ -357,11 +363,21 @@ impl Plan {
             }
             add(measure, values);
         }
+        if let Some(times) = pinged {
+            add("ping", times);
+        }
         if let Some(rule) = rule {
             add("packets dropped", vec![f(seat.link.remove(rule)?)]);
         }
         if let Some(relay) = seat.link.relay() {
-            let counts = RetransmitCounts::of(&relay.take_log(), &PacketFilter::ALL);
+            let log = relay.take_log();
+            if let Some(every) = settings.sample {
+                let seed = seed_of(self.seed, &(run.cell, run.number));
+                for (measure, read) in MEASURES.iter().zip(readings(&log, every, seed)) {
+                    add(measure, read);
+                }
+            }
+            let counts = RetransmitCounts::of(&log, &PacketFilter::ALL);
             add("sent", vec![f(counts.sent)]);
             add("retransmitted", vec![f(counts.needed + counts.spurious)]);
             add("spurious", vec![f(counts.spurious)]);

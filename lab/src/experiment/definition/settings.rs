@@ -9,13 +9,14 @@ use rto_testbed::{
         packet::{Direction, Kind},
         rule::{DropPattern, PacketFilter, Rule},
     },
-    workload::rr::Options,
+    workload::rr::{LONGEST, Options},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     commands::predict::duration,
     engine::Only,
+    sampler,
     summary::millis,
     topology::LinkBackend,
     workload::{Work, Workload},
@@ -77,6 +78,10 @@ pub(crate) struct Settings {
     pub(crate) quick_count: Option<u32>,
     pub(crate) skip: Option<u32>,
     pub(crate) pause: Option<Time>,
+    /// Bytes of a request, for request-response.
+    pub(crate) request: Option<u32>,
+    /// A packet sampler reads round-trip times from one packet in this many, beside ping(8).
+    pub(crate) sample: Option<u64>,
     /// Number of testbeds, which is the number of simultaneous runs.
     #[serde(skip_serializing)]
     pub(crate) links: Option<usize>,
@@ -225,6 +230,8 @@ impl Settings {
             quick_count,
             skip,
             pause,
+            request,
+            sample,
             links
         )
     }
@@ -259,6 +266,7 @@ impl Settings {
             skip: self.skip.unwrap_or(0),
             count: self.count.unwrap_or(20),
             pause: self.pause.map_or(Duration::ZERO, |time| time.0),
+            request: self.request.unwrap_or(1),
         }
     }
 
@@ -307,6 +315,15 @@ impl Settings {
             self.thin.is_none() || workload == Workload::RequestResponse,
             "thin: only for request-response: leave it out, or use that workload"
         );
+        ensure!(
+            self.request
+                .is_none_or(|bytes| (1..=LONGEST).contains(&bytes)),
+            "request: 1 to {LONGEST} bytes"
+        );
+        ensure!(
+            self.sample != Some(0) && (self.sample.is_none() || backend == LinkBackend::Relay),
+            "sample: at least 1, and only with --link relay"
+        );
         if let Some(Time(outage)) = self.outage {
             ensure!(
                 outage >= SHORTEST,
@@ -340,6 +357,10 @@ impl Settings {
         let mut measures = self.workload.unwrap_or_default().measures().to_vec();
         measures.extend(["sent", "retransmitted", "spurious"]);
         measures.extend(self.outage.map(|_| "lasted"));
+        if self.sample.is_some() {
+            measures.extend(sampler::MEASURES);
+            measures.push("ping");
+        }
         measures.extend(self.drop.as_ref().map(|_| "packets dropped"));
         measures.extend(self.learnt.as_ref().map(|_| "value that was learnt"));
         measures

@@ -1,0 +1,363 @@
+//! A file from nginx and from Apache beside background load on a bottleneck, by rto_min; and, over the recorded queue,
+//! from a simulated sender by the weights and the sampling of its estimator.
+//!
+//! The servers and the background load are at the client's end of the link, from where the bottleneck leads to the
+//! server's end.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use rto_model::estimator::{Linux, Sample};
+use rto_testbed::{
+    channel::ControlChannel,
+    link::{
+        Link, packet::Direction, relay::Relayed, retransmits::RetransmitCounts, rule::PacketFilter,
+    },
+    machine::Machine,
+    netns::{Pair, inside, sysctl},
+    process::{KillOnDrop, require},
+    wait::{TIMEOUT, eventually},
+    workload::{Role, http},
+};
+use tempfile::TempDir;
+
+use super::estimator::with_shares;
+use crate::{
+    commands::file::File,
+    engine::{Design, Experiment, Record, published, seed_of},
+    estimator::{Estimator, Rfc6298, Weights},
+    interrupt,
+    load::Load,
+    published::ESTIMATOR,
+    sampler::round_trips,
+    sender::{Trace, Transfer, transfer},
+    study::{MINIMUMS_US, Sampling, Study},
+    summary::{f, millis, ms},
+    topology::{ClientEnd, Topology},
+};
+
+/// The design of the report.
+const DESIGN: &str = include_str!("../../experiments/file.toml");
+/// The sysctl that sets rto_min.
+const RTO_MIN: &str = "net.ipv4.tcp_rto_min_us";
+/// Bytes of the file, and of data in a segment.
+const BYTES: usize = 320_000;
+const SEGMENT: usize = 1448;
+/// The kernel's rto_min, milliseconds: the simulation uses the queue of its runs.
+const KERNEL_MS: u64 = 200;
+/// Simulated transfers of a run.
+const TRANSFERS: u64 = 8;
+/// Time that the background load has before the first transfer.
+const SETTLES: Duration = Duration::from_millis(500);
+/// Server, program and port.
+type Server = (&'static str, &'static str, u16);
+const SERVERS: [Server; 2] = [("nginx", "nginx", 8080), ("Apache", "apache2", 8081)];
+
+/// Starts a server as a single process that serves a file of this directory.
+fn start((_, program, port): Server, end: &ClientEnd, dir: &Path) -> anyhow::Result<KillOnDrop> {
+    let at = dir.display();
+    let nginx = format!(
+        "daemon off; master_process off; pid {at}/nginx.pid; events {{}} \
+         http {{ access_log off; server {{ listen {port}; root {at}/www; index file; }} }}"
+    );
+    let mut apache = format!(
+        "ServerName lab\nDefaultRuntimeDir {at}\nPidFile {at}/apache.pid\nListen {port}\nUser nobody\n\
+         DocumentRoot {at}/www\nDirectoryIndex file\nErrorLog {at}/apache2.log\n"
+    );
+    for module in ["mpm_event", "authz_core", "dir"] {
+        // Debian's directory.
+        let path = format!("/usr/lib/apache2/modules/mod_{module}.so");
+        apache.push_str(&format!("LoadModule {module}_module {path}\n"));
+    }
+    let (text, options) = match program {
+        "nginx" => (nginx, format!("-e {at}/nginx.log -c")),
+        _ => (apache, "-X -f".to_owned()),
+    };
+    fs::write(dir.join(program), text)?;
+    let mut command = Command::new(program);
+    command.args(options.split(' ')).arg(dir.join(program));
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    inside(end.netns(), || {
+        Ok(KillOnDrop(command.spawn().context(program)?))
+    })
+}
+
+/// The whole experiment.
+#[derive(Debug)]
+pub struct Plan {
+    design: Design,
+    runs: Vec<(u16, u64, u32)>,
+    length: Duration,
+    seed: u64,
+    hz: u32,
+}
+
+impl Plan {
+    /// Plans what the arguments describe.
+    pub fn new(args: &File) -> anyhow::Result<Self> {
+        require(&["nginx", "apache2"]).context("apt install nginx-light apache2-bin")?;
+        ensure!(
+            Path::new("/proc/sys/net/ipv4/tcp_rto_min_us").exists(),
+            "{RTO_MIN}: this kernel does not have it (Linux 6.11 and later)"
+        );
+        let (rto_mins_ms, runs, length) = match args.common.quick {
+            true => (&[8, KERNEL_MS, 1000][..], 2, 1500),
+            false => (&[8, 50, 100, KERNEL_MS, 250, 500, 750, 1000][..], 5, 2500),
+        };
+        let runs = 0..args.runs.unwrap_or(runs);
+        let cells = args
+            .load
+            .iter()
+            .flat_map(|load| rto_mins_ms.iter().map(|ms| (*load, *ms)));
+        let mut plan = Self {
+            design: toml::from_str(DESIGN)?,
+            runs: cells
+                .flat_map(|(load, ms)| runs.clone().map(move |n| (load, ms, n)))
+                .collect(),
+            length: Duration::from_millis(length),
+            seed: args.common.seed,
+            hz: u32::try_from(Machine::here()?.hz)?,
+        };
+        let load = plan.load(100, 0);
+        for (name, is) in [
+            ("background", load.traffic()),
+            ("bottleneck", load.bottleneck()),
+        ] {
+            plan.design.method.push((name.to_owned(), is));
+        }
+        plan.design.references = published(ESTIMATOR);
+        Ok(plan)
+    }
+
+    fn load(&self, percent: u16, number: u32) -> Load {
+        let load = f64::from(percent) / 100.0;
+        Load {
+            rate: 100_000_000,
+            delay: Duration::from_micros(500),
+            queue: Duration::from_millis(100),
+            load,
+            tcp: 0.9 * load,
+            length: self.length + TIMEOUT,
+            seed: seed_of(self.seed, &(percent, number)),
+        }
+    }
+
+    /// The shares and the simulated transfers of each estimator.
+    fn simulated(&self, load: &Load, number: u32, log: &[Relayed]) -> Vec<Record> {
+        let (trace, flows, name) = (Trace::of(log, &load.link()), flows(log), load.name());
+        let linux = Record::new([("load", &*name), ("estimator", "Linux")], number);
+        let linux = with_transfers(linux, &trace, &(Linux::new(self.hz), Sampling::All));
+        let pairs = Weights::ALL
+            .into_iter()
+            .flat_map(|one| Sampling::ALL.map(|by| (one, by)));
+        let others = pairs.map(|((weights, pair), sampling)| {
+            let (estimator, by) = (Rfc6298::new(pair), format!("{sampling:?}"));
+            let shares = Study::Published(sampling).run(&estimator, &flows, &MINIMUMS_US);
+            let both = format!("{weights}, {by}");
+            let levels = [
+                ("load", &*name),
+                ("weights", weights),
+                ("sampling", &by),
+                ("estimator", &both),
+            ];
+            let record = with_shares(Record::new(levels, number), &shares);
+            with_transfers(record, &trace, &(estimator, sampling))
+        });
+        [linux].into_iter().chain(others).collect()
+    }
+}
+
+/// The link, and the directory of the servers.
+pub struct Testbed {
+    // Dropped before the namespaces that it is in.
+    _sink: ControlChannel,
+    topology: Topology,
+    dir: TempDir,
+}
+
+/// The part of a testbed that a run uses.
+pub struct Seat<'a> {
+    link: &'a dyn Link,
+    servers: ClientEnd,
+    client: ClientEnd,
+    dir: PathBuf,
+    sink: std::net::SocketAddr,
+}
+
+impl Experiment for Plan {
+    /// Load in percent, rto_min in milliseconds, number.
+    type Run = (u16, u64, u32);
+    type Shared = ();
+    type Testbed = Testbed;
+    type Seat<'a> = Seat<'a>;
+
+    fn design(&self) -> Design {
+        self.design.clone()
+    }
+
+    fn runs(&self) -> Vec<Self::Run> {
+        self.runs.clone()
+    }
+
+    fn share(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn testbeds(&self) -> Vec<usize> {
+        vec![1]
+    }
+
+    fn testbed(&self, (): &(), _: usize, number: u8) -> anyhow::Result<Testbed> {
+        let net = Pair::new()?;
+        let relay = self.load(100, 0).relay(&net, number)?;
+        let topology = Topology::over(net, Box::new(relay), None)?;
+        let on = topology.server_address();
+        let _sink = topology.serve(&Role::Sink { on })?;
+        let dir = tempfile::tempdir()?;
+        // Apache's process is another user's.
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
+        fs::create_dir(dir.path().join("www"))?;
+        fs::write(dir.path().join("www/file"), vec![b'.'; BYTES])?;
+        Ok(Testbed {
+            _sink,
+            topology,
+            dir,
+        })
+    }
+
+    fn seat<'a>(&self, testbed: &'a mut Testbed) -> Seat<'a> {
+        Seat {
+            link: &*testbed.topology.link,
+            servers: testbed.topology.client_end(true),
+            client: testbed.topology.server_end(),
+            dir: testbed.dir.path().to_owned(),
+            sink: testbed.topology.server_address(),
+        }
+    }
+
+    fn measure(&self, seat: &mut Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>> {
+        let (percent, rto_min, number) = *run;
+        // A connection has the value that its listener began with.
+        sysctl(seat.servers.netns(), RTO_MIN, &(rto_min * 1000).to_string())?;
+        // Neither server always comes first.
+        let mut servers = SERVERS;
+        servers.rotate_left(number as usize % 2);
+        let start = |server| start(server, &seat.servers, &seat.dir);
+        let started = [start(servers[0])?, start(servers[1])?];
+        let address = seat.link.client(false);
+        let fetch = |port: u16| http::Client::connect((address, port).into())?.transact();
+        inside(seat.client.netns(), || {
+            for (name, program, port) in servers {
+                let log = seat.dir.join(format!("{program}.log"));
+                eventually(name, TIMEOUT, || Ok(fetch(port).ok()))
+                    .with_context(|| fs::read_to_string(log).unwrap_or_default())?;
+            }
+            Ok(())
+        })?;
+        let load = self.load(percent, number);
+        let relay = seat.link.relay().context("no relay")?;
+        relay.forget();
+        let senders = load.senders(&seat.servers, seat.sink)?;
+        thread::sleep(SETTLES);
+        let times = inside(seat.client.netns(), || {
+            let mut times = [Vec::new(), Vec::new()];
+            let begun = Instant::now();
+            while begun.elapsed() < self.length {
+                for ((.., port), times) in servers.into_iter().zip(&mut times) {
+                    interrupt::check()?;
+                    let begun = Instant::now();
+                    match fetch(port) {
+                        Err(error) if !http::is_timeout(&error) => return Err(error),
+                        _ => times.push(millis(begun.elapsed())),
+                    }
+                }
+            }
+            Ok(times)
+        })?;
+        drop((senders, started));
+        let log = relay.take_log();
+        let (name, rto_min_ms) = (load.name(), rto_min.to_string());
+        let each = servers
+            .into_iter()
+            .zip(times)
+            .map(|((server, _, port), times)| {
+                let filter = PacketFilter::ALL
+                    .towards(Direction::ToServer)
+                    .of_client(port);
+                let counts = RetransmitCounts::of(&log, &filter);
+                let levels = [
+                    ("load", &*name),
+                    ("rto_min", &rto_min_ms),
+                    ("server", server),
+                ];
+                Record::new(levels, number)
+                    .with_all("goodput", times.iter().copied().map(goodput))
+                    .with_all("delay", times)
+                    .with("sent", f(counts.sent))
+                    .with("dropped", f(counts.dropped))
+                    .with("retransmitted", f(counts.needed + counts.spurious))
+                    .with("spurious", f(counts.spurious))
+            });
+        let mut records: Vec<Record> = each.collect();
+        if rto_min == KERNEL_MS {
+            records.extend(self.simulated(&load, number, &log));
+        }
+        Ok(records)
+    }
+
+    fn expected(&self, _: &Self::Run) -> Duration {
+        self.length + 2 * SETTLES
+    }
+}
+
+/// Mbit/s of a transfer that took this long, milliseconds.
+fn goodput(ms: f64) -> f64 {
+    f(BYTES as u64) * 8.0 / 1000.0 / ms
+}
+
+/// The round trips of segments that were sent once, by connection, in the order of their ACKs.
+fn flows(log: &[Relayed]) -> Vec<Vec<Sample>> {
+    let is_new = |number: usize| log[number].packet.is_some_and(|packet| !packet.repeated);
+    let mut flows = BTreeMap::<_, Vec<Sample>>::new();
+    for (number, sample) in round_trips(log, Direction::ToServer, is_new, |_| true) {
+        let ports = log[number]
+            .packet
+            .map(|it| (it.client_port, it.server_port));
+        flows.entry(ports).or_default().push(sample);
+    }
+    let mut flows: Vec<_> = flows.into_values().collect();
+    flows
+        .iter_mut()
+        .for_each(|flow| flow.sort_by_key(|sample| sample.acked_us()));
+    flows
+}
+
+/// Adds transfers that begin evenly over the trace: means, as the transfers of a run are alike.
+fn with_transfers<E: Estimator>(record: Record, trace: &Trace, with: &(E, Sampling)) -> Record {
+    let begins = (0..TRANSFERS).map(|n| n * trace.length_us() / TRANSFERS);
+    let segments = BYTES.div_ceil(SEGMENT);
+    let all: Vec<_> = begins
+        .map(|at_us| transfer(trace, at_us, segments, with.clone()))
+        .collect();
+    let sum = |of: &dyn Fn(&Transfer) -> f64| all.iter().map(of).sum::<f64>();
+    record
+        .with("simulated delay", sum(&|one| ms(one.us)) / f(TRANSFERS))
+        .with(
+            "simulated goodput",
+            sum(&|one| goodput(ms(one.us))) / f(TRANSFERS),
+        )
+        .with("simulated segments", sum(&|one| f(one.sent)))
+        .with("simulated retransmissions", sum(&|one| f(one.again)))
+        .with("simulated spurious", sum(&|one| f(one.spurious)))
+}
