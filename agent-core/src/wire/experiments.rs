@@ -112,17 +112,3 @@ pub struct ExperimentView {
     #[cfg_attr(test, schemars(with = "serde_json::Value"))]
     pub experiment: Experiment,
 }
-
-/// In `GET /v1/status`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ExperimentSummary {
-    /// Its state.
-    pub state: State,
-    /// The state in a sentence.
-    pub text: String,
-    /// The share that is treated now, 0 to 1.
-    pub share: f64,
-    /// E-values: "gain", "mismatch", and "harm-" and an outcome; none if peers are randomised.
-    pub e_values: BTreeMap<String, f64>,
-}

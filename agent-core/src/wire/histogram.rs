@@ -39,6 +39,17 @@ pub fn add_times(times: &mut Distribution, histogram: &Histogram) {
 }
 
 impl HistogramView {
+    /// Each time as the upper bound of its bucket. A sampled connection represents `sampling`
+    /// connections and becomes one sample; rounding up keeps slow times that were counted individually.
+    pub fn distribution(&self, sampling: u64) -> Distribution {
+        let mut times = Distribution::default();
+        for bucket in &self.buckets {
+            let samples = bucket.count.div_ceil(sampling.max(1));
+            times.add(bucket.below_us.unwrap_or(u64::MAX), samples);
+        }
+        times
+    }
+
     /// Whether there are no times.
     pub const fn is_empty(&self) -> bool {
         self.count == 0

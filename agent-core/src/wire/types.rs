@@ -11,9 +11,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use rto_model::tune::experiment;
 use serde::{Deserialize, Serialize};
 
-use super::experiments::ExperimentSummary;
 use crate::{
     policy::{
         Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, differences::Differences,
@@ -579,6 +579,20 @@ pub struct DetachAnswer {
         serialize_with = "printable::serialize_optional"
     )]
     pub kept: Option<PathBuf>,
+}
+
+/// In `GET /v1/status`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ExperimentSummary {
+    /// Its state.
+    pub state: experiment::State,
+    /// The state in a sentence.
+    pub text: String,
+    /// The share that is treated now, 0 to 1.
+    pub share: f64,
+    /// E-values: "gain", "mismatch", and "harm-" and an outcome; none if peers are randomised.
+    pub e_values: BTreeMap<String, f64>,
 }
 
 /// The answer to every failed request.

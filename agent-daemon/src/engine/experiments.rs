@@ -16,9 +16,7 @@ use rto_agent_core::{
     policy::{PolicyName, Settings, compile::Compiled, plan::MapState},
     wire::{
         events::{ExperimentEvent, StreamItem, TunedEvent},
-        experiments::{
-            ExperimentAnswer, ExperimentSummary, ExperimentsAnswer, StartRequest, State,
-        },
+        experiments::{ExperimentAnswer, ExperimentsAnswer, StartRequest, State},
         types::{Caller, now_ms, now_s},
     },
 };
@@ -67,7 +65,9 @@ impl SharedExperiments {
     }
 
     /// A short form of all experiments, by policy.
-    pub(super) fn summaries(&self) -> BTreeMap<PolicyName, ExperimentSummary> {
+    pub(super) fn summaries(
+        &self,
+    ) -> BTreeMap<PolicyName, rto_agent_core::wire::types::ExperimentSummary> {
         let all = self.lock();
         let all = all.iter();
         all.map(|(name, record)| (name.clone(), record.summary()))

@@ -4,10 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use rto_agent_core::{
     policy::Share,
-    wire::{
-        experiments::{ExperimentSummary, ExperimentView},
-        histogram::HistogramView,
-    },
+    wire::{experiments::ExperimentView, histogram::HistogramView, types::ExperimentSummary},
 };
 use rto_model::tune::{
     evidence::Ratio,

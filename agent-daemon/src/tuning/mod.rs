@@ -14,8 +14,8 @@ use rto_agent_core::{
 use rto_model::tune::tuner::{Cause, Transition};
 
 use self::{
-    policy::{PolicyTuning, TimerId},
-    spec::Spec,
+    policy::{PolicyTuning, RARELY_MS},
+    spec::{Spec, TimerId},
 };
 
 mod policy;
@@ -25,16 +25,9 @@ mod stored;
 mod view;
 
 pub use self::{
-    policy::Due,
+    policy::{Due, TICK_MS},
     stored::{Moment, Stored},
 };
-
-/// How often counters are read on which decisions depend, milliseconds. Shorter in the engine's
-/// tests.
-pub const TICK_MS: u64 = if cfg!(test) { 20 } else { 1000 };
-/// How often counters are read that are only reported, milliseconds: the daemon wakes as often as
-/// for a health check.
-const RARELY_MS: u64 = 5000;
 
 /// Settings of policies, by name.
 pub type Policies<'a> = BTreeMap<&'a PolicyName, &'a Settings>;

@@ -14,11 +14,16 @@ use rto_model::tune::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    RARELY_MS, TICK_MS,
     reading::Reading,
-    spec::{Spec, TimerSpec},
+    spec::{Spec, TimerId, TimerSpec},
 };
 
+/// How often counters are read on which decisions depend, milliseconds. Shorter in the engine's
+/// tests.
+pub const TICK_MS: u64 = if cfg!(test) { 20 } else { 1000 };
+/// How often counters are read that are only reported, milliseconds: the daemon wakes as often as
+/// for a health check.
+pub(super) const RARELY_MS: u64 = 5000;
 /// The cost of a retransmission in the budget.
 const COST: u32 = Brake::BUDGET_COST.cast_unsigned();
 /// An idle policy is read in one of this many ticks.
@@ -40,37 +45,6 @@ pub enum Due {
     },
     /// The brakes and the counters.
     Counters,
-}
-
-/// A timer of a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum TimerId {
-    /// The initial RTO of connections that this host opens.
-    Active,
-    /// The SYN-ACK RTO of accepted connections.
-    Passive,
-    /// `rto_min`.
-    RtoMin,
-}
-
-impl TimerId {
-    /// The setting's name in the configuration.
-    pub(super) const fn setting(self) -> &'static str {
-        match self {
-            Self::Active | Self::Passive => "initial_rto",
-            Self::RtoMin => "rto_min",
-        }
-    }
-
-    /// The direction of the connections that use the timer.
-    pub(super) const fn direction(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Passive => "passive",
-            Self::RtoMin => "both",
-        }
-    }
 }
 
 /// The state of one policy.

@@ -5,7 +5,7 @@ use rto_agent_core::wire::{histogram::add_times, stats::ArmStatistics};
 use rto_model::{advice::Distribution, tune::tuner};
 use serde::{Deserialize, Serialize};
 
-use super::TimerId;
+use super::spec::TimerId;
 
 /// The counters of one timer. Stored, so that what is counted while the daemon is stopped is
 /// evaluated later.

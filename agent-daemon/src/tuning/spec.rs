@@ -6,8 +6,38 @@ use rto_agent_core::policy::{
     Guard, HostFacts, Mode, PolicyName, Settings, SynAckRto, units::quantise,
 };
 use rto_model::{syn::syn_ack_rto_auto, tune::law};
+use serde::{Deserialize, Serialize};
 
-use super::TimerId;
+/// A timer of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum TimerId {
+    /// The initial RTO of connections that this host opens.
+    Active,
+    /// The SYN-ACK RTO of accepted connections.
+    Passive,
+    /// `rto_min`.
+    RtoMin,
+}
+
+impl TimerId {
+    /// The setting's name in the configuration.
+    pub(super) const fn setting(self) -> &'static str {
+        match self {
+            Self::Active | Self::Passive => "initial_rto",
+            Self::RtoMin => "rto_min",
+        }
+    }
+
+    /// The direction of the connections that use the timer.
+    pub(super) const fn direction(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Passive => "passive",
+            Self::RtoMin => "both",
+        }
+    }
+}
 
 /// The timers of one policy.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,8 @@ use rto_model::tune::tuner::{Next, Transition};
 
 use super::{
     Tuning,
-    policy::{PolicyTuning, TimerId, TimerState, parts},
+    policy::{PolicyTuning, TimerState, parts},
+    spec::TimerId,
     stored::Moment,
 };
 

@@ -1,6 +1,10 @@
 //! Errors between the daemon and the kernel, with their fixes.
 
-use std::{error::Error, fmt, io, path::PathBuf};
+use std::{
+    error::Error,
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 use rto_agent_common::{FIRST_SLOT, SLOTS};
 use rto_agent_core::{
@@ -203,6 +207,25 @@ pub(super) fn map(
 ) -> DatapathError {
     DatapathError::Map {
         map,
+        cause: Cause::new(cause),
+    }
+}
+
+/// Builds a [`DatapathError::Pin`].
+pub(super) fn pin_error(path: &Path, cause: impl Error + Send + Sync + 'static) -> DatapathError {
+    DatapathError::Pin {
+        path: path.to_owned(),
+        cause: Cause::new(cause),
+    }
+}
+
+/// Builds a [`DatapathError::Attach`].
+pub(super) fn attach_error(
+    cgroup: &Path,
+    cause: impl Into<Box<dyn Error + Send + Sync>>,
+) -> DatapathError {
+    DatapathError::Attach {
+        cgroup: cgroup.to_owned(),
         cause: Cause::new(cause),
     }
 }

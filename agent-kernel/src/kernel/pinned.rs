@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::bpf::{ProgramInfo, open_pin, program_and_maps};
+use super::bpf::{ProgramInfo, open_pin, program_and_maps, program_info};
 
 /// The kernel's id of a map, program or link; each kind has its own ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,25 @@ fn id(fdinfo: &str) -> Option<ObjectId> {
     let map = || field("map_id:").map(ObjectId::Map);
     let program = || field("prog_id:").map(ObjectId::Program);
     link.or_else(map).or_else(program)
+}
+
+/// Whether a link's program is the agent's program of this name: a foreign link, pinned under our
+/// name, is left alone. Without CAP_SYS_ADMIN the kernel reports only the names of open programs,
+/// so the program must then be the one pinned beside the link.
+pub fn is_agents(program_id: u32, name: &str, pin: &Path) -> bool {
+    match program_info(program_id) {
+        Ok(info) => info.name == name,
+        Err(_) => is_pinned(program_id, name, pin),
+    }
+}
+
+/// Whether this program, with this name, is pinned at the path.
+pub fn is_pinned(program_id: u32, name: &str, pin: &Path) -> bool {
+    let Ok(pinned) = Pinned::open(pin) else {
+        return false;
+    };
+    let is_named = || pinned.program().is_ok_and(|(info, _)| info.name == name);
+    pinned.id() == ObjectId::Program(program_id) && is_named()
 }
 
 #[cfg(test)]

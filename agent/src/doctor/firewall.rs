@@ -16,7 +16,7 @@ use std::{
 use rto_agent_core::printable;
 use serde_json::Value;
 
-use super::{Finding, Severity, handshake::list};
+use super::{Finding, Severity, list};
 
 /// `nft` lists thousands of rules within a second.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -18,16 +18,13 @@ use rto_agent_core::{
 use rto_agent_kernel::kernel::{features::can_set, listeners, sysctl};
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Finding, Input, Severity, firewall, unless_privileged};
+use super::{Finding, Input, Severity, firewall, list, unless_privileged};
 
 /// More retransmissions gain nothing: even with the shortest timer, 12 of them use the whole
 /// lifetime.
 const MOST_RETRIES: u8 = 15;
 /// Assumed for a learnt timer, whose value `doctor` does not know.
 const OFTEN_LEARNT: Duration = Duration::from_millis(100);
-/// The most policies, listeners and rules that a finding names.
-const SHOWN: usize = 5;
-
 pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
     let (Some(set), Some(host)) = (input.set, &input.host) else {
         return;
@@ -62,16 +59,6 @@ fn named<'a>(
     policies
         .filter(move |(_, policy)| is(&policy.settings))
         .map(|(name, _)| name)
-}
-
-/// "a, b, c", and the number of others.
-pub(super) fn list(all: impl IntoIterator<Item = String>) -> String {
-    let all: Vec<String> = all.into_iter().collect();
-    let more = match all.len().saturating_sub(SHOWN) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{more}", all[..all.len().min(SHOWN)].join(", "))
 }
 
 fn sets_syn_acks(set: &PolicySet) -> bool {

@@ -179,6 +179,19 @@ pub fn examine(input: &Input<'_>) -> Report {
     }
 }
 
+/// The most policies, listeners and rules that a finding names.
+const SHOWN: usize = 5;
+
+/// "a, b, c", and the number of others.
+fn list(all: impl IntoIterator<Item = String>) -> String {
+    let all: Vec<String> = all.into_iter().collect();
+    let more = match all.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", all[..all.len().min(SHOWN)].join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

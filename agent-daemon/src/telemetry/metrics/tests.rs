@@ -125,7 +125,7 @@ fn no_control_arm_no_arm_metrics() {
 fn experiments_are_told_by_state_share_and_e_value() {
     let mut status = status();
     let e_values = [("gain".to_owned(), 21.5), ("harm-failed".to_owned(), 0.5)];
-    let summary = rto_agent_core::wire::experiments::ExperimentSummary {
+    let summary = rto_agent_core::wire::types::ExperimentSummary {
         state: State::Running,
         text: String::new(),
         share: 0.05,

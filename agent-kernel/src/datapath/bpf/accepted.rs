@@ -10,12 +10,22 @@ use rto_agent_common::PROGRAM_CLONE;
 use rto_agent_core::wire::kernel::RtoMinTiming;
 
 use super::{
-    Cause, DatapathError, Options, attach_error, link,
-    object::{self, LoadParams, program},
-    pin_check::is_pinned,
-    pin_error, pins,
+    link, object,
+    object::{LoadParams, program},
+    pins,
 };
-use crate::kernel::{btf, link::Link, pinned::ObjectId, privileges};
+use crate::{
+    datapath::{
+        Cause, DatapathError, Options,
+        error::{attach_error, pin_error},
+    },
+    kernel::{
+        btf,
+        link::Link,
+        pinned::{ObjectId, is_pinned},
+        privileges,
+    },
+};
 
 /// The hook; its function in the kernel's BTF is `bpf_lsm_<hook>`.
 const HOOK: &str = "inet_csk_clone";

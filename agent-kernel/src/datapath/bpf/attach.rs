@@ -5,14 +5,17 @@ use std::{path::PathBuf, time::Duration};
 use rto_agent_core::wire::kernel::{Found, Removed};
 
 use super::{
-    BpfKernel, DatapathError, Link, NewConnections, accepted,
-    link::attached,
-    open::{new_staging, retire_unmatched},
-    pin_error, pins,
+    accepted,
+    kernel::BpfKernel,
+    link::{Link, attached},
+    open::new_staging,
+    pins,
     removal::{remove_pins, wait_for_end, wait_until},
-    schedules::stop_schedules,
+    schedules::{NewConnections, stop_schedules},
+    statistics::retire_unmatched,
     tries,
 };
+use crate::datapath::{DatapathError, error::pin_error};
 
 /// How long a program with a different layout stays for connecting sockets.
 const REPLACED_LIMIT: Duration = Duration::from_secs(10);

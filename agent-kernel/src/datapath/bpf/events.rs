@@ -19,12 +19,12 @@ use rto_agent_common::{
 };
 
 use super::{
-    DatapathError, Options, accepted,
-    error::map as map_error,
-    object::{self, LoadParams, program},
+    accepted, object,
+    object::{LoadParams, program},
     tables::open_events,
     walk,
 };
+use crate::datapath::{DatapathError, Options, error::map as map_error};
 
 /// The tracepoint; its type in the kernel's BTF is `btf_trace_<name>`.
 const TRACEPOINT: &str = "tcp_retransmit_synack";

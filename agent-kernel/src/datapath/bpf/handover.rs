@@ -9,7 +9,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use super::{Link, open::new_staging, pins};
+use super::{link::Link, open::new_staging, pins};
 use crate::kernel::{bpf::pin_fd, pinned::Pinned};
 
 /// An object, and the name under which the service manager keeps it: `<pin set>/<pin>/<seconds>`,

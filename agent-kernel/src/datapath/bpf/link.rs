@@ -7,17 +7,21 @@ use rto_agent_common::{PROGRAM, PROGRAM_CLONE, SocketTypes};
 use tracing::warn;
 
 use super::{
-    Cause, DatapathError, Options, attach_error,
-    error::errno,
-    object::{self, LoadParams, program},
-    pin_check::is_agents,
-    pin_error, pins,
+    object,
+    object::{LoadParams, program},
+    pins,
 };
-use crate::kernel::{
-    btf::Btf,
-    link,
-    pinned::{ObjectId, Pinned},
-    programs::attached_ids,
+use crate::{
+    datapath::{
+        Cause, DatapathError, Options,
+        error::{attach_error, errno, pin_error},
+    },
+    kernel::{
+        btf::Btf,
+        link,
+        pinned::{ObjectId, Pinned, is_agents},
+        programs::attached_ids,
+    },
 };
 
 /// The link, and the id of its program.

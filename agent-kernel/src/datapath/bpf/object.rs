@@ -5,8 +5,10 @@ use std::path::Path;
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
 use rto_agent_common::{Offsets, SocketTypes, discovery::Discovered, globals, maps};
 
-use super::{Cause, DatapathError};
-use crate::kernel::kfuncs;
+use crate::{
+    datapath::{Cause, DatapathError},
+    kernel::kfuncs,
+};
 
 /// The compiled eBPF programs, built by `cargo xtask ebpf`.
 pub static OBJECT: &[u8] = include_bytes_aligned!("../rto-agent.bpf.o");

@@ -1,23 +1,27 @@
 //! Opening a kernel: maps of an earlier run are adopted or kept, and missing maps are created.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     path::{Path, PathBuf},
 };
 
-use rto_agent_common::{
-    CONTROL, CONTROL_OF_ACKS, LAYOUT_VERSION, Policy, UNMATCHED, arm, maps, policy_flags,
-};
-use rto_agent_core::{
-    policy::{Cidr, PolicyName},
-    wire::kernel::Found,
-};
+use rto_agent_common::{LAYOUT_VERSION, maps};
+use rto_agent_core::{policy::Cidr, wire::kernel::Found};
 
 use super::{
-    BpfKernel, DatapathError, Link, LoadParams, OBJECT, Options, StatisticsOptions, Tables, events,
-    is_in_use, object, pin_check::OwnMaps, pin_error, pins, slots::Slots, tables::TRIES,
+    events,
+    kernel::BpfKernel,
+    link::Link,
+    object,
+    object::{LoadParams, OBJECT},
+    pin_check::OwnMaps,
+    pins,
+    slots::Slots,
+    statistics::prepare,
+    tables::{TRIES, Tables},
     tries::Tries,
 };
+use crate::datapath::{DatapathError, Options, error::pin_error};
 
 impl BpfKernel {
     /// Finds or creates the maps. Active policies do not change. If the same program is attached
@@ -147,124 +151,6 @@ impl BpfKernel {
     }
 }
 
-/// Writes the settings of control arms and allocates statistics. Returns the policies for which
-/// there was no memory.
-pub(super) fn prepare(
-    tables: &mut Tables,
-    slots: &Slots,
-    statistics: StatisticsOptions,
-) -> Result<BTreeSet<PolicyName>, DatapathError> {
-    let mut missing_stats = BTreeSet::new();
-    tables.reset_retry_budget();
-    for (slot, control) in control_policies() {
-        if tables.read.policy(slot)? != control {
-            tables.set_policy(slot, &control)?;
-        }
-    }
-    if statistics.counts_unmatched() {
-        let former = tables.read.policy(UNMATCHED)?;
-        if former.name().is_none() {
-            let name = PolicyName::unmatched();
-            if !begin_statistics(tables, &name, arm::treated(UNMATCHED)) {
-                missing_stats.insert(name);
-            }
-        } else if !has_statistics(tables, &PolicyName::unmatched(), arm::treated(UNMATCHED)) {
-            missing_stats.insert(PolicyName::unmatched());
-        }
-        let generation = former.generation;
-        if former
-            != (Policy {
-                generation,
-                ..unmatched_policy()
-            })
-        {
-            // Sockets of the former generation must not be counted again.
-            let generation = generation.wrapping_add(1);
-            let unmatched = Policy {
-                generation,
-                ..unmatched_policy()
-            };
-            tables.set_policy(UNMATCHED, &unmatched)?;
-        }
-    }
-    if statistics.on {
-        for (name, slot) in slots.iter() {
-            for arm in slot.arms() {
-                if !has_statistics(tables, name, arm) {
-                    missing_stats.insert(name.clone());
-                }
-            }
-        }
-    }
-    Ok(missing_stats)
-}
-
-/// The slot of connections that no entry covers, without its generation.
-pub(super) fn unmatched_policy() -> Policy {
-    let policy = without_settings(&PolicyName::unmatched());
-    Policy {
-        flags: policy.flags | policy_flags::DISCOVERS,
-        ..policy
-    }
-}
-
-/// The slots with the settings of control arms. They count no connections, so their generation is
-/// always 0.
-pub(super) fn control_policies() -> [(u32, Policy); 2] {
-    let control = without_settings(&PolicyName::control());
-    let of_acks = Policy {
-        flags: control.flags | policy_flags::STORED | policy_flags::MEASURES_ACKS,
-        ..control
-    };
-    [(CONTROL, control), (CONTROL_OF_ACKS, of_acks)]
-}
-
-/// A policy that keeps the kernel's own timers.
-fn without_settings(name: &PolicyName) -> Policy {
-    Policy {
-        name: name.padded(),
-        flags: policy_flags::IN_USE,
-        // The kernel's default, TCP_TIMEOUT_INIT.
-        initial_rto_us: 1_000_000,
-        ..Policy::EMPTY
-    }
-}
-
-/// Makes sure that an arm has statistics, and keeps its counts. Returns false if that fails.
-fn has_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
-    tables.read.has_statistics(arm) || told(name, tables.add_statistics(arm))
-}
-
-/// Retires the slot in which connections without an entry were counted.
-pub(super) fn retire_unmatched(tables: &mut Tables) -> Result<(), DatapathError> {
-    let former = tables.read.policy(UNMATCHED)?;
-    if former.name().is_some() {
-        let free = Policy {
-            generation: former.generation,
-            ..Policy::EMPTY
-        };
-        tables.set_policy(UNMATCHED, &free)?;
-        tables.remove_statistics(arm::treated(UNMATCHED))?;
-    }
-    Ok(())
-}
-
-/// Allocates statistics. Without memory for them the policy is still active, because timers matter
-/// more than counts. Returns whether the policy is counted.
-pub(super) fn begin_statistics(tables: &mut Tables, name: &PolicyName, arm: u32) -> bool {
-    told(name, tables.clear_statistics(arm))
-}
-
-fn told(name: &PolicyName, made: Result<(), DatapathError>) -> bool {
-    match made {
-        Ok(()) => true,
-        Err(e) => {
-            tracing::warn!(policy = %name, "not counted: {e}");
-            false
-        }
-    }
-}
-
 /// Which maps [`keep_maps`] kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
@@ -372,4 +258,9 @@ pub(super) fn new_staging(pin_dir: &Path) -> Result<PathBuf, DatapathError> {
         .and_then(|()| pins::create_private_dir(&staging))
         .map_err(|e| pin_error(&staging, e))?;
     Ok(staging)
+}
+
+/// Whether the attached program uses the maps pinned in `dir`.
+fn is_in_use(dir: &Path) -> bool {
+    Link::at(dir).is_some_and(|link| link.is_of(dir))
 }

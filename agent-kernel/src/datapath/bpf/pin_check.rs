@@ -7,10 +7,7 @@ use aya::maps::MapData;
 use rto_agent_common::{PROGRAM, maps};
 
 use super::{accepted::Hook, link::Link, pins, tables::Tables};
-use crate::kernel::{
-    bpf::program_info,
-    pinned::{ObjectId, Pinned},
-};
+use crate::kernel::pinned::{ObjectId, Pinned};
 
 /// The expected objects by the names of their pins.
 #[derive(Clone, Debug, Default)]
@@ -78,23 +75,4 @@ impl OwnMaps {
             info.is_ok_and(|info| info.name() == name.as_bytes())
         })
     }
-}
-
-/// Whether a link's program is the agent's program of this name: a foreign link, pinned under our
-/// name, is left alone. Without CAP_SYS_ADMIN the kernel reports only the names of open programs,
-/// so the program must then be the one pinned beside the link.
-pub(super) fn is_agents(program_id: u32, name: &str, pin: &Path) -> bool {
-    match program_info(program_id) {
-        Ok(info) => info.name == name,
-        Err(_) => is_pinned(program_id, name, pin),
-    }
-}
-
-/// Whether this program, with this name, is pinned at the path.
-pub(super) fn is_pinned(program_id: u32, name: &str, pin: &Path) -> bool {
-    let Ok(pinned) = Pinned::open(pin) else {
-        return false;
-    };
-    let is_named = || pinned.program().is_ok_and(|(info, _)| info.name == name);
-    pinned.id() == ObjectId::Program(program_id) && is_named()
 }

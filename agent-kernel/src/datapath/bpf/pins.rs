@@ -234,6 +234,18 @@ pub(super) fn unique(pin_dir: &Path, prefix: &str, suffix: &str) -> PathBuf {
         .unwrap_or_default()
 }
 
+/// Opens a pinned map as the typed handle `$kind`, and checks its type and sizes.
+macro_rules! open {
+    ($dir:expr, $name:expr, $variant:ident) => {
+        MapData::from_pin($dir.join($name))
+            .and_then(aya::maps::Map::from_map_data)
+            .and_then(|map| map.try_into())
+            .map_err(|e: MapError| map_error($name, e))?
+    };
+}
+
+pub(super) use open;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -29,14 +29,17 @@ use rto_agent_common::{Offsets, PROBE_MARK, PROGRAM_PROBE, Probe, maps};
 use rto_agent_core::wire::kernel::Feature;
 
 use super::{
-    Cause, DatapathError, accepted,
-    object::{self, LoadParams, program},
+    accepted, object,
+    object::{LoadParams, program},
     walk,
 };
-use crate::kernel::{
-    btf, cgroup,
-    features::{ProbeError, ProbeErrorKind, ProbeResults, evaluate},
-    privileges,
+use crate::{
+    datapath::{Cause, DatapathError, error::map as map_error},
+    kernel::{
+        btf, cgroup,
+        features::{ProbeError, ProbeErrorKind, ProbeResults, evaluate},
+        privileges,
+    },
 };
 
 /// A port without a server: tcpmux.
@@ -153,10 +156,10 @@ impl Asking {
         let map = self
             .ebpf
             .map(maps::PROBE)
-            .ok_or_else(|| super::error::map(maps::PROBE, "is not in the object"))?;
+            .ok_or_else(|| map_error(maps::PROBE, "is not in the object"))?;
         let answers = Array::<_, Probe>::try_from(map)
             .and_then(|map| map.get(&0, 0))
-            .map_err(|e| super::error::map(maps::PROBE, e))?;
+            .map_err(|e| map_error(maps::PROBE, e))?;
         if answers.ran == 0 {
             let outcome = connected.err().map_or("it succeeded", Errno::desc);
             return Err(ProbeError::not_asked(&format!(

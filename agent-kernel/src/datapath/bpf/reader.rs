@@ -26,29 +26,29 @@ use rto_agent_core::{
 };
 
 use super::{
-    BpfKernel, DatapathError, KernelReader,
-    error::map as map_error,
     link::{Link, attached},
-    open::{control_policies, unmatched_policy},
     pin_check::Pins,
     pins,
-    slots::Slot,
+    slots::{Slot, control_policies, unmatched_policy},
     tables::{PerCpu, ReadTables, TRIES},
 };
-use crate::kernel::{cgroup, tcp_metrics};
+use crate::{
+    datapath::{DatapathError, KernelReader, error::map as map_error},
+    kernel::{cgroup, tcp_metrics},
+};
 
-/// A reader of a [`BpfKernel`].
+/// A reader of a [`BpfKernel`](super::BpfKernel).
 pub(super) struct Reader {
-    tables: Arc<ReadTables>,
-    placement: Placement,
+    pub(super) tables: Arc<ReadTables>,
+    pub(super) placement: Placement,
     /// Sorted by name.
-    slots: Vec<(PolicyName, Slot)>,
-    by_index: HashMap<u32, PolicyName>,
+    pub(super) slots: Vec<(PolicyName, Slot)>,
+    pub(super) by_index: HashMap<u32, PolicyName>,
     /// Whether anything is counted.
-    has_statistics: bool,
-    missing_stats: BTreeSet<PolicyName>,
-    host_defaults: HostDefaults,
-    limited: Option<String>,
+    pub(super) has_statistics: bool,
+    pub(super) missing_stats: BTreeSet<PolicyName>,
+    pub(super) host_defaults: HostDefaults,
+    pub(super) limited: Option<String>,
 }
 
 /// Where the program and the pins should be.
@@ -107,28 +107,6 @@ impl Placement {
 }
 
 impl Reader {
-    pub(super) fn new(kernel: &BpfKernel) -> Self {
-        let slots = kernel.slots.iter();
-        let slots = slots.map(|(name, slot)| (name.clone(), slot));
-        let mut slots: Vec<_> = slots.chain(unmatched(kernel)).collect();
-        slots.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        Self {
-            tables: kernel.tables.read.clone(),
-            placement: kernel.placement(),
-            by_index: slots
-                .iter()
-                .map(|(n, slot)| (slot.index, n.clone()))
-                .collect(),
-            slots,
-            has_statistics: kernel.options.statistics.on,
-            missing_stats: kernel.missing_stats.clone(),
-            host_defaults: kernel.options.host_defaults,
-            limited: kernel.link.as_ref().and_then(|link| link.limited.clone()),
-        }
-    }
-}
-
-impl Reader {
     /// Whether a slot contains the desired policy.
     fn holds_policy(
         &self,
@@ -172,19 +150,6 @@ impl Reader {
     fn policy_of(&self, desired: &MapState, cidr: &Cidr, value: EntryValue) -> Option<&PolicyName> {
         (value.end() == desired.end_of(cidr)).then(|| self.by_index.get(&value.slot()))?
     }
-}
-
-/// The slot of connections that no entry covers, if these are counted.
-fn unmatched(kernel: &BpfKernel) -> Option<(PolicyName, Slot)> {
-    if !kernel.options.statistics.counts_unmatched() {
-        return None;
-    }
-    let slot = Slot {
-        index: UNMATCHED,
-        generation: kernel.tables.read.policy(UNMATCHED).ok()?.generation,
-        has_control: false,
-    };
-    Some((PolicyName::unmatched(), slot))
 }
 
 impl KernelReader for Reader {

@@ -8,10 +8,13 @@ use rto_agent_core::{
     wire::kernel::Removed,
 };
 
-use super::{DatapathError, Link, Slots, Tables, link, pin_check::OwnMaps, pin_error, pins};
-use crate::kernel::{
-    bpf::{ProgramInfo, program_info},
-    clock::boottime_ms,
+use super::{link, link::Link, pin_check::OwnMaps, pins, slots::Slots, tables::Tables};
+use crate::{
+    datapath::{DatapathError, error::pin_error},
+    kernel::{
+        bpf::{ProgramInfo, program_info},
+        clock::boottime_ms,
+    },
 };
 
 /// Creates the pin directory if it does not exist.

@@ -8,17 +8,17 @@ use std::{
 };
 
 use aya::maps::{Array, MapData, MapError};
-use rto_agent_common::{
-    LAYOUT_VERSION, Policy, maps, policy_flags,
-    retrying::{SOCKETS, STOPPED},
-};
+use rto_agent_common::{LAYOUT_VERSION, Policy, maps, policy_flags, retrying::SOCKETS};
 use rto_agent_core::progress;
 
 use super::{
+    pins,
+    pins::open,
+    tables::{Tables, retrying_error, set_stopped, wait_for_programs},
+};
+use crate::datapath::{
     DatapathError,
-    error::map as map_error,
-    pin_error, pins,
-    tables::{Tables, open, wait_for_programs},
+    error::{map as map_error, pin_error},
 };
 
 /// Whether new connections still get the policies' timers.
@@ -121,16 +121,6 @@ pub fn forget_schedules(pin_dir: &Path) -> Result<(), DatapathError> {
         .try_for_each(|one| one.retrying.set(SOCKETS, &0, 0).map_err(retrying_error))
 }
 
-/// Sets whether the program starts no schedules.
-pub(super) fn set_stopped(
-    retrying: &mut Array<MapData, u64>,
-    stopped: bool,
-) -> Result<(), DatapathError> {
-    retrying
-        .set(STOPPED, &u64::from(stopped), 0)
-        .map_err(retrying_error)
-}
-
 /// Makes all entries point to unused policies.
 fn leave_alone(dir: &Path) -> Result<(), DatapathError> {
     let mut tables = Tables::open(dir)?;
@@ -139,8 +129,4 @@ fn leave_alone(dir: &Path) -> Result<(), DatapathError> {
         tables.set_policy(slot, &Policy { flags, ..policy })?;
     }
     Ok(())
-}
-
-fn retrying_error(e: MapError) -> DatapathError {
-    map_error(maps::RETRYING, e)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use rto_agent_common::{Policy, arm};
+use rto_agent_common::{CONTROL, CONTROL_OF_ACKS, Policy, arm, policy_flags};
 use rto_agent_core::policy::PolicyName;
 
 /// One policy's slot.
@@ -21,6 +21,37 @@ impl Slot {
     pub(super) fn arms(self) -> impl Iterator<Item = u32> {
         let control = self.has_control.then(|| arm::control(self.index));
         std::iter::once(arm::treated(self.index)).chain(control)
+    }
+}
+
+/// The slot of connections that no entry covers, without its generation.
+pub(super) fn unmatched_policy() -> Policy {
+    let policy = without_settings(&PolicyName::unmatched());
+    Policy {
+        flags: policy.flags | policy_flags::DISCOVERS,
+        ..policy
+    }
+}
+
+/// The slots with the settings of control arms. They count no connections, so their generation is
+/// always 0.
+pub(super) fn control_policies() -> [(u32, Policy); 2] {
+    let control = without_settings(&PolicyName::control());
+    let of_acks = Policy {
+        flags: control.flags | policy_flags::STORED | policy_flags::MEASURES_ACKS,
+        ..control
+    };
+    [(CONTROL, control), (CONTROL_OF_ACKS, of_acks)]
+}
+
+/// A policy that keeps the kernel's own timers.
+fn without_settings(name: &PolicyName) -> Policy {
+    Policy {
+        name: name.padded(),
+        flags: policy_flags::IN_USE,
+        // The kernel's default, TCP_TIMEOUT_INIT.
+        initial_rto_us: 1_000_000,
+        ..Policy::EMPTY
     }
 }
 

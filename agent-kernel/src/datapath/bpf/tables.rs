@@ -21,15 +21,15 @@ use rto_agent_common::{
     direction,
     discovery::{Discovered, Prefix},
     event::EventControl,
-    lasting, lease, maps, statistics_key,
+    lasting, lease, maps,
+    retrying::STOPPED,
+    statistics_key,
 };
 
-use super::{
+use super::{pins, pins::open, tries::Tries};
+use crate::datapath::{
     DatapathError,
     error::{errno, map as map_error},
-    pins,
-    schedules::set_stopped,
-    tries::Tries,
 };
 use crate::kernel::lpm_batch::lookup_per_cpu;
 
@@ -61,18 +61,6 @@ pub(super) const TRIES: [&str; 2] = [maps::ENTRIES_V4, maps::ENTRIES_V6];
 
 /// Waits for memory, of 2 ms each, in one operation.
 const RETRY_BUDGET: u32 = 200;
-
-/// Opens a pinned map as the typed handle `$kind`, and checks its type and sizes.
-macro_rules! open {
-    ($dir:expr, $name:expr, $variant:ident) => {
-        MapData::from_pin($dir.join($name))
-            .and_then(aya::maps::Map::from_map_data)
-            .and_then(|map| map.try_into())
-            .map_err(|e: MapError| map_error($name, e))?
-    };
-}
-
-pub(super) use open;
 
 impl Tables {
     /// Opens the maps pinned in `dir`.
@@ -418,6 +406,21 @@ impl ReadTables {
     fn has_key(&self, key: u32) -> bool {
         self.rare(key, &mut Vec::new()).unwrap_or(false)
     }
+}
+
+/// Sets whether the program starts no schedules.
+pub(super) fn set_stopped(
+    retrying: &mut Array<MapData, u64>,
+    stopped: bool,
+) -> Result<(), DatapathError> {
+    retrying
+        .set(STOPPED, &u64::from(stopped), 0)
+        .map_err(retrying_error)
+}
+
+/// An error about the map of schedules.
+pub(super) fn retrying_error(e: MapError) -> DatapathError {
+    map_error(maps::RETRYING, e)
 }
 
 /// Waits until every program that runs now has ended. Programs run in RCU read sections, and a

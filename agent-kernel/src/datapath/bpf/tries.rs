@@ -21,8 +21,11 @@ use rto_agent_core::{
     progress,
 };
 
-use super::{DatapathError, error::map as map_error, tables::open};
-use crate::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
+use super::pins::open;
+use crate::{
+    datapath::{DatapathError, error::map as map_error},
+    kernel::lpm_batch::{LpmKey, Trie, is_unsupported},
+};
 
 /// Elements in one system call: about ten milliseconds of kernel time.
 const CHUNK: usize = 4096;

@@ -11,13 +11,19 @@ use rto_agent_common::{NO_POLICY, PROGRAM_WALK, SLOTS, WalkControl, WalkCounts, 
 use rto_agent_core::policy::PolicyName;
 
 use super::{
-    Cause, DatapathError, Options, attach_error, error,
-    object::{self, LoadParams, program},
+    object,
+    object::{LoadParams, program},
     pins,
     slots::Slots,
     tables::Tables,
 };
-use crate::kernel::{btf, cgroup};
+use crate::{
+    datapath::{
+        Cause, DatapathError, Options, error,
+        error::{attach_error, pin_error},
+    },
+    kernel::{btf, cgroup},
+};
 
 /// The type of iterator; its function in the kernel's BTF is `bpf_iter_<type>`.
 const ITERATOR: &str = "tcp";
@@ -193,7 +199,7 @@ pub fn for_restoring(
 ) -> Result<Vec<Walker>, DatapathError> {
     let cgroup = cgroup.and_then(|path| filter(path).ok());
     let cgroup = cgroup.unwrap_or(WalkControl::NONE);
-    let sets = pins::pin_sets(pin_dir).map_err(|e| super::pin_error(pin_dir, e))?;
+    let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
     sets.iter()
         .filter(|g| g.layout == Some(rto_agent_common::LAYOUT_VERSION))
         .map(|g| Walker::load(&g.path, None, cgroup, mode))

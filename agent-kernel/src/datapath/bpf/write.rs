@@ -9,13 +9,17 @@ use rto_agent_core::policy::{
 };
 
 use super::{
-    BpfKernel, DatapathError, Link, Options, Tables, kernel_entries, object,
-    open::{begin_statistics, new_staging},
+    kernel::{BpfKernel, kernel_entries},
+    link::Link,
+    object,
+    open::new_staging,
     pins,
     removal::wait_for_end,
+    statistics::begin_statistics,
+    tables::Tables,
     tries,
 };
-use crate::datapath::brakes_begin;
+use crate::datapath::{DatapathError, Options, brakes_begin};
 
 impl BpfKernel {
     /// Whether the tries have room for all their entries before a plan removes any.

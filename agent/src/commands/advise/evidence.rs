@@ -7,7 +7,6 @@ use rto_agent_core::{
     policy::{Cidr, PolicyName, Settings, compile::EffectiveSetting, units::parse_duration},
     printable::counted,
     wire::{
-        histogram::HistogramView,
         stats::{ArmStats, DirectionStats, PolicyStats, StatsAnswer},
         types::{ListAnswer, LookupAnswer},
     },
@@ -18,7 +17,6 @@ use rto_model::{
 };
 use serde::Serialize;
 
-use super::text;
 use crate::client::Client;
 
 /// The source of the evidence.
@@ -369,14 +367,14 @@ impl Gathered {
         let sampling = sampling.into();
         let (mut connects, mut handshakes, mut round_trips) = (Vec::new(), Vec::new(), Vec::new());
         for (direction, stats) in stats.treated.directions() {
-            connects.push((direction, distribution(&stats.connect_time, 1)));
-            handshakes.push((direction, distribution(&stats.path_rtt, 1)));
-            round_trips.push((direction, distribution(&stats.srtt, sampling)));
+            connects.push((direction, stats.connect_time.distribution(1)));
+            handshakes.push((direction, stats.path_rtt.distribution(1)));
+            round_trips.push((direction, stats.srtt.distribution(sampling)));
             self.warn_of(direction, stats);
         }
         let control = stats.control.iter().flat_map(ArmStats::directions);
         for ((_, times), (_, stats)) in handshakes.iter_mut().zip(control) {
-            times.extend(&distribution(&stats.path_rtt, 1));
+            times.extend(&stats.path_rtt.distribution(1));
         }
         self.evidence.extend(rows("connect_time", &connects));
         self.evidence.extend(rows("path_rtt", &handshakes));
@@ -404,7 +402,7 @@ impl Gathered {
     /// Adds warnings and notes about spurious retransmissions.
     #[expect(clippy::cast_precision_loss, reason = "a share of two digits")]
     fn warn_of(&mut self, direction: &str, stats: &DirectionStats) {
-        let share = |count: u64| text::percent(count as f64 / stats.connections.max(1) as f64);
+        let share = |count: u64| percent(count as f64 / stats.connections.max(1) as f64);
         if stats.spurious > 0 {
             let (spurious, connections) = (stats.spurious, stats.connections);
             self.warnings.push(format!(
@@ -443,15 +441,26 @@ impl Gathered {
     }
 }
 
-/// Each time as the upper bound of its bucket. A sampled connection represents `sampling`
-/// connections and becomes one sample; rounding up keeps slow times that were counted individually.
-pub(in crate::commands) fn distribution(histogram: &HistogramView, sampling: u64) -> Distribution {
-    let mut times = Distribution::default();
-    for bucket in &histogram.buckets {
-        let samples = bucket.count.div_ceil(sampling.max(1));
-        times.add(bucket.below_us.unwrap_or(u64::MAX), samples);
+/// A share in per cent, with two digits: "0.1%", "12%", "0.0031%".
+pub(super) fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent == 0.0 {
+        return "0%".to_owned();
     }
-    times
+    if percent >= 99.95 {
+        return "100%".to_owned();
+    }
+    let decimals = [10.0, 1.0, 0.1, 0.01, 0.001]
+        .iter()
+        .position(|least| percent >= *least)
+        .unwrap_or(5);
+    let text = format!("{percent:.decimals$}");
+    let trimmed = if decimals > 0 {
+        text.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        &text
+    };
+    format!("{trimmed}%")
 }
 
 pub(super) fn rows(

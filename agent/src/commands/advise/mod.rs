@@ -18,7 +18,6 @@ use rto_agent_core::policy::{
 };
 use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
 
-pub(super) use self::evidence::distribution;
 use self::evidence::{ByDirection, Evidence, Gathered, Source};
 use super::{
     discover::{DAY_MS, rounded},
@@ -181,13 +180,13 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
                  share (--spurious)",
                 advice.samples,
                 advice.needed,
-                text::percent(question.share),
+                evidence::percent(question.share),
             ));
         } else if advice.present.expected.share > question.share {
             answer.warnings.push(format!(
                 "the active {setting} = {} is too short: {} of the {what} took longer",
                 text::duration(advice.present.value_us),
-                text::percent(advice.present.expected.share),
+                evidence::percent(advice.present.expected.share),
             ));
         }
     }

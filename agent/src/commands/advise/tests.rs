@@ -250,6 +250,6 @@ fn shares_and_delays() {
         (0.000_001, "0.0001%"),
         (0.9999, "100%"),
     ] {
-        assert_eq!(text::percent(share), said);
+        assert_eq!(evidence::percent(share), said);
     }
 }

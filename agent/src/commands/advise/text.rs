@@ -8,7 +8,10 @@ use rto_agent_core::{
 };
 use rto_model::advice::{Advice, NoSuggestion};
 
-use super::{Answer, CIDRS_SHOWN, Decided, Source};
+use super::{
+    Answer, CIDRS_SHOWN, Decided,
+    evidence::{Source, percent},
+};
 use crate::commands::{discover::rounded, flags, stats::short_us, table};
 
 pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
@@ -316,26 +319,4 @@ pub(super) fn duration(us: u64) -> String {
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 fn short(us: u64) -> String {
     short_us(us as f64)
-}
-
-/// A share in per cent, with two digits: "0.1%", "12%", "0.0031%".
-pub(super) fn percent(share: f64) -> String {
-    let percent = share * 100.0;
-    if percent == 0.0 {
-        return "0%".to_owned();
-    }
-    if percent >= 99.95 {
-        return "100%".to_owned();
-    }
-    let decimals = [10.0, 1.0, 0.1, 0.01, 0.001]
-        .iter()
-        .position(|least| percent >= *least)
-        .unwrap_or(5);
-    let text = format!("{percent:.decimals$}");
-    let trimmed = if decimals > 0 {
-        text.trim_end_matches('0').trim_end_matches('.')
-    } else {
-        &text
-    };
-    format!("{trimmed}%")
 }

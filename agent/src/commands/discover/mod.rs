@@ -30,7 +30,7 @@ use rto_agent_kernel::{
 
 use self::merge::{Unit, is_special};
 pub(super) use self::text::rounded;
-use super::{advise::distribution, print, terminal};
+use super::{print, terminal};
 use crate::{
     cli::{Discover, DiscoverBy},
     client::Client,
@@ -147,7 +147,7 @@ fn discovery(
         seen: 1,
         connections: stats.connections,
         recovered: stats.recovered,
-        times: distribution(&stats.handshake, 1),
+        times: stats.handshake.distribution(1),
     });
     let took_ms = answer.at_ms.saturating_sub(answer.since_ms);
     let units = merge::merged(units.collect(), routes);

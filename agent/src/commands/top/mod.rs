@@ -20,8 +20,8 @@ use ratatui::{
 use rto_agent_core::wire::stats::StatsAnswer;
 
 use self::{
-    state::State,
-    tuning::{Answers, ask},
+    state::{Answers, State},
+    tuning::ask,
 };
 use super::terminal::is_coloured;
 use crate::{cli::Top, client::Client};

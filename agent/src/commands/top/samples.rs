@@ -18,7 +18,7 @@ use rto_model::tune::{
     tuner::{self, Cause, Evidence, Next, State as TunerState, Transition},
 };
 
-use super::{state::State, tuning::Answers};
+use super::state::{Answers, State};
 
 /// An answer with policies that have these numbers of connections.
 pub(super) fn answer(at_ms: u64, policies: &[(&str, u64)]) -> StatsAnswer {

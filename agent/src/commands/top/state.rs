@@ -6,15 +6,33 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rto_agent_core::{policy::PolicyName, wire::stats::StatsAnswer};
-
-use super::{
-    history::{Column, PolicyHistory, Row, Scope},
-    tuning::Page,
+use rto_agent_core::{
+    policy::PolicyName,
+    wire::{experiments::ExperimentsAnswer, stats::StatsAnswer, tune::TuneAnswer},
 };
+
+use super::history::{Column, PolicyHistory, Row, Scope};
 
 /// Beyond two intervals and this delay without an answer, the daemon counts as hanging.
 const LATE: Duration = Duration::from_secs(2);
+
+/// The daemon's answers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answers {
+    pub(super) tune: TuneAnswer,
+    pub(super) experiments: ExperimentsAnswer,
+}
+
+/// The page of timers: [`super::tuning`] changes it.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    pub(super) is_open: bool,
+    /// `None` until the first answer.
+    pub(super) answers: Option<Answers>,
+    pub(super) selected: Option<PolicyName>,
+    /// The row of the selected policy, for when the policy is gone.
+    pub(super) index: usize,
+}
 
 /// Everything that is drawn.
 #[derive(Debug)]

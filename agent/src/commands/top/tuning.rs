@@ -4,22 +4,11 @@ use std::collections::BTreeSet;
 
 use rto_agent_core::{
     policy::PolicyName,
-    wire::{
-        experiments::{ExperimentView, ExperimentsAnswer},
-        stats::PolicyStats,
-        tune::{TuneAnswer, TunedPolicy},
-    },
+    wire::{experiments::ExperimentView, stats::PolicyStats, tune::TunedPolicy},
 };
 
-use super::state::State;
+use super::state::{Answers, State};
 use crate::client::{Client, ClientError};
-
-/// The daemon's answers.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Answers {
-    pub(super) tune: TuneAnswer,
-    pub(super) experiments: ExperimentsAnswer,
-}
 
 /// Requests them.
 pub(super) fn ask(client: &Client) -> Result<Answers, ClientError> {
@@ -27,16 +16,6 @@ pub(super) fn ask(client: &Client) -> Result<Answers, ClientError> {
         tune: client.get("/v1/tune")?,
         experiments: client.get("/v1/experiments")?,
     })
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Page {
-    pub(super) is_open: bool,
-    /// `None` until the first answer.
-    pub(super) answers: Option<Answers>,
-    selected: Option<PolicyName>,
-    /// The row of the selected policy, for when the policy is gone.
-    index: usize,
 }
 
 /// The data shown for one policy.

@@ -167,7 +167,7 @@ mod tests {
         super::{
             history::Column,
             samples::{busy, press, state, tuned, with_control},
-            tuning::Answers,
+            state::Answers,
         },
         *,
     };
