@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// The top-level modules of each crate, from those that every other may use to those that use every
@@ -124,6 +125,33 @@ fn imports_go_one_way() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Libraries of the command line and the lab, which must not run as root in the daemon.
+const NOT_IN_DAEMON: [&str; 6] = [
+    "clap",
+    "clap_mangen",
+    "comfy-table",
+    "crossterm",
+    "plotters",
+    "ratatui",
+];
+
+#[test]
+fn daemon_links_no_library_of_the_client() {
+    #[expect(clippy::disallowed_methods, reason = "cargo, in a test")]
+    let mut cargo = Command::new(env!("CARGO"));
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent-daemon/Cargo.toml");
+    cargo.args(["tree", "--offline", "--edges=normal", "--prefix=none"]);
+    let tree = cargo.args(["--manifest-path", manifest]).output().unwrap();
+    let tree = String::from_utf8(tree.stdout).unwrap();
+    let linked: BTreeSet<_> = tree.lines().filter_map(|l| l.split(' ').next()).collect();
+    assert!(linked.contains("tokio"), "{tree}");
+    let wrong: Vec<_> = NOT_IN_DAEMON
+        .iter()
+        .filter(|name| linked.contains(**name))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 #[test]
