@@ -66,8 +66,7 @@ impl Trace {
         self.packets.last().map_or(0, |(at_us, _)| *at_us)
     }
 
-    /// How long a packet would wait that comes at this time; `None` if it is dropped. The traffic begins anew at its
-    /// end.
+    /// How long a packet would wait that comes at this time; `None` if it is dropped. The traffic repeats.
     fn waits_us(&self, at_us: u64) -> Option<u64> {
         let at_us = at_us % self.length_us().max(1);
         let after = self

@@ -69,7 +69,7 @@ fn start((_, program, port): Server, end: &ClientEnd, dir: &Path) -> anyhow::Res
          http {{ access_log off; server {{ listen {port}; root {at}/www; index file; }} }}"
     );
     let mut apache = format!(
-        "ServerName lab\nDefaultRuntimeDir {at}\nPidFile {at}/apache.pid\nListen {port}\nUser nobody\n\
+        "ServerName lab\nDefaultRuntimeDir {at}\nPidFile {at}/apache.pid\nListen {port}\nUser www-data\n\
          DocumentRoot {at}/www\nDirectoryIndex file\nErrorLog {at}/apache2.log\n"
     );
     for module in ["mpm_event", "authz_core", "dir"] {
