@@ -187,6 +187,8 @@ pub mod globals {
     pub const HZ: &str = "HZ";
     /// u8: bits of [`super::statistics`].
     pub const STATISTICS_MODE: &str = "STATISTICS_MODE";
+    /// u8: bits of [`super::features`].
+    pub const FEATURES: &str = "FEATURES";
     /// u64: minimum time between two samples of a connection's smoothed RTT, nanoseconds; 0: only one, when it ends.
     pub const RTT_INTERVAL_NS: &str = "RTT_INTERVAL_NS";
     /// u32: samples 1 in N loss-free connections until they close; 1: all.
@@ -253,6 +255,16 @@ pub mod statistics {
     pub const PROCESS: u8 = 1 << 3;
 }
 
+/// Bits of [`globals::FEATURES`]: what few policies need. The code of other features is not part of the loaded program.
+pub mod features {
+    /// `rto_restart` ([`super::restart`]).
+    pub const RTO_RESTART: u8 = 1 << 0;
+    /// ACK delays are measured ([`super::policy_flags::MEASURES_ACKS`]).
+    pub const ACK_DELAYS: u8 = 1 << 1;
+    /// All of them.
+    pub const ALL: u8 = RTO_RESTART | ACK_DELAYS;
+}
+
 /// Value of both tries. At eight bytes, a node with an IPv6 key still fits the kernel's 64-byte allocation class.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -304,11 +316,12 @@ impl EntryValue {
         u32::try_from(end).ok().filter(is_in_range).unwrap_or(0)
     }
 
-    /// Whether the entry has expired at this time of CLOCK_BOOTTIME, nanoseconds. Only for entries with an end.
+    /// Whether the entry has expired: the daemon removes expired entries, but it may not be running. `boot_ns`, the
+    /// time of CLOCK_BOOTTIME in nanoseconds, is read only for an entry with an end.
     #[inline(always)]
     #[must_use]
-    pub const fn is_over(self, boot_ns: u64) -> bool {
-        boot_ns >> Self::END_SHIFT >= self.end() as u64
+    pub fn is_over(self, boot_ns: impl FnOnce() -> u64) -> bool {
+        self.end() != 0 && boot_ns() >> Self::END_SHIFT >= self.end().into()
     }
 
     /// From this value, hits mean "at least this many".
@@ -493,6 +506,17 @@ pub enum SockOpt {
 }
 
 impl SockOpt {
+    /// The option with this index.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(index: u32) -> Option<Self> {
+        if (index as usize) < Self::COUNT {
+            Some(Self::NAMES[index as usize].0)
+        } else {
+            None
+        }
+    }
+
     /// Number of options.
     pub const COUNT: usize = 8;
     /// Every option and the kernel's name for it.

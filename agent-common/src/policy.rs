@@ -1,6 +1,6 @@
 //! A policy as the program reads it.
 
-use crate::{POLICY_NAME_LEN, SYN_ACK_RETRIES_LEN};
+use crate::{POLICY_NAME_LEN, SYN_ACK_RETRIES_LEN, features};
 
 /// Settings of one policy, in the kernel's units. 0 leaves the kernel's own value. The fields that the program reads
 /// for every connection come first.
@@ -179,6 +179,19 @@ impl Policy {
         name: [0; POLICY_NAME_LEN],
     };
 
+    /// The bits of [`features`] that a program needs for this policy.
+    #[must_use]
+    pub const fn features(&self) -> u8 {
+        let mut needed = 0;
+        if self.restart_hz != 0 {
+            needed |= features::RTO_RESTART;
+        }
+        if self.flags & policy_flags::MEASURES_ACKS != 0 {
+            needed |= features::ACK_DELAYS;
+        }
+        needed
+    }
+
     /// The name without its padding; `None` for a free slot or bytes that are not UTF-8.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
@@ -265,6 +278,22 @@ mod tests {
         for beyond in [lasting::LEN * 1000, u32::MAX] {
             assert_eq!(lasting::index(beyond), lasting::LEN - 1);
         }
+    }
+
+    #[test]
+    fn policy_needs_features_of_its_settings() {
+        assert_eq!(Policy::EMPTY.features(), 0);
+        let restarts = Policy {
+            restart_hz: 250,
+            ..Policy::EMPTY
+        };
+        let measures = Policy {
+            flags: policy_flags::MEASURES_ACKS,
+            ..Policy::EMPTY
+        };
+        let each = [restarts.features(), measures.features()];
+        assert_eq!(each, [features::RTO_RESTART, features::ACK_DELAYS]);
+        assert_eq!(each[0] | each[1], features::ALL);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! loss the program takes it from the timer that fired, not from the entries, which may have changed since. A socket
 //! that was already connecting when the program was attached is left alone.
 
+use core::hint::cold_path;
+
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
     Policy, SockOpt, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
@@ -15,11 +17,12 @@ use crate::{
     brake, events, handshake, hook,
     kernel_sock::{self, SynSocket},
     lookup,
-    options::{KERNEL, Target},
+    options::{self, KERNEL, Target},
     socket,
     storage::{self, Storage},
     syn_ack_rto, syn_schedule,
     tables::Tally,
+    unstored,
 };
 
 /// TIMEOUT_INIT of a connecting socket. The kernel runs it before the first SYN, when the program chooses the policy
@@ -29,6 +32,7 @@ use crate::{
 pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
     if socket::packets_out(ctx) != 0 {
+        cold_path();
         return asked_again(ops);
     }
     let is_probe = socket::is_probe(ctx);
@@ -47,9 +51,10 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     };
     let tally = Tally::of(arm, direction::ACTIVE);
     if is_probe
-        || !goes_without_storage(ctx, policy)
+        || !unstored::can_connect(ctx, policy)
         || !Target::apply_unremembered(ctx, policy, tally)
     {
+        cold_path();
         return connect_with_storage(ops, arm, policy, is_probe);
     }
     if policy.initial_rto_jiffies != 0 && !brake::holds(arm, policy, direction::ACTIVE) {
@@ -58,17 +63,6 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     tally.add_one(Counter::ATTEMPTS);
     hook::enable_without_storage(ctx, direction::ACTIVE, tally);
     0
-}
-
-/// Whether a connection can start without storage, because there is nothing to remember about it.
-#[inline(always)]
-fn goes_without_storage(ctx: &SockOpsContext, policy: &Policy) -> bool {
-    policy.flags & policy_flags::STORED == 0
-        // With callbacks, the socket was connected before, or another program requested them and may clear them.
-        && !hook::has_callbacks(ctx)
-        && !kernel_sock::is_special(ctx)
-        // A client that listens to events needs the process, which is kept in the storage.
-        && !events::are_watched()
 }
 
 /// TIMEOUT_INIT at a SYN timeout: the kernel asks again.
@@ -111,9 +105,9 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     };
     let target = Target::of(ctx);
     if is_new {
-        target.remember(&mut state.options);
+        unstored::remember(ops, &mut state.options);
     }
-    begin(ctx, state, arm, policy);
+    begin(ctx.ops, state, arm, policy);
     hook::mark_stored(ctx, state, tally);
     if is_probe {
         state.flags |= socket_flags::UNCOUNTED;
@@ -126,7 +120,7 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
         keep_kernel_rto(state);
         state.options.user_timeout_ms = 0;
         state.options.rto_max_ms = 0;
-        target.restore(state, KERNEL, tally);
+        options::restore(ops, state, tally);
         return 0;
     }
     // The probe always gets the policy's timers.
@@ -140,7 +134,7 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     }
     // With the kernel's SYN timers, a lower maximum would make connect() give up earlier.
     let rto_max_ms = if keeps { 0 } else { policy.rto_max_ms };
-    target.apply(state, policy, rto_max_ms, KERNEL, tally);
+    options::apply(ops, state, policy, rto_max_ms, tally);
     // A TCP_USER_TIMEOUT set by an earlier policy of the socket would make connect() give up earlier.
     target.user_timeout(&mut state.options, 0, tally);
     answer(ctx, state);
@@ -156,10 +150,10 @@ fn keep_kernel_rto(state: &mut SocketState) {
 }
 
 /// Initialises the storage for a new connection.
-#[inline(always)]
-fn begin(ctx: &SockOpsContext, state: &mut SocketState, arm: u32, policy: &Policy) {
+#[inline(never)]
+fn begin(ops: *mut bpf_sock_ops, state: &mut SocketState, arm: u32, policy: &Policy) {
     state.flags = 0;
-    handshake::note(ctx, state, arm, policy, direction::ACTIVE);
+    handshake::note(ops, state, arm, policy, direction::ACTIVE);
     let now = socket::now();
     handshake::begin(&mut state.handshake, 0, now);
     state.handshake.copies_us = [0; 2];
@@ -175,17 +169,16 @@ fn begin(ctx: &SockOpsContext, state: &mut SocketState, arm: u32, policy: &Polic
 fn forget(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    let target = Target::of(&ctx);
     syn_schedule::end(&ctx);
     if let Some(state) = storage.find() {
-        target.restore(state, KERNEL, Tally::NOBODY);
+        options::restore(ops, state, Tally::NOBODY);
         hook::disable(&ctx, &mut state.options);
         state.arm = arm::NONE;
         state.handshake.initial_rto_jiffies = 0;
     } else if hook::has_callbacks(&ctx) {
         // Callbacks of a former connection. (They stay, because the program cannot know which of them other programs
         // requested.)
-        target.restore_unremembered(KERNEL);
+        Target::of(&ctx).restore_unremembered(KERNEL);
     }
     0
 }
@@ -197,7 +190,7 @@ fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
     if jiffies != 0 {
         ctx.set_reply(jiffies);
     }
-    count_syn_retransmissions(ctx, state);
+    count_syn_retransmissions(ctx.ops, state);
 }
 
 /// RTO_CB of a connecting socket. The kernel runs it in `tcp_write_timeout()`, before it retransmits the SYN and
@@ -215,7 +208,7 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
         .find()
         .is_none_or(|state| !has_storage && state.flags & socket_flags::SYN_SCHEDULE == 0);
     if is_first {
-        lost(&ctx, &mut storage, hook::argument(&ctx, 1));
+        lost(ops, hook::argument(&ctx, 1));
     }
     if let Some(state) = storage.find() {
         // If argument 2 is not 0, the kernel gives the attempt up.
@@ -247,7 +240,7 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
         return;
     }
     let retransmits = socket::retransmits(ctx).unwrap_or(0) & 31;
-    let first = match lookup::policy_at_loss(ctx) {
+    let first = match lookup::arm_at_loss(ctx) {
         // In the linear phase the timer has not doubled (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5).
         Some((_, policy))
             if policy.initial_rto_jiffies == timer
@@ -257,7 +250,7 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
         }
         _ => timer >> retransmits,
     };
-    lost(ctx, storage, if first == 0 { 1 } else { first });
+    lost(ctx.ops, if first == 0 { 1 } else { first });
     if let Some(state) = storage.find() {
         syn_schedule::at_timeout(ctx, state);
     }
@@ -265,10 +258,12 @@ fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
 
 /// Creates storage for a connection that has lost its first SYN or the answer; its timer was `timer` jiffies. If no
 /// entry covers the peer any more, the connection has no policy, and its SYN schedule depends only on the timer.
-#[inline(always)]
-fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
-    let found = lookup::policy_at_loss(ctx);
-    let Some((arm, policy)) = found.or_else(lookup::no_policy) else {
+#[inline(never)]
+fn lost(ops: *mut bpf_sock_ops, timer: u32) {
+    // SAFETY: the caller holds no reference to the storage.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some((arm, policy)) = lookup::arm_at_loss(ctx) else {
         return;
     };
     let tally = Tally::of(arm, direction::ACTIVE);
@@ -277,8 +272,8 @@ fn lost(ctx: &SockOpsContext, storage: &mut Storage<'_>, timer: u32) {
         tally.add(Counter::STORAGE_FAILURES, 1);
         return;
     };
-    Target::of(ctx).remember(&mut state.options);
-    begin(ctx, state, arm, policy);
+    unstored::remember(ops, &mut state.options);
+    begin(ctx.ops, state, arm, policy);
     note_timer(state, policy, timer);
     state.handshake.retransmissions_counted = 0;
     // Options for the time after the handshake are set only for connections that had storage from the start.
@@ -312,13 +307,14 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     if !hook::has_callbacks(ctx) && retransmissions == 0 {
         return 0;
     }
-    if (hook::has_storage(ctx) || retransmissions != 0) && established_with_storage(ops) != 0 {
-        return 0;
+    if hook::has_storage(ctx) || retransmissions != 0 {
+        cold_path();
+        if established_with_storage(ops) != 0 {
+            return 0;
+        }
     }
-    // SAFETY: no other `Storage` is in use.
-    let mut storage = unsafe { Storage::of(ctx) };
     if let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) {
-        handshake::established_clean(ctx, &mut storage, arm, policy, direction::ACTIVE);
+        unstored::established(ctx, arm, policy, direction::ACTIVE);
     }
     0
 }
@@ -356,9 +352,9 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     if rto_max_ms != 0 {
         target.rto_max(&mut state.options, rto_max_ms, tally);
     }
-    hook::enable(ctx, state, tally);
-    handshake::established(ctx, state, retransmissions, tally);
-    count_syn_retransmissions(ctx, state);
+    hook::enable(ctx.ops, state, tally);
+    handshake::established(ctx.ops, state, retransmissions, tally);
+    count_syn_retransmissions(ctx.ops, state);
 }
 
 /// Restores the initial window of the route. The kernel starts with one segment if it has retransmitted the SYN more
@@ -386,9 +382,9 @@ fn restore_window(ctx: &SockOpsContext, target: Target, took_ns: u64, tally: Tal
 
 /// Counts the SYNs retransmitted since the last callback. The kernel runs TIMEOUT_INIT after each retransmission
 /// (`tcp_retransmit_timer()`, Linux 6.12), so that none is missed even if the connection is never established.
-#[inline(always)]
-fn count_syn_retransmissions(ctx: &SockOpsContext, state: &mut SocketState) {
-    let total = socket::total_retrans(ctx);
+#[inline(never)]
+fn count_syn_retransmissions(ops: *mut bpf_sock_ops, state: &mut SocketState) {
+    let total = socket::total_retrans(&SockOpsContext::new(ops));
     let new = total.wrapping_sub(state.handshake.retransmissions_counted);
     if new == 0 {
         return;

@@ -38,13 +38,16 @@ pub(crate) fn epoch(policy: &Policy, direction: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
     const ANY: u32 = policy_flags::BRAKED | policy_flags::OUTAGE_FUSE;
-    if policy.flags & ANY == 0
-        || holds_now(arm, policy, direction) | is_out(arm, policy, direction) == 0
-    {
-        return false;
+    policy.flags & ANY != 0 && any_holds(arm, policy, direction) != 0
+}
+
+#[inline(never)]
+fn any_holds(arm: u32, policy: &Policy, direction: u32) -> u32 {
+    let holds = holds_now(arm, policy, direction) | is_out(arm, policy, direction);
+    if holds != 0 {
+        Tally::of(arm, direction).add(Counter::BRAKED, 1);
     }
-    Tally::of(arm, direction).add(Counter::BRAKED, 1);
-    true
+    holds
 }
 
 /// 1 if the number of consecutive losses means an outage ([`Brake::OUTAGE`]), otherwise 0.

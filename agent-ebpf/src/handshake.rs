@@ -2,8 +2,8 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, policy_flags, socket_flags,
-    statistics,
+    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, features, policy_flags,
+    socket_flags, statistics,
     syn::{self, Timeouts},
 };
 use rto_agent_ebpf::{
@@ -14,21 +14,16 @@ use rto_agent_ebpf::{
 
 use crate::{
     brake, discovery,
-    hook::{self, argument},
-    options::{KERNEL, Target, short},
+    hook::argument,
+    options::{KERNEL, Target},
     socket::{self, read},
-    storage::{self, Storage},
-    syn_schedule,
+    storage, syn_schedule,
     tables::{self, Tally, Times},
 };
 
 /// Minimum time between two samples of a connection's smoothed RTT; 0: only one, when it ends. The loader writes it.
 #[unsafe(no_mangle)]
 static RTT_INTERVAL_NS: u64 = 0;
-
-/// Samples 1 in N loss-free connections until they close; 1: all. The loader writes it.
-#[unsafe(no_mangle)]
-static SAMPLING: u32 = 1;
 
 /// Whether smoothed RTTs are sampled during connections.
 #[inline(always)]
@@ -42,23 +37,10 @@ fn rtt_interval_ns() -> u64 {
     unsafe { read(&raw const RTT_INTERVAL_NS) }
 }
 
-/// The number of connections that this one represents in samples, drawn by its initial sequence number; 0: it is not
-/// sampled.
-#[inline(always)]
-fn sampled(ctx: &SockOpsContext) -> u32 {
-    // SAFETY: a constant, which the loader may have written before the program was loaded.
-    let one_in = unsafe { read(&raw const SAMPLING) };
-    if one_in <= 1 {
-        return 1;
-    }
-    let chosen = (u64::from(socket::sequence_hash(ctx)) * u64::from(one_in)) >> 32 == 0;
-    if chosen { one_in } else { 0 }
-}
-
 /// Records the connection's arm, policy generation, direction and initial RTO.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn note(
-    ctx: &SockOpsContext,
+    ops: *mut bpf_sock_ops,
     state: &mut SocketState,
     arm: u32,
     policy: &Policy,
@@ -73,7 +55,7 @@ pub(crate) fn note(
     state.options.epoch = brake::epoch(policy, direction);
     state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.handshake.initial_rto_us = policy.initial_rto_us;
-    state.handshake.retransmissions_counted = socket::total_retrans(ctx);
+    state.handshake.retransmissions_counted = socket::total_retrans(&SockOpsContext::new(ops));
     state.watch.weight = 1;
 }
 
@@ -89,80 +71,11 @@ pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
     handshake.rtt_max_us = 0;
 }
 
-/// Counts a connection without storage that has just been established. Without retransmissions its handshake took one
-/// round trip, which is its first RTT sample. One in [`SAMPLING`] gets storage, for later samples.
-#[inline(always)]
-pub(crate) fn established_clean(
-    ctx: &SockOpsContext,
-    storage: &mut Storage<'_>,
-    arm: u32,
-    policy: &Policy,
-    direction: u32,
-) {
-    let more = policy.flags & policy_flags::AT_ESTABLISHED;
-    if more != 0 {
-        more_at_established(ctx, arm, policy, direction);
-    }
-    if !tables::counts(statistics::ON) {
-        return;
-    }
-    let tally = Tally::of(arm, direction);
-    let connect_time_us = socket::srtt_us(ctx);
-    tally.established_one(connect_time_us);
-    if connect_time_us > GOOD_US {
-        tally.add(Counter::LATE, 1);
-    }
-    let weight = sampled(ctx);
-    if weight != 0
-        && let Some(state) = store(ctx, storage, arm, policy, direction)
-    {
-        state.watch.weight = weight;
-        state.watch.srtt_sampled_ns = socket::now();
-    }
-}
-
-/// The extra work that some policies need for each connection established without a retransmission.
-#[inline(always)]
-fn more_at_established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direction: u32) {
-    let more = policy.flags;
-    if more & policy_flags::BRAKED != 0 {
-        brake::credit(arm, policy, direction, 0);
-    }
-    if more & policy_flags::OUTAGE_FUSE != 0 && direction == direction::ACTIVE {
-        brake::end_outage(arm);
-    }
-    if more & policy_flags::DISCOVERS != 0 {
-        discovery::note(ctx, 0);
-    }
-}
-
-/// Creates storage for a connection that had none: records its arm, the options that were set on it, and the callbacks
-/// that it requested. In samples it represents only itself.
-#[inline(always)]
-pub(crate) fn store<'a>(
-    ctx: &SockOpsContext,
-    storage: &'a mut Storage<'_>,
-    arm: u32,
-    policy: &Policy,
-    direction: u32,
-) -> Option<&'a mut SocketState> {
-    let tally = Tally::of(arm, direction);
-    let Some(state) = storage.make() else {
-        tally.add(Counter::STORAGE_FAILURES, 1);
-        return None;
-    };
-    note(ctx, state, arm, policy, direction);
-    Target::of(ctx).remember(&mut state.options);
-    state.options.cb_flags_added |= short(hook::without_storage(direction));
-    hook::enable(ctx, state, tally);
-    Some(state)
-}
-
 /// Counts a connection with storage that has just been established. This is called last, because the verifier
 /// multiplies the branches taken here with everything that follows.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn established(
-    ctx: &SockOpsContext,
+    ops: *mut bpf_sock_ops,
     state: &mut SocketState,
     retransmissions: u32,
     tally: Tally,
@@ -170,6 +83,7 @@ pub(crate) fn established(
     if tally.is_nobody() {
         return;
     }
+    let ctx = &SockOpsContext::new(ops);
     let took_us = state.handshake.ns / 1000;
     let srtt_us = socket::srtt_us(ctx);
     let initial_rto_us = state.handshake.initial_rto_us;
@@ -206,7 +120,7 @@ pub(crate) fn established(
 
 /// Counts whether the retransmissions of a handshake were needed, and the path RTT: the duration of the whole handshake
 /// if the first copy was answered, otherwise `rtt_us`, the minimum RTT (0: unknown).
-#[inline(always)]
+#[inline(never)]
 fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32, rtt_us: u32) {
     let took_us = state.handshake.ns / 1000;
     let time_us = if spurious == retransmissions && took_us != 0 {
@@ -274,10 +188,10 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     };
     let tally = Tally::of_socket(state);
-    if state.options.restart_hz != 0 {
+    if tables::has(features::RTO_RESTART) && state.options.restart_hz != 0 {
         restart(ctx, state, tally);
     }
-    if state.flags & socket_flags::MEASURES_ACKS != 0 {
+    if tables::has(features::ACK_DELAYS) && state.flags & socket_flags::MEASURES_ACKS != 0 {
         measure_ack(ctx, tally);
     }
     if state.handshake.in_question != 0 {

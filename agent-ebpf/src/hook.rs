@@ -7,29 +7,24 @@ use aya_ebpf::{
     bindings::bpf_sock_ops, helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext,
 };
 use rto_agent_common::{
-    Options, SockOpt, SocketState, direction, event::kind, socket_flags, statistics,
+    Options, SockOpt, SocketState, event::kind, features, socket_flags, statistics,
 };
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    events, handshake, lookup,
+    events, handshake,
     options::{Target, short},
     socket::{self, read},
-    storage::{self, Storage},
+    storage,
     tables::{self, Tally},
+    unstored,
 };
 
 // include/uapi/linux/bpf.h
-const RTO_CB_FLAG: u32 = 1 << 0;
-const RETRANS_CB_FLAG: u32 = 1 << 1;
+pub(crate) const RTO_CB_FLAG: u32 = 1 << 0;
+pub(crate) const RETRANS_CB_FLAG: u32 = 1 << 1;
 const STATE_CB_FLAG: u32 = 1 << 2;
 const RTT_CB_FLAG: u32 = 1 << 3;
-
-/// Callbacks that a connection without storage requests, so that the program sees its first loss. An accepted
-/// connection does not request RTO_CB, because every retransmission timeout also retransmits (RETRANS_CB). This
-/// difference identifies the connection's direction while there is no storage ([`direction_of`]).
-const CONNECTING: u32 = RTO_CB_FLAG | RETRANS_CB_FLAG;
-const ACCEPTED: u32 = RETRANS_CB_FLAG;
 
 /// The callbacks that a connection with storage needs. Invariant: the program never clears them while the connection
 /// lasts, because another program may have found them set and rely on them.
@@ -45,35 +40,36 @@ fn wanted(state: &SocketState) -> u32 {
     if state.options.linear_retries != 0 {
         flags |= RTO_CB_FLAG;
     }
-    if state.options.restart_hz != 0 || state.flags & socket_flags::MEASURES_ACKS != 0 {
+    if (tables::has(features::RTO_RESTART) && state.options.restart_hz != 0)
+        || (tables::has(features::ACK_DELAYS) && state.flags & socket_flags::MEASURES_ACKS != 0)
+    {
         flags |= RTT_CB_FLAG;
     }
     flags
 }
 
 /// Requests the callbacks, in addition to those that other programs have requested.
-#[inline(always)]
-pub(crate) fn enable(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
+#[inline(never)]
+pub(crate) fn enable(ops: *mut bpf_sock_ops, state: &mut SocketState, tally: Tally) {
     let wanted = wanted(state);
-    state.options.cb_flags_added |= short(add(ctx, wanted, tally));
+    let added = add(&SockOpsContext::new(ops), wanted, tally);
+    state.options.cb_flags_added |= short(added);
 }
 
 /// Marks that a connecting socket has storage: requests STATE_CB, which sockets without storage do not.
 #[inline(always)]
 pub(crate) fn mark_stored(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
-    state.options.cb_flags_added |= short(add(ctx, CONNECTING | STATE_CB_FLAG, tally));
+    state.options.cb_flags_added |= short(add(
+        ctx,
+        RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG,
+        tally,
+    ));
 }
 
 /// Whether a connecting socket may have storage, judged by its callbacks.
 #[inline(always)]
 pub(crate) fn has_storage(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) & STATE_CB_FLAG != 0
-}
-
-/// As [`enable`], for a connection without storage.
-#[inline(always)]
-pub(crate) fn enable_without_storage(ctx: &SockOpsContext, direction: u32, tally: Tally) {
-    add(ctx, without_storage(direction), tally);
 }
 
 /// Requests callbacks; returns those that were not requested before.
@@ -135,36 +131,10 @@ pub(crate) fn disable_on(target: Target, options: &mut Options) {
     }
 }
 
-/// Whether a socket without storage has exactly the callbacks that the program requests.
+/// As [`enable`], for a connection without storage.
 #[inline(always)]
-pub(crate) fn are_ours(flags: u32) -> bool {
-    flags == CONNECTING || flags == ACCEPTED
-}
-
-/// Whether the program's callbacks may be among these.
-#[inline(always)]
-pub(crate) fn may_be_ours(flags: u32) -> bool {
-    flags & ACCEPTED != 0
-}
-
-/// The direction of a connection without storage, judged by its callbacks.
-#[inline(always)]
-pub(crate) fn direction_of(flags: u32) -> u32 {
-    if flags & RTO_CB_FLAG != 0 {
-        direction::ACTIVE
-    } else {
-        direction::PASSIVE
-    }
-}
-
-/// The callbacks that a socket of this direction requests while it has no storage.
-#[inline(always)]
-pub(crate) fn without_storage(direction: u32) -> u32 {
-    if direction == direction::ACTIVE {
-        CONNECTING
-    } else {
-        ACCEPTED
-    }
+pub(crate) fn enable_without_storage(ctx: &SockOpsContext, direction: u32, tally: Tally) {
+    add(ctx, unstored::callbacks(direction), tally);
 }
 
 /// Whether any program has requested callbacks on the socket.
@@ -179,23 +149,6 @@ pub(crate) fn tells_rto(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) & RTO_CB_FLAG != 0
 }
 
-/// The storage of an established connection of a policy, created at its first loss.
-#[inline(always)]
-fn at_loss<'a>(ctx: &SockOpsContext, storage: &'a mut Storage<'_>) -> Option<&'a mut SocketState> {
-    if storage.of_policy().is_none() {
-        if !tables::counts(statistics::ON) {
-            return None;
-        }
-        let (arm, policy) = lookup::policy_at_loss(ctx)?;
-        let direction = direction_of(socket::callbacks(ctx));
-        handshake::store(ctx, storage, arm, policy, direction)?;
-    }
-    let state = storage.of_policy()?;
-    // Every connection with a loss is counted; only loss-free ones are sampled.
-    state.watch.weight = 1;
-    Some(state)
-}
-
 /// RTO_CB of an established connection: its retransmission timer has fired. The kernel runs it before it retransmits
 /// (`tcp_write_timeout()`, Linux 6.12). Arguments: the number of timeouts directly before this one, the RTO in jiffies,
 /// and whether the kernel gives the connection up. The first is read from the socket instead: see [`argument`].
@@ -204,7 +157,7 @@ pub(crate) fn rto(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
-    let Some(state) = at_loss(ctx, &mut storage) else {
+    let Some(state) = unstored::at_loss(ctx, &mut storage) else {
         return 0;
     };
     let tally = Tally::of_socket(state);
@@ -273,7 +226,7 @@ pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     }
     let is_first = !tells_rto(ctx);
-    let Some(state) = at_loss(ctx, &mut storage) else {
+    let Some(state) = unstored::at_loss(ctx, &mut storage) else {
         return 0;
     };
     let tally = Tally::of_socket(state);

@@ -10,7 +10,7 @@ use aya_ebpf::{helpers::generated::bpf_skc_to_tcp_sock, programs::SockOpsContext
 use rto_agent_common::{kfunc, syn};
 
 use crate::{
-    socket::{self, read},
+    socket::{self, constant, read},
     structs::{field, offsets},
     syn_ack_rto, tables,
 };
@@ -39,22 +39,16 @@ offsets! {
     TYPE_DST_METRICS
 }
 
-#[inline(always)]
-fn constant(global: *const u32) -> u32 {
-    // SAFETY: a constant, which the loader may have written before the program was loaded.
-    unsafe { read(global) }
-}
-
 /// Whether the socket is an MPTCP subflow. After two SYN timeouts the kernel makes the subflow fall back to TCP, and
 /// then disables MPTCP for an hour (`mptcp_active_detect_blackhole()`, Linux 6.18).
 #[inline(always)]
 pub(crate) fn is_mptcp(ctx: &SockOpsContext) -> bool {
-    if constant(&raw const OFFSET_IS_MPTCP) == 0 {
+    if constant(&OFFSET_IS_MPTCP) == 0 {
         return false;
     }
     let tcp = socket::kernel_tcp_sock(ctx);
     // SAFETY: a TCP socket, not null.
-    !tcp.is_null() && unsafe { field::<u8>(tcp, &raw const OFFSET_IS_MPTCP) } != 0
+    !tcp.is_null() && unsafe { field::<u8>(tcp, &OFFSET_IS_MPTCP) } != 0
 }
 
 /// Whether the SYN is sent with TCP Fast Open, and three consecutive timeouts of the connection would make the kernel
@@ -62,9 +56,7 @@ pub(crate) fn is_mptcp(ctx: &SockOpsContext) -> bool {
 /// `net.ipv4.tcp_fastopen_blackhole_timeout_sec`).
 #[inline(always)]
 pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
-    if constant(&raw const OFFSET_FASTOPEN_REQ) == 0
-        || constant(&raw const OFFSET_FASTOPEN_BLACKHOLE_TIMEOUT) == 0
-    {
+    if constant(&OFFSET_FASTOPEN_REQ) == 0 || constant(&OFFSET_FASTOPEN_BLACKHOLE_TIMEOUT) == 0 {
         return false;
     }
     let tcp = socket::kernel_tcp_sock(ctx);
@@ -73,11 +65,11 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
     }
     // SAFETY: a TCP socket, not null; the verifier makes loads through pointers read from it safe.
     unsafe {
-        if field::<u64>(tcp, &raw const OFFSET_FASTOPEN_REQ) == 0 {
+        if field::<u64>(tcp, &OFFSET_FASTOPEN_REQ) == 0 {
             return false;
         }
-        let net: *const c_void = field(tcp, &raw const OFFSET_NET);
-        !net.is_null() && field::<u32>(net, &raw const OFFSET_FASTOPEN_BLACKHOLE_TIMEOUT) != 0
+        let net: *const c_void = field(tcp, &OFFSET_NET);
+        !net.is_null() && field::<u32>(net, &OFFSET_FASTOPEN_BLACKHOLE_TIMEOUT) != 0
     }
 }
 
@@ -86,9 +78,9 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
 #[inline(always)]
 pub(crate) fn is_special(ctx: &SockOpsContext) -> bool {
     let (is_mptcp, fastopen_req, syn_retries) = (
-        constant(&raw const OFFSET_IS_MPTCP),
-        constant(&raw const OFFSET_FASTOPEN_REQ),
-        constant(&raw const OFFSET_SYN_RETRIES),
+        constant(&OFFSET_IS_MPTCP),
+        constant(&OFFSET_FASTOPEN_REQ),
+        constant(&OFFSET_SYN_RETRIES),
     );
     if is_mptcp | fastopen_req | syn_retries == 0 {
         return false;
@@ -99,20 +91,16 @@ pub(crate) fn is_special(ctx: &SockOpsContext) -> bool {
     }
     // SAFETY: a TCP socket, not null.
     unsafe {
-        (is_mptcp != 0 && field::<u8>(tcp, &raw const OFFSET_IS_MPTCP) != 0)
-            || (fastopen_req != 0 && field::<u64>(tcp, &raw const OFFSET_FASTOPEN_REQ) != 0)
-            || (syn_retries != 0
-                && u32::from(field::<u8>(tcp, &raw const OFFSET_SYN_RETRIES)) == syn::SYNCNT)
+        (is_mptcp != 0 && field::<u8>(tcp, &OFFSET_IS_MPTCP) != 0)
+            || (fastopen_req != 0 && field::<u64>(tcp, &OFFSET_FASTOPEN_REQ) != 0)
+            || (syn_retries != 0 && u32::from(field::<u8>(tcp, &OFFSET_SYN_RETRIES)) == syn::SYNCNT)
     }
 }
 
 /// [`socket::kernel_tcp_sock`] without a helper call, if the kernel has the kfuncs for that.
 #[inline(always)]
 fn tcp_sock(ctx: &SockOpsContext) -> *const c_void {
-    let (context_sk, tcp_sock) = (
-        constant(&raw const OFFSET_CONTEXT_SK),
-        constant(&raw const TYPE_TCP_SOCK),
-    );
+    let (context_sk, tcp_sock) = (constant(&OFFSET_CONTEXT_SK), constant(&TYPE_TCP_SOCK));
     if context_sk == 0 || tcp_sock == 0 {
         return socket::kernel_tcp_sock(ctx);
     }
@@ -121,7 +109,7 @@ fn tcp_sock(ctx: &SockOpsContext) -> *const c_void {
         return core::ptr::null();
     }
     // SAFETY: not null, the kernel's own context; the verifier makes loads through pointers read from it safe.
-    unsafe { rdonly_cast(field(context, &raw const OFFSET_CONTEXT_SK), tcp_sock) }
+    unsafe { rdonly_cast(field(context, &OFFSET_CONTEXT_SK), tcp_sock) }
 }
 
 /// The values that decide when the kernel gives a connecting socket up.
@@ -159,12 +147,12 @@ impl SynSocket {
     #[inline(always)]
     pub(crate) unsafe fn of(sk: *mut c_void) -> Self {
         if sk.is_null()
-            || constant(&raw const OFFSET_USER_TIMEOUT) == 0
-            || constant(&raw const OFFSET_RETRANSMITS) == 0
-            || constant(&raw const OFFSET_SYN_RETRIES) == 0
-            || constant(&raw const OFFSET_RTO) == 0
-            || constant(&raw const OFFSET_NET) == 0
-            || constant(&raw const OFFSET_NET_SYN_RETRIES) == 0
+            || constant(&OFFSET_USER_TIMEOUT) == 0
+            || constant(&OFFSET_RETRANSMITS) == 0
+            || constant(&OFFSET_SYN_RETRIES) == 0
+            || constant(&OFFSET_RTO) == 0
+            || constant(&OFFSET_NET) == 0
+            || constant(&OFFSET_NET_SYN_RETRIES) == 0
         {
             return Self::UNREADABLE;
         }
@@ -175,24 +163,24 @@ impl SynSocket {
             if tcp.is_null() {
                 return Self::UNREADABLE;
             }
-            let net: *const c_void = field(tcp, &raw const OFFSET_NET);
+            let net: *const c_void = field(tcp, &OFFSET_NET);
             if net.is_null() {
                 return Self::UNREADABLE;
             }
-            let retries = match field::<u8>(tcp, &raw const OFFSET_SYN_RETRIES) {
-                0 => field::<u8>(net, &raw const OFFSET_NET_SYN_RETRIES),
+            let retries = match field::<u8>(tcp, &OFFSET_SYN_RETRIES) {
+                0 => field::<u8>(net, &OFFSET_NET_SYN_RETRIES),
                 own => own,
             };
-            let linear_timeouts = match constant(&raw const OFFSET_NET_SYN_LINEAR_TIMEOUTS) {
+            let linear_timeouts = match constant(&OFFSET_NET_SYN_LINEAR_TIMEOUTS) {
                 0 => 0,
-                _ => field::<u8>(net, &raw const OFFSET_NET_SYN_LINEAR_TIMEOUTS),
+                _ => field::<u8>(net, &OFFSET_NET_SYN_LINEAR_TIMEOUTS),
             };
             Self {
                 retries: retries.into(),
                 linear_timeouts: linear_timeouts.into(),
-                user_timeout_ms: field(tcp, &raw const OFFSET_USER_TIMEOUT),
-                retransmits: field::<u8>(tcp, &raw const OFFSET_RETRANSMITS).into(),
-                rto: field(tcp, &raw const OFFSET_RTO),
+                user_timeout_ms: field(tcp, &OFFSET_USER_TIMEOUT),
+                retransmits: field::<u8>(tcp, &OFFSET_RETRANSMITS).into(),
+                rto: field(tcp, &OFFSET_RTO),
             }
         }
     }
@@ -207,13 +195,12 @@ impl SynSocket {
 /// Whether the socket has the TCP_SYNCNT of a SYN schedule, which an application may also have set itself.
 #[inline(always)]
 pub(crate) fn may_have_schedule(ctx: &SockOpsContext) -> bool {
-    if constant(&raw const OFFSET_SYN_RETRIES) == 0 {
+    if constant(&OFFSET_SYN_RETRIES) == 0 {
         return false;
     }
     let tcp = tcp_sock(ctx);
     // SAFETY: a TCP socket, not null.
-    !tcp.is_null()
-        && u32::from(unsafe { field::<u8>(tcp, &raw const OFFSET_SYN_RETRIES) }) == syn::SYNCNT
+    !tcp.is_null() && u32::from(unsafe { field::<u8>(tcp, &OFFSET_SYN_RETRIES) }) == syn::SYNCNT
 }
 
 /// The initial window of a socket's route, segments (`tcp_init_cwnd()`, Linux 6.18); `TCP_INIT_CWND` if the route has
@@ -224,9 +211,9 @@ pub(crate) fn initial_window(ctx: &SockOpsContext) -> u32 {
     /// `RTAX_INITCWND`, which counts from 1.
     const INITCWND: usize = 11;
     let (dst_cache, metrics, dst_metrics) = (
-        constant(&raw const OFFSET_DST_CACHE),
-        constant(&raw const OFFSET_METRICS),
-        constant(&raw const TYPE_DST_METRICS),
+        constant(&OFFSET_DST_CACHE),
+        constant(&OFFSET_METRICS),
+        constant(&TYPE_DST_METRICS),
     );
     if dst_cache == 0 || metrics == 0 || dst_metrics == 0 {
         return TCP_INIT_CWND;
@@ -237,12 +224,12 @@ pub(crate) fn initial_window(ctx: &SockOpsContext) -> u32 {
     }
     // SAFETY: a TCP socket, not null; the verifier makes loads through pointers read from it safe.
     unsafe {
-        let dst: *const c_void = field(tcp, &raw const OFFSET_DST_CACHE);
+        let dst: *const c_void = field(tcp, &OFFSET_DST_CACHE);
         if dst.is_null() {
             return TCP_INIT_CWND;
         }
         // The two lowest bits are flags (`DST_METRICS_FLAGS`).
-        let address = field::<usize>(dst, &raw const OFFSET_METRICS) & !3;
+        let address = field::<usize>(dst, &OFFSET_METRICS) & !3;
         let table = rdonly_cast(core::ptr::with_exposed_provenance(address), dst_metrics);
         if table.is_null() {
             return TCP_INIT_CWND;
@@ -257,7 +244,7 @@ pub(crate) fn initial_window(ctx: &SockOpsContext) -> u32 {
 /// The socket's RTO, jiffies (`icsk_rto`); 0 if it cannot be read.
 #[inline(always)]
 pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
-    if constant(&raw const OFFSET_RTO) == 0 {
+    if constant(&OFFSET_RTO) == 0 {
         return 0;
     }
     let tcp = socket::kernel_tcp_sock(ctx);
@@ -265,17 +252,14 @@ pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
         return 0;
     }
     // SAFETY: a TCP socket, not null.
-    unsafe { field(tcp, &raw const OFFSET_RTO) }
+    unsafe { field(tcp, &OFFSET_RTO) }
 }
 
 /// Whether the socket has the kernel's own `TCP_RTO_MIN` and `TCP_DELACK_MAX`, a fifth of a second each; `None` if they
 /// can be read only with getsockopt.
 #[inline(always)]
 pub(crate) fn has_kernels_timers(ctx: &SockOpsContext) -> Option<bool> {
-    let (rto_min, delack_max) = (
-        constant(&raw const OFFSET_RTO_MIN),
-        constant(&raw const OFFSET_DELACK_MAX),
-    );
+    let (rto_min, delack_max) = (constant(&OFFSET_RTO_MIN), constant(&OFFSET_DELACK_MAX));
     if rto_min == 0 || delack_max == 0 {
         return None;
     }
@@ -285,12 +269,8 @@ pub(crate) fn has_kernels_timers(ctx: &SockOpsContext) -> Option<bool> {
     }
     let fifth = syn_ack_rto::kernel_jiffies() / 5;
     // SAFETY: a TCP socket, not null.
-    let (rto_min, delack_max): (u32, u32) = unsafe {
-        (
-            field(tcp, &raw const OFFSET_RTO_MIN),
-            field(tcp, &raw const OFFSET_DELACK_MAX),
-        )
-    };
+    let (rto_min, delack_max): (u32, u32) =
+        unsafe { (field(tcp, &OFFSET_RTO_MIN), field(tcp, &OFFSET_DELACK_MAX)) };
     Some(rto_min == fifth && delack_max == fifth)
 }
 
@@ -302,7 +282,7 @@ pub(crate) const DEFERRED: u32 = u32::MAX;
 /// number of retransmissions, which the kernel computes for a first timeout of 1 s.
 #[inline(always)]
 pub(crate) fn syn_ack_retries(ctx: &SockOpsContext) -> u32 {
-    if constant(&raw const OFFSET_LISTENER) != 0 {
+    if constant(&OFFSET_LISTENER) != 0 {
         let retries = retries_of_listener(ctx);
         if retries != UNKNOWN {
             return retries;
@@ -321,7 +301,7 @@ fn retries_of_listener(ctx: &SockOpsContext) -> u32 {
     }
     // SAFETY: not null, the kernel's own context; the verifier makes loads through pointers read from it safe.
     unsafe {
-        let sk: *const c_void = field(context, &raw const OFFSET_CONTEXT_SK);
+        let sk: *const c_void = field(context, &OFFSET_CONTEXT_SK);
         if sk.is_null() {
             return UNKNOWN;
         }
@@ -330,24 +310,24 @@ fn retries_of_listener(ctx: &SockOpsContext) -> u32 {
         let holder = if socket::is_full(ctx) {
             sk
         } else {
-            field(sk, &raw const OFFSET_LISTENER)
+            field(sk, &OFFSET_LISTENER)
         };
-        let connection = rdonly_cast(holder, constant(&raw const TYPE_CONNECTION_SOCK));
+        let connection = rdonly_cast(holder, constant(&TYPE_CONNECTION_SOCK));
         if connection.is_null() {
             return UNKNOWN;
         }
-        if field::<u8>(connection, &raw const OFFSET_DEFER_ACCEPT) != 0 {
+        if field::<u8>(connection, &OFFSET_DEFER_ACCEPT) != 0 {
             return DEFERRED;
         }
-        let own: u8 = field(connection, &raw const OFFSET_SYN_RETRIES);
+        let own: u8 = field(connection, &OFFSET_SYN_RETRIES);
         if own != 0 {
             return own.into();
         }
-        let net: *const c_void = field(sk, &raw const OFFSET_NET);
+        let net: *const c_void = field(sk, &OFFSET_NET);
         if net.is_null() {
             return UNKNOWN;
         }
-        field::<u8>(net, &raw const OFFSET_SYNACK_RETRIES).into()
+        field::<u8>(net, &OFFSET_SYNACK_RETRIES).into()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Looks up the policy of a peer's address.
 
+use core::hint::cold_path;
+
 use aya_ebpf::{
     bindings::bpf_sock_ops, btf_maps::lpm_trie::Key, helpers::generated::bpf_ktime_get_boot_ns,
     programs::SockOpsContext,
@@ -32,7 +34,7 @@ pub(crate) fn policy_of_peer(ctx: &SockOpsContext, hit: Hit) -> Option<(u32, &'s
         true => socket::sequence_hash(ctx),
         false => socket::port_hash(ctx),
     };
-    find(peer(ctx), hit, random, |policy| is_control(ctx, policy))
+    find(peer(ctx), hit, random, |policy| is_control(ctx.ops, policy))
 }
 
 /// As [`policy_of_peer`]. If connections that no entry covers are counted, they get [`UNMATCHED`], which sets nothing.
@@ -45,18 +47,11 @@ pub(crate) fn policy_or_unmatched(
 }
 
 /// As [`policy_or_unmatched`], for paths that few connections take: a call of a global function, which the verifier
-/// checks only once.
+/// checks only once. Without a policy: [`arm::NONE`] and the settings of [`NO_POLICY`], which set nothing.
 #[inline(always)]
-pub(crate) fn policy_at_loss(ctx: &SockOpsContext) -> Option<(u32, &'static Policy)> {
+pub(crate) fn arm_at_loss(ctx: &SockOpsContext) -> Option<(u32, &'static Policy)> {
     let arm = rto_arm_of_peer(ctx.ops);
-    if arm == arm::NONE {
-        return None;
-    }
-    let policy = tables::policy(arm::slot(arm))?;
-    if arm::is_control(arm) {
-        return Some((arm, control_settings(policy)?));
-    }
-    Some((arm, policy))
+    Some((arm, tables::settings(arm)?))
 }
 
 /// A global function: see `tables`.
@@ -76,13 +71,8 @@ pub(crate) fn or_unmatched(
     {
         return found;
     }
+    cold_path();
     Some((arm::treated(UNMATCHED), tables::policy(UNMATCHED)?))
-}
-
-/// [`arm::NONE`] and the settings of [`NO_POLICY`], which set nothing.
-#[inline(always)]
-pub(crate) fn no_policy() -> Option<(u32, &'static Policy)> {
-    Some((arm::NONE, tables::policy(NO_POLICY)?))
 }
 
 /// As [`policy_of_peer`], for a socket or a connection request.
@@ -111,7 +101,8 @@ fn find(
         hits: 0,
     };
     let slot = value.slot();
-    if slot == NO_POLICY || (value.end() != 0 && is_over(value)) {
+    // SAFETY: a helper without arguments, for every type of program (Linux 5.8).
+    if slot == NO_POLICY || value.is_over(|| unsafe { bpf_ktime_get_boot_ns() }) {
         return None;
     }
     let policy = tables::policy(slot)?;
@@ -122,17 +113,13 @@ fn find(
     if hit == Hit::Count {
         tables::count_hit(entry, random);
     }
-    if policy.control_below != 0 && is_control(policy) {
-        return Some((arm::control(slot), control_settings(policy)?));
+    if policy.control_below != 0 {
+        cold_path();
+        if is_control(policy) {
+            return Some((arm::control(slot), control_settings(policy)?));
+        }
     }
     Some((arm::treated(slot), policy))
-}
-
-/// Whether an entry has expired. The daemon removes expired entries, but it may not be running.
-#[inline(always)]
-fn is_over(entry: EntryValue) -> bool {
-    // SAFETY: a helper without arguments, for every type of program (Linux 5.8).
-    entry.is_over(unsafe { bpf_ktime_get_boot_ns() })
 }
 
 /// The settings of a policy's control arm.
@@ -144,8 +131,9 @@ fn control_settings(policy: &Policy) -> Option<&'static Policy> {
 
 /// Whether the connection of a sock_ops context is in the control arm of its policy. The address is read again, so that
 /// policies without a control arm need not keep it.
-#[inline(always)]
-fn is_control(ctx: &SockOpsContext, policy: &Policy) -> bool {
+#[inline(never)]
+fn is_control(ops: *mut bpf_sock_ops, policy: &Policy) -> bool {
+    let ctx = &SockOpsContext::new(ops);
     peer(ctx).is_some_and(|peer| arm::draws_control(policy, &peer, socket::ports(ctx)))
         // The agent's own probe always gets the policy's settings.
         && !(socket::is_full(ctx) && socket::is_probe(ctx))

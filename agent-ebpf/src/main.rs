@@ -37,6 +37,7 @@ mod syn_ack;
 mod syn_ack_rto;
 mod syn_schedule;
 mod tables;
+mod unstored;
 mod walk;
 
 use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
@@ -53,7 +54,12 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
     // A connection changes its state several times; only the change that ends it (argument 1: the new state) matters.
     if is_ours(op) && !(op == STATE_CB && !is_end(hook::argument(&ctx, 1))) {
-        let action = decide(op, socket::is_full(&ctx), socket::state(&ctx));
+        let mut action = decide(op, socket::is_full(&ctx), socket::state(&ctx));
+        // A socket created from a request has not sent a segment yet. One that has is a simultaneous open, in which this
+        // host called connect().
+        if action == Action::PassiveEstablished && socket::segs_out(&ctx) != 0 {
+            action = Action::ActiveEstablished;
+        }
         let ops = ctx.ops;
         match action {
             Action::Leave => 0,

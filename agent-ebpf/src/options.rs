@@ -5,22 +5,24 @@
 //! everything is restored. (Before Linux 6.1 a program cannot read most options, and before 6.15 neither
 //! TCP_BPF_RTO_MIN nor TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
 
-use core::ffi::c_void;
+use core::{arch::asm, ffi::c_void};
 
 use aya_ebpf::{
+    bindings::bpf_sock_ops,
     helpers::generated::{bpf_getsockopt, bpf_setsockopt},
     programs::SockOpsContext,
 };
 use rto_agent_common::{
-    Options, Policy, Remembered, SockOpt, SocketState, lasting,
+    Options, Policy, Remembered, SockOpt, SocketState,
     policy_flags::{THIN_LINEAR, THIN_LINEAR_SET},
     restart, settled, socket_flags,
 };
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    kernel_sock,
-    tables::{self, Tally},
+    socket::read,
+    storage,
+    tables::{Tally, bounded},
 };
 
 const SOL_TCP: i32 = 6;
@@ -49,24 +51,44 @@ pub(crate) const KERNEL: Defaults = Defaults {
 };
 /// `TCP_RTO_MIN` and `TCP_DELACK_MAX`: also the largest values the options take, though a
 /// namespace's default may be larger.
-const LARGEST_US: u32 = 200_000;
+pub(crate) const LARGEST_US: u32 = 200_000;
 
-/// The owner of the options: the first argument of bpf_setsockopt.
+/// The owner of the options.
 #[derive(Clone, Copy)]
-pub(crate) struct Target(*mut c_void);
+pub(crate) struct Target {
+    /// The first argument of bpf_setsockopt.
+    owner: *mut c_void,
+    /// Whether [`Options`] that are passed with this target are those in the storage of a context's socket.
+    is_stored: bool,
+}
 
 impl Target {
     /// The socket of a sock_ops context.
     #[inline(always)]
     pub(crate) fn of(ctx: &SockOpsContext) -> Self {
-        Self(ctx.ops.cast())
+        Self {
+            owner: ctx.ops.cast(),
+            is_stored: true,
+        }
+    }
+
+    /// The same, with options that are not in its storage.
+    #[inline(always)]
+    pub(crate) fn unstored(self) -> Self {
+        Self {
+            is_stored: false,
+            ..self
+        }
     }
 
     /// A `struct sock` or `struct sock_common`, not null, that the verifier tracks and whose lock
     /// the kernel holds.
     #[inline(always)]
     pub(crate) fn socket(sk: *mut c_void) -> Self {
-        Self(sk)
+        Self {
+            owner: sk,
+            is_stored: false,
+        }
     }
 
     /// Sets an option and returns whether the kernel accepted it; a refusal is counted.
@@ -85,7 +107,7 @@ impl Target {
         let mut value = value;
         let pointer = (&raw mut value).cast();
         // SAFETY: the value is on the stack and four bytes long, as every option here takes it.
-        unsafe { bpf_setsockopt(self.0, SOL_TCP, number(option), pointer, 4) }
+        unsafe { bpf_setsockopt(self.owner, SOL_TCP, number(option), pointer, 4) }
     }
 
     /// The option's value; `None` if the kernel does not report it.
@@ -99,13 +121,20 @@ impl Target {
     pub(crate) fn try_get(self, option: SockOpt) -> Result<u32, i64> {
         let mut value = 0u32;
         // SAFETY: the buffer is on the stack and has the length that is passed.
-        let answer =
-            unsafe { bpf_getsockopt(self.0, SOL_TCP, number(option), (&raw mut value).cast(), 4) };
+        let answer = unsafe {
+            bpf_getsockopt(
+                self.owner,
+                SOL_TCP,
+                number(option),
+                (&raw mut value).cast(),
+                4,
+            )
+        };
         if answer == 0 { Ok(value) } else { Err(answer) }
     }
 
-    /// Sets an option to `wanted` and remembers its former value. `None`: restores the value from before an earlier
-    /// policy set the option.
+    /// Sets an option to `wanted` and remembers its former value. `None`: restores the value from before a policy set
+    /// the option.
     #[inline(always)]
     fn settle(
         self,
@@ -119,34 +148,63 @@ impl Target {
         if wanted.is_none() && remembered.is_set == 0 {
             return;
         }
+        if self.is_stored {
+            let wanted = wanted.map_or(RESTORE, u64::from);
+            changed_elsewhere(remembered);
+            rto_settle(
+                self.owner.cast(),
+                option as u32,
+                wanted,
+                default,
+                tally.key(),
+            );
+            changed_elsewhere(remembered);
+        } else {
+            note(
+                settled,
+                self.settled(option, remembered, wanted, default, tally),
+            );
+        }
+    }
+
+    /// [`Target::settle`]; returns a bit of [`settled`], or 0.
+    #[inline(always)]
+    fn settled(
+        self,
+        option: SockOpt,
+        remembered: &mut Remembered,
+        wanted: Option<u32>,
+        default: u32,
+        tally: Tally,
+    ) -> u16 {
         let in_force = self.get(option);
         let Some(wanted) = wanted else {
-            let Some(before) = remembered.to_restore(in_force, default) else {
-                *remembered = Remembered::default();
-                return;
-            };
-            if !self.set(option, at_most(option, before), tally) {
-                note(settled, settled::REFUSED);
-                return;
+            let before = remembered.to_restore(in_force, default);
+            if let Some(before) = before
+                && !self.set(option, at_most(option, before), tally)
+            {
+                return settled::REFUSED;
             }
-            *remembered = Remembered::default();
-            note(settled, settled::CHANGED);
-            return;
+            remembered.is_set = 0;
+            return if before.is_some() {
+                settled::CHANGED
+            } else {
+                0
+            };
         };
         if in_force == Some(wanted) {
-            return;
+            return 0;
         }
         let before = remembered.before(in_force);
         if !self.set(option, wanted, tally) {
-            note(settled, settled::REFUSED);
-            return;
+            return settled::REFUSED;
         }
         *remembered = Remembered {
             is_set: 1,
             value: wanted,
             before,
         };
-        note(settled, settled::CHANGED);
+        settled::CHANGED
     }
 
     /// Sets only rto_min, for a socket whose policy is not chosen yet.
@@ -210,78 +268,6 @@ impl Target {
         };
     }
 
-    /// Applies a policy without [`rto_agent_common::policy_flags::STORED`] if the socket has the kernel's own values,
-    /// so that there is nothing to remember. Otherwise it does nothing and returns false.
-    #[inline(always)]
-    pub(crate) fn apply_unremembered(ctx: &SockOpsContext, policy: &Policy, tally: Tally) -> bool {
-        let wanted = [
-            (SockOpt::RtoMin, policy.rto_min_us),
-            (SockOpt::DelackMax, policy.delack_max_us),
-        ];
-        if policy.rto_min_us | policy.delack_max_us == 0 {
-            return true;
-        }
-        let target = Self::of(ctx);
-        let is_kernels = kernel_sock::has_kernels_timers(ctx).unwrap_or_else(|| {
-            target.get(SockOpt::RtoMin) == Some(LARGEST_US)
-                && target.get(SockOpt::DelackMax) == Some(LARGEST_US)
-        });
-        if !is_kernels {
-            return false;
-        }
-        for (option, value) in wanted {
-            if value != 0 {
-                target.set(option, value, tally);
-            }
-        }
-        true
-    }
-
-    /// Whether a socket without storage has exactly the timers that its policy sets.
-    #[inline(always)]
-    pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
-        let mut options = Options::default();
-        self.remember(&mut options);
-        options.rto_min.value == policy.rto_min_us
-            && options.delack_max.value == policy.delack_max_us
-    }
-
-    /// Remembers options that were set without storage. Their values identify them: a policy has set this value
-    /// ([`lasting`]), and the value before was the kernel's own ([`Target::apply_unremembered`]).
-    #[inline(always)]
-    pub(crate) fn remember(self, options: &mut Options) {
-        self.remember_one(SockOpt::RtoMin, lasting::RTO_MIN, &mut options.rto_min);
-        self.remember_one(
-            SockOpt::DelackMax,
-            lasting::DELACK_MAX,
-            &mut options.delack_max,
-        );
-    }
-
-    #[inline(always)]
-    fn remember_one(self, option: SockOpt, bit: u32, remembered: &mut Remembered) {
-        if remembered.is_set == 0
-            && let Some(value) = self.get(option)
-            && value != LARGEST_US
-            && tables::was_set(bit, value)
-        {
-            *remembered = Remembered {
-                is_set: 1,
-                value,
-                before: Remembered::UNKNOWN,
-            };
-        }
-    }
-
-    /// Restores options that were set without storage; returns [`settled`] bits.
-    #[inline(always)]
-    pub(crate) fn restore_unremembered(self, defaults: Defaults) -> u16 {
-        let mut options = Options::default();
-        self.remember(&mut options);
-        self.timers(&mut options, [None; 2], defaults, Tally::NOBODY);
-        options.settled
-    }
-
     /// Sets the options of a policy that are allowed before the handshake is complete, with this rto_max (0: none).
     #[inline(always)]
     pub(crate) fn apply(
@@ -292,21 +278,21 @@ impl Target {
         defaults: Defaults,
         tally: Tally,
     ) {
-        let thin = if policy.flags & THIN_LINEAR_SET != 0 {
-            Some(u32::from(policy.flags & THIN_LINEAR != 0))
-        } else {
-            None
-        };
         state.options.linear_retries = short(policy.linear_retries);
         state.options.restart_hz = short(policy.restart_hz);
         state.options.restart_rto_min_us = policy.rto_min_us;
+        self.linear_mode_on(state, tally);
         let timers = [
             unless_zero(policy.rto_min_us),
             unless_zero(policy.delack_max_us),
         ];
-        self.all(
-            state,
-            timers,
+        self.timers(&mut state.options, timers, defaults, tally);
+        // Read here, because the verifier would follow what is above for each of its values.
+        // SAFETY: a field of a map value.
+        let flags = unsafe { read(&raw const policy.flags) };
+        let thin = (flags & THIN_LINEAR_SET != 0).then_some((flags / THIN_LINEAR) & 1);
+        self.later(
+            &mut state.options,
             [thin, unless_zero(rto_max_ms)],
             defaults,
             tally,
@@ -318,28 +304,25 @@ impl Target {
     pub(crate) fn restore(self, state: &mut SocketState, defaults: Defaults, tally: Tally) {
         state.options.linear_retries = 0;
         state.options.restart_hz = 0;
-        self.all(state, [None; 2], [None; 2], defaults, tally);
+        self.linear_mode_on(state, tally);
+        self.timers(&mut state.options, [None; 2], defaults, tally);
+        self.later(&mut state.options, [None; 2], defaults, tally);
         self.user_timeout(&mut state.options, 0, tally);
     }
 
     #[inline(always)]
-    fn all(
+    fn later(
         self,
-        state: &mut SocketState,
-        timers: [Option<u32>; 2],
+        options: &mut Options,
         [thin, rto_max]: [Option<u32>; 2],
         defaults: Defaults,
         tally: Tally,
     ) {
-        self.linear_mode_on(state, tally);
-        let options = &mut state.options;
-        self.timers(options, timers, defaults, tally);
-        let settled = &mut options.settled;
         self.settle(
             SockOpt::ThinLinear,
             &mut options.thin_linear,
             thin,
-            settled,
+            &mut options.settled,
             0,
             tally,
         );
@@ -347,14 +330,14 @@ impl Target {
             SockOpt::RtoMax,
             &mut options.rto_max,
             rto_max,
-            settled,
+            &mut options.settled,
             defaults.rto_max_ms,
             tally,
         );
     }
 
     #[inline(always)]
-    fn timers(
+    pub(crate) fn timers(
         self,
         options: &mut Options,
         [rto_min, delack_max]: [Option<u32>; 2],
@@ -400,6 +383,71 @@ impl Target {
             state.flags &= !socket_flags::LINEAR_OFF;
             let _taken = self.set(SockOpt::ThinLinear, 1, tally);
         }
+    }
+}
+
+/// [`Target::apply`] for a context's socket, in one place of the program.
+#[inline(never)]
+pub(crate) fn apply(
+    ops: *mut bpf_sock_ops,
+    state: &mut SocketState,
+    policy: &Policy,
+    rto_max_ms: u32,
+    tally: Tally,
+) {
+    Target::of(&SockOpsContext::new(ops)).apply(state, policy, rto_max_ms, KERNEL, tally);
+}
+
+/// [`Target::restore`] likewise.
+#[inline(never)]
+pub(crate) fn restore(ops: *mut bpf_sock_ops, state: &mut SocketState, tally: Tally) {
+    Target::of(&SockOpsContext::new(ops)).restore(state, KERNEL, tally);
+}
+
+/// The argument of [`rto_settle`] that stands for "no value".
+const RESTORE: u64 = 1 << 32;
+
+/// [`Target::settle`] for options in the storage of a context's socket. A global function: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_settle(
+    ops: *mut bpf_sock_ops,
+    option: u32,
+    wanted: u64,
+    default: u32,
+    tally: u32,
+) -> u32 {
+    const FIRST: u32 = SockOpt::RtoMin as u32;
+    const {
+        use core::mem::offset_of;
+        assert!(offset_of!(Options, rto_min) == 0);
+        let last = (SockOpt::UserTimeout as u32 - FIRST) as usize;
+        assert!(offset_of!(Options, user_timeout) == last * size_of::<Remembered>());
+    }
+    let Some(option) = SockOpt::of(option) else {
+        return 0;
+    };
+    let index = bounded::<8>((option as u32).wrapping_sub(FIRST) as usize);
+    // SAFETY: the caller does not use its reference to the storage during the call ([`changed_elsewhere`]).
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    if let Some(state) = storage.find() {
+        // SAFETY: the options' first fields; the verifier checks the access.
+        let remembered = unsafe { &mut *(&raw mut state.options).cast::<Remembered>().add(index) };
+        #[expect(clippy::cast_possible_truncation, reason = "the upper half is RESTORE")]
+        let wanted = (wanted & RESTORE == 0).then_some(wanted as u32);
+        let tally = Tally::of_key(tally);
+        Target::of(&ctx).settled(option, remembered, wanted, default, tally);
+    }
+    0
+}
+
+/// Makes the compiler assume that this part of a storage was read or changed by another function. (The instruction does
+/// nothing. Without any, two lines of the source would have the same address, which the kernel rejects.)
+#[inline(always)]
+fn changed_elsewhere<T>(part: &mut T) {
+    // SAFETY: copies a register to itself.
+    unsafe {
+        asm!("{part} = {part}", part = inout(reg) &raw mut *part => _, options(nostack));
     }
 }
 

@@ -1,16 +1,17 @@
 //! Connections that this host accepts.
 
+use core::hint::cold_path;
+
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
-use rto_agent_common::{Policy, direction, event::kind, policy_flags};
+use rto_agent_common::{Policy, direction, event::kind};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     active, brake, events, handshake, hook, lookup,
-    options::{KERNEL, Target},
-    socket,
-    storage::{self, Storage},
-    syn_ack_rto,
+    options::{self, Target},
+    socket, storage, syn_ack_rto,
     tables::Tally,
+    unstored,
 };
 
 /// TIMEOUT_INIT of a connection request: the timeout of its SYN-ACK. There is no socket yet that could remember the
@@ -21,6 +22,7 @@ pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let ctx = &SockOpsContext::new(ops);
     // A connecting socket that received a SYN instead of a SYN-ACK (simultaneous open).
     if socket::is_full(ctx) && socket::packets_out(ctx) != 0 {
+        cold_path();
         return active::asked_again(ops);
     }
     let Some((arm, policy)) = lookup::policy_of_peer(ctx, lookup::Hit::Count) else {
@@ -41,35 +43,19 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
-    // A socket created from a request has not sent a segment yet. This one has, so it is a simultaneous open, and this
-    // host called connect().
-    if socket::segs_out(ctx) != 0 {
-        return active::established(ops);
-    }
     let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) else {
         return 0;
     };
     let tally = Tally::of(arm, direction::PASSIVE);
-    if !goes_without_storage(ctx, &mut storage, policy)
+    if !unstored::can_accept(ctx, &mut storage, policy)
         || !Target::apply_unremembered(ctx, policy, tally)
     {
+        cold_path();
         return established_with_storage(ops, arm, policy);
     }
     hook::enable_without_storage(ctx, direction::PASSIVE, tally);
-    handshake::established_clean(ctx, &mut storage, arm, policy, direction::PASSIVE);
+    unstored::established(ctx, arm, policy, direction::PASSIVE);
     0
-}
-
-/// Whether a connection needs no storage so far.
-#[inline(always)]
-fn goes_without_storage(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy: &Policy) -> bool {
-    policy.flags & policy_flags::STORED == 0
-        && socket::total_retrans(ctx) == 0
-        // Callbacks inherited from the listener, or requested by another program, would make it look like a connection
-        // that this host opened.
-        && !hook::has_callbacks(ctx)
-        // `rto_clone` may have created storage.
-        && (policy.rto_min_us == 0 || storage.find().is_none())
 }
 
 /// [`established`] for a connection with storage.
@@ -84,7 +70,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
         return 0;
     };
     let retransmissions = socket::total_retrans(ctx);
-    handshake::note(ctx, state, arm, policy, direction::PASSIVE);
+    handshake::note(ops, state, arm, policy, direction::PASSIVE);
     let policys_jiffies = syn_ack_rto::jiffies(ctx, policy);
     // The program cannot know whether a brake held when the request arrived.
     let lets_through = brake::lets_through(arm, policy, direction::PASSIVE);
@@ -103,10 +89,10 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     };
     state.watch.srtt_sampled_ns = socket::now();
     let target = Target::of(ctx);
-    target.apply(state, policy, policy.rto_max_ms, KERNEL, tally);
+    options::apply(ops, state, policy, policy.rto_max_ms, tally);
     target.user_timeout(&mut state.options, policy.user_timeout_ms, tally);
-    hook::enable(ctx, state, tally);
-    handshake::established(ctx, state, retransmissions, tally);
+    hook::enable(ops, state, tally);
+    handshake::established(ctx.ops, state, retransmissions, tally);
     if retransmissions != 0 {
         brake::spend(state, retransmissions);
         tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, retransmissions.into());

@@ -27,16 +27,45 @@ pub(crate) unsafe fn read<T: Copy>(field: *const T) -> T {
     unsafe { core::ptr::read_volatile(field) }
 }
 
+/// Defines a function that reads a global which the loader may have written before the program was loaded. The verifier
+/// knows its value. The compiler does not, but reads it only once where it is used several times.
+macro_rules! constant {
+    ($name:ident, $type:ty, $load:literal) => {
+        #[expect(
+            clippy::pointers_in_nomem_asm_block,
+            reason = "the memory never changes"
+        )]
+        #[inline(always)]
+        pub(crate) fn $name(global: &'static $type) -> $type {
+            let value: u64;
+            // SAFETY: a load from memory that never changes; it clears the rest of the register.
+            unsafe {
+                asm!($load, value = out(reg) value, global = in(reg) &raw const *global,
+                    options(pure, nomem, nostack));
+                core::hint::assert_unchecked(value <= <$type>::MAX as u64);
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "asserted")]
+            let value = value as $type;
+            value
+        }
+    };
+}
+constant!(constant_u8, u8, "{value} = *(u8 *)({global} + 0)");
+constant!(constant, u32, "{value} = *(u32 *)({global} + 0)");
+
 /// A u32 of the context. The verifier accepts only the context's own address plus a constant. The compiler does not
 /// know this and might keep the sum in a register for a second use.
 macro_rules! word {
     ($ctx:expr, $field:ident) => {{
-        let word: u32;
-        // SAFETY: a field of the context.
+        let word: u64;
+        // SAFETY: a field of the context. The load clears the upper half of the register.
         unsafe {
             asm!("{word} = *(u32 *)({ops} + {field})", word = out(reg) word, ops = in(reg) $ctx.ops,
                 field = const offset_of!(bpf_sock_ops, $field), options(readonly, nostack));
+            core::hint::assert_unchecked(word <= u32::MAX as u64);
         }
+        #[expect(clippy::cast_possible_truncation, reason = "asserted")]
+        let word = word as u32;
         word
     }};
 }

@@ -8,7 +8,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_skc_to_tcp_sock;
 use rto_agent_common::address::{AF_INET, AF_INET6, Peer, peer_v6};
 
-use crate::socket::read;
+use crate::socket::{constant, read};
 
 macro_rules! offsets {
     ($($name:ident)*) => {
@@ -48,9 +48,9 @@ const CGROUP_DEPTH: usize = 64;
 ///
 /// `base` must be a pointer the verifier tracks, not null, and `offset` a global made by [`offsets`].
 #[inline(always)]
-pub(crate) unsafe fn field<T: Copy>(base: *const c_void, offset: *const u32) -> T {
+pub(crate) unsafe fn field<T: Copy>(base: *const c_void, offset: &'static u32) -> T {
     // SAFETY: by the contract; the loader has written the constant.
-    unsafe { read(base.byte_add(read(offset) as usize).cast::<T>()) }
+    unsafe { read(base.byte_add(constant(offset) as usize).cast::<T>()) }
 }
 
 /// A `struct sock_common`: the beginning of every socket and connection request.
@@ -70,7 +70,7 @@ impl SockCommon {
     #[inline(always)]
     pub(crate) fn state(self) -> u8 {
         // SAFETY: by the contract of `new`.
-        unsafe { field(self.0, &raw const OFFSET_STATE) }
+        unsafe { field(self.0, &OFFSET_STATE) }
     }
 
     /// The remote address; `None` for another family.
@@ -78,16 +78,15 @@ impl SockCommon {
     pub(crate) fn peer(self) -> Option<Peer> {
         // SAFETY: by the contract of `new`.
         unsafe {
-            let family: u16 = field(self.0, &raw const OFFSET_FAMILY);
+            let family: u16 = field(self.0, &OFFSET_FAMILY);
             match u32::from(family) {
                 AF_INET => {
-                    let address: u32 = field(self.0, &raw const OFFSET_DADDR);
+                    let address: u32 = field(self.0, &OFFSET_DADDR);
                     Some(Peer::V4(address.to_ne_bytes()))
                 }
                 AF_INET6 => {
-                    let word = |i: usize| -> u32 {
-                        field(self.0.byte_add(4 * i), &raw const OFFSET_V6_DADDR)
-                    };
+                    let word =
+                        |i: usize| -> u32 { field(self.0.byte_add(4 * i), &OFFSET_V6_DADDR) };
                     Some(peer_v6([word(0), word(1), word(2), word(3)]))
                 }
                 _ => None,
@@ -98,24 +97,24 @@ impl SockCommon {
     #[inline(always)]
     pub(crate) fn is_v4(self) -> bool {
         // SAFETY: by the contract of `new`.
-        let family: u16 = unsafe { field(self.0, &raw const OFFSET_FAMILY) };
+        let family: u16 = unsafe { field(self.0, &OFFSET_FAMILY) };
         u32::from(family) == AF_INET
     }
 
     /// The local address: IPv4 in the first word, or IPv6; network byte order.
     #[inline(always)]
     pub(crate) fn local_words(self) -> [u32; 4] {
-        self.words(&raw const OFFSET_RCV_SADDR, &raw const OFFSET_V6_RCV_SADDR)
+        self.words(&OFFSET_RCV_SADDR, &OFFSET_V6_RCV_SADDR)
     }
 
     /// The remote address, likewise.
     #[inline(always)]
     pub(crate) fn remote_words(self) -> [u32; 4] {
-        self.words(&raw const OFFSET_DADDR, &raw const OFFSET_V6_DADDR)
+        self.words(&OFFSET_DADDR, &OFFSET_V6_DADDR)
     }
 
     #[inline(always)]
-    fn words(self, v4: *const u32, v6: *const u32) -> [u32; 4] {
+    fn words(self, v4: &'static u32, v6: &'static u32) -> [u32; 4] {
         // SAFETY: by the contract of `new`; offsets of 4 and of 16 bytes.
         unsafe {
             if self.is_v4() {
@@ -129,7 +128,7 @@ impl SockCommon {
     #[inline(always)]
     pub(crate) fn local_port(self) -> u32 {
         // SAFETY: by the contract of `new`.
-        let port: u16 = unsafe { field(self.0, &raw const OFFSET_NUM) };
+        let port: u16 = unsafe { field(self.0, &OFFSET_NUM) };
         port.into()
     }
 
@@ -137,7 +136,7 @@ impl SockCommon {
     #[inline(always)]
     pub(crate) fn remote_port(self) -> u32 {
         // SAFETY: by the contract of `new`.
-        let port: u16 = unsafe { field(self.0, &raw const OFFSET_DPORT) };
+        let port: u16 = unsafe { field(self.0, &OFFSET_DPORT) };
         u32::from(port) << 16
     }
 
@@ -151,7 +150,7 @@ impl SockCommon {
             if tcp.is_null() {
                 return 0;
             }
-            field::<u8>(tcp, &raw const OFFSET_CB_FLAGS).into()
+            field::<u8>(tcp, &OFFSET_CB_FLAGS).into()
         }
     }
 
@@ -165,23 +164,23 @@ impl SockCommon {
             if tcp.is_null() {
                 return false;
             }
-            let mut cgroup: *const c_void = field(tcp, &raw const OFFSET_CGROUP);
+            let mut cgroup: *const c_void = field(tcp, &OFFSET_CGROUP);
             for _ in 0..CGROUP_DEPTH {
                 if cgroup.is_null() {
                     return false;
                 }
-                let node: *const c_void = field(cgroup, &raw const OFFSET_CGROUP_KN);
+                let node: *const c_void = field(cgroup, &OFFSET_CGROUP_KN);
                 if node.is_null() {
                     return false;
                 }
-                if field::<u64>(node, &raw const OFFSET_KN_ID) == id {
+                if field::<u64>(node, &OFFSET_KN_ID) == id {
                     return true;
                 }
-                let parent: *const c_void = field(cgroup, &raw const OFFSET_CSS_PARENT);
+                let parent: *const c_void = field(cgroup, &OFFSET_CSS_PARENT);
                 if parent.is_null() {
                     return false;
                 }
-                cgroup = field(parent, &raw const OFFSET_CSS_CGROUP);
+                cgroup = field(parent, &OFFSET_CSS_CGROUP);
             }
         }
         false
@@ -213,10 +212,10 @@ impl Request {
     pub(crate) fn timeout(self) -> u32 {
         // SAFETY: by the contract of `new`; a constant.
         unsafe {
-            if read(&raw const OFFSET_REQUEST_TIMEOUT) == 0 {
+            if constant(&OFFSET_REQUEST_TIMEOUT) == 0 {
                 return 0;
             }
-            field(self.0, &raw const OFFSET_REQUEST_TIMEOUT)
+            field(self.0, &OFFSET_REQUEST_TIMEOUT)
         }
     }
 
@@ -224,7 +223,7 @@ impl Request {
     #[inline(always)]
     pub(crate) fn retransmissions(self) -> u32 {
         // SAFETY: by the contract of `new`.
-        let count: u8 = unsafe { field(self.0, &raw const OFFSET_NUM_RETRANS) };
+        let count: u8 = unsafe { field(self.0, &OFFSET_NUM_RETRANS) };
         count.into()
     }
 }

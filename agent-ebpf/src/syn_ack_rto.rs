@@ -1,13 +1,12 @@
 //! The initial RTO of a SYN-ACK, which determines the lifetime of a half-open request.
 
-use core::arch::asm;
-
 use aya_ebpf::programs::SockOpsContext;
 use rto_agent_common::{Policy, SYN_ACK_RETRIES_LEN};
 
 use crate::{
     kernel_sock::{DEFERRED, syn_ack_retries},
-    socket::read,
+    socket::{constant, read},
+    tables::bounded,
 };
 
 /// Jiffies per second. The loader writes it.
@@ -20,8 +19,7 @@ pub(crate) const KERNEL_US: u32 = 1_000_000;
 /// TCP_TIMEOUT_INIT, jiffies.
 #[inline(always)]
 pub(crate) fn kernel_jiffies() -> u32 {
-    // SAFETY: a constant, which the loader may have written before the program was loaded.
-    unsafe { read(&raw const HZ) }
+    constant(&HZ)
 }
 
 /// Nanoseconds in whole jiffies.
@@ -38,25 +36,18 @@ pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {
         return 0;
     }
     let retries = retries as usize;
-    let mut index = if retries < SYN_ACK_RETRIES_LEN {
+    let index = if retries < SYN_ACK_RETRIES_LEN {
         retries
     } else {
         SYN_ACK_RETRIES_LEN - 1
     };
-    // A bound that the verifier sees.
-    // SAFETY: arithmetic on one register.
-    unsafe {
-        asm!("{index} &= {mask}", index = inout(reg) index, mask = const SYN_ACK_RETRIES_LEN - 1,
-            options(pure, nomem, nostack));
-    }
+    let index = bounded::<SYN_ACK_RETRIES_LEN>(index);
     // SAFETY: within the table, by the bound; the verifier checks the access.
     unsafe {
         let table = (&raw const policy.syn_ack_rto_jiffies).cast::<u32>();
         read(table.add(index))
     }
 }
-
-const _: () = assert!(SYN_ACK_RETRIES_LEN.is_power_of_two());
 
 /// Jiffies in microseconds; 0 stands for the kernel's own initial RTO.
 #[inline(always)]

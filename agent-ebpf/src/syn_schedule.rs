@@ -22,7 +22,7 @@ use crate::{
     brake,
     kernel_sock::SynSocket,
     options::{KERNEL, Target},
-    socket::{self, read},
+    socket::{self, constant_u8},
     storage, syn_ack_rto,
     tables::{self, RETRYING, Tally},
 };
@@ -38,8 +38,7 @@ static SYN_CAP: u8 = 0;
 /// Whether copies follow the kernel's slots.
 #[inline(always)]
 fn has_cap() -> bool {
-    // SAFETY: a constant, which the loader may have written before the program was loaded.
-    unsafe { read(&raw const SYN_CAP) != 0 }
+    constant_u8(&SYN_CAP) != 0
 }
 
 /// RTO_CB of a connecting socket: starts the schedule, and sets the cap for the next interval. In a simultaneous open

@@ -5,7 +5,7 @@
 //! another socket may come between the load and the store of an addition. The instruction returns no result
 //! (`BPF_XADD`), because atomic instructions that do require Linux 5.12.
 
-use core::{arch::asm, mem::offset_of};
+use core::{arch::asm, hint::cold_path, mem::offset_of};
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -19,12 +19,13 @@ use rto_agent_common::{
     direction,
     discovery::{Discovered, Prefix},
     event::{self, Event, EventControl, LOST, RING_BYTES},
+    features,
     histogram::{BUCKETS, Histogram, SHORT, SHORT_US, bucket_of, short},
     lasting, lease, policy_flags, retrying, socket_flags, statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
-use crate::socket::read;
+use crate::socket::{constant_u8, read};
 
 /// Size of the tries if the loader does not set it.
 const ENTRIES: usize = 16384;
@@ -128,13 +129,17 @@ pub(crate) fn host_defaults() -> HostDefaults {
 /// A socket's arm, if its slot still belongs to the same policy; otherwise [`arm::NONE`].
 #[inline(always)]
 pub(crate) fn owner(state: &SocketState) -> u32 {
-    match policy(arm::slot(state.arm)) {
+    owner_of(state.arm, state.generation)
+}
+
+#[inline(always)]
+fn owner_of(arm: u32, generation: u32) -> u32 {
+    match policy(arm::slot(arm)) {
         // A freed slot keeps its generation until another policy gets it.
         Some(policy)
-            if policy.generation == state.generation
-                && policy.flags & policy_flags::IN_USE != 0 =>
+            if policy.generation == generation && policy.flags & policy_flags::IN_USE != 0 =>
         {
-            state.arm
+            arm
         }
         _ => arm::NONE,
     }
@@ -218,8 +223,18 @@ static STATISTICS_MODE: u8 = statistics::ON;
 /// Whether these statistics are counted.
 #[inline(always)]
 pub(crate) fn counts(what: u8) -> bool {
-    // SAFETY: a constant, which the loader may have written before the program was loaded.
-    unsafe { read(&raw const STATISTICS_MODE) & what != 0 }
+    constant_u8(&STATISTICS_MODE) & what != 0
+}
+
+/// Bits of [`features`]: what the policies need. The loader writes it before the program is loaded, so the verifier
+/// removes the code of features that no policy has.
+#[unsafe(no_mangle)]
+static FEATURES: u8 = features::ALL;
+
+/// Whether a policy may need this feature.
+#[inline(always)]
+pub(crate) fn has(feature: u8) -> bool {
+    constant_u8(&FEATURES) & feature != 0
 }
 
 /// The statistics to update: the key of an arm and a direction.
@@ -245,16 +260,26 @@ impl Tally {
         Self(statistics_key(arm, direction))
     }
 
+    /// As the argument of a global function, and from such an argument.
+    #[inline(always)]
+    pub(crate) fn key(self) -> u32 {
+        self.0
+    }
+
+    #[inline(always)]
+    pub(crate) fn of_key(key: u32) -> Self {
+        Self(key)
+    }
+
     /// The statistics of a socket's policy, if its slot still belongs to that policy.
     #[inline(always)]
     pub(crate) fn of_socket(state: &SocketState) -> Self {
-        if !counts(statistics::ON) || state.flags & socket_flags::UNCOUNTED != 0 {
-            return Self::NOBODY;
-        }
-        match owner(state) {
-            arm::NONE => Self::NOBODY,
-            arm => Self::of(arm, state.direction),
-        }
+        Self(rto_tally(
+            state.arm,
+            state.generation,
+            state.direction,
+            state.flags,
+        ))
     }
 
     /// Adds to a counter.
@@ -274,7 +299,10 @@ impl Tally {
         match COUNTERS.get_ptr_mut(self.0) {
             // SAFETY: a u64 of its own for each counter.
             Some(counters) => unsafe { add_at(counters, counter.offset(), 1) },
-            None => self.add(counter, 1),
+            None => {
+                cold_path();
+                self.add(counter, 1);
+            }
         }
     }
 
@@ -286,6 +314,7 @@ impl Tally {
             return;
         }
         if us == 0 {
+            cold_path();
             self.add(Counter::UNTIMED, 1);
             return;
         }
@@ -301,6 +330,7 @@ impl Tally {
                 1,
             );
         } else {
+            cold_path();
             self.time(Times::PathRtt, us.into(), 1);
         }
     }
@@ -329,6 +359,19 @@ pub(crate) enum Times {
     Srtt = 1,
     AckExcess = 2,
     Lossy = 3,
+}
+
+/// [`Tally::of_socket`] for the fields of a [`SocketState`]. A global function: see [`rto_count`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_tally(arm: u32, generation: u32, direction: u32, flags: u32) -> u32 {
+    if !counts(statistics::ON) || flags & socket_flags::UNCOUNTED != 0 {
+        return Tally::NOBODY.0;
+    }
+    match owner_of(arm, generation) {
+        arm::NONE => Tally::NOBODY.0,
+        arm => Tally::of(arm, direction).0,
+    }
 }
 
 /// Adds to a counter, by its offset. Like every global function (a function with a symbol), it is verified once, and
@@ -396,34 +439,39 @@ pub(crate) fn count_time<T>(place: *mut T, histogram: usize, us: u64, weight: u6
     }
 }
 
-/// [`bucket_of`] with a bound that the verifier sees. The compiler knows the bound below and would remove the check.
+/// [`bucket_of`], if it is in a histogram. (The compiler knows that it is, and would remove a plain check.)
 #[inline(always)]
 fn bounded_bucket_of(us: u64) -> Option<usize> {
-    let mut bucket = bucket_of(us);
-    // SAFETY: arithmetic on one register.
-    unsafe {
-        asm!("{bucket} &= 127", bucket = inout(reg) bucket, options(pure, nomem, nostack));
-    }
+    let bucket = bounded::<{ BUCKETS.next_power_of_two() }>(bucket_of(us));
     (bucket < BUCKETS).then_some(bucket)
 }
 
 /// [`bounded_bucket_of`] for a time below [`SHORT_US`].
 #[inline(always)]
 fn short_bucket_of(us: u32) -> usize {
-    let (mut index, further_up) = short(us);
-    // SAFETY: arithmetic on a register, and an index within the table.
-    let mut bucket = unsafe {
-        asm!("{index} &= 127", index = inout(reg) index, options(pure, nomem, nostack));
-        usize::from(read((&raw const SHORT).cast::<u8>().add(index))) + further_up
+    const { assert!(bucket_of(SHORT_US as u64) < 64 && 64 < BUCKETS) };
+    let (index, further_up) = short(us);
+    // SAFETY: an index within the table.
+    let bucket = unsafe {
+        let index = bounded::<{ SHORT.len() }>(index);
+        usize::from(read((&raw const SHORT).cast::<u8>().add(index)))
     };
-    // SAFETY: arithmetic on one register.
-    unsafe {
-        asm!("{bucket} &= 63", bucket = inout(reg) bucket, options(pure, nomem, nostack));
-    }
-    bucket
+    bounded::<64>(bucket + further_up)
 }
 
-const _: () = assert!(SHORT.len() == 128 && bucket_of(SHORT_US as u64) < 64 && 64 < BUCKETS);
+/// An index below `N`, a power of two, with a bound that the verifier sees: the compiler would remove a mask that
+/// changes nothing, or check another copy of the value.
+#[inline(always)]
+pub(crate) fn bounded<const N: usize>(index: usize) -> usize {
+    const { assert!(N.is_power_of_two()) };
+    let mut index = index;
+    // SAFETY: arithmetic on one register.
+    unsafe {
+        asm!("{index} &= {mask}", index = inout(reg) index, mask = const N - 1,
+            options(pure, nomem, nostack));
+    }
+    index
+}
 
 /// As [`count_time`], in a bucket known to be in the histogram.
 #[inline(always)]
@@ -477,17 +525,8 @@ pub(crate) fn tell(fill: impl FnOnce(*mut Event)) {
     }
 }
 
-/// The step of the backoff, with a bound that the verifier sees (the compiler would compute the counter's offset from
-/// the unbounded number).
+/// The step of the backoff, with a bound that the verifier sees.
 #[inline(always)]
 pub(crate) fn step(before: u32) -> Step {
-    let mut index = Step::of(before).index();
-    // SAFETY: arithmetic on one register.
-    unsafe {
-        asm!("{index} &= {mask}", index = inout(reg) index, mask = const RTO_STEPS - 1,
-            options(pure, nomem, nostack));
-    }
-    Step::with_index(index)
+    Step::with_index(bounded::<RTO_STEPS>(Step::of(before).index()))
 }
-
-const _: () = assert!(RTO_STEPS.is_power_of_two());

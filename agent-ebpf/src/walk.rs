@@ -19,6 +19,7 @@ use crate::{
     structs::SockCommon,
     syn_schedule,
     tables::{self, Tally, Walked},
+    unstored,
 };
 
 /// `struct bpf_iter__tcp`.
@@ -77,7 +78,7 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let callbacks = common.callbacks();
     let is_new_to_storage = storage.find().is_none();
     // The socket has had a policy, without storage, since its connection began.
-    let has_policy = is_new_to_storage && hook::are_ours(callbacks);
+    let has_policy = is_new_to_storage && unstored::are_ours(callbacks);
     if has_policy && (control.mode == walk_mode::APPLY_TO_NEW || is_as_policy_says(target, policy))
     {
         tables::count_walked(arm, Walked::Kept);
@@ -92,8 +93,8 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
         target.remember(&mut state.options);
     }
     if has_policy {
-        state.direction = hook::direction_of(callbacks);
-        state.options.cb_flags_added |= short(hook::without_storage(state.direction));
+        state.direction = unstored::direction_of(callbacks);
+        state.options.cb_flags_added |= short(unstored::callbacks(state.direction));
     } else if state.arm == arm::NONE {
         state.direction = direction::UNKNOWN;
     }
@@ -157,7 +158,7 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let mut storage = unsafe { Storage::of_socket(sk) };
     let Some(state) = storage.find() else {
         // Sockets of another agent look the same; only the cgroup distinguishes them.
-        if hook::may_be_ours(common.callbacks()) && is_in_cgroup(common, control) {
+        if unstored::may_be_ours(common.callbacks()) && is_in_cgroup(common, control) {
             restore_unremembered(target, common, control);
         }
         return;
@@ -204,7 +205,7 @@ fn restore_unremembered(target: Target, common: SockCommon, control: &WalkContro
     let settled = target.restore_unremembered(defaults(control));
     let callbacks = common.callbacks();
     // The program cannot know which of them other programs requested.
-    if hook::are_ours(callbacks) {
+    if unstored::are_ours(callbacks) {
         let mut options = Options {
             cb_flags_added: short(callbacks),
             ..Options::default()

@@ -7,7 +7,7 @@ use aya::{
     Btf, EbpfLoader,
     programs::{BtfTracePoint, Iter, LsmCgroup, Program, ProgramInfo, SockOps},
 };
-use rto_agent_common::{globals, maps, statistics};
+use rto_agent_common::{features, globals, maps, statistics};
 use rto_agent_kernel::{
     datapath::OBJECT,
     kernel::{btf, kfuncs},
@@ -47,6 +47,7 @@ pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
         .override_global(globals::STATISTICS_MODE, &mode, true)
         .override_global(globals::RTT_INTERVAL_NS, &interval, true)
         .override_global(globals::SYN_CAP, &1u8, true)
+        .override_global(globals::FEATURES, &features::ALL, true)
         .map_max_entries(maps::POLICIES, 1)
         .map_max_entries(maps::STATISTICS, 1)
         .load(&kfuncs::resolved(OBJECT, btf.kfuncs()))?;

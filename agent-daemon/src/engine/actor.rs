@@ -139,6 +139,7 @@ impl Engine {
             pin_dir: agent.pin_dir.clone(),
             max_entries: room_for(0, agent.max_entries),
             statistics: statistics_options(agent, config.tells_process),
+            features: 0,
             without_clone: without_clone(&config.features),
             hz: config.host.hz,
             syn_cap: ["tcp-rto-max", "iter-tcp"]

@@ -175,6 +175,7 @@ pub(crate) fn options() -> Options {
             rtt: RttSampling::Off,
             process: false,
         },
+        features: 0,
         without_clone: None,
         syn_cap: false,
         hz: 250,

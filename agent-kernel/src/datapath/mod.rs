@@ -58,8 +58,8 @@ pub trait Kernel: Send {
     fn read(&self) -> Result<MapState, DatapathError>;
 
     /// Writes `plan`, which turns `current` into `desired`, in its order. Makes sure that the tries
-    /// have a capacity of at least `room` entries; returns whether this took new tries and a new
-    /// program.
+    /// have a capacity of at least `room` entries, and that the program has the features that the
+    /// policies need; returns whether this took a new program.
     ///
     /// # Errors
     ///
@@ -244,6 +244,9 @@ pub struct Options {
     pub max_entries: u32,
     /// What the program counts.
     pub statistics: StatisticsOptions,
+    /// Bits of [`rto_agent_common::features`] that the program has; [`Kernel::apply`] adds those that
+    /// a policy needs.
+    pub features: u8,
     /// Why a program cannot be attached to `lsm_cgroup/inet_csk_clone`, if that is already known.
     pub without_clone: Option<String>,
     /// Jiffies per second.

@@ -193,6 +193,33 @@ fn a_thin_flow_is_a_round_trip_sooner() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(program_is_replaced_for_the_first_rto_restart);
+/// The code of rto_restart is part of the program from the first policy that needs it until no daemon keeps it, because
+/// connections keep the policy that they began with.
+fn program_is_replaced_for_the_first_rto_restart() -> anyhow::Result<()> {
+    const KEEP: &str = "on_exit = \"keep\"\n";
+    let without = format!("{KEEP}{}", POLICIES.replace("rto_restart = true\n", ""));
+    let mut link = Link::new(&without)?;
+    let program = |env: &TestEnv| -> anyhow::Result<Value> {
+        Ok(env.json(&["status"])?["attachment"]["program_id"].clone())
+    };
+    let small = program(&link.env)?;
+    link.env.configure(&format!("{KEEP}{POLICIES}"))?;
+    link.env.cli(&["reload"])?;
+    let whole = program(&link.env)?;
+    assert_ne!(small, whole);
+    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    assert_sinks(&mut flow, RTO_MIN - RTT)?;
+    drop(flow);
+    link.env.configure(&without)?;
+    link.env.cli(&["reload"])?;
+    assert_eq!(program(&link.env)?, whole);
+    link.env.end(Signal::SIGTERM)?;
+    link.env.start()?;
+    assert_eq!(program(&link.env)?, whole);
+    Ok(())
+}
+
 test!(
     the_option_is_lower_by_a_round_trip_at_most,
     needs = [RTO_MIN_OPTION]

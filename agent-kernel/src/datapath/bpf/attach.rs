@@ -95,7 +95,8 @@ impl BpfKernel {
         Ok(())
     }
 
-    /// Re-creates link and pins after another process removed them. The maps stay.
+    /// Loads the program again and puts it in force with new pins: after another process removed
+    /// its pins or its link, or because a policy needs another feature. The maps stay.
     ///
     /// # Errors
     ///

@@ -101,12 +101,25 @@ impl Kernel for BpfKernel {
     ) -> Result<bool, DatapathError> {
         let room = room.max(self.options.max_entries);
         let grows = room > self.options.max_entries || !self.has_room_for(current, plan);
-        if grows {
-            self.grow(room, plan, desired)?;
+        let policies = plan.policies_write.iter();
+        let features = policies.fold(self.options.features, |all, (_, p)| all | p.features());
+        let former = std::mem::replace(&mut self.options.features, features);
+        let is_replaced = features != former && self.link.is_some();
+        let replaced = if grows {
+            self.grow(room, plan, desired)
+        } else if is_replaced {
+            self.attach_again()
         } else {
+            Ok(())
+        };
+        if replaced.is_err() {
+            self.options.features = former;
+        }
+        replaced?;
+        if !grows {
             self.write(current, plan, desired)?;
         }
-        Ok(grows)
+        Ok(grows || is_replaced)
     }
 
     fn attach(&mut self) -> Result<(), DatapathError> {
@@ -261,6 +274,7 @@ impl Options {
             discovers: self.statistics.counts_unmatched(),
             hz: self.hz,
             statistics_mode: self.statistics.mode(),
+            features: self.features,
             sampling: self.statistics.sampling,
             rtt_interval_ns: self.statistics.rtt_interval_ns(),
             syn_cap: self.syn_cap.into(),
@@ -281,7 +295,7 @@ impl Options {
             &self.statistics.sampling.to_le_bytes(),
             &self.statistics.rtt_interval_ns().to_le_bytes(),
             &self.hz.to_le_bytes(),
-            &[self.syn_cap.into()],
+            &[self.syn_cap.into(), self.features],
         ];
         constants.concat()
     }

@@ -24,6 +24,8 @@ pub(super) struct LoadParams {
     pub(super) hz: u32,
     /// [`globals::STATISTICS_MODE`].
     pub(super) statistics_mode: u8,
+    /// [`globals::FEATURES`].
+    pub(super) features: u8,
     /// [`globals::SAMPLING`].
     pub(super) sampling: u32,
     /// [`globals::RTT_INTERVAL_NS`].
@@ -66,6 +68,7 @@ pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, Dat
     loader
         .override_global(globals::HZ, &values.hz, true)
         .override_global(globals::STATISTICS_MODE, &values.statistics_mode, true)
+        .override_global(globals::FEATURES, &values.features, true)
         .override_global(globals::SAMPLING, &values.sampling, true)
         .override_global(globals::RTT_INTERVAL_NS, &values.rtt_interval_ns, true)
         .override_global(globals::SYN_CAP, &values.syn_cap, true)

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rto_agent_common::{LAYOUT_VERSION, maps};
+use rto_agent_common::{LAYOUT_VERSION, features, maps};
 use rto_agent_core::{policy::Cidr, wire::kernel::Found};
 
 use super::{
@@ -41,28 +41,41 @@ impl BpfKernel {
         let mut pin_sets = pins::pin_sets(pin_dir).map_err(pin_dir_error)?;
         remove_stale_staging(&mut pin_sets);
 
-        let same =
-            pins::with_capacity(&pin_sets, OBJECT, &options.constants(), options.max_entries);
-        let in_force = same.into_iter().find_map(|(room, dir)| {
-            let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
-            let foreign = OwnMaps::pinned(dir)?.foreign_pin(dir);
-            if let Some(name) = foreign {
-                let path = dir.join(name);
-                tracing::warn!(
-                    "the pin {} is not the map that the attached program uses: re-creating the \
-                     pins",
-                    path.display()
-                );
-                return None;
-            }
-            Some((room, dir.to_owned(), link, Tables::open(dir).ok()?))
+        let same = (0..=features::ALL).flat_map(|features| {
+            let options = Options {
+                features,
+                ..options.clone()
+            };
+            let constants = options.constants();
+            let sets = pins::with_capacity(&pin_sets, OBJECT, &constants, options.max_entries);
+            sets.into_iter()
+                .map(move |(room, dir)| (features, room, dir))
         });
-        if let Some((room, dir, link, mut tables)) = in_force {
+        let in_force = same
+            .collect::<Vec<_>>()
+            .into_iter()
+            .find_map(|(features, room, dir)| {
+                let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
+                let foreign = OwnMaps::pinned(dir)?.foreign_pin(dir);
+                if let Some(name) = foreign {
+                    let path = dir.join(name);
+                    tracing::warn!(
+                        "the pin {} is not the map that the attached program uses: re-creating the \
+                     pins",
+                        path.display()
+                    );
+                    return None;
+                }
+                let tables = Tables::open(dir).ok()?;
+                Some((features, room, dir.to_owned(), link, tables))
+            });
+        if let Some((features, room, dir, link, mut tables)) = in_force {
             let slots = Slots::read(tables.read.policies()?.into_iter());
             events::silence(&dir)?;
             tables.set_host_defaults(options.host_defaults)?;
             let missing_stats = prepare(&mut tables, &slots, options.statistics)?;
             options.max_entries = room;
+            options.features = features;
             return Ok(Self {
                 missing_stats,
                 former_hits: HashMap::new(),
@@ -83,7 +96,12 @@ impl BpfKernel {
         let opened = Self::stage(&options, &pin_sets, &staging);
         match opened {
             Ok((found, mut tables, former_hits)) => {
-                let slots = Slots::read(tables.read.policies()?.into_iter());
+                let policies = tables.read.policies()?;
+                // Connections keep the policies that they began with.
+                for (_, policy) in &policies {
+                    options.features |= policy.features();
+                }
+                let slots = Slots::read(policies.into_iter());
                 events::silence(&staging)?;
                 tables.set_host_defaults(options.host_defaults)?;
                 let former_link = pin_sets

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, path::Path, time::Duration};
 
-use rto_agent_common::{EntryValue, LAYOUT_VERSION, Policy};
+use rto_agent_common::{LAYOUT_VERSION, Policy};
 use rto_agent_core::{
     policy::{Cidr, PolicyName},
     wire::kernel::Removed,
@@ -111,16 +111,15 @@ pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u
     let tables = in_force(pin_dir).ok()??;
     let host: Cidr = address.to_string().parse().ok()?;
     let entry = tables.read.tries.get(&host).ok()??;
-    if is_over(entry) {
+    if entry.is_over(boottime_ns) {
         return None;
     }
     let policy = tables.read.policy(entry.slot()).ok()?;
     (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
 }
 
-/// Whether the programs ignore an entry because its lifetime has ended.
-fn is_over(entry: EntryValue) -> bool {
-    entry.end() != 0 && entry.is_over(boottime_ms().saturating_mul(1_000_000))
+fn boottime_ns() -> u64 {
+    boottime_ms().saturating_mul(1_000_000)
 }
 
 /// The contents of the active maps.
@@ -157,7 +156,7 @@ pub fn pinned_maps(pin_dir: &Path) -> Result<Option<PinnedMaps>, DatapathError> 
     let mut entries = Vec::new();
     for (cidr, value) in tables.read.tries.all()? {
         if let Some(policy) = names.get(&value.slot())
-            && !is_over(value)
+            && !value.is_over(boottime_ns)
         {
             entries.push(PinnedEntry {
                 cidr,

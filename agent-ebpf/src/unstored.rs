@@ -1,0 +1,286 @@
+//! Connections without storage.
+//!
+//! A connection gets storage at its first loss, or when it is established and drawn for sampling. Until then the program
+//! remembers nothing about it: its state is on the socket itself.
+//!
+//! | state      | begins at                           | callbacks           | gets storage at                    |
+//! |------------|-------------------------------------|---------------------|------------------------------------|
+//! | connecting | TIMEOUT_INIT, before the first SYN  | RTO_CB, RETRANS_CB  | the first SYN timeout [1]          |
+//! | opened     | ACTIVE_ESTABLISHED_CB               | RTO_CB, RETRANS_CB  | sampling, RTO_CB or RETRANS_CB [2] |
+//! | accepted   | PASSIVE_ESTABLISHED_CB              | RETRANS_CB          | sampling or RETRANS_CB [2]         |
+//!
+//! [1] RTO_CB, which the kernel runs before it doubles `icsk_rto` (`tcp_retransmit_timer()`, Linux 6.18); or the
+//! TIMEOUT_INIT after it, if another program has cleared the callbacks ([`crate::active`]).
+//! [2] [`established`], [`at_loss`].
+//!
+//! A policy without [`policy_flags::STORED`] sets at most rto_min and delack_max on such a socket, at TIMEOUT_INIT or
+//! PASSIVE_ESTABLISHED_CB, and only if it has the kernel's own values ([`Target::apply_unremembered`]).
+//!
+//! | what           | is recognised by                                   | is restored by                       |
+//! |----------------|----------------------------------------------------|--------------------------------------|
+//! | the connection | exactly these callbacks ([`are_ours`]); a socket   |                                      |
+//! |                | that connects and has storage also has STATE_CB    |                                      |
+//! | its direction  | RTO_CB ([`direction_of`]). An accepted connection  |                                      |
+//! |                | does without: each of its retransmission timeouts  |                                      |
+//! |                | also retransmits                                   |                                      |
+//! | an option      | its value: a policy has set it ([`lasting`])       | its storage, once it has some; a     |
+//! |                |                                                    | walk; connect() to an address        |
+//! |                |                                                    | without an entry                     |
+//! | the callbacks  |                                                    | a walk. After another connect() they |
+//! |                |                                                    | stay: other programs may have        |
+//! |                |                                                    | requested them as well               |
+//!
+//! Invariant: a connection whose state could not be recognised this way has storage from the start ([`can_connect`],
+//! [`can_accept`]).
+
+use core::hint::cold_path;
+
+use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
+use rto_agent_common::{
+    GOOD_US, Options, Policy, Remembered, SockOpt, SocketState, arm, direction, lasting,
+    policy_flags, statistics,
+};
+use rto_agent_ebpf::counter::Counter;
+
+use crate::{
+    brake, discovery, events, handshake,
+    hook::{self, RETRANS_CB_FLAG, RTO_CB_FLAG},
+    kernel_sock, lookup,
+    options::{Defaults, LARGEST_US, Target, short},
+    socket::{self, constant},
+    storage::{self, Storage},
+    tables::{self, Tally},
+};
+
+/// Samples 1 in N loss-free connections until they close; 1: all. The loader writes it.
+#[unsafe(no_mangle)]
+static SAMPLING: u32 = 1;
+
+/// Whether a connection of this policy can start without storage.
+#[inline(always)]
+pub(crate) fn can_connect(ctx: &SockOpsContext, policy: &Policy) -> bool {
+    policy.flags & policy_flags::STORED == 0
+        // With callbacks, the socket was connected before, or another program requested them and may clear them.
+        && !hook::has_callbacks(ctx)
+        && !kernel_sock::is_special(ctx)
+        // A client that listens to events needs the process, which is kept in the storage.
+        && !events::are_watched()
+}
+
+/// Whether an accepted connection needs no storage so far.
+#[inline(always)]
+pub(crate) fn can_accept(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy: &Policy) -> bool {
+    policy.flags & policy_flags::STORED == 0
+        && socket::total_retrans(ctx) == 0
+        // Callbacks inherited from the listener, or requested by another program, would make it look like a connection
+        // that this host opened.
+        && !hook::has_callbacks(ctx)
+        // `rto_clone` may have created storage.
+        && (policy.rto_min_us == 0 || storage.find().is_none())
+}
+
+/// The callbacks that a connection without storage requests. (Without a branch, whose two sides the verifier would both
+/// follow.)
+#[inline(always)]
+pub(crate) fn callbacks(direction: u32) -> u32 {
+    const { assert!(RTO_CB_FLAG == 1 && direction::ACTIVE == 0 && direction::PASSIVE == 1) };
+    RETRANS_CB_FLAG | (RTO_CB_FLAG & !direction)
+}
+
+/// Whether a socket without storage has exactly the callbacks that the program requests.
+#[inline(always)]
+pub(crate) fn are_ours(flags: u32) -> bool {
+    flags & !RTO_CB_FLAG == RETRANS_CB_FLAG
+}
+
+/// Whether the program's callbacks may be among these.
+#[inline(always)]
+pub(crate) fn may_be_ours(flags: u32) -> bool {
+    flags & RETRANS_CB_FLAG != 0
+}
+
+/// The direction of a connection without storage, judged by its callbacks; see [`callbacks`].
+#[inline(always)]
+pub(crate) fn direction_of(flags: u32) -> u32 {
+    !flags & RTO_CB_FLAG
+}
+
+/// Counts a connection that has just been established. Without retransmissions its handshake took one round trip, which
+/// is its first RTT sample. One in [`SAMPLING`] gets storage, for later samples.
+#[inline(always)]
+pub(crate) fn established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direction: u32) {
+    if policy.flags & policy_flags::AT_ESTABLISHED != 0 {
+        cold_path();
+        more_at_established(ctx.ops, arm, policy, direction);
+    }
+    if !tables::counts(statistics::ON) {
+        return;
+    }
+    let tally = Tally::of(arm, direction);
+    let connect_time_us = socket::srtt_us(ctx);
+    tally.established_one(connect_time_us);
+    if connect_time_us > GOOD_US {
+        cold_path();
+        tally.add(Counter::LATE, 1);
+    }
+    let weight = sampled(ctx);
+    if weight != 0 {
+        cold_path();
+        store(ctx.ops, arm, policy, direction, weight);
+    }
+}
+
+/// The extra work that some policies need for each connection established without a retransmission.
+#[inline(never)]
+fn more_at_established(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direction: u32) -> u32 {
+    let more = policy.flags;
+    if more & policy_flags::BRAKED != 0 {
+        brake::credit(arm, policy, direction, 0);
+    }
+    if more & policy_flags::OUTAGE_FUSE != 0 && direction == direction::ACTIVE {
+        brake::end_outage(arm);
+    }
+    if tables::counts(statistics::UNMATCHED) && more & policy_flags::DISCOVERS != 0 {
+        discovery::note(&SockOpsContext::new(ops), 0);
+    }
+    0
+}
+
+/// The number of connections that this one represents in samples, drawn by its initial sequence number; 0: it is not
+/// sampled.
+#[inline(always)]
+fn sampled(ctx: &SockOpsContext) -> u32 {
+    let one_in = constant(&SAMPLING);
+    if one_in <= 1 {
+        return 1;
+    }
+    let chosen = (u64::from(socket::sequence_hash(ctx)) * u64::from(one_in)) >> 32 == 0;
+    if chosen { one_in } else { 0 }
+}
+
+/// The state of an established connection of a policy; its storage is created at its first loss.
+#[inline(always)]
+pub(crate) fn at_loss<'a>(
+    ctx: &SockOpsContext,
+    storage: &'a mut Storage<'_>,
+) -> Option<&'a mut SocketState> {
+    if storage.of_policy().is_none() {
+        store_at_loss(ctx.ops);
+    }
+    let state = storage.of_policy()?;
+    // Every connection with a loss is counted; only loss-free ones are sampled.
+    state.watch.weight = 1;
+    Some(state)
+}
+
+#[inline(never)]
+fn store_at_loss(ops: *mut bpf_sock_ops) -> u32 {
+    let ctx = SockOpsContext::new(ops);
+    if tables::counts(statistics::ON)
+        && let Some((arm, policy)) = lookup::arm_at_loss(&ctx)
+        && arm != arm::NONE
+    {
+        store(ops, arm, policy, direction_of(socket::callbacks(&ctx)), 1);
+    }
+    0
+}
+
+/// Creates storage: records the connection's arm, the options that were set on it, the callbacks that it requested, and
+/// the number of connections that it represents in samples.
+#[inline(never)]
+fn store(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direction: u32, weight: u32) -> u32 {
+    // SAFETY: the callers hold no reference to the storage.
+    let (_, mut storage) = unsafe { storage::context(ops) };
+    let tally = Tally::of(arm, direction);
+    let Some(state) = storage.make() else {
+        tally.add(Counter::STORAGE_FAILURES, 1);
+        return 0;
+    };
+    handshake::note(ops, state, arm, policy, direction);
+    remember(ops, &mut state.options);
+    state.options.cb_flags_added |= short(callbacks(direction));
+    state.watch.weight = weight;
+    state.watch.srtt_sampled_ns = socket::now();
+    hook::enable(ops, state, tally);
+    0
+}
+
+/// [`Target::remember`] for a context's socket, in one place of the program.
+#[inline(never)]
+pub(crate) fn remember(ops: *mut bpf_sock_ops, options: &mut Options) {
+    Target::of(&SockOpsContext::new(ops)).remember(options);
+}
+
+impl Target {
+    /// Applies a policy without [`rto_agent_common::policy_flags::STORED`] if the socket has the kernel's own values,
+    /// so that there is nothing to remember. Otherwise it does nothing and returns false.
+    #[inline(always)]
+    pub(crate) fn apply_unremembered(ctx: &SockOpsContext, policy: &Policy, tally: Tally) -> bool {
+        let wanted = [
+            (SockOpt::RtoMin, policy.rto_min_us),
+            (SockOpt::DelackMax, policy.delack_max_us),
+        ];
+        if policy.rto_min_us | policy.delack_max_us == 0 {
+            return true;
+        }
+        let target = Self::of(ctx);
+        let is_kernels = kernel_sock::has_kernels_timers(ctx).unwrap_or_else(|| {
+            target.get(SockOpt::RtoMin) == Some(LARGEST_US)
+                && target.get(SockOpt::DelackMax) == Some(LARGEST_US)
+        });
+        if !is_kernels {
+            return false;
+        }
+        for (option, value) in wanted {
+            if value != 0 {
+                target.set(option, value, tally);
+            }
+        }
+        true
+    }
+
+    /// Whether a socket without storage has exactly the timers that its policy sets.
+    #[inline(always)]
+    pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
+        let mut options = Options::default();
+        self.remember(&mut options);
+        options.rto_min.value == policy.rto_min_us
+            && options.delack_max.value == policy.delack_max_us
+    }
+
+    /// Remembers options that were set without storage.
+    #[inline(always)]
+    pub(crate) fn remember(self, options: &mut Options) {
+        self.remember_one(SockOpt::RtoMin, lasting::RTO_MIN, &mut options.rto_min);
+        self.remember_one(
+            SockOpt::DelackMax,
+            lasting::DELACK_MAX,
+            &mut options.delack_max,
+        );
+    }
+
+    #[inline(always)]
+    fn remember_one(self, option: SockOpt, bit: u32, remembered: &mut Remembered) {
+        if remembered.is_set == 0
+            && let Some(value) = self.get(option)
+            && value != LARGEST_US
+            && tables::was_set(bit, value)
+        {
+            *remembered = Remembered {
+                is_set: 1,
+                value,
+                before: Remembered::UNKNOWN,
+            };
+        }
+    }
+
+    /// Restores options that were set without storage; returns [`settled`] bits.
+    #[inline(always)]
+    pub(crate) fn restore_unremembered(self, defaults: Defaults) -> u16 {
+        let mut options = Options::default();
+        self.remember(&mut options);
+        self.unstored()
+            .timers(&mut options, [None; 2], defaults, Tally::NOBODY);
+        options.settled
+    }
+}
