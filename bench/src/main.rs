@@ -17,6 +17,7 @@ mod idle;
 mod memory;
 mod overhead;
 mod page;
+mod placement;
 mod process;
 mod pure;
 mod rate;

@@ -33,7 +33,7 @@ impl Goal {
         Self {
             what,
             limit: format!("at least {least}"),
-            measured: ratio.with_quartiles(3),
+            measured: ratio.with_range(3),
             met: ratio.median() >= least,
         }
     }

@@ -56,6 +56,12 @@ impl Sample {
         let [low, median, high] = [0.25, 0.5, 0.75].map(|share| self.quantile(share));
         format!("{median:.digits$} ({low:.digits$} to {high:.digits$})")
     }
+
+    /// "266 (260 to 281)": the median, the minimum and the maximum.
+    pub(crate) fn with_range(&self, digits: usize) -> String {
+        let [low, median, high] = [self.min(), self.median(), self.max()];
+        format!("{median:.digits$} ({low:.digits$} to {high:.digits$})")
+    }
 }
 
 impl fmt::Display for Sample {
