@@ -230,8 +230,8 @@ fn statements(rule: &Rule, direction: Direction) -> anyhow::Result<Vec<String>> 
         DropPattern::Above { per_s, burst } => {
             format!("limit rate over {per_s}/second burst {burst} packets")
         }
-        DropPattern::Next(_) => {
-            bail!("a veth cannot stop after a number of packets: take --link relay")
+        DropPattern::Next(_) | DropPattern::Runs { .. } => {
+            bail!("a veth cannot count packets or drop them in a row: take --link relay")
         }
     };
     let filter = parts.join(" ");

@@ -113,6 +113,14 @@ pub enum DropPattern {
     Every(u64),
     /// Each with this probability.
     Share(f64),
+    /// Several in a row, by the model of Gilbert and Elliott: while a direction is in its good state it drops nothing,
+    /// and in its bad state everything.
+    Runs {
+        /// Share of the packets that are dropped, on average.
+        share: f64,
+        /// Packets that are dropped in a row, on average.
+        length: f64,
+    },
     /// Packets beyond a rate, as a policer drops them: a token bucket.
     Above {
         /// Packets per second that pass.
@@ -151,6 +159,8 @@ pub(super) struct Active {
     rule: Rule,
     matched: u64,
     dropped: u64,
+    /// For [`DropPattern::Runs`]: whether each direction is in its bad state.
+    bad: [bool; 2],
     /// For [`DropPattern::Above`]: tokens missing from the bucket, and when they were counted.
     spent: Option<(Instant, f64)>,
 }
@@ -161,6 +171,7 @@ impl Active {
             rule,
             matched: 0,
             dropped: 0,
+            bad: [false; 2],
             spent: None,
         }
     }
@@ -177,6 +188,13 @@ impl Active {
             DropPattern::Next(count) => self.dropped < count,
             DropPattern::Every(n) => (self.matched - 1).is_multiple_of(n.max(1)),
             DropPattern::Share(share) => chance < share,
+            DropPattern::Runs { share, length } => {
+                let bad = &mut self.bad[packet.direction as usize];
+                // Bad states last `length` packets, and good ones as long as the share requires.
+                let ends = if *bad { 1.0 } else { share / (1.0 - share) } / length;
+                *bad ^= chance < ends;
+                *bad
+            }
             DropPattern::Above { per_s, burst } => !self.takes(now, per_s, burst),
         };
         self.dropped += u64::from(drops);
@@ -202,6 +220,8 @@ impl Active {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 
     use super::*;
 
@@ -246,6 +266,39 @@ mod tests {
         assert_eq!(of_six(DropPattern::Every(3)), [1, 4]);
         assert_eq!(of_six(DropPattern::Share(0.4)), [] as [usize; 0]);
         assert_eq!(of_six(DropPattern::Share(0.6)).len(), 6);
+    }
+
+    #[test]
+    fn runs_have_their_mean_share_and_length() {
+        const COUNT: u32 = 400_000;
+        for (share, length) in [(0.015, 2.0), (0.1, 5.0), (0.3, 1.5)] {
+            let pattern = DropPattern::Runs { share, length };
+            let mut rule = Active::new(Rule::new(PacketFilter::ALL, pattern));
+            let mut rng = ChaCha8Rng::seed_from_u64(3);
+            let answer = Packet {
+                direction: Direction::ToClient,
+                ..SYN
+            };
+            let (mut dropped, mut runs, mut before) = (0, 0, false);
+            for _ in 0..COUNT {
+                let now = rule.drops(&SYN, Instant::now(), rng.random());
+                dropped += u32::from(now);
+                runs += u32::from(now && !before);
+                before = now;
+                // The other direction has a state of its own.
+                rule.drops(&answer, Instant::now(), rng.random());
+            }
+            let found = [dropped, runs].map(f64::from);
+            let (own_share, own_length) = (found[0] / f64::from(COUNT), found[0] / found[1]);
+            assert!(
+                (own_share / share - 1.0).abs() < 0.06,
+                "{share}: {own_share}"
+            );
+            assert!(
+                (own_length / length - 1.0).abs() < 0.06,
+                "{length}: {own_length}"
+            );
+        }
     }
 
     #[test]
