@@ -36,6 +36,10 @@ pub enum Verb {
     Outage(commands::outage::Outage),
     /// Render the logs of experiments again
     Report(commands::report::ReportArgs),
+    /// Measure pages of many objects with correlated losses: tail loss probes, RTO restart, rto_min, a browser
+    Pages(Defined),
+    /// Measure what clients of real programs gain: nginx, PostgreSQL, Redis, gRPC
+    Programs(Defined),
     /// Compare two logs of the same experiment: kernels, versions, settings
     Compare(commands::report::Compare),
     /// Measure request/response between two hosts: latencies, idle times, and TCP's view of them

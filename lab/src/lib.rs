@@ -17,6 +17,7 @@ pub mod load;
 pub mod outage;
 pub mod policy;
 pub mod predict;
+pub mod program;
 pub mod protocol;
 pub mod published;
 pub mod report;

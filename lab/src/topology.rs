@@ -1,7 +1,9 @@
 //! Two namespaces with a link between them, and the processes at its ends.
 
 use std::{
+    fs::Permissions,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -11,11 +13,13 @@ use clap::ValueEnum;
 use rto_testbed::{
     channel::ControlChannel,
     link::{Link, nft::Veth, relay::Relay},
+    names,
     netns::{Pair, sysctl},
     process::run,
     workload::{Program, Role},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tempfile::TempDir;
 
 /// Port of the servers.
 pub const PORT: u16 = 4700;
@@ -50,7 +54,10 @@ pub struct Topology {
     pub link: Box<dyn Link>,
     /// The namespaces.
     pub net: Pair,
-    cgroup: Option<PathBuf>,
+    /// The cgroup of the processes at its ends.
+    pub cgroup: Option<PathBuf>,
+    /// Their temporary directory.
+    pub dir: TempDir,
 }
 
 impl Topology {
@@ -72,10 +79,14 @@ impl Topology {
             // Every kernel has this congestion control.
             sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
         }
+        let mut dir = tempfile::Builder::new();
+        // A server may run as another user.
+        dir.permissions(Permissions::from_mode(0o755));
         Ok(Self {
             net,
             link,
             cgroup: cgroup.map(Path::to_owned),
+            dir: dir.prefix(&names::unique()).tempdir()?,
         })
     }
 
@@ -132,6 +143,7 @@ impl Topology {
         ClientEnd {
             netns: self.net.server.clone(),
             cgroup: None,
+            dir: self.dir.path().to_owned(),
         }
     }
 
@@ -140,6 +152,7 @@ impl Topology {
         ClientEnd {
             netns: self.net.client.clone(),
             cgroup: self.cgroup.clone().filter(|_| is_covered),
+            dir: self.dir.path().to_owned(),
         }
     }
 }
@@ -149,6 +162,7 @@ impl Topology {
 pub struct ClientEnd {
     netns: String,
     cgroup: Option<PathBuf>,
+    dir: PathBuf,
 }
 
 impl ClientEnd {
@@ -173,7 +187,9 @@ impl ClientEnd {
 
     /// Starts a client.
     pub fn start(&self, role: &impl Serialize) -> anyhow::Result<ControlChannel> {
-        start(&self.netns, self.cgroup.as_deref(), role)
+        let program = Program::own(WORKLOAD)?;
+        let mut command = program.command(&*self.netns, self.cgroup.as_deref(), role)?;
+        ControlChannel::start(command.env("TMPDIR", &self.dir))
     }
 }
 

@@ -5,13 +5,15 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::ensure;
 use rto_testbed::{
     channel::ControlChannel,
+    link::{packet::Packet, relay::Relayed, rule::PacketFilter},
     tcp::TcpInfo,
     workload::{Role, flow, rr::Options},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    protocol::{self, Seen, To, Until},
+    program::{self, Program},
+    protocol::{self, Object, Seen, To, Until},
     summary::{f, millis, ms},
     topology::{ClientEnd, Topology},
 };
@@ -41,6 +43,36 @@ pub enum Workload {
     Flows,
     /// `count` flows of 8 to 12 segments, in turn over ten connections
     FlowsInTurn,
+    /// A real server and load generator, which makes `count` requests at its own times
+    Program(Program),
+    /// `count` web pages; the times are those of their objects
+    Page(Page),
+}
+
+/// A web page, whose objects are loaded over six connections at a time, as browsers do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Page {
+    /// Number of objects.
+    pub objects: u32,
+    /// Bytes of each.
+    pub bytes: u32,
+    /// How it is loaded.
+    pub by: Loader,
+}
+
+/// What loads a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Loader {
+    /// The lab, over new connections.
+    New,
+    /// The lab, over connections that the page before it has left.
+    Kept,
+    /// Chromium, over new connections.
+    BrowserNew,
+    /// Chromium, over connections that the page before it has left.
+    BrowserKept,
 }
 
 /// Bytes of a full segment with an MTU of 1500 and timestamps.
@@ -64,6 +96,14 @@ pub struct Work {
     pub request: u32,
 }
 
+/// The server of a workload; it ends when dropped.
+pub enum Server {
+    /// A child process of the lab.
+    Role(ControlChannel),
+    /// A real program.
+    Program(program::Server),
+}
+
 /// Measures of a run and their values as measured; they include "time" (milliseconds).
 pub type Values = Vec<(&'static str, Vec<f64>)>;
 
@@ -75,7 +115,19 @@ impl Workload {
 
     /// Whether it sends at its own times, so that a pause does not apply.
     pub const fn has_own_pace(self) -> bool {
-        matches!(self, Self::HttpPipelined | Self::Grpc)
+        matches!(
+            self,
+            Self::HttpPipelined | Self::Grpc | Self::Program(_) | Self::Page(_)
+        )
+    }
+
+    /// The real program, if it is one.
+    #[must_use]
+    pub const fn program(self) -> Option<Program> {
+        match self {
+            Self::Program(program) => Some(program),
+            _ => None,
+        }
     }
 
     /// Interval between messages, if it does not depend on the previous answer.
@@ -98,23 +150,27 @@ impl Workload {
                 "responses",
             ],
             Self::Flows | Self::FlowsInTurn => &["time"],
-            _ => &["time", "timed out"],
+            Self::Page(_) => &["time", "page time", "time of tails", "timed out"],
+            _ => &["time", "timed out", "requests"],
         }
     }
 
     /// Starts the server; returns its certificate.
-    pub fn serve(
-        self,
-        topology: &Topology,
-        options: Options,
-    ) -> anyhow::Result<(ControlChannel, Vec<u8>)> {
+    pub fn serve(self, topology: &Topology, options: Options) -> anyhow::Result<(Server, Vec<u8>)> {
         let on = topology.server_address();
-        if self.has_flows() {
-            let (server, ()) = topology.server(&Role::FlowServer { on })?;
-            return Ok((server, Vec::new()));
-        }
-        let on = on.ip();
-        topology.server(&protocol::Role::WorkloadServer { on, options })
+        let (server, certificate) = match self {
+            Self::Program(program) => {
+                return Ok((Server::Program(program.serve(topology)?), Vec::new()));
+            }
+            Self::Flows | Self::FlowsInTurn => {
+                (topology.serve(&Role::FlowServer { on })?, Vec::new())
+            }
+            _ => topology.server(&protocol::Role::WorkloadServer {
+                on: on.ip(),
+                options,
+            })?,
+        };
+        Ok((Server::Role(server), certificate))
     }
 
     /// Starts the client; if connections persist, it has already made the skipped transactions.
@@ -180,8 +236,9 @@ impl Workload {
     pub fn end(
         self,
         client: &mut ControlChannel,
-        server: &mut ControlChannel,
+        server: &mut Server,
         work: Work,
+        log: &[Relayed],
     ) -> anyhow::Result<Values> {
         if self.has_flows() {
             let took: Vec<Duration> = client.recv()?;
@@ -189,8 +246,17 @@ impl Workload {
         }
         let seen: Seen = client.recv()?;
         let mut values = vec![("time", seen.us.iter().map(|us| ms(*us)).collect())];
-        let Some((port, at_client)) = seen.tcp else {
-            values.push(("timed out", vec![f64::from(seen.timed_out)]));
+        values.push(("timed out", vec![f64::from(seen.timed_out)]));
+        if let Self::Page(_) = self {
+            let times = |all: &[Object]| all.iter().map(|one| ms(one.us)).collect();
+            let mut tails = seen.objects.clone();
+            tails.retain(|object| lost_tail(log, object));
+            values.push(("time of tails", times(&tails)));
+            values[0].0 = "page time";
+            values.push(("time", times(&seen.objects)));
+        }
+        let (Some((port, at_client)), Server::Role(server)) = (seen.tcp, server) else {
+            values.push(("requests", vec![f(seen.us.len() as u64)]));
             return Ok(values);
         };
         let at_server: Vec<TcpInfo> = server.request(&port)?;
@@ -224,11 +290,79 @@ impl Workload {
     pub fn load(self, work: Work, under_way: Duration) -> f64 {
         match self {
             Self::HttpNew | Self::Flows => 0.03,
+            Self::Page(page) => match page.by {
+                Loader::New | Loader::Kept => 0.1,
+                Loader::BrowserNew | Loader::BrowserKept => 0.5,
+            },
+            Self::Program(_) => 0.07,
             Self::HttpKept | Self::HttpPipelined | Self::FlowsInTurn => 0.08,
             Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck => 0.1,
             Self::RequestResponse if !under_way.is_zero() => 0.1,
             // 400 transactions per second, each of which takes 0.4 ms.
             Self::RequestResponse => 1.0 / ((work.pause.as_secs_f64() + 4e-4) * 400.0),
+        }
+    }
+}
+
+/// Whether one of the last four segments of an object was retransmitted.
+fn lost_tail(log: &[Relayed], object: &Object) -> bool {
+    let packets = log.iter().filter_map(|one| one.packet.as_ref());
+    let of_it = |packet: &&Packet| {
+        packet.repeated
+            && PacketFilter::SERVER_DATA
+                .of_client(object.port)
+                .matches(packet)
+    };
+    packets
+        .filter(of_it)
+        .filter_map(|packet| packet.offset)
+        .any(|from| (object.end.saturating_sub(u64::from(4 * MSS))..object.end).contains(&from))
+}
+
+#[cfg(test)]
+mod tests {
+    use rto_testbed::link::packet::{Direction, Kind};
+
+    use super::*;
+
+    #[test]
+    fn tail_of_an_object_is_its_last_four_segments() {
+        let relayed = |client_port, offset, repeated| Relayed {
+            at: std::time::Instant::now(),
+            time: Duration::ZERO,
+            packet: Some(Packet {
+                direction: Direction::ToClient,
+                kind: Kind::Data,
+                client_port,
+                server_port: 80,
+                seq: 0,
+                ack: None,
+                payload: MSS,
+                offset: Some(offset),
+                repeated,
+            }),
+            bytes: 1500,
+            leaves: None,
+        };
+        let object = Object {
+            us: 1,
+            port: 7,
+            end: 10 * u64::from(MSS),
+        };
+        for (port, segment, repeated, is_lost) in [
+            (7, 6, true, true),
+            (7, 9, true, true),
+            (7, 9, false, false),
+            (8, 9, true, false),
+            (7, 5, true, false),
+            (7, 10, true, false),
+        ] {
+            let log = [relayed(port, segment * u64::from(MSS), repeated)];
+            assert_eq!(
+                lost_tail(&log, &object),
+                is_lost,
+                "{port} {segment} {repeated}"
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::process::{as_root, have, need, run as run_command};
 const BROWSER: &str = "chromium-headless-shell";
 const BPFTOOL: &str = "bpftool";
 /// A program, and the Debian package it comes in.
-const PROGRAMS: [(&str, &str); 13] = [
+const PROGRAMS: [(&str, &str); 14] = [
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("tcpdump", "tcpdump"),
@@ -22,6 +22,10 @@ const PROGRAMS: [(&str, &str); 13] = [
     ("apache2", "apache2-bin"),
     ("ping", "iputils-ping"),
     (BROWSER, BROWSER),
+    (
+        "/usr/lib/python3/dist-packages/grpc/__init__.py",
+        "python3-grpcio",
+    ),
 ];
 
 /// Announces and installs missing packages, and mounts the BPF file system.

@@ -45,6 +45,8 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Loss(args) => run::own("loss", &args),
         Verb::Outage(args) => outage::run(&args),
         Verb::Predict(args) => predict::run(&args),
+        Verb::Pages(args) => run::own("pages", &args),
+        Verb::Programs(args) => run::own("programs", &args),
         Verb::Report(args) => report::run(&args),
         Verb::Compare(args) => report::compare(&args),
         Verb::Rr(args) => rr::run(&args),

@@ -137,6 +137,8 @@ mod tests {
                 "file",
                 "loss",
                 "outage",
+                "pages",
+                "programs",
                 "rtt",
                 "sampler",
                 "tail",

@@ -35,7 +35,7 @@ impl Client for Kept {
         loop {
             while sent.len() < self.at_once && times.next() {
                 sent.push_back(Instant::now());
-                self.client.request()?;
+                self.client.request("")?;
             }
             let Some(begun) = sent.pop_front() else {
                 return Ok(());

@@ -6,10 +6,12 @@
 
 mod http1;
 mod http2;
+mod page;
 mod rr;
 mod tls;
 
 pub(crate) use http2::INTERVAL;
+pub use page::Object;
 
 use std::{
     io,
@@ -32,6 +34,7 @@ use rto_testbed::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    program::Load,
     summary::micros,
     topology::PORT,
     workload::{Work, Workload},
@@ -41,8 +44,8 @@ impl Workload {
     /// Port of its server.
     const fn port(self) -> u16 {
         match self {
-            Self::RequestResponse | Self::Flows | Self::FlowsInTurn => PORT,
-            Self::HttpNew | Self::HttpKept | Self::HttpPipelined => PORT + 1,
+            Self::RequestResponse | Self::Flows | Self::FlowsInTurn | Self::Program(_) => PORT,
+            Self::HttpNew | Self::HttpKept | Self::HttpPipelined | Self::Page(_) => PORT + 1,
             Self::Http2 | Self::Grpc => PORT + 2,
             Self::Tls => PORT + 3,
             Self::HealthCheck => PORT + 4,
@@ -104,6 +107,8 @@ pub struct Seen {
     pub us: Vec<u64>,
     /// Number of requests that timed out.
     pub timed_out: u32,
+    /// Objects of web pages; `us` has the pages then.
+    pub objects: Vec<Object>,
     /// How TCP saw the connection at each response, and its port; only of request/response.
     pub tcp: Option<(u16, Vec<TcpInfo>)>,
 }
@@ -131,7 +136,7 @@ fn serve(on: IpAddr, options: Options) -> anyhow::Result<()> {
     // Each runs until the process ends; the client notices if one of them fails.
     thread::spawn(move || each(&small, move |stream| all.watch(stream, options)));
     thread::spawn(move || each(&checks, move |stream| rr::serve(stream, options)));
-    thread::spawn(move || each(&http1, http::serve_connection));
+    thread::spawn(move || each(&http1, page::serve_connection));
     thread::spawn(move || http2::serve(http2));
     thread::spawn(move || {
         each(&secured, move |stream| {
@@ -157,9 +162,9 @@ fn each<E>(
 
 /// Durations of requests, and how many more to make.
 #[derive(Debug)]
-struct Times {
-    seen: Seen,
-    until: Until,
+pub(crate) struct Times {
+    pub(crate) seen: Seen,
+    pub(crate) until: Until,
     pause: Duration,
 }
 
@@ -213,7 +218,7 @@ impl Times {
 }
 
 /// A client that makes requests.
-trait Client {
+pub(crate) trait Client {
     /// Makes requests until there are no more.
     fn requests(&mut self, times: &mut Times) -> anyhow::Result<()>;
 }
@@ -248,6 +253,8 @@ fn client(of: &To) -> anyhow::Result<Box<dyn Client>> {
             let config = tls::client(&of.certificate)?;
             Box::new(move || tls::handshake(to, &config))
         }
+        Workload::Page(page) => Box::new(page::Pages::new(to, page)),
+        Workload::Program(program) => Box::new(Load { program, to }),
         Workload::Flows | Workload::FlowsInTurn => bail!("flows are implemented by the testbed"),
     })
 }
@@ -340,7 +347,7 @@ mod tests {
         assert!(tls::handshake(to, &config).is_err());
         let listener = any();
         let to = listener.local_addr().unwrap();
-        thread::spawn(move || each(&listener, http::serve_connection));
+        thread::spawn(move || each(&listener, page::serve_connection));
         nine(&mut || http::Client::connect(to)?.transact());
         for at_once in [1, 2] {
             nine(&mut http1::Kept::connect(to, at_once).unwrap());

@@ -26,6 +26,8 @@ pub const RTT: &str = include_str!("rtt.toml");
 pub const SAMPLER: &str = include_str!("sampler.toml");
 /// Spurious retransmissions with RTO restart and tail loss probes.
 pub const TAIL: &str = include_str!("tail.toml");
+/// Spurious retransmissions of web pages.
+pub const PAGES: &str = include_str!("pages.toml");
 /// How often the RTO of RFC 6298 is exceeded.
 pub const ESTIMATOR: &str = include_str!("estimator.toml");
 

@@ -14,16 +14,30 @@ pub const BODY: usize = 4176;
 /// Timeout of connect and of each read.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: rto-lab\r\n\r\n";
-
-/// Answers the requests of a connection until the client closes it.
-pub fn serve_connection(stream: TcpStream) -> io::Result<()> {
+/// Answers the requests of a connection until the client closes it: the document of a path, and whether to end the
+/// connection after it, or else as many bytes as the path says.
+pub fn serve_connection(
+    stream: TcpStream,
+    document: impl Fn(&str) -> Option<(String, bool)>,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut response = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
-    response.resize(response.len() + BODY, b'.');
     let mut requests = BufReader::new(&stream);
-    while let Some(_head) = head(&mut requests)? {
-        (&stream).write_all(&response)?;
+    while let Some(lines) = head(&mut requests)? {
+        let path = lines.first().and_then(|line| line.split([' ', '?']).nth(1));
+        let path = path.unwrap_or_default();
+        let (body, ends) = document(path).unwrap_or_else(|| {
+            let bytes = path.trim_start_matches('/').parse();
+            (".".repeat(bytes.unwrap_or(BODY)), false)
+        });
+        let ending = if ends { "Connection: close\r\n" } else { "" };
+        let head = format!(
+            "HTTP/1.1 200 OK\r\n{ending}Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        (&stream).write_all((head + &body).as_bytes())?;
+        if ends {
+            break;
+        }
     }
     Ok(())
 }
@@ -59,6 +73,8 @@ pub fn is_timeout(error: &anyhow::Error) -> bool {
 pub struct Client {
     stream: TcpStream,
     responses: BufReader<TcpStream>,
+    /// Bytes of all responses.
+    pub received: u64,
 }
 
 impl Client {
@@ -68,18 +84,28 @@ impl Client {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         let responses = BufReader::new(stream.try_clone()?);
-        Ok(Self { stream, responses })
+        Ok(Self {
+            stream,
+            responses,
+            received: 0,
+        })
+    }
+
+    /// Its port.
+    pub fn port(&self) -> io::Result<u16> {
+        Ok(self.stream.local_addr()?.port())
     }
 
     /// Sends a request and reads its response.
     pub fn transact(&mut self) -> anyhow::Result<()> {
-        self.request()?;
+        self.request("")?;
         self.response()
     }
 
-    /// Sends a request.
-    pub fn request(&mut self) -> anyhow::Result<()> {
-        Ok(self.stream.write_all(REQUEST)?)
+    /// Sends a request for a path, without its first slash.
+    pub fn request(&mut self, path: &str) -> anyhow::Result<()> {
+        let request = format!("GET /{path} HTTP/1.1\r\nHost: rto-lab\r\n\r\n");
+        Ok(self.stream.write_all(request.as_bytes())?)
     }
 
     /// Reads the response to the oldest request.
@@ -93,6 +119,8 @@ impl Client {
             .context("a response without a length")?;
         let mut body = vec![0; length.parse()?];
         self.responses.read_exact(&mut body)?;
+        let head: usize = lines.iter().map(|line| line.len() + 2).sum();
+        self.received += (head + 2 + body.len()) as u64;
         Ok(())
     }
 }

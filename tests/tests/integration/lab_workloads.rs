@@ -17,14 +17,24 @@ struct Times(Vec<Value>);
 impl Times {
     /// Runs a workload with these levels of the factors "timers" and "lost".
     fn of(workload: &str, timers: &[&str], lost: &[&str], args: &[&str]) -> anyhow::Result<Self> {
+        Self::measure(("workloads", "workload", workload), timers, lost, args)
+    }
+
+    /// Runs an experiment with a level of one factor, and these levels of the factors "timers" and "lost".
+    fn measure(
+        (experiment, factor, level): (&str, &str, &str),
+        timers: &[&str],
+        lost: &[&str],
+        args: &[&str],
+    ) -> anyhow::Result<Self> {
         let out = tempfile::tempdir()?;
         let one = |factor: &str, level: &&str| format!("--only={factor}={level}");
-        let mut all = vec![one("workload", &workload)];
+        let mut all = vec![one(factor, &level)];
         all.extend(timers.iter().map(|level| one("timers", level)));
         all.extend(lost.iter().map(|level| one("lost", level)));
         let only: Vec<&str> = all.iter().map(String::as_str).collect();
-        quick("workloads", out.path(), &[&only, args].concat())?;
-        Self::read(&out.path().join("workloads.jsonl"))
+        quick(experiment, out.path(), &[&only, args].concat())?;
+        Self::read(&out.path().join(format!("{experiment}.jsonl")))
     }
 
     fn read(log: &Path) -> anyhow::Result<Self> {
@@ -172,3 +182,64 @@ test!(http2_hardly_waits_for_a_timer, || measured(|| {
 test!(a_grpc_stream_hardly_waits_for_a_timer, || measured(|| {
     beside_each_other("gRPC stream")
 }));
+
+/// A client that connects for each request, in an outage that is shorter than the kernel's SYN timer: without the agent
+/// its connections wait for that timer.
+fn a_grpc_client_that_reconnects_gains_from_initial_rto() -> anyhow::Result<()> {
+    const OUTAGE: &str = "0.3 s of all";
+    let grpc = ("programs", "program", "gRPC, grpcio");
+    let timers = ["kernel", "104 ms"];
+    let times = Times::measure(grpc, &timers, &["nothing", OUTAGE], &["--runs", "1"])?;
+    let slow = |timers, lost| times.slow(timers, lost, 1000.0);
+    for timers in timers {
+        ensure!(slow(timers, "nothing")? == 0, "{timers}: slow without loss");
+    }
+    // Six of the connections begin in the outage.
+    let [own, with] = [slow("kernel", OUTAGE)?, slow("104 ms", OUTAGE)?];
+    ensure!(
+        own >= 3 && with == 0,
+        "slow: {own} without it, {with} with it"
+    );
+    Ok(())
+}
+test!(
+    a_grpc_client_that_reconnects_gains_from_initial_rto,
+    needs = [GRPC],
+    || { measured(a_grpc_client_that_reconnects_gains_from_initial_rto) }
+);
+
+test!(
+    a_browser_loads_pages_over_new_and_kept_connections,
+    needs = [BROWSER],
+    || measured(|| {
+        let out = tempfile::tempdir()?;
+        let pages = ["new", "kept"].map(|by| format!("--only=page=12 objects, Chromium, {by}"));
+        let only = ["--only=timers=TLP", "--only=round trip=40", "--runs=2"];
+        let path = out.path().to_string_lossy();
+        let args = ["pages", "--out", &path, &pages[0], &pages[1]];
+        stdout_of("pages", rto_tests::lab::run(&[&args[..], &only].concat())?)?;
+        let all = Times::read(&out.path().join("pages.jsonl"))?.0;
+        ensure!(all.len() == 4, "{} runs", all.len());
+        for record in all {
+            let ms = |measure: &str| {
+                record["values"][measure]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default()
+            };
+            ensure!(
+                ms("time").len() == 12 && ms("page time").len() == 1,
+                "{record}"
+            );
+            // Each of six connections carries two objects, and a new one also its handshake.
+            let page = ms("page time")[0].as_f64().context("no time")?;
+            let round_trips = if record["factors"]["page"] == "12 objects, Chromium, new" {
+                4.0
+            } else {
+                3.0
+            };
+            ensure!((round_trips * 40.0..10_000.0).contains(&page), "{record}");
+        }
+        Ok(())
+    })
+);

@@ -41,6 +41,8 @@ pub(crate) const PING: Need = Need::Program("ping");
 pub(crate) const BASH: Need = Need::Program("bash");
 pub(crate) const CURL: Need = Need::Program("curl");
 pub(crate) const FISH: Need = Need::Program("fish");
+/// gRPC for Python, which has no program of its own.
+pub(crate) const GRPC: Need = Need::Program("/usr/lib/python3/dist-packages/grpc/__init__.py");
 pub(crate) const GO: Need = Need::Program("go");
 pub(crate) const PROMETHEUS: Need = Need::Program("prometheus");
 pub(crate) const PROMTOOL: Need = Need::Program("promtool");

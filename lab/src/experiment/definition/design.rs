@@ -12,9 +12,11 @@ use crate::{
 /// The default of an unchanged namespace (`TCP_RTO_MIN`, include/net/tcp.h).
 const KERNEL_RTO_MIN: &str = "200 ms";
 /// Measures that are times.
-const MILLISECONDS: [&str; 7] = [
+const MILLISECONDS: [&str; 9] = [
     "time",
     "ping",
+    "page time",
+    "time of tails",
     "lasted",
     "smoothed RTT at the client",
     "smoothed RTT at the server",

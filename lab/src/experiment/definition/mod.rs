@@ -23,11 +23,21 @@ use crate::{
 };
 
 /// The lab's own experiments: command, definition, published values.
-const OWN: [(&str, &str, &str); 5] = [
+const OWN: [(&str, &str, &str); 7] = [
     (
         "loss",
         include_str!("../../../experiments/loss.toml"),
         published::LOSS,
+    ),
+    (
+        "pages",
+        include_str!("../../../experiments/pages.toml"),
+        published::PAGES,
+    ),
+    (
+        "programs",
+        include_str!("../../../experiments/programs.toml"),
+        "",
     ),
     (
         "rtt",

@@ -13,10 +13,10 @@ use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_testbed::{
     agent::Agent,
-    channel::ControlChannel,
-    link::{Blackout, Link, retransmits::RetransmitCounts, rule::PacketFilter},
+    link::{Blackout, Link, relay::Relay, retransmits::RetransmitCounts, rule::PacketFilter},
     netns::{CLIENT_LINK, SERVER_LINK, sysctl},
     process::{run as run_command, stdout_of},
+    wait::{TIMEOUT, eventually},
     warm::{self, Seen},
 };
 use serde::{Deserialize, Serialize};
@@ -29,9 +29,11 @@ use crate::{
     engine::{Design, Experiment, Record, seed_of},
     interrupt,
     policy::Policy,
+    program::{self, Program},
     sampler::{MEASURES, readings},
     summary::{f, millis},
     topology::{ClientEnd, Topology},
+    workload::Server,
 };
 
 /// The one policy of an agent.
@@ -41,6 +43,8 @@ const ARMS: std::ops::RangeInclusive<u8> = 210..=230;
 /// An outage begins at a random moment of the measured transactions: within this time plus this multiple of a
 /// transaction with its pause.
 const PHASE: (Duration, u32) = (Duration::from_millis(2), 5);
+/// An outage of a real program begins this long to twice as long after its first connection.
+const PROGRAM_PHASE: Duration = Duration::from_millis(1000);
 /// Tolerance by which the longest transaction may be shorter than the outage, in addition to a transaction with its
 /// pause, in which the outage may begin.
 const SHORTER: Duration = Duration::from_millis(2);
@@ -65,13 +69,15 @@ pub struct Run {
 pub struct Covering {
     policy: toml::Table,
     learnt: Option<Learnt>,
+    /// Programs have an agent each, so that the losses of one do not spend the budget of another.
+    program: Option<Program>,
     agent: Agent,
 }
 
 /// A link and its server; each run starts a client.
 pub struct Testbed {
     // Dropped before the namespaces that the server is in.
-    server: ControlChannel,
+    server: Server,
     certificate: Vec<u8>,
     topology: Topology,
     client: ClientEnd,
@@ -83,7 +89,7 @@ pub struct Testbed {
 pub struct Seat<'a> {
     link: &'a dyn Link,
     to: SocketAddr,
-    server: &'a mut ControlChannel,
+    server: &'a mut Server,
     certificate: &'a [u8],
     client: &'a ClientEnd,
     tune: &'a mut Option<Command>,
@@ -97,6 +103,7 @@ impl Settings {
                 one.at.unwrap_or_default(),
                 one.arm,
                 one.workload.unwrap_or_default().has_flows(),
+                one.program(),
             )
         };
         let made = |one: &Self| (one.sysctls.clone(), one.route_rto_min, one.thin);
@@ -107,7 +114,8 @@ impl Settings {
 
 impl Plan {
     /// Starts an agent for this policy, which may already have learnt values.
-    fn covering(&self, policy: &toml::Table, learnt: Option<&Learnt>) -> anyhow::Result<Covering> {
+    fn covering(&self, policy: &toml::Table, settings: &Settings) -> anyhow::Result<Covering> {
+        let learnt = settings.learnt.as_ref();
         let mut agent = Agent::new(self.agent.clone())?;
         let text = toml::to_string(policy)?;
         agent.configure(&format!(
@@ -132,6 +140,7 @@ impl Plan {
         Ok(Covering {
             policy: policy.clone(),
             learnt: learnt.cloned(),
+            program: settings.program(),
             agent,
         })
     }
@@ -151,7 +160,9 @@ impl Covering {
     }
 
     fn is_of(&self, settings: &Settings) -> bool {
-        settings.policy.as_ref() == Some(&self.policy) && settings.learnt == self.learnt
+        settings.policy.as_ref() == Some(&self.policy)
+            && settings.learnt == self.learnt
+            && settings.program() == self.program
     }
 }
 
@@ -181,6 +192,7 @@ impl Experiment for Plan {
     }
 
     fn share(&self) -> anyhow::Result<Vec<Covering>> {
+        program::require(self.cells.iter().filter_map(|cell| cell.settings.workload))?;
         let mut all: Vec<Covering> = Vec::new();
         for (kind, (settings, _)) in self.kinds.iter().enumerate() {
             let Some(policy) = &settings.policy else {
@@ -195,7 +207,7 @@ impl Experiment for Plan {
                 .zip(&self.kind_of)
                 .find(|(_, of)| **of == kind);
             let at = || cell.map_or_else(String::new, |(cell, _)| named(&cell.levels));
-            let covering = self.covering(policy, settings.learnt.as_ref());
+            let covering = self.covering(policy, settings);
             all.push(covering.with_context(at)?);
         }
         Ok(all)
@@ -280,6 +292,9 @@ impl Experiment for Plan {
     fn expected(&self, run: &Run) -> Duration {
         let Cell { settings, runs, .. } = &self.cells[run.cell];
         let work = settings.work();
+        if settings.program().is_some() {
+            return Duration::from_secs((work.count / program::RATE).into());
+        }
         let each = work.pause + 2 * settings.under_way() + Duration::from_millis(1);
         let outage = settings.outage(run.number, *runs).unwrap_or_default();
         each * (work.skip + work.count) + outage
@@ -287,7 +302,7 @@ impl Experiment for Plan {
 
     fn load(&self, run: &Run) -> f64 {
         let settings = &self.cells[run.cell].settings;
-        match settings.outage {
+        match settings.outage.filter(|_| settings.program().is_none()) {
             // A run with an outage mostly waits, and the gate separates the active ones.
             Some(_) => 0.04,
             None => {
@@ -313,13 +328,15 @@ impl Plan {
             relay.set(settings.link());
             let _before = relay.take_log();
         }
-        let gate = outage.map(|_| self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        // A program makes all its requests in any case.
+        let only_longest = outage.filter(|_| settings.program().is_none());
+        let gate = only_longest.map(|_| self.gate.lock().unwrap_or_else(PoisonError::into_inner));
         let with = (work, settings.options());
         let mut client = workload.connect(seat.client, seat.to, seat.certificate, with)?;
         let rule = settings.drop.as_ref().map(Dropped::rule).transpose()?;
         let rule = rule.map(|rule| seat.link.drops(rule)).transpose()?;
         let cycle = work.pause + workload.interval() + settings.under_way();
-        let at_least = outage.map(|length| length.saturating_sub(SHORTER + cycle));
+        let at_least = only_longest.map(|length| length.saturating_sub(SHORTER + cycle));
         let mut pinged = None;
         if let Some(relay) = seat.link.relay().filter(|_| settings.sample.is_some()) {
             pinged = Some(seat.client.ping(seat.to.ip())?);
@@ -331,7 +348,12 @@ impl Plan {
             // The seed depends only on the numbers, so that it is the same for all levels.
             let seed = seed_of(self.seed, &(run.number, attempt));
             let later: f64 = ChaCha8Rng::seed_from_u64(seed).random();
-            thread::sleep((PHASE.0 + PHASE.1 * cycle).mul_f64(later));
+            if settings.program().is_some() {
+                until_connected(seat.link)?;
+                thread::sleep(PROGRAM_PHASE.mul_f64(1.0 + later));
+            } else {
+                thread::sleep((PHASE.0 + PHASE.1 * cycle).mul_f64(later));
+            }
             let outage = seat.link.start_outage(PacketFilter::ALL, length)?;
             drop(gate);
             let blackout = seat.link.end_outage(outage)?;
@@ -339,7 +361,7 @@ impl Plan {
         }
         // A blocking wait for the reply would not notice a signal.
         let begun = Instant::now();
-        let patience = outage.map(|length| PATIENCE.0 + PATIENCE.1 * length);
+        let patience = only_longest.map(|length| PATIENCE.0 + PATIENCE.1 * length);
         while !client.has_reply()? {
             interrupt::check()?;
             if patience.is_some_and(|most| begun.elapsed() > most) {
@@ -351,7 +373,8 @@ impl Plan {
         }
         let mut measured: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         let mut add = |measure: &str, values| measured.insert(measure.to_owned(), values);
-        for (mut measure, mut values) in workload.end(&mut client, seat.server, work)? {
+        let log = seat.link.relay().map_or_else(Vec::new, Relay::take_log);
+        for (mut measure, mut values) in workload.end(&mut client, seat.server, work, &log)? {
             if let ("time", Some(at_least)) = (measure, at_least) {
                 // The longest transaction is the cost of the outage.
                 let longest = values.iter().copied().fold(0.0, f64::max);
@@ -369,8 +392,7 @@ impl Plan {
         if let Some(rule) = rule {
             add("packets dropped", vec![f(seat.link.remove(rule)?)]);
         }
-        if let Some(relay) = seat.link.relay() {
-            let log = relay.take_log();
+        if seat.link.relay().is_some() {
             if let Some(every) = settings.sample {
                 let seed = seed_of(self.seed, &(run.cell, run.number));
                 for (measure, read) in MEASURES.iter().zip(readings(&log, every, seed)) {
@@ -392,6 +414,18 @@ impl Plan {
         }
         Ok(Some(measured))
     }
+}
+
+/// Waits for the first SYN of a program, which may take long to start.
+fn until_connected(link: &dyn Link) -> anyhow::Result<()> {
+    let relay = link.relay().context("programs need --link relay")?;
+    eventually("connection of the program", TIMEOUT, || {
+        let is_there = relay
+            .log()
+            .iter()
+            .any(|packet| packet.is(&PacketFilter::SYN));
+        Ok(is_there.then_some(()))
+    })
 }
 
 /// The result of the first attempt that has one; `None` if none has.

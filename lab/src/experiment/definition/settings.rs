@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     commands::predict::duration,
     engine::Only,
+    program::Program,
     sampler,
     summary::millis,
     topology::LinkBackend,
@@ -146,6 +147,16 @@ pub(crate) struct Dropped {
     pub(crate) every: Option<u64>,
     /// Percentage, at random.
     pub(crate) percent: Option<f64>,
+    /// How random losses follow each other; absent: they are independent.
+    pub(crate) model: Option<LossModel>,
+    /// Mean number of packets lost in a row, with a model.
+    pub(crate) run: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LossModel {
+    GilbertElliott,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -185,13 +196,21 @@ impl Dropped {
         filter.payload = self.bytes.map(|bytes| (bytes, bytes));
         filter.first_time = self.first_copy;
         filter.from_byte = self.from_byte;
-        let pattern = match (self.every, self.percent) {
-            (None, None) => DropPattern::All,
-            (Some(n), None) if n > 0 => DropPattern::Every(n),
-            (None, Some(percent)) if (0.0..=100.0).contains(&percent) => {
-                DropPattern::Share(percent / 100.0)
+        let share = self.percent.unwrap_or(0.0) / 100.0;
+        let pattern = match (self.every, self.percent, self.model, self.run) {
+            (None, None, None, None) => DropPattern::All,
+            (Some(n), None, None, None) if n > 0 => DropPattern::Every(n),
+            (None, Some(_), None, None) if (0.0..=1.0).contains(&share) => {
+                DropPattern::Share(share)
             }
-            _ => anyhow::bail!("drop: give `every` (1 or more) or `percent` (0 to 100), not both"),
+            (None, Some(_), Some(LossModel::GilbertElliott), Some(length))
+                if (0.0..=0.5).contains(&share) && length >= 1.0 =>
+            {
+                DropPattern::Runs { share, length }
+            }
+            _ => anyhow::bail!(
+                "drop: give `every` (1 or more), or `percent` (0 to 100), or `model`, `percent` (0 to 50) and `run` (1 or more)"
+            ),
         };
         Ok(Rule::new(filter, pattern))
     }
@@ -270,6 +289,11 @@ impl Settings {
         }
     }
 
+    /// The real program that is measured.
+    pub(crate) fn program(&self) -> Option<Program> {
+        self.workload?.program()
+    }
+
     /// Duration of the outage of a run.
     pub(crate) fn outage(&self, number: u32, runs: u32) -> Option<Duration> {
         let least = self.outage?.0;
@@ -309,7 +333,7 @@ impl Settings {
         ensure!(self.work().count > 0, "count: at least 1");
         ensure!(
             self.work().pause.is_zero() || !workload.has_own_pace(),
-            "pause: http-pipelined and grpc have their own timing: leave it out, or set `pause = \"0ms\"`"
+            "pause: http-pipelined, grpc, pages and programs have their own timing: leave it out, or set `pause = \"0ms\"`"
         );
         ensure!(
             self.thin.is_none() || workload == Workload::RequestResponse,

@@ -130,6 +130,11 @@ fn errors_contain_place_and_fix() {
             &["timers kernel, pause 0", "1 or more"],
         ),
         (
+            "count = 7",
+            "drop = { model = \"gilbert-elliott\", percent = 1.5 }",
+            &["timers kernel, pause 0", "`run` (1 or more)"],
+        ),
+        (
             "policy = { rto_min = \"10ms\" }",
             "arm = \"control\"",
             &["timers agent", "add `policy"],
@@ -333,6 +338,8 @@ fn each_only_of_a_combination_holds() {
 fn own_definitions_are_read() {
     let counts = [
         (16 * 2 + 2 + 10, 10 * 2 + 2 + 4),
+        (7 * 4 * 5 + 3 * 2, 3 * 2 * 2),
+        (3 * 6 * 5, 3 * 2 * 2),
         (17 * 6, 5 * 6),
         (10 + 6, 4 + 3),
         (8 * (7 * 5 + 5), 8 * (3 * 3 + 2)),
