@@ -116,6 +116,9 @@ pub enum Verb {
     /// Print the manual page (roff)
     #[command(after_long_help = examples::MAN)]
     Man(Man),
+    /// The child process of a self-test
+    #[command(name = crate::doctor::self_test::VERB, hide = true)]
+    SelfTest(SelfTest),
     /// The child process of a probe
     #[command(name = rto_agent_kernel::kernel::interference::VERB, hide = true)]
     Probe(Probe),
@@ -547,10 +550,23 @@ pub struct Doctor {
     /// Check this cgroup2 directory instead of the configured one
     #[arg(long)]
     pub(crate) cgroup: Option<PathBuf>,
+    /// Test this kernel's timers with connections in a cgroup and network namespace of their own, and print a report;
+    /// takes five seconds, reads no configuration and does not affect other connections
+    #[arg(long, conflicts_with = "cgroup")]
+    pub(crate) self_test: bool,
     #[command(flatten)]
     pub(crate) output: OutputArg,
     #[command(flatten)]
     pub(crate) color: ColorArg,
+}
+
+/// The child process of a self-test.
+#[derive(Debug, Args)]
+pub struct SelfTest {
+    /// A cgroup to move into
+    pub(crate) cgroup: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArg,
 }
 
 /// `rto-agent apply`.

@@ -109,6 +109,9 @@ struct ProgInfo {
     between: [u32; 22],
     run_time_ns: u64,
     run_cnt: u64,
+    recursion_misses: u64,
+    verified_insns: u32,
+    padding: u32,
 }
 
 /// Run statistics of a program.
@@ -134,13 +137,15 @@ pub fn runs(id: u32) -> Option<Runs> {
     })
 }
 
-/// Name and tag of a program.
+/// What identifies a program, and what it cost to load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramInfo {
     /// At most 15 bytes, the kernel's limit.
     pub name: String,
     /// Hash of its instructions, hexadecimal.
     pub tag: String,
+    /// Instructions that the verifier processed; `None` before Linux 5.16.
+    pub verified_instructions: Option<u32>,
 }
 
 /// The sock_ops programs attached to exactly this cgroup (not to its ancestors).
@@ -178,6 +183,7 @@ impl From<ProgInfo> for ProgramInfo {
         Self {
             name: String::from_utf8_lossy(name).into_owned(),
             tag: info.tag.iter().map(|b| format!("{b:02x}")).collect(),
+            verified_instructions: Some(info.verified_insns).filter(|count| *count != 0),
         }
     }
 }

@@ -7,8 +7,11 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::netlink::{self, Message};
 
+/// Index of the loopback interface in a new namespace.
+pub const LOOPBACK: u32 = 1;
+
 /// Sets an interface up.
-pub(super) fn set_up(index: u32) -> anyhow::Result<()> {
+pub fn set_up(index: u32) -> anyhow::Result<()> {
     // struct ifinfomsg: family and type, both unused here; index, flags, and a mask of flags to
     // change.
     let up = u32::try_from(libc::IFF_UP)?;
@@ -18,7 +21,7 @@ pub(super) fn set_up(index: u32) -> anyhow::Result<()> {
 }
 
 /// Adds an address to an interface, with a prefix that contains only this address.
-pub(super) fn add_address(index: u32, address: IpAddr) -> anyhow::Result<()> {
+pub fn add_address(index: u32, address: IpAddr) -> anyhow::Result<()> {
     let (family, octets) = netlink::octets(address);
     // struct ifaddrmsg: family, prefix length, flags, scope; index.
     let first = [family, u8::try_from(octets.len() * 8)?, 0, 0];

@@ -27,14 +27,15 @@ use nix::{
 use rto_agent_common::PROBE_MARK;
 use rto_agent_core::{policy::ProbeTarget, wire::kernel::Verdict};
 
-use super::{interface, routes};
+use super::{
+    interface::{self, LOOPBACK},
+    routes,
+};
 
 /// Name of the hidden verb that starts the child process.
 pub const VERB: &str = "__probe";
 /// Prefix of the temporary cgroups' names.
 const CGROUP_PREFIX: &str = "rto-agent-probe-";
-/// Index of the loopback interface in a new namespace.
-const LOOPBACK: u32 = 1;
 /// No server needs to listen there, because packets are dropped.
 const PORT: u16 = 9;
 const SOURCE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 114, 116);
@@ -84,12 +85,14 @@ fn child_answer(parent: &Path, address: IpAddr) -> anyhow::Result<u64> {
 }
 
 /// A temporary cgroup, removed on drop.
-struct TempCgroup {
+#[derive(Debug)]
+pub struct TempCgroup {
     path: PathBuf,
 }
 
 impl TempCgroup {
-    fn new(parent: &Path) -> anyhow::Result<Self> {
+    /// Creates it below `parent`.
+    pub fn new(parent: &Path) -> anyhow::Result<Self> {
         sweep(parent);
         let pid = std::process::id();
         let path = parent.join(format!("{CGROUP_PREFIX}{pid}"));
@@ -100,12 +103,18 @@ impl TempCgroup {
             }
         }
     }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl Drop for TempCgroup {
     fn drop(&mut self) {
         // The child has ended, but the kernel may take a moment to report the cgroup as empty.
         for _ in 0..50 {
+            sweep(&self.path);
             match fs::remove_dir(&self.path) {
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
                     std::thread::sleep(Duration::from_millis(2));
@@ -127,6 +136,8 @@ pub fn sweep(parent: &Path) -> bool {
             // Another agent may just have created its cgroup, and not moved a process into it yet.
             && (pid == own || !is_agent(pid))
         {
+            // A killed self-test may leave the cgroup of its daemon's probe.
+            sweep(&entry.path());
             is_clean &= fs::remove_dir(entry.path()).is_ok();
         }
     }

@@ -8,7 +8,7 @@ pub mod descriptors;
 pub mod facts;
 pub mod features;
 pub mod hz;
-mod interface;
+pub mod interface;
 pub mod interference;
 pub mod kfuncs;
 pub mod link;

@@ -20,6 +20,9 @@ pub struct AttachedProgram {
     pub name: String,
     /// Hash of its instructions, hexadecimal.
     pub tag: String,
+    /// Instructions that the verifier processed; `None` before Linux 5.16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified_instructions: Option<u32>,
     /// The cgroup it is attached to.
     pub cgroup: PathBuf,
     /// Attached so that no other program may be attached here or below.
@@ -76,6 +79,7 @@ fn visit(cgroup: &Path, ours: &[u32], found: &mut Vec<AttachedProgram>) -> io::R
             id,
             name: info.name,
             tag: info.tag,
+            verified_instructions: info.verified_instructions,
             cgroup: cgroup.to_owned(),
             exclusive: mode == AttachMode::Exclusive,
             overridable: mode == AttachMode::Override,

@@ -121,7 +121,8 @@ Examples:
 pub(super) const DOCTOR: &str = "\
 Examples:
   rto-agent doctor
-  rto-agent doctor --cgroup /sys/fs/cgroup/system.slice";
+  rto-agent doctor --cgroup /sys/fs/cgroup/system.slice
+  rto-agent doctor --self-test   test this kernel, and print a report";
 
 pub(super) const COMPLETIONS: &str = "\
 Examples:

@@ -15,16 +15,23 @@ use rto_agent_kernel::{
 };
 
 use super::{
-    exit, print_coloured,
+    exit, print, print_coloured,
     terminal::{self, wrapped},
 };
 use crate::{
-    cli::{Doctor, WideArg},
+    cli::{self, Doctor, WideArg},
     client::Client,
-    doctor::{Finding, Input, Report, Severity, examine},
+    doctor::{
+        Finding, Input, Report, Severity, examine,
+        self_test::{self, SelfTest},
+    },
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
+    if args.self_test {
+        let options: &[_] = if args.output.json { &["--json"] } else { &[] };
+        return self_test::run(options);
+    }
     let path = &args.config.config;
     let features = probe::features();
     let facts = host_facts(&features);
@@ -88,6 +95,57 @@ fn probe_timers(
     // Without a daemon, or for a user other than root, the verdict is not reported.
     let _told = Client::new(&agent.socket).post::<()>("/v1/probe", &verdict);
     Some(verdict)
+}
+
+/// The child process of `--self-test`.
+pub(super) fn self_test(args: &cli::SelfTest) -> anyhow::Result<ExitCode> {
+    let report = self_test::child(&args.cgroup)?;
+    print(args.output.json, &report, || render_self_test(&report))?;
+    Ok(exit(report.passed))
+}
+
+fn render_self_test(report: &SelfTest) -> String {
+    let mut text = format!(
+        "rto-agent {}\nkernel {}, HZ {}\nthe daemon attached its program after {} ms\n",
+        report.version, report.kernel, report.hz, report.start_ms
+    );
+    for program in &report.programs {
+        let verified = program.verified_instructions;
+        let verified = verified.map_or("an unknown number of".to_owned(), |n| n.to_string());
+        let (name, cgroup) = (&program.name, program.cgroup.display());
+        text += &format!("program {name} at {cgroup}: {verified} instructions verified\n");
+    }
+    for feature in &report.features {
+        let presence = format!("{:?}", feature.presence).to_lowercase();
+        text += &format!("{:34} {presence}: {}\n", feature.name, feature.evidence);
+    }
+    text += &format!(
+        "\n{:34} {:>7} {:>18} {:>11}\n",
+        "LOST, TIMER", "FOR", "EXPECTED", "ARRIVED"
+    );
+    for case in &report.cases {
+        let [least, most] = case.expected_ms;
+        let measured = case
+            .measured_ms
+            .map_or("never".to_owned(), |ms| format!("{ms:.1} ms"));
+        let verdict = if case.passed { "ok" } else { "FAILED" };
+        let why = case.error.as_deref().unwrap_or_default();
+        text += &format!(
+            "{:34} {:>4} ms {:>18} {measured:>11}  {verdict} {why}\n",
+            case.name,
+            case.lost_ms,
+            format!("{least:.0} to {most:.0} ms"),
+        );
+    }
+    let failed = report.cases.iter().filter(|case| !case.passed).count();
+    text += &match failed {
+        0 => format!(
+            "\npassed: {}\n",
+            counted(report.cases.len(), "case", "cases")
+        ),
+        _ => format!("\nFAILED: {failed} of {} cases\n", report.cases.len()),
+    };
+    text
 }
 
 /// The indents of the finding, and of the reason and fix.

@@ -67,6 +67,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Completions(args) => generate::completions(&args),
         Verb::Man(args) => generate::man(&args),
+        Verb::SelfTest(args) => doctor::self_test(&args),
         Verb::Probe(args) => probe::run(&args),
     };
     match result {

@@ -13,6 +13,7 @@ mod firewall;
 mod handshake;
 mod host;
 mod network;
+pub mod self_test;
 mod state;
 
 /// How bad a finding is.

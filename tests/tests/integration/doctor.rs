@@ -1,5 +1,9 @@
 //! `doctor` and the other commands that need no daemon.
 
+use std::process::Stdio;
+
+use nix::{sys::signal::kill, unistd::Pid};
+use rto_agent_kernel::kernel::cgroup;
 use rto_testbed::netns::{self, nft};
 
 use crate::prelude::*;
@@ -300,5 +304,111 @@ fn completions_and_manual() -> anyhow::Result<()> {
     }
     assert!(env.cli(&["man"])?.contains(".TH"));
     assert!(env.cli(&["man", "add"])?.contains("initial"));
+    Ok(())
+}
+
+fn self_test() -> anyhow::Result<Command> {
+    let mut doctor = Command::new(find(None)?);
+    doctor.args(["doctor", "--self-test", "--json"]);
+    Ok(doctor)
+}
+
+/// The cgroup of this process's self-test.
+fn cgroup_of(pid: u32) -> PathBuf {
+    let root = cgroup::resolve(None).unwrap_or_default();
+    root.join(format!("rto-agent-probe-{pid}"))
+}
+
+test!(self_test_measures_the_timers_of_its_policies);
+fn self_test_measures_the_timers_of_its_policies() -> anyhow::Result<()> {
+    let child = self_test()?.stdout(Stdio::piped()).spawn()?;
+    let cgroup = cgroup_of(child.id());
+    let output = child.wait_with_output()?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(
+        output.status.success() && report["passed"] == true,
+        "{report:#}"
+    );
+    let took = |name: &str| {
+        let mut cases = report["cases"].as_array().into_iter().flatten();
+        let case = cases.find(|case| case["name"] == name);
+        case.and_then(|case| case["measured_ms"].as_f64())
+            .context(name.to_owned())
+    };
+    let jiffy_ms = jiffy().as_secs_f64() * 1000.0;
+    // From the timer to shortly before the kernel's own.
+    for (name, least, most) in [
+        ("SYN, kernel", 1000.0, 1999.0),
+        ("SYN, initial_rto = 100ms", 100.0, 999.0),
+        ("SYN-ACK, kernel", 1000.0, 1999.0),
+        ("SYN-ACK, syn_ack_rto = 200ms", 200.0, 999.0),
+        ("data, kernel", 200.0, 999.0),
+        ("data, rto_min = 20ms", 20.0, 199.0),
+        ("SYNs, kernel", 1500.0, 3999.0),
+        ("SYNs, initial_rto = 100ms", 1500.0, 3999.0),
+        ("SYN, after the daemon's end", 1000.0, 1999.0),
+    ] {
+        let ms = took(name)?;
+        ensure!(
+            (least - jiffy_ms..most).contains(&ms),
+            "{name}: {ms} ms\n{report:#}"
+        );
+    }
+    let own = &report["programs"][0];
+    ensure!(
+        own["name"] == "rto_agent" && own["cgroup"] == cgroup.to_str(),
+        "{report:#}"
+    );
+    ensure!(!cgroup.exists(), "{} is left", cgroup.display());
+    Ok(())
+}
+
+test!(self_test_that_is_ended_leaves_nothing);
+fn self_test_that_is_ended_leaves_nothing() -> anyhow::Result<()> {
+    let child = self_test()?
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (pid, cgroup) = (child.id(), cgroup_of(child.id()));
+    let children = |pid: &str| {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.split_whitespace()
+            .map(ToOwned::to_owned)
+            .collect::<Vec<_>>()
+    };
+    // The test has begun when a process is in the cgroup.
+    let begun = || {
+        let inside = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+        Ok(inside.lines().next().map(ToOwned::to_owned))
+    };
+    let tester = eventually("connections", TIMEOUT, begun)?;
+    let daemon = children(&tester).pop().context("no daemon")?;
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM)?;
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        output.status.code() == Some(1) && said.contains("interrupted"),
+        "{said}"
+    );
+    ensure!(!cgroup.exists(), "{} is left", cgroup.display());
+    let is_gone = |pid: &str| !Path::new("/proc").join(pid).join("exe").exists();
+    eventually("end of the daemon", TIMEOUT, || {
+        Ok(is_gone(&daemon).then_some(()))
+    })
+}
+
+test!(self_test_without_privileges_is_refused);
+fn self_test_without_privileges_is_refused() -> anyhow::Result<()> {
+    let mut doctor = Command::new("setpriv");
+    doctor
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(find(None)?);
+    let output = doctor.args(["doctor", "--self-test"]).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        output.status.code() == Some(1) && said.contains("run it as root"),
+        "{said}"
+    );
     Ok(())
 }
