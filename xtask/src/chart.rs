@@ -1,4 +1,5 @@
-//! `cargo xtask chart`: renders the Helm chart with each file of `charts/rto-agent/ci`, and validates the result.
+//! `cargo xtask chart`: renders the Helm chart with each file of `charts/rto-agent/ci`, and validates the result and the
+//! dashboard.
 //!
 //! The first line of a values file states the expected result: `# renders: KIND...`, or `# refused: TEXT` below
 //! `ci/refused`.
@@ -29,6 +30,9 @@ const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 /// The API of prometheus-operator, whose kinds are not in Kubernetes' schemas.
 const OPERATOR: &str = "monitoring.coreos.com/v1";
 const VALIDATE: &str = "kubernetes-validate==1.37.0";
+/// Grafana's schema of dashboards, as of 10.1.
+const GRAFANA: &str = "grafana-foundation-sdk==1769699998!10.1.0";
+const DASHBOARD: &str = "config/grafana/rto-agent.json";
 /// Converts YAML documents to a JSON list.
 const TO_JSON: &str = "import json, sys, yaml; json.dump([d for d in yaml.safe_load_all(open(sys.argv[1])) if d], sys.stdout)";
 
@@ -58,6 +62,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
     chart.restarts()?;
     chart.packages()?;
+    dashboard()?;
     println!(
         "{} renderings valid for Kubernetes {}; {} values refused",
         kept.len(),
@@ -238,6 +243,13 @@ impl Chart {
         }
         Ok(())
     }
+}
+
+fn dashboard() -> anyhow::Result<()> {
+    let python = tools::python("grafana", &[GRAFANA], "Grafana's schema")?.join("bin/python");
+    let mut check = Command::new(python);
+    check.args(["-c", include_str!("dashboard.py"), DASHBOARD]);
+    run_command(check.current_dir(root()))
 }
 
 fn text(value: &Value) -> &str {

@@ -1,19 +1,22 @@
+{{/* The name of every resource. */}}
 {{- define "rto-agent.name" -}}
 {{- $name := .Release.Name -}}
 {{- if not (contains .Chart.Name $name) }}{{ $name = printf "%s-%s" $name .Chart.Name }}{{ end -}}
-{{- $name | trunc 63 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default $name | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "rto-agent.selector" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "rto-agent.labels" -}}
 {{ include "rto-agent.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/component: agent
+app.kubernetes.io/part-of: {{ .Chart.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
 {{/* A value as TOML. Strings, numbers, booleans and lists have the same syntax in JSON and TOML, objects do not. */}}
@@ -66,5 +69,30 @@ apply_to_open = {{ toJson .Values.applyToOpen }}
 {{- with .Values.config }}
 
 {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "rto-agent.image" -}}
+{{- with .Values.image }}{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}{{ end -}}
+{{- end -}}
+
+{{/* On which nodes pods run, and who pulls their image. */}}
+{{- define "rto-agent.placement" -}}
+nodeSelector:
+  kubernetes.io/os: linux
+  {{- with .Values.nodeSelector }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}

@@ -30,6 +30,9 @@ pods() {
   kube get pods -l $of_release -o jsonpath="{range .items[*]}$one{\"\\n\"}{end}"
 }
 pod() { local uid image count; read -r uid image count <<<"$(pods)"; echo "${!1}"; }
+broken='this is = no [configuration'
+job_says() { kube logs job/rto-agent-check | grep -F "$1"; }
+config_has() { kube get configmap rto-agent -o yaml | grep -F "$1"; }
 rolled_out() { kube rollout status daemonset/rto-agent --timeout ${long}s; }
 status() { kube exec daemonset/rto-agent -- rto-agent status "$@"; }
 says_all_sockets() { status | grep -qF "every socket of the host"; }
@@ -99,9 +102,14 @@ steps() {
   is "ConfigMap: no restart" "$(pod count)" "$restarts"
   is "ConfigMap: the same process" "$(pid)" "$before"
 
+  do_step "refused configuration"
+  refuse "refused configuration: the hook ends helm's upgrade" release --reuse-values --set-string config="$broken"
+  check "refused configuration: the Job's log has the reason" job_says "this is"
+  refuse "refused configuration: the ConfigMap is the former one" config_has "this is"
+
   do_step "bad configuration"
   check "bad configuration: helm puts it into the ConfigMap" \
-    release --reuse-values --set-string config='this is = no [configuration'
+    release --reuse-values --no-hooks --set-string config="$broken"
   check "bad configuration: the metric reports it" wait_for 300 metric_is last_reload_successful 0.0
   check "bad configuration: the log reports it" logged "the last good configuration stays active"
   check "bad configuration: the former one stays in force" in_force
