@@ -1,12 +1,10 @@
 //! `cargo xtask coverage`: runs the tests of `cargo xtask test` with instrumented programs, and prints the covered
-//! lines of each crate, including lines that programs run which integration tests start.
+//! lines of each file, including lines that programs run which integration tests start.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
-
-use serde_json::Value;
+use std::{fs, path::Path, process::Command};
 
 use crate::{
-    process::{output, run as run_command},
+    process::run as run_command,
     root, test,
     tools::{self, cargo},
 };
@@ -60,9 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut test = instrumented(&std::env::current_exe()?);
     test.arg("test").args(args.filter.as_slice());
     let tested = run_command(&mut test);
-    let report = ["llvm-cov", "report", "--json", "--summary-only"];
-    let report = output(instrumented(cargo).args(report))?;
-    println!("\n{}", table(&serde_json::from_str(&report)?));
+    run_command(instrumented(cargo).args(["llvm-cov", "report"]))?;
     // Lines that a failed test ran count as well.
     tested
 }
@@ -87,51 +83,4 @@ fn take_libraries(built: &Path, target: &Path) -> anyhow::Result<()> {
     // other directories.
     copy(&["--archive", "--link"], &["deps"])?;
     copy(&["--archive"], &[".fingerprint", "build"])
-}
-
-/// The lines of each crate's files, and how many of them ran, from `cargo llvm-cov report`.
-fn table(report: &Value) -> String {
-    let mut crates = BTreeMap::<String, (u64, u64)>::new();
-    let files = report["data"][0]["files"].as_array();
-    for file in files.into_iter().flatten() {
-        let path = Path::new(file["filename"].as_str().unwrap_or_default());
-        let path = path.strip_prefix(root()).ok();
-        let Some(name) = path.and_then(|path| path.iter().next()) else {
-            continue;
-        };
-        let (covered, count) = crates.entry(name.display().to_string()).or_default();
-        let lines = &file["summary"]["lines"];
-        *covered += lines["covered"].as_u64().unwrap_or(0);
-        *count += lines["count"].as_u64().unwrap_or(0);
-    }
-    let mut text = "crate          covered    lines  percent".to_owned();
-    for (name, (covered, count)) in crates {
-        let percent = 100.0 * covered as f64 / count.max(1) as f64;
-        text += &format!("\n{name:<14} {covered:>7} {count:>8} {percent:>8.1}");
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn lines_are_added_up_by_crate() {
-        let file = |name: &str, count: u64, covered: u64| {
-            let lines = json!({"count": count, "covered": covered});
-            json!({"filename": root().join(name), "summary": {"lines": lines}})
-        };
-        let files = [
-            file("model/src/a.rs", 30, 20),
-            file("model/src/b/c.rs", 10, 9),
-        ];
-        let text = table(&json!({"data": [{"files": files}]}));
-        assert!(
-            text.ends_with("model               29       40     72.5"),
-            "{text}"
-        );
-    }
 }

@@ -43,7 +43,7 @@ enum Verb {
     Bench(bench::Args),
     /// Render the Helm chart, and validate what comes out
     Chart,
-    /// Print the lines of each crate that the tests run, integration tests and the programs they start included
+    /// Print the lines of each file that the tests run, integration tests and the programs they start included
     Coverage(coverage::Args),
     /// Run an end-to-end demo in temporary namespaces: connect() through outages without and with the agent
     Demo,
