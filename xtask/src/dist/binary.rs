@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::Command};
 use super::Release;
 use crate::{
     arch::Arch,
-    process::{output, run as run_command},
+    process::{need, output, run as run_command},
     tools::{self, cargo},
 };
 
@@ -16,7 +16,12 @@ impl Release {
     /// Builds the binary of an architecture. This needs no linker of that architecture: rustc has rust-lld, and start
     /// files and a C library for its musl targets. The binary includes a list of its dependencies (cargo-auditable).
     /// Optimisation takes most of the time; tests of the container do without it.
-    pub(crate) fn binary(&self, arch: Arch, unoptimised: bool) -> anyhow::Result<PathBuf> {
+    pub(crate) fn binary(
+        &self,
+        program: &str,
+        arch: Arch,
+        unoptimised: bool,
+    ) -> anyhow::Result<PathBuf> {
         let (profile, dir) = if unoptimised {
             ("dev", "debug")
         } else {
@@ -24,6 +29,12 @@ impl Release {
         };
         let sysroot = self.install_target(arch)?;
         let path = tools::ensure("cargo-auditable", CARGO_AUDITABLE, &[], "dist")?;
+        // For the assembler of rustls' ring, in rto-lab.
+        let compiler = format!("{}-linux-gnu-gcc", arch.rpm());
+        if program == "rto-lab" {
+            let package = format!("gcc-{}-linux-gnu", arch.rpm().replace('_', "-"));
+            need(&[(&compiler, &package)], "rto-lab")?;
+        }
         let mut flags = vec![
             "-Clinker=rust-lld".to_owned(),
             "-Clinker-flavor=ld.lld".to_owned(),
@@ -36,34 +47,39 @@ impl Release {
                 .current_dir(&self.source)
                 .args(["auditable", "build", "--quiet", "--locked"])
                 .args(["--profile", profile])
-                .args(["--package=rto-agent", "--bin=rto-agent", "--target"])
+                .args(["--package", program, "--bin", program, "--target"])
                 .arg(arch.target())
+                .env(format!("CC_{}", arch.target().replace('-', "_")), compiler)
                 .env("PATH", path)
                 .env("CARGO_TARGET_DIR", &self.build)
                 .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
                 .env("CARGO_INCREMENTAL", "0")
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
-        Ok(self.build.join(arch.target()).join(dir).join("rto-agent"))
+        Ok(self.build.join(arch.target()).join(dir).join(program))
     }
 
-    /// The software bill of materials (`CycloneDX`) of an architecture's binary.
-    pub(super) fn sbom(&self, arch: Arch) -> anyhow::Result<String> {
+    /// The software bill of materials (`CycloneDX`) of a program of an architecture.
+    pub(super) fn sbom(&self, program: &str, arch: Arch) -> anyhow::Result<String> {
         let path = tools::ensure("cargo-cyclonedx", CARGO_CYCLONEDX, &[], "SBOM")?;
-        let name = format!("rto-agent-{}", arch.deb());
+        let name = format!("{program}-{}", arch.deb());
+        let dir = program.trim_start_matches("rto-");
         run_command(
             cargo()
                 .current_dir(&self.source)
                 .args(["cyclonedx", "--quiet"])
                 .args(["--format=json", "--spec-version=1.5"])
-                .args(["--manifest-path=agent/Cargo.toml", "--no-build-deps"])
+                .args([
+                    &format!("--manifest-path={dir}/Cargo.toml"),
+                    "--no-build-deps",
+                ])
                 .args(["--target", &arch.target(), "--override-filename", &name])
                 .env("PATH", path)
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
         // cargo-cyclonedx writes an SBOM for each member of the workspace, next to its manifest.
         let file = format!("{name}.json");
-        let sbom = fs::read_to_string(self.source.join("agent").join(&file))?;
+        let sbom = fs::read_to_string(self.source.join(dir).join(&file))?;
         run_command(Command::new("find").arg(&self.source).args([
             "-maxdepth",
             "2",

@@ -12,10 +12,10 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 
-use self::stage::Stage;
+use self::stage::{PROGRAMS, Stage};
 use crate::{
     arch::Arch,
-    process::{have, output, run as run_command},
+    process::{output, run as run_command},
     root,
 };
 
@@ -83,6 +83,8 @@ pub(crate) struct Release {
     build: PathBuf,
     /// The commit's time, in seconds since 1970.
     epoch: String,
+    /// The version of the packages.
+    pub(crate) version: String,
 }
 
 impl Release {
@@ -93,36 +95,82 @@ impl Release {
         let epoch = std::env::var("SOURCE_DATE_EPOCH")
             .or_else(|_| output(git(&source).args(["log", "-1", "--format=%ct"])))
             .context("the time of the release: is this a git checkout?")?;
-        Ok(Self {
+        let mut release = Self {
             build: source.join("target/dist-build"),
             source,
             epoch,
-        })
+            version: VERSION.to_owned(),
+        };
+        release.version = release.version()?;
+        Ok(release)
+    }
+
+    /// The workspace's version at a commit with its tag or outside a git checkout. Else a version that is lower, and
+    /// higher than that of an earlier commit, so that package managers see an upgrade.
+    fn version(&self) -> anyhow::Result<String> {
+        let git = |args: &[&str]| output(git(&self.source).args(args));
+        let Ok(commit) = git(&[
+            "describe",
+            "--always",
+            "--exclude=*",
+            "--abbrev=12",
+            "--dirty=.dirty",
+        ]) else {
+            return Ok(VERSION.to_owned());
+        };
+        let tags = git(&["tag", "--points-at=HEAD", "--list", "v*"])?;
+        if tags.is_empty() {
+            return self.unreleased(0, &commit);
+        }
+        ensure!(
+            tags.lines()
+                .any(|tag| tag.strip_prefix('v') == Some(VERSION)),
+            "the commit has the tag {tags}, and Cargo.toml the version {VERSION}"
+        );
+        Ok(VERSION.to_owned())
+    }
+
+    /// A lower version than this one, as of a commit a second earlier.
+    pub(crate) fn before(&self) -> anyhow::Result<String> {
+        self.unreleased(1, "before")
+    }
+
+    fn unreleased(&self, seconds_ago: u64, commit: &str) -> anyhow::Result<String> {
+        let at = self.epoch.parse::<u64>()? - seconds_ago;
+        let time = date(&at.to_string(), "%Y%m%d%H%M%S")?;
+        Ok(format!("{VERSION}~git{time}.{commit}"))
+    }
+
+    /// The time of the release.
+    fn time(&self) -> anyhow::Result<String> {
+        date(&self.epoch, "%Y-%m-%dT%H:%M:%SZ")
     }
 
     /// Recreates a directory with the files of a release.
     fn make(&self, archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
         let stages = archs
             .iter()
-            .map(|arch| Stage::prepare(self, *arch))
+            .map(|arch| Stage::prepare(self, *arch, false))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if dist.exists() {
             fs::remove_dir_all(dist)?;
         }
         fs::create_dir_all(dist)?;
         for stage in &stages {
-            stage.package("deb", VERSION, dist)?;
-            stage.package("rpm", VERSION, dist)?;
+            for (program, list) in PROGRAMS {
+                for packager in ["deb", "rpm"] {
+                    stage.package(list, packager, &self.version, dist)?;
+                }
+                let sbom = format!("{program}-{VERSION}-{}.cdx.json", stage.arch.deb());
+                fs::copy(
+                    stage.dir.join(format!("{program}.cdx.json")),
+                    dist.join(sbom),
+                )?;
+            }
             stage.tar_gz(dist)?;
-            let sbom = format!("rto-agent-{VERSION}-{}.cdx.json", stage.arch.deb());
-            fs::copy(stage.dir.join("rto-agent.cdx.json"), dist.join(sbom))?;
         }
-        if have("buildah") {
-            let binary = |stage: &Stage<'_>| (stage.arch, stage.dir.join("rto-agent"));
-            image::make(self, &stages.iter().map(binary).collect::<Vec<_>>(), dist)?;
-        } else {
-            println!("buildah is not installed: NO image was made");
-        }
+        let binary = |stage: &Stage<'_>| (stage.arch, stage.dir.join("rto-agent"));
+        image::make(self, &stages.iter().map(binary).collect::<Vec<_>>(), dist)?;
         self.chart(dist)?;
         let mut sh = Command::new("sh");
         let sums = output(sh.args(["-c", "sha256sum -- *"]).current_dir(dist))?;
@@ -162,6 +210,12 @@ impl Release {
                 .arg(name),
         )
     }
+}
+
+/// A time in UTC, in this format of date(1).
+fn date(epoch: &str, format: &str) -> anyhow::Result<String> {
+    let mut date = Command::new("date");
+    output(date.args(["--utc", &format!("--date=@{epoch}"), &format!("+{format}")]))
 }
 
 fn git(source: &Path) -> Command {

@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use super::{Release, VERSION};
 use crate::{
     arch::Arch,
-    process::{output, run as run_command},
+    process::{need, output, run as run_command},
     tools,
 };
 
@@ -24,50 +24,79 @@ pub(crate) struct Stage<'a> {
 }
 
 const UNIT: &str = "systemd/rto-agent.service";
-const MAINTAINER: &str = "The rto-agent authors <maintainers@example.invalid>";
 
 /// Files copied from the checkout.
-const FILES: [&str; 12] = [
+const FILES: [&str; 8] = [
     "config/config.toml",
-    "config/prometheus/alerts.yml",
-    "config/prometheus/recording.yml",
-    "systemd/open-sockets.conf",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "README.md",
-    "packaging/nfpm.yaml",
     "packaging/sysusers.conf",
-    "packaging/copyright",
     "packaging/deb",
     "packaging/rpm",
+    "packaging/nfpm.yaml",
 ];
+/// Files copied from the checkout, which the packages have in /usr/share/doc/rto-agent/examples.
+const EXAMPLES: [&str; 4] = [
+    "config/grafana/rto-agent.json",
+    "config/prometheus/alerts.yml",
+    "config/prometheus/recording.yml",
+    "systemd/open-sockets.conf",
+];
+/// Files with words that Cargo.toml defines.
+const TEMPLATES: [&str; 3] = ["nfpm.yaml", "nfpm-lab.yaml", "copyright"];
+const WORDS: [(&str, &str); 3] = [
+    ("@MAINTAINER@", env!("CARGO_PKG_AUTHORS")),
+    ("@HOMEPAGE@", env!("CARGO_PKG_REPOSITORY")),
+    ("@LICENSE@", env!("CARGO_PKG_LICENSE")),
+];
+/// The programs, each with its list of nfpm.
+pub(crate) const PROGRAMS: [(&str, &str); 2] =
+    [("rto-agent", "nfpm.yaml"), ("rto-lab", "nfpm-lab.yaml")];
 
-/// Contents of the archive for an installation without a package.
-const IN_TAR: &str = "rto-agent open-sockets.conf config.toml alerts.yml recording.yml sysusers.conf man completions \
-                      LICENSE-APACHE LICENSE-MIT README.md";
+/// Contents of the archive for an installation without a package, in addition to the programs and the examples.
+const IN_TAR: &str =
+    "config.toml sysusers.conf man completions LICENSE-APACHE LICENSE-MIT README.md";
 
 impl<'a> Stage<'a> {
     /// Builds the files of the packages.
-    pub(crate) fn prepare(release: &'a Release, arch: Arch) -> anyhow::Result<Self> {
+    pub(crate) fn prepare(
+        release: &'a Release,
+        arch: Arch,
+        unoptimised: bool,
+    ) -> anyhow::Result<Self> {
         let dir = release.build.join("stage").join(arch.deb());
         if dir.exists() {
             fs::remove_dir_all(&dir)?;
         }
-        for below in ["completions", "man"] {
+        for below in ["completions", "man", "examples"] {
             fs::create_dir_all(dir.join(below))?;
         }
         let stage = Self { release, arch, dir };
-        stage.copy(&FILES.map(|file| release.source.join(file)), &stage.dir)?;
-        stage.copy(&[release.binary(arch, false)?], &stage.dir)?;
-        let changelog = release.source.join("CHANGELOG.md");
-        stage.copy(&[changelog], &stage.dir.join("changelog"))?;
-        let unit = fs::read_to_string(release.source.join(UNIT))?;
-        stage.write(
-            "rto-agent.service",
-            &unit.replace("/usr/local/bin/", "/usr/bin/"),
-        )?;
-        stage.manual()?;
-        stage.write("rto-agent.cdx.json", &release.sbom(arch)?)?;
+        let source = |file: &str| release.source.join(file);
+        stage.copy(&FILES.map(source), &stage.dir)?;
+        stage.copy(&EXAMPLES.map(source), &stage.dir.join("examples"))?;
+        for name in TEMPLATES {
+            let text = fs::read_to_string(source("packaging").join(name))?;
+            let filled = WORDS
+                .iter()
+                .fold(text, |text, (word, is)| text.replace(word, is));
+            stage.write(name, &filled)?;
+        }
+        stage.copy(&[source("CHANGELOG.md")], &stage.dir.join("changelog"))?;
+        let unit = fs::read_to_string(source(UNIT))?;
+        let unit = unit.replace("/usr/local/bin/", "/usr/bin/");
+        stage.write("rto-agent.service", &unit)?;
+        for (program, _) in PROGRAMS {
+            let binary = release.binary(program, arch, unoptimised)?;
+            stage.copy(&[binary], &stage.dir)?;
+            let sbom = release.sbom(program, arch)?;
+            stage.write(&format!("{program}.cdx.json"), &sbom)?;
+            stage.manual(
+                program,
+                &release.binary(program, Arch::host(), unoptimised)?,
+            )?;
+        }
         stage.compressed()?;
         stage.documentation()?;
         stage.normalise()?;
@@ -84,9 +113,10 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Makes a package and returns its path.
+    /// Makes a package by a list of nfpm, and returns its path.
     pub(crate) fn package(
         &self,
+        list: &str,
         packager: &str,
         version: &str,
         into: &Path,
@@ -102,7 +132,14 @@ impl<'a> Stage<'a> {
         };
         let said = output(
             Command::new(python.join("nfpm"))
-                .args(["package", "--packager", packager, "--target"])
+                .args([
+                    "package",
+                    "--config",
+                    list,
+                    "--packager",
+                    packager,
+                    "--target",
+                ])
                 .arg(into)
                 .current_dir(&self.dir)
                 .env("ARCH", arch)
@@ -121,21 +158,36 @@ impl<'a> Stage<'a> {
         let parent = tempfile::tempdir()?;
         let top = parent.path().join(&name);
         fs::create_dir(&top)?;
-        let files: Vec<PathBuf> = IN_TAR.split(' ').map(|file| self.dir.join(file)).collect();
-        self.copy(&files, &top)?;
+        let programs = PROGRAMS.iter().map(|(program, _)| *program);
+        let files = programs
+            .chain(IN_TAR.split(' '))
+            .map(|file| self.dir.join(file));
+        self.copy(&files.collect::<Vec<_>>(), &top)?;
+        let examples = fs::read_dir(self.dir.join("examples"))?;
+        let examples = examples.map(|file| Ok(file?.path()));
+        self.copy(&examples.collect::<std::io::Result<Vec<_>>>()?, &top)?;
         // The unit in the sources names the binary's path of an installation without a package.
         self.copy(&[self.release.source.join(UNIT)], &top)?;
         let archive = into.join(format!("{name}.tar.gz"));
         self.release.tar(parent.path(), &name, &[], &archive)
     }
 
-    /// Generates a manual page for each command, and completions, with a binary that runs here.
-    fn manual(&self) -> anyhow::Result<()> {
-        let agent = self.release.binary(Arch::host(), false)?;
+    /// Generates manual pages and completions with a program that runs here.
+    fn manual(&self, program: &str, binary: &Path) -> anyhow::Result<()> {
         let man = self.dir.join("man");
-        run_command(Command::new(&agent).args(["man", "--dir"]).arg(man))?;
+        if program != "rto-agent" {
+            need(&[("help2man", "help2man")], "its manual page")?;
+            let page = man.join(format!("{program}.1"));
+            return run_command(
+                Command::new("help2man")
+                    .args(["--no-info", "--output"])
+                    .args([page.as_path(), binary])
+                    .env("SOURCE_DATE_EPOCH", &self.release.epoch),
+            );
+        }
+        run_command(Command::new(binary).args(["man", "--dir"]).arg(man))?;
         for shell in ["bash", "zsh", "fish"] {
-            let script = output(Command::new(&agent).args(["completions", shell]))?;
+            let script = output(Command::new(binary).args(["completions", shell]))?;
             self.write(&format!("completions/{shell}"), &format!("{script}\n"))?;
         }
         Ok(())
@@ -143,35 +195,54 @@ impl<'a> Stage<'a> {
 
     /// Adds changelogs, and the files that packages compress.
     fn compressed(&self) -> anyhow::Result<()> {
-        let time = format!("--date=@{}", self.release.epoch);
-        let date = output(Command::new("date").args(["--utc", "--iso-8601=seconds", &time]))?;
+        let (version, [(_, maintainer), ..]) = (&self.release.version, WORDS);
+        let date = self.release.time()?;
         self.write(
             "changelog.yaml",
             &format!(
-                "- semver: {VERSION}\n  date: {date}\n  packager: {MAINTAINER}\n  \
+                "- semver: {version}\n  date: {date}\n  packager: {maintainer}\n  \
                  deb: {{urgency: medium, distributions: [unstable]}}\n  changes:\n    \
                  - note: Changes are in changelog.gz.\n"
             ),
         )?;
-        // A compressed copy of the SBOM, which is also released uncompressed.
-        let compress = "gzip -9n man/*.1 changelog && gzip -9nk rto-agent.cdx.json";
+        // Compressed copies of the SBOMs, which are also released uncompressed.
+        let compress = "gzip -9n man/* changelog && gzip -9nk *.cdx.json";
         let mut sh = Command::new("sh");
         run_command(sh.args(["-c", compress]).current_dir(&self.dir))
     }
 
-    /// Adds each manual page to nfpm's list: an rpm marks such files, and nfpm supports no pattern for them.
+    /// Adds manual pages and examples to nfpm's lists: an rpm marks such files, and nfpm supports no pattern for them.
     fn documentation(&self) -> anyhow::Result<()> {
-        let config = self.dir.join("nfpm.yaml");
-        let mut text = fs::read_to_string(&config)?;
-        let pages = output(Command::new("ls").arg(self.dir.join("man")))?;
-        for page in pages.lines() {
-            for packager in ["packager: deb", "packager: rpm, type: doc"] {
-                text += &format!(
-                    "  - {{src: man/{page}, dst: /usr/share/man/man1/{page}, {packager}}}\n"
-                );
+        let mut files = Vec::new();
+        for dir in ["man", "examples"] {
+            for file in fs::read_dir(self.dir.join(dir))? {
+                files.push(format!("{dir}/{}", file?.file_name().display()));
             }
         }
-        Ok(fs::write(config, text)?)
+        files.sort();
+        for (program, list) in PROGRAMS {
+            let list = self.dir.join(list);
+            let mut text = fs::read_to_string(&list)?;
+            for file in &files {
+                // "man/rto-agent.1.gz"
+                let (to, owner) = match file.strip_prefix("man/") {
+                    Some(page) => {
+                        let section = page.trim_end_matches(".gz").chars().last().unwrap_or('1');
+                        (format!("man/man{section}/{page}"), &page[..7])
+                    }
+                    None => (format!("doc/rto-agent/{file}"), "rto-age"),
+                };
+                for packager in ["deb", "rpm, type: doc"] {
+                    if program.starts_with(owner) {
+                        text += &format!(
+                            "  - {{src: {file}, dst: /usr/share/{to}, packager: {packager}}}\n"
+                        );
+                    }
+                }
+            }
+            fs::write(list, text)?;
+        }
+        Ok(())
     }
 
     /// Sets modes and times that do not depend on this host.

@@ -7,33 +7,47 @@ use anyhow::{Context as _, ensure};
 use super::{Checks, arm64};
 use crate::{
     arch::Arch,
-    dist::{Release, VERSION, stage::Stage},
+    dist::{
+        Release,
+        stage::{PROGRAMS, Stage},
+    },
     process::{need, output, run as run_command},
     root,
 };
 
-/// A version older than any release.
-const OLDER: &str = "0.0.1";
 /// Added to the configuration file of the older version.
 const DIFFERENCE: &str = "# The older version's.\n";
 const QEMU: &str = "qemu-aarch64-static";
 
-/// Puts packages into a directory for the machine: packages of this version, and below `older` packages of an older one.
+/// Puts packages into a directory for the machine: of this version, and below `older` those that the commit before it
+/// would have.
 ///
 /// Before that it runs the checks that need no machine.
-pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+pub(super) fn prepare(
+    archs: &[Arch],
+    unoptimised: bool,
+    dir: &Path,
+    checks: &mut Checks,
+) -> anyhow::Result<()> {
     let release = Release::of(root())?;
     let older = dir.join("older");
     fs::create_dir_all(&older)?;
     for arch in archs {
-        let stage = Stage::prepare(&release, *arch)?;
+        let stage = Stage::prepare(&release, *arch, unoptimised)?;
         let name = arch.deb();
         let into = tempfile::tempdir()?;
-        let deb = stage.package("deb", VERSION, into.path())?;
-        let rpm = stage.package("rpm", VERSION, into.path())?;
         let mut check = |what: &str, result| checks.host(&format!("{name}: {what}"), result);
-        check("lintian has no error and no warning", lintian(&deb));
-        check("rpmlint has no error", rpmlint(&rpm));
+        let mut packages = Vec::new();
+        for (program, list) in PROGRAMS {
+            let package = |packager| stage.package(list, packager, &release.version, into.path());
+            let (deb, rpm) = (package("deb")?, package("rpm")?);
+            check(
+                &format!("{program}: lintian has no error and no warning"),
+                lintian(&deb),
+            );
+            check(&format!("{program}: rpmlint has no error"), rpmlint(&rpm));
+            packages.extend([deb, rpm]);
+        }
         check(
             "the binary is static and validates the configuration",
             validates(*arch, &stage.dir),
@@ -45,7 +59,7 @@ pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow
             }
             continue;
         }
-        for package in [deb, rpm] {
+        for package in packages {
             let to = dir.join(package.file_name().context("no name")?);
             fs::copy(package, to)?;
         }
@@ -53,8 +67,9 @@ pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow
         let config = changed.dir.join("config.toml");
         let text = fs::read_to_string(&config)?;
         fs::write(&config, format!("{text}{DIFFERENCE}"))?;
+        let before = release.before()?;
         for packager in ["deb", "rpm"] {
-            changed.package(packager, OLDER, &older)?;
+            changed.package("nfpm.yaml", packager, &before, &older)?;
         }
     }
     Ok(())

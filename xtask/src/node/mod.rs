@@ -10,7 +10,6 @@ use crate::{
         Checks,
         debian::{self, Debian},
     },
-    process::need,
     root,
     vm::{
         self,
@@ -86,9 +85,8 @@ fn podman(args: &Args) -> anyhow::Result<()> {
 
 /// Adds the image, and the binary that it contains.
 fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
-    need(&[("buildah", "buildah")], "the container's image")?;
     let release = Release::of(root())?;
-    let binary = release.binary(Arch::host(), args.unoptimised)?;
+    let binary = release.binary("rto-agent", Arch::host(), args.unoptimised)?;
     let srv = debian.dir().join("srv");
     fs::create_dir_all(&srv)?;
     image::make(&release, &[(Arch::host(), binary.clone())], &srv)?;

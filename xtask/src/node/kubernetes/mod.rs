@@ -82,9 +82,10 @@ fn add_images(debian: &Debian, args: &Args) -> anyhow::Result<()> {
     let release = Release::of(root())?;
     release.chart(&srv)?;
     let pause = image::Image {
-        name: "busybox",
-        containerfile: &root().join("xtask/src/node/kubernetes/Containerfile.pause"),
         programs: &[(Arch::host(), vm::image::BUSYBOX.into())],
+        path: "busybox",
+        // What holds the namespaces of a pod: it waits.
+        config: json!({"Entrypoint": ["/busybox", "sleep", "2147483647"]}),
     };
     pause.make(&release, &srv.join(format!("pause-{VERSION}.oci.tar")))
 }
