@@ -185,6 +185,15 @@ impl<'a> Stage<'a> {
                     .env("SOURCE_DATE_EPOCH", &self.release.epoch),
             );
         }
+        need(
+            &[("lowdown", "lowdown")],
+            "the manual page of the configuration",
+        )?;
+        let page = "sed -f packaging/config-man.sed docs/operate/configuration.md | \
+                    lowdown -s -Tman -Mtitle=rto-agent-config -Msection=5 --nroff-nolinks";
+        let mut sh = Command::new("sh");
+        let page = output(sh.args(["-c", page]).current_dir(&self.release.source))?;
+        self.write("man/rto-agent-config.5", &format!("{page}\n"))?;
         run_command(Command::new(binary).args(["man", "--dir"]).arg(man))?;
         for shell in ["bash", "zsh", "fish"] {
             let script = output(Command::new(binary).args(["completions", shell]))?;
@@ -224,20 +233,22 @@ impl<'a> Stage<'a> {
             let list = self.dir.join(list);
             let mut text = fs::read_to_string(&list)?;
             for file in &files {
-                // "man/rto-agent.1.gz"
-                let (to, owner) = match file.strip_prefix("man/") {
+                let (to, is_own) = match file.strip_prefix("man/") {
+                    // "rto-agent-add.1.gz"
                     Some(page) => {
-                        let section = page.trim_end_matches(".gz").chars().last().unwrap_or('1');
-                        (format!("man/man{section}/{page}"), &page[..7])
+                        let section = page.trim_end_matches(".gz").chars().last();
+                        let section = section.unwrap_or_default();
+                        (
+                            format!("man/man{section}/{page}"),
+                            page.starts_with(program),
+                        )
                     }
-                    None => (format!("doc/rto-agent/{file}"), "rto-age"),
+                    None => (format!("doc/rto-agent/{file}"), program == "rto-agent"),
                 };
-                for packager in ["deb", "rpm, type: doc"] {
-                    if program.starts_with(owner) {
-                        text += &format!(
-                            "  - {{src: {file}, dst: /usr/share/{to}, packager: {packager}}}\n"
-                        );
-                    }
+                for packager in ["deb", "rpm, type: doc"].iter().filter(|_| is_own) {
+                    text += &format!(
+                        "  - {{src: {file}, dst: /usr/share/{to}, packager: {packager}}}\n"
+                    );
                 }
             }
             fs::write(list, text)?;
