@@ -356,7 +356,7 @@ fn self_test_measures_the_timers_of_its_policies() -> anyhow::Result<()> {
     }
     let own = &report["programs"][0];
     ensure!(
-        own["name"] == "rto_agent" && own["cgroup"] == cgroup.to_str(),
+        own["name"] == "rto_agent" && own["cgroup"].as_str() == cgroup.to_str(),
         "{report:#}"
     );
     ensure!(!cgroup.exists(), "{} is left", cgroup.display());
