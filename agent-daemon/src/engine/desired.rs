@@ -336,7 +336,7 @@ impl Resolved {
 
     /// Decisions that are not applied, in words.
     pub(super) fn misfits_text(&self) -> Option<String> {
-        let names: Vec<_> = self.misfits.iter().map(|name| name.as_str()).collect();
+        let names: Vec<_> = self.misfits.iter().map(PolicyName::as_str).collect();
         (!names.is_empty()).then(|| {
             format!(
                 "the learnt values conflict with the settings of {} and are not applied",

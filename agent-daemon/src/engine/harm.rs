@@ -222,7 +222,7 @@ mod tests {
         let text = "policy near: the kernel refused TCP_RTO_MIN_US 2 times";
         let warnings =
             |harms: &Harms, all: &[PolicyName]| harms.report(&all.iter().cloned().collect()).1;
-        assert_eq!(warnings(&harms, &[near.clone()]), [text]);
+        assert_eq!(warnings(&harms, std::slice::from_ref(&near)), [text]);
         assert!(warnings(&harms, &[]).is_empty());
         harms.note([(&near, &PolicyStats::default())], true);
         assert!(warnings(&harms, &[near]).is_empty() && harms.read_at_s().is_some());
