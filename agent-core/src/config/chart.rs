@@ -22,7 +22,7 @@ const CIDR: &str = r"^(\d+(\.0){3}/[0-8]|\d+\.\d+(\.0){2}/(9|1[0-6])|(\d+\.){3}0
 
 /// The parser's error about this policy.
 fn refusal(policy: &str) -> String {
-    let text = format!("[policy.p]\ncidrs = []\n{policy}\n");
+    let text = format!("[policy.p]\ncidrs = ['192.0.2.0/24']\n{policy}\n");
     let read = Config::from_text(Path::new("config.toml"), text, &HOST);
     read.err().map(|e| e.to_string()).unwrap_or_default()
 }
@@ -38,7 +38,7 @@ fn require_units(object: &mut Value, setting: impl Fn(&str) -> String) {
 
 /// The schema of a policy that sets something.
 fn sets_something() -> Value {
-    let refused = refusal("");
+    let refused = refusal("force = true");
     let (_, settings) = refused.split_once("at least one of ").unwrap();
     let settings = settings.lines().next().unwrap_or_default().split(", ");
     json!({ "anyOf": settings.map(|name| json!({ "required": [name] })).collect::<Value>() })
