@@ -118,44 +118,30 @@ pub(super) enum Column {
 }
 
 impl Column {
-    /// All columns, from left to right.
-    pub(super) const ALL: [Self; 12] = [
-        Self::Policy,
-        Self::ConnectionRate,
-        Self::Retransmissions,
-        Self::Spurious,
-        Self::Bad,
-        Self::ConnectP50,
-        Self::ConnectP99,
-        Self::ConnectP999,
-        Self::SrttP50,
-        Self::SrttP99,
-        Self::AbortedRate,
-        Self::Connections,
+    /// All columns, in the order of the variants, with their titles.
+    pub(super) const ALL: [(Self, &str); 12] = [
+        (Self::Policy, "POLICY"),
+        (Self::ConnectionRate, "CONN/S"),
+        (Self::Retransmissions, "RETR%"),
+        (Self::Spurious, "SPUR%"),
+        (Self::Bad, ">500MS"),
+        (Self::ConnectP50, "P50"),
+        (Self::ConnectP99, "P99"),
+        (Self::ConnectP999, "P99.9"),
+        (Self::SrttP50, "RTT P50"),
+        (Self::SrttP99, "RTT P99"),
+        (Self::AbortedRate, "ABRT/S"),
+        (Self::Connections, "CONNS"),
     ];
 
     /// The column's title.
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Self::Policy => "POLICY",
-            Self::ConnectionRate => "CONN/S",
-            Self::Retransmissions => "RETR%",
-            Self::Spurious => "SPUR%",
-            Self::Bad => ">500MS",
-            Self::ConnectP50 => "P50",
-            Self::ConnectP99 => "P99",
-            Self::ConnectP999 => "P99.9",
-            Self::SrttP50 => "RTT P50",
-            Self::SrttP99 => "RTT P99",
-            Self::AbortedRate => "ABRT/S",
-            Self::Connections => "CONNS",
-        }
+    pub(super) const fn title(self) -> &'static str {
+        Self::ALL[self as usize].1
     }
 
     /// The next column to sort by.
     pub(super) fn next(self) -> Self {
-        let at = Self::ALL.iter().position(|c| *c == self).unwrap_or(0);
-        Self::ALL[(at + 1) % Self::ALL.len()]
+        Self::ALL[(self as usize + 1) % Self::ALL.len()].0
     }
 }
 

@@ -1,5 +1,7 @@
 //! The table of policies: chooses the columns that fit, and fills them.
 
+use std::iter;
+
 use ratatui::{
     Frame,
     layout::{Constraint, Rect},
@@ -20,21 +22,84 @@ use crate::commands::stats::short_us;
 const NAME: u16 = 12;
 const PAST: u16 = 8;
 
-/// All columns but the name, the most important first; `None` is the sparkline.
-const IMPORTANCE: [Option<Column>; 12] = [
-    Some(Column::ConnectionRate),
-    Some(Column::Retransmissions),
-    Some(Column::Spurious),
-    Some(Column::Bad),
-    Some(Column::ConnectP99),
-    Some(Column::ConnectP999),
-    Some(Column::ConnectP50),
-    Some(Column::SrttP99),
-    None,
-    Some(Column::AbortedRate),
-    Some(Column::SrttP50),
-    Some(Column::Connections),
+/// The columns beside the name, from left to right; `None` is the sparkline.
+const COLUMNS: [Spec<Option<Column>>; 12] = [
+    column(Column::ConnectionRate, 6, 0),
+    column(Column::Retransmissions, 6, 1),
+    column(Column::Spurious, 6, 2),
+    column(Column::Bad, 6, 3),
+    column(Column::ConnectP50, 6, 6),
+    column(Column::ConnectP99, 6, 4),
+    column(Column::ConnectP999, 6, 5),
+    column(Column::SrttP50, 7, 10),
+    column(Column::SrttP99, 7, 7),
+    column(Column::AbortedRate, 6, 9),
+    column(Column::Connections, 6, 11),
+    Spec::text(None, "HISTORY", PAST, 8),
 ];
+
+const fn column(column: Column, width: u16, rank: usize) -> Spec<Option<Column>> {
+    Spec::number(Some(column), column.title(), width, rank)
+}
+
+/// A column of a table that may be too narrow for all.
+pub(super) struct Spec<C> {
+    pub(super) column: C,
+    pub(super) title: &'static str,
+    pub(super) width: u16,
+    /// The lower, the more important.
+    rank: usize,
+    is_number: bool,
+}
+
+impl<C> Spec<C> {
+    pub(super) const fn text(column: C, title: &'static str, width: u16, rank: usize) -> Self
+    where
+        C: Copy,
+    {
+        Self {
+            column,
+            title,
+            width,
+            rank,
+            is_number: false,
+        }
+    }
+
+    pub(super) const fn number(column: C, title: &'static str, width: u16, rank: usize) -> Self
+    where
+        C: Copy,
+    {
+        Self {
+            is_number: true,
+            ..Self::text(column, title, width, rank)
+        }
+    }
+
+    /// Text is left-aligned, numbers are right-aligned.
+    pub(super) fn cell<'a>(&self, (text, style): (String, Style)) -> Cell<'a> {
+        let text = Text::from(text);
+        let text = match self.is_number {
+            true => text.right_aligned(),
+            false => text,
+        };
+        Cell::new(text).style(style)
+    }
+}
+
+/// The most important columns that fit, each after a space, in their order; and the rest of the width.
+pub(super) fn fitting<C>(all: &'static [Spec<C>], width: u16) -> (Vec<&'static Spec<C>>, u16) {
+    let mut ranked: Vec<_> = all.iter().collect();
+    ranked.sort_by_key(|spec| spec.rank);
+    let (mut left, mut count) = (width, 0);
+    for spec in ranked {
+        let Some(rest) = left.checked_sub(1 + spec.width) else {
+            break;
+        };
+        (left, count) = (rest, count + 1);
+    }
+    (all.iter().filter(|spec| spec.rank < count).collect(), left)
+}
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let rows = state.rows();
@@ -49,22 +114,25 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     }
     let longest = rows.iter().map(|r| r.name.as_str().len()).max();
     let columns = Columns::for_width(area.width, longest.unwrap_or(0));
-    let header = columns.cells(
-        |column| {
-            let style = if column == state.sort {
-                Modifier::BOLD | Modifier::UNDERLINED
-            } else {
-                Modifier::BOLD
-            };
-            (column.title().to_owned(), Style::new().add_modifier(style))
-        },
-        || "HISTORY".to_owned(),
-    );
-    let body = rows.iter().map(|row| {
-        let past = || bars::sparkline(row.past(), columns.past.into());
-        TableRow::new(columns.cells(|column| cell(row, column, columns.name), past))
+    let header = columns.cells(|column| {
+        let title = column.map_or("HISTORY", Column::title);
+        let style = match column {
+            Some(column) if column == state.sort => Modifier::BOLD | Modifier::UNDERLINED,
+            Some(_) => Modifier::BOLD,
+            None => Modifier::empty(),
+        };
+        (title.to_owned(), Style::new().add_modifier(style))
     });
-    let table = Table::new(body, columns.widths())
+    let body = rows.iter().map(|row| {
+        TableRow::new(columns.cells(|column| match column {
+            Some(column) => cell(row, column, columns.name),
+            None => {
+                let past = bars::sparkline(row.past(), columns.past.into());
+                (past, Style::new())
+            }
+        }))
+    });
+    let table = Table::new(body, columns.widths().map(Constraint::Length))
         .header(TableRow::new(header))
         .row_highlight_style(Modifier::REVERSED);
     let mut selected = TableState::new().with_selected(state.selected());
@@ -102,71 +170,36 @@ fn cell(row: &Row<'_>, column: Column, name_width: u16) -> (String, Style) {
 
 /// The columns that fit.
 struct Columns {
-    shown: Vec<Column>,
+    shown: Vec<&'static Spec<Option<Column>>>,
     name: u16,
-    /// Width of the sparkline; 0 if it does not fit.
+    /// Width of the sparkline.
     past: u16,
 }
 
 impl Columns {
     fn for_width(width: u16, longest: usize) -> Self {
         let longest = u16::try_from(longest).unwrap_or(u16::MAX).max(6);
-        let mut left = width.saturating_sub(longest.min(NAME));
-        let mut fits = Vec::new();
-        for column in IMPORTANCE {
-            let Some(rest) = left.checked_sub(1 + column.map_or(PAST, width_of)) else {
-                break;
-            };
-            left = rest;
-            fits.push(column);
-        }
+        let (shown, left) = fitting(&COLUMNS, width.saturating_sub(longest.min(NAME)));
         let grown = longest.saturating_sub(NAME).min(left);
-        let past = if fits.contains(&None) {
-            (PAST + left - grown).min(u16::try_from(SAMPLES).unwrap_or(PAST))
-        } else {
-            0
-        };
-        let shown = |column: &Column| *column == Column::Policy || fits.contains(&Some(*column));
         Self {
-            shown: Column::ALL.into_iter().filter(shown).collect(),
+            shown,
             name: (longest.min(NAME) + grown).min(width),
-            past,
+            past: (PAST + left - grown).min(u16::try_from(SAMPLES).unwrap_or(PAST)),
         }
     }
 
-    fn widths(&self) -> Vec<Constraint> {
-        let width = |column: &Column| match column {
-            Column::Policy => self.name,
-            column => width_of(*column),
-        };
-        let past = (self.past > 0).then_some(self.past);
-        let widths = self.shown.iter().map(width).chain(past);
-        widths.map(Constraint::Length).collect()
+    fn widths(&self) -> impl Iterator<Item = u16> {
+        let of = |spec: &&Spec<Option<Column>>| spec.column.map_or(self.past, |_| spec.width);
+        iter::once(self.name).chain(self.shown.iter().map(of))
     }
 
-    fn cells<'a>(
-        &self,
-        text: impl Fn(Column) -> (String, Style),
-        past: impl FnOnce() -> String,
-    ) -> Vec<Cell<'a>> {
-        let cell = |column: &Column| {
-            let (text, style) = text(*column);
-            let text = Text::from(text);
-            let text = if *column == Column::Policy {
-                text
-            } else {
-                text.right_aligned()
-            };
-            Cell::new(text).style(style)
-        };
-        let past = (self.past > 0).then(|| Cell::new(past()));
-        self.shown.iter().map(cell).chain(past).collect()
+    fn cells<'a>(&self, text: impl Fn(Option<Column>) -> (String, Style)) -> Vec<Cell<'a>> {
+        let (name, style) = text(Some(Column::Policy));
+        let cells = self.shown.iter().map(|spec| spec.cell(text(spec.column)));
+        iter::once(Cell::new(name).style(style))
+            .chain(cells)
+            .collect()
     }
-}
-
-/// The width for the title and for the texts of [`number`], [`percent`] and [`short_us`].
-fn width_of(column: Column) -> u16 {
-    u16::try_from(column.title().len()).unwrap_or(6).max(6)
 }
 
 /// Truncates a name to a width, visibly.
@@ -215,20 +248,16 @@ mod tests {
     #[test]
     fn the_least_important_columns_go_first() {
         let shown = |width| Columns::for_width(width, 8).shown.len();
-        assert_eq!(shown(120), Column::ALL.len());
-        assert_eq!(shown(6), 1);
+        assert_eq!(shown(120), COLUMNS.len());
+        assert_eq!(shown(6), 0);
         for width in 1..100 {
             let columns = Columns::for_width(width, 40);
-            let sum: u16 = columns.shown[1..].iter().map(|c| 1 + width_of(*c)).sum();
-            let past = if columns.past > 0 {
-                1 + columns.past
-            } else {
-                0
-            };
-            assert!(columns.name + sum + past <= width.max(NAME), "{width}");
+            let sum: u16 = columns.widths().map(|width| 1 + width).sum();
+            assert!(sum - 1 <= width.max(NAME), "{width}");
         }
-        let without = |column| !Columns::for_width(78, 12).shown.contains(&column);
-        assert!(without(Column::Connections));
+        let columns = Columns::for_width(78, 12);
+        let is_last = |spec: &&Spec<_>| spec.column == Some(Column::Connections);
+        assert!(!columns.shown.iter().any(|spec| is_last(&spec)));
     }
 
     #[test]

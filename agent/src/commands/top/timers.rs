@@ -6,7 +6,7 @@ use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
     style::{Color, Modifier, Style, Stylize as _},
-    text::{Line, Text},
+    text::Line,
     widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap},
 };
 use rto_agent_core::{
@@ -25,40 +25,30 @@ use rto_model::tune::{
 use super::{
     history::{float, share},
     state::State,
-    table::{number, percent, shortened},
+    table::{Spec, fitting, number, percent, shortened},
     tuning::Shown,
 };
 use crate::commands::{stats::short_us, tune::kind_text};
 
 /// Explains the columns.
-pub(super) const HELP: &str = "up, down, k, j   select a policy
+pub(super) const HELP: &str = "\
+up, down, k, j   select a policy
 u, Esc           back
-t                \
-                               count arms since the policy was added or since top started
-p                \
-                               pause the display
+t                count arms since the policy was added or since top started
+p                pause the display
 q, Ctrl-C        quit
 
-TIMER    \
-                               initial_rto of active and passive connections; rto_min
-VALUE    the \
-                               active value; kernel: the kernel's own
-ASKED    the value that the \
-                               samples suggest
-STATE    learning, active; frozen, or braked by its \
-                               fuse or budget: the
+TIMER    initial_rto of active and passive connections; rto_min
+VALUE    the active value; kernel: the kernel's own
+ASKED    the value that the samples suggest
+STATE    learning, active; frozen, or braked by its fuse or budget: the
          kernel's own is active
-HOLD     time \
-                               until the value returns after a blown fuse
-BUDGET   remaining \
-                               budget for retransmissions; new connections
-         are braked at \
-                               half or less
+HOLD     time until the value returns after a blown fuse
+BUDGET   remaining budget for retransmissions; new connections
+         are braked at half or less
 FUSE     remaining budget for spurious ones
-SPUR%    \
-                               connections with a spurious one, since the value was set
-HARM, e  \
-                               proven at 400";
+SPUR%    connections with a spurious one, since the value was set
+HARM, e  proven at 400";
 
 /// Lines reserved for the selected policy; the table may still use a third of the height.
 const BELOW: u16 = 14;
@@ -80,85 +70,20 @@ enum Column {
     Experiment,
 }
 
-impl Column {
-    /// All columns, from left to right.
-    const ALL: [Self; 11] = [
-        Self::Timer,
-        Self::Value,
-        Self::Asked,
-        Self::State,
-        Self::Hold,
-        Self::Budget,
-        Self::Fuse,
-        Self::Samples,
-        Self::Spurious,
-        Self::Kind,
-        Self::Experiment,
-    ];
-    /// All columns, the most important first.
-    const IMPORTANCE: [Self; 11] = [
-        Self::Timer,
-        Self::Value,
-        Self::State,
-        Self::Asked,
-        Self::Spurious,
-        Self::Fuse,
-        Self::Budget,
-        Self::Hold,
-        Self::Samples,
-        Self::Experiment,
-        Self::Kind,
-    ];
-
-    const fn title(self) -> &'static str {
-        match self {
-            Self::Timer => "TIMER",
-            Self::Value => "VALUE",
-            Self::Asked => "ASKED",
-            Self::State => "STATE",
-            Self::Hold => "HOLD",
-            Self::Budget => "BUDGET",
-            Self::Fuse => "FUSE",
-            Self::Samples => "SAMPLES",
-            Self::Spurious => "SPUR%",
-            Self::Kind => "KIND",
-            Self::Experiment => "EXPERIMENT",
-        }
-    }
-
-    const fn width(self) -> u16 {
-        match self {
-            Self::Timer | Self::Value | Self::Asked | Self::Samples | Self::Kind => 7,
-            Self::State => 9,
-            Self::Hold | Self::Fuse => 5,
-            Self::Budget | Self::Spurious => 6,
-            Self::Experiment => 12,
-        }
-    }
-
-    /// Text is left-aligned, numbers are right-aligned.
-    const fn is_number(self) -> bool {
-        !matches!(
-            self,
-            Self::Timer | Self::State | Self::Kind | Self::Experiment
-        )
-    }
-
-    /// The columns that fit beside the name.
-    fn for_width(width: u16) -> Vec<Self> {
-        let mut left = width.saturating_sub(NAME);
-        let mut fits = Vec::new();
-        for column in Self::IMPORTANCE {
-            let Some(rest) = left.checked_sub(1 + column.width()) else {
-                break;
-            };
-            left = rest;
-            fits.push(column);
-        }
-        let all = Self::ALL.into_iter();
-        all.filter(|column| fits.contains(column)).collect()
-    }
-}
+/// The columns beside the name, from left to right.
+const COLUMNS: [Spec<Column>; 11] = [
+    Spec::text(Column::Timer, "TIMER", 7, 0),
+    Spec::number(Column::Value, "VALUE", 7, 1),
+    Spec::number(Column::Asked, "ASKED", 7, 3),
+    Spec::text(Column::State, "STATE", 9, 2),
+    Spec::number(Column::Hold, "HOLD", 5, 7),
+    Spec::number(Column::Budget, "BUDGET", 6, 6),
+    Spec::number(Column::Fuse, "FUSE", 5, 5),
+    Spec::number(Column::Samples, "SAMPLES", 7, 8),
+    Spec::number(Column::Spurious, "SPUR%", 6, 4),
+    Spec::text(Column::Kind, "KIND", 7, 10),
+    Spec::text(Column::Experiment, "EXPERIMENT", 12, 9),
+];
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State) {
     let shown = state.shown();
@@ -203,24 +128,16 @@ fn timers<'a>(shown: &Shown<'a>) -> &'a [TunedTimer] {
 }
 
 fn draw_table(frame: &mut Frame<'_>, area: Rect, all: &[Shown<'_>], selected: usize, now_ms: u64) {
-    let columns = Column::for_width(area.width);
-    let widths = columns.iter().map(|column| column.width() + 1);
+    let columns = fitting(&COLUMNS, area.width.saturating_sub(NAME)).0;
+    let widths = columns.iter().map(|spec| spec.width + 1);
     let name = area.width.saturating_sub(widths.sum());
-    let cells = |name: String, cell: &dyn Fn(Column) -> (String, Style)| {
-        let cell = |column: &Column| {
-            let (text, style) = cell(*column);
-            let text = Text::from(text);
-            let text = match column.is_number() {
-                true => text.right_aligned(),
-                false => text,
-            };
-            Cell::new(text).style(style)
-        };
+    let cells = |name: String, cell: &dyn Fn(&Spec<Column>) -> (String, Style)| {
         let name = std::iter::once(Cell::new(name));
-        name.chain(columns.iter().map(cell)).collect::<Vec<_>>()
+        let cells = columns.iter().map(|spec| spec.cell(cell(spec)));
+        name.chain(cells).collect::<Vec<_>>()
     };
-    let header = cells("POLICY".to_owned(), &|column| {
-        (column.title().to_owned(), Style::new())
+    let header = cells("POLICY".to_owned(), &|spec| {
+        (spec.title.to_owned(), Style::new())
     });
     let header = TableRow::new(header).style(Modifier::BOLD);
     let mut rows = Vec::new();
@@ -237,11 +154,13 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, all: &[Shown<'_>], selected: us
         let timers = timers(shown).iter().map(Some);
         let none = timers.len() == 0;
         for timer in timers.chain(none.then_some(None)) {
-            let row = cells(text.clone(), &|column| cell(shown, timer, column, now_ms));
+            let row = cells(text.clone(), &|spec| {
+                cell(shown, timer, spec.column, now_ms)
+            });
             rows.push(TableRow::new(row).style(style));
         }
     }
-    let widths = columns.iter().map(|column| column.width());
+    let widths = columns.iter().map(|spec| spec.width);
     let widths = std::iter::once(name).chain(widths);
     let table = Table::new(rows, widths.map(Constraint::Length)).header(header);
     let mut scrolled = TableState::new().with_selected(Some(first));
@@ -491,12 +410,15 @@ mod tests {
 
     #[test]
     fn the_least_important_columns_go_first() {
-        let all = |width| Column::for_width(width);
+        let all = |width: u16| {
+            let (fit, _) = fitting(&COLUMNS, width.saturating_sub(NAME));
+            fit.iter().map(|spec| spec.column).collect::<Vec<_>>()
+        };
         assert_eq!(all(0), []);
         assert_eq!(all(20), [Column::Timer]);
         let of_80 = all(80);
         assert!(!of_80.contains(&Column::Experiment) && of_80.contains(&Column::Samples));
-        assert_eq!(all(101).len(), Column::ALL.len());
+        assert_eq!(all(101).len(), COLUMNS.len());
     }
 
     #[test]

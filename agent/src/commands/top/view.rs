@@ -115,32 +115,23 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
 }
 
 fn draw_help(frame: &mut Frame<'_>, state: &State) {
-    const HELP: &str = "up, down, k, j   select a policy
-Enter            histograms and control \
-                        arm (not in the table); Esc goes back
-u                learnt and guarded \
-                        timers, arms and experiments
-s, r             sort by the next column, \
-                        reverse
-/                only policies whose name contains this; Esc \
-                        clears it
-t                count since the policy was added or since top \
-                        started
+    const HELP: &str = "\
+up, down, k, j   select a policy
+Enter            histograms and control arm (not in the table); Esc goes back
+u                learnt and guarded timers, arms and experiments
+s, r             sort by the next column, reverse
+/                only policies whose name contains this; Esc clears it
+t                count since the policy was added or since top started
 p                pause the display
 q, Esc, Ctrl-C   quit
 
-CONN/S   \
-                        connections established per second
-RETR%    SYNs and SYN-ACKs \
-                        retransmitted, per connection
-SPUR%    of these, spurious: the answer was \
-                        already on its way
+CONN/S   connections established per second
+RETR%    SYNs and SYN-ACKs retransmitted, per connection
+SPUR%    of these, spurious: the answer was already on its way
 HS       duration of handshakes
-RTT      smoothed \
-                        round-trip time
+RTT      smoothed round-trip time
 ABRT/S   connections aborted per second
-CONNS    \
-                        connections established
+CONNS    connections established
 HISTORY  CONN/S in the last intervals";
     let help = if state.page.is_open {
         timers::HELP
