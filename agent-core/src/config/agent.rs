@@ -13,11 +13,13 @@ use serde::{
     de::{Error as _, Unexpected},
 };
 
-use super::DEFAULT_SOCKET;
 use crate::policy::{
     Key, MAX_ENTRIES_LIMIT, key,
     units::{format_duration, parse_duration},
 };
+
+/// The default path of the control socket.
+pub const DEFAULT_SOCKET: &str = "/run/rto-agent/control.sock";
 
 /// The table of `[agent]`'s keys. A row defines the field and the row of the reference page.
 macro_rules! keys {

@@ -5,12 +5,11 @@ use std::{
     path::{self, Path, PathBuf},
 };
 
-use super::policies_dir;
 use crate::{path_security, printable};
 
 /// Problems with owners and modes of the files and their directories, with the fix, one line each.
-pub(super) fn exposed<'a>(main: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Vec<String> {
-    let dir = refusal(&policies_dir(main), path_security::check_source_dir);
+pub(super) fn exposed<'a>(dir: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Vec<String> {
+    let dir = refusal(dir, path_security::check_source_dir);
     let files = files.filter_map(|file| refusal(file, path_security::check_source_file));
     let mut exposed: Vec<String> = dir.into_iter().chain(files).collect();
     // A problem of a directory is found once for each of its files.

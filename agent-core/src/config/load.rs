@@ -8,10 +8,10 @@ use std::{
 };
 
 use super::{
-    AgentConfig, Config, ConfigError, ConfigErrors, MOST_ERRORS,
+    AgentConfig, ConfigError, ConfigErrors,
     lists::ListedCidr,
     parse::{self, Parsed, RawPolicy},
-    source::Source,
+    source::{MOST_ERRORS, Source},
 };
 use crate::{
     parallel,
@@ -22,6 +22,23 @@ use crate::{
     },
     printable,
 };
+
+/// A configuration that was read, and is valid for a host.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// `[agent]`.
+    pub agent: AgentConfig,
+    /// Policies and entries.
+    pub set: PolicySet,
+    /// The policies, compiled for that host.
+    pub compiled: BTreeMap<PolicyName, Arc<Compiled>>,
+    /// The files read, in order.
+    pub files: Vec<PathBuf>,
+    /// Warnings about valid but probably unintended values, with their locations.
+    pub warnings: Vec<String>,
+    /// Warnings about users other than root who can change the files.
+    pub exposed: Vec<String>,
+}
 
 #[derive(Default)]
 pub(super) struct Loader {

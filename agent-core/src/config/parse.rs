@@ -11,9 +11,9 @@ use toml::{
 };
 
 use super::{
-    AGENT_KEYS, AgentConfig, MOST_ERRORS,
+    AGENT_KEYS, AgentConfig,
     lists::{ListedCidr, Lists},
-    source::{ConfigError, Source},
+    source::{ConfigError, MOST_ERRORS, Source},
 };
 use crate::{
     policy::{Cidr, Effect, PolicyName, SETTINGS, Settings},

@@ -10,8 +10,13 @@ use std::{
 
 use serde::Serialize;
 
-use super::{MAX_FILE, regular_file};
+use super::regular_file;
 use crate::{policy::Cidr, printable};
+
+/// Largest file, bytes: about three million CIDRs.
+pub const MAX_FILE: u64 = 64 << 20;
+/// Most errors of a kind that are reported, as locating each takes time.
+pub(super) const MOST_ERRORS: usize = 200;
 
 /// Characters of a long line that are shown.
 const SHOWN_WIDTH: usize = 160;

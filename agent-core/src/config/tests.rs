@@ -1,8 +1,12 @@
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use proptest::prelude::*;
 
-use super::{source::Source, *};
+use super::{
+    files::POLICIES_DIR,
+    source::{MOST_ERRORS, Source},
+    *,
+};
 use crate::testing::HOST;
 
 /// Loads files given as (name, text); errors are shown without the directory.
