@@ -234,7 +234,7 @@ fn summary(sizes: SampleSizes, copies: &[Vec<Vec<Callbacks>>]) -> (String, Vec<G
             "",
             "us per connection, both ends",
             "relative to the classic program",
-            "relative to the one that does the same work",
+            "relative to the C program with the same work",
             "callbacks per connection",
         ],
         rows,

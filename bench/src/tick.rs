@@ -61,7 +61,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         .clamp(1, 15);
     let ticks: [f64; N] =
         std::array::from_fn(|i| (after[i].run - before[i].run).as_secs_f64() / took.as_secs_f64());
-    // CPU time of a request, without that of the ticks meanwhile.
+    // CPU time of a request, without that of the ticks during it.
     let request = |path| -> anyhow::Result<f64> {
         let (before, begin) = (cpu(&worlds[NONE])?, Instant::now());
         for _ in 0..readings {

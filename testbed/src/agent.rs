@@ -320,6 +320,39 @@ impl Agent {
         })
     }
 
+    /// The counters of a policy as in the JSON of `stats`, and beside its directions each counter
+    /// summed over them.
+    pub fn counted(&self, policy: &str) -> anyhow::Result<Value> {
+        let mut counted = self.json(&["stats"])?["policies"][policy].clone();
+        let sum = |a: &Value, b: &Value| a.as_u64().unwrap_or(0) + b.as_u64().unwrap_or(0);
+        for direction in ["active", "passive", "unknown"] {
+            let counters = counted[direction].as_object().cloned();
+            for (name, value) in counters.with_context(|| format!("no policy {policy}"))? {
+                let former = counted[&name].take();
+                counted[&name] = match value {
+                    Value::Number(_) => sum(&former, &value).into(),
+                    Value::Array(steps) => {
+                        let steps = steps.iter().enumerate();
+                        steps.map(|(i, step)| sum(&former[i], step)).collect()
+                    }
+                    Value::Object(none) if none.is_empty() && !former.is_null() => former,
+                    other => other,
+                };
+            }
+        }
+        Ok(counted)
+    }
+
+    /// As [`Self::wait_status`], for the counters of a policy.
+    pub fn wait_counted(
+        &self,
+        policy: &str,
+        what: &str,
+        is: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<Value> {
+        eventually_seen(what, TIMEOUT, || self.counted(policy), is).with_context(|| self.log())
+    }
+
     /// Waits until `status` satisfies a condition.
     pub fn wait_status(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
         eventually_seen(what, TIMEOUT, || self.json(&["status"]), is).with_context(|| self.log())

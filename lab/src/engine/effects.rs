@@ -214,7 +214,7 @@ pub(super) fn table(name: &str, design: &Design, spec: &EffectSpec, effects: &[E
     table
 }
 
-/// A sentence: in how many cells each level is better, and worse, and by how much at worst.
+/// A sentence: in how many cells each level is better and worse, and the largest loss.
 pub(super) fn headline(design: &Design, spec: &EffectSpec, effects: &[Effect]) -> String {
     let unit = design.unit((&spec.measure, &spec.stat));
     let of_level = |(level, all): (&str, Vec<&Effect>)| {

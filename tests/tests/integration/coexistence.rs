@@ -173,7 +173,7 @@ fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
         let by = status["probe"]["by"].as_str().unwrap_or_default();
         assert!(by.starts_with("doctor, uid 0"), "{by}");
         // Two probes and no connection.
-        let policy = &status["policies"]["near"];
+        let policy = env.counted("near")?;
         assert_eq!(policy["attempts"], 0, "{policy:#}");
         assert_eq!(env.json(&["list"])?["entries"][0]["hits"], 0);
         // The probes have left nothing.

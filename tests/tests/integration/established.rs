@@ -148,8 +148,7 @@ fn without_a_policy_all_is_the_kernels_own() -> anyhow::Result<()> {
     }
     let env = env(&settings)?;
     kernels_own(&env, SERVER_V4_OTHER)?;
-    let status = env.json(&["status"])?;
-    let near = &status["policies"]["near"];
+    let near = &env.counted("near")?;
     assert_eq!(near["tail_loss_probes"], 0, "{near:#}");
     assert_eq!(near["rtos"], serde_json::json!([0, 0, 0, 0, 0, 0, 0, 0]));
     Ok(())
@@ -271,13 +270,10 @@ fn linear(retries: Option<u32>) -> anyhow::Result<()> {
     assert_schedule(&env, SERVER_V4, quantised(50), |rto| {
         schedule(rto, linear, 2)
     })?;
-    let status = env.json(&["status"])?;
-    let ended = status["policies"]["near"]["linear_ended"].as_u64();
-    assert_eq!(ended > Some(0), retries.is_some(), "{status:#}");
-    assert_eq!(
-        status["policies"]["near"]["setsockopt_failures"],
-        serde_json::json!({})
-    );
+    let near = env.counted("near")?;
+    let ended = near["linear_ended"].as_u64();
+    assert_eq!(ended > Some(0), retries.is_some(), "{near:#}");
+    assert_eq!(near["setsockopt_failures"], serde_json::json!({}));
     Ok(())
 }
 
@@ -299,12 +295,10 @@ fn a_foreign_reply_of_minus_1_is_no_argument() -> anyhow::Result<()> {
     assert_schedule(&env, SERVER_V4, quantised(50), |rto| {
         schedule(rto, linear, 2)
     })?;
-    let status = env.wait_status("what was counted", |status| {
-        let near = &status["policies"]["near"];
+    let near = env.wait_counted("near", "timeouts", |near| {
         near["rtos"][0].as_u64() > Some(0)
             && (!is_linear || near["linear_ended"].as_u64() > Some(0))
     })?;
-    let near = &status["policies"]["near"];
     let rtos: Vec<u64> = serde_json::from_value(near["rtos"].clone())?;
     // A step is only reached through the steps before it. The last counter includes all later steps, of a client that
     // waits long.
@@ -386,8 +380,8 @@ fn user_timeout_ends_the_connection() -> anyhow::Result<()> {
     );
     let filter = format!("dst {SERVER_V4_OTHER} dport = :{PORT}");
     conversation::rto(&env.net.client, &filter)?;
-    let status = env.json(&["status"])?;
-    assert_eq!(status["policies"]["near"]["expired"], 1, "{status:#}");
+    let near = env.counted("near")?;
+    assert_eq!(near["expired"], 1, "{near:#}");
     Ok(())
 }
 
@@ -445,8 +439,7 @@ fn tail_loss_probes_are_told_from_timeouts() -> anyhow::Result<()> {
     })?;
     let sent = bursts(&all, conversation.port());
     assert_eq!(sent.len(), 2, "{sent:?}");
-    let status = env.json(&["status"])?;
-    let near = &status["policies"]["near"];
+    let near = &env.counted("near")?;
     assert_eq!(near["tail_loss_probes"], 1, "{near:#}");
     assert_eq!(near["rtos"], serde_json::json!([0, 0, 0, 0, 0, 0, 0, 0]));
     assert_eq!(near["segments_retransmitted"], 0, "{near:#}");
@@ -474,8 +467,7 @@ fn retransmissions_are_counted() -> anyhow::Result<()> {
     let data = all.iter().filter(|s| s.to == server && s.length > 0);
     let first = data.clone().map(|s| s.seq).min();
     let sent = data.filter(|s| Some(s.seq) == first).count() as u64;
-    let status = env.json(&["status"])?;
-    let near = &status["policies"]["near"];
+    let near = &env.counted("near")?;
     let rtos: Vec<u64> = near["rtos"]
         .as_array()
         .map(|all| all.iter().filter_map(Value::as_u64).collect())
@@ -552,10 +544,9 @@ fn mptcp() -> anyhow::Result<()> {
     let rto = client_rto(&env)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
     assert_sinks(&mut conversation, quantised(8), || server_rto(&env))?;
-    let status = env.json(&["status"])?;
-    let near = &status["policies"]["near"];
-    assert_eq!(near["established_active"], 1, "{near:#}");
-    assert_eq!(near["established_passive"], 1, "{near:#}");
+    let near = &env.counted("near")?;
+    assert_eq!(near["active"]["connections"], 1, "{near:#}");
+    assert_eq!(near["passive"]["connections"], 1, "{near:#}");
     Ok(())
 }
 

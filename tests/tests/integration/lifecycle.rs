@@ -110,10 +110,8 @@ fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
     env.net.black_hole(PORT)?;
     expect(&env, POLICY_RTO)?;
     let attempts = |env: &TestEnv| {
-        let status = env.json(&["status"])?;
-        status["policies"]["near"]["attempts"]
-            .as_u64()
-            .context("no attempts")
+        let near = env.counted("near")?;
+        near["active"]["attempts"].as_u64().context("no attempts")
     };
     let counted = attempts(&env)?;
     env.cli_says(&["detach"], "until rto-agent attach")?;
@@ -198,9 +196,9 @@ test!(a_restart_by_the_service_managers_descriptor_store_has_no_gap);
 fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Result<()> {
     let mut env = env()?;
     let counted = |env: &TestEnv| -> anyhow::Result<u64> {
-        let stats = env.json(&["status"])?;
-        let count = stats["policies"]["near"]["attempts"].as_u64();
-        count.with_context(|| format!("{stats:#}"))
+        let near = env.counted("near")?;
+        let count = near["active"]["attempts"].as_u64();
+        count.with_context(|| format!("{near:#}"))
     };
     let mut prober = env.prober(&[to(SERVER_V4, PORT)], &[POLICY_RTO])?;
     // The control: without a store there is a gap.

@@ -80,9 +80,8 @@ fn apply_reaches_sockets_of_two_namespaces() -> anyhow::Result<()> {
     assert!(are_short(after), "{after:?}");
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     // The sockets are counted, also in the counters of the RTO hook.
-    let status = env.json(&["status"])?;
     let (name, _) = only_policy(&walk);
-    let policy = &status["policies"][name];
+    let policy = env.counted(name)?;
     assert_eq!(policy["open_sockets"], 2, "{policy:#}");
     if lacks("rto-hook-on-open-sockets")? {
         assert!(walk["notes"].to_string().contains("Linux 6.12"), "{walk:#}");
@@ -90,9 +89,7 @@ fn apply_reaches_sockets_of_two_namespaces() -> anyhow::Result<()> {
     }
     env.net.black_hole(PORT)?;
     pair.conversation.send(conversation::REQUEST)?;
-    let name = name.to_owned();
-    env.wait_status("a timeout of the open socket", |status| {
-        let policy = &status["policies"][&name];
+    env.wait_counted(name, "a timeout of the open socket", |policy| {
         policy["rtos"][1] == 1 && policy["tail_loss_probes"] == 1
     })?;
     Ok(())
@@ -117,9 +114,9 @@ fn apply_to_open_does_so_by_itself() -> anyhow::Result<()> {
         policy("rto_min = \"8ms\"")
     ))?;
     env.start()?;
-    env.wait_status("the walk", |status| {
-        status["policies"]["near"]["open_sockets"] == 2
-            && status["open_sockets"]["running"] == false
+    env.wait_counted("near", "the walk", |near| near["open_sockets"] == 2)?;
+    env.wait_status("the end of the walk", |status| {
+        status["open_sockets"]["running"] == false
     })?;
     let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
@@ -127,9 +124,7 @@ fn apply_to_open_does_so_by_itself() -> anyhow::Result<()> {
     let _server = env.echo_server(to(SERVER_V4_OTHER, PORT + 1))?;
     let _other = env.converse(to(SERVER_V4_OTHER, PORT + 1))?;
     env.cli(&["add", "10.88.1.0/24", "--policy", "near"])?;
-    env.wait_status("another walk", |status| {
-        status["policies"]["near"]["open_sockets"] == 4
-    })?;
+    env.wait_counted("near", "another walk", |near| near["open_sockets"] == 4)?;
     Ok(())
 }
 
@@ -149,8 +144,8 @@ fn each_change_that_covers_sockets_is_followed_by_a_walk() -> anyhow::Result<()>
     let before = rtos(&env, &mut pair)?;
     assert!(are_kernels(before), "{before:?}");
     env.cli(&["remove", "--undo", CIDR])?;
-    env.wait_status("the walk after remove --undo", |status| {
-        status["policies"]["near"]["open_sockets"] == 2
+    env.wait_counted("near", "the walk after remove --undo", |near| {
+        near["open_sockets"] == 2
     })?;
     let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");

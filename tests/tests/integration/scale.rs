@@ -387,7 +387,7 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
     assert_eq!(status["max_entries"], 4, "{status:#}");
     assert_eq!(status["entries"], 3, "{status:#}");
     assert_eq!(status["healthy"], true, "{status:#}");
-    assert!(status["policies"]["near"]["attempts"].as_u64() >= Some(1));
+    assert!(env.counted("near")?["active"]["attempts"].as_u64() >= Some(1));
     env.assert_syn_gap(address, POLICY_RTO)?;
     // There is room for one more.
     env.cli(&["add", "10.3.0.0/16", "--policy", "near"])?;

@@ -326,9 +326,8 @@ fn six_losses_in_a_row_give_the_kernels_timer() -> anyhow::Result<()> {
     let env = TestEnv::with(&fused)?;
     env.net.black_hole(PORT)?;
     let lost = begin(&env, SERVER_V4, 6, vec![])?;
-    let stats = || env.json(&["status"]);
-    eventually_seen("six losses", TIMEOUT, stats, |status| {
-        status["policies"]["near"]["syn_retransmissions"].as_u64() >= Some(6)
+    env.wait_counted("near", "six losses", |near| {
+        near["active"]["handshake_retransmissions"].as_u64() >= Some(6)
     })?;
     drop(lost);
     let held = match lacks("tcp-rto-max")? {

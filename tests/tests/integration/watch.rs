@@ -113,8 +113,8 @@ fn each_syn_ack_once() -> anyhow::Result<()> {
     relay.drop_next(PacketFilter::CLIENT_ACK, 1);
     let _client = env.connect(to(RELAY_SERVER_V4, PORT))?;
     watcher.next("SYN-ACK", is("syn-ack"))?;
-    env.wait_status("the accepted connection", |status| {
-        status["policies"]["near"]["established_passive"] == 1
+    env.wait_counted("near", "the accepted connection", |near| {
+        near["passive"]["connections"] == 1
     })?;
     // Longer than a line takes.
     thread::sleep(Duration::from_millis(300));

@@ -31,7 +31,7 @@ pub type InitialRtoSetting = TimerSetting<AutoInitialRto>;
 /// The `rto_min` setting. The daemon learns it from the policy's control arm.
 pub type RtoMinSetting = TimerSetting<AutoRtoMin>;
 
-/// The table that may stand in place of "auto".
+/// The table that a file may have instead of "auto".
 pub(super) trait AutoTable: DeserializeOwned + Serialize + Default + PartialEq {
     /// What a timer that may be learnt is written as.
     const WANTED: &'static str;

@@ -257,7 +257,7 @@ mod tests {
         }
         let columns = Columns::for_width(78, 12);
         let is_last = |spec: &&Spec<_>| spec.column == Some(Column::Connections);
-        assert!(!columns.shown.iter().any(|spec| is_last(&spec)));
+        assert!(!columns.shown.iter().any(is_last));
     }
 
     #[test]
