@@ -117,7 +117,7 @@ pub enum Verb {
     #[command(after_long_help = examples::MAN)]
     Man(Man),
     /// The child process of a self-test
-    #[command(name = crate::doctor::self_test::VERB, hide = true)]
+    #[command(name = SELF_TEST, hide = true)]
     SelfTest(SelfTest),
     /// The child process of a probe
     #[command(name = rto_agent_kernel::kernel::interference::VERB, hide = true)]
@@ -559,6 +559,9 @@ pub struct Doctor {
     #[command(flatten)]
     pub(crate) color: ColorArg,
 }
+
+/// Name of the hidden verb that starts the child process of a self-test.
+pub(crate) const SELF_TEST: &str = "__self-test";
 
 /// The child process of a self-test.
 #[derive(Debug, Args)]

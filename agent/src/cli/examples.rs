@@ -122,7 +122,7 @@ pub(super) const DOCTOR: &str = "\
 Examples:
   rto-agent doctor
   rto-agent doctor --cgroup /sys/fs/cgroup/system.slice
-  rto-agent doctor --self-test   test this kernel, and print a report";
+  rto-agent doctor --self-test --json > report.json";
 
 pub(super) const COMPLETIONS: &str = "\
 Examples:

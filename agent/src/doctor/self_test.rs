@@ -47,8 +47,8 @@ use rto_model::{
 use serde::Serialize;
 use socket2::{Domain, SockFilter, Socket, Type};
 
-/// Name of the hidden verb that starts the child process.
-pub const VERB: &str = "__self-test";
+use crate::cli::SELF_TEST;
+
 /// Where the child mounts a tmpfs; the directory exists on every host.
 const DIR: &str = "/tmp";
 /// Longest wait for the daemon, and for a packet.
@@ -144,7 +144,7 @@ pub fn run(options: &[&str]) -> anyhow::Result<ExitCode> {
     signals.thread_block()?;
     let cgroup = TempCgroup::new(&cgroup::resolve(None)?)?;
     let mut child = Command::new("/proc/self/exe");
-    child.arg(VERB).arg(cgroup.path()).args(options);
+    child.arg(SELF_TEST).arg(cgroup.path()).args(options);
     let mut child = child.spawn()?;
     let status = loop {
         if ends.contains(&signals.wait()?) {
