@@ -10,7 +10,7 @@
 //! - *RTO > 1 s*: whatever the RTT; [`Shares::long_exceeding`] counts the samples whose RTT exceeded even that.
 //!
 //! With one sample per window the published shares are 5/6 and 1/6, or halves, which are the shares of six samples or
-//! of two. So only samples that the estimator took were judged, and not every segment ([`Judged::Taken`]), and the
+//! of two. So only samples that the estimator took were judged, and not every segment, and the
 //! first sample of a flow was judged as well, against the initial RTO of 1 s. [`Study::Published`] does the same.
 //! [`Study::Every`] judges every segment after the first estimate.
 //!

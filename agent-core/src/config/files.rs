@@ -29,7 +29,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads the configuration file and `policies.d`, without a time limit; see [`FilesReader`].
+    /// Reads the configuration file and `policies.d`, without a time limit; see [`super::FilesReader`].
     pub fn read(path: &Path) -> Self {
         Self::read_telling(path, &|_| {})
     }

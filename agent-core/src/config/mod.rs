@@ -1,4 +1,4 @@
-//! TOML text -> validated [`PolicySet`], with errors that point to the line.
+//! TOML text -> validated [`PolicySet`](crate::policy::PolicySet), with errors that point to the line.
 //!
 //! Reads the configuration file and `policies.d/*.toml` beside it, in name order, and collects all
 //! errors of all files. A policy is defined in one file; other files may add `cidrs` to it (as

@@ -424,7 +424,7 @@ impl<'a> Iterator for Iter<'a> {
 /// CIDRs that are listed more than once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Duplicates {
-    /// CIDRs listed by several policies: the first [`MOST_CONFLICTS`].
+    /// CIDRs listed by several policies: the first `MOST_CONFLICTS`.
     pub conflicting: Vec<Duplicate>,
     /// CIDRs listed repeatedly by one policy, as published lists of cloud providers do: one for each
     /// policy.
