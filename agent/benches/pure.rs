@@ -16,11 +16,12 @@ use rto_agent_common::{
 use rto_agent_core::{
     config::Config,
     policy::{
-        Entries, HostFacts, PolicyName,
+        Entries, PolicyName,
         compile::compile,
         entries::Builder,
         plan::{MapState, Plan},
     },
+    testing::HOST,
     wire::{
         stats::{ArmStats, PolicyStats, StatsAnswer},
         types::StatusAnswer,
@@ -28,18 +29,6 @@ use rto_agent_core::{
 };
 use rto_agent_daemon::telemetry::metrics;
 use serde_json::json;
-
-const HOST: HostFacts = HostFacts {
-    reads_timers: true,
-    lacks_rtt_samples: false,
-    hz: 250,
-    tcp_syn_retries: 6,
-    tcp_syn_linear_timeouts: 4,
-    tcp_synack_retries: 5,
-    reads_listener: true,
-    has_rto_max: true,
-    has_bpf_thin_linear: true,
-};
 
 const SETTINGS: &str = "initial_rto = \"100ms\"\nrto_min = \"20ms\"\ndelack_max = \"8ms\"\n\
      thin_linear = true\nrto_max = \"10s\"\nsyn_retries = \"auto\"\n";

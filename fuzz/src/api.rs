@@ -17,6 +17,7 @@ use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use rto_agent_core::{
     config::Config,
     policy::{Cidr, PolicyName, compile::compile},
+    testing::HOST,
     wire::{
         tune::TuneAnswer,
         types::{
@@ -36,8 +37,6 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     runtime::{Builder, Runtime},
 };
-
-use crate::HOST;
 
 /// The group that has permission.
 const GROUP: u32 = 7;

@@ -8,9 +8,10 @@ use std::path::Path;
 use rto_agent_core::{
     config::{Config, save},
     policy::{Cidr, HostFacts, MAX_ENTRIES_LIMIT, PolicyName, PolicySet, Settings},
+    testing::HOST,
 };
 
-use crate::{HOST, HZ};
+use crate::HZ;
 
 /// The file's name in errors.
 const PATH: &str = "fuzzed.toml";

@@ -6,10 +6,11 @@
 use rto_agent_common::event::{COMM_LEN, Event};
 use rto_agent_core::{
     policy::{HostFacts, PolicyName},
+    testing::HOST,
     wire::events::{EventView, StreamItem},
 };
 
-use crate::{HOST, HZ};
+use crate::HZ;
 
 /// Checks records.
 pub fn check(data: &[u8]) {

@@ -9,25 +9,10 @@
     reason = "to panic is what they are for: see above"
 )]
 
-use rto_agent_core::policy::HostFacts;
-
 pub mod api;
 pub mod config;
 pub mod events;
 pub mod pcap;
-
-/// A host with all features.
-const HOST: HostFacts = HostFacts {
-    reads_timers: true,
-    lacks_rtt_samples: false,
-    hz: 250,
-    tcp_syn_retries: 6,
-    tcp_syn_linear_timeouts: 4,
-    tcp_synack_retries: 5,
-    reads_listener: true,
-    has_rto_max: true,
-    has_bpf_thin_linear: true,
-};
 
 /// Values of HZ that kernels are built with.
 const HZ: [u32; 4] = [100, 250, 300, 1000];

@@ -295,7 +295,7 @@ fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
 }
 
 impl Chart {
-    /// Draws it from `y` on; returns its height.
+    /// Draws it below `from`; returns its height.
     fn draw(&self, from: f64) -> (f64, Markup) {
         let title = wrap(self.title.split(' '), TEXT.1);
         let legend = wrap(

@@ -97,17 +97,9 @@ impl Program {
         Ok(match self {
             Self::Wrk | Self::H2load | Self::HttpClient => {
                 let protocol = if self == Self::H2load { "http2" } else { "" };
-                let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
-                let places = places.map(|name| format!("{name}_temp_path {dir};"));
                 write("index.html", &"0123456789abcde\n".repeat(256))?;
-                write(
-                    "nginx.conf",
-                    &format!(
-                        "daemon off; master_process off; pid {dir}/pid;\nevents {{}}\nhttp {{ access_log off; {}\n\
-                         server {{ listen {on} {protocol}; root {dir}; }} }}\n",
-                        places.concat()
-                    ),
-                )?;
+                let server = format!("listen {on} {protocol}; root {dir};");
+                write("nginx.conf", &nginx(dir, &server))?;
                 format!("nginx -e stderr -c {dir}/nginx.conf")
             }
             Self::Redis => {
@@ -173,6 +165,17 @@ impl Program {
             Self::Grpcio => python("grpc")?,
         })
     }
+}
+
+/// The configuration of nginx as a single process with one server and with its files in a directory.
+pub(crate) fn nginx(dir: &str, server: &str) -> String {
+    let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+    let places = places.map(|name| format!("{name}_temp_path {dir};"));
+    format!(
+        "daemon off; master_process off; pid {dir}/nginx.pid;\nevents {{}}\nhttp {{ access_log off; {}\n\
+         server {{ {server} }} }}\n",
+        places.concat()
+    )
 }
 
 /// Checks that the programs of these workloads are installed; the error names the missing packages.

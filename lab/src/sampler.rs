@@ -22,7 +22,7 @@ pub(crate) const MEASURES: [&str; 4] = [
 const FORGETS: Duration = Duration::from_secs(10);
 
 /// The round trips of data in one direction, as the end that sent it sees them: from each of these packets to the first
-/// other one whose ACK covers it. The numbers are those of the data packets.
+/// other one whose ACK covers it. Each sample comes with its data packet's place in the log.
 pub(crate) fn round_trips<'a>(
     log: &'a [Relayed],
     own: Direction,

@@ -45,7 +45,7 @@ pub enum Workload {
     FlowsInTurn,
     /// A real server and load generator, which makes `count` requests at its own times
     Program(Program),
-    /// `count` web pages; the times are those of their objects
+    /// `count` web pages; the times are the objects'
     Page(Page),
 }
 

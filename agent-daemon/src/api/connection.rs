@@ -50,7 +50,7 @@ pub struct Limits {
 pub struct Lasting(Arc<AtomicBool>);
 
 impl Lasting {
-    /// Whether the connection outlives [`Limits::lifetime`] from now on.
+    /// Sets whether the connection may outlive [`Limits::lifetime`].
     pub fn set(&self, is_lasting: bool) {
         self.0.store(is_lasting, Ordering::Relaxed);
     }

@@ -39,7 +39,7 @@ struct Harm {
 }
 
 impl Harms {
-    /// Notes the counters of policies; `is_last`: those of all policies have been read now.
+    /// Notes the counters of policies; `is_last`: the counters of all policies have now been read.
     pub(super) fn note<'a>(
         &mut self,
         read: impl IntoIterator<Item = (&'a PolicyName, &'a PolicyStats)>,

@@ -244,8 +244,8 @@ pub struct Options {
     pub max_entries: u32,
     /// What the program counts.
     pub statistics: StatisticsOptions,
-    /// Bits of [`rto_agent_common::features`] that the program has; [`Kernel::apply`] adds those that
-    /// a policy needs.
+    /// Bits of [`rto_agent_common::features`] that the program has; [`Kernel::apply`] adds the bits
+    /// that a policy needs.
     pub features: u8,
     /// Why a program cannot be attached to `lsm_cgroup/inet_csk_clone`, if that is already known.
     pub without_clone: Option<String>,

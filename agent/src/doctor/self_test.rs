@@ -56,7 +56,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How much later than its timer a packet may arrive, milliseconds. The kernel's own timers differ by more.
 const LATE_MS: f64 = 90.0;
 
-/// Addresses for documentation, which no policy of the host covers; the last four are those of [`POLICIES`].
+/// Addresses for documentation, which no policy of the host covers; [`POLICIES`] covers the last four.
 const UNCOVERED: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
 const OPENED: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 const ACCEPTED: &str = "192.0.2.17";

@@ -36,6 +36,7 @@ use crate::{
     estimator::{Estimator, Rfc6298, Weights},
     interrupt,
     load::Load,
+    program::nginx,
     published::ESTIMATOR,
     sampler::round_trips,
     sender::{Trace, Transfer, transfer},
@@ -63,11 +64,9 @@ const SERVERS: [Server; 2] = [("nginx", "nginx", 8080), ("Apache", "apache2", 80
 
 /// Starts a server as a single process that serves a file of this directory.
 fn start((_, program, port): Server, end: &ClientEnd, dir: &Path) -> anyhow::Result<KillOnDrop> {
-    let at = dir.display();
-    let nginx = format!(
-        "daemon off; master_process off; pid {at}/nginx.pid; events {{}} \
-         http {{ access_log off; server {{ listen {port}; root {at}/www; index file; }} }}"
-    );
+    let at = dir.display().to_string();
+    let server = format!("listen {port}; root {at}/www; index file;");
+    let nginx = nginx(&at, &server);
     let mut apache = format!(
         "ServerName lab\nDefaultRuntimeDir {at}\nPidFile {at}/apache.pid\nListen {port}\nUser www-data\n\
          DocumentRoot {at}/www\nDirectoryIndex file\nErrorLog {at}/apache2.log\n"

@@ -79,10 +79,10 @@ fn counted_once_established() -> anyhow::Result<()> {
     })?;
     // The answer to the next SYN-ACK gets through.
     env.net.drop_nothing()?;
-    let counted = eventually("the accepted connection", TIMEOUT, || {
-        let counted = env.json(&["stats"])?["policies"]["near"]["passive"].clone();
-        Ok((counted["connections"] == 1).then_some(counted))
+    let near = env.wait_counted("near", "the accepted connection", |near| {
+        near["passive"]["connections"] == 1
     })?;
+    let counted = &near["passive"];
     let sent = rto_testbed::capture::syn_acks(&capture.so_far()?, from).len() as u64;
     assert_eq!(
         counted["handshake_retransmissions"],

@@ -19,8 +19,8 @@ use crate::{
 const DIFFERENCE: &str = "# The older version's.\n";
 const QEMU: &str = "qemu-aarch64-static";
 
-/// Puts packages into a directory for the machine: of this version, and below `older` those that the commit before it
-/// would have.
+/// Puts packages into a directory for the machine: of this version, and below `older` the packages of the commit
+/// before it.
 ///
 /// Before that it runs the checks that need no machine.
 pub(super) fn prepare(

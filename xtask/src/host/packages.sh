@@ -1,4 +1,4 @@
-# Checks of the packages, after lib.sh: /srv has the packages of this version, and /srv/older those of the commit before it,
+# Checks of the packages, after lib.sh: /srv has the packages of this version, and /srv/older the packages of the commit before it,
 # with a different configuration file.
 
 deb() { DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold "$@"; }
