@@ -23,13 +23,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 pub(crate) fn demo() -> anyhow::Result<()> {
     setup::run()?;
-    // One build: two builds would take longer.
-    let programs = ["--bin=rto-bench", "--bin=rto-agent", "--bin=rto-workload"];
-    run_command(cargo().args(["build", "--locked"]).args(programs))?;
     rto_bench(&["demo".into()])
 }
 
+/// Runs the benchmarks beside the programs that they start.
 fn rto_bench(args: &[OsString]) -> anyhow::Result<()> {
+    let programs = ["--bin=rto-bench", "--bin=rto-agent", "--bin=rto-workload"];
+    run_command(
+        cargo()
+            .args(["build", "--quiet", "--locked"])
+            .args(programs),
+    )?;
     run_command(
         cargo()
             .args(["run", "--quiet", "--locked", "--bin", "rto-bench", "--"])
