@@ -56,6 +56,7 @@ fn of_checkout() -> Option<String> {
     for path in [
         "src",
         "Cargo.toml",
+        "../advice/src",
         "../agent/src",
         "../agent-common/src",
         "../agent-core/src",

@@ -2,8 +2,8 @@
 //!
 //! Parsing is deterministic. What is kept stays within the limits, and is never more than what was read.
 
+use rto_advice::capture::{Capture, Flow};
 use rto_lab::capture::{Limits, read_with};
-use rto_model::capture::{Capture, Flow};
 
 /// Small limits, so that inputs reach them.
 const LIMITS: Limits = Limits {

@@ -9,15 +9,13 @@ use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use etherparse::{PacketBuilder, TcpHeader};
+use rto_advice::estimator::{Linux, Sample, in_turn};
 use rto_lab::{
     capture,
     predict::{predict, steps},
     study::Study,
 };
-use rto_model::{
-    estimator::{Linux, Sample, in_turn},
-    retransmit::LinuxTimers,
-};
+use rto_model::retransmit::LinuxTimers;
 
 /// Round trips of one connection.
 const ROUNDS: u32 = 10_000;

@@ -3,10 +3,8 @@
 //! Times are microseconds. A sample is compared with the RTO *before* the estimator takes it, because the timer was set
 //! without knowing it.
 
-use rto_model::{
-    estimator::{Linux, Sample},
-    retransmit::RTO_MAX_US,
-};
+use rto_advice::estimator::{Linux, Sample};
+use rto_model::retransmit::RTO_MAX_US;
 use serde::Serialize;
 
 /// Computes an RTO from RTT samples.

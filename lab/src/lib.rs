@@ -24,6 +24,7 @@ pub mod report;
 pub mod rr;
 mod sampler;
 mod sender;
+mod server;
 pub mod study;
 pub mod summary;
 pub mod topology;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rto_model::capture::Flow;
+use rto_advice::capture::Flow;
 use rto_testbed::{
     channel::ControlChannel,
     link::{config::LinkConfig, packet::Direction, relay::Relay},

@@ -3,7 +3,7 @@
 
 use std::{ops::RangeInclusive, str::FromStr};
 
-use rto_model::outage::{Comparison, Host, Server, Timers, compare, first_from};
+use rto_model::outage::{Comparison, Host, Timers, compare, first_from};
 use rto_testbed::{machine::Machine, netns::Lost};
 use serde::Serialize;
 
@@ -11,6 +11,7 @@ use crate::{
     chart::{Axis, Chart, Series},
     handshake::Handshake,
     report::Table,
+    server::Server,
     summary::{f, median},
 };
 

@@ -8,7 +8,8 @@
 //! It leaves out that the other traffic would yield to the file, delayed ACKs, tail loss probes, and that Linux undoes
 //! the effects of a spurious timeout (F-RTO, Eifel).
 
-use rto_model::{estimator::Sample, retransmit::RTO_MAX_US};
+use rto_advice::estimator::Sample;
+use rto_model::retransmit::RTO_MAX_US;
 use rto_testbed::link::{config::LinkConfig, packet::Direction, relay::Relayed};
 
 use crate::{
@@ -284,7 +285,7 @@ impl<E: Estimator> Sender<'_, E> {
 
 #[cfg(test)]
 mod tests {
-    use rto_model::estimator::Linux;
+    use rto_advice::estimator::Linux;
 
     use super::*;
     use crate::estimator::{Rfc6298, Weights};

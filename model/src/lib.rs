@@ -4,14 +4,10 @@
 //!
 //! - [`syn`], [`retransmit`], [`wheel`]: when unanswered packets are retransmitted.
 //! - [`outage`]: how long connect() takes in an outage, with the agent and without.
-//! - [`estimator`]: the RTO that Linux computes from RTT samples.
-//! - [`capture`]: RTT samples of a packet capture.
-//! - [`advice`]: an initial RTO and an rto_min that suit observed round-trip times.
+//! - [`distribution`]: times and their frequencies.
 //! - [`tune`]: self-tuning timers, their brakes, and experiments that prove their benefit.
 
-pub mod advice;
-pub mod capture;
-pub mod estimator;
+pub mod distribution;
 pub mod outage;
 pub mod retransmit;
 pub mod syn;

@@ -14,6 +14,8 @@
 
 use crate::wheel;
 
+/// The kernel's initial RTO (`TCP_TIMEOUT_INIT`), microseconds.
+pub const INITIAL_RTO_US: u64 = 1_000_000;
 /// `TCP_RTO_MAX`, seconds.
 pub const RTO_MAX_S: u64 = 120;
 /// Largest value of TCP_SYNCNT (`MAX_TCP_SYNCNT`).

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use nix::time::{ClockId, clock_gettime};
 use rto_model::{
-    advice::Distribution,
+    distribution::Distribution,
     tune::{
         law,
         tuner::{Counts, Growth, State, Tuner},

@@ -33,7 +33,7 @@ const CARGO_MUTANTS: &str = "27.1.0";
 /// globs, because expressions that match names do not apply to deleted fields (cargo-mutants 27.1.0).
 const AREAS: [(&str, &str, &str); 4] = [
     ("program", "-p rto-agent-common -p rto-agent-ebpf", ""),
-    ("model", "-p rto-model", ""),
+    ("model", "-p rto-model -p rto-advice", ""),
     ("policy", "-p rto-agent-core", "policy::"),
     ("engine", "-p rto-agent-daemon", "engine::"),
 ];

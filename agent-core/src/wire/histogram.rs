@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rto_agent_common::histogram::{BUCKETS, Histogram, LAST, bucket_end_us};
-use rto_model::advice::Distribution;
+use rto_model::distribution::Distribution;
 use serde::{Deserialize, Serialize};
 
 /// A histogram of times: log-linear, four buckets to a power of two, 16 us to 67 s.

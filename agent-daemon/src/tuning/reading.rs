@@ -2,7 +2,7 @@
 
 use rto_agent_common::{Statistics, direction};
 use rto_agent_core::wire::{histogram::add_times, stats::ArmStatistics};
-use rto_model::{advice::Distribution, tune::tuner};
+use rto_model::{distribution::Distribution, tune::tuner};
 use serde::{Deserialize, Serialize};
 
 use super::spec::TimerId;

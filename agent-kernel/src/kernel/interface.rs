@@ -30,3 +30,19 @@ pub fn add_address(index: u32, address: IpAddr) -> anyhow::Result<()> {
     let request = Message::new(libc::RTM_NEWADDR, header.as_flattened(), &[local]);
     Ok(netlink::set(NETLINK_ROUTE, request)?)
 }
+
+/// Adds a route through the interface of this index to the main table.
+pub(super) fn add_route(destination: IpAddr, interface: u32) -> anyhow::Result<()> {
+    let (family, octets) = netlink::octets(destination);
+    let prefix = u8::try_from(octets.len() * 8)?;
+    let (table, protocol) = (libc::RT_TABLE_MAIN, libc::RTPROT_STATIC);
+    // `struct rtmsg` (rtnetlink(7)).
+    let kind = libc::RTN_UNICAST;
+    let header = [family, prefix, 0, 0, table, protocol, 0, kind, 0, 0, 0, 0];
+    let attributes = [
+        DefaultNla::new(libc::RTA_DST, octets),
+        DefaultNla::new(libc::RTA_OIF, interface.to_ne_bytes().to_vec()),
+    ];
+    let request = Message::new(libc::RTM_NEWROUTE, &header, &attributes);
+    Ok(netlink::set(NETLINK_ROUTE, request)?)
+}

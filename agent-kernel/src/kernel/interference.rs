@@ -27,10 +27,7 @@ use nix::{
 use rto_agent_common::PROBE_MARK;
 use rto_agent_core::{policy::ProbeTarget, wire::kernel::Verdict};
 
-use super::{
-    interface::{self, LOOPBACK},
-    routes,
-};
+use super::interface::{self, LOOPBACK};
 
 /// Name of the hidden verb that starts the child process.
 pub const VERB: &str = "__probe";
@@ -184,7 +181,7 @@ fn black_hole(address: IpAddr) -> anyhow::Result<()> {
         IpAddr::V6(_) => IpAddr::V6(SOURCE_V6),
     };
     interface::add_address(LOOPBACK, source)?;
-    routes::add(address, LOOPBACK)
+    interface::add_route(address, LOOPBACK)
 }
 
 /// `tcpi_rto`.

@@ -8,18 +8,20 @@ use netlink_packet_core::{
     NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
     NetlinkPayload, NetlinkSerializable, NlasIterator,
 };
+pub use netlink_sys::protocols::{NETLINK_ROUTE, NETLINK_SOCK_DIAG};
 use netlink_sys::{Socket, SocketAddr};
 
 /// Address families as netlink encodes them.
-pub(super) const AF_INET: u8 = 2;
-pub(super) const AF_INET6: u8 = 10;
+pub const AF_INET: u8 = 2;
+/// The same for IPv6.
+pub const AF_INET6: u8 = 10;
 
 /// NLMSG_ALIGNTO.
 const ALIGNMENT: usize = 4;
 
 /// A message after the netlink header: the family's own header, and attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Message {
+pub struct Message {
     /// `nlmsghdr.nlmsg_type`.
     kind: u16,
     pub(super) bytes: Vec<u8>,
@@ -28,7 +30,7 @@ pub(super) struct Message {
 impl Message {
     /// A message of this type, with the family's header, whose length must be a multiple of four,
     /// and these attributes.
-    pub(super) fn new(kind: u16, header: &[u8], attributes: &[DefaultNla]) -> Self {
+    pub fn new(kind: u16, header: &[u8], attributes: &[DefaultNla]) -> Self {
         let mut bytes = header.to_vec();
         bytes.resize(header.len() + attributes.buffer_len(), 0);
         attributes.emit(&mut bytes[header.len()..]);
@@ -70,7 +72,7 @@ pub(super) fn octets(address: IpAddr) -> (u8, Vec<u8>) {
 }
 
 /// The value of the first attribute of this type.
-pub(super) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
+pub fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     let mut all = NlasIterator::new(attributes).flatten();
     let found = all.find(|attribute| attribute.kind() == kind)?;
     found
@@ -80,7 +82,7 @@ pub(super) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
 
 /// Requests all objects of a type. Calls `each` with the family's header and the attributes of each
 /// answer.
-pub(super) fn dump(protocol: isize, request: Message, each: impl FnMut(&[u8])) -> io::Result<()> {
+pub fn dump(protocol: isize, request: Message, each: impl FnMut(&[u8])) -> io::Result<()> {
     transact(protocol, NLM_F_DUMP, request, each)
 }
 

@@ -14,10 +14,13 @@ use rto_agent_core::{
     policy::units::format_duration,
     wire::types::{LookupAnswer, LookupEntry},
 };
-use rto_agent_kernel::kernel::sock_diag::{Connection, connections};
 use serde::Serialize;
 
-use super::{print, table};
+use super::{
+    print,
+    sock_diag::{Connection, connections},
+    table,
+};
 use crate::{cli::Explain, client::Client};
 
 /// The most connections that are explained in one answer.

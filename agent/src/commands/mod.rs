@@ -29,6 +29,7 @@ mod probe;
 mod reload;
 mod remove;
 mod run;
+mod sock_diag;
 mod stats;
 mod status;
 mod table;

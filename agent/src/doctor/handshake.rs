@@ -15,10 +15,10 @@ use rto_agent_core::{
     },
     printable::counted,
 };
-use rto_agent_kernel::kernel::{features::can_set, listeners, sysctl};
+use rto_agent_kernel::kernel::{features::can_set, sysctl};
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Finding, Input, Severity, firewall, list, unless_privileged};
+use super::{Finding, Input, Severity, firewall, list, listeners, unless_privileged};
 
 /// More retransmissions gain nothing: even with the shortest timer, 12 of them use the whole
 /// lifetime.

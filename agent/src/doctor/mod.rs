@@ -12,7 +12,9 @@ use serde::Serialize;
 mod firewall;
 mod handshake;
 mod host;
+mod listeners;
 mod network;
+pub(crate) mod routes;
 pub mod self_test;
 mod state;
 

@@ -7,16 +7,15 @@ use rto_agent_core::{
     wire::kernel::Verdict,
 };
 use rto_agent_kernel::kernel::{
-    bpf::MAX_PROGRAMS,
-    cgroup, programs,
-    programs::AttachedProgram,
-    routes,
-    routes::{LockedRoute, overlap},
-    sysctl, tcp_metrics,
+    bpf::MAX_PROGRAMS, cgroup, programs, programs::AttachedProgram, sysctl, tcp_metrics,
     tcp_metrics::Metric,
 };
 
-use super::{Finding, Severity, unless_privileged};
+use super::{
+    Finding, Severity,
+    routes::{self, LockedRoute, overlap},
+    unless_privileged,
+};
 
 pub(super) fn sysctls(findings: &mut Vec<Finding>) {
     const WHY: &str = "the time after which connect() gives up is computed from it; other network \

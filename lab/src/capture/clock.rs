@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use rto_model::capture::Times;
+use rto_advice::capture::Times;
 
 use super::file::Frame;
 

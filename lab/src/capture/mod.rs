@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use rto_model::capture::{Capture, Counts, FlowCounts, Opening};
+use rto_advice::capture::{Capture, Counts, FlowCounts, Opening};
 
 mod clock;
 mod file;

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
 };
 
-use rto_model::{
+use rto_advice::{
     capture::{Counts, Flow, FlowCounts, Opening},
     estimator::Sample,
 };

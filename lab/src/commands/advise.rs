@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use rto_model::capture::NamedCapture;
+use rto_advice::capture::NamedCapture;
 use rto_testbed::agent::find;
 
 use crate::capture;

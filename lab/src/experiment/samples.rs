@@ -1,7 +1,8 @@
 //! RTT samples of a capture or of the agent's statistics.
 
 use anyhow::{Context as _, ensure};
-use rto_model::{advice::Distribution, estimator::Sample};
+use rto_advice::{advice::draw, estimator::Sample};
+use rto_model::distribution::Distribution;
 use rto_testbed::machine::Machine;
 use serde_json::Value;
 
@@ -85,7 +86,7 @@ impl Samples {
         );
         Ok(Self {
             title: format!("smoothed RTTs of {}", policy.unwrap_or("all policies")),
-            flows: times.drawn(DRAWN),
+            flows: draw(&times, DRAWN),
             is_drawn: true,
             remarks: vec![
                 format!(

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::quantile::bounded_quantile_us;
-use crate::advice::Distribution;
+use crate::distribution::Distribution;
 
 /// An hour, milliseconds.
 pub const HOUR_MS: u64 = 3_600_000;

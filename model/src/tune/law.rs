@@ -10,12 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     history::{HOUR_MS, History, RECENT_COUNT},
-    quantile::{allowed_with, bounded_quantile_us},
+    quantile::{allowed_with, bounded_quantile_us, samples_needed},
 };
-use crate::{
-    advice::{Distribution, INITIAL_RTO_US, samples_needed},
-    outage,
-};
+use crate::{distribution::Distribution, outage, syn::INITIAL_RTO_US};
 
 /// With fewer samples there is no value.
 pub const LEAST_SAMPLES: u64 = 300;

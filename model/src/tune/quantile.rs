@@ -1,9 +1,11 @@
 //! Quantiles with a confidence bound: Clopper and Pearson (1934), one-sided at 95 %.
 
-use crate::advice::{Distribution, samples_needed, upper_bound};
+use crate::distribution::Distribution;
 
 /// The error probability: 1 - 95 %.
 const ERROR: f64 = 0.05;
+/// -ln(5 %): the upper bound, at 95 %, of the mean number of events if none was observed.
+const OF_NONE: f64 = 2.995_732_273_553_991;
 /// The largest exponent for which a binomial's first term, e to the minus this, does not underflow.
 /// Beyond it the Poisson bound is used, which is slightly larger.
 const EXACT_TO: f64 = 600.0;
@@ -50,6 +52,54 @@ fn poisson_allowed(count: u64, share: f64) -> u64 {
     allowed
 }
 
+/// The number of samples that a share needs if none exceeds the value (the "rule of three": 3/n).
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast to an integer saturates"
+)]
+pub fn samples_needed(share: f64) -> u64 {
+    (OF_NONE / share).ceil() as u64
+}
+
+/// The upper bound of a share at 95 % if `count` of `of` were observed: that of a Poisson distribution's mean, which is
+/// slightly above that of the binomial one. 1 if `of` is 0.
+pub fn upper_bound(count: u64, of: u64) -> f64 {
+    if of == 0 {
+        return 1.0;
+    }
+    let mean = match count {
+        0 => OF_NONE,
+        1..=100 => poisson_bound(count),
+        _ => {
+            // The approximation by Wilson and Hilferty; its error is below 0.001 here.
+            let n = (count + 1) as f64;
+            n * (1.0 - 1.0 / (9.0 * n) + 1.644_854 / (3.0 * n.sqrt())).powi(3)
+        }
+    };
+    (mean / of as f64).min(1.0)
+}
+
+/// The mean for which `count` or fewer events have a probability of 5 %.
+fn poisson_bound(count: u64) -> f64 {
+    let (mut low, mut high) = (count as f64, 2.0 * count as f64 + 10.0);
+    while high - low > 1e-9 * high {
+        let mean = f64::midpoint(low, high);
+        let mut term = (-mean).exp();
+        let mut sum = term;
+        for n in 1..=count {
+            term *= mean / n as f64;
+            sum += term;
+        }
+        if sum > 0.05 {
+            low = mean;
+        } else {
+            high = mean;
+        }
+    }
+    high
+}
+
 /// `Q(h, s)`: the smallest value (for a histogram, an upper bound of a bucket) above which, at 95
 /// %, lie no more than `share` of all, microseconds. `None` with too few samples.
 pub fn bounded_quantile_us(times: &Distribution, share: f64) -> Option<u64> {
@@ -93,6 +143,27 @@ mod tests {
     }
 
     #[test]
+    fn three_of_n() {
+        assert_eq!(samples_needed(0.001), 2996);
+        assert_eq!(samples_needed(0.01), 300);
+        for (count, of, bound) in [
+            (0, 3000, 2.9957),
+            // From tables of the one-sided upper bounds at 95 % of the Poisson distribution.
+            (1, 3000, 4.7439),
+            (2, 3000, 6.2958),
+            (10, 3000, 16.9622),
+            (100, 30_000, 118.0800),
+        ] {
+            let found = upper_bound(count, of) * of as f64;
+            assert!((found - bound).abs() < 0.01, "{count}: {found}");
+        }
+        // The two approximations agree where they meet.
+        assert!((poisson_bound(100) - upper_bound(101, 1 << 40) * (1u64 << 40) as f64).abs() < 1.2);
+        assert_eq!(upper_bound(0, 0), 1.0);
+        assert_eq!(upper_bound(5, 5), 1.0);
+    }
+
+    #[test]
     fn the_two_ways_meet() {
         let count = 599_000;
         let exact = allowed_above(count, 0.001).unwrap();
@@ -118,6 +189,14 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn bounds_contain_what_was_seen(count in 0u64..5000, more in 1u64..1_000_000) {
+            let of = count + more;
+            let bound = upper_bound(count, of);
+            prop_assert!(bound > count as f64 / of as f64 || bound == 1.0);
+            prop_assert!(bound >= upper_bound(count.saturating_sub(1), of));
+        }
+
         #[test]
         fn the_bound_is_that_of_clopper_and_pearson(count in 1u64..3_000, share in 0.002f64..0.15) {
             let needed = samples_needed(share);

@@ -20,7 +20,7 @@ use super::{
     history::{HOUR_MS, History},
     law::{LEAST_SAMPLES, Settings, Want, asks_for_less},
 };
-use crate::advice::Distribution;
+use crate::distribution::Distribution;
 
 /// How long connections have the kernel's own timer after the fuse has blown, milliseconds.
 pub const HOLD_MS: u64 = 600_000;

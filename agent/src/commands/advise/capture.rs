@@ -9,14 +9,15 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use rto_advice::{
+    advice::Handshakes,
+    capture::{Capture, Fit, NamedCapture, Opening},
+};
 use rto_agent_core::{
     policy::{Cidr, Settings},
     printable::{self, counted},
 };
-use rto_model::{
-    advice::{Distribution, Handshakes},
-    capture::{Capture, Fit, NamedCapture, Opening},
-};
+use rto_model::distribution::Distribution;
 
 use super::{
     evidence::{ByDirection, Gathered, Present, Source, Times, rows},
@@ -208,7 +209,7 @@ fn of_flows(
 
 #[cfg(test)]
 mod tests {
-    use rto_model::{
+    use rto_advice::{
         capture::{Flow, FlowCounts, Times as CaptureTimes},
         estimator::Sample,
     };

@@ -3,6 +3,10 @@
 use std::{net::IpAddr, path::PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
+use rto_advice::{
+    advice::{Handshakes, RTO_MIN_US, RoundTrips},
+    estimator::Sample,
+};
 use rto_agent_core::{
     policy::{Cidr, PolicyName, Settings, compile::EffectiveSetting, units::parse_duration},
     printable::counted,
@@ -11,10 +15,7 @@ use rto_agent_core::{
         types::{ListAnswer, LookupAnswer},
     },
 };
-use rto_model::{
-    advice::{Distribution, Handshakes, INITIAL_RTO_US, RTO_MIN_US, RoundTrips},
-    estimator::Sample,
-};
+use rto_model::{distribution::Distribution, syn::INITIAL_RTO_US};
 use serde::Serialize;
 
 use crate::client::Client;

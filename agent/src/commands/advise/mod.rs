@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
-use rto_model::advice::{self, Advice, Question};
+use rto_advice::advice::{self, Advice, Question};
 use serde::Serialize;
 
 mod capture;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use rto_advice::advice::{Advice, NoSuggestion};
 use rto_agent_core::{
     policy::{Cidr, PolicyName, Settings, units::format_duration},
     printable::{self, counted},
 };
-use rto_model::advice::{Advice, NoSuggestion};
 
 use super::{
     Answer, CIDRS_SHOWN, Decided,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rto_agent_core::policy::{Cidr, InitialRtoSetting, Settings, compile::check_prefix_width};
-use rto_model::{advice::Distribution, tune::law::LEAST_SAMPLES};
+use rto_model::{distribution::Distribution, tune::law::LEAST_SAMPLES};
 
 /// The quantile by which prefixes are compared.
 pub(super) const SHARE: f64 = 0.999;

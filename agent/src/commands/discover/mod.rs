@@ -7,7 +7,7 @@ use std::{
 };
 
 use rto_model::{
-    advice::Distribution,
+    distribution::Distribution,
     tune::{
         history::History,
         law::{self, LEAST_SAMPLES, Want},
@@ -23,10 +23,7 @@ use rto_agent_core::{
     policy::{Cidr, HostFacts, InitialRtoSetting, Settings, units::format_duration},
     wire::discover::DiscoverAnswer,
 };
-use rto_agent_kernel::{
-    datapath::probe,
-    kernel::{facts::host_facts, routes},
-};
+use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
 
 use self::merge::{Unit, is_special};
 pub(super) use self::text::rounded;
@@ -34,6 +31,7 @@ use super::{print, terminal};
 use crate::{
     cli::{Discover, DiscoverBy},
     client::Client,
+    doctor::routes,
 };
 
 /// A day, milliseconds.

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use rto_model::{
-    advice::{self, INITIAL_RTO_US, NoSuggestion, PEER_DELACK_US, Question},
+use rto_advice::{
+    advice::{self, NoSuggestion, PEER_DELACK_US, Question},
     capture::Unfit,
 };
+use rto_model::syn::INITIAL_RTO_US;
 
 use super::{files::*, *};
 

@@ -20,22 +20,21 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, socket},
 };
 use rto_agent_core::printable;
-
-use super::tcp_option;
+use rto_agent_kernel::kernel::tcp_option;
 
 /// A listening socket that has one of the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listener {
+pub(super) struct Listener {
     /// The address it listens on, in its network namespace.
-    pub address: SocketAddr,
+    pub(super) address: SocketAddr,
     /// A process that has it open.
-    pub pid: u32,
+    pub(super) pid: u32,
     /// The process's name.
-    pub name: String,
+    pub(super) name: String,
     /// TCP_DEFER_ACCEPT, seconds; 0 if not set.
-    pub defer_accept_s: u32,
+    pub(super) defer_accept_s: u32,
     /// TCP_SYNCNT, if it differs from that of a new socket in its namespace.
-    pub syn_retries: Option<u8>,
+    pub(super) syn_retries: Option<u8>,
 }
 
 impl fmt::Display for Listener {
@@ -53,17 +52,17 @@ impl fmt::Display for Listener {
 
 /// The result of [`with_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub(super) struct Found {
     /// Listeners with one of the options, by process.
-    pub listeners: Vec<Listener>,
+    pub(super) listeners: Vec<Listener>,
     /// Number of listeners examined.
-    pub seen: usize,
+    pub(super) seen: usize,
     /// Number of processes that this one may not inspect.
-    pub hidden_processes: usize,
+    pub(super) hidden_processes: usize,
 }
 
 /// Finds every listener of the host with one of the options. Changes nothing.
-pub fn with_options() -> io::Result<Found> {
+pub(super) fn with_options() -> io::Result<Found> {
     let mut search = Search::default();
     for entry in fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
@@ -76,7 +75,7 @@ pub fn with_options() -> io::Result<Found> {
 
 /// Addresses that listeners of this process's network namespace use. Unreadable files count as
 /// empty.
-pub fn here() -> Vec<SocketAddr> {
+pub(super) fn here() -> Vec<SocketAddr> {
     listening(Path::new("/proc/self")).into_values().collect()
 }
 

@@ -5,10 +5,10 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use rto_agent_kernel::kernel::netlink::{
+    self, AF_INET, AF_INET6, Message, NETLINK_SOCK_DIAG, find,
+};
 use serde::Serialize;
-
-use super::netlink::{self, AF_INET, AF_INET6, Message, find};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const IPPROTO_TCP: u8 = 6;
@@ -36,40 +36,40 @@ const LISTEN: u32 = 10;
 
 /// A connection with its current timers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Connection {
+pub(super) struct Connection {
     /// The local address.
-    pub local: SocketAddr,
+    pub(super) local: SocketAddr,
     /// The peer's address.
-    pub peer: SocketAddr,
+    pub(super) peer: SocketAddr,
     /// Its state, named as in RFC 9293.
-    pub state: &'static str,
+    pub(super) state: &'static str,
     /// The socket's inode number, as in `/proc/PID/fd`.
     #[serde(skip)]
-    pub inode: u32,
+    pub(super) inode: u32,
     /// `None` while the kernel has no full socket.
     #[serde(flatten)]
-    pub info: Option<Info>,
+    pub(super) info: Option<Info>,
 }
 
 /// Fields of `struct tcp_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Info {
+pub(super) struct Info {
     /// Consecutive retransmission timeouts without an answer.
-    pub timeouts_in_a_row: u8,
+    pub(super) timeouts_in_a_row: u8,
     /// The current timeout, microseconds.
-    pub rto_us: u32,
+    pub(super) rto_us: u32,
     /// The smoothed RTT, microseconds; 0 before the first sample.
-    pub rtt_us: u32,
+    pub(super) rtt_us: u32,
     /// The RTT variation, microseconds.
-    pub rtt_variation_us: u32,
+    pub(super) rtt_variation_us: u32,
     /// The congestion window, segments.
-    pub cwnd: u32,
+    pub(super) cwnd: u32,
     /// Segments retransmitted so far.
-    pub retransmissions: u32,
+    pub(super) retransmissions: u32,
 }
 
 /// All connections of this thread's network namespace. IPv4-mapped addresses are returned as IPv4.
-pub fn connections() -> io::Result<Vec<Connection>> {
+pub(super) fn connections() -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let mut request = [0; REQUEST];

@@ -4,7 +4,7 @@
 //! the client's route (reno, `tcp_no_metrics_save`), answers after 0 to 35 ms, the peer with its own delayed ACK.
 //! The first line is the handshake. RTTs are the capture's, some microseconds longer or shorter than the kernel's own.
 
-use rto_model::estimator::{Linux, in_turn};
+use rto_advice::estimator::{Linux, in_turn};
 
 const HZ: u32 = 250;
 const RTO_MIN_US: u64 = 48_000;

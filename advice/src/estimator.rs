@@ -1,8 +1,7 @@
 //! Linux's RTO estimator, with its integer arithmetic. Times are microseconds.
 
+use rto_model::retransmit::{RTO_MAX_US, RTO_MIN_US};
 use serde::{Deserialize, Serialize};
-
-use crate::retransmit::{RTO_MAX_US, RTO_MIN_US};
 
 /// One measured round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,19 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    estimator::{Sample, in_turn},
-    retransmit::RTO_MAX_US,
-};
-
-/// Number of samples in a flow that is drawn from values without order.
-const DRAWN_FLOW: usize = 250;
-
 /// Times and their frequencies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<u64, u64>", into = "BTreeMap<u64, u64>")]
 pub struct Distribution {
-    pub(super) counts: BTreeMap<u64, u64>,
+    counts: BTreeMap<u64, u64>,
     count: u64,
 }
 
@@ -101,32 +93,6 @@ impl Distribution {
         self.nth(wanted - 1)
     }
 
-    /// At least `samples` samples, drawn at random (always the same), as flows of 250 segments,
-    /// each of which is sent when the previous one is answered; empty if there are no times.
-    pub fn drawn(&self, samples: usize) -> Vec<Vec<Sample>> {
-        if self.count == 0 {
-            return Vec::new();
-        }
-        // Cumulative counts, so that a value can be found by binary search.
-        let sums: Vec<(u64, u64)> = self
-            .counts
-            .iter()
-            .scan(0, |sum, (us, count)| {
-                *sum += count;
-                Some((*sum, (*us).min(RTO_MAX_US)))
-            })
-            .collect();
-        let mut random = SplitMix64(0x5274_6f41_6476_6973);
-        let mut one = || {
-            let n = random.below(self.count);
-            let index = sums.partition_point(|(sum, _)| *sum <= n);
-            sums.get(index).map_or(0, |(_, us)| *us)
-        };
-        (0..samples.div_ceil(DRAWN_FLOW))
-            .map(|_| in_turn((0..DRAWN_FLOW).map(|_| one())))
-            .collect()
-    }
-
     /// The n-th shortest time, counted from 0.
     fn nth(&self, n: u64) -> Option<u64> {
         let mut before = 0;
@@ -164,42 +130,11 @@ impl FromIterator<u64> for Distribution {
     }
 }
 
-/// The generator by Steele, Lea and Flood. It always yields the same draws, so that the same evidence gives the same
-/// advice.
-pub(crate) struct SplitMix64(pub(crate) u64);
-
-impl SplitMix64 {
-    pub(crate) const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`: the upper half of a product, which is uniform enough for counts far below 2^64.
-    pub(crate) const fn below(&mut self, n: u64) -> u64 {
-        ((self.next() as u128 * n as u128) >> 64) as u64
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proptest::prelude::*;
 
-    /// The output of the reference implementation (prng.di.unimi.it/splitmix64.c) for the seed 1234567.
-    #[test]
-    fn draws_are_those_of_splitmix64() {
-        let mut random = SplitMix64(1_234_567);
-        for draw in [
-            6_457_827_717_110_365_317,
-            3_203_168_211_198_807_973,
-            9_817_491_932_198_370_423,
-            4_593_380_528_125_082_431,
-            16_408_922_859_458_223_821,
-        ] {
-            assert_eq!(random.next(), draw);
-        }
-    }
+    use super::*;
 
     #[test]
     fn a_map_is_a_distribution_without_what_is_not_there() {
@@ -208,5 +143,23 @@ mod tests {
         assert_eq!(distribution.count(), 5);
         let counts = BTreeMap::from(distribution);
         assert_eq!(counts, BTreeMap::from([(500, 3), (9_000, 2)]));
+    }
+
+    proptest! {
+        #[test]
+        fn quantiles_as_of_a_sorted_list(
+            mut times in prop::collection::vec(0u64..1_000_000, 1..200),
+            share in 0.0f64..1.0,
+        ) {
+            let distribution: Distribution = times.iter().copied().collect();
+            times.sort_unstable();
+            // The first value that this share does not exceed.
+            let all = times.len() as f64;
+            let expected = (1..).zip(&times).find(|(n, _)| f64::from(*n) >= share * all);
+            let (_, expected) = expected.unwrap();
+            prop_assert_eq!(distribution.quantile_us(share), Some(*expected));
+            let above = times.iter().filter(|t| *t > expected).count() as u64;
+            prop_assert_eq!(distribution.above(*expected), above);
+        }
     }
 }

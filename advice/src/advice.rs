@@ -13,7 +13,7 @@
 //! - Only the first timer of a single segment counts: the RTO, or the tail loss probe if that is earlier (two smoothed
 //!   RTTs plus rto_min). The timer of several segments does not depend on rto_min.
 //! - Values are rounded up to jiffies, and to values that are in step with the kernel's own timers, so that no outage
-//!   takes much longer ([`crate::outage`]). A timer of n jiffies never fires earlier.
+//!   takes much longer ([`rto_model::outage`]). A timer of n jiffies never fires earlier.
 //!
 //! # Handshakes without a sample
 //!
@@ -29,23 +29,23 @@
 //! the suggestion must also be at least twice the whole spread. Smoothed RTTs hide single slow answers, so a share
 //! computed from them is too low.
 
-mod distribution;
 #[cfg(test)]
 mod tests;
 
 use serde::Serialize;
 
-pub use self::distribution::Distribution;
-
-use crate::{
-    estimator::{Linux, Sample},
+use rto_model::{
+    distribution::Distribution,
     outage,
+    retransmit::RTO_MAX_US,
+    syn::INITIAL_RTO_US,
+    tune::quantile::{samples_needed, upper_bound},
 };
 
-/// The kernel's initial RTO (`TCP_TIMEOUT_INIT`), microseconds.
-pub const INITIAL_RTO_US: u64 = 1_000_000;
+use crate::estimator::{Linux, Sample, in_turn};
+
 /// The kernel's rto_min, and the largest a program can set (`TCP_RTO_MIN`), microseconds.
-pub const RTO_MIN_US: u64 = crate::retransmit::RTO_MIN_US;
+pub const RTO_MIN_US: u64 = rto_model::retransmit::RTO_MIN_US;
 /// The kernel's default minimum delay of an ACK (`TCP_DELACK_MIN`), microseconds.
 pub const PEER_DELACK_US: u64 = 40_000;
 /// How much later a delayed ACK may be: two jiffies at HZ 250.
@@ -54,8 +54,6 @@ const PEER_TIMER_US: u64 = 8_000;
 const LEAST_JIFFIES: u64 = 2;
 /// Ratio of an initial RTO to the smallest sufficient value.
 const HEADROOM: u64 = 2;
-/// -ln(5 %): the upper bound, at 95 %, of the mean number of events if none was observed.
-const OF_NONE: f64 = 2.995_732_273_553_991;
 /// Values in the tables, microseconds.
 const INITIAL_CANDIDATES_US: [u64; 7] = [
     10_000,
@@ -69,6 +67,9 @@ const INITIAL_CANDIDATES_US: [u64; 7] = [
 const MIN_CANDIDATES_US: [u64; 5] = [10_000, 20_000, 50_000, 100_000, RTO_MIN_US];
 /// The start of the spread: the share of the fastest times that is ignored.
 const SPREAD_FROM: f64 = 0.05;
+
+/// Number of samples in a flow that is drawn from values without order.
+const DRAWN_FLOW: usize = 250;
 
 /// Times of handshakes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -121,7 +122,7 @@ pub struct Question {
     pub share: f64,
     /// How long the peers delay an ACK, microseconds ([`PEER_DELACK_US`]).
     pub peer_delack_us: u64,
-    /// Rounds an initial RTO up to a value that is in step ([`crate::outage`]) with this many
+    /// Rounds an initial RTO up to a value that is in step ([`rto_model::outage`]) with this many
     /// `tcp_syn_linear_timeouts`; `None` before Linux 6.15, where that has no effect.
     pub in_step: Option<u8>,
 }
@@ -177,54 +178,6 @@ pub struct Advice {
     pub candidates: Vec<Candidate>,
 }
 
-/// The number of samples that a share needs if none exceeds the value (the "rule of three": 3/n).
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a cast to an integer saturates"
-)]
-pub fn samples_needed(share: f64) -> u64 {
-    (OF_NONE / share).ceil() as u64
-}
-
-/// The upper bound of a share at 95 % if `count` of `of` were observed: that of a Poisson distribution's mean, which is
-/// slightly above that of the binomial one. 1 if `of` is 0.
-pub fn upper_bound(count: u64, of: u64) -> f64 {
-    if of == 0 {
-        return 1.0;
-    }
-    let mean = match count {
-        0 => OF_NONE,
-        1..=100 => poisson_bound(count),
-        _ => {
-            // The approximation by Wilson and Hilferty; its error is below 0.001 here.
-            let n = (count + 1) as f64;
-            n * (1.0 - 1.0 / (9.0 * n) + 1.644_854 / (3.0 * n.sqrt())).powi(3)
-        }
-    };
-    (mean / of as f64).min(1.0)
-}
-
-/// The mean for which `count` or fewer events have a probability of 5 %.
-fn poisson_bound(count: u64) -> f64 {
-    let (mut low, mut high) = (count as f64, 2.0 * count as f64 + 10.0);
-    while high - low > 1e-9 * high {
-        let mean = f64::midpoint(low, high);
-        let mut term = (-mean).exp();
-        let mut sum = term;
-        for n in 1..=count {
-            term *= mean / n as f64;
-            sum += term;
-        }
-        if sum > 0.05 {
-            low = mean;
-        } else {
-            high = mean;
-        }
-    }
-    high
-}
-
 /// Advice for the initial RTO, from the duration of handshakes.
 ///
 /// `present_us` is the current value.
@@ -241,9 +194,9 @@ pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64
     let enough = count >= samples_needed(question.share);
     let least = handshakes
         .took
-        .counts
-        .keys()
-        .find(|us| expected(**us).at_most <= question.share);
+        .iter()
+        .map(|(us, _)| us)
+        .find(|us| expected(*us).at_most <= question.share);
     // The kernel accepts one jiffy, but that may expire at once.
     let suggestion = least
         .filter(|_| enough)
@@ -284,7 +237,7 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
             (flows, judged.sum(), 0)
         }
         RoundTrips::Unordered(times) => {
-            drawn = times.drawn(wanted);
+            drawn = draw(times, wanted);
             let from = times.quantile_us(SPREAD_FROM).unwrap_or(0);
             let to = times.quantile_us(1.0 - question.share).unwrap_or(0);
             (drawn.as_slice(), times.count(), to - from)
@@ -440,6 +393,49 @@ fn least_that(mut first: u64, mut last: u64, does: impl Fn(u64) -> bool) -> Opti
         }
     }
     Some(last)
+}
+
+/// At least `samples` samples, drawn at random (always the same), as flows of 250 segments,
+/// each of which is sent when the previous one is answered; empty if there are no times.
+pub fn draw(times: &Distribution, samples: usize) -> Vec<Vec<Sample>> {
+    if times.count() == 0 {
+        return Vec::new();
+    }
+    // Cumulative counts, so that a value can be found by binary search.
+    let sums: Vec<(u64, u64)> = times
+        .iter()
+        .scan(0, |sum, (us, count)| {
+            *sum += count;
+            Some((*sum, us.min(RTO_MAX_US)))
+        })
+        .collect();
+    let mut random = SplitMix64(0x5274_6f41_6476_6973);
+    let mut one = || {
+        let n = random.below(times.count());
+        let index = sums.partition_point(|(sum, _)| *sum <= n);
+        sums.get(index).map_or(0, |(_, us)| *us)
+    };
+    (0..samples.div_ceil(DRAWN_FLOW))
+        .map(|_| in_turn((0..DRAWN_FLOW).map(|_| one())))
+        .collect()
+}
+
+/// The generator by Steele, Lea and Flood. It always yields the same draws, so that the same evidence gives the same
+/// advice.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`: the upper half of a product, which is uniform enough for counts far below 2^64.
+    const fn below(&mut self, n: u64) -> u64 {
+        ((self.next() as u128 * n as u128) >> 64) as u64
+    }
 }
 
 fn share_of(count: u64, of: u64) -> f64 {

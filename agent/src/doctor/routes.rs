@@ -5,10 +5,8 @@
 use std::{net::IpAddr, time::Duration};
 
 use ipnetwork::IpNetwork;
-use netlink_packet_core::DefaultNla;
-use netlink_sys::protocols::NETLINK_ROUTE;
-
-use super::netlink::{self, AF_INET, AF_INET6, Message, find};
+use nix::libc;
+use rto_agent_kernel::kernel::netlink::{self, AF_INET, AF_INET6, Message, NETLINK_ROUTE, find};
 
 /// In `RTA_METRICS` (include/uapi/linux/rtnetlink.h): a bit for each locked metric.
 const RTAX_LOCK: u16 = 1;
@@ -17,22 +15,22 @@ const RTAX_RTO_MIN: u16 = 13;
 
 /// A route with a locked rto_min.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LockedRoute {
+pub(crate) struct LockedRoute {
     /// The route's destination.
-    pub destination: IpNetwork,
+    pub(crate) destination: IpNetwork,
     /// The number of its routing table.
-    pub table: u32,
+    pub(crate) table: u32,
     /// The locked rto_min.
-    pub rto_min: Duration,
+    pub(crate) rto_min: Duration,
 }
 
 /// The routes with a locked rto_min.
-pub fn locked() -> anyhow::Result<Vec<LockedRoute>> {
+pub(crate) fn locked() -> anyhow::Result<Vec<LockedRoute>> {
     dump(locked_route)
 }
 
 /// Destinations of unicast routes, without default routes.
-pub fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
+pub(crate) fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
     dump(unicast)
 }
 
@@ -40,67 +38,35 @@ pub fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
 fn dump<T>(pick: impl Fn(&[u8]) -> Option<T>) -> anyhow::Result<Vec<T>> {
     let mut found = Vec::new();
     for family in [AF_INET, AF_INET6] {
-        let header = RouteHeader {
-            family,
-            ..RouteHeader::default()
-        };
-        let request = Message::new(libc::RTM_GETROUTE, &header.bytes(), &[]);
+        let mut header = [0; HEADER];
+        header[0] = family;
+        let request = Message::new(libc::RTM_GETROUTE, &header, &[]);
         netlink::dump(NETLINK_ROUTE, request, |route| found.extend(pick(route)))?;
     }
     Ok(found)
 }
 
-/// Adds a route through the interface of this index to the main table.
-pub(super) fn add(destination: IpAddr, interface: u32) -> anyhow::Result<()> {
-    let (family, octets) = netlink::octets(destination);
-    let header = RouteHeader {
-        family,
-        prefix: u8::try_from(octets.len() * 8)?,
-        table: libc::RT_TABLE_MAIN,
-        protocol: libc::RTPROT_STATIC,
-        kind: libc::RTN_UNICAST,
-    };
-    let attributes = [
-        DefaultNla::new(libc::RTA_DST, octets),
-        DefaultNla::new(libc::RTA_OIF, interface.to_ne_bytes().to_vec()),
-    ];
-    let request = Message::new(libc::RTM_NEWROUTE, &header.bytes(), &attributes);
-    Ok(netlink::set(NETLINK_ROUTE, request)?)
-}
+/// `sizeof(struct rtmsg)` (rtnetlink(7)).
+const HEADER: usize = 12;
 
-/// The fields of `struct rtmsg` that the agent uses (rtnetlink(7)).
-#[derive(Clone, Copy, Debug, Default)]
+/// The fields of `struct rtmsg` that are used.
+#[derive(Clone, Copy, Debug)]
 struct RouteHeader {
     family: u8,
     prefix: u8,
     table: u8,
-    protocol: u8,
     kind: u8,
 }
 
 impl RouteHeader {
-    const LEN: usize = 12;
-
-    fn bytes(self) -> [u8; Self::LEN] {
-        let Self {
-            family,
-            prefix,
-            table,
-            protocol,
-            kind,
-        } = self;
-        [family, prefix, 0, 0, table, protocol, 0, kind, 0, 0, 0, 0]
-    }
-
     /// Parses the header; returns it with the attributes.
     fn parse(route: &[u8]) -> Option<(Self, &[u8])> {
-        let (header, attributes) = route.split_first_chunk::<{ Self::LEN }>()?;
-        let &[family, prefix, _, _, table, protocol, _, kind, ..] = header;
+        let (header, attributes) = route.split_first_chunk::<HEADER>()?;
+        let &[family, prefix, _, _, table, _, _, kind, ..] = header;
         let header = Self {
             family,
             prefix,
             table,
-            protocol,
             kind,
         };
         Some((header, attributes))
@@ -146,7 +112,7 @@ fn destination(header: RouteHeader, attributes: &[u8]) -> Option<IpNetwork> {
 }
 
 /// Whether two prefixes share an address.
-pub fn overlap(a: IpNetwork, b: IpNetwork) -> bool {
+pub(crate) fn overlap(a: IpNetwork, b: IpNetwork) -> bool {
     a.contains(b.network()) || b.contains(a.network())
 }
 
@@ -154,36 +120,26 @@ pub fn overlap(a: IpNetwork, b: IpNetwork) -> bool {
 mod tests {
     use super::*;
 
-    fn attribute(kind: u16, value: &[u8]) -> DefaultNla {
-        DefaultNla::new(kind, value.to_vec())
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(4 + value.len()).unwrap();
+        let head = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        [&head, value].concat()
     }
 
-    /// A route to 10.0.0.0/8 with these metrics.
-    fn route(header: RouteHeader, metrics: &[(u16, u32)]) -> Vec<u8> {
-        let metrics: Vec<_> = metrics
-            .iter()
-            .map(|(kind, value)| attribute(*kind, &value.to_ne_bytes()))
-            .collect();
-        let metrics = Message::new(0, &[], &metrics).bytes;
-        let attributes = [
-            attribute(libc::RTA_DST, &[10, 0, 0, 0]),
-            attribute(libc::RTA_METRICS, &metrics),
-        ];
-        Message::new(libc::RTM_NEWROUTE, &header.bytes(), &attributes).bytes
+    /// A route to 10.0.0.0/8 of this kind with these metrics.
+    fn route(kind: u8, prefix: u8, metrics: &[(u16, u32)]) -> Vec<u8> {
+        let header = [AF_INET, prefix, 0, 0, 254, 0, 0, kind, 0, 0, 0, 0];
+        let metrics = metrics.iter();
+        let metrics = metrics.flat_map(|(kind, value)| attribute(*kind, &value.to_ne_bytes()));
+        let metrics = attribute(libc::RTA_METRICS, &metrics.collect::<Vec<_>>());
+        let destination = attribute(libc::RTA_DST, &[10, 0, 0, 0]);
+        [&header[..], &destination, &metrics].concat()
     }
-
-    const HEADER: RouteHeader = RouteHeader {
-        family: AF_INET,
-        prefix: 8,
-        table: 254,
-        protocol: libc::RTPROT_STATIC,
-        kind: libc::RTN_UNICAST,
-    };
 
     #[test]
     fn only_locked_ones() {
         const MTU: u16 = 2;
-        let locked = |metrics: &[(u16, u32)]| locked_route(&route(HEADER, metrics));
+        let locked = |metrics: &[(u16, u32)]| locked_route(&route(libc::RTN_UNICAST, 8, metrics));
         assert_eq!(
             locked(&[(RTAX_LOCK, 1 << 13), (RTAX_RTO_MIN, 50)]),
             Some(LockedRoute {
@@ -205,19 +161,18 @@ mod tests {
             (libc::RTN_BLACKHOLE, 8, false),
             (libc::RTN_LOCAL, 8, false),
         ] {
-            let header = RouteHeader {
-                kind,
-                prefix,
-                ..HEADER
-            };
-            let found = unicast(&route(header, &[])).map(|net| net.to_string());
+            let found = unicast(&route(kind, prefix, &[])).map(|net| net.to_string());
             assert_eq!(found.as_deref(), leads.then_some("10.0.0.0/8"), "{kind}");
         }
     }
 
     #[test]
     fn truncated_route_is_none() {
-        let whole = route(HEADER, &[(RTAX_LOCK, 1 << 13), (RTAX_RTO_MIN, 50)]);
+        let whole = route(
+            libc::RTN_UNICAST,
+            8,
+            &[(RTAX_LOCK, 1 << 13), (RTAX_RTO_MIN, 50)],
+        );
         for end in 0..whole.len() {
             assert_eq!(locked_route(&whole[..end]), None, "{end}");
         }

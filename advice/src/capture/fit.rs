@@ -5,7 +5,7 @@ use crate::{advice::Handshakes, estimator::Sample};
 
 /// A coarser resolution permits no suggestion below the kernel's initial RTO, as a suggestion is twice a round-trip
 /// time.
-const COARSEST_US: u64 = crate::advice::INITIAL_RTO_US / 2;
+const COARSEST_US: u64 = rto_model::syn::INITIAL_RTO_US / 2;
 /// Resolutions of this length or more mean that all packets have the same time.
 const NEVER_US: u64 = u64::MAX / 1000;
 /// A resolution finer than a jiffy divided by this does not affect a suggestion.
