@@ -105,7 +105,7 @@ keys! {
     }
     /// Whether a daemon that stops removes the policies from the kernel (`"detach"`) or leaves them
     /// active (`"keep"`)
-    on_exit: OnExit, by "parsed" {
+    on_exit: OnExit {
         initially OnExit::Detach, values "`\"detach\"` or `\"keep\"`", default "`\"detach\"`",
         accepted ["'keep'"], refused ["'stop'", "true"],
     }
@@ -259,24 +259,13 @@ impl fmt::Display for RttSampling {
 }
 
 /// `on_exit = ...`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnExit {
     /// The program is detached, and nothing stays in the kernel.
     Detach,
     /// The policies stay in force.
     Keep,
-}
-
-impl FromStr for OnExit {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "detach" => Ok(Self::Detach),
-            "keep" => Ok(Self::Keep),
-            _ => Err("on_exit must be \"detach\" or \"keep\""),
-        }
-    }
 }
 
 /// Reads a text with its own parser.

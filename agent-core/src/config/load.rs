@@ -292,13 +292,8 @@ impl Loader {
 
     fn entries(&mut self, set: &mut PolicySet, warnings: &mut Vec<String>) {
         let mut builder = Builder::default();
-        builder.reserve(
-            self.policies
-                .iter()
-                .flat_map(|(_, raw)| &raw.cidrs)
-                .map(Vec::len)
-                .sum(),
-        );
+        let listed = self.policies.iter().map(|(_, raw)| raw.cidrs.len());
+        builder.reserve(listed.sum());
         let sources = self.sources.iter();
         let files: Vec<u16> = sources.map(|source| builder.file(&source.path)).collect();
         for (index, raw) in &mut self.policies {
@@ -316,9 +311,8 @@ impl Loader {
                 continue;
             };
             let number = builder.policy(&raw.name);
-            // Frees each part once it is read: a million locations take as much memory as the
-            // entries.
-            for ListedCidr { cidr, line } in std::mem::take(&mut raw.cidrs).into_iter().flatten() {
+            // Frees the list once it is read: its locations take as much memory as the entries.
+            for ListedCidr { cidr, line } in std::mem::take(&mut raw.cidrs) {
                 if self.errors.len() >= MOST_ERRORS {
                     return;
                 }

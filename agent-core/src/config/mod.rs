@@ -30,7 +30,7 @@ pub use agent::{
 pub use files::{Files, is_policy_file, policies_dir};
 pub use load::Config;
 use load::Loader;
-pub use reader::{FilesReader, READ_LIMIT, ReadError, STALL_LIMIT};
+pub use reader::{FilesReader, ReadError, STALL_LIMIT};
 pub use source::{ConfigError, ConfigErrors, MAX_FILE};
 
 /// The default path of the configuration.

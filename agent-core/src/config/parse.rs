@@ -15,14 +15,10 @@ use super::{
     lists::{ListedCidr, Lists},
     source::{ConfigError, MOST_ERRORS, Source},
 };
-use crate::{
-    policy::{Cidr, Effect, PolicyName, SETTINGS, Settings},
-    printable,
-};
+use crate::policy::{Cidr, Effect, PolicyName, SETTINGS, Settings};
 
 /// The parser's message for a repeated key or table.
 const DUPLICATE: &str = "duplicate key";
-const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The keys of a policy that are not settings.
 const CIDRS: &str = "cidrs";
 const DESCRIPTION: &str = "description";
@@ -48,7 +44,7 @@ pub(super) struct RawPolicy {
     /// The location of each given value, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
     /// CIDRs in the order of the file.
-    pub(super) cidrs: Vec<Vec<ListedCidr>>,
+    pub(super) cidrs: Vec<ListedCidr>,
     /// `[defaults]` have been applied.
     pub(super) takes_defaults: bool,
 }
@@ -89,8 +85,8 @@ type Value<'a> = Spanned<DeValue<'a>>;
 
 pub(super) fn parse(source: &Source) -> (Parsed, Vec<ConfigError>) {
     walked(source, |mut walk, table, syntax| {
-        if !syntax.is_empty() {
-            walk.syntax(table, syntax);
+        if let Some(first) = syntax.first() {
+            walk.syntax(first);
             return (Parsed::default(), walk.errors);
         }
         let parsed = walk.top(table);
@@ -159,56 +155,14 @@ impl Walk<'_> {
         parsed
     }
 
-    /// Reports syntax errors, and adds the cause where the parser's message lacks it.
-    fn syntax(&mut self, table: &DeTable<'_>, errors: &[toml::de::Error]) {
-        let rest = self.lists.rest.clone();
-        // The parser accepts a byte order mark at the beginning.
-        let marks = rest.match_indices(BYTE_ORDER_MARK).map(|(at, _)| at);
-        let marks: Vec<usize> = marks.filter(|at| *at > 0).collect();
-        for at in marks.iter().take(MOST_ERRORS) {
-            self.error(
-                *at..at + BYTE_ORDER_MARK.len_utf8(),
-                "an invisible byte order mark (U+FEFF) inside the file, probably from joining \
-                 files; remove it",
-            );
-        }
-        let line = |at: usize| rest[..at].rfind('\n');
-        // After a refused header, the parser assigns keys to the previous table. Their errors would
-        // mislead.
-        let mut refused = 0;
-        for e in errors.iter().take(MOST_ERRORS) {
-            let span = e.span().unwrap_or(0..0);
-            let start = span.start.min(rest.len());
-            if start < refused || marks.iter().any(|at| line(*at) == line(start)) {
-                continue;
-            }
-            if e.message() != DUPLICATE {
-                self.error(span, e.message());
-                continue;
-            }
-            let begin = line(start).map_or(0, |at| at + 1);
-            let (what, first) = match header(&rest[begin..]) {
-                Some(table) => {
-                    let next = headers(&rest).find(|(at, _)| *at > begin);
-                    refused = next.map_or(rest.len(), |(at, _)| at);
-                    let first = headers(&rest).find(|(_, other)| *other == table);
-                    (table, first.map(|(at, _)| at))
-                }
-                None => {
-                    let key = rest.get(span.clone()).unwrap_or_default();
-                    (key.to_owned(), first_key(table, key, start))
-                }
-            };
-            let message = match first.filter(|at| *at < start) {
-                Some(at) => format!(
-                    "{what} is already at {}:{}; join the two",
-                    printable::path(&self.source.path),
-                    self.source.line(self.lists.in_text(at..at).start)
-                ),
-                None => e.message().to_owned(),
-            };
-            self.error(span, message);
-        }
+    /// Reports the first syntax error, of which later ones may be consequences.
+    fn syntax(&mut self, error: &toml::de::Error) {
+        let span = error.span().unwrap_or(0..0);
+        let message = match error.message() {
+            DUPLICATE => "this key or table is already in this file; join the two",
+            message => message,
+        };
+        self.error(span, message);
     }
 
     fn agent(&mut self, table: &DeTable<'_>) -> AgentConfig {
@@ -287,7 +241,7 @@ impl Walk<'_> {
         read(good).unwrap_or_default()
     }
 
-    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<ListedCidr>> {
+    fn cidrs(&mut self, value: &Value<'_>) -> Vec<ListedCidr> {
         if let Some(cidrs) = self.lists.take(value.span().start) {
             return cidrs;
         }
@@ -310,7 +264,7 @@ impl Walk<'_> {
                 None => {}
             }
         }
-        vec![cidrs]
+        cidrs
     }
 
     fn description(&mut self, value: &Value<'_>) -> Option<String> {
@@ -364,35 +318,6 @@ impl Walk<'_> {
             self.errors.push(self.source.error(span, message));
         }
     }
-}
-
-/// The header at the beginning of a text, without blanks and quotes.
-fn header(text: &str) -> Option<String> {
-    let line = text.trim_start().strip_prefix('[')?;
-    let (name, _) = line.lines().next()?.split_once(']')?;
-    let name = name.replace([' ', '\t', '"', '\''], "");
-    Some(format!("[{name}]"))
-}
-
-/// All headers, with the offsets of their lines.
-fn headers(text: &str) -> impl Iterator<Item = (usize, String)> {
-    let begins = text.match_indices('\n').map(|(at, _)| at + 1);
-    std::iter::once(0)
-        .chain(begins)
-        .filter_map(|at| Some((at, header(text[at..].lines().next()?)?)))
-}
-
-/// The offset of the last key of this name before `before`: the keys of a table are contiguous.
-fn first_key(table: &DeTable<'_>, text: &str, before: usize) -> Option<usize> {
-    let keys = table.iter().flat_map(|(key, value)| {
-        let own = key.span();
-        let is_same =
-            own.start < before && key.get_ref().as_ref() == text.trim_matches(['"', '\'']);
-        let below = value.get_ref().as_table();
-        let below = below.and_then(|table| first_key(table, text, before));
-        is_same.then_some(own.start).into_iter().chain(below)
-    });
-    keys.max()
 }
 
 fn article(kind: &str) -> String {

@@ -14,9 +14,7 @@ use crate::progress::{self, Progress};
 
 /// How long a file system may take for one step.
 pub const STALL_LIMIT: Duration = Duration::from_secs(10);
-/// How long reading may take in total.
-pub const READ_LIMIT: Duration = Duration::from_secs(60);
-/// How often the caller checks for a stop and for the limits.
+/// How often the caller checks for a stop and for the limit.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Reads the files of a configuration; calls its second argument with each path before accessing
@@ -27,7 +25,6 @@ type Read = dyn Fn(&Path, &dyn Fn(&Path)) -> Files + Send + Sync;
 pub struct FilesReader {
     read: Arc<Read>,
     stall_limit: Duration,
-    read_limit: Duration,
     /// An earlier read that missed its limit and has not returned.
     stuck: Option<Reading>,
 }
@@ -49,15 +46,6 @@ impl From<ReadError> for ConfigErrors {
             ReadError::Interrupted => Self::default(),
         }
     }
-}
-
-/// The limit that was exceeded.
-#[derive(Clone, Copy)]
-enum Late {
-    /// The limit of a step: the read makes no progress.
-    Stalled,
-    /// The limit of the whole read: it makes progress, but too slowly.
-    Slow,
 }
 
 /// A read in progress.
@@ -91,7 +79,6 @@ impl FilesReader {
         Self {
             read: Arc::new(read),
             stall_limit,
-            read_limit: READ_LIMIT,
             stuck: None,
         }
     }
@@ -106,13 +93,12 @@ impl FilesReader {
         if let Some(former) = self.stuck.take()
             && let Err(mpsc::TryRecvError::Empty) = former.files.try_recv()
         {
-            let error = self.hangs(&former, Late::Stalled);
+            let error = self.hangs(&former);
             self.stuck = Some(former);
             return Err(error);
         }
         let reading = self.begin(path)?;
-        let begin = Instant::now();
-        let (mut steps, mut stepped) = (0, begin);
+        let (mut steps, mut stepped) = (0, Instant::now());
         loop {
             match reading.files.recv_timeout(TICK) {
                 Ok(files) => return Ok(files),
@@ -127,13 +113,12 @@ impl FilesReader {
             if now != steps {
                 (steps, stepped) = (now, Instant::now());
             }
-            let late = if stepped.elapsed() >= self.stall_limit {
-                Some(Late::Stalled)
-            } else {
-                (begin.elapsed() >= self.read_limit).then_some(Late::Slow)
-            };
-            if late.is_some() || is_stopped {
-                let error = late.map_or(ReadError::Interrupted, |late| self.hangs(&reading, late));
+            let is_late = stepped.elapsed() >= self.stall_limit;
+            if is_late || is_stopped {
+                let error = match is_late {
+                    true => self.hangs(&reading),
+                    false => ReadError::Interrupted,
+                };
                 self.stuck = Some(reading);
                 return Err(error);
             }
@@ -169,24 +154,16 @@ impl FilesReader {
         }
     }
 
-    fn hangs(&self, reading: &Reading, late: Late) -> ReadError {
+    fn hangs(&self, reading: &Reading) -> ReadError {
         let current = reading.current.lock();
         let current = current.unwrap_or_else(PoisonError::into_inner);
-        let what = match late {
-            Late::Stalled => {
-                let limit = self.stall_limit.as_secs_f64();
-                format!("its file system did not answer within {limit} s")
-            }
-            Late::Slow => {
-                let limit = self.read_limit.as_secs_f64();
-                format!("reading all files took longer than {limit} s")
-            }
-        };
+        let limit = self.stall_limit.as_secs_f64();
         failed(
             &current,
             &format!(
-                "{what}; check whether its file system hangs (a network file system whose server \
-                 is down, or FUSE), or move the configuration to a local disk"
+                "its file system did not answer within {limit} s; check whether it hangs (a \
+                 network file system whose server is down, or FUSE), or move the configuration to a \
+                 local disk"
             ),
         )
     }
@@ -269,25 +246,6 @@ mod tests {
         // Shorter than all steps together, longer than one step on a busy host.
         let mut reader = FilesReader::new(read, SHORT * 7);
         reader.read(Path::new(CONFIG)).unwrap();
-    }
-
-    #[test]
-    fn endless_read_is_abandoned_at_the_limit() {
-        let read = |path: &Path, telling: &dyn Fn(&Path)| {
-            // Longer than the caller waits.
-            for _ in 0..1000 {
-                thread::sleep(SHORT / 20);
-                telling(path);
-            }
-            Files::read_telling(path, telling)
-        };
-        let mut reader = FilesReader::new(read, Duration::from_secs(3600));
-        reader.read_limit = SHORT;
-        let Err(ReadError::Failed(errors)) = reader.read(Path::new(CONFIG)) else {
-            panic!("it was read");
-        };
-        let text = errors.to_string();
-        assert!(text.contains("took longer than 0.2 s"), "{text}");
     }
 
     #[test]

@@ -22,32 +22,21 @@ const HEADER: &str = "# Entries saved by `rto-agent add --save`. You may also ed
 
 /// Why the file was not changed.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SaveError {
-    /// The file cannot be read or written.
-    #[error("{path}: {reason}; nothing was saved")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: io::Error,
-    },
-    /// The file cannot be parsed or edited.
-    #[error("{path}: {reason}; nothing was saved")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// An entry to be removed is not in the file.
-    #[error("{cidr} is not in {path}; remove entries of other files by editing those files")]
-    NotThere {
-        /// The entry.
-        cidr: Cidr,
-        /// The file.
-        path: PathBuf,
-    },
+#[error("{path}: {reason}; nothing was saved")]
+pub struct SaveError {
+    /// The file.
+    path: PathBuf,
+    /// Why.
+    reason: String,
+}
+
+impl SaveError {
+    fn new(path: &Path, reason: impl ToString) -> Self {
+        Self {
+            path: path.to_owned(),
+            reason: reason.to_string(),
+        }
+    }
 }
 
 /// An edited text, before it is written.
@@ -74,10 +63,7 @@ impl Edit {
 
     /// Writes a draft beside the file.
     pub fn stage(&self) -> Result<AtomicFile, SaveError> {
-        draft(&self.path, &self.text).map_err(|reason| SaveError::Io {
-            path: self.path.clone(),
-            reason,
-        })
+        draft(&self.path, &self.text).map_err(|e| SaveError::new(&self.path, e))
     }
 
     /// Moves the draft into place.
@@ -158,33 +144,19 @@ pub fn added(
 ///
 /// If an entry is not in the file, or the file cannot be read or parsed.
 pub fn remove(path: &Path, cidrs: &[Cidr]) -> Result<Edit, SaveError> {
-    let mut missing = None;
-    let edit = edit(path, |text| match removed(text, cidrs)? {
-        Ok(text) => Ok(text),
-        Err(cidr) => {
-            missing = Some(cidr);
-            // A failed edit is not written.
-            Err(String::new())
-        }
-    });
-    match missing {
-        Some(cidr) => Err(SaveError::NotThere {
-            cidr,
-            path: path.to_owned(),
-        }),
-        None => edit,
-    }
+    edit(path, |text| removed(text, cidrs))
 }
 
-/// A file's text without entries; the inner error is the first entry that is not in it.
-pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<Result<String, Cidr>, String> {
+/// A file's text without entries, all of which must be in it.
+pub fn removed(text: &str, cidrs: &[Cidr]) -> Result<String, String> {
     let mut document = parse(text)?;
     let found = extract(&mut document, cidrs, None);
-    let missing = cidrs.iter().find(|cidr| !found.contains(cidr));
-    Ok(match missing {
-        Some(cidr) => Err(*cidr),
+    match cidrs.iter().find(|cidr| !found.contains(cidr)) {
+        Some(cidr) => Err(format!(
+            "{cidr} is not in it; remove entries of other files by editing those files"
+        )),
         None => Ok(document.to_string()),
-    })
+    }
 }
 
 fn parse(text: &str) -> Result<DocumentMut, String> {
@@ -198,17 +170,10 @@ fn edit(
     path: &Path,
     change: impl FnOnce(&str) -> Result<String, String>,
 ) -> Result<Edit, SaveError> {
-    let io_error = |reason| SaveError::Io {
-        path: path.to_owned(),
-        reason,
-    };
-    let unreadable = |reason| SaveError::Unreadable {
-        path: path.to_owned(),
-        reason,
-    };
-    let former = read(path).map_err(io_error)?;
+    let former = read(path).map_err(|e| SaveError::new(path, e))?;
     let header = if former.is_none() { HEADER } else { "" };
-    let text = change(former.as_deref().unwrap_or_default()).map_err(unreadable)?;
+    let text = change(former.as_deref().unwrap_or_default());
+    let text = text.map_err(|e| SaveError::new(path, e))?;
     Ok(Edit {
         path: path.to_owned(),
         former,
@@ -317,7 +282,7 @@ mod tests {
             .map(|_| ())
             .unwrap_err()
             .to_string();
-        assert!(error.contains("10.2.0.0/16 is not in"), "{error}");
+        assert!(error.contains("10.2.0.0/16 is not in it"), "{error}");
     }
 
     #[test]
@@ -385,7 +350,7 @@ mod tests {
         let near: PolicyName = "near".parse().unwrap();
         let text = added("", &cidrs, &near, None).unwrap();
         let begin = std::time::Instant::now();
-        let removed = removed(&text, &cidrs).unwrap();
+        let removed = removed(&text, &cidrs);
         let took = begin.elapsed();
         assert!(!removed.unwrap().contains("10."));
         took / count

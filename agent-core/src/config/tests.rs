@@ -243,10 +243,6 @@ fn every_refusal_names_place_and_fix() {
                 "{rto}\n[policy.far]\n{rto}\ncidrs = [\"10.0.0.0/16\"]"
             )),
         ),
-        (
-            "byte order mark within",
-            policy(&format!("{rto}\n\u{feff}[policy.far]\n{rto}")),
-        ),
     ];
     let all: Vec<String> = cases
         .iter()

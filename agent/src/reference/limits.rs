@@ -11,7 +11,7 @@ use std::{
 
 use rto_agent_common::{MAX_POLICIES, POLICY_NAME_LEN};
 use rto_agent_core::{
-    config::{self, MAX_SOCKET_PATH, READ_LIMIT, STALL_LIMIT},
+    config::{self, MAX_SOCKET_PATH, STALL_LIMIT},
     policy::{MAX_ENTRIES_LIMIT, units::format_duration},
     wire::{bounded::MAX_CIDRS, ttl::MAX_TTL},
 };
@@ -96,12 +96,6 @@ fn configuration() -> Vec<Limit> {
             "the change is rejected; the last good configuration stays active; the files are read \
              again once the file system answers",
             "engine::actor::tests::files_that_hang_are_an_error_and_the_last_good_ones_stay",
-        ),
-        limit(
-            "time to read all files",
-            time(READ_LIMIT),
-            "as above",
-            "config::reader::tests::endless_read_is_abandoned_at_the_limit",
         ),
         limit(
             "entries",

@@ -67,11 +67,7 @@ pub struct AutoInitialRto {
     #[cfg_attr(test, schemars(with = "Option<Share>"))]
     pub spurious: Option<Share>,
     /// How long samples are remembered, and how long a value survives a reboot.
-    #[serde(
-        default,
-        with = "text::lifetime",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub memory: Option<Duration>,
 }
@@ -290,7 +286,7 @@ mod tests {
             ),
             (
                 "initial_rto = { auto = true, memory = 2 }",
-                "a unit is missing, perhaps 2m",
+                "a unit is missing, perhaps 2ms",
             ),
             (
                 "initial_rto = { auto = true, spurious = 1 }",

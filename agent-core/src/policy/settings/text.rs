@@ -9,7 +9,6 @@ use serde::{
 };
 
 use super::{Mode, Mptcp, Share, SynAckRto, SynRetries, format_duration, parse_duration};
-use crate::policy::units::{Scale, parse_scaled};
 
 /// The value of a setting. Its default means that the setting is not given.
 pub(super) trait Value: Sized + Default + PartialEq {
@@ -149,23 +148,6 @@ pub(super) fn timer(duration: Duration) -> Option<String> {
     (!duration.is_zero()).then(|| format_duration(duration))
 }
 
-/// A duration other than a timer.
-#[derive(PartialEq)]
-struct Lifetime(Duration);
-
-impl Text for Lifetime {
-    const WANTED: &'static str = "a duration, like \"10m\"";
-
-    fn read(text: &str) -> Result<Self, String> {
-        let duration = parse_scaled(text, Scale::Lifetime);
-        duration.map(Self).map_err(|e| e.to_string())
-    }
-
-    fn text(&self) -> String {
-        format_duration(self.0)
-    }
-}
-
 impl Text for SynRetries {
     const WANTED: &'static str = "\"auto\", \"keep\" or a number from 1 to 127";
 
@@ -250,23 +232,4 @@ pub(super) fn deserialize<'de, V: Value, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<V, D::Error> {
     V::get(deserializer)
-}
-
-/// For a duration other than a timer.
-pub(super) mod lifetime {
-    use super::{Deserializer, Duration, Lifetime, Serializer, Value};
-
-    pub(in super::super) fn serialize<S: Serializer>(
-        value: &Option<Duration>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.put(serializer)
-    }
-
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Duration>, D::Error> {
-        let read: Option<Lifetime> = Value::get(deserializer)?;
-        Ok(read.map(|Lifetime(duration)| duration))
-    }
 }
