@@ -629,34 +629,7 @@ const _: () = {
 };
 
 #[cfg(feature = "user")]
-mod pod {
-    // SAFETY: repr(C), fixed-width integers only, sizes asserted above to be free of padding.
-    unsafe impl aya::Pod for super::EntryValue {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::PolicySlot {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::HostDefaults {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::Statistics {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::FastStatistics {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::event::EventControl {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::SocketState {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::WalkControl {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::WalkCounts {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::Probe {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::brake::Brake {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::discovery::Prefix {}
-    // SAFETY: as above.
-    unsafe impl aya::Pod for super::discovery::Discovered {}
-}
+mod pod;
 
 #[cfg(test)]
 mod tests;
