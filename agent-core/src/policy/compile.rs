@@ -216,12 +216,8 @@ pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), Settin
         ),
     };
     // (An automatic syn_ack_rto is no shorter than initial_rto.)
-    let timers = [
-        ("initial_rto", settings.fixed_initial_rto()),
-        ("syn_ack_rto", settings.syn_ack_rto.fixed()),
-    ];
-    for (setting, rto) in timers {
-        if let Some(rto) = rto.filter(|rto| *rto < WIDE_INITIAL_RTO) {
+    for (setting, rto) in settings.fixed_timers() {
+        if setting != "rto_min" && rto < WIDE_INITIAL_RTO {
             return Err(too_short(setting, format_duration(rto), "", ""));
         }
     }

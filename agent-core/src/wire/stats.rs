@@ -285,17 +285,14 @@ pub struct Counter {
 
 macro_rules! counters {
     (
-        by_direction { $($(#[doc = $split_doc:literal])+ $split:ident: $split_metric:literal, $split_scope:ident
-            $(, title $split_title:literal)? $(, by $of:path)?;)* }
-        total { $($(#[doc = $doc:literal])+ $field:ident: $metric:literal, $scope:ident
-            $(, time $time:literal)? $(, title $title:literal)?;)* }
+        $($(#[doc = $doc:literal])+ $field:ident: $metric:literal, $scope:ident
+            $(, time $time:literal)? $(, title $title:literal)? $(, by $of:path)?;)*
     ) => {
         /// Statistics of one direction. Fields as in [`rto_agent_common::Counters`].
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         #[serde(default)]
         pub struct DirectionStats {
-            $($(#[doc = $split_doc])+ pub $split: u64,)*
             $($(#[doc = $doc])+ pub $field: u64,)*
             /// bpf_setsockopt calls that the kernel refused, by option; zeros are omitted.
             pub setsockopt_failures: BTreeMap<String, u64>,
@@ -323,7 +320,6 @@ macro_rules! counters {
                 }
                 failures.retain(|_, count| *count > 0);
                 Self {
-                    $($split: f(self.$split, other.$split),)*
                     $($field: f(self.$field, other.$field),)*
                     setsockopt_failures: failures,
                     rtos: std::array::from_fn(|i| f(self.rtos[i], other.rtos[i])),
@@ -344,8 +340,7 @@ macro_rules! counters {
                     .filter(|(_, count)| *count > 0)
                     .map(|(name, count)| ((*name).to_owned(), count));
                 Self {
-                    $($split: counted!(statistics, $split $(, $of)?),)*
-                    $($field: c.$field,)*
+                    $($field: counted!(statistics, $field $(, $of)?),)*
                     setsockopt_failures: failures.collect(),
                     rtos: c.rtos,
                     connect_time: (&statistics.connect_times()).into(),
@@ -359,18 +354,10 @@ macro_rules! counters {
         /// All counters.
         pub const COUNTERS: &[Counter] = &[
             $(Counter {
-                metric: $split_metric,
-                help: concat!($($split_doc),+).trim_ascii(),
-                scope: Scope::$split_scope,
-                is_time: false,
-                title: optional!($($split_title)?),
-                value: |stats| stats.$split,
-            },)*
-            $(Counter {
                 metric: $metric,
                 help: concat!($($doc),+).trim_ascii(),
                 scope: Scope::$scope,
-                is_time: is_time!($($time)?),
+                is_time: optional!($($time)?).is_some(),
                 title: optional!($($title)?),
                 value: |stats| stats.$field,
             },)*
@@ -389,19 +376,10 @@ macro_rules! counted {
 
 macro_rules! optional {
     () => {
-        None
+        None::<&'static str>
     };
     ($value:literal) => {
         Some($value)
-    };
-}
-
-macro_rules! is_time {
-    () => {
-        false
-    };
-    ($unit:literal) => {
-        true
     };
 }
 
@@ -428,55 +406,51 @@ fn good_attempts(statistics: &Statistics) -> u64 {
 }
 
 counters! {
-    by_direction {
-        /// Attempts: connect() calls whose first SYN was sent (active), connection requests of covered peers that were answered (passive)
-        attempts: "attempts", Handshakes, title "attempts";
-        /// Attempts established within 500 ms of their first SYN; the others are bad (of accepted connections: whose last round trip took no longer)
-        good_attempts: "good_attempts", Handshakes, title "established within 500ms", by good_attempts;
-        /// Connections established, by connect() (active) and accept() (passive)
-        connections: "connections", Handshakes, by Statistics::connections;
-        /// SYNs (active) and SYN-ACKs (passive) retransmitted
-        handshake_retransmissions: "handshake_retransmissions", Handshakes;
-    }
-    total {
-        /// Of these, spurious: the answer to an earlier SYN or SYN-ACK was already on its way
-        spurious: "spurious_handshake_retransmissions", Handshakes;
-        /// Of these, undecided: unknown whether they were needed
-        undecided: "undecided_handshake_retransmissions", Handshakes;
-        /// Connections with a spurious retransmission in their handshake
-        spurious_connections: "spurious_connections", Handshakes, title "with a spurious SYN or SYN-ACK";
-        /// Connections that were established thanks to a needed retransmission
-        recovered: "recovered_handshakes", Handshakes;
-        /// Time by which connections were established earlier than with the kernel's own timers
-        /// (estimate)
-        time_saved_us: "handshake_time_saved", Handshakes, time "us";
-        /// Time by which connections were established later than with the kernel's own timers
-        /// (estimate)
-        time_lost_us: "handshake_time_lost", Handshakes, time "us";
-        /// Connections established after a SYN or its answer was retransmitted
-        retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
-        /// Connections that started with the kernel's own timer because of a brake
-        braked: "braked_connections", Handshakes, title "braked";
-        /// Tail loss probes that retransmitted a segment
-        tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
-        /// Segments retransmitted by established connections, without tail loss probes
-        segments_retransmitted: "retransmitted_segments", Connections, title "segments retransmitted";
-        /// Connections with a loss whose peer reported a duplicate segment (DSACK)
-        dsack_connections: "dsack_connections", Connections, title "connections with a DSACK";
-        /// Connections that ended before both sides had closed them
-        aborted: "aborted_connections", Connections;
-        /// Of these, connections with a loss: all of them, not only samples
-        aborted_after_loss: "aborted_connections_after_loss", Connections, title "aborted after a loss";
-        /// Of these, connections that ended at a retransmission timeout
-        expired: "expired_connections", Connections, title "expired";
-        /// Times linear mode was ended by linear_retries
-        linear_ended: "linear_mode_ended", Connections, title "linear mode ended";
-        /// Sockets that were already open when they got the policy
-        open_sockets: "open_sockets", Connections, title "open sockets that got the policy";
-        /// Connections whose state did not fit into memory: they lack options, or are counted only
-        /// in part
-        storage_failures: "storage_failures", Connections, title "storage failures";
-    }
+    /// Attempts: connect() calls whose first SYN was sent (active), connection requests of covered peers that were answered (passive)
+    attempts: "attempts", Handshakes, title "attempts";
+    /// Attempts established within 500 ms of their first SYN; the others are bad (of accepted connections: whose last round trip took no longer)
+    good_attempts: "good_attempts", Handshakes, title "established within 500ms", by good_attempts;
+    /// Connections established, by connect() (active) and accept() (passive)
+    connections: "connections", Handshakes, by Statistics::connections;
+    /// SYNs (active) and SYN-ACKs (passive) retransmitted
+    handshake_retransmissions: "handshake_retransmissions", Handshakes;
+    /// Of these, spurious: the answer to an earlier SYN or SYN-ACK was already on its way
+    spurious: "spurious_handshake_retransmissions", Handshakes;
+    /// Of these, undecided: unknown whether they were needed
+    undecided: "undecided_handshake_retransmissions", Handshakes;
+    /// Connections with a spurious retransmission in their handshake
+    spurious_connections: "spurious_connections", Handshakes, title "with a spurious SYN or SYN-ACK";
+    /// Connections that were established thanks to a needed retransmission
+    recovered: "recovered_handshakes", Handshakes;
+    /// Time by which connections were established earlier than with the kernel's own timers
+    /// (estimate)
+    time_saved_us: "handshake_time_saved", Handshakes, time "us";
+    /// Time by which connections were established later than with the kernel's own timers
+    /// (estimate)
+    time_lost_us: "handshake_time_lost", Handshakes, time "us";
+    /// Connections established after a SYN or its answer was retransmitted
+    retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
+    /// Connections that started with the kernel's own timer because of a brake
+    braked: "braked_connections", Handshakes, title "braked";
+    /// Tail loss probes that retransmitted a segment
+    tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
+    /// Segments retransmitted by established connections, without tail loss probes
+    segments_retransmitted: "retransmitted_segments", Connections, title "segments retransmitted";
+    /// Connections with a loss whose peer reported a duplicate segment (DSACK)
+    dsack_connections: "dsack_connections", Connections, title "connections with a DSACK";
+    /// Connections that ended before both sides had closed them
+    aborted: "aborted_connections", Connections;
+    /// Of these, connections with a loss: all of them, not only samples
+    aborted_after_loss: "aborted_connections_after_loss", Connections, title "aborted after a loss";
+    /// Of these, connections that ended at a retransmission timeout
+    expired: "expired_connections", Connections, title "expired";
+    /// Times linear mode was ended by linear_retries
+    linear_ended: "linear_mode_ended", Connections, title "linear mode ended";
+    /// Sockets that were already open when they got the policy
+    open_sockets: "open_sockets", Connections, title "open sockets that got the policy";
+    /// Connections whose state did not fit into memory: they lack options, or are counted only
+    /// in part
+    storage_failures: "storage_failures", Connections, title "storage failures";
 }
 
 impl DirectionStats {

@@ -14,6 +14,7 @@ use std::{
 use rto_model::tune::experiment;
 use serde::{Deserialize, Serialize};
 
+pub use crate::policy::entries::FamilyCounts as FamiliesView;
 use crate::{
     policy::{
         Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, differences::Differences,
@@ -390,16 +391,6 @@ pub struct EntriesView {
     pub file: FamiliesView,
     /// `rto-agent add`.
     pub runtime: FamiliesView,
-}
-
-/// Entries by address family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct FamiliesView {
-    /// IPv4.
-    pub ipv4: usize,
-    /// IPv6.
-    pub ipv6: usize,
 }
 
 /// A probe of the active timers.

@@ -40,7 +40,7 @@ mod error;
 
 pub use bpf::{
     BpfKernel, NewConnections, OBJECT, PinnedEntry, PinnedMaps, events, forget_schedules, handover,
-    make_pin_dir, pinned_initial_rto, pinned_maps, pinned_program_ids, probe, remove_kept_pins,
+    make_pin_dir, pinned_maps, pinned_policy, pinned_program_ids, probe, remove_kept_pins,
     remove_links, remove_pins, resume_schedules, schedules, stop_schedules, walk,
 };
 pub use error::{Cause, DatapathError};
@@ -90,11 +90,8 @@ pub trait Kernel: Send {
     /// Extends the lease of automatic values until this time, nanoseconds of CLOCK_MONOTONIC.
     fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError>;
 
-    /// Retries to allocate statistics for which there was no memory.
-    fn retry_statistics(&mut self);
-
-    /// Rewrites tables outside of plans that another process removed or overwrote: statistics and
-    /// the host's defaults.
+    /// Rewrites tables outside of plans that another process removed or overwrote, or for which
+    /// there was no memory: statistics and the host's defaults.
     fn restore_tables(&mut self) -> Result<(), DatapathError>;
 
     /// A reader of events, and what it needs to report SYN-ACKs when they are retransmitted.

@@ -21,44 +21,25 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct ProbeError {
-    /// Whether that shows the feature to be absent, refused or unknown.
-    pub kind: ProbeErrorKind,
+    /// What it shows about the feature.
+    pub presence: Presence,
     /// The error as text; kernel messages may have several lines.
     pub text: String,
-}
-
-/// The kinds of [`ProbeError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeErrorKind {
-    /// Nothing was probed.
-    NotAsked,
-    /// Privileges are missing, lockdown is on, or an LSM forbids it.
-    Refused,
-    /// The kernel does not support it.
-    Failed,
 }
 
 impl ProbeError {
     /// An error for a probe that was not made, for this reason.
     pub fn not_asked(why: &str) -> Self {
         Self {
-            kind: ProbeErrorKind::NotAsked,
+            presence: Presence::Unknown,
             text: format!("not queried: {why}"),
-        }
-    }
-
-    fn presence(&self) -> Presence {
-        match self.kind {
-            ProbeErrorKind::NotAsked => Presence::Unknown,
-            ProbeErrorKind::Refused => Presence::Refused,
-            ProbeErrorKind::Failed => Presence::Absent,
         }
     }
 
     fn evidence(&self) -> String {
         let line = self.text.lines().next().unwrap_or_default();
         match privileges::lockdown(&privileges::securityfs()) {
-            Some(state) if state != "none" && self.kind == ProbeErrorKind::Refused => {
+            Some(state) if state != "none" && self.presence == Presence::Refused => {
                 format!("{line} (lockdown: {state})")
             }
             _ => line.to_owned(),
@@ -171,7 +152,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
     );
     features.push(match &asked.walk {
         Ok(()) => known.found(Presence::Present, "loaded"),
-        Err(e) => known.found(e.presence(), e.evidence()),
+        Err(e) => known.found(e.presence, e.evidence()),
     });
     features
 }
@@ -235,7 +216,7 @@ fn accepted(asked: &ProbeResults) -> Feature {
     match (&asked.clone, &asked.lsm_active) {
         (Ok(()), Ok(())) => known.found(Presence::Present, "loaded, and \"bpf\" is active"),
         (Ok(()), Err(why)) => known.found(Presence::Absent, why.as_str()),
-        (Err(e), _) => known.found(e.presence(), e.evidence()),
+        (Err(e), _) => known.found(e.presence, e.evidence()),
     }
 }
 
@@ -338,7 +319,7 @@ fn options(asked: &ProbeResults) -> Vec<Feature> {
         .map(|(known, answer, required)| {
             let (presence, evidence) = match &asked.options {
                 Ok(probe) => of_answer(answer(probe)),
-                Err(e) => match e.presence() {
+                Err(e) => match e.presence {
                     // If one feature cannot be probed, the state of the other remains unknown.
                     Presence::Absent => (Presence::Unknown, e.evidence()),
                     presence => (presence, e.evidence()),
@@ -388,7 +369,7 @@ mod tests {
 
     fn refused() -> ProbeError {
         ProbeError {
-            kind: ProbeErrorKind::Refused,
+            presence: Presence::Refused,
             text: "bpf_prog_load: Operation not permitted\nlog".to_owned(),
         }
     }

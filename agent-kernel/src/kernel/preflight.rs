@@ -18,7 +18,7 @@ pub fn check() -> anyhow::Result<()> {
              TCP options from sock_ops programs)"
         );
     }
-    let missing = privileges::missing(privileges::effective().unwrap_or(u64::MAX));
+    let missing = privileges::missing(privileges::effective().unwrap_or_else(caps::all));
     if !missing.is_empty() {
         let why: Vec<String> = privileges::NEEDED
             .iter()

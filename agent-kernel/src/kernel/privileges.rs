@@ -6,39 +6,34 @@ use std::{
 };
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::{
-    libc,
-    sys::resource::{RLIM_INFINITY, Resource, setrlimit},
-};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::mounts::{self, Mount};
 
-/// Bits of capability sets (include/uapi/linux/capability.h).
+/// Capabilities of which other modules ask.
 pub mod cap {
-    /// Changes the group of the socket.
-    pub const CHOWN: u32 = 0;
-    /// Attaches programs to cgroups, and queries attached programs.
-    pub const NET_ADMIN: u32 = 12;
+    use caps::Capability;
+
     /// Reads the namespaces and descriptors of other processes.
-    pub const SYS_PTRACE: u32 = 19;
+    pub const SYS_PTRACE: Capability = Capability::CAP_SYS_PTRACE;
     /// Before Linux 5.8, all of bpf(2). Enters namespaces.
-    pub const SYS_ADMIN: u32 = 21;
-    /// Loads tracing programs, and programs that use pointers.
-    pub const PERFMON: u32 = 38;
-    /// Loads programs, and creates maps.
-    pub const BPF: u32 = 39;
+    pub const SYS_ADMIN: Capability = Capability::CAP_SYS_ADMIN;
 }
 
 /// Capabilities that the daemon needs, with their purpose.
-pub const NEEDED: [(u32, &str, &str); 3] = [
-    (cap::BPF, "CAP_BPF", "load the program and create its maps"),
+pub const NEEDED: [(Capability, &str, &str); 3] = [
     (
-        cap::PERFMON,
+        Capability::CAP_BPF,
+        "CAP_BPF",
+        "load the program and create its maps",
+    ),
+    (
+        Capability::CAP_PERFMON,
         "CAP_PERFMON",
         "let the verifier accept arithmetic on pointers to map values",
     ),
     (
-        cap::NET_ADMIN,
+        Capability::CAP_NET_ADMIN,
         "CAP_NET_ADMIN",
         "attach it to a cgroup and query what is attached",
     ),
@@ -108,30 +103,22 @@ fn keep(wanted: &[Capability]) -> io::Result<()> {
     Ok(())
 }
 
-/// This process's effective capabilities; `None` if `/proc` does not show them.
-pub fn effective() -> Option<u64> {
-    parse_effective(&fs::read_to_string("/proc/self/status").ok()?)
+/// This thread's effective capabilities; `None` if they cannot be read.
+pub fn effective() -> Option<CapsHashSet> {
+    caps::read(None, CapSet::Effective).ok()
 }
 
-/// Whether this process has a capability of [`cap`].
-pub fn has(bit: u32) -> bool {
-    effective().is_some_and(|set| set & (1 << bit) != 0)
-}
-
-fn parse_effective(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
+/// Whether this thread has a capability.
+pub fn has(cap: Capability) -> bool {
+    holds(CapSet::Effective, cap).unwrap_or(false)
 }
 
 /// The capabilities of [`NEEDED`] that a set lacks. CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
-pub fn missing(effective: u64) -> Vec<&'static str> {
-    let has = |bit: u32| effective & (1 << bit) != 0;
-    let lacks = |bit: u32| !has(bit) && !(bit != cap::NET_ADMIN && has(cap::SYS_ADMIN));
+pub fn missing(effective: CapsHashSet) -> Vec<&'static str> {
+    let is_implied = |cap| cap != Capability::CAP_NET_ADMIN && effective.contains(&cap::SYS_ADMIN);
     NEEDED
         .iter()
-        .filter(|(bit, ..)| lacks(*bit))
+        .filter(|(cap, ..)| !effective.contains(cap) && !is_implied(*cap))
         .map(|(_, name, _)| *name)
         .collect()
 }
@@ -166,57 +153,10 @@ pub fn lockdown(securityfs: &Path) -> Option<String> {
     Some(chosen.to_owned())
 }
 
-/// Active LSMs, from securityfs or the kernel's own list (Linux 6.8); `None` if neither is
-/// readable.
+/// Active LSMs; `None` if securityfs does not show them.
 pub fn lsms(securityfs: &Path) -> Option<Vec<String>> {
-    match fs::read_to_string(securityfs.join("lsm")) {
-        Ok(text) => Some(text.trim().split(',').map(ToOwned::to_owned).collect()),
-        Err(_) => lsm_list_modules(),
-    }
-}
-
-/// lsm_list_modules(2), and the names of its numbers (include/uapi/linux/lsm.h, Linux 6.12).
-fn lsm_list_modules() -> Option<Vec<String>> {
-    const LSM_LIST_MODULES: libc::c_long = 461;
-    const FIRST: u64 = 100;
-    const NAMES: [&str; 14] = [
-        "capability",
-        "selinux",
-        "smack",
-        "tomoyo",
-        "apparmor",
-        "yama",
-        "loadpin",
-        "safesetid",
-        "lockdown",
-        "bpf",
-        "landlock",
-        "ima",
-        "evm",
-        "ipe",
-    ];
-    let mut ids = [0u64; 64];
-    let mut size = u32::try_from(size_of_val(&ids)).ok()?;
-    // SAFETY: the buffer has the length in `size`, and both outlive the call.
-    let count = unsafe {
-        libc::syscall(
-            LSM_LIST_MODULES,
-            ids.as_mut_ptr(),
-            &raw mut size,
-            0 as libc::c_uint,
-        )
-    };
-    let count = usize::try_from(count).ok()?.min(ids.len());
-    let name = |id: &u64| {
-        let index = usize::try_from(id.checked_sub(FIRST)?).ok()?;
-        NAMES.get(index)
-    };
-    let known = ids[..count].iter();
-    Some(
-        known
-            .map(|id| name(id).map_or_else(|| format!("lsm-{id}"), |name| (*name).to_owned()))
-            .collect(),
-    )
+    let text = fs::read_to_string(securityfs.join("lsm")).ok()?;
+    Some(text.trim().split(',').map(ToOwned::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -224,14 +164,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capability_sets() {
-        assert_eq!(
-            parse_effective("Name:\tx\nCapEff:\t000001ffffffffff\n"),
-            Some(0x1_ffff_ffff_ffff >> 8)
-        );
-        assert!(missing(u64::MAX).is_empty());
-        assert_eq!(missing(0), ["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"]);
-        assert!(missing(1 << cap::SYS_ADMIN | 1 << cap::NET_ADMIN).is_empty());
+    fn needed_capabilities_are_missing_unless_implied() {
+        assert!(missing(caps::all()).is_empty());
+        let all = ["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"];
+        assert_eq!(missing(CapsHashSet::new()), all);
+        let admin = [cap::SYS_ADMIN, Capability::CAP_NET_ADMIN];
+        assert!(missing(admin.into_iter().collect()).is_empty());
     }
 
     #[test]

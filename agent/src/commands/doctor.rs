@@ -10,7 +10,7 @@ use rto_agent_core::{
 };
 use rto_agent_daemon::engine::state_files;
 use rto_agent_kernel::{
-    datapath::{pinned_initial_rto, pinned_program_ids, probe},
+    datapath::{pinned_policy, pinned_program_ids, probe},
     kernel::{cgroup, facts::host_facts, interference},
 };
 
@@ -86,7 +86,8 @@ fn probe_timers(
 ) -> Option<Verdict> {
     let target = set.probe_target(host)?;
     // Uses the active entries, which can differ from the files: runtime entries, or edits since.
-    let jiffies = pinned_initial_rto(&agent.pin_dir, target.address)?;
+    let policy = pinned_policy(&agent.pin_dir, target.address)?;
+    let jiffies = Some(policy.initial_rto_jiffies).filter(|jiffies| *jiffies != 0)?;
     let target = ProbeTarget {
         initial_rto_us: jiffies_to_usecs(jiffies.into(), host.hz),
         ..target

@@ -134,7 +134,7 @@ enum Lost {
     reason = "it is this very program, by no name"
 )]
 pub fn run(options: &[&str]) -> anyhow::Result<ExitCode> {
-    let missing = privileges::missing(privileges::effective().unwrap_or(0));
+    let missing = privileges::missing(privileges::effective().unwrap_or_default());
     ensure!(
         missing.is_empty() && privileges::has(cap::SYS_ADMIN),
         "--self-test loads programs and creates namespaces: run it as root"

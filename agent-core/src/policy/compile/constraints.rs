@@ -27,16 +27,12 @@ impl Compiler<'_> {
             self.refuse("", "", reason);
         }
         if let Some(rto_max) = settings.rto_max {
-            for (name, value) in [
-                ("initial_rto", settings.fixed_initial_rto()),
-                ("syn_ack_rto", settings.syn_ack_rto.fixed()),
-                ("rto_min", settings.fixed_rto_min()),
-            ] {
-                if let Some(value) = value.filter(|value| *value > rto_max) {
-                    let reason =
-                        format!("it is below {name} = {}; raise it", format_duration(value));
-                    self.in_range("rto_max", rto_max, false, &reason);
-                }
+            for (name, value) in settings
+                .fixed_timers()
+                .filter(|(_, value)| *value > rto_max)
+            {
+                let reason = format!("it is below {name} = {}; raise it", format_duration(value));
+                self.in_range("rto_max", rto_max, false, &reason);
             }
         }
         let least = settings.auto_rto_min().map(|auto| auto.floor(hz));

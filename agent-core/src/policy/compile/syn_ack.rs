@@ -295,29 +295,4 @@ mod tests {
             assert_eq!(compiled.kernel.flags & policy_flags::MPTCP, flag);
         }
     }
-
-    proptest::proptest! {
-        /// For any listener on any host: no request ends before 31 s, unless it would with the
-        /// kernel's own timer.
-        #[test]
-        fn auto_never_ends_a_request_early(
-            initial_rto in 1u64..110_000,
-            hz in proptest::sample::select(vec![100u32, 250, 300, 1000]),
-        ) {
-            let host = HostFacts { hz, ..HOST };
-            let compiled = with(&host, &format!("initial_rto = '{initial_rto}ms'"));
-            let hz = u64::from(hz);
-            let rto_max = syn::RTO_MAX_S * hz;
-            for (retries, jiffies) in compiled.kernel.syn_ack_rto_jiffies.iter().enumerate() {
-                let jiffies = if *jiffies == 0 { hz } else { u64::from(*jiffies) };
-                let retries = u8::try_from(retries).unwrap();
-                let kernel = syn_ack_lifetime(hz, rto_max, retries);
-                let lifetime = syn_ack_lifetime(jiffies, rto_max, retries);
-                proptest::prop_assert!(lifetime >= kernel.min(31 * hz));
-                proptest::prop_assert!(
-                    jiffies >= u64::from(compiled.kernel.initial_rto_jiffies)
-                );
-            }
-        }
-    }
 }

@@ -1,5 +1,5 @@
 use super::{constraints::lifetime, *};
-use crate::{policy::SynRetries, testing::HOST};
+use crate::testing::HOST;
 
 mod retries;
 
@@ -267,21 +267,6 @@ fn initial_rto_of_1s_or_more_is_noted() {
 }
 
 #[test]
-fn user_timeout_is_in_whole_milliseconds() {
-    for (text, ms) in [("30s", 30_000), ("1ms", 1)] {
-        let kernel = compiled(&format!("user_timeout = '{text}'")).kernel;
-        assert_eq!(kernel.user_timeout_ms, ms);
-    }
-    for bad in ["1500us", "999us", "30000001us"] {
-        assert_eq!(
-            errors(&HOST, &format!("user_timeout = '{bad}'")).len(),
-            1,
-            "{bad}"
-        );
-    }
-}
-
-#[test]
 fn wide_prefixes_need_force() {
     for (cidr, toml, is_accepted) in [
         ("10.0.0.0/8", "initial_rto = '100ms'", true),
@@ -309,16 +294,6 @@ fn wide_prefixes_need_force() {
          shorter than /16 needs force = true or min = 200ms, because such a wide prefix contains \
          more distant hosts"
     );
-}
-
-#[test]
-fn syn_retries_texts() {
-    for text in ["auto", "keep", "1", "127"] {
-        assert_eq!(text.parse::<SynRetries>().unwrap().to_string(), text);
-    }
-    for bad in ["0", "128", "-1", "Auto", ""] {
-        assert!(bad.parse::<SynRetries>().is_err(), "{bad}");
-    }
 }
 
 proptest::proptest! {

@@ -117,8 +117,8 @@ pub(super) fn active() -> Result<(), String> {
             lsms.join(",")
         )),
         None => Err(
-            "the active LSMs are unknown (before Linux 6.8: mount securityfs; in a container: \
-             mount the host's /sys/kernel/security at any path)"
+            "the active LSMs are unknown; mount securityfs (in a container: mount the host's \
+             /sys/kernel/security at any path)"
                 .to_owned(),
         ),
     }

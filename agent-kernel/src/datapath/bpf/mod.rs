@@ -25,7 +25,7 @@ mod write;
 pub use kernel::BpfKernel;
 pub use object::OBJECT;
 pub use removal::{
-    PinnedEntry, PinnedMaps, make_pin_dir, pinned_initial_rto, pinned_maps, pinned_program_ids,
+    PinnedEntry, PinnedMaps, make_pin_dir, pinned_maps, pinned_policy, pinned_program_ids,
     remove_kept_pins, remove_links, remove_pins,
 };
 pub use schedules::{

@@ -26,7 +26,7 @@ use nix::{
     },
 };
 use rto_agent_common::{Offsets, PROBE_MARK, PROGRAM_PROBE, Probe, maps};
-use rto_agent_core::wire::kernel::Feature;
+use rto_agent_core::wire::kernel::{Feature, Presence};
 
 use super::{
     accepted, object,
@@ -37,7 +37,7 @@ use crate::{
     datapath::{Cause, DatapathError, error::map as map_error},
     kernel::{
         btf, cgroup,
-        features::{ProbeError, ProbeErrorKind, ProbeResults, evaluate},
+        features::{ProbeError, ProbeResults, evaluate},
         privileges,
     },
 };
@@ -67,7 +67,7 @@ pub fn features() -> Vec<Feature> {
 }
 
 fn ask(btf: &Result<Arc<btf::Btf>, btf::BtfError>) -> ProbeResults {
-    let missing = privileges::missing(privileges::effective().unwrap_or(u64::MAX));
+    let missing = privileges::missing(privileges::effective().unwrap_or_else(caps::all));
     if !missing.is_empty() {
         return ProbeResults::nothing(&ProbeError::not_asked(&format!(
             "needs {}",
@@ -75,7 +75,7 @@ fn ask(btf: &Result<Arc<btf::Btf>, btf::BtfError>) -> ProbeResults {
         )));
     }
     let absent = |text: String| ProbeError {
-        kind: ProbeErrorKind::Failed,
+        presence: Presence::Absent,
         text,
     };
     let offsets = match btf {
@@ -175,13 +175,13 @@ impl Asking {
 /// whose log has the reason.
 impl From<DatapathError> for ProbeError {
     fn from(error: DatapathError) -> Self {
-        let kind = match error.errno() {
-            Some(libc::EPERM) => ProbeErrorKind::Refused,
-            Some(libc::EACCES) if !is_of_verifier(&error) => ProbeErrorKind::Refused,
-            _ => ProbeErrorKind::Failed,
+        let presence = match error.errno() {
+            Some(libc::EPERM) => Presence::Refused,
+            Some(libc::EACCES) if !is_of_verifier(&error) => Presence::Refused,
+            _ => Presence::Absent,
         };
         Self {
-            kind,
+            presence,
             text: error.to_string(),
         }
     }

@@ -104,18 +104,17 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
     false
 }
 
-/// The initial RTO, in jiffies, for an address in the maps pinned below `pin_dir`; `None` if no
-/// entry with an initial RTO covers it, or no program is attached.
+/// The policy of the entry that covers an address, in the maps of the attached program; `None` if
+/// there is no such entry, or no program.
 #[must_use]
-pub fn pinned_initial_rto(pin_dir: &Path, address: std::net::IpAddr) -> Option<u32> {
+pub fn pinned_policy(pin_dir: &Path, address: std::net::IpAddr) -> Option<Policy> {
     let tables = in_force(pin_dir).ok()??;
     let host: Cidr = address.to_string().parse().ok()?;
     let entry = tables.read.tries.get(&host).ok()??;
     if entry.is_over(boottime_ns) {
         return None;
     }
-    let policy = tables.read.policy(entry.slot()).ok()?;
-    (policy.initial_rto_jiffies != 0).then_some(policy.initial_rto_jiffies)
+    tables.read.policy(entry.slot()).ok()
 }
 
 fn boottime_ns() -> u64 {

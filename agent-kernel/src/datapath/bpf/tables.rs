@@ -209,21 +209,19 @@ impl Tables {
 
     /// Replaces the statistics of an arm by empty ones.
     pub(super) fn clear_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
-        for direction in direction::ALL {
-            let key = statistics_key(arm, direction);
-            self.clear_counters(key)?;
-            self.insert_statistics(key)
-                .map_err(|e| map_error(maps::STATISTICS, e))?;
-        }
-        Ok(())
+        let keys = direction::ALL.map(|direction| statistics_key(arm, direction));
+        // All counters first, as memory for the rest may be missing until later.
+        keys.into_iter()
+            .try_for_each(|key| self.clear_counters(key))?;
+        keys.into_iter()
+            .try_for_each(|key| self.insert_statistics(key))
     }
 
     /// Adds missing statistics to an arm; existing statistics continue.
     pub(super) fn add_statistics(&mut self, arm: u32) -> Result<(), DatapathError> {
         for key in direction::ALL.map(|direction| statistics_key(arm, direction)) {
             if !self.read.has_key(key) {
-                self.insert_statistics(key)
-                    .map_err(|e| map_error(maps::STATISTICS, e))?;
+                self.insert_statistics(key)?;
             }
         }
         Ok(())
@@ -241,16 +239,17 @@ impl Tables {
     }
 
     /// The kernel allocates per-CPU memory from a small reserve, which it refills a moment later.
-    fn insert_statistics(&mut self, key: u32) -> Result<(), MapError> {
+    fn insert_statistics(&mut self, key: u32) -> Result<(), DatapathError> {
         const PAUSE: Duration = Duration::from_millis(2);
         loop {
-            let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus])?;
+            let zero = PerCpuValues::try_from(vec![Statistics::default(); self.cpus]);
+            let zero = zero.map_err(|e| map_error(maps::STATISTICS, e))?;
             match self.statistics.insert(&key, zero, 0) {
                 Err(e) if errno(&e) == Some(libc::ENOMEM) && self.retry_budget > 0 => {
                     self.retry_budget -= 1;
                     std::thread::sleep(PAUSE);
                 }
-                result => return result,
+                result => return result.map_err(|e| map_error(maps::STATISTICS, e)),
             }
         }
     }

@@ -148,21 +148,20 @@ impl Tries {
     ) -> Result<(Vec<(Cidr, EntryValue)>, bool), DatapathError> {
         let count = count.min(CHUNK);
         let after = cursor.after.map(|after| key(&after));
-        if !cursor.is_ipv6 {
-            let after = after.and_then(|key| match key {
-                Key::V4(key) => Some(key),
-                Key::V6(_) => None,
-            });
-            let (run, is_last) = self.run_of(maps::ENTRIES_V4, &self.v4(), after, count)?;
-            Ok((cidrs(maps::ENTRIES_V4, run)?, is_last))
-        } else {
-            let after = after.and_then(|key| match key {
-                Key::V6(key) => Some(key),
-                Key::V4(_) => None,
-            });
+        if cursor.is_ipv6 {
+            let after = match after {
+                Some(Key::V6(key)) => Some(key),
+                _ => None,
+            };
             let (run, is_last) = self.run_of(maps::ENTRIES_V6, &self.v6(), after, count)?;
-            Ok((cidrs(maps::ENTRIES_V6, run)?, is_last))
+            return Ok((cidrs(maps::ENTRIES_V6, run)?, is_last));
         }
+        let after = match after {
+            Some(Key::V4(key)) => Some(key),
+            _ => None,
+        };
+        let (run, is_last) = self.run_of(maps::ENTRIES_V4, &self.v4(), after, count)?;
+        Ok((cidrs(maps::ENTRIES_V4, run)?, is_last))
     }
 
     fn read<const N: usize>(
@@ -243,7 +242,7 @@ impl Tries {
         change: Change,
         entries: impl Iterator<Item = Result<(Cidr, EntryValue), DatapathError>>,
     ) -> Result<(), DatapathError> {
-        let (mut v4, mut v6) = (Chunk::new(), Chunk::new());
+        let (mut v4, mut v6) = (Chunk::default(), Chunk::default());
         for entry in entries {
             let (cidr, value) = entry?;
             match key(&cidr) {
@@ -343,6 +342,7 @@ pub(super) fn empty_later(tries: Arc<Tries>, is_unused: impl FnOnce() -> bool + 
 }
 
 /// Entries of one system call.
+#[derive(Default)]
 struct Chunk<const N: usize> {
     cidrs: Vec<Cidr>,
     keys: Vec<LpmKey<N>>,
@@ -350,14 +350,6 @@ struct Chunk<const N: usize> {
 }
 
 impl<const N: usize> Chunk<N> {
-    fn new() -> Self {
-        Self {
-            cidrs: Vec::new(),
-            keys: Vec::new(),
-            values: Vec::new(),
-        }
-    }
-
     fn push(&mut self, cidr: Cidr, key: LpmKey<N>, value: EntryValue) {
         self.cidrs.push(cidr);
         self.keys.push(key);

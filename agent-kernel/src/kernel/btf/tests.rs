@@ -211,59 +211,29 @@ fn changed_member_turns_off_only_what_reads_it() {
     let (types, offsets) = (whole.socket_types(), whole.request_offsets().unwrap());
     assert_ne!(types.listener, 0);
     assert_ne!(offsets.request_timeout, 0);
-    let without_listener = SocketTypes {
-        listener: 0,
-        context_sk: 0,
-        ..types
-    };
-    for (changed, expected) in [
-        (
-            "is_mptcp",
-            SocketTypes {
-                is_mptcp: 0,
-                ..types
-            },
-        ),
-        ("icsk_rto", SocketTypes { rto: 0, ..types }),
-        (
-            "icsk_rto_min",
-            SocketTypes {
-                rto_min: 0,
-                ..types
-            },
-        ),
-        (
-            "icsk_delack_max",
-            SocketTypes {
-                delack_max: 0,
-                ..types
-            },
-        ),
-        (
-            "icsk_syn_retries",
-            SocketTypes {
-                syn_retries: 0,
-                ..without_listener
-            },
-        ),
-        ("skc_listener", without_listener),
-        ("sk", without_listener),
-        (
-            "skc_net",
-            SocketTypes {
-                net: 0,
-                fastopen_blackhole_timeout: 0,
-                ..without_listener
-            },
-        ),
-        (
-            "sysctl_tcp_synack_retries",
-            SocketTypes {
-                synack_retries: 0,
-                ..without_listener
-            },
-        ),
-    ] {
+    type Off = fn(&mut SocketTypes);
+    let changes: [(&str, bool, Off); 9] = [
+        ("is_mptcp", true, |types| types.is_mptcp = 0),
+        ("icsk_rto", true, |types| types.rto = 0),
+        ("icsk_rto_min", true, |types| types.rto_min = 0),
+        ("icsk_delack_max", true, |types| types.delack_max = 0),
+        ("icsk_syn_retries", false, |types| types.syn_retries = 0),
+        ("skc_listener", false, |_| {}),
+        ("sk", false, |_| {}),
+        ("skc_net", false, |types| {
+            types.net = 0;
+            types.fastopen_blackhole_timeout = 0;
+        }),
+        ("sysctl_tcp_synack_retries", false, |types| {
+            types.synack_retries = 0;
+        }),
+    ];
+    for (changed, has_listener, off) in changes {
+        let mut expected = types;
+        off(&mut expected);
+        if !has_listener {
+            (expected.listener, expected.context_sk) = (0, 0);
+        }
         assert_eq!(kernel(changed).socket_types(), expected, "{changed}");
         assert_eq!(
             kernel(changed).request_offsets().unwrap(),
