@@ -176,53 +176,21 @@ mod tests {
         fields.collect()
     }
 
+    /// A different number for each field.
+    fn numbers<const N: usize>() -> [u32; N] {
+        core::array::from_fn(|i| u32::try_from(i + 1).unwrap())
+    }
+
     #[test]
     fn every_value_lies_where_its_name_does() {
-        let offsets = Offsets {
-            family: 1,
-            state: 2,
-            daddr: 3,
-            v6_daddr: 4,
-            cgroup: 5,
-            cgroup_kn: 6,
-            kn_id: 7,
-            css_parent: 8,
-            css_cgroup: 9,
-            rcv_saddr: 10,
-            v6_rcv_saddr: 11,
-            dport: 12,
-            num: 13,
-            num_retrans: 14,
-            request_timeout: 15,
-            cb_flags: 16,
-        };
+        // SAFETY: a struct of as many `u32`, with any values.
+        let offsets: Offsets = unsafe { core::mem::transmute(numbers::<16>()) };
         for (i, (name, value)) in fields(&format!("{offsets:?}")).into_iter().enumerate() {
             assert_eq!(globals::OFFSETS[i], format!("OFFSET_{name}"));
             assert_eq!(offsets.values()[i], value, "{name}");
         }
-        let types = SocketTypes {
-            is_mptcp: 1,
-            fastopen_req: 2,
-            net: 3,
-            fastopen_blackhole_timeout: 4,
-            synack_retries: 5,
-            syn_retries: 6,
-            defer_accept: 7,
-            listener: 8,
-            context_sk: 9,
-            rto: 10,
-            rto_min: 11,
-            delack_max: 12,
-            user_timeout: 13,
-            retransmits: 14,
-            net_syn_retries: 15,
-            net_syn_linear_timeouts: 16,
-            dst_cache: 17,
-            metrics: 18,
-            connection_sock: 19,
-            tcp_sock: 20,
-            dst_metrics: 21,
-        };
+        // SAFETY: as above.
+        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<21>()) };
         for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
             let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();
             assert_eq!(of, name);
