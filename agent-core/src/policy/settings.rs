@@ -25,8 +25,8 @@ pub use table::{Effect, Key, Setting};
 settings! {
     /// Timeout of the first SYN, or auto
     ///
-    /// auto learns the value from the connections and accepts min=, max=, spurious= and memory=,
-    /// for example auto,min=20ms,max=500ms
+    /// auto learns the value from the connections and accepts min=, max= and spurious=, for example
+    /// auto,min=20ms,max=500ms
     initial_rto: Option<InitialRtoSetting> as "Option<TextOr<AutoInitialRto>>" {
         option "--initial-rto DURATION|auto",
         values "duration, above 0 and below 120s; `\"auto\"` or [a table](#values-that-are-learnt)",
@@ -36,15 +36,13 @@ settings! {
         accepted [
             "'1us'", "'119.999s'", "'auto'",
             "{ auto = true, min = '1us', max = '1us' }", "{ auto = true, min = '1s', max = '1s' }",
-            "{ auto = true, spurious = '0.01%', memory = '1h' }",
-            "{ auto = true, spurious = '5%', memory = '30days' }",
+            "{ auto = true, spurious = '0.01%' }", "{ auto = true, spurious = '5%' }",
         ],
         refused [
             "'0s'", "'120s'", "100", "'100'", "true", "{}", "{ auto = false }",
             "{ auto = true, mni = '20ms' }", "{ auto = true, min = '0s' }", "{ auto = true, max = '1001ms' }",
             "{ auto = true, min = '21ms', max = '20ms' }",
             "{ auto = true, spurious = '0.009%' }", "{ auto = true, spurious = '5.1%' }",
-            "{ auto = true, memory = '59m' }", "{ auto = true, memory = '31days' }",
         ],
     }
     /// Timeout of the first SYN-ACK: auto, keep (the kernel's own) or a duration
@@ -202,7 +200,6 @@ enum WordOrNumber {
 
 impl Settings {
     /// How `initial_rto` is learnt; `None` if it is not.
-    #[must_use]
     pub const fn auto_initial_rto(&self) -> Option<&AutoInitialRto> {
         match &self.initial_rto {
             Some(InitialRtoSetting::Auto(auto)) => Some(auto),
@@ -211,7 +208,6 @@ impl Settings {
     }
 
     /// How the SYN-ACK RTO is learnt; `None` if it is not, or if `syn_ack_rto` is set.
-    #[must_use]
     pub const fn auto_syn_ack_rto(&self) -> Option<&AutoInitialRto> {
         match self.syn_ack_rto {
             SynAckRto::Auto => self.auto_initial_rto(),
@@ -220,7 +216,6 @@ impl Settings {
     }
 
     /// How `rto_min` is learnt; `None` if it is not.
-    #[must_use]
     pub const fn auto_rto_min(&self) -> Option<&AutoRtoMin> {
         match &self.rto_min {
             Some(RtoMinSetting::Auto(auto)) => Some(auto),
@@ -229,13 +224,11 @@ impl Settings {
     }
 
     /// Whether any value is learnt.
-    #[must_use]
     pub const fn is_automatic(&self) -> bool {
         self.auto_initial_rto().is_some() || self.auto_rto_min().is_some()
     }
 
     /// `initial_rto`, if it is a fixed value.
-    #[must_use]
     pub const fn fixed_initial_rto(&self) -> Option<Duration> {
         match self.initial_rto {
             Some(InitialRtoSetting::Fixed(rto)) => Some(rto),
@@ -244,7 +237,6 @@ impl Settings {
     }
 
     /// `rto_min`, if it is a fixed value.
-    #[must_use]
     pub const fn fixed_rto_min(&self) -> Option<Duration> {
         match self.rto_min {
             Some(RtoMinSetting::Fixed(rto)) => Some(rto),
@@ -264,7 +256,6 @@ impl Settings {
     }
 
     /// The guard in effect; without a `guard` setting it is on for learnt values.
-    #[must_use]
     pub fn guard(&self) -> Guard {
         let implied = match self.is_automatic() {
             true => Guard::On,
@@ -274,14 +265,12 @@ impl Settings {
     }
 
     /// The share of the control arm; a learnt `rto_min` always has one.
-    #[must_use]
     pub fn control_share(&self) -> Option<Share> {
         let implied = self.auto_rto_min().map(|_| AutoRtoMin::CONTROL);
         self.holdout.or(implied)
     }
 
     /// Whether no setting has an effect on connections.
-    #[must_use]
     pub fn sets_nothing(&self) -> bool {
         !SETTINGS.iter().any(|setting| (setting.acts)(self))
     }
@@ -298,7 +287,6 @@ impl Settings {
     /// backoff; `rto_max` and `user_timeout` how long it lasts; `delack_max` is part of the RTT that
     /// the peer caches. Handshake timers have no effect after the connection is established, except on
     /// a first RTT sample that a spurious copy spoils.
-    #[must_use]
     pub fn outlives_connections(&self) -> bool {
         let mut lasting = SETTINGS.iter().filter(|s| s.effect == Effect::Connection);
         lasting.any(|setting| (setting.acts)(self))

@@ -9,10 +9,7 @@ use super::{
     document::{Document, LastingDocument},
     store::boot_id,
 };
-use crate::{
-    problem::Problem,
-    tuning::{Moment, Stored, Tuning},
-};
+use crate::tuning::{Moment, Stored, Tuning};
 
 pub(super) const FILE: &str = "tuning.json";
 const FORMAT: u32 = 1;
@@ -25,8 +22,6 @@ pub(super) struct TuningStore {
     began: (u64, u64),
     /// Files of an earlier run that could not be read or parsed, and how to fix that.
     unreadable: Vec<String>,
-    /// Less is remembered than configured.
-    memory: Problem,
 }
 
 impl TuningStore {
@@ -63,7 +58,6 @@ impl TuningStore {
             boot_id,
             document,
             unreadable,
-            memory: Problem::default(),
         };
         (store, stored)
     }
@@ -102,13 +96,6 @@ impl TuningStore {
     }
 
     fn save(&mut self, tuning: &mut Tuning) {
-        let limited = tuning.limit_memory().map(|hours| {
-            format!(
-                "because of the number of learnt and guarded timers, each remembers at most \
-                 {hours} hours, less than its configured memory"
-            )
-        });
-        self.memory.becomes(limited, |text| warn!("{text}"));
         let stored = tuning.stored(&self.boot_id, self.now());
         let _is_problem = self.document.save(&stored, |unsaved| {
             let e = &unsaved.error;
@@ -124,11 +111,9 @@ impl TuningStore {
         }
     }
 
-    /// Files of an earlier run that could not be read or parsed, with the fix; and whether less is
-    /// remembered than configured.
+    /// Files of an earlier run that could not be read or parsed, with the fix.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
-        let memory = self.memory.text().into_iter();
-        self.unreadable.iter().chain(memory).cloned()
+        self.unreadable.iter().cloned()
     }
 
     /// Why the learnt state does not survive a reboot.

@@ -9,7 +9,7 @@ use rto_agent_core::{
     policy::{HostFacts, PolicyName},
     wire::events::TunedEvent,
 };
-use rto_model::tune::{history::HOUR_MS, tuner::Growth};
+use rto_model::tune::tuner::Growth;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -17,15 +17,6 @@ use super::{
     policy::{PolicyTuning, State},
     spec::Spec,
 };
-
-/// Most hours of path RTTs and ACK delays that all timers together remember. With the maximum
-/// number of policies that is a day each, and the file stays within `MAX_STATE_FILE`.
-const MOST_HOURS: usize = 80_000;
-
-/// The clock hours that a memory of `memory` hours covers: the first and the last are incomplete.
-const fn hours_stored(memory: usize) -> usize {
-    memory.saturating_add(2)
-}
 
 /// The same moment on three clocks, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,22 +97,6 @@ impl Tuning {
         }
         self.follow(policies, host);
         all
-    }
-
-    /// Forgets the oldest hours if all timers together have more than `MOST_HOURS`. Returns the
-    /// hours per timer if they are less than the configured memory.
-    pub fn limit_memory(&mut self) -> Option<usize> {
-        let mut timers: Vec<_> = (self.policies.values_mut())
-            .flat_map(|policy| policy.state.timers.values_mut())
-            .collect();
-        let each = MOST_HOURS / timers.len().max(1);
-        let memories = timers.iter().map(|timer| timer.tuner.settings().memory_ms);
-        let longest_ms = memories.max().unwrap_or(0);
-        let needed = usize::try_from(longest_ms / HOUR_MS).map_or(usize::MAX, hours_stored);
-        for timer in &mut timers {
-            timer.tuner.limit_memory(each);
-        }
-        (each < needed).then_some(each)
     }
 
     /// The state to store.

@@ -539,27 +539,7 @@ fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
     }
 }
 
-#[test]
-fn many_timers_remember_less_than_they_are_asked_to() {
-    let mut bed = Bed::new("initial_rto = { auto = true, memory = '30days' }");
-    assert_eq!(bed.tuning.limit_memory(), None);
-    let one = bed.tuning.policies[&name()].clone();
-    for number in 0..1023 {
-        let name = format!("p{number}").parse().unwrap();
-        bed.tuning.policies.insert(name, one.clone());
-    }
-    assert_eq!(bed.tuning.limit_memory(), Some(39));
-    // The default memory fits.
-    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
-    let one = bed.tuning.policies[&name()].clone();
-    for number in 0..1023 {
-        let name = format!("p{number}").parse().unwrap();
-        bed.tuning.policies.insert(name, one.clone());
-    }
-    assert_eq!(bed.tuning.limit_memory(), None);
-}
-
-/// The file of the maximum number of policies, each with the longest memory, can be read back.
+/// The file of the maximum number of policies can be read back.
 #[test]
 fn the_largest_state_fits_in_its_file() {
     let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
@@ -586,7 +566,6 @@ fn the_largest_state_fits_in_its_file() {
         }
         bed.step();
     }
-    assert_eq!(bed.tuning.limit_memory(), None);
     let kept = serde_json::to_string(&bed.tuning.stored("boot", Moment::default())).unwrap();
     let most = u64::from(rto_agent_common::MAX_POLICIES) * kept.len() as u64;
     assert!(most < crate::engine::MAX_STATE_FILE, "{most}");

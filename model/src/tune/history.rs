@@ -9,6 +9,8 @@ use crate::distribution::Distribution;
 
 /// An hour, milliseconds.
 pub const HOUR_MS: u64 = 3_600_000;
+/// How long an hour is remembered, and how long a value is kept without samples, milliseconds.
+pub const MEMORY_MS: u64 = 24 * HOUR_MS;
 /// The last connections include at least this many, if [`RECENT_MS`] had as many.
 pub const RECENT_COUNT: u64 = 300;
 /// Maximum age of the last connections, milliseconds.
@@ -48,12 +50,12 @@ pub struct History {
 
 impl History {
     /// Adds the samples since the last step. Times are milliseconds of a clock that never goes
-    /// back; samples older than `memory_ms` are dropped. `share` is used for [`History::hours_us`].
-    pub fn add(&mut self, now_ms: u64, times: &Distribution, memory_ms: u64, share: f64) {
+    /// back; samples older than [`MEMORY_MS`] are dropped. `share` is used for [`History::hours_us`].
+    pub fn add(&mut self, now_ms: u64, times: &Distribution, share: f64) {
         let elapsed_ms = now_ms.saturating_sub(self.last_ms.unwrap_or(now_ms));
         self.last_ms = Some(now_ms);
         self.turn(now_ms / HOUR_MS, share);
-        self.forget(now_ms, memory_ms);
+        self.forget(now_ms);
         if times.count() == 0 {
             return;
         }
@@ -107,15 +109,6 @@ impl History {
         peaks.max().unwrap_or(0)
     }
 
-    /// Drops the oldest hours beyond this number, which includes the open hour.
-    pub fn limit(&mut self, hours: usize) {
-        while self.hours.len() > hours.max(1) {
-            if let Some(hour) = self.hours.pop_front() {
-                self.all.remove(&hour.times);
-            }
-        }
-    }
-
     /// Closes the hour that is over.
     fn turn(&mut self, number: u64, share: f64) {
         match self.hours.back_mut() {
@@ -129,8 +122,8 @@ impl History {
         });
     }
 
-    fn forget(&mut self, now_ms: u64, memory_ms: u64) {
-        let is_old = |hour: &Hour| (hour.number + 1) * HOUR_MS + memory_ms <= now_ms;
+    fn forget(&mut self, now_ms: u64) {
+        let is_old = |hour: &Hour| (hour.number + 1) * HOUR_MS + MEMORY_MS <= now_ms;
         while self.hours.len() > 1 && self.hours.front().is_some_and(is_old) {
             if let Some(hour) = self.hours.pop_front() {
                 self.all.remove(&hour.times);
@@ -153,8 +146,6 @@ impl History {
 mod tests {
     use super::*;
 
-    const DAY_MS: u64 = 24 * HOUR_MS;
-
     fn times(us: u64, count: u64) -> Distribution {
         let mut times = Distribution::default();
         times.add(us, count);
@@ -162,7 +153,7 @@ mod tests {
     }
 
     fn add(history: &mut History, at_ms: u64, us: u64, count: u64) {
-        history.add(at_ms, &times(us, count), DAY_MS, 0.001);
+        history.add(at_ms, &times(us, count), 0.001);
     }
 
     #[test]
@@ -185,21 +176,6 @@ mod tests {
         add(&mut history, 27 * HOUR_MS, 10_000, 1);
         assert_eq!(history.hours_us(), None);
         assert_eq!(history.all().count(), 3);
-    }
-
-    #[test]
-    fn the_oldest_hours_are_forgotten_where_there_are_too_many() {
-        let mut history = History::default();
-        for hour in 0..10 {
-            add(&mut history, hour * HOUR_MS, (hour + 1) * 1_000, 1);
-        }
-        history.limit(11);
-        assert_eq!(history.all().count(), 10);
-        history.limit(3);
-        let kept: Vec<_> = history.all().iter().collect();
-        assert_eq!(kept, [(8_000, 1), (9_000, 1), (10_000, 1)]);
-        history.limit(0);
-        assert_eq!(history.all().count(), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    history::{HOUR_MS, History, RECENT_COUNT},
+    history::{History, RECENT_COUNT},
     quantile::{allowed_with, bounded_quantile_us, samples_needed},
 };
 use crate::{distribution::Distribution, outage, syn::INITIAL_RTO_US};
@@ -46,8 +46,6 @@ pub struct Settings {
     pub max_us: u64,
     /// The share of samples that may exceed half the initial RTO, or `rto_min`, 0 to 1.
     pub spurious: f64,
-    /// How long an hour is remembered, and how long a value is kept without samples, milliseconds.
-    pub memory_ms: u64,
     /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this
     /// many `tcp_syn_linear_timeouts`; `None` if that has no effect: for SYN-ACKs, and before Linux
     /// 6.15.
@@ -63,7 +61,6 @@ impl Settings {
             min_us: 20_000,
             max_us: INITIAL_RTO_US,
             spurious: 0.001,
-            memory_ms: 24 * HOUR_MS,
             in_step: None,
         }
     }
@@ -206,7 +203,7 @@ mod tests {
             for (us, count) in *buckets {
                 times.add(*us, *count);
             }
-            history.add(second * 1000, &times, SETTINGS.memory_ms, SETTINGS.spurious);
+            history.add(second * 1000, &times, SETTINGS.spurious);
         }
         history
     }

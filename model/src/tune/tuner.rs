@@ -17,7 +17,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    history::{HOUR_MS, History},
+    history::{HOUR_MS, History, MEMORY_MS},
     law::{LEAST_SAMPLES, Settings, Want, asks_for_less},
 };
 use crate::distribution::Distribution;
@@ -81,7 +81,7 @@ names!(
         BudgetRefilled = "budget-refilled",
         /// An experiment has proven harm.
         HarmProven = "harm-proven",
-        /// The samples are older than the configured memory.
+        /// The samples are older than a day.
         Forgotten = "forgotten",
         /// An operator froze it.
         Operator = "operator",
@@ -358,21 +358,11 @@ impl Tuner {
         self.settings = settings;
     }
 
-    /// Limits the memory to this many hours, including the current one.
-    pub fn limit_memory(&mut self, hours: usize) {
-        self.history.limit(hours);
-    }
-
     /// Adds the growth of the counters, and decides. The daemon calls it about once a second.
     pub fn step(&mut self, now_ms: u64, growth: &Growth) -> Option<Transition> {
         let last_ms = self.last_step_ms.replace(now_ms).unwrap_or(now_ms);
-        let Settings {
-            memory_ms,
-            spurious,
-            ..
-        } = self.settings;
         self.history
-            .add(now_ms, &growth.samples, memory_ms, spurious);
+            .add(now_ms, &growth.samples, self.settings.spurious);
         self.counts.add(&growth.counts);
         match self.state {
             State::Frozen => None,
@@ -384,7 +374,7 @@ impl Tuner {
                 Some(self.enter(now_ms, State::BrakedFuse, Cause::Fuse, None))
             }
             _ => {
-                let is_old = now_ms.saturating_sub(last_ms) > memory_ms;
+                let is_old = now_ms.saturating_sub(last_ms) > MEMORY_MS;
                 self.follow(now_ms, growth.throttled, is_old)
             }
         }

@@ -16,8 +16,6 @@ use crate::policy::{
 /// Range of the accepted share of spurious retransmissions: less would need more connections than a
 /// policy has in an hour.
 const SPURIOUS: RangeInclusive<Share> = Share::of_ten_thousand(1)..=Share::of_ten_thousand(500);
-const HOUR: Duration = Duration::from_secs(3600);
-const MEMORY: RangeInclusive<Duration> = HOUR..=Duration::from_secs(30 * 24 * 3600);
 /// The largest [`rto_agent_common::Policy::budgets`]: the program adds up what is spent in a signed
 /// 32-bit number.
 const MOST_BUDGET: u32 = i32::MAX.cast_unsigned() / 2;
@@ -90,12 +88,6 @@ impl Compiler<'_> {
         }
         if let Some(share) = auto.spurious.filter(|share| !SPURIOUS.contains(share)) {
             refuse(format!("auto,spurious={share}"), spurious_bounds());
-        }
-        if let Some(memory) = auto.memory.filter(|memory| !MEMORY.contains(memory)) {
-            refuse(
-                format!("auto,memory={}", format_duration(memory)),
-                "memory must be 1h to 30 days".to_owned(),
-            );
         }
     }
 
@@ -491,8 +483,6 @@ mod tests {
             "initial_rto = { auto = true, min = '100ms', max = '50ms' }",
             "initial_rto = { auto = true, spurious = '0.009%' }",
             "initial_rto = { auto = true, spurious = '5.1%' }",
-            "initial_rto = { auto = true, memory = '59m' }",
-            "initial_rto = { auto = true, memory = '31days' }",
             "initial_rto = 'auto'\nguard = 'off'",
             "rto_min = 'auto'\nguard = 'warn'",
             "rto_min = '100ms'\nguard = 'on'",
@@ -510,8 +500,8 @@ mod tests {
         }
         insta::assert_snapshot!(all.join("\n"));
         for toml in [
-            "initial_rto = { auto = true, min = '1ms', max = '1s', spurious = '0.01%', memory = '1h' }",
-            "initial_rto = { auto = true, min = '1s', spurious = '5%', memory = '30days' }",
+            "initial_rto = { auto = true, min = '1ms', max = '1s', spurious = '0.01%' }",
+            "initial_rto = { auto = true, min = '1s', spurious = '5%' }",
             "initial_rto = 'auto'\nrto_max = '1s'",
             "syn_ack_rto = '500ms'\nguard = 'on'",
             "rto_min = 'auto'\nguard = 'on'\nholdout = '2%'\ndelack_max = '44ms'",

@@ -66,34 +66,26 @@ pub struct AutoInitialRto {
     #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<Share>"))]
     pub spurious: Option<Share>,
-    /// How long samples are remembered, and how long a value survives a reboot.
-    #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub memory: Option<Duration>,
 }
 
 impl AutoInitialRto {
     /// The least value.
-    #[must_use]
     pub fn least(&self) -> Duration {
         self.min.unwrap_or(Duration::from_micros(DEFAULT.min_us))
     }
 
     /// The largest value that may be learnt.
-    #[must_use]
     pub fn largest(&self) -> Duration {
         self.max.unwrap_or(Duration::from_micros(DEFAULT.max_us))
     }
 
     /// The limits for the tuner, at `hz` jiffies a second.
-    #[must_use]
     pub fn to_law(&self, hz: u32) -> law::Settings {
         let default = law::Settings { hz, ..DEFAULT };
         law::Settings {
             min_us: micros(self.least()),
             max_us: micros(self.largest()),
             spurious: self.spurious.map_or(default.spurious, Share::fraction),
-            memory_ms: self.memory.map_or(default.memory_ms, millis),
             ..default
         }
     }
@@ -124,7 +116,6 @@ impl AutoRtoMin {
     const MARGIN: u64 = 2;
 
     /// The smallest value, at `hz` jiffies a second.
-    #[must_use]
     pub fn floor(&self, hz: u32) -> Duration {
         match self.peer_delack {
             Some(delay) => delay.saturating_add(jiffies_duration(Self::MARGIN, hz)),
@@ -234,10 +225,6 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,11 +246,9 @@ mod tests {
             min: Some(Duration::from_millis(50)),
             max: Some(Duration::from_millis(500)),
             spurious: "0.2%".parse().ok(),
-            memory: Some(Duration::from_secs(48 * 3600)),
             ..AutoInitialRto::default()
         };
-        let toml =
-            "{ auto = true, min = '50ms', max = '500ms', spurious = '0.2%', memory = '2days' }";
+        let toml = "{ auto = true, min = '50ms', max = '500ms', spurious = '0.2%' }";
         assert_eq!(auto(&format!("initial_rto = {toml}")), all);
         let delack = "rto_min = { auto = true, peer_delack = '5ms' }";
         let delack = *read(delack).unwrap().auto_rto_min().unwrap();
@@ -285,7 +270,7 @@ mod tests {
                 "a unit is missing, perhaps 5ms",
             ),
             (
-                "initial_rto = { auto = true, memory = 2 }",
+                "initial_rto = { auto = true, max = 2 }",
                 "a unit is missing, perhaps 2ms",
             ),
             (
@@ -318,7 +303,7 @@ mod tests {
             "100ms",
             "auto",
             "auto,max=500ms,min=20ms",
-            "auto,memory=48h,spurious=0.1%",
+            "auto,max=1s,spurious=0.1%",
         ] {
             let setting: InitialRtoSetting = text.parse().unwrap();
             assert_eq!(setting.to_string(), text);
@@ -357,15 +342,12 @@ mod tests {
     fn omitted_auto_keys_have_the_laws_defaults() {
         let law = AutoInitialRto::default().to_law(250);
         assert_eq!(law, law::Settings::new(250));
-        let auto: InitialRtoSetting = "auto,min=30ms,max=600ms,spurious=0.2%,memory=2h"
-            .parse()
-            .unwrap();
+        let auto: InitialRtoSetting = "auto,min=30ms,max=600ms,spurious=0.2%".parse().unwrap();
         let InitialRtoSetting::Auto(auto) = auto else {
             panic!("{auto}");
         };
         let law = auto.to_law(1000);
         assert_eq!((law.hz, law.min_us, law.max_us), (1000, 30_000, 600_000));
-        assert_eq!(law.memory_ms, 7_200_000);
         assert!((law.spurious - 0.002).abs() < 1e-12);
     }
 }

@@ -231,7 +231,7 @@ impl Candidate {
 /// samples, and if it is not shorter than the kernel's.
 fn wanted(times: &Distribution, law: &law::Settings) -> Option<u64> {
     let mut history = History::default();
-    history.add(0, times, law.memory_ms, law.spurious);
+    history.add(0, times, law.spurious);
     let want = Want::of(&history, law)?;
     (want.jiffies < law.largest()).then_some(want.jiffies)
 }
