@@ -88,7 +88,6 @@ impl Files {
     }
 
     /// `persistent_dir`, as far as it can be parsed, even from rejected files.
-    #[must_use]
     pub fn persistent_dir(&self) -> PathBuf {
         let main = self.iter().next();
         let agent = main.and_then(|(path, text)| {

@@ -74,7 +74,6 @@ impl Config {
     }
 
     /// What the kernel's maps should hold.
-    #[must_use]
     pub fn maps(&self) -> MapState {
         let policies = self.compiled.iter();
         MapState {

@@ -50,13 +50,11 @@ pub struct Edit {
 
 impl Edit {
     /// The file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The edited text.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }

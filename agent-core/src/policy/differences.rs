@@ -74,7 +74,6 @@ impl Difference {
     ];
 
     /// The kind of difference, as in JSON.
-    #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::EntryMissing { .. } => "entry-missing",
@@ -145,13 +144,11 @@ impl Differences {
     }
 
     /// Whether there is no difference.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
 
     /// How many.
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.values().sum()
     }
@@ -192,7 +189,6 @@ pub struct Disorder;
 
 impl Cursor {
     /// Whether all entries have been compared, or none.
-    #[must_use]
     pub fn is_at_start(&self) -> bool {
         !self.is_ipv6 && self.after.is_none()
     }

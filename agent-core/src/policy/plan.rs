@@ -22,7 +22,6 @@ pub struct MapState {
 
 impl MapState {
     /// The expiry of an entry; 0: none.
-    #[must_use]
     pub fn end_of(&self, cidr: &Cidr) -> u32 {
         self.ends.get(cidr).copied().unwrap_or(0)
     }

@@ -92,7 +92,6 @@ pub struct TunedTimer {
 
 impl TunedTimer {
     /// One line for `status`; `now_ms` is in the same clock as [`TuneAnswer::at_ms`].
-    #[must_use]
     pub fn line(&self, policy: &PolicyName, now_ms: u64) -> String {
         let Self {
             setting,
@@ -110,14 +109,12 @@ impl TunedTimer {
     }
 
     /// Whether an operator should know about the timer's state.
-    #[must_use]
     pub const fn is_unusual(&self) -> bool {
         !matches!(self.state, State::Learning | State::Active)
     }
 }
 
 /// What happens next, in words.
-#[must_use]
 pub fn next_text(next: Next, now_ms: u64) -> String {
     let wait = |at_ms: u64| match at_ms.saturating_sub(now_ms).div_ceil(1000) {
         0 => "now".to_owned(),
@@ -186,7 +183,6 @@ pub struct TransitionView {
 
 impl TransitionView {
     /// Whether an operator should look at the transition.
-    #[must_use]
     pub fn is_warning(&self) -> bool {
         let Transition {
             from, to, cause, ..
@@ -230,7 +226,6 @@ impl TuneAction {
     pub const ALL: [Self; 3] = [Self::Freeze, Self::Resume, Self::Reset];
 
     /// The name on the command line and in the path.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Freeze => "freeze",
@@ -240,7 +235,6 @@ impl TuneAction {
     }
 
     /// The name in the audit log.
-    #[must_use]
     pub const fn audited(self) -> &'static str {
         match self {
             Self::Freeze => "tune freeze",

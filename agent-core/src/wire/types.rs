@@ -50,7 +50,6 @@ impl Caller {
     pub const CONFIGURATION: Self = Self { uid: 0, pid: 0 };
 
     /// Says that no policy is active because this caller has detached the program, and the fix.
-    #[must_use]
     pub fn detached(&self) -> String {
         format!("no policy is active: detached by {self}; run rto-agent attach to activate them")
     }

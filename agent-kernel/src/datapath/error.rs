@@ -106,7 +106,6 @@ impl From<Stopped> for DatapathError {
 
 impl DatapathError {
     /// The errno, if the error comes from the kernel.
-    #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::PinDir { cause, .. } | Self::Entry { cause, .. } => cause.raw_os_error(),
@@ -134,7 +133,6 @@ impl Cause {
     }
 
     /// The errno of the system call that caused it.
-    #[must_use]
     pub fn errno(&self) -> Option<i32> {
         errno(&*self.0)
     }

@@ -272,7 +272,6 @@ pub struct StatisticsOptions {
 
 /// The capacity for this number of entries, if `asked` is configured. Since Linux 5.11 the default is the limit, because the
 /// kernel charges a trie's memory as it is filled; before, it charges the whole capacity at once.
-#[must_use]
 pub fn room_for(entries: usize, asked: Option<u32>) -> u32 {
     let is_charged_by_content = || version::running().is_ok_and(|kernel| kernel.at_least((5, 11)));
     let asked = asked.unwrap_or_else(|| match is_charged_by_content() {

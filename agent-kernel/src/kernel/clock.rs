@@ -5,7 +5,6 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 /// Milliseconds of CLOCK_BOOTTIME, which counts through suspend and cannot be set.
-#[must_use]
 pub fn boottime_ms() -> u64 {
     clock_gettime(ClockId::CLOCK_BOOTTIME)
         .map(|t| u64::try_from(Duration::from(t).as_millis()).unwrap_or(u64::MAX))

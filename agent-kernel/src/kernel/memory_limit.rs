@@ -42,7 +42,6 @@ static V1: Names = Names {
 };
 
 /// The tightest limit of this process; `None` if it has no limit, or none can be read.
-#[must_use]
 pub fn read() -> Option<MemoryLimit> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     let (names, mount, dir) = find(&own, &mounts::read().ok()?)?;

@@ -49,7 +49,6 @@ impl Pinned {
     }
 
     /// Its kind and id.
-    #[must_use]
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -65,7 +64,6 @@ impl Pinned {
     }
 
     /// Its file descriptor.
-    #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }

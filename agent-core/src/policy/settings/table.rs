@@ -59,7 +59,6 @@ pub enum Effect {
 
 impl Setting {
     /// The option, and the name of its value.
-    #[must_use]
     pub fn flag(&self) -> (&'static str, Option<&'static str>) {
         match self.option.split_once(' ') {
             Some((flag, value)) => (flag, Some(value)),
@@ -70,7 +69,6 @@ impl Setting {
 
 impl Key {
     /// The paragraphs of the help, each on one line.
-    #[must_use]
     pub fn paragraphs(&self) -> Vec<String> {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         self.help.split("\n\n").map(words).collect()

@@ -47,7 +47,6 @@ const PORT: u16 = 1;
 
 /// Whether sock_ops programs can read the process that made the system call they run in
 /// (`bpf_get_current_comm()`; for all program types since Linux 6.16).
-#[must_use]
 pub fn tells_process() -> bool {
     let helpers = [
         BpfHelper::BPF_FUNC_get_current_comm,
@@ -59,7 +58,6 @@ pub fn tells_process() -> bool {
 }
 
 /// The features of this kernel. Probing takes about ten milliseconds.
-#[must_use]
 pub fn features() -> Vec<Feature> {
     // vmlinux BTF is large, so it is read once for all features.
     let btf = btf::Btf::vmlinux();

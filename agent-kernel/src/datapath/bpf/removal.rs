@@ -106,7 +106,6 @@ pub(super) fn wait_until(done: impl Fn() -> bool) -> bool {
 
 /// The policy of the entry that covers an address, in the maps of the attached program; `None` if
 /// there is no such entry, or no program.
-#[must_use]
 pub fn pinned_policy(pin_dir: &Path, address: std::net::IpAddr) -> Option<Policy> {
     let tables = in_force(pin_dir).ok()??;
     let host: Cidr = address.to_string().parse().ok()?;
@@ -205,7 +204,6 @@ pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError
 }
 
 /// Ids of the programs behind the links pinned below `pin_dir`: all other programs are foreign.
-#[must_use]
 pub fn pinned_program_ids(pin_dir: &Path) -> Vec<u32> {
     let sets = pins::pin_sets(pin_dir).unwrap_or_default();
     sets.iter()

@@ -112,7 +112,6 @@ impl Walker {
     }
 
     /// What the walk does.
-    #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
