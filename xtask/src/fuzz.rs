@@ -28,9 +28,6 @@ pub(crate) struct Args {
     /// Run the target once with this input instead
     #[arg(long, value_name = "FILE", requires = "target")]
     reproduce: Option<PathBuf>,
-    /// Only check the targets with clippy, which no other build compiles
-    #[arg(long, conflicts_with_all = ["target", "reproduce"])]
-    check: bool,
 }
 
 const CARGO_FUZZ: &str = "0.13.2";
@@ -48,14 +45,6 @@ const TARGETS: [(&str, u64); 4] = [
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let is_chosen = |name| args.target.as_deref().is_none_or(|target| target == name);
     need(&[("c++", "g++")], "libFuzzer")?;
-    if args.check {
-        return run_command(
-            cargo()
-                // The whole workspace. The same command without targets has already checked everything else.
-                .args(["clippy", "--workspace", "--all-targets", "--locked"])
-                .args(["--features", "rto-fuzz/libfuzzer", "--", "-D", "warnings"]),
-        );
-    }
     let programs = build()?;
     let mut failed = Vec::new();
     for (name, longest) in TARGETS.into_iter().filter(|(name, _)| is_chosen(*name)) {
@@ -76,7 +65,7 @@ fn build() -> anyhow::Result<PathBuf> {
     println!("building the targets with AddressSanitizer (some minutes, the first time)");
     run_command(
         cargo()
-            .args(["fuzz", "build", "--features", "libfuzzer", "--target-dir"])
+            .args(["fuzz", "build", "--features", "linked", "--target-dir"])
             .arg(&target_dir)
             .env("PATH", path)
             .env("RUSTC_BOOTSTRAP", "1")

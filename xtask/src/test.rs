@@ -29,25 +29,42 @@ pub(crate) struct Args {
     long: bool,
 }
 
+/// Results of test programs.
 #[derive(Default)]
-struct Counts {
+struct Results {
     passed: u64,
     failed: u64,
     ignored: u64,
+    /// Each failed test: its name, and the lines of its message.
+    failures: Vec<Vec<String>>,
 }
+
+/// Lines about failed tests that are repeated at the end.
+const LINES_OF_FAILURES: usize = 45;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         setup::run()?;
     }
     let integration = built(&BUILD)?;
-    let all = if args.unprivileged {
-        count(&mut without_root(args), &mut |line| println!("{line}"))?
+    let mut all = Results::default();
+    let ended = if args.unprivileged {
+        all.add(&mut without_root(args), &mut |line| println!("{line}"))
     } else {
-        count_all(&integration, args)?
+        all.add_all(&integration, args)
     };
+    // Last, because some systems keep only the end of a log.
+    let share = (LINES_OF_FAILURES / all.failures.len().max(1)).max(1);
+    for line in all
+        .failures
+        .iter()
+        .flat_map(|lines| lines.iter().take(share))
+    {
+        println!("{line}");
+    }
     let (passed, failed, ignored) = (all.passed, all.failed, all.ignored);
     println!("\n{passed} passed, {failed} failed, {ignored} skipped");
+    ended?;
     ensure!(failed == 0, "{failed} tests failed");
     if !args.unprivileged && args.filter.is_none() {
         vm::check_matrix(&integration)?;
@@ -63,38 +80,6 @@ fn without_root(args: &Args) -> Command {
         .env("RTO_TESTS_ELSEWHERE", "1")
         .args(args.filter.as_slice());
     tests
-}
-
-/// Runs the integration tests and all others in parallel, because integration tests mostly wait for timers. The output
-/// of the others is printed afterwards, in one piece.
-fn count_all(integration: &Path, args: &Args) -> anyhow::Result<Counts> {
-    let mut tests = as_root(&integration.to_string_lossy());
-    if args.long {
-        tests.env("RTO_TESTS_LONG", "1");
-    }
-    tests.args(args.filter.as_slice());
-    let mut lines = Vec::new();
-    let (counts, others) = thread::scope(|scope| {
-        let mut keep = |line: &str| lines.push(line.to_owned());
-        let others = scope.spawn(move || count(&mut without_root(args), &mut keep));
-        let counts = count(&mut tests, &mut |line| println!("{line}"));
-        let others = others.join().unwrap_or_else(|_| bail!("a panic"));
-        (counts, others)
-    });
-    for line in lines {
-        println!("{line}");
-    }
-    let counts = counts?;
-    let ran = counts.passed + counts.failed;
-    println!("integration tests run: {ran}");
-    let is_good = ran > 0 || args.filter.is_some();
-    ensure!(is_good, "no integration test ran: they need root");
-    let others = others?;
-    Ok(Counts {
-        passed: counts.passed + others.passed,
-        failed: counts.failed + others.failed,
-        ignored: counts.ignored + others.ignored,
-    })
 }
 
 /// Arguments of cargo that build what [`run`] runs: the whole workspace, because for single packages cargo would select
@@ -134,36 +119,119 @@ pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, 
     Ok((programs.to_owned(), integration))
 }
 
-/// Runs a command, prints its output, and adds up cargo's "test result" lines. A command that fails without a failed
-/// test (it does not compile, or crashes) is an error.
-fn count(command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<Counts> {
-    let (reader, writer) = io::pipe()?;
-    let mut child = command
-        .stdout(writer.try_clone()?)
-        .stderr(writer)
-        .stdin(Stdio::null())
-        .spawn()?;
-    // Drops the command's end of the pipe, which would otherwise stay open.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut counts = Counts::default();
-    for line in BufReader::new(reader).lines() {
-        let line = line?;
-        print(&line);
+impl Results {
+    /// Runs the integration tests and all others in parallel, because integration tests mostly wait for timers. The
+    /// output of the others is printed afterwards, in one piece and without the tests that passed.
+    fn add_all(&mut self, integration: &Path, args: &Args) -> anyhow::Result<()> {
+        let mut tests = as_root(&integration.to_string_lossy());
+        if args.long {
+            tests.env("RTO_TESTS_LONG", "1");
+        }
+        tests.args(args.filter.as_slice());
+        let (mut others, mut lines) = (Self::default(), Vec::new());
+        let (ended, others_ended) = thread::scope(|scope| {
+            let running = scope.spawn(|| {
+                others.add(&mut without_root(args), &mut |line| {
+                    lines.push(line.to_owned());
+                })
+            });
+            let ended = self.add(&mut tests, &mut |line| println!("{line}"));
+            let others_ended = running.join().unwrap_or_else(|_| bail!("a panic"));
+            (ended, others_ended)
+        });
+        lines.retain(|line| !(line.starts_with("test ") && line.ends_with(" ... ok")));
+        println!("{}", lines.join("\n"));
+        let ran = self.passed + self.failed;
+        println!("integration tests run: {ran}");
+        self.passed += others.passed;
+        self.failed += others.failed;
+        self.ignored += others.ignored;
+        self.failures.extend(others.failures);
+        let is_good = ran > 0 || args.filter.is_some();
+        ended.and(others_ended)?;
+        ensure!(is_good, "no integration test ran: they need root");
+        Ok(())
+    }
+
+    /// Runs a command, prints its output, and adds up cargo's "test result" lines. A command that fails without a
+    /// failed test (it does not compile, or crashes) is an error.
+    fn add(&mut self, command: &mut Command, print: &mut dyn FnMut(&str)) -> anyhow::Result<()> {
+        let (reader, writer) = io::pipe()?;
+        let mut child = command
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .stdin(Stdio::null())
+            .spawn()?;
+        // Drops the command's end of the pipe, which would otherwise stay open.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let (mut last, mut is_message) = (String::new(), false);
+        for line in BufReader::new(reader).lines() {
+            let line = line?;
+            print(&line);
+            is_message = self.take(&line, is_message);
+            if !line.is_empty() {
+                last = line;
+            }
+        }
+        let status = child.wait()?;
+        if !status.success() && self.failed == 0 {
+            bail!("a test program ended with {status}: {last}");
+        }
+        Ok(())
+    }
+
+    /// Takes a line of a test program. Returns whether the next one belongs to the message of a failed test too.
+    fn take(&mut self, line: &str, is_message: bool) -> bool {
         let result = line.strip_prefix("test result: ").unwrap_or_default();
         for part in result.split(['.', ';']) {
             let (number, what) = part.trim().split_once(' ').unwrap_or_default();
             let number: u64 = number.parse().unwrap_or(0);
             match what {
-                "passed" => counts.passed += number,
-                "failed" => counts.failed += number,
-                "ignored" => counts.ignored += number,
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
                 _ => {}
             }
         }
+        if line.starts_with("---- ") && line.ends_with(" ----") {
+            self.failures.push(vec![line.to_owned()]);
+            return true;
+        }
+        // "failures:" begins the list of names that follows all messages.
+        if !is_message || line == "failures:" || line == "stack backtrace:" {
+            return false;
+        }
+        if let Some(failure) = self.failures.last_mut().filter(|_| !line.is_empty()) {
+            failure.push(line.to_owned());
+        }
+        true
     }
-    let status = child.wait()?;
-    if !status.success() && counts.failed == 0 {
-        bail!("a test program ended with {status}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_have_names_and_messages_of_failed_tests() {
+        let mut results = Results::default();
+        let output = "test a ... FAILED\n\nfailures:\n\n---- a stdout ----\n\nthread 'a' panicked at a.rs:1:\nleft\n\
+                      stack backtrace:\n  0: b\n\n---- c ----\nwhy\n\nfailures:\n    a\n    c\n\n\
+                      test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out\n";
+        let last = output
+            .lines()
+            .fold(false, |is, line| results.take(line, is));
+        assert!(!last);
+        let counts = (results.passed, results.failed, results.ignored);
+        assert_eq!(counts, (3, 2, 1));
+        let expected = [
+            &[
+                "---- a stdout ----",
+                "thread 'a' panicked at a.rs:1:",
+                "left",
+            ][..],
+            &["---- c ----", "why"],
+        ];
+        assert_eq!(results.failures, expected);
     }
-    Ok(counts)
 }

@@ -11,7 +11,11 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{Release, VERSION};
-use crate::{arch::Arch, ebpf::sha256, vm::image::copy};
+use crate::{
+    arch::Arch,
+    ebpf::sha256,
+    vm::image::{add, copy, needed},
+};
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -63,6 +67,8 @@ impl Image<'_> {
         for (arch, program) in self.programs {
             let top = dir.path().join(arch.deb());
             copy(program, &top.join(self.path))?;
+            // Of a static program none.
+            add(&top, needed(program)?)?;
             let tar = dir.path().join("layer.tar");
             release.tar(&top, ".", &[], &tar)?;
             let layer = layout.blob(LAYER, &fs::read(tar)?)?;

@@ -112,7 +112,7 @@ pub(crate) fn script(checks: &str) -> String {
 fn base(packages: &str) -> anyhow::Result<PathBuf> {
     let hash = sha256(format!("{ARCHIVE} {SUITE} {packages} {UNREAD:?}").as_bytes());
     let cache = tools::cache()?.join("debian");
-    let image = cache.join(format!("{SUITE}-{}.cpio.gz", &hash[..12]));
+    let image = cache.join(format!("{SUITE}-{}.cpio", &hash[..12]));
     if image.exists() {
         return Ok(image);
     }

@@ -10,10 +10,10 @@ use crate::{
         Checks,
         debian::{self, Debian},
     },
-    root,
+    root, test,
     vm::{
         self,
-        image::{copy, write},
+        image::{copy, strip, write},
         kernels,
     },
 };
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Skip the test, with a message, unless Kubernetes has already been built
     #[arg(long, conflicts_with = "podman")]
     if_built: bool,
-    /// Build the agent as `cargo xtask test` does, instead of a release build, which takes longer
+    /// Use the agent of `cargo xtask test`, with its shared libraries, instead of a static release build
     #[arg(long)]
     unoptimised: bool,
 }
@@ -83,13 +83,20 @@ fn podman(args: &Args) -> anyhow::Result<()> {
     Checks::default().boot(&debian::machine(&kernel, &image))
 }
 
-/// Adds the image, and the binary that it contains.
+/// Adds the binary, and an image that contains it.
 fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
     let release = Release::of(root())?;
-    let binary = release.binary("rto-agent", Arch::host(), args.unoptimised)?;
+    let built = if args.unoptimised {
+        test::build_programs()?;
+        root().join("target/debug/rto-agent")
+    } else {
+        release.binary("rto-agent", Arch::host(), false)?
+    };
+    let binary = debian.dir().join("usr/local/bin/rto-agent");
+    copy(&built, &binary)?;
+    strip(&binary)?;
     let srv = debian.dir().join("srv");
     fs::create_dir_all(&srv)?;
-    image::make(&release, &[(Arch::host(), binary.clone())], &srv)?;
-    write(&srv.join("version"), VERSION)?;
-    copy(&binary, &debian.dir().join("usr/local/bin/rto-agent"))
+    image::make(&release, &[(Arch::host(), binary)], &srv)?;
+    write(&srv.join("version"), VERSION)
 }

@@ -143,8 +143,9 @@ pub(crate) fn pack(top: &Path) -> anyhow::Result<TempPath> {
 }
 
 pub(crate) fn pack_into(top: &Path, image: &Path) -> anyhow::Result<()> {
+    // Not compressed: an emulated CPU takes longer to decompress it than this host to read it.
     let pack = format!(
-        "find . | {BUSYBOX} cpio -o -H newc 2>/dev/null | gzip -1 > '{}'",
+        "find . | {BUSYBOX} cpio -o -H newc >'{}' 2>/dev/null",
         image.display()
     );
     run_command(Command::new("sh").args(["-c", &pack]).current_dir(top))
@@ -155,13 +156,14 @@ pub(crate) fn add<P: AsRef<Path>>(
     top: &Path,
     files: impl IntoIterator<Item = P>,
 ) -> anyhow::Result<()> {
-    let mut copy = Command::new("cp");
-    copy.args(["-r", "--dereference", "--parents", "--target-directory"]);
-    copy.arg(top);
     for file in files {
-        copy.arg(file.as_ref());
+        run_command(
+            Command::new("cp")
+                .args(["-r", "--dereference", "--parents", "--target-directory"])
+                .args([top, file.as_ref()]),
+        )?;
     }
-    run_command(&mut copy)
+    Ok(())
 }
 
 pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
@@ -195,7 +197,7 @@ pub(crate) fn strip(program: &Path) -> anyhow::Result<()> {
 }
 
 /// The shared libraries of a program and the loader; empty if it is static.
-fn needed(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn needed(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let listed = Command::new("ldd").arg(program).output()?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     let paths = text
