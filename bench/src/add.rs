@@ -66,15 +66,10 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         ),
     ];
     let samples = samples.map(|(name, times)| (name, Sample::of(times)));
-    let (effect, returned) = (samples[2].1.median(), samples[3].1.median());
+    let (what, effect) = &samples[2];
     Ok(BenchResult {
         text: times_table(&samples),
-        goals: vec![Goal {
-            what: "`add`, from exec to the entry in the kernel",
-            limit: "at most 5 ms".to_owned(),
-            measured: format!("{effect:.1} ms ({returned:.1} ms to its exit)"),
-            met: effect <= GOAL_MS,
-        }],
+        goals: vec![Goal::at_most(GOAL_MS, " ms", what, effect.median(), 1)],
     })
 }
 

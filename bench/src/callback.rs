@@ -15,22 +15,21 @@ use std::{
 use anyhow::{Context as _, ensure};
 use rto_testbed::{
     cgroup::Cgroup,
-    env::TestEnv,
     foreign::{Foreign, count_runs, runs_of},
     stopwatch::{Before, REQUESTS, SLOTS, Stopwatch},
     workload::rate::Rate,
 };
 
 use crate::{
-    overhead::{
-        BATCH, COUNT_ALL, COUNT_NOTHING, Callbacks, ELSEWHERE, POLICY, TIMERS, interleaved,
-        program_id,
-    },
     placement::{self, medians},
-    process::{helper, root, run as run_command},
+    process::{configured, helper, root, run as run_command},
     result::{BenchResult, Goal, table},
     sample::Sample,
     suite::SampleSizes,
+    traffic::{
+        BATCH, COUNT_ALL, COUNT_NOTHING, Callbacks, ELSEWHERE, POLICY, TIMERS, interleaved,
+        program_id,
+    },
 };
 
 /// Maximum time per connection, relative to the C program that does the same work; and the same with timers of
@@ -63,9 +62,11 @@ const N: usize = NAMES.len();
 const EMPTY: usize = 0;
 const CLASSIC: usize = 1;
 const SAME_WORK: usize = 2;
+const OFF: usize = 3;
 const ON: usize = 4;
 const WITH_TIMERS: usize = 5;
 const WITH_LEARNT: usize = 6;
+const ALL: usize = 7;
 
 /// The first agent in the table; the C programs come before it.
 const AGENTS: usize = 3;
@@ -85,21 +86,10 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         format!("{COUNT_ALL}{POLICY}"),
         ELSEWHERE.to_owned(),
     ];
-    let mut worlds = Vec::new();
-    for configuration in &configurations {
-        let env = TestEnv::of(programs.join("rto-agent"))?;
-        env.configure(configuration)?;
-        worlds.push(env);
-    }
+    let mut worlds = configured(programs, &configurations)?;
     let netns = worlds[0].net.client.clone();
-    let paths: Vec<PathBuf> = cgroups
-        .iter()
-        .map(|cgroup| cgroup.path().to_owned())
-        .collect();
-    let paths: Vec<PathBuf> = paths
-        .into_iter()
-        .chain(worlds.iter().map(|env| env.cgroup.path().to_owned()))
-        .collect();
+    let cgroups = cgroups.iter().chain(worlds.iter().map(|env| &env.cgroup));
+    let paths: Vec<PathBuf> = cgroups.map(|cgroup| cgroup.path().to_owned()).collect();
     let mut operations = String::new();
     let mut ports = PORT..;
     let copies = placement::each(&mut worlds, |copy, worlds| {
@@ -151,15 +141,12 @@ fn compile(dir: &Path, flag: &str) -> anyhow::Result<PathBuf> {
     let object = dir.join(format!("classic{flag}.o"));
     run_command(
         Command::new(clang()?)
-            .args([
-                "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror",
-            ])
+            .args("-O2 -g -target bpf -mcpu=v3 -Wall -Werror".split(' '))
             .arg(format!(
                 "-I/usr/include/{}-linux-gnu",
                 std::env::consts::ARCH
             ))
-            .arg(flag)
-            .arg("-c")
+            .args([flag, "-c"])
             .arg(root().join("bench/src/classic.bpf.c"))
             .arg("-o")
             .arg(&object),
@@ -198,7 +185,7 @@ fn total(
     let runs = || {
         ids.iter()
             .map(|id| runs_of(*id))
-            .collect::<anyhow::Result<Vec<_>>>()
+            .collect::<Result<Vec<_>, _>>()
     };
     let mut rounds: Vec<Vec<Callbacks>> = Vec::new();
     for _ in 0..placement::rounds(sizes.rounds) {
@@ -238,6 +225,10 @@ fn summary(sizes: SampleSizes, copies: &[Vec<Vec<Callbacks>>]) -> (String, Vec<G
             "callbacks per connection",
         ],
         rows,
+    );
+    let counting = medians(copies, |r| r[ALL].mean() / r[OFF].mean()).with_range(2);
+    let text = format!(
+        "{text}\nA callback with everything counted, relative to statistics off: {counting}.\n"
     );
     let goals = [
         (

@@ -15,7 +15,6 @@ mod fleet;
 mod gap;
 mod idle;
 mod memory;
-mod overhead;
 mod page;
 mod placement;
 mod process;
@@ -27,6 +26,7 @@ mod scale;
 mod start;
 mod suite;
 mod tick;
+mod traffic;
 
 use process::{catch_signals, is_root};
 
@@ -46,14 +46,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Compare callback time and connections per second with statistics and without
-    Overhead(overhead::Args),
+    /// Compare callback time and connections per second with statistics and without: `callback` and `rate`
+    Overhead,
     /// Show connect() through outages without and with the agent (cargo xtask demo)
     Demo,
 }
 
 fn main() -> anyhow::Result<()> {
-    let cli = Cli::parse();
+    let mut cli = Cli::parse();
+    if matches!(cli.command, Some(Verb::Overhead)) {
+        cli.suite.choose_overhead();
+    }
     let programs = match &cli.programs {
         Some(dir) => dir.clone(),
         None => cli.build()?,
@@ -72,23 +75,19 @@ fn main() -> anyhow::Result<()> {
     catch_signals()?;
     match &cli.command {
         Some(Verb::Demo) => demo::run(&programs),
-        Some(Verb::Overhead(args)) => overhead::run(args, &programs),
-        None => cli.suite.run(&programs),
+        _ => cli.suite.run(&programs),
     }
 }
 
 impl Cli {
     /// Builds the programs of benchmarks, and runs those that need no privilege; the directory of the programs.
     fn build(&self) -> anyhow::Result<PathBuf> {
-        match self.command {
+        if let Some(Verb::Demo) = self.command {
             // Beside this program, as cargo xtask demo builds them.
-            Some(Verb::Demo) => {
-                let agent = beside("rto-agent")?;
-                return Ok(agent.parent().context("a directory")?.to_owned());
-            }
-            Some(Verb::Overhead(_)) => {}
-            None => self.suite.prepare()?,
+            let agent = beside("rto-agent")?;
+            return Ok(agent.parent().context("a directory")?.to_owned());
         }
+        self.suite.prepare()?;
         process::build_programs()
     }
 }

@@ -7,11 +7,11 @@ use anyhow::Context as _;
 use rto_testbed::{cgroup::Cgroup, wait::eventually, workload::hold::Hold};
 
 use crate::{
-    overhead::POLICY,
     process::{agent, check_signals, helper},
     result::{BenchResult, table},
     sample::Sample,
     suite::SampleSizes,
+    traffic::POLICY,
 };
 
 const ROUNDS: usize = 3;

@@ -57,6 +57,19 @@ pub(crate) fn agent(programs: &Path, configuration: &str) -> anyhow::Result<Test
     Ok(env)
 }
 
+/// An agent for each of these configurations, not started.
+pub(crate) fn configured(
+    programs: &Path,
+    configurations: &[String],
+) -> anyhow::Result<Vec<TestEnv>> {
+    let env = |configuration: &String| {
+        let env = TestEnv::of(programs.join("rto-agent"))?;
+        env.configure(configuration)?;
+        Ok(env)
+    };
+    configurations.iter().map(env).collect()
+}
+
 /// Builds the agent and the helper as for a release, with the features that they themselves select; returns their
 /// directory.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {

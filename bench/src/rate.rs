@@ -5,14 +5,14 @@ use std::{
     path::Path,
 };
 
-use rto_testbed::{cgroup::Cgroup, env::TestEnv, foreign::Foreign, workload::rate::Rate};
+use rto_testbed::{cgroup::Cgroup, foreign::Foreign, workload::rate::Rate};
 
 use crate::{
-    overhead::{BATCH, COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
     placement::{self, medians},
-    process::helper,
+    process::{configured, helper},
     result::{BenchResult, Goal, table},
     suite::SampleSizes,
+    traffic::{BATCH, COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
 };
 
 const WARM_UP: u32 = 500;
@@ -31,7 +31,9 @@ const N: usize = NAMES.len();
 const NONE: usize = 0;
 const EMPTY: usize = 1;
 const UNMATCHED: usize = 2;
+const OFF: usize = 3;
 const ON: usize = 4;
+const ALL: usize = 5;
 
 /// The title of a comparison, whether a program is at the accepting end as well, and goals: a program, its minimum of
 /// connections per second relative to the empty program, and the goal's name.
@@ -73,12 +75,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         POLICY.to_owned(),
         format!("{COUNT_ALL}{POLICY}"),
     ];
-    let mut worlds = Vec::new();
-    for configuration in &configurations {
-        let env = TestEnv::of(programs.join("rto-agent"))?;
-        env.configure(configuration)?;
-        worlds.push(env);
-    }
+    let mut worlds = configured(programs, &configurations)?;
     let netns = worlds[0].net.client.clone();
     let mut paths = vec![bare.path().to_owned(), empty.path().to_owned()];
     paths.extend(worlds.iter().map(|env| env.cgroup.path().to_owned()));
@@ -111,7 +108,11 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let mut text = String::new();
     let mut goals = Vec::new();
     for ((title, _, its_goals), copies) in COMPARISONS.iter().zip(&results) {
-        text.push_str(&format!("{title}:\n\n{}\n", rates(copies)));
+        let counting = medians(copies, |r| r[ALL] / r[OFF]).with_range(3);
+        text.push_str(&format!(
+            "{title}:\n\n{}\nEverything counted, relative to statistics off: {counting}.\n\n",
+            rates(copies)
+        ));
         for (of, least, what) in its_goals {
             let ratio = medians(copies, |r| r[*of] / r[EMPTY]);
             goals.push(Goal::at_least(*least, what, &ratio));

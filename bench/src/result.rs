@@ -1,9 +1,6 @@
 //! Results of a benchmark: Markdown tables, and goals with the measured values.
 
-use std::{
-    fmt::Write as _,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::sample::Sample;
 
@@ -28,6 +25,22 @@ pub(crate) struct Goal {
 }
 
 impl Goal {
+    /// A value that must not be larger than this.
+    pub(crate) fn at_most(
+        most: f64,
+        unit: &str,
+        what: &'static str,
+        value: f64,
+        digits: usize,
+    ) -> Self {
+        Self {
+            what,
+            limit: format!("at most {most}{unit}"),
+            measured: format!("{value:.digits$}{unit}"),
+            met: value <= most,
+        }
+    }
+
     /// A ratio that must not be smaller than this.
     pub(crate) fn at_least(least: f64, what: &'static str, ratio: &Sample) -> Self {
         Self {
@@ -56,29 +69,18 @@ pub(crate) fn table<const N: usize>(
     head: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut text = line(&head.map(str::to_owned));
-    // Writing into a String does not fail.
-    let _written = writeln!(text, "|{}", "---|".repeat(N));
-    for row in rows {
-        text.push_str(&line(&row));
-    }
-    text
+    let line = |cells: [String; N]| format!("| {} |\n", cells.join(" | "));
+    let head = line(head.map(str::to_owned));
+    let rows: String = rows.into_iter().map(line).collect();
+    format!("{head}|{}\n{rows}", "---|".repeat(N))
 }
 
 /// A table of times in milliseconds.
 pub(crate) fn times_table(samples: &[(&str, Sample)]) -> String {
     let rows = samples.iter().map(|(name, sample)| {
-        [
-            (*name).to_owned(),
-            format!("{:.2}", sample.median()),
-            format!(
-                "{:.2} to {:.2}",
-                sample.quantile(0.25),
-                sample.quantile(0.75)
-            ),
-            format!("{:.2}", sample.max()),
-        ]
+        let [low, median, high, max] =
+            [0.25, 0.5, 0.75, 1.0].map(|share| format!("{:.2}", sample.quantile(share)));
+        [(*name).to_owned(), median, format!("{low} to {high}"), max]
     });
     table(["ms", "median", "interquartile range", "maximum"], rows)
 }

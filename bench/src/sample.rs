@@ -1,7 +1,5 @@
 //! Quantiles of repeated measurements.
 
-use std::fmt;
-
 /// Several measurements of the same quantity.
 pub(crate) struct Sample {
     sorted: Vec<f64>,
@@ -61,17 +59,6 @@ impl Sample {
     pub(crate) fn with_range(&self, digits: usize) -> String {
         let [low, median, high] = [self.min(), self.median(), self.max()];
         format!("{median:.digits$} ({low:.digits$} to {high:.digits$})")
-    }
-}
-
-impl fmt::Display for Sample {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [min, low, median, high, max] =
-            [0.0, 0.25, 0.5, 0.75, 1.0].map(|share| self.quantile(share));
-        write!(
-            f,
-            "median {median:.3}, quartiles {low:.3} to {high:.3}, range {min:.3} to {max:.3}"
-        )
     }
 }
 

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use crate::{
     process::{agent, check_signals},
-    result::{BenchResult, Goal, table},
+    result::{BenchResult, Goal, elapsed_ms, table},
     sample::Sample,
     suite::SampleSizes,
 };
@@ -45,17 +45,6 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     files: u32,
 }
-
-/// Maximum time of the load, relative to a batch insert of the same keys.
-const LOAD_GOAL: f64 = 1.3;
-/// Maximum time of a reload with 1 % changed, seconds.
-const RELOAD_GOAL: f64 = 0.3;
-/// Maximum time of an `add` of many entries, relative to a reload of a file with the same entries.
-const ADD_GOAL: f64 = 2.0;
-/// Maximum memory of the daemon, MB.
-const MEMORY_GOAL: f64 = 200.0;
-/// Maximum time of `status`, seconds.
-const STATUS_GOAL: f64 = 0.05;
 
 /// Pause between two requests for `status`.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -77,45 +66,95 @@ pub(crate) fn run(sizes: SampleSizes, args: &Args, programs: &Path) -> anyhow::R
         check_signals()?;
         measured.control(&set)?;
         measured.agent(sizes, args.files, programs, &mut set)?;
-        measured.requested.measure(programs, &set)?;
+        measured.requests(programs, &set)?;
     }
+    let SampleSizes { entries, loads, .. } = sizes;
+    let (files, tables) = (args.files, measured.tables());
     Ok(BenchResult {
-        text: measured.tables(sizes, args.files),
+        text: format!(
+            "{entries} prefixes in {files} file(s); {loads} starts with {loads} reloads each.\n\n{tables}"
+        ),
         goals: measured.goals(),
     })
 }
 
-/// All measurements; seconds unless noted.
+// Rows of the table of times.
+const UNSORTED: &str = "raw batch insert, in the files' order";
+const SORTED: &str = "raw batch insert, sorted";
+const LOAD: &str = "start until ready";
+const RELOAD: &str = "`reload`, 1 % changed";
+const LIST: &str = "`list --json`";
+const LOOKUP: &str = "`lookup`";
+const DETACH: &str = "`detach`, and three seconds after it";
+const RELOAD_MANY: &str = "`reload` of as many as a request may have";
+const ADD_MANY: &str = "`add` of the same in one request";
+const REMOVE_MANY: &str = "`remove` of them in one request";
+// Rows of the table of memory.
+const RESIDENT: &str = "daemon, resident";
+const PEAK: &str = "daemon, peak resident";
+const PEAK_MANY: &str = "the same with large requests";
+const SLAB: &str = "kernel slab, for the tries";
+
+/// Measured values by row, in the order of the first ones.
+#[derive(Default)]
+struct Series(Vec<(&'static str, Vec<f64>)>);
+
+impl Series {
+    fn push(&mut self, row: &'static str, value: f64) {
+        match self.0.iter_mut().find(|(name, _)| *name == row) {
+            Some((_, values)) => values.push(value),
+            None => self.0.push((row, vec![value])),
+        }
+    }
+
+    fn of(&self, row: &str) -> Sample {
+        let rows = self.0.iter().filter(|(name, _)| *name == row);
+        Sample::of(rows.flat_map(|(_, values)| values).copied())
+    }
+
+    /// For each row its name, the median and the range.
+    fn rows(&self) -> impl Iterator<Item = [String; 3]> {
+        self.0.iter().map(|(name, _)| {
+            let sample = self.of(name);
+            let [median, min, max] =
+                [sample.median(), sample.min(), sample.max()].map(|value| format!("{value:.3}"));
+            [(*name).to_owned(), median, format!("{min} to {max}")]
+        })
+    }
+}
+
 #[derive(Default)]
 struct Measured {
-    raw: Vec<f64>,
-    raw_sorted: Vec<f64>,
-    load: Vec<f64>,
-    ratio: Vec<f64>,
-    reload: Vec<f64>,
-    list: Vec<f64>,
-    lookup: Vec<f64>,
-    detach: Vec<f64>,
-    /// Times of the same entries from files and in one request.
-    requested: Requested,
+    /// Seconds.
+    times: Series,
+    /// The slowest answer to `status` during each, milliseconds.
+    status: Series,
     /// MB.
-    resident: Vec<f64>,
-    peak: Vec<f64>,
-    kernel: Vec<f64>,
-    /// The slowest answer to `status` during each load.
-    while_loading: Vec<f64>,
-    while_reloading: Vec<f64>,
-    while_listing: Vec<f64>,
-    while_detaching: Vec<f64>,
+    memory: Series,
 }
 
 impl Measured {
+    /// Runs a function that returns its time, while another client requests `status`.
+    fn observed(
+        &mut self,
+        row: &'static str,
+        env: &mut TestEnv,
+        run: impl FnOnce(&mut TestEnv) -> anyhow::Result<f64>,
+    ) -> anyhow::Result<()> {
+        let client = StatusClient::start(env.socket());
+        let seconds = run(env)?;
+        self.status.push(row, client.stop()? * 1e3);
+        self.times.push(row, seconds);
+        Ok(())
+    }
+
     fn control(&mut self, set: &Set) -> anyhow::Result<()> {
         let mut sorted: Vec<Prefix> = set.entries.iter().map(|(prefix, _)| *prefix).collect();
         let unsorted = fill(Keys::of(sorted.iter().copied()))?;
+        self.times.push(UNSORTED, unsorted);
         sorted.sort_unstable();
-        self.raw.push(unsorted);
-        self.raw_sorted.push(fill(Keys::of(sorted.into_iter()))?);
+        let sorted = fill(Keys::of(sorted.into_iter()))?;
+        self.times.push(SORTED, sorted);
         Ok(())
     }
 
@@ -130,239 +169,101 @@ impl Measured {
         env.configure(&format!("max_entries = {}\n{}", sizes.entries, policies()))?;
         set.write(&env.policies_dir(), files)?;
         let slab = slab_mb()?;
-        let client = StatusClient::start(env.socket());
-        let begin = Instant::now();
-        env.start()?;
-        let load = begin.elapsed().as_secs_f64();
-        self.while_loading.push(client.stop()?);
-        self.load.push(load);
-        let least = self.raw.last().copied().unwrap_or(f64::NAN);
-        self.ratio.push(load / least);
-        self.kernel.push(slab_mb()? - slab);
-        self.resident.push(memory_mb(env.pid()?, "VmRSS")?);
-
-        let address = set.entries[set.entries.len() / 2].0.0.to_string();
-        self.lookup.push(cli(&env, &["lookup", &address])?);
-        let client = StatusClient::start(env.socket());
-        self.list.push(cli(&env, &["list", "--json"])?);
-        self.while_listing.push(client.stop()?);
-
+        self.observed(LOAD, &mut env, |env| Ok(elapsed_ms(|| env.start())? / 1e3))?;
+        self.memory.push(RESIDENT, memory_mb(env.pid()?, "VmRSS")?);
+        self.memory.push(SLAB, slab_mb()? - slab);
         for _ in 0..sizes.loads {
             check_signals()?;
             set.change(set.entries.len() / 100);
             set.write(&env.policies_dir(), files)?;
-            let client = StatusClient::start(env.socket());
-            self.reload.push(cli(&env, &["reload"])?);
-            self.while_reloading.push(client.stop()?);
-            let entries = env.json(&["status"])?["entries"].as_u64();
-            ensure!(entries == Some(sizes.entries.into()), "{entries:?} entries");
+            self.observed(RELOAD, &mut env, |env| cli(env, &["reload"]))?;
+            ensure_entries(&env, sizes.entries as usize)?;
         }
-        self.resident.push(memory_mb(env.pid()?, "VmRSS")?);
-        self.peak.push(memory_mb(env.pid()?, "VmHWM")?);
-
-        let client = StatusClient::start(env.socket());
-        self.detach.push(cli(&env, &["detach"])?);
-        // The kernel frees the maps after the daemon has answered.
-        std::thread::sleep(Duration::from_secs(3));
-        self.while_detaching.push(client.stop()?);
-        Ok(())
+        self.memory.push(RESIDENT, memory_mb(env.pid()?, "VmRSS")?);
+        self.observed(LIST, &mut env, |env| cli(env, &["list", "--json"]))?;
+        self.memory.push(PEAK, memory_mb(env.pid()?, "VmHWM")?);
+        let address = set.entries[set.entries.len() / 2].0.0.to_string();
+        self.times.push(LOOKUP, cli(&env, &["lookup", &address])?);
+        self.observed(DETACH, &mut env, |env| {
+            let took = cli(env, &["detach"])?;
+            // The kernel frees the maps after the daemon has answered.
+            std::thread::sleep(Duration::from_secs(3));
+            Ok(took)
+        })
     }
 
-    fn tables(&self, sizes: SampleSizes, files: u32) -> String {
-        let rows = |rows: &[(&str, &[f64])]| {
-            let rows = rows.iter().map(|(what, values)| row(what, values));
-            rows.collect::<Vec<_>>()
-        };
-        let seconds = table(
-            ["s", "median", "range", "slowest `status` during it, ms"],
-            [
-                ("raw batch insert, in the files' order", &self.raw, None),
-                ("raw batch insert, sorted", &self.raw_sorted, None),
-                ("start until ready", &self.load, Some(&self.while_loading)),
-                (
-                    "`reload`, 1 % changed",
-                    &self.reload,
-                    Some(&self.while_reloading),
-                ),
-                ("`list --json`", &self.list, Some(&self.while_listing)),
-                ("`lookup`", &self.lookup, None),
-                (
-                    "`detach`, and three seconds after it",
-                    &self.detach,
-                    Some(&self.while_detaching),
-                ),
-                (
-                    "`reload` of as many as a request may have",
-                    &self.requested.reload,
-                    None,
-                ),
-                (
-                    "`add` of the same in one request",
-                    &self.requested.add,
-                    Some(&self.requested.status),
-                ),
-                (
-                    "`remove` of them in one request",
-                    &self.requested.remove,
-                    None,
-                ),
-            ]
-            .map(|(what, values, status)| {
-                let [what, median, range] = row(what, values);
-                let status = status.map_or_else(String::new, |s| format!("{:.1}", most(s) * 1e3));
-                [what, median, range, status]
-            }),
-        );
-        let memory = table(
-            ["MB", "median", "range"],
-            rows(&[
-                ("daemon, resident", &self.resident),
-                ("daemon, peak resident", &self.peak),
-                ("the same with large requests", &self.requested.peak),
-                ("kernel slab, for the tries", &self.kernel),
-            ]),
-        );
-        let SampleSizes { entries, loads, .. } = sizes;
-        format!(
-            "{entries} prefixes in {files} file(s); {loads} starts with {loads} reloads each.\n\n{seconds}\n{memory}"
-        )
-    }
-
-    fn goals(&self) -> Vec<Goal> {
-        let goal = |what, limit: &str, value: f64, most: f64, measured: String| Goal {
-            what,
-            limit: limit.to_owned(),
-            measured,
-            met: value <= most,
-        };
-        let (ratio, reload) = (median(&self.ratio), median(&self.reload));
-        let sorted = median(&self.load) / median(&self.raw_sorted);
-        let memory = most(&self.peak);
-        let requested = median(&self.requested.ratio);
-        let status = |what, times: &[f64]| {
-            let slowest = most(times);
-            let measured = format!("{:.1} ms", slowest * 1e3);
-            goal(what, "at most 50 ms", slowest, STATUS_GOAL, measured)
-        };
-        vec![
-            goal(
-                "load, relative to a batch insert of the same keys in the same order",
-                "at most 1.3x",
-                ratio,
-                LOAD_GOAL,
-                format!("{ratio:.2}x ({sorted:.2}x of one in sorted order)"),
-            ),
-            goal(
-                "reload with 1 % changed",
-                "at most 0.3 s",
-                reload,
-                RELOAD_GOAL,
-                format!("{reload:.3} s"),
-            ),
-            goal(
-                "the daemon's peak memory",
-                "at most 200 MB",
-                memory,
-                MEMORY_GOAL,
-                format!("{memory:.0} MB"),
-            ),
-            status("slowest `status` during a load", &self.while_loading),
-            status("slowest `status` during a reload", &self.while_reloading),
-            status("slowest `status` during a list", &self.while_listing),
-            status(
-                "slowest `status` during a detachment and after it",
-                &self.while_detaching,
-            ),
-            goal(
-                "a large `add`, relative to a reload of the same entries",
-                "at most 2x",
-                requested,
-                ADD_GOAL,
-                format!("{requested:.2}x"),
-            ),
-            status(
-                "slowest `status` during a large `add`",
-                &self.requested.status,
-            ),
-        ]
-    }
-}
-
-/// The maximum number of entries in a request: from a file, then in one request. Seconds unless noted.
-#[derive(Default)]
-struct Requested {
-    reload: Vec<f64>,
-    add: Vec<f64>,
-    remove: Vec<f64>,
-    ratio: Vec<f64>,
-    /// The slowest answer to `status` during the `add`.
-    status: Vec<f64>,
-    /// MB.
-    peak: Vec<f64>,
-}
-
-impl Requested {
-    fn measure(&mut self, programs: &Path, set: &Set) -> anyhow::Result<()> {
+    /// The maximum number of entries in a request: from a file, then in one request.
+    fn requests(&mut self, programs: &Path, set: &Set) -> anyhow::Result<()> {
         let set = set.first(MAX_CIDRS);
         let configuration = format!("max_entries = {MAX_CIDRS}\n{}", policies());
-        let env = agent(programs, &configuration)?;
-        let entries = |expected: usize| -> anyhow::Result<()> {
-            let found = env.json(&["status"])?["entries"].as_u64();
-            ensure!(found == Some(expected as u64), "{found:?} entries");
-            Ok(())
-        };
+        let mut env = agent(programs, &configuration)?;
         set.write(&env.policies_dir(), 1)?;
-        let reload = cli(&env, &["reload"])?;
-        entries(set.entries.len())?;
+        self.times.push(RELOAD_MANY, cli(&env, &["reload"])?);
+        ensure_entries(&env, set.entries.len())?;
         for file in fs::read_dir(env.policies_dir())? {
             fs::remove_file(file?.path())?;
         }
         cli(&env, &["reload"])?;
-        entries(0)?;
+        ensure_entries(&env, 0)?;
 
         let cidrs = set.entries.iter();
         let cidrs: Vec<String> = cidrs
             .map(|((ip, length), _)| format!("{ip}/{length}"))
             .collect();
-        let request = |path: &str, body: Value| -> anyhow::Result<f64> {
+        let request = |env: &TestEnv, path: &str, body: Value| {
             let body = body.to_string();
-            let begin = Instant::now();
-            env.socket_request("POST", path, &body)?;
-            Ok(begin.elapsed().as_secs_f64())
+            let sent = || env.socket_request("POST", path, &body).map(drop);
+            Ok(elapsed_ms(sent)? / 1e3)
         };
-        let client = StatusClient::start(env.socket());
-        let add = request(
-            "/v1/entries",
-            json!({ "cidrs": cidrs, "policy": POLICIES[0] }),
-        )?;
-        self.status.push(client.stop()?);
-        entries(set.entries.len())?;
-        self.remove
-            .push(request("/v1/entries/remove", json!({ "cidrs": cidrs }))?);
-        entries(0)?;
-        self.reload.push(reload);
-        self.add.push(add);
-        self.ratio.push(add / reload);
-        self.peak.push(memory_mb(env.pid()?, "VmHWM")?);
+        let body = json!({ "cidrs": cidrs, "policy": POLICIES[0] });
+        self.observed(ADD_MANY, &mut env, |env| request(env, "/v1/entries", body))?;
+        ensure_entries(&env, set.entries.len())?;
+        let took = request(&env, "/v1/entries/remove", json!({ "cidrs": cidrs }))?;
+        self.times.push(REMOVE_MANY, took);
+        ensure_entries(&env, 0)?;
+        self.memory.push(PEAK_MANY, memory_mb(env.pid()?, "VmHWM")?);
         Ok(())
+    }
+
+    fn tables(&self) -> String {
+        let times = self.times.rows().map(|[row, median, range]| {
+            let status = self.status.of(&row).max();
+            let status = if status.is_nan() {
+                String::new()
+            } else {
+                format!("{status:.1}")
+            };
+            [row, median, range, status]
+        });
+        let head = ["s", "median", "range", "slowest `status` during it, ms"];
+        let memory = table(["MB", "median", "range"], self.memory.rows());
+        format!("{}\n{memory}", table(head, times))
+    }
+
+    fn goals(&self) -> Vec<Goal> {
+        let time = |row| self.times.of(row).median();
+        let status = |what, row| Goal::at_most(50.0, " ms", what, self.status.of(row).max(), 1);
+        let load = "load, relative to a batch insert of the same keys in the same order";
+        let add = "a large `add`, relative to a reload of the same entries";
+        let peak = self.memory.of(PEAK).max();
+        vec![
+            Goal::at_most(1.3, "x", load, time(LOAD) / time(UNSORTED), 2),
+            Goal::at_most(0.3, " s", "reload with 1 % changed", time(RELOAD), 3),
+            Goal::at_most(200.0, " MB", "the daemon's peak memory", peak, 0),
+            status("slowest `status` during a load", LOAD),
+            status("slowest `status` during a reload", RELOAD),
+            status("slowest `status` during a list", LIST),
+            status("slowest `status` during a detachment and after it", DETACH),
+            Goal::at_most(2.0, "x", add, time(ADD_MANY) / time(RELOAD_MANY), 2),
+            status("slowest `status` during a large `add`", ADD_MANY),
+        ]
     }
 }
 
-fn row(what: &str, values: &[f64]) -> [String; 3] {
-    let sample = Sample::of(values.iter().copied());
-    [
-        what.to_owned(),
-        format!("{:.3}", sample.median()),
-        format!("{:.3} to {:.3}", sample.min(), sample.max()),
-    ]
-}
-
-fn median(values: &[f64]) -> f64 {
-    Sample::of(values.iter().copied()).median()
-}
-
-fn most(values: &[f64]) -> f64 {
-    Sample::of(values.iter().copied()).max()
+fn ensure_entries(env: &TestEnv, expected: usize) -> anyhow::Result<()> {
+    let found = env.json(&["status"])?["entries"].as_u64();
+    ensure!(found == Some(expected as u64), "{found:?} entries");
+    Ok(())
 }
 
 /// Seconds to insert these keys into new tries.

@@ -52,12 +52,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
     let ready = samples[1].1.median();
     Ok(BenchResult {
         text: times_table(&samples),
-        goals: vec![Goal {
-            what: "start to ready",
-            limit: format!("at most {GOAL_MS} ms"),
-            measured: format!("{ready:.0} ms"),
-            met: ready <= GOAL_MS,
-        }],
+        goals: vec![Goal::at_most(GOAL_MS, " ms", "start to ready", ready, 0)],
     })
 }
 

@@ -118,6 +118,11 @@ impl SampleSizes {
 }
 
 impl Args {
+    /// Chooses the benchmarks that show the cost of statistics.
+    pub(crate) fn choose_overhead(&mut self) {
+        self.names = vec![Name::Callback, Name::Rate];
+    }
+
     /// Runs the benchmarks that need no privilege.
     pub(crate) fn prepare(&self) -> anyhow::Result<()> {
         if self.chosen().contains(&Name::Pure) {

@@ -14,9 +14,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
     test::build_programs()?;
     run_command(
         as_root("unshare")
-            .arg("--mount")
-            .arg(root().join("deploy/ansible/tests/run.sh"))
+            .args(["--mount", "deploy/ansible/tests/run.sh"])
             .arg(ansible.join("bin/ansible-playbook"))
-            .arg(root().join("target/debug/rto-agent")),
+            .arg(root().join("target/debug/rto-agent"))
+            .current_dir(root()),
     )
 }

@@ -28,15 +28,7 @@ pub(crate) fn demo() -> anyhow::Result<()> {
 
 /// Runs the benchmarks beside the programs that they start.
 fn rto_bench(args: &[OsString]) -> anyhow::Result<()> {
-    let programs = ["--bin=rto-bench", "--bin=rto-agent", "--bin=rto-workload"];
-    run_command(
-        cargo()
-            .args(["build", "--quiet", "--locked"])
-            .args(programs),
-    )?;
-    run_command(
-        cargo()
-            .args(["run", "--quiet", "--locked", "--bin", "rto-bench", "--"])
-            .args(args),
-    )
+    let build = "build --quiet --locked --bin=rto-bench --bin=rto-agent --bin=rto-workload";
+    run_command(&mut cargo(build))?;
+    run_command(cargo("run --quiet --locked --bin rto-bench --").args(args))
 }

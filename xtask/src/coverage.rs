@@ -4,7 +4,7 @@
 use std::{fs, path::Path, process::Command};
 
 use crate::{
-    process::run as run_command,
+    process::{command, run as run_command},
     root, test,
     tools::{self, cargo},
 };
@@ -25,8 +25,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let why = "cargo xtask coverage";
     let path = tools::ensure("cargo-llvm-cov", CARGO_LLVM_COV, &[], why)?;
     // Reads the profiles. It must come from the toolchain, because each LLVM has its own format.
-    let component = ["--quiet", "component", "add", "llvm-tools"];
-    run_command(Command::new("rustup").current_dir(root()).args(component))?;
+    run_command(&mut command("rustup --quiet component add llvm-tools"))?;
     let target = root().join("target/coverage");
     // cargo llvm-cov and all programs below it get the build's environment.
     let instrumented = |program: &Path| {
@@ -42,7 +41,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             .env("CARGO_PROFILE_DEV_DEBUG", "false");
         sh
     };
-    let cargo = cargo();
+    let cargo = cargo("");
     let cargo = Path::new(cargo.get_program());
     take_libraries(&root().join("target/debug"), &target.join("debug"))?;
     // Exists from a `--no-run` to the run that uses its programs.
@@ -52,7 +51,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         run_command(instrumented(cargo).args(["llvm-cov", "clean", "--workspace"]))?;
     }
     if args.no_run {
-        run_command(instrumented(cargo).args(test::BUILD))?;
+        run_command(instrumented(cargo).args(test::BUILD.split(' ')))?;
         return Ok(fs::write(built, "")?);
     }
     let mut test = instrumented(&std::env::current_exe()?);

@@ -1,16 +1,12 @@
 //! `cargo xtask deny`: finds dependencies that are unused or compiled twice, and checks licences, sources and known
 //! vulnerabilities of the others.
 
-use std::{
-    collections::BTreeSet,
-    process::{Command, Stdio},
-};
+use std::{collections::BTreeSet, process::Stdio};
 
 use anyhow::ensure;
 
 use crate::{
-    process::{output, run as run_command},
-    root,
+    process::{command, output, run as run_command},
     tools::{self, cargo},
 };
 
@@ -21,16 +17,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
     unused()?;
     compiled_twice()?;
     let path = tools::ensure("cargo-deny", "0.20.2", &[], "licences, sources, advisories")?;
-    let deny = |args: &[&str]| {
-        let mut deny = cargo();
-        deny.args(["deny", "--log-level", "error"])
-            .args(args)
-            .env("PATH", &path);
+    let deny = |words| {
+        let mut deny = cargo(&format!("deny --log-level error {words}"));
+        deny.env("PATH", &path);
         deny
     };
-    run_command(&mut deny(&["check", "bans", "licenses", "sources"]))?;
+    run_command(&mut deny("check bans licenses sources"))?;
     // The database is a git repository, which may be unreachable.
-    let fetched = deny(&["fetch", "db"])
+    let fetched = deny("fetch db")
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()?;
@@ -40,31 +34,24 @@ pub(crate) fn run() -> anyhow::Result<()> {
         ensure!(!is_required, "{ADVISORIES}=required");
         return Ok(());
     }
-    run_command(&mut deny(&["check", "advisories"]))?;
+    run_command(&mut deny("check advisories"))?;
     // A second, equally strict, reader of the same database.
     let path = tools::ensure("cargo-audit", "0.22.2", &[], "advisories")?;
-    run_command(
-        cargo()
-            .args(["audit", "--deny", "warnings"])
-            .env("PATH", path),
-    )
+    run_command(cargo("audit --deny warnings").env("PATH", path))
 }
 
 /// Fails if a crate's manifest names a dependency that the crate does not use.
 fn unused() -> anyhow::Result<()> {
     let path = tools::ensure("cargo-machete", "0.9.1", &[], "unused dependencies")?;
-    run_command(Command::new("cargo-machete").arg(root()).env("PATH", path))
+    run_command(command("cargo-machete").env("PATH", path))
 }
 
 /// Fails if tests enable additional features of a library that the programs use: cargo would compile it once for the
 /// programs, and again for the tests.
 fn compiled_twice() -> anyhow::Result<()> {
     let libraries = |edges: &str| {
-        output(
-            cargo()
-                .args(["tree", "--locked", "--workspace", "--edges", edges])
-                .args(["--prefix", "none", "--no-dedupe", "--format", "{p} {f}"]),
-        )
+        let words = "tree --locked --workspace --prefix none --no-dedupe --edges";
+        output(cargo(words).args([edges, "--format", "{p} {f}"]))
     };
     let differing = differing(&libraries("normal,build")?, &libraries("normal,build,dev")?);
     ensure!(

@@ -11,7 +11,7 @@ use anyhow::ensure;
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::{
-    process::{output, run as run_command},
+    process::{command, output, run as run_command},
     prose, root, tools,
 };
 
@@ -30,11 +30,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
     println!("{} links checked", links.sum::<usize>());
     let features = ["--no-default-features", "--features=search"];
     let path = tools::ensure("mdbook", MDBOOK, &features, "the book of docs/")?;
+    let dest = root().join(OUTPUT);
     run_command(
-        Command::new("mdbook")
-            .current_dir(root())
-            .args(["build", BOOK, "--dest-dir"])
-            .arg(root().join(OUTPUT))
+        command("mdbook build docs --dest-dir")
+            .arg(dest)
             .env("PATH", path),
     )?;
     println!("built: {OUTPUT}/index.html");

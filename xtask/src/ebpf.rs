@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    process::{apt_install, output, run as run_command},
+    process::{apt_install, command, output, run as run_command},
     root, tools,
 };
 
@@ -45,13 +45,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         println!("{OBJECT}: {} bytes, sha256 {}", built.len(), sha256(&built));
         return Ok(());
     }
-    let lint = ["--", "-Dwarnings"];
-    run_command(
-        cargo(&linker)?
-            .args(["clippy", "--release"])
-            .args(PACKAGE)
-            .args(lint),
-    )?;
+    let mut clippy = cargo(&linker)?;
+    clippy.args(["clippy", "--release"]).args(PACKAGE);
+    run_command(clippy.args(["--", "-Dwarnings"]))?;
     check_loads(&path)?;
     let kept = fs::read(&path).with_context(|| path.display().to_string())?;
     for (what, bytes) in [("in the tree", &kept), ("built now", &built)] {
@@ -132,7 +128,9 @@ const PACKAGE: [&str; 10] = [
 
 /// cargo, with all settings that determine the bytes of the object.
 fn cargo(linker: &Path) -> anyhow::Result<Command> {
-    let sysroot = output(Command::new("rustup").args(["run", RUST, "rustc", "--print=sysroot"]))?;
+    let sysroot = output(&mut command(&format!(
+        "rustup run {RUST} rustc --print=sysroot"
+    )))?;
     let mut flags = vec![
         "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
         "-Cdebuginfo=2".to_owned(),
@@ -140,10 +138,8 @@ fn cargo(linker: &Path) -> anyhow::Result<Command> {
         "-Clink-arg=--btf".to_owned(),
     ];
     flags.extend(tools::remap(&root(), Path::new(&sysroot)));
-    let mut cargo = Command::new("rustup");
+    let mut cargo = command(&format!("rustup run {RUST} cargo"));
     cargo
-        .args(["run", RUST, "cargo"])
-        .current_dir(root())
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_TARGET_DIR", root().join(BUILD))
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
@@ -180,11 +176,12 @@ fn install_tools() -> anyhow::Result<PathBuf> {
     tools::toolchain(RUST, &components, "to rebuild the eBPF object")?;
     install_llvm()?;
     let bin = tools::installed(
-        Command::new("rustup")
-            .args(["run", RUST, "cargo", "install", "--no-default-features"])
-            .arg(format!("--features=llvm-{LLVM}"))
-            .env("LLVM_PREFIX", llvm_prefix())
-            .env_remove("RUSTUP_TOOLCHAIN"),
+        command(&format!(
+            "rustup run {RUST} cargo install --no-default-features"
+        ))
+        .arg(format!("--features=llvm-{LLVM}"))
+        .env("LLVM_PREFIX", llvm_prefix())
+        .env_remove("RUSTUP_TOOLCHAIN"),
         "bpf-linker",
         BPF_LINKER,
         "about a minute",

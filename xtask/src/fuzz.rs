@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 
 use crate::{
-    process::{need, output, run as run_command},
+    process::{command, need, output, run as run_command},
     root,
     tools::{self, cargo},
 };
@@ -64,8 +64,7 @@ fn build() -> anyhow::Result<PathBuf> {
     let target_dir = root().join("target/fuzz");
     println!("building the targets with AddressSanitizer (some minutes, the first time)");
     run_command(
-        cargo()
-            .args(["fuzz", "build", "--features", "linked", "--target-dir"])
+        cargo("fuzz build --features linked --target-dir")
             .arg(&target_dir)
             .env("PATH", path)
             .env("RUSTC_BOOTSTRAP", "1")
@@ -73,7 +72,7 @@ fn build() -> anyhow::Result<PathBuf> {
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
     )?;
-    let host = output(Command::new("rustc").args(["--print", "host-tuple"]))?;
+    let host = output(&mut command("rustc --print host-tuple"))?;
     Ok(target_dir.join(host).join("release"))
 }
 

@@ -46,9 +46,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         println!("{area}:");
         let out = own.join(area);
         fs::create_dir_all(&out)?;
-        let mut mutants = cargo();
+        let mut mutants = cargo("mutants --colors never --output");
         mutants
-            .args(["mutants", "--colors", "never", "--output"])
             .arg(&out)
             .args(files.split(' '))
             .args(args.only.iter().flat_map(|names| ["--re", names]))

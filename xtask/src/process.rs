@@ -8,7 +8,22 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::tools::cache;
+use crate::{root, tools::cache};
+
+/// A command of words, which spaces separate, in the workspace.
+pub(crate) fn command(words: &str) -> Command {
+    let mut words = words.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words).current_dir(root());
+    command
+}
+
+/// A command of the shell, in the workspace.
+pub(crate) fn shell(script: &str) -> Command {
+    let mut shell = command("sh -c");
+    shell.arg(script);
+    shell
+}
 
 /// Runs a command; the error of a failed one names it.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
@@ -87,15 +102,14 @@ pub(crate) fn apt_install(packages: &[&str], why: &str) -> anyhow::Result<()> {
     fs::create_dir_all(&cache)?;
     let lock = File::create(cache.join("apt.lock"))?;
     lock.lock()?;
-    let apt = || {
-        let mut apt = as_root("apt-get");
-        apt.env("DEBIAN_FRONTEND", "noninteractive");
-        apt
-    };
-    run(apt().args(["update", "-qq"]))?;
-    run(apt()
-        .args(["install", "-y", "-qq", "--no-install-recommends"])
-        .args(packages))
+    let words = format!(
+        "apt-get update -qq && apt-get install -y -qq --no-install-recommends {}",
+        packages.join(" ")
+    );
+    let mut apt = as_root("sh");
+    run(apt
+        .args(["-c", &words])
+        .env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
 fn command_line(command: &Command) -> String {

@@ -1,11 +1,14 @@
 //! Refuses phrases that read as translated: `xtask/prose/phrases`, except where `xtask/prose/exceptions` has the file
 //! and the phrase, as "PATH: PHRASE".
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path};
 
 use anyhow::ensure;
 
-use crate::{process::output, root};
+use crate::{
+    process::{command, output},
+    root,
+};
 
 const PHRASES: &str = include_str!("../prose/phrases");
 const EXCEPTIONS: &str = include_str!("../prose/exceptions");
@@ -17,7 +20,7 @@ const PRONOUNS: [&str; 8] = [
 ];
 
 pub(crate) fn check() -> anyhow::Result<()> {
-    let files = output(Command::new("git").current_dir(root()).arg("ls-files"))?;
+    let files = output(&mut command("git ls-files"))?;
     let (mut found, mut checked) = (Vec::new(), 0);
     for path in files.lines().filter(|path| is_checked(Path::new(path))) {
         // A file that is deleted but not committed is still listed.

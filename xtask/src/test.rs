@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.unprivileged {
         setup::run()?;
     }
-    let integration = built(&BUILD)?;
+    let integration = built(BUILD)?;
     let mut all = Results::default();
     let ended = if args.unprivileged {
         all.add(&mut without_root(args), &mut |line| println!("{line}"))
@@ -74,27 +74,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// All tests except the integration tests.
 fn without_root(args: &Args) -> Command {
-    let mut tests = cargo();
+    let mut tests = cargo("test --workspace --locked --no-fail-fast");
     tests
-        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
         .env("RTO_TESTS_ELSEWHERE", "1")
         .args(args.filter.as_slice());
     tests
 }
 
-/// Arguments of cargo that build what [`run`] runs: the whole workspace, because for single packages cargo would select
-/// other features of the dependencies, and compile them a second time.
-pub(crate) const BUILD: [&str; 5] = ["build", "--workspace", "--locked", "--bins", "--tests"];
+/// Builds what [`run`] runs: the whole workspace, because for single packages cargo would select other features of the
+/// dependencies, and compile them a second time.
+pub(crate) const BUILD: &str = "build --workspace --locked --bins --tests";
 
 /// Builds all programs and the integration tests, with the same features; returns the tests' executable.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
-    let mut build = BUILD;
-    build[4] = "--test=integration";
-    built(&build)
+    built("build --workspace --locked --bins --test=integration")
 }
 
-fn built(arguments: &[&str]) -> anyhow::Result<PathBuf> {
-    tools::built(cargo().args(arguments), "integration")
+fn built(words: &str) -> anyhow::Result<PathBuf> {
+    tools::built(&mut cargo(words), "integration")
 }
 
 /// Builds programs and integration tests for an emulated CPU, with little optimisation unless it builds like [`BUILD`];
@@ -103,17 +100,10 @@ pub(crate) fn build_for_machines(unoptimised: bool) -> anyhow::Result<(PathBuf, 
     let integration = if unoptimised {
         build_programs()?
     } else {
-        built(&[
-            "build",
-            "--profile=machine",
-            "--locked",
-            "--bins",
-            "--package=rto-agent",
-            "--package=rto-lab",
-            "--package=rto-testbed",
-            "--package=rto-tests",
-            "--test=integration",
-        ])?
+        built(
+            "build --profile=machine --locked --bins --package=rto-agent --package=rto-lab \
+             --package=rto-testbed --package=rto-tests --test=integration",
+        )?
     };
     let programs = integration.ancestors().nth(2).context("a directory")?;
     Ok((programs.to_owned(), integration))

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 
 use crate::{
     ebpf::sha256,
-    process::{apt_install, output, run},
+    process::{apt_install, command, output, run},
     root,
 };
 
@@ -34,8 +34,8 @@ pub(crate) fn ensure(
     why: &str,
 ) -> anyhow::Result<OsString> {
     // Unoptimised, because that builds faster and the tool does little work itself.
-    let mut install = cargo();
-    install.args(["install", "--debug"]).args(options);
+    let mut install = cargo("install --debug");
+    install.args(options);
     let bin = installed(&mut install, tool, version, why)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let all = std::iter::once(bin).chain(std::env::split_paths(&path));
@@ -80,16 +80,14 @@ pub(crate) fn python(name: &str, packages: &[&str], why: &str) -> anyhow::Result
         return Ok(dir);
     }
     println!("installing {name} from PyPI ({why})");
-    let has_venv = Command::new("python3")
+    let mut has_venv = Command::new("python3");
+    has_venv
         .args(["-c", "import ensurepip, venv"])
-        .stderr(Stdio::null())
-        .status();
-    if !has_venv.is_ok_and(|status| status.success()) {
+        .stderr(Stdio::null());
+    if !has_venv.status().is_ok_and(|status| status.success()) {
         apt_install(&["python3-venv"], why)?;
     }
-    run(Command::new("python3")
-        .args(["-m", "venv", "--clear"])
-        .arg(&dir))?;
+    run(command("python3 -m venv --clear").arg(&dir))?;
     run(Command::new(dir.join("bin/pip"))
         .args(["install", "--quiet", "--disable-pip-version-check"])
         .args(packages))?;
@@ -126,10 +124,8 @@ pub(crate) fn helm() -> anyhow::Result<PathBuf> {
 
 /// Announces and installs a toolchain with these components, unless it is installed.
 pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::Result<()> {
-    let installed = Command::new("rustup")
-        .args(["component", "list", "--installed", "--toolchain", name])
-        .stderr(Stdio::null())
-        .output()?;
+    let list = format!("rustup component list --installed --toolchain {name}");
+    let installed = command(&list).stderr(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&installed.stdout);
     let has = |component: &&str| said.lines().any(|line| line.starts_with(*component));
     let is_there = installed.status.success() && components.iter().all(has);
@@ -140,9 +136,8 @@ pub(crate) fn toolchain(name: &str, components: &[&str], why: &str) -> anyhow::R
         "installing Rust {name} with {} ({why})",
         components.join(" and ")
     );
-    run(Command::new("rustup")
-        .args(["toolchain", "install", name, "--profile", "minimal"])
-        .args(["--component", &components.join(",")]))
+    let install = format!("rustup toolchain install {name} --profile minimal --component");
+    run(command(&install).arg(components.join(",")))
 }
 
 /// Flags of rustc that keep the paths of the sources, of cargo's home and of the toolchain out of the output.
@@ -159,12 +154,12 @@ pub(crate) fn remap(source: &Path, sysroot: &Path) -> [String; 3] {
     .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
 }
 
-/// The current cargo, in the workspace, as if the caller had started it. The variables with which cargo describes this
+/// The current cargo with these words, in the workspace, as if the caller had started it. The variables with which cargo describes this
 /// package are removed: build scripts of libraries depend on such variables, so they would run again and their
 /// dependents be recompiled.
-pub(crate) fn cargo() -> Command {
+pub(crate) fn cargo(words: &str) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root());
+    cargo.args(words.split_whitespace()).current_dir(root());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {

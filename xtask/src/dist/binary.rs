@@ -1,11 +1,11 @@
 //! The static binary of an architecture.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf};
 
 use super::Release;
 use crate::{
     arch::Arch,
-    process::{need, output, run as run_command},
+    process::{command, need, output, run as run_command},
     tools::{self, cargo},
 };
 
@@ -15,18 +15,7 @@ const CARGO_CYCLONEDX: &str = "0.5.9";
 impl Release {
     /// Builds the binary of an architecture. This needs no linker of that architecture: rustc has rust-lld, and start
     /// files and a C library for its musl targets. The binary includes a list of its dependencies (cargo-auditable).
-    /// Optimisation takes most of the time; tests of the container do without it.
-    pub(crate) fn binary(
-        &self,
-        program: &str,
-        arch: Arch,
-        unoptimised: bool,
-    ) -> anyhow::Result<PathBuf> {
-        let (profile, dir) = if unoptimised {
-            ("dev", "debug")
-        } else {
-            ("dist", "dist")
-        };
+    pub(crate) fn binary(&self, program: &str, arch: Arch) -> anyhow::Result<PathBuf> {
         let sysroot = self.install_target(arch)?;
         let path = tools::ensure("cargo-auditable", CARGO_AUDITABLE, &[], "dist")?;
         // For the assembler of rustls' ring, in rto-lab.
@@ -43,12 +32,9 @@ impl Release {
         ];
         flags.extend(tools::remap(&self.source, &sysroot));
         run_command(
-            cargo()
+            cargo("auditable build --quiet --locked --profile=dist --package")
+                .args([program, "--bin", program, "--target", &arch.target()])
                 .current_dir(&self.source)
-                .args(["auditable", "build", "--quiet", "--locked"])
-                .args(["--profile", profile])
-                .args(["--package", program, "--bin", program, "--target"])
-                .arg(arch.target())
                 .env(format!("CC_{}", arch.target().replace('-', "_")), compiler)
                 .env("PATH", path)
                 .env("CARGO_TARGET_DIR", &self.build)
@@ -56,7 +42,7 @@ impl Release {
                 .env("CARGO_INCREMENTAL", "0")
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
-        Ok(self.build.join(arch.target()).join(dir).join(program))
+        Ok(self.build.join(arch.target()).join("dist").join(program))
     }
 
     /// The software bill of materials (`CycloneDX`) of a program of an architecture.
@@ -65,43 +51,26 @@ impl Release {
         let name = format!("{program}-{}", arch.deb());
         let dir = program.trim_start_matches("rto-");
         run_command(
-            cargo()
-                .current_dir(&self.source)
-                .args(["cyclonedx", "--quiet"])
-                .args(["--format=json", "--spec-version=1.5"])
-                .args([
-                    &format!("--manifest-path={dir}/Cargo.toml"),
-                    "--no-build-deps",
-                ])
+            cargo("cyclonedx --quiet --format=json --spec-version=1.5 --no-build-deps")
+                .arg(format!("--manifest-path={dir}/Cargo.toml"))
                 .args(["--target", &arch.target(), "--override-filename", &name])
+                .current_dir(&self.source)
                 .env("PATH", path)
                 .env("SOURCE_DATE_EPOCH", &self.epoch),
         )?;
         // cargo-cyclonedx writes an SBOM for each member of the workspace, next to its manifest.
         let file = format!("{name}.json");
         let sbom = fs::read_to_string(self.source.join(dir).join(&file))?;
-        run_command(Command::new("find").arg(&self.source).args([
-            "-maxdepth",
-            "2",
-            "-name",
-            &file,
-            "-delete",
-        ]))?;
+        let find = format!("find . -maxdepth 2 -name {file} -delete");
+        run_command(command(&find).current_dir(&self.source))?;
         Ok(sbom.replace(&self.source.display().to_string(), "/rto-agent"))
     }
 
     /// Installs the standard library of a target unless it is installed; returns the toolchain's directory.
     fn install_target(&self, arch: Arch) -> anyhow::Result<PathBuf> {
-        let sysroot = output(
-            Command::new("rustc")
-                .args(["--print", "sysroot"])
-                .current_dir(&self.source),
-        )?;
-        run_command(
-            Command::new("rustup")
-                .args(["--quiet", "target", "add", &arch.target()])
-                .current_dir(&self.source),
-        )?;
+        let sysroot = output(command("rustc --print sysroot").current_dir(&self.source))?;
+        let add = format!("rustup --quiet target add {}", arch.target());
+        run_command(command(&add).current_dir(&self.source))?;
         Ok(sysroot.into())
     }
 }

@@ -7,7 +7,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -15,7 +14,7 @@ use anyhow::{Context as _, bail, ensure};
 use self::stage::{PROGRAMS, Stage};
 use crate::{
     arch::Arch,
-    process::{output, run as run_command},
+    process::{command, output, run as run_command, shell},
     root,
 };
 
@@ -42,7 +41,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let dist = root().join("target/dist");
     if args.check {
         ensure!(
-            output(git(&root()).args(["status", "--porcelain"]))?.is_empty(),
+            output(&mut command("git status --porcelain"))?.is_empty(),
             "--check compares with a checkout of this commit: commit or stash the changes first"
         );
     }
@@ -59,12 +58,10 @@ fn check(archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let other = dir.path().join("checkout");
     println!("building again in {}", other.display());
-    let clone = ["clone", "--quiet", "--no-hardlinks"];
-    run_command(Command::new("git").args(clone).args([&root(), &other]))?;
+    run_command(command("git clone --quiet --no-hardlinks").args([&root(), &other]))?;
     let again = dir.path().join("dist");
     Release::of(other)?.make(archs, &again)?;
-    let differences = Command::new("diff")
-        .args(["--brief", "--recursive"])
+    let differences = command("diff --brief --recursive")
         .args([dist, &again])
         .status()?;
     if !differences.success() {
@@ -93,7 +90,7 @@ impl Release {
     /// Without git, `SOURCE_DATE_EPOCH` must provide the time.
     pub(crate) fn of(source: PathBuf) -> anyhow::Result<Self> {
         let epoch = std::env::var("SOURCE_DATE_EPOCH")
-            .or_else(|_| output(git(&source).args(["log", "-1", "--format=%ct"])))
+            .or_else(|_| output(command("git log -1 --format=%ct").current_dir(&source)))
             .context("the time of the release: is this a git checkout?")?;
         let mut release = Self {
             build: source.join("target/dist-build"),
@@ -108,17 +105,12 @@ impl Release {
     /// The workspace's version at a commit with its tag or outside a git checkout. Else a version that is lower, and
     /// higher than that of an earlier commit, so that package managers see an upgrade.
     fn version(&self) -> anyhow::Result<String> {
-        let git = |args: &[&str]| output(git(&self.source).args(args));
-        let Ok(commit) = git(&[
-            "describe",
-            "--always",
-            "--exclude=*",
-            "--abbrev=12",
-            "--dirty=.dirty",
-        ]) else {
+        let git = |words| output(command(words).current_dir(&self.source));
+        let describe = "git describe --always --exclude=* --abbrev=12 --dirty=.dirty";
+        let Ok(commit) = git(describe) else {
             return Ok(VERSION.to_owned());
         };
-        let tags = git(&["tag", "--points-at=HEAD", "--list", "v*"])?;
+        let tags = git("git tag --points-at=HEAD --list v*")?;
         if tags.is_empty() {
             return self.unreleased(0, &commit);
         }
@@ -150,7 +142,7 @@ impl Release {
     fn make(&self, archs: &[Arch], dist: &Path) -> anyhow::Result<()> {
         let stages = archs
             .iter()
-            .map(|arch| Stage::prepare(self, *arch, false))
+            .map(|arch| Stage::prepare(self, *arch))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if dist.exists() {
             fs::remove_dir_all(dist)?;
@@ -172,8 +164,7 @@ impl Release {
         let binary = |stage: &Stage<'_>| (stage.arch, stage.dir.join("rto-agent"));
         image::make(self, &stages.iter().map(binary).collect::<Vec<_>>(), dist)?;
         self.chart(dist)?;
-        let mut sh = Command::new("sh");
-        let sums = output(sh.args(["-c", "sha256sum -- *"]).current_dir(dist))?;
+        let sums = output(shell("sha256sum -- *").current_dir(dist))?;
         Ok(fs::write(dist.join(SUMS), sums + "\n")?)
     }
 
@@ -197,9 +188,7 @@ impl Release {
         let compress = ["--use-compress-program", "gzip -9n"];
         let is_compressed = !archive.extension().is_some_and(|e| e == "tar");
         run_command(
-            Command::new("tar")
-                .args(["--create", "--sort=name", "--format=gnu"])
-                .args(["--owner=0", "--group=0", "--numeric-owner"])
+            command("tar --create --sort=name --format=gnu --owner=0 --group=0 --numeric-owner")
                 .args(["--mode=u=rwX,go=rX", &format!("--mtime=@{}", self.epoch)])
                 .args(compress.iter().filter(|_| is_compressed))
                 .args(options)
@@ -214,12 +203,7 @@ impl Release {
 
 /// A time in UTC, in this format of date(1).
 fn date(epoch: &str, format: &str) -> anyhow::Result<String> {
-    let mut date = Command::new("date");
-    output(date.args(["--utc", &format!("--date=@{epoch}"), &format!("+{format}")]))
-}
-
-fn git(source: &Path) -> Command {
-    let mut git = Command::new("git");
-    git.arg("-C").arg(source);
-    git
+    output(&mut command(&format!(
+        "date --utc --date=@{epoch} +{format}"
+    )))
 }

@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use super::{Release, VERSION};
 use crate::{
     arch::Arch,
-    process::{need, output, run as run_command},
+    process::{command, need, output, run as run_command, shell},
     tools,
 };
 
@@ -60,11 +60,7 @@ const IN_TAR: &str =
 
 impl<'a> Stage<'a> {
     /// Builds the files of the packages.
-    pub(crate) fn prepare(
-        release: &'a Release,
-        arch: Arch,
-        unoptimised: bool,
-    ) -> anyhow::Result<Self> {
+    pub(crate) fn prepare(release: &'a Release, arch: Arch) -> anyhow::Result<Self> {
         let dir = release.build.join("stage").join(arch.deb());
         if dir.exists() {
             fs::remove_dir_all(&dir)?;
@@ -88,14 +84,11 @@ impl<'a> Stage<'a> {
         let unit = unit.replace("/usr/local/bin/", "/usr/bin/");
         stage.write("rto-agent.service", &unit)?;
         for (program, _) in PROGRAMS {
-            let binary = release.binary(program, arch, unoptimised)?;
+            let binary = release.binary(program, arch)?;
             stage.copy(&[binary], &stage.dir)?;
             let sbom = release.sbom(program, arch)?;
             stage.write(&format!("{program}.cdx.json"), &sbom)?;
-            stage.manual(
-                program,
-                &release.binary(program, Arch::host(), unoptimised)?,
-            )?;
+            stage.manual(program, &release.binary(program, Arch::host())?)?;
         }
         stage.compressed()?;
         stage.documentation()?;
@@ -132,14 +125,8 @@ impl<'a> Stage<'a> {
         };
         let said = output(
             Command::new(python.join("nfpm"))
-                .args([
-                    "package",
-                    "--config",
-                    list,
-                    "--packager",
-                    packager,
-                    "--target",
-                ])
+                .args(["package", "--config", list, "--packager", packager])
+                .arg("--target")
                 .arg(into)
                 .current_dir(&self.dir)
                 .env("ARCH", arch)
@@ -179,20 +166,15 @@ impl<'a> Stage<'a> {
             need(&[("help2man", "help2man")], "its manual page")?;
             let page = man.join(format!("{program}.1"));
             return run_command(
-                Command::new("help2man")
-                    .args(["--no-info", "--output"])
+                command("help2man --no-info --output")
                     .args([page.as_path(), binary])
                     .env("SOURCE_DATE_EPOCH", &self.release.epoch),
             );
         }
-        need(
-            &[("lowdown", "lowdown")],
-            "the manual page of the configuration",
-        )?;
+        need(&[("lowdown", "lowdown")], "the manual page of the file")?;
         let page = "sed -f packaging/config-man.sed docs/operate/configuration.md | \
                     lowdown -s -Tman -Mtitle=rto-agent-config -Msection=5 --nroff-nolinks";
-        let mut sh = Command::new("sh");
-        let page = output(sh.args(["-c", page]).current_dir(&self.release.source))?;
+        let page = output(shell(page).current_dir(&self.release.source))?;
         self.write("man/rto-agent-config.5", &format!("{page}\n"))?;
         run_command(Command::new(binary).args(["man", "--dir"]).arg(man))?;
         for shell in ["bash", "zsh", "fish"] {
@@ -216,8 +198,7 @@ impl<'a> Stage<'a> {
         )?;
         // Compressed copies of the SBOMs, which are also released uncompressed.
         let compress = "gzip -9n man/* changelog && gzip -9nk *.cdx.json";
-        let mut sh = Command::new("sh");
-        run_command(sh.args(["-c", compress]).current_dir(&self.dir))
+        run_command(shell(compress).current_dir(&self.dir))
     }
 
     /// Adds manual pages and examples to nfpm's lists: an rpm marks such files, and nfpm supports no pattern for them.
@@ -258,15 +239,9 @@ impl<'a> Stage<'a> {
 
     /// Sets modes and times that do not depend on this host.
     fn normalise(&self) -> anyhow::Result<()> {
-        let mut chmod = Command::new("chmod");
-        run_command(chmod.args(["-R", "u=rwX,go=rX"]).arg(&self.dir))?;
-        run_command(
-            Command::new("find")
-                .arg(&self.dir)
-                .args(["-exec", "touch", "--no-dereference"])
-                .arg(format!("--date=@{}", self.release.epoch))
-                .args(["{}", "+"]),
-        )
+        let touch = format!("touch --no-dereference --date=@{}", self.release.epoch);
+        let script = format!("chmod -R u=rwX,go=rX . && find . -exec {touch} {{}} +");
+        run_command(shell(&script).current_dir(&self.dir))
     }
 
     fn copy(&self, from: &[impl AsRef<OsStr>], to: &Path) -> anyhow::Result<()> {

@@ -5,7 +5,6 @@ use std::{
     io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
     time::Duration,
 };
 
@@ -13,7 +12,7 @@ use anyhow::ensure;
 
 use crate::{
     ebpf::sha256,
-    process::{is_root, need, run as run_command},
+    process::{command, is_root, need, run as run_command},
     tools,
     vm::{
         image::{self, write, write_program},
@@ -126,15 +125,14 @@ fn base(packages: &str) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(&cache)?;
     let dir = tempfile::tempdir_in(&cache)?;
     let top = dir.path().join("root");
+    let debootstrap = "debootstrap --variant=minbase --force-check-gpg --keyring";
+    let options = format!("{} --include={packages} {SUITE}", KEYRING.0);
     run_command(
-        Command::new("debootstrap")
-            .args(["--variant=minbase", "--force-check-gpg"])
-            .arg(format!("--keyring={}", KEYRING.0))
-            .args([&format!("--include={packages}"), SUITE])
+        command(&format!("{debootstrap}={options}"))
             .arg(&top)
             .arg(ARCHIVE),
     )?;
-    run_command(Command::new("rm").arg("-rf").args(UNREAD).current_dir(&top))?;
+    run_command(command("rm -rf").args(UNREAD).current_dir(&top))?;
     let unfinished = dir.path().join("image");
     image::pack_into(&top, &unfinished)?;
     fs::rename(&unfinished, &image)?;

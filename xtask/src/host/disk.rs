@@ -34,11 +34,9 @@ pub(crate) fn add(
     need(&[("mke2fs", "e2fsprogs")], "the machine's disk")?;
     let disk = image::file()?;
     disk.as_file().set_len(bytes)?;
-    run_command(
-        Command::new(find("mke2fs").unwrap_or_default())
-            .args(["-q", "-t", "ext4", "-d"])
-            .args([files, disk.path()]),
-    )?;
+    let mut mke2fs = Command::new(find("mke2fs").unwrap_or_default());
+    mke2fs.args(["-q", "-t", "ext4", "-d"]);
+    run_command(mke2fs.args([files, disk.path()]))?;
     // Debian's minimal base lacks modprobe; the kernel calls it as well.
     image::copy(Path::new(image::BUSYBOX), &top.join("usr/sbin/busybox"))?;
     symlink("busybox", top.join("usr/sbin/modprobe"))?;

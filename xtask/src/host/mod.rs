@@ -33,9 +33,6 @@ pub(crate) struct Args {
     /// of this host's architecture in the machine
     #[arg(long, value_enum, value_delimiter = ',', value_name = "ARCH", num_args = 0..=1, default_missing_value = "amd64,arm64")]
     packages: Option<Vec<Arch>>,
-    /// Build the programs as `cargo xtask test` does, instead of a release build, which takes longer
-    #[arg(long, requires = "packages")]
-    unoptimised: bool,
 }
 
 /// Packages in addition to the minimal base.
@@ -59,12 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let debian = Debian::new(PACKAGES)?;
     let mut checks = Checks::default();
     let (script, disk) = if let Some(archs) = &args.packages {
-        packages::prepare(
-            archs,
-            args.unoptimised,
-            &debian.dir().join("srv"),
-            &mut checks,
-        )?;
+        packages::prepare(archs, &debian.dir().join("srv"), &mut checks)?;
         (PACKAGE_CHECKS, None)
     } else {
         test::build_programs()?;

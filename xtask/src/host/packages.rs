@@ -11,7 +11,7 @@ use crate::{
         Release,
         stage::{PROGRAMS, Stage},
     },
-    process::{need, output, run as run_command},
+    process::{command, need, output, run as run_command},
     root,
 };
 
@@ -23,17 +23,12 @@ const QEMU: &str = "qemu-aarch64-static";
 /// before it.
 ///
 /// Before that it runs the checks that need no machine.
-pub(super) fn prepare(
-    archs: &[Arch],
-    unoptimised: bool,
-    dir: &Path,
-    checks: &mut Checks,
-) -> anyhow::Result<()> {
+pub(super) fn prepare(archs: &[Arch], dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let release = Release::of(root())?;
     let older = dir.join("older");
     fs::create_dir_all(&older)?;
     for arch in archs {
-        let stage = Stage::prepare(&release, *arch, unoptimised)?;
+        let stage = Stage::prepare(&release, *arch)?;
         let name = arch.deb();
         let into = tempfile::tempdir()?;
         let mut check = |what: &str, result| checks.host(&format!("{name}: {what}"), result);
@@ -78,19 +73,14 @@ pub(super) fn prepare(
 /// Fails if lintian reports an error or a warning.
 fn lintian(deb: &Path) -> anyhow::Result<()> {
     need(&[("lintian", "lintian")], "to check the deb")?;
-    run_command(
-        Command::new("lintian")
-            .args(["--fail-on=error,warning", "--tag-display-limit=0"])
-            .args(["--allow-root", "--no-cfg"])
-            .arg(deb),
-    )
+    let options = "--fail-on=error,warning --tag-display-limit=0 --allow-root --no-cfg";
+    run_command(command(&format!("lintian {options}")).arg(deb))
 }
 
 /// Fails if rpmlint reports an error.
 fn rpmlint(rpm: &Path) -> anyhow::Result<()> {
     need(&[("rpmlint", "rpmlint")], "to check the rpm")?;
-    let config = root().join("packaging/rpm/rpmlint.toml");
-    run_command(Command::new("rpmlint").arg("--config").args([&config, rpm]))
+    run_command(command("rpmlint --config packaging/rpm/rpmlint.toml").arg(rpm))
 }
 
 /// Runs `rto-agent check` on the packages' configuration file with the packages' binary. For another architecture it
@@ -106,14 +96,11 @@ fn validates(arch: Arch, stage: &Path) -> anyhow::Result<()> {
         qemu.arg(&agent);
         qemu
     };
-    let said = output(
-        check
-            .args(["check", "--config"])
-            .arg(stage.join("config.toml")),
-    )?;
+    check.args(["check", "--config"]);
+    let said = output(check.arg(stage.join("config.toml")))?;
     ensure!(said.contains("good: "), "check said {said}");
     // No program header names a dynamic loader.
-    let headers = output(Command::new("readelf").arg("-lW").arg(&agent))?;
+    let headers = output(command("readelf -lW").arg(&agent))?;
     ensure!(!headers.contains("INTERP"), "it is not static");
     Ok(())
 }

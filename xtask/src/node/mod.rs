@@ -90,7 +90,7 @@ fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
         test::build_programs()?;
         root().join("target/debug/rto-agent")
     } else {
-        release.binary("rto-agent", Arch::host(), false)?
+        release.binary("rto-agent", Arch::host())?
     };
     let binary = debian.dir().join("usr/local/bin/rto-agent");
     copy(&built, &binary)?;

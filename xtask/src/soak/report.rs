@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::trend::Trend;
 use crate::vm::image::EXIT;
@@ -25,88 +25,35 @@ const LONGEST_GAP: f64 = 5.0;
 /// (refused by a full disk, then accepted, then removed) grew by 9.6 % in its first 150 rounds, by 1.8 % in the next
 /// 750, and by 0.4 % in 2,000 more. Shown separately, to explain the growth of RSS.
 const ANONYMOUS: &str = "anonymous part of it, KiB";
-/// Values of a sample that belong to the last daemon, which runs through the second half, and their names.
-const OF_DAEMON: [(&str, &str); 3] = [
-    ("rss_kib", "RSS of the daemon, KiB"),
-    ("anonymous_kib", ANONYMOUS),
-    ("descriptors", "descriptors of the daemon"),
+/// Values of a sample, their names, and whether they belong to the last daemon, which runs through the second half, or
+/// to the kernel.
+const VALUES: [(&str, &str, bool); 9] = [
+    ("rss_kib", "RSS of the daemon, KiB", true),
+    ("anonymous_kib", ANONYMOUS, true),
+    ("descriptors", "descriptors of the daemon", true),
+    ("maps", "BPF maps", false),
+    ("programs", "BPF programs", false),
+    ("links", "BPF links", false),
+    ("slab_kib", "slab (SUnreclaim), KiB", false),
+    ("percpu_kib", "per-CPU memory, KiB", false),
+    ("dying_cgroups", "dying cgroups", false),
 ];
-/// Values of the kernel.
-const OF_KERNEL: [(&str, &str); 6] = [
-    ("maps", "BPF maps"),
-    ("programs", "BPF programs"),
-    ("links", "BPF links"),
-    ("slab_kib", "slab (SUnreclaim), KiB"),
-    ("percpu_kib", "per-CPU memory, KiB"),
-    ("dying_cgroups", "dying cgroups"),
+/// Counters, with the JSON pointers of the clients' counts and of the agent's.
+const COUNTERS: [(&str, &str, &str); 3] = [
+    ("connections opened", "/host/established", "/counted/active"),
+    (
+        "connections accepted",
+        "/peer/established",
+        "/counted/passive",
+    ),
+    (
+        "SYNs retransmitted",
+        "/host/syn_retransmissions",
+        "/counted/syn_retransmissions",
+    ),
 ];
-
-/// A line from the machine with the agent; `tests/src/soak/event.rs` documents it.
-#[derive(Debug, Deserialize)]
-struct Line {
-    t_s: f64,
-    round: u32,
-    #[serde(flatten)]
-    event: Event,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(tag = "event", rename_all = "kebab-case")]
-enum Event {
-    Begin { seed: u64, kernel: String },
-    Sample(Sample),
-    Done { disturbance: String, took_s: f64 },
-    Failure { after: Option<String>, why: String },
-    Counters(Counters),
-    End { looks: u64, longest_gap_s: f64 },
-}
-
-#[derive(Debug, Deserialize)]
-struct Sample {
-    pid: i32,
-    #[serde(flatten)]
-    values: BTreeMap<String, f64>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Sent {
-    established: u64,
-    lost: u64,
-    syn_retransmissions: u64,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Counted {
-    active: u64,
-    passive: u64,
-    syn_retransmissions: u64,
-    unmatched: u64,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Counters {
-    host: Sent,
-    peer: Sent,
-    accepted: u64,
-    counted: Counted,
-}
-
-impl Counters {
-    /// Counters, each with its expected value.
-    fn pairs(&self) -> [(&'static str, u64, u64); 4] {
-        let (host, peer, counted) = (&self.host, &self.peer, &self.counted);
-        let retransmitted = (host.syn_retransmissions, counted.syn_retransmissions);
-        [
-            ("connections opened", host.established, counted.active),
-            ("connections accepted", peer.established, counted.passive),
-            ("SYNs retransmitted", retransmitted.0, retransmitted.1),
-            ("connections without a policy", 0, counted.unmatched),
-        ]
-    }
-}
 
 /// The trend of a value over the rounds with samples.
-#[derive(Debug)]
 struct Series {
     name: &'static str,
     rounds: usize,
@@ -128,59 +75,54 @@ impl Series {
     }
 }
 
-/// Everything that the machine has reported.
+/// Everything that the machine has reported. `tests/src/soak/event.rs` documents its events, which are kept as JSON.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    begin: Option<(u64, String)>,
-    rounds: u32,
-    /// Samples and their rounds.
-    samples: Vec<(u32, Sample)>,
+    begin: Value,
+    rounds: u64,
+    samples: Vec<Value>,
     /// Number of runs of each disturbance, and their total time, s.
     done: BTreeMap<String, (u32, f64)>,
     failures: Vec<String>,
-    counters: Option<Counters>,
-    /// Number of checks of the kernel, and the longest interval between two, s.
-    end: Option<(u64, f64)>,
+    counters: Value,
+    end: Value,
     status: Option<i32>,
 }
 
 impl Report {
     /// Adds an event; returns a line to print at once.
     pub(super) fn take(&mut self, text: &str) -> Option<String> {
-        let Line { t_s, round, event } = match serde_json::from_str(text) {
-            Ok(line) => line,
-            Err(error) => {
-                self.failures.push(format!("{text}: {error}"));
-                return self.failures.last().cloned();
-            }
-        };
+        let event: Value = serde_json::from_str(text).unwrap_or_default();
+        let (t_s, round) = (number(&event, "/t_s"), event["round"].as_u64().unwrap_or(0));
         self.rounds = self.rounds.max(round);
-        match event {
-            Event::Begin { seed, kernel } => self.begin = Some((seed, kernel)),
-            Event::Sample(sample) => self.samples.push((round, sample)),
-            Event::Counters(counters) => self.counters = Some(counters),
-            Event::End {
-                looks,
-                longest_gap_s,
-            } => self.end = Some((looks, longest_gap_s)),
-            Event::Done {
-                disturbance,
-                took_s,
-            } => {
-                let said = format!("{t_s:7.0} s, round {round}: {disturbance} ({took_s:.1} s)");
-                let (count, total) = self.done.entry(disturbance).or_default();
+        match event["event"].as_str() {
+            Some("begin") => self.begin = event,
+            Some("sample") => self.samples.push(event),
+            Some("counters") => self.counters = event,
+            Some("end") => self.end = event,
+            Some("done") => {
+                let (name, took_s) = (string(&event["disturbance"]), number(&event, "/took_s"));
+                let said = format!("{t_s:7.0} s, round {round}: {name} ({took_s:.1} s)");
+                let (count, total) = self.done.entry(name.to_owned()).or_default();
                 *count += 1;
                 *total += took_s;
                 return Some(said);
             }
-            Event::Failure { after, why } => {
-                let after = after.as_deref().unwrap_or("the start");
+            Some("failure") => {
+                let after = event["after"].as_str().unwrap_or("the start");
+                let why = string(&event["why"]);
                 let failure = format!("at {t_s:.1} s, round {round}, at or after {after}: {why}");
-                self.failures.push(failure.clone());
-                return Some(format!("FAILURE {failure}"));
+                return Some(self.fail(failure));
             }
+            _ => return Some(self.fail(format!("not an event: {text}"))),
         }
         None
+    }
+
+    fn fail(&mut self, failure: String) -> String {
+        let line = format!("FAILURE {failure}");
+        self.failures.push(failure);
+        line
     }
 
     /// Adds another line of the console.
@@ -198,8 +140,7 @@ impl Report {
             match series.trend {
                 None => wrong.push(format!("{name}: too few samples")),
                 Some(trend) if trend.growth() > FLAT && series.not_judged().is_none() => {
-                    let Trend { first, last } = trend;
-                    let growth = percent(trend);
+                    let (Trend { first, last }, growth) = (trend, percent(trend));
                     wrong.push(format!(
                         "{name}: {first} at first, {last} at last: {growth}"
                     ));
@@ -207,26 +148,24 @@ impl Report {
                 Some(_) => {}
             }
         }
-        match &self.counters {
-            None => wrong.push("no counters were compared".to_owned()),
-            Some(counters) => {
-                for (what, sent, counted) in counters.pairs() {
-                    if sent != counted {
-                        wrong.push(format!("{what}: {sent} sent, {counted} counted"));
-                    }
-                }
-                let Counters { host, accepted, .. } = *counters;
-                if [host.established, host.lost, accepted].contains(&0) {
-                    wrong.push("there were no connections".to_owned());
-                }
+        for (what, sent, counted) in self.counters() {
+            // Also if one is missing.
+            if sent != counted {
+                wrong.push(format!("{what}: {sent} sent, {counted} counted"));
             }
         }
-        match self.end {
-            None => wrong.push("the machine ended before the soak did".to_owned()),
-            Some((_, gap)) if gap > LONGEST_GAP => {
-                wrong.push(format!("the kernel was not checked for {gap:.1} s"));
-            }
-            Some(_) => {}
+        let traffic = ["/host/established", "/host/lost", "/accepted"];
+        if traffic
+            .map(|path| number(&self.counters, path))
+            .contains(&0.0)
+        {
+            wrong.push("there were no connections".to_owned());
+        }
+        let gap = number(&self.end, "/longest_gap_s");
+        if gap.is_nan() {
+            wrong.push("the machine ended before the soak did".to_owned());
+        } else if gap > LONGEST_GAP {
+            wrong.push(format!("the kernel was not checked for {gap:.1} s"));
         }
         if self.status != Some(0) {
             wrong.push(format!("exit status {:?}", self.status));
@@ -234,25 +173,44 @@ impl Report {
         wrong
     }
 
-    fn series(&self) -> Vec<Series> {
-        let all: Vec<_> = self.samples.iter().collect();
-        let last = all.last().map_or(0, |(_, sample)| sample.pid);
-        let is_last = |(_, sample): &&&(u32, Sample)| sample.pid == last;
-        let of_last: Vec<_> = all.iter().filter(is_last).copied().collect();
-        let of = |samples: &[&(u32, Sample)], (key, name): (&str, &'static str)| {
-            let value = |(_, sample): &&(u32, Sample)| sample.values.get(key).copied();
-            let values: Vec<f64> = samples.iter().filter_map(value).collect();
-            let rounds: BTreeSet<u32> = samples.iter().map(|(round, _)| *round).collect();
+    fn series(&self) -> [Series; 9] {
+        let last = self.samples.last().map(|sample| &sample["pid"]);
+        VALUES.map(|(key, name, is_of_daemon)| {
+            let is_of_it = |sample: &&Value| !is_of_daemon || Some(&sample["pid"]) == last;
+            let samples: Vec<&Value> = self.samples.iter().filter(is_of_it).collect();
+            let values = samples.iter().filter_map(|sample| sample[key].as_f64());
+            let rounds = samples.iter().map(|sample| sample["round"].as_u64());
             Series {
                 name,
-                rounds: rounds.len(),
-                trend: Trend::of(&values),
+                rounds: rounds.collect::<BTreeSet<_>>().len(),
+                trend: Trend::of(&values.collect::<Vec<_>>()),
             }
-        };
-        let of_daemon = OF_DAEMON.map(|named| of(&of_last, named));
-        let of_kernel = OF_KERNEL.map(|named| of(&all, named));
-        of_daemon.into_iter().chain(of_kernel).collect()
+        })
     }
+
+    /// Counters: the clients' count of each and the agent's; NaN if there is none.
+    fn counters(&self) -> impl Iterator<Item = (&'static str, f64, f64)> {
+        let count = |path| number(&self.counters, path);
+        let pairs = COUNTERS.map(|(what, sent, counted)| (what, count(sent), count(counted)));
+        let unmatched = (
+            "connections without a policy",
+            0.0,
+            count("/counted/unmatched"),
+        );
+        pairs.into_iter().chain([unmatched])
+    }
+}
+
+/// The number at a JSON pointer; NaN if there is none.
+fn number(value: &Value, path: &str) -> f64 {
+    value
+        .pointer(path)
+        .and_then(Value::as_f64)
+        .unwrap_or(f64::NAN)
+}
+
+fn string(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
 }
 
 fn percent(trend: Trend) -> String {
@@ -261,13 +219,9 @@ fn percent(trend: Trend) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some((seed, kernel)) = &self.begin {
-            writeln!(f, "\nLinux {kernel}, seed {seed}, {} rounds", self.rounds)?;
-        }
-        writeln!(
-            f,
-            "\ndisturbance                          times      mean, s"
-        )?;
+        let (kernel, seed) = (string(&self.begin["kernel"]), &self.begin["seed"]);
+        writeln!(f, "\nLinux {kernel}, seed {seed}, {} rounds\n", self.rounds)?;
+        writeln!(f, "disturbance                          times      mean, s")?;
         for (name, (count, took_s)) in &self.done {
             let mean = took_s / f64::from(*count);
             writeln!(f, "{name:<32} {count:>9} {mean:>12.1}")?;
@@ -284,30 +238,26 @@ impl fmt::Display for Report {
             } else {
                 write!(f, "{name:<32} too few samples")?;
             }
-            match series.not_judged() {
-                Some(why) => writeln!(f, "  not judged: {why}")?,
-                None => writeln!(f)?,
-            }
+            let why = series
+                .not_judged()
+                .map(|why| format!("  not judged: {why}"));
+            writeln!(f, "{}", why.unwrap_or_default())?;
         }
-        if let Some(counters) = &self.counters {
-            writeln!(
-                f,
-                "\ncounter                               sent      counted"
-            )?;
-            for (what, sent, counted) in counters.pairs() {
-                writeln!(f, "{what:<32} {sent:>9} {counted:>12}")?;
-            }
-            let lost = counters.host.lost;
-            writeln!(f, "connections never answered       {lost:>9}")?;
+        writeln!(
+            f,
+            "\ncounter                               sent      counted"
+        )?;
+        for (what, sent, counted) in self.counters() {
+            writeln!(f, "{what:<32} {sent:>9} {counted:>12}")?;
         }
-        if let Some((looks, gap)) = self.end {
-            let samples = self.samples.len();
-            writeln!(
-                f,
-                "\n{looks} looks at the kernel, {samples} samples, at most {gap:.2} s apart"
-            )?;
-        }
-        Ok(())
+        let lost = number(&self.counters, "/host/lost");
+        writeln!(f, "connections never answered       {lost:>9}")?;
+        let (looks, gap) = (&self.end["looks"], number(&self.end, "/longest_gap_s"));
+        let samples = self.samples.len();
+        writeln!(
+            f,
+            "\n{looks} looks at the kernel, {samples} samples, at most {gap:.2} s apart"
+        )
     }
 }
 

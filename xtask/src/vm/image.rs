@@ -14,7 +14,7 @@ use tempfile::{NamedTempFile, TempDir, TempPath};
 
 use super::kernels::Unpacked;
 use crate::{
-    process::{find, have, run as run_command},
+    process::{command, find, have, run as run_command, shell},
     root,
 };
 
@@ -116,23 +116,15 @@ pub(crate) fn modules(kernel: &Unpacked, top: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(&to)?;
     let exists = |dir: &&str| kernel.modules.join(dir).exists();
     run_command(
-        Command::new("sh")
-            .args(["-c", "cp -r --parents -t \"$0\" modules.* \"$@\""])
+        shell("cp -r --parents -t \"$0\" modules.* \"$@\"")
             .arg(&to)
             .args(MODULES.split(' ').filter(exists))
             .current_dir(&kernel.modules),
     )?;
-    run_command(
-        Command::new("find")
-            .arg(&to)
-            .args(["-name", "*.ko.xz", "-exec", BUSYBOX, "unxz", "{}", "+"]),
-    )?;
-    run_command(
-        Command::new(BUSYBOX)
-            .args(["depmod", "-b"])
-            .arg(top)
-            .arg(&kernel.version),
-    )
+    let unxz = format!("find . -name *.ko.xz -exec {BUSYBOX} unxz {{}} +");
+    run_command(command(&unxz).current_dir(&to))?;
+    let depmod = format!("{BUSYBOX} depmod -b . {}", kernel.version);
+    run_command(command(&depmod).current_dir(top))
 }
 
 /// Packs a directory into an initramfs.
@@ -148,7 +140,7 @@ pub(crate) fn pack_into(top: &Path, image: &Path) -> anyhow::Result<()> {
         "find . | {BUSYBOX} cpio -o -H newc >'{}' 2>/dev/null",
         image.display()
     );
-    run_command(Command::new("sh").args(["-c", &pack]).current_dir(top))
+    run_command(shell(&pack).current_dir(top))
 }
 
 /// Copies these files, with the directories of their absolute paths, to a directory.
@@ -157,11 +149,8 @@ pub(crate) fn add<P: AsRef<Path>>(
     files: impl IntoIterator<Item = P>,
 ) -> anyhow::Result<()> {
     for file in files {
-        run_command(
-            Command::new("cp")
-                .args(["-r", "--dereference", "--parents", "--target-directory"])
-                .args([top, file.as_ref()]),
-        )?;
+        let mut copy = command("cp -r --dereference --parents --target-directory");
+        run_command(copy.args([top, file.as_ref()]))?;
     }
     Ok(())
 }
@@ -191,7 +180,7 @@ fn create_parent(path: &Path) -> anyhow::Result<()> {
 /// Removes debug information, nine tenths of a test program, if strip is installed.
 pub(crate) fn strip(program: &Path) -> anyhow::Result<()> {
     if have("strip") {
-        run_command(Command::new("strip").arg("--strip-debug").arg(program))?;
+        run_command(command("strip --strip-debug").arg(program))?;
     }
     Ok(())
 }

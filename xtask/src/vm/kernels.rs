@@ -13,7 +13,7 @@ use anyhow::Context as _;
 
 use crate::{
     arch::Arch,
-    process::{need, output, run as run_command},
+    process::{command, need, output, run as run_command},
     tools,
 };
 
@@ -158,8 +158,9 @@ fn download(kernel: &Kernel, arch: Arch, cache: &Path) -> anyhow::Result<PathBuf
         .with_context(|| {
             format!(
                 "{} of {source} depends on no {prefix}* any more: change KERNELS in xtask/src/vm/kernels.rs, or \
-                 unpack one of snapshot.debian.org and give it with --unpacked",
-                kernel.package
+                 unpack one of snapshot.debian.org into {} (dpkg-deb -x)",
+                kernel.package,
+                cache.join(&prefix).display()
             )
         })?;
     let dir = cache.join(&package);
@@ -218,9 +219,8 @@ Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
             top.display()
         );
         fs::write(top.join("apt.conf"), config)?;
-        run_command(apt.command("apt-get").args(["update", "-qq"])).with_context(|| {
-            format!("cannot reach {source}; a kernel unpacked by hand: --unpacked")
-        })?;
+        run_command(apt.command("apt-get").args(["update", "-qq"]))
+            .with_context(|| format!("cannot reach {source}"))?;
         Ok(apt)
     }
 
@@ -242,17 +242,13 @@ Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 
     /// Downloads packages and unpacks them into a directory, which exists only if it is complete.
     fn unpack(&self, packages: &[String], to: &Path) -> anyhow::Result<()> {
-        run_command(
-            self.command("apt-get")
-                .args(["download", "-qq"])
-                .args(packages),
-        )?;
+        let mut download = self.command("apt-get");
+        run_command(download.args(["download", "-qq"]).args(packages))?;
         let unfinished = tempfile::tempdir_in(to.parent().context("a directory")?)?;
         for file in fs::read_dir(&self.dir)? {
             let path = file?.path();
             if path.extension().is_some_and(|kind| kind == "deb") {
-                let mut unpack = Command::new("dpkg-deb");
-                run_command(unpack.arg("-x").arg(path).arg(unfinished.path()))?;
+                run_command(command("dpkg-deb -x").args([&path, unfinished.path()]))?;
             }
         }
         Ok(fs::rename(unfinished.keep(), to)?)

@@ -20,8 +20,6 @@ pub(crate) enum Clock {
     /// Emulated, with a clock that runs this many times as fast as this host's, in step with other machines of the same
     /// speed. In the machine, the CPU appears slower by the same factor.
     Host { speed: f64 },
-    /// This host's CPU, with KVM.
-    Kvm,
 }
 
 impl Clock {
@@ -117,7 +115,6 @@ impl<'a> Machine<'a> {
             Clock::Host { .. } => qemu
                 .args(["-accel", "tcg,thread=multi", "-cpu", cpu])
                 .args(["-smp", &processors]),
-            Clock::Kvm => qemu.args(["-accel", "kvm", "-cpu", "host", "-smp", &processors]),
         };
         match self.disk {
             Some(disk) => qemu.arg("-drive").arg(format!(

@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -28,7 +28,7 @@ mod results;
 
 use image::{BUSYBOX, EXIT, PROGRAM_DIR};
 use kernels::Unpacked;
-use machine::{Clock, Machine};
+use machine::Machine;
 use matrix::{Column, Matrix};
 
 /// `cargo xtask vm`.
@@ -50,24 +50,12 @@ pub(crate) struct Args {
     /// Download newer packages of the kernels than the cached ones
     #[arg(long)]
     refresh: bool,
-    /// Seconds after which a machine is stopped
-    #[arg(long, default_value_t = 5400)]
-    limit: u64,
     /// Machines at once
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Use an unpacked kernel package (dpkg-deb -x) instead of --kernel
-    #[arg(long, value_name = "DIR")]
-    unpacked: Option<PathBuf>,
     /// Use the build of `cargo xtask test` instead of an optimised one, which is twice as fast in a machine
     #[arg(long)]
     unoptimised: bool,
-    /// Use the host's time instead of counting instructions
-    #[arg(long)]
-    host_clock: bool,
-    /// Use KVM, which does not work on every host that has it
-    #[arg(long)]
-    kvm: bool,
 }
 
 /// Tests that do not run in the machines, and why.
@@ -78,6 +66,8 @@ const LEFT_OUT: [(&str, &str); 1] = [(
 
 /// This host's kernel in `--kernel`.
 const HOST: &str = "host";
+/// Time after which a machine is stopped.
+const LIMIT: Duration = Duration::from_secs(5400);
 /// Maximum number of tests in one boot of a machine.
 const BATCH: usize = 40;
 /// Slow groups: each runs in its own machine, after all others.
@@ -165,7 +155,7 @@ fn expected(integration: &Path) -> anyhow::Result<BTreeSet<String>> {
 
 impl Args {
     fn is_kept(&self) -> bool {
-        self.unpacked.is_none() && (self.keep || self.filters.is_empty())
+        self.keep || self.filters.is_empty()
     }
 
     fn asks_for(&self, test: &str) -> bool {
@@ -208,14 +198,6 @@ impl Args {
         batches.extend(HEAVY.map(|name| vec![format!("{name}::")]));
         batches
     }
-
-    fn clock(&self) -> Clock {
-        match (self.kvm, self.host_clock) {
-            (true, _) => Clock::Kvm,
-            (false, true) => Clock::HOST,
-            (false, false) => Clock::Instructions,
-        }
-    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -223,9 +205,6 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn places(args: &Args) -> anyhow::Result<Vec<Place>> {
-    if let Some(dir) = &args.unpacked {
-        return Ok(vec![Place::Machine(Unpacked::at(dir)?)]);
-    }
     let place = |name: &str| match name {
         HOST => Ok(Place::Host),
         _ => kernels::named(name, args.refresh).map(Place::Machine),
@@ -263,19 +242,8 @@ fn column(
     };
     let version = match place {
         Place::Machine(kernel) => {
-            let image = initramfs(kernel, programs, integration, filters, args)?;
-            let clock = args.clock();
-            let limit = Duration::from_secs(args.limit);
-            let machine = Machine {
-                clock,
-                // The kernel passes unknown parameters to the first program as its environment.
-                command_line: match clock {
-                    Clock::Instructions => "RTO_TESTS_COUNTED=1",
-                    Clock::Host { .. } | Clock::Kvm => "",
-                },
-                ..Machine::new(&kernel.image, &image, limit)
-            };
-            machine.boot(&mut print)?;
+            let image = initramfs(kernel, programs, integration, filters)?;
+            Machine::new(&kernel.image, &image, LIMIT).boot(&mut print)?;
             kernel.version.clone()
         }
         Place::Host => {
@@ -308,7 +276,6 @@ fn initramfs(
     programs: &Path,
     integration: &Path,
     filters: &[String],
-    args: &Args,
 ) -> anyhow::Result<tempfile::TempPath> {
     let tests = "deps/integration";
     let mut all = vec![(integration.to_owned(), tests)];
@@ -317,15 +284,13 @@ fn initramfs(
     // Tests read these at the path of the build.
     let sources = ["systemd", "config", "docs"].map(|dir| root().join(dir));
     image::add(system.path(), sources)?;
-    // A kernel of Debian must have exactly the declared features.
-    let is_debian = u8::from(args.unpacked.is_none());
     // One thread, because the machine is slow.
     let tests = format!("{PROGRAM_DIR}/{tests} --test-threads 1");
     image::archive(
         &system,
         &format!(
             "for module in veth tun nf_tables nft_limit nft_reject_inet; do modprobe $module; done
-[ {is_debian} = 0 ] || export RTO_TESTS_DEBIAN_KERNEL=1
+export RTO_TESTS_COUNTED=1 RTO_TESTS_DEBIAN_KERNEL=1
 {}
 ",
             script(&tests, filters)
