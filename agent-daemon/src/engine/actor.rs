@@ -74,6 +74,8 @@ pub struct Engine {
     pub(super) systemd: Systemd,
     /// See [`systemd::step_interval`].
     step_interval: Duration,
+    /// [`HEALTH_INTERVAL`], except in tests.
+    health_interval: Duration,
     pub(super) events: Events,
     pub(super) walks: Walks,
     pub(super) restoring: Option<Restoring>,
@@ -185,6 +187,7 @@ impl Engine {
             snapshots: channels.snapshots,
             systemd: Systemd::default(),
             step_interval: systemd::step_interval(),
+            health_interval: HEALTH_INTERVAL,
             events: Events::new(),
             walks: Walks::new(channels.sender.clone()),
             comparing: Comparing::new(channels.sender.clone()),
@@ -213,7 +216,7 @@ impl Engine {
         self.systemd.ready(&self.snapshots.borrow().status_line());
         self.apply_to_open(&Source::Start.into());
         self.consider_probe();
-        let mut next_health = Instant::now() + HEALTH_INTERVAL;
+        let mut next_health = Instant::now() + self.health_interval;
         // After a stop, queued messages are dropped.
         while progress::checkpoint().is_ok() {
             let message = self.messages.recv_timeout(self.until_next(next_health));
@@ -227,7 +230,7 @@ impl Engine {
             }
             if Instant::now() >= next_health {
                 self.check_health();
-                next_health = Instant::now() + HEALTH_INTERVAL;
+                next_health = Instant::now() + self.health_interval;
             }
             self.expire();
             self.tick_if_due();

@@ -44,7 +44,7 @@ pub(in crate::engine) struct Shared {
     /// value.
     epoch: AtomicU64,
     newest: Mutex<Weak<Snapshot>>,
-    pub(super) statistics: Reused<(u64, Counted)>,
+    pub(in crate::engine) statistics: Reused<(u64, Counted)>,
     /// The last statistics read while the engine was not changing the kernel.
     pub(super) counted: Mutex<Option<Arc<StatsAnswer>>>,
     /// What the counters showed when they were last read.
@@ -53,7 +53,7 @@ pub(in crate::engine) struct Shared {
 }
 
 /// Statistics, or why they cannot be read.
-pub(super) type Counted = Result<Arc<StatsAnswer>, Arc<DatapathError>>;
+pub(in crate::engine) type Counted = Result<Arc<StatsAnswer>, Arc<DatapathError>>;
 
 impl Shared {
     pub(super) fn epoch(&self) -> u64 {
@@ -98,7 +98,7 @@ pub(in crate::engine) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A value that is read for many clients. A slow reading is reused for nine times its duration, so
 /// that unprivileged clients in a loop take at most a tenth of a processor. During a reading, other
 /// callers get the last value, or wait if it does not `serve`.
-pub(super) struct Reused<T> {
+pub(in crate::engine) struct Reused<T> {
     reading: Mutex<()>,
     last: Mutex<Option<Read<T>>>,
 }
@@ -149,6 +149,12 @@ impl<T: Clone> Reused<T> {
             value: value.clone(),
         });
         value
+    }
+
+    /// The next reading is a new one.
+    #[cfg(test)]
+    pub(in crate::engine) fn forget(&self) {
+        *locked(&self.last) = None;
     }
 }
 

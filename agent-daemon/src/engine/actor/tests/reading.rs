@@ -6,19 +6,20 @@ use rto_agent_common::Statistics;
 use rto_agent_core::wire::stats::ArmStatistics;
 
 use super::*;
+use crate::engine::{desired::tests::desired, snapshot::tests::healthy};
 
 #[test]
 fn only_what_writes_begins_another_epoch() {
-    let bed = Bed::ready();
+    let bed = Bed::checking_health();
     let before = bed.engine.snapshot();
     let seen = || bed.engine.snapshot();
     // A health check and operations that only read.
-    let limit = Instant::now() + 12 * HEALTH_INTERVAL;
+    let limit = Instant::now() + Duration::from_secs(60);
     let mut ticks = bed.engine.snapshots();
     ticks.mark_unchanged();
     while !ticks.has_changed().unwrap() {
         assert!(Instant::now() < limit, "no health check");
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::yield_now();
     }
     bed.call(Message::Verify).unwrap();
     bed.add(request("10.9.0.1/16")).unwrap_err();
@@ -38,24 +39,26 @@ fn only_what_writes_begins_another_epoch() {
 
 #[test]
 fn statistics_of_before_are_told_where_they_cannot_be_read() {
-    let bed = Bed::ready();
-    let snapshot = bed.engine.snapshot();
-    let good = snapshot.stats().unwrap();
+    let (kernel, snapshot) = healthy(desired(NEAR));
+    let stats = || {
+        // Otherwise a reading that was slow is used again.
+        snapshot.shared.statistics.forget();
+        snapshot.stats().unwrap()
+    };
+    let good = stats();
     assert_eq!(good.policies.len(), 1);
-    bed.kernel.state().unreadable = true;
-    assert_eq!(snapshot.stats().unwrap(), good);
+    kernel.state().unreadable = true;
+    assert_eq!(stats(), good);
     let problems = || snapshot.status().problems;
     assert!(problems().iter().any(|p| p.contains("out of date")));
-    bed.kernel.state().unreadable = false;
-    snapshot.stats().unwrap();
+    kernel.state().unreadable = false;
+    stats();
     assert!(snapshot.status().healthy);
-    bed.stop();
 }
 
 #[test]
 fn status_reports_harm_without_reading_statistics() {
-    let bed = Bed::ready();
-    let snapshot = bed.engine.snapshot();
+    let (kernel, snapshot) = healthy(desired(NEAR));
     let harmed = |spurious_connections| {
         let (mut active, none) = (Statistics::default(), Statistics::default());
         active.counters.untimed = 100;
@@ -64,14 +67,13 @@ fn status_reports_harm_without_reading_statistics() {
             treated: [active, none, none],
             control: None,
         };
-        let all = BTreeMap::from([(near(), statistics)]);
-        bed.kernel.state().statistics = all;
+        kernel.state().statistics = BTreeMap::from([(near(), statistics)]);
     };
     harmed(60);
     let status = || {
-        let before = bed.kernel.state().statistics_read;
+        let before = kernel.state().statistics_read;
         let status = snapshot.status();
-        assert_eq!(bed.kernel.state().statistics_read, before);
+        assert_eq!(kernel.state().statistics_read, before);
         (status.healthy, status.problems.concat())
     };
     assert_eq!(status(), (true, String::new()));
@@ -83,25 +85,25 @@ fn status_reports_harm_without_reading_statistics() {
     harmed(0);
     snapshot.stats().unwrap();
     assert!(status().0);
-    bed.stop();
 }
 
 #[test]
 fn statistics_are_never_of_a_change_under_way() {
-    let bed = Bed::ready();
-    let snapshot = bed.engine.snapshot();
+    let (kernel, snapshot) = healthy(desired(NEAR));
     let good = snapshot.stats().unwrap();
     snapshot.shared.begin();
     // At this moment the slots belong to other policies.
-    let policies = std::mem::take(&mut bed.kernel.state().maps.policies);
+    let policies = std::mem::take(&mut kernel.state().maps.policies);
     assert_eq!(snapshot.stats().unwrap(), good);
-    bed.kernel.state().maps.policies = policies;
-    bed.call(Message::Verify).unwrap();
-    // An old snapshot shows the latest comparison.
-    bed.add(request("10.9.0.0/16")).unwrap();
+    kernel.state().maps.policies = policies;
+    let next = Arc::new(Snapshot {
+        epoch: snapshot.shared.next_epoch(),
+        ..snapshot.clone()
+    });
+    snapshot.shared.published(&next);
     std::thread::sleep(Duration::from_millis(2));
+    // An old snapshot shows the latest comparison.
     assert!(snapshot.stats().unwrap().at_ms > good.at_ms);
-    bed.stop();
 }
 
 #[test]

@@ -67,12 +67,7 @@ fn stopped_in_the_middle_it_detaches() {
 
 #[test]
 fn a_start_is_stopped_as_well() {
-    let bed = Bed::start(
-        FakeHost::default(),
-        Bed::configured(""),
-        Some(2),
-        FilesReader::default(),
-    );
+    let bed = Bed::start(FakeHost::default(), Bed::configured(""), Some(2), |_| {});
     let error = bed.thread.join().unwrap().unwrap_err();
     let error = error.downcast_ref::<EngineError>().unwrap();
     assert!(error.is_interrupted(), "{error:?}");
