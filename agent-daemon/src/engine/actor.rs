@@ -6,35 +6,32 @@ use std::{
 };
 
 use rto_agent_core::{
-    config::{AgentConfig, Config, FilesReader, OnExit, atomic_file::AtomicFile},
-    policy::PolicyName,
+    config::{Config, atomic_file::AtomicFile},
+    policy::HostFacts,
     progress::{self, Progress},
     wire::{
-        events::StreamItem,
-        kernel::{Feature, Found, Presence},
-        types::{Caller, ReloadRequest, ReloadView, now_s},
+        kernel::Found,
+        types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest, ReloadRequest},
     },
 };
 use rto_agent_kernel::{
-    datapath::{BpfKernel, NewConnections, Options, StatisticsOptions, room_for},
-    kernel::{clock::boottime_ms, facts::host_facts, features::can_set},
+    datapath::BpfKernel,
+    kernel::{clock::boottime_ms, facts::host_facts},
 };
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use super::{
     Channels, EngineConfig, EngineError, LastGood, Message, Open, Reply, STOP_LIMIT, Snapshot,
-    adjusting::Deciding,
-    audit::{Cause, Source},
-    desired::{Desired, LoadedConfig},
-    detach::{DetachMark, Restoring},
+    apply::Apply,
+    audit::{Cause, Change, Source},
+    control::Control,
+    desired::Desired,
     experiments::RunningExperiments,
-    jobs::{Done, comparing::Comparing, events::Events, probing::Probing, walk::Walks},
-    memory::{self, Need},
-    reconcile::{Persist, Reconciler},
-    reload::start_view,
-    snapshot::{About, Health, Shared},
-    store::RuntimeStore,
+    memory,
+    reconcile::Persist,
+    snapshot::{Health, Shared},
+    state::{self, State},
     systemd::{self, Systemd},
 };
 use crate::problem::Problem;
@@ -46,29 +43,20 @@ pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 /// limit for the engine, so that the engine can still detach.
 const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
 
-/// The single writer to the kernel.
+/// The single writer to the kernel: owns the queue of messages, and publishes what its parts have
+/// done.
 pub struct Engine {
-    pub(super) config: EngineConfig,
-    pub(super) reconciler: Reconciler,
+    pub(super) config: Arc<EngineConfig>,
+    pub(super) state: State,
+    pub(super) apply: Apply,
+    pub(super) control: Control,
     /// When expired entries are looked for again, if the kernel refused to remove them.
     expiry_after: Option<Instant>,
-    pub(super) files: FilesReader,
-    pub(super) last_good: LastGood,
-    /// Fingerprint of the files last read, good or bad; `None` if they could not be read.
-    pub(super) fingerprint: Option<u64>,
-    pub(super) last_reload: ReloadView,
-    pub(super) warnings: Vec<String>,
-    pub(super) detached_by: Option<Caller>,
-    pub(super) detach_mark: DetachMark,
     /// Why the policies could not be computed for the host's current settings.
     host_problem: Problem,
-    /// Runtime entries that are left out, with the reasons.
-    left_out: Problem,
-    /// Decisions that the policies' settings do not allow.
-    misfits: Problem,
     messages: mpsc::Receiver<Message>,
-    pub(super) snapshots: watch::Sender<Arc<Snapshot>>,
-    about: Arc<About>,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    started: Instant,
     shared: Arc<Shared>,
     progress: Progress,
     pub(super) systemd: Systemd,
@@ -76,12 +64,6 @@ pub struct Engine {
     step_interval: Duration,
     /// [`HEALTH_INTERVAL`], except in tests.
     health_interval: Duration,
-    pub(super) events: Events,
-    pub(super) walks: Walks,
-    pub(super) restoring: Option<Restoring>,
-    pub(super) probing: Probing,
-    pub(super) comparing: Comparing,
-    pub(super) deciding: Deciding,
 }
 
 impl Engine {
@@ -108,15 +90,13 @@ impl Engine {
     pub(super) fn start_with(
         open: Open,
         config: EngineConfig,
-        mut last_good: LastGood,
+        last_good: LastGood,
         channels: Channels,
     ) -> anyhow::Result<Self> {
         channels.progress.count_this_thread();
         progress::step();
+        let config = Arc::new(config);
         let agent = &config.config.agent;
-        let mut store = RuntimeStore::new(&agent.state_dir);
-        memory::check(&Need::of_store(store.size()))?;
-        let (saved, lost) = store.load()?;
         let saved_path = Config::saved_path(&config.config_path);
         if let Err(e) = AtomicFile::remove_stale(&saved_path) {
             warn!(
@@ -124,88 +104,45 @@ impl Engine {
                 saved_path.display()
             );
         }
-        let files = Arc::new(LoadedConfig {
-            config: config.config.clone(),
-            fingerprint: config.fingerprint,
-            host: config.host,
-        });
-        let mut runtime = saved.clone();
-        runtime.expire(boottime_ms());
-        let desired = Desired::new(files, runtime, config.host);
-        if desired.runtime != saved {
-            store.save(&desired.runtime);
-        }
+        let (desired, store, lost) = state::load(&config)?;
         let experiments = RunningExperiments::load(agent)?;
-        let options = Options {
-            cgroup: config.cgroup.clone(),
-            pin_dir: agent.pin_dir.clone(),
-            max_entries: room_for(0, agent.max_entries),
-            statistics: statistics_options(agent, config.tells_process),
-            features: 0,
-            without_clone: without_clone(&config.features),
-            hz: config.host.hz,
-            syn_cap: ["tcp-rto-max", "iter-tcp"]
-                .iter()
-                .all(|name| can_set(&config.features, name) == Some(true)),
-            host_defaults: config.host.defaults(),
-        };
-        let (deciding, desired) = Deciding::start(agent, experiments, desired);
+        let (mut control, desired) = Control::start(agent, experiments, desired);
         let starting = channels.snapshots.borrow().clone();
         let opening = (open, starting.shared.clone());
-        let mut detach_mark = DetachMark::new(&agent.persistent_dir, &config.config_path);
-        let by_configuration = (!agent.attach).then_some(Caller::CONFIGURATION);
-        let detached_by = detach_mark.load()?.or(by_configuration);
-        let (reconciler, change) =
-            Reconciler::start(opening, options, desired, store, detached_by.is_some())?;
-        log_start(&reconciler, detached_by);
-        last_good.commit();
+        let (mut apply, change) = Apply::start(opening, desired, store, &config, &channels.sender)?;
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
         if let Some(warning) = &lost {
             warn!("{warning}");
         }
+        match apply.reconciler().found() {
+            Found::Adopted | Found::MapsKept => {
+                control.renew_lease(&mut apply);
+                control.resume_experiments(&apply);
+            }
+            Found::Nothing | Found::Replaced => control.maps_are_new(&mut apply),
+        }
         let mut engine = Self {
-            files: FilesReader::default(),
-            fingerprint: match &config.refused {
-                Some(refused) => refused.fingerprint,
-                None => Some(config.fingerprint),
-            },
-            last_good,
-            reconciler,
+            state: State::start(
+                config.clone(),
+                last_good,
+                &cause,
+                lost.into_iter().collect(),
+            ),
+            config,
+            apply,
+            control,
             expiry_after: None,
-            last_reload: start_view(&config, &cause),
-            warnings: lost.into_iter().collect(),
-            detached_by,
-            detach_mark,
             host_problem: Problem::default(),
-            left_out: Problem::default(),
-            misfits: Problem::default(),
             messages: channels.messages,
-            about: starting.about.clone(),
+            started: starting.started,
             shared: starting.shared.clone(),
             progress: channels.progress,
             snapshots: channels.snapshots,
             systemd: Systemd::default(),
             step_interval: systemd::step_interval(),
             health_interval: HEALTH_INTERVAL,
-            events: Events::new(),
-            walks: Walks::new(channels.sender.clone()),
-            comparing: Comparing::new(channels.sender.clone()),
-            restoring: None,
-            probing: Probing::new(channels.sender),
-            deciding,
-            config,
         };
-        // The start has read all maps, and has written each difference.
-        engine.comparing.all_compared(now_s(), Duration::ZERO);
-        if engine.reconciler.found() == Found::Adopted
-            || engine.reconciler.found() == Found::MapsKept
-        {
-            engine.renew_lease();
-            engine.resume_experiments();
-        } else {
-            engine.maps_are_new();
-        }
         engine.publish();
         memory::trim_heap();
         Ok(engine)
@@ -214,8 +151,8 @@ impl Engine {
     /// Serves messages until it is stopped, then leaves the kernel as `on_exit` says.
     pub fn run(mut self) -> anyhow::Result<()> {
         self.systemd.ready(&self.snapshots.borrow().status_line());
-        self.apply_to_open(&Source::Start.into());
-        self.consider_probe();
+        self.apply.apply_to_open(&Source::Start.into());
+        self.apply.consider_probe();
         let mut next_health = Instant::now() + self.health_interval;
         // After a stop, queued messages are dropped.
         while progress::checkpoint().is_ok() {
@@ -233,11 +170,13 @@ impl Engine {
                 next_health = Instant::now() + self.health_interval;
             }
             self.expire();
-            self.tick_if_due();
-            self.finish_restore();
-            if let Some(cause) = self.walks.take_again() {
-                self.apply_to_open(&cause);
+            if self.control.tick_if_due(&mut self.apply) {
+                self.publish();
             }
+            if let Some((reply, answer)) = self.apply.finish_restore() {
+                self.answer(reply, |_| answer);
+            }
+            self.apply.walk_again();
         }
         self.stop()
     }
@@ -245,17 +184,17 @@ impl Engine {
     fn until_next(&self, next_health: Instant) -> Duration {
         let now = Instant::now();
         let mut wait = next_health.saturating_duration_since(now);
-        if let Some(end) = self.reconciler.desired().runtime.next_expiry_ms() {
+        if let Some(end) = self.apply.desired().runtime.next_expiry_ms() {
             let due = Duration::from_millis(end.saturating_sub(boottime_ms()));
             let again = self
                 .expiry_after
                 .map(|after| after.saturating_duration_since(now));
             wait = wait.min(due.max(again.unwrap_or_default()));
         }
-        if let Some(restoring) = &self.restoring {
-            wait = wait.min(restoring.deadline.saturating_duration_since(now));
+        if let Some(deadline) = self.apply.restore_deadline() {
+            wait = wait.min(deadline.saturating_duration_since(now));
         }
-        if let Some(due) = self.until_tick() {
+        if let Some(due) = self.control.until_tick(&self.apply) {
             wait = wait.min(due);
         }
         wait.min(self.step_interval)
@@ -263,67 +202,46 @@ impl Engine {
 
     fn handle(&mut self, message: Message) {
         match message {
-            Message::Add(request, by, reply) => {
-                let answer = self.add(*request, by);
-                self.answer(reply, answer);
-            }
-            Message::Remove(request, by, reply) => {
-                let answer = self.remove(request, by);
-                self.answer(reply, answer);
-            }
+            Message::Add(request, by, reply) => self.answer(reply, |e| e.add(*request, by)),
+            Message::Remove(request, by, reply) => self.answer(reply, |e| e.remove(request, by)),
             Message::Reload(request, by, reply) => {
-                let answer = self.reload_asked(&request, &Cause::asked(by));
-                self.answer(reply, answer);
+                self.answer(reply, |e| e.reload_asked(&request, &Cause::asked(by)));
                 memory::trim_heap();
             }
             Message::Detach(request, by, reply) => self.detach(&request, by, reply),
-            Message::Attach(by, reply) => {
-                let answer = self.attach(&Cause::asked(by));
-                self.answer(reply, answer);
-            }
+            Message::Attach(by, reply) => self.answer(reply, |e| e.attach(&Cause::asked(by))),
             Message::Apply(request, by, reply) => {
-                let answer = self.apply(&request, by);
-                self.answer(reply, answer);
+                self.answer(reply, |e| e.apply.walk(&request, by));
             }
-            Message::StartExperiment(policy, request, by, reply) => {
-                let answer = self.start_experiment(policy, &request, by);
-                self.answer(reply, answer);
-            }
-            Message::StopExperiment(policy, by, reply) => {
-                let answer = self.stop_experiment(&policy, by);
-                self.answer(reply, answer);
-            }
-            Message::ClearExperiment(policy, by, reply) => {
-                let answer = self.clear_experiment(&policy, by);
-                self.answer(reply, answer);
-            }
-            Message::Probed(verdict, by, reply) => {
-                self.probing.record(verdict, &format!("doctor, {by}"));
-                self.answer(reply, Ok(()));
-            }
+            Message::StartExperiment(policy, request, by, reply) => self.answer(reply, |e| {
+                e.control
+                    .start_experiment(&mut e.apply, policy, &request, by)
+            }),
+            Message::StopExperiment(policy, by, reply) => self.answer(reply, |e| {
+                e.control.stop_experiment(&mut e.apply, &policy, by)
+            }),
+            Message::ClearExperiment(policy, by, reply) => self.answer(reply, |e| {
+                e.control.clear_experiment(&mut e.apply, &policy, by)
+            }),
+            Message::Probed(verdict, by, reply) => self.answer(reply, |e| {
+                e.apply.record_probe(verdict, by);
+                Ok(())
+            }),
             // The client has disconnected, and the comparison takes long.
             Message::Verify(reply) if reply.is_closed() => {}
-            Message::Verify(reply) => {
-                let answer = self.verify();
-                self.answer(reply, Ok(answer));
-            }
+            Message::Verify(reply) => self.answer(reply, |e| Ok(e.apply.verify())),
             Message::Watch(policy, reply) => {
-                let answer = self.watch(policy.as_ref());
-                self.answer(reply, answer);
+                self.answer(reply, |e| e.apply.watch(policy.as_ref()));
             }
             Message::Tune(action, policy, by, reply) => {
-                let answer = self.tune(action, &policy, by);
-                self.answer(reply, answer);
+                self.answer(reply, |e| e.control.tune(&mut e.apply, action, &policy, by));
             }
-            Message::Unwatched => self.events.end_if_unwatched(),
-            Message::Done(Done::Walk { number, view }) => {
-                self.walks.done(number, view.map(|view| *view));
+            Message::Unwatched => self.apply.unwatched(),
+            Message::Done(done) => {
+                if self.apply.done(done) {
+                    self.publish();
+                }
             }
-            Message::Done(Done::Probe(verdict)) => {
-                self.probing.done(verdict);
-                self.publish();
-            }
-            Message::Done(Done::Compare(round)) => self.compared(round),
             Message::Sighup => {
                 let request = ReloadRequest::default();
                 let reloaded = self.reload_asked(&request, &Source::Signal.into());
@@ -335,7 +253,12 @@ impl Engine {
     }
 
     /// Publishes the result, then answers.
-    fn answer<T>(&mut self, reply: Reply<T>, answer: Result<T, EngineError>) {
+    fn answer<T>(
+        &mut self,
+        reply: Reply<T>,
+        carry_out: impl FnOnce(&mut Self) -> Result<T, EngineError>,
+    ) {
+        let answer = carry_out(self);
         self.publish();
         // A client that disconnected before its answer is not an error.
         drop(reply.send(answer));
@@ -355,55 +278,23 @@ impl Engine {
 
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
-        let reader = self.reconciler.reader();
-        if self.reconciler.take_renewed() {
-            self.resume_events();
-        }
-        self.events.policies_changed(reader.as_deref());
-        let mut warnings = self.warnings.clone();
-        warnings.extend(self.reconciler.store_problem());
-        warnings.extend(self.last_good.problem().cloned());
-        warnings.extend(self.detach_mark.problem().cloned());
-        warnings.extend(self.deciding.experiments.problem().cloned());
-        warnings.extend(self.deciding.problems());
-        let resolved = self.reconciler.resolved();
-        for (known, text) in [
-            (&mut self.misfits, resolved.misfits_text()),
-            (&mut self.left_out, resolved.left_out_text()),
-        ] {
-            known.becomes(text, |text| warn!("{text}"));
-            warnings.extend(known.text().cloned());
-        }
-        let attachment = match &reader {
-            Some(reader) if self.detached_by.is_none() => reader.attachment(),
-            _ => self.reconciler.detached(),
-        };
+        let mut health = self.apply.health();
+        health.problems.extend(self.host_problem.text().cloned());
+        health.warnings.extend(self.state.warnings());
+        health.warnings.extend(self.control.problems());
+        let (tuned, experiments) = self.control.published();
         let snapshot = Snapshot {
-            about: self.about.clone(),
-            resolved: Some(self.reconciler.resolved().clone()),
-            reader,
+            started: self.started,
+            config: self.config.clone(),
+            resolved: Some(self.apply.resolved().clone()),
+            reader: self.apply.reader().cloned(),
             health: Arc::new(Health {
-                problems: self
-                    .reconciler
-                    .problems()
-                    .chain(self.host_problem.text())
-                    .cloned()
-                    .collect(),
-                in_sync: self.reconciler.in_sync(),
-                map_differences: self.reconciler.difference_counts().clone(),
-                maps_compared_at_s: self.comparing.compared_at_s(),
-                attachment,
-                warnings,
-                last_reload: self.last_reload.clone(),
-                detached_by: self.detached_by,
-                found: self.reconciler.found(),
-                max_entries: self.reconciler.options().max_entries,
-                probe: self.probing.last().cloned(),
-                programs: self.probing.in_ancestry().to_vec(),
+                last_reload: self.state.last_reload().clone(),
+                ..health
             }),
-            walk: self.walks.progress().clone(),
-            tuned: self.deciding.tuned.clone(),
-            experiments: self.deciding.experiments.shared.clone(),
+            walk: self.apply.walk_progress().clone(),
+            tuned,
+            experiments,
             epoch: self.shared.next_epoch(),
             shared: self.shared.clone(),
         };
@@ -413,36 +304,63 @@ impl Engine {
         self.shared.published(&snapshot);
     }
 
-    pub(super) fn resume_events(&mut self) {
-        if let Some(kernel) = self.reconciler.kernel() {
-            self.events.resume(kernel, &self.reconciler.desired().host);
+    /// Makes a change, together with the current decisions about its policies.
+    pub(super) fn reconcile(
+        &mut self,
+        next: &Desired,
+        persist: &Persist,
+        cause: &Cause,
+    ) -> Result<Change, EngineError> {
+        self.control
+            .reconcile(&mut self.apply, next, persist, cause)
+    }
+
+    /// Begins to compare the next part of the kernel's maps.
+    pub(super) fn compare_next(&mut self) {
+        let snapshot = self.snapshots.borrow().clone();
+        self.apply.compare_next(&snapshot);
+    }
+
+    fn detach(&mut self, request: &DetachRequest, by: Caller, reply: Reply<DetachAnswer>) {
+        self.control.keep_experiments(&self.apply);
+        match self.apply.detach(request, by, reply) {
+            Some((reply, answer)) => self.answer(reply, |_| answer),
+            None => self.publish(),
         }
     }
 
-    fn watch(
-        &mut self,
-        policy: Option<&PolicyName>,
-    ) -> Result<broadcast::Receiver<Arc<StreamItem>>, EngineError> {
-        let agent = &self.config.config.agent;
-        if !agent.statistics {
-            return Err(EngineError::Refused(
-                "no statistics: statistics = false in [agent]".to_owned(),
-            ));
-        }
-        let policies = &self.reconciler.resolved().set.policies;
-        if let Some(policy) = policy {
-            let unmatched = agent.count_unmatched.then(PolicyName::unmatched);
-            let known = || policies.keys().chain(&unmatched);
-            if !known().any(|known| known == policy) {
-                let known: Vec<_> = known().map(PolicyName::as_str).collect();
-                return Err(EngineError::Refused(format!(
-                    "no active policy {policy}; active policies: {}",
-                    known.join(", ")
-                )));
+    /// `rto-agent attach`: ends a detachment. The counters continue.
+    pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+        let note = match self.apply.attach()? {
+            None => "already attached",
+            Some(maps_are_new) => {
+                if maps_are_new {
+                    self.control.maps_are_new(&mut self.apply);
+                } else {
+                    self.control.renew_lease(&mut self.apply);
+                }
+                self.publish();
+                self.apply.attached(cause);
+                "attached again"
             }
+        };
+        Ok(ChangeAnswer {
+            notes: vec![note.to_owned()],
+            ..ChangeAnswer::default()
+        })
+    }
+
+    /// Attaches or detaches as `attach` in `[agent]` of the new files says.
+    pub(super) fn follow_attach(&mut self, cause: &Cause) -> Result<(), EngineError> {
+        let attach = self.apply.resolved().config().agent.attach;
+        match (attach, self.apply.detached_by()) {
+            (false, None) => {
+                self.control.keep_experiments(&self.apply);
+                self.apply.detach_now(Caller::CONFIGURATION).map(drop)
+            }
+            (true, Some(Caller::CONFIGURATION)) => self.attach(cause).map(drop),
+            _ => Ok(()),
         }
-        let host = &self.reconciler.desired().host;
-        self.events.subscribe(self.reconciler.kernel(), host)
     }
 
     /// Removes expired entries, from the kernel first. The file holds their expiry times, so they
@@ -454,10 +372,10 @@ impl Engine {
         {
             return;
         }
-        let Some(next) = self.reconciler.desired().expired(boottime_ms()) else {
+        let Some(next) = self.apply.desired().expired(boottime_ms()) else {
             return;
         };
-        match self.reconcile(next, &Persist::Later, &Source::Ttl.into()) {
+        match self.reconcile(&next, &Persist::Later, &Source::Ttl.into()) {
             Ok(_) => self.expiry_after = None,
             Err(e) => {
                 error!("expired entries could not be removed and will be tried again: {e}");
@@ -468,20 +386,14 @@ impl Engine {
     }
 
     fn check_health(&mut self) {
-        self.events.end_if_unwatched();
-        self.reconciler.retry_save();
-        self.deciding.experiments.retry_save();
-        self.detach_mark.retry(self.detached_by);
+        self.control.retry_save();
         self.keep_last_good();
-        if self.detached_by.is_some() {
-            self.probing.look(&self.reconciler.options().cgroup);
+        if !self.apply.check_health() {
             self.publish();
             return;
         }
-        self.repair();
-        self.consider_probe();
         match host_facts(&self.config.features) {
-            Ok(host) if host != self.reconciler.desired().host => self.take_host(host),
+            Ok(host) if host != self.apply.desired().host => self.take_host(host),
             Ok(_) => self.host_problem = Problem::default(),
             Err(e) => warn!("{e}"),
         }
@@ -489,11 +401,11 @@ impl Engine {
         self.compare_next();
     }
 
-    fn take_host(&mut self, host: rto_agent_core::policy::HostFacts) {
+    fn take_host(&mut self, host: HostFacts) {
         // Set even if the policies cannot be computed for the new settings.
-        self.reconciler.set_host_defaults(host);
-        let next = self.reconciler.desired().with_host(host);
-        let changed = self.reconcile(next, &Persist::Later, &Source::Host.into());
+        self.apply.set_host_defaults(host);
+        let next = self.apply.desired().with_host(host);
+        let changed = self.reconcile(&next, &Persist::Later, &Source::Host.into());
         if changed.is_ok() {
             info!(?host, "the host's TCP settings changed");
         }
@@ -503,95 +415,13 @@ impl Engine {
         self.host_problem.becomes(problem, |text| error!("{text}"));
     }
 
-    fn consider_probe(&mut self) {
-        if self.detached_by.is_none() {
-            let resolved = self.reconciler.resolved();
-            let in_force = |name: &PolicyName| {
-                let jiffies = resolved.policies.get(name)?.kernel.initial_rto_jiffies;
-                (jiffies != 0).then_some(u64::from(jiffies))
-            };
-            let host = &resolved.desired.host;
-            let target = resolved.set.probe_target_by(host, in_force);
-            self.probing
-                .consider(&self.reconciler.options().cgroup, target);
-        }
-    }
-
     fn stop(mut self) -> anyhow::Result<()> {
         let begin = self.progress.stopped_at().unwrap_or_else(Instant::now);
-        let deadline = begin + JOBS_LIMIT;
-        self.walks.cancel();
-        self.events.end();
-        self.store_tuning();
-        self.probing.finish(deadline);
-        self.walks.finish(deadline);
-        self.keep_experiments();
-        if self.restoring.is_some() || self.reconciler.has_kept_maps() {
-            let kept = self.reconciler.leave_maps();
-            warn!(
-                "some sockets could not be restored: the maps in {} are kept; run rto-agent detach \
-                 --restore as root to finish",
-                kept.display()
-            );
-            return Ok(());
-        }
-        match self.reconciler.resolved().config().agent.on_exit {
-            OnExit::Keep if self.detached_by.is_some() => {
-                info!("stopping; no policy is active, and statistics are kept");
-                Ok(())
-            }
-            OnExit::Keep => {
-                info!("stopping; the policies stay active (on_exit = \"keep\")");
-                Ok(())
-            }
-            OnExit::Detach if self.detached_by.is_none() && self.hand_over() => Ok(()),
-            OnExit::Detach => {
-                self.end_schedules(NewConnections::LeftAlone);
-                let removed = self.reconciler.detach()?;
-                info!(links = removed.links, "stopping; detached");
-                Ok(())
-            }
-        }
+        self.control.store_tuning();
+        self.apply.finish_jobs(begin + JOBS_LIMIT);
+        self.control.keep_experiments(&self.apply);
+        self.apply.leave()
     }
-}
-
-fn log_start(reconciler: &Reconciler, detached_by: Option<Caller>) {
-    if let Some(by) = detached_by {
-        return warn!("{}", by.detached());
-    }
-    info!(
-        found = found(reconciler.found()),
-        entries = reconciler.resolved().set.entries.len(),
-        cgroup = %reconciler.options().cgroup.display(),
-        "policies are active"
-    );
-}
-
-/// The name that `status` shows.
-const fn found(found: Found) -> &'static str {
-    match found {
-        Found::Nothing => "nothing",
-        Found::Adopted => "adopted",
-        Found::MapsKept => "maps-kept",
-        Found::Replaced => "replaced",
-    }
-}
-
-fn statistics_options(agent: &AgentConfig, process: bool) -> StatisticsOptions {
-    StatisticsOptions {
-        on: agent.statistics,
-        unmatched: agent.count_unmatched,
-        sampling: agent.sampling,
-        rtt: agent.rtt_sampling,
-        process,
-    }
-}
-
-/// Reading the kernel's types again, only to fail again, would take a third of the start.
-fn without_clone(features: &[Feature]) -> Option<String> {
-    let feature = features.iter().find(|f| f.name == "bpf-lsm-cgroup")?;
-    let refused = matches!(feature.presence, Presence::Absent | Presence::Refused);
-    refused.then(|| feature.evidence.clone())
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@ use std::{ops::Deref, sync::Arc};
 use rto_agent_core::wire::kernel::Removed;
 use rto_agent_kernel::datapath::{DatapathError, Kernel, Options};
 
-use super::{reconcile::Open, snapshot::Shared};
+use super::snapshot::Shared;
+
+/// Opens the kernel.
+pub type Open = Arc<dyn Fn(Options) -> Result<Box<dyn Kernel>, DatapathError> + Send + Sync>;
 
 /// An open kernel. Reads are free; writes go through [`SharedKernel::change`].
 pub(super) struct SharedKernel {

@@ -83,6 +83,22 @@ impl Desired {
         self.runtime.policies.iter().chain(of_files).collect()
     }
 
+    /// Why a request for this policy is refused: the files do not have it.
+    pub(super) fn unknown_policy(&self, name: &PolicyName) -> String {
+        let policies = self.files.config.set.policies.keys();
+        let known: Vec<&str> = policies.map(PolicyName::as_str).collect();
+        if known.is_empty() {
+            format!(
+                "unknown policy {name}: the configuration has no policies; give settings instead"
+            )
+        } else {
+            format!(
+                "unknown policy {name}; the configuration has: {}",
+                known.join(", ")
+            )
+        }
+    }
+
     /// Replaces the decisions about policies.
     #[must_use]
     pub fn with_adjustments(&self, adjustments: Adjustments) -> Self {

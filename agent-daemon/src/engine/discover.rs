@@ -17,7 +17,7 @@ use rto_agent_core::{
     },
 };
 
-use super::{EngineError, Snapshot};
+use super::{EngineError, Snapshot, error::refused};
 
 impl Snapshot {
     /// Statistics of connections that no entry covers, by prefix.
@@ -26,19 +26,16 @@ impl Snapshot {
     ///
     /// [`EngineError::Refused`] if they are not counted; another error if the map cannot be read.
     pub fn discovered(&self) -> Result<DiscoverAnswer, EngineError> {
-        let refused = |text: String| Err(EngineError::Refused(text));
-        if !self.about.statistics {
+        if !self.agent().statistics {
             return refused(
                 "no statistics: set statistics = true and count_unmatched = true in [agent], and \
-                 restart the daemon"
-                    .to_owned(),
+                 restart the daemon",
             );
         }
-        if !self.about.count_unmatched {
+        if !self.agent().count_unmatched {
             return refused(
                 "connections that no entry covers are not counted: set count_unmatched = true in \
-                 [agent], and restart the daemon"
-                    .to_owned(),
+                 [agent], and restart the daemon",
             );
         }
         if let Some(by) = &self.health.detached_by {
@@ -79,7 +76,7 @@ impl Snapshot {
         let made = self.reader.as_ref().and_then(|r| r.discovered_since());
         let made = made.and_then(|made| made.duration_since(UNIX_EPOCH).ok());
         let made = made.and_then(|made| u64::try_from(made.as_millis()).ok());
-        let runs = u64::try_from(self.about.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let runs = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         made.unwrap_or_else(|| now_ms.saturating_sub(runs))
             .min(now_ms)
     }

@@ -22,13 +22,13 @@ pub const MAX_FILE: u64 = 1 << 30;
 /// Bytes per write.
 const PIECE: usize = 64 << 10;
 
-/// The document as it is written.
-#[derive(Serialize)]
-struct Versioned<'a, T> {
+/// The document.
+#[derive(Serialize, Deserialize)]
+struct Versioned<O, T> {
     format: u32,
     /// Identifies this daemon among several.
-    owner: &'a str,
-    content: &'a T,
+    owner: O,
+    content: T,
 }
 
 /// The part that every format has.
@@ -37,14 +37,6 @@ struct Head {
     format: u32,
     #[serde(default)]
     owner: String,
-}
-
-/// The document as it is read.
-#[derive(Deserialize)]
-struct Read<T> {
-    format: u32,
-    owner: String,
-    content: T,
 }
 
 /// Why an existing document is not used.
@@ -129,7 +121,7 @@ impl Document {
         let damaged = |e| Unusable::Damaged(format!("cannot be understood: {e}"));
         let read = serde_json::from_str(&text);
         let (head, content) = match read.map_err(damaged) {
-            Ok(Read {
+            Ok(Versioned {
                 format,
                 owner,
                 content,
@@ -181,7 +173,7 @@ impl Document {
                 let mut to = BufWriter::with_capacity(PIECE, Stepwise(to));
                 let versioned = Versioned {
                     format: self.format,
-                    owner: &self.owner,
+                    owner: &*self.owner,
                     content,
                 };
                 serde_json::to_writer(&mut to, &versioned)?;

@@ -80,6 +80,11 @@ pub enum EngineError {
     Interrupted,
 }
 
+/// Refuses a request.
+pub(super) fn refused<T>(why: impl Into<String>) -> Result<T, EngineError> {
+    Err(EngineError::Refused(why.into()))
+}
+
 impl From<DatapathError> for EngineError {
     /// Not `#[from]`: the error would become a source, and its text would appear twice.
     fn from(error: DatapathError) -> Self {

@@ -18,7 +18,10 @@ use rto_agent_core::{
 };
 use tokio::sync::{broadcast, oneshot, watch};
 
-use super::{EngineConfig, EngineError, jobs::Done, snapshot::Snapshot};
+use super::{
+    EngineConfig, EngineError,
+    snapshot::{Round, Snapshot},
+};
 
 /// The channel for an answer.
 pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
@@ -69,6 +72,22 @@ pub enum Message {
     FilesChanged,
     /// SIGTERM or SIGINT.
     Stop,
+}
+
+/// The result of a job.
+#[derive(Debug)]
+pub enum Done {
+    /// A walk over open sockets; `view` is `None` if its thread panicked.
+    Walk {
+        /// The walk's number.
+        number: u64,
+        /// What the walk did.
+        view: Option<Box<WalkView>>,
+    },
+    /// A probe; `None` if its thread panicked.
+    Probe(Option<Verdict>),
+    /// A comparison of a part of the maps; `None` if the engine changed them during it.
+    Compare(Option<Round>),
 }
 
 /// The handle. Cheap to clone.

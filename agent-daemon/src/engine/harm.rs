@@ -13,8 +13,6 @@ use rto_agent_core::{
 };
 use rto_agent_kernel::datapath::DatapathError;
 
-use super::{Snapshot, snapshot::locked};
-
 /// From this share of connections with a spurious SYN or SYN-ACK, a policy counts as harmful.
 const MOSTLY_SPURIOUS: f64 = 0.5;
 /// Fewer connections with a spurious SYN or SYN-ACK are not reported.
@@ -77,29 +75,6 @@ impl Harms {
             warnings.extend_from_slice(&harm.warnings);
         }
         (problems, warnings)
-    }
-}
-
-impl Snapshot {
-    /// Reads the counters of these policies for `status`, unless the engine changes the kernel.
-    pub(super) fn look_for_harm<'a>(
-        &self,
-        policies: impl Iterator<Item = &'a PolicyName>,
-        is_last: bool,
-    ) {
-        let read: Option<Result<Vec<_>, _>> = self.unchanged(|reader| {
-            let read = policies.filter_map(|name| match reader.statistics_of(name) {
-                Ok(statistics) => Some(Ok((name, PolicyStats::from(&statistics?)))),
-                Err(e) => Some(Err(e)),
-            });
-            read.collect()
-        });
-        let mut harms = locked(&self.shared.harms);
-        match read {
-            Some(Ok(read)) => harms.note(read.iter().map(|(name, stats)| (*name, stats)), is_last),
-            Some(Err(e)) => harms.note_unread(&e),
-            None => {}
-        }
     }
 }
 

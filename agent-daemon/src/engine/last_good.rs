@@ -11,7 +11,8 @@ use anyhow::Context as _;
 use rto_agent_core::{
     config::{Config, ConfigErrors, Files, FilesReader, atomic_file::AtomicFile},
     path_security,
-    policy::HostFacts,
+    policy::{HostFacts, PolicySet},
+    printable::counted,
     wire::types::now_s,
 };
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,6 @@ use tracing::{error, warn};
 use super::{
     document::Document,
     memory::{self, Need},
-    reload::emptied,
 };
 use crate::problem::Problem;
 
@@ -229,6 +229,19 @@ impl StartConfig {
             }
         }
     }
+}
+
+/// Why files without any policy do not replace files with policies: a redirection from a slow
+/// command, or a full disk, leaves a file empty for a moment.
+pub(super) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
+    let (now, before) = (files.policies.len(), former.policies.len());
+    (now == 0 && before != 0).then(|| {
+        format!(
+            "the files no longer have any of the {}; if this is intended, run rto-agent reload \
+             --allow-empty",
+            counted(before, "policy", "policies")
+        )
+    })
 }
 
 fn check(files: &Files, host: &HostFacts) -> anyhow::Result<Config> {

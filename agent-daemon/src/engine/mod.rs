@@ -15,12 +15,12 @@ use rto_agent_core::{
 };
 
 mod actor;
-mod adjusting;
-mod applying;
+mod apply;
 mod audit;
 mod changing;
+mod control;
 pub mod desired;
-mod detach;
+mod detach_mark;
 mod discover;
 mod document;
 mod error;
@@ -31,12 +31,12 @@ mod handle;
 mod harm;
 mod jobs;
 mod last_good;
+mod listing;
 pub mod memory;
 mod reconcile;
-mod reload;
-mod requests;
 pub mod runtime;
 mod snapshot;
+mod state;
 mod status;
 pub mod store;
 pub mod systemd;
@@ -44,13 +44,13 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
-pub use detach::DetachMark;
+pub use changing::Open;
+pub use detach_mark::DetachMark;
 pub use document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside};
 pub use error::EngineError;
-pub use handle::{Channels, Handle, Message, Reply, channels};
-pub use jobs::{Done, walk};
+pub use handle::{Channels, Done, Handle, Message, Reply, channels};
+pub use jobs::walk;
 pub use last_good::{LastGood, Refused, StartConfig};
-pub use reconcile::Open;
 pub use snapshot::{Readiness, Snapshot};
 
 /// Time the engine gets to end after a stop. The daemon's own steps use the rest of two seconds.
@@ -93,7 +93,7 @@ pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
         (lasting.join(experiments::FILE), experiments),
         (of_boot.join(experiments::FILE), experiments),
         (
-            lasting.join(detach::FILE),
+            lasting.join(detach_mark::FILE),
             "a detachment ends at the next start",
         ),
         (

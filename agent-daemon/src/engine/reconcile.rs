@@ -28,16 +28,15 @@ use rto_agent_kernel::{
 use tracing::{debug, error, info, warn};
 
 use super::{
-    EngineError,
-    audit::Cause,
+    EngineError, Open,
+    audit::{Change, DifferenceLog},
     changing::SharedKernel,
     desired::{Desired, Resolved},
-    error::in_words,
+    error::{in_words, refused},
     experiments::arms_changed,
     memory::{self, Need},
     snapshot::Shared,
     store::RuntimeStore,
-    verify::DifferenceLog,
 };
 use crate::problem::Problem;
 
@@ -46,9 +45,6 @@ const DIFFERS: &str = "the kernel's maps differ from the desired state";
 
 /// The number of changes that are logged individually.
 const WORDS: usize = 12;
-
-/// Opens the kernel.
-pub type Open = Arc<dyn Fn(Options) -> Result<Box<dyn Kernel>, DatapathError> + Send + Sync>;
 
 /// What must be on disk before a change is answered.
 pub(super) enum Persist {
@@ -59,17 +55,6 @@ pub(super) enum Persist {
     /// Nothing: changed runtime entries are saved after the kernel has the change, and retried
     /// until that works.
     Later,
-}
-
-/// A change and what it did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Change {
-    /// The counts of changed entries and policies.
-    pub(super) summary: ChangeSummary,
-    /// The changed entries and policies, in words.
-    pub(super) detail: String,
-    /// Why the runtime entries are not on disk yet.
-    pub(super) unsaved: Option<String>,
 }
 
 /// The kernel, its desired state, and its content.
@@ -160,7 +145,7 @@ impl Reconciler {
         if matches!(persist, Persist::Runtime)
             && let Some(reason) = resolved.leaves_out(&self.resolved)
         {
-            return Err(EngineError::Refused(reason));
+            return refused(reason);
         }
         progress::checkpoint()?;
         let staged = self.stage(&resolved.desired, persist)?;
@@ -589,38 +574,6 @@ impl Reconciler {
             is_root: cgroup::is_root(&self.options.cgroup),
             ..Attachment::default()
         }
-    }
-}
-
-impl super::Engine {
-    /// Makes a change from any source: reconciles, writes the audit line, and starts a walk over
-    /// the open sockets; or changes nothing. The caller publishes the result.
-    pub(super) fn reconcile_decided(
-        &mut self,
-        next: Desired,
-        persist: &Persist,
-        cause: &Cause,
-    ) -> Result<Change, EngineError> {
-        let was_on = self.applies_to_open();
-        let change = self.reconciler.reconcile(next, persist);
-        if !change.as_ref().is_err_and(EngineError::is_refusal) {
-            // The probe under way matches neither state.
-            self.probing.invalidate();
-        }
-        let change = change?;
-        self.follow_policies();
-        if cause.is_tuner() {
-            // A decision covers no further connection.
-            return Ok(change);
-        }
-        cause.audit(&change);
-        // Only additions and changes need a walk: the addresses of a removed entry already have the
-        // timers of its covering entry.
-        let ChangeSummary { added, changed, .. } = change.summary;
-        if added + changed > 0 || !was_on {
-            self.apply_to_open(cause);
-        }
-        Ok(change)
     }
 }
 

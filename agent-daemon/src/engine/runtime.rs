@@ -302,35 +302,6 @@ mod tests {
     }
 
     #[test]
-    fn runtime_entries_override_mask_and_restore() {
-        let mut runtime = RuntimeEntries::default();
-        runtime.add(&[cidr("10.0.0.0/8")], &entry("mine", None), &settings(100));
-        let set = overlay(&runtime, files());
-        assert_eq!(
-            set.entries
-                .get(&cidr("10.0.0.0/8"))
-                .unwrap()
-                .policy
-                .as_str(),
-            "mine"
-        );
-        assert_eq!(
-            runtime.remove(&cidr("10.0.0.0/8"), &files()),
-            Some(Removal::Entry)
-        );
-        runtime.forget_unused();
-        assert_eq!(overlay(&runtime, files()), files());
-        assert_eq!(
-            runtime.remove(&cidr("10.0.0.0/8"), &files()),
-            Some(Removal::Masked)
-        );
-        assert!(overlay(&runtime, files()).entries.is_empty());
-        assert_eq!(runtime.remove(&cidr("10.0.0.0/8"), &files()), None);
-        assert!(runtime.unmask(&cidr("10.0.0.0/8")));
-        assert_eq!(overlay(&runtime, files()), files());
-    }
-
-    #[test]
     fn there_is_nothing_to_remove_where_there_is_no_entry() {
         let mut runtime = RuntimeEntries::default();
         assert_eq!(runtime.remove(&cidr("11.0.0.0/8"), &files()), None);
@@ -356,17 +327,6 @@ mod tests {
         }
         assert_eq!(runtime.expire(6), []);
         assert_eq!(runtime.expire(7), cidrs);
-    }
-
-    #[test]
-    fn a_policy_that_left_the_files_stays_for_runtime_entries() {
-        let mut runtime = RuntimeEntries::default();
-        runtime.add(&[cidr("10.9.0.0/16")], &entry("near", None), &settings(50));
-        let set = overlay(&runtime, PolicySet::default());
-        assert_eq!(
-            set.policies[&"near".parse().unwrap()].settings,
-            settings(50)
-        );
     }
 
     /// An attacker needs 0.2 s to find settings whose name has the same 32 bits.

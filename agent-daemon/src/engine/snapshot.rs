@@ -3,39 +3,37 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Instant,
 };
 
-use rto_agent_common::{address::Peer, arm, policy_flags};
 use rto_agent_core::{
-    config::{Config, OnExit},
-    policy::{Cidr, EntryRef, HostFacts, PolicySet, plan::MapState},
+    config::{AgentConfig, Config, OnExit},
+    policy::{PolicySet, differences::Cursor, plan::MapState},
     wire::{
         experiments::ExperimentsAnswer,
-        kernel::{Attachment, Feature, Found},
-        stats::{Arm, StatsAnswer},
+        kernel::{Attachment, Found},
+        stats::StatsAnswer,
         tune::TuneAnswer,
-        types::{
-            Caller, EntryView, LookupAnswer, LookupEntry, PolicyView, ProbeView, ReloadView,
-            SourceView, WalkView,
-        },
+        types::{Caller, ProbeView, ReloadView, WalkView},
     },
 };
 use rto_agent_kernel::{
     datapath::{DatapathError, KernelReader, room_for},
-    kernel::{cgroup, clock::boottime_ms},
+    kernel::cgroup,
 };
-use serde::Serialize;
 
-use self::shared::Counted;
-pub(super) use self::shared::{Published, Shared, locked};
+use self::shared::{Counted, Reused};
+pub(super) use self::shared::{Published, locked};
 use super::{
     EngineConfig, EngineError,
     desired::{Desired, LoadedConfig, Resolved},
     experiments::SharedExperiments,
+    harm::Harms,
     runtime::RuntimeEntries,
 };
 
@@ -44,7 +42,9 @@ mod shared;
 /// The state after a change, and a reader of the kernel for it.
 #[derive(Clone)]
 pub struct Snapshot {
-    pub(super) about: Arc<About>,
+    pub(super) started: Instant,
+    /// What the daemon started with.
+    pub(super) config: Arc<EngineConfig>,
     /// Absent until the engine has started.
     pub(super) resolved: Option<Arc<Resolved>>,
     /// Absent while nothing is in the kernel.
@@ -56,27 +56,6 @@ pub struct Snapshot {
     /// The kernel matches this snapshot while [`Shared::epoch`] has this value.
     pub(super) epoch: u64,
     pub(super) shared: Arc<Shared>,
-}
-
-/// Facts that do not change while the daemon runs.
-pub(super) struct About {
-    pub(super) started: Instant,
-    pub(super) config_path: PathBuf,
-    /// The files read at the start.
-    pub(super) files: Vec<PathBuf>,
-    pub(super) pin_dir: PathBuf,
-    pub(super) kernel: String,
-    pub(super) features: Vec<Feature>,
-    pub(super) host: HostFacts,
-    /// `statistics` in `[agent]`.
-    pub(super) statistics: bool,
-    /// `count_unmatched` in `[agent]`.
-    pub(super) count_unmatched: bool,
-    /// `sampling` in `[agent]`.
-    pub(super) sampling: u32,
-    /// `rtt_sampling` in `[agent]`.
-    pub(super) rtt_sampling: String,
-    pub(super) dropped_lines: fn() -> u64,
 }
 
 /// The daemon's health, as the engine knows it.
@@ -112,28 +91,12 @@ pub enum Readiness {
     Differs,
 }
 
-/// Bytes of a list that are passed on at once.
-const PIECE: usize = 64 << 10;
-
 impl Snapshot {
     /// The snapshot before the engine has started.
     pub(super) fn starting(config: &EngineConfig) -> Self {
-        let agent = &config.config.agent;
         Self {
-            about: Arc::new(About {
-                started: Instant::now(),
-                config_path: config.config_path.clone(),
-                files: config.config.files.clone(),
-                pin_dir: agent.pin_dir.clone(),
-                kernel: config.kernel.clone(),
-                features: config.features.clone(),
-                host: config.host,
-                statistics: agent.statistics,
-                count_unmatched: agent.count_unmatched,
-                sampling: agent.sampling,
-                rtt_sampling: agent.rtt_sampling.to_string(),
-                dropped_lines: config.dropped_lines,
-            }),
+            started: Instant::now(),
+            config: Arc::new(config.clone()),
             resolved: None,
             reader: None,
             health: Arc::new(Health {
@@ -148,7 +111,7 @@ impl Snapshot {
                     ok: true,
                     ..ReloadView::default()
                 },
-                max_entries: room_for(0, agent.max_entries),
+                max_entries: room_for(0, config.config.agent.max_entries),
                 ..Health::default()
             }),
             walk: Published::default(),
@@ -223,7 +186,9 @@ impl Snapshot {
     #[must_use]
     pub fn files(&self) -> &[PathBuf] {
         let resolved = self.resolved.as_ref();
-        resolved.map_or(&self.about.files, |resolved| &resolved.config().files)
+        resolved.map_or(&self.config.config.files, |resolved| {
+            &resolved.config().files
+        })
     }
 
     /// The walk over open sockets that is running, or the last one.
@@ -325,157 +290,9 @@ impl Snapshot {
         Some(stats)
     }
 
-    /// The entry and settings that apply to an address, with the reasons.
-    pub fn lookup(&self, address: IpAddr) -> Result<LookupAnswer, EngineError> {
-        let resolved = self.resolved()?;
-        let looked_up = address.to_canonical();
-        let mut matching = resolved.set.entries.covering(looked_up).into_iter();
-        let best = matching.next();
-        let shadowed: Vec<Cidr> = matching.collect();
-        let mut masked: Vec<Cidr> = masked(resolved).copied().collect();
-        masked.retain(|cidr| cidr.contains(looked_up));
-        masked.sort_unstable_by_key(|cidr| std::cmp::Reverse(cidr.prefix()));
-        let mut reason = String::new();
-        if looked_up != address {
-            reason = format!("{address} is IPv4-mapped and treated as {looked_up}; ");
-        }
-        let entry = match best.and_then(|cidr| Some((cidr, resolved.set.entries.get(&cidr)?))) {
-            None => {
-                reason.push_str("no entry covers it: the kernel's own timers apply");
-                None
-            }
-            Some((cidr, entry)) => {
-                let reader = self.reader.as_ref();
-                let hits = reader.map_or(Ok(0), |reader| reader.hits_of(&cidr))?;
-                reason.push_str(&match shadowed.len() {
-                    0 => "the only entry that covers it".to_owned(),
-                    n => format!("the longest of {} prefixes that cover it", n + 1),
-                });
-                if let Some(policy) = resolved.maps.policies.get(entry.policy)
-                    && let Some(arm) = arm_of_peer(policy, looked_up)
-                {
-                    reason.push_str(&format!("; this peer is in its {arm} arm"));
-                }
-                if let Some(by) = &self.health.detached_by {
-                    reason.push_str(&format!("; but no policy is active: detached by {by}"));
-                }
-                Some(view(resolved, self.listed(resolved, cidr, entry, hits)))
-            }
-        };
-        Ok(LookupAnswer {
-            address,
-            looked_up,
-            entry,
-            shadowed,
-            masked,
-            reason,
-        })
-    }
-
-    /// Reads the hit counters of all entries.
-    pub fn hits(&self) -> Result<Vec<(Cidr, u32)>, EngineError> {
-        let reader = self.reader.as_ref();
-        Ok(reader.map_or_else(|| Ok(Vec::new()), |reader| reader.hits())?)
-    }
-
-    /// Writes the JSON of a [`rto_agent_core::wire::types::ListAnswer`] in pieces until `take` wants no
-    /// more: a million entries are a hundred megabytes.
-    pub fn list(
-        &self,
-        hits: &[(Cidr, u32)],
-        mut take: impl FnMut(Vec<u8>) -> bool,
-    ) -> serde_json::Result<()> {
-        let Ok(resolved) = self.resolved() else {
-            return Ok(());
-        };
-        let mut text = Vec::with_capacity(2 * PIECE);
-        text.extend_from_slice(b"{\"policies\":{");
-        for (i, (name, policy)) in resolved.set.policies.iter().enumerate() {
-            separate(&mut text, i);
-            put(&mut text, name)?;
-            text.push(b':');
-            let effects = resolved.effects(name).to_vec();
-            let settings = policy.settings.clone();
-            let description = policy.description.clone();
-            let view = PolicyView {
-                description,
-                settings,
-                effects,
-            };
-            put(&mut text, &view)?;
-        }
-        text.extend_from_slice(b"},\"entries\":[");
-        let mut hits = hits.iter().peekable();
-        for (i, (cidr, entry)) in resolved.set.entries.iter().enumerate() {
-            separate(&mut text, i);
-            while hits.peek().is_some_and(|(other, _)| *other < cidr) {
-                hits.next();
-            }
-            let counted = hits.peek().filter(|(other, _)| *other == cidr);
-            let counted = counted.map_or(0, |(_, count)| *count);
-            put(&mut text, &self.listed(resolved, cidr, entry, counted))?;
-            if text.len() >= PIECE {
-                let piece = std::mem::replace(&mut text, Vec::with_capacity(2 * PIECE));
-                if !take(piece) {
-                    return Ok(());
-                }
-            }
-        }
-        text.extend_from_slice(b"],\"masked\":");
-        put(&mut text, &masked(resolved).collect::<Vec<_>>())?;
-        text.extend_from_slice(b",\"left_out\":");
-        let left_out: BTreeMap<_, &str> = resolved
-            .left_out
-            .iter()
-            .map(|(c, why)| (c, &**why))
-            .collect();
-        put(&mut text, &left_out)?;
-        if let Some(by) = self.health.detached_by {
-            text.extend_from_slice(b",\"detached_by\":");
-            put(&mut text, &by)?;
-        }
-        text.push(b'}');
-        take(text);
-        Ok(())
-    }
-
-    fn listed(&self, resolved: &Resolved, cidr: Cidr, entry: EntryRef<'_>, hits: u32) -> EntryView {
-        let is_in_force = || !resolved.left_out.contains_key(&cidr);
-        let runtime = resolved
-            .desired
-            .runtime
-            .get(&cidr)
-            .filter(|_| is_in_force());
-        let (source, overrides) = match (runtime, file(entry)) {
-            (Some(runtime), _) => {
-                let left = |end: u64| end.saturating_sub(boottime_ms()).div_ceil(1000);
-                let expires_in_s = runtime.expires_ms.map(left);
-                (
-                    SourceView::Runtime {
-                        by: runtime.by,
-                        expires_in_s,
-                    },
-                    resolved.config().set.entries.get(&cidr).and_then(file),
-                )
-            }
-            (None, Some(source)) => (source, None),
-            // Neither a runtime entry nor one of a file. Impossible, but it must not hide the
-            // entry.
-            (None, None) => (
-                SourceView::File {
-                    path: self.about.config_path.clone(),
-                    line: 0,
-                },
-                None,
-            ),
-        };
-        EntryView {
-            cidr,
-            policy: entry.policy.clone(),
-            source,
-            hits,
-            overrides,
-        }
+    /// `[agent]` at the start.
+    pub(super) fn agent(&self) -> &AgentConfig {
+        &self.config.config.agent
     }
 
     pub(super) fn resolved(&self) -> Result<&Resolved, EngineError> {
@@ -483,67 +300,69 @@ impl Snapshot {
     }
 }
 
-/// Entries of the files that are masked.
-fn masked(resolved: &Resolved) -> impl Iterator<Item = &Cidr> {
-    let files = &resolved.config().set.entries;
-    let masked = resolved.desired.runtime.masked().iter();
-    masked.filter(|cidr| files.contains_key(cidr))
+/// The result of comparing a part.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    /// Where the next part begins.
+    pub(super) cursor: Cursor,
+    /// The kernel differs from the desired state.
+    pub(super) differs: bool,
 }
 
-/// The arm of all connections to a peer; `None` if the policy's control arm does not draw peers.
-fn arm_of_peer(policy: &rto_agent_common::Policy, address: IpAddr) -> Option<Arm> {
-    if policy.control_below == 0 || policy.flags & policy_flags::CONTROL_BY_PEER == 0 {
-        return None;
+/// State shared by all snapshots of an engine.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Odd from the first write of a change until its snapshot is published; each change gets a new
+    /// value.
+    epoch: AtomicU64,
+    newest: Mutex<Weak<Snapshot>>,
+    pub(super) statistics: Reused<(u64, Counted)>,
+    /// The last statistics read while the engine was not changing the kernel.
+    counted: Mutex<Option<Arc<StatsAnswer>>>,
+    /// What the counters showed when they were last read.
+    pub(super) harms: Mutex<Harms>,
+    holds: Reused<(u64, Option<bool>)>,
+}
+
+impl Shared {
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
     }
-    let peer = match address {
-        IpAddr::V4(v4) => Peer::V4(v4.octets()),
-        IpAddr::V6(v6) => Peer::V6(v6.octets()),
-    };
-    Some(match arm::draws_control(policy, &peer, 0) {
-        true => Arm::Control,
-        false => Arm::Treated,
-    })
-}
 
-fn view(resolved: &Resolved, entry: EntryView) -> LookupEntry {
-    let policy = resolved.set.policies.get(&entry.policy);
-    LookupEntry {
-        sets: PolicyView {
-            description: policy.and_then(|p| p.description.clone()),
-            settings: policy.map(|p| p.settings.clone()).unwrap_or_default(),
-            effects: resolved.effects(&entry.policy).to_vec(),
-        },
-        entry,
+    fn newest(&self) -> Option<Arc<Snapshot>> {
+        locked(&self.newest).upgrade()
     }
-}
 
-fn file(entry: EntryRef<'_>) -> Option<SourceView> {
-    let (path, line) = entry.location?;
-    Some(SourceView::File {
-        path: path.to_path_buf(),
-        line,
-    })
-}
+    /// Marks the beginning of a change, unless one has begun. Publishing the next snapshot ends it.
+    pub(super) fn begin(&self) {
+        self.epoch.fetch_or(1, Ordering::SeqCst);
+    }
 
-fn put(text: &mut Vec<u8>, value: &impl Serialize) -> serde_json::Result<()> {
-    serde_json::to_writer(text, value)
-}
+    /// The epoch of the next snapshot: that after the change, if one has begun.
+    pub(super) fn next_epoch(&self) -> u64 {
+        let epoch = self.epoch();
+        epoch + (epoch & 1)
+    }
 
-fn separate(text: &mut Vec<u8>, index: usize) {
-    if index > 0 {
-        text.push(b',');
+    /// Ends a change, if one has begun, as its snapshot is published.
+    pub(super) fn published(&self, snapshot: &Arc<Snapshot>) {
+        *locked(&self.newest) = Arc::downgrade(snapshot);
+        self.epoch.store(snapshot.epoch, Ordering::SeqCst);
+        if snapshot.reader.is_none() {
+            // The next maps count from 0.
+            *locked(&self.counted) = None;
+            *locked(&self.harms) = Harms::default();
+        } else if locked(&self.counted).is_none() {
+            // Serves readers during the next change. An error is returned to the next client.
+            let _kept = snapshot.stats();
+        }
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use rto_agent_core::wire::types::ListAnswer;
-
     use super::*;
-    use crate::engine::{
-        desired::tests::desired,
-        fake::{FakeHost, options},
-    };
+    use crate::engine::fake::{FakeHost, options};
 
     /// A snapshot of a desired state, and its kernel, which holds it and is attached.
     pub(in crate::engine) fn healthy(desired: Desired) -> (FakeHost, Snapshot) {
@@ -567,53 +386,26 @@ pub(super) mod tests {
         (host, snapshot)
     }
 
-    fn snapshot(count: u32) -> Snapshot {
-        use std::fmt::Write as _;
-
-        let mut text = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\n".to_owned();
-        for i in 0..count {
-            let address = std::net::Ipv4Addr::from(i << 8);
-            writeln!(text, "\"{address}/24\",").unwrap();
-        }
-        text.push_str("]\n");
-        Snapshot {
-            resolved: Some(Arc::new(desired(&text).resolve().unwrap())),
-            ..Snapshot::starting(&EngineConfig::for_tests())
-        }
-    }
-
     #[test]
-    fn the_pieces_are_a_list() {
-        for count in [0, 1, 5000] {
-            let snapshot = snapshot(count);
-            let third: Cidr = "0.0.3.0/24".parse().unwrap();
-            let hits = [("0.0.0.0/8".parse().unwrap(), 9), (third, 7)];
-            let (mut text, mut pieces) = (Vec::new(), 0);
+    fn kernel_is_read_while_no_change_runs() {
+        let shared = Arc::new(Shared::default());
+        let publish = || {
+            let snapshot = Arc::new(Snapshot {
+                epoch: shared.next_epoch(),
+                shared: shared.clone(),
+                ..Snapshot::starting(&EngineConfig::for_tests())
+            });
+            shared.published(&snapshot);
             snapshot
-                .list(&hits, |piece| {
-                    text.extend(piece);
-                    pieces += 1;
-                    true
-                })
-                .unwrap();
-            let answer: ListAnswer = serde_json::from_slice(&text).unwrap();
-            assert_eq!(answer.entries.len(), count as usize);
-            assert_eq!(answer.policies.len(), 1);
-            assert_eq!(pieces > 2, count > 1000);
-            let counted: Vec<_> = answer.entries.iter().filter(|e| e.hits > 0).collect();
-            assert!(counted.iter().all(|e| e.cidr == third && e.hits == 7));
-            assert_eq!(counted.len(), usize::from(count > 3));
-        }
-    }
-
-    #[test]
-    fn list_ends_when_its_reader_does() {
-        let mut pieces = 0;
-        let take = |_| {
-            pieces += 1;
-            false
         };
-        snapshot(20_000).list(&[], take).unwrap();
-        assert_eq!(pieces, 1);
+        let first = publish();
+        assert!(first.is_current() && publish().is_current());
+        // Without a write the epoch is unchanged.
+        assert!(first.is_current());
+        shared.begin();
+        shared.begin();
+        assert!(!first.is_current());
+        let second = publish();
+        assert!(!first.is_current() && second.is_current());
     }
 }

@@ -45,7 +45,7 @@ impl Snapshot {
             commit: build_info::COMMIT.to_owned(),
             target: build_info::TARGET.to_owned(),
             pid: std::process::id(),
-            uptime_s: self.about.started.elapsed().as_secs(),
+            uptime_s: self.started.elapsed().as_secs(),
             healthy: problems.is_empty(),
             problems,
             warnings,
@@ -56,10 +56,10 @@ impl Snapshot {
             in_sync: health.in_sync,
             map_differences: health.map_differences.clone(),
             maps_compared_at_s: health.maps_compared_at_s,
-            kernel: self.about.kernel.clone(),
-            host: resolved.map_or(self.about.host, |resolved| resolved.desired.host),
-            config: self.about.config_path.clone(),
-            pin_dir: self.about.pin_dir.clone(),
+            kernel: self.config.kernel.clone(),
+            host: resolved.map_or(self.config.host, |resolved| resolved.desired.host),
+            config: self.config.config_path.clone(),
+            pin_dir: self.agent().pin_dir.clone(),
             entries: resolved.map_or(0, |resolved| resolved.set.entries.len()),
             runtime_entries,
             runtime_entries_left_out: left_out,
@@ -70,7 +70,7 @@ impl Snapshot {
             experiments: self.experiments.summaries(),
             dropped: self.dropped(),
             last_reload: health.last_reload.clone(),
-            features: self.about.features.clone(),
+            features: self.config.features.clone(),
             probe: health.probe.clone(),
             open_sockets: Some(self.walk())
                 .filter(|walk| !walk.cause.is_empty())
@@ -129,7 +129,7 @@ impl Snapshot {
         let reader = self.reader.as_deref();
         warnings.extend(reader.and_then(|r| r.limited()).map(ToOwned::to_owned));
         warnings.extend(health.last_reload.warnings.iter().cloned());
-        if !self.about.statistics {
+        if !self.agent().statistics {
             warnings.push("no statistics (statistics = false in [agent])".to_owned());
         }
         if let Some(reader) = reader {
@@ -156,7 +156,7 @@ impl Snapshot {
 
     fn dropped(&self) -> DroppedView {
         DroppedView {
-            log: (self.about.dropped_lines)(),
+            log: (self.config.dropped_lines)(),
             service_manager: systemd::unsent(),
         }
     }
@@ -206,9 +206,9 @@ impl Snapshot {
         }
         Ok(Arc::new(StatsAnswer {
             at_ms: now_ms(),
-            on: self.about.statistics,
-            sampling: self.about.sampling,
-            rtt_sampling: self.about.rtt_sampling.clone(),
+            on: self.agent().statistics,
+            sampling: self.agent().sampling,
+            rtt_sampling: self.agent().rtt_sampling.to_string(),
             policies,
         }))
     }

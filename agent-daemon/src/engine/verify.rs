@@ -1,57 +1,15 @@
 //! Checks that the kernel's maps and pins match the desired state, as other processes may write
 //! them.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
-
 use rto_agent_core::{
-    policy::{
-        Cidr, PolicyName,
-        differences::{Cursor, Differences},
-    },
-    wire::types::{VerifyAnswer, now_s},
+    policy::{PolicyName, differences::Cursor},
+    wire::{stats::PolicyStats, types::VerifyAnswer},
 };
-use tracing::warn;
 
 use super::{
-    Engine, Snapshot,
-    audit::{Cause, Source},
-    jobs::comparing::Round,
+    Snapshot,
+    snapshot::{Round, locked},
 };
-
-/// Counts changes by other processes and logs them at most once a minute.
-#[derive(Debug, Default)]
-pub(super) struct DifferenceLog {
-    counts: BTreeMap<String, u64>,
-    logged_at: Option<Instant>,
-    /// Changes since `logged_at`.
-    unlogged: u64,
-}
-
-impl DifferenceLog {
-    pub(super) fn record(&mut self, differences: &Differences) {
-        const INTERVAL: Duration = Duration::from_secs(60);
-        for (kind, count) in &differences.counts {
-            *self.counts.entry(kind.clone()).or_default() += count;
-        }
-        if self.logged_at.is_some_and(|at| at.elapsed() < INTERVAL) {
-            self.unlogged += differences.total();
-            return;
-        }
-        self.logged_at = Some(Instant::now());
-        warn!(
-            differences = differences.total(),
-            not_logged_before = std::mem::take(&mut self.unlogged),
-            "another process changed the kernel's maps: {differences}"
-        );
-    }
-
-    pub(super) fn counts(&self) -> &BTreeMap<String, u64> {
-        &self.counts
-    }
-}
 
 impl Snapshot {
     /// The number of entries in the desired state.
@@ -86,7 +44,7 @@ impl Snapshot {
         let mut cursor = cursor.resumed(&desired.entries);
         let first = cursor.policy;
         let compared = self.unchanged(|reader| reader.compare(desired, &mut cursor, entries))?;
-        if self.about.statistics {
+        if self.agent().statistics {
             let read = cursor.policy.checked_sub(first).filter(|read| *read > 0);
             let names = resolved.set.policies.keys().skip(first);
             self.look_for_harm(names.take(read.unwrap_or(usize::MAX)), cursor.policy == 0);
@@ -95,81 +53,21 @@ impl Snapshot {
         let differs = !compared.is_ok_and(|differences| differences.is_empty());
         Some(Round { cursor, differs })
     }
-}
 
-impl Engine {
-    /// Compares the kernel with the desired state and repairs differences. The caller publishes.
-    pub(super) fn verify(&mut self) -> VerifyAnswer {
-        let (begin, at_s) = (Instant::now(), now_s());
-        let mut problems = Vec::new();
-        if let Some(reader) = self
-            .reconciler
-            .reader()
-            .filter(|_| self.detached_by.is_none())
-        {
-            problems.extend(reader.attachment().problem);
-        } else {
-            problems.extend(self.reconciler.detached().problem);
-            return self.verified(Differences::default(), problems);
-        }
-        let differences = self.reconciler.verify();
-        if !problems.is_empty() || !self.reconciler.in_sync() {
-            self.repair();
-        }
-        problems.extend(self.reconciler.problems().cloned());
-        self.comparing.all_compared(at_s, begin.elapsed());
-        self.verified(differences, problems)
-    }
-
-    fn verified(&self, differences: Differences, problems: Vec<String>) -> VerifyAnswer {
-        let set = &self.reconciler.resolved().set;
-        VerifyAnswer {
-            ok: differences.is_empty() && problems.is_empty(),
-            entries: set.entries.len(),
-            policies: set.policies.len(),
-            repaired: self.detached_by.is_none() && self.reconciler.problems().next().is_none(),
-            differences,
-            problems,
-        }
-    }
-
-    /// Attaches again if necessary, and rewrites what differs. The caller publishes.
-    pub(super) fn repair(&mut self) {
-        let Some(change) = self.reconciler.repair() else {
-            return;
-        };
-        self.probing.invalidate();
-        let cause = Cause::from(Source::Repair);
-        cause.audit(&change);
-        // Connections may have begun without a policy while detached.
-        self.apply_to_open(&cause);
-    }
-
-    /// Repairs changes that other processes made to these entries. Called before a change, as its
-    /// plan assumes that the maps hold what was last written.
-    pub(super) fn verify_entries(&mut self, cidrs: &[Cidr], policy: &PolicyName) {
-        let reader = self
-            .reconciler
-            .reader()
-            .filter(|_| self.detached_by.is_none());
-        let maps = &self.reconciler.resolved().maps;
-        let found = reader.map(|reader| reader.finds(maps, cidrs, policy));
-        if matches!(found, Some(Ok(false))) && self.restoring.is_none() {
-            self.verify();
-        }
-    }
-
-    /// Begins to compare the next part.
-    pub(super) fn compare_next(&mut self) {
-        let snapshot = self.snapshots.borrow().clone();
-        self.comparing.consider(&snapshot);
-    }
-
-    /// Handles the result of comparing a part.
-    pub(super) fn compared(&mut self, round: Option<Round>) {
-        if self.comparing.done(round) && self.detached_by.is_none() {
-            self.verify();
-            self.publish();
+    /// Reads the counters of these policies for `status`, unless the engine changes the kernel.
+    fn look_for_harm<'a>(&self, policies: impl Iterator<Item = &'a PolicyName>, is_last: bool) {
+        let read: Option<Result<Vec<_>, _>> = self.unchanged(|reader| {
+            let read = policies.filter_map(|name| match reader.statistics_of(name) {
+                Ok(statistics) => Some(Ok((name, PolicyStats::from(&statistics?)))),
+                Err(e) => Some(Err(e)),
+            });
+            read.collect()
+        });
+        let mut harms = locked(&self.shared.harms);
+        match read {
+            Some(Ok(read)) => harms.note(read.iter().map(|(name, stats)| (*name, stats)), is_last),
+            Some(Err(e)) => harms.note_unread(&e),
+            None => {}
         }
     }
 }
@@ -178,32 +76,12 @@ impl Engine {
 mod tests {
     use std::{fmt::Write as _, sync::Arc};
 
-    use rto_agent_core::policy::differences::Difference;
-
     use super::*;
     use crate::engine::{
         desired::tests::{NEAR, desired},
         fake::FakeHost,
         snapshot::tests::healthy,
     };
-
-    #[test]
-    fn foreign_changes_are_logged_once_a_minute() {
-        let mut differences = Differences::default();
-        (0..3).for_each(|_| differences.push(Difference::ControlArm));
-        let mut log = DifferenceLog::default();
-        for round in 1..=3 {
-            log.record(&differences);
-            assert_eq!(log.counts()["control-arm"], 3 * round);
-            assert_eq!(log.unlogged, 3 * (round - 1));
-        }
-        log.logged_at = Instant::now().checked_sub(Duration::from_secs(60));
-        log.record(&differences);
-        assert!(
-            log.logged_at
-                .is_some_and(|at| at.elapsed() < Duration::from_secs(30))
-        );
-    }
 
     /// A snapshot with two entries and its kernel, which holds both and is attached.
     fn near() -> (FakeHost, Snapshot) {

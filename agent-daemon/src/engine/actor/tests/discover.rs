@@ -23,7 +23,6 @@ fn noted(address: [u8; 4], connections: u64) -> (Prefix, Discovered) {
 #[test]
 fn prefixes_without_an_entry_have_their_counts() {
     let bed = Bed::with("count_unmatched = true\n");
-    bed.call(Message::Verify).unwrap();
     let made = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     {
         let mut state = bed.kernel.state();
@@ -34,14 +33,12 @@ fn prefixes_without_an_entry_have_their_counts() {
         ];
         state.discovered_since = Some(made);
     }
-    let request = AddRequest {
+    bed.add(AddRequest {
         // The second CIDR covers only a part of its prefix.
         cidrs: ["10.9.0.0/16", "203.0.113.7"].map(str::to_owned).into(),
-        policy: Some("near".to_owned()),
-        ..AddRequest::default()
-    };
-    let request = Box::new(request);
-    bed.call(|reply| Message::Add(request, BY, reply)).unwrap();
+        ..request("")
+    })
+    .unwrap();
     let snapshot = bed.engine.snapshot();
     let answer = snapshot.discovered().unwrap();
     assert_eq!((answer.since_ms, answer.one_in), (1_700_000_000_000, 16));
@@ -64,7 +61,6 @@ fn prefixes_without_an_entry_have_their_counts() {
     bed.kernel.state().discovered_since = Some(SystemTime::now() + Duration::from_secs(60));
     let answer = snapshot.discovered().unwrap();
     assert_eq!(answer.at_ms, answer.since_ms);
-    bed.stop();
 }
 
 #[test]
@@ -77,16 +73,12 @@ fn discover_without_counting_names_the_fix() {
         ),
     ] {
         let bed = Bed::with(agent);
-        bed.call(Message::Verify).unwrap();
         let error = bed.engine.snapshot().discovered().unwrap_err();
         assert!(error.is_refusal());
         assert!(error.to_string().contains(fix), "{error}");
-        bed.stop();
     }
     let bed = Bed::with("count_unmatched = true\n");
-    bed.call(|reply| Message::Detach(DetachRequest::default(), BY, reply))
-        .unwrap();
+    bed.detach().unwrap();
     let error = bed.engine.snapshot().discovered().unwrap_err();
     assert!(error.to_string().contains("rto-agent attach"), "{error}");
-    bed.stop();
 }

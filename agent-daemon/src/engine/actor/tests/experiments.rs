@@ -1,9 +1,13 @@
 //! Experiments: from requests to the kernel's arms, and over restarts.
 
 use rto_agent_common::Statistics;
-use rto_agent_core::wire::{
-    experiments::{ExperimentAnswer, ExperimentView, StartRequest, State},
-    stats::ArmStatistics,
+use rto_agent_core::{
+    config::AgentConfig,
+    wire::{
+        experiments::{ExperimentAnswer, ExperimentView, StartRequest, State},
+        stats::ArmStatistics,
+        types::now_s,
+    },
 };
 use rto_model::tune::{
     experiment::{Design, Outcome, Ramp, Unit},
@@ -73,24 +77,8 @@ fn shown(bed: &Bed) -> ExperimentView {
 
 /// Waits until the evaluated experiment satisfies a condition.
 fn until(bed: &Bed, what: impl Fn(&ExperimentView) -> bool) -> ExperimentView {
-    let limit = Instant::now() + Duration::from_secs(60);
-    loop {
-        let view = shown(bed);
-        if what(&view) {
-            return view;
-        }
-        assert!(Instant::now() < limit, "{view:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Waits until the kernel satisfies a condition.
-fn until_in_force(bed: &Bed, is_so: impl Fn(&Bed) -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !is_so(bed) {
-        assert!(Instant::now() < limit);
-        std::thread::yield_now();
-    }
+    bed.until("evaluated", |bed| what(&shown(bed)));
+    shown(bed)
 }
 
 fn saved(bed: &Bed) -> PathBuf {
@@ -121,7 +109,7 @@ fn a_share_is_treated_until_a_gain_is_proven() {
     count(&bed, (5000, 0), (5000, 40));
     let view = until(&bed, |view| view.gain_proven);
     assert_eq!(view.counts.treated.attempts, 5000);
-    let status = bed.engine.snapshot().status();
+    let status = bed.status();
     let summary = &status.experiments[&near()];
     assert!(summary.e_values["gain"] >= 20.0);
     assert!(
@@ -149,7 +137,6 @@ fn a_share_is_treated_until_a_gain_is_proven() {
         let none = none.unwrap_err().to_string();
         assert!(none.starts_with("policy near has no experiment;"), "{none}");
     }
-    bed.stop();
 }
 
 #[test]
@@ -158,9 +145,9 @@ fn harm_suspends_at_once_and_over_a_restart() {
     start(&bed, ramp(&["50%"])).unwrap();
     count_spurious(&bed);
     until(&bed, |view| view.state == State::Harm);
-    until_in_force(&bed, |bed| control_percent(bed) == 100);
+    bed.until("in force", |bed| control_percent(bed) == 100);
     let warned = |bed: &Bed| {
-        let warnings = bed.engine.snapshot().status().warnings;
+        let warnings = bed.status().warnings;
         warnings
             .iter()
             .any(|w| w.contains("experiment harm proven (spurious)"))
@@ -170,22 +157,15 @@ fn harm_suspends_at_once_and_over_a_restart() {
     let (kernel, dir) = bed.ended();
     assert!(!kernel.state().attached);
     let bed = Bed::restarted(kernel, dir);
-    bed.call(Message::Verify).unwrap();
     assert_eq!(control_percent(&bed), 100);
     assert!(warned(&bed));
     // The change is accepted: the settings apply to all connections at once.
-    let path = bed.dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, text.replace("100ms", "200ms")).unwrap();
-    let answer = bed
-        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-        .unwrap();
+    let answer = bed.load(bed.text().replace("100ms", "200ms")).unwrap();
     assert_eq!(control_percent(&bed), 0);
     let told = "the experiment of policy near has ended: the policy's settings changed";
     assert!(answer.notes.iter().any(|note| note == told), "{answer:?}");
     assert!(!warned(&bed));
     assert_eq!(shown(&bed).state, State::Harm);
-    bed.stop();
 }
 
 /// No tick may follow the stop, as nothing is counted then.
@@ -198,25 +178,22 @@ fn harm_found_during_a_stop_takes_effect() {
     let error = bed.call(stop).unwrap_err().to_string();
     assert!(error.contains("has ended"), "{error}");
     assert_eq!(control_percent(&bed), 100);
-    bed.stop();
 }
 
 #[test]
 fn harm_freezes_a_guarded_timer_too() {
-    let dir = Bed::configured("");
-    let path = dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
-    let guarded = text.replacen("initial_rto", "guard = \"on\"\ninitial_rto", 1);
-    fs::write(&path, guarded).unwrap();
-    let bed = Bed::restarted(FakeHost::default(), dir);
-    bed.call(Message::Verify).unwrap();
+    let bed = Bed::ready();
+    let guarded = bed
+        .text()
+        .replacen("initial_rto", "guard = \"on\"\ninitial_rto", 1);
+    bed.load(guarded).unwrap();
     let jiffies = |bed: &Bed| bed.kernel.state().maps.policies[&near()].initial_rto_jiffies;
     assert_ne!(jiffies(&bed), 0);
     start(&bed, ramp(&["50%"])).unwrap();
     count_spurious(&bed);
     until(&bed, |view| view.state == State::Harm);
-    until_in_force(&bed, |bed| jiffies(bed) == 0);
-    bed.call(Message::Verify).unwrap();
+    bed.until("in force", |bed| jiffies(bed) == 0);
+    bed.verify();
     let tuned = bed.engine.snapshot().tune().policies[&near()].clone();
     let mut timers = tuned.timers.iter();
     assert!(timers.all(|timer| timer.state == tuner::State::Frozen));
@@ -226,7 +203,6 @@ fn harm_freezes_a_guarded_timer_too() {
     bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
         .unwrap();
     assert_eq!((control_percent(&bed), jiffies(&bed)), (0, 0));
-    bed.stop();
 }
 
 #[test]
@@ -236,16 +212,14 @@ fn experiments_that_cannot_be_understood_are_told_until_the_next_start() {
     fs::create_dir(&lasting).unwrap();
     fs::write(lasting.join("experiments.json"), "{").unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
-    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-        .unwrap();
-    let warnings = bed.engine.snapshot().status().warnings;
+    bed.reload().unwrap();
+    let warnings = bed.status().warnings;
     let warning = warnings
         .iter()
         .find(|w| w.starts_with("experiments were lost"));
     let aside = lasting.join("experiments.json.unreadable");
     let fix = format!("moved to {}: restore it from a backup", aside.display());
     assert!(warning.unwrap().contains(&fix), "{warnings:?}");
-    bed.stop();
 }
 
 #[test]
@@ -279,12 +253,10 @@ fn the_share_rises_in_the_kernel() {
         .write(&serde_json::json!({"revision": 1, "experiments": experiments}))
         .unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
-    bed.call(Message::Verify).unwrap();
     assert_eq!(control_percent(&bed), 95);
     count(&bed, (1000, 0), (19_000, 0));
     until(&bed, |view| view.step == 2);
-    until_in_force(&bed, |bed| control_percent(bed) == 50);
-    bed.stop();
+    bed.until("in force", |bed| control_percent(bed) == 50);
 }
 
 #[test]
@@ -300,7 +272,6 @@ fn a_kill_between_two_saves_loses_nothing() {
     // As after a kill.
     fs::write(&path, at_start).unwrap();
     let bed = Bed::restarted(kernel, dir);
-    bed.call(Message::Verify).unwrap();
     count(&bed, (320, 0), (330, 1));
     let view = until(&bed, |view| view.counts.treated.attempts == 320);
     assert_eq!(
@@ -308,7 +279,6 @@ fn a_kill_between_two_saves_loses_nothing() {
         (330, State::Running)
     );
     assert_eq!(view.counts.control.of(Outcome::Bad), 1);
-    bed.stop();
 }
 
 #[test]
@@ -339,21 +309,14 @@ fn experiment_with_a_bad_design_is_refused() {
         .call(|reply| Message::StartExperiment("far".parse().unwrap(), Box::default(), BY, reply));
     let text = unknown.unwrap_err().to_string();
     assert!(text.starts_with("unknown policy far"), "{text}");
-    let path = bed.dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
+    let text = bed.text();
     // Both arms would have the kernel's timers.
-    fs::write(&path, text.replace("initial_rto", "syn_retries = 9 #")).unwrap();
-    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+    bed.load(text.replace("initial_rto", "syn_retries = 9 #"))
         .unwrap();
     let same = refused(&bed, ramp(&["50%"]));
     assert!(same.contains("has nothing to compare"), "{same}");
     // rto_min outlives a connection.
-    fs::write(
-        &path,
-        text.replace("initial_rto", "rto_min = \"20ms\"\ninitial_rto"),
-    )
-    .unwrap();
-    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+    bed.load(text.replace("initial_rto", "rto_min = \"20ms\"\ninitial_rto"))
         .unwrap();
     let connections = StartRequest {
         unit: Some(Unit::Connection),
@@ -374,11 +337,9 @@ fn experiment_with_a_bad_design_is_refused() {
     bed.kernel.state().recent_peers.push([10, 1, 0, 40].into());
     let view = start(&bed, ramp(&[])).unwrap().experiment.unwrap();
     assert_eq!((view.unit, view.share), (Unit::Peer, 0.5));
-    bed.stop();
     let bed = Bed::with("statistics = false\n");
     let text = refused(&bed, ramp(&["50%"]));
     assert!(text.contains("statistics = false"), "{text}");
-    bed.stop();
 }
 
 #[test]
@@ -395,7 +356,6 @@ fn experiment_that_cannot_be_saved_does_not_start() {
     assert!(matches!(error, EngineError::Unsaved(_)), "{error:?}");
     assert_eq!(control_percent(&bed), 0);
     assert!(bed.engine.snapshot().experiments().experiments.is_empty());
-    bed.stop();
 }
 
 /// As after a kill: nothing is saved at the end.
@@ -423,12 +383,10 @@ fn stop_outlives_a_kill_where_persistent_dir_cannot_be_written() {
     // It contains the last saved state: the running experiment.
     fs::rename(&aside, &lasting).unwrap();
     let bed = Bed::restarted(kernel, dir);
-    bed.call(Message::Verify).unwrap();
     assert_eq!(
         (shown(&bed).state, control_percent(&bed)),
         (State::Stopped, 100)
     );
-    bed.stop();
 }
 
 #[test]
@@ -449,5 +407,4 @@ fn stop_that_cannot_be_saved_is_refused_and_changes_nothing() {
         (shown(&bed).state, control_percent(&bed)),
         (State::Running, 50)
     );
-    bed.stop();
 }

@@ -14,27 +14,18 @@ fn only_what_writes_begins_another_epoch() {
     let before = bed.engine.snapshot();
     let seen = || bed.engine.snapshot();
     // A health check and operations that only read.
-    let limit = Instant::now() + Duration::from_secs(60);
-    let mut ticks = bed.engine.snapshots();
-    ticks.mark_unchanged();
-    while !ticks.has_changed().unwrap() {
-        assert!(Instant::now() < limit, "no health check");
-        std::thread::yield_now();
-    }
-    bed.call(Message::Verify).unwrap();
+    bed.until("checked", |_| !Arc::ptr_eq(&seen(), &before));
+    bed.verify();
     bed.add(request("10.9.0.1/16")).unwrap_err();
     assert_eq!(seen().epoch, before.epoch);
     bed.add(request("10.9.0.0/16")).unwrap();
     let added = seen().epoch;
     assert!(added > before.epoch);
-    let detach = DetachRequest::default();
-    bed.call(|reply| Message::Detach(detach, BY, reply))
-        .unwrap();
+    bed.detach().unwrap();
     let detached = seen().epoch;
     assert!(detached > added);
-    bed.call(|reply| Message::Attach(BY, reply)).unwrap();
+    bed.attach().unwrap();
     assert!(seen().epoch > detached);
-    bed.stop();
 }
 
 #[test]
@@ -107,28 +98,14 @@ fn statistics_are_never_of_a_change_under_way() {
 }
 
 #[test]
-fn of_many_notes_the_first_are_told() {
-    let bed = Bed::new();
-    let path = bed.dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
+fn first_of_many_notes_are_told() {
+    let bed = Bed::ready();
     let cidrs: Vec<String> = (0..60).map(|i| format!("10.9.{i}.0/24")).collect();
-    let list = cidrs.join("\", \"");
-    fs::write(
-        &path,
-        text.replace("cidrs = [", &format!("cidrs = [\"{list}\", ")),
-    )
-    .unwrap();
-    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-        .unwrap();
-    let remove = RemoveRequest {
-        cidrs,
-        ..RemoveRequest::default()
-    };
-    let answer = bed
-        .call(|reply| Message::Remove(remove, BY, reply))
-        .unwrap();
+    let list = format!("cidrs = [\"{}\", ", cidrs.join("\", \""));
+    bed.load(bed.text().replace("cidrs = [", &list)).unwrap();
+    let cidrs: Vec<&str> = cidrs.iter().map(String::as_str).collect();
+    let answer = bed.remove(&cidrs).unwrap();
     assert_eq!(answer.changed.removed, 60);
     assert_eq!(answer.notes.len(), 51);
     assert_eq!(answer.notes[50], "... and 10 more");
-    bed.stop();
 }

@@ -8,29 +8,19 @@ use rto_agent_core::wire::{
 use rto_model::tune::tuner::State;
 
 use super::*;
-use crate::{engine::adjusting::Readings, tuning::Due};
+use crate::{engine::control::Readings, tuning::Due};
 
 /// A configuration like [`NEAR`] with other settings.
-fn configured(settings: &str) -> tempfile::TempDir {
+fn configured(settings: &str) -> TempDir {
     let dir = Bed::configured("");
-    rewrite(&dir, settings);
+    let path = dir.path().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("initial_rto = \"100ms\"", settings)).unwrap();
     dir
 }
 
-fn rewrite(dir: &tempfile::TempDir, settings: &str) {
-    let path = dir.path().join("config.toml");
-    let text = fs::read_to_string(&path).unwrap();
-    let lines = text.lines().map(|line| match line {
-        line if line.starts_with("initial_rto") => settings,
-        line => line,
-    });
-    fs::write(&path, lines.collect::<Vec<_>>().join("\n")).unwrap();
-}
-
 fn start(settings: &str) -> Bed {
-    let bed = Bed::restarted(FakeHost::default(), configured(settings));
-    bed.call(Message::Verify).unwrap();
-    bed
+    Bed::restarted(FakeHost::default(), configured(settings))
 }
 
 impl Bed {
@@ -61,15 +51,6 @@ impl Bed {
     /// Waits until the timer shows this state. The kernel has it before.
     fn until_shown(&self, state: State) {
         self.until(state.name(), |bed| bed.timer().state == state);
-    }
-
-    /// Waits until a tick leads to a condition.
-    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let end = Instant::now() + Duration::from_secs(60);
-        while !is_so(self) {
-            assert!(Instant::now() < end, "not {what}: {:?}", self.timer());
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
 
     /// Has a tick read the current counters.
@@ -127,14 +108,13 @@ fn a_value_is_learnt_leased_shown_and_raised() {
     );
     bed.until("held back", |bed| bed.epoch() != 1);
     bed.until_shown(State::BrakedFuse);
-    let status = bed.engine.snapshot().status();
+    let status = bed.status();
     assert!(status.healthy);
     assert!(
         status.tuning[0].contains("braked-fuse"),
         "{:?}",
         status.tuning
     );
-    bed.stop();
 }
 
 #[test]
@@ -149,10 +129,8 @@ fn killed_daemon_keeps_learnt_values() {
     // As after a kill: the maps stay, with the file of that moment.
     fs::write(&kept, stored).unwrap();
     let bed = Bed::restarted(kernel, dir);
-    bed.call(Message::Verify).unwrap();
     assert_eq!((bed.jiffies(), bed.epoch()), (jiffies, epoch));
     assert_eq!(bed.timer().state, State::Active);
-    bed.stop();
 }
 
 #[test]
@@ -170,9 +148,7 @@ fn learnt_values_survive_a_reboot() {
     )
     .unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
-    bed.call(Message::Verify).unwrap();
     assert_eq!(bed.jiffies(), first);
-    bed.stop();
 }
 
 #[test]
@@ -182,12 +158,11 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
     fs::create_dir(&lasting).unwrap();
     fs::write(lasting.join("tuning.json"), "{\"format\":1,").unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
-    bed.call(Message::Verify).unwrap();
     assert_eq!(bed.timer().state, State::Learning);
     let aside = lasting.join("tuning.json.unreadable");
     assert!(aside.exists());
     let told = |bed: &Bed| {
-        let warnings = bed.engine.snapshot().status().warnings;
+        let warnings = bed.status().warnings;
         let mut lost = warnings
             .into_iter()
             .filter(|w| w.starts_with("learnt values are lost"));
@@ -199,10 +174,8 @@ fn a_file_that_is_damaged_is_set_aside_and_learning_begins() {
     let fix = format!("moved to {}: restore it from a backup", aside.display());
     assert!(warning.contains(&fix), "{warning}");
     // A reload does not restore it.
-    bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-        .unwrap();
+    bed.reload().unwrap();
     assert_eq!(told(&bed), (Some(warning), None));
-    bed.stop();
 }
 
 #[test]
@@ -211,7 +184,6 @@ fn unwritable_persistent_dir_falls_back_to_state_dir() {
     // A file instead of the directory.
     fs::write(dir.path().join("lasting"), "").unwrap();
     let bed = Bed::restarted(FakeHost::default(), dir);
-    bed.call(Message::Verify).unwrap();
     bed.tick();
     bed.connect(9_000, 400);
     bed.until("learnt", |bed| bed.jiffies() != 0);
@@ -223,9 +195,7 @@ fn unwritable_persistent_dir_falls_back_to_state_dir() {
     let (kernel, dir) = bed.ended();
     assert!(dir.path().join("state/tuning.json").exists());
     let bed = Bed::restarted(kernel, dir);
-    bed.call(Message::Verify).unwrap();
     assert_eq!((bed.jiffies(), bed.epoch()), (jiffies, epoch));
-    bed.stop();
 }
 
 #[test]
@@ -238,31 +208,19 @@ fn an_operator_freezes_and_other_settings_end_it() {
     let _resumed = tune(TuneAction::Resume).unwrap();
     assert_ne!(bed.jiffies(), 0);
     // A change of the files replaces the decision at once.
-    rewrite(&bed.dir, "initial_rto = \"100ms\"\nguard = \"on\"");
-    let _changed = bed
-        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
+    let fixed = bed.text().replace("\"auto\"", "\"100ms\"");
+    bed.load(fixed.replace("initial_rto", "guard = \"on\"\ninitial_rto"))
         .unwrap();
     let hz = host_facts(&[]).unwrap().hz;
     assert_eq!(bed.jiffies(), hz.div_ceil(10));
     assert!(bed.epoch() > 1);
-    rewrite(&bed.dir, "initial_rto = \"100ms\"");
-    fs::write(
-        bed.dir.path().join("config.toml"),
-        fs::read_to_string(bed.dir.path().join("config.toml"))
-            .unwrap()
-            .replace("guard = \"on\"", ""),
-    )
-    .unwrap();
-    let _changed = bed
-        .call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-        .unwrap();
+    bed.load(fixed).unwrap();
     assert_eq!(bed.epoch(), 0);
     let refused = tune(TuneAction::Freeze).unwrap_err();
     assert!(
         refused.to_string().contains("guard is not \"on\""),
         "{refused}"
     );
-    bed.stop();
 }
 
 #[test]
@@ -270,13 +228,7 @@ fn brakes_are_reset_when_a_guard_is_switched_on() {
     let guarded = |guard: &str| format!("initial_rto = \"100ms\"\nguard = \"{guard}\"");
     let bed = start(&guarded("on"));
     assert_eq!(bed.epoch(), 1);
-    let reload = |from: &str, to: &str| {
-        let path = bed.dir.path().join("config.toml");
-        let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, text.replace(from, to)).unwrap();
-        bed.call(|reply| Message::Reload(ReloadRequest::default(), BY, reply))
-            .unwrap();
-    };
+    let reload = |from: &str, to: &str| bed.load(bed.text().replace(from, to)).unwrap();
     reload("guard = \"on\"", "guard = \"off\"");
     assert_eq!(bed.epoch(), 0);
     let spent = Brake {
@@ -296,7 +248,6 @@ fn brakes_are_reset_when_a_guard_is_switched_on() {
     bed.kernel.state().brakes.insert(near(), [spent; 2]);
     bed.until("held back", |bed| bed.epoch() == 0);
     assert_eq!(bed.kernel.state().brakes[&near()], [spent; 2]);
-    bed.stop();
 }
 
 #[test]
@@ -326,15 +277,12 @@ fn experiment_and_tuner_share_a_reading() {
         assert_eq!(due.is_some(), is_read);
     }
     assert_eq!(kernel.state().statistics_read, 2);
-    bed.stop();
 }
 
 #[test]
 fn an_idle_daemon_does_not_wake_for_it() {
     let bed = Bed::with("statistics = false\n");
-    bed.call(Message::Verify).unwrap();
     assert_eq!(bed.engine.snapshot().tune().policies.len(), 0);
-    bed.stop();
     // A configured value is watched, at the pace of the health check.
     let bed = Bed::ready();
     assert_eq!(
@@ -348,5 +296,4 @@ fn an_idle_daemon_does_not_wake_for_it() {
             .join(crate::engine::tuning_store::FILE)
             .exists()
     );
-    bed.stop();
 }

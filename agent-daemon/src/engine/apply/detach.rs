@@ -1,98 +1,42 @@
-//! `rto-agent detach` and `attach`. A detachment lasts until it is undone: [`DetachMark`] keeps it over restarts, upgrades
-//! and reboots.
+//! `rto-agent detach` and `attach`. A detachment lasts until it is undone, see
+//! [`DetachMark`](crate::engine::DetachMark).
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use rto_agent_core::wire::{
     kernel::Removed,
-    types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest},
+    types::{Caller, DetachAnswer, DetachRequest},
 };
 use rto_agent_kernel::datapath::{DatapathError, NewConnections, handover};
 use tracing::{info, warn};
 
-use super::{Engine, EngineError, Reply, audit::Cause, document::Document, jobs::walk, systemd};
-use crate::problem::Problem;
+use super::{Apply, Restoring};
+use crate::engine::{EngineError, Reply, audit::Cause, error::refused, jobs::walk, systemd};
 
 /// Limit of `detach --restore`: shorter than its client waits.
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
 
-pub(super) const FILE: &str = "detached.json";
-const FORMAT: u32 = 1;
+/// An answer, to be sent once the change is published.
+type Answer = (Reply<DetachAnswer>, Result<DetachAnswer, EngineError>);
 
-/// Remembers in `persistent_dir` which user has detached the daemon of a configuration file.
-pub struct DetachMark {
-    document: Document,
-    /// Why the file is older than the state in force.
-    problem: Problem,
-}
-
-impl DetachMark {
-    /// The mark in this `persistent_dir`.
-    #[must_use]
-    pub fn new(dir: &Path, config_path: &Path) -> Self {
-        let owner = config_path.to_string_lossy().into_owned();
-        Self {
-            document: Document::new(dir, FILE, FORMAT, owner),
-            problem: Problem::default(),
-        }
+impl Apply {
+    /// The user that has detached the program.
+    pub(in crate::engine) const fn detached_by(&self) -> Option<Caller> {
+        self.detached_by
     }
 
-    /// The user that has detached the daemon, if any.
-    pub(super) fn load(&mut self) -> std::io::Result<Option<Caller>> {
-        let (by, lost) = self.document.load::<Option<Caller>>()?;
-        if let Some(why) = lost {
-            warn!("it is unknown whether the policies were detached on purpose: {why}");
-        }
-        Ok(by.flatten())
+    /// Whether the program is attached, and no sockets are being restored.
+    pub(in crate::engine) const fn is_attached(&self) -> bool {
+        self.detached_by.is_none() && self.restoring.is_none()
     }
 
-    /// Stores which user has detached the daemon, or `None` for attached.
-    pub fn set(&mut self, by: Option<Caller>) -> std::io::Result<()> {
-        // Not stored: the next start reads `attach` from the configuration again.
-        let saved = self
-            .document
-            .write(&by.filter(|by| *by != Caller::CONFIGURATION));
-        let problem = saved.as_ref().err().map(|e| {
-            format!("{e}; until it is saved, a restart returns to the state saved before")
-        });
-        self.problem.becomes(problem, |text| warn!("{text}"));
-        saved
-    }
-
-    /// Stores the mark again if that failed or the file was removed.
-    pub(super) fn retry(&mut self, by: Option<Caller>) {
-        let is_gone =
-            || by.is_some_and(|by| by != Caller::CONFIGURATION) && !self.document.path().exists();
-        if self.problem().is_some() || is_gone() {
-            let _said = self.set(by);
-        }
-    }
-
-    /// Why the file is older than the state in force.
-    pub(super) fn problem(&self) -> Option<&String> {
-        self.problem.text()
-    }
-}
-
-/// A detachment whose sockets are being restored.
-pub(super) struct Restoring {
-    reply: Reply<DetachAnswer>,
-    pub(super) deadline: Instant,
-}
-
-/// Why a request that needs an attached program is refused.
-pub(super) const DETACHED: &str = "no policy is active; run rto-agent attach to activate them";
-
-impl Engine {
-    pub(super) fn detach(
+    /// `rto-agent detach`; `None`: [`Self::finish_restore`] answers.
+    pub(in crate::engine) fn detach(
         &mut self,
         request: &DetachRequest,
         by: Caller,
         reply: Reply<DetachAnswer>,
-    ) {
+    ) -> Option<Answer> {
         self.probing.invalidate();
         let restores = self.reconciler.kernel().is_some() || self.reconciler.has_kept_maps();
         let begun = self.check_not_restoring().and_then(|()| {
@@ -102,20 +46,21 @@ impl Engine {
                 self.detach_now(by).map(Some)
             }
         });
-        self.publish();
-        match begun.transpose() {
-            None => {
-                let deadline = Instant::now() + RESTORE_LIMIT;
-                self.restoring = Some(Restoring { reply, deadline });
-            }
-            Some(answer) => drop(reply.send(answer)),
-        }
+        let Some(answer) = begun.transpose() else {
+            let deadline = Instant::now() + RESTORE_LIMIT;
+            self.restoring = Some(Restoring { reply, deadline });
+            return None;
+        };
+        Some((reply, answer))
     }
 
-    fn detach_now(&mut self, by: Caller) -> Result<DetachAnswer, EngineError> {
+    /// Detaches the program at once.
+    pub(in crate::engine) fn detach_now(
+        &mut self,
+        by: Caller,
+    ) -> Result<DetachAnswer, EngineError> {
         self.mark_detached(by);
         self.walks.stop();
-        self.keep_experiments();
         self.end_schedules(NewConnections::LeftAlone);
         // The thread loads a program over the pins that are about to be removed.
         self.events.end();
@@ -164,30 +109,17 @@ impl Engine {
         was_attached.into()
     }
 
-    /// Attaches or detaches as `attach` in `[agent]` of the new files says.
-    pub(super) fn follow_attach(&mut self, cause: &Cause) -> Result<(), EngineError> {
-        match (
-            self.reconciler.resolved().config().agent.attach,
-            self.detached_by,
-        ) {
-            (false, None) => self.detach_now(Caller::CONFIGURATION).map(drop),
-            (true, Some(Caller::CONFIGURATION)) => self.attach(cause).map(drop),
-            _ => Ok(()),
-        }
-    }
-
-    /// `rto-agent attach`: ends a detachment. The counters continue.
-    pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
+    /// Attaches again, with the counters of before unless the maps are new; returns whether they
+    /// are, or `None` if the program is attached. [`Self::attached`] follows once that is published.
+    pub(in crate::engine) fn attach(&mut self) -> Result<Option<bool>, EngineError> {
         self.check_not_restoring()?;
-        let mut answer = ChangeAnswer::default();
         let Some(by) = self.detached_by else {
-            answer.notes.push("already attached".to_owned());
-            return Ok(answer);
+            return Ok(None);
         };
         if !self.reconciler.resolved().config().agent.attach {
-            return Err(EngineError::Refused(format!(
+            return refused(format!(
                 "detached by {by}, which rto-agent attach cannot override: set it to true"
-            )));
+            ));
         }
         self.detach_mark.set(None).map_err(EngineError::Unsaved)?;
         let maps_are_new = self.reconciler.kernel().is_none();
@@ -196,18 +128,15 @@ impl Engine {
             return Err(e);
         }
         self.detached_by = None;
-        if maps_are_new {
-            self.maps_are_new();
-        } else {
-            self.renew_lease();
-        }
-        self.publish();
+        Ok(Some(maps_are_new))
+    }
+
+    /// Resumes the jobs after an attachment.
+    pub(in crate::engine) fn attached(&mut self, cause: &Cause) {
         self.resume_events();
         self.probing.look(&self.reconciler.options().cgroup);
-        answer.notes.push("attached again".to_owned());
         cause.audit_other("attach");
         self.apply_to_open(cause);
-        Ok(answer)
     }
 
     /// Detaches the programs and begins to restore sockets. `finish_restore()` completes the
@@ -217,13 +146,11 @@ impl Engine {
         self.walks.stop();
         self.events.end();
         if self.walks.is_running() {
-            return Err(EngineError::Refused(
-                "the walk over open sockets is blocked; try again, or detach without --restore"
-                    .to_owned(),
-            ));
+            return refused(
+                "the walk over open sockets is blocked; try again, or detach without --restore",
+            );
         }
         self.mark_detached(by);
-        self.keep_experiments();
         self.end_schedules(NewConnections::LeftAlone);
         let walkers = match self.reconciler.unlink_for_restoring() {
             Ok(walkers) => walkers,
@@ -242,15 +169,18 @@ impl Engine {
         }
     }
 
+    /// When [`Self::finish_restore`] is due at the latest.
+    pub(in crate::engine) fn restore_deadline(&self) -> Option<Instant> {
+        Some(self.restoring.as_ref()?.deadline)
+    }
+
     /// Completes a detachment once its walk has ended, or has taken too long.
-    pub(super) fn finish_restore(&mut self) {
+    pub(in crate::engine) fn finish_restore(&mut self) -> Option<Answer> {
         let over = |restoring: &Restoring| Instant::now() >= restoring.deadline;
         if self.walks.is_running() && !self.restoring.as_ref().is_some_and(over) {
-            return;
+            return None;
         }
-        let Some(Restoring { reply, .. }) = self.restoring.take() else {
-            return;
-        };
+        let Restoring { reply, .. } = self.restoring.take()?;
         let mut restored = (*self.walks.progress().get()).clone();
         if self.walks.is_running() {
             self.walks.stop();
@@ -265,13 +195,12 @@ impl Engine {
             Ok(Some(self.reconciler.leave_maps()))
         };
         info!(complete = restored.is_complete(), "restored open sockets");
-        self.publish();
         let answer = kept.map(|kept| DetachAnswer {
             restored: Some(restored),
             kept,
             ..self.detach_answer(1)
         });
-        drop(reply.send(answer.map_err(EngineError::from)));
+        Some((reply, answer.map_err(EngineError::from)))
     }
 
     /// If the service manager keeps descriptors, hands it the pinned objects for the next start,
@@ -308,11 +237,9 @@ impl Engine {
     }
 
     /// Refuses other changes while sockets are being restored.
-    pub(super) fn check_not_restoring(&self) -> Result<(), EngineError> {
+    pub(in crate::engine) fn check_not_restoring(&self) -> Result<(), EngineError> {
         if self.restoring.is_some() {
-            return Err(EngineError::Refused(
-                "sockets are being restored; try again in a few seconds".to_owned(),
-            ));
+            return refused("sockets are being restored; try again in a few seconds");
         }
         Ok(())
     }

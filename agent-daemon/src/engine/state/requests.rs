@@ -15,10 +15,12 @@ use rto_agent_core::{
 };
 use rto_agent_kernel::kernel::clock::boottime_ms;
 
-use super::{
+use super::State;
+use crate::engine::{
     Engine, EngineError,
     audit::Cause,
     desired::Desired,
+    error::refused,
     memory::{self, Need},
     reconcile::Persist,
     runtime::{Removal, RuntimeEntries, RuntimeEntry},
@@ -28,25 +30,25 @@ use super::{
 const SHOWN: usize = 50;
 
 impl Engine {
-    pub(super) fn add(
+    pub(in crate::engine) fn add(
         &mut self,
         mut request: AddRequest,
         by: Caller,
     ) -> Result<ChangeAnswer, EngineError> {
         let cidrs = parse_cidrs(std::mem::take(&mut request.cidrs))?;
-        memory::check(&need_of(&self.reconciler.desired().runtime, &cidrs))?;
+        memory::check(&need_of(&self.apply.desired().runtime, &cidrs))?;
         let ttl = request.ttl.as_deref().map(parse_ttl).transpose();
         let ttl = ttl.map_err(|e| EngineError::Refused(format!("--ttl {e}")))?;
-        let (name, settings) = policy_for(self.reconciler.desired(), &request)?;
+        let (name, settings) = policy_for(self.apply.desired(), &request)?;
         for cidr in &cidrs {
             check_prefix_width(cidr, &settings).map_err(|e| EngineError::Refused(e.to_string()))?;
         }
         if !self.config.config.agent.statistics {
             check_is_counted(&settings).map_err(|e| EngineError::Refused(e.to_string()))?;
         }
-        self.verify_entries(&cidrs, &name);
+        self.apply.verify_entries(&cidrs, &name);
         let mut taken = Notes::default();
-        taken.add_taken(&self.reconciler.resolved().set.entries, &cidrs, &name);
+        taken.add_taken(&self.apply.resolved().set.entries, &cidrs, &name);
         let mut answer = if request.save {
             if ttl.is_some() {
                 return refused(
@@ -66,18 +68,18 @@ impl Engine {
                 by,
                 expires_ms,
             };
-            let desired = self.reconciler.desired();
+            let desired = self.apply.desired();
             let lifetimes_changed = desired.runtime.other_expiries(&cidrs, expires_ms);
             let next = desired.with_entries(&cidrs, &entry, &settings);
-            let change = self.reconcile(next, &Persist::Runtime, &Cause::done("add", by))?;
-            let compiled = self.reconciler.resolved().policies.get(&name);
+            let change = self.reconcile(&next, &Persist::Runtime, &Cause::done("add", by))?;
+            let compiled = self.apply.resolved().policies.get(&name);
             let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
             if !self.config.config.agent.statistics {
                 notes.extend(uncounted_holdout(&settings));
             }
             let mut overrides = Notes::default();
             for cidr in stepping(&cidrs) {
-                if let Some(at) = location_in_files(self.reconciler.desired(), cidr) {
+                if let Some(at) = location_in_files(self.apply.desired(), cidr) {
                     overrides.push(|| format!("{cidr} overrides the entry of {at}"));
                 }
             }
@@ -94,13 +96,13 @@ impl Engine {
             }
         };
         answer.notes.extend(taken.end());
-        answer.effects = self.reconciler.resolved().effects(&name).to_vec();
+        answer.effects = self.apply.resolved().effects(&name).to_vec();
         answer.policy = Some(name);
         self.note_detached(&mut answer);
         Ok(answer)
     }
 
-    pub(super) fn remove(
+    pub(in crate::engine) fn remove(
         &mut self,
         request: RemoveRequest,
         by: Caller,
@@ -110,16 +112,16 @@ impl Engine {
             self.save(by, "remove --save", |file| save::remove(file, &cidrs))?
         } else {
             let (next, notes, action) = if request.undo {
-                let (next, not_masked) = self.reconciler.desired().with_unmasked(&cidrs);
+                let (next, not_masked) = self.apply.desired().with_unmasked(&cidrs);
                 if let Some(cidr) = not_masked {
-                    return refused(&format!("{cidr} was not switched off by rto-agent remove"));
+                    return refused(format!("{cidr} was not switched off by rto-agent remove"));
                 }
                 (next, Vec::new(), "remove --undo")
             } else {
                 let (next, notes) = self.removed(&cidrs)?;
                 (next, notes, "remove")
             };
-            let change = self.reconcile(next, &Persist::Runtime, &Cause::done(action, by))?;
+            let change = self.reconcile(&next, &Persist::Runtime, &Cause::done(action, by))?;
             ChangeAnswer {
                 changed: change.summary,
                 notes,
@@ -132,7 +134,7 @@ impl Engine {
 
     /// The desired state without some entries, and notes for the answer.
     fn removed(&self, cidrs: &[Cidr]) -> Result<(Desired, Vec<String>), EngineError> {
-        let desired = self.reconciler.desired();
+        let desired = self.apply.desired();
         let (next, removals) = desired.without_entries(cidrs);
         let mut notes = Notes::default();
         for (cidr, removal) in stepping(cidrs).zip(removals) {
@@ -154,14 +156,14 @@ impl Engine {
                     )
                 }),
                 (None, _) if desired.runtime.masked().contains(cidr) => {
-                    return refused(&format!("{cidr} is already switched off"));
+                    return refused(format!("{cidr} is already switched off"));
                 }
                 (None, _) => {
-                    let entries = &self.reconciler.resolved().set.entries;
+                    let entries = &self.apply.resolved().set.entries;
                     let around = entries.covering_cidr(cidr);
                     let around = around.map(|c| format!("; it lies within {c}"));
                     let around = around.unwrap_or_default();
-                    return refused(&format!("there is no entry {cidr}{around}"));
+                    return refused(format!("there is no entry {cidr}{around}"));
                 }
             }
         }
@@ -177,15 +179,15 @@ impl Engine {
         edit: impl FnOnce(&std::path::Path) -> Result<save::Edit, save::SaveError>,
     ) -> Result<ChangeAnswer, EngineError> {
         let file = Config::saved_path(&self.config.config_path);
-        let mut files = self.read_files()?;
-        if files.fingerprint() != self.reconciler.desired().files.fingerprint {
+        let mut files = self.state.read()?;
+        if files.fingerprint() != self.apply.desired().files.fingerprint {
             // Errors of the existing files would hide errors of the edit.
-            if let Err(e) = self.load(&files) {
-                return refused(&format!(
+            if let Err(e) = State::load(&files, self.apply.desired()) {
+                return refused(format!(
                     "nothing was saved, because the files already have errors:\n{e}"
                 ));
             }
-            files = self.read_files()?;
+            files = self.state.read()?;
         }
         let edit = edit(&file)?;
         let files = files.with(edit.path(), edit.text().to_owned());
@@ -195,14 +197,14 @@ impl Engine {
         let taken = self.load_and_take_over(files, &persist, true, &cause);
         self.systemd.reloaded();
         let mut answer = taken?;
-        self.fingerprint = Some(fingerprint);
+        self.state.fingerprint = Some(fingerprint);
         let saved = format!("saved to {}", printable::path(&file));
         answer.notes.insert(0, saved);
         Ok(answer)
     }
 
     pub(super) fn note_detached(&self, answer: &mut ChangeAnswer) {
-        if let Some(by) = self.detached_by {
+        if let Some(by) = self.apply.detached_by() {
             answer.notes.push(by.detached());
         }
     }
@@ -284,7 +286,7 @@ fn policy_for(
             let of_files = of_files.get(&name).map(|p| &p.settings);
             match of_files.or_else(|| desired.runtime.policy(&name)) {
                 Some(settings) => Ok((name.clone(), settings.clone())),
-                None => refused(&unknown_policy(desired, &name)),
+                None => refused(desired.unknown_policy(&name)),
             }
         }
         (None, Some(settings)) if !settings.is_empty() => {
@@ -303,47 +305,25 @@ fn policy_for(
     }
 }
 
-pub(super) fn unknown_policy(desired: &Desired, name: &PolicyName) -> String {
-    let policies = desired.files.config.set.policies.keys();
-    let known: Vec<&str> = policies.map(PolicyName::as_str).collect();
-    if known.is_empty() {
-        format!("unknown policy {name}: the configuration has no policies; give settings instead")
-    } else {
-        format!(
-            "unknown policy {name}; the configuration has: {}",
-            known.join(", ")
-        )
-    }
-}
-
 fn parse_cidrs(texts: Vec<String>) -> Result<Vec<Cidr>, EngineError> {
     if texts.is_empty() {
         return refused("no CIDR given");
     }
     let mut cidrs = Vec::with_capacity(texts.len());
-    let mut errors = Vec::new();
-    let mut more = 0;
+    let mut errors = Notes::default();
     for text in stepping(texts) {
-        match text.parse() {
+        match text.parse::<Cidr>() {
             Ok(cidr) => cidrs.push(cidr),
-            Err(_) if errors.len() == SHOWN => more += 1,
-            Err(e) => errors.push(rto_agent_core::policy::CidrError::to_string(&e)),
+            Err(e) => errors.push(|| e.to_string()),
         }
     }
-    if errors.is_empty() {
-        cidrs.sort_unstable();
-        cidrs.dedup();
-        Ok(cidrs)
-    } else {
-        if more != 0 {
-            errors.push(format!("... and {more} more"));
-        }
-        Err(EngineError::Refused(errors.join("\n")))
+    let errors = errors.end();
+    if !errors.is_empty() {
+        return refused(errors.join("\n"));
     }
-}
-
-fn refused<T>(text: &str) -> Result<T, EngineError> {
-    Err(EngineError::Refused(text.to_owned()))
+    cidrs.sort_unstable();
+    cidrs.dedup();
+    Ok(cidrs)
 }
 
 #[cfg(test)]

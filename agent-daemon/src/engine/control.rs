@@ -24,11 +24,13 @@ use rto_agent_kernel::datapath::{DatapathError, KernelReader};
 use tracing::{error, info, warn};
 
 use super::{
-    Engine, EngineError,
-    audit::{Cause, Source},
+    EngineError,
+    apply::Apply,
+    audit::{Cause, Change, Source},
     desired::Desired,
-    experiments::RunningExperiments,
-    reconcile::{Change, Persist},
+    error::refused,
+    experiments::{RunningExperiments, SharedExperiments},
+    reconcile::Persist,
     snapshot::Published,
     tuning_store::TuningStore,
 };
@@ -36,6 +38,9 @@ use crate::{
     problem::Problem,
     tuning::{Due, Policies, TICK_MS, Tuning},
 };
+
+mod design;
+mod experiments;
 
 /// How long automatic values stay in force if the daemon does not renew them.
 const LEASE: Duration = Duration::from_secs(3600);
@@ -88,11 +93,11 @@ impl Readings {
     }
 }
 
-/// The controllers (tuner and experiments) and their state.
-pub(super) struct Deciding {
-    pub(super) tuning: Tuning,
-    pub(super) tuned: Published<TuneAnswer>,
-    pub(super) experiments: RunningExperiments,
+/// Owns the controllers (tuner and experiments), what they have learnt, and the lease of their values.
+pub(super) struct Control {
+    tuning: Tuning,
+    tuned: Published<TuneAnswer>,
+    experiments: RunningExperiments,
     store: TuningStore,
     /// Time of the last tick. The tuner's pace at that moment decides when the next one is due.
     ticked: Option<Instant>,
@@ -104,7 +109,7 @@ pub(super) struct Deciding {
     is_blind: bool,
 }
 
-impl Deciding {
+impl Control {
     /// Restores the learnt state of an earlier run, and makes the first decisions.
     pub(super) fn start(
         agent: &AgentConfig,
@@ -112,7 +117,7 @@ impl Deciding {
         desired: Desired,
     ) -> (Self, Desired) {
         let (store, stored) = TuningStore::open(agent);
-        let mut deciding = Self {
+        let mut control = Self {
             tuning: Tuning::default(),
             tuned: Published::default(),
             experiments,
@@ -122,17 +127,17 @@ impl Deciding {
             problem: Problem::default(),
             is_blind: !agent.statistics,
         };
-        deciding.experiments.follow(&desired.policies());
-        let now = deciding.store.now();
-        let policies = deciding.watched(&desired);
-        let boot_id = deciding.store.boot_id();
-        let tuning = &mut deciding.tuning;
+        control.experiments.follow(&desired.policies());
+        let now = control.store.now();
+        let policies = control.watched(&desired);
+        let boot_id = control.store.boot_id();
+        let tuning = &mut control.tuning;
         let told = tuning.restore(stored, boot_id, now, &policies, &desired.host);
         told.iter().for_each(log);
-        deciding.store.save_if_due(&mut deciding.tuning);
-        let desired = deciding.adjusted(&desired);
-        deciding.show();
-        (deciding, desired)
+        control.store.save_if_due(&mut control.tuning);
+        let desired = control.adjusted(&desired);
+        control.show();
+        (control, desired)
     }
 
     /// An experiment has ended because a policy's timers do harm.
@@ -164,9 +169,9 @@ impl Deciding {
 
     /// Why decisions are not applied, or not stored.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        let problem = self.problem.text().cloned();
+        let problem = self.experiments.problem().into_iter();
+        let problem = problem.chain(self.problem.text()).cloned();
         problem
-            .into_iter()
             .chain(self.store.problem())
             .chain(self.store.warnings())
             .chain(self.experiments.unreadable.clone())
@@ -209,40 +214,39 @@ impl Deciding {
             policies: self.tuning.view(now),
         });
     }
-}
 
-impl Engine {
     /// Time until the next tick; `None` while no policy needs one, so that an idle daemon does not
     /// wake.
-    pub(super) fn until_tick(&self) -> Option<Duration> {
-        let is_off = self.detached_by.is_some() || self.restoring.is_some();
-        let interval = self.deciding.interval().filter(|_| !is_off)?;
-        let ticked = self.deciding.ticked;
+    pub(super) fn until_tick(&self, apply: &Apply) -> Option<Duration> {
+        let interval = self.interval().filter(|_| apply.is_attached())?;
+        let ticked = self.ticked;
         Some(ticked.map_or(Duration::ZERO, |at| interval.saturating_sub(at.elapsed())))
     }
 
-    /// If a tick is due, reads the counters and applies the resulting decisions.
-    pub(super) fn tick_if_due(&mut self) {
-        if self.until_tick().is_some_and(|wait| wait.is_zero()) {
-            self.deciding.ticked = Some(Instant::now());
-            self.tick();
+    /// If a tick is due, reads the counters and applies the resulting decisions. Returns whether
+    /// there is something to publish.
+    pub(super) fn tick_if_due(&mut self, apply: &mut Apply) -> bool {
+        if self.until_tick(apply).is_none_or(|wait| !wait.is_zero()) {
+            return false;
         }
+        self.ticked = Some(Instant::now());
+        self.tick(apply)
     }
 
-    fn tick(&mut self) {
-        let now = self.deciding.store.now();
-        let due = self.deciding.tuning.due(now.tuner_ms);
+    fn tick(&mut self, apply: &mut Apply) -> bool {
+        let now = self.store.now();
+        let due = self.tuning.due(now.tuner_ms);
         let due: Vec<_> = due.map(|(name, due)| (name.clone(), due)).collect();
-        let Some(mut readings) = self.readings() else {
-            return;
+        let Some(mut readings) = readings(apply) else {
+            return false;
         };
-        let mut told = self.look_at_experiments(&mut readings);
+        let mut told = self.look_at_experiments(apply, &mut readings);
         let of_experiments = told.iter().map(|told| told.policy.clone());
         let mut changed: BTreeSet<PolicyName> = of_experiments.collect();
         let mut problem = None;
         for (name, due) in due {
             progress::step();
-            let tuning = &mut self.deciding.tuning;
+            let tuning = &mut self.tuning;
             match readings.due(&name, due) {
                 Ok(Some((statistics, brakes))) => {
                     told.extend(tuning.step(now, &name, &statistics, brakes));
@@ -256,59 +260,53 @@ impl Engine {
                 }
             }
         }
-        let decided = self.decided(&told);
-        self.deciding.show_some(&changed);
+        let decided = self.decided(apply, &told);
+        self.show_some(&changed);
         match decided {
-            Err(e) => self.deciding.not_in_force(&e),
-            Ok(()) => {
-                let known = &mut self.deciding.problem;
+            Err(e) => {
+                self.not_in_force(&e);
+                true
+            }
+            Ok(is_changed) => {
+                let known = &mut self.problem;
                 known.becomes(problem, |text| error!("{text}"));
+                is_changed
             }
         }
     }
 
-    /// Applies, reports and stores decisions.
+    /// Applies, reports and stores decisions; returns whether that changed the kernel.
     ///
     /// # Errors
     ///
     /// If they could not be applied. The next tick tries again.
-    pub(super) fn decided(&mut self, told: &[TunedEvent]) -> Result<(), EngineError> {
+    fn decided(&mut self, apply: &mut Apply, told: &[TunedEvent]) -> Result<bool, EngineError> {
         // Persist first, so that a crash cannot lose a decision.
-        self.tell_decisions(told);
-        let renewed = self.renew_lease();
-        let adjusted = self.adjust(&Source::Tuner.into());
-        if renewed || !matches!(adjusted, Ok(None)) {
-            self.publish();
-        }
-        adjusted.map(drop)
-    }
-
-    /// A reader of the current counters; `None` while detached.
-    pub(super) fn readings(&self) -> Option<Readings> {
-        let reader = self.snapshots.borrow().reader.clone();
-        reader.map(Readings::new)
+        self.tell_decisions(apply, told);
+        let renewed = self.renew_lease(apply);
+        let adjusted = self.adjust(apply, &Source::Tuner.into())?;
+        Ok(renewed || adjusted.is_some())
     }
 
     /// Reports and stores decisions.
-    pub(super) fn tell_decisions(&mut self, told: &[TunedEvent]) {
+    fn tell_decisions(&mut self, apply: &Apply, told: &[TunedEvent]) {
         for one in told {
             log(one);
-            self.events.tell(StreamItem::Tuned(one.clone()));
+            apply.tell(StreamItem::Tuned(one.clone()));
         }
-        let Deciding { store, tuning, .. } = &mut self.deciding;
-        store.save_if_due(tuning);
+        self.store.save_if_due(&mut self.tuning);
     }
 
     /// Renews the lease of automatic values once a minute, and right before the first one is
     /// applied. Returns whether the kernel was written.
-    pub(super) fn renew_lease(&mut self) -> bool {
+    pub(super) fn renew_lease(&mut self, apply: &mut Apply) -> bool {
         let is_due = |renewed: Instant| renewed.elapsed() >= RENEWAL;
-        if !self.deciding.tuning.is_leased() || !self.deciding.renewed.is_none_or(is_due) {
+        if !self.tuning.is_leased() || !self.renewed.is_none_or(is_due) {
             return false;
         }
-        match self.reconciler.renew_lease(monotonic_ns(LEASE)) {
+        match apply.renew_lease(monotonic_ns(LEASE)) {
             Ok(true) => {
-                self.deciding.renewed = Some(Instant::now());
+                self.renewed = Some(Instant::now());
                 true
             }
             Ok(false) => false,
@@ -322,69 +320,69 @@ impl Engine {
     /// Makes a change, together with the current decisions about its policies.
     pub(super) fn reconcile(
         &mut self,
-        next: Desired,
+        apply: &mut Apply,
+        next: &Desired,
         persist: &Persist,
         cause: &Cause,
     ) -> Result<Change, EngineError> {
-        let next = self.deciding.adjusted(&next);
-        self.reconcile_decided(next, persist, cause)
+        let change = apply.reconcile(self.adjusted(next), persist, cause)?;
+        self.follow_policies(apply);
+        Ok(change)
     }
 
     /// After a change: the tuner follows the policies that are now in force.
-    pub(super) fn follow_policies(&mut self) {
-        let desired = self.reconciler.desired();
-        self.deciding.experiments.follow(&desired.policies());
-        let policies = self.deciding.watched(desired);
-        self.deciding.tuning.follow(&policies, &desired.host);
-        self.deciding.show();
+    fn follow_policies(&mut self, apply: &Apply) {
+        let desired = apply.desired();
+        self.experiments.follow(&desired.policies());
+        let policies = self.watched(desired);
+        self.tuning.follow(&policies, &desired.host);
+        self.show();
     }
 
     /// The maps were re-created: there is no lease, and the counters restart at 0.
-    pub(super) fn maps_are_new(&mut self) {
-        self.deciding.tuning.begin_again();
-        self.deciding.experiments.shared.lock().reset_counters();
-        self.deciding.renewed = None;
-        if self.renew_lease() {
-            self.publish();
-        }
+    pub(super) fn maps_are_new(&mut self, apply: &mut Apply) {
+        self.tuning.begin_again();
+        self.experiments.shared.lock().reset_counters();
+        self.renewed = None;
+        self.renew_lease(apply);
     }
 
     /// Applies the current decisions. Reconciles only if they have changed.
-    pub(super) fn adjust(&mut self, cause: &Cause) -> Result<Option<Change>, EngineError> {
-        let desired = self.reconciler.desired();
-        let next = self.deciding.adjusted(desired);
-        if next.adjustments == desired.adjustments {
+    fn adjust(&mut self, apply: &mut Apply, cause: &Cause) -> Result<Option<Change>, EngineError> {
+        let next = self.adjusted(apply.desired());
+        if next.adjustments == apply.desired().adjustments {
             return Ok(None);
         }
-        let change = self.reconcile_decided(next, &Persist::Later, cause);
-        change.map(Some)
+        let change = apply.reconcile(next, &Persist::Later, cause)?;
+        self.follow_policies(apply);
+        Ok(Some(change))
     }
 
     /// `rto-agent tune freeze`, `resume` and `reset`.
     pub(super) fn tune(
         &mut self,
+        apply: &mut Apply,
         action: TuneAction,
         policy: &PolicyName,
         by: Caller,
     ) -> Result<TuneAnswer, EngineError> {
-        let now = self.deciding.store.now();
-        let told = self.deciding.tuning.act(now, policy, action);
+        let now = self.store.now();
+        let told = self.tuning.act(now, policy, action);
         let Some(told) = told else {
-            return Err(EngineError::Refused(self.not_tuned(action, policy)));
+            return refused(self.not_tuned(apply.desired(), action, policy));
         };
         Cause::done(action.audited(), by).audit_other(action.audited());
-        let decided = self.decided(&told);
-        self.deciding.show();
+        let decided = self.decided(apply, &told);
+        self.show();
         decided?;
-        Ok(self.deciding.tuned.get().only(policy))
+        Ok(self.tuned.get().only(policy))
     }
 
-    fn not_tuned(&self, action: TuneAction, policy: &PolicyName) -> String {
-        let desired = self.reconciler.desired();
+    fn not_tuned(&self, desired: &Desired, action: TuneAction, policy: &PolicyName) -> String {
         if !desired.policies().contains_key(policy) {
             return format!("no active policy {policy}");
         }
-        if self.deciding.is_blind {
+        if self.is_blind {
             return format!(
                 "policy {policy} has no learnt or guarded timers: statistics = false in [agent]"
             );
@@ -399,11 +397,30 @@ impl Engine {
         }
     }
 
+    /// What readers see.
+    pub(super) fn published(&self) -> (Published<TuneAnswer>, SharedExperiments) {
+        (self.tuned.clone(), self.experiments.shared.clone())
+    }
+
+    /// Experiments that changes of policies have ended.
+    pub(super) fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.experiments.notes)
+    }
+
+    /// Saves again what could not be saved.
+    pub(super) fn retry_save(&mut self) {
+        self.experiments.retry_save();
+    }
+
     /// Stores what is not stored yet. Called when the engine stops.
     pub(super) fn store_tuning(&mut self) {
-        let Deciding { store, tuning, .. } = &mut self.deciding;
-        store.save_last(tuning);
+        self.store.save_last(&mut self.tuning);
     }
+}
+
+/// A reader of the current counters; `None` while detached.
+fn readings(apply: &Apply) -> Option<Readings> {
+    apply.reader().cloned().map(Readings::new)
 }
 
 /// Logs one line per transition.

@@ -3,26 +3,25 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Instant,
 };
 
 use rto_agent_core::{
-    config::{AgentConfig, Config, Files, ReadError},
-    policy::{Policy, PolicyName, PolicySet, differences::Differences, plan::ChangeSummary},
-    printable::counted,
-    progress,
-    wire::types::{ChangeAnswer, ReloadRequest, ReloadView, now_s},
+    config::{AgentConfig, Files},
+    policy::{Policy, PolicyName, differences::Differences, plan::ChangeSummary},
+    wire::types::{ChangeAnswer, ReloadRequest, ReloadView},
 };
 use rto_agent_kernel::{datapath::room_for, kernel::clock::boottime_ms};
-use tracing::{debug, error, warn};
+use tracing::{error, warn};
 
-use super::{
-    Engine, EngineConfig, EngineError,
+use super::{State, requests::Notes};
+use crate::engine::{
+    Engine, EngineError,
     audit::{Cause, Source},
     desired::{LoadedConfig, Resolved},
-    memory::{self, Need},
-    reconcile::{Change, Persist},
-    requests::Notes,
+    error::refused,
+    last_good::emptied,
+    memory,
+    reconcile::Persist,
 };
 
 /// With more entries, a reload answers first and compares the kernel's maps in the background.
@@ -30,13 +29,13 @@ const COMPARED_AT_ONCE: usize = 65_536;
 
 impl Engine {
     /// Reads the files again, and logs the result.
-    pub(super) fn reload_asked(
+    pub(in crate::engine) fn reload_asked(
         &mut self,
         request: &ReloadRequest,
         cause: &Cause,
     ) -> Result<ChangeAnswer, EngineError> {
-        self.check_not_restoring()?;
-        let files = match self.read_files() {
+        self.apply.check_not_restoring()?;
+        let files = match self.state.read() {
             Ok(files) => files,
             Err(e) if request.dry_run => return Err(e),
             Err(e) => return Err(self.unread(e, cause)),
@@ -52,34 +51,19 @@ impl Engine {
         Ok(answer)
     }
 
-    pub(super) fn files_changed(&mut self) {
-        match self.read_files() {
-            Ok(files) if Some(files.fingerprint()) == self.fingerprint => {}
+    pub(in crate::engine) fn files_changed(&mut self) {
+        match self.state.read() {
+            Ok(files) if Some(files.fingerprint()) == self.state.fingerprint => {}
             Ok(files) => {
                 let _logged = self.reload(files, false, &Source::File.into());
                 memory::trim_heap();
             }
             // The files are checked every half minute: known errors are not logged again.
-            Err(e) if self.last_reload.errors == [e.to_string()] => {}
+            Err(e) if self.state.last_reload.errors == [e.to_string()] => {}
             Err(e) => {
                 let _logged = self.unread(e, &Source::File.into());
             }
         }
-    }
-
-    /// Reads the files on another thread, while nothing else changes.
-    ///
-    /// # Errors
-    ///
-    /// If the file system does not answer, or the daemon is stopped during the read.
-    pub(super) fn read_files(&mut self) -> Result<Files, EngineError> {
-        let begin = Instant::now();
-        let files = self.files.read(&self.config.config_path);
-        debug!(took = ?begin.elapsed(), is_read = files.is_ok(), "files read");
-        files.map_err(|e| match e {
-            ReadError::Failed(errors) => EngineError::Config(errors),
-            ReadError::Interrupted => EngineError::Stopping,
-        })
     }
 
     /// Treats unreadable files like rejected ones. Once they are readable again, they are loaded
@@ -88,29 +72,10 @@ impl Engine {
         if matches!(error, EngineError::Stopping) {
             return error;
         }
-        self.fingerprint = None;
+        self.state.fingerprint = None;
         let error = self.not_reloaded(error, cause);
         self.publish();
         error
-    }
-
-    /// The files, parsed and compiled for the current host. Reuses the configuration in force if
-    /// nothing has changed.
-    pub(super) fn load(&self, files: &Files) -> Result<Arc<LoadedConfig>, EngineError> {
-        let desired = self.reconciler.desired();
-        let (fingerprint, host) = (files.fingerprint(), desired.host);
-        progress::step();
-        // The files are also watched, so that a replaced file whose user asks for a reload would be
-        // parsed twice.
-        if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
-            return Ok(desired.files.clone());
-        }
-        memory::check(&Need::of_files(files.cidrs()))?;
-        Ok(Arc::new(LoadedConfig {
-            config: Config::of(files, &host)?,
-            fingerprint,
-            host,
-        }))
     }
 
     fn reload(
@@ -120,12 +85,12 @@ impl Engine {
         cause: &Cause,
     ) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
-        self.fingerprint = Some(files.fingerprint());
-        let entries = self.reconciler.resolved().maps.entries.len();
+        self.state.fingerprint = Some(files.fingerprint());
+        let entries = self.apply.resolved().maps.entries.len();
         let differences = if entries <= COMPARED_AT_ONCE {
-            self.verify().differences
+            self.apply.verify().differences
         } else {
-            self.comparing.compare_all();
+            self.apply.compare_all();
             Differences::default()
         };
         let taken = self.load_and_take_over(files, &Persist::Later, allow_empty, cause);
@@ -151,10 +116,10 @@ impl Engine {
         files: &Files,
         allow_empty: bool,
     ) -> Result<Arc<LoadedConfig>, EngineError> {
-        let loaded = self.load(files)?;
-        let former = &self.reconciler.resolved().config().set;
+        let loaded = State::load(files, self.apply.desired())?;
+        let former = &self.apply.resolved().config().set;
         match emptied(&loaded.config.set, former).filter(|_| !allow_empty) {
-            Some(error) => Err(EngineError::Refused(error)),
+            Some(error) => refused(error),
             None => Ok(loaded),
         }
     }
@@ -162,7 +127,7 @@ impl Engine {
     /// Reports what a reload would change.
     fn reload_dry(&self, files: &Files, allow_empty: bool) -> Result<ChangeAnswer, EngineError> {
         let loaded = self.load_checked(files, allow_empty)?;
-        let before = self.reconciler.resolved();
+        let before = self.apply.resolved();
         let next = before.desired.with_files(loaded, boottime_ms()).resolve()?;
         let mut notes = next.config().warnings.clone();
         notes.extend(restart_notes(
@@ -179,13 +144,13 @@ impl Engine {
     }
 
     /// Stores the last good configuration again if it was removed.
-    pub(super) fn keep_last_good(&mut self) {
-        if self.last_good.is_gone()
-            && let Ok(files) = self.read_files()
-            && files.fingerprint() == self.reconciler.desired().files.fingerprint
+    pub(in crate::engine) fn keep_last_good(&mut self) {
+        if self.state.last_good.is_gone()
+            && let Ok(files) = self.state.read()
+            && files.fingerprint() == self.apply.desired().files.fingerprint
         {
-            self.last_good.stage(&files);
-            self.last_good.commit();
+            self.state.last_good.stage(&files);
+            self.state.last_good.commit();
         }
     }
 
@@ -198,13 +163,13 @@ impl Engine {
         cause: &Cause,
     ) -> Result<ChangeAnswer, EngineError> {
         let loaded = self.load_checked(&files, allow_empty)?;
-        self.last_good.stage(&files);
+        self.state.last_good.stage(&files);
         // The texts take as much memory as the parsed configuration.
         drop(files);
         let taken = self.take_over(loaded, persist, cause);
         match &taken {
-            Ok(_) => self.last_good.commit(),
-            Err(_) => self.last_good.discard(),
+            Ok(_) => self.state.last_good.commit(),
+            Err(_) => self.state.last_good.discard(),
         }
         taken
     }
@@ -221,52 +186,42 @@ impl Engine {
         let warnings = restart_notes(&self.config.config.agent, agent);
         notes.extend(warnings.iter().cloned());
         let room = |agent: &AgentConfig| room_for(0, agent.max_entries);
-        if room(agent) < room(&self.reconciler.resolved().config().agent) {
+        if room(agent) < room(&self.apply.resolved().config().agent) {
             notes.push(
                 "[agent] max_entries is smaller: it takes effect at the next start".to_owned(),
             );
         }
-        // Set first: the snapshot published with the change includes it.
-        let last_reload =
-            std::mem::replace(&mut self.last_reload, reload_view(cause, Ok(&files.config)));
-        let former_warnings = std::mem::replace(&mut self.warnings, warnings);
-        let desired = self.reconciler.desired();
-        let next = desired.with_files(files, boottime_ms());
-        match self.reconcile(next, persist, cause) {
-            Ok(Change {
-                summary, unsaved, ..
-            }) => {
-                notes.extend(unsaved);
-                notes.append(&mut self.deciding.experiments.notes);
-                let followed = self.follow_attach(cause);
-                notes.extend(followed.err().map(|e| format!("[agent] attach: {e}")));
-                Ok(ChangeAnswer {
-                    changed: summary,
-                    notes,
-                    ..ChangeAnswer::default()
-                })
-            }
-            Err(e) => {
-                self.last_reload = last_reload;
-                self.warnings = former_warnings;
-                Err(e)
-            }
-        }
+        let next = self
+            .apply
+            .desired()
+            .with_files(files.clone(), boottime_ms());
+        let change = self.reconcile(&next, persist, cause)?;
+        self.state.last_reload = cause.reload_view(Ok(&files.config));
+        self.state.warnings = warnings;
+        notes.extend(change.unsaved);
+        notes.extend(self.control.take_notes());
+        let followed = self.follow_attach(cause);
+        notes.extend(followed.err().map(|e| format!("[agent] attach: {e}")));
+        Ok(ChangeAnswer {
+            changed: change.summary,
+            notes,
+            ..ChangeAnswer::default()
+        })
     }
 
     /// Records that the files were rejected, and logs what is in force instead.
     fn not_reloaded(&mut self, error: EngineError, cause: &Cause) -> EngineError {
         const KEPT: &str = "the last good configuration stays active";
-        self.last_reload = ReloadView {
-            kept_at_s: self.last_reload.kept_at_s,
-            ..reload_view(cause, Err(&error.to_string()))
+        self.state.last_reload = ReloadView {
+            kept_at_s: self.state.last_reload.kept_at_s,
+            ..cause.reload_view(Err(&error.to_string()))
         };
         if error.is_interrupted() {
             return error;
         }
         if error.is_refusal() {
             error!(%cause, "configuration rejected, {KEPT}:\n{error}");
-        } else if !self.reconciler.in_sync() {
+        } else if !self.apply.reconciler().in_sync() {
             // The error's text says what the kernel holds.
             error!(%cause, "the configuration could not be applied: {error}");
             return error;
@@ -333,46 +288,6 @@ fn difference(before: &Resolved, next: &Resolved) -> Vec<String> {
             });
         });
     [policies.end(), entries.end()].concat()
-}
-
-/// Why files without any policy do not replace files with policies: a redirection from a slow
-/// command, or a full disk, leaves a file empty for a moment.
-pub(super) fn emptied(files: &PolicySet, former: &PolicySet) -> Option<String> {
-    let (now, before) = (files.policies.len(), former.policies.len());
-    (now == 0 && before != 0).then(|| {
-        format!(
-            "the files no longer have any of the {}; if this is intended, run rto-agent reload \
-             --allow-empty",
-            counted(before, "policy", "policies")
-        )
-    })
-}
-
-/// The result of reading the files at the start.
-pub(super) fn start_view(config: &EngineConfig, cause: &Cause) -> ReloadView {
-    match &config.refused {
-        None => reload_view(cause, Ok(&config.config)),
-        Some(refused) => ReloadView {
-            kept_at_s: Some(refused.kept_at_s),
-            ..reload_view(cause, Err(&refused.errors))
-        },
-    }
-}
-
-fn reload_view(cause: &Cause, result: Result<&Config, &str>) -> ReloadView {
-    ReloadView {
-        at_s: now_s(),
-        cause: cause.to_string(),
-        ok: result.is_ok(),
-        errors: result
-            .err()
-            .map(|text| vec![text.to_owned()])
-            .unwrap_or_default(),
-        warnings: result
-            .map(|config| config.warnings.clone())
-            .unwrap_or_default(),
-        kept_at_s: None,
-    }
 }
 
 /// Changes of `[agent]` that need a restart.

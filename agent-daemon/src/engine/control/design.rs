@@ -9,8 +9,10 @@ use rto_agent_core::{
 };
 use rto_model::tune::experiment::{Design, Ramp, Unit};
 
-use super::refused;
-use crate::{engine::EngineError, experiment::digest};
+use crate::{
+    engine::{EngineError, error::refused},
+    experiment::digest,
+};
 
 /// The default duration.
 const DURATION: &str = "7d";
@@ -35,7 +37,7 @@ pub(super) fn design(
     };
     let unit = request.unit.unwrap_or(implied);
     if outlives && unit == Unit::Connection {
-        return refused(&format!(
+        return refused(format!(
             "policy {policy} sets options that also affect later connections to the same peer \
              (rto_min, rto_restart, delack_max, thin_linear, linear_retries, rto_max or \
              user_timeout), so connections of the two arms would not be independent; randomise \
@@ -73,10 +75,10 @@ fn ramp(shares: &[Share], unit: Unit) -> Result<Ramp, EngineError> {
         (shares, _) => shares.iter().map(|share| share.fraction()).collect(),
     };
     if shares.len() > MAX_SHARES {
-        return refused(&format!("--ramp: at most {MAX_SHARES} shares are possible"));
+        return refused(format!("--ramp: at most {MAX_SHARES} shares are possible"));
     }
     if let Some(share) = shares.iter().find(|share| !SHARES.contains(share)) {
-        return refused(&format!(
+        return refused(format!(
             "--ramp: a share must be 1% to 99%, not {}",
             Share::of_ratio(*share)
         ));

@@ -1,0 +1,137 @@
+//! The configuration files, and what was last read from them.
+
+use std::{sync::Arc, time::Instant};
+
+use rto_agent_core::{
+    config::{Config, Files, FilesReader, ReadError},
+    progress,
+    wire::types::ReloadView,
+};
+use rto_agent_kernel::kernel::clock::boottime_ms;
+use tracing::debug;
+
+use super::{
+    EngineConfig, EngineError, LastGood,
+    audit::Cause,
+    desired::{Desired, LoadedConfig},
+    memory::{self, Need},
+    store::RuntimeStore,
+};
+
+mod reload;
+mod requests;
+
+/// Owns the configuration files, the result of reading them, and the last good configuration.
+pub(super) struct State {
+    config: Arc<EngineConfig>,
+    files: FilesReader,
+    last_good: LastGood,
+    /// Fingerprint of the files last read, good or bad; `None` if they could not be read.
+    fingerprint: Option<u64>,
+    last_reload: ReloadView,
+    warnings: Vec<String>,
+}
+
+/// The desired state at a start: the files and the saved runtime entries; and why some of these are
+/// lost.
+pub(super) fn load(
+    config: &EngineConfig,
+) -> anyhow::Result<(Desired, RuntimeStore, Option<String>)> {
+    let mut store = RuntimeStore::new(&config.config.agent.state_dir);
+    memory::check(&Need::of_store(store.size()))?;
+    let (saved, lost) = store.load()?;
+    let files = Arc::new(LoadedConfig {
+        config: config.config.clone(),
+        fingerprint: config.fingerprint,
+        host: config.host,
+    });
+    let mut runtime = saved.clone();
+    runtime.expire(boottime_ms());
+    let desired = Desired::new(files, runtime, config.host);
+    if desired.runtime != saved {
+        store.save(&desired.runtime);
+    }
+    Ok((desired, store, lost))
+}
+
+impl State {
+    /// After a start with this configuration, which is in force.
+    pub(super) fn start(
+        config: Arc<EngineConfig>,
+        mut last_good: LastGood,
+        cause: &Cause,
+        warnings: Vec<String>,
+    ) -> Self {
+        last_good.commit();
+        let (fingerprint, last_reload) = match &config.refused {
+            None => (
+                Some(config.fingerprint),
+                cause.reload_view(Ok(&config.config)),
+            ),
+            Some(refused) => {
+                let view = ReloadView {
+                    kept_at_s: Some(refused.kept_at_s),
+                    ..cause.reload_view(Err(&refused.errors))
+                };
+                (refused.fingerprint, view)
+            }
+        };
+        Self {
+            config,
+            files: FilesReader::default(),
+            last_good,
+            fingerprint,
+            last_reload,
+            warnings,
+        }
+    }
+
+    /// Reads the files with another reader.
+    #[cfg(test)]
+    pub(super) fn read_by(&mut self, files: FilesReader) {
+        self.files = files;
+    }
+
+    /// Reads the files on another thread, while nothing else changes.
+    ///
+    /// # Errors
+    ///
+    /// If the file system does not answer, or the daemon is stopped during the read.
+    fn read(&mut self) -> Result<Files, EngineError> {
+        let begin = Instant::now();
+        let files = self.files.read(&self.config.config_path);
+        debug!(took = ?begin.elapsed(), is_read = files.is_ok(), "files read");
+        files.map_err(|e| match e {
+            ReadError::Failed(errors) => EngineError::Config(errors),
+            ReadError::Interrupted => EngineError::Stopping,
+        })
+    }
+
+    /// The files, parsed and compiled for the current host. Reuses the configuration in force if
+    /// nothing has changed.
+    pub(super) fn load(files: &Files, desired: &Desired) -> Result<Arc<LoadedConfig>, EngineError> {
+        let (fingerprint, host) = (files.fingerprint(), desired.host);
+        progress::step();
+        // The files are also watched, so that a replaced file whose user asks for a reload would be
+        // parsed twice.
+        if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
+            return Ok(desired.files.clone());
+        }
+        memory::check(&Need::of_files(files.cidrs()))?;
+        Ok(Arc::new(LoadedConfig {
+            config: Config::of(files, &host)?,
+            fingerprint,
+            host,
+        }))
+    }
+
+    pub(super) const fn last_reload(&self) -> &ReloadView {
+        &self.last_reload
+    }
+
+    /// Changes that need a restart, and what could not be loaded or kept.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+        let all = self.warnings.iter().chain(self.last_good.problem());
+        all.cloned()
+    }
+}
