@@ -4,7 +4,8 @@ use pcap_parser::{
     PcapError, PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified,
     parse_pcap_header,
     pcapng::{
-        InterfaceDescriptionBlock, parse_interfacedescriptionblock_be,
+        InterfaceDescriptionBlock, OptionCode, parse_enhancedpacketblock_be,
+        parse_enhancedpacketblock_le, parse_interfacedescriptionblock_be,
         parse_interfacedescriptionblock_le, parse_sectionheaderblock,
     },
 };
@@ -19,17 +20,13 @@ const LONGEST_BLOCK: usize = 16 << 20;
 const MOST_INTERFACES: usize = 65_536;
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
-/// Obsolete; like an enhanced packet block, but with a shorter interface number.
-const OLD_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 /// Blocks without packets, which are ignored: name resolution, interface statistics, systemd's journal, decryption
 /// secrets, and both custom blocks.
 const DESCRIPTIONS: [u32; 6] = [4, 5, 9, 10, 0xbad, 0x4000_0bad];
-/// Length of an enhanced packet block, or a packet block, up to the data.
-const PACKET_HEADER: usize = 28;
-/// `epb_flags` and `pack_flags`: the first two bits are the direction.
-const OPTION_FLAGS: u16 = 2;
+/// `epb_flags`: the first two bits are the direction.
+const OPTION_FLAGS: OptionCode = OptionCode(2);
 /// Removes the upper bits of the link type: the length of the frame check sequence (four bits), the flag that it is known
 /// (0x0400_0000) and the reserved one beside it (pcap-common.c of libpcap).
 const LINK_MASK: u32 = 0x03ff_ffff;
@@ -194,83 +191,19 @@ impl Interface {
     }
 }
 
-/// Numbers in the byte order of a section.
-#[derive(Clone, Copy)]
-struct Order {
-    is_big: bool,
-}
-
-impl Order {
-    fn u32(self, bytes: [u8; 4]) -> u32 {
-        if self.is_big {
-            u32::from_be_bytes(bytes)
-        } else {
-            u32::from_le_bytes(bytes)
-        }
+/// A number in the byte order of a section.
+const fn number(is_big: bool, bytes: [u8; 4]) -> u32 {
+    match is_big {
+        true => u32::from_be_bytes(bytes),
+        false => u32::from_le_bytes(bytes),
     }
-
-    fn u16(self, bytes: [u8; 2]) -> u16 {
-        if self.is_big {
-            u16::from_be_bytes(bytes)
-        } else {
-            u16::from_le_bytes(bytes)
-        }
-    }
-}
-
-/// An enhanced packet block or a packet block, whose layouts differ only in the interface.
-struct PacketBlock<'a> {
-    interface: u32,
-    units: u64,
-    length: u32,
-    data: &'a [u8],
-    outgoing: Option<bool>,
-}
-
-impl<'a> PacketBlock<'a> {
-    /// `None` if its lengths exceed the block.
-    fn of(kind: u32, block: &'a [u8], order: Order) -> Option<Self> {
-        let word = |at: usize| Some(order.u32(block.get(at..at + 4)?.try_into().ok()?));
-        let interface = if kind == OLD_PACKET {
-            order.u16(block.get(8..10)?.try_into().ok()?).into()
-        } else {
-            word(8)?
-        };
-        let captured = word(20)? as usize;
-        // The trailing block length is not part of the content.
-        let content = block.get(PACKET_HEADER..block.len() - 4)?;
-        let options = content.get(captured.checked_next_multiple_of(4)?..)?;
-        Some(Self {
-            interface,
-            units: u64::from(word(12)?) << 32 | u64::from(word(16)?),
-            length: word(24)?,
-            data: content.get(..captured)?,
-            outgoing: outgoing(options, order),
-        })
-    }
-}
-
-/// The direction, from the flags in a packet's options.
-fn outgoing(mut options: &[u8], order: Order) -> Option<bool> {
-    while let [c0, c1, l0, l1, rest @ ..] = options {
-        let (code, length) = (order.u16([*c0, *c1]), order.u16([*l0, *l1]));
-        if code == OPTION_FLAGS {
-            return match order.u32(rest.get(..4)?.try_into().ok()?) & 3 {
-                1 => Some(false),
-                2 => Some(true),
-                _ => None,
-            };
-        }
-        options = rest.get(usize::from(length).next_multiple_of(4)..)?;
-    }
-    None
 }
 
 fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, CaptureError> {
     let mut interfaces: Vec<Interface> = Vec::new();
     // The number of interfaces in earlier sections, which are different ones.
     let mut before = 0u32;
-    let mut order = Order { is_big: false };
+    let mut is_big = false;
     let mut packets = 0;
     let mut found = Rest::default();
     let mut at = 0;
@@ -288,10 +221,10 @@ fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, 
         let [t0, t1, t2, t3, l0, l1, l2, l3, magic @ ..] = header;
         let is_section = u32::from_le_bytes([t0, t1, t2, t3]) == SECTION_HEADER;
         if is_section {
-            order.is_big = magic == 0x1a2b_3c4d_u32.to_be_bytes();
+            is_big = magic == 0x1a2b_3c4d_u32.to_be_bytes();
         }
-        let kind = order.u32([t0, t1, t2, t3]);
-        let length = order.u32([l0, l1, l2, l3]) as usize;
+        let kind = number(is_big, [t0, t1, t2, t3]);
+        let length = number(is_big, [l0, l1, l2, l3]) as usize;
         if !(12..=LONGEST_BLOCK).contains(&length) || !length.is_multiple_of(4) {
             return Err(damaged(format!(
                 "the next block claims a length of {length} bytes"
@@ -309,7 +242,7 @@ fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, 
                 interfaces.clear();
             }
             INTERFACE => {
-                let parsed = if order.is_big {
+                let parsed = if is_big {
                     parse_interfacedescriptionblock_be(block)
                 } else {
                     parse_interfacedescriptionblock_le(block)
@@ -321,24 +254,39 @@ fn pcapng<'a>(bytes: &'a [u8], mut give: impl FnMut(Frame<'a>)) -> Result<Rest, 
                     .ok_or_else(|| damaged("an invalid interface number".to_owned()))?;
                 interfaces.push(interface);
             }
-            ENHANCED_PACKET | OLD_PACKET => {
-                let packet = PacketBlock::of(kind, block, order).ok_or_else(|| {
-                    damaged("no packet (its lengths exceed the block)".to_owned())
-                })?;
-                let number = packet.interface;
-                let interface = interfaces.get(number as usize).ok_or_else(|| {
+            ENHANCED_PACKET => {
+                let parsed = if is_big {
+                    parse_enhancedpacketblock_be(block)
+                } else {
+                    parse_enhancedpacketblock_le(block)
+                };
+                let (_, packet) =
+                    parsed.map_err(|e| damaged(format!("no packet ({})", name(&e))))?;
+                let id = packet.if_id;
+                let interface = interfaces.get(id as usize).ok_or_else(|| {
                     damaged(format!(
-                        "a packet of interface {number}, which has no description"
+                        "a packet of interface {id}, which has no description"
                     ))
                 })?;
+                let mut options = packet.options.iter();
+                let flags = options.find(|option| option.code == OPTION_FLAGS);
+                let flags = flags.and_then(|option| option.value.get(..4)?.try_into().ok());
+                let units = u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low);
                 give(Frame {
-                    time_ns: Some(interface.nanos(packet.units)),
+                    time_ns: Some(interface.nanos(units)),
                     unit_ns: interface.unit_ns(),
-                    outgoing: packet.outgoing,
+                    outgoing: match flags.map(|flags| number(is_big, flags) & 3) {
+                        Some(1) => Some(false),
+                        Some(2) => Some(true),
+                        _ => None,
+                    },
                     link: interface.link,
-                    interface: before.saturating_add(number),
-                    length: packet.length as usize,
-                    data: packet.data,
+                    interface: before.saturating_add(id),
+                    length: packet.origlen as usize,
+                    data: packet
+                        .data
+                        .get(..packet.caplen as usize)
+                        .unwrap_or_default(),
                 });
                 packets += 1;
             }

@@ -119,11 +119,10 @@ impl Tracker {
             return;
         }
         let had = state.outstanding.len();
-        let room = self.limits.outstanding.saturating_sub(had).min(
-            self.limits.outstanding_in_all - self.outstanding.min(self.limits.outstanding_in_all),
-        );
-        let left_out = state.sends(at, segment, room);
-        counts.beyond_outstanding += left_out;
+        let in_all = self.limits.outstanding_in_all;
+        let room = self.limits.outstanding.saturating_sub(had);
+        let room = room.min(in_all.saturating_sub(self.outstanding));
+        counts.beyond_outstanding += state.sends(at, segment, room);
         let has = state.outstanding.len();
         self.outstanding = (self.outstanding + has).saturating_sub(had);
     }
@@ -175,9 +174,9 @@ impl State {
     }
 
     /// Records what a segment sends. Returns the number of segments for which there was no room.
-    fn sends(&mut self, at: Moment, segment: &Segment, room: usize) -> u64 {
+    fn sends(&mut self, at: Moment, segment: &Segment, mut room: usize) -> u64 {
         let mut seq = segment.seq;
-        let mut wanted = 0;
+        let mut left_out = 0;
         if segment.syn {
             if self.syn != Some(seq) {
                 // A new connection with the same ports.
@@ -197,22 +196,18 @@ impl State {
                 Opening::Active
             };
             self.flow.opened.get_or_insert(opened);
-            wanted += usize::from(self.part(at, seq, seq.wrapping_add(1), true, room));
+            left_out += self.part(at, seq, seq.wrapping_add(1), true, &mut room);
             seq = seq.wrapping_add(1);
         }
         let length = segment.data + u32::from(segment.fin);
         if length > 0 {
-            let room = room.saturating_sub(wanted);
-            let end = seq.wrapping_add(length);
-            let tracked = self.part(at, seq, end, false, room);
-            wanted += usize::from(tracked);
+            left_out += self.part(at, seq, seq.wrapping_add(length), false, &mut room);
         }
-        let followed = wanted.min(room);
-        (wanted - followed) as u64
+        left_out
     }
 
-    /// Returns whether it is to be tracked, for which there must be room.
-    fn part(&mut self, at: Moment, seq: u32, end: u32, is_syn: bool, room: usize) -> bool {
+    /// Records a part of what a segment sends; returns 1 if there was no room for it.
+    fn part(&mut self, at: Moment, seq: u32, end: u32, is_syn: bool, room: &mut usize) -> u64 {
         self.flow.counts.segments += 1;
         let sent = *self.sent.get_or_insert(seq);
         let again = before(seq, sent);
@@ -226,19 +221,21 @@ impl State {
             }
         }
         if !before(sent, end) {
-            return false;
+            return 0;
         }
         self.sent = Some(end);
-        if room > 0 {
-            self.outstanding.push_back(Outstanding {
-                seq: if again { sent } else { seq },
-                end,
-                sent: at,
-                is_syn,
-                again,
-            });
-        }
-        true
+        let Some(left) = room.checked_sub(1) else {
+            return 1;
+        };
+        *room = left;
+        self.outstanding.push_back(Outstanding {
+            seq: if again { sent } else { seq },
+            end,
+            sent: at,
+            is_syn,
+            again,
+        });
+        0
     }
 
     /// Processes an ACK; `echo` is its TSecr.

@@ -239,22 +239,6 @@ fn non_tcp_packets_are_counted() {
 }
 
 #[test]
-fn a_packet_that_is_in_twice_is_remarked() {
-    let twice: Vec<_> = (0..20)
-        .flat_map(|n| {
-            let one = client(n * 1000, ".", 1 + 100 * n as u32, 1, 100);
-            [one.clone(), one]
-        })
-        .collect();
-    let (capture, _) = all(&twice);
-    assert!(
-        capture.remarks()[0].contains("twice"),
-        "{:?}",
-        capture.remarks()
-    );
-}
-
-#[test]
 fn bad_files_say_where_and_what_to_do() {
     let good = FORM.file(&connection());
     let mut long = good.clone();
@@ -397,6 +381,10 @@ fn remarks_match_events() {
             let counts = &mut capture.flows[0].counts;
             (counts.segments, counts.retransmitted) = (segments, retransmitted);
         });
+        assert!(
+            told.iter().all(|remark| remark.contains("twice")),
+            "{told:?}"
+        );
         told.len()
     };
     // The remark requires at least ten segments, more than a third of them retransmitted.
@@ -454,16 +442,6 @@ proptest! {
         let (packets, expected) = oracle(&script);
         let (_, [_, data, ..]) = all(&packets);
         prop_assert_eq!(data, expected);
-    }
-
-    #[test]
-    fn never_panics_on_anything(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        let _any = read(&bytes);
-        for form in [FORM, Form { ng: true, ..FORM }, Form { ng: true, big: true, ..FORM }] {
-            let mut file = form.file(&connection()[..1]);
-            file.extend(&bytes);
-            let _any = read(&file);
-        }
     }
 
     #[test]
