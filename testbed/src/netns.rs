@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, File},
-    marker::PhantomData,
     panic,
     path::Path,
     process::Command,
@@ -32,14 +31,13 @@ pub const SERVER_V4_OTHER: &str = "10.88.1.2";
 /// IPv6 address of the server's end.
 pub const SERVER_V6: &str = "fd88::2";
 
-/// The two namespaces; removed when dropped. Not `Send`: they are removed by the test that created them.
+/// The two namespaces; removed when dropped.
 #[derive(Debug)]
 pub struct Pair {
     /// Namespace of the client.
     pub client: String,
     /// Namespace of the server.
     pub server: String,
-    _not_send: PhantomData<*const ()>,
 }
 
 /// Runs a closure in a namespace, on a separate thread, so that the calling thread stays in its own.
@@ -77,9 +75,8 @@ impl Pair {
         let pair = Self {
             client: format!("{name}-c"),
             server: format!("{name}-s"),
-            _not_send: PhantomData,
         };
-        let Self { client, server, .. } = &pair;
+        let Self { client, server } = &pair;
         ip(&[], &format!("netns add {client}\nnetns add {server}"))?;
         run(&format!(
             "ip -n {client} link add {CLIENT_LINK} type veth peer name {SERVER_LINK} netns {server}"

@@ -24,27 +24,3 @@ pub(super) fn run(args: &Connect) -> anyhow::Result<()> {
     let plan = args.extent.of(Test::Connect, &args.to, sizes, options)?;
     rr::client(plan, &args.output)
 }
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser as _;
-
-    use crate::cli::Cli;
-
-    #[test]
-    fn wrong_usage() {
-        for bad in [
-            "",
-            "a --count 3 --duration 1s",
-            "a --count 0",
-            "a --json --csv",
-            "a --fresh",
-            "a --duration 31days",
-        ] {
-            let words = format!("rto-lab connect {bad}");
-            let refused = Cli::try_parse_from(words.split_whitespace()).unwrap_err();
-            assert_eq!(refused.exit_code(), 2, "{bad}");
-        }
-        Cli::try_parse_from("rto-lab connect a --out b --fresh --interval".split(' ')).unwrap();
-    }
-}

@@ -32,8 +32,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Shortest interval that gets a line.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum number of intervals that are kept for --json.
-const KEPT: usize = 100_000;
 
 /// `rto-lab rr`.
 #[derive(Debug, Args)]
@@ -132,7 +130,6 @@ impl Extent {
             warmup: self.warmup,
             timeout: self.timeout.or(self.count.map(|_| PATIENCE)),
             interval: None,
-            keep: 0,
         })
     }
 }
@@ -140,16 +137,13 @@ impl Extent {
 /// Output of a client.
 #[derive(Debug, Args)]
 pub(super) struct Output {
-    /// Print a line for each interval of this length, at least 10ms; --json keeps the first 100000
+    /// Print a line for each interval of this length, at least 10ms
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     #[arg(num_args = 0..=1, default_missing_value = "1s")]
     interval: Option<Duration>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Print lines of comma-separated values
-    #[arg(long, conflicts_with = "json")]
-    csv: bool,
     /// Keep its records in this directory, for report and compare; another call adds to them
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -191,18 +185,12 @@ impl Rr {
 pub(super) fn client(mut plan: Plan, output: &Output) -> anyhow::Result<()> {
     let go_on = || !interrupt::interrupted();
     plan.interval = output.interval;
-    if output.json && output.interval.is_some() {
-        plan.keep = KEPT;
-    }
     let mut records = None;
     if let Some(dir) = &output.out {
         plan.interval.get_or_insert(records::interval(plan.limit));
         records = Some(Records::open(dir, &plan, output.fresh, &go_on)?);
     }
     let mut out = io::stdout().lock();
-    if output.csv {
-        out.write_all(print::csv_heading().as_bytes())?;
-    }
     let mut each = |interval: &Interval, times: &Histogram<u64>| {
         if let Some(records) = &mut records {
             records.add(interval, times)?;
@@ -214,18 +202,11 @@ pub(super) fn client(mut plan: Plan, output: &Output) -> anyhow::Result<()> {
             // Stdout is a single JSON document.
             return Ok(io::stderr().write_all(print::live(interval).as_bytes())?);
         }
-        let line = if output.csv {
-            print::csv_interval(interval)
-        } else {
-            print::live(interval)
-        };
-        out.write_all(line.as_bytes())?;
+        out.write_all(print::live(interval).as_bytes())?;
         Ok(out.flush()?)
     };
     let outcome = measure::run(&plan, &go_on, &mut each)?;
-    if output.csv {
-        out.write_all(print::csv_total(&outcome).as_bytes())?;
-    } else if output.json || outcome.transactions > 0 {
+    if output.json || outcome.transactions > 0 {
         drop(out);
         super::print(output.json, &outcome, || print::text(&outcome))?;
     }
@@ -303,38 +284,16 @@ fn everywhere() -> anyhow::Result<TcpListener> {
     }
 }
 
+/// The addresses of "name", "name:port", "1.2.3.4:port", "::1", "[::1]" and "[::1]:port".
 fn resolve(host: &str) -> anyhow::Result<Vec<SocketAddr>> {
-    let (name, port) = split(host)?;
-    let found: Vec<SocketAddr> = (name, port)
-        .to_socket_addrs()
-        .with_context(|| host.to_owned())?
-        .collect();
-    ensure!(!found.is_empty(), "{host} has no address");
-    Ok(found)
-}
-
-/// Splits "name", "name:port", "1.2.3.4:port", "::1", "[::1]" and "[::1]:port".
-fn split(host: &str) -> anyhow::Result<(&str, u16)> {
-    let (name, port) = if let Some(rest) = host.strip_prefix('[') {
-        let (name, port) = rest
-            .split_once(']')
-            .with_context(|| format!("{host}: no ] after the address"))?;
-        (name, port)
-    } else if host.matches(':').count() > 1 {
-        (host, "")
-    } else {
-        host.split_at(host.find(':').unwrap_or(host.len()))
+    let bracketed = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let bare = bracketed.unwrap_or(host);
+    let at_default_port = || (bare, PORT).to_socket_addrs();
+    let found = match bare.parse::<IpAddr>() {
+        Ok(_) => at_default_port(),
+        Err(_) => host.to_socket_addrs().or_else(|_| at_default_port()),
     };
-    ensure!(!name.is_empty(), "{host}: no host");
-    if port.is_empty() {
-        return Ok((name, PORT));
-    }
-    let port = port.strip_prefix(':').and_then(|port| port.parse().ok());
-    let port = port.filter(|port| *port > 0);
-    Ok((
-        name,
-        port.with_context(|| format!("{host}: no port from 1 to 65535 after the :"))?,
-    ))
+    Ok(found.with_context(|| host.to_owned())?.collect())
 }
 
 #[cfg(test)]
@@ -354,23 +313,20 @@ mod tests {
 
     #[test]
     fn hosts_and_ports() {
+        let at = |ip: &str, port| vec![SocketAddr::new(ip.parse().unwrap(), port)];
         for (text, expected) in [
-            ("a.example", ("a.example", 4700)),
-            ("a.example:1", ("a.example", 1)),
-            ("10.0.0.1:65535", ("10.0.0.1", 65535)),
-            ("::1", ("::1", 4700)),
-            ("[::1]", ("::1", 4700)),
-            ("[fe80::1%2]:80", ("fe80::1%2", 80)),
+            ("10.0.0.1", at("10.0.0.1", 4700)),
+            ("10.0.0.1:65535", at("10.0.0.1", 65535)),
+            ("::1", at("::1", 4700)),
+            ("2001:db8::1:2", at("2001:db8::1:2", 4700)),
+            ("[::1]", at("::1", 4700)),
+            ("[::1]:80", at("::1", 80)),
         ] {
-            assert_eq!(split(text).unwrap(), expected, "{text}");
+            assert_eq!(resolve(text).unwrap(), expected, "{text}");
         }
-        for bad in ["", ":80", "a:", "a:0", "a:65536", "a:b", "[::1", "[::1]80"] {
-            assert!(split(bad).is_err(), "{bad}");
+        for bad in ["", ":80", "a:", "a:65536", "a:b", "[::1", "[::1]80"] {
+            assert!(resolve(bad).is_err(), "{bad}");
         }
-        assert_eq!(
-            resolve("[::1]:80").unwrap(),
-            [SocketAddr::from((Ipv6Addr::LOCALHOST, 80))]
-        );
     }
 
     #[test]
@@ -409,6 +365,7 @@ mod tests {
             "--server --max-connections 0",
             "--connect a --duration 31days",
             "--connect a --interval 9ms",
+            "--connect a --fresh",
         ] {
             assert_eq!(parsed(bad).unwrap_err().exit_code(), 2, "{bad}");
         }

@@ -80,7 +80,6 @@ pub fn compare(
         other.1
     };
     let manifest = Manifest {
-        format: one.1.format,
         machine: coarser.machine.clone(),
         seed: one.1.seed,
         plan: one.1.plan,
@@ -107,7 +106,7 @@ mod tests {
     fn two_logs_next_to_each_other() {
         let (manifest, slow, fast) = (manifest(), records(40.0), records(16.0));
         let report = compare(("a", &manifest, &slow), ("b", &manifest, &fast)).unwrap();
-        let effects = &report.effects[0];
+        let effects = &report.effects[1];
         assert_eq!(effects.columns[..3], ["lost, ms", "timers", "log"]);
         let verdict = |timers: &str| {
             let of = effects.rows.iter().filter(|row| row[1] == timers);

@@ -320,7 +320,7 @@ mod tests {
         };
         let design = Design {
             units: [("time".to_owned(), "ms".to_owned())].into(),
-            effects: vec![spec.clone()],
+            run_is: "flow".to_owned(),
             ..Design::default()
         };
         (design, spec)
@@ -376,30 +376,13 @@ mod tests {
         assert_eq!((few.verdict, few.interval), (Verdict::Inconclusive, None));
         assert_eq!(
             (&*effect_of(11, |_| 20.0, true).over, &*few.over),
-            ("11 runs", "")
+            ("11 flows", "")
         );
-    }
-
-    #[test]
-    fn an_interval_says_what_it_is_over() {
-        let (mut design, spec) = design();
-        let record = |timers, run| {
-            let values = (0..9).map(f64::from);
-            Record::new([("lost", "10"), ("timers", timers)], run).with_all("time", values)
-        };
-        let of = |design: &Design, runs: u32| {
-            let records: Vec<Record> = (0..runs)
-                .flat_map(|run| ["kernel", "agent"].map(|timers| record(timers, run)))
-                .collect();
-            let records: Vec<&Record> = records.iter().collect();
-            effects(design, &spec, &records, &machine())[0].over.clone()
-        };
-        assert_eq!(
-            (of(&design, 1), of(&design, 3)),
-            ("values of 1 run".into(), "3 runs".into())
-        );
-        design.run_is = "flow".to_owned();
-        assert_eq!(of(&design, 3), "3 flows");
+        // A single run has an interval over its values.
+        let (design, spec) = design();
+        let one = Record::new([], 0).with_all("time", (0..9).map(f64::from));
+        let over = Samples::new(&spec, &[&one], &[&one]).over(&design);
+        assert_eq!(over, "values of 1 flow");
     }
 
     #[test]

@@ -89,8 +89,6 @@ pub(super) fn values<'a>(
 /// Facts that must be the same for runs to be in one table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Version of the format.
-    pub format: u32,
     /// The machine.
     pub machine: Machine,
     /// Seed of the order and of all random choices.
@@ -102,11 +100,6 @@ pub struct Manifest {
     /// The hosts, if it was measured between hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<(String, HostFacts)>,
-}
-
-impl Manifest {
-    /// The format that this version writes.
-    pub const FORMAT: u32 = 1;
 }
 
 #[derive(Serialize, Deserialize)]
@@ -196,13 +189,6 @@ impl Log {
         let first = text.lines().next().unwrap_or_default();
         let manifest: Manifest = serde_json::from_str(first)
             .with_context(|| format!("{}: not a log of rto-lab", at()))?;
-        ensure!(
-            manifest.format == Manifest::FORMAT,
-            "{}: format {}, this version reads {}",
-            at(),
-            manifest.format,
-            Manifest::FORMAT
-        );
         let done = lines::<serde_json::Value>(whole(&text), path)?;
         Ok((
             manifest,
@@ -269,7 +255,6 @@ pub(super) mod tests {
 
     pub(in super::super) fn manifest_of(design: Design) -> Manifest {
         Manifest {
-            format: Manifest::FORMAT,
             machine: machine(),
             seed: 1,
             plan: 1,

@@ -352,77 +352,46 @@ fn distribution(spec: &ChartSpec, records: &[&Record]) -> (Points, Band) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{
-        super::{Column, EffectSpec, Stat, design::only, log::tests::manifest_of},
-        *,
-    };
+    use super::{super::log::tests::manifest_of, *};
 
     pub(in super::super) fn manifest() -> Manifest {
-        let rows = vec!["lost".to_owned()];
-        let across = vec!["timers".to_owned()];
-        let spec = |name: &str, across: Vec<String>, columns| TableSpec {
-            name: name.to_owned(),
-            title: name.to_owned(),
-            rows: rows.clone(),
-            across,
-            columns,
-            ..TableSpec::default()
-        };
-        let long = vec![
-            Column::new("time", Stat::P50, "p50"),
-            Column::new("time", Stat::Count, "requests"),
-        ];
-        manifest_of(Design {
-            name: "trial".to_owned(),
-            question: "Does it pay?".to_owned(),
-            rto_min: "agent 8 ms".to_owned(),
-            levels: [(
-                "timers".to_owned(),
-                ["kernel", "agent"].map(str::to_owned).to_vec(),
-            )]
-            .into(),
-            units: [("time", "ms"), ("lost", "ms")]
-                .map(|(a, b)| (a.to_owned(), b.to_owned()))
-                .into(),
-            effects: vec![EffectSpec {
-                measure: "time".to_owned(),
-                stat: Stat::P50,
-                across: "timers".to_owned(),
-                base: "kernel".to_owned(),
-                rows: rows.clone(),
-                ..EffectSpec::default()
-            }],
-            tables: vec![
-                spec(
-                    "medians",
-                    across.clone(),
-                    vec![Column::new("time", Stat::P50, "")],
-                ),
-                TableSpec {
-                    only: only("timers", &["agent"]),
-                    ..spec("long", Vec::new(), long)
-                },
-            ],
-            charts: vec![
-                ChartSpec {
-                    title: "over".to_owned(),
-                    across: across.clone(),
-                    x: Some("lost".to_owned()),
-                    measure: "time".to_owned(),
-                    ..ChartSpec::default()
-                },
-                ChartSpec {
-                    per: rows,
-                    across,
-                    measure: "time".to_owned(),
-                    ..ChartSpec::default()
-                },
-            ],
-            references: vec![
-                Record::new([("lost", "9"), ("timers", "published")], 0).with("time p50", 7.0),
-            ],
-            ..Design::default()
-        })
+        let design = r#"
+            name = "trial"
+            question = "Does it pay?"
+            rto_min = "agent 8 ms"
+            levels = { timers = ["kernel", "agent"] }
+            units = { time = "ms", lost = "ms" }
+            pivot = true
+            effects = [{ measure = "time", stat = "p50", across = "timers", base = "kernel", rows = ["lost"] }]
+            [[tables]]
+            name = "medians"
+            title = "medians"
+            rows = ["lost"]
+            across = ["timers"]
+            columns = [{ measure = "time", stat = "p50", title = "" }]
+            [[tables]]
+            name = "long"
+            title = "long"
+            rows = ["lost"]
+            columns = [
+                { measure = "time", stat = "p50", title = "p50" },
+                { measure = "time", stat = "count", title = "requests" },
+            ]
+            only = { timers = ["agent"] }
+            [[charts]]
+            title = "over"
+            across = ["timers"]
+            x = "lost"
+            measure = "time"
+            [[charts]]
+            per = ["lost"]
+            across = ["timers"]
+            measure = "time"
+            [[references]]
+            factors = { lost = "9", timers = "published" }
+            values = { "time p50" = [7.0] }
+        "#;
+        manifest_of(toml::from_str(design).unwrap())
     }
 
     pub(in super::super) fn records(agent_ms: f64) -> Vec<Record> {
@@ -452,9 +421,16 @@ pub(super) mod tests {
             .iter()
             .map(|table| table.name.as_str())
             .collect();
-        assert_eq!(
-            (names, &*report.effects[0].name),
-            (vec!["medians", "long"], "effects")
+        assert_eq!(names, ["medians", "long"]);
+        let effects = report.effects.iter().map(|table| table.name.as_str());
+        assert_eq!(effects.collect::<Vec<_>>(), ["differences", "effects"]);
+        // A line for each row, and a column for each level.
+        let differences = &report.effects[0];
+        assert_eq!(differences.columns, ["lost, ms", "kernel", "agent"]);
+        assert_eq!(differences.rows[0][..2], ["9", "208"]);
+        assert!(
+            differences.rows[0][2].starts_with("-192 [-192"),
+            "{differences:?}"
         );
         let medians = &report.tables[0];
         assert_eq!(

@@ -23,9 +23,7 @@ pub trait Experiment: Sync {
     /// Resources that all testbeds share: agents.
     type Shared;
     /// A testbed: namespaces, a link, a server.
-    type Testbed;
-    /// The part of a testbed that a run uses: the link, the server, and the place where clients start.
-    type Seat<'a>: Send;
+    type Testbed: Send;
 
     /// The question, and how records are shown.
     fn design(&self) -> Design;
@@ -47,16 +45,13 @@ pub trait Experiment: Sync {
         number: u8,
     ) -> anyhow::Result<Self::Testbed>;
 
-    /// The part of a testbed that a run uses.
-    fn seat<'a>(&self, testbed: &'a mut Self::Testbed) -> Self::Seat<'a>;
-
     /// The kind of testbed that a run needs.
     fn kind(&self, _run: &Self::Run) -> usize {
         0
     }
 
     /// Measures a run.
-    fn measure(&self, seat: &mut Self::Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
+    fn measure(&self, testbed: &mut Self::Testbed, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
 
     /// The approximate duration of a run.
     fn expected(&self, run: &Self::Run) -> Duration;
@@ -94,7 +89,6 @@ pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Resu
     let design = experiment.design();
     let mut left = experiment.runs();
     let manifest = Manifest {
-        format: Manifest::FORMAT,
         machine: Machine::here()?,
         seed: options.seed,
         plan: seed_of(0, &left),
@@ -181,14 +175,10 @@ fn measure<E: Experiment>(
         bar,
     };
     thread::scope(|scope| -> anyhow::Result<()> {
-        let seats = testbeds
+        let pool = &pool;
+        let workers: Vec<_> = testbeds
             .iter_mut()
-            .map(|(kind, testbed)| (*kind, experiment.seat(testbed)));
-        let workers: Vec<_> = seats
-            .map(|(kind, seat)| {
-                let pool = &pool;
-                scope.spawn(move || pool.work(kind, seat))
-            })
+            .map(|(kind, testbed)| scope.spawn(|| pool.work(*kind, testbed)))
             .collect();
         // Waits for all threads, even after an error.
         let ended: Vec<_> = workers
@@ -208,12 +198,12 @@ fn measure<E: Experiment>(
 
 impl<'a, E: Experiment> Pool<'a, E> {
     /// Performs runs until none is left for this kind.
-    fn work(&self, kind: usize, mut seat: E::Seat<'_>) -> anyhow::Result<()> {
+    fn work(&self, kind: usize, testbed: &mut E::Testbed) -> anyhow::Result<()> {
         // If one run fails, the others finish.
         let unfinished = Unfinished(self);
         while let Some(run) = self.take(kind) {
             interrupt::check()?;
-            let measured = self.experiment.measure(&mut seat, &run)?;
+            let measured = self.experiment.measure(testbed, &run)?;
             let mut state = self.lock();
             state.running -= 1;
             state.load -= self.experiment.load(&run);
@@ -291,7 +281,6 @@ mod tests {
         type Run = (usize, u32);
         type Shared = ();
         type Testbed = usize;
-        type Seat<'a> = &'a usize;
 
         fn design(&self) -> Design {
             Design {
@@ -314,10 +303,6 @@ mod tests {
             vec![6, 1]
         }
 
-        fn seat<'a>(&self, testbed: &'a mut usize) -> &'a usize {
-            testbed
-        }
-
         fn testbed(&self, (): &(), kind: usize, _: u8) -> anyhow::Result<usize> {
             Ok(kind)
         }
@@ -326,9 +311,9 @@ mod tests {
             run.0
         }
 
-        fn measure(&self, seat: &mut &usize, run: &Self::Run) -> anyhow::Result<Vec<Record>> {
+        fn measure(&self, testbed: &mut usize, run: &Self::Run) -> anyhow::Result<Vec<Record>> {
             ensure!(self.fails_at != Some(run.1), "it fails");
-            assert_eq!(**seat, run.0);
+            assert_eq!(*testbed, run.0);
             let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(running, Ordering::SeqCst);
             thread::sleep(Duration::from_millis(1));

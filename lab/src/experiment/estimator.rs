@@ -131,7 +131,6 @@ impl Experiment for Plan {
     type Shared = ();
     /// Number of its link.
     type Testbed = u8;
-    type Seat<'a> = u8;
 
     fn design(&self) -> Design {
         self.design.clone()
@@ -151,10 +150,6 @@ impl Experiment for Plan {
 
     fn testbed(&self, (): &(), _: usize, number: u8) -> anyhow::Result<u8> {
         Ok(number)
-    }
-
-    fn seat(&self, number: &mut u8) -> u8 {
-        *number
     }
 
     fn measure(&self, number: &mut u8, run: &usize) -> anyhow::Result<Vec<Record>> {

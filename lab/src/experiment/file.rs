@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -18,9 +18,7 @@ use anyhow::{Context as _, ensure};
 use rto_advice::estimator::{Linux, Sample};
 use rto_testbed::{
     channel::ControlChannel,
-    link::{
-        Link, packet::Direction, relay::Relayed, retransmits::RetransmitCounts, rule::PacketFilter,
-    },
+    link::{packet::Direction, relay::Relayed, retransmits::RetransmitCounts, rule::PacketFilter},
     machine::Machine,
     netns::{Pair, inside, sysctl},
     process::{KillOnDrop, require},
@@ -185,21 +183,11 @@ pub struct Testbed {
     dir: TempDir,
 }
 
-/// The part of a testbed that a run uses.
-pub struct Seat<'a> {
-    link: &'a dyn Link,
-    servers: ClientEnd,
-    client: ClientEnd,
-    dir: PathBuf,
-    sink: std::net::SocketAddr,
-}
-
 impl Experiment for Plan {
     /// Load in percent, rto_min in milliseconds, number.
     type Run = (u16, u64, u32);
     type Shared = ();
     type Testbed = Testbed;
-    type Seat<'a> = Seat<'a>;
 
     fn design(&self) -> Design {
         self.design.clone()
@@ -235,41 +223,33 @@ impl Experiment for Plan {
         })
     }
 
-    fn seat<'a>(&self, testbed: &'a mut Testbed) -> Seat<'a> {
-        Seat {
-            link: &*testbed.topology.link,
-            servers: testbed.topology.client_end(true),
-            client: testbed.topology.server_end(),
-            dir: testbed.dir.path().to_owned(),
-            sink: testbed.topology.server_address(),
-        }
-    }
-
-    fn measure(&self, seat: &mut Seat<'_>, run: &Self::Run) -> anyhow::Result<Vec<Record>> {
+    fn measure(&self, testbed: &mut Testbed, run: &Self::Run) -> anyhow::Result<Vec<Record>> {
+        let Testbed { topology, dir, .. } = testbed;
+        let (servers_end, client) = (topology.client_end(true), topology.server_end());
         let (percent, rto_min, number) = *run;
         // A connection has the value that its listener began with.
-        sysctl(seat.servers.netns(), RTO_MIN, &(rto_min * 1000).to_string())?;
+        sysctl(servers_end.netns(), RTO_MIN, &(rto_min * 1000).to_string())?;
         // Neither server always comes first.
         let mut servers = SERVERS;
         servers.rotate_left(number as usize % 2);
-        let start = |server| start(server, &seat.servers, &seat.dir);
+        let start = |server| start(server, &servers_end, dir.path());
         let started = [start(servers[0])?, start(servers[1])?];
-        let address = seat.link.client(false);
+        let address = topology.link.client(false);
         let fetch = |port: u16| http::Client::connect((address, port).into())?.transact();
-        inside(seat.client.netns(), || {
+        inside(client.netns(), || {
             for (name, program, port) in servers {
-                let log = seat.dir.join(format!("{program}.log"));
+                let log = dir.path().join(format!("{program}.log"));
                 eventually(name, TIMEOUT, || Ok(fetch(port).ok()))
                     .with_context(|| fs::read_to_string(log).unwrap_or_default())?;
             }
             Ok(())
         })?;
         let load = self.load(percent, number);
-        let relay = seat.link.relay().context("no relay")?;
+        let relay = topology.relay().context("no relay")?;
         relay.forget();
-        let senders = load.senders(&seat.servers, seat.sink)?;
+        let senders = load.senders(&servers_end, topology.server_address())?;
         thread::sleep(SETTLES);
-        let times = inside(seat.client.netns(), || {
+        let times = inside(client.netns(), || {
             let mut times = [Vec::new(), Vec::new()];
             let begun = Instant::now();
             while begun.elapsed() < self.length {

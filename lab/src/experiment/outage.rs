@@ -3,7 +3,7 @@
 
 use std::{
     net::{AddrParseError, IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     thread,
     time::Duration,
@@ -76,14 +76,6 @@ pub struct Testbed {
     net: Pair,
 }
 
-/// Where clients run.
-pub struct Seat<'a> {
-    client: &'a str,
-    server: &'a str,
-    cgroup: &'a Path,
-    model: &'a Model,
-}
-
 impl Plan {
     /// Number of testbeds: with more, simultaneous connections would delay each other.
     pub(crate) const TESTBEDS: usize = 2;
@@ -142,7 +134,6 @@ impl Experiment for Plan {
     type Run = u16;
     type Shared = (Agent, Arc<Model>);
     type Testbed = Testbed;
-    type Seat<'a> = Seat<'a>;
 
     fn design(&self) -> Design {
         self.design.clone()
@@ -192,16 +183,10 @@ impl Experiment for Plan {
         })
     }
 
-    fn seat<'a>(&self, testbed: &'a mut Testbed) -> Seat<'a> {
-        Seat {
-            client: &testbed.net.client,
-            server: &testbed.net.server,
-            cgroup: &testbed.cgroup,
-            model: &testbed.model,
-        }
-    }
-
-    fn measure(&self, seat: &mut Seat<'_>, run: &u16) -> anyhow::Result<Vec<Record>> {
+    fn measure(&self, testbed: &mut Testbed, run: &u16) -> anyhow::Result<Vec<Record>> {
+        let Testbed {
+            cgroup, model, net, ..
+        } = testbed;
         let of_an_arm = self.met().count();
         let of_run = of_an_arm * ARMS.len();
         let ports = (FIRST_PORT + usize::from(*run) * of_run..).map(u16::try_from);
@@ -210,7 +195,7 @@ impl Experiment for Plan {
             .zip(met)
             .map(|(port, (_, lost, outage))| Ok((port?, lost, outage)));
         let each = each.collect::<anyhow::Result<Vec<_>>>()?;
-        lose_handshakes(seat.client, seat.server, &each)?;
+        lose_handshakes(&net.client, &net.server, &each)?;
         let program = Program::own(WORKLOAD)?;
         let mut clients = Vec::new();
         for (each, (agent, client, to)) in each.chunks(of_an_arm).zip(ARMS) {
@@ -218,9 +203,9 @@ impl Experiment for Plan {
                 .iter()
                 .map(|(port, ..)| address(CLIENT_V4, *port).map(Some));
             let from = from.collect::<Result<_, _>>()?;
-            let cgroup = client.then_some(seat.cgroup);
+            let cgroup = client.then_some(cgroup.as_path());
             let with = (from, Own::new());
-            let client = Attempts::load(&program, seat.client, cgroup, server(to)?, with)?;
+            let client = Attempts::load(&program, &net.client, cgroup, server(to)?, with)?;
             clients.push((agent, client));
         }
         // All programs are loaded first: loading one would delay the first timers of another.
@@ -245,7 +230,7 @@ impl Experiment for Plan {
                 );
                 let (outage, took) = (millis(outage), millis(outcome.took));
                 let levels = [("lost", lost), ("agent", agent), ("outage", &length)];
-                let distance = seat.model.distance_ms((lost, agent), outage, took);
+                let distance = model.distance_ms((lost, agent), outage, took);
                 let mut record = Record::new(levels, (*run).into())
                     .with("connect time", took)
                     .with("from the model", distance);

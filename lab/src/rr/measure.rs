@@ -77,8 +77,6 @@ pub struct Plan {
     pub timeout: Option<Duration>,
     /// Intervals to report on, if any.
     pub interval: Option<Duration>,
-    /// Maximum number of intervals that the outcome keeps; 0 if only `each` needs them.
-    pub keep: usize,
 }
 
 /// How a measurement ended.
@@ -208,8 +206,6 @@ pub struct Outcome {
     pub retransmissions: u64,
     /// The connections at their end, as TCP sees them.
     pub tcp: Vec<Connection>,
-    /// By intervals, if they were asked for: the first [`Plan::keep`] of them.
-    pub intervals: Vec<Interval>,
     /// Missing data, with the reason.
     pub remarks: Vec<String>,
     /// How it ended.
@@ -258,8 +254,6 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
         live,
     };
     let mut ended = Ended::Done;
-    let mut intervals = Vec::new();
-    let mut left_out = 0_u64;
     let mut failed = None;
     let shares = thread::scope(|scope| -> anyhow::Result<Vec<Share>> {
         let (sender, receiver) = mpsc::channel();
@@ -307,11 +301,6 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
                     failed = Some(error);
                     shared.stop.store(true, Ordering::Relaxed);
                 }
-                if intervals.len() < plan.keep {
-                    intervals.push(interval);
-                } else {
-                    left_out += 1;
-                }
             }
         }
         if plan.interval.is_some() && failed.is_none() {
@@ -325,13 +314,6 @@ pub fn run(plan: &Plan, go_on: &dyn Fn() -> bool, each: Each<'_>) -> anyhow::Res
         return Err(error);
     }
     let mut outcome = assemble(&shared, shares, began + plan.warmup)?;
-    if plan.keep > 0 && left_out > 0 {
-        let kept = intervals.len();
-        outcome.remarks.push(format!(
-            "the first {kept} intervals are kept; {left_out} more are left out"
-        ));
-    }
-    outcome.intervals = intervals;
     // On a busy host the time may be over before the first transaction begins, which is not a failure of a connection.
     if outcome.transactions == 0 && ended == Ended::Done && outcome.reason.is_none() {
         outcome.reason = Some("the time ended before the first transaction".to_owned());
@@ -469,7 +451,6 @@ fn assemble(shared: &Shared<'_>, shares: Vec<Share>, began: SystemTime) -> anyho
         retransmissions: shares.iter().map(|share| share.retransmissions).sum(),
         reason: shares.iter().find_map(|share| share.failure.clone()),
         tcp: shares.into_iter().filter_map(|share| share.end).collect(),
-        intervals: Vec::new(),
         remarks,
         ended: Ended::Done,
     })
@@ -482,8 +463,12 @@ mod tests {
     use super::*;
     use rto_testbed::workload::rr::serve;
 
-    fn plan(to: SocketAddr) -> Plan {
-        Plan {
+    #[test]
+    fn times_beyond_the_clock_are_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        thread::spawn(move || serve(&listener, Options::default()));
+        let plan = Plan {
             to: vec![to],
             sizes: Sizes::SMALL,
             options: Options::default(),
@@ -493,43 +478,8 @@ mod tests {
             test: Test::RequestResponse,
             warmup: Duration::ZERO,
             timeout: None,
-            interval: Some(Duration::from_millis(10)),
-            keep: 2,
-        }
-    }
-
-    fn server() -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let to = listener.local_addr().unwrap();
-        thread::spawn(move || serve(&listener, Options::default()));
-        to
-    }
-
-    #[test]
-    fn no_more_intervals_are_kept_than_asked_for() {
-        let to = server();
-        for keep in [0, 2] {
-            let limit = Limit::Time(Duration::from_millis(500));
-            let plan = Plan {
-                keep,
-                limit,
-                ..plan(to)
-            };
-            let mut seen = 0;
-            let mut each = |_: &Interval, _: &Histogram<u64>| {
-                seen += 1;
-                Ok(())
-            };
-            let outcome = run(&plan, &|| true, &mut each).unwrap();
-            assert!(seen > 2, "{seen}");
-            assert_eq!(outcome.intervals.len(), keep);
-            assert_eq!(outcome.remarks.len(), keep / 2, "{:?}", outcome.remarks);
-        }
-    }
-
-    #[test]
-    fn times_beyond_the_clock_are_refused() {
-        let plan = plan(server());
+            interval: None,
+        };
         let long = Duration::from_secs(u64::MAX);
         for plan in [
             Plan {

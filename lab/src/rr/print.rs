@@ -1,4 +1,4 @@
-//! Prints an outcome as text and as comma-separated values.
+//! Prints an outcome as text.
 
 use rto_testbed::tcp::TcpInfo;
 
@@ -10,27 +10,6 @@ use crate::{
 
 /// Connections whose ends are shown one by one; JSON has all.
 const SHOWN: usize = 4;
-/// The columns of [`csv`].
-const CSV: [&str; 17] = [
-    "kind",
-    "seconds",
-    "request_bytes",
-    "response_bytes",
-    "connections",
-    "transactions",
-    "transactions_per_s",
-    "min_us",
-    "mean_us",
-    "p50_us",
-    "p90_us",
-    "p99_us",
-    "p99_9_us",
-    "max_us",
-    "stddev_us",
-    "longest_idle_us",
-    "retransmissions",
-];
-
 /// As text for a terminal; the first lines are like netperf's.
 pub fn text(outcome: &Outcome) -> String {
     let Outcome { test, to, .. } = outcome;
@@ -163,67 +142,6 @@ pub fn live(interval: &Interval) -> String {
     format!("{until:8.1} s  {rate:10.1} per s{times}\n")
 }
 
-/// The heading of comma-separated lines.
-pub fn csv_heading() -> String {
-    format!("{}\n", CSV.join(","))
-}
-
-/// A comma-separated line for an interval.
-pub fn csv_interval(interval: &Interval) -> String {
-    let rate = f(interval.transactions) / interval.seconds;
-    csv(
-        "interval",
-        interval.seconds,
-        [const { String::new() }; 3],
-        interval.transactions,
-        rate,
-        interval.latency.as_ref(),
-        [const { String::new() }; 2],
-    )
-}
-
-/// The comma-separated line for the whole measurement.
-pub fn csv_total(outcome: &Outcome) -> String {
-    csv(
-        "total",
-        outcome.elapsed_s,
-        [
-            outcome.request_bytes.to_string(),
-            outcome.response_bytes.to_string(),
-            outcome.connections.to_string(),
-        ],
-        outcome.transactions,
-        outcome.transactions_per_s,
-        outcome.latency.as_ref(),
-        [
-            outcome
-                .longest_idle
-                .as_ref()
-                .map_or_else(String::new, |idle| idle.us.to_string()),
-            outcome.retransmissions.to_string(),
-        ],
-    )
-}
-
-/// No cell contains a character that would need quotes.
-fn csv(
-    kind: &str,
-    seconds: f64,
-    plan: [String; 3],
-    transactions: u64,
-    rate: f64,
-    latency: Option<&Times>,
-    last: [String; 2],
-) -> String {
-    let times = latency.map_or_else(|| [const { String::new() }; 8], numbers);
-    let mut cells = vec![kind.to_owned(), format!("{seconds:.3}")];
-    cells.extend(plan);
-    cells.extend([transactions.to_string(), format!("{rate:.2}")]);
-    cells.extend(times);
-    cells.extend(last);
-    format!("{}\n", cells.join(","))
-}
-
 /// The numbers in the order of the headings.
 fn numbers(times: &Times) -> [String; 8] {
     [
@@ -296,7 +214,6 @@ mod tests {
             }),
             retransmissions: 1,
             tcp: vec![connection; 5],
-            intervals: Vec::new(),
             remarks: Vec::new(),
             ended: Ended::Done,
             reason: None,
@@ -309,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn for_spreadsheets() {
+    fn live_line_has_rate_and_percentiles() {
         let interval = Interval {
             from_s: 1.0,
             seconds: 0.5,
@@ -321,16 +238,5 @@ mod tests {
             live(&interval),
             "     1.5 s      2000.0 per s, p50 500 us, p99 990 us, max 1000 us\n"
         );
-        let lines = [
-            csv_heading(),
-            csv_interval(&interval),
-            csv_total(&outcome()),
-        ];
-        let all = lines.concat();
-        let mut reader = csv::Reader::from_reader(all.as_bytes());
-        let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
-        assert_eq!(rows.len(), 2);
-        assert_eq!((&rows[0][0], &rows[0][6]), ("interval", "2000.00"));
-        assert_eq!((&rows[1][0], &rows[1][15]), ("total", "208123"));
     }
 }

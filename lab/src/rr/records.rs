@@ -23,9 +23,6 @@ use crate::{
 const DESIGN: &str = include_str!("../../experiments/rr.toml");
 /// Maximum number of values, at even ranks, that a record keeps for the times of an interval.
 const VALUES: u64 = 200;
-/// Number of records of the same length. After that, twice as many intervals make one record, so that a log of days
-/// stays small.
-const RECORDS: u32 = 500;
 /// Length of an interval, by default and for a short measurement.
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -47,36 +44,8 @@ pub struct Records {
     all: Vec<Record>,
     /// Number of the next record, after the ones of earlier calls.
     next: u32,
-    /// Number of records of this call.
-    taken: u32,
     /// Total measured time, seconds.
     elapsed: f64,
-    /// Intervals that are not yet a complete record.
-    pending: Pending,
-}
-
-/// Consecutive intervals.
-#[derive(Debug)]
-struct Pending {
-    intervals: u32,
-    seconds: f64,
-    times: Histogram<u64>,
-}
-
-impl Pending {
-    fn new() -> anyhow::Result<Self> {
-        Ok(Self {
-            intervals: 0,
-            seconds: 0.0,
-            times: Histogram::new(3)?,
-        })
-    }
-}
-
-/// The number of intervals of the next record.
-const fn intervals(taken: u32) -> u32 {
-    let doublings = taken / RECORDS;
-    1 << if doublings < 31 { doublings } else { 31 }
 }
 
 impl Records {
@@ -101,7 +70,6 @@ impl Records {
             design.method.push(("server".to_owned(), why));
         }
         let manifest = Manifest {
-            format: Manifest::FORMAT,
             machine,
             seed: 0,
             plan: seed_of(0, &design.method),
@@ -119,33 +87,21 @@ impl Records {
             elapsed: lengths.sum(),
             all,
             next,
-            taken: 0,
-            pending: Pending::new()?,
         })
     }
 
     /// Adds an interval.
     pub fn add(&mut self, interval: &Interval, times: &Histogram<u64>) -> anyhow::Result<()> {
         // An empty rest contains no information.
-        if !interval.is_rest || interval.transactions > 0 {
-            self.pending.intervals += 1;
-            self.pending.seconds += interval.seconds;
-            self.pending.times.add(times)?;
-        }
-        let whole = match interval.is_rest {
-            true => 1,
-            false => intervals(self.taken),
-        };
-        if self.pending.intervals < whole {
+        if interval.is_rest && interval.transactions == 0 {
             return Ok(());
         }
-        let Pending { seconds, times, .. } = std::mem::replace(&mut self.pending, Pending::new()?);
-        let run = self.next + self.taken;
-        self.elapsed += seconds;
-        let record = record(self.test, run, seconds, &times).with("elapsed", self.elapsed);
-        self.log.add(&run, std::slice::from_ref(&record))?;
+        self.elapsed += interval.seconds;
+        let record = record(self.test, self.next, interval.seconds, times);
+        let record = record.with("elapsed", self.elapsed);
+        self.log.add(&self.next, std::slice::from_ref(&record))?;
         self.all.push(record);
-        self.taken += 1;
+        self.next += 1;
         Ok(())
     }
 
@@ -231,9 +187,7 @@ fn design(plan: &Plan) -> anyhow::Result<Design> {
             "values",
             format!(
                 "at most {VALUES} of each interval, at even ranks, each weighted by the number of \
-                 values it represents, and the longest; after {RECORDS} records two intervals are \
-                 merged into one, after {} four, and so on",
-                2 * RECORDS
+                 values it represents, and the longest"
             ),
         ),
     ]);
@@ -281,73 +235,6 @@ mod tests {
             ),
             (&[0.0][..], false)
         );
-    }
-
-    #[test]
-    fn nothing_is_left_out_of_a_long_measurement() {
-        let dir = tempfile::tempdir().unwrap();
-        let manifest = Manifest {
-            format: Manifest::FORMAT,
-            machine: rto_testbed::machine::Machine::here().unwrap(),
-            seed: 0,
-            plan: 0,
-            design: Design::default(),
-            hosts: Vec::new(),
-        };
-        let (log, _) = Log::in_dir::<u32>(dir.path(), &manifest, true).unwrap();
-        let mut records = Records {
-            log,
-            manifest,
-            test: Test::Connect,
-            all: Vec::new(),
-            // After the records of an earlier call.
-            next: 7,
-            taken: 0,
-            elapsed: 100.0,
-            pending: Pending::new().unwrap(),
-        };
-        let mut times = Histogram::<u64>::new(3).unwrap();
-        times.record_n(70, 3).unwrap();
-        let mut interval = Interval {
-            from_s: 0.0,
-            seconds: 0.5,
-            transactions: 3,
-            latency: None,
-            is_rest: false,
-        };
-        let count = 3 * RECORDS + 1;
-        for _ in 0..count {
-            records.add(&interval, &times).unwrap();
-        }
-        interval.is_rest = true;
-        interval.transactions = 0;
-        records.add(&interval, &Histogram::new(3).unwrap()).unwrap();
-        // 500 of one interval, 500 of two, and one for the rest.
-        let lengths: Vec<f64> = records.all.iter().map(|one| one.weights["rate"]).collect();
-        assert_eq!(lengths.len(), 2 * RECORDS as usize + 1);
-        assert_eq!(
-            (
-                lengths[0],
-                lengths[RECORDS as usize],
-                lengths[lengths.len() - 1]
-            ),
-            (0.5, 1.0, 0.5)
-        );
-        // They are consecutive in time, after the records of the earlier call.
-        let ends = records.all.iter().map(|one| one.values["elapsed"][0]);
-        let ends: Vec<f64> = ends.collect();
-        assert_eq!((ends[0], ends[RECORDS as usize]), (100.5, 351.0));
-        assert_eq!(ends.last(), Some(&(100.0 + 0.5 * f64::from(count))));
-        let of = |measure: &str, stat: &Stat| {
-            let values: Vec<Weighted> = records
-                .all
-                .iter()
-                .flat_map(|one| one.weighted(measure))
-                .collect();
-            stat.of_values(&values)
-        };
-        assert_eq!(of("time", &Stat::Count), Some(f64::from(3 * count)));
-        assert_eq!(of("rate", &Stat::Mean), Some(6.0));
     }
 
     #[test]

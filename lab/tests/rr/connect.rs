@@ -94,9 +94,7 @@ fn records_of_rr_and_connect_have_hosts_and_compare() {
     ];
     let connect = ["connect", &to, "--pause", "1ms", "--count", "50", "--json"];
     for dir in [&one, &other] {
-        let measured = json(&[&rr[..], &["--out", dir]].concat());
-        // As without records, because no intervals were requested.
-        assert_eq!(measured["intervals"], Value::Array(Vec::new()));
+        json(&[&rr[..], &["--out", dir]].concat());
         json(&[&connect[..], &["--out", dir]].concat());
     }
     for (name, test) in [("rr", "TCP_RR"), ("connect", "TCP_CC")] {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
     process::Command,
     sync::PoisonError,
     thread,
@@ -83,16 +82,6 @@ pub struct Testbed {
     client: ClientEnd,
     /// Queries the values of a learning agent.
     tune: Option<Command>,
-}
-
-/// The part of a testbed that a run uses.
-pub struct Seat<'a> {
-    link: &'a dyn Link,
-    to: SocketAddr,
-    server: &'a mut Server,
-    certificate: &'a [u8],
-    client: &'a ClientEnd,
-    tune: &'a mut Option<Command>,
 }
 
 impl Settings {
@@ -177,7 +166,6 @@ impl Experiment for Plan {
     type Run = Run;
     type Shared = Vec<Covering>;
     type Testbed = Testbed;
-    type Seat<'a> = Seat<'a>;
 
     fn design(&self) -> Design {
         self.design.clone()
@@ -256,28 +244,19 @@ impl Experiment for Plan {
         })
     }
 
-    fn seat<'a>(&self, testbed: &'a mut Testbed) -> Seat<'a> {
-        Seat {
-            link: &*testbed.topology.link,
-            to: testbed.topology.server_address(),
-            server: &mut testbed.server,
-            certificate: &testbed.certificate,
-            client: &testbed.client,
-            tune: &mut testbed.tune,
-        }
-    }
-
     fn kind(&self, run: &Run) -> usize {
         self.kind_of[run.cell]
     }
 
-    fn measure(&self, seat: &mut Seat<'_>, run: &Run) -> anyhow::Result<Vec<Record>> {
+    fn measure(&self, testbed: &mut Testbed, run: &Run) -> anyhow::Result<Vec<Record>> {
         let cell = &self.cells[run.cell];
         let levels = cell
             .levels
             .iter()
             .map(|(factor, level)| (&**factor, &**level));
-        let measured = first_of(ATTEMPTS, |attempt| self.attempt(seat, cell, run, attempt));
+        let measured = first_of(ATTEMPTS, |attempt| {
+            self.attempt(testbed, cell, run, attempt)
+        });
         let not_hit = || {
             format!(
                 "outage: it hit no transaction, or was too long, in {ATTEMPTS} attempts: raise `count`, or lower `pause`"
@@ -317,14 +296,22 @@ impl Plan {
     /// The measurements; `None` if an outage was too long, or hit no transaction.
     fn attempt(
         &self,
-        seat: &mut Seat<'_>,
+        testbed: &mut Testbed,
         Cell { settings, runs, .. }: &Cell,
         run: &Run,
         attempt: u32,
     ) -> anyhow::Result<Option<BTreeMap<String, Vec<f64>>>> {
+        let Testbed {
+            server,
+            certificate,
+            topology,
+            client: end,
+            tune,
+        } = testbed;
+        let (link, to) = (&*topology.link, topology.server_address());
         let (workload, work) = (settings.workload.unwrap_or_default(), settings.work());
         let outage = settings.outage(run.number, *runs);
-        if let Some(relay) = seat.link.relay() {
+        if let Some(relay) = link.relay() {
             relay.set(settings.link());
             let _before = relay.take_log();
         }
@@ -332,14 +319,14 @@ impl Plan {
         let only_longest = outage.filter(|_| settings.program().is_none());
         let gate = only_longest.map(|_| self.gate.lock().unwrap_or_else(PoisonError::into_inner));
         let with = (work, settings.options());
-        let mut client = workload.connect(seat.client, seat.to, seat.certificate, with)?;
+        let mut client = workload.connect(end, to, certificate, with)?;
         let rule = settings.drop.as_ref().map(Dropped::rule).transpose()?;
-        let rule = rule.map(|rule| seat.link.drops(rule)).transpose()?;
+        let rule = rule.map(|rule| link.drops(rule)).transpose()?;
         let cycle = work.pause + workload.interval() + settings.under_way();
         let at_least = only_longest.map(|length| length.saturating_sub(SHORTER + cycle));
         let mut pinged = None;
-        if let Some(relay) = seat.link.relay().filter(|_| settings.sample.is_some()) {
-            pinged = Some(seat.client.ping(seat.to.ip())?);
+        if let Some(relay) = link.relay().filter(|_| settings.sample.is_some()) {
+            pinged = Some(end.ping(to.ip())?);
             relay.forget();
         }
         workload.begin(&mut client, work, at_least)?;
@@ -349,14 +336,14 @@ impl Plan {
             let seed = seed_of(self.seed, &(run.number, attempt));
             let later: f64 = ChaCha8Rng::seed_from_u64(seed).random();
             if settings.program().is_some() {
-                until_connected(seat.link)?;
+                until_connected(link)?;
                 thread::sleep(PROGRAM_PHASE.mul_f64(1.0 + later));
             } else {
                 thread::sleep((PHASE.0 + PHASE.1 * cycle).mul_f64(later));
             }
-            let outage = seat.link.start_outage(PacketFilter::ALL, length)?;
+            let outage = link.start_outage(PacketFilter::ALL, length)?;
             drop(gate);
-            let blackout = seat.link.end_outage(outage)?;
+            let blackout = link.end_outage(outage)?;
             lasted = self::lasted(&blackout, length);
         }
         // A blocking wait for the reply would not notice a signal.
@@ -366,15 +353,15 @@ impl Plan {
             interrupt::check()?;
             if patience.is_some_and(|most| begun.elapsed() > most) {
                 // No transaction was hit, so the client would continue forever.
-                rule.map(|rule| seat.link.remove(rule)).transpose()?;
+                rule.map(|rule| link.remove(rule)).transpose()?;
                 return Ok(None);
             }
             thread::sleep(TICK);
         }
         let mut measured: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         let mut add = |measure: &str, values| measured.insert(measure.to_owned(), values);
-        let log = seat.link.relay().map_or_else(Vec::new, Relay::take_log);
-        for (mut measure, mut values) in workload.end(&mut client, seat.server, work, &log)? {
+        let log = link.relay().map_or_else(Vec::new, Relay::take_log);
+        for (mut measure, mut values) in workload.end(&mut client, server, work, &log)? {
             if let ("time", Some(at_least)) = (measure, at_least) {
                 // The longest transaction is the cost of the outage.
                 let longest = values.iter().copied().fold(0.0, f64::max);
@@ -390,9 +377,9 @@ impl Plan {
             add("ping", times);
         }
         if let Some(rule) = rule {
-            add("packets dropped", vec![f(seat.link.remove(rule)?)]);
+            add("packets dropped", vec![f(link.remove(rule)?)]);
         }
-        if seat.link.relay().is_some() {
+        if link.relay().is_some() {
             if let Some(every) = settings.sample {
                 let seed = seed_of(self.seed, &(run.cell, run.number));
                 for (measure, read) in MEASURES.iter().zip(readings(&log, every, seed)) {
@@ -404,7 +391,7 @@ impl Plan {
             add("retransmitted", vec![f(counts.needed + counts.spurious)]);
             add("spurious", vec![f(counts.spurious)]);
         }
-        if let Some(Some(ms)) = seat.tune.as_mut().map(value_ms).transpose()? {
+        if let Some(Some(ms)) = tune.as_mut().map(value_ms).transpose()? {
             add("value that was learnt", vec![ms]);
         }
         match (outage, lasted) {
