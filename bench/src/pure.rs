@@ -1,4 +1,4 @@
-//! Functions that need no kernel: criterion's benchmarks of the agent and the lab.
+//! Functions that need no kernel: criterion's benchmarks of the agent.
 
 use std::{fs, path::PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Names in criterion, and in the table.
-const BENCHES: [(&str, &str); 13] = [
+const BENCHES: [(&str, &str); 9] = [
     (
         "config_1k",
         "parse and validate a file of 1,000 entries in 16 policies",
@@ -26,22 +26,12 @@ const BENCHES: [(&str, &str); 13] = [
         "plan_changed",
         "plan a reload that removes 1,000 of 16,000 entries",
     ),
-    (
-        "predict",
-        "predict a policy for disruptions of 1 ms to 10 s",
-    ),
-    ("median_idle", "predict one disruption"),
     ("histogram_1024", "sort 1,024 times into histogram buckets"),
     ("stats_json_32", "statistics of 32 policies as JSON"),
     (
         "metrics_32",
         "statistics of 32 policies as Prometheus metrics",
     ),
-    (
-        "estimator_10k",
-        "Linux's RTT estimator over 10,000 round trips",
-    ),
-    ("capture_20k", "parse a capture of 20,000 packets"),
 ];
 
 /// Builds and runs the benchmarks.
@@ -49,7 +39,7 @@ pub(crate) fn measure(quick: bool) -> anyhow::Result<()> {
     let mut command = cargo();
     command
         .args(["bench", "--locked", "--bench", "pure"])
-        .args(["--package", "rto-agent", "--package", "rto-lab", "--"])
+        .args(["--package", "rto-agent", "--"])
         .args(["--noplot", "--warm-up-time", "1"]);
     if quick {
         command.arg("--quick");
@@ -109,14 +99,12 @@ mod tests {
 
     #[test]
     fn every_benchmark_is_in_the_table() {
-        for file in ["agent/benches/pure.rs", "lab/benches/pure.rs"] {
-            let text = fs::read_to_string(root().join(file)).unwrap();
-            for word in text.split('"').filter(|word| word.contains('_')) {
-                let is_name = word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-                let known = BENCHES.iter().any(|(name, _)| *name == word);
-                let is_bench = text.contains(&format!("bench_function(\"{word}\""));
-                assert!(!is_name || !is_bench || known, "{word} in {file}");
-            }
+        let text = fs::read_to_string(root().join("agent/benches/pure.rs")).unwrap();
+        for word in text.split('"').filter(|word| word.contains('_')) {
+            let is_name = word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            let known = BENCHES.iter().any(|(name, _)| *name == word);
+            let is_bench = text.contains(&format!("bench_function(\"{word}\""));
+            assert!(!is_name || !is_bench || known, "{word}");
         }
     }
 

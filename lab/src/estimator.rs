@@ -88,11 +88,6 @@ impl Rfc6298 {
             state: None,
         }
     }
-
-    /// Smoothed RTT and its variation (SRTT, RTTVAR), microseconds; `None` before the first sample.
-    pub const fn state(&self) -> Option<(f64, f64)> {
-        self.state
-    }
 }
 
 impl Estimator for Rfc6298 {

@@ -77,49 +77,35 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
         let points = predictions.iter().map(|p| (p.disruption_ms, value(p)));
         Series::line(name, points.collect())
     };
-    let idle = vec![
-        curve("kernel", |p| p.kernel_ms),
-        curve("with it", |p| p.policy_ms),
-    ];
-    let ratio = vec![
-        curve("1: no difference", |_| 1.0),
-        curve("ratio", |p| p.policy_ms / p.kernel_ms),
-    ];
-    [
-        idle_chart(title, idle.clone()),
-        Chart {
-            title: "the same on linear axes".to_owned(),
-            log_x: false,
-            log_y: false,
-            ..idle_chart(title, idle)
-        },
-        ratio_chart(ratio),
-    ]
-}
-
-/// Idle time by duration of the disruption.
-pub fn idle_chart(title: &str, series: Vec<Series>) -> Chart {
-    Chart {
+    let idle = Chart {
         title: format!("{title}: idle time"),
         x: Axis::ms("lost for"),
         y: Axis::ms("idle time"),
         log_x: true,
         log_y: true,
-        series,
-    }
-}
-
-/// Idle time with settings, relative to the kernel's timers, as in the tables.
-pub fn ratio_chart(series: Vec<Series>) -> Chart {
-    Chart {
+        series: vec![
+            curve("kernel", |p| p.kernel_ms),
+            curve("with it", |p| p.policy_ms),
+        ],
+    };
+    let linear = Chart {
+        title: "the same on linear axes".to_owned(),
+        log_x: false,
+        log_y: false,
+        ..idle.clone()
+    };
+    let ratio = Chart {
         title: "ratio: idle time with the setting / with the kernel's own (above 1: worse)"
             .to_owned(),
-        x: Axis::ms("lost for"),
         y: Axis::number("ratio"),
-        log_x: true,
         log_y: false,
-        series,
-    }
+        series: vec![
+            curve("1: no difference", |_| 1.0),
+            curve("ratio", |p| p.policy_ms / p.kernel_ms),
+        ],
+        ..idle.clone()
+    };
+    [idle, linear, ratio]
 }
 
 /// Comma-separated values with a header line.

@@ -151,11 +151,6 @@ impl Shares {
         self.exceeding + self.long_exceeding
     }
 
-    /// A count as a share of the judged samples, 0 to 1; 0 without samples.
-    pub fn of(&self, count: u64) -> f64 {
-        count as f64 / self.judged.max(1) as f64
-    }
-
     fn judge(&mut self, rto_us: u64, rtt_us: u64) {
         let exceeds = rtt_us > rto_us;
         self.judged += 1;
@@ -215,12 +210,6 @@ mod tests {
             (shares.within, shares.exceeding, shares.long, shares.judged),
             (1, 0, 1, 2)
         );
-        // The RTT exceeds even the RTO above 1 s.
-        let flows = [in_turn([400_000, 2_000_000])];
-        let shares = w1(Study::Published(Sampling::One), &flows, &[]);
-        assert_eq!((shares.long, shares.long_exceeding), (1, 1));
-        assert_eq!(shares.spurious(), 1);
-        assert_eq!(shares.of(shares.long), 0.5);
     }
 
     #[test]

@@ -133,11 +133,6 @@ impl Topology {
         Ok((server, first))
     }
 
-    /// Starts a client.
-    pub fn client(&self, role: &impl Serialize) -> anyhow::Result<ControlChannel> {
-        self.client_end(true).start(role)
-    }
-
     /// The other end, as a place for clients.
     pub fn server_end(&self) -> ClientEnd {
         ClientEnd {

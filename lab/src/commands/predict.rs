@@ -304,13 +304,13 @@ fn handshake_table(predictions: &[handshake::Prediction]) -> Table {
         let ratio = p.kernel_ms.zip(p.policy_ms);
         let ratio = ratio.map(|(kernel, policy)| policy / kernel);
         let remark = match ratio {
-            Some(ratio) if p.event.is_lifetime() && ratio < 1.0 => "shorter",
-            Some(ratio) if !p.event.is_lifetime() && ratio > 1.0 => "worse",
+            Some(ratio) if p.is_lifetime && ratio < 1.0 => "shorter",
+            Some(ratio) if !p.is_lifetime && ratio > 1.0 => "worse",
             None if p.kernel_ms.is_some() => "worse",
             _ => "",
         };
         table.row([
-            p.event.text().to_owned(),
+            p.text.to_owned(),
             ms(p.kernel_ms),
             ms(p.policy_ms),
             ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),

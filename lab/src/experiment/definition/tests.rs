@@ -106,169 +106,65 @@ fn a_report_says_which_rto_min_each_level_has() {
     assert_eq!(of(parsed(&text, &[])), "kernel 200 ms; agent 9 ms");
 }
 
-#[test]
-fn errors_contain_place_and_fix() {
-    let changed = |from: &str, to: &str| {
-        assert!(TWO.contains(from));
-        format!("{:#}", parsed(&TWO.replace(from, to), &[]).unwrap_err())
-    };
-    for (from, to, said) in [
-        (
-            "delay = \"2ms\"",
-            "delai = \"2ms\"",
-            &["line 5", "delai", "delay"][..],
-        ),
-        (
-            "delay = \"2ms\"",
-            "delay = \"2\"",
-            &["line 5", "such as 10ms"],
-        ),
-        ("count = 7", "workload = \"http3\"", &["line 6", "http-new"]),
-        (
-            "count = 7",
-            "drop = { every = 0 }",
-            &["timers kernel, pause 0", "1 or more"],
-        ),
-        (
-            "count = 7",
-            "drop = { model = \"gilbert-elliott\", percent = 1.5 }",
-            &["timers kernel, pause 0", "`run` (1 or more)"],
-        ),
-        (
-            "policy = { rto_min = \"10ms\" }",
-            "arm = \"control\"",
-            &["timers agent", "add `policy"],
-        ),
-        ("\"0ms\"", "\"5\"", &["factor pause", "such as 10ms"]),
-        (
-            "quick = [\"8ms\"]",
-            "quick = [\"9ms\"]",
-            &["factor pause", "9ms", "0, 8"],
-        ),
-        (
-            "count = 7",
-            "outage = \"0ms\"",
-            &["timers kernel, pause 0", "outage: must be at least 2ms"],
-        ),
-        (
-            "count = 7",
-            "outage_to = \"9ms\"",
-            &["outage_to: must be longer than `outage`"],
-        ),
-        (
-            "count = 7",
-            "outage = \"9ms\"\nworkload = \"flows\"",
-            &["outage: flows", "another workload"],
-        ),
-        (
-            "count = 7",
-            "workload = \"http-pipelined\"",
-            &["timers kernel, pause 8", "http-pipelined", "leave it out"],
-        ),
-        ("count = 7", "thin = true", &["thin", "request-response"]),
-        ("name = \"two\"", "name = \"a/b\"", &["name", "letters"]),
-        ("sets = \"pause\"", "", &["factor pause", "`sets`"]),
-        (
-            "name = \"kernel\"",
-            "name = \"agent\"",
-            &["factor timers", "two levels"],
-        ),
-        (
-            "only = { pause = [\"8\"] }",
-            "links = 999",
-            &["links", "200"],
-        ),
-    ] {
-        let error = changed(from, to);
-        assert!(
-            said.iter().all(|one| error.contains(one)),
-            "{from} -> {to}: {error}"
-        );
-    }
-}
+/// Follows [`TWO`].
+const EFFECT: &str = r#"
+[[effect]]
+measure = "time"
+stat = "p50"
+across = "timers"
+base = "kernel"
+rows = ["pause"]
+# end
+"#;
+
+/// A part of both => its replacement, in which semicolons separate lines => parts of the error.
+const REFUSED: &str = r#"
+delay = "2ms" => delai = "2ms" => line 5 & delai & delay
+delay = "2ms" => delay = "2" => line 5 & such as 10ms
+count = 7 => workload = "http3" => line 6 & http-new
+count = 7 => drop = { every = 0 } => timers kernel, pause 0 & 1 or more
+count = 7 => drop = { model = "gilbert-elliott", percent = 1.5 } => timers kernel, pause 0 & `run` (1 or more)
+policy = { rto_min = "10ms" } => arm = "control" => timers agent & add `policy
+"0ms" => "5" => factor pause & such as 10ms
+quick = ["8ms"] => quick = ["9ms"] => factor pause & 9ms & 0, 8
+count = 7 => outage = "0ms" => timers kernel, pause 0 & outage: must be at least 2ms
+count = 7 => outage_to = "9ms" => outage_to: must be longer than `outage`
+count = 7 => outage = "9ms"; workload = "flows" => outage: flows & another workload
+count = 7 => workload = "http-pipelined" => timers kernel, pause 8 & http-pipelined & leave it out
+count = 7 => thin = true => thin & request-response
+name = "two" => name = "a/b" => name & letters
+sets = "pause" =>  => factor pause & `sets`
+name = "kernel" => name = "agent" => factor timers & two levels
+only = { pause = ["8"] } => links = 999 => links & 200
+measure = "time" => measure = "tiem" => [[effect]] 1 & tiem & time
+stat = "p50" => stat = "percent of packets" => nothing measures packets
+across = "timers" => across = "timer" => no factor timer & timers
+base = "kernel" => base = "linux" => base & no level linux & kernel
+rows = ["pause"] => rows = ["lost"] => no factor lost & pause
+# end => only = { pause = ["8ms"] } => only & no level 8ms & 0; 8
+# end => [[table]]; name = "a"; rows = ["x"] => [[table]] a & no factor x
+# end => [[table]]; name = "effects" => [[table]] & effects
+# end => [[table]]; name = "a/b" => [[table]] & letters
+# end => [[chart]]; measure = "time"; x = "lost" => [[chart]] 1 & no factor lost
+# end => [[published]]; timer = "old" => [[published]] 1 & no factor timer
+# end => [[factor]]; name = "timers"; [[factor.level]]; name = "a" => two are named timers
+only = { pause = ["8"] } => only = { pause = ["x"] } => factor timers, level agent & no level x & 0; 8
+only = { pause = ["8"] } => only = { lost = ["x"] } => factor timers, level agent & no factor lost
+"#;
 
 #[test]
-fn unknown_names_are_rejected() {
-    let refused = |more: &str| format!("{:#}", parsed(&format!("{TWO}\n{more}"), &[]).unwrap_err());
-    let effect = |changed: &str| {
-        let keys = [
-            "measure = \"time\"",
-            "stat = \"p50\"",
-            "across = \"timers\"",
-            "base = \"kernel\"",
-            "rows = [\"pause\"]",
-        ];
-        let name = changed.split(' ').next().unwrap();
-        let others = keys.iter().filter(|key| !key.starts_with(name));
-        let lines: Vec<&str> = others.copied().chain([changed]).collect();
-        format!("[[effect]]\n{}", lines.join("\n"))
-    };
-    assert!(
-        parsed(
-            &format!("{TWO}\n{}", effect("only = { pause = [\"0\"] }")),
-            &[]
-        )
-        .is_ok()
-    );
-    for (more, said) in [
-        (
-            effect("measure = \"tiem\""),
-            &["[[effect]] 1", "tiem", "time"][..],
-        ),
-        (
-            effect("stat = \"percent of packets\""),
-            &["nothing measures packets"],
-        ),
-        (effect("across = \"timer\""), &["no factor timer", "timers"]),
-        (
-            effect("base = \"linux\""),
-            &["base", "no level linux", "kernel"],
-        ),
-        (effect("rows = [\"lost\"]"), &["no factor lost", "pause"]),
-        (
-            effect("only = { pause = [\"8ms\"] }"),
-            &["only", "no level 8ms", "0; 8"],
-        ),
-        (
-            "[[table]]\nname = \"a\"\nrows = [\"x\"]".to_owned(),
-            &["[[table]] a", "no factor x"],
-        ),
-        (
-            "[[table]]\nname = \"effects\"".to_owned(),
-            &["[[table]]", "effects"],
-        ),
-        (
-            "[[table]]\nname = \"a/b\"".to_owned(),
-            &["[[table]]", "letters"],
-        ),
-        (
-            "[[chart]]\nmeasure = \"time\"\nx = \"lost\"".to_owned(),
-            &["[[chart]] 1", "no factor lost"],
-        ),
-        (
-            "[[published]]\ntimer = \"old\"".to_owned(),
-            &["[[published]] 1", "no factor timer"],
-        ),
-        (
-            "[[factor]]\nname = \"timers\"\n[[factor.level]]\nname = \"a\"".to_owned(),
-            &["two are named timers"],
-        ),
-        (
-            "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { timers = [\"x\"] }"
-                .to_owned(),
-            &["factor n, level a", "no level x", "kernel; agent"],
-        ),
-        (
-            "[[factor]]\nname = \"n\"\n[[factor.level]]\nname = \"a\"\nonly = { lost = [\"x\"] }"
-                .to_owned(),
-            &["factor n, level a", "no factor lost"],
-        ),
-    ] {
-        let error = refused(&more);
-        assert!(
-            said.iter().all(|one| error.contains(one)),
-            "{more}: {error}"
-        );
+fn errors_contain_place_and_fix() {
+    let valid = format!("{TWO}{EFFECT}");
+    assert!(parsed(&valid, &[]).is_ok());
+    for case in REFUSED.trim().lines() {
+        let (change, said) = case.rsplit_once(" => ").unwrap();
+        let (from, to) = change.split_once(" => ").unwrap();
+        assert!(valid.contains(from), "{case}");
+        let text = valid.replace(from, &to.replace("; ", "\n"));
+        let error = format!("{:#}", parsed(&text, &[]).unwrap_err());
+        for part in said.split(" & ") {
+            assert!(error.contains(part), "{case}: {error}");
+        }
     }
 }
 

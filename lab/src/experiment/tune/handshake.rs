@@ -251,64 +251,36 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_syn_is_needed_and_its_path_known() {
-        let lost = First {
+    fn copies_are_judged_with_later_rtts() {
+        let syn_lost = First {
             syn_lost: true,
             ..FIRST
         };
-        let found = one(10e3, 6, lost);
-        assert_eq!(
-            (found.took_us, found.spurious, found.needed),
-            (Some(34e3), 0, 1)
-        );
-        let verdict = found.verdict.unwrap();
-        assert_eq!(
-            (verdict.spurious, verdict.path_us, verdict.after_us),
-            (0, 10e3, 34e3)
-        );
-    }
-
-    #[test]
-    fn copy_after_lost_answer_is_judged_needed() {
-        let lost = First {
+        let ack_lost = First {
             ack_lost: true,
             ..FIRST
         };
-        let found = one(10e3, 6, lost);
-        // The first RTT counts from the first SYN.
-        let verdict = found.verdict.unwrap();
-        assert_eq!((found.took_us, verdict.spurious), (Some(34e3), 0));
-        assert_eq!((verdict.path_us, verdict.after_us), (10e3, 44e3));
-    }
-
-    #[test]
-    fn slow_path_is_recognised_after_three_rtts() {
-        let found = one(150e3, 6, FIRST);
-        assert_eq!((found.took_us, found.spurious), (Some(150e3), 5));
-        let verdict = found.verdict.unwrap();
-        assert_eq!(
-            (verdict.spurious, verdict.path_us, verdict.after_us),
-            (5, 150e3, 600e3)
-        );
-        // A connection that ends earlier is judged by its RTTs so far; without any RTT it is undecided.
-        let short = one(150e3, 6, First { rtts: 1, ..FIRST });
-        assert_eq!(short.verdict.unwrap().after_us, 300e3);
-        assert_eq!(short.verdict.unwrap().spurious, 5);
-        let none = one(150e3, 6, First { rtts: 0, ..FIRST });
-        assert_eq!((none.verdict, none.spurious), (None, 5));
-    }
-
-    #[test]
-    fn a_lost_syn_on_a_slow_path() {
-        let lost = First {
-            syn_lost: true,
-            ..FIRST
-        };
-        let found = one(50e3, 6, lost);
-        // The second SYN is answered after 74 ms; those at 48 and 72 ms were spurious.
-        assert_eq!((found.took_us, found.spurious), (Some(74e3), 2));
-        let verdict = found.verdict.unwrap();
-        assert_eq!((verdict.spurious, verdict.path_us), (2, 50e3));
+        let ends_after = |rtts| First { rtts, ..FIRST };
+        // Time taken, spurious copies, and the first SYN that was needed; and the verdict: spurious copies, path RTT, and
+        // its time.
+        for (rtt_us, first, expected, verdict) in [
+            (10e3, syn_lost, (34e3, 0, 1), Some((0, 10e3, 34e3))),
+            // The first RTT counts from the first SYN.
+            (10e3, ack_lost, (34e3, 0, 1), Some((0, 10e3, 44e3))),
+            // A slow path is recognised after three RTTs.
+            (150e3, FIRST, (150e3, 5, 0), Some((5, 150e3, 600e3))),
+            // A connection that ends earlier is judged by its RTTs so far; without any RTT it is undecided.
+            (150e3, ends_after(1), (150e3, 5, 0), Some((5, 150e3, 300e3))),
+            (150e3, ends_after(0), (150e3, 5, 0), None),
+            // The second SYN is answered after 74 ms; those at 48 and 72 ms were spurious.
+            (50e3, syn_lost, (74e3, 2, 1), Some((2, 50e3, 224e3))),
+        ] {
+            let found = one(rtt_us, 6, first);
+            let took = (found.took_us.unwrap(), found.spurious, found.needed);
+            assert_eq!(took, expected, "{found:?}");
+            let judged = found.verdict.map(|v| (v.spurious, v.path_us, v.after_us));
+            assert_eq!(judged, verdict, "{found:?}");
+        }
     }
 
     #[test]

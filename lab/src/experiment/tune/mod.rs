@@ -178,15 +178,6 @@ pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
 
 /// Effects of the budget in a short and a longer overload, and in a short and a long blackout.
 pub fn braked(seed: u64) -> Vec<Braked> {
-    let one = |name, trouble, per_s, seconds| {
-        let run = |timers| overload::run(trouble, timers, per_s, seconds, seed);
-        Braked {
-            name,
-            kernel: run(Timers::Kernel),
-            fixed: run(Timers::Fixed(SHORT)),
-            budget: run(Timers::Budgeted(SHORT, CONNECTIONS)),
-        }
-    };
     let limit = Trouble::Limit {
         per_s: 100.0,
         queue: 40.0,
@@ -196,27 +187,38 @@ pub fn braked(seed: u64) -> Vec<Braked> {
         from_s: 10.0,
         to_s: 10.0 + seconds,
     };
-    vec![
-        one(
+    let (short, long) = (blackout(0.3), blackout(10.0));
+    let all = [
+        (
             "overload: 120 attempts a second, 100 answered, for 20 s",
             limit,
             120.0,
             20.0,
         ),
-        one("the same for 60 s", limit, 120.0, 60.0),
-        one(
+        ("the same for 60 s", limit, 120.0, 60.0),
+        (
             "blackout of 0.3 s in 40 s, 100 attempts a second",
-            blackout(0.3),
+            short,
             100.0,
             40.0,
         ),
-        one(
+        (
             "blackout of 10 s in 40 s, 100 attempts a second",
-            blackout(10.0),
+            long,
             100.0,
             40.0,
         ),
-    ]
+    ];
+    let one = |(name, trouble, per_s, seconds)| {
+        let run = |timers| overload::run(trouble, timers, per_s, seconds, seed);
+        Braked {
+            name,
+            kernel: run(Timers::Kernel),
+            fixed: run(Timers::Fixed(SHORT)),
+            budget: run(Timers::Budgeted(SHORT, CONNECTIONS)),
+        }
+    };
+    all.map(one).to_vec()
 }
 
 /// Runs all simulations and makes the report.
