@@ -5,24 +5,27 @@ use std::{
     io,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
-    libc::{O_NOFOLLOW, SIGKILL, major, minor},
-    sys::signal::kill,
-    unistd::Pid,
+    libc::{O_NOFOLLOW, major, minor},
 };
 use rto_agent_core::{config::regular_file, path_security};
 use tracing::{info, warn};
 
 const FILE: &str = "lock";
-/// How long a start waits for a lock whose holder has ended. A child forked by the holder shares
-/// the open file, and with it the lock, until it calls exec (flock(2)); on a busy machine the child
-/// may wait for a processor before that.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a start waits for a lock. A process closes its files some time after SIGKILL, and a
+/// child that it has forked shares the lock until the child calls exec (flock(2)); on a busy machine
+/// the child may wait for a processor before that.
+pub const TIMEOUT: Duration = if cfg!(test) {
+    Duration::from_millis(100)
+} else {
+    Duration::from_secs(5)
+};
 const RETRY: Duration = Duration::from_millis(5);
 
 /// Why the lock was not acquired.
@@ -82,20 +85,9 @@ impl InstanceLock {
 
     /// Takes the lock on `state_dir`, which is created if missing.
     pub fn of_state(state_dir: &Path) -> Result<Self, LockError> {
-        Self::of_state_after(state_dir, &mut patience())
-    }
-
-    fn of_state_after(state_dir: &Path, wait: &mut dyn FnMut() -> bool) -> Result<Self, LockError> {
-        let failed = LockError::dir("state_dir", state_dir);
-        path_security::make_private(state_dir).map_err(&failed)?;
-        let path = state_dir.join(FILE);
-        let file = open(&path).map_err(|e| {
-            let why = format!("{FILE}: {e}");
-            failed(io::Error::new(e.kind(), why))
-        })?;
         Ok(Self {
             state_dir: state_dir.to_owned(),
-            state: lock(file, &path, &failed, wait)?,
+            state: lock_state(state_dir, TIMEOUT)?,
             pins: None,
         })
     }
@@ -103,7 +95,7 @@ impl InstanceLock {
     /// Also locks `pin_dir`, if it exists: two agents with different state directories must not
     /// share pins.
     pub fn and_pins(mut self, pin_dir: &Path) -> Result<Self, LockError> {
-        self.follow_after(pin_dir, &mut patience())?;
+        self.lock_pins(pin_dir, TIMEOUT)?;
         Ok(self)
     }
 
@@ -113,20 +105,16 @@ impl InstanceLock {
     pub fn follow(&mut self, pin_dir: &Path) -> Result<(), LockError> {
         let file = fs::symlink_metadata(self.state_dir.join(FILE));
         if identity(file) != identity(self.state.metadata()) {
-            self.state = Self::of_state_after(&self.state_dir, &mut || false)?.state;
+            self.state = lock_state(&self.state_dir, Duration::ZERO)?;
             warn!(
                 "{}: the lock file was removed, and has been created again",
                 self.state_dir.display()
             );
         }
-        self.follow_after(pin_dir, &mut || false)
+        self.lock_pins(pin_dir, Duration::ZERO)
     }
 
-    fn follow_after(
-        &mut self,
-        pin_dir: &Path,
-        wait: &mut dyn FnMut() -> bool,
-    ) -> Result<(), LockError> {
+    fn lock_pins(&mut self, pin_dir: &Path, timeout: Duration) -> Result<(), LockError> {
         let held = self.pins.as_ref().map(|dir| dir.metadata());
         if identity(fs::metadata(pin_dir)) == held.and_then(identity) {
             return Ok(());
@@ -136,10 +124,22 @@ impl InstanceLock {
         self.pins = None;
         // The directory may be missing: bpffs may not even be mounted.
         if let Ok(dir) = File::open(pin_dir) {
-            self.pins = Some(lock(dir, pin_dir, &failed, wait)?);
+            self.pins = Some(lock(dir, pin_dir, timeout, failed)?);
         }
         Ok(())
     }
+}
+
+/// Locks the file in `state_dir`, and creates both if missing.
+fn lock_state(state_dir: &Path, timeout: Duration) -> Result<Flock<File>, LockError> {
+    let failed = LockError::dir("state_dir", state_dir);
+    path_security::make_private(state_dir).map_err(&failed)?;
+    let path = state_dir.join(FILE);
+    let file = open(&path).map_err(|e| {
+        let why = format!("{FILE}: {e}");
+        failed(io::Error::new(e.kind(), why))
+    })?;
+    lock(file, &path, timeout, failed)
 }
 
 /// Device and inode.
@@ -167,15 +167,15 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Takes the lock. If its holder has ended, `wait` decides whether to try again.
+/// Takes the lock, and tries again until the timeout if another process holds it.
 fn lock(
     mut file: File,
     path: &Path,
-    failed: &dyn Fn(io::Error) -> LockError,
-    wait: &mut dyn FnMut() -> bool,
+    timeout: Duration,
+    failed: impl Fn(io::Error) -> LockError,
 ) -> Result<Flock<File>, LockError> {
-    let identity = identity(file.metadata());
-    let mut has_waited = false;
+    let end = Instant::now() + timeout;
+    let mut is_logged = false;
     loop {
         let errno;
         (file, errno) = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -185,66 +185,20 @@ fn lock(
         if errno != Errno::EWOULDBLOCK {
             return Err(failed(errno.into()));
         }
-        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-        let holder = identity.and_then(|identity| holder_in(&locks, identity));
-        if holder.is_some_and(is_running) || !wait() {
+        if Instant::now() >= end {
+            let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+            let holder = identity(file.metadata()).and_then(|file| holder_in(&locks, file));
             return Err(LockError::Held {
                 holder: holder.map_or_else(String::new, |pid| format!(" (pid {pid})")),
                 path: path.to_owned(),
             });
         }
-        if !has_waited {
-            has_waited = true;
-            info!(path = %path.display(), holder, "the process that held it has ended; \
-                                                         waiting for the lock");
+        if !is_logged {
+            is_logged = true;
+            info!(path = %path.display(), "another process holds it; waiting for the lock");
         }
+        thread::sleep(RETRY);
     }
-}
-
-/// Returns true until the timeout has passed.
-fn patience() -> impl FnMut() -> bool {
-    let end = Instant::now() + PATIENCE;
-    move || {
-        std::thread::sleep(RETRY);
-        Instant::now() < end
-    }
-}
-
-/// Whether the process exists and is not about to end. A process closes its files some time after
-/// SIGKILL, and before its parent waits for it.
-fn is_running(pid: u32) -> bool {
-    is_running_by(fs::read_to_string(format!("/proc/{pid}/stat")), || {
-        // 0 and negative numbers mean process groups.
-        let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
-        kill(Pid::from_raw(pid.ok_or(Errno::ESRCH)?), None)
-    })
-}
-
-/// `/proc/PID/stat` may be unreadable: under hidepid= (ProtectProc=invisible) for a process with
-/// more capabilities. Then kill(2) with signal 0 shows whether the process exists.
-fn is_running_by(stat: io::Result<String>, signal: impl FnOnce() -> nix::Result<()>) -> bool {
-    match stat {
-        Ok(stat) => !is_ending(&stat),
-        Err(_) => matches!(signal(), Ok(()) | Err(Errno::EPERM)),
-    }
-}
-
-/// From `/proc/PID/stat` (proc(5)): the process is a zombie, has PF_EXITING, or a SIGKILL is
-/// pending.
-fn is_ending(stat: &str) -> bool {
-    const PF_EXITING: u64 = 4;
-    // The name, in brackets, may contain any character. The third field follows it.
-    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let fields: Vec<&str> = rest.split_whitespace().collect();
-    let number = |field: usize| -> u64 {
-        let text = fields.get(field - 3).copied();
-        text.and_then(|text| text.parse().ok()).unwrap_or(0)
-    };
-    let is_zombie = fields
-        .first()
-        .is_some_and(|state| ["Z", "X"].contains(state));
-    let is_killed = number(31) & (1 << (SIGKILL - 1)) != 0;
-    is_zombie || number(9) & PF_EXITING != 0 || is_killed
 }
 
 /// The holder of a flock on the file with this device and inode, from the lines of `/proc/locks`
@@ -280,66 +234,21 @@ mod tests {
         InstanceLock::take(&state, &pins).unwrap();
     }
 
-    /// The state of a killed daemon's child between fork and exec: it shares the open file that a
-    /// process which has ended has locked.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a process that locks a file, for a test"
-    )]
-    fn inherited(state: &Path) -> File {
-        fs::create_dir_all(state).unwrap();
-        let file = File::create(state.join(FILE)).unwrap();
-        let mut flock = std::process::Command::new("flock");
-        let flock = flock.arg("0").stdin(file.try_clone().unwrap());
-        assert!(flock.status().unwrap().success());
-        file
-    }
-
     #[test]
-    fn start_waits_for_inherited_lock_not_for_living_holder() {
+    fn start_waits_for_lock_until_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        let mut held = Some(inherited(&state));
-        let mut waited = 0;
-        let error = InstanceLock::of_state_after(&state, &mut || {
-            waited += 1;
-            waited < 3
+        let held = InstanceLock::of_state(&state).unwrap();
+        let begin = Instant::now();
+        let error = InstanceLock::of_state(&state).unwrap_err();
+        assert!(matches!(error, LockError::Held { .. }), "{error:?}");
+        assert!(begin.elapsed() >= TIMEOUT);
+        let release = thread::spawn(move || {
+            thread::sleep(TIMEOUT / 10);
+            drop(held);
         });
-        assert!(matches!(error, Err(LockError::Held { .. })), "{error:?}");
-        assert_eq!(waited, 3);
-        let lock = InstanceLock::of_state_after(&state, &mut || {
-            held = None;
-            true
-        });
-        let _held = lock.unwrap();
-        let error = InstanceLock::of_state_after(&state, &mut || panic!("it waits"));
-        assert!(matches!(error, Err(LockError::Held { .. })), "{error:?}");
-    }
-
-    #[test]
-    fn a_process_that_ends_is_told_by_its_stat() {
-        let stat = |state: &str, flags: u32, pending: u32| {
-            let between = "1 ".repeat(21);
-            format!("7 (a) Z (b) {state} 1 1 1 0 -1 {flags} {between}{pending} 0 0")
-        };
-        assert!(!is_ending(&stat("S", 0x0040_0000, 0)));
-        assert!(is_ending(&stat("Z", 0x0040_0000, 0)));
-        assert!(is_ending(&stat("R", 0x0040_0004, 0)));
-        assert!(is_ending(&stat("R", 0x0040_0000, 1 << 8)));
-        assert!(!is_ending(&stat("R", 0x0040_0000, 1 << 14)));
-        assert!(is_running(std::process::id()));
-    }
-
-    #[test]
-    fn a_process_whose_stat_is_hidden_is_asked_for_by_a_signal() {
-        let hidden = || Err(io::ErrorKind::NotFound.into());
-        assert!(is_running_by(hidden(), || Ok(())));
-        assert!(is_running_by(hidden(), || Err(Errno::EPERM)));
-        assert!(!is_running_by(hidden(), || Err(Errno::ESRCH)));
-        let zombie = || Ok("7 (a) Z 1".to_owned());
-        assert!(!is_running_by(zombie(), || Ok(())));
-        assert!(!is_running(u32::MAX));
-        assert!(!is_running(0));
+        let _lock = InstanceLock::of_state(&state).unwrap();
+        release.join().unwrap();
     }
 
     #[test]

@@ -268,10 +268,10 @@ fn host() -> Vec<Limit> {
             "integration::faults::a_start_that_does_not_fit_is_refused",
         ),
         limit(
-            "time that a start waits for the locks of a daemon that is ending",
-            time(lock::PATIENCE),
+            "time that a start waits for the locks of another daemon",
+            time(lock::TIMEOUT),
             "the daemon does not start, and names the process that holds the lock",
-            "daemon::lock::tests::start_waits_for_inherited_lock_not_for_living_holder",
+            "daemon::lock::tests::start_waits_for_lock_until_timeout",
         ),
     ]
 }

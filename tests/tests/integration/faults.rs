@@ -7,7 +7,6 @@ mod clocks;
 mod desired;
 mod files;
 mod kill;
-mod lock;
 mod memory;
 mod unread;
 mod writes;
