@@ -125,7 +125,7 @@ fn page(env: &TestEnv) -> anyhow::Result<Page> {
         let stream = netns::inside(&env.net.client, || {
             Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS))?)
         })?;
-        Ok(http::get(stream, "/metrics", "application/openmetrics-text")?.body)
+        Ok(http::get(stream, "/metrics")?.body)
     };
     let counts = |text: &String| {
         let connections = "rto_agent_connections_total{";
@@ -240,7 +240,7 @@ fn answer(mut stream: TcpStream, page: &Page, begin: Instant) -> anyhow::Result<
     let text = page.times(factor as f64);
     write!(
         stream,
-        "HTTP/1.1 200 OK\r\ncontent-type: application/openmetrics-text; version=1.0.0\r\nconnection: close\r\n\
+        "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\nconnection: close\r\n\
          content-length: {}\r\n\r\n{text}",
         text.len()
     )?;

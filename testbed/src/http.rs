@@ -26,10 +26,9 @@ pub fn request(
     receive(stream)
 }
 
-/// Requests a page with this `Accept` header.
-pub fn get(mut stream: impl Read + Write, path: &str, accept: &str) -> anyhow::Result<Answer> {
-    let text =
-        format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\naccept: {accept}\r\n\r\n");
+/// Requests a page.
+pub fn get(mut stream: impl Read + Write, path: &str) -> anyhow::Result<Answer> {
+    let text = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(text.as_bytes())?;
     receive(stream)
 }

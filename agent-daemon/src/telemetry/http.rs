@@ -5,7 +5,7 @@ use std::{future::pending, io, sync::Arc, time::Duration};
 use axum::{
     Extension, Router,
     extract::{Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{StatusCode, header},
     middleware::{self, Next},
     response::{Html, IntoResponse as _, Response},
     routing::get,
@@ -13,7 +13,7 @@ use axum::{
 use rto_agent_kernel::kernel::bpf;
 use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
 
-use super::{exposition::Exposition, metrics::render};
+use super::metrics::render;
 use crate::{
     api::{
         body,
@@ -36,6 +36,9 @@ pub const LIMITS: Limits = Limits {
 };
 /// Requests need no body.
 pub const MAX_BODY: usize = 4 << 10;
+
+/// The media type of the Prometheus text format.
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Where the endpoint listens.
 #[derive(Debug)]
@@ -88,19 +91,17 @@ async fn landing() -> Html<&'static str> {
     )
 }
 
-async fn metrics(State(engine): State<Handle>, headers: HeaderMap) -> Response {
-    let accept = headers.get(header::ACCEPT);
-    let form = Exposition::accepted(accept.and_then(|value| value.to_str().ok()));
+async fn metrics(State(engine): State<Handle>) -> Response {
     let snapshot = engine.snapshot();
     let rendered = spawn_blocking(move || {
         // The status reports why statistics cannot be read.
         let stats = snapshot.stats().unwrap_or_default();
         let status = snapshot.status();
         let runs = status.attachment.program_id.and_then(bpf::runs);
-        render(&status, &stats, &snapshot.tune(), runs).map(|text| form.of(text))
+        render(&status, &stats, &snapshot.tune(), runs)
     });
     match rendered.await {
-        Ok(Ok(text)) => ([(header::CONTENT_TYPE, form.content_type())], text).into_response(),
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),
         Ok(Err(e)) => failed(&e),
         Err(e) => failed(&e),
     }

@@ -1,5 +1,4 @@
-//! Prometheus metrics: status and statistics as OpenMetrics text. [`super::exposition`] converts
-//! it.
+//! Prometheus metrics: status and statistics in the Prometheus text format 0.0.4.
 //!
 //! Names follow the Prometheus conventions (prefix, base units, `_total`, `_info`). Labels are
 //! bounded: policies, directions, families, options, sources, verdicts, and never an address.
@@ -7,10 +6,9 @@
 use std::fmt;
 
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet, text::encode},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::{Registry, Unit},
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text::encode_registry},
+    metrics::{MetricType, gauge::ConstGauge},
+    registry::{Metric, Registry},
 };
 use rto_agent_core::{
     policy::PolicyName,
@@ -38,34 +36,150 @@ pub fn render(
     tuned: &TuneAnswer,
     runs: Option<Runs>,
 ) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix(PREFIX);
-    let mut all = families(status, stats, runs);
-    all.extend(tuning::families(tuned));
-    registry.register_collector(Box::new(Snapshot(all)));
+    let mut metrics = Metrics(Registry::with_prefix(PREFIX));
+    daemon::about(&mut metrics, status);
+    daemon::health(&mut metrics, status);
+    if stats.on {
+        policies(&mut metrics, stats);
+    }
+    experiments(&mut metrics, status);
+    if let Some(runs) = runs {
+        metrics.counters(
+            "program_runs_total",
+            "Runs of the sock_ops program, counted while kernel.bpf_stats_enabled is set",
+            [(Vec::new(), runs.count)],
+        );
+        metrics.amounts(
+            "program_run_seconds_total",
+            "Run time of the sock_ops program, measured while kernel.bpf_stats_enabled is set",
+            [(Vec::new(), runs.time.as_secs_f64())],
+        );
+    }
+    tuning::add(&mut metrics, tuned);
     let mut text = String::new();
-    encode(&mut text, &registry)?;
+    encode_registry(&mut text, &metrics.0)?;
     Ok(text)
-}
-
-/// One metric and its samples.
-#[derive(Debug)]
-struct Family {
-    name: &'static str,
-    help: &'static str,
-    unit: Option<Unit>,
-    samples: Samples,
 }
 
 type Labels = Vec<(&'static str, String)>;
 
+/// The labels and one more.
+fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
+    let more = (name, value.to_owned());
+    labels.iter().cloned().chain([more]).collect()
+}
+
+/// A sample for each value of a label: 1 for the current one.
+fn one_of<'a>(
+    labels: &Labels,
+    name: &'static str,
+    values: impl IntoIterator<Item = &'a str>,
+    current: &str,
+) -> Vec<(Labels, f64)> {
+    let samples = values.into_iter().map(|value| {
+        let is_current = f64::from(u8::from(value == current));
+        (with(labels, name, value), is_current)
+    });
+    samples.collect()
+}
+
+/// For counts that stay below 2^53, so that a double holds them exactly.
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
+const fn number(value: usize) -> f64 {
+    value as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+/// The metrics of a scrape. A family without samples is left out.
+struct Metrics(Registry);
+
+impl Metrics {
+    fn add<N, M: Metric>(
+        &mut self,
+        kind: MetricType,
+        name: impl Into<String>,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, N)>,
+        metric: fn(N) -> M,
+    ) {
+        let samples = samples.into_iter();
+        let samples = samples.map(|(labels, value)| (labels, metric(value)));
+        let samples: Vec<_> = samples.collect();
+        if !samples.is_empty() {
+            self.0.register(name, help, Family { kind, samples });
+        }
+    }
+
+    fn counters(
+        &mut self,
+        name: impl Into<String>,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, u64)>,
+    ) {
+        self.add(MetricType::Counter, name, help, samples, ConstGauge::new);
+    }
+
+    /// Counters of a fractional quantity, like seconds.
+    fn amounts(
+        &mut self,
+        name: impl Into<String>,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, f64)>,
+    ) {
+        self.add(MetricType::Counter, name, help, samples, ConstGauge::new);
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Labels, f64)>) {
+        self.add(MetricType::Gauge, name, help, samples, ConstGauge::new);
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.gauges(name, help, [(Vec::new(), value)]);
+    }
+
+    fn flag(&mut self, name: &str, help: &str, value: bool) {
+        self.gauge(name, help, f64::from(u8::from(value)));
+    }
+
+    fn times<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, &'a HistogramView)>,
+    ) {
+        self.add(MetricType::Histogram, name, help, samples, Distribution::of);
+    }
+}
+
+/// The samples of one metric. The text format has the suffix of a counter in the name of the family,
+/// OpenMetrics only in the name of its samples: so a counter is encoded as a gauge is.
 #[derive(Debug)]
-enum Samples {
-    Counter(Vec<(Labels, u64)>),
-    /// A counter of a fractional quantity, like seconds.
-    Amount(Vec<(Labels, f64)>),
-    Gauge(Vec<(Labels, f64)>),
-    Histogram(Vec<(Labels, Distribution)>),
-    Info(Labels),
+struct Family<M> {
+    kind: MetricType,
+    samples: Vec<(Labels, M)>,
+}
+
+impl<M: EncodeMetric> EncodeMetric for Family<M> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        // The sample of a metric without labels has no braces.
+        if let [(labels, value)] = &self.samples[..]
+            && labels.is_empty()
+        {
+            return value.encode(encoder);
+        }
+        for (labels, value) in &self.samples {
+            value.encode(encoder.encode_family(labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        self.kind
+    }
 }
 
 /// A histogram of times.
@@ -77,22 +191,20 @@ struct Distribution {
     buckets: Vec<(f64, u64)>,
 }
 
-impl From<&HistogramView> for Distribution {
+impl Distribution {
     /// Merges the buckets to one per power of two: with four, as they are counted, a histogram
     /// would have some 90 series.
-    #[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
-    fn from(view: &HistogramView) -> Self {
+    fn of(view: &HistogramView) -> Self {
         let mut buckets = Vec::new();
         let mut before = 0;
         for (end_us, below) in view.cumulative() {
             if end_us.is_none_or(u64::is_power_of_two) {
-                let end_s = end_us.map_or(f64::INFINITY, |us| us as f64 / 1e6);
-                buckets.push((end_s, below - before));
+                buckets.push((end_us.map_or(f64::INFINITY, seconds), below - before));
                 before = below;
             }
         }
         Self {
-            sum_s: view.sum_us as f64 / 1e6,
+            sum_s: seconds(view.sum_us),
             count: view.count,
             buckets,
         }
@@ -109,155 +221,34 @@ impl EncodeMetric for Distribution {
     }
 }
 
-#[derive(Debug)]
-struct Snapshot(Vec<Family>);
-
-impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for family in &self.0 {
-            let kind = match family.samples {
-                Samples::Counter(_) | Samples::Amount(_) => MetricType::Counter,
-                Samples::Gauge(_) => MetricType::Gauge,
-                Samples::Histogram(_) => MetricType::Histogram,
-                Samples::Info(_) => MetricType::Info,
-            };
-            let unit = family.unit.as_ref();
-            let metric = encoder.encode_descriptor(family.name, family.help, unit, kind)?;
-            match &family.samples {
-                Samples::Counter(all) => {
-                    samples(metric, all, |value| ConstCounter::new(*value))?;
-                }
-                Samples::Amount(all) => samples(metric, all, |value| ConstCounter::new(*value))?,
-                Samples::Gauge(all) => samples(metric, all, |value| ConstGauge::new(*value))?,
-                Samples::Histogram(all) => {
-                    let mut metric = metric;
-                    for (labels, value) in all {
-                        let labels = labels.as_slice();
-                        value.encode(metric.encode_family(&labels)?)?;
-                    }
-                }
-                Samples::Info(labels) => {
-                    let mut metric = metric;
-                    metric.encode_info(&labels.as_slice())?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The samples of one metric. The sample of a metric without labels has no braces.
-fn samples<V, M: EncodeMetric>(
-    mut metric: MetricEncoder<'_>,
-    all: &[(Labels, V)],
-    value_of: impl Fn(&V) -> M,
-) -> Result<(), fmt::Error> {
-    if let [(labels, value)] = all
-        && labels.is_empty()
-    {
-        return value_of(value).encode(metric);
-    }
-    for (labels, value) in all {
-        let labels = labels.as_slice();
-        value_of(value).encode(metric.encode_family(&labels)?)?;
-    }
-    Ok(())
-}
-
-fn families(status: &StatusAnswer, stats: &StatsAnswer, runs: Option<Runs>) -> Vec<Family> {
-    let mut all = daemon::about(status);
-    all.extend(daemon::health(status));
-    if stats.on {
-        all.extend(policies(stats));
-    }
-    all.extend(experiments(status));
-    if let Some(runs) = runs {
-        all.push(family(
-            "program_runs",
-            "Runs of the sock_ops program, counted while kernel.bpf_stats_enabled is set",
-            Samples::Counter(vec![(Vec::new(), runs.count)]),
-        ));
-        all.push(family_in_seconds(
-            "program_run",
-            "Run time of the sock_ops program, measured while kernel.bpf_stats_enabled is \
-                   set",
-            Samples::Amount(vec![(Vec::new(), runs.time.as_secs_f64())]),
-        ));
-    }
-    all
-}
-
-const fn family(name: &'static str, help: &'static str, samples: Samples) -> Family {
-    Family {
-        name,
-        help,
-        unit: None,
-        samples,
-    }
-}
-
-fn family_in_seconds(name: &'static str, help: &'static str, samples: Samples) -> Family {
-    Family {
-        unit: Some(Unit::Seconds),
-        ..family(name, help, samples)
-    }
-}
-
-fn gauge(name: &'static str, help: &'static str, value: f64) -> Family {
-    family(name, help, Samples::Gauge(vec![(Vec::new(), value)]))
-}
-
-fn flag(name: &'static str, help: &'static str, value: bool) -> Family {
-    gauge(name, help, f64::from(u8::from(value)))
-}
-
-/// For counts that stay below 2^53, so that a double holds them exactly.
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
-fn number(value: usize) -> f64 {
-    value as f64
-}
-
-#[expect(clippy::cast_precision_loss, reason = "seconds since 1970")]
-fn seconds(name: &'static str, help: &'static str, at_s: u64) -> Family {
-    family_in_seconds(name, help, Samples::Gauge(vec![(Vec::new(), at_s as f64)]))
-}
-
 /// Running experiments, and the last one of each policy.
-fn experiments(status: &StatusAnswer) -> Vec<Family> {
-    if status.experiments.is_empty() {
-        return Vec::new();
-    }
-    let of = |policy: &PolicyName| ("policy", policy.to_string());
-    let all = || status.experiments.iter();
-    let states = all().flat_map(|(policy, experiment)| {
-        State::ALL.into_iter().map(move |state| {
-            let labels = vec![of(policy), ("state", state.name().to_owned())];
-            (labels, f64::from(u8::from(state == experiment.state)))
-        })
-    });
-    let e_values = all().flat_map(|(policy, experiment)| {
-        let values = experiment.e_values.iter();
-        values.map(move |(outcome, e)| (vec![of(policy), ("outcome", outcome.clone())], *e))
-    });
-    let shares = all().map(|(policy, experiment)| (vec![of(policy)], experiment.share));
-    vec![
-        family(
-            "experiment_state",
-            "State of a policy's experiment: 1 for the current state",
-            Samples::Gauge(states.collect()),
-        ),
-        family(
-            "experiment_share",
-            "Share of a policy's connections, or peers, that its experiment treats, 0 to 1",
-            Samples::Gauge(shares.collect()),
-        ),
-        family(
-            "experiment_e_value",
-            "E-values of an experiment: a gain is proven at 20, harm at 400, and the \
-                   experiment is invalid at a mismatch of 1000",
-            Samples::Gauge(e_values.collect()),
-        ),
-    ]
+fn experiments(metrics: &mut Metrics, status: &StatusAnswer) {
+    let all = status.experiments.iter();
+    let all = all.map(|(policy, experiment)| (vec![("policy", policy.to_string())], experiment));
+    let all: Vec<_> = all.collect();
+    metrics.gauges(
+        "experiment_state",
+        "State of a policy's experiment: 1 for the current state",
+        all.iter().flat_map(|(labels, experiment)| {
+            let states = State::ALL.iter().map(|state| state.name());
+            one_of(labels, "state", states, experiment.state.name())
+        }),
+    );
+    metrics.gauges(
+        "experiment_share",
+        "Share of a policy's connections, or peers, that its experiment treats, 0 to 1",
+        all.iter()
+            .map(|(labels, experiment)| (labels.clone(), experiment.share)),
+    );
+    metrics.gauges(
+        "experiment_e_value",
+        "E-values of an experiment: a gain is proven at 20, harm at 400, and the experiment is \
+         invalid at a mismatch of 1000",
+        all.iter().flat_map(|(labels, experiment)| {
+            let values = experiment.e_values.iter();
+            values.map(|(outcome, e)| (with(labels, "outcome", outcome), *e))
+        }),
+    );
 }
 
 /// Directions with handshakes: sockets that were open before their policy (direction unknown) had
@@ -293,79 +284,63 @@ fn of_arm<'a>(
 }
 
 /// Counters of each policy, by direction.
-fn policies(stats: &StatsAnswer) -> Vec<Family> {
-    let mut all: Vec<_> = COUNTERS.iter().map(|one| counter(one, stats)).collect();
-    all.push(gauge(
+fn policies(metrics: &mut Metrics, stats: &StatsAnswer) {
+    for one in COUNTERS {
+        counter(metrics, one, stats);
+    }
+    metrics.gauge(
         "connections_per_sample",
         "1 in this many loss-free connections is sampled until it closes, and counts for all of \
          them in smoothed_rtt and aborted",
         stats.sampling.into(),
-    ));
-    all.push(times(
-        "connect_time",
+    );
+    metrics.times(
+        "connect_time_seconds",
         "Connect times: from the first SYN to ESTABLISHED, losses included (of accepted \
          connections: the last round trip of the handshake)",
         by_arm(stats, |_| true).map(|(labels, stats)| (labels, &stats.connect_time)),
-    ));
-    all.push(times(
-        "path_rtt",
+    );
+    metrics.times(
+        "path_rtt_seconds",
         "Path RTTs: round-trip times of handshakes, without their losses",
         each(stats, BEGUN).map(|(labels, stats)| (labels, &stats.path_rtt)),
-    ));
+    );
     if stats.rtt_sampling != "off" {
         // Sockets that were open before their policy are not counted on every host.
         let before = each(stats, &["unknown"]).filter(|(_, stats)| stats.srtt.count > 0);
         let samples = each(stats, BEGUN).chain(before);
-        all.push(times(
-            "smoothed_rtt",
+        metrics.times(
+            "smoothed_rtt_seconds",
             "Smoothed round-trip times of connections (RFC 6298), sampled as configured by \
              rtt_sampling",
             samples.map(|(labels, stats)| (labels, &stats.srtt)),
-        ));
+        );
     }
-    all.push(labelled(
-        "retransmission_timeouts",
+    metrics.counters(
+        "retransmission_timeouts_total",
         "Retransmission timeouts of established connections, by the number of consecutive timeouts \
          before them without an answer (7: 7 or more)",
-        stats,
-        |s| {
-            let steps = s.rtos.iter().enumerate();
-            steps
-                .map(|(step, count)| (("step", step.to_string()), *count))
-                .collect()
-        },
-    ));
-    all.push(labelled(
-        "setsockopt_failures",
+        each(stats, ALL).flat_map(|(labels, stats)| {
+            let steps = stats.rtos.iter().enumerate();
+            steps.map(move |(step, count)| (with(&labels, "step", &step.to_string()), *count))
+        }),
+    );
+    metrics.counters(
+        "setsockopt_failures_total",
         "Socket options that the kernel refused",
-        stats,
-        |s| {
+        each(stats, ALL).flat_map(|(labels, stats)| {
             let all = rto_agent_common::SockOpt::NAMES.into_iter();
-            all.map(|(_, option)| {
-                let count = s.setsockopt_failures.get(option).copied();
-                (("option", option.to_owned()), count.unwrap_or(0))
+            all.map(move |(_, option)| {
+                let count = stats.setsockopt_failures.get(option).copied();
+                (with(&labels, "option", option), count.unwrap_or(0))
             })
-            .collect()
-        },
-    ));
-    all.extend(arms(stats));
-    all
+        }),
+    );
+    arms(metrics, stats);
 }
 
 /// Outcomes in each arm, for policies with a control arm.
-fn arms(stats: &StatsAnswer) -> Vec<Family> {
-    let (mut attempts, mut outcomes) = (Vec::new(), Vec::new());
-    for (labels, stats) in by_arm(stats, |stats| stats.control.is_some()) {
-        for (outcome, count) in outcomes_of(stats) {
-            let labels = labels.iter().cloned();
-            let labels = labels.chain([("outcome", outcome.to_owned())]);
-            outcomes.push((labels.collect(), count));
-        }
-        attempts.push((labels, stats.attempts));
-    }
-    if attempts.is_empty() {
-        return Vec::new();
-    }
+fn arms(metrics: &mut Metrics, stats: &StatsAnswer) {
     let differences = stats.policies.iter().filter_map(|(policy, stats)| {
         let difference = stats.connect_time_difference()?;
         let [low, high] = difference.interval_us;
@@ -375,26 +350,34 @@ fn arms(stats: &StatsAnswer) -> Vec<Family> {
             (labels, us / 1e6)
         }))
     });
-    vec![
-        family_in_seconds(
-            "connect_time_difference",
-            "Mean connect time of the treated arm minus that of the control arm, since \
-                   counting began, and its 95 % interval (established active connections)",
-            Samples::Gauge(differences.flatten().collect()),
-        ),
-        family(
-            "arm_attempts",
-            "Attempts by arm, for policies with a control arm: connect() calls, and \
-                   connection requests answered",
-            Samples::Counter(attempts),
-        ),
-        family(
-            "arm_outcomes",
-            "Outcomes of an arm's attempts: established, established within 500 ms (good), \
-                   with a spurious SYN or SYN-ACK, with a DSACK, aborted",
-            Samples::Counter(outcomes),
-        ),
-    ]
+    metrics.gauges(
+        "connect_time_difference_seconds",
+        "Mean connect time of the treated arm minus that of the control arm, since counting began, \
+         and its 95 % interval (established active connections)",
+        differences.flatten(),
+    );
+    let with_control = || by_arm(stats, |stats| stats.control.is_some());
+    metrics.counters(
+        "arm_attempts_total",
+        "Attempts by arm, for policies with a control arm: connect() calls, and connection \
+         requests answered",
+        with_control().map(|(labels, stats)| (labels, stats.attempts)),
+    );
+    metrics.counters(
+        "arm_outcomes_total",
+        "Outcomes of an arm's attempts: established, established within 500 ms (good), with a \
+         spurious SYN or SYN-ACK, with a DSACK, aborted",
+        with_control().flat_map(|(labels, stats)| {
+            let outcomes = [
+                ("established", stats.connections),
+                ("good", stats.good_attempts),
+                ("spurious", stats.spurious_connections),
+                ("dsack", stats.dsack_connections),
+                ("aborted", stats.aborted),
+            ];
+            outcomes.map(|(outcome, count)| (with(&labels, "outcome", outcome), count))
+        }),
+    );
 }
 
 /// Each policy, direction and arm, without sockets that were open before their policy: these began
@@ -407,62 +390,25 @@ fn by_arm(
     let wanted = policies.filter(move |(_, stats)| is_wanted(stats));
     wanted.flat_map(|(policy, stats)| {
         stats.arms().flat_map(move |(arm, stats)| {
-            of_arm(policy, stats, BEGUN).map(move |(mut labels, stats)| {
-                labels.push(("arm", arm.to_string()));
-                (labels, stats)
-            })
+            let directions = of_arm(policy, stats, BEGUN);
+            directions.map(move |(labels, stats)| (with(&labels, "arm", &arm.to_string()), stats))
         })
     })
 }
 
-/// The number of connections with each outcome.
-fn outcomes_of(stats: &DirectionStats) -> [(&'static str, u64); 5] {
-    [
-        ("established", stats.connections),
-        ("good", stats.good_attempts),
-        ("spurious", stats.spurious_connections),
-        ("dsack", stats.dsack_connections),
-        ("aborted", stats.aborted),
-    ]
-}
-
-#[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
-fn counter(counter: &Counter, stats: &StatsAnswer) -> Family {
+fn counter(metrics: &mut Metrics, counter: &Counter, stats: &StatsAnswer) {
     let directions = match counter.scope {
         Scope::Handshakes => BEGUN,
         Scope::Connections => ALL,
     };
     let samples = each(stats, directions).map(|(labels, stats)| (labels, (counter.value)(stats)));
     if counter.is_time {
-        let seconds = samples.map(|(labels, us)| (labels, us as f64 / 1e6));
-        let seconds = Samples::Amount(seconds.collect());
-        return family_in_seconds(counter.metric, counter.help, seconds);
+        let name = format!("{}_seconds_total", counter.metric);
+        let samples = samples.map(|(labels, us)| (labels, seconds(us)));
+        metrics.amounts(name, counter.help, samples);
+    } else {
+        metrics.counters(format!("{}_total", counter.metric), counter.help, samples);
     }
-    let samples = Samples::Counter(samples.collect());
-    family(counter.metric, counter.help, samples)
-}
-
-/// A counter with an additional label.
-fn labelled(
-    name: &'static str,
-    help: &'static str,
-    stats: &StatsAnswer,
-    values: impl Fn(&DirectionStats) -> Vec<((&'static str, String), u64)>,
-) -> Family {
-    let samples = each(stats, ALL).flat_map(|(labels, stats)| {
-        let values = values(stats).into_iter();
-        values.map(move |(more, value)| (labels.iter().cloned().chain([more]).collect(), value))
-    });
-    family(name, help, Samples::Counter(samples.collect()))
-}
-
-fn times<'a>(
-    name: &'static str,
-    help: &'static str,
-    samples: impl Iterator<Item = (Labels, &'a HistogramView)>,
-) -> Family {
-    let samples = samples.map(|(labels, view)| (labels, view.into()));
-    family_in_seconds(name, help, Samples::Histogram(samples.collect()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Logs and metrics. (stdout is for data; logs go to the journal or to stderr.)
 
-pub mod exposition;
 pub mod http;
 pub mod metrics;
 

@@ -444,7 +444,7 @@ fn start_with_bad_files_uses_last_good_ones() -> anyhow::Result<()> {
     let bad = format!("{good}inital_rto = \"1s\"\n");
     let expect = |env: &TestEnv, timer| env.assert_syn_gap(to(SERVER_V4, PORT), timer);
     let restored = || -> anyhow::Result<f64> {
-        let page = http::get(UnixStream::connect(&metrics)?, "/metrics", "text/plain")?;
+        let page = http::get(UnixStream::connect(&metrics)?, "/metrics")?;
         let name = "rto_agent_last_good_configuration_restored ";
         let mut lines = page.body.lines();
         let value = lines.find_map(|line| line.strip_prefix(name));

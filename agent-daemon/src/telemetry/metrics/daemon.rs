@@ -9,148 +9,131 @@ use rto_agent_core::{
     },
 };
 
-use super::{Family, Samples, family, flag, gauge, number, seconds};
+use super::{Labels, Metrics, number, one_of};
 
-pub(super) fn about(status: &StatusAnswer) -> Vec<Family> {
-    vec![
-        family(
-            "build",
-            "The running version, its commit and build target",
-            Samples::Info(vec![
-                ("version", status.version.clone()),
-                ("commit", status.commit.clone()),
-                ("target", status.target.clone()),
-            ]),
-        ),
-        family(
-            "kernel",
-            "The kernel release",
-            Samples::Info(vec![("release", status.kernel.clone())]),
-        ),
-        gauge(
-            "kernel_hz",
-            "Jiffies per second (CONFIG_HZ), measured",
-            status.host.hz.into(),
-        ),
-        family(
-            "feature_present",
-            "Whether the kernel has a feature: 1 present; 0 absent, refused or unknown",
-            Samples::Gauge(
-                status
-                    .features
-                    .iter()
-                    .map(|f| {
-                        let present = f.presence == Presence::Present;
-                        let labels = vec![("feature", f.name.clone())];
-                        (labels, f64::from(u8::from(present)))
-                    })
-                    .collect(),
-            ),
-        ),
-    ]
+pub(super) fn about(metrics: &mut Metrics, status: &StatusAnswer) {
+    let build: Labels = vec![
+        ("version", status.version.clone()),
+        ("commit", status.commit.clone()),
+        ("target", status.target.clone()),
+    ];
+    metrics.gauges(
+        "build_info",
+        "The running version, its commit and build target",
+        [(build, 1.0)],
+    );
+    metrics.gauges(
+        "kernel_info",
+        "The kernel release",
+        [(vec![("release", status.kernel.clone())], 1.0)],
+    );
+    metrics.gauge(
+        "kernel_hz",
+        "Jiffies per second (CONFIG_HZ), measured",
+        status.host.hz.into(),
+    );
+    metrics.gauges(
+        "feature_present",
+        "Whether the kernel has a feature: 1 present; 0 absent, refused or unknown",
+        status.features.iter().map(|feature| {
+            let is_present = feature.presence == Presence::Present;
+            let labels = vec![("feature", feature.name.clone())];
+            (labels, f64::from(u8::from(is_present)))
+        }),
+    );
 }
 
-pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
+#[expect(clippy::cast_precision_loss, reason = "seconds since 1970")]
+pub(super) fn health(metrics: &mut Metrics, status: &StatusAnswer) {
+    metrics.flag(
+        "attached",
+        "Whether the program is attached to its cgroup",
+        status.attachment.attached,
+    );
+    metrics.flag(
+        "in_sync",
+        "Whether the kernel's maps contain the desired state (files and runtime entries)",
+        status.in_sync,
+    );
+    metrics.counters(
+        "map_differences_total",
+        "Changes to the kernel's maps by other processes that were repaired",
+        Difference::KINDS.into_iter().map(|kind| {
+            let count = status.map_differences.get(kind).copied();
+            (vec![("kind", kind.to_owned())], count.unwrap_or(0))
+        }),
+    );
+    let dropped = [
+        ("log", status.dropped.log),
+        ("service-manager", status.dropped.service_manager),
+    ];
+    metrics.counters(
+        "messages_dropped_total",
+        "Log lines and messages to the service manager that were dropped because the receiver was \
+         too slow",
+        dropped.map(|(to, count)| (vec![("to", to.to_owned())], count)),
+    );
+    metrics.flag(
+        "last_reload_successful",
+        "Whether the configuration was accepted when the files were last read",
+        status.last_reload.ok,
+    );
+    metrics.flag(
+        "last_good_configuration_restored",
+        "Whether the active configuration was restored from disk because the files were rejected \
+         at the start",
+        status.last_reload.kept_at_s.is_some(),
+    );
+    metrics.gauge(
+        "last_reload_timestamp_seconds",
+        "Unix time at which the files were last read",
+        status.last_reload.at_s as f64,
+    );
+    metrics.gauge(
+        "runtime_entries_left_out",
+        "Runtime entries that are not active, because they fail a check that the files pass or \
+         exceed a limit",
+        number(status.runtime_entries_left_out),
+    );
     let entries = [
         ("file", "ipv4", status.entries_of.file.ipv4),
         ("file", "ipv6", status.entries_of.file.ipv6),
         ("runtime", "ipv4", status.entries_of.runtime.ipv4),
         ("runtime", "ipv6", status.entries_of.runtime.ipv6),
     ];
-    let mut all = vec![
-        flag(
-            "attached",
-            "Whether the program is attached to its cgroup",
-            status.attachment.attached,
-        ),
-        flag(
-            "in_sync",
-            "Whether the kernel's maps contain the desired state (files and runtime entries)",
-            status.in_sync,
-        ),
-        family(
-            "map_differences",
-            "Changes to the kernel's maps by other processes that were repaired",
-            Samples::Counter(
-                Difference::KINDS
-                    .into_iter()
-                    .map(|kind| {
-                        let count = status.map_differences.get(kind).copied();
-                        (vec![("kind", kind.to_owned())], count.unwrap_or(0))
-                    })
-                    .collect(),
-            ),
-        ),
-        family(
-            "messages_dropped",
-            "Log lines and messages to the service manager that were dropped because the \
-                   receiver was too slow",
-            Samples::Counter(vec![
-                (vec![("to", "log".to_owned())], status.dropped.log),
-                (
-                    vec![("to", "service-manager".to_owned())],
-                    status.dropped.service_manager,
-                ),
-            ]),
-        ),
-        flag(
-            "last_reload_successful",
-            "Whether the configuration was accepted when the files were last read",
-            status.last_reload.ok,
-        ),
-        flag(
-            "last_good_configuration_restored",
-            "Whether the active configuration was restored from disk because the files were \
-             rejected at the start",
-            status.last_reload.kept_at_s.is_some(),
-        ),
-        seconds(
-            "last_reload_timestamp",
-            "Unix time at which the files were last read",
-            status.last_reload.at_s,
-        ),
-        gauge(
-            "runtime_entries_left_out",
-            "Runtime entries that are not active, because they fail a check that the files pass or \
-             exceed a limit",
-            number(status.runtime_entries_left_out),
-        ),
-        family(
-            "entries",
-            "Active entries, by source and address family",
-            Samples::Gauge(
-                entries
-                    .into_iter()
-                    .map(|(source, family, count)| {
-                        let labels =
-                            vec![("source", source.to_owned()), ("family", family.to_owned())];
-                        (labels, number(count))
-                    })
-                    .collect(),
-            ),
-        ),
-        gauge(
+    metrics.gauges(
+        "entries",
+        "Active entries, by source and address family",
+        entries.map(|(source, family, count)| {
+            let labels = vec![("source", source.to_owned()), ("family", family.to_owned())];
+            (labels, number(count))
+        }),
+    );
+    for (name, help, value) in [
+        (
             "entries_max",
             "Current capacity for entries; the maps grow on demand",
             status.max_entries.into(),
         ),
-        gauge(
+        (
             "entries_limit",
             "Maximum number of entries",
             MAX_ENTRIES_LIMIT.into(),
         ),
-        gauge(
+        (
             "policies_limit",
             "Maximum number of policies",
             MAX_POLICIES.into(),
         ),
-        gauge("policies", "Active policies", number(status.policies.len())),
-        gauge(
+        ("policies", "Active policies", number(status.policies.len())),
+        (
             "foreign_programs",
             "Other sock_ops programs between the root of the hierarchy and the attached cgroup",
             number(status.foreign_programs),
         ),
-    ];
+    ] {
+        metrics.gauge(name, help, value);
+    }
     if let Some(probe) = &status.probe {
         let verdict = match probe.verdict {
             Verdict::Good { .. } => "good",
@@ -158,24 +141,15 @@ pub(super) fn health(status: &StatusAnswer) -> Vec<Family> {
             Verdict::NotProbed { .. } => "not-probed",
         };
         let verdicts = ["good", "interference", "not-probed"];
-        all.push(family(
+        metrics.gauges(
             "probe_verdict",
             "Result of the last probe of the active timers: 1 for its verdict",
-            Samples::Gauge(
-                verdicts
-                    .into_iter()
-                    .map(|one| {
-                        let labels = vec![("verdict", one.to_owned())];
-                        (labels, f64::from(u8::from(one == verdict)))
-                    })
-                    .collect(),
-            ),
-        ));
-        all.push(seconds(
-            "probe_timestamp",
+            one_of(&Vec::new(), "verdict", verdicts, verdict),
+        );
+        metrics.gauge(
+            "probe_timestamp_seconds",
             "Unix time of the last probe",
-            probe.at_s,
-        ));
+            probe.at_s as f64,
+        );
     }
-    all
 }

@@ -1,90 +1,65 @@
 //! Metrics of learnt and guarded timers.
 
-use rto_agent_core::{
-    policy::PolicyName,
-    wire::tune::{TimerKind, TuneAnswer, TunedTimer},
-};
+use rto_agent_core::wire::tune::{TimerKind, TuneAnswer};
 use rto_model::tune::tuner::State;
 
-use super::{Family, Labels, Samples, family, family_in_seconds};
+use super::{Labels, Metrics, one_of, seconds, with};
 
-/// Empty without such timers: hosts without any export no series.
-pub(super) fn families(tuned: &TuneAnswer) -> Vec<Family> {
-    if tuned.policies.is_empty() {
-        return Vec::new();
-    }
-    let labels = |name: &PolicyName, timer: &TunedTimer| -> Labels {
-        vec![
+/// None without such timers: hosts without any export no series.
+pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
+    let timers = tuned.timers().map(|(name, timer)| {
+        let labels: Labels = vec![
             ("policy", name.to_string()),
             ("setting", timer.setting.clone()),
             ("direction", timer.direction.clone()),
-        ]
-    };
-    let (mut seconds, mut states, mut transitions, mut budgets) =
-        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (name, timer) in tuned.timers() {
-        let labels = labels(name, timer);
-        let with = |more: Labels| -> Labels { labels.iter().cloned().chain(more).collect() };
-        #[expect(clippy::cast_precision_loss, reason = "seconds are a double")]
-        if let (TimerKind::Auto | TimerKind::Guarded | TimerKind::Advice, Some(us)) =
-            (timer.kind, timer.value_us)
-        {
-            let kind = vec![("kind", timer.kind.name().to_owned())];
-            seconds.push((with(kind), us as f64 / 1e6));
-        }
-        for state in State::ALL {
-            let is_present = state == timer.state;
-            let state = vec![("state", state.name().to_owned())];
-            states.push((with(state), f64::from(u8::from(is_present))));
-        }
-        for count in &timer.transitions {
-            let more = vec![
-                ("to", count.to.name().to_owned()),
-                ("cause", count.cause.name().to_owned()),
-            ];
-            transitions.push((with(more), count.count));
-        }
-        if let Some(brakes) = &timer.brakes {
-            budgets.push((labels.clone(), brakes.budget_left));
-        }
-    }
-    let mut all = vec![
-        family_in_seconds(
-            "tuned",
-            "A learnt timer (kind auto; kind advice: not applied) or guarded timer; absent \
-                   while it is the kernel's own",
-            Samples::Gauge(seconds),
-        ),
-        family(
-            "guard_state",
-            "State of a learnt or guarded timer: 1 for the current state",
-            Samples::Gauge(states),
-        ),
-        family(
-            "guard_transitions",
-            "Changes of a timer's state or value, by new state and cause",
-            Samples::Counter(transitions),
-        ),
-        family(
-            "budget_ratio",
-            "Remaining budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; at half or \
-                   less, new connections get the kernel's own timer",
-            Samples::Gauge(budgets),
-        ),
-    ];
-    all.retain(|family| match &family.samples {
-        Samples::Gauge(samples) => !samples.is_empty(),
-        Samples::Counter(samples) => !samples.is_empty(),
-        _ => true,
+        ];
+        (labels, timer)
     });
-    all
+    let timers: Vec<_> = timers.collect();
+    metrics.gauges(
+        "tuned_seconds",
+        "A learnt timer (kind auto; kind advice: not applied) or guarded timer; absent while it is \
+         the kernel's own",
+        timers.iter().filter_map(|(labels, timer)| {
+            let is_shown = timer.kind != TimerKind::Watched;
+            let us = timer.value_us.filter(|_| is_shown)?;
+            Some((with(labels, "kind", timer.kind.name()), seconds(us)))
+        }),
+    );
+    metrics.gauges(
+        "guard_state",
+        "State of a learnt or guarded timer: 1 for the current state",
+        timers.iter().flat_map(|(labels, timer)| {
+            let states = State::ALL.iter().map(|state| state.name());
+            one_of(labels, "state", states, timer.state.name())
+        }),
+    );
+    metrics.counters(
+        "guard_transitions_total",
+        "Changes of a timer's state or value, by new state and cause",
+        timers.iter().flat_map(|(labels, timer)| {
+            timer.transitions.iter().map(|one| {
+                let labels = with(labels, "to", one.to.name());
+                (with(&labels, "cause", one.cause.name()), one.count)
+            })
+        }),
+    );
+    metrics.gauges(
+        "budget_ratio",
+        "Remaining budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; at half or less, new \
+         connections get the kernel's own timer",
+        timers.iter().filter_map(|(labels, timer)| {
+            let brakes = timer.brakes.as_ref()?;
+            Some((labels.clone(), brakes.budget_left))
+        }),
+    );
 }
 
 #[cfg(test)]
 mod tests {
     use rto_agent_core::{
         testing::timer,
-        wire::tune::{BrakesView, TransitionCount, TunedPolicy},
+        wire::tune::{BrakesView, TransitionCount, TunedPolicy, TunedTimer},
     };
     use rto_model::tune::tuner::Cause;
 
@@ -129,6 +104,5 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
-        assert_eq!(families(&TuneAnswer::default()).len(), 0);
     }
 }
