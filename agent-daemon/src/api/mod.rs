@@ -6,7 +6,6 @@ pub mod connection;
 pub mod peer;
 pub mod server;
 pub mod socket;
-pub mod stream;
 
 /// Largest request body, bytes: the longest [`MAX_CIDRS`](rto_agent_core::wire::bounded::MAX_CIDRS) CIDRs
 /// take 24 MB.

@@ -6,7 +6,7 @@ use axum::{
     Extension, Json, Router,
     body::{Body, Bytes},
     extract::{
-        ConnectInfo, DefaultBodyLimit, FromRequest, Path, Query, Request, State,
+        DefaultBodyLimit, FromRequest, Path, Query, Request, State,
         rejection::{JsonRejection, QueryRejection},
     },
     http::{Method, StatusCode, header},
@@ -15,7 +15,7 @@ use axum::{
     routing::{MethodRouter, get, post},
 };
 use rto_agent_core::{
-    policy::{Cidr, CidrError, NameError, PolicyName},
+    policy::{Cidr, PolicyName},
     wire::{
         events::StreamItem,
         experiments::{ExperimentAnswer, StartRequest},
@@ -26,6 +26,7 @@ use rto_agent_core::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
+    net::UnixStream,
     sync::{OwnedSemaphorePermit, Semaphore, broadcast::error::RecvError, mpsc, oneshot},
     task::spawn_blocking,
     time::{Instant, timeout_at},
@@ -37,7 +38,6 @@ use super::{
     connection::{self, Lasting, Limits},
     peer::{Allowed, Peer, peer_of},
     socket::RebindingListener,
-    stream::SharedStream,
 };
 use crate::engine::{
     EngineError, Handle, Message, Reply, Snapshot,
@@ -72,26 +72,44 @@ pub async fn serve(
     engine: Handle,
     allowed: Allowed,
     stop: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    let info = |stream: &SharedStream, lasting| {
+) {
+    let routes = router(engine);
+    let app = |stream: &UnixStream, lasting| {
         let peer = peer_of(stream.as_fd());
         let peer = peer.inspect_err(|e| warn!("a client's credentials cannot be read: {e}"));
-        ConnectInfo(PeerInfo {
-            peer: peer.ok(),
-            lasting,
-        })
+        for_peer(routes.clone(), peer.ok(), allowed, lasting)
     };
-    connection::serve(listener, LIMITS, router(engine, allowed), info, stop).await
+    connection::serve(listener, LIMITS, app, stop).await;
 }
 
 /// The routes as served to one peer, without a socket; `None` is a peer with unreadable
 /// credentials.
 pub fn routes_for(peer: Option<Peer>, engine: Handle, allowed: Allowed) -> Router {
-    let lasting = Lasting::default();
-    router(engine, allowed).layer(Extension(ConnectInfo(PeerInfo { peer, lasting })))
+    for_peer(router(engine), peer, allowed, Lasting::default())
 }
 
-fn router(engine: Handle, allowed: Allowed) -> Router {
+/// The socket's mode already excludes other users; this check holds even if the mode was changed.
+fn for_peer(routes: Router, peer: Option<Peer>, allowed: Allowed, lasting: Lasting) -> Router {
+    let text = match peer {
+        Some(peer) if allowed.permits(&peer) => {
+            return routes
+                .layer(Extension(peer.caller))
+                .layer(Extension(lasting));
+        }
+        Some(Peer { caller, .. }) => {
+            warn!(audit = true, %caller, "connection refused: the client is neither root nor in the \
+                                          socket's group");
+            format!("{caller} is neither root nor in the group set in [agent] group")
+        }
+        None => "the credentials of this client cannot be read".to_owned(),
+    };
+    Router::new().fallback(async |request| {
+        body::discard(request, MAX_BODY).await;
+        Refusal(StatusCode::FORBIDDEN, text)
+    })
+}
+
+fn router(engine: Handle) -> Router {
     let add = asked(|LargeJson(request): LargeJson<AddRequest>, caller, reply| {
         Message::Add(Box::new(request), caller, reply)
     });
@@ -145,7 +163,6 @@ fn router(engine: Handle, allowed: Allowed) -> Router {
             Turns::new(LARGE_AT_ONCE),
             read_body,
         ))
-        .layer(middleware::from_fn_with_state(allowed, check_peer))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(engine)
 }
@@ -193,16 +210,9 @@ impl From<QueryRejection> for Refusal {
     }
 }
 
-impl From<NameError> for Refusal {
-    fn from(error: NameError) -> Self {
-        Self(StatusCode::BAD_REQUEST, error.to_string())
-    }
-}
-
-impl From<CidrError> for Refusal {
-    fn from(error: CidrError) -> Self {
-        Self(StatusCode::BAD_REQUEST, error.to_string())
-    }
+/// Refuses a parameter that cannot be parsed.
+fn bad(error: impl ToString) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, error.to_string())
 }
 
 fn wrong_method() -> Refusal {
@@ -239,12 +249,6 @@ struct Lists(Turns);
 #[derive(Clone)]
 struct Watches(Turns);
 
-#[derive(Clone)]
-struct PeerInfo {
-    peer: Option<Peer>,
-    lasting: Lasting,
-}
-
 /// Reads the body before any route answers. Large requests wait for a slot.
 async fn read_body(
     State(large): State<Turns>,
@@ -252,13 +256,11 @@ async fn read_body(
     request: Request,
     next: Next,
 ) -> Answer {
-    let length = body::told_length(&request);
-    let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
-    let _slot = if chunked || length.is_some_and(|length| (LARGE + 1..=MAX_BODY).contains(&length))
-    {
-        large.next(caller).await
-    } else {
-        None
+    let length = body::declared_length(&request);
+    let _slot = match length {
+        Some(..=LARGE) => None,
+        Some(length) if length > MAX_BODY => None,
+        _ => large.next(caller).await,
     };
     if let Some(length) = length.filter(|length| *length <= MAX_BODY)
         && let Err(e) = memory::check(&Need::of_body(length))
@@ -268,36 +270,12 @@ async fn read_body(
     }
     let (request, read) = body::read(request, MAX_BODY)
         .await
-        .map_err(|e| Refusal(e.status(), e.text(MAX_BODY)))?;
+        .map_err(|(status, text)| Refusal(status, text))?;
     // The length of a chunked body is known now: parsing it takes several times as much memory.
     if length.is_none() {
         memory::check(&Need::of_body(read))?;
     }
     Ok(next.run(request).await)
-}
-
-/// The socket's mode already excludes other users; this check holds even if the mode was changed.
-async fn check_peer(
-    State(allowed): State<Allowed>,
-    ConnectInfo(PeerInfo { peer, lasting }): ConnectInfo<PeerInfo>,
-    mut request: Request,
-    next: Next,
-) -> Answer {
-    let text = match peer {
-        Some(peer) if allowed.permits(&peer) => {
-            request.extensions_mut().insert(peer.caller);
-            request.extensions_mut().insert(lasting);
-            return Ok(next.run(request).await);
-        }
-        Some(Peer { caller, .. }) => {
-            warn!(audit = true, %caller, "request refused: the client is neither root nor in the \
-                                          socket's group");
-            format!("{caller} is neither root nor in the group set in [agent] group")
-        }
-        None => "the credentials of this client cannot be read".to_owned(),
-    };
-    body::discard(request, MAX_BODY).await;
-    Err(Refusal(StatusCode::FORBIDDEN, text))
 }
 
 /// Reads a snapshot, and the kernel through it, on a thread that may block.
@@ -328,24 +306,20 @@ async fn experiments(State(engine): State<Handle>) -> Answer {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventsQuery {
-    #[serde(default)]
-    policy: Option<String>,
+    policy: Option<PolicyName>,
     /// Separated by commas.
     #[serde(default)]
-    cidr: Option<String>,
+    cidr: String,
 }
 
-/// Suspends the connection's deadline while a client watches; notifies the engine when the client
-/// is gone.
+/// Notifies the engine when the client is gone.
 struct Watching(
     Handle,
-    Lasting,
     #[expect(dead_code, reason = "released when dropped")] OwnedSemaphorePermit,
 );
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.1.set(false);
         self.0.notify(Message::Unwatched);
     }
 }
@@ -363,11 +337,10 @@ async fn events(
         return Err(wrong_method());
     }
     let Query(query) = query?;
-    let policy = query.policy.as_deref().map(str::parse::<PolicyName>);
-    let policy = policy.transpose()?;
-    let texts = query.cidr.as_deref().unwrap_or_default().split(',');
-    let cidrs: Result<Vec<Cidr>, _> = texts.filter(|t| !t.is_empty()).map(str::parse).collect();
-    let cidrs = cidrs?;
+    let policy = query.policy;
+    let texts = query.cidr.split(',').filter(|text| !text.is_empty());
+    let cidrs: Result<Vec<Cidr>, _> = texts.map(str::parse).collect();
+    let cidrs = cidrs.map_err(bad)?;
     let Ok(turn) = turns.of(caller).try_acquire_owned() else {
         let text =
             format!("{WATCHES_AT_ONCE} clients watch already, the limit; stop one of them first");
@@ -375,8 +348,8 @@ async fn events(
     };
     let asked = policy.clone();
     let lines = engine.call(|reply| Message::Watch(asked, reply)).await?;
-    lasting.set(true);
-    let state = (lines, Watching(engine, lasting, turn), policy, cidrs);
+    lasting.set();
+    let state = (lines, Watching(engine, turn), policy, cidrs);
     let stream = futures_util::stream::unfold(state, |mut state| async {
         let (lines, _, policy, cidrs) = &mut state;
         // An experiment and a timer have no peer address.
@@ -521,7 +494,7 @@ fn experiment(
         async move |State(engine): State<Handle>,
                     Extension(caller): Extension<Caller>,
                     Path(policy): Path<String>| {
-            let policy = policy.parse()?;
+            let policy = policy.parse().map_err(bad)?;
             json(engine.call(|reply| message(policy, caller, reply)).await?)
         },
     )
@@ -531,10 +504,9 @@ async fn start_experiment(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
     Path(policy): Path<String>,
-    body: Result<Json<StartRequest>, JsonRejection>,
+    LargeJson(request): LargeJson<StartRequest>,
 ) -> Answer {
-    let policy = policy.parse()?;
-    let Json(request) = body?;
+    let policy = policy.parse().map_err(bad)?;
     let start = |reply| Message::StartExperiment(policy, Box::new(request), caller, reply);
     json(engine.call(start).await?)
 }
@@ -542,8 +514,7 @@ async fn start_experiment(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TuneQuery {
-    #[serde(default)]
-    policy: Option<String>,
+    policy: Option<PolicyName>,
 }
 
 async fn tuned(
@@ -555,7 +526,6 @@ async fn tuned(
     let Some(policy) = query.policy else {
         return json(&*tuned);
     };
-    let policy: PolicyName = policy.parse()?;
     let only = tuned.only(&policy);
     if only.policies.is_empty() {
         let text = format!("policy {policy} learns no value and has no guard");
@@ -633,9 +603,8 @@ async fn attach(State(engine): State<Handle>, Extension(caller): Extension<Calle
 async fn probed(
     State(engine): State<Handle>,
     Extension(caller): Extension<Caller>,
-    body: Result<Json<Verdict>, JsonRejection>,
+    LargeJson(verdict): LargeJson<Verdict>,
 ) -> Answer {
-    let Json(verdict) = body?;
     if caller.uid != 0 {
         let text = "only root may report a probe";
         return Err(Refusal::new(StatusCode::FORBIDDEN, text));

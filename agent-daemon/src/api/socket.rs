@@ -25,18 +25,17 @@ use nix::{
 };
 use rto_agent_core::path_security;
 use tokio::{
-    net::{UnixListener, unix::SocketAddr},
+    net::{UnixListener, UnixStream, unix::SocketAddr},
     time::{Interval, interval, sleep},
 };
 use tracing::warn;
 
-use super::stream::SharedStream;
 use crate::problem::Problem;
 
 /// Interval between checks that the path still leads to the socket.
-const LOOK: Duration = Duration::from_secs(2);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Pause after a failed accept(), for example when descriptors are short.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The listener.
 #[derive(Debug)]
@@ -45,7 +44,7 @@ pub struct RebindingListener {
     path: PathBuf,
     group: Gid,
     inode: Arc<AtomicU64>,
-    look: Interval,
+    checks: Interval,
     problem: Problem,
 }
 
@@ -71,21 +70,21 @@ impl RebindingListener {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e).with_context(|| path.display().to_string()),
         }
-        let (listener, inode) = stand(path, group)?;
+        let (listener, inode) = create(path, group)?;
         let inode = Arc::new(AtomicU64::new(inode));
         let file = Socket {
             path: path.to_owned(),
             inode: inode.clone(),
         };
-        let standing = Self {
+        let bound = Self {
             listener,
             path: path.to_owned(),
             group,
             inode,
-            look: interval(LOOK),
+            checks: interval(CHECK_INTERVAL),
             problem: Problem::default(),
         };
-        Ok((standing, file))
+        Ok((bound, file))
     }
 
     /// Re-creates the socket if it or its directory was removed. Does not touch another file at its
@@ -94,7 +93,7 @@ impl RebindingListener {
         let problem = match fs::symlink_metadata(&self.path) {
             Ok(meta) if meta.ino() == self.inode.load(Ordering::Relaxed) => None,
             Ok(_) => Some("another file has its path".to_owned()),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => match self.again() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => match self.recreate() {
                 Ok(()) => {
                     warn!(socket = %self.path.display(), "the socket was removed, and has been \
                                                           created again");
@@ -112,12 +111,12 @@ impl RebindingListener {
         });
     }
 
-    fn again(&mut self) -> anyhow::Result<()> {
+    fn recreate(&mut self) -> anyhow::Result<()> {
         if let Some(dir) = self.path.parent() {
             path_security::make(dir, 0o755)?;
         }
         check_directory(&self.path)?;
-        let (listener, inode) = stand(&self.path, self.group)?;
+        let (listener, inode) = create(&self.path, self.group)?;
         self.listener = listener;
         self.inode.store(inode, Ordering::Relaxed);
         Ok(())
@@ -125,20 +124,20 @@ impl RebindingListener {
 }
 
 impl Listener for RebindingListener {
-    type Io = SharedStream;
+    type Io = UnixStream;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             tokio::select! {
                 accepted = self.listener.accept() => match accepted {
-                    Ok((connection, address)) => return (connection.into(), address),
+                    Ok(accepted) => return accepted,
                     Err(e) => {
                         warn!("a client's connection cannot be accepted: {e}");
-                        sleep(PAUSE).await;
+                        sleep(RETRY_PAUSE).await;
                     }
                 },
-                _ = self.look.tick() => self.ensure_bound(),
+                _ = self.checks.tick() => self.ensure_bound(),
             }
         }
     }
@@ -165,7 +164,7 @@ fn chgrp(path: &Path, group: Gid) -> String {
 }
 
 /// Creates a socket at the path; returns its inode too.
-fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
+fn create(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     // Bound without any permission (unix_bind() takes the socket's mode), so that no client
@@ -184,7 +183,7 @@ fn stand(path: &Path, group: Gid) -> anyhow::Result<(UnixListener, u64)> {
     match ready() {
         Ok(listener) => Ok((listener, inode)),
         Err(e) => {
-            let _gone = fs::remove_file(path);
+            let _error = fs::remove_file(path);
             Err(e)
         }
     }
@@ -195,7 +194,7 @@ impl Drop for Socket {
         let inode = self.inode.load(Ordering::Relaxed);
         if fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == inode) {
             // If it cannot be removed, the next start replaces it.
-            let _gone = fs::remove_file(&self.path);
+            let _error = fs::remove_file(&self.path);
         }
     }
 }
@@ -203,7 +202,6 @@ impl Drop for Socket {
 #[cfg(test)]
 mod tests {
     use nix::unistd::getegid;
-    use tokio::net::UnixStream;
 
     use super::*;
 
@@ -217,18 +215,18 @@ mod tests {
         let path = dir.path().join("run/s");
         runtime.block_on(async {
             fs::create_dir(dir.path().join("run")).unwrap();
-            let (mut standing, file) = RebindingListener::bind(&path, getegid()).unwrap();
+            let (mut bound, file) = RebindingListener::bind(&path, getegid()).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o660);
             fs::remove_dir_all(dir.path().join("run")).unwrap();
-            standing.ensure_bound();
+            bound.ensure_bound();
             let client = UnixStream::connect(&path);
-            let (accepted, connected) = tokio::join!(standing.accept(), client);
+            let (accepted, connected) = tokio::join!(bound.accept(), client);
             drop((accepted, connected.unwrap()));
             // Another file at the path is left alone.
             fs::remove_file(&path).unwrap();
             fs::write(&path, "").unwrap();
-            standing.ensure_bound();
-            assert!(standing.problem.text().is_some());
+            bound.ensure_bound();
+            assert!(bound.problem.text().is_some());
             drop(file);
             assert!(path.exists());
         });

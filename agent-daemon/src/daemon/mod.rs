@@ -158,10 +158,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             has_ended = tokio::time::timeout(limit, &mut end).await.is_ok();
         }
         // A client that keeps its connection open does not delay the end.
-        let grace = tokio::time::timeout(LAST_ANSWERS, server).await;
-        if let Ok(Ok(Err(e))) = grace {
-            warn!("socket: {e}");
-        }
+        let _ended = tokio::time::timeout(LAST_ANSWERS, server).await;
         has_ended
     });
     drop(entered);

@@ -1,6 +1,6 @@
 //! The metrics endpoint: read-only, without secrets, and for every client that can reach it.
 
-use std::{future::pending, io, sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -49,15 +49,15 @@ pub enum Listener {
     Unix(RebindingListener),
 }
 
-/// Serves until the listener breaks.
-pub async fn serve(listener: Listener, engine: Handle) -> io::Result<()> {
+/// Serves until the daemon ends.
+pub async fn serve(listener: Listener, engine: Handle) {
     let app = router(engine);
     match listener {
         Listener::Tcp(listener) => {
-            connection::serve(listener, LIMITS, app, |_, _| (), pending()).await
+            connection::serve(listener, LIMITS, |_, _| app.clone(), pending()).await;
         }
         Listener::Unix(listener) => {
-            connection::serve(listener, LIMITS, app, |_, _| (), pending()).await
+            connection::serve(listener, LIMITS, |_, _| app.clone(), pending()).await;
         }
     }
 }
@@ -76,7 +76,7 @@ fn router(engine: Handle) -> Router {
 async fn read_body(request: Request, next: Next) -> Response {
     match body::read(request, MAX_BODY).await {
         Ok((request, _)) => next.run(request).await,
-        Err(e) => (e.status(), e.text(MAX_BODY) + "\n").into_response(),
+        Err((status, text)) => (status, text + "\n").into_response(),
     }
 }
 

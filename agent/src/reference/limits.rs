@@ -137,7 +137,7 @@ fn requests() -> Vec<Limit> {
             "body of a request",
             bytes(MAX_BODY as u64),
             "status 413; not read if its declared length is too large",
-            "api::body::tests::every_route_has_a_limit",
+            "api::server::tests::every_route_limits_its_body",
         ),
         limit(
             "CIDRs of a request",

@@ -2,7 +2,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -17,38 +16,6 @@ import (
 
 func body(cidr string) string {
 	return fmt.Sprintf(`{"cidrs": [%q], "policy": "near"}`, cidr)
-}
-
-func connect(socket string) (*net.UnixConn, error) {
-	connection, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	return connection, connection.SetDeadline(time.Now().Add(time.Minute))
-}
-
-// Sends a request, closes the sending half and reads the answer; returns its status.
-func halfClosed(socket, text string) (int, error) {
-	connection, err := connect(socket)
-	if err != nil {
-		return 0, err
-	}
-	defer connection.Close()
-	request := fmt.Sprintf("POST /v1/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"+
-		"content-length: %d\r\n\r\n%s", len(text), text)
-	if _, err := connection.Write([]byte(request)); err != nil {
-		return 0, err
-	}
-	if err := connection.CloseWrite(); err != nil {
-		return 0, err
-	}
-	answer, err := http.ReadResponse(bufio.NewReader(connection), nil)
-	if err != nil {
-		return 0, err
-	}
-	defer answer.Body.Close()
-	_, err = io.ReadAll(answer.Body)
-	return answer.StatusCode, err
 }
 
 func post(client *http.Client, text string, more map[string]string) (int, error) {
@@ -82,16 +49,7 @@ func changes(client *http.Client, number, count int) error {
 	return nil
 }
 
-func run(socket string, halves, clients, count int) error {
-	for i := 0; i < halves; i++ {
-		status, err := halfClosed(socket, body(fmt.Sprintf("10.92.%d.0/24", i)))
-		if err != nil {
-			return fmt.Errorf("half-closed %d: %w", i, err)
-		}
-		if status != 200 {
-			return fmt.Errorf("half-closed %d: %d", i, status)
-		}
-	}
+func run(socket string, clients, count int) error {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var dialer net.Dialer
 		return dialer.DialContext(ctx, "unix", socket)
@@ -122,7 +80,7 @@ func run(socket string, halves, clients, count int) error {
 }
 
 func main() {
-	var numbers [3]int
+	var numbers [2]int
 	for i := range numbers {
 		number, err := strconv.Atoi(os.Args[2+i])
 		if err != nil {
@@ -131,7 +89,7 @@ func main() {
 		}
 		numbers[i] = number
 	}
-	if err := run(os.Args[1], numbers[0], numbers[1], numbers[2]); err != nil {
+	if err := run(os.Args[1], numbers[0], numbers[1]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
