@@ -16,10 +16,7 @@ use std::{
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use rto_agent_core::config;
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::Instant,
-};
+use tokio::{sync::mpsc, task::spawn_blocking, time::Instant};
 use tracing::{debug, warn};
 
 use crate::engine::{Handle, Message};
@@ -59,10 +56,15 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
         let former = std::mem::replace(&mut files, snapshots.borrow_and_update().files().to_vec());
         if something_changed || files != former {
             let (config_path, files) = (config_path.clone(), files.clone());
-            watches = elsewhere(watches, move |watches| {
-                watches.follow(Names::of(&config_path, &files));
-            })
-            .await;
+            watches = match watches {
+                Some(watches) => {
+                    let follow = move || watches.follow(Names::of(&config_path, &files));
+                    // A file system that hangs must not block signals and clients. During the change
+                    // nothing is watched.
+                    spawn_blocking(follow).await.ok()
+                }
+                None => None,
+            };
         }
         something_changed = true;
         tokio::select! {
@@ -91,28 +93,8 @@ struct Watches {
     names: Arc<Mutex<Names>>,
 }
 
-/// Changes the watches on a separate thread: a file system that hangs must not block signals and
-/// clients. During the change nothing is watched.
-async fn elsewhere(
-    watches: Option<Watches>,
-    work: impl FnOnce(&mut Watches) + Send + 'static,
-) -> Option<Watches> {
-    let mut watches = watches?;
-    let (sender, done) = oneshot::channel();
-    let thread = std::thread::Builder::new().name("watches".to_owned());
-    let spawned = thread.spawn(move || {
-        work(&mut watches);
-        // The daemon may have stopped.
-        let _stopped = sender.send(watches);
-    });
-    if let Err(e) = spawned {
-        warn!("cannot start a thread: {e}; configuration files are checked every 30 s instead");
-    }
-    done.await.ok()
-}
-
 impl Watches {
-    fn follow(&mut self, names: Names) {
+    fn follow(mut self, names: Names) -> Self {
         let wanted = names.directories.clone();
         *self.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
         for gone in self.watched.difference(&wanted) {
@@ -130,6 +112,7 @@ impl Watches {
             }
         }
         self.watched = now;
+        self
     }
 }
 

@@ -12,7 +12,7 @@ use rto_agent_kernel::{
     datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
     kernel::{self, btf, facts::host_facts, privileges},
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::{
@@ -40,7 +40,7 @@ const READERS: usize = 8;
 /// How long clients may take to read the last answers.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
 /// The longest interval between two checks of the engine and the lock.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Longer than any daemon runs.
 const ALWAYS: Duration = Duration::from_secs(u32::MAX as u64);
@@ -106,7 +106,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         tells_process: probe::tells_process(),
         dropped_lines: telemetry::dropped_lines,
     };
-    let mut signals = Signals::install()?;
+    let mut signals = signals()?;
     let (channels, handle) = engine::channels(&engine_config);
     let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
     // The socket answers while a million entries are being loaded.
@@ -136,22 +136,21 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let serving = http::serve(listener, handle.clone());
             (tokio::spawn(serving), socket)
         });
-        let mut watch_problem = Problem::default();
+        let mut lock_problem = Problem::default();
         let mut keepalive = WatchdogKeepalive::from_environment();
-        let every = keepalive.interval().min(LOOK_EVERY);
-        let told = signals
-            .forward(&handle, &mut end, every, || {
-                let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
-                watch_problem.becomes(problem, |text| warn!("{text}"));
-                keepalive.look(&handle);
-            })
-            .await;
+        let interval = keepalive.interval().min(CHECK_INTERVAL);
+        let is_stopped = forward(&mut signals, &handle, &mut end, interval, || {
+            let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
+            lock_problem.becomes(problem, |text| warn!("{text}"));
+            keepalive.look(&handle);
+        })
+        .await;
         watcher.abort();
         if let Some((serving, _socket)) = &metrics {
             serving.abort();
         }
         drop(stopped);
-        let mut has_ended = !told || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
+        let mut has_ended = !is_stopped || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
         if !has_ended && schedules(&pin_dir).is_ok_and(|sockets| sockets != 0) {
             // The engine waits for connecting sockets.
             let limit = engine::walk::SCHEDULES_LIMIT + engine::walk::SCHEDULES_WALK_LIMIT;
@@ -316,51 +315,38 @@ pub fn resolve_cgroup(flag: Option<&Path>, setting: &CgroupSetting) -> anyhow::R
     Ok(kernel::cgroup::resolve(chosen)?)
 }
 
-struct Signals {
-    hangup: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+/// SIGHUP, SIGTERM and SIGINT.
+fn signals() -> std::io::Result<[Signal; 3]> {
+    Ok([
+        signal(SignalKind::hangup())?,
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    ])
 }
 
-impl Signals {
-    fn install() -> std::io::Result<Self> {
-        Ok(Self {
-            hangup: signal(SignalKind::hangup())?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Forwards signals, and calls a function at intervals. Returns once the engine is stopped or
-    /// has ended by itself, and whether it was stopped.
-    async fn forward(
-        &mut self,
-        engine: &Handle,
-        ended: &mut tokio::sync::oneshot::Receiver<()>,
-        every: Duration,
-        mut meanwhile: impl FnMut(),
-    ) -> bool {
-        let mut now_and_then = tokio::time::interval(every);
-        loop {
-            let name = tokio::select! {
-                _ = self.hangup.recv() => {
-                    engine.notify(Message::Sighup);
-                    continue;
-                }
-                _ = self.terminate.recv() => "SIGTERM",
-                _ = self.interrupt.recv() => "SIGINT",
-                _ = &mut *ended => return false,
-                _ = now_and_then.tick() => {
-                    meanwhile();
-                    continue;
-                }
-            };
-            info!(signal = name, "stopping");
-            systemd::stopping();
-            engine.stop();
-            return true;
+/// Forwards signals, and calls a function at intervals. Returns once the engine is stopped or has
+/// ended by itself, and whether it was stopped.
+async fn forward(
+    [hangup, terminate, interrupt]: &mut [Signal; 3],
+    engine: &Handle,
+    ended: &mut tokio::sync::oneshot::Receiver<()>,
+    interval: Duration,
+    mut check: impl FnMut(),
+) -> bool {
+    let mut checks = tokio::time::interval(interval);
+    let name = loop {
+        tokio::select! {
+            _ = hangup.recv() => engine.notify(Message::Sighup),
+            _ = terminate.recv() => break "SIGTERM",
+            _ = interrupt.recv() => break "SIGINT",
+            _ = &mut *ended => return false,
+            _ = checks.tick() => check(),
         }
-    }
+    };
+    info!(signal = name, "stopping");
+    systemd::stopping();
+    engine.stop();
+    true
 }
 
 #[cfg(test)]

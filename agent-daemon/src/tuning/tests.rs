@@ -245,20 +245,6 @@ fn a_spent_budget_is_told_and_ends_by_itself() {
 }
 
 #[test]
-fn counters_that_begin_again_are_not_counted_twice() {
-    let mut bed = settled();
-    let known = |bed: &Bed| bed.tuning.view(Moment::default())[&name()].timers[0].evidence;
-    let before = known(&bed).samples;
-    // The statistics were re-created, and have grown before they are read.
-    bed.statistics.treated = [Statistics::default(); 3];
-    bed.run(1, 9_000, 50);
-    assert_eq!(known(&bed).samples, before);
-    bed.run(1, 9_000, 50);
-    assert_eq!(known(&bed).samples, before + 50);
-    assert_eq!(bed.told, []);
-}
-
-#[test]
 fn restart_adds_counts_of_the_pause() {
     let mut bed = settled();
     let before = bed.adjustment();
