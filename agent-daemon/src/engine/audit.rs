@@ -1,17 +1,13 @@
 //! Who changed what: one line a change, with fields for the journal.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    time::{Duration, Instant},
-};
+use std::fmt;
 
 use rto_agent_core::{
     config::Config,
-    policy::{differences::Differences, plan::ChangeSummary},
+    policy::plan::ChangeSummary,
     wire::types::{Caller, ReloadView, now_s},
 };
-use tracing::{info, warn};
+use tracing::info;
 
 /// A change and what it did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -167,62 +163,5 @@ impl fmt::Display for Cause {
             (Some(what), None) => f.write_str(what),
             (None, None) => f.write_str(self.source.name()),
         }
-    }
-}
-
-/// Counts changes by other processes and logs them at most once a minute.
-#[derive(Debug, Default)]
-pub(super) struct DifferenceLog {
-    counts: BTreeMap<String, u64>,
-    logged_at: Option<Instant>,
-    /// Changes since `logged_at`.
-    unlogged: u64,
-}
-
-impl DifferenceLog {
-    pub(super) fn record(&mut self, differences: &Differences) {
-        const INTERVAL: Duration = Duration::from_secs(60);
-        for (kind, count) in &differences.counts {
-            *self.counts.entry(kind.clone()).or_default() += count;
-        }
-        if self.logged_at.is_some_and(|at| at.elapsed() < INTERVAL) {
-            self.unlogged += differences.total();
-            return;
-        }
-        self.logged_at = Some(Instant::now());
-        warn!(
-            differences = differences.total(),
-            not_logged_before = std::mem::take(&mut self.unlogged),
-            "another process changed the kernel's maps: {differences}"
-        );
-    }
-
-    pub(super) fn counts(&self) -> &BTreeMap<String, u64> {
-        &self.counts
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rto_agent_core::policy::differences::Difference;
-
-    use super::*;
-
-    #[test]
-    fn foreign_changes_are_logged_once_a_minute() {
-        let mut differences = Differences::default();
-        (0..3).for_each(|_| differences.push(Difference::ControlArm));
-        let mut log = DifferenceLog::default();
-        for round in 1..=3 {
-            log.record(&differences);
-            assert_eq!(log.counts()["control-arm"], 3 * round);
-            assert_eq!(log.unlogged, 3 * (round - 1));
-        }
-        log.logged_at = Instant::now().checked_sub(Duration::from_secs(60));
-        log.record(&differences);
-        assert!(
-            log.logged_at
-                .is_some_and(|at| at.elapsed() < Duration::from_secs(30))
-        );
     }
 }

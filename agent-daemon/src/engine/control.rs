@@ -197,7 +197,9 @@ impl Control {
     /// take as long as deciding.
     fn show_some(&self, policies: &BTreeSet<PolicyName>) {
         let now = self.store.now();
-        self.tuned.change(|answer| {
+        self.tuned.send_modify(|answer| {
+            // Copied only while a reader holds it.
+            let answer = Arc::make_mut(answer);
             answer.at_ms = now.unix_ms;
             answer.not_stored = self.store.problem();
             let changed = self.tuning.view_of(policies.iter(), now);
@@ -208,11 +210,11 @@ impl Control {
     /// Publishes the state of all policies.
     fn show(&self) {
         let now = self.store.now();
-        self.tuned.set(TuneAnswer {
+        self.tuned.send_replace(Arc::new(TuneAnswer {
             at_ms: now.unix_ms,
             not_stored: self.store.problem(),
             policies: self.tuning.view(now),
-        });
+        }));
     }
 
     /// Time until the next tick; `None` while no policy needs one, so that an idle daemon does not
@@ -375,7 +377,7 @@ impl Control {
         let decided = self.decided(apply, &told);
         self.show();
         decided?;
-        Ok(self.tuned.get().only(policy))
+        Ok(self.tuned.borrow().only(policy))
     }
 
     fn not_tuned(&self, desired: &Desired, action: TuneAction, policy: &PolicyName) -> String {

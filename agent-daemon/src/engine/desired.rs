@@ -395,11 +395,11 @@ pub(super) mod tests {
         Desired::new(files(text), RuntimeEntries::default(), HOST)
     }
 
-    fn cidr(text: &str) -> Cidr {
+    pub(in crate::engine) fn cidr(text: &str) -> Cidr {
         text.parse().unwrap()
     }
 
-    fn entry(policy: &str, expires_ms: Option<u64>) -> RuntimeEntry {
+    pub(in crate::engine) fn entry(policy: &str, expires_ms: Option<u64>) -> RuntimeEntry {
         RuntimeEntry {
             policy: policy.parse().unwrap(),
             by: Caller { uid: 0, pid: 1 },
@@ -407,7 +407,7 @@ pub(super) mod tests {
         }
     }
 
-    fn settings(ms: u64) -> Settings {
+    pub(in crate::engine) fn settings(ms: u64) -> Settings {
         Settings {
             initial_rto: Some(Duration::from_millis(ms).into()),
             ..Settings::default()

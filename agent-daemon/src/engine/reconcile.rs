@@ -29,7 +29,7 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     EngineError, Open,
-    audit::{Change, DifferenceLog},
+    audit::Change,
     changing::SharedKernel,
     desired::{Desired, Resolved},
     error::{in_words, refused},
@@ -73,8 +73,8 @@ pub(super) struct Reconciler {
     held: MapState,
     /// Why the maps differ from the desired state, if they do.
     out_of_sync: Option<String>,
-    /// Changes of the maps by other processes.
-    differences: DifferenceLog,
+    /// Changes of the maps by other processes, by kind.
+    differences: BTreeMap<String, u64>,
     /// Why the last repair of the attachment failed.
     broken: Problem,
     /// Programs and tries were re-created.
@@ -116,7 +116,7 @@ impl Reconciler {
             resolved: resolved.clone(),
             held: held.clone(),
             out_of_sync: None,
-            differences: DifferenceLog::default(),
+            differences: BTreeMap::new(),
             broken: Problem::default(),
             renewed: false,
             kept: false,
@@ -360,7 +360,10 @@ impl Reconciler {
             Ok((differences, Some(held))) => {
                 self.held = held;
                 if self.out_of_sync.is_none() {
-                    self.differences.record(&differences);
+                    for (kind, count) in &differences.counts {
+                        *self.differences.entry(kind.clone()).or_default() += count;
+                    }
+                    warn!("another process changed the kernel's maps: {differences}");
                     self.out_of_sync = Some(format!("{DIFFERS}: {differences}"));
                 }
                 differences
@@ -549,7 +552,7 @@ impl Reconciler {
 
     /// Changes by other processes, by kind.
     pub(super) fn difference_counts(&self) -> &BTreeMap<String, u64> {
-        self.differences.counts()
+        &self.differences
     }
 
     pub(super) fn in_sync(&self) -> bool {

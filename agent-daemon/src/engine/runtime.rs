@@ -241,7 +241,7 @@ impl RuntimeEntries {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::sync::Arc;
 
     use rto_agent_core::{
         config::Config,
@@ -250,26 +250,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::engine::desired::{Desired, LoadedConfig};
-
-    fn cidr(text: &str) -> Cidr {
-        text.parse().unwrap()
-    }
-
-    fn settings(ms: u64) -> Settings {
-        Settings {
-            initial_rto: Some(Duration::from_millis(ms).into()),
-            ..Settings::default()
-        }
-    }
-
-    fn entry(policy: &str, expires_ms: Option<u64>) -> RuntimeEntry {
-        RuntimeEntry {
-            policy: policy.parse().unwrap(),
-            by: Caller { uid: 0, pid: 1 },
-            expires_ms,
-        }
-    }
+    use crate::engine::desired::{
+        Desired, LoadedConfig,
+        tests::{cidr, entry, settings},
+    };
 
     /// The policies and entries in force with these runtime entries.
     fn overlay(runtime: &RuntimeEntries, set: PolicySet) -> PolicySet {

@@ -2,7 +2,7 @@
 //! own. Answers are computed on the caller's thread, as the engine may be busy for seconds.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::PathBuf,
     sync::{
         Arc, Mutex, Weak,
@@ -13,7 +13,7 @@ use std::{
 
 use rto_agent_core::{
     config::{AgentConfig, Config, OnExit},
-    policy::{PolicySet, differences::Cursor, plan::MapState},
+    policy::differences::Cursor,
     wire::{
         experiments::ExperimentsAnswer,
         kernel::{Attachment, Found},
@@ -124,21 +124,14 @@ impl Snapshot {
 
     /// The snapshot of an engine with nothing active: no policies, no entries.
     pub(super) fn empty(config: &EngineConfig) -> Self {
-        let files = LoadedConfig {
+        let files = Arc::new(LoadedConfig {
             config: Config::default(),
             fingerprint: config.fingerprint,
             host: config.host,
-        };
-        let resolved = Resolved {
-            desired: Desired::new(Arc::new(files), RuntimeEntries::default(), config.host),
-            set: PolicySet::default(),
-            policies: BTreeMap::new(),
-            misfits: BTreeSet::new(),
-            left_out: BTreeMap::new(),
-            maps: MapState::default(),
-        };
+        });
+        let desired = Desired::new(files, RuntimeEntries::default(), config.host);
         Self {
-            resolved: Some(Arc::new(resolved)),
+            resolved: desired.resolve().ok().map(Arc::new),
             ..Self::starting(config)
         }
     }
@@ -194,7 +187,7 @@ impl Snapshot {
     /// The walk over open sockets that is running, or the last one.
     #[must_use]
     pub fn walk(&self) -> Arc<WalkView> {
-        self.walk.get()
+        self.walk.borrow().clone()
     }
 
     /// Experiments and their current results.
@@ -206,7 +199,7 @@ impl Snapshot {
     /// The state of learnt and guarded timers.
     #[must_use]
     pub fn tune(&self) -> Arc<TuneAnswer> {
-        self.tuned.get()
+        self.tuned.borrow().clone()
     }
 
     /// Whether the program is attached and the maps, read from the kernel, match the desired state.

@@ -255,28 +255,17 @@ mod tests {
 
     use super::*;
     use crate::engine::{
-        desired::tests::{NEAR, desired},
-        runtime::RuntimeEntry,
+        desired::tests::{NEAR, desired, entry, settings},
         snapshot::{Health, tests::healthy},
     };
 
     const BY: Caller = Caller { uid: 0, pid: 1 };
 
-    fn near() -> PolicyName {
-        "near".parse().unwrap()
-    }
-
     /// A healthy snapshot with two entries of a file and one runtime entry.
     fn snapshot() -> Snapshot {
-        let entry = RuntimeEntry {
-            policy: near(),
-            by: BY,
-            expires_ms: None,
-        };
         let desired = desired(NEAR);
-        let settings = desired.files.config.set.policies[&near()].settings.clone();
         let cidr = "10.9.0.0/16".parse().unwrap();
-        healthy(desired.with_entries(&[cidr], &entry, &settings)).1
+        healthy(desired.with_entries(&[cidr], &entry("near", None), &settings(100))).1
     }
 
     fn with(change: impl FnOnce(&mut Health)) -> Snapshot {

@@ -126,34 +126,20 @@ pub(super) fn boot_id() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use rto_agent_core::{
-        policy::{Cidr, PolicyName, Settings},
-        wire::types::Caller,
-    };
+    use rto_agent_core::policy::{PolicyName, Settings};
 
     use super::*;
-    use crate::engine::runtime::RuntimeEntry;
-
-    fn cidr(text: &str) -> Cidr {
-        text.parse().unwrap()
-    }
+    use crate::engine::desired::tests::{cidr, entry, settings};
 
     #[test]
     fn survives_a_restart_but_not_a_boot() {
         let dir = tempfile::tempdir().unwrap();
         let mut runtime = RuntimeEntries::default();
-        let settings = Settings {
-            initial_rto: Some(Duration::from_millis(100).into()),
-            ..Settings::default()
-        };
-        let entry = RuntimeEntry {
-            policy: "mine".parse().unwrap(),
-            by: Caller { uid: 0, pid: 1 },
-            expires_ms: Some(7),
-        };
-        runtime.add(&[cidr("10.1.0.0/16")], &entry, &settings);
+        runtime.add(
+            &[cidr("10.1.0.0/16")],
+            &entry("mine", Some(7)),
+            &settings(100),
+        );
         runtime.masked.insert(cidr("10.0.0.0/8"));
         let mut store = RuntimeStore::new(dir.path());
         store.save(&runtime);

@@ -548,7 +548,7 @@ fn while_it_is_attached_again_it_is_told_that_it_is_not() {
 #[test]
 fn once_attached_again_it_walks_over_open_sockets() {
     let bed = Bed::with("apply_to_open = true\n");
-    let cause = || bed.engine.snapshot().walk.get().cause.clone();
+    let cause = || bed.engine.snapshot().walk().cause.clone();
     assert_eq!(cause(), "start");
     bed.kernel.state().attached = false;
     bed.verify();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rto_agent_core::wire::{
     kernel::Removed,
-    types::{Caller, DetachAnswer, DetachRequest},
+    types::{Caller, DetachAnswer, DetachRequest, WalkView},
 };
 use rto_agent_kernel::datapath::{DatapathError, NewConnections, handover};
 use tracing::{info, warn};
@@ -181,7 +181,7 @@ impl Apply {
             return None;
         }
         let Restoring { reply, .. } = self.restoring.take()?;
-        let mut restored = (*self.walks.progress().get()).clone();
+        let mut restored = WalkView::clone(&self.walks.progress().borrow());
         if self.walks.is_running() {
             self.walks.stop();
             restored.problems.push(format!(

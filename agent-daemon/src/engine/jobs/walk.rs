@@ -121,14 +121,16 @@ impl Walks {
             notes,
             ..WalkView::begin(cause)
         };
-        self.progress.set(view.clone());
+        self.progress.send_replace(Arc::new(view.clone()));
         // A new flag, as a stopped walk keeps its own.
         self.stop = Arc::default();
         self.number += 1;
         let number = self.number;
         let (progress, stop, begun) = (self.progress.clone(), self.stop.clone(), view.clone());
         let walk = move || {
-            let view = walk_all(walkers, begun, &stop, &|view| progress.set(view.clone()));
+            let view = walk_all(walkers, begun, &stop, &|view| {
+                progress.send_replace(Arc::new(view.clone()));
+            });
             log(&view);
             Done::Walk {
                 number,
@@ -153,20 +155,22 @@ impl Walks {
             return;
         }
         self.running = None;
-        self.progress.set(view.unwrap_or_else(|| WalkView {
-            running: false,
-            problems: vec!["the walk's thread panicked".to_owned()],
-            ..(*self.progress.get()).clone()
-        }));
+        self.progress.send_modify(|last| {
+            *last = Arc::new(view.unwrap_or_else(|| WalkView {
+                running: false,
+                problems: vec!["the walk's thread panicked".to_owned()],
+                ..(**last).clone()
+            }));
+        });
     }
 
     /// Reports that a walk could not begin.
     pub(in crate::engine) fn refused(&mut self, cause: &str, why: String) {
-        self.progress.set(WalkView {
+        self.progress.send_replace(Arc::new(WalkView {
             running: false,
             problems: vec![why],
             ..WalkView::begin(cause)
-        });
+        }));
     }
 }
 

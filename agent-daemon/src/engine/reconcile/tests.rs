@@ -1,17 +1,16 @@
 use proptest::prelude::*;
 use rto_agent_common::{MAX_POLICIES, Policy};
-use rto_agent_core::{
-    policy::{Cidr, Entry, Settings},
-    testing::HOST,
-    wire::types::Caller,
-};
+use rto_agent_core::{policy::Entry, testing::HOST};
 
 use super::*;
 use crate::engine::{
-    desired::tests::{NEAR, desired, files},
+    desired::tests::{NEAR, cidr, desired, entry, files, settings},
     fake::{FakeHost, State, options},
-    runtime::RuntimeEntry,
 };
+
+fn with_entry(desired: &Desired, text: &str) -> Desired {
+    desired.with_entries(&[cidr(text)], &entry("own", None), &settings(50))
+}
 
 struct Bed {
     kernel: FakeHost,
@@ -60,23 +59,6 @@ impl Bed {
             assert!(self.reconciler.problems().count() > 0);
         }
     }
-}
-
-fn cidr(text: &str) -> Cidr {
-    text.parse().unwrap()
-}
-
-fn with_entry(desired: &Desired, text: &str) -> Desired {
-    let settings = Settings {
-        initial_rto: Some(std::time::Duration::from_millis(50).into()),
-        ..Settings::default()
-    };
-    let entry = RuntimeEntry {
-        policy: "own".parse().unwrap(),
-        by: Caller { uid: 0, pid: 1 },
-        expires_ms: None,
-    };
-    desired.with_entries(&[cidr(text)], &entry, &settings)
 }
 
 #[test]

@@ -1,35 +1,17 @@
 //! Values that are published for, or read by, several threads.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use nix::time::{ClockId, clock_gettime};
 use rto_agent_core::wire::stats::StatsAnswer;
 use rto_agent_kernel::datapath::DatapathError;
+use tokio::sync::watch;
 
 /// A value that the engine or one of its jobs publishes for any reader.
-#[derive(Clone, Debug, Default)]
-pub(in crate::engine) struct Published<T>(Arc<RwLock<Arc<T>>>);
-
-impl<T: Clone> Published<T> {
-    pub(in crate::engine) fn get(&self) -> Arc<T> {
-        // A writer that panicked has left a complete value.
-        let value = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        value.clone()
-    }
-
-    pub(in crate::engine) fn set(&self, value: T) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
-    }
-
-    pub(in crate::engine) fn change(&self, change: impl FnOnce(&mut T)) {
-        let mut value = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        // Copied only while a reader holds it.
-        change(Arc::make_mut(&mut value));
-    }
-}
+pub(in crate::engine) type Published<T> = watch::Sender<Arc<T>>;
 
 /// Statistics, or why they cannot be read.
 pub(super) type Counted = Result<Arc<StatsAnswer>, Arc<DatapathError>>;

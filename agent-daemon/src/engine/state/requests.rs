@@ -329,7 +329,7 @@ fn parse_cidrs(texts: Vec<String>) -> Result<Vec<Cidr>, EngineError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::desired::tests::{NEAR, desired, files};
+    use crate::engine::desired::tests::{NEAR, desired, entry, files};
 
     #[test]
     fn fifty_notes_and_the_number_of_the_others() {
@@ -392,11 +392,7 @@ mod tests {
     #[test]
     fn existing_entry_is_not_added() {
         let [known, new] = ["10.1.0.0/16", "10.2.0.0/16"].map(|text| text.parse().unwrap());
-        let entry = RuntimeEntry {
-            policy: "near".parse().unwrap(),
-            by: Caller { uid: 0, pid: 1 },
-            expires_ms: None,
-        };
+        let entry = entry("near", None);
         let mut runtime = RuntimeEntries::default();
         runtime.add(&[known], &entry, &Settings::default());
         assert_eq!(need_of(&runtime, &[known]), Need::of_runtime(0, 1));

@@ -118,37 +118,28 @@ fn a_value_is_learnt_leased_shown_and_raised() {
 }
 
 #[test]
-fn killed_daemon_keeps_learnt_values() {
-    let bed = Bed::learnt();
-    let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
-    let kept = bed.dir.path().join("lasting/tuning.json");
-    bed.until("stored", |_| kept.exists());
-    let stored = fs::read_to_string(&kept).unwrap();
-    bed.engine.stop();
-    let (kernel, dir) = bed.ended();
-    // As after a kill: the maps stay, with the file of that moment.
-    fs::write(&kept, stored).unwrap();
-    let bed = Bed::restarted(kernel, dir);
-    assert_eq!((bed.jiffies(), bed.epoch()), (jiffies, epoch));
-    assert_eq!(bed.timer().state, State::Active);
-}
-
-#[test]
-fn learnt_values_survive_a_reboot() {
-    let bed = Bed::learnt();
-    let first = bed.jiffies();
-    let kept = bed.dir.path().join("lasting/tuning.json");
-    bed.until("stored", |_| kept.exists());
-    bed.engine.stop();
-    let (_, dir) = bed.ended();
-    let text = fs::read_to_string(&kept).unwrap();
-    fs::write(
-        &kept,
-        text.replace(&crate::engine::store::boot_id(), "another"),
-    )
-    .unwrap();
-    let bed = Bed::restarted(FakeHost::default(), dir);
-    assert_eq!(bed.jiffies(), first);
+fn learnt_values_survive_a_kill_and_a_reboot() {
+    for is_reboot in [false, true] {
+        let bed = Bed::learnt();
+        let (jiffies, epoch) = (bed.jiffies(), bed.epoch());
+        let kept = bed.dir.path().join("lasting/tuning.json");
+        bed.until("stored", |_| kept.exists());
+        let stored = fs::read_to_string(&kept).unwrap();
+        bed.engine.stop();
+        let (kernel, dir) = bed.ended();
+        let bed = if is_reboot {
+            let boot_id = crate::engine::store::boot_id();
+            fs::write(&kept, stored.replace(&boot_id, "another")).unwrap();
+            Bed::restarted(FakeHost::default(), dir)
+        } else {
+            // As after a kill: the maps stay, with the file of that moment.
+            fs::write(&kept, stored).unwrap();
+            let bed = Bed::restarted(kernel, dir);
+            assert_eq!((bed.epoch(), bed.timer().state), (epoch, State::Active));
+            bed
+        };
+        assert_eq!(bed.jiffies(), jiffies);
+    }
 }
 
 #[test]
