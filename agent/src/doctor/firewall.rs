@@ -16,7 +16,7 @@ use std::{
 use rto_agent_core::printable;
 use serde_json::Value;
 
-use super::{Finding, Severity, list};
+use super::{Check, Finding, list};
 
 /// `nft` lists thousands of rules within a second.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,10 +25,11 @@ const DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// A longer listing is truncated, which the parser reports.
 const MAX_LISTING: u64 = 64 << 20;
 
-const ID: &str = "syn-limits";
-const WHY: &str = "a rate limit counts every SYN, also retransmitted ones: with a short \
-                   initial_rto a moment of loss exhausts it, and a ban that each SYN renews does \
-                   not end while clients retry";
+const CHECK: Check<'_> = Check(
+    "syn-limits",
+    "a rate limit counts every SYN, also retransmitted ones: with a short initial_rto a moment of \
+     loss exhausts it, and a ban that each SYN renews does not end while clients retry",
+);
 
 /// Useful only if a policy shortens the SYN timer.
 pub(super) fn syn_limits() -> Finding {
@@ -58,13 +59,10 @@ fn finding(rules: Vec<String>, unread: &[String]) -> Finding {
         some => format!("; some rules could not be read: {}", some.join(", ")),
     };
     if rules.is_empty() {
-        return Finding::ok(ID, format!("no rule was found{unread}"), WHY);
+        return CHECK.ok(format!("no rule was found{unread}"));
     }
-    Finding::bad(
-        ID,
-        Severity::Warning,
+    CHECK.warning(
         format!("{}{unread}", list(rules)),
-        WHY,
         "limit concurrent connections instead (ct count, connlimit), or allow ten SYNs for each connection; otherwise \
          give the peers behind the limit no entry",
     )

@@ -18,36 +18,40 @@ use rto_agent_core::{
 use rto_agent_kernel::kernel::{features::can_set, sysctl};
 use rto_model::syn::{self, syn_ack_lifetime, syn_ack_rto_auto};
 
-use super::{Finding, Input, Severity, firewall, list, listeners, unless_privileged};
+use super::{Check, Finding, Input, firewall, list, listeners, unless_privileged};
 
 /// More retransmissions gain nothing: even with the shortest timer, 12 of them use the whole
 /// lifetime.
 const MOST_RETRIES: u8 = 15;
 /// Assumed for a learnt timer, whose value `doctor` does not know.
 const OFTEN_LEARNT: Duration = Duration::from_millis(100);
-pub(super) fn findings(input: &Input<'_>, findings: &mut Vec<Finding>) {
+
+pub(super) fn findings(input: &Input<'_>) -> Vec<Finding> {
     let (Some(set), Some(host)) = (input.set, &input.host) else {
-        return;
+        return Vec::new();
     };
-    findings.push(syn_ack_retries(set, host));
+    let mut findings = vec![syn_ack_retries(set, host)];
     let has_btf = can_set(input.features, "btf") == Some(true);
     findings.extend(mptcp(set, has_btf, &MptcpSysctls::here()));
     let timeout = sysctl::ipv4("tcp_fastopen_blackhole_timeout_sec");
     findings.extend(fast_open(set, has_btf, timeout));
     let limit_ms = sysctl::ipv4("tcp_invalid_ratelimit");
     findings.extend(duplicate_syns(set, &listeners::here(), limit_ms));
-    if named(set, |settings| settings.initial_rto.is_some())
-        .next()
-        .is_some()
-    {
+    if shortened(set).next().is_some() {
         findings.push(firewall::syn_limits());
     }
     if !host.reads_listener && sets_syn_acks(set) {
         findings.push(match listeners::with_options() {
             Ok(found) => own_options(&found, host),
-            Err(e) => unread(&e.to_string()),
+            Err(e) => LISTENERS.warning(
+                format!("cannot be read: {e}"),
+                unless_privileged(
+                    "check whether seccomp or an LSM denies netlink (sock_diag) to this process",
+                ),
+            ),
         });
     }
+    findings
 }
 
 /// The names of the policies for which a condition holds.
@@ -59,6 +63,10 @@ fn named<'a>(
     policies
         .filter(move |(_, policy)| is(&policy.settings))
         .map(|(name, _)| name)
+}
+
+fn shortened(set: &PolicySet) -> impl Iterator<Item = &PolicyName> {
+    named(set, |settings| settings.initial_rto.is_some())
 }
 
 fn sets_syn_acks(set: &PolicySet) -> bool {
@@ -103,14 +111,15 @@ fn limited<'a>(set: &'a PolicySet, host: &HostFacts) -> Vec<Limited<'a>> {
 /// Reports policies that the number of SYN-ACK retransmissions limits, and what more
 /// retransmissions would cost.
 fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
-    const ID: &str = "tcp_synack_retries";
-    const WHY: &str = "a half-open connection ends after this number of SYN-ACK retransmissions: \
-                       syn_ack_rto = \"auto\" is short, but long enough to keep half-open \
-                       connections for 31s";
+    let check = Check(
+        "tcp_synack_retries",
+        "a half-open connection ends after this number of SYN-ACK retransmissions: syn_ack_rto = \
+         \"auto\" is short, but long enough to keep half-open connections for 31s",
+    );
     let retries = host.tcp_synack_retries;
     let limited = limited(set, host);
     let Some(enough) = limited.iter().map(|one| one.enough).max() else {
-        return Finding::ok(ID, retries.to_string(), WHY);
+        return check.ok(retries.to_string());
     };
     let text = |jiffies| format_duration(jiffies_duration(jiffies, host.hz));
     let policies = limited.iter().map(|one| {
@@ -151,7 +160,7 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
             lifetime(shortest, host.syn_ack_retries()),
         )
     };
-    Finding::bad(ID, Severity::Warning, found, WHY, fix)
+    check.warning(found, fix)
 }
 
 /// MPTCP's sysctls; `None` if this kernel does not have them.
@@ -175,17 +184,17 @@ impl MptcpSysctls {
 
 /// Whether short SYN timers can make MPTCP fall back to TCP.
 fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding> {
-    const ID: &str = "mptcp";
-    const WHY: &str = "after a few SYN timeouts MPTCP falls back to TCP, and the kernel then \
-                       disables MPTCP for a while: with a short initial_rto a moment of loss is \
-                       enough";
-    let mut shortened = named(set, |settings| settings.initial_rto.is_some()).peekable();
-    if !mptcp.enabled || shortened.peek().is_none() {
+    let check = Check(
+        "mptcp",
+        "after a few SYN timeouts MPTCP falls back to TCP, and the kernel then disables MPTCP for a \
+         while: with a short initial_rto a moment of loss is enough",
+    );
+    let shortened = list(shortened(set).map(ToString::to_string));
+    if !mptcp.enabled || shortened.is_empty() {
         return None;
     }
-    let names = |names: &mut dyn Iterator<Item = &PolicyName>| list(names.map(ToString::to_string));
-    let apply = |settings: &Settings| settings.mptcp == Mptcp::Apply;
-    let mut applied = named(set, apply).peekable();
+    let applied = named(set, |settings| settings.mptcp == Mptcp::Apply);
+    let applied = list(applied.map(ToString::to_string));
     let retransmissions = match mptcp.retransmissions {
         Some(n) => format!("after {n} SYN timeouts (net.mptcp.syn_retrans_before_tcp_fallback)"),
         None => "after a few SYN timeouts".to_owned(),
@@ -195,36 +204,24 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
         Some(s) => format!(", and is then disabled for {s}s (net.mptcp.blackhole_timeout)"),
         None => String::new(),
     };
-    let (who, fix) = if has_btf {
-        if applied.peek().is_none() {
-            return Some(Finding::ok(
-                ID,
-                "SYNs of MPTCP sockets keep the kernel's timer",
-                WHY,
-            ));
+    let (who, fix) = match has_btf {
+        true if applied.is_empty() => {
+            return Some(check.ok("SYNs of MPTCP sockets keep the kernel's timer"));
         }
-        (
-            format!(
-                "SYNs of MPTCP sockets get the initial_rto of {}",
-                names(&mut applied)
-            ),
+        true => (
+            format!("SYNs of MPTCP sockets get the initial_rto of {applied}"),
             "set mptcp = \"keep\" in the policy",
-        )
-    } else {
-        (
+        ),
+        false => (
             format!(
                 "without BTF the program cannot recognise MPTCP sockets: their SYNs get the \
-                 initial_rto of {}",
-                names(&mut shortened)
+                 initial_rto of {shortened}"
             ),
             "use a kernel with CONFIG_DEBUG_INFO_BTF",
-        )
+        ),
     };
-    Some(Finding::bad(
-        ID,
-        Severity::Warning,
+    Some(check.warning(
         format!("{who}; MPTCP falls back to TCP {retransmissions}{lasts}"),
-        WHY,
         format!(
             "{fix}; or, if this kernel has it, sysctl net.mptcp.blackhole_timeout=0, so that a \
              fallback affects only one connection"
@@ -234,31 +231,28 @@ fn mptcp(set: &PolicySet, has_btf: bool, mptcp: &MptcpSysctls) -> Option<Finding
 
 /// Whether short SYN timers can make the kernel disable TCP Fast Open.
 fn fast_open(set: &PolicySet, has_btf: bool, timeout_s: Option<u32>) -> Option<Finding> {
-    const ID: &str = "tcp_fastopen_blackhole_timeout_sec";
-    const WHY: &str = "after SYN timeouts with TCP Fast Open the kernel disables it for this time, \
-                       and longer each time: with a short initial_rto a moment of loss is enough";
+    let check = Check(
+        "tcp_fastopen_blackhole_timeout_sec",
+        "after SYN timeouts with TCP Fast Open the kernel disables it for this time, and longer each \
+         time: with a short initial_rto a moment of loss is enough",
+    );
     let timeout_s = timeout_s.filter(|timeout| *timeout != 0)?;
-    let shortened = named(set, |settings| settings.initial_rto.is_some());
-    let policies = list(shortened.map(ToString::to_string));
+    let policies = list(shortened(set).map(ToString::to_string));
     if policies.is_empty() {
         return None;
     }
-    Some(if has_btf {
-        let found =
-            format!("{timeout_s}: connections that use TCP Fast Open keep the kernel's timers");
-        Finding::ok(ID, found, WHY)
-    } else {
-        Finding::bad(
-            ID,
-            Severity::Warning,
+    Some(match has_btf {
+        true => check.ok(format!(
+            "{timeout_s}: connections that use TCP Fast Open keep the kernel's timers"
+        )),
+        false => check.warning(
             format!(
                 "{timeout_s}: without BTF the program cannot recognise SYNs with TCP Fast Open: \
                  they get the initial_rto of {policies}"
             ),
-            WHY,
             "sysctl net.ipv4.tcp_fastopen_blackhole_timeout_sec=0 (the default since Linux 5.14), \
              or use a kernel with CONFIG_DEBUG_INFO_BTF",
-        )
+        ),
     })
 }
 
@@ -269,11 +263,12 @@ fn duplicate_syns(
     listening: &[SocketAddr],
     limit_ms: Option<u64>,
 ) -> Option<Finding> {
-    const ID: &str = "tcp_invalid_ratelimit";
-    const WHY: &str = "the kernel answers retransmitted SYNs at most once per this interval, and \
-                       each answer restarts the SYN-ACK timer: if SYN-ACKs are lost for about a \
-                       second, a peer whose own agent sets a short initial_rto connects up to \
-                       0.75s later than without it";
+    let check = Check(
+        "tcp_invalid_ratelimit",
+        "the kernel answers retransmitted SYNs at most once per this interval, and each answer \
+         restarts the SYN-ACK timer: if SYN-ACKs are lost for about a second, a peer whose own agent \
+         sets a short initial_rto connects up to 0.75s later than without it",
+    );
     let limit = Duration::from_millis(limit_ms?);
     let reachable = |cidr: &Cidr| listening.iter().any(|on| may_reach(cidr.network(), on));
     let policies: BTreeSet<&PolicyName> = set
@@ -292,17 +287,14 @@ fn duplicate_syns(
     let shortest = timers.min()?;
     let text = format_duration(limit);
     if limit <= shortest {
-        return Some(Finding::ok(ID, text, WHY));
+        return Some(check.ok(text));
     }
     let ms = shortest.as_millis().max(1);
-    Some(Finding::bad(
-        ID,
-        Severity::Warning,
+    Some(check.warning(
         format!(
             "{text}, and peers covered by an entry with an initial_rto of {} may connect",
             format_duration(shortest)
         ),
-        WHY,
         format!(
             "sysctl net.ipv4.tcp_invalid_ratelimit={ms} in each network namespace with listeners: \
              after 0.9s of lost SYN-ACKs a peer with 100ms connects at 1.15s instead of 1.75s. The \
@@ -324,23 +316,12 @@ fn may_reach(from: IpNetwork, listener: &SocketAddr) -> bool {
     same_family && (!address.is_loopback() || from.contains(address))
 }
 
-const LISTENERS: &str = "listeners";
-const LISTENERS_WHY: &str = "on this kernel the program cannot read the options of a listener: a \
-                             shorter SYN-ACK timer shortens TCP_DEFER_ACCEPT in proportion, and a \
-                             smaller TCP_SYNCNT ends half-open connections early";
-
-fn unread(why: &str) -> Finding {
-    let found = format!("cannot be read: {why}");
-    Finding::bad(
-        LISTENERS,
-        Severity::Warning,
-        found,
-        LISTENERS_WHY,
-        unless_privileged(
-            "check whether seccomp or an LSM denies netlink (sock_diag) to this process",
-        ),
-    )
-}
+const LISTENERS: Check<'_> = Check(
+    "listeners",
+    "on this kernel the program cannot read the options of a listener: a shorter SYN-ACK timer \
+     shortens TCP_DEFER_ACCEPT in proportion, and a smaller TCP_SYNCNT ends half-open connections \
+     early",
+);
 
 /// Reports listeners whose options the program cannot see on this kernel.
 fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
@@ -350,7 +331,10 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
         .iter()
         .filter(|one| one.defer_accept_s != 0 || one.syn_retries.is_some_and(fewer));
     let harmed: Vec<String> = harmed.map(ToString::to_string).collect();
-    let seen = found.seen;
+    let none = format!(
+        "none of {} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT",
+        found.seen
+    );
     let hidden = match found.hidden_processes {
         0 => String::new(),
         hidden => format!(
@@ -358,23 +342,17 @@ fn own_options(found: &listeners::Found, host: &HostFacts) -> Finding {
             counted(hidden, "process", "processes")
         ),
     };
-    if harmed.is_empty() && found.hidden_processes == 0 {
-        let text = format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT");
-        return Finding::ok(LISTENERS, text, LISTENERS_WHY);
-    }
-    let (text, fix) = if harmed.is_empty() {
-        (
-            format!("none of {seen} uses TCP_DEFER_ACCEPT or a smaller TCP_SYNCNT"),
+    match (harmed.is_empty(), found.hidden_processes) {
+        (true, 0) => LISTENERS.ok(none),
+        (true, _) => LISTENERS.warning(
+            none + &hidden,
             unless_privileged("run doctor in the host's PID namespace, with CAP_SYS_PTRACE"),
-        )
-    } else {
-        (
-            format!("with their own SYN-ACK timing: {}", list(harmed)),
+        ),
+        (false, _) => LISTENERS.warning(
+            format!("with their own SYN-ACK timing: {}{hidden}", list(harmed)),
             "set syn_ack_rto = \"keep\" for their peers, or use Linux 6.2 or later with BTF",
-        )
-    };
-    let text = format!("{text}{hidden}");
-    Finding::bad(LISTENERS, Severity::Warning, text, LISTENERS_WHY, fix)
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -384,7 +362,7 @@ mod tests {
         testing::HOST,
     };
 
-    use super::*;
+    use super::{super::Severity, *};
 
     const OLD: HostFacts = HostFacts {
         reads_listener: false,

@@ -6,7 +6,7 @@ use rto_agent_core::{
     policy::{HostFacts, PolicySet},
     wire::kernel::{Feature, Verdict},
 };
-use rto_agent_kernel::kernel::{privileges, version, version::KernelVersion};
+use rto_agent_kernel::kernel::{cgroup, mounts, privileges, version, version::KernelVersion};
 use serde::Serialize;
 
 mod firewall;
@@ -82,31 +82,31 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-impl Finding {
-    fn ok(id: impl Into<String>, found: impl Into<String>, why: &'static str) -> Self {
-        Self {
-            id: id.into(),
-            severity: Severity::Ok,
+/// The stable name of a check, and why it matters.
+#[derive(Clone, Copy)]
+struct Check<'a>(&'a str, &'static str);
+
+impl Check<'_> {
+    fn finding(self, severity: Severity, found: impl Into<String>, fix: Option<String>) -> Finding {
+        Finding {
+            id: self.0.to_owned(),
+            severity,
             found: found.into(),
-            why,
-            fix: None,
+            why: self.1,
+            fix,
         }
     }
 
-    fn bad(
-        id: impl Into<String>,
-        severity: Severity,
-        found: impl Into<String>,
-        why: &'static str,
-        fix: impl Into<String>,
-    ) -> Self {
-        Self {
-            id: id.into(),
-            severity,
-            found: found.into(),
-            why,
-            fix: Some(fix.into()),
-        }
+    fn ok(self, found: impl Into<String>) -> Finding {
+        self.finding(Severity::Ok, found, None)
+    }
+
+    fn warning(self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+        self.finding(Severity::Warning, found, Some(fix.into()))
+    }
+
+    fn problem(self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+        self.finding(Severity::Problem, found, Some(fix.into()))
     }
 }
 
@@ -123,49 +123,41 @@ fn fix_for(is_privileged: bool, fix: &'static str) -> &'static str {
 /// Examines the host, including the probe's results. Nothing is changed.
 pub fn examine(input: &Input<'_>) -> Report {
     let kernel = version::running();
-    let mut findings = Vec::new();
-    match &kernel {
-        Ok(kernel) => host::kernel(kernel, &mut findings),
-        Err(e) => findings.push(Finding::bad(
-            "kernel-version",
-            Severity::Warning,
-            e.to_string(),
-            "kernel features depend on the version",
-            "report this release string",
-        )),
-    }
     let number = kernel
         .as_ref()
         .map_or(version::MINIMUM, |k: &KernelVersion| k.number);
-    host::features(input.features, &mut findings);
-    host::privileges(&mut findings);
-    host::cgroup(input.cgroup.as_deref(), number, &mut findings);
-    host::bpffs(&input.pin_dir, &mut findings);
-    host::hz(kernel.as_ref().ok(), &mut findings);
-    state::files(&input.state_files, &mut findings);
-    network::sysctls(&mut findings);
-    handshake::findings(input, &mut findings);
-    network::programs(input.cgroup.as_deref(), &input.ours, &mut findings);
-    network::interference(input.verdict.as_ref(), &mut findings);
-    network::routes(input.set, &mut findings);
-    network::rto_min_default(&mut findings);
-    network::metrics(input.set, &mut findings);
+    let mut findings = vec![host::kernel(&kernel)];
+    findings.extend(input.features.iter().map(host::feature));
+    findings.extend([host::privileges(), host::lockdown()]);
+    findings.push(host::cgroup(input.cgroup.as_deref()));
+    let mounts = mounts::read().unwrap_or_default();
+    findings.push(host::v1(&cgroup::v1_network_controllers(&mounts), number));
+    findings.push(host::bpffs(&input.pin_dir));
+    findings.push(host::hz(kernel.as_ref().ok()));
+    findings.extend(state::files(&input.state_files));
+    findings.extend(network::sysctls());
+    findings.extend(handshake::findings(input));
+    findings.extend(network::programs(input.cgroup.as_deref(), &input.ours));
+    findings.extend(input.verdict.as_ref().map(network::interference));
+    findings.extend(network::routes(input.set));
+    findings.push(network::rto_min_default());
+    findings.extend(input.set.map(network::metrics));
     if let Some(error) = &input.config_error {
-        findings.push(Finding::bad(
+        let check = Check(
             "configuration",
-            Severity::Problem,
-            error.clone(),
             "a daemon does not start with an invalid configuration; a running daemon keeps the \
              last good one",
-            "fix the file, and validate it with rto-agent check",
-        ));
+        );
+        let fix = "fix the file, and validate it with rto-agent check";
+        findings.push(check.problem(error, fix));
     }
     if !input.exposed.is_empty() {
-        findings.push(Finding::bad(
+        let check = Check(
             "configuration-permissions",
-            Severity::Warning,
-            input.exposed.join("\n"),
             "any user who can write the configuration controls the timers of every connection",
+        );
+        findings.push(check.warning(
+            input.exposed.join("\n"),
             "make root the owner of the files and directories, and remove write permission for all \
              others",
         ));

@@ -12,87 +12,71 @@ use rto_agent_kernel::kernel::{
 };
 
 use super::{
-    Finding, Severity,
+    Check, Finding,
     routes::{self, LockedRoute, overlap},
     unless_privileged,
 };
 
-pub(super) fn sysctls(findings: &mut Vec<Finding>) {
+pub(super) fn sysctls() -> [Finding; 3] {
     const WHY: &str = "the time after which connect() gives up is computed from it; other network \
                        namespaces may have other values";
-    findings.push(match sysctl::ipv4::<u8>("tcp_syn_linear_timeouts") {
-        Some(n) => Finding::ok("tcp_syn_linear_timeouts", n.to_string(), WHY),
-        None => Finding::ok(
-            "tcp_syn_linear_timeouts",
-            "absent (Linux 6.5 and later), treated as 0",
-            WHY,
-        ),
-    });
-    findings.push(thin_linear(sysctl::ipv4("tcp_thin_linear_timeouts")));
-    findings.push(match sysctl::ipv4::<u8>("tcp_syn_retries") {
-        Some(n @ 0..=1) => Finding::bad(
-            "tcp_syn_retries",
-            Severity::Warning,
+    let linear = Check("tcp_syn_linear_timeouts", WHY);
+    let linear = match sysctl::ipv4::<u8>(linear.0) {
+        Some(n) => linear.ok(n.to_string()),
+        None => linear.ok("absent (Linux 6.5 and later), treated as 0"),
+    };
+    let retries = Check("tcp_syn_retries", WHY);
+    let retries = match sysctl::ipv4::<u8>(retries.0) {
+        Some(n @ 0..=1) => retries.warning(
             format!("{n}: connect() gives up after few SYNs"),
-            WHY,
             "sysctl net.ipv4.tcp_syn_retries=6, unless the low value is intended",
         ),
-        Some(n) => Finding::ok("tcp_syn_retries", n.to_string(), WHY),
-        None => Finding::bad(
-            "tcp_syn_retries",
-            Severity::Problem,
-            "cannot be read",
-            WHY,
-            "mount /proc where the agent runs",
-        ),
-    });
+        Some(n) => retries.ok(n.to_string()),
+        None => retries.problem("cannot be read", "mount /proc where the agent runs"),
+    };
+    let thin = thin_linear(sysctl::ipv4("tcp_thin_linear_timeouts"));
+    [linear, thin, retries]
 }
 
 /// The kernel uses either the sysctl or the socket's option (`tcp_retransmit_timer()`, Linux 6.12).
 fn thin_linear(value: Option<u8>) -> Finding {
-    const ID: &str = "tcp_thin_linear_timeouts";
-    const WHY: &str = "if it is on, all thin streams use linear timeouts: thin_linear = false and \
-                       linear_retries have no effect in this network namespace";
+    let check = Check(
+        "tcp_thin_linear_timeouts",
+        "if it is on, all thin streams use linear timeouts: thin_linear = false and linear_retries \
+         have no effect in this network namespace",
+    );
     match value {
-        Some(0) | None => Finding::ok(ID, "off: policies decide", WHY),
-        Some(_) => Finding::bad(
-            ID,
-            Severity::Warning,
+        Some(0) | None => check.ok("off: policies decide"),
+        Some(_) => check.warning(
             "on for every socket",
-            WHY,
             "sysctl net.ipv4.tcp_thin_linear_timeouts=0, and thin_linear = true in policies",
         ),
     }
 }
 
-pub(super) fn programs(given: Option<&Path>, ours: &[u32], findings: &mut Vec<Finding>) {
-    const WHY: &str = "programs of child cgroups run before those of parents, then in order of \
-                       attachment; the last program that writes `reply` wins, and one that returns \
-                       0 disables the initial RTO of all";
+const PROGRAMS: Check<'_> = Check(
+    "other-programs",
+    "programs of child cgroups run before those of parents, then in order of attachment; the last \
+     program that writes `reply` wins, and one that returns 0 disables the initial RTO of all",
+);
+
+pub(super) fn programs(given: Option<&Path>, ours: &[u32]) -> Vec<Finding> {
     let Ok(cgroup) = cgroup::resolve(given) else {
-        return;
+        return Vec::new();
     };
     let root = cgroup::top_of(&cgroup);
-    let found = match programs::in_tree(root, ours) {
-        Ok(found) => found,
-        Err(e) => {
-            findings.push(Finding::bad(
-                "other-programs",
-                Severity::Warning,
-                format!("{}: cannot be queried: {e}", root.display()),
-                WHY,
-                unless_privileged("check whether seccomp or an LSM denies bpf(2) to this process"),
-            ));
-            return;
-        }
-    };
-    findings.extend(others(&found, &cgroup, WHY));
+    match programs::in_tree(root, ours) {
+        Ok(found) => others(&found, &cgroup),
+        Err(e) => vec![PROGRAMS.warning(
+            format!("{}: cannot be queried: {e}", root.display()),
+            unless_privileged("check whether seccomp or an LSM denies bpf(2) to this process"),
+        )],
+    }
 }
 
 /// Foreign programs: one finding for each that prevents ours from being attached, and one for all
 /// programs that run for the same sockets, attached above or below our cgroup.
-fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Finding> {
-    const ID: &str = "other-programs";
+fn others(found: &[AttachedProgram], cgroup: &Path) -> Vec<Finding> {
     let foreign = found.iter().filter(|program| !program.ours);
     let (related, elsewhere): (Vec<_>, Vec<_>) = foreign.partition(|program| {
         cgroup.starts_with(&program.cgroup) || program.cgroup.starts_with(cgroup)
@@ -108,42 +92,29 @@ fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Fi
         };
         format!("{name} (id {}) at {}", program.id, program.cgroup.display())
     };
-    let mut findings: Vec<Finding> = holding
-        .iter()
-        .map(|program| {
-            Finding::bad(
-                ID,
-                Severity::Problem,
-                format!(
-                    "{} is attached exclusively, so that no other program can be attached",
-                    describe(program)
-                ),
-                why,
-                "attach it with BPF_F_ALLOW_MULTI or with a link, or set [agent] cgroup to a \
-                 cgroup without it",
-            )
-        })
-        .collect();
+    let exclusive = |program: &AttachedProgram| {
+        PROGRAMS.problem(
+            format!(
+                "{} is attached exclusively, so that no other program can be attached",
+                describe(program)
+            ),
+            "attach it with BPF_F_ALLOW_MULTI or with a link, or set [agent] cgroup to a cgroup \
+             without it",
+        )
+    };
+    let mut findings: Vec<Finding> = holding.into_iter().map(exclusive).collect();
     let here = || found.iter().filter(|program| program.cgroup == cgroup);
     if here().count() >= MAX_PROGRAMS && !here().any(|program| program.ours) {
-        findings.push(Finding::bad(
-            ID,
-            Severity::Problem,
-            format!(
-                "{MAX_PROGRAMS} programs are attached to {}, the kernel's limit",
-                cgroup.display()
-            ),
-            why,
+        let place = cgroup.display();
+        findings.push(PROGRAMS.problem(
+            format!("{MAX_PROGRAMS} programs are attached to {place}, the kernel's limit"),
             "detach one that is not needed (bpftool cgroup detach), or set [agent] cgroup to another one",
         ));
     }
     if !beside.is_empty() {
         let beside: Vec<_> = beside.into_iter().map(describe).collect();
-        findings.push(Finding::bad(
-            ID,
-            Severity::Warning,
+        findings.push(PROGRAMS.warning(
             beside.join(", "),
-            why,
             "check that each returns 1 and writes `reply` only for operations it handles; to test: \
              rto-agent lookup, and tcpdump of the SYNs to an address that does not answer",
         ));
@@ -153,109 +124,74 @@ fn others(found: &[AttachedProgram], cgroup: &Path, why: &'static str) -> Vec<Fi
             0 => String::new(),
             n => format!(", {n} at cgroups that are neither above nor below"),
         };
-        findings.push(Finding::ok(
-            ID,
-            format!("none in addition to {own} of rto-agent{elsewhere}"),
-            why,
-        ));
+        findings.push(PROGRAMS.ok(format!("none in addition to {own} of rto-agent{elsewhere}")));
     }
     findings
 }
 
-pub(super) fn interference(verdict: Option<&Verdict>, findings: &mut Vec<Finding>) {
-    const WHY: &str = "a test connection in a temporary network namespace and cgroup shows which \
-                       timer the kernel uses: another sock_ops program can overwrite a policy's \
-                       timer, and the kernel does not report that";
-    let Some(verdict) = verdict else {
-        return;
-    };
+pub(super) fn interference(verdict: &Verdict) -> Finding {
+    let check = Check(
+        "probe",
+        "a test connection in a temporary network namespace and cgroup shows which timer the kernel \
+         uses: another sock_ops program can overwrite a policy's timer, and the kernel does not \
+         report that",
+    );
     let text = verdict.describe();
-    findings.push(match verdict {
-        Verdict::Good { .. } => Finding::ok("probe", text, WHY),
-        Verdict::Interference { .. } => Finding::bad(
-            "probe",
-            Severity::Problem,
+    match verdict {
+        Verdict::Good { .. } => check.ok(text),
+        Verdict::Interference { .. } => check.problem(
             text,
-            WHY,
             "see other-programs: detach the program that returns 0 or writes `reply` for every \
              operation, or attach rto-agent after it (rto-agent detach, then rto-agent attach)",
         ),
-        Verdict::NotProbed { .. } => Finding::bad(
-            "probe",
-            Severity::Warning,
-            text,
-            WHY,
-            "run rto-agent doctor as root",
-        ),
-    });
+        Verdict::NotProbed { .. } => check.warning(text, "run rto-agent doctor as root"),
+    }
 }
 
 /// This namespace's default; a policy can raise and lower it (measured on 6.18).
-pub(super) fn rto_min_default(findings: &mut Vec<Finding>) {
-    const WHY: &str = "it is the rto_min of connections whose policy sets none, in this network \
-                       namespace only, and applies when a socket is created";
+pub(super) fn rto_min_default() -> Finding {
     const KERNEL: u32 = 200_000;
-    findings.push(match sysctl::ipv4::<u32>("tcp_rto_min_us") {
-        Some(KERNEL) => Finding::ok("tcp_rto_min_us", "200ms, the kernel's own", WHY),
-        Some(us) => Finding::bad(
-            "tcp_rto_min_us",
-            Severity::Warning,
+    let check = Check(
+        "tcp_rto_min_us",
+        "it is the rto_min of connections whose policy sets none, in this network namespace only, \
+         and applies when a socket is created",
+    );
+    match sysctl::ipv4::<u32>(check.0) {
+        Some(KERNEL) => check.ok("200ms, the kernel's own"),
+        Some(us) => check.warning(
             format!("{us} us instead of the kernel's own 200 ms"),
-            WHY,
             "sysctl net.ipv4.tcp_rto_min_us=200000, unless the value is intended; a policy's \
              rto_min overrides it, and detach --restore restores this value (at most 200 ms)",
         ),
-        None => Finding::ok(
-            "tcp_rto_min_us",
-            "absent (Linux 6.11 and later), treated as 200ms",
-            WHY,
-        ),
-    });
+        None => check.ok("absent (Linux 6.11 and later), treated as 200ms"),
+    }
 }
 
 /// Cached round trip times of destinations that a policy with rto_min covers.
-pub(super) fn metrics(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
-    const ID: &str = "tcp_metrics";
-    const WHY: &str = "a new connection starts with the cached round-trip time and variation of an \
-                       earlier one: if that was slower, the RTO starts far above rto_min and needs \
-                       some round trips to fall";
-    let Some(set) = set else {
-        return;
-    };
+pub(super) fn metrics(set: &PolicySet) -> Finding {
+    let check = Check(
+        "tcp_metrics",
+        "a new connection starts with the cached round-trip time and variation of an earlier one: \
+         if that was slower, the RTO starts far above rto_min and needs some round trips to fall",
+    );
     let cached = match tcp_metrics::all() {
         Ok(cached) => cached,
         Err(e) => {
-            findings.push(Finding::bad(
-                ID,
-                Severity::Warning,
-                format!("the cache cannot be read: {e}"),
-                WHY,
-                "inspect it with: ip tcp_metrics show",
-            ));
-            return;
+            let found = format!("the cache cannot be read: {e}");
+            return check.warning(found, "inspect it with: ip tcp_metrics show");
         }
     };
-    let slow: Vec<String> = cached
-        .iter()
-        .filter_map(|metric| slow_start(metric, set))
-        .collect();
-    findings.push(match slow.split_first() {
-        None => Finding::ok(
-            ID,
-            format!("{} cached, none above an rto_min", cached.len()),
-            WHY,
-        ),
-        Some((first, rest)) => Finding::bad(
-            ID,
-            Severity::Warning,
-            match rest.len() {
-                0 => first.clone(),
-                more => format!("{first}; and {more} more"),
-            },
-            WHY,
-            "ip tcp_metrics delete ADDRESS (or flush), or sysctl net.ipv4.tcp_no_metrics_save=1",
-        ),
-    });
+    let slow = cached.iter().filter_map(|metric| slow_start(metric, set));
+    let slow: Vec<String> = slow.collect();
+    let found = match &slow[..] {
+        [] => return check.ok(format!("{} cached, none above an rto_min", cached.len())),
+        [one] => one.clone(),
+        [first, rest @ ..] => format!("{first}; and {} more", rest.len()),
+    };
+    check.warning(
+        found,
+        "ip tcp_metrics delete ADDRESS (or flush), or sysctl net.ipv4.tcp_no_metrics_save=1",
+    )
 }
 
 /// Whether a cached destination makes connections of a policy begin with more than twice its
@@ -275,32 +211,26 @@ fn slow_start(metric: &Metric, set: &PolicySet) -> Option<String> {
     })
 }
 
-pub(super) fn routes(set: Option<&PolicySet>, findings: &mut Vec<Finding>) {
-    const WHY: &str = "a route's locked rto_min overrides a policy's";
-    let locked = match routes::locked() {
-        Ok(locked) => locked,
-        Err(e) => {
-            findings.push(Finding::bad(
-                "locked-rto_min",
-                Severity::Warning,
-                format!("routes cannot be read: {e}"),
-                WHY,
-                "inspect them with: ip route show table all | grep 'rto_min lock'",
-            ));
-            return;
-        }
-    };
-    if locked.is_empty() {
-        findings.push(Finding::ok(
-            "locked-rto_min",
-            "no route has a locked rto_min",
-            WHY,
-        ));
+const LOCKED: Check<'_> = Check(
+    "locked-rto_min",
+    "a route's locked rto_min overrides a policy's",
+);
+
+pub(super) fn routes(set: Option<&PolicySet>) -> Vec<Finding> {
+    match routes::locked() {
+        Ok(locked) if locked.is_empty() => vec![LOCKED.ok("no route has a locked rto_min")],
+        Ok(locked) => locked
+            .iter()
+            .map(|route| locked_route(route, set))
+            .collect(),
+        Err(e) => vec![LOCKED.warning(
+            format!("routes cannot be read: {e}"),
+            "inspect them with: ip route show table all | grep 'rto_min lock'",
+        )],
     }
-    findings.extend(locked.iter().map(|route| locked_route(route, set, WHY)));
 }
 
-fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str) -> Finding {
+fn locked_route(route: &LockedRoute, set: Option<&PolicySet>) -> Finding {
     let LockedRoute {
         destination,
         table,
@@ -318,24 +248,14 @@ fn locked_route(route: &LockedRoute, set: Option<&PolicySet>, why: &'static str)
         })
     });
     let fix = format!(
-        "ip route change {destination} ... without rto_min, or remove rto_min from the \
-                 policy"
+        "ip route change {destination} ... without rto_min, or remove rto_min from the policy"
     );
     match victim {
-        Some(entry) => Finding::bad(
-            "locked-rto_min",
-            Severity::Problem,
-            format!("{text}, which overrides the rto_min of {entry}"),
-            why,
-            fix,
-        ),
-        None => Finding::bad(
-            "locked-rto_min",
-            Severity::Warning,
-            format!("{text}; no entry with rto_min overlaps it"),
-            why,
-            fix,
-        ),
+        Some(entry) => {
+            let found = format!("{text}, which overrides the rto_min of {entry}");
+            LOCKED.problem(found, fix)
+        }
+        None => LOCKED.warning(format!("{text}; no entry with rto_min overlaps it"), fix),
     }
 }
 
@@ -345,7 +265,7 @@ mod tests {
 
     use rto_agent_core::policy::{Entry, Policy, Settings};
 
-    use super::*;
+    use super::{super::Severity, *};
 
     fn program(id: u32, cgroup: &str, ours: bool) -> AttachedProgram {
         AttachedProgram {
@@ -369,7 +289,7 @@ mod tests {
             program(2, "/c/other", false),
             program(3, "/c/other/x", false),
         ];
-        let [ok] = &others(&elsewhere, cgroup, "why")[..] else {
+        let [ok] = &others(&elsewhere, cgroup)[..] else {
             panic!();
         };
         assert_eq!(ok.severity, Severity::Ok);
@@ -378,19 +298,11 @@ mod tests {
             "none in addition to 1 of rto-agent, 2 at cgroups that are neither above nor below"
         );
         let related = [program(4, "/c", false), own, program(5, "/c/own/x", false)];
-        let [warning] = &others(&related, cgroup, "why")[..] else {
+        let [warning] = &others(&related, cgroup)[..] else {
             panic!();
         };
         assert_eq!(warning.severity, Severity::Warning);
         assert_eq!(warning.found, "p4 (id 4) at /c, p5 (id 5) at /c/own/x");
-        let holding = [AttachedProgram {
-            exclusive: true,
-            ..program(6, "/c", false)
-        }];
-        assert_eq!(
-            others(&holding, cgroup, "why")[0].severity,
-            Severity::Problem
-        );
     }
 
     #[test]
@@ -399,7 +311,7 @@ mod tests {
         let found = |count, ours: u32| {
             let found = (0..count).map(|id| program(id, "/c", id < ours));
             let found: Vec<_> = found.collect();
-            let findings = others(&found, cgroup, "why");
+            let findings = others(&found, cgroup);
             findings.iter().any(|finding| {
                 finding.severity == Severity::Problem
                     && finding.found == "64 programs are attached to /c, the kernel's limit"
@@ -412,16 +324,11 @@ mod tests {
     #[test]
     fn exclusive_programs_stand_in_the_way_others_are_told() {
         let program = |cgroup: &str, exclusive, overridable| AttachedProgram {
-            id: 7,
-            name: "other".to_owned(),
-            tag: String::new(),
-            verified_instructions: None,
-            cgroup: cgroup.into(),
             exclusive,
             overridable,
-            ours: false,
+            ..program(7, cgroup, false)
         };
-        let severity = |p: AttachedProgram| others(&[p], Path::new("/cg/a"), "why")[0].severity;
+        let severity = |p: AttachedProgram| others(&[p], Path::new("/cg/a"))[0].severity;
         assert_eq!(severity(program("/cg", true, false)), Severity::Problem);
         assert_eq!(severity(program("/cg/a", false, true)), Severity::Problem);
         assert_eq!(severity(program("/cg", false, true)), Severity::Warning);
@@ -456,7 +363,7 @@ mod tests {
             initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         };
-        let severity = |set: &PolicySet| locked_route(&route, Some(set), "why").severity;
+        let severity = |set: &PolicySet| locked_route(&route, Some(set)).severity;
         set.policies
             .insert(name.clone(), Policy::from(settings.clone()));
         assert_eq!(severity(&set), Severity::Warning);

@@ -1,4 +1,4 @@
-use super::*;
+use super::{super::Severity, *};
 
 /// The output of `nft -j -t list ruleset` of nftables 1.0.6.
 const NFT: &str = include_str!("nft-1.0.6.json");
