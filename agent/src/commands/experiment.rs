@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::ExitCode};
 use anyhow::{Context as _, bail, ensure};
 use rto_model::tune::experiment::{Arms, Experiment as Counted};
 
-mod text;
+pub(super) mod text;
 
 use rto_agent_core::{
     policy::PolicyName,

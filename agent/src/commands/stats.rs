@@ -110,6 +110,16 @@ impl Look {
     }
 }
 
+/// Statistics with histograms.
+pub(super) fn in_full(answer: &StatsAnswer, columns: Option<usize>) -> String {
+    let look = Look {
+        in_full: true,
+        idle: true,
+        columns,
+    };
+    text(answer, &look)
+}
+
 fn text(answer: &StatsAnswer, look: &Look) -> String {
     if !answer.on {
         return "no statistics: statistics = false in [agent]\n".to_owned();
@@ -403,12 +413,7 @@ mod tests {
 
     #[test]
     fn in_full() {
-        let look = Look {
-            in_full: true,
-            idle: true,
-            columns: None,
-        };
-        insta::assert_snapshot!(text(&sample(), &look));
+        insta::assert_snapshot!(super::in_full(&sample(), None));
     }
 
     #[test]

@@ -15,9 +15,24 @@ pub(super) fn fitting<const N: usize>(
     importance: [usize; N],
     columns: Option<usize>,
 ) -> String {
+    let (mut text, dropped) = fitted(header, rows, importance, columns);
+    if dropped > 0 {
+        let more = counted(dropped, "column", "columns");
+        text.push_str(&format!("({more} more: --wide)\n"));
+    }
+    text
+}
+
+/// The table, and how many columns were dropped.
+pub(super) fn fitted<const N: usize>(
+    header: [&str; N],
+    rows: &[[String; N]],
+    importance: [usize; N],
+    columns: Option<usize>,
+) -> (String, usize) {
     const GAP: usize = 2;
     let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].len());
+        let cells = rows.iter().map(|row| row[column].chars().count());
         cells.max().unwrap_or(0).max(header[column].len()) + GAP
     };
     let mut left = columns.map_or(usize::MAX, |columns| columns + GAP);
@@ -36,12 +51,7 @@ pub(super) fn fitting<const N: usize>(
     for row in rows {
         table.add_row(shown.iter().map(|column| &row[*column]));
     }
-    let mut text = text(&table);
-    if shown.len() < N {
-        let more = counted(N - shown.len(), "column", "columns");
-        text.push_str(&format!("({more} more: --wide)\n"));
-    }
-    text
+    (text(&table), N - shown.len())
 }
 
 /// The table with its trailing blanks cut off.

@@ -73,7 +73,7 @@ fn what(words: &[String], option: Option<&str>) -> anyhow::Result<What> {
     })
 }
 
-fn text(answer: &TuneAnswer) -> String {
+pub(super) fn text(answer: &TuneAnswer) -> String {
     let mut text = String::new();
     if answer.policies.is_empty() {
         text.push_str(
@@ -127,7 +127,7 @@ fn timer_text(timer: &TunedTimer, now_ms: u64) -> String {
 }
 
 /// Describes the kind of a timer.
-pub(super) fn kind_text(timer: &TunedTimer) -> String {
+fn kind_text(timer: &TunedTimer) -> String {
     match timer.kind {
         TimerKind::Auto => "learnt".to_owned(),
         TimerKind::Advice => "advice, not set".to_owned(),

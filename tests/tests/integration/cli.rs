@@ -449,7 +449,7 @@ fn colours_are_on_a_terminal_alone_and_can_be_switched_off() -> anyhow::Result<(
         let mut top = on_terminal("top")?;
         top.wait_for("the policy", |screen| screen.contains("near"))?;
         top.press("\r")?;
-        top.wait_for("its histograms", |screen| screen.contains("unknown: none"))?;
+        top.wait_for("its statistics", |screen| screen.contains("stats --policy"))?;
         assert_eq!(top.has_colours(), coloured, "top {}", said());
     }
     Ok(())

@@ -25,7 +25,7 @@ pub(super) fn answer(answer: &ExperimentAnswer, policy: &PolicyName) -> String {
 }
 
 /// All experiments.
-pub(super) fn all(answer: &ExperimentsAnswer) -> String {
+pub(in crate::commands) fn all(answer: &ExperimentsAnswer) -> String {
     if answer.experiments.is_empty() {
         return "no experiments; start one with rto-agent experiment start POLICY\n".to_owned();
     }

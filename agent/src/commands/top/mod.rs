@@ -1,5 +1,4 @@
-//! `rto-agent top`: the event loop. [`state`] has the state, [`keys`] changes it, [`view`] draws
-//! it.
+//! `rto-agent top`: the event loop. [`state`] has the state, [`view`] draws it.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -7,7 +6,7 @@ use std::{
     ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    sync::mpsc::{self, RecvTimeoutError, Sender},
     thread,
     time::{Duration, Instant},
 };
@@ -17,33 +16,24 @@ use ratatui::{
     DefaultTerminal,
     crossterm::{event, style},
 };
-use rto_agent_core::wire::stats::StatsAnswer;
 
-use self::{
-    state::{Answers, State},
-    tuning::ask,
-};
+use self::state::{Answers, State};
 use super::terminal::is_coloured;
-use crate::{cli::Top, client::Client};
+use crate::{
+    cli::Top,
+    client::{Client, ClientError},
+};
 
-mod bars;
-mod details;
-mod history;
-mod keys;
 #[cfg(test)]
-pub(super) mod samples;
+mod samples;
 mod state;
-mod table;
-mod timers;
-mod tuning;
 mod view;
 
 /// Redraws are this frequent because the age of the last answer is shown in seconds.
 const TICK: Duration = Duration::from_millis(500);
 
 enum Event {
-    Look(Result<Box<StatsAnswer>, String>),
-    Page(Result<Box<Answers>, String>),
+    Look(Result<Box<Answers>, String>),
     Terminal(io::Result<event::Event>),
     Signal,
     Panic,
@@ -58,7 +48,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     style::force_color_output(is_coloured(args.color));
     let client = Client::new(&args.socket.socket);
     // If the daemon is unavailable at the start, this is an error, as for other verbs.
-    let first = client.get("/v1/stats")?;
+    let first = ask(&client)?;
     let socket = rto_agent_core::printable::path(&args.socket.socket);
     let mut state = State::new(socket, interval, first, Instant::now());
 
@@ -69,11 +59,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let mut screen = Screen::open()?;
     let (sender, received) = mpsc::channel();
     // None of these threads is joined: each may wait for something that no longer comes.
-    let (page, is_page_open) = mpsc::channel();
-    let mut was_open = false;
-    spawn(&sender, move |sender| {
-        poll(&client, interval, &is_page_open, sender);
-    });
+    spawn(&sender, move |sender| poll(&client, interval, sender));
     spawn(&sender, events);
     spawn(&sender, move |sender| {
         let _which = signals.wait();
@@ -94,20 +80,14 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
         }
-        if state.page.is_open != was_open {
-            was_open = state.page.is_open;
-            // If the thread is gone, answers stop too, which the screen shows.
-            let _gone = page.send(was_open);
-        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn take(state: &mut State, event: Event) -> io::Result<ControlFlow<()>> {
     match event {
-        Event::Look(Ok(answer)) => state.update(*answer, Instant::now()),
-        Event::Page(Ok(answers)) => state.update_page(*answers),
-        Event::Look(Err(error)) | Event::Page(Err(error)) => state.failed(error),
+        Event::Look(Ok(answers)) => state.update(*answers, Instant::now()),
+        Event::Look(Err(error)) => state.failed(error),
         Event::Terminal(event) => {
             if let event::Event::Key(key) = event? {
                 return Ok(state.key(key));
@@ -129,30 +109,23 @@ fn spawn(sender: &Sender<Event>, body: impl FnOnce(&Sender<Event>) + Send + 'sta
     });
 }
 
-/// Polls the daemon, also for the page of timers while it is open. Runs apart from the keys,
-/// because an answer can take long.
-fn poll(client: &Client, interval: Duration, pages: &Receiver<bool>, sender: &Sender<Event>) {
-    let mut is_page_open = false;
-    let mut next = Instant::now() + interval;
+/// Polls the daemon. Runs apart from the keys, because an answer can take long.
+fn poll(client: &Client, interval: Duration, sender: &Sender<Event>) {
     loop {
-        match pages.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(is_open) => is_page_open = is_open,
-            Err(RecvTimeoutError::Timeout) => {
-                let answer = client.get("/v1/stats").map_err(|e| e.to_string());
-                if sender.send(Event::Look(answer)).is_err() {
-                    return;
-                }
-                next = Instant::now() + interval;
-            }
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-        if is_page_open {
-            let answers = ask(client).map(Box::new).map_err(|e| e.to_string());
-            if sender.send(Event::Page(answers)).is_err() {
-                return;
-            }
+        thread::sleep(interval);
+        let answers = ask(client).map(Box::new).map_err(|e| e.to_string());
+        if sender.send(Event::Look(answers)).is_err() {
+            return;
         }
     }
+}
+
+fn ask(client: &Client) -> Result<Answers, ClientError> {
+    Ok(Answers {
+        stats: client.get("/v1/stats")?,
+        tune: client.get("/v1/tune")?,
+        experiments: client.get("/v1/experiments")?,
+    })
 }
 
 /// Sends keys and changes of the terminal's size.

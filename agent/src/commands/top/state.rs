@@ -1,140 +1,262 @@
-//! The state of `top`, from which the screen is drawn. Nothing here reads, waits or draws.
+//! The state of `top`, and what answers and keys change in it. Nothing here reads, waits or draws.
 
 use std::{
     cmp::Ordering,
     collections::BTreeMap,
+    ops::ControlFlow,
     time::{Duration, Instant},
 };
 
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use rto_agent_core::{
     policy::PolicyName,
-    wire::{experiments::ExperimentsAnswer, stats::StatsAnswer, tune::TuneAnswer},
+    wire::{
+        experiments::ExperimentsAnswer,
+        stats::{DirectionStats, PolicyStats, StatsAnswer},
+        tune::TuneAnswer,
+    },
 };
 
-use super::history::{Column, PolicyHistory, Row, Scope};
+use crate::commands::{
+    experiment,
+    stats::{self, short_us},
+    tune,
+};
 
 /// Beyond two intervals and this delay without an answer, the daemon counts as hanging.
 const LATE: Duration = Duration::from_secs(2);
+/// Lines of a page up or down.
+const PAGE: usize = 10;
 
 /// The daemon's answers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
+    pub(super) stats: StatsAnswer,
     pub(super) tune: TuneAnswer,
     pub(super) experiments: ExperimentsAnswer,
 }
 
-/// The page of timers: [`super::tuning`] changes it.
-#[derive(Debug, Default)]
-pub(super) struct Page {
-    pub(super) is_open: bool,
-    /// `None` until the first answer.
-    pub(super) answers: Option<Answers>,
-    pub(super) selected: Option<PolicyName>,
-    /// The row of the selected policy, for when the policy is gone.
-    pub(super) index: usize,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    Table,
+    /// `rto-agent stats` of the selected policy.
+    Policy,
+    /// `rto-agent tune` and `rto-agent experiment show`.
+    Timers,
+}
+
+/// What keys mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    Commands,
+    Filter,
+    Help,
 }
 
 /// Everything that is drawn.
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a switch of its own to the user"
-)]
 pub(super) struct State {
     pub(super) socket: String,
     pub(super) interval: Duration,
-    /// Whether statistics are on.
-    pub(super) on: bool,
-    /// Samples 1 in N loss-free connections.
-    pub(super) sampling: u32,
-    /// When smoothed RTTs are sampled.
-    pub(super) rtt_sampling: String,
+    pub(super) answers: Answers,
+    /// The statistics of the previous answer that can be compared with the last one.
+    before: StatsAnswer,
+    /// Each policy's counts when `top` first saw it.
+    first: BTreeMap<PolicyName, PolicyStats>,
     /// When the last answer came.
     looked: Instant,
     /// Why the last request failed.
     error: Option<String>,
-    /// The daemon's time of the last answer that was used.
-    at_ms: u64,
-    pub(super) histories: BTreeMap<PolicyName, PolicyHistory>,
-    selected: Option<PolicyName>,
-    /// The policy that a key selected: while the filter hides it, another is selected.
+    /// The policy that a key selected. The filter may hide it.
     chosen: Option<PolicyName>,
-    /// The selected row, for when its policy is gone.
-    pub(super) index: usize,
-    pub(super) sort: Column,
+    /// The selected row while the chosen policy is not shown.
+    index: usize,
+    /// Index of a column.
+    pub(super) sort: usize,
     pub(super) reversed: bool,
-    pub(super) scope: Scope,
+    /// Counts since `top` started, instead of since the policy was added.
+    pub(super) since_start: bool,
     pub(super) filter: String,
-    /// Whether the filter is being typed.
-    pub(super) typing: bool,
-    /// Whether the selected policy is open.
-    pub(super) open: bool,
-    /// The page of learnt and guarded timers.
-    pub(super) page: Page,
-    pub(super) help: bool,
-    pub(super) paused: bool,
+    pub(super) input: Input,
+    pub(super) view: View,
+    /// Lines of a text above the screen.
+    pub(super) scroll: usize,
+}
+
+/// One row of the table: a policy's directions together, without the control arm.
+#[derive(Clone, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) name: &'a PolicyName,
+    total: DirectionStats,
+    /// Connections the policy opened, or those it accepted if it opened none: only one side can
+    /// measure connect().
+    connects: (&'static str, DirectionStats),
+    /// Connections established and aborted per second since the previous answer.
+    rates: Option<[f64; 2]>,
+}
+
+/// A column of the table.
+pub(super) struct Column {
+    pub(super) title: &'static str,
+    pub(super) width: usize,
+    /// `None` if it is undefined.
+    pub(super) value: fn(&Row<'_>) -> Option<f64>,
+    pub(super) text: fn(f64) -> String,
+}
+
+pub(super) const COLUMNS: [Column; 12] = [
+    column("POLICY", 0, |_| None, count),
+    column("CONN/S", 6, |row| Some(row.rates?[0]), rate),
+    column(
+        "RETR%",
+        6,
+        |row| row.share(row.total.handshake_retransmissions),
+        percent,
+    ),
+    // Per connection, not per retransmission: a good network has so few retransmissions that a
+    // share of them means little.
+    column("SPUR%", 6, |row| row.share(row.total.spurious), percent),
+    column(">500MS", 6, bad, percent),
+    column(
+        "P50",
+        6,
+        |row| row.connects.1.connect_time.quantile_us(0.5),
+        short_us,
+    ),
+    column(
+        "P99",
+        6,
+        |row| row.connects.1.connect_time.quantile_us(0.99),
+        short_us,
+    ),
+    column(
+        "P99.9",
+        6,
+        |row| row.connects.1.connect_time.quantile_us(0.999),
+        short_us,
+    ),
+    column(
+        "RTT P50",
+        7,
+        |row| row.total.srtt.quantile_us(0.5),
+        short_us,
+    ),
+    column(
+        "RTT P99",
+        7,
+        |row| row.total.srtt.quantile_us(0.99),
+        short_us,
+    ),
+    column("ABRT/S", 6, |row| Some(row.rates?[1]), rate),
+    column("CONNS", 8, |row| Some(float(row.total.connections)), count),
+];
+/// Columns by importance, for a terminal without room for all of them.
+pub(super) const IMPORTANCE: [usize; 12] = [0, 1, 2, 3, 4, 6, 7, 5, 9, 10, 8, 11];
+const POLICY: usize = 0;
+const CONNECTION_RATE: usize = 1;
+pub(super) const SPURIOUS: usize = 3;
+
+const fn column(
+    title: &'static str,
+    width: usize,
+    value: fn(&Row<'_>) -> Option<f64>,
+    text: fn(f64) -> String,
+) -> Column {
+    Column {
+        title,
+        width,
+        value,
+        text,
+    }
+}
+
+impl Row<'_> {
+    fn share(&self, part: u64) -> Option<f64> {
+        share(part, self.total.connections)
+    }
+}
+
+fn bad(row: &Row<'_>) -> Option<f64> {
+    let (direction, connects) = &row.connects;
+    share(connects.bad(direction), connects.connects(direction))
+}
+
+/// Infinite if there are only retransmissions: no peer answers.
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (part > 0 || whole > 0).then(|| float(part) / float(whole))
+}
+
+fn percent(share: f64) -> String {
+    match share {
+        share if share < 9.995 => format!("{:.2}%", share * 100.0),
+        _ => ">999%".to_owned(),
+    }
+}
+
+fn count(value: f64) -> String {
+    format!("{value:.0}")
+}
+
+fn rate(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+#[expect(clippy::cast_precision_loss, reason = "few digits are shown")]
+fn float(count: u64) -> f64 {
+    count as f64
 }
 
 impl State {
-    /// The state after the first answer.
-    pub(super) fn new(
-        socket: String,
-        interval: Duration,
-        first: StatsAnswer,
-        now: Instant,
-    ) -> Self {
+    /// The state after the first answers.
+    pub(super) fn new(socket: String, interval: Duration, first: Answers, now: Instant) -> Self {
         let mut state = Self {
             socket,
             interval,
-            on: true,
-            sampling: 1,
-            rtt_sampling: String::new(),
+            answers: Answers::default(),
+            before: StatsAnswer::default(),
+            first: BTreeMap::new(),
             looked: now,
             error: None,
-            at_ms: 0,
-            histories: BTreeMap::new(),
-            selected: None,
             chosen: None,
             index: 0,
-            sort: Column::ConnectionRate,
+            sort: CONNECTION_RATE,
             reversed: false,
-            scope: Scope::default(),
+            since_start: false,
             filter: String::new(),
-            typing: false,
-            open: false,
-            page: Page::default(),
-            help: false,
-            paused: false,
+            input: Input::Commands,
+            view: View::Table,
+            scroll: 0,
         };
         state.update(first, now);
         state
     }
 
-    /// Takes an answer.
-    pub(super) fn update(&mut self, answer: StatsAnswer, now: Instant) {
+    /// Takes answers.
+    pub(super) fn update(&mut self, answers: Answers, now: Instant) {
         self.looked = now;
         self.error = None;
-        if self.paused {
-            // After the pause, the next answer has rates since this one.
-            return;
+        self.before = std::mem::replace(&mut self.answers, answers).stats;
+        let policies = &self.answers.stats.policies;
+        self.first.retain(|name, _| policies.contains_key(name));
+        for (name, stats) in policies {
+            let connections = |stats: &PolicyStats| stats.treated.total().connections;
+            let before = self.before.policies.get(name);
+            if before.is_some_and(|before| connections(stats) < connections(before)) {
+                // The counts restarted: the policy was removed and added again.
+                self.before.policies.remove(name);
+                self.first.insert(name.clone(), PolicyStats::default());
+            } else if !self.first.contains_key(name) {
+                self.first.insert(name.clone(), stats.clone());
+            }
         }
-        let took_ms = answer.at_ms.saturating_sub(self.at_ms);
-        self.at_ms = answer.at_ms;
-        self.on = answer.on;
-        self.sampling = answer.sampling;
-        self.rtt_sampling = answer.rtt_sampling;
-        let mut before = std::mem::take(&mut self.histories);
-        for (name, stats) in answer.policies {
-            let history = match before.remove(&name) {
-                Some(mut history) => {
-                    history.update(stats, took_ms);
-                    history
-                }
-                None => PolicyHistory::new(stats),
-            };
-            self.histories.insert(name, history);
+        if self.view == View::Policy
+            && !self
+                .chosen
+                .as_ref()
+                .is_some_and(|c| policies.contains_key(c))
+        {
+            self.view = View::Table;
         }
-        self.settle();
     }
 
     /// Records why a request failed.
@@ -147,12 +269,6 @@ impl State {
         now.saturating_duration_since(self.looked)
     }
 
-    /// When the last answer came.
-    #[cfg(test)]
-    pub(super) const fn looked(&self) -> Instant {
-        self.looked
-    }
-
     /// The daemon's problem, if there is one.
     pub(super) fn trouble(&self, now: Instant) -> Option<&str> {
         let late = self.age(now) > self.interval * 2 + LATE;
@@ -160,33 +276,55 @@ impl State {
         self.error.as_deref().or(hangs)
     }
 
+    fn passes(&self, name: &PolicyName) -> bool {
+        name.as_str().contains(&self.filter)
+    }
+
+    /// A policy's counts as of the last answer.
+    fn counts(&self, name: &PolicyName, now: &PolicyStats) -> PolicyStats {
+        let first = self.first.get(name).filter(|_| self.since_start);
+        first.map_or_else(|| now.clone(), |first| now.since(first))
+    }
+
     /// The rows that pass the filter, sorted.
     pub(super) fn rows(&self) -> Vec<Row<'_>> {
-        let mut rows: Vec<_> = self
-            .histories
-            .iter()
-            .filter(|(name, _)| name.as_str().contains(&self.filter))
-            .map(|(name, history)| history.row(name, self.scope))
-            .collect();
+        let all = self.answers.stats.policies.iter();
+        let shown = all.filter(|(name, _)| self.passes(name));
+        let mut rows: Vec<_> = shown.map(|(name, now)| self.row(name, now)).collect();
         // The sort is stable, so equal rows stay sorted by name.
         rows.sort_by(|a, b| self.order(a, b));
         rows
     }
 
+    fn row<'a>(&'a self, name: &'a PolicyName, now: &PolicyStats) -> Row<'a> {
+        let arm = self.counts(name, now).treated;
+        let took_ms = self.answers.stats.at_ms.saturating_sub(self.before.at_ms);
+        let before = self.before.policies.get(name).filter(|_| took_ms > 0);
+        let rates = before.map(|before| {
+            let since = now.treated.since(&before.treated).total();
+            [since.connections, since.aborted].map(|count| float(count) * 1e3 / float(took_ms))
+        });
+        Row {
+            name,
+            total: arm.total(),
+            connects: match arm.active.attempts {
+                0 => ("passive", arm.passive),
+                _ => ("active", arm.active),
+            },
+            rates,
+        }
+    }
+
     /// Names from a to z and numbers from the largest, unless reversed. Undefined values are always
     /// last.
     fn order(&self, a: &Row<'_>, b: &Row<'_>) -> Ordering {
-        let turned = |order: Ordering| {
-            if self.reversed {
-                order.reverse()
-            } else {
-                order
-            }
+        let turned = |order: Ordering| match self.reversed {
+            true => order.reverse(),
+            false => order,
         };
-        if self.sort == Column::Policy {
-            return turned(a.name.cmp(b.name));
-        }
-        match (a.value(self.sort), b.value(self.sort)) {
+        let value = COLUMNS[self.sort].value;
+        match (value(a), value(b)) {
+            _ if self.sort == POLICY => turned(a.name.cmp(b.name)),
             (Some(a), Some(b)) => turned(b.total_cmp(&a)),
             (a, b) => b.is_some().cmp(&a.is_some()),
         }
@@ -194,78 +332,158 @@ impl State {
 
     /// Whether the order is from small to large.
     pub(super) fn ascending(&self) -> bool {
-        (self.sort == Column::Policy) != self.reversed
+        (self.sort == POLICY) != self.reversed
     }
 
-    /// Whether there are no policies.
-    pub(super) fn is_empty(&self) -> bool {
-        self.histories.is_empty()
+    /// Index of the selected row: that of the chosen policy, if it is shown.
+    pub(super) fn selected(&self, rows: &[Row<'_>]) -> usize {
+        let at = rows
+            .iter()
+            .position(|row| Some(row.name) == self.chosen.as_ref());
+        at.unwrap_or_else(|| self.index.min(rows.len().saturating_sub(1)))
     }
 
-    /// Index of the selected row.
-    pub(super) fn selected(&self) -> Option<usize> {
-        let selected = self.selected.as_ref()?;
-        self.rows().iter().position(|row| row.name == selected)
-    }
-
-    /// The policy whose histograms are shown.
-    pub(super) fn opened(&self) -> Option<(&PolicyName, &PolicyHistory)> {
-        let selected = self.selected.as_ref().filter(|_| self.open)?;
-        self.histories.get_key_value(selected)
-    }
-
-    /// Called after the rows changed: the selection stays with its policy, or moves to the policy
-    /// that is now in its row.
-    pub(super) fn settle(&mut self) {
-        let rows = self.rows();
-        let is_shown = |name: &&PolicyName| rows.iter().any(|row| row.name == *name);
-        let chosen = self.chosen.as_ref().filter(is_shown).cloned();
-        if chosen.is_some() {
-            self.selected = chosen;
+    /// The text that is shown instead of the table.
+    pub(super) fn text(&self, columns: Option<usize>) -> String {
+        let mut answers = self.answers.clone();
+        if self.view == View::Policy {
+            let policies = &mut answers.stats.policies;
+            policies.retain(|name, _| Some(name) == self.chosen.as_ref());
+            for (name, stats) in policies {
+                *stats = self.counts(name, stats);
+            }
+            return stats::in_full(&answers.stats, columns);
         }
-        if let Some(index) = self.selected() {
-            self.index = index;
-        } else {
-            self.open = false;
-            self.show(self.index);
+        answers.tune.policies.retain(|name, _| self.passes(name));
+        answers
+            .experiments
+            .experiments
+            .retain(|name, _| self.passes(name));
+        let experiments = experiment::text::all(&answers.experiments);
+        format!("{}\n{experiments}", tune::text(&answers.tune))
+    }
+
+    /// Handles a key; `Break` ends `top`.
+    pub(super) fn key(&mut self, key: KeyEvent) -> ControlFlow<()> {
+        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match self.input {
+            _ if key.kind == KeyEventKind::Release => {}
+            _ if is_control && key.code == KeyCode::Char('c') => return ControlFlow::Break(()),
+            _ if is_control => {}
+            Input::Help => self.input = Input::Commands,
+            Input::Filter => self.type_filter(key.code),
+            Input::Commands => return self.command(key.code),
         }
+        ControlFlow::Continue(())
     }
 
-    /// Selects a row for the user; the last row if there are fewer.
-    pub(super) fn select(&mut self, index: usize) {
-        self.show(index);
-        self.chosen.clone_from(&self.selected);
+    fn command(&mut self, code: KeyCode) -> ControlFlow<()> {
+        match code {
+            KeyCode::Up | KeyCode::Char('k') => self.step(|at| at.saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => self.step(|at| at + 1),
+            KeyCode::PageUp => self.step(|at| at.saturating_sub(PAGE)),
+            KeyCode::PageDown => self.step(|at| at + PAGE),
+            KeyCode::Home => self.step(|_| 0),
+            KeyCode::End => self.step(|_| usize::MAX),
+            KeyCode::Char('?') => self.input = Input::Help,
+            KeyCode::Char('t') => self.since_start = !self.since_start,
+            KeyCode::Char('u') if self.view == View::Timers => self.show(View::Table),
+            KeyCode::Char('u') => self.show(View::Timers),
+            KeyCode::Esc if self.view != View::Table => self.show(View::Table),
+            KeyCode::Esc if !self.filter.is_empty() => self.filter.clear(),
+            KeyCode::Char('q') | KeyCode::Esc => return ControlFlow::Break(()),
+            // The table is hidden.
+            _ if self.view != View::Table => {}
+            KeyCode::Enter => {
+                self.step(|at| at);
+                if self.chosen.is_some() {
+                    self.show(View::Policy);
+                }
+            }
+            KeyCode::Char('s') => {
+                self.sort = (self.sort + 1) % COLUMNS.len();
+                self.reversed = false;
+            }
+            KeyCode::Char('r') => self.reversed = !self.reversed,
+            KeyCode::Char('/') => {
+                self.filter.clear();
+                self.input = Input::Filter;
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
     }
 
-    fn show(&mut self, index: usize) {
+    fn show(&mut self, view: View) {
+        self.view = view;
+        self.scroll = 0;
+    }
+
+    /// Selects another row, or scrolls the text.
+    fn step(&mut self, to: impl Fn(usize) -> usize) {
+        if self.view != View::Table {
+            let lines = self.text(None).lines().count();
+            self.scroll = to(self.scroll).min(lines.saturating_sub(1));
+            return;
+        }
         let rows = self.rows();
-        let index = index.min(rows.len().saturating_sub(1));
-        let selected = rows.get(index).map(|row| row.name.clone());
+        let index = to(self.selected(&rows)).min(rows.len().saturating_sub(1));
+        let chosen = rows.get(index).map(|row| row.name.clone());
         self.index = index;
-        self.selected = selected;
+        self.chosen = chosen;
+    }
+
+    fn type_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.input = Input::Commands,
+            KeyCode::Esc => {
+                self.input = Input::Commands;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => {
+                // Backspace in an empty filter ends typing.
+                if self.filter.pop().is_none() {
+                    self.input = Input::Commands;
+                }
+            }
+            KeyCode::Char(c) => self.filter.push(c),
+            _ => {}
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::samples::{answer, look, names, press, selected, state},
+        super::samples::{answers, look, press, state},
         *,
     };
+
+    /// The policies from top to bottom.
+    fn names(state: &State) -> Vec<&str> {
+        state.rows().iter().map(|row| row.name.as_str()).collect()
+    }
+
+    fn selected(state: &State) -> &str {
+        let index = state.selected(&state.rows());
+        names(state).get(index).copied().unwrap_or_default()
+    }
+
+    fn value(state: &State, row: usize, title: &str) -> Option<f64> {
+        let column = COLUMNS.iter().find(|column| column.title == title);
+        (column.unwrap().value)(&state.rows()[row])
+    }
 
     #[test]
     fn the_busiest_comes_first_and_those_without_a_rate_last() {
         let mut state = state(&[("a", 0), ("b", 0), ("c", 0)]);
         assert_eq!(names(&state), ["a", "b", "c"]);
-        look(
-            &mut state,
-            2000,
-            &[("a", 10), ("b", 30), ("c", 30), ("new", 900)],
-        );
+        let next = [("a", 5), ("b", 15), ("c", 15), ("new", 900)];
+        look(&mut state, 1500, &next);
         assert_eq!(names(&state), ["b", "c", "a", "new"]);
         press(&mut state, "r");
         assert_eq!(names(&state), ["a", "b", "c", "new"]);
-        let rate = |i: usize| state.rows()[i].value(Column::ConnectionRate);
+        let rate = |row| value(&state, row, "CONN/S");
         assert_eq!((rate(0), rate(1), rate(3)), (Some(10.0), Some(30.0), None));
     }
 
@@ -273,23 +491,18 @@ mod tests {
     fn every_column_sorts() {
         let mut state = state(&[("a", 1), ("b", 2)]);
         look(&mut state, 2000, &[("a", 1), ("b", 3)]);
-        let mut seen = Vec::new();
-        for _ in Column::ALL {
-            seen.push(state.sort.title());
-            let forth = names(&state).join("");
+        for _ in &COLUMNS {
             press(&mut state, "r");
-            assert!(state.ascending() != (state.sort == Column::Policy));
-            assert_eq!(names(&state).len(), forth.len());
+            assert!(state.ascending() != (state.sort == POLICY));
+            assert_eq!(names(&state).len(), 2);
             press(&mut state, "s");
             assert!(!state.reversed);
         }
-        assert_eq!(state.sort, Column::ConnectionRate);
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), Column::ALL.len());
-        while state.sort != Column::Policy {
-            press(&mut state, "s");
-        }
+        assert_eq!(
+            (state.sort, names(&state)),
+            (CONNECTION_RATE, vec!["b", "a"])
+        );
+        state.sort = POLICY;
         assert_eq!(names(&state), ["a", "b"]);
         press(&mut state, "r");
         assert_eq!(names(&state), ["b", "a"]);
@@ -299,39 +512,76 @@ mod tests {
     fn the_selection_follows_its_policy() {
         let mut state = state(&[("a", 0), ("b", 0), ("c", 0)]);
         press(&mut state, "jj");
-        assert_eq!((selected(&state), state.selected()), ("c", Some(2)));
+        assert_eq!(selected(&state), "c");
         look(&mut state, 2000, &[("a", 0), ("b", 0), ("c", 5)]);
-        assert_eq!((selected(&state), state.selected()), ("c", Some(0)));
+        assert_eq!((selected(&state), names(&state)[0]), ("c", "c"));
         press(&mut state, "jjjjjj");
         assert_eq!(selected(&state), "b");
-        press(&mut state, "kkkkkk");
-        assert_eq!(selected(&state), "c");
-        for keys in ["r", "r", "s", "s", "r"] {
-            press(&mut state, keys);
-            assert_eq!(selected(&state), "c", "{keys}");
-        }
-        state.sort = Column::ConnectionRate;
-        state.reversed = false;
-        state.settle();
-        // The policy is gone: the policy in its row is selected.
-        look(&mut state, 3000, &[("a", 0), ("b", 0)]);
+        // The policy is gone: a row is selected.
+        look(&mut state, 3000, &[("a", 0)]);
         assert_eq!(selected(&state), "a");
         look(&mut state, 4000, &[]);
-        assert_eq!((selected(&state), state.selected()), ("", None));
-        look(&mut state, 5000, &[("z", 0)]);
-        assert_eq!(selected(&state), "z");
+        assert_eq!(selected(&state), "");
     }
 
     #[test]
-    fn a_pause_holds_the_picture_and_not_the_clock() {
-        let mut state = state(&[("a", 0)]);
-        press(&mut state, "p");
-        let rate = |state: &State| state.rows()[0].value(Column::ConnectionRate);
-        look(&mut state, 2000, &[("a", 10)]);
-        assert_eq!(rate(&state), None);
-        press(&mut state, "p");
-        look(&mut state, 5000, &[("a", 40)]);
-        assert_eq!(rate(&state), Some(10.0));
+    fn a_filter_is_kept_or_dropped() {
+        let mut state = state(&[("db-far", 0), ("db-near", 0), ("web", 0)]);
+        press(&mut state, "j/q");
+        assert_eq!(names(&state).len(), 0);
+        press(&mut state, "\u{8}web");
+        assert_eq!((names(&state), selected(&state)), (vec!["web"], "web"));
+        press(&mut state, "\n");
+        assert!(state.input == Input::Commands && state.filter == "web");
+        // The selection returns, unless another policy was chosen in between.
+        press(&mut state, "\u{1b}");
+        assert_eq!((names(&state).len(), selected(&state)), (3, "db-near"));
+        press(&mut state, "/web\nj\u{1b}");
+        assert_eq!((names(&state).len(), selected(&state)), (3, "web"));
+        press(&mut state, "/d\u{1b}");
+        assert_eq!((state.input, names(&state).len()), (Input::Commands, 3));
+        press(&mut state, "/\u{8}");
+        assert_eq!(state.input, Input::Commands);
+    }
+
+    #[test]
+    fn keys_that_end() {
+        for (keys, ends) in [
+            ("q", true),
+            ("\u{1b}", true),
+            ("\u{3}", true),
+            ("/\u{3}", true),
+            ("?\u{3}", true),
+            ("\nq", true),
+            ("uq", true),
+            ("\n\u{1b}", false),
+            ("\n\u{1b}\u{1b}", true),
+            ("u\u{1b}", false),
+            ("?q", false),
+            ("?\u{1b}", false),
+            ("/q", false),
+            ("/\u{1b}", false),
+            ("/a\n\u{1b}", false),
+            ("/a\n\u{1b}\u{1b}", true),
+            ("jkxsrt", false),
+        ] {
+            let mut state = state(&[("a", 0)]);
+            assert_eq!(press(&mut state, keys), ends, "{keys:?}");
+        }
+    }
+
+    #[test]
+    fn a_policy_is_open_until_escape_or_until_it_is_gone() {
+        let mut state = state(&[("a", 0), ("b", 0)]);
+        press(&mut state, "\n");
+        assert_eq!((state.view, selected(&state)), (View::Policy, "a"));
+        // Keys of the table have no effect, and others scroll.
+        press(&mut state, "s/rjj");
+        assert_eq!((state.sort, state.scroll), (CONNECTION_RATE, 2));
+        look(&mut state, 2000, &[("b", 0)]);
+        assert_eq!((state.view, selected(&state)), (View::Table, "b"));
+        press(&mut state, "\nuu");
+        assert_eq!(state.view, View::Table);
     }
 
     #[test]
@@ -343,20 +593,32 @@ mod tests {
         assert!(state.trouble(at(5)).is_some());
         state.failed("gone".to_owned());
         assert_eq!(state.trouble(at(1)), Some("gone"));
-        state.update(answer(9000, &[]), at(9));
+        state.update(answers(9000, &[]), at(9));
         assert_eq!(
-            (state.trouble(at(9)), state.age(at(12))),
-            (None, Duration::from_secs(3))
+            (state.trouble(at(9)), state.age(at(12)).as_secs()),
+            (None, 3)
         );
     }
 
     #[test]
-    fn shares_and_times_are_since_the_policy_or_since_top_began() {
+    fn counts_are_since_the_policy_or_since_top_started() {
         let mut state = state(&[("a", 100)]);
         look(&mut state, 2000, &[("a", 101)]);
-        let total = |state: &State| state.rows()[0].value(Column::Connections);
-        assert_eq!(total(&state), Some(101.0));
+        assert_eq!(value(&state, 0, "CONNS"), Some(101.0));
         press(&mut state, "t");
-        assert_eq!(total(&state), Some(1.0));
+        assert_eq!(value(&state, 0, "CONNS"), Some(1.0));
+        // The counts restart.
+        look(&mut state, 3000, &[("a", 3)]);
+        assert_eq!(value(&state, 0, "CONNS"), Some(3.0));
+        assert_eq!(value(&state, 0, "CONN/S"), None);
+        look(&mut state, 4000, &[("a", 4)]);
+        assert_eq!(value(&state, 0, "CONN/S"), Some(1.0));
+    }
+
+    #[test]
+    fn shares_of_nothing() {
+        assert_eq!(share(0, 0), None);
+        assert_eq!(share(0, 5), Some(0.0));
+        assert_eq!(share(1, 0).map(percent).as_deref(), Some(">999%"));
     }
 }

@@ -5,19 +5,17 @@ use std::time::{Duration, Instant};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
-    style::Stylize as _,
+    style::{Color, Style, Stylize as _},
     text::{Line, Text},
-    widgets::{Block, Clear, Paragraph},
+    widgets::{Block, Clear, Paragraph, Wrap},
 };
-use rto_agent_core::policy::units::format_duration;
+use rto_agent_core::{policy::units::format_duration, wire::stats::TOO_MANY_SPURIOUS};
 
-use super::{
-    details,
-    history::Scope,
-    state::State,
-    table::{self, shortened},
-    timers,
-};
+use super::state::{COLUMNS, IMPORTANCE, Input, Row, SPURIOUS, State, View};
+use crate::commands::{table, terminal::shortened};
+
+/// The least width of names on a terminal without room for all columns.
+const NAME: usize = 12;
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     let [header, body, footer] = Layout::vertical([
@@ -27,16 +25,18 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     ])
     .areas(frame.area());
     draw_header(frame, header, state, now);
-    if state.page.is_open {
-        timers::draw(frame, body, state);
-    } else if let Some((name, history)) = state.opened() {
-        details::draw(frame, body, state, name, history);
-    } else {
-        table::draw(frame, body, state);
+    match state.view {
+        View::Table => draw_table(frame, body, state),
+        View::Policy | View::Timers => {
+            let text = state.text(Some(body.width.into()));
+            let scroll = u16::try_from(state.scroll).unwrap_or(u16::MAX);
+            let text = Paragraph::new(text).wrap(Wrap { trim: false });
+            frame.render_widget(text.scroll((scroll, 0)), body);
+        }
     }
     draw_footer(frame, footer, state);
-    if state.help {
-        draw_help(frame, state);
+    if state.input == Input::Help {
+        draw_help(frame);
     }
 }
 
@@ -47,64 +47,118 @@ fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, now: Instant) {
         Some(_) => format!("no answer for {age}").red().bold(),
         None => format!("updated {age} ago").into(),
     };
-    let mut right = vec![
-        format!("  every {}, ", format_duration(state.interval)).into(),
-        looked,
-    ];
-    if state.paused {
-        right.push("  PAUSED".yellow().bold());
-    }
-    let right = Line::from(right);
+    let every = format!("  every {}, ", format_duration(state.interval));
+    let right = Line::from(vec![every.into(), looked]);
     let width = u16::try_from(right.width()).unwrap_or(u16::MAX);
-    let [first, second] =
-        Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
+    let [first, second] = Layout::vertical([Constraint::Length(1); 2]).areas(area);
     // The daemon's health is more important than its address.
     let [left_area, right_area] =
         Layout::horizontal([Constraint::Fill(1), Constraint::Length(width)]).areas(first);
-    let title = "rto-agent top  ";
-    let room = usize::from(left_area.width).saturating_sub(title.len());
-    let left = Line::from(vec![title.bold(), shortened(&state.socket, room).into()]);
+    let left = Line::from(vec!["rto-agent top  ".bold(), state.socket.as_str().into()]);
     frame.render_widget(left, left_area);
     frame.render_widget(right, right_area);
     let said = match trouble {
         Some(trouble) => trouble.to_owned().red().bold(),
-        None if !state.on => "no statistics: statistics = false in [agent]".yellow(),
-        None if state.page.is_open => {
-            "learnt and guarded timers, arms and experiments; the selected policy is shown below"
-                .dim()
-        }
+        None if !state.answers.stats.on => "no statistics: statistics = false in [agent]".yellow(),
+        None if state.view != View::Table => meaning(state).cyan(),
         None => meaning(state).dim(),
     };
     frame.render_widget(Line::from(said), second);
 }
 
-/// Since when the counts are, and the sort order.
+/// Where the shown text is from, or since when the counts are and the sort order.
 fn meaning(state: &State) -> String {
-    let began = match state.scope {
-        Scope::Policy => "the policy",
-        Scope::Top => "top",
+    let began = match state.since_start {
+        false => "the policy",
+        true => "top",
     };
-    let order = if state.ascending() {
-        "ascending"
-    } else {
-        "descending"
-    };
-    let sort = state.sort.title();
-    format!("/S: since the last update; others: since {began} started; sorted by {sort}, {order}")
+    match state.view {
+        View::Table => {
+            let order = match state.ascending() {
+                true => "ascending",
+                false => "descending",
+            };
+            let sort = COLUMNS[state.sort].title;
+            format!(
+                "/S: since the last update; others: since {began} started; sorted by {sort}, {order}"
+            )
+        }
+        View::Policy => format!("rto-agent stats --policy, since {began} started"),
+        View::Timers => "rto-agent tune; rto-agent experiment show".to_owned(),
+    }
+}
+
+fn draw_table(frame: &mut Frame<'_>, area: Rect, state: &State) {
+    let rows = state.rows();
+    if rows.is_empty() {
+        let text = match state.answers.stats.policies.is_empty() {
+            true => "no policy is active".to_owned(),
+            false => format!("no policy's name contains {:?}", state.filter),
+        };
+        frame.render_widget(Line::from(text), area);
+        return;
+    }
+    let width = usize::from(area.width);
+    let name = NAME.max(width / 5);
+    let header = COLUMNS
+        .each_ref()
+        .map(|c| format!("{:>1$}", c.title, c.width));
+    let cells: Vec<_> = rows.iter().map(|row| cells(row, name)).collect();
+    let (text, _) = table::fitted(
+        header.each_ref().map(String::as_str),
+        &cells,
+        IMPORTANCE,
+        Some(width),
+    );
+    let mut lines = text.lines().map(|line| format!("{line:width$}"));
+    let header = lines.next().unwrap_or_default().bold();
+    let selected = state.selected(&rows);
+    let lines = rows
+        .iter()
+        .zip(lines)
+        .enumerate()
+        .map(|(index, (row, line))| {
+            let spurious = (COLUMNS[SPURIOUS].value)(row);
+            let style = match spurious.is_some_and(|share| share > TOO_MANY_SPURIOUS) {
+                true => Style::new().fg(Color::Red).bold(),
+                false => Style::new(),
+            };
+            Line::styled(
+                line,
+                if index == selected {
+                    style.reversed()
+                } else {
+                    style
+                },
+            )
+        });
+    let height = usize::from(area.height).saturating_sub(1);
+    let above = (selected + 1).saturating_sub(height);
+    let shown = std::iter::once(header.into()).chain(lines.skip(above));
+    frame.render_widget(Text::from_iter(shown), area);
+}
+
+fn cells(row: &Row<'_>, name: usize) -> [String; COLUMNS.len()] {
+    let mut cells = COLUMNS.each_ref().map(|column| {
+        let value = (column.value)(row).map_or_else(|| "-".to_owned(), column.text);
+        format!("{value:>0$}", column.width)
+    });
+    cells[0] = shortened(row.name.as_str(), Some(name));
+    cells
 }
 
 fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
-    let line = if state.typing {
+    let line = if state.input == Input::Filter {
         Line::from(vec![
             "/".bold(),
             state.filter.as_str().into(),
             "█".into(),
             "  Enter keep  Esc drop".dim(),
         ])
-    } else if state.page.is_open || state.opened().is_some() {
-        Line::from("Esc back  up/down policy  t since  p pause  ? help  q quit").dim()
+    } else if state.view != View::Table {
+        Line::from("Esc back  up/down scroll  t since  ? help  q quit").dim()
     } else {
-        let keys = "q quit  Enter open  u timers  s, r sort  / filter  t since  p pause  ? help";
+        let keys = "q quit  Enter open  u timers  s, r sort  / filter  t since  ? help";
         let filter = match state.filter.as_str() {
             "" => String::new(),
             filter => format!("/{filter}  "),
@@ -114,31 +168,25 @@ fn draw_footer(frame: &mut Frame<'_>, area: Rect, state: &State) {
     frame.render_widget(line, area);
 }
 
-fn draw_help(frame: &mut Frame<'_>, state: &State) {
+fn draw_help(frame: &mut Frame<'_>) {
     const HELP: &str = "\
-up, down, k, j   select a policy
-Enter            histograms and control arm (not in the table); Esc goes back
-u                learnt and guarded timers, arms and experiments
+up, down, k, j   select a policy, scroll
+Enter            statistics of the policy, with its control arm; Esc goes back
+u                learnt and guarded timers, and experiments
 s, r             sort by the next column, reverse
 /                only policies whose name contains this; Esc clears it
 t                count since the policy was added or since top started
-p                pause the display
 q, Esc, Ctrl-C   quit
 
 CONN/S   connections established per second
 RETR%    SYNs and SYN-ACKs retransmitted, per connection
 SPUR%    of these, spurious: the answer was already on its way
-HS       duration of handshakes
+>500MS   connects that took longer than 500 ms
+P50...   connect times, losses included
 RTT      smoothed round-trip time
 ABRT/S   connections aborted per second
-CONNS    connections established
-HISTORY  CONN/S in the last intervals";
-    let help = if state.page.is_open {
-        timers::HELP
-    } else {
-        HELP
-    };
-    let text = Text::from(help);
+CONNS    connections established";
+    let text = Text::from(HELP);
     let size = |n: usize| u16::try_from(n + 2).unwrap_or(u16::MAX);
     let area = frame.area();
     let area = area.centered(
@@ -152,21 +200,20 @@ HISTORY  CONN/S in the last intervals";
 
 #[cfg(test)]
 mod tests {
-    use ratatui::{Terminal, backend::TestBackend, style::Color};
+    use ratatui::{Terminal, backend::TestBackend};
+    use rto_agent_core::{testing::timer, wire::tune::TunedPolicy};
+    use rto_model::tune::tuner::State as TunerState;
 
     use super::{
-        super::{
-            history::Column,
-            samples::{busy, press, state, tuned, with_control},
-            state::Answers,
-        },
+        super::samples::{busy, press, state},
         *,
     };
 
     /// The screen at this time after the last answer, however slow the machine is.
     fn screen(state: &State, width: u16, height: u16, age: Duration) -> Terminal<TestBackend> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        let now = state.looked() + age;
+        let now = Instant::now();
+        let now = now - state.age(now) + age;
         terminal.draw(|frame| draw(frame, state, now)).unwrap();
         terminal
     }
@@ -190,8 +237,11 @@ mod tests {
     #[test]
     fn a_filter_being_typed() {
         let mut state = busy();
-        press(&mut state, "rp/ne");
-        insta::assert_snapshot!(text(&state));
+        press(&mut state, "/ne");
+        let text = text(&state);
+        assert!(text.contains("/ne█  Enter keep"), "{text}");
+        assert!(text.contains("\"near "), "{text}");
+        assert!(!text.contains("database"), "{text}");
     }
 
     #[test]
@@ -199,59 +249,28 @@ mod tests {
         let mut state = busy();
         press(&mut state, "j\n");
         insta::assert_snapshot!(text(&state));
+        press(&mut state, "jjjj");
+        assert!(!text(&state).contains("CONNECTS"));
     }
 
     #[test]
-    fn an_open_policy_with_a_control_arm() {
-        let mut state = with_control(50);
-        press(&mut state, "\n");
-        insta::assert_snapshot!(text(&state));
-        let mut idle = with_control(0);
-        press(&mut idle, "\n");
-        assert!(text(&idle).contains("control (5%): none"));
-    }
-
-    #[test]
-    fn the_timers_of_a_policy_and_its_experiment() {
-        let mut state = tuned();
-        press(&mut state, "uj");
-        insta::assert_snapshot!(text(&state));
-    }
-
-    #[test]
-    fn a_wide_terminal_has_all_columns_of_timers() {
-        let mut state = tuned();
-        press(&mut state, "ujj");
-        let terminal = screen(&state, 110, 24, Duration::ZERO);
-        insta::assert_snapshot!(terminal.backend().to_string());
-        let buffer = terminal.backend().buffer();
-        let is_red = |y| (0..110).any(|x| buffer[(x, y)].fg == Color::Red);
-        let lines = terminal.backend().to_string();
-        for (y, line) in (0..).zip(lines.lines()) {
-            let is_bad = ["guarded harm", "frozen", "harm proven", "  harm  "]
-                .iter()
-                .any(|bad| line.contains(bad));
-            assert_eq!(is_red(y), is_bad, "{line}");
+    fn timers_of_the_policies_that_pass_the_filter() {
+        let mut state = busy();
+        for name in ["near", "far"] {
+            let policy = TunedPolicy {
+                since_ms: None,
+                timers: vec![timer("active", TunerState::Active)],
+                transitions: Vec::new(),
+                notes: Vec::new(),
+            };
+            let policies = &mut state.answers.tune.policies;
+            policies.insert(name.parse().unwrap(), policy);
         }
-    }
-
-    #[test]
-    fn the_help_of_the_timers() {
-        let mut state = tuned();
-        press(&mut state, "u?");
-        insta::assert_snapshot!(text(&state));
-    }
-
-    #[test]
-    fn without_timers_a_sentence() {
-        let mut state = state(&[("a", 1)]);
-        press(&mut state, "u");
-        assert!(text(&state).contains("waiting for the daemon"));
-        state.update_page(Answers::default());
-        assert!(text(&state).contains("no policy has a learnt or guarded timer"));
-        let mut state = tuned();
-        press(&mut state, "/none\nu");
-        assert!(text(&state).contains("no policy's name contains \"none\""));
+        press(&mut state, "/ne\nu");
+        let text = text(&state);
+        assert!(text.contains("next: lower to 24ms"), "{text}");
+        assert!(text.contains("no experiments"), "{text}");
+        assert!(text.contains("near") && !text.contains("far"), "{text}");
     }
 
     #[test]
@@ -260,8 +279,9 @@ mod tests {
         state.failed("no rto-agent daemon answers at /run/x: refused".to_owned());
         let terminal = screen(&state, 80, 24, Duration::from_secs(75));
         let text = terminal.backend().to_string();
-        let top: Vec<_> = text.lines().take(4).collect();
-        insta::assert_snapshot!(top.join("\n"));
+        assert!(text.contains("no answer for 75s"), "{text}");
+        assert!(text.contains("/run/x: refused"), "{text}");
+        assert!(text.contains("near"), "{text}");
         let buffer = terminal.backend().buffer();
         assert_eq!(buffer[(0, 1)].fg, Color::Red);
         assert_eq!(buffer[(79, 0)].fg, Color::Red);
@@ -269,57 +289,44 @@ mod tests {
 
     #[test]
     fn nothing_to_show() {
-        let empty = state(&[]);
-        assert!(text(&empty).contains("no policy is active"));
+        assert!(text(&state(&[])).contains("no policy is active"));
         let mut filtered = state(&[("a", 1)]);
         press(&mut filtered, "/b\n");
         assert!(text(&filtered).contains("no policy's name contains \"b\""));
         let mut off = state(&[("a", 1)]);
-        off.on = false;
-        let terminal = screen(&off, 80, 24, Duration::ZERO);
-        assert!(
-            terminal
-                .backend()
-                .to_string()
-                .contains("statistics = false")
-        );
+        off.answers.stats.on = false;
+        assert!(text(&off).contains("statistics = false"));
     }
 
     #[test]
     fn too_many_spurious_retransmissions_are_red() {
-        let state = busy();
-        let terminal = screen(&state, 80, 24, Duration::ZERO);
-        let buffer = terminal.backend().buffer();
-        let red: Vec<_> = (0..24)
-            .filter(|y| (0..80).any(|x| buffer[(x, *y)].fg == Color::Red))
-            .collect();
-        let rows = state.rows();
-        let expected: Vec<_> = (3..)
-            .zip(&rows)
-            .filter(|(_, row)| row.value(Column::Spurious).is_some_and(|v| v > 0.01))
-            .map(|(y, _)| y)
-            .collect();
-        assert_eq!((red.len(), red), (1, expected));
+        let terminal = screen(&busy(), 80, 24, Duration::ZERO);
+        let lines = terminal.backend().to_string();
+        for (y, line) in (0..).zip(lines.lines()) {
+            let is_red = terminal.backend().buffer()[(0, y)].fg == Color::Red;
+            assert_eq!(is_red, line.contains("database"), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_selected_row_is_on_the_screen() {
+        let mut state = busy();
+        press(&mut state, "jjj");
+        let text = screen(&state, 80, 5, Duration::ZERO).backend().to_string();
+        assert!(
+            text.contains("POLICY") && text.contains("nothing-yet"),
+            "{text}"
+        );
     }
 
     #[test]
     fn no_size_is_too_small() {
-        // Every small width, and some larger ones.
-        let widths = || (1..=30).chain((31..=100).step_by(9));
-        let heights = || (1..=15).chain((16..=40).step_by(6));
-        for keys in ["", "?", "p/x", "j\n", "jjj\n", "u", "uj", "ujj?"] {
+        for keys in ["", "?", "/x", "j\n", "jjj\n", "u"] {
             let mut state = busy();
             press(&mut state, keys);
-            let mut control = with_control(50);
-            press(&mut control, keys);
-            let mut tuned = tuned();
-            press(&mut tuned, keys);
-            for (width, height) in widths().flat_map(|w| heights().map(move |h| (w, h))) {
+            for (width, height) in (1..=100).flat_map(|w| (1..=30).step_by(4).map(move |h| (w, h)))
+            {
                 screen(&state, width, height, Duration::ZERO);
-                if width % 10 == 0 {
-                    screen(&control, width, height, Duration::ZERO);
-                    screen(&tuned, width, height, Duration::ZERO);
-                }
             }
         }
     }
