@@ -1,12 +1,7 @@
 //! Evidence from a packet capture, as a summary from `rto-lab advise --pcap`: this program parses
 //! no packets.
 
-use std::{
-    fs::File,
-    io::{self, BufReader, Read},
-    net::IpAddr,
-    path::Path,
-};
+use std::{net::IpAddr, path::Path};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_advice::{
@@ -14,13 +9,13 @@ use rto_advice::{
     capture::{Capture, Fit, NamedCapture, Opening},
 };
 use rto_agent_core::{
-    policy::{Cidr, Settings},
+    policy::Cidr,
     printable::{self, counted},
 };
 use rto_model::distribution::Distribution;
 
 use super::{
-    evidence::{ByDirection, Gathered, Present, Source, Times, rows},
+    evidence::{ByDirection, Gathered, Source, Times, open, rows},
     text,
 };
 
@@ -35,18 +30,13 @@ pub(super) fn read(
     hosts: &[IpAddr],
     hz: u32,
 ) -> anyhow::Result<Gathered> {
-    let at = || format!("--samples {}", path.display());
-    let input: Box<dyn Read> = if path == Path::new("-") {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(File::open(path).with_context(at)?)
-    };
-    let read: NamedCapture = serde_json::from_reader(BufReader::new(input))
+    let (title, input) = open("--samples", path)?;
+    let read: NamedCapture = serde_json::from_reader(input)
         .context(
             "not the JSON that rto-lab advise writes; to read a capture, run rto-lab advise \
-                  --pcap FILE",
+             --pcap FILE",
         )
-        .with_context(at)?;
+        .context(title)?;
     let file = read.file;
     let jiffy_us = 1_000_000 / u64::from(hz.max(1));
     judged(&file, read.capture, (cidrs, hosts), jiffy_us).with_context(|| printable::path(&file))
@@ -180,30 +170,29 @@ fn of_flows(
             counted(sent.segments, "segment", "segments")
         ));
     }
+    let source = Source::Capture {
+        file: file.to_owned(),
+        cidrs: cidrs.to_vec(),
+        packets: capture.counts.packets,
+        began_us: capture.times.began_us,
+        ended_us: capture.times.ended_us,
+        flows: capture.flows.len(),
+        segments: sent.segments,
+        retransmitted: sent.retransmitted,
+    };
     Gathered {
-        source: Source::Capture {
-            file: file.to_owned(),
-            cidrs: cidrs.to_vec(),
-            packets: capture.counts.packets,
-            began_us: capture.times.began_us,
-            ended_us: capture.times.ended_us,
-            flows: capture.flows.len(),
-            segments: sent.segments,
-            retransmitted: sent.retransmitted,
-        },
-        present: Present::KERNEL,
-        settings: Settings::default(),
         observed_ms: (capture.times.began_us.zip(capture.times.ended_us))
             .map(|(began, ended)| ended.abs_diff(began) / 1000),
         evidence,
-        handshakes: ByDirection::<Handshakes>::of(handshakes),
+        handshakes: ByDirection::of(handshakes),
         round_trips: ByDirection::new(
             Times::Flows(fit.round_trips(capture.flows.iter())),
             flows.map(|(direction, flows)| (direction, Times::Flows(flows))),
-            |times| matches!(times, Times::Flows(flows) if flows.is_empty()),
+            Times::is_empty,
         ),
         warnings,
         notes,
+        ..Gathered::of(source)
     }
 }
 
@@ -331,7 +320,7 @@ mod tests {
     #[test]
     fn a_file_that_is_no_capture() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        io::Write::write_all(&mut file, b"hello").unwrap();
+        std::io::Write::write_all(&mut file, b"hello").unwrap();
         let error = read(file.path(), &[], &[], 250).err().unwrap();
         let error = format!("{error:#}");
         assert!(error.contains("rto-lab advise --pcap FILE"), "{error}");

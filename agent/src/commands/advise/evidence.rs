@@ -1,6 +1,12 @@
 //! Evidence for advice: from the daemon, from several hosts, or from a capture.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{self, BufReader, Read},
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_advice::{
@@ -9,7 +15,7 @@ use rto_advice::{
 };
 use rto_agent_core::{
     policy::{Cidr, PolicyName, Settings, compile::EffectiveSetting, units::parse_duration},
-    printable::counted,
+    printable::{self, counted},
     wire::{
         stats::{ArmStats, DirectionStats, PolicyStats, StatsAnswer},
         types::{ListAnswer, LookupAnswer},
@@ -142,6 +148,13 @@ pub(super) enum Times {
 }
 
 impl Times {
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::Unordered(times) => times.count() == 0,
+            Self::Flows(flows) => flows.is_empty(),
+        }
+    }
+
     pub(super) fn as_model(&self) -> RoundTrips<'_> {
         match self {
             Self::Unordered(times) => RoundTrips::Unordered(times),
@@ -170,17 +183,6 @@ impl<T> ByDirection<T> {
             each.clear();
         }
         Self { all, each }
-    }
-}
-
-impl ByDirection<Distribution> {
-    pub(super) fn of(each: impl IntoIterator<Item = (&'static str, Distribution)>) -> Self {
-        let each: Vec<_> = each.into_iter().collect();
-        let mut all = Distribution::default();
-        for (_, times) in &each {
-            all.extend(times);
-        }
-        Self::new(all, each, |times| times.count() == 0)
     }
 }
 
@@ -238,6 +240,40 @@ pub(super) struct Gathered {
     pub(super) round_trips: ByDirection<Times>,
     pub(super) warnings: Vec<String>,
     pub(super) notes: Vec<String>,
+}
+
+/// Opens the file of an option ("-": standard input); returns its name for errors, too.
+pub(super) fn open(
+    option: &str,
+    path: &Path,
+) -> anyhow::Result<(String, BufReader<Box<dyn Read>>)> {
+    let title = format!("{option} {}", printable::path(path));
+    let input: Box<dyn Read> = match path == Path::new("-") {
+        true => Box::new(io::stdin().lock()),
+        false => Box::new(File::open(path).with_context(|| title.clone())?),
+    };
+    Ok((title, BufReader::new(input)))
+}
+
+/// The wanted policy, or the only one of several hosts.
+pub(super) fn one_policy(
+    wanted: Option<PolicyName>,
+    known: &BTreeSet<PolicyName>,
+) -> anyhow::Result<PolicyName> {
+    let names: Vec<_> = known.iter().map(PolicyName::as_str).collect();
+    let names = names.join(", ");
+    let unmatched = PolicyName::unmatched();
+    let mut named = known.iter().filter(|name| **name != unmatched);
+    let policy = match (wanted, named.next(), named.next()) {
+        (Some(wanted), ..) => wanted,
+        (None, Some(only), None) => only.clone(),
+        _ => bail!("give the policy with --policy NAME; policies there: {names}"),
+    };
+    ensure!(
+        known.contains(&policy),
+        "no policy {policy}; policies there: {names}"
+    );
+    Ok(policy)
 }
 
 /// The policy of an entry, or of the entry that covers an address.
@@ -345,7 +381,7 @@ impl Gathered {
             settings: Settings::default(),
             observed_ms: None,
             evidence: Vec::new(),
-            handshakes: ByDirection::<Handshakes>::of([]),
+            handshakes: ByDirection::of([]),
             round_trips: ByDirection {
                 all: Times::Flows(Vec::new()),
                 each: Vec::new(),
@@ -381,17 +417,15 @@ impl Gathered {
         self.evidence.extend(rows("path_rtt", &handshakes));
         self.evidence.extend(rows("srtt", &round_trips));
         let handshakes = handshakes.into_iter();
-        self.handshakes = ByDirection::<Handshakes>::of(
-            handshakes.map(|(direction, times)| (direction, times.into())),
-        );
-        let ByDirection { all, each } = ByDirection::<Distribution>::of(round_trips);
-        self.round_trips = ByDirection {
-            all: Times::Unordered(all),
-            each: each
-                .into_iter()
-                .map(|(direction, times)| (direction, Times::Unordered(times)))
-                .collect(),
-        };
+        self.handshakes =
+            ByDirection::of(handshakes.map(|(direction, times)| (direction, times.into())));
+        let mut all = Distribution::default();
+        for (_, times) in &round_trips {
+            all.extend(times);
+        }
+        let each = round_trips.into_iter();
+        let each = each.map(|(direction, times)| (direction, Times::Unordered(times)));
+        self.round_trips = ByDirection::new(Times::Unordered(all), each, Times::is_empty);
         self.notes.push(
             "the order of the samples is unknown: for rto_min, Linux's estimator runs over RTTs in \
              random order, and smoothed RTTs hide single slow answers; a capture shows both \

@@ -115,7 +115,7 @@ fn gather(args: &Advise, hz: u32) -> anyhow::Result<Gathered> {
     }
     if !args.stats.is_empty() {
         let policy = args.policy.as_deref().map(str::parse).transpose()?;
-        return fleet::read(&args.stats, policy.as_ref());
+        return fleet::read(&args.stats, policy);
     }
     let client = Client::new(&args.socket.socket);
     let entries = client.get("/v1/entries")?;
@@ -221,32 +221,25 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
         let suggestion = decided.advice.suggestion.as_ref()?;
         Some(Duration::from_micros(suggestion.value_us))
     };
-    let initial_rto = value(&answer.initial_rto).map(InitialRtoSetting::Fixed);
-    let rto_min = value(&answer.rto_min).map(RtoMinSetting::Fixed);
     // A learnt timer needs no advice.
-    let is_other = |rto: &InitialRtoSetting| {
-        present.auto_initial_rto().is_none() && Some(*rto) != present.initial_rto
-    };
-    let is_other_min = |rto_min: &RtoMinSetting| {
-        present.auto_rto_min().is_none() && Some(*rto_min) != present.rto_min
-    };
+    let initial_rto = value(&answer.initial_rto).map(InitialRtoSetting::Fixed);
+    let initial_rto = initial_rto
+        .filter(|rto| present.auto_initial_rto().is_none() && Some(*rto) != present.initial_rto);
+    let rto_min = value(&answer.rto_min).map(RtoMinSetting::Fixed);
+    let rto_min =
+        rto_min.filter(|rto| present.auto_rto_min().is_none() && Some(*rto) != present.rto_min);
+    // The advice on rto_min assumes that rto_restart is off.
+    let restarts = present.rto_restart == Some(true) && rto_min.is_some();
     let changes = Settings {
-        initial_rto: initial_rto.filter(is_other),
-        rto_min: rto_min.filter(is_other_min),
+        initial_rto,
+        rto_min,
+        rto_restart: restarts.then_some(false),
         ..Settings::default()
     };
     if changes.is_empty() {
         return;
     }
-    // The advice on rto_min assumes that rto_restart is off.
-    let rto_restart = present
-        .rto_restart
-        .filter(|on| *on && changes.rto_min.is_some());
-    let changes = Settings {
-        rto_restart: rto_restart.map(|_| false),
-        ..changes
-    };
-    if rto_restart.is_some() {
+    if restarts {
         answer.warnings.push(
             "rto_restart lowers the policy's rto_min by the round trip: the effective value is \
              shorter than shown here, and the suggestion assumes no rto_restart"

@@ -1,7 +1,7 @@
 //! Evidence from a fleet's metrics, queried through the HTTP API of Prometheus or of a compatible
 //! server: Thanos, Mimir, VictoriaMetrics.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 
@@ -17,7 +17,7 @@ use rto_agent_core::{
 };
 
 use self::api::{Sample, Server};
-use super::evidence::{Gathered, Source};
+use super::evidence::{Gathered, Source, one_policy};
 use crate::cli::Advise;
 
 /// A metric that warnings are based on.
@@ -138,26 +138,18 @@ fn gathered(
 
 /// The requested policy, or the only one, and the number of hosts that have it.
 fn policy_of(counts: &[Sample], wanted: Option<PolicyName>) -> anyhow::Result<(PolicyName, u64)> {
-    let names: Vec<_> = counts.iter().map(|sample| sample.label("policy")).collect();
     ensure!(
-        !names.is_empty(),
+        !counts.is_empty(),
         "no metrics of rto-agent there: check --match, and that statistics and metrics are enabled \
          ([agent])"
     );
-    let unmatched = PolicyName::unmatched();
-    let mut named = names.iter().filter(|name| **name != unmatched.as_str());
-    let policy = match (wanted, named.next(), named.next()) {
-        (Some(wanted), ..) => wanted,
-        (None, Some(only), None) => only.parse()?,
-        _ => bail!(
-            "give the policy with --policy NAME; policies there: {}",
-            names.join(", ")
-        ),
-    };
-    let of = counts.iter().find(|s| s.label("policy") == policy.as_str());
-    let of =
-        of.with_context(|| format!("no policy {policy}; policies there: {}", names.join(", ")))?;
-    Ok((policy, of.count()?))
+    let mut hosts = BTreeMap::new();
+    for sample in counts {
+        hosts.insert(sample.label("policy").parse()?, sample.count()?);
+    }
+    let policy = one_policy(wanted, &hosts.keys().cloned().collect())?;
+    let count = hosts.remove(&policy).unwrap_or_default();
+    Ok((policy, count))
 }
 
 /// The sampling, which must be the same everywhere: otherwise the times have different weights.
@@ -306,7 +298,7 @@ mod tests {
         let error = |result: anyhow::Result<Gathered>| format!("{:#}", result.err().unwrap());
         let which = error(gathered(fleet, &QUESTION, None));
         assert!(
-            which.contains("policies there: near, far, unmatched"),
+            which.contains("policies there: far, near, unmatched"),
             "{which}"
         );
         let other = error(gathered(fleet, &QUESTION, "mid".parse().ok()));

@@ -11,7 +11,7 @@ use hyper::{
     Request, StatusCode, Uri,
     body::Bytes,
     client::conn::http1,
-    header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION},
+    header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
 use rto_agent_core::printable;
@@ -24,8 +24,6 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const PORT: u16 = 80;
 /// The most characters shown of a text from the server.
 const SHOWN: usize = 200;
-/// The most warnings shown; each store of a fleet can add one.
-const WARNINGS: usize = 8;
 /// 2^53: above it not every integer is a double.
 const LARGEST_COUNT: f64 = 9_007_199_254_740_992.0;
 
@@ -99,13 +97,6 @@ enum Data {
     Vector(Vec<Sample>),
 }
 
-/// An HTTP response.
-struct Response {
-    status: StatusCode,
-    location: Option<String>,
-    body: Bytes,
-}
-
 impl Server {
     pub(super) fn new(url: &str, headers: &[String]) -> anyhow::Result<Self> {
         let uri: Uri = url.parse().context("no URL")?;
@@ -139,28 +130,30 @@ impl Server {
             .enable_all()
             .build()?;
         let asked = runtime.block_on(async { timeout(TIMEOUT, self.post(query)).await });
-        let response =
+        let (status, body) =
             asked.with_context(|| format!("no answer within {} s", TIMEOUT.as_secs()))??;
-        self.samples(&response).with_context(|| query.to_owned())
+        self.samples(status, &body)
+            .with_context(|| query.to_owned())
     }
 
     /// The samples of an answer; keeps its warnings.
-    fn samples(&mut self, response: &Response) -> anyhow::Result<Vec<Sample>> {
-        let status = response.status;
-        let (samples, warnings, is_partial) = match serde_json::from_slice(&response.body) {
+    fn samples(&mut self, status: StatusCode, body: &[u8]) -> anyhow::Result<Vec<Sample>> {
+        let text = shown(&String::from_utf8_lossy(body));
+        let (samples, warnings, is_partial) = match serde_json::from_slice(body) {
             Ok(Answer::Error { error_type, error }) => {
                 let text = [error_type, error].map(|text| shown(&text));
                 bail!("status {status}: {}", text.join(": "));
             }
-            _ if !status.is_success() => bail!("status {status}: {}", self.hint(response)),
+            _ if !status.is_success() => {
+                bail!("status {status}: {}", self.hint(status, &text))
+            }
             Ok(Answer::Success {
                 data: Data::Vector(samples),
                 warnings,
                 is_partial,
             }) => (samples, warnings, is_partial),
             Err(error) => {
-                let body = shown(&String::from_utf8_lossy(&response.body));
-                let what = format!("not an answer of the Prometheus API: {body}");
+                let what = format!("not an answer of the Prometheus API: {text}");
                 return Err(anyhow::Error::new(error).context(what));
             }
         };
@@ -174,32 +167,24 @@ impl Server {
     }
 
     /// What the operator can do about an HTTP status.
-    fn hint(&self, response: &Response) -> String {
-        let path = &self.path;
-        match response.status.as_u16() {
-            300..=399 => match &response.location {
-                Some(to) => format!(
-                    "redirected to {}: give the final address (http:// only; TLS and logins need a \
-                     proxy)",
-                    shown(to)
-                ),
-                None => "redirected: give the final address".to_owned(),
-            },
+    fn hint(&self, status: StatusCode, text: &str) -> String {
+        match status.as_u16() {
+            300..=399 => "redirected: give the final address (http:// only; TLS and logins need a \
+                          proxy)"
+                .to_owned(),
             401 | 403 => {
                 "a login is needed: give --header \"Authorization: Bearer TOKEN\", or use a proxy"
                     .to_owned()
             }
             404 | 405 => {
+                let path = &self.path;
                 format!("there is no Prometheus API at {path}: check the path of the URL")
             }
             500..=599 => {
                 "the server, or a proxy in front of it, failed: see its log, then try again"
                     .to_owned()
             }
-            _ => format!(
-                "the query was rejected: \"{}\"",
-                shown(&String::from_utf8_lossy(&response.body))
-            ),
+            _ => format!("the query was rejected: \"{text}\""),
         }
     }
 
@@ -210,15 +195,10 @@ impl Server {
                 "Prometheus warns: {warning}; if hosts are missing from the answer, the advice does not cover them"
             )
         });
-        let mut shown: Vec<_> = warnings.take(WARNINGS).collect();
-        let more = self.warnings.len() - shown.len();
-        if more > 0 {
-            shown.push(format!("Prometheus warns of {more} more"));
-        }
-        shown
+        warnings.collect()
     }
 
-    async fn post(&self, query: &str) -> anyhow::Result<Response> {
+    async fn post(&self, query: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let driver = tokio::spawn(connection);
@@ -232,16 +212,10 @@ impl Server {
         headers.insert(CONTENT_TYPE, form);
         headers.extend(self.headers.clone());
         let response = sender.send_request(request).await?;
-        let location = response.headers().get(LOCATION);
-        let location = location.map(|to| String::from_utf8_lossy(to.as_bytes()).into_owned());
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();
         driver.abort();
-        Ok(Response {
-            status,
-            location,
-            body,
-        })
+        Ok((status, body))
     }
 }
 
@@ -258,18 +232,9 @@ fn shown(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn answered(
-        status: u16,
-        location: Option<&str>,
-        body: &str,
-    ) -> (Server, anyhow::Result<Vec<Sample>>) {
+    fn answered(status: u16, body: &str) -> (Server, anyhow::Result<Vec<Sample>>) {
         let mut server = Server::new("http://x", &[]).unwrap();
-        let response = Response {
-            status: StatusCode::from_u16(status).unwrap(),
-            location: location.map(str::to_owned),
-            body: Bytes::from(body.to_owned()),
-        };
-        let samples = server.samples(&response);
+        let samples = server.samples(StatusCode::from_u16(status).unwrap(), body.as_bytes());
         (server, samples)
     }
 
@@ -294,31 +259,24 @@ mod tests {
         let error = r#"{"status":"error","errorType":"unavailable","error":"tsdb not ready"}"#;
         let only_type = r#"{"status":"error","errorType":"bad_data"}"#;
         let scalar = r#"{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}"#;
-        for (status, location, body, said) in [
-            (301, None, "", "status 301 Moved Permanently: redirected"),
-            (302, Some("https://x/"), "", "redirected to https://x/"),
-            (401, None, "", "status 401 Unauthorized: a login is needed"),
-            (403, None, "<html>", "--header"),
-            (404, None, "404 page not found\n", "status 404 Not Found"),
-            (405, None, "", "/api/v1/query"),
-            (502, None, "<html>", "status 502 Bad Gateway"),
-            (503, None, error, "unavailable: tsdb not ready"),
-            (400, None, only_type, "status 400 Bad Request: bad_data"),
-            (
-                418,
-                None,
-                "a\u{1b}[31mpot",
-                "the query was rejected: \"a\\u{1b}[31mpot\"",
-            ),
+        for (status, body, said) in [
+            (301, "", "status 301 Moved Permanently: redirected"),
+            (401, "", "status 401 Unauthorized: a login is needed"),
+            (403, "<html>", "--header"),
+            (404, "404 page not found\n", "status 404 Not Found"),
+            (405, "", "/api/v1/query"),
+            (502, "<html>", "status 502 Bad Gateway"),
+            (503, error, "unavailable: tsdb not ready"),
+            (400, only_type, "status 400 Bad Request: bad_data"),
+            (418, "a\u{1b}[31mpot", "was rejected: \"a\\u{1b}[31mpot\""),
             (
                 200,
-                None,
                 "<!DOCTYPE html>",
                 "not an answer of the Prometheus API: <!DOCTYPE",
             ),
-            (200, None, scalar, "resultType\":\"scalar\""),
+            (200, scalar, "resultType\":\"scalar\""),
         ] {
-            let error = answered(status, location, body).1.unwrap_err();
+            let error = answered(status, body).1.unwrap_err();
             let error = format!("{error:#}");
             assert!(error.contains(said), "{said}: {error}");
         }
@@ -326,7 +284,7 @@ mod tests {
 
     #[test]
     fn partial_answer_is_a_warning() {
-        let (server, samples) = answered(200, None, &format!("{{{ONE}}}"));
+        let (server, samples) = answered(200, &format!("{{{ONE}}}"));
         assert_eq!(samples.unwrap()[0].count().unwrap(), 1);
         assert_eq!(server.warnings(), [""; 0]);
         for (more, said) in [
@@ -336,18 +294,13 @@ mod tests {
                 "store 10.0.0.9 is away",
             ),
         ] {
-            let (server, samples) = answered(200, None, &format!("{{{ONE},{more}}}"));
+            let (server, samples) = answered(200, &format!("{{{ONE},{more}}}"));
             samples.unwrap();
             let [warning] = &server.warnings()[..] else {
                 panic!("{:?}", server.warnings());
             };
             assert!(warning.contains(said), "{warning}");
         }
-        let many: Vec<_> = (0..20).map(|n| format!("\"store {n}\"")).collect();
-        let body = format!("{{{ONE},\"warnings\":[{}]}}", many.join(","));
-        let warnings = answered(200, None, &body).0.warnings();
-        assert_eq!(warnings.len(), WARNINGS + 1);
-        assert!(warnings[WARNINGS].contains("12 more"), "{warnings:?}");
     }
 
     #[test]
