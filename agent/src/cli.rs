@@ -140,6 +140,17 @@ pub struct SocketArg {
     pub(crate) socket: PathBuf,
 }
 
+/// Which daemon, and how its answer is printed.
+#[derive(Debug, Args)]
+pub struct DaemonArgs {
+    /// The daemon's socket
+    #[arg(long, env = "RTO_AGENT_SOCKET", default_value = rto_agent_core::config::DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+    /// Print JSON; the fields are documented and stable
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// For people or for programs.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct OutputArg {
@@ -214,9 +225,7 @@ pub struct Add {
     #[arg(long)]
     pub(crate) save: bool,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
     // Must be last: arguments after it would be listed under its heading.
     #[command(flatten)]
     pub(crate) settings: Option<SettingsArgs>,
@@ -238,9 +247,7 @@ pub struct Remove {
     #[arg(long)]
     pub(crate) undo: bool,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent list`.
@@ -261,9 +268,7 @@ pub struct List {
     #[command(flatten)]
     pub(crate) table: WideArg,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent status`.
@@ -274,9 +279,7 @@ pub struct Status {
     #[arg(long)]
     pub(crate) alive: bool,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
     #[command(flatten)]
     pub(crate) color: ColorArg,
 }
@@ -294,18 +297,14 @@ pub struct Reload {
     #[arg(long, conflicts_with = "attach")]
     pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent verify`.
 #[derive(Debug, Args)]
 pub struct Verify {
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
     #[command(flatten)]
     pub(crate) color: ColorArg,
 }
@@ -336,9 +335,7 @@ pub struct Stats {
     )]
     pub(crate) interval: Duration,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent watch`.
@@ -383,9 +380,7 @@ pub struct Tune {
     #[arg(long, short, value_name = "NAME")]
     pub(crate) policy: Option<String>,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent lookup`.
@@ -395,9 +390,7 @@ pub struct Lookup {
     #[arg(required = true, value_name = "ADDRESS")]
     pub(crate) addresses: Vec<String>,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent explain`.
@@ -408,9 +401,7 @@ pub struct Explain {
     #[arg(value_name = "PID|:PORT|ADDRESS:PORT")]
     pub(crate) what: String,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent advise`.
@@ -470,9 +461,7 @@ pub struct Advise {
     #[command(flatten)]
     pub(crate) table: WideArg,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// What `rto-agent discover` takes for one prefix.
@@ -505,9 +494,7 @@ pub struct Discover {
     #[command(flatten)]
     pub(crate) table: WideArg,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
 }
 
 /// `rto-agent detach`.
@@ -581,9 +568,7 @@ pub struct Apply {
     #[command(flatten)]
     pub(crate) table: WideArg,
     #[command(flatten)]
-    pub(crate) socket: SocketArg,
-    #[command(flatten)]
-    pub(crate) output: OutputArg,
+    pub(crate) daemon: DaemonArgs,
     #[command(flatten)]
     pub(crate) color: ColorArg,
 }

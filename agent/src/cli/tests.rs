@@ -27,8 +27,8 @@ fn options_before_the_verb_are_those_after_it() {
         let Verb::Status(status) = parsed(line).unwrap().verb else {
             panic!("{line}");
         };
-        assert_eq!(status.socket.socket, PathBuf::from("/s"), "{line}");
-        assert!(status.output.json, "{line}");
+        assert_eq!(status.daemon.socket, PathBuf::from("/s"), "{line}");
+        assert!(status.daemon.json, "{line}");
     }
     let Verb::Add(add) = parsed("--socket /s add 10.0.0.0/8 --policy p")
         .unwrap()
@@ -37,7 +37,7 @@ fn options_before_the_verb_are_those_after_it() {
         panic!();
     };
     assert_eq!(add.cidrs, ["10.0.0.0/8"]);
-    assert!(!add.output.json);
+    assert!(!add.daemon.json);
 }
 
 /// As after the verb, for each verb there is.

@@ -20,7 +20,7 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
         ttl: args.ttl,
         save: args.save,
     };
-    let answer = Client::new(&args.socket.socket).post("/v1/entries", &request);
+    let answer = Client::new(&args.daemon.socket).post("/v1/entries", &request);
     let mut answer: ChangeAnswer = answer.map_err(|error| match error {
         // A message that quotes a file keeps the file's keys.
         ClientError::Refused(text) if own_settings && !(args.save && text.contains('\n')) => {
@@ -29,15 +29,14 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
         other => other,
     })?;
     let hz = measure().unwrap_or_default();
-    print(args.output.json, &answer.clone(), || {
+    print(args.daemon.json, &answer.clone(), || {
         if own_settings {
             for note in &mut answer.notes {
                 *note = flags::flags_for_keys(note);
             }
         }
         text(&answer, args.save, own_settings, hz)
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn text(answer: &ChangeAnswer, saved: bool, own_settings: bool, hz: u32) -> String {

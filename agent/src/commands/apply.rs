@@ -18,7 +18,7 @@ use crate::{cli::Apply, client::Client};
 const INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
-    let client = Client::new(&args.socket.socket);
+    let client = Client::new(&args.daemon.socket);
     let request = ApplyRequest {
         new_only: args.new_only,
     };
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
         walk = client.get("/v1/apply")?;
         progress(&walk);
     }
-    print_coloured(args.output.json, &walk, args.color, || {
+    print_coloured(args.daemon.json, &walk, args.color, || {
         table::walk(&walk, terminal::columns(args.table))
     })?;
     Ok(exit(walk.is_complete()))

@@ -55,8 +55,7 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     match loaded {
         Ok(config) => {
             let answer = good(config, host);
-            print_coloured(args.output.json, &answer, args.color, || text(&answer))?;
-            Ok(ExitCode::SUCCESS)
+            print_coloured(args.output.json, &answer, args.color, || text(&answer))
         }
         Err(errors) if args.output.json => {
             print(true, &refused(errors.0, host), String::new)?;
@@ -107,9 +106,7 @@ fn text(answer: &Answer) -> String {
         text.push_str(&format!("policy {name}: {entries}\n"));
         text.push_str(&table::effects(&policy.effects, answer.host.hz, "  "));
     }
-    for warning in &answer.warnings {
-        text.push_str(&format!("warning: {warning}\n"));
-    }
+    text.push_str(&table::remarks("warning", &answer.warnings));
     text.push_str(&summary(answer));
     text
 }

@@ -22,12 +22,15 @@ use rto_agent_kernel::{
 
 use super::{exit, print, table, terminal};
 use crate::{
-    cli::{Attach, Detach},
+    cli::{Attach, ConfigArg, Detach},
     client::{Client, ClientError},
 };
 
 pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
-    let agent = agent_config(args)?;
+    let mut agent = agent_config(&args.config)?;
+    if let Some(pin_dir) = &args.pin_dir {
+        agent.pin_dir.clone_from(pin_dir);
+    }
     let socket = args.socket.as_ref().unwrap_or(&agent.socket);
     let request = DetachRequest {
         restore: args.restore,
@@ -57,10 +60,7 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
 
 /// `rto-agent attach`. If no daemon runs, the next start attaches.
 pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
-    let agent = match &args.config.config {
-        path if path.exists() => Config::load_agent(path)?,
-        _ => AgentConfig::default(),
-    };
+    let agent = agent_config(&args.config)?;
     let socket = args.socket.as_ref().unwrap_or(&agent.socket);
     let answer = match Client::new(socket).post::<ChangeAnswer>("/v1/attach", &()) {
         Err(ClientError::NotRunning { .. }) => {
@@ -72,8 +72,7 @@ pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
         }
         answer => answer?,
     };
-    print(args.output.json, &answer, || answer.notes.join("\n") + "\n")?;
-    Ok(ExitCode::SUCCESS)
+    print(args.output.json, &answer, || answer.notes.join("\n") + "\n")
 }
 
 fn this_caller() -> Caller {
@@ -112,17 +111,11 @@ fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<Detac
 }
 
 /// A host without a configuration can still have pins, in the default directory.
-fn agent_config(args: &Detach) -> anyhow::Result<AgentConfig> {
-    let path = &args.config.config;
-    let mut agent = if path.exists() {
-        Config::load_agent(path)?
-    } else {
-        AgentConfig::default()
-    };
-    if let Some(pin_dir) = &args.pin_dir {
-        agent.pin_dir.clone_from(pin_dir);
-    }
-    Ok(agent)
+fn agent_config(ConfigArg { config }: &ConfigArg) -> anyhow::Result<AgentConfig> {
+    Ok(match config.exists() {
+        true => Config::load_agent(config)?,
+        false => AgentConfig::default(),
+    })
 }
 
 /// The cgroup for whose sockets the agent's program ran; `None` if the cgroup is gone.
@@ -196,9 +189,7 @@ fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
     text.push_str(&format!(
         "{what}no policy is active until rto-agent attach, also after a restart\n"
     ));
-    for note in &answer.notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
+    text.push_str(&table::remarks("note", &answer.notes));
     if let Some(restored) = &answer.restored {
         text.push_str("restored on open sockets:\n");
         text.push_str(&table::walk(restored, columns));

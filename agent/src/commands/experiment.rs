@@ -18,49 +18,45 @@ use rto_agent_daemon::experiment::merged;
 
 use super::print;
 use crate::{
-    cli::{Experiment, ExperimentVerb, ShowExperiment, StartExperiment},
+    cli::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment},
     client::Client,
 };
 
 pub(super) fn run(args: &Experiment) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.socket);
-    match &args.verb {
+    let path = |policy: &PolicyName| format!("/v1/experiments/{policy}");
+    let end = |of: &OfPolicy, verb: &str| -> anyhow::Result<_> {
+        let policy = of.name()?;
+        let answer = client.post(&format!("{}/{verb}", path(policy)), &())?;
+        Ok((policy.clone(), answer))
+    };
+    let (policy, answer): (_, ExperimentAnswer) = match &args.verb {
         ExperimentVerb::Start(start) => {
-            tell(&begin(&client, start)?, start.of.name()?, args.json)?;
+            let policy = start.of.name()?;
+            (policy.clone(), client.post(&path(policy), &request(start))?)
         }
-        ExperimentVerb::Stop(of) => end(&client, of.name()?, "stop", args.json)?,
-        ExperimentVerb::Clear(of) => end(&client, of.name()?, "clear", args.json)?,
+        ExperimentVerb::Stop(of) => end(of, "stop")?,
+        ExperimentVerb::Clear(of) => end(of, "clear")?,
         ExperimentVerb::Show(show) => {
             let answer = if show.merge.is_empty() {
                 shown(client.get("/v1/experiments")?, show)?
             } else {
                 merge(show)?
             };
-            print(args.json, &answer, || text::all(&answer))?;
+            return print(args.json, &answer, || text::all(&answer));
         }
-    }
-    Ok(ExitCode::SUCCESS)
+    };
+    print(args.json, &answer, || text::answer(&answer, &policy))
 }
 
-fn begin(client: &Client, start: &StartExperiment) -> anyhow::Result<ExperimentAnswer> {
-    let request = StartRequest {
+fn request(start: &StartExperiment) -> StartRequest {
+    StartRequest {
         ramp: start.ramp.clone(),
         duration: Some(start.duration.clone()),
         unit: start.unit,
         promote: start.promote,
         name: start.name.clone(),
-    };
-    let path = format!("/v1/experiments/{}", start.of.name()?);
-    Ok(client.post(&path, &request)?)
-}
-
-fn end(client: &Client, policy: &PolicyName, verb: &str, json: bool) -> anyhow::Result<()> {
-    let answer = client.post(&format!("/v1/experiments/{policy}/{verb}"), &())?;
-    tell(&answer, policy, json)
-}
-
-fn tell(answer: &ExperimentAnswer, policy: &PolicyName, json: bool) -> anyhow::Result<()> {
-    print(json, answer, || text::answer(answer, policy))
+    }
 }
 
 fn shown(

@@ -56,7 +56,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     );
     let more = found.len().saturating_sub(SHOWN);
     found.truncate(SHOWN);
-    let client = Client::new(&args.socket.socket);
+    let client = Client::new(&args.daemon.socket);
     let mut lookups: BTreeMap<IpAddr, LookupAnswer> = BTreeMap::new();
     let mut answer = Answer {
         connections: Vec::new(),
@@ -71,8 +71,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         lookups.insert(peer, lookup.clone());
         answer.connections.push(Explained { connection, lookup });
     }
-    print(args.output.json, &answer, || text(&answer))?;
-    Ok(ExitCode::SUCCESS)
+    print(args.daemon.json, &answer, || text(&answer))
 }
 
 /// The connections to explain.

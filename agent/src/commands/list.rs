@@ -18,7 +18,7 @@ mod pinned;
 
 pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
     let wanted = Wanted::of(args)?;
-    let answer = Client::new(&args.socket.socket).get::<ListAnswer>("/v1/entries");
+    let answer = Client::new(&args.daemon.socket).get::<ListAnswer>("/v1/entries");
     let mut answer = match answer {
         Err(error @ ClientError::NotRunning { .. }) => return pinned::list(args, &wanted, error),
         answer => answer?,
@@ -29,10 +29,9 @@ pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
     answer
         .left_out
         .retain(|cidr, _| !wanted.file && wanted.has_cidr(cidr));
-    print(args.output.json, &answer, || {
+    print(args.daemon.json, &answer, || {
         text(&answer, terminal::columns(args.table))
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 /// A filter of entries.
@@ -91,8 +90,6 @@ impl Wanted {
 /// The padded columns; the settings follow as the last column.
 const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
 
-/// Formats the table itself: with the table library, the cells of a million entries take a
-/// gigabyte.
 fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
     let settings: BTreeMap<_, _> = answer
         .policies
@@ -106,19 +103,8 @@ fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
     if answer.entries.is_empty() {
         text.push_str("no entries\n");
     } else {
-        let mut widths = HEADER.map(str::len);
-        for entry in &answer.entries {
-            for (width, cell) in widths.iter_mut().zip(cells(entry)) {
-                *width = cell.len().max(*width);
-            }
-        }
-        row(&mut text, widths, HEADER, "SETTINGS", columns);
-        for entry in &answer.entries {
-            let settings = settings.get(&entry.policy).map_or("", String::as_str);
-            let cells = cells(entry);
-            let cells = cells.each_ref().map(String::as_str);
-            row(&mut text, widths, cells, settings, columns);
-        }
+        let settings = |entry: &EntryView| settings.get(&entry.policy).map_or("", String::as_str);
+        rows(&mut text, &answer.entries, cells, settings, columns);
     }
     for (name, policy) in &answer.policies {
         if let Some(description) = &policy.description {
@@ -156,21 +142,35 @@ fn hits(count: u32) -> String {
     format!("{count}{more}")
 }
 
-fn row<const N: usize>(
+/// A table of entries without the table library, with which the cells of a million entries would
+/// take a gigabyte.
+fn rows<'a, E>(
     text: &mut String,
-    widths: [usize; N],
-    cells: [&str; N],
-    last: &str,
+    entries: &'a [E],
+    cells: impl Fn(&E) -> [String; 4],
+    settings: impl Fn(&'a E) -> &'a str,
     columns: Option<usize>,
 ) {
-    let mut line = String::new();
-    for (cell, width) in cells.iter().zip(widths) {
-        // Writing to a string does not fail.
-        let _written = write!(line, "{cell:width$}  ");
+    let mut widths = HEADER.map(str::len);
+    for entry in entries {
+        for (width, cell) in widths.iter_mut().zip(cells(entry)) {
+            *width = cell.len().max(*width);
+        }
     }
-    line.push_str(last);
-    text.push_str(&terminal::shortened(line.trim_end(), columns));
-    text.push('\n');
+    let mut row = |cells: [String; 4], settings: &str| {
+        let mut line = String::new();
+        for (cell, width) in cells.iter().zip(widths) {
+            // Writing to a string does not fail.
+            let _written = write!(line, "{cell:width$}  ");
+        }
+        line.push_str(settings);
+        text.push_str(&terminal::shortened(line.trim_end(), columns));
+        text.push('\n');
+    };
+    row(HEADER.map(ToOwned::to_owned), "SETTINGS");
+    for entry in entries {
+        row(cells(entry), settings(entry));
+    }
 }
 
 #[cfg(test)]

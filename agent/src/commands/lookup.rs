@@ -17,7 +17,7 @@ pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
     // others.
     let addresses: anyhow::Result<Vec<IpAddr>> =
         args.addresses.iter().map(|a| address(a)).collect();
-    let client = Client::new(&args.socket.socket);
+    let client = Client::new(&args.daemon.socket);
     let mut answers: Vec<LookupAnswer> = Vec::new();
     for address in addresses? {
         answers.push(client.get(&format!("/v1/lookup?address={address}"))?);
@@ -25,10 +25,9 @@ pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
     let hz = measure().unwrap_or_default();
     let text = || answers.iter().map(|answer| text(answer, hz)).collect();
     match &*answers {
-        [one] => print(args.output.json, one, text)?,
-        all => print(args.output.json, &all, text)?,
+        [one] => print(args.daemon.json, one, text),
+        all => print(args.daemon.json, &all, text),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Parses an address. It goes into a URL, so anything else is refused here. A port is ignored,

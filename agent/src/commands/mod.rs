@@ -102,8 +102,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Prints a text, or the value as JSON.
-fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+/// Prints a text, or the value as JSON. Returns the exit status of a verb that has nothing to add.
+fn print<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<ExitCode> {
     print_styled(json, value, text, |text| text)
 }
 
@@ -113,7 +117,7 @@ fn print_coloured<T: Serialize>(
     value: &T,
     color: ColorArg,
     text: impl FnOnce() -> String,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ExitCode> {
     print_styled(json, value, text, |text| coloured(text, color))
 }
 
@@ -123,7 +127,7 @@ fn print_styled<T: Serialize>(
     value: &T,
     text: impl FnOnce() -> String,
     style: impl FnOnce(String) -> String,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ExitCode> {
     // Without a buffer, each of a million lines would be a system call.
     let mut out = io::BufWriter::new(io::stdout().lock());
     if json {
@@ -135,5 +139,5 @@ fn print_styled<T: Serialize>(
         out.write_all(style(text).as_bytes())?;
     }
     out.flush()?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

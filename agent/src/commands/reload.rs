@@ -13,7 +13,6 @@ pub(super) fn run(args: &Reload) -> anyhow::Result<ExitCode> {
         attach: args.attach,
         dry_run: args.dry_run,
     };
-    let answer: ChangeAnswer = Client::new(&args.socket.socket).post("/v1/reload", &request)?;
-    print(args.output.json, &answer, || table::change(&answer, 0))?;
-    Ok(ExitCode::SUCCESS)
+    let answer: ChangeAnswer = Client::new(&args.daemon.socket).post("/v1/reload", &request)?;
+    print(args.daemon.json, &answer, || table::change(&answer, 0))
 }

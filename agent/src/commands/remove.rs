@@ -12,7 +12,7 @@ use super::{print, table};
 use crate::{cli::Remove, client::Client};
 
 pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {
-    let client = Client::new(&args.socket.socket);
+    let client = Client::new(&args.daemon.socket);
     let cidrs = match &args.policy {
         Some(policy) => of_policy(&client, &policy.parse()?, args.save)?,
         None => args.cidrs,
@@ -23,8 +23,7 @@ pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {
         undo: args.undo,
     };
     let answer: ChangeAnswer = client.post("/v1/entries/remove", &request)?;
-    print(args.output.json, &answer, || table::change(&answer, 0))?;
-    Ok(ExitCode::SUCCESS)
+    print(args.daemon.json, &answer, || table::change(&answer, 0))
 }
 
 /// The CIDRs of a policy's entries, or only of its saved entries.

@@ -22,12 +22,11 @@ use crate::{cli::Stats, client::Client};
 const BAR: usize = 40;
 
 pub(super) fn run(args: &Stats) -> anyhow::Result<ExitCode> {
-    let client = Client::new(&args.socket.socket);
+    let client = Client::new(&args.daemon.socket);
     let policy = args.policy.as_deref().map(str::parse).transpose()?;
     let first = ask(&client, policy.as_ref())?;
     if !args.watch {
-        print(args.output.json, &first, || text(&first, &Look::of(args)))?;
-        return Ok(ExitCode::SUCCESS);
+        return print(args.daemon.json, &first, || text(&first, &Look::of(args)));
     }
     watch(args, &client, policy.as_ref(), first)
 }
@@ -58,7 +57,7 @@ fn watch(
         let now = ask(client, policy)?;
         let mut out = io::stdout().lock();
         let since = since(&before, &now);
-        if args.output.json {
+        if args.daemon.json {
             serde_json::to_writer(&mut out, &since).map_err(io::Error::from)?;
             writeln!(out)?;
         } else {
@@ -303,7 +302,8 @@ pub(super) fn short_us(us: f64) -> String {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-fn time(us: u64) -> String {
+/// The same for a number of microseconds.
+pub(super) fn time(us: u64) -> String {
     if us == 0 {
         return "0s".to_owned();
     }

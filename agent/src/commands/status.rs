@@ -23,8 +23,8 @@ use crate::{
 const INDENT: usize = 15;
 
 pub(super) fn run(args: &Status) -> anyhow::Result<ExitCode> {
-    let answer: StatusAnswer = Client::new(&args.socket.socket).get("/v1/status")?;
-    print_coloured(args.output.json, &answer, args.color, || {
+    let answer: StatusAnswer = Client::new(&args.daemon.socket).get("/v1/status")?;
+    print_coloured(args.daemon.json, &answer, args.color, || {
         text(&answer, terminal::columns(WideArg { wide: false }))
     })?;
     Ok(exit(answer.healthy || args.alive))

@@ -64,6 +64,15 @@ fn text(table: &Table) -> String {
     text
 }
 
+/// Notes or warnings, one line each.
+pub(super) fn remarks<T: std::fmt::Display>(
+    what: &str,
+    all: impl IntoIterator<Item = T>,
+) -> String {
+    let all = all.into_iter();
+    all.map(|one| format!("{what}: {one}\n")).collect()
+}
+
 /// The settings of an entry in one cell: "initial_rto 100ms (25j), syn_retries auto".
 pub(super) fn settings(effects: &[EffectiveSetting]) -> String {
     let one = |e: &EffectiveSetting| {
@@ -129,9 +138,7 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
     text.push_str(&parts.join("\n"));
     text.push('\n');
     text.push_str(&effects(&answer.effects, hz, ""));
-    for note in &answer.notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
+    text.push_str(&remarks("note", &answer.notes));
     text
 }
 
@@ -176,11 +183,7 @@ pub(super) fn walk(walk: &WalkView, columns: Option<usize>) -> String {
             skipped.reason
         ));
     }
-    for problem in &walk.problems {
-        text.push_str(&format!("problem: {problem}\n"));
-    }
-    for note in &walk.notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
+    text.push_str(&remarks("problem", &walk.problems));
+    text.push_str(&remarks("note", &walk.notes));
     text
 }

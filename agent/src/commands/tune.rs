@@ -15,14 +15,14 @@ use rto_agent_core::{
 };
 use rto_model::tune::tuner::Value;
 
-use super::print;
+use super::{print, table};
 use crate::{cli::Tune, client::Client};
 
 /// The most transitions shown for each policy.
 const SHOWN: usize = 5;
 
 pub(super) fn run(args: &Tune) -> anyhow::Result<ExitCode> {
-    let client = Client::new(&args.socket.socket);
+    let client = Client::new(&args.daemon.socket);
     let answer: TuneAnswer = match what(&args.what, args.policy.as_deref())? {
         What::Show(None) => client.get("/v1/tune")?,
         // A valid policy name has no character that needs escaping.
@@ -32,8 +32,7 @@ pub(super) fn run(args: &Tune) -> anyhow::Result<ExitCode> {
             client.post(&path, &TuneRequest { policy })?
         }
     };
-    print(args.output.json, &answer, || text(&answer))?;
-    Ok(ExitCode::SUCCESS)
+    print(args.daemon.json, &answer, || text(&answer))
 }
 
 #[derive(Debug, PartialEq)]
@@ -100,9 +99,7 @@ fn policy_text(name: &PolicyName, policy: &TunedPolicy, now_ms: u64) -> String {
         let at = time(transition.transition.at_ms);
         text.push_str(&format!("  {at} {transition}\n"));
     }
-    for note in &policy.notes {
-        text.push_str(&format!("  note: {note}\n"));
-    }
+    text.push_str(&table::remarks("  note", &policy.notes));
     text
 }
 

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use rto_agent_core::{printable::counted, wire::types::VerifyAnswer};
 
-use super::{exit, print_coloured};
+use super::{exit, print_coloured, table};
 use crate::{cli::Verify, client::Client};
 
 pub(super) fn run(args: &Verify) -> anyhow::Result<ExitCode> {
-    let answer: VerifyAnswer = Client::new(&args.socket.socket).post("/v1/verify", &())?;
-    print_coloured(args.output.json, &answer, args.color, || text(&answer))?;
+    let answer: VerifyAnswer = Client::new(&args.daemon.socket).post("/v1/verify", &())?;
+    print_coloured(args.daemon.json, &answer, args.color, || text(&answer))?;
     Ok(exit(answer.ok))
 }
 
@@ -40,9 +40,7 @@ fn text(answer: &VerifyAnswer) -> String {
     if more > 0 {
         text.push_str(&format!("and {more} more\n"));
     }
-    for problem in &answer.problems {
-        text.push_str(&format!("problem: {problem}\n"));
-    }
+    text.push_str(&table::remarks("problem", &answer.problems));
     text.push_str(match (answer.repaired, differences.is_empty()) {
         (true, _) => "repaired\n",
         (false, true) => "",

@@ -76,10 +76,9 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
     let question = question(args, &host)?;
     let gathered = gather(args, host.hz)?;
     let answer = answer(gathered, &question, &host);
-    print(args.output.json, &answer, || {
+    print(args.daemon.json, &answer, || {
         text::text(&answer, terminal::columns(args.table))
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn question(args: &Advise, host: &HostFacts) -> anyhow::Result<Question> {
@@ -117,7 +116,7 @@ fn gather(args: &Advise, hz: u32) -> anyhow::Result<Gathered> {
         let policy = args.policy.as_deref().map(str::parse).transpose()?;
         return fleet::read(&args.stats, policy);
     }
-    let client = Client::new(&args.socket.socket);
+    let client = Client::new(&args.daemon.socket);
     let entries = client.get("/v1/entries")?;
     let policy = match (&args.policy, &args.target) {
         (Some(name), _) => name.parse()?,

@@ -12,7 +12,7 @@ use super::{
     Answer, CIDRS_SHOWN, Decided,
     evidence::{Source, percent},
 };
-use crate::commands::{discover::rounded, flags, stats::short_us, table};
+use crate::commands::{discover::rounded, flags, stats, table};
 
 pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     let mut text = source(&answer.source);
@@ -47,12 +47,8 @@ pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     if !answer.warnings.is_empty() || !answer.notes.is_empty() {
         text.push('\n');
     }
-    for warning in &answer.warnings {
-        text.push_str(&format!("warning: {warning}\n"));
-    }
-    for note in &answer.notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
+    text.push_str(&table::remarks("warning", &answer.warnings));
+    text.push_str(&table::remarks("note", &answer.notes));
     text
 }
 
@@ -170,7 +166,7 @@ fn evidence(answer: &Answer, columns: Option<usize>) -> String {
         "LONGEST",
     ];
     let rows = answer.evidence.iter().map(|one| {
-        let time = |us: Option<u64>| us.map_or_else(|| ">67s".to_owned(), short);
+        let time = |us: Option<u64>| us.map_or_else(|| ">67s".to_owned(), stats::time);
         [
             match one.what {
                 "connect_time" => "connect time",
@@ -314,9 +310,4 @@ pub(super) fn cidrs(cidrs: &[Cidr]) -> String {
 /// Exact, because it may be copied into a configuration.
 pub(super) fn duration(us: u64) -> String {
     format_duration(Duration::from_micros(us))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-fn short(us: u64) -> String {
-    short_us(us as f64)
 }

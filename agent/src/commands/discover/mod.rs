@@ -108,7 +108,7 @@ struct Saved {
 }
 
 pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
-    let answer: DiscoverAnswer = Client::new(&args.socket.socket).get("/v1/discover")?;
+    let answer: DiscoverAnswer = Client::new(&args.daemon.socket).get("/v1/discover")?;
     let host = host_facts(&probe::features())?;
     let mut warnings = Vec::new();
     let routes = match args.by {
@@ -125,10 +125,9 @@ pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
         .filter_map(|net| Cidr::containing(net.ip(), net.prefix()));
     let mut discovery = discovery(&answer, args, &routes.collect(), &host);
     discovery.warnings.append(&mut warnings);
-    print(args.output.json, &discovery, || {
+    print(args.daemon.json, &discovery, || {
         text::text(&discovery, terminal::columns(args.table))
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn discovery(

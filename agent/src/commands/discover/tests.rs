@@ -4,7 +4,7 @@ use rto_agent_common::histogram::{Histogram, bucket_of};
 use rto_agent_core::{config::Config, testing::HOST, wire::discover::PrefixStats};
 
 use super::*;
-use crate::cli::{OutputArg, SocketArg, WideArg};
+use crate::cli::{DaemonArgs, WideArg};
 
 const AT_MS: u64 = 1_700_000_000_000;
 
@@ -13,10 +13,10 @@ fn args(limit: u32) -> Discover {
         by: DiscoverBy::Route,
         limit,
         table: WideArg { wide: true },
-        socket: SocketArg {
+        daemon: DaemonArgs {
             socket: "/s".into(),
+            json: false,
         },
-        output: OutputArg { json: false },
     }
 }
 

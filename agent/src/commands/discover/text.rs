@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rto_agent_core::{policy::units::format_duration, printable::counted};
 
 use super::{Candidate, Discovery, Saved};
-use crate::commands::{stats::short_us, table};
+use crate::commands::{stats, table};
 
 pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
     let took_ms = discovery.at_ms.saturating_sub(discovery.since_ms);
@@ -47,12 +47,8 @@ pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
     if !discovery.warnings.is_empty() || !notes.is_empty() {
         text.push('\n');
     }
-    for warning in &discovery.warnings {
-        text.push_str(&format!("warning: {warning}\n"));
-    }
-    for note in &notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
+    text.push_str(&table::remarks("warning", &discovery.warnings));
+    text.push_str(&table::remarks("note", &notes));
     text
 }
 
@@ -69,7 +65,7 @@ fn candidates(prefixes: &[Candidate], columns: Option<usize>) -> String {
         "SAVED A DAY",
     ];
     let rows = prefixes.iter().map(|one| {
-        let time = |us: Option<u64>| us.map_or_else(|| "-".to_owned(), short);
+        let time = |us: Option<u64>| us.map_or_else(|| "-".to_owned(), stats::time);
         [
             one.cidr.to_string(),
             one.seen.to_string(),
@@ -120,9 +116,4 @@ fn seconds(seconds: f64) -> String {
     } else {
         format!("{seconds:.1}s")
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-fn short(us: u64) -> String {
-    short_us(us as f64)
 }

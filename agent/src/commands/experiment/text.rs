@@ -10,7 +10,7 @@ use rto_agent_core::{
 use rto_agent_daemon::experiment::{duration, number, part, percent, ratio_text};
 use rto_model::tune::experiment::{Arms, GAIN, HARM, MISMATCH, Outcome};
 
-use crate::commands::stats::quantile;
+use crate::commands::{stats::quantile, table};
 
 /// The result of starting, stopping or clearing an experiment.
 pub(super) fn answer(answer: &ExperimentAnswer, policy: &PolicyName) -> String {
@@ -18,9 +18,7 @@ pub(super) fn answer(answer: &ExperimentAnswer, policy: &PolicyName) -> String {
     if let Some(view) = &answer.experiment {
         text.push_str(&format!("{policy}: {}\n{}", view.text, next(view)));
     }
-    for note in &answer.notes {
-        text.push_str(&format!("note: {note}\n"));
-    }
+    text.push_str(&table::remarks("note", &answer.notes));
     text
 }
 
@@ -65,15 +63,12 @@ fn one(policy: &PolicyName, view: &ExperimentView) -> String {
     if let Some(ended_s) = view.ended_s {
         text.push_str(&format!("  ended {}\n", time(ended_s)));
     }
-    for note in &view.notes {
-        text.push_str(&format!("  note: {note}\n"));
-    }
+    text.push_str(&table::remarks("  note", &view.notes));
     text
 }
 
 fn next(view: &ExperimentView) -> String {
-    let next = view.next.iter();
-    next.map(|next| format!("  next: {next}\n")).collect()
+    table::remarks("  next", &view.next)
 }
 
 /// The counts of both arms.

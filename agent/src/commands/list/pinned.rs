@@ -23,7 +23,7 @@ use rto_agent_kernel::{
 };
 use serde::Serialize;
 
-use super::{Wanted, hits, row};
+use super::{Wanted, hits, rows};
 use crate::{
     cli::List,
     client::ClientError,
@@ -32,8 +32,6 @@ use crate::{
 
 /// The exit status of `systemctl status` and LSB init scripts for "not running".
 const NOT_RUNNING: u8 = 3;
-
-const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
 
 /// The active entries without a daemon. `--json` prints it; its fields are a subset of a daemon's
 /// answer.
@@ -86,7 +84,7 @@ impl SourceLeft {
 pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::Result<ExitCode> {
     let agent = agent_config();
     // The pins of another daemon are unrelated.
-    if agent.socket != args.socket.socket {
+    if agent.socket != args.daemon.socket {
         return Err(error.into());
     }
     let found = pinned_maps(&agent.pin_dir).with_context(|| error.to_string())?;
@@ -94,7 +92,7 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
         return Err(error.into());
     };
     let left = Left::of(found, agent, wanted)?;
-    print(args.output.json, &left, || {
+    print(args.daemon.json, &left, || {
         text(&left, terminal::columns(args.table))
     })?;
     let text = format!(
@@ -162,29 +160,19 @@ fn text(left: &Left, columns: Option<usize>) -> String {
     if left.entries.is_empty() {
         return "no entries\n".to_owned();
     }
-    let cells = left.entries.iter().map(|entry| {
+    let cells = |entry: &EntryLeft| {
         [
             entry.cidr.to_string(),
             entry.policy.to_string(),
             entry.source.name().to_owned(),
             hits(entry.hits),
         ]
-    });
-    let cells: Vec<_> = cells.collect();
-    let mut widths = HEADER.map(str::len);
-    for cells in &cells {
-        for (width, cell) in widths.iter_mut().zip(cells) {
-            *width = cell.len().max(*width);
-        }
-    }
+    };
+    let policies = left.policies.iter();
+    let settings: BTreeMap<_, _> = policies.map(|(name, left)| (name, left.text())).collect();
+    let settings = |entry: &EntryLeft| settings.get(&entry.policy).map_or("", String::as_str);
     let mut text = String::new();
-    row(&mut text, widths, HEADER, "SETTINGS", columns);
-    for (cells, entry) in cells.iter().zip(&left.entries) {
-        let policy = left.policies.get(&entry.policy);
-        let settings = policy.map(PolicyLeft::text).unwrap_or_default();
-        let cells = cells.each_ref().map(String::as_str);
-        row(&mut text, widths, cells, &settings, columns);
-    }
+    rows(&mut text, &left.entries, cells, settings, columns);
     text
 }
 

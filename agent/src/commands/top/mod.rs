@@ -24,6 +24,7 @@ use crate::{
     client::{Client, ClientError},
 };
 
+mod row;
 #[cfg(test)]
 mod samples;
 mod state;

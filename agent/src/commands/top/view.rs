@@ -11,7 +11,10 @@ use ratatui::{
 };
 use rto_agent_core::{policy::units::format_duration, wire::stats::TOO_MANY_SPURIOUS};
 
-use super::state::{COLUMNS, IMPORTANCE, Input, Row, SPURIOUS, State, View};
+use super::{
+    row::{COLUMNS, IMPORTANCE, Row, SPURIOUS},
+    state::{Input, State, View},
+};
 use crate::commands::{table, terminal::shortened};
 
 /// The least width of names on a terminal without room for all columns.
