@@ -1,10 +1,10 @@
-//! Imports go one way: a module uses those before it in [`CRATES`], and never one after it. (Cargo
-//! refuses cycles of crates.)
+//! Imports go one way: a module uses those before it in [`CRATES`], and never one after it; and no
+//! file uses one that uses it. (Cargo refuses cycles of crates.)
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 
@@ -37,55 +37,204 @@ const CRATES: &[(&str, &[&[&str]])] = &[
         &[&["cli", "client"], &["completion", "doctor"], &["commands"]],
     ),
 ];
+/// Modules that still use those below them and are used by them, by crate. Otherwise no two files
+/// may use each other.
+const FAMILIES: &[(&str, &str)] = &[
+    ("agent-daemon", "telemetry::metrics"),
+    ("agent", "cli"),
+    ("agent", "commands"),
+    ("agent", "doctor"),
+];
 /// Most top-level modules of a crate.
 const MOST_MODULES: usize = 12;
 
 /// Modules of tests alone, declared by `#[cfg(test)]`, which may use anything.
-const TESTS: &[&str] = &["tests.rs", "schema.rs", "testing.rs"];
+const TESTS: &[&str] = &["tests", "schema", "testing", "fake"];
 
-fn sources(dir: &Path, all: &mut Vec<PathBuf>) -> io::Result<()> {
+/// The names that lead to a module or an item from the crate's root.
+type Names = Vec<String>;
+
+/// The code of each module without its tests, by the names that lead to it.
+type Sources = BTreeMap<Names, String>;
+
+fn sources(dir: &Path, module: &[String], all: &mut Sources) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        if TESTS.contains(&&*stem) {
+            continue;
+        }
+        let mut names = module.to_vec();
+        if !["lib", "main", "mod"].contains(&&*stem) {
+            names.push(stem.clone().into_owned());
+        }
         if path.is_dir() {
-            sources(&path, all)?;
+            sources(&path, &names, all)?;
         } else if path.extension().is_some_and(|e| e == "rs") {
-            all.push(path);
+            all.entry(names).or_default().push_str(&code(&path)?);
         }
     }
     Ok(())
 }
 
-/// The first name after each `crate::`; for a list in braces the names of all its items.
-fn used(text: &str) -> BTreeSet<String> {
-    let mut all = BTreeSet::new();
-    for (at, _) in text.match_indices("crate::") {
-        let rest = &text[at + "crate::".len()..];
-        let Some(list) = rest.strip_prefix('{') else {
-            all.insert(name(rest));
+/// A file without comments, and without what follows `#[cfg(test)]` at its end.
+fn code(path: &Path) -> io::Result<String> {
+    let text = fs::read_to_string(path)?;
+    let tests = text.match_indices("#[cfg(test)]\n").find(|(at, test)| {
+        let item = text[at + test.len()..].lines().next().unwrap_or_default();
+        item.contains("mod tests")
+    });
+    let code = text[..tests.map_or(text.len(), |(at, _)| at)].lines();
+    let code = code.filter(|line| !line.trim_start().starts_with("//"));
+    Ok(code.flat_map(|line| [line, "\n"]).collect())
+}
+
+/// A path in a source.
+struct Used {
+    names: Names,
+    /// It is imported, not used in place.
+    is_import: bool,
+    /// It is exported again.
+    is_export: bool,
+}
+
+/// The paths in a module's code that lead to its own crate, from the root; of a list in braces each.
+fn used(module: &[String], code: &str) -> Vec<Used> {
+    let mut all = Vec::new();
+    let children: Vec<_> = code
+        .lines()
+        .filter_map(|line| Some(line.strip_suffix(';')?.rsplit_once("mod ")?.1))
+        .collect();
+    let mut end = 0;
+    for (at, _) in code.match_indices("::") {
+        let before = code[..at].trim_end_matches(is_of_name);
+        let first = &code[before.len()..at];
+        let is_own = ["crate", "self", "super"].contains(&first) || children.contains(&first);
+        let is_part = at < end || before.ends_with("::") || before.ends_with("(in ");
+        if !is_own || is_part {
             continue;
-        };
-        let mut depth = 0;
-        let mut begins = true;
-        for (at, c) in list.char_indices() {
-            match c {
-                '{' => depth += 1,
-                '}' if depth == 0 => break,
-                '}' => depth -= 1,
-                ',' if depth == 0 => begins = true,
-                c if depth == 0 && begins && c.is_alphabetic() => {
-                    all.insert(name(&list[at..]));
-                    begins = false;
-                }
-                _ => {}
+        }
+        let line = before.rsplit('\n').next().unwrap_or_default().trim_start();
+        let mut paths = Vec::new();
+        end = code.len() - expand(&code[before.len()..], Vec::new(), &mut paths).len();
+        all.extend(paths.into_iter().map(|path| Used {
+            names: from_root(module, &path),
+            is_import: line.ends_with("use "),
+            is_export: line.starts_with("pub") && line.ends_with("use "),
+        }));
+    }
+    all
+}
+
+fn is_of_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Adds the paths at the beginning of a text, and returns what follows.
+fn expand<'a>(mut text: &'a str, mut path: Names, all: &mut Vec<Names>) -> &'a str {
+    loop {
+        text = text.trim_start();
+        if let Some(list) = text.strip_prefix('{') {
+            text = list.trim_start();
+            while !text.is_empty() && !text.starts_with('}') {
+                text = expand(text, path.clone(), all);
+                // Also skips "as" and another name.
+                let end = text.find([',', '}']).unwrap_or(text.len());
+                text = text[end..].trim_start_matches(',').trim_start();
             }
+            return text.strip_prefix('}').unwrap_or(text);
+        }
+        let rest = text.trim_start_matches(is_of_name);
+        path.extend(Some(text[..text.len() - rest.len()].to_owned()).filter(|n| !n.is_empty()));
+        match rest.strip_prefix("::") {
+            Some(more) => text = more,
+            None => {
+                all.push(path);
+                return rest;
+            }
+        }
+    }
+}
+
+fn from_root(module: &[String], path: &[String]) -> Names {
+    let mut all = module.to_vec();
+    for name in path {
+        match name.as_str() {
+            "crate" => all.clear(),
+            "super" => drop(all.pop()),
+            "self" => {}
+            _ => all.push(name.clone()),
         }
     }
     all
 }
 
-fn name(text: &str) -> String {
-    let part = |c: &char| c.is_alphanumeric() || *c == '_';
-    text.chars().take_while(part).collect()
+/// The module that defines what a path leads to, through modules that import it.
+fn definer(uses: &BTreeMap<Names, Vec<Used>>, path: &[String], depth: usize) -> Names {
+    let lengths = (0..=path.len()).rev();
+    let module = lengths.map(|n| &path[..n]).find(|m| uses.contains_key(*m));
+    let module = module.unwrap_or_default();
+    let imported = path.get(module.len()).and_then(|item| {
+        let imports = uses.get(module)?.iter().filter(|used| used.is_import);
+        imports
+            .map(|used| &used.names)
+            .find(|names| names.last() == Some(item) && names[..] != path[..])
+    });
+    match imported.filter(|_| depth > 0) {
+        Some(names) => {
+            let path = [names, &path[module.len() + 1..]].concat();
+            definer(uses, &path, depth - 1)
+        }
+        None => module.to_vec(),
+    }
+}
+
+/// Sets of modules that use each other, each by way of the others. A module that only exports what
+/// its children define does not use them.
+fn cycles(sources: &Sources, families: &[&str]) -> BTreeSet<BTreeSet<String>> {
+    let uses = sources.iter().map(|(m, code)| (m.clone(), used(m, code)));
+    let uses: BTreeMap<_, _> = uses.collect();
+    let mut reached: BTreeMap<&Names, BTreeSet<Names>> = BTreeMap::new();
+    for (module, used) in &uses {
+        let is_use = |used: &&Used| !used.is_export || !used.names.starts_with(module);
+        let used = used.iter().filter(is_use);
+        let others = used.map(|used| definer(&uses, &used.names, 9));
+        let is_other = |other: &Names| {
+            let is_family = families.iter().any(|family| {
+                let family: Names = family.split("::").map(str::to_owned).collect();
+                module.starts_with(&family) && other.starts_with(&family)
+            });
+            let is_below = module.starts_with(other) || other.starts_with(module);
+            other != module && !(is_family && is_below)
+        };
+        reached.insert(module, others.filter(is_other).collect());
+    }
+    loop {
+        let before = reached.clone();
+        for all in reached.values_mut() {
+            let further: Vec<_> = all.iter().flat_map(|other| &before[other]).collect();
+            all.extend(further.into_iter().cloned());
+        }
+        if reached == before {
+            break;
+        }
+    }
+    let in_cycle = reached
+        .iter()
+        .filter(|(module, all)| all.contains(**module));
+    in_cycle
+        .map(|(module, all)| {
+            let both = all.iter().filter(|other| reached[other].contains(*module));
+            both.map(|other| other.join("::")).collect()
+        })
+        .collect()
+}
+
+fn sources_of(name_of_crate: &str) -> io::Result<Sources> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut all = Sources::new();
+    sources(&root.join(name_of_crate).join("src"), &[], &mut all)?;
+    Ok(all)
 }
 
 #[test]
@@ -95,36 +244,59 @@ fn imports_go_one_way() {
         let modules = order.iter().map(|line| line.len()).sum::<usize>();
         assert!(modules <= MOST_MODULES, "{name_of_crate}: {modules}");
         let level = |module: &str| order.iter().position(|line| line.contains(&module));
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let root = root.join(name_of_crate).join("src");
-        let mut files = Vec::new();
-        sources(&root, &mut files).unwrap();
-        for path in files {
-            let within = path.strip_prefix(&root).unwrap();
-            let module = name(&within.to_string_lossy());
-            // Tests may use anything.
-            let is_test = TESTS.iter().any(|name| within.ends_with(name));
-            if ["lib", "main", "reference"].contains(&module.as_str()) || is_test {
-                continue;
-            }
-            let Some(own) = level(&module) else {
-                wrong.push(format!("{module} of {name_of_crate} is not in CRATES"));
+        for (module, code) in sources_of(name_of_crate).unwrap() {
+            let Some(top) = module.first().filter(|top| *top != "reference") else {
                 continue;
             };
-            let text = fs::read_to_string(&path).unwrap();
-            let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-            for other in used(code) {
-                let is_above = level(&other).is_some_and(|level| level >= own);
-                if other != module && is_above {
+            let Some(own) = level(top) else {
+                wrong.push(format!("{top} of {name_of_crate} is not in CRATES"));
+                continue;
+            };
+            for other in used(&module, &code).iter().filter_map(|u| u.names.first()) {
+                let is_above = level(other).is_some_and(|level| level >= own);
+                if other != top && is_above {
                     wrong.push(format!(
                         "{name_of_crate}: {} uses {other}",
-                        within.display()
+                        module.join("::")
                     ));
                 }
             }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn files_have_no_cycles() {
+    for (name_of_crate, _) in CRATES {
+        let families = FAMILIES.iter().filter(|(name, _)| name == name_of_crate);
+        let families: Vec<_> = families.map(|(_, family)| *family).collect();
+        let cycles = cycles(&sources_of(name_of_crate).unwrap(), &families);
+        assert!(cycles.is_empty(), "{name_of_crate}: {cycles:#?}");
+    }
+}
+
+#[test]
+fn cycle_of_files_is_found() {
+    let cycles_of = |files: &[(&str, &str)]| {
+        let files = files.iter().map(|(module, code)| {
+            let names = module.split("::").filter(|name| !name.is_empty());
+            (names.map(str::to_owned).collect(), (*code).to_owned())
+        });
+        let cycles = cycles(&files.collect(), &[]);
+        let cycles = cycles.into_iter().map(|all| Vec::from_iter(all).join(" "));
+        cycles.collect::<Vec<_>>()
+    };
+    let parent = ("a", "mod b;\nmod c;\npub use self::{b::B, c::C};");
+    let b = ("a::b", "use super::{\n    c::{self, D},\n    E,\n};");
+    assert!(cycles_of(&[parent, b, ("a::c", "struct C;")]).is_empty());
+    // By the name that the parent exports.
+    let uses_b = ("a::c", "use super::B;");
+    assert_eq!(cycles_of(&[parent, b, uses_b]), ["a::b a::c"]);
+    let calls_b = ("a::c", "fn f() {\n    crate::a::b::f();\n}");
+    assert_eq!(cycles_of(&[parent, b, calls_b]), ["a::b a::c"]);
+    let calls_child = ("a", "mod b;\nmod c;\nfn f() { b::f() }\nstruct E;");
+    assert_eq!(cycles_of(&[calls_child, b, ("a::c", "")]), ["a a::b"]);
 }
 
 /// Libraries of the command line and the lab, which must not run as root in the daemon.
@@ -152,11 +324,4 @@ fn daemon_links_no_library_of_the_client() {
         .filter(|name| linked.contains(**name))
         .collect();
     assert!(wrong.is_empty(), "{wrong:?}");
-}
-
-#[test]
-fn uses_are_found() {
-    let text = "use crate::{\n    api::{peer, server},\n    config::X,\n};\nlet x = crate::policy::units::y();";
-    let all: Vec<_> = used(text).into_iter().collect();
-    assert_eq!(all, ["api", "config", "policy"]);
 }
