@@ -119,18 +119,10 @@ impl Document {
             Err(e) => return Err(self.named(&e)),
         };
         let damaged = |e| Unusable::Damaged(format!("cannot be understood: {e}"));
-        let read = serde_json::from_str(&text);
-        let (head, content) = match read.map_err(damaged) {
-            Ok(Versioned {
-                format,
-                owner,
-                content,
-            }) => (Head { format, owner }, Ok(content)),
-            // Another format may have another structure.
-            Err(damaged) => match serde_json::from_str(&text) {
-                Ok(head) => (head, Err(damaged)),
-                Err(_) => return Ok(Err(damaged)),
-            },
+        // First, as another format may have another structure.
+        let head: Head = match serde_json::from_str(&text).map_err(damaged) {
+            Ok(head) => head,
+            Err(damaged) => return Ok(Err(damaged)),
         };
         Ok(if head.format != self.format {
             Err(Unusable::Damaged(format!(
@@ -140,7 +132,8 @@ impl Document {
         } else if head.owner != self.owner {
             Err(Unusable::Taken)
         } else {
-            content.map(Some)
+            let read = serde_json::from_str::<Versioned<String, T>>(&text);
+            read.map(|read| Some(read.content)).map_err(damaged)
         })
     }
 

@@ -126,27 +126,3 @@ impl EngineConfig {
 pub use rto_agent_kernel::datapath::{
     remove_kept_pins, remove_links, remove_pins, walk::for_restoring,
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn state_files_say_what_is_lost_without_them() {
-        let agent = AgentConfig {
-            persistent_dir: "/lasting".into(),
-            state_dir: "/boot".into(),
-            ..AgentConfig::default()
-        };
-        let files = state_files(&agent);
-        let lasting = files
-            .iter()
-            .filter(|(path, _)| path.starts_with("/lasting"));
-        assert_eq!((files.len(), lasting.count()), (6, 4));
-        assert!(
-            files
-                .iter()
-                .all(|(path, lost)| path.extension().is_some() && lost.contains(' '))
-        );
-    }
-}

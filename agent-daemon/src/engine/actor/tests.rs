@@ -2,7 +2,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{
-        Arc, Barrier,
+        Arc, Barrier, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
@@ -60,38 +60,33 @@ impl Drop for Bed {
     }
 }
 
-/// Files on a file system that hangs from time to time.
+/// Files on a file system that hangs while this is locked.
 #[derive(Default)]
 struct SlowFiles {
-    hangs: AtomicBool,
-    /// A test waits for the file system to hang.
-    awaited: AtomicBool,
+    hang: Mutex<()>,
+    /// A reader waits, or has read since.
+    reading: AtomicBool,
 }
 
 impl SlowFiles {
     fn reader(self: &Arc<Self>, limit: Duration) -> FilesReader {
         let slow = self.clone();
         let read = move |path: &Path, _: &dyn Fn(&Path)| {
-            while slow.hangs.load(Ordering::Relaxed) {
-                slow.awaited.store(true, Ordering::Relaxed);
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            slow.reading.store(true, Ordering::Relaxed);
+            let _hung = slow.hang.lock();
             Files::read(path)
         };
         FilesReader::new(read, limit)
     }
 
-    fn hang(&self) {
-        self.awaited.store(false, Ordering::Relaxed);
-        self.hangs.store(true, Ordering::Relaxed);
-    }
-
-    fn answer(&self) {
-        self.hangs.store(false, Ordering::Relaxed);
+    fn hang(&self) -> MutexGuard<'_, ()> {
+        let hang = self.hang.lock().unwrap();
+        self.reading.store(false, Ordering::Relaxed);
+        hang
     }
 
     fn await_reader(&self) {
-        while !self.awaited.load(Ordering::Relaxed) {
+        while !self.reading.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
     }
@@ -187,6 +182,13 @@ impl Bed {
 
     fn add(&self, request: AddRequest) -> Result<ChangeAnswer, EngineError> {
         self.call(|reply| Message::Add(Box::new(request), BY, reply))
+    }
+
+    fn save(&self, cidr: &str) -> Result<ChangeAnswer, EngineError> {
+        self.add(AddRequest {
+            save: true,
+            ..request(cidr)
+        })
     }
 
     fn remove(&self, cidrs: &[&str]) -> Result<ChangeAnswer, EngineError> {
@@ -394,18 +396,14 @@ fn bad_file_changes_nothing_and_is_reported() {
     let status = bed.status();
     assert!(!status.last_reload.ok && !status.healthy);
     assert_eq!((status.entries, bed.entries()), (2, 2));
-    let save = || AddRequest {
-        save: true,
-        ..request("10.9.0.0/16")
-    };
-    let error = bed.add(save()).unwrap_err().to_string();
+    let error = bed.save("10.9.0.0/16").unwrap_err().to_string();
     assert!(
         error.starts_with("nothing was saved, because the files already have errors:\n"),
         "{error}"
     );
     bed.load(good).unwrap();
     assert!(bed.status().last_reload.ok);
-    bed.add(save()).unwrap();
+    bed.save("10.9.0.0/16").unwrap();
     assert_eq!(bed.entries(), 3);
 }
 
@@ -413,17 +411,13 @@ fn bad_file_changes_nothing_and_is_reported() {
 fn saved_entry_is_in_its_file_or_nowhere() {
     let bed = Bed::ready();
     let path = bed.dir.path().join("policies.d/50-cli.toml");
-    let save = || AddRequest {
-        save: true,
-        ..request("10.9.0.0/16")
-    };
     bed.kernel.fail(1);
-    let error = bed.add(save()).unwrap_err();
+    let error = bed.save("10.9.0.0/16").unwrap_err();
     assert!(matches!(error, EngineError::Undone(_)), "{error:?}");
     assert_eq!(error.errno(), Some(libc::EPERM));
     assert!(!path.exists());
     assert!(bed.status().last_reload.ok);
-    bed.add(save()).unwrap();
+    bed.save("10.9.0.0/16").unwrap();
     assert!(path.exists());
     assert_eq!(bed.entries(), 3);
     // The watcher's message finds the files already loaded.
@@ -515,7 +509,7 @@ fn readers_do_not_wait_for_a_change() {
     let slow = Arc::new(SlowFiles::default());
     let bed = Bed::reading(slow.reader(Duration::from_secs(600)));
     bed.add(request("10.9.0.0/16")).unwrap();
-    slow.hang();
+    let hang = slow.hang();
     bed.engine.notify(Message::FilesChanged);
     slow.await_reader();
     let snapshot = bed.engine.snapshot();
@@ -523,7 +517,7 @@ fn readers_do_not_wait_for_a_change() {
     assert!(status.attachment.attached && status.healthy);
     assert_eq!(snapshot.readiness(), Readiness::Ready);
     assert!(snapshot.stats().is_ok());
-    slow.answer();
+    drop(hang);
     bed.verify();
     assert_eq!(bed.status().entries, 3);
 }
@@ -560,30 +554,27 @@ fn once_attached_again_it_walks_over_open_sockets() {
 fn files_that_hang_are_an_error_and_the_last_good_ones_stay() {
     let slow = Arc::new(SlowFiles::default());
     let bed = Bed::reading(slow.reader(Duration::from_millis(200)));
-    slow.hang();
+    let hang = slow.hang();
     let error = bed.reload().unwrap_err();
     assert!(error.is_refusal(), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("did not answer within 0.2 s"), "{text}");
     assert!(text.contains("last good configuration"), "{text}");
-    let save = AddRequest {
-        save: true,
-        ..request("10.8.0.0/16")
-    };
-    assert!(matches!(bed.add(save), Err(EngineError::Config(_))));
+    let saved = bed.save("10.8.0.0/16");
+    assert!(matches!(saved, Err(EngineError::Config(_))));
     // A change that needs no file still works.
     bed.add(request("10.9.0.0/16")).unwrap();
     let status = bed.status();
     assert!(!status.last_reload.ok && !status.healthy);
     assert_eq!((status.entries, bed.entries()), (3, 3));
     // Unchanged files are accepted again once they can be read.
-    slow.answer();
+    drop(hang);
     bed.until("read again", |bed| bed.reload().is_ok());
     assert!(bed.status().healthy);
-    slow.hang();
+    let hang = slow.hang();
     bed.engine.notify(Message::FilesChanged);
     bed.until("noticed", |bed| !bed.status().last_reload.ok);
-    slow.answer();
+    drop(hang);
     bed.until("read again", |bed| {
         bed.engine.notify(Message::FilesChanged);
         bed.verify();

@@ -47,11 +47,7 @@ fn last_good_follows_accepted_files() {
     assert_eq!(kept(), before);
     bed.load(&more).unwrap();
     assert!(kept().contains("10.77.0.0/16"));
-    let saved = AddRequest {
-        save: true,
-        ..request("10.78.0.0/16")
-    };
-    bed.add(saved).unwrap();
+    bed.save("10.78.0.0/16").unwrap();
     assert!(kept().contains("10.78.0.0/16"));
 }
 

@@ -8,7 +8,10 @@ use rto_agent_core::wire::{
 use rto_model::tune::tuner::State;
 
 use super::*;
-use crate::{engine::control::Readings, tuning::Due};
+use crate::{
+    engine::{control::Readings, desired::tests::desired, snapshot::tests::healthy},
+    tuning::Due,
+};
 
 /// A configuration like [`NEAR`] with other settings.
 fn configured(settings: &str) -> TempDir {
@@ -243,11 +246,8 @@ fn brakes_are_reset_when_a_guard_is_switched_on() {
 
 #[test]
 fn experiment_and_tuner_share_a_reading() {
-    let bed = start("initial_rto = \"100ms\"");
-    let kernel = FakeHost::default();
-    kernel.state().maps = bed.kernel.state().maps.clone();
-    let reader = kernel.open(crate::engine::fake::options()).reader();
-    let mut readings = Readings::new(reader);
+    let (kernel, snapshot) = healthy(desired(NEAR));
+    let mut readings = Readings::new(snapshot.reader.unwrap());
     assert!(readings.shared(&near()).unwrap().is_some());
     assert!(readings.shared(&near()).unwrap().is_some());
     let due = readings.due(&near(), Due::Counters).unwrap();
