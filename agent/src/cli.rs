@@ -184,7 +184,7 @@ pub struct Run {
     #[arg(long)]
     pub(crate) cgroup: Option<PathBuf>,
     /// Format of the log on stderr; auto: the journal if stderr is connected to it, else text
-    #[arg(long, value_parser = parse::log_format(), default_value = "auto")]
+    #[arg(long, value_parser = values::log_format(), default_value = "auto")]
     pub(crate) log_format: LogFormat,
 }
 

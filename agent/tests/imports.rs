@@ -39,12 +39,7 @@ const CRATES: &[(&str, &[&[&str]])] = &[
 ];
 /// Modules that still use those below them and are used by them, by crate. Otherwise no two files
 /// may use each other.
-const FAMILIES: &[(&str, &str)] = &[
-    ("agent-daemon", "telemetry::metrics"),
-    ("agent", "cli"),
-    ("agent", "commands"),
-    ("agent", "doctor"),
-];
+const FAMILIES: &[(&str, &str)] = &[("agent", "commands"), ("agent", "doctor")];
 /// Most top-level modules of a crate.
 const MOST_MODULES: usize = 12;
 

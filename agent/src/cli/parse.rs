@@ -2,12 +2,7 @@
 
 use std::{env, ffi::OsString, process};
 
-use clap::{
-    Command, CommandFactory as _, FromArgMatches as _,
-    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
-    error::ErrorKind,
-};
-use rto_agent_daemon::telemetry::LogFormat;
+use clap::{Command, CommandFactory as _, FromArgMatches as _, error::ErrorKind};
 
 use super::Cli;
 
@@ -51,24 +46,6 @@ pub(super) fn without_empty_variables(command: Command) -> Command {
             _ => arg,
         })
         .mut_subcommands(without_empty_variables)
-}
-
-/// The value of `--log-format`.
-pub(super) fn log_format() -> impl TypedValueParser<Value = LogFormat> {
-    let values = [
-        (
-            "auto",
-            "The journal if stderr is connected to it, else text",
-        ),
-        ("text", "Lines of text"),
-        ("json", "One JSON object per line"),
-    ];
-    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
-    PossibleValuesParser::new(values).map(|name| match &*name {
-        "json" => LogFormat::Json,
-        "text" => LogFormat::Text,
-        _ => LogFormat::Auto,
-    })
 }
 
 /// Moves the arguments of [`super::BeforeVerb`] behind the verb; without a verb they stay.

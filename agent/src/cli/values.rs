@@ -1,12 +1,13 @@
-//! Durations on the command line: a typo is a usage error, before any daemon is asked.
+//! Values on the command line: a typo is a usage error, before any daemon is asked.
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use rto_agent_core::{
     policy::units::{Scale, parse_scaled},
     wire::ttl::parse_ttl,
 };
+use rto_agent_daemon::telemetry::LogFormat;
 use rto_model::tune::experiment::Unit;
 
 /// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
@@ -16,6 +17,24 @@ const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duratio
 /// Metrics are rarely kept beyond a year; below a minute there are not two scrapes.
 const RANGES: RangeInclusive<Duration> =
     Duration::from_secs(60)..=Duration::from_secs(365 * 86_400);
+
+/// The value of `--log-format`.
+pub(super) fn log_format() -> impl TypedValueParser<Value = LogFormat> {
+    let values = [
+        (
+            "auto",
+            "The journal if stderr is connected to it, else text",
+        ),
+        ("text", "Lines of text"),
+        ("json", "One JSON object per line"),
+    ];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).map(|name| match &*name {
+        "json" => LogFormat::Json,
+        "text" => LogFormat::Text,
+        _ => LogFormat::Auto,
+    })
+}
 
 /// The time after which entries are removed again.
 pub(super) fn ttl_text(text: &str) -> Result<String, String> {
