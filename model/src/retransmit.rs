@@ -11,7 +11,9 @@
 //!   (`tcp_retransmit_timer()`).
 //! - Timers fire at steps of the timer wheel ([`crate::wheel`]).
 
-use crate::wheel;
+use std::iter;
+
+use crate::{syn::backoff, wheel};
 
 /// `TCP_THIN_LINEAR_RETRIES`.
 pub const THIN_LINEAR_RETRIES: u32 = 6;
@@ -120,13 +122,18 @@ impl LinuxTimers {
 
     /// When the data is retransmitted, jiffies after the first transmission, which was in jiffy `begin`; unbounded.
     pub fn times(self, begin: u64) -> impl Iterator<Item = u64> {
-        let linear = self.linear_retries + 1;
-        let backoff = Backoff::new(self.rto(), linear, self.jiffies(self.rto_max_us));
-        let timers = self.probe().into_iter().chain(backoff);
-        timers.scan(begin, move |now, timer| {
+        self.timers().scan(begin, move |now, timer| {
             *now = wheel::fires_at(*now, timer);
             Some(*now - begin)
         })
+    }
+
+    /// The intervals between the transmissions, jiffies, without the steps of the timer wheel.
+    fn timers(self) -> impl Iterator<Item = u64> {
+        let rto = self.rto();
+        let linear = iter::repeat_n(rto.max(1), self.linear_retries as usize);
+        let doubled = backoff(rto, self.jiffies(self.rto_max_us));
+        self.probe().into_iter().chain(linear).chain(doubled)
     }
 
     /// How long a request and response are idle, microseconds, if all packets are lost from the moment the request is
@@ -147,37 +154,6 @@ impl LinuxTimers {
             .collect();
         all.sort_unstable();
         all[all.len() / 2]
-    }
-}
-
-/// Intervals: some of the same length, then each twice as long as the one before, up to the longest.
-struct Backoff {
-    interval: u64,
-    same: u32,
-    longest: u64,
-}
-
-impl Backoff {
-    fn new(first: u64, same: u32, longest: u64) -> Self {
-        Self {
-            interval: first.max(1),
-            same: same.max(1),
-            longest: longest.max(1),
-        }
-    }
-}
-
-impl Iterator for Backoff {
-    type Item = u64;
-
-    fn next(&mut self) -> Option<u64> {
-        let interval = self.interval;
-        if self.same > 1 {
-            self.same -= 1;
-        } else {
-            self.interval = interval.saturating_mul(2).min(self.longest);
-        }
-        Some(interval)
     }
 }
 
@@ -324,12 +300,7 @@ mod tests {
             let kernel = if thin { near.thin() } else { near };
             // Each timer is set when the previous one fires.
             let mut due = 0;
-            let timers = kernel.probe().into_iter().chain(Backoff::new(
-                kernel.rto(),
-                kernel.linear_retries + 1,
-                kernel.jiffies(RTO_MAX_US),
-            ));
-            for (time, timer) in kernel.times(begin).zip(timers).take(12) {
+            for (time, timer) in kernel.times(begin).zip(kernel.timers()).take(12) {
                 due += timer;
                 prop_assert!(time > due);
             }

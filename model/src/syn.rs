@@ -12,6 +12,8 @@
 //!
 //! Because of the second rule a short initial RTO alone makes connect() give up proportionally earlier.
 
+use std::iter;
+
 use crate::wheel;
 
 /// The kernel's initial RTO (`TCP_TIMEOUT_INIT`), microseconds.
@@ -128,25 +130,27 @@ pub fn model_timeout(rto: u64, rto_max: u64, retries: u8) -> u64 {
 /// retransmissions whose interval doubles from the start, up to `rto_max` (`reqsk_timer_handler()`,
 /// net/ipv4/inet_connection_sock.c, Linux 6.12).
 pub fn syn_ack_schedule(initial_rto: u64, rto_max: u64, retries: u8) -> Vec<u64> {
-    let mut sent = vec![0];
-    let (mut now, mut rto) = (0, initial_rto.max(1));
-    for _ in 0..retries {
+    let mut now = 0;
+    let timers = backoff(initial_rto, rto_max).take(retries.into());
+    let retransmitted = timers.map(|rto| {
         now += rto;
-        sent.push(now);
-        rto = (rto * 2).min(rto_max.max(1));
-    }
-    sent
+        now
+    });
+    iter::once(0).chain(retransmitted).collect()
 }
 
 /// How long a half-open request is kept, jiffies: until the timer after the last of `retries` SYN-ACK retransmissions
 /// expires, which is (2^(retries + 1) - 1) times the initial RTO below `rto_max`.
 pub fn syn_ack_lifetime(initial_rto: u64, rto_max: u64, retries: u8) -> u64 {
-    let (mut lifetime, mut rto) = (0, initial_rto.max(1).min(rto_max.max(1)));
-    for _ in 0..=retries {
-        lifetime += rto;
-        rto = (rto * 2).min(rto_max.max(1));
-    }
-    lifetime
+    let timers = backoff(initial_rto.min(rto_max), rto_max);
+    timers.take(usize::from(retries) + 1).sum()
+}
+
+/// Intervals that double up to the longest.
+pub(crate) fn backoff(first: u64, longest: u64) -> impl Iterator<Item = u64> {
+    iter::successors(Some(first.max(1)), move |interval| {
+        Some(interval.saturating_mul(2).min(longest.max(1)))
+    })
 }
 
 /// The shortest SYN-ACK RTO, jiffies, that keeps a request for at least `lifetime` jiffies; `rto_max` if none does.
