@@ -12,13 +12,28 @@ const QUESTION: Question = Question {
     in_step: None,
 };
 
+/// The advice for these times of handshakes.
+fn initial(times: &Distribution, question: &Question) -> Advice {
+    initial_rto(&times.clone().into(), question, INITIAL_RTO_US)
+}
+
+/// The suggestion in it, microseconds.
+fn suggested(times: &Distribution, question: &Question) -> u64 {
+    initial(times, question).suggestion.unwrap().value_us
+}
+
+/// The reason for none.
+fn reason(times: &Distribution) -> Option<NoSuggestion> {
+    initial(times, &QUESTION).reason
+}
+
 fn near() -> Distribution {
     (0..5000).map(|n| 200 + n % 300).collect()
 }
 
 #[test]
 fn a_near_peer() {
-    let advice = initial_rto(&near().into(), &QUESTION, INITIAL_RTO_US);
+    let advice = initial(&near(), &QUESTION);
     // Twice half a millisecond, and the minimum.
     let suggestion = advice.suggestion.unwrap();
     assert_eq!((suggestion.jiffies, suggestion.value_us), (2, 8_000));
@@ -40,77 +55,51 @@ fn a_near_peer() {
 
 #[test]
 fn a_tail_counts() {
-    let mut times = near();
-    times.add(30_000, 50);
-    let advice = initial_rto(&times.clone().into(), &QUESTION, INITIAL_RTO_US);
-    assert_eq!(advice.suggestion.unwrap().value_us, 60_000);
-    let in_step = |us| {
+    let with = |us| {
         let mut times = near();
         times.add(us, 50);
-        let question = Question {
-            in_step: Some(4),
-            ..QUESTION
-        };
-        let advice = initial_rto(&times.clone().into(), &question, INITIAL_RTO_US);
-        advice.suggestion.unwrap().value_us
+        times
     };
-    assert_eq!(
-        [30_000, 32_000, 50_000].map(in_step),
-        [60_000, 100_000, 100_000]
-    );
+    assert_eq!(suggested(&with(30_000), &QUESTION), 60_000);
+    let in_step = Question {
+        in_step: Some(4),
+        ..QUESTION
+    };
+    let values = [30_000, 32_000, 50_000].map(|us| suggested(&with(us), &in_step));
+    assert_eq!(values, [60_000, 100_000, 100_000]);
+    let advice = initial(&with(30_000), &QUESTION);
     let short = advice.candidates.iter().find(|c| c.jiffies == 5).unwrap();
     assert!((short.expected.share - 50.0 / 5050.0).abs() < 1e-9);
     assert!(short.expected.at_most > short.expected.share);
     // A single slow time in ten thousand may be ignored only if one in a hundred is acceptable.
     let mut times: Distribution = (0..10_000).map(|_| 500).collect();
     times.add(300_000, 1);
-    let loose = Question {
-        share: 0.01,
-        ..QUESTION
-    };
-    assert_eq!(
-        initial_rto(&times.clone().into(), &loose, 0)
-            .suggestion
-            .unwrap()
-            .jiffies,
-        2
-    );
-    let strict = Question {
-        share: 0.000_4,
-        ..QUESTION
-    };
-    assert_eq!(
-        initial_rto(&times.clone().into(), &strict, 0)
-            .suggestion
-            .unwrap()
-            .value_us,
-        600_000
-    );
+    for (share, us) in [(0.01, 8_000), (0.000_4, 600_000)] {
+        assert_eq!(suggested(&times, &Question { share, ..QUESTION }), us);
+    }
 }
 
 #[test]
 fn too_little_and_too_long() {
     let few: Distribution = (0..2995).map(|_| 500).collect();
-    let advice = initial_rto(&few.clone().into(), &QUESTION, INITIAL_RTO_US);
+    let advice = initial(&few, &QUESTION);
     assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
     assert_eq!((advice.samples, advice.needed), (2995, 2996));
     // The bounds are shown nevertheless.
     assert!(advice.present.expected.at_most > 0.001);
     let none = Distribution::default();
-    let advice = rto_min(RoundTrips::Unordered(&none), &QUESTION, RTO_MIN_US);
-    assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
-    assert_eq!(advice.present.expected.at_most, 1.0);
-    let advice = rto_min(RoundTrips::Flows(&[]), &QUESTION, RTO_MIN_US);
-    assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
+    for round_trips in [RoundTrips::Unordered(&none), RoundTrips::Flows(&[])] {
+        let advice = rto_min(round_trips, &QUESTION, RTO_MIN_US);
+        assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
+        assert_eq!(advice.present.expected.at_most, 1.0);
+    }
     // Satellite links: twice the time exceeds the kernel's own value.
     let far: Distribution = (0..5000).map(|_| 600_000).collect();
-    let advice = initial_rto(&far.clone().into(), &QUESTION, INITIAL_RTO_US);
-    assert_eq!(advice.reason, Some(NoSuggestion::NothingShorter));
+    assert_eq!(reason(&far), Some(NoSuggestion::NothingShorter));
     // A last bucket without an upper bound.
     let mut unknown = near();
     unknown.add(u64::MAX, 100);
-    let advice = initial_rto(&unknown.clone().into(), &QUESTION, INITIAL_RTO_US);
-    assert_eq!(advice.reason, Some(NoSuggestion::NothingShorter));
+    assert_eq!(reason(&unknown), Some(NoSuggestion::NothingShorter));
     let advice = rto_min(RoundTrips::Unordered(&unknown), &QUESTION, RTO_MIN_US);
     assert_eq!(advice.reason, Some(NoSuggestion::NothingShorter));
 }
@@ -201,7 +190,7 @@ proptest! {
             distribution.add(*us, *count);
         }
         let question = Question { hz, share, peer_delack_us: delack_us, in_step };
-        let advice = initial_rto(&distribution.clone().into(), &question, INITIAL_RTO_US);
+        let advice = initial(&distribution, &question);
         prop_assert_eq!(advice.suggestion.is_none(), advice.reason.is_some());
         if let Some(s) = advice.suggestion {
             prop_assert!(s.expected.at_most <= share);
