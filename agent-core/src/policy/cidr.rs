@@ -8,7 +8,6 @@ use std::{
 };
 
 use ipnetwork::{IpNetwork, Ipv4Network};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An IPv4 or IPv6 prefix without host bits. Ordered by family, address, length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -180,19 +179,7 @@ impl fmt::Display for Cidr {
     }
 }
 
-impl Serialize for Cidr {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cidr {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
-    }
-}
+as_text!(Cidr);
 
 #[cfg(test)]
 mod tests {

@@ -223,18 +223,14 @@ impl Entries {
         found
     }
 
-    /// Whether both are overlays of the same table.
-    fn shares_table(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.table, &other.table)
-    }
-
     /// Calls `each` with every CIDR whose policy differs: its policy before and after.
     pub fn differences<'a>(
         &'a self,
         after: &'a Self,
         mut each: impl FnMut(Cidr, Option<&'a PolicyName>, Option<&'a PolicyName>),
     ) {
-        if self.shares_table(after) {
+        // Overlays of the same table.
+        if Arc::ptr_eq(&self.table, &after.table) {
             if Arc::ptr_eq(&self.over, &after.over) {
                 return;
             }

@@ -8,6 +8,24 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use rto_agent_common::{HostDefaults, MAX_POLICIES};
 use rto_model::{outage, tune::law};
 
+/// serde for a type in text form.
+macro_rules! as_text {
+    ($type:ty) => {
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text: String = serde::Deserialize::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
 mod adjustment;
 mod cidr;
 pub mod compile;

@@ -3,7 +3,6 @@
 use std::{fmt, str::FromStr, sync::Arc};
 
 use rto_agent_common::POLICY_NAME_LEN;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 
 use super::Settings;
@@ -117,19 +116,7 @@ impl fmt::Display for PolicyName {
     }
 }
 
-impl Serialize for PolicyName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for PolicyName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
-    }
-}
+as_text!(PolicyName);
 
 #[cfg(test)]
 mod tests {

@@ -444,6 +444,8 @@ impl fmt::Display for SynAckRto {
 mod tests {
     use super::*;
 
+    const ALL: &str = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":"on","mode":"advise","force":true}"#;
+
     #[test]
     fn json_is_read_as_it_is_written_and_leaves_out_what_is_not_set() {
         let written = |json: &str| {
@@ -452,8 +454,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
             json
         };
-        let all = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":"on","mode":"advise","force":true}"#;
-        assert_eq!(written(all), all);
+        assert_eq!(written(ALL), ALL);
         assert_eq!(
             written(r#"{"syn_retries":6,"rto_min":null}"#),
             r#"{"syn_retries":6,"force":false}"#
@@ -481,8 +482,7 @@ mod tests {
     /// A configuration that `add --save` writes is read back unchanged.
     #[test]
     fn toml_has_the_keys_of_json() {
-        let json = r#"{"initial_rto":"100ms","syn_ack_rto":"keep","rto_min":"5ms","rto_restart":true,"delack_max":"5ms","thin_linear":false,"linear_retries":2,"rto_max":"10s","user_timeout":"30s","syn_retries":6,"mptcp":"apply","holdout":"0.5%","guard":"on","mode":"advise","force":true}"#;
-        let settings: Settings = serde_json::from_str(json).unwrap();
+        let settings: Settings = serde_json::from_str(ALL).unwrap();
         let table: toml::Table = settings.to_toml().to_string().parse().unwrap();
         assert_eq!(table["syn_retries"].as_integer(), Some(6));
         assert_eq!(table["holdout"].as_str(), Some("0.5%"));

@@ -2,8 +2,6 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 /// A share from 0 to 100 %, in units of 2^-32, the resolution of the program's hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u64);
@@ -108,18 +106,7 @@ fn parse(text: &str) -> Option<Share> {
     (units <= PERCENT * 10u64.pow(decimals)).then(|| Share::of_units(units, decimals))
 }
 
-impl Serialize for Share {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Share {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+as_text!(Share);
 
 impl fmt::Display for Share {
     /// The shortest text of exactly this share.

@@ -11,47 +11,34 @@ use crate::{
     wire::kernel::Verdict,
 };
 
-impl JsonSchema for Cidr {
-    fn schema_name() -> Cow<'static, str> {
-        "Cidr".into()
-    }
+macro_rules! text {
+    ($type:ident, inline $inline:literal, $schema:tt) => {
+        impl JsonSchema for $type {
+            fn inline_schema() -> bool {
+                $inline
+            }
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        schemars::json_schema!({
-            "type": "string",
-            "description": "An IPv4 or IPv6 prefix without host bits.",
-            "examples": ["10.1.2.0/24", "fd00:1::/64"],
-        })
-    }
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                schemars::json_schema!($schema)
+            }
+        }
+    };
 }
 
-impl JsonSchema for PolicyName {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "PolicyName".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        schemars::json_schema!({ "type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$" })
-    }
-}
-
-impl JsonSchema for Share {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Share".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        schemars::json_schema!({ "type": "string", "pattern": "^[0-9]+(\\.[0-9]{1,6})?%$" })
-    }
-}
+text!(Cidr, inline false, {
+    "type": "string",
+    "description": "An IPv4 or IPv6 prefix without host bits.",
+    "examples": ["10.1.2.0/24", "fd00:1::/64"],
+});
+text!(PolicyName, inline true, {
+    "type": "string",
+    "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+});
+text!(Share, inline true, { "type": "string", "pattern": "^[0-9]+(\\.[0-9]{1,6})?%$" });
 
 fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().into()

@@ -87,7 +87,11 @@ impl Compiler<'_> {
             );
         }
         if let Some(share) = auto.spurious.filter(|share| !SPURIOUS.contains(share)) {
-            refuse(format!("auto,spurious={share}"), spurious_bounds());
+            let (least, most) = (SPURIOUS.start(), SPURIOUS.end());
+            refuse(
+                format!("auto,spurious={share}"),
+                format!("the share must be {least} to {most}"),
+            );
         }
     }
 
@@ -189,28 +193,20 @@ impl Compiler<'_> {
     /// Learnt initial RTOs end with the lease. The program checks the lease together with the
     /// brakes.
     pub(super) fn lease(&mut self, settings: &Settings) {
-        if settings.auto_initial_rto().is_some() {
-            self.lease_learnt();
-        }
-        if self.kernel.epochs != [0; 2] {
-            self.kernel.flags |= policy_flags::BRAKED;
-        }
-    }
-
-    fn lease_learnt(&mut self) {
-        for (direction, learnt, leased) in [
-            (direction::ACTIVE, self.active, policy_flags::LEASED_ACTIVE),
-            (
-                direction::PASSIVE,
-                self.passive,
-                policy_flags::LEASED_PASSIVE,
-            ),
+        let is_learnt = settings.auto_initial_rto().is_some();
+        let (active, passive) = (policy_flags::LEASED_ACTIVE, policy_flags::LEASED_PASSIVE);
+        for (direction, timer, leased) in [
+            (direction::ACTIVE, self.active, active),
+            (direction::PASSIVE, self.passive, passive),
         ] {
-            if learnt.is_some() {
+            if is_learnt && timer.is_some() {
                 self.kernel.flags |= leased;
                 let epoch = &mut self.kernel.epochs[direction as usize];
                 *epoch = (*epoch).max(1);
             }
+        }
+        if self.kernel.epochs != [0; 2] {
+            self.kernel.flags |= policy_flags::BRAKED;
         }
     }
 }
@@ -228,39 +224,22 @@ impl EffectiveSetting {
 
 const ADVISED: &str = "mode = advise: computed and shown, not applied";
 
-fn spurious_bounds() -> String {
-    let (least, most) = (SPURIOUS.start(), SPURIOUS.end());
-    format!("the share must be {least} to {most}")
-}
-
 #[cfg(test)]
 mod tests {
-    use rto_agent_common::{Policy as KernelPolicy, SYN_ACK_RETRIES_LEN};
-
     use super::{
         super::{
             Compiled,
-            tests::{compiled, described, errors, on, settings},
+            tests::{compiled, described, errors, on},
         },
         *,
     };
     use crate::{
-        policy::{ControlArm, HostFacts, SynAckRto},
+        policy::{ControlArm, HostFacts},
         testing::HOST,
     };
 
-    const MS: fn(u64) -> Duration = Duration::from_millis;
-
-    fn adjusted(toml: &str, adjustment: &Adjustment) -> Compiled {
-        on(&HOST, toml, adjustment)
-    }
-
-    fn text(compiled: &Compiled, setting: &str) -> String {
-        described(compiled, setting).unwrap()
-    }
-
-    /// An adjustment with these timers for the two directions.
-    fn timers(active: Timer, passive: Timer) -> Adjustment {
+    /// An adjustment with these timers for the two directions, and an rto_min in milliseconds.
+    fn adjustment(active: Timer, passive: Timer, rto_min: Option<u64>) -> Adjustment {
         let of = |timer| InitialRto {
             timer,
             epoch: 3,
@@ -269,14 +248,34 @@ mod tests {
         Adjustment {
             active: of(active),
             passive: of(passive),
-            ..Adjustment::default()
+            rto_min: rto_min.map(Duration::from_millis),
+            control: None,
         }
     }
 
-    const LEASED: u32 = policy_flags::LEASED_ACTIVE | policy_flags::LEASED_PASSIVE;
-
-    fn has(kernel: &KernelPolicy, flag: u32) -> bool {
-        kernel.flags & flag != 0
+    /// What the program gets, and what users are shown.
+    fn shown(compiled: &Compiled) -> String {
+        let kernel = &compiled.kernel;
+        let flags = [
+            (policy_flags::LEASED_ACTIVE, "leased-active"),
+            (policy_flags::LEASED_PASSIVE, "leased-passive"),
+            (policy_flags::BRAKED, "braked"),
+            (policy_flags::MEASURES_ACKS, "measures-acks"),
+            (policy_flags::CONTROL_BY_PEER, "control-by-peer"),
+        ];
+        let flags = flags.iter().filter(|(flag, _)| kernel.flags & flag != 0);
+        let flags: Vec<_> = flags.map(|(_, name)| *name).collect();
+        let effects = compiled.effects.iter();
+        let effects = effects.map(|e| format!("\n  {}: {}", e.setting, e.describe(HOST.hz)));
+        format!(
+            "initial_rto {}, syn_ack_rto {:?}, rto_min {} us, epochs {:?}, budgets {:?}, {flags:?}{}",
+            kernel.initial_rto_jiffies,
+            kernel.syn_ack_rto_jiffies,
+            kernel.rto_min_us,
+            kernel.epochs,
+            kernel.budgets,
+            effects.collect::<String>()
+        )
     }
 
     #[test]
@@ -292,163 +291,79 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_set_until_something_is_learnt() {
-        let compiled = compiled("initial_rto = 'auto'\nrto_min = 'auto'");
-        let kernel = &compiled.kernel;
-        assert_eq!((kernel.initial_rto_jiffies, kernel.rto_min_us), (0, 0));
-        assert_eq!(kernel.initial_rto_us, 1_000_000);
-        assert_eq!(kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-        assert_eq!(kernel.syn_retries, 0);
-        assert_eq!((kernel.epochs, kernel.budgets), ([0; 2], [0; 2]));
-        assert!(has(kernel, policy_flags::MEASURES_ACKS));
-        assert!(kernel.flags & LEASED == 0);
-        let shown = ["initial_rto", "syn_ack_rto", "rto_min", "guard", "holdout"]
-            .map(|setting| format!("{setting} {}", text(&compiled, setting)));
-        insta::assert_snapshot!(shown.join("\n"));
+    fn adjusted_timers_are_those_of_the_table() {
+        use Timer::{Configured, Kernel};
+        let ms = |ms| Timer::Value(Duration::from_millis(ms));
+        let both = "initial_rto = 'auto'\nrto_min = 'auto'";
+        let advice = &format!("{both}\nmode = 'advise'");
+        let fixed = "initial_rto = '100ms'\nguard = 'on'";
+        let own_syn_ack = "initial_rto = 'auto'\nsyn_ack_rto = '300ms'";
+        let own_delack = "rto_min = { auto = true, peer_delack = '5ms' }";
+        let rows = [
+            (both, Configured, Configured, None),
+            (both, ms(24), ms(500), Some(70)),
+            // One direction is enough for a lease.
+            ("initial_rto = 'auto'", Kernel, ms(500), None),
+            ("initial_rto = 'auto'", Kernel, Kernel, None),
+            (advice, Configured, Configured, None),
+            (advice, ms(24), ms(500), Some(70)),
+            // A fixed value is raised and never lowered.
+            (fixed, ms(400), ms(600), None),
+            (fixed, ms(20), ms(20), None),
+            (fixed, Kernel, Configured, None),
+            (fixed, Kernel, Kernel, None),
+            // A SYN-ACK timer of its own is not learnt.
+            (own_syn_ack, Configured, Configured, None),
+            (own_syn_ack, Configured, ms(400), None),
+            (own_syn_ack, Configured, Kernel, None),
+            (
+                "initial_rto = 'auto'\nsyn_ack_rto = 'keep'",
+                Configured,
+                ms(24),
+                None,
+            ),
+            // Within what the kernel takes.
+            ("rto_min = 'auto'", Configured, Configured, Some(1)),
+            ("rto_min = 'auto'", Configured, Configured, Some(900)),
+            (own_delack, Configured, Configured, Some(1)),
+            (own_delack, Configured, Configured, Some(14)),
+        ];
+        let rows = rows.map(|(toml, active, passive, rto_min)| {
+            let adjusted = adjustment(active, passive, rto_min);
+            let compiled = on(&HOST, toml, &adjusted);
+            let toml = toml.replace('\n', "; ");
+            format!(
+                "{toml}: {active:?} {passive:?} {rto_min:?}\n  {}",
+                shown(&compiled)
+            )
+        });
+        insta::assert_snapshot!(rows.join("\n"));
     }
 
+    /// A lease needs brakes, and a budget of 0 allows no retransmissions.
     #[test]
-    fn learnt_values_are_set_by_direction() {
+    fn lease_without_an_epoch_gets_one() {
         let adjustment = Adjustment {
-            rto_min: Some(MS(70)),
-            ..timers(Timer::Value(MS(24)), Timer::Value(MS(500)))
-        };
-        let compiled = adjusted("initial_rto = 'auto'\nrto_min = 'auto'", &adjustment);
-        let kernel = &compiled.kernel;
-        let fixed = super::super::tests::compiled("initial_rto = '24ms'\nsyn_ack_rto = 'keep'");
-        assert_eq!(kernel.initial_rto_jiffies, 6);
-        assert_eq!(kernel.syn_retries, fixed.kernel.syn_retries);
-        // As short as learnt if there are many retransmissions, and longer if a request would end
-        // too early.
-        let passive = kernel.syn_ack_rto_jiffies;
-        assert_eq!((passive[5], passive[15], passive[4]), (125, 125, 0));
-        assert_eq!(kernel.rto_min_us, 72_000);
-        assert_eq!((kernel.epochs, kernel.budgets), ([3; 2], [500; 2]));
-        assert!(has(kernel, LEASED) && has(kernel, policy_flags::CONTROL_BY_PEER));
-        assert!(has(kernel, policy_flags::BRAKED));
-        assert_eq!(
-            text(&compiled, "initial_rto"),
-            "auto -> 24ms, 6 jiffies at HZ=250"
-        );
-        assert_eq!(
-            text(&compiled, "rto_min"),
-            "auto -> 72ms, 18 jiffies at HZ=250"
-        );
-        assert!(text(&compiled, "syn_ack_rto").starts_with("auto -> 500ms, 125 jiffies"));
-
-        // A lease needs brakes, and a budget of 0 allows no retransmissions.
-        let learnt = InitialRto {
-            timer: Timer::Value(MS(24)),
-            ..InitialRto::default()
-        };
-        let active = Adjustment {
-            active: learnt,
+            active: InitialRto {
+                timer: Timer::Value(Duration::from_millis(24)),
+                ..InitialRto::default()
+            },
             ..Adjustment::default()
         };
-        let kernel = adjusted("initial_rto = 'auto'", &active).kernel;
+        let kernel = on(&HOST, "initial_rto = 'auto'", &adjustment).kernel;
         assert_eq!((kernel.epochs, kernel.budgets), ([1, 0], [0; 2]));
-
-        // One direction is enough for a lease.
-        let passive = adjusted(
-            "initial_rto = 'auto'",
-            &timers(Timer::Kernel, Timer::Value(MS(500))),
-        );
-        assert_eq!(passive.kernel.initial_rto_jiffies, 0);
-        assert_eq!(passive.kernel.flags & LEASED, policy_flags::LEASED_PASSIVE);
-        let neither = adjusted(
-            "initial_rto = 'auto'",
-            &timers(Timer::Kernel, Timer::Kernel),
-        );
-        assert!(neither.kernel.flags & LEASED == 0);
-        assert_eq!(text(&neither, "initial_rto"), "auto -> the kernel's own");
-    }
-
-    #[test]
-    fn advice_sets_nothing_and_still_measures() {
-        let adjustment = Adjustment {
-            rto_min: Some(MS(70)),
-            ..timers(Timer::Value(MS(24)), Timer::Value(MS(500)))
-        };
-        let toml = "initial_rto = 'auto'\nrto_min = 'auto'\nmode = 'advise'";
-        for adjustment in [Adjustment::default(), adjustment] {
-            let compiled = adjusted(toml, &adjustment);
-            let kernel = &compiled.kernel;
-            assert_eq!((kernel.initial_rto_jiffies, kernel.rto_min_us), (0, 0));
-            assert_eq!(kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-            assert!(has(kernel, policy_flags::MEASURES_ACKS));
-            assert!(kernel.flags & LEASED == 0);
-            assert_eq!(
-                text(&compiled, "initial_rto"),
-                "auto -> the kernel's own (mode = advise: computed and shown, not applied)"
-            );
-        }
-    }
-
-    #[test]
-    fn a_fixed_value_is_raised_and_never_lowered() {
-        let with = |active, passive| {
-            let toml = "initial_rto = '100ms'\nguard = 'on'";
-            adjusted(toml, &timers(active, passive))
-        };
-        let raised = with(Timer::Value(MS(400)), Timer::Value(MS(600)));
-        assert_eq!(raised.kernel.initial_rto_jiffies, 100);
-        assert_eq!(raised.kernel.syn_ack_rto_jiffies[8], 150);
-        assert!(raised.kernel.flags & LEASED == 0);
-        assert_eq!(
-            text(&raised, "initial_rto"),
-            "100ms -> 400ms, 100 jiffies at HZ=250 (by the guard)"
-        );
-        let lower = with(Timer::Value(MS(20)), Timer::Value(MS(20)));
-        assert_eq!(lower.kernel.initial_rto_jiffies, 25);
-        assert_eq!(lower.kernel.syn_ack_rto_jiffies[8], 25);
-        let held = with(Timer::Kernel, Timer::Configured);
-        assert_eq!(held.kernel.initial_rto_jiffies, 0);
-        assert_eq!(held.kernel.syn_ack_rto_jiffies[8], 25);
-        assert_eq!(
-            text(&held, "initial_rto"),
-            "100ms -> the kernel's own (by the guard)"
-        );
-        let both = with(Timer::Kernel, Timer::Kernel);
-        assert_eq!(both.kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-    }
-
-    #[test]
-    fn a_syn_ack_timer_of_its_own_is_not_learnt() {
-        let toml = "initial_rto = 'auto'\nsyn_ack_rto = '300ms'";
-        assert!(settings(toml).auto_syn_ack_rto().is_none());
-        let with = |passive| adjusted(toml, &timers(Timer::Configured, passive)).kernel;
-        assert_eq!(with(Timer::Configured).syn_ack_rto_jiffies[0], 75);
-        assert_eq!(with(Timer::Value(MS(400))).syn_ack_rto_jiffies[0], 100);
-        assert_eq!(with(Timer::Kernel).syn_ack_rto_jiffies[0], 0);
-        assert!(with(Timer::Value(MS(400))).flags & LEASED == 0);
-        let keep = "initial_rto = 'auto'\nsyn_ack_rto = 'keep'";
-        let kernel = adjusted(keep, &timers(Timer::Configured, Timer::Value(MS(24)))).kernel;
-        assert_eq!(kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-        assert!(kernel.flags & LEASED == 0);
-        assert_eq!(settings(keep).syn_ack_rto, SynAckRto::Keep);
     }
 
     #[test]
     fn budgets_are_tenths_that_the_program_can_add_up() {
-        let mut adjustment = timers(Timer::Configured, Timer::Configured);
+        let mut adjustment = adjustment(Timer::Configured, Timer::Configured, None);
         adjustment.active.budget = u32::MAX;
-        let kernel = adjusted("initial_rto = '100ms'\nguard = 'on'", &adjustment).kernel;
+        let kernel = on(&HOST, "initial_rto = '100ms'\nguard = 'on'", &adjustment).kernel;
         assert_eq!(kernel.budgets, [(1 << 30) - 1, 500]);
     }
 
     #[test]
-    fn rto_min_is_within_what_the_kernel_takes() {
-        let with = |toml: &str, ms| {
-            let adjustment = Adjustment {
-                rto_min: Some(MS(ms)),
-                ..Adjustment::default()
-            };
-            adjusted(toml, &adjustment).kernel.rto_min_us
-        };
-        assert_eq!(with("rto_min = 'auto'", 1), 48_000);
-        assert_eq!(with("rto_min = 'auto'", 900), 200_000);
-        let own = "rto_min = { auto = true, peer_delack = '5ms' }";
-        assert_eq!([1, 14].map(|ms| with(own, ms)), [16_000, 16_000]);
+    fn experiment_with_a_learnt_rto_min_draws_peers() {
         let arm = Adjustment {
             control: Some(ControlArm {
                 share: Share::HALF,
@@ -457,9 +372,9 @@ mod tests {
             }),
             ..Adjustment::default()
         };
-        let kernel = adjusted("rto_min = 'auto'", &arm).kernel;
+        let kernel = on(&HOST, "rto_min = 'auto'", &arm).kernel;
         assert_eq!((kernel.control_below, kernel.control_seed), (1 << 31, 7));
-        assert!(has(&kernel, policy_flags::CONTROL_BY_PEER));
+        assert_ne!(kernel.flags & policy_flags::CONTROL_BY_PEER, 0);
     }
 
     #[test]

@@ -154,10 +154,7 @@ fn retransmissions(retries: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{
-            Compiled,
-            tests::{compiled, described, on},
-        },
+        super::tests::{compiled, described, on},
         *,
     };
     use crate::{
@@ -165,127 +162,58 @@ mod tests {
         testing::HOST,
     };
 
-    fn with(host: &HostFacts, toml: &str) -> Compiled {
-        on(host, toml, &Adjustment::default())
-    }
-
-    fn syn_ack_rto(compiled: &Compiled) -> String {
-        described(compiled, "syn_ack_rto").unwrap_or_default()
-    }
-
     #[test]
-    fn auto_depends_on_the_retransmissions() {
-        let compiled = compiled("initial_rto = '100ms'");
-        let expected = [0, 0, 0, 0, 0, 124, 62, 31, 25, 25, 25, 25, 25, 25, 25, 25];
-        assert_eq!(compiled.kernel.syn_ack_rto_jiffies, expected);
-        assert_eq!(compiled.kernel.initial_rto_jiffies, 25);
-        assert!(!compiled.warnings.iter().any(|w| w.contains("syn_ack_rto")));
-        assert_eq!(
-            syn_ack_rto(&compiled),
-            "auto -> 496ms, 124 jiffies at HZ=250 (half-open connections are kept for 31.2s with 5 \
-             retransmissions; kernel default: 63s)"
-        );
-        let mut lifetimes = compiled
-            .effects
-            .iter()
-            .filter_map(|e| e.request_lifetime_ms);
-        assert_eq!(lifetimes.next(), Some(63 * 496));
-    }
-
-    #[test]
-    fn auto_says_what_this_hosts_retransmissions_make_of_it() {
-        for (tcp_synack_retries, reads_listener, begin, end) in [
-            (
-                8,
-                true,
-                "100ms",
-                "51.1s with 8 retransmissions; kernel default: 367s)",
-            ),
-            (
-                1,
-                true,
-                "1s",
-                "3s with 1 retransmission; kernel default: 3s)",
-            ),
-            (
-                2,
-                false,
-                "1s",
-                "7s with 2 retransmissions; kernel default: 7s)",
-            ),
-            (255, true, "100ms", ""),
+    fn syn_ack_timers_and_lifetimes_are_those_of_the_table() {
+        let rows = [
+            ("initial_rto = '100ms'", 5, true),
+            ("initial_rto = '100ms'", 8, true),
+            ("initial_rto = '100ms'", 1, true),
+            ("initial_rto = '100ms'", 2, false),
+            ("initial_rto = '100ms'", 255, true),
             // If the program cannot read the listener's setting, its namespace may have the
             // kernel's 5.
-            (
-                8,
-                false,
-                "496ms",
-                "31.2s with 5 retransmissions; kernel default: 63s; 8 are configured here, but on \
-                 this kernel the program cannot read the number of a request)",
-            ),
-        ] {
+            ("initial_rto = '100ms'", 8, false),
+            // Never shorter than initial_rto, and nothing without it.
+            ("initial_rto = '2s'", 5, true),
+            ("initial_rto = '1s'", 5, true),
+            ("rto_min = '50ms'", 5, true),
+            ("initial_rto = '100ms'\nsyn_ack_rto = 'keep'", 5, true),
+            ("syn_ack_rto = '99ms'", 5, true),
+            ("syn_ack_rto = '400ms'", 2, true),
+            // Values as "auto" would choose, and longer ones.
+            ("syn_ack_rto = '493ms'", 5, true),
+            ("syn_ack_rto = '100ms'", 8, true),
+            ("syn_ack_rto = '1s'", 0, true),
+        ];
+        let rows = rows.map(|(toml, tcp_synack_retries, reads_listener)| {
             let host = HostFacts {
                 tcp_synack_retries,
                 reads_listener,
                 ..HOST
             };
-            let text = syn_ack_rto(&with(&host, "initial_rto = '100ms'"));
-            assert!(text.starts_with(&format!("auto -> {begin}, ")), "{text}");
-            assert!(text.ends_with(end), "{text}");
-        }
-    }
-
-    #[test]
-    fn auto_is_never_shorter_than_initial_rto_and_nothing_without() {
-        for (toml, jiffies) in [
-            ("initial_rto = '2s'", 500),
-            ("initial_rto = '1s'", 250),
-            ("rto_min = '50ms'", 0),
-        ] {
-            let compiled = compiled(toml);
-            let expected = [jiffies; SYN_ACK_RETRIES_LEN];
-            assert_eq!(compiled.kernel.syn_ack_rto_jiffies, expected, "{toml}");
-            assert_eq!(syn_ack_rto(&compiled).is_empty(), jiffies == 0, "{toml}");
-        }
-    }
-
-    #[test]
-    fn keep_and_a_value() {
-        let keep = compiled("initial_rto = '100ms'\nsyn_ack_rto = 'keep'");
-        assert_eq!(keep.kernel.syn_ack_rto_jiffies, [0; SYN_ACK_RETRIES_LEN]);
-        assert_eq!(syn_ack_rto(&keep), "keep -> the kernel's own");
-        // An initial_rto is not required.
-        let value = compiled("syn_ack_rto = '99ms'");
-        assert_eq!(value.kernel.initial_rto_jiffies, 0);
-        assert_eq!(value.kernel.syn_ack_rto_jiffies, [25; SYN_ACK_RETRIES_LEN]);
-        assert_eq!(
-            syn_ack_rto(&value),
-            "99ms -> 100ms, 25 jiffies at HZ=250 (half-open connections are kept for 6.3s with 5 \
-             retransmissions; kernel default: 63s)"
-        );
-    }
-
-    #[test]
-    fn value_that_ends_requests_early_is_taken_with_a_warning() {
-        let warned = |rto_ms, tcp_synack_retries| {
-            let host = HostFacts {
-                tcp_synack_retries,
-                ..HOST
-            };
-            let compiled = with(&host, &format!("syn_ack_rto = '{rto_ms}ms'"));
-            compiled.warnings.concat()
-        };
-        assert_eq!(
-            warned(100, 5),
-            "syn_ack_rto = 100ms: a half-open connection is kept for 6.3s with 5 retransmissions \
-             (kernel default: 63s); a client whose ACK and data are lost for longer is reset; \
-             syn_ack_rto = \"auto\" keeps it for 31s"
-        );
-        assert!(warned(400, 2).ends_with("keeps it for 7s"));
-        // Values as "auto" would choose, and longer ones.
-        for (rto_ms, retries) in [(493, 5), (100, 8), (1000, 0)] {
-            assert_eq!(warned(rto_ms, retries), "");
-        }
+            let compiled = on(&host, toml, &Adjustment::default());
+            let effect = described(&compiled, "syn_ack_rto");
+            let warnings = compiled.warnings.iter();
+            let warnings = warnings.filter(|warning| warning.contains("syn_ack_rto"));
+            let lines: Vec<_> = effect
+                .iter()
+                .chain(warnings)
+                .map(|l| format!("\n  {l}"))
+                .collect();
+            let toml = toml.replace('\n', "; ");
+            let jiffies = compiled.kernel.syn_ack_rto_jiffies;
+            let lifetimes = compiled
+                .effects
+                .iter()
+                .filter_map(|e| e.request_lifetime_ms);
+            let lifetimes: Vec<_> = lifetimes.collect();
+            format!(
+                "{toml}, {tcp_synack_retries} retransmissions, read: {reads_listener}: \
+                 {jiffies:?}, {lifetimes:?} ms{}",
+                lines.concat()
+            )
+        });
+        insta::assert_snapshot!(rows.join("\n"));
     }
 
     #[test]
