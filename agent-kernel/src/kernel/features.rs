@@ -72,23 +72,6 @@ impl ProbeResults {
     }
 }
 
-/// A feature in this module's tables: name, first version, purpose.
-struct Known(&'static str, &'static str, &'static str);
-
-impl Known {
-    fn found(&self, presence: Presence, evidence: impl Into<String>) -> Feature {
-        Feature {
-            name: self.0.to_owned(),
-            since: self.1.to_owned(),
-            presence,
-            required: false,
-            settings: settings_with(self.0),
-            needed_for: self.2.to_owned(),
-            evidence: evidence.into(),
-        }
-    }
-}
-
 /// The settings and keys of `[agent]` that use a feature.
 fn settings_with(feature: &str) -> Vec<String> {
     let settings = SETTINGS
@@ -101,236 +84,188 @@ fn settings_with(feature: &str) -> Vec<String> {
     using.map(|(name, _)| name.to_owned()).collect()
 }
 
-/// The features of this kernel, from the probe's results and its BTF.
-pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<Feature> {
-    let mut features = options(asked);
-    let linear = sysctl::ipv4::<u8>("tcp_syn_linear_timeouts");
-    features.push(
-        Known(
-            "tcp-syn-linear-timeouts",
-            "6.5",
-            "the first SYN retransmissions (4 by default) keep the initial RTO before it doubles",
-        )
-        .found(
-            present(linear.is_some()),
-            "sysctl net.ipv4.tcp_syn_linear_timeouts",
-        ),
-    );
-    let known = Known(
-        "syn-ack-retransmission-timeout",
-        "5.17 (5.15.y since July 2024)",
-        "the initial RTO of all SYN-ACKs, not only the first",
-    );
-    features.push(match btf {
-        Ok(btf) => {
-            let there = btf.has("request_sock", &["timeout"]);
-            known.found(present(there), "BTF: request_sock.timeout")
-        }
-        Err(e) => known.found(Presence::Unknown, e.to_string()),
-    });
-    let known = Known(
-        "btf",
-        "5.4",
-        "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and TCP Fast Open keep the \
-         kernel's timer",
-    );
-    let missing = match btf {
-        Ok(btf) => btf.offsets().err().map(|e| e.to_string()),
-        Err(e) => Some(e.to_string()),
-    };
-    features.push(match missing {
-        None => known.found(Presence::Present, "/sys/kernel/btf/vmlinux"),
-        Some(why) => known.found(Presence::Absent, why),
-    });
-    features.push(reads_listener(btf));
-    features.push(accepted(asked));
-    features.push(tells_samples());
-    let known = Known(
-        "iter-tcp",
-        "5.15",
-        "sockets that are already open, and detach --restore",
-    );
-    features.push(match &asked.walk {
-        Ok(()) => known.found(Presence::Present, "loaded"),
-        Err(e) => known.found(e.presence, e.evidence()),
-    });
-    features
-}
-
 /// Name of the feature: the program can read the listener of a request socket, and socket fields
 /// that its context lacks.
 pub const READS_LISTENER: &str = "reads-listener";
 
-/// Whether the program can read the kernel's own structs. Both functions were added in the same
-/// version; without BTF the kernel has no functions that programs can call.
-fn reads_listener(btf: &Result<Arc<Btf>, BtfError>) -> Feature {
-    let known = Known(
-        READS_LISTENER,
-        "6.2",
-        "syn_ack_rto from the SYN-ACK retransmissions of the listener or its network namespace; \
-         connections to a listener with TCP_DEFER_ACCEPT keep the kernel's timer",
-    );
-    match btf {
-        Ok(btf) if btf.socket_types().listener != 0 => known.found(
-            Presence::Present,
-            "BTF: bpf_cast_to_kern_ctx, bpf_rdonly_cast",
-        ),
-        Ok(_) => known.found(
-            Presence::Absent,
-            "BTF: bpf_cast_to_kern_ctx or bpf_rdonly_cast is missing, or a structure has an \
-             unknown layout",
-        ),
-        Err(e) => known.found(Presence::Absent, e.to_string()),
-    }
-}
-
 /// Name of the feature: the RTT hook receives the sample as an argument.
 pub const RTT_SAMPLES: &str = "rtt-hook-sample";
-
-/// Derived from the version, because only an established connection could show this feature.
-fn tells_samples() -> Feature {
-    const SINCE: (u32, u32) = (6, 10);
-    let known = Known(
-        RTT_SAMPLES,
-        "6.10",
-        "rto_min = \"auto\", which learns from delays of ACKs",
-    );
-    match version::running() {
-        Ok(version) => {
-            let presence = present(version.at_least(SINCE));
-            known.found(presence, format!("kernel version {version}"))
-        }
-        Err(e) => known.found(Presence::Unknown, e.to_string()),
-    }
-}
 
 /// Name of the feature: a program can read TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX of a socket.
 pub const BPF_TIMERS: &str = "bpf-getsockopt-rto-min";
 
-fn accepted(asked: &ProbeResults) -> Feature {
-    let known = Known(
-        "bpf-lsm-cgroup",
-        "6.0, and \"bpf\" among the active LSMs",
-        "rto_min on accepted sockets before their first RTT sample",
-    );
-    match (&asked.clone, &asked.lsm_active) {
-        (Ok(()), Ok(())) => known.found(Presence::Present, "loaded, and \"bpf\" is active"),
-        (Ok(()), Err(why)) => known.found(Presence::Absent, why.as_str()),
-        (Err(e), _) => known.found(e.presence, e.evidence()),
-    }
-}
+/// Whether a feature is there, and the evidence.
+type Shown = (Presence, String);
 
-/// Selects one helper's return value from a probe.
-type Answer = fn(&Probe) -> i64;
-
-/// Features that the probe's socket shows.
-fn options(asked: &ProbeResults) -> Vec<Feature> {
-    const ALL: [(Known, Answer, bool); 12] = [
-        (
-            Known(
-                "cgroup-bpf-link",
-                "5.7",
-                "attaching in addition to other programs",
-            ),
-            |p| 1 - p.ran,
-            true,
+/// The features of this kernel, from the probe's results and its BTF.
+pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<Feature> {
+    let helper = |answer: &dyn Fn(&Probe) -> i64| match &asked.options {
+        Ok(probe) => of_answer(answer(probe)),
+        // If one feature cannot be probed, the state of the other remains unknown.
+        Err(e) if e.presence == Presence::Absent => (Presence::Unknown, e.evidence()),
+        Err(e) => (e.presence, e.evidence()),
+    };
+    let set = |option: SockOpt| helper(&|p| p.set[option as usize]);
+    let loads = |program: &Result<(), ProbeError>| match program {
+        Ok(()) => (Presence::Present, "loaded".to_owned()),
+        Err(e) => (e.presence, e.evidence()),
+    };
+    let feature = |name: &str, since: &str, needed_for: &str, shown: Shown| Feature {
+        name: name.to_owned(),
+        since: since.to_owned(),
+        presence: shown.0,
+        required: ["cgroup-bpf-link", "sock_ops-socket-storage"].contains(&name),
+        settings: settings_with(name),
+        needed_for: needed_for.to_owned(),
+        evidence: shown.1,
+    };
+    vec![
+        feature(
+            "cgroup-bpf-link",
+            "5.7",
+            "attaching in addition to other programs",
+            helper(&|p| 1 - p.ran),
         ),
-        (
-            Known(
-                "sock_ops-socket-storage",
-                "5.10",
-                "a connection keeps its policy",
-            ),
-            |p| p.storage,
-            true,
+        feature(
+            "sock_ops-socket-storage",
+            "5.10",
+            "a connection keeps its policy",
+            helper(&|p| p.storage),
         ),
-        (
-            Known("bpf-rto-min", "5.10", "rto_min"),
-            |p| p.set[SockOpt::RtoMin as usize],
-            false,
+        feature("bpf-rto-min", "5.10", "rto_min", set(SockOpt::RtoMin)),
+        feature(
+            "bpf-delack-max",
+            "5.10",
+            "delack_max",
+            set(SockOpt::DelackMax),
         ),
-        (
-            Known("bpf-delack-max", "5.10", "delack_max"),
-            |p| p.set[SockOpt::DelackMax as usize],
-            false,
-        ),
-        (
-            Known(
-                BPF_TIMERS,
-                "6.15",
-                "connections with rto_min or delack_max need no socket storage until a segment is \
-                 lost",
-            ),
-            |p| match p.get[SockOpt::RtoMin as usize] {
+        feature(
+            BPF_TIMERS,
+            "6.15",
+            "connections with rto_min or delack_max need no socket storage until a segment is lost",
+            helper(&|p| match p.get[SockOpt::RtoMin as usize] {
                 0 => p.get[SockOpt::DelackMax as usize],
                 refused => refused,
+            }),
+        ),
+        feature(
+            "bpf-thin-linear",
+            "6.1",
+            "thin_linear and linear_retries",
+            set(SockOpt::ThinLinear),
+        ),
+        feature("tcp-rto-max", "6.15", "rto_max", set(SockOpt::RtoMax)),
+        feature(
+            "bpf-user-timeout",
+            "5.10",
+            "user_timeout",
+            set(SockOpt::UserTimeout),
+        ),
+        feature("bpf-syncnt", "4.14", "syn_retries", set(SockOpt::SynCnt)),
+        feature(
+            "rto-hook",
+            "4.16",
+            "linear_retries; counts of RTOs and tail loss probes",
+            helper(&|p| p.cb_flags),
+        ),
+        feature(
+            "rtt-hook",
+            "5.3",
+            "rto_restart; smoothed RTTs at an interval, not only at the end of a connection",
+            helper(&|p| p.cb_flags),
+        ),
+        feature(
+            "rto-hook-on-open-sockets",
+            "6.12",
+            "linear_retries, rto_restart and statistics of sockets that were already open",
+            set(SockOpt::CbFlags),
+        ),
+        feature(
+            "tcp-syn-linear-timeouts",
+            "6.5",
+            "the first SYN retransmissions (4 by default) keep the initial RTO before it doubles",
+            (
+                present(sysctl::ipv4::<u8>("tcp_syn_linear_timeouts").is_some()),
+                "sysctl net.ipv4.tcp_syn_linear_timeouts".to_owned(),
+            ),
+        ),
+        feature(
+            "syn-ack-retransmission-timeout",
+            "5.17 (5.15.y since July 2024)",
+            "the initial RTO of all SYN-ACKs, not only the first",
+            match btf {
+                Ok(btf) => (
+                    present(btf.has("request_sock", &["timeout"])),
+                    "BTF: request_sock.timeout".to_owned(),
+                ),
+                Err(e) => (Presence::Unknown, e.to_string()),
             },
-            false,
         ),
-        (
-            Known("bpf-thin-linear", "6.1", "thin_linear and linear_retries"),
-            |p| p.set[SockOpt::ThinLinear as usize],
-            false,
+        feature(
+            "btf",
+            "5.4",
+            "accepted sockets before their first RTT sample, and open sockets; SYNs of MPTCP and \
+             TCP Fast Open keep the kernel's timer",
+            match btf.as_ref().map(|btf| btf.offsets()) {
+                Ok(Ok(_)) => (Presence::Present, "/sys/kernel/btf/vmlinux".to_owned()),
+                Ok(Err(e)) => (Presence::Absent, e.to_string()),
+                Err(e) => (Presence::Absent, e.to_string()),
+            },
         ),
-        (
-            Known("tcp-rto-max", "6.15", "rto_max"),
-            |p| p.set[SockOpt::RtoMax as usize],
-            false,
+        // Both functions were added in the same version; without BTF the kernel has no functions
+        // that programs can call.
+        feature(
+            READS_LISTENER,
+            "6.2",
+            "syn_ack_rto from the SYN-ACK retransmissions of the listener or its network \
+             namespace; connections to a listener with TCP_DEFER_ACCEPT keep the kernel's timer",
+            match btf {
+                Ok(btf) if btf.socket_types().listener != 0 => (
+                    Presence::Present,
+                    "BTF: bpf_cast_to_kern_ctx, bpf_rdonly_cast".to_owned(),
+                ),
+                Ok(_) => (
+                    Presence::Absent,
+                    "BTF: bpf_cast_to_kern_ctx or bpf_rdonly_cast is missing, or a structure has \
+                     an unknown layout"
+                        .to_owned(),
+                ),
+                Err(e) => (Presence::Absent, e.to_string()),
+            },
         ),
-        (
-            Known("bpf-user-timeout", "5.10", "user_timeout"),
-            |p| p.set[SockOpt::UserTimeout as usize],
-            false,
+        feature(
+            "bpf-lsm-cgroup",
+            "6.0, and \"bpf\" among the active LSMs",
+            "rto_min on accepted sockets before their first RTT sample",
+            match (&asked.clone, &asked.lsm_active) {
+                (Ok(()), Ok(())) => (
+                    Presence::Present,
+                    "loaded, and \"bpf\" is active".to_owned(),
+                ),
+                (Ok(()), Err(why)) => (Presence::Absent, why.clone()),
+                (program, _) => loads(program),
+            },
         ),
-        (
-            Known("bpf-syncnt", "4.14", "syn_retries"),
-            |p| p.set[SockOpt::SynCnt as usize],
-            false,
+        // From the version, because only an established connection could show this feature.
+        feature(
+            RTT_SAMPLES,
+            "6.10",
+            "rto_min = \"auto\", which learns from delays of ACKs",
+            match version::running() {
+                Ok(version) => (
+                    present(version.at_least((6, 10))),
+                    format!("kernel version {version}"),
+                ),
+                Err(e) => (Presence::Unknown, e.to_string()),
+            },
         ),
-        (
-            Known(
-                "rto-hook",
-                "4.16",
-                "linear_retries; counts of RTOs and tail loss probes",
-            ),
-            |p| p.cb_flags,
-            false,
+        feature(
+            "iter-tcp",
+            "5.15",
+            "sockets that are already open, and detach --restore",
+            loads(&asked.walk),
         ),
-        (
-            Known(
-                "rtt-hook",
-                "5.3",
-                "rto_restart; smoothed RTTs at an interval, not only at the end of a connection",
-            ),
-            |p| p.cb_flags,
-            false,
-        ),
-        (
-            Known(
-                "rto-hook-on-open-sockets",
-                "6.12",
-                "linear_retries, rto_restart and statistics of sockets that were already open",
-            ),
-            |p| p.set[SockOpt::CbFlags as usize],
-            false,
-        ),
-    ];
-    ALL.into_iter()
-        .map(|(known, answer, required)| {
-            let (presence, evidence) = match &asked.options {
-                Ok(probe) => of_answer(answer(probe)),
-                Err(e) => match e.presence {
-                    // If one feature cannot be probed, the state of the other remains unknown.
-                    Presence::Absent => (Presence::Unknown, e.evidence()),
-                    presence => (presence, e.evidence()),
-                },
-            };
-            Feature {
-                required,
-                ..known.found(presence, evidence)
-            }
-        })
-        .collect()
+    ]
 }
 
 fn present(there: bool) -> Presence {
@@ -342,7 +277,7 @@ fn present(there: bool) -> Presence {
 }
 
 /// Interprets a helper's return value on the probe's socket.
-fn of_answer(answer: i64) -> (Presence, String) {
+fn of_answer(answer: i64) -> Shown {
     let errno = Errno::from_raw(i32::try_from(-answer).unwrap_or(0));
     match answer {
         0 => (Presence::Present, "probed".to_owned()),

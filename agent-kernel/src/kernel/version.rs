@@ -14,15 +14,10 @@ pub struct KernelVersion {
 /// agent sets.
 pub const MINIMUM: (u32, u32) = (5, 10);
 
-/// A release that cannot be parsed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("kernel release {0:?} does not begin with two numbers")]
-pub struct VersionError(String);
-
 /// The running kernel's version.
 pub fn running() -> anyhow::Result<KernelVersion> {
     let name = nix::sys::utsname::uname()?;
-    Ok(name.release().to_string_lossy().parse()?)
+    name.release().to_string_lossy().parse()
 }
 
 impl KernelVersion {
@@ -33,19 +28,16 @@ impl KernelVersion {
 }
 
 impl FromStr for KernelVersion {
-    type Err = VersionError;
+    type Err = anyhow::Error;
 
-    fn from_str(release: &str) -> Result<Self, VersionError> {
-        let error = || VersionError(release.to_owned());
-        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-        let mut next = || {
-            numbers
-                .next()
-                .and_then(|n| n.parse().ok())
-                .ok_or_else(error)
+    fn from_str(release: &str) -> anyhow::Result<Self> {
+        let numbers = release.split(|c: char| !c.is_ascii_digit());
+        let mut numbers = numbers.map_while(|n| n.parse().ok());
+        let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
+            anyhow::bail!("kernel release {release:?} does not begin with two numbers");
         };
         Ok(Self {
-            number: (next()?, next()?),
+            number: (major, minor),
             release: release.to_owned(),
         })
     }

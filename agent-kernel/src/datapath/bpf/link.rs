@@ -3,7 +3,7 @@
 use std::{fs::File, io, os::fd::AsFd as _, path::Path};
 
 use aya::programs::{CgroupAttachMode, SockOps, links::FdLink};
-use rto_agent_common::{PROGRAM, PROGRAM_CLONE, SocketTypes};
+use rto_agent_common::{PROGRAM, PROGRAM_CLONE};
 use tracing::warn;
 
 use super::{
@@ -178,30 +178,15 @@ fn load(options: &Options, dir: &Path) -> Result<(aya::Ebpf, Option<String>), Da
     let Ok(btf) = Btf::vmlinux() else {
         return Ok((verified(&values)?, None));
     };
-    let types = btf.socket_types();
-    // The same without features that call kernel functions.
-    let by_type_alone = SocketTypes {
-        listener: 0,
-        ..types
-    };
     let all = LoadParams {
-        socket_types: types,
+        socket_types: btf.socket_types(),
         kfuncs: btf.kfuncs(),
-        ..values
-    };
-    let fewer = LoadParams {
-        socket_types: by_type_alone,
         ..values
     };
     let refusal = match verified(&all) {
         Ok(ebpf) => return Ok((ebpf, None)),
         Err(e) => e,
     };
-    if let Ok(ebpf) = verified(&fewer) {
-        let limited = format!("the program cannot read listeners: {refusal}");
-        warn!("{limited}");
-        return Ok((ebpf, Some(limited)));
-    }
     let limited =
         format!("the program cannot read listeners, nor detect MPTCP or TCP Fast Open: {refusal}");
     let ebpf = verified(&values)?;

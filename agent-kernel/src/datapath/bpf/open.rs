@@ -69,66 +69,49 @@ impl BpfKernel {
                 let tables = Tables::open(dir).ok()?;
                 Some((features, room, dir.to_owned(), link, tables))
             });
-        if let Some((features, room, dir, link, mut tables)) = in_force {
-            let slots = Slots::read(tables.read.policies()?.into_iter());
-            events::silence(&dir)?;
-            tables.set_host_defaults(options.host_defaults)?;
-            let missing_stats = prepare(&mut tables, &slots, options.statistics)?;
-            options.max_entries = room;
-            options.features = features;
-            return Ok(Self {
-                missing_stats,
-                former_hits: HashMap::new(),
-                dir,
-                found: Found::Adopted,
-                tables,
-                slots,
-                link: Some(link),
-                former_link: None,
-                was_in_force: true,
-                unlinked: false,
-                hook: None,
-                options,
-            });
-        }
-
-        let staging = new_staging(pin_dir)?;
-        let opened = Self::stage(&options, &pin_sets, &staging);
-        match opened {
-            Ok((found, mut tables, former_hits)) => {
-                let policies = tables.read.policies()?;
-                // Connections keep the policies that they began with.
-                for (_, policy) in &policies {
-                    options.features |= policy.features();
-                }
-                let slots = Slots::read(policies.into_iter());
-                events::silence(&staging)?;
-                tables.set_host_defaults(options.host_defaults)?;
-                let former_link = pin_sets
-                    .iter()
-                    .find_map(|g| Link::in_force(&g.path, &options.cgroup));
-                let missing_stats = prepare(&mut tables, &slots, options.statistics)?;
-                Ok(Self {
-                    missing_stats,
-                    former_hits,
-                    dir: staging,
-                    found,
-                    tables,
-                    slots,
-                    link: None,
-                    former_link,
-                    was_in_force: false,
-                    unlinked: false,
-                    hook: None,
-                    options,
-                })
+        let (found, dir, mut tables, former_hits, link) = match in_force {
+            Some((features, room, dir, link, tables)) => {
+                options.max_entries = room;
+                options.features = features;
+                (Found::Adopted, dir, tables, HashMap::new(), Some(link))
             }
-            Err(e) => {
-                // The first error is returned; the next start removes a leftover directory.
-                let _swept = pins::remove_pin_set(&staging);
-                Err(e)
+            None => {
+                let staging = new_staging(&options.pin_dir)?;
+                let staged = Self::stage(&options, &pin_sets, &staging);
+                let (found, tables, former_hits) = staged.inspect_err(|_| {
+                    // The first error is returned; the next start removes a leftover directory.
+                    let _swept = pins::remove_pin_set(&staging);
+                })?;
+                (found, staging, tables, former_hits, None)
             }
+        };
+        let policies = tables.read.policies()?;
+        let mut former_link = None;
+        if link.is_none() {
+            // Connections keep the policies that they began with.
+            for (_, policy) in &policies {
+                options.features |= policy.features();
+            }
+            let mut sets = pin_sets.iter();
+            former_link = sets.find_map(|g| Link::in_force(&g.path, &options.cgroup));
         }
+        let slots = Slots::read(policies.into_iter());
+        events::silence(&dir)?;
+        tables.set_host_defaults(options.host_defaults)?;
+        Ok(Self {
+            missing_stats: prepare(&mut tables, &slots, options.statistics)?,
+            former_hits,
+            dir,
+            found,
+            tables,
+            slots,
+            was_in_force: link.is_some(),
+            link,
+            former_link,
+            unlinked: false,
+            hook: None,
+            options,
+        })
     }
 
     /// Pins in `staging` the maps of the newest usable pin set, and creates the missing ones. If
