@@ -1,17 +1,12 @@
 //! Measures HZ, the kernel's jiffies per second. (`getconf CLK_TCK` is USER_HZ instead, which is
 //! 100 on every host.)
 
-use std::{
-    fs,
-    io::{self, Read as _},
-    path::Path,
-};
+use std::io;
 
 use nix::time::{ClockId, clock_getres};
 
 /// Values of `CONFIG_HZ` on the various architectures.
-const KNOWN: [u32; 9] = [24, 48, 64, 100, 128, 250, 256, 300, 1000];
-const KNOWN_MORE: [u32; 2] = [1024, 1200];
+const KNOWN: [u32; 11] = [24, 48, 64, 100, 128, 250, 256, 300, 1000, 1024, 1200];
 
 /// Measures HZ: the resolution of CLOCK_MONOTONIC_COARSE is one jiffy (`posix_get_coarse_res()`:
 /// `KTIME_LOW_RES`, kernel/time/posix-timers.c, Linux 6.12).
@@ -27,35 +22,7 @@ pub fn measure() -> io::Result<u32> {
 
 fn from_resolution(nanos: u64) -> Option<u32> {
     let near = |hz: &u32| (1_000_000_000 / u64::from(*hz)).abs_diff(nanos) <= nanos / 1000;
-    KNOWN.into_iter().chain(KNOWN_MORE).find(near)
-}
-
-/// The configured CONFIG_HZ, from `/proc/config.gz` or `/boot/config-<release>`; `None` if the host
-/// has neither.
-pub fn from_config(root: &Path, release: &str) -> Option<u32> {
-    let own = fs::File::open(root.join("proc/config.gz"))
-        .ok()
-        .and_then(|file| {
-            let mut text = String::new();
-            flate2::read::GzDecoder::new(file)
-                .read_to_string(&mut text)
-                .ok()?;
-            parse_config(&text)
-        });
-    let places = [
-        format!("boot/config-{release}"),
-        format!("lib/modules/{release}/config"),
-    ];
-    own.or_else(|| {
-        places
-            .iter()
-            .find_map(|place| parse_config(&fs::read_to_string(root.join(place)).ok()?))
-    })
-}
-
-fn parse_config(text: &str) -> Option<u32> {
-    text.lines()
-        .find_map(|line| line.strip_prefix("CONFIG_HZ=")?.trim().parse().ok())
+    KNOWN.into_iter().find(near)
 }
 
 #[cfg(test)]
@@ -78,14 +45,5 @@ mod tests {
     #[test]
     fn this_host_has_one() {
         assert!(measure().unwrap() >= 24);
-    }
-
-    #[test]
-    fn configurations() {
-        assert_eq!(
-            parse_config("# CONFIG_HZ_100 is not set\nCONFIG_HZ_250=y\nCONFIG_HZ=250\n"),
-            Some(250)
-        );
-        assert_eq!(parse_config("CONFIG_HZ_250=y\n"), None);
     }
 }

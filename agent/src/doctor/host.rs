@@ -9,7 +9,7 @@ use nix::{
 use rto_agent_core::wire::kernel::{Feature, Presence};
 use rto_agent_kernel::kernel::{
     cgroup,
-    hz::{from_config, measure},
+    hz::measure,
     privileges,
     version::{self, KernelVersion},
 };
@@ -163,22 +163,14 @@ pub(super) fn bpffs(pin_dir: &Path) -> Finding {
     }
 }
 
-pub(super) fn hz(kernel: Option<&KernelVersion>) -> Finding {
+pub(super) fn hz() -> Finding {
     let check = Check("hz", "timers count in jiffies, 1/HZ s");
-    let configured = kernel.and_then(|k| from_config(Path::new("/"), &k.to_string()));
-    match (measure(), configured) {
-        (Err(e), _) => check.problem(
+    match measure() {
+        Ok(hz) => check.ok(format!("{hz}, measured")),
+        Err(e) => check.problem(
             e.to_string(),
             "report this kernel: without HZ, durations cannot be converted to jiffies",
         ),
-        (Ok(measured), Some(configured)) if measured != configured => check.problem(
-            format!("measured {measured}, but the kernel's configuration says {configured}"),
-            "report this kernel; the configuration file may belong to another one",
-        ),
-        (Ok(measured), Some(_)) => check.ok(format!("{measured}, measured and configured")),
-        (Ok(measured), None) => check.ok(format!(
-            "{measured}, measured (the kernel's configuration is not on this host)"
-        )),
     }
 }
 

@@ -133,7 +133,7 @@ pub fn examine(input: &Input<'_>) -> Report {
     let mounts = mounts::read().unwrap_or_default();
     findings.push(host::v1(&cgroup::v1_network_controllers(&mounts), number));
     findings.push(host::bpffs(&input.pin_dir));
-    findings.push(host::hz(kernel.as_ref().ok()));
+    findings.push(host::hz());
     findings.extend(state::files(&input.state_files));
     findings.extend(network::sysctls());
     findings.extend(handshake::findings(input));
