@@ -27,8 +27,7 @@ use crate::{
     sample::Sample,
     suite::SampleSizes,
     traffic::{
-        BATCH, COUNT_ALL, COUNT_NOTHING, Callbacks, ELSEWHERE, POLICY, TIMERS, interleaved,
-        program_id,
+        COUNT_ALL, COUNT_NOTHING, Callbacks, ELSEWHERE, POLICY, TIMERS, interleaved, program_id,
     },
 };
 
@@ -115,7 +114,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
             let on = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
             traffic.push(Rate::start(&helper(programs), &netns, cgroup, None, on)?);
         }
-        run_traffic(WARM_UP, &mut traffic)?;
+        interleaved(WARM_UP, &mut traffic)?;
         if copy == 0 {
             operations = by_operation(sizes, &watches, &mut traffic)?;
         }
@@ -167,19 +166,11 @@ fn clang() -> anyhow::Result<&'static str> {
         .context("clang is not installed; cargo xtask bench installs it")
 }
 
-type Traffic = [Rate];
-
-fn run_traffic(connections: u32, traffic: &mut Traffic) -> anyhow::Result<()> {
-    let mut all: Vec<&mut Rate> = traffic.iter_mut().collect();
-    let all: &mut [&mut Rate; N] = all.as_mut_slice().try_into()?;
-    interleaved(connections, BATCH, all).map(drop)
-}
-
 /// Time of all callbacks by the kernel's statistics, of each round and program.
 fn total(
     sizes: SampleSizes,
     ids: &[u64],
-    traffic: &mut Traffic,
+    traffic: &mut [Rate],
 ) -> anyhow::Result<Vec<Vec<Callbacks>>> {
     let _counting = count_runs()?;
     let runs = || {
@@ -190,7 +181,7 @@ fn total(
     let mut rounds: Vec<Vec<Callbacks>> = Vec::new();
     for _ in 0..placement::rounds(sizes.rounds) {
         let before = runs()?;
-        run_traffic(sizes.connections, traffic)?;
+        interleaved(sizes.connections, traffic)?;
         let pairs = before.into_iter().zip(runs()?);
         let round: Vec<_> = pairs.map(|(a, b)| Callbacks::between(a, b)).collect();
         ensure!(round.iter().all(|c| c.count > 0.0), "a program never ran");
@@ -281,7 +272,7 @@ fn operation(slot: usize) -> String {
 fn by_operation(
     sizes: SampleSizes,
     watches: &[Stopwatch],
-    traffic: &mut Traffic,
+    traffic: &mut [Rate],
 ) -> anyhow::Result<String> {
     let read = || {
         watches
@@ -293,7 +284,7 @@ fn by_operation(
     let mut rounds: Vec<Vec<Vec<Callbacks>>> = Vec::new();
     for _ in 0..sizes.rounds {
         let before = read()?;
-        run_traffic(sizes.connections, traffic)?;
+        interleaved(sizes.connections, traffic)?;
         let programs = before.into_iter().zip(read()?);
         let round = programs.map(|(before, after)| {
             let slots = before.into_iter().zip(after);

@@ -3,13 +3,13 @@
 
 use std::{fs, path::Path, thread, time::Duration};
 
-use anyhow::Context as _;
 use rto_testbed::{cgroup::Cgroup, wait::eventually, workload::hold::Hold};
 
 use crate::{
     process::{agent, check_signals, helper},
     result::{BenchResult, table},
     sample::Sample,
+    scale::slab_mb,
     suite::SampleSizes,
     traffic::POLICY,
 };
@@ -143,10 +143,5 @@ fn steady_slab() -> anyhow::Result<f64> {
 fn unreclaimable_slab() -> anyhow::Result<f64> {
     // Each CPU batches changes of up to about a hundred pages; reading this file flushes them.
     let _added = fs::read("/proc/sys/vm/stat_refresh");
-    let meminfo = fs::read_to_string("/proc/meminfo")?;
-    let kilobytes = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("SUnreclaim:")?.strip_suffix("kB"))
-        .context("/proc/meminfo has no SUnreclaim")?;
-    Ok(kilobytes.trim().parse::<f64>()? * 1024.0)
+    Ok(slab_mb()? * 1024.0 * 1024.0)
 }

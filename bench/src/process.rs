@@ -73,10 +73,10 @@ pub(crate) fn configured(
 /// Builds the agent and the helper as for a release, with the features that they themselves select; returns their
 /// directory.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
+    let build = "build --locked --bins --release --package rto-agent --package rto-testbed \
+                 --message-format=json-render-diagnostics";
     let output = cargo()
-        .args(["build", "--locked", "--bins", "--release"])
-        .args(["--package", "rto-agent", "--package", "rto-testbed"])
-        .arg("--message-format=json-render-diagnostics")
+        .args(build.split(' '))
         .stderr(Stdio::inherit())
         .output()?;
     if !output.status.success() {

@@ -12,7 +12,7 @@ use crate::{
     process::{configured, helper},
     result::{BenchResult, Goal, table},
     suite::SampleSizes,
-    traffic::{BATCH, COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
+    traffic::{COUNT_ALL, COUNT_NOTHING, ELSEWHERE, POLICY, ensure_untimed, interleaved},
 };
 
 const WARM_UP: u32 = 500;
@@ -100,7 +100,9 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
                 rate.connections(WARM_UP)?;
                 traffic.push(rate);
             }
-            result.push(measure(sizes, &mut traffic)?);
+            let rounds = 0..placement::rounds(sizes.rounds);
+            let rounds = rounds.map(|_| interleaved(sizes.connections, &mut traffic));
+            result.push(rounds.collect::<anyhow::Result<Vec<_>>>()?);
         }
         drop(foreign);
         Ok(())
@@ -114,23 +116,14 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
             rates(copies)
         ));
         for (of, least, what) in its_goals {
-            let ratio = medians(copies, |r| r[*of] / r[EMPTY]);
+            let ratio = medians(copies, |r: &Vec<f64>| r[*of] / r[EMPTY]);
             goals.push(Goal::at_least(*least, what, &ratio));
         }
     }
     Ok(BenchResult { text, goals })
 }
 
-/// Connections per second of each program in each round.
-fn measure(sizes: SampleSizes, traffic: &mut [Rate]) -> anyhow::Result<Vec<[f64; N]>> {
-    let mut all: Vec<&mut Rate> = traffic.iter_mut().collect();
-    let all: &mut [&mut Rate; N] = all.as_mut_slice().try_into()?;
-    (0..placement::rounds(sizes.rounds))
-        .map(|_| interleaved(sizes.connections, BATCH, all))
-        .collect()
-}
-
-fn rates(copies: &[Vec<[f64; N]>]) -> String {
+fn rates(copies: &[Vec<Vec<f64>>]) -> String {
     let rows = NAMES.iter().enumerate().map(|(i, name)| {
         [
             (*name).to_owned(),

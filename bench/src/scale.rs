@@ -325,7 +325,7 @@ pub(crate) fn memory_mb(pid: impl Display, field: &str) -> anyhow::Result<f64> {
     kilobytes(&format!("/proc/{pid}/status"), field)
 }
 
-fn slab_mb() -> anyhow::Result<f64> {
+pub(crate) fn slab_mb() -> anyhow::Result<f64> {
     kilobytes("/proc/meminfo", "SUnreclaim")
 }
 

@@ -22,7 +22,7 @@ pub(crate) const COUNT_ALL: &str =
 pub(crate) const COUNT_NOTHING: &str = "statistics = false\n";
 
 /// Consecutive connections on one side: few, so that other load of the host lasts longer than a batch.
-pub(crate) const BATCH: u32 = 100;
+const BATCH: u32 = 100;
 
 /// Fails if the kernel measures the time of every BPF program.
 pub(crate) fn ensure_untimed() -> anyhow::Result<()> {
@@ -63,23 +63,20 @@ impl Callbacks {
 /// Makes this many connections on each side, in batches that alternate between the sides; returns the connections per
 /// second of each side. This is the median of the batches, so that a batch during which another process had the CPU
 /// does not count.
-pub(crate) fn interleaved<const N: usize>(
-    connections: u32,
-    batch: u32,
-    traffic: &mut [&mut Rate; N],
-) -> anyhow::Result<[f64; N]> {
-    let mut rates = [const { Vec::new() }; N];
-    let mut order: [usize; N] = std::array::from_fn(|i| i);
+pub(crate) fn interleaved(connections: u32, traffic: &mut [Rate]) -> anyhow::Result<Vec<f64>> {
+    let mut rates = vec![Vec::new(); traffic.len()];
+    let mut order: Vec<usize> = (0..traffic.len()).collect();
     let mut left = connections;
     while left > 0 {
         check_signals()?;
-        let count = left.min(batch);
-        for i in order {
-            let took = traffic[i].connections(count)?;
-            rates[i].push(f64::from(count) / took.as_secs_f64());
+        let count = left.min(BATCH);
+        for i in &order {
+            let took = traffic[*i].connections(count)?;
+            rates[*i].push(f64::from(count) / took.as_secs_f64());
         }
         order.reverse();
         left -= count;
     }
-    Ok(rates.map(|rates| Sample::of(rates).median()))
+    let medians = rates.into_iter().map(|rates| Sample::of(rates).median());
+    Ok(medians.collect())
 }

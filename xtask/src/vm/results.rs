@@ -53,11 +53,10 @@ impl Group {
 
 /// The tests that ran, by group.
 pub(super) fn groups(lines: &[String]) -> BTreeMap<String, Group> {
-    let title = |line: &'_ String| -> Option<String> {
-        let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
-        Some(name.to_owned())
-    };
-    let failed: BTreeSet<String> = lines.iter().filter_map(title).collect();
+    let titles = lines.iter().filter_map(|line| line.strip_prefix("---- "));
+    let failed: BTreeSet<&str> = titles
+        .filter_map(|line| line.strip_suffix(" ----"))
+        .collect();
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     for line in lines {
         let Some(rest) = line.strip_prefix("test ").filter(|l| l.contains(" ... ")) else {
