@@ -64,7 +64,7 @@ dpkg-deb --root-owner-group -Znone --build "$package" "$root/var/tmp/rto-agent.d
 inside() { chroot "$root" "$@"; }
 # play INITIAL_RTO [STATE [ATTACH]]: prints the recap's numbers of changed and failed tasks
 play() {
-  inside env SYSTEMD_OFFLINE=1 ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/playbook.yml" \
+  inside env SYSTEMD_OFFLINE=1 ANSIBLE_NOCOWS=1 ANSIBLE_PIPELINING=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/playbook.yml" \
     -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started} attach=${3:-true}" \
     >"$work/log" 2>&1 || true
   sed -n 's/.*changed=\([0-9]*\) .*failed=\([0-9]*\) .*/changed \1 failed \2/p' "$work/log"
@@ -112,7 +112,7 @@ expect "and attaches" true "$(attached)"
 # The gate of the example, with the real daemon, whose policies have too few attempts to judge.
 # gate INVENTORY VARIABLES: prints the recap, a line for each host: NAME ok|failed
 gate() {
-  inside env ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/../example.yml" \
+  inside env ANSIBLE_NOCOWS=1 ANSIBLE_PIPELINING=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/../example.yml" \
     --tags gate -i "$1" -e "ansible_become=false ansible_connection=local ansible_python_interpreter=/usr/bin/python3" \
     -e "rto_agent_gate_delay=1 $2" >"$work/log" 2>&1 || true
   sed -n 's/^\([a-z]*\) .*failed=0 .*/\1 ok/p; s/^\([a-z]*\) .*failed=[1-9].*/\1 failed/p' "$work/log" | paste -sd ' '

@@ -251,6 +251,7 @@ impl Matrix {
                 .map_or("?", String::as_str)
             {
                 "present" => "yes".to_owned(),
+                "?" => "?".to_owned(),
                 other => format!("**{other}**"),
             });
         }
