@@ -86,13 +86,14 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         "`rto-agent advise --prometheus`",
         &[("all of it".to_owned(), advice(&env, programs)?)],
     )?);
-    let head = head(&prometheus)?;
+    let status = prometheus.api("/api/v1/status/tsdb")?;
+    let in_memory = &status["data"]["headStats"]["numSeries"];
     drop(hosts);
     let text = format!(
-        "{} hosts with {series} samples each, scraped every {} s: {head} series; Prometheus has {:.0} MB of memory. Queries \
+        "{} hosts with {series} samples each, scraped every {} s: {in_memory} series; Prometheus has {:.0} MB of memory. Queries \
          are asked while it scrapes. Rules: their last evaluation; panels, each at one moment, and advice: the \
          median of {REPEATS}.\n\n{}",
-        thousands(sizes.hosts),
+        sizes.hosts,
         SCRAPE.as_secs(),
         memory_mb(prometheus.pid(), "VmRSS")?,
         table(["", "queries", "all, ms", "longest, ms", "which"], rows)
@@ -362,21 +363,6 @@ fn row(name: &str, times: &[(String, f64)]) -> anyhow::Result<[String; 5]> {
     ])
 }
 
-/// Number of series in memory.
-fn head(prometheus: &Prometheus) -> anyhow::Result<String> {
-    let status = prometheus.api("/api/v1/status/tsdb")?;
-    let series = status["data"]["headStats"]["numSeries"].as_u64();
-    Ok(thousands(u32::try_from(series.context("no series")?)?))
-}
-
-/// With separators: 1,000.
-fn thousands(number: u32) -> String {
-    match number {
-        0..1000 => number.to_string(),
-        _ => format!("{},{:03}", thousands(number / 1000), number % 1000),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -389,11 +375,5 @@ mod tests {
         assert_eq!(page.samples(), 2);
         assert_eq!(page.times(1.0), text);
         assert_eq!(page.times(3.0), text.replace("} 2", "} 6"));
-    }
-
-    #[test]
-    fn numbers_for_people() {
-        let all = [0, 999, 1000, 1_002_003].map(thousands);
-        assert_eq!(all, ["0", "999", "1,000", "1,002,003"]);
     }
 }

@@ -1,50 +1,28 @@
-//! Measured parts of the documents: the text between `<!-- bench: NAME -->` and `<!-- end: NAME -->`. Each part is in
-//! one document, README.md or a page below docs/; the text around it is written by hand.
+//! Measured parts of the documents: the text between `<!-- bench: NAME -->` and `<!-- end: NAME -->`. The text around
+//! it is written by hand.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 
 use crate::process::root;
 
 /// The document that has this part.
-pub(crate) fn find(name: &str) -> anyhow::Result<PathBuf> {
-    let mut pages = vec![root().join("README.md")];
-    collect(&root().join("docs"), &mut pages)?;
-    let mut found = Vec::new();
-    for page in pages {
-        if fs::read_to_string(&page)?.contains(&begin(name)) {
-            found.push(page);
-        }
-    }
-    match found.as_slice() {
-        [page] => Ok(page.clone()),
-        [] => bail!("no document has {}", begin(name)),
-        _ => bail!("more than one document has {}: {found:?}", begin(name)),
-    }
+pub(crate) fn of(part: &str) -> PathBuf {
+    let page = match part {
+        "scale" => "scale",
+        _ => "benchmarks",
+    };
+    root().join(format!("docs/reference/{page}.md"))
 }
 
-/// The Markdown files below a directory.
-fn collect(dir: &Path, pages: &mut Vec<PathBuf>) -> anyhow::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(&path, pages)?;
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            pages.push(path);
-        }
-    }
+/// Replaces a part of its document.
+pub(crate) fn rewrite(name: &str, part: &str) -> anyhow::Result<()> {
+    let path = of(name);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    fs::write(&path, replaced(&text, name, part)?)?;
+    println!("written: {name} in {}", path.display());
     Ok(())
-}
-
-/// Replaces a part of a document.
-pub(crate) fn rewrite(path: &Path, name: &str, part: &str) -> anyhow::Result<()> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let text = replaced(&text, name, part).with_context(|| path.display().to_string())?;
-    Ok(fs::write(path, text)?)
 }
 
 fn replaced(text: &str, name: &str, part: &str) -> anyhow::Result<String> {
@@ -71,12 +49,11 @@ mod tests {
     #[test]
     fn each_part_has_one_place_and_was_measured() {
         for name in crate::suite::parts() {
-            let text = fs::read_to_string(find(&name).unwrap()).unwrap();
+            let text = fs::read_to_string(of(&name)).unwrap();
             let (_, rest) = text.split_once(&begin(&name)).unwrap();
             let (part, _) = rest.split_once(&end(&name)).unwrap();
             assert!(part.trim().len() > 20, "{name} was never measured");
         }
-        assert!(find("no such part").is_err());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -27,9 +27,6 @@ pub(crate) struct Args {
     /// Take too few samples for a result, to test the benchmarks themselves; no document is written
     #[arg(long)]
     quick: bool,
-    /// Write the results of a run of all benchmarks, except `scale`, to this file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["names", "quick"])]
-    page: Option<PathBuf>,
     /// Also write the results of `scale` to its document when it runs by name
     #[arg(long, conflicts_with = "quick")]
     write: bool,
@@ -192,27 +189,14 @@ impl Args {
             println!("## {GOALS}\n\n{goals}\n{machine}");
         }
         let is_all = self.names.is_empty() && !self.quick;
-        let write = |part: &str, text: &str| {
-            let path = match &self.page {
-                Some(page) if part != Name::Scale.part() => page.clone(),
-                _ => page::find(part)?,
-            };
-            page::rewrite(&path, part, text)?;
-            println!("written: {part} in {}", path.display());
-            anyhow::Ok(())
-        };
         for (name, text) in parts {
-            let is_written = match name {
-                Name::Scale => self.write || is_all && self.page.is_none(),
-                _ => is_all,
-            };
-            if is_written {
-                write(&name.part(), text)?;
+            if is_all || self.write && *name == Name::Scale {
+                page::rewrite(&name.part(), text)?;
             }
         }
         if is_all {
-            write(GOALS, &goals)?;
-            write(MACHINE, machine)?;
+            page::rewrite(GOALS, &goals)?;
+            page::rewrite(MACHINE, machine)?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
 mod ansible;
 mod arch;
@@ -29,12 +29,6 @@ mod vm;
 
 #[derive(Parser)]
 #[command(about, bin_name = "cargo xtask")]
-struct Cli {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-#[derive(Subcommand)]
 enum Verb {
     /// Test the Ansible role on a copy of this machine's file system
     Ansible,
@@ -76,7 +70,7 @@ enum Verb {
 }
 
 fn main() -> anyhow::Result<()> {
-    match Cli::parse().verb {
+    match Verb::parse() {
         Verb::Ansible => ansible::run(),
         Verb::Bench(args) => bench::run(&args),
         Verb::Chart => chart::run(),

@@ -29,12 +29,14 @@ pub(crate) fn check() -> anyhow::Result<()> {
             checked += 1;
         }
     }
-    let unused = lines(EXCEPTIONS).filter(|exception| !found.iter().any(|hit| hit.is(exception)));
-    let unused = unused.map(|exception| format!("xtask/prose/exceptions: {exception}: not found"));
-    let refused = found
-        .iter()
-        .filter(|hit| !lines(EXCEPTIONS).any(|line| hit.is(line)));
-    let wrong: Vec<_> = refused.map(ToString::to_string).chain(unused).collect();
+    let is_excepted = |hit: &Hit| lines(EXCEPTIONS).any(|line| line == hit.exception);
+    let is_used = |line: &&str| found.iter().any(|hit| hit.exception == **line);
+    let unused = lines(EXCEPTIONS).filter(|line| !is_used(line));
+    let refused = found.iter().filter(|hit| !is_excepted(hit));
+    let wrong: Vec<_> = refused
+        .map(|hit| format!("{} (line {})", hit.exception, hit.line))
+        .chain(unused.map(|line| format!("xtask/prose/exceptions: {line}: not found")))
+        .collect();
     ensure!(
         wrong.is_empty(),
         "rewrite these sentences, or add \"PATH: PHRASE\" to xtask/prose/exceptions:\n{}",
@@ -54,25 +56,13 @@ fn lines(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter(|line| !line.starts_with('#'))
 }
 
-struct Hit<'a> {
-    path: &'a str,
+struct Hit {
     line: usize,
-    phrase: String,
+    /// "PATH: PHRASE"
+    exception: String,
 }
 
-impl Hit<'_> {
-    fn is(&self, exception: &str) -> bool {
-        exception.split_once(": ") == Some((self.path, &self.phrase))
-    }
-}
-
-impl std::fmt::Display for Hit<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}: {}", self.path, self.line, self.phrase)
-    }
-}
-
-fn hits<'a>(path: &'a str, text: &str) -> Vec<Hit<'a>> {
+fn hits(path: &str, text: &str) -> Vec<Hit> {
     let mut hits = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let name = line
@@ -92,9 +82,8 @@ fn hits<'a>(path: &'a str, text: &str) -> Vec<Hit<'a>> {
         let name = name.filter(|name| first(name).is_some_and(|f| PRONOUNS.contains(&&*f)));
         let all = phrases.chain(name);
         hits.extend(all.map(|phrase| Hit {
-            path,
             line: number + 1,
-            phrase: phrase.to_owned(),
+            exception: format!("{path}: {phrase}"),
         }));
     }
     hits
@@ -129,28 +118,23 @@ fn words(line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn found(path: &str, text: &str) -> Vec<(usize, String)> {
-        let hits = hits(path, text).into_iter();
-        hits.map(|hit| (hit.line, hit.phrase)).collect()
+    fn assert_found(path: &str, text: &str, expected: &[(usize, &str)]) {
+        let hits = hits(path, text);
+        let found: Vec<_> = hits.iter().map(|hit| (hit.line, &*hit.exception)).collect();
+        assert_eq!(found, expected);
     }
 
     #[test]
     fn phrases_are_found_in_prose() {
         let text = "# Fine\nIt has So many\u{2014}entries.\nmany so";
-        assert_eq!(found("a.md", text), [(2, "so many".to_owned())]);
+        assert_found("a.md", text, &[(2, "a.md: so many")]);
         let text = "let so = many; // Of so many.\nso_many(\"nobody asks\");\nfn it_is_so() {}";
-        let expected = [(1, "so many"), (2, "nobody"), (3, "it_is_so")];
-        assert_eq!(
-            found("a.rs", text),
-            expected.map(|(line, phrase)| (line, phrase.to_owned()))
-        );
-        assert_eq!(found("a.rs", "let nobody = so(many);"), []);
-    }
-
-    #[test]
-    fn exception_is_of_one_file_and_one_phrase() {
-        let hits = hits("a.md", "so many");
-        assert!(hits[0].is("a.md: so many"));
-        assert!(!hits[0].is("b.md: so many") && !hits[0].is("a.md: nobody"));
+        let expected = [
+            (1, "a.rs: so many"),
+            (2, "a.rs: nobody"),
+            (3, "a.rs: it_is_so"),
+        ];
+        assert_found("a.rs", text, &expected);
+        assert_found("a.rs", "let nobody = so(many);", &[]);
     }
 }

@@ -124,30 +124,21 @@ impl Unpacked {
 
 /// The unpacked kernel; downloaded if it is not cached, or if `refresh` asks for a newer one.
 fn unpacked(kernel: &Kernel, arch: Arch, refresh: bool) -> anyhow::Result<Unpacked> {
-    let cache = tools::cache()?.join("kernels").join(kernel.name);
+    let cache = tools::cache()?.join("kernels");
     fs::create_dir_all(&cache)?;
-    let lock = File::create(cache.with_extension("lock"))?;
+    let lock = File::create(cache.join("lock"))?;
     lock.lock()?;
-    match newest(&cache)? {
-        Some(package) if !refresh => Unpacked::at(&cache.join(package)),
-        _ => Unpacked::at(&download(kernel, arch, &cache)?),
+    let dir = cache.join(format!("linux-{}", kernel.name));
+    if refresh && dir.exists() {
+        fs::remove_dir_all(&dir)?;
     }
+    if !dir.exists() {
+        download(kernel, arch, &dir)?;
+    }
+    Unpacked::at(&dir)
 }
 
-/// The newest unpacked package.
-fn newest(cache: &Path) -> anyhow::Result<Option<String>> {
-    let numbers = |name: &String| -> Vec<u64> {
-        let parts = name.split(|c: char| !c.is_ascii_digit());
-        parts.filter_map(|part| part.parse().ok()).collect()
-    };
-    let all = fs::read_dir(cache)?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<anyhow::Result<Vec<String>>>()?;
-    let packages = all.into_iter().filter(|name| name.starts_with(PACKAGE));
-    Ok(packages.max_by_key(numbers))
-}
-
-fn download(kernel: &Kernel, arch: Arch, cache: &Path) -> anyhow::Result<PathBuf> {
+fn download(kernel: &Kernel, arch: Arch, dir: &Path) -> anyhow::Result<()> {
     let source = kernel.source;
     println!("linux {}: asking for the newest of {source}", kernel.name);
     let apt = Apt::of(source, arch)?;
@@ -160,21 +151,16 @@ fn download(kernel: &Kernel, arch: Arch, cache: &Path) -> anyhow::Result<PathBuf
                 "{} of {source} depends on no {prefix}* any more: change KERNELS in xtask/src/vm/kernels.rs, or \
                  unpack one of snapshot.debian.org into {} (dpkg-deb -x)",
                 kernel.package,
-                cache.join(&prefix).display()
+                dir.display()
             )
         })?;
-    let dir = cache.join(&package);
-    if dir.exists() {
-        return Ok(dir);
-    }
     // Newer kernels have two packages of the same version: the kernel, and its modules.
     let abi = package.trim_start_matches("linux-image");
     let mut packages = apt.dependencies(&package)?;
     packages.retain(|part| part.ends_with(abi));
     packages.push(package.clone());
-    apt.unpack(&packages, &dir)?;
     println!("linux {}: {package}", kernel.name);
-    Ok(dir)
+    apt.unpack(&packages, dir)
 }
 
 /// A directory with an unpacked Debian package, which is downloaded if it is not cached.
@@ -252,21 +238,5 @@ Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
             }
         }
         Ok(fs::rename(unfinished.keep(), to)?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unfinished_download_is_not_used_as_kernel() {
-        let cache = tempfile::tempdir().unwrap();
-        assert_eq!(newest(cache.path()).unwrap(), None);
-        for dir in [".tmp9zZ999", "linux-image-6.1.0-9", "linux-image-6.1.0-56"] {
-            fs::create_dir(cache.path().join(dir)).unwrap();
-        }
-        let newest = newest(cache.path()).unwrap();
-        assert_eq!(newest.as_deref(), Some("linux-image-6.1.0-56"));
     }
 }
