@@ -24,9 +24,10 @@ use tempfile::TempDir;
 use crate::{
     bpf::made,
     cgroup::Cgroup,
+    json::has,
     names,
     notify::NotifySocket,
-    process::{KillOnDrop, beside, stdout_of},
+    process::{KillOnDrop, beside, refusal, stdout_of},
     wait::{TIMEOUT, eventually, eventually_seen},
 };
 
@@ -140,6 +141,12 @@ impl Agent {
         Ok(fs::write(self.config(), self.config_text(policies))?)
     }
 
+    /// Overwrites the configuration file and loads it.
+    pub fn load(&self, policies: &str) -> anyhow::Result<()> {
+        self.configure(policies)?;
+        self.cli(&["reload"]).map(drop)
+    }
+
     /// Starts the daemon and waits until it reports that it is ready.
     pub fn start(&mut self) -> anyhow::Result<()> {
         self.start_under(&[])
@@ -155,6 +162,18 @@ impl Agent {
     pub fn start_under(&mut self, wrapper: &[String]) -> anyhow::Result<()> {
         self.spawn_under(wrapper)?;
         self.notified("READY=1").map(drop)
+    }
+
+    /// Starts a daemon that must fail; returns the error and its log.
+    pub fn start_fails(&mut self) -> anyhow::Result<String> {
+        let error = self.start().err().context("it started")?;
+        Ok(format!("{error:#}"))
+    }
+
+    /// Ends the daemon with a signal and starts another.
+    pub fn restart(&mut self, signal: Signal) -> anyhow::Result<()> {
+        self.end(signal)?;
+        self.start()
     }
 
     /// As [`Self::start_under`], without waiting until the daemon is ready.
@@ -249,6 +268,18 @@ impl Agent {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
+    /// Asserts that the daemon has logged this text.
+    pub fn logs(&self, text: &str) -> anyhow::Result<()> {
+        let log = self.log();
+        ensure!(log.contains(text), "{text:?} is missing: {log}");
+        Ok(())
+    }
+
+    /// Waits until the daemon has logged this text.
+    pub fn wait_log(&self, text: &str) -> anyhow::Result<String> {
+        eventually_seen(text, TIMEOUT, || Ok(self.log()), |log| log.contains(text))
+    }
+
     fn log_path(&self) -> PathBuf {
         self.dir.path().join("log")
     }
@@ -284,13 +315,25 @@ impl Agent {
 
     /// Runs a client command that must fail with status 1, and returns its stderr.
     pub fn cli_fails(&self, args: &[&str]) -> anyhow::Result<String> {
-        let output = self.try_cli(args)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(
-            output.status.code() == Some(1),
-            "{args:?}: {}: {said}",
-            output.status
-        );
+        refusal(&self.try_cli(args)?).with_context(|| format!("{args:?}"))
+    }
+
+    /// The same for a command line, split at blanks.
+    pub fn cli_line(&self, line: &str) -> anyhow::Result<String> {
+        self.cli(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Runs a client command for these CIDRs, which must succeed.
+    pub fn cli_of(&self, args: &[&str], cidrs: &[String]) -> anyhow::Result<String> {
+        let cidrs: Vec<&str> = cidrs.iter().map(String::as_str).collect();
+        self.cli(&[args, &cidrs].concat())
+    }
+
+    /// Starts another daemon with this configuration, which must be refused; returns its error.
+    pub fn second_is_refused(&self, config: &Path) -> anyhow::Result<String> {
+        let mut second = self.command(&["run", "--log-format", "text", "--config"]);
+        let said = refusal(&second.arg(config).output()?)?;
+        ensure!(said.contains("another rto-agent"), "{said}");
         Ok(said)
     }
 
@@ -318,6 +361,18 @@ impl Agent {
                 String::from_utf8_lossy(&output.stderr)
             )
         })
+    }
+
+    /// The JSON of `status`.
+    pub fn status(&self) -> anyhow::Result<Value> {
+        self.json(&["status"])
+    }
+
+    /// Asserts that `status` has these values; returns all.
+    pub fn status_has(&self, expected: Value) -> anyhow::Result<Value> {
+        let status = self.status()?;
+        ensure!(has(&status, &expected), "{expected} is not in {status:#}");
+        Ok(status)
     }
 
     /// The counters of a policy as in the JSON of `stats`, and beside its directions each counter
@@ -355,7 +410,7 @@ impl Agent {
 
     /// Waits until `status` satisfies a condition.
     pub fn wait_status(&self, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
-        eventually_seen(what, TIMEOUT, || self.json(&["status"]), is).with_context(|| self.log())
+        eventually_seen(what, TIMEOUT, || self.status(), is).with_context(|| self.log())
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TcpSlice, TransportSlice};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -227,6 +227,20 @@ fn segment(time: Duration, frame: &[u8], is_ethernet: bool) -> Option<Segment> {
     } else {
         LaxSlicedPacket::from_ip(frame).ok()?
     };
+    let (from, to, tcp) = tcp(packet)?;
+    Some(Segment {
+        time,
+        from,
+        to,
+        syn: tcp.syn(),
+        ack: tcp.ack(),
+        seq: tcp.sequence_number(),
+        length: tcp.payload().len(),
+    })
+}
+
+/// Sender, receiver and TCP header of a packet; `None` if it is not TCP.
+pub(crate) fn tcp(packet: LaxSlicedPacket<'_>) -> Option<(SocketAddr, SocketAddr, TcpSlice<'_>)> {
     let (from, to): (IpAddr, IpAddr) = match packet.net? {
         LaxNetSlice::Ipv4(ip) => (
             ip.header().source_addr().into(),
@@ -241,15 +255,8 @@ fn segment(time: Duration, frame: &[u8], is_ethernet: bool) -> Option<Segment> {
     let Some(TransportSlice::Tcp(tcp)) = packet.transport else {
         return None;
     };
-    Some(Segment {
-        time,
-        from: SocketAddr::new(from, tcp.source_port()),
-        to: SocketAddr::new(to, tcp.destination_port()),
-        syn: tcp.syn(),
-        ack: tcp.ack(),
-        seq: tcp.sequence_number(),
-        length: tcp.payload().len(),
-    })
+    let (from, to) = ((from, tcp.source_port()), (to, tcp.destination_port()));
+    Some((from.into(), to.into(), tcp))
 }
 
 #[cfg(test)]

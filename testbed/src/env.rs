@@ -19,7 +19,7 @@ use crate::{
     timing::{Sample, assert_samples},
     wait::TIMEOUT,
     workload::{
-        conversation::{self, Conversation},
+        conversation::Conversation,
         prober::{Prober, Probes},
         traffic::{Connect, Traffic},
     },
@@ -81,19 +81,10 @@ impl TestEnv {
         serde_json::from_str(&answer.body).with_context(|| format!("{answer:?}"))
     }
 
-    /// Runs a command that must fail as a usage error (exit status 2), and returns its stderr.
-    pub fn usage_error(&self, args: &[&str]) -> anyhow::Result<String> {
-        let output = self.try_cli(args)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let is_usage = output.status.code() == Some(2);
-        ensure!(is_usage, "{args:?}: {}: {said}", output.status);
-        Ok(said)
-    }
-
     /// Starts to connect, in the client's namespace and the agent's cgroup.
     pub fn connect(&self, to: impl Into<To>) -> anyhow::Result<Traffic> {
         let To(to, options) = to.into();
-        Traffic::connect(&self.net.client, Some(self.cgroup.path()), to, &options)
+        Traffic::connect(&self.net.client, Some(self.cgroup.path()), to, options)
     }
 
     /// Connects, which must succeed, and closes the connection.
@@ -120,15 +111,11 @@ impl TestEnv {
 
     /// Starts a conversation in the client's namespace and the agent's cgroup.
     pub fn converse(&self, to: SocketAddr) -> anyhow::Result<Conversation> {
-        self.converse_with(to, conversation::Options::default())
+        self.converse_with(to, Connect::default())
     }
 
     /// The same with options.
-    pub fn converse_with(
-        &self,
-        to: SocketAddr,
-        options: conversation::Options,
-    ) -> anyhow::Result<Conversation> {
+    pub fn converse_with(&self, to: SocketAddr, options: Connect) -> anyhow::Result<Conversation> {
         Conversation::start(&self.net.client, Some(self.cgroup.path()), to, options)
     }
 
@@ -160,7 +147,7 @@ impl TestEnv {
         count: usize,
     ) -> anyhow::Result<Vec<Vec<Duration>>> {
         let link = (self.net.client.as_str(), CLIENT_LINK);
-        self.many(link, syns, &to.into(), connections, count)
+        self.many(link, syns, to.into(), connections, count)
     }
 
     /// The first `count` gaps between the packets of one kind of several simultaneous connections.
@@ -168,17 +155,17 @@ impl TestEnv {
         &self,
         (netns, link): (&str, &str),
         kind: fn(&[Segment], SocketAddr) -> Vec<Segment>,
-        to: &To,
+        to: To,
         connections: usize,
         count: usize,
     ) -> anyhow::Result<Vec<Vec<Duration>>> {
         let capture = Capture::start(netns, link)?;
         // The first packet waits for neighbour discovery, up to a second, and is therefore not measured.
-        let first = self.connect(to.clone())?;
+        let first = self.connect(to)?;
         let seen = |all: &[Segment]| !kind(all, to.0).is_empty();
         let first_of = by_connection(&capture.wait_for(TIMEOUT, seen)?);
         drop(first);
-        let traffic = (0..connections).map(|_| self.connect(to.clone()));
+        let traffic = (0..connections).map(|_| self.connect(to));
         let _traffic = traffic.collect::<anyhow::Result<Vec<_>>>()?;
         let of = |all: &[Segment]| {
             let mut all = by_connection(&kind(all, to.0));
@@ -197,7 +184,7 @@ impl TestEnv {
     /// Asserts that the SYNs of new connections to a black hole have these intervals.
     pub fn assert_syn_gaps(&self, to: impl Into<To>, timers: &[Duration]) -> anyhow::Result<()> {
         let link = (self.net.client.as_str(), CLIENT_LINK);
-        self.assert_timers(link, syns, &to.into(), timers)
+        self.assert_timers(link, syns, to.into(), timers)
     }
 
     /// Asserts that a server uses this SYN-ACK RTO for clients whose ACKs get lost.
@@ -208,7 +195,7 @@ impl TestEnv {
     /// Asserts that the SYN-ACKs of a server whose clients' ACKs get lost have these intervals.
     pub fn assert_syn_ack_gaps(&self, to: SocketAddr, timers: &[Duration]) -> anyhow::Result<()> {
         let link = (self.net.server.as_str(), SERVER_LINK);
-        self.assert_timers(link, syn_acks, &to.into(), timers)
+        self.assert_timers(link, syn_acks, to.into(), timers)
     }
 
     /// Asserts that the packets of one kind have these intervals.
@@ -216,7 +203,7 @@ impl TestEnv {
         &self,
         link: (&str, &str),
         kind: fn(&[Segment], SocketAddr) -> Vec<Segment>,
-        to: &To,
+        to: To,
         timers: &[Duration],
     ) -> anyhow::Result<()> {
         assert_samples(|connections| {
@@ -230,7 +217,7 @@ impl TestEnv {
 }
 
 /// Where to connect, and how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct To(SocketAddr, Connect);
 
 impl From<SocketAddr> for To {
@@ -239,8 +226,8 @@ impl From<SocketAddr> for To {
     }
 }
 
-impl From<(SocketAddr, &Connect)> for To {
-    fn from((to, options): (SocketAddr, &Connect)) -> Self {
-        Self(to, options.clone())
+impl From<(SocketAddr, Connect)> for To {
+    fn from((to, options): (SocketAddr, Connect)) -> Self {
+        Self(to, options)
     }
 }

@@ -40,75 +40,46 @@ pub struct Foreign {
 impl Foreign {
     /// Attaches a program that sets `reply` to this number of jiffies at every TIMEOUT_INIT.
     pub fn attach(cgroup: &Path, jiffies: i32) -> io::Result<Self> {
-        Self::load_and_attach(
-            cgroup,
-            &[
-                // r2 = ctx->op
-                instruction(0x61, 2, 1, 0, 0),
-                // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
-                instruction(0x55, 2, 0, 2, 1),
-                // r3 = jiffies; ctx->reply = r3
-                instruction(0xb7, 3, 0, 0, jiffies),
-                instruction(0x63, 1, 3, 4, 0),
-                // return 1
-                instruction(0xb7, 0, 0, 0, 1),
-                instruction(0x95, 0, 0, 0, 0),
-            ],
-        )
+        Self::attach_at_timeout_init(cgroup, reply(jiffies))
     }
 
     /// Attaches a program that sets the callback flags (`BPF_SOCK_OPS_*_CB_FLAG`) of a socket at every TIMEOUT_INIT,
     /// which clears the flags that other programs have set.
     pub fn attach_setting_callbacks(cgroup: &Path, flags: i32) -> io::Result<Self> {
         const SOCK_OPS_CB_FLAGS_SET: i32 = 59;
-        Self::load_and_attach(
-            cgroup,
-            &[
-                // r2 = ctx->op
-                instruction(0x61, 2, 1, 0, 0),
-                // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
-                instruction(0x55, 2, 0, 2, 1),
-                // bpf_sock_ops_cb_flags_set(ctx, flags)
-                instruction(0xb7, 2, 0, 0, flags),
-                instruction(0x85, 0, 0, 0, SOCK_OPS_CB_FLAGS_SET),
-                // return 1
-                instruction(0xb7, 0, 0, 0, 1),
-                instruction(0x95, 0, 0, 0, 0),
-            ],
-        )
+        // bpf_sock_ops_cb_flags_set(ctx, flags)
+        let set = [
+            instruction(0xb7, 2, 0, 0, flags),
+            instruction(0x85, 0, 0, 0, SOCK_OPS_CB_FLAGS_SET),
+        ];
+        Self::attach_at_timeout_init(cgroup, set)
+    }
+
+    fn attach_at_timeout_init(cgroup: &Path, then: [Instruction; 2]) -> io::Result<Self> {
+        let begin = [
+            // r2 = ctx->op
+            instruction(0x61, 2, 1, 0, 0),
+            // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
+            instruction(0x55, 2, 0, 2, 1),
+        ];
+        Self::load_and_attach(cgroup, &[begin, then, returns(1)].concat())
     }
 
     /// Attaches a program that sets `reply` at every operation, as one of the kernel's samples does with -1. Later
     /// programs read it instead of the operation's first argument, because both are in the same union.
-    pub fn attach_replying_always(cgroup: &Path, reply: i32) -> io::Result<Self> {
-        Self::load_and_attach(
-            cgroup,
-            &[
-                // r3 = reply; ctx->reply = r3
-                instruction(0xb7, 3, 0, 0, reply),
-                instruction(0x63, 1, 3, 4, 0),
-                // return 1
-                instruction(0xb7, 0, 0, 0, 1),
-                instruction(0x95, 0, 0, 0, 0),
-            ],
-        )
+    pub fn attach_replying_always(cgroup: &Path, value: i32) -> io::Result<Self> {
+        Self::load_and_attach(cgroup, &[reply(value), returns(1)].concat())
     }
 
     /// Attaches a program that returns 0, as several public ones do. The kernel then ignores the initial RTO of every
     /// program at the cgroup.
     pub fn attach_rejecting(cgroup: &Path) -> io::Result<Self> {
-        Self::load_and_attach(
-            cgroup,
-            &[instruction(0xb7, 0, 0, 0, 0), instruction(0x95, 0, 0, 0, 0)],
-        )
+        Self::load_and_attach(cgroup, &returns(0))
     }
 
     /// Attaches a program that does nothing.
     pub fn attach_empty(cgroup: &Path) -> io::Result<Self> {
-        Self::load_and_attach(
-            cgroup,
-            &[instruction(0xb7, 0, 0, 0, 1), instruction(0x95, 0, 0, 0, 0)],
-        )
+        Self::load_and_attach(cgroup, &returns(1))
     }
 
     /// Attaches the program of an ELF object, which bpftool loads.
@@ -157,6 +128,22 @@ impl Foreign {
         let link = made(call(BPF_LINK_CREATE, &mut attr)?);
         Ok(Self { program, link })
     }
+}
+
+/// r3 = value; ctx->reply = r3
+const fn reply(value: i32) -> [Instruction; 2] {
+    [
+        instruction(0xb7, 3, 0, 0, value),
+        instruction(0x63, 1, 3, 4, 0),
+    ]
+}
+
+/// return value
+pub(crate) const fn returns(value: i32) -> [Instruction; 2] {
+    [
+        instruction(0xb7, 0, 0, 0, value),
+        instruction(0x95, 0, 0, 0, 0),
+    ]
 }
 
 /// The number of runs of a program since statistics were switched on, and their total duration.

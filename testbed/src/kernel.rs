@@ -195,8 +195,6 @@ pub struct Map {
     /// The kernel's id of the map.
     pub id: u32,
     info: MapInfo,
-    key_size: usize,
-    value_size: usize,
 }
 
 impl Map {
@@ -208,14 +206,9 @@ impl Map {
     /// Creates an empty map of the same type and sizes. Map types that need BTF (socket storage) are not supported.
     pub fn twin(&self) -> io::Result<Self> {
         let info = &self.info;
-        let (key, value) = (info.key_size, info.value_size);
-        Self::of(create_map([
-            info.kind,
-            key,
-            value,
-            info.max_entries,
-            info.flags,
-        ])?)
+        let sizes = [info.key_size, info.value_size, info.max_entries];
+        let [key, value, entries] = sizes;
+        Self::of(create_map([info.kind, key, value, entries, info.flags])?)
     }
 
     /// Pins the map.
@@ -226,18 +219,21 @@ impl Map {
     fn of(fd: OwnedFd) -> io::Result<Self> {
         let mut info = MapInfo::default();
         inform(&fd, &mut info)?;
-        Ok(Self {
-            fd,
-            id: info.id,
-            key_size: info.key_size as usize,
-            value_size: info.value_size as usize,
-            info,
-        })
+        let id = info.id;
+        Ok(Self { fd, id, info })
+    }
+
+    const fn key_size(&self) -> usize {
+        self.info.key_size as usize
+    }
+
+    const fn value_size(&self) -> usize {
+        self.info.value_size as usize
     }
 
     /// Writes a value. Not for per-CPU maps.
     pub fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        if (key.len(), value.len()) != (self.key_size, self.value_size) {
+        if (key.len(), value.len()) != (self.key_size(), self.value_size()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         update(&self.fd, key, value)
@@ -245,7 +241,7 @@ impl Map {
 
     /// Removes a key; returns whether it existed.
     pub fn remove(&self, key: &[u8]) -> io::Result<bool> {
-        if key.len() != self.key_size {
+        if key.len() != self.key_size() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         delete(&self.fd, key)
@@ -256,7 +252,7 @@ impl Map {
         let mut all = Vec::new();
         let mut key: Option<Vec<u8>> = None;
         loop {
-            let mut next = vec![0; self.key_size];
+            let mut next = vec![0; self.key_size()];
             if !next_key(&self.fd, key.as_deref(), &mut next)? {
                 return Ok(all);
             }
@@ -269,12 +265,12 @@ impl Map {
 
     /// The value of a key, or of its longest matching prefix in a trie. Not for per-CPU maps.
     pub fn get(&self, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
-        if key.len() != self.key_size {
+        if key.len() != self.key_size() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut words = vec![0; self.value_size.div_ceil(size_of::<u64>())];
+        let mut words = vec![0; self.value_size().div_ceil(size_of::<u64>())];
         let found = lookup(&self.fd, key, &mut words)?;
-        Ok(found.then(|| bytes_of(&words, self.value_size)))
+        Ok(found.then(|| bytes_of(&words, self.value_size())))
     }
 }
 

@@ -15,6 +15,7 @@ pub mod env;
 pub mod facts;
 pub mod foreign;
 pub mod http;
+pub mod json;
 pub mod kernel;
 pub mod leftovers;
 pub mod link;

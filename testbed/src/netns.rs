@@ -102,6 +102,17 @@ impl Pair {
         Ok(pair)
     }
 
+    /// Sets a sysctl in both namespaces.
+    pub fn sysctl(&self, name: &str, value: &str) -> anyhow::Result<()> {
+        sysctl(&self.client, name, value)?;
+        sysctl(&self.server, name, value)
+    }
+
+    /// Selects the congestion control that every kernel has, so that results are comparable.
+    pub fn reno(&self) -> anyhow::Result<()> {
+        self.sysctl("net.ipv4.tcp_congestion_control", "reno")
+    }
+
     /// Drops all TCP packets that arrive at the server's `port`, IPv4 and IPv6.
     pub fn black_hole(&self, port: u16) -> anyhow::Result<()> {
         self.server_drops(&format!("tcp dport {port}"))

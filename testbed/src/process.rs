@@ -118,6 +118,13 @@ pub fn stdout_of(what: &str, output: Output) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// The error of a program that has refused what it was asked, with exit status 1.
+pub fn refusal(output: &Output) -> anyhow::Result<String> {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1), "{}: {said}", output.status);
+    Ok(said)
+}
+
 /// Checks that all these programs are installed; the error names missing ones.
 pub fn require(programs: &[&str]) -> anyhow::Result<()> {
     let dirs = std::env::var_os("PATH").unwrap_or_default();

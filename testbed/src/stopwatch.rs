@@ -14,11 +14,10 @@ use std::{
 use anyhow::Context as _;
 
 use crate::{
-    bpf::{Instruction, call, instruction, lookup, made},
-    foreign::{Foreign, Runs},
+    bpf::{Instruction, create_map, instruction, lookup},
+    foreign::{Foreign, Runs, returns},
 };
 
-const BPF_MAP_CREATE: i32 = 0;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
 
 /// Number of operations: full sockets use the slots below [`REQUESTS`], connection requests the others.
@@ -85,13 +84,9 @@ impl Stopwatch {
 }
 
 fn make_map() -> io::Result<OwnedFd> {
-    let mut attr = [
-        BPF_MAP_TYPE_PERCPU_ARRAY,
-        4,
-        u32::try_from(WORDS * size_of::<u64>()).unwrap_or(0),
-        u32::try_from(SLOTS).unwrap_or(0),
-    ];
-    Ok(made(call(BPF_MAP_CREATE, &mut attr)?))
+    let value = u32::try_from(WORDS * size_of::<u64>()).unwrap_or(0);
+    let slots = u32::try_from(SLOTS).unwrap_or(0);
+    create_map([BPF_MAP_TYPE_PERCPU_ARRAY, 4, value, slots, 0])
 }
 
 /// The number of CPUs that the kernel keeps a value for: "0-3" is four.
@@ -109,7 +104,7 @@ fn at_begin(map: i32) -> Vec<Instruction> {
         instruction(0x85, 0, 0, 0, 5),
         instruction(0x7b, 6, 0, 0, 0),
     ];
-    [&find_slot(map, 3)[..], &end, &RETURN].concat()
+    [&find_slot(map, 3)[..], &end, &returns(1)].concat()
 }
 
 fn at_end(map: i32) -> Vec<Instruction> {
@@ -131,10 +126,8 @@ fn at_end(map: i32) -> Vec<Instruction> {
         instruction(0x07, 1, 0, 0, 1),
         instruction(0x7b, 0, 1, 16, 0),
     ];
-    [&begin[..], &find_slot(map, 8), &end, &RETURN].concat()
+    [&begin[..], &find_slot(map, 8), &end, &returns(1)].concat()
 }
-
-const RETURN: [Instruction; 2] = [instruction(0xb7, 0, 0, 0, 1), instruction(0x95, 0, 0, 0, 0)];
 
 /// r0 = the slot of the context that r1 points to. If there is no slot, `skip` instructions are skipped.
 fn find_slot(map: i32, skip: i16) -> [Instruction; 12] {

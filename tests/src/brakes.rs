@@ -1,133 +1,94 @@
 //! The program's copy of a policy, its brakes and the lease, read from the pinned maps.
 
-use std::{mem::offset_of, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use nix::time::{ClockId, clock_gettime};
 use rto_agent_common::{
     Policy,
     brake::{Brake, key},
-    maps::{BRAKES, LEASE, POLICIES},
+    maps::{BRAKES, LEASE},
 };
-use rto_testbed::{env::TestEnv, kernel::Map, machine::jiffy};
+use rto_testbed::{env::TestEnv, machine::jiffy};
 
-use crate::policy_slot::policy_in;
-
-/// Opens the pinned map with this name.
-fn map(env: &TestEnv, name: &str) -> anyhow::Result<Map> {
-    Map::open(&env.pins()?.join(name)).context(name.to_owned())
-}
-
-fn word(bytes: &[u8], offset: usize) -> anyhow::Result<u32> {
-    let word = bytes.get(offset..).and_then(<[u8]>::first_chunk);
-    Ok(u32::from_ne_bytes(*word.context("too short")?))
-}
+use crate::pinned;
 
 /// A policy as the program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InKernel {
     slot: u32,
-    bytes: Vec<u8>,
+    /// The policy.
+    pub policy: Policy,
 }
 
 impl InKernel {
     /// The policy with this name.
     pub fn of(env: &TestEnv, name: &str) -> anyhow::Result<Self> {
-        for (slot, value) in map(env, POLICIES)?.dump()? {
-            let bytes = policy_in(&value).context("no policy")?;
-            let padded = bytes.get(offset_of!(Policy, name)..).context("no name")?;
-            let known = padded.strip_prefix(name.as_bytes());
-            if known.is_some_and(|rest| rest.first() == Some(&0)) {
-                let slot = word(&slot, 0)?;
-                let bytes = bytes.to_owned();
-                return Ok(Self { slot, bytes });
-            }
-        }
-        anyhow::bail!("the program has no policy {name}")
+        let mut all = pinned::policies(env)?.into_iter();
+        let found = all.find(|(_, policy)| policy.name() == Some(name));
+        let (slot, policy) = found.with_context(|| format!("the program has no policy {name}"))?;
+        Ok(Self { slot, policy })
     }
 
     /// The policy's initial RTO for SYNs; `None`: the kernel's default.
-    pub fn initial_rto(&self) -> anyhow::Result<Option<Duration>> {
-        let jiffies = word(&self.bytes, offset_of!(Policy, initial_rto_jiffies))?;
-        Ok((jiffies != 0).then(|| jiffy() * jiffies))
+    #[must_use]
+    pub fn initial_rto(&self) -> Option<Duration> {
+        let jiffies = self.policy.initial_rto_jiffies;
+        (jiffies != 0).then(|| jiffy() * jiffies)
     }
 
     /// The policy's `rto_min`; `None`: the kernel's default.
-    pub fn rto_min(&self) -> anyhow::Result<Option<Duration>> {
-        let us = word(&self.bytes, offset_of!(Policy, rto_min_us))?;
-        Ok((us != 0).then(|| Duration::from_micros(us.into())))
-    }
-
-    /// Peers whose hash is below this are in the control arm.
-    pub fn control_below(&self) -> anyhow::Result<u32> {
-        word(&self.bytes, offset_of!(Policy, control_below))
+    #[must_use]
+    pub fn rto_min(&self) -> Option<Duration> {
+        let us = self.policy.rto_min_us;
+        (us != 0).then(|| Duration::from_micros(us.into()))
     }
 
     /// The epoch of a direction; 0: no brakes.
-    pub fn epoch(&self, direction: u32) -> anyhow::Result<u32> {
-        word(
-            &self.bytes,
-            offset_of!(Policy, epochs) + 4 * direction as usize,
-        )
+    #[must_use]
+    pub const fn epoch(&self, direction: u32) -> u32 {
+        self.policy.epochs[direction as usize]
     }
 
     /// The budget of a direction, in tenths of a retransmission.
-    pub fn budget(&self, direction: u32) -> anyhow::Result<u32> {
-        word(
-            &self.bytes,
-            offset_of!(Policy, budgets) + 4 * direction as usize,
-        )
+    #[must_use]
+    pub const fn budget(&self, direction: u32) -> u32 {
+        self.policy.budgets[direction as usize]
     }
 
     /// The state of the policy's brakes in a direction.
     pub fn brake(&self, env: &TestEnv, direction: u32) -> anyhow::Result<Brake> {
-        let key = key(self.slot, direction).to_ne_bytes();
-        let bytes = map(env, BRAKES)?.get(&key)?.context("no brake")?;
-        let word = |offset| word(&bytes, offset);
-        Ok(Brake {
-            epoch: word(offset_of!(Brake, epoch))?,
-            fuse: word(offset_of!(Brake, fuse))?.cast_signed(),
-            budget: word(offset_of!(Brake, budget))?.cast_signed(),
-            spurious: word(offset_of!(Brake, spurious))?,
-            losses: word(offset_of!(Brake, losses))?,
-        })
+        pinned::get(env, BRAKES, key(self.slot, direction))
     }
 
     /// Blows the fuse of a direction.
     pub fn blow(&self, env: &TestEnv, direction: u32) -> anyhow::Result<()> {
-        let epoch = self.epoch(direction)?;
+        let epoch = self.epoch(direction);
         ensure!(epoch != 0, "no brakes");
-        let mut value = [0; size_of::<Brake>()];
-        for (offset, word) in [
-            (offset_of!(Brake, epoch), epoch),
-            (offset_of!(Brake, fuse), Brake::BLOWN.cast_unsigned()),
-        ] {
-            value[offset..offset + 4].copy_from_slice(&word.to_ne_bytes());
-        }
-        map(env, BRAKES)?.set(&key(self.slot, direction).to_ne_bytes(), &value)?;
-        ensure!(self.holds(env, direction)?, "it does not hold");
+        let blown = Brake {
+            epoch,
+            fuse: Brake::BLOWN,
+            ..Brake::default()
+        };
+        pinned::set(env, BRAKES, key(self.slot, direction), &blown)?;
+        let holds = self
+            .brake(env, direction)?
+            .holds(epoch, self.budget(direction));
+        ensure!(holds, "it does not hold");
         Ok(())
-    }
-
-    /// Whether the brake is on, so that new connections of a direction get the kernel's timer.
-    pub fn holds(&self, env: &TestEnv, direction: u32) -> anyhow::Result<bool> {
-        let (epoch, budget) = (self.epoch(direction)?, self.budget(direction)?);
-        Ok(epoch != 0 && self.brake(env, direction)?.holds(epoch, budget))
     }
 }
 
 /// The end of the lease of automatic values, nanoseconds of CLOCK_MONOTONIC.
 pub fn lease_ns(env: &TestEnv) -> anyhow::Result<u64> {
-    let value = map(env, LEASE)?.get(&[0; 4])?.context("no lease")?;
-    let value = value.first_chunk().context("too short")?;
-    Ok(u64::from_ne_bytes(*value))
+    pinned::get(env, LEASE, 0)
 }
 
 /// Ends the lease now.
 pub fn end_lease(env: &TestEnv) -> anyhow::Result<()> {
     let now = now_ns()?;
     ensure!(lease_ns(env)? > now, "it is over already");
-    Ok(map(env, LEASE)?.set(&[0; 4], &now.to_ne_bytes())?)
+    pinned::set(env, LEASE, 0, &now)
 }
 
 /// CLOCK_MONOTONIC, nanoseconds.

@@ -14,12 +14,27 @@ pub mod lab;
 pub mod load;
 pub mod locked_socket;
 pub mod path;
-pub mod policy_slot;
+pub mod pinned;
 pub mod pty;
 pub mod relay;
 pub mod soak;
 pub mod verifier;
 pub mod watcher;
+
+use std::{panic::resume_unwind, thread};
+
+/// Runs one closure in another thread beside the other.
+pub fn beside<A: Send, B>(
+    other: impl FnOnce() -> anyhow::Result<A> + Send,
+    own: impl FnOnce() -> anyhow::Result<B>,
+) -> anyhow::Result<(A, B)> {
+    thread::scope(|scope| {
+        let other = scope.spawn(other);
+        let own = own();
+        let other = other.join().unwrap_or_else(|panic| resume_unwind(panic));
+        Ok((other?, own?))
+    })
+}
 
 /// Asserts that a text contains each of these parts.
 #[track_caller]

@@ -77,14 +77,8 @@ impl Path {
 
     /// Clients that make one connection a second and send nothing.
     pub fn peers(&self) -> anyhow::Result<Clients> {
-        Ok(Clients {
-            to: (RELAY_SERVER_V4.parse::<std::net::IpAddr>()?, PORT).into(),
-            from: Vec::new(),
-            interval: Duration::from_secs(1),
-            rounds: 0,
-            pauses: Vec::new(),
-            patience: TIMEOUT,
-        })
+        let to = (RELAY_SERVER_V4.parse::<std::net::IpAddr>()?, PORT).into();
+        Ok(Clients::new(to, Duration::from_secs(1)))
     }
 
     /// All handshakes on the link so far.

@@ -8,13 +8,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use rto_agent_common::maps::EVENT_CONTROL;
-use rto_testbed::{
-    env::TestEnv,
-    process::{KillOnDrop, run},
-    wait::eventually_seen,
-};
+use rto_agent_common::{event::EventControl, maps::EVENT_CONTROL};
+use rto_testbed::{env::TestEnv, process::KillOnDrop, wait::eventually_seen};
 use serde_json::Value;
+
+use crate::pinned;
 
 /// Longest wait for a line.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -102,13 +100,11 @@ pub enum Told {
 
 /// Which events the program sends, according to the map in the kernel.
 pub fn told(env: &TestEnv) -> anyhow::Result<Told> {
-    let map = env.pins()?.join(EVENT_CONTROL);
-    let dump = run(&format!("bpftool --json map dump pinned {}", map.display()))?;
-    let dump: Value = serde_json::from_str(&dump)?;
-    match dump[0]["formatted"]["value"]["on"].as_u64() {
-        Some(0) => Ok(Told::Nothing),
-        Some(1) => Ok(Told::Callbacks),
-        Some(2) => Ok(Told::Live),
-        _ => bail!("{dump:#}"),
+    let control: EventControl = pinned::get(env, EVENT_CONTROL, 0)?;
+    match control.on {
+        0 => Ok(Told::Nothing),
+        1 => Ok(Told::Callbacks),
+        2 => Ok(Told::Live),
+        other => bail!("{other}"),
     }
 }

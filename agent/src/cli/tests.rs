@@ -138,6 +138,7 @@ fn a_duration_that_is_none_is_a_usage_error() {
         "add 10.0.0.0/8 --rto-min 5sm",
         "add 10.0.0.0/8 --initial-rto auto,min=5",
         "add 10.0.0.0/8 --guard maybe",
+        "add 10.0.0.0/8 --initial-rto 100ms --syn-ack-rto fast",
         "add 10.0.0.0/8 --delack-max x",
         "add 10.0.0.0/8 --rto-max 1",
         "add 10.0.0.0/8 --user-timeout 1h1",

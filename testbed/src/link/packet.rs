@@ -1,8 +1,10 @@
 //! Classifies the packets on a link and locates them in their flows.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{collections::HashMap, net::SocketAddr};
 
-use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use etherparse::LaxSlicedPacket;
+
+use crate::capture::tcp;
 
 /// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,7 +65,7 @@ pub struct Packet {
 pub(super) struct Flows(HashMap<Flow, Seen>);
 
 /// One direction of a connection: source and destination.
-type Flow = ((IpAddr, u16), (IpAddr, u16));
+type Flow = (SocketAddr, SocketAddr);
 
 #[derive(Debug)]
 struct Seen {
@@ -78,21 +80,7 @@ struct Seen {
 impl Flows {
     /// Classifies a packet; `None` if it is not TCP.
     pub(super) fn packet(&mut self, direction: Direction, bytes: &[u8]) -> Option<Packet> {
-        let sliced = SlicedPacket::from_ip(bytes).ok()?;
-        let (from, to): (IpAddr, IpAddr) = match sliced.net? {
-            NetSlice::Ipv4(ip) => (
-                ip.header().source_addr().into(),
-                ip.header().destination_addr().into(),
-            ),
-            NetSlice::Ipv6(ip) => (
-                ip.header().source_addr().into(),
-                ip.header().destination_addr().into(),
-            ),
-            NetSlice::Arp(_) => return None,
-        };
-        let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
-            return None;
-        };
+        let (from, to, tcp) = tcp(LaxSlicedPacket::from_ip(bytes).ok()?)?;
         let payload = u32::try_from(tcp.payload().len()).ok()?;
         let kind = match (tcp.syn(), tcp.ack()) {
             _ if tcp.rst() => Kind::Rst,
@@ -102,19 +90,17 @@ impl Flows {
             _ if tcp.fin() => Kind::Fin,
             _ => Kind::Ack,
         };
-        let (source, destination) = (tcp.source_port(), tcp.destination_port());
         let (client_port, server_port) = match direction {
-            Direction::ToServer => (source, destination),
-            Direction::ToClient => (destination, source),
+            Direction::ToServer => (from.port(), to.port()),
+            Direction::ToClient => (to.port(), from.port()),
         };
-        let flow = ((from, source), (to, destination));
         let seq = tcp.sequence_number();
         // SYN and FIN occupy a sequence number each (RFC 9293 section 3.4).
         let length = payload + u32::from(tcp.syn()) + u32::from(tcp.fin());
         let (offset, repeated) = if kind == Kind::Rst {
             (None, false)
         } else {
-            self.place(flow, seq, tcp.syn(), length, payload)
+            self.place((from, to), seq, tcp.syn(), length, payload)
         };
         Some(Packet {
             direction,

@@ -28,7 +28,7 @@ use super::{
     socket,
     stdio::{commands, reply},
 };
-use crate::channel::ControlChannel;
+use crate::{channel::ControlChannel, wait::TIMEOUT};
 
 /// Connections to an echo server ([`super::traffic::Traffic::echo_server`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +45,21 @@ pub struct Clients {
     pub pauses: Vec<Duration>,
     /// A connection that takes longer is given up.
     pub patience: Duration,
+}
+
+impl Clients {
+    /// Clients that make a connection and send nothing.
+    #[must_use]
+    pub const fn new(to: SocketAddr, interval: Duration) -> Self {
+        Self {
+            to,
+            from: Vec::new(),
+            interval,
+            rounds: 0,
+            pauses: Vec::new(),
+            patience: TIMEOUT,
+        }
+    }
 }
 
 /// The outcomes.

@@ -16,12 +16,13 @@ use serde_json::{Value, json};
 use super::{
     Program, Role, socket,
     stdio::{commands, reply},
+    traffic::Connect,
 };
 use crate::{
     channel::ControlChannel,
     netns,
     process::stdout_of,
-    tcp::{self, get_option, set_option},
+    tcp::{get_option, set_option},
 };
 
 /// Bytes of a request.
@@ -36,23 +37,6 @@ const SILENT: u8 = b'S';
 pub struct Conversation {
     client: ControlChannel,
     port: u16,
-}
-
-/// Options of a conversation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
-    /// Use an AF_INET6 socket and the IPv4-mapped address.
-    pub mapped: bool,
-    /// Use MPTCP.
-    pub mptcp: bool,
-    /// Send the first request in the SYN.
-    pub fast_open: bool,
-    /// TCP_USER_TIMEOUT that the application sets itself.
-    pub user_timeout: Option<Duration>,
-    /// Connect the socket to this address first, and end that connection.
-    pub first: Option<SocketAddr>,
-    /// Likewise to an address that does not answer, for 50 ms.
-    pub first_unanswered: Option<SocketAddr>,
 }
 
 /// A command to the client.
@@ -82,7 +66,7 @@ impl Conversation {
         netns: &str,
         cgroup: Option<&Path>,
         to: SocketAddr,
-        options: Options,
+        options: Connect,
     ) -> anyhow::Result<Self> {
         let role = Role::Conversation { to, options };
         let mut command = Program::built()?.command(netns, cgroup, &role)?;
@@ -98,7 +82,12 @@ impl Conversation {
     }
 
     /// Exchanges `count` requests and answers, one after the other.
-    pub fn rounds(&mut self, count: usize, pause: Duration) -> anyhow::Result<()> {
+    pub fn rounds(&mut self, count: usize) -> anyhow::Result<()> {
+        self.paced(count, Duration::ZERO)
+    }
+
+    /// The same with a pause before each request.
+    pub fn paced(&mut self, count: usize, pause: Duration) -> anyhow::Result<()> {
         self.client.request(&Command::Rounds { count, pause })
     }
 
@@ -107,12 +96,12 @@ impl Conversation {
         self.client.request(&Command::Send(bytes))
     }
 
-    /// The value of an option of [`tcp::option`], as the application sees it.
+    /// The value of an option of [`crate::tcp::option`], as the application sees it.
     pub fn option(&mut self, number: i32) -> anyhow::Result<i32> {
         self.client.request(&Command::Option(number))
     }
 
-    /// Sets an option of [`tcp::option`], as an application does.
+    /// Sets an option of [`crate::tcp::option`], as an application does.
     pub fn set_option(&mut self, number: i32, value: i32) -> anyhow::Result<()> {
         self.client.request(&Command::SetOption(number, value))
     }
@@ -123,23 +112,8 @@ impl Conversation {
     }
 }
 
-pub(super) fn run(to: SocketAddr, options: Options) -> anyhow::Result<()> {
-    let socket = socket::make(to.is_ipv6() || options.mapped, options.mptcp)?;
-    if let Some(timeout) = options.user_timeout {
-        let millis = timeout.as_millis().try_into()?;
-        set_option(&socket, tcp::option::USER_TIMEOUT, millis)?;
-    }
-    if options.fast_open {
-        set_option(&socket, tcp::option::FASTOPEN_CONNECT, 1)?;
-    }
-    if let Some(first) = options.first_unanswered {
-        socket::try_first(&socket, first)?;
-    }
-    if let Some(first) = options.first {
-        socket::connect(&socket, first)?;
-        socket::disconnect(&socket)?;
-    }
-    let to = if options.mapped { socket::map(to) } else { to };
+pub(super) fn run(to: SocketAddr, options: Connect) -> anyhow::Result<()> {
+    let (socket, to) = options.socket(to)?;
     socket::connect(&socket, to)?;
     let mut stream = TcpStream::from(socket);
     stream.set_nodelay(true)?;

@@ -91,7 +91,7 @@ pub enum Role {
         /// The server's address.
         to: SocketAddr,
         /// Options.
-        options: conversation::Options,
+        options: traffic::Connect,
     },
     /// Takes [`prober::Command`]s.
     Prober(prober::Probes),
@@ -161,7 +161,7 @@ impl Role {
             run_in_real_time();
         }
         match self {
-            Self::Connect { to, options } => traffic::connect(to, &options),
+            Self::Connect { to, options } => traffic::connect(to, options),
             Self::CrossSyns { one, other } => traffic::cross_syns(one, other),
             Self::ConnectMany { to, count } => traffic::connect_many(to, count),
             Self::Attempts { to, from, own } => attempts::run(to, &from, &own),

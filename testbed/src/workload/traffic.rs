@@ -3,7 +3,7 @@
 use std::{
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::AsRawFd as _,
+    os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -47,18 +47,52 @@ impl Outcome {
 }
 
 /// Options of a connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connect {
     /// Use an AF_INET6 socket and the IPv4-mapped address.
     pub mapped: bool,
-    /// TCP_SYNCNT that the application sets itself.
-    pub syn_retries: Option<u8>,
-    /// Send a request in the SYN.
-    pub fast_open: bool,
     /// Use MPTCP.
     pub mptcp: bool,
-    /// Connect the socket to this address first, and give up after 50 ms.
+    /// Send the first request in the SYN.
+    pub fast_open: bool,
+    /// TCP_USER_TIMEOUT that the application sets itself.
+    pub user_timeout: Option<Duration>,
+    /// Connect the socket to this address first, and end that connection.
     pub first: Option<SocketAddr>,
+    /// Likewise to an address that does not answer, for 50 ms.
+    pub first_unanswered: Option<SocketAddr>,
+}
+
+impl Connect {
+    /// The defaults with some changes.
+    pub fn with(change: impl FnOnce(&mut Self)) -> Self {
+        let mut options = Self::default();
+        change(&mut options);
+        options
+    }
+
+    /// A socket with these options, and the address to connect it to.
+    pub(super) fn socket(self, to: SocketAddr) -> anyhow::Result<(OwnedFd, SocketAddr)> {
+        let socket = socket::make(to.is_ipv6() || self.mapped, self.mptcp)?;
+        if let Some(timeout) = self.user_timeout {
+            set_option(
+                &socket,
+                option::USER_TIMEOUT,
+                timeout.as_millis().try_into()?,
+            )?;
+        }
+        if let Some(first) = self.first_unanswered {
+            socket::try_first(&socket, first)?;
+        }
+        if let Some(first) = self.first {
+            socket::connect(&socket, first)?;
+            socket::disconnect(&socket)?;
+        }
+        if self.fast_open {
+            set_option(&socket, option::FASTOPEN_CONNECT, 1)?;
+        }
+        Ok((socket, if self.mapped { socket::map(to) } else { to }))
+    }
 }
 
 /// Options of a listener.
@@ -76,9 +110,8 @@ impl Traffic {
         netns: &str,
         cgroup: Option<&Path>,
         to: SocketAddr,
-        options: &Connect,
+        options: Connect,
     ) -> anyhow::Result<Self> {
-        let options = options.clone();
         Self::start(netns, cgroup, &Role::Connect { to, options })
     }
 
@@ -163,19 +196,9 @@ impl Traffic {
     }
 }
 
-pub(super) fn connect(to: SocketAddr, options: &Connect) -> anyhow::Result<()> {
-    let socket = socket::make(to.is_ipv6() || options.mapped, options.mptcp)?;
-    if let Some(n) = options.syn_retries {
-        set_option(&socket, option::SYNCNT, n.into())?;
-    }
-    if let Some(first) = options.first {
-        socket::try_first(&socket, first)?;
-    }
-    let to = if options.mapped { socket::map(to) } else { to };
+pub(super) fn connect(to: SocketAddr, options: Connect) -> anyhow::Result<()> {
+    let (socket, to) = options.socket(to)?;
     let begin = Instant::now();
-    if options.fast_open {
-        set_option(&socket, option::FASTOPEN_CONNECT, 1)?;
-    }
     let mut result = socket::connect(&socket, to);
     if options.fast_open && result.is_ok() {
         // The first write sends the SYN.

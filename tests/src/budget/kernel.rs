@@ -13,6 +13,7 @@ use rto_agent_common::{
 use rto_agent_kernel::{datapath::OBJECT, kernel::kfuncs};
 
 use super::interpreter::{self, Helpers, Memory};
+use crate::pinned::{self, bytes_of};
 
 /// Jiffies per second.
 pub(super) const HZ: u32 = 250;
@@ -263,9 +264,7 @@ impl Kernel {
         let map = self.maps.values().find(|map| map.name == name);
         let map = map.with_context(|| format!("no map {name}"))?;
         let at = map.values + (index * map.value_bytes) as u64;
-        let bytes = memory.bytes(at, size_of::<T>())?;
-        // SAFETY: `bytes` is as long as the type, any bytes are a valid value of it, and the copy need not be aligned.
-        Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+        pinned::read(memory.bytes(at, size_of::<T>())?)
     }
 
     /// The index of an option in `options`.
@@ -388,9 +387,4 @@ fn array<T: Pod>(values: &[T]) -> (Keys, usize, Vec<u8>) {
     let len = u32::try_from(values.len()).unwrap_or(u32::MAX);
     let bytes = values.iter().flat_map(bytes_of).copied().collect();
     (Keys::Indices(len), size_of::<T>(), bytes)
-}
-
-fn bytes_of<T: Pod>(value: &T) -> &[u8] {
-    // SAFETY: the trait guarantees that all bytes of the value may be read.
-    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }

@@ -26,6 +26,7 @@ use super::{
     event::{Event, Log},
     network::{LOST, PEER},
 };
+use crate::pinned::trie_key;
 
 /// Time between two checks.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -157,12 +158,10 @@ impl Places {
         let [v4, v6] = [open(maps::ENTRIES_V4)?, open(maps::ENTRIES_V6)?];
         let policies = open(maps::POLICIES)?;
         for address in PEER.iter().chain(&LOST) {
-            let (map, key) = match address.parse()? {
-                IpAddr::V4(ip) => (&v4, key(&ip.octets())),
-                IpAddr::V6(ip) => (&v6, key(&ip.octets())),
-            };
+            let ip: IpAddr = address.parse()?;
+            let (map, bits) = if ip.is_ipv4() { (&v4, 32) } else { (&v6, 128) };
             let entry = map
-                .get(&key)?
+                .get(&trie_key(ip, bits))?
                 .with_context(|| format!("no entry covers {address}"))?;
             let (slot, _) = entry.split_at(size_of::<u32>());
             ensure!(
@@ -177,12 +176,6 @@ impl Places {
         }
         Ok(())
     }
-}
-
-/// The key of an LPM trie for a single address.
-fn key(octets: &[u8]) -> Vec<u8> {
-    let bits = u32::try_from(8 * octets.len()).unwrap_or_default();
-    [&bits.to_ne_bytes()[..], octets].concat()
 }
 
 /// The number after a name, in a file with one name per line.
@@ -239,13 +232,6 @@ mod tests {
         assert_eq!(field::<u64>(status, "VmRSS:"), Some(8120));
         assert_eq!(field::<u64>(status, "Threads:"), Some(4));
         assert_eq!(field::<u64>(status, "FDSize:"), None);
-    }
-
-    #[test]
-    fn keys_have_the_whole_address() {
-        let ip: std::net::Ipv4Addr = "10.90.0.2".parse().unwrap();
-        let expected = [&32u32.to_ne_bytes()[..], &[10, 90, 0, 2]].concat();
-        assert_eq!(key(&ip.octets()), expected);
     }
 
     #[test]

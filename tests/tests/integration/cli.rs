@@ -1,64 +1,22 @@
 //! The output of single commands, and the log lines beside it.
 
-use rto_tests::pty::Terminal;
+use rto_tests::{pinned::map, pty::Terminal};
 
 use crate::prelude::*;
-
-const PORT: u16 = 5100;
 
 test!(a_lifetime_that_changes_is_told);
 fn a_lifetime_that_changes_is_told() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"192.0.2.0/24\""))?;
     let add =
         |more: &[&str]| env.cli(&[&["add", "10.1.0.0/24", "--policy", "near"], more].concat());
-    for (ttl, said) in [
-        (&["--ttl", "10m"][..], &["1 added", "expires in 10m\n"][..]),
-        (&[], &["1 lifetime changed\n", "until reboot"]),
-        (
-            &["--ttl", "2h"],
-            &["1 lifetime changed\n", "expires in 2h\n"],
-        ),
-    ] {
-        let text = add(ttl)?;
-        for said in said {
-            ensure!(text.contains(said), "{ttl:?}: {said}: {text}");
-        }
-        ensure!(!text.contains("nothing changed"), "{ttl:?}: {text}");
-    }
-    let answer = env.json(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "90s"])?;
-    assert_eq!(answer["lifetimes_changed"], 1, "{answer:#}");
-    assert_eq!(answer["expires_in_s"], 90, "{answer:#}");
+    assert_says(&add(&["--ttl", "10m"])?, &["1 added", "expires in 10m\n"]);
     let forever = add(&[])?;
-    ensure!(forever.contains("1 lifetime changed"), "{forever}");
+    assert_says(&forever, &["1 lifetime changed\n", "until reboot"]);
+    let answer = env.json(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "90s"])?;
+    assert_has(&answer, json!({"lifetimes_changed": 1, "expires_in_s": 90}));
+    add(&[])?;
     let same = add(&[])?;
     ensure!(same.starts_with("nothing changed\n"), "{same}");
-    Ok(())
-}
-
-test!(usage_errors_begin_with_the_program);
-fn usage_errors_begin_with_the_program() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    for args in [&["lokup"][..], &["lookup"], &["experiment", "start"]] {
-        let said = env.usage_error(args)?;
-        ensure!(said.starts_with("rto-agent: "), "{args:?}: {said}");
-    }
-    Ok(())
-}
-
-test!(empty_variables_are_as_unset);
-fn empty_variables_are_as_unset() -> anyhow::Result<()> {
-    let binary = beside("rto-agent")?;
-    let said = |verb: &str| -> anyhow::Result<String> {
-        let mut command = Command::new(&binary);
-        command.arg(verb).env("RTO_AGENT_CONFIG", "");
-        let output = command.env("RTO_AGENT_SOCKET", "").output()?;
-        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    // Neither file exists on a host that tests run on.
-    let socket = said("status")?;
-    ensure!(socket.contains("/run/rto-agent/control.sock"), "{socket}");
-    let config = said("check")?;
-    ensure!(config.contains("/etc/rto-agent/config.toml"), "{config}");
     Ok(())
 }
 
@@ -78,31 +36,6 @@ fn lookup_takes_several_ends_of_connections() -> anyhow::Result<()> {
         env.json(&["lookup", "10.88.0.2"])?["entry"]["policy"],
         "near"
     );
-    let zone = env.cli_fails(&["lookup", "fe80::1%eth0"])?;
-    ensure!(
-        zone.starts_with("rto-agent: ") && zone.contains("lookup fe80::1"),
-        "{zone}"
-    );
-    Ok(())
-}
-
-test!(add_names_policies_that_it_makes_and_takes_from);
-fn add_names_policies_that_it_makes_and_takes_from() -> anyhow::Result<()> {
-    let env = TestEnv::with(&near("\"10.88.0.0/16\""))?;
-    let add = ["add", "10.88.1.0/24", "--initial-rto", "200ms"];
-    let said = env.cli(&add)?;
-    let taken = "10.88.1.0/24 now overrides 10.88.0.0/16, which is in policy near";
-    ensure!(said.contains(taken), "{said}");
-    let answer = env.json(&add)?;
-    let policy = answer["policy"].as_str().context("no policy")?;
-    ensure!(
-        policy.starts_with("adhoc-") && said.contains(&format!("policy {policy}, created")),
-        "{said}"
-    );
-    env.cli_says(
-        &["add", "10.88.1.0/24", "--policy", "near"],
-        &format!("10.88.1.0/24 was in policy {policy}"),
-    )?;
     Ok(())
 }
 
@@ -119,57 +52,24 @@ fn lookup_names_what_is_switched_off() -> anyhow::Result<()> {
     );
     env.cli(&["remove", "10.88.0.0/16"])?;
     let answer = env.json(&["lookup", SERVER_V4])?;
-    assert_eq!(
-        answer["masked"],
-        serde_json::json!(["10.88.0.0/24", "10.88.0.0/16"])
+    assert_has(
+        &answer,
+        json!({"masked": ["10.88.0.0/24", "10.88.0.0/16"], "entry": null}),
     );
-    assert_eq!(answer["entry"], Value::Null);
     env.cli(&["remove", "--undo", "10.88.0.0/16", "10.88.0.0/24"])?;
     let said = env.cli(&["lookup", SERVER_V4])?;
     ensure!(!said.contains("switched off"), "{said}");
     Ok(())
 }
 
-test!(watch_lists_every_policy_there_is);
-fn watch_lists_every_policy_there_is() -> anyhow::Result<()> {
-    let env = TestEnv::with(&format!(
-        "count_unmatched = true\n{}",
-        near("\"10.88.0.0/24\"")
-    ))?;
-    env.cli_refuses(
-        &["watch", "--policy", "nope"],
-        "no active policy nope; active policies: near, unmatched",
-    )?;
-    Ok(())
-}
-
 test!(errors_of_flags_are_in_the_words_of_flags);
 fn errors_of_flags_are_in_the_words_of_flags() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"192.0.2.0/24\""))?;
-    for (args, said) in [
-        (
-            &["0.0.0.0/0", "--initial-rto", "100ms"][..],
-            "needs --force",
-        ),
-        (
-            &["10.0.0.0/8", "--linear-retries", "2"],
-            "linear mode is not enabled; add --thin-linear",
-        ),
-        (
-            &["10.0.0.0/8", "--rto-max", "5h"],
-            "--rto-max 5h: must be 1s to 120s",
-        ),
-        (
-            &["10.0.0.0/33", "--rto-min", "20ms"],
-            "the prefix length of IPv4 must be 0 to 32",
-        ),
-    ] {
-        // Kernels before 6.15 have no rto_max; that error comes first.
-        let error = env.cli_fails(&[&["add"], args].concat())?;
-        let is_absent = error.contains("--rto-max 5h: this kernel has no TCP_RTO_MAX_MS");
-        ensure!(error.contains(said) || is_absent, "{args:?}: {error}");
-        ensure!(!error.contains(" = "), "{args:?}: {error}");
-    }
+    let error = env.cli_fails(&["add", "0.0.0.0/0", "--initial-rto", "100ms"])?;
+    ensure!(
+        error.contains("needs --force") && !error.contains(" = "),
+        "{error}"
+    );
     // An error about a policy of the files uses the terms of the files.
     env.cli_refuses(&["add", "0.0.0.0/33", "--policy", "near"], "0 to 32")?;
     env.cli_says(
@@ -284,13 +184,7 @@ fn list_is_filtered_by_its_arguments() -> anyhow::Result<()> {
         let cidrs = entries.iter().filter_map(|entry| entry["cidr"].as_str());
         Ok(cidrs.map(ToOwned::to_owned).collect())
     };
-    assert_eq!(cidrs(&["--file"])?, ["10.1.0.0/16", "10.88.0.0/16"]);
     assert_eq!(cidrs(&["--runtime"])?, ["10.2.0.0/16", "10.88.1.0/24"]);
-    assert_eq!(cidrs(&["--policy", "other"])?, ["10.1.0.0/16"]);
-    assert_eq!(
-        cidrs(&["--cidr", "10.88.0.0/16"])?,
-        ["10.88.0.0/16", "10.88.1.0/24"]
-    );
     env.cli_refuses(&["list", "--policy", "nope"], "no active policy nope")?;
     env.cli_says(&["remove", "--policy", "near"], "3 removed")?;
     assert_eq!(cidrs(&[])?, ["10.1.0.0/16"]);
@@ -331,17 +225,12 @@ fn entries_of_a_killed_daemon_are_listed() -> anyhow::Result<()> {
     let (status, json, error) = list(&["--json", "--cidr", "10.88.1.0/24"])?;
     assert_eq!(status, Some(3), "{error}");
     let json: Value = serde_json::from_str(&json)?;
-    assert_eq!(json["daemon"], false, "{json:#}");
-    assert_eq!(
-        json["entries"],
-        serde_json::json!([
-            {"cidr": "10.88.1.0/24", "policy": "near", "source": {"kind": "runtime"}, "hits": 0}
-        ])
-    );
-    assert_eq!(
-        json["policies"]["near"]["settings"]["initial_rto"], "100ms",
-        "{json:#}"
-    );
+    let expected = json!({
+        "daemon": false, "entries": [ {"cidr": "10.88.1.0/24", "policy": "near",
+        "source": {"kind": "runtime"}, "hits": 0} ],
+        "policies": {"near": {"settings": {"initial_rto": "100ms"}}}
+    });
+    assert_has(&json, expected);
     env.cli_refuses(&["list", "--policy", "unknown"], "no active policy unknown")?;
     env.cli(&["detach"])?;
     let (status, listed, _) = list(&[])?;
@@ -349,22 +238,37 @@ fn entries_of_a_killed_daemon_are_listed() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(detached_pins_are_not_listed);
-/// The pin of a link outlives its attachment.
-fn detached_pins_are_not_listed() -> anyhow::Result<()> {
-    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    env.end(Signal::SIGKILL)?;
-    let listed = env.try_cli(&["list"])?;
-    ensure!(listed.status.code() == Some(3), "{listed:?}");
-    let link = env.pins()?.join("link");
-    run(&format!("bpftool link detach pinned {}", link.display()))?;
-    ensure!(link.exists());
-    for args in [&["list"][..], &["list", "--json"]] {
-        let output = env.try_cli(args)?;
-        ensure!(
-            output.stdout.is_empty() && output.status.code() == Some(1),
-            "{output:?}"
-        );
+test!(pins_without_effect_are_not_listed);
+/// The pin of a link outlives its attachment; no program uses a foreign map in the place of a pin.
+fn pins_without_effect_are_not_listed() -> anyhow::Result<()> {
+    type Change = fn(&TestEnv) -> anyhow::Result<()>;
+    let changes: [Change; 2] = [
+        |env| {
+            let link = env.pins()?.join("link");
+            run(&format!("bpftool link detach pinned {}", link.display()))?;
+            ensure!(link.exists());
+            Ok(())
+        },
+        |env| {
+            let trie = map(env, maps::ENTRIES_V4)?;
+            let pin = env.pins()?.join(maps::ENTRIES_V4);
+            fs::remove_file(&pin)?;
+            Ok(trie.twin()?.pin(&pin)?)
+        },
+    ];
+    for change in changes {
+        let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+        env.end(Signal::SIGKILL)?;
+        let listed = env.try_cli(&["list"])?;
+        ensure!(listed.status.code() == Some(3), "{listed:?}");
+        change(&env)?;
+        for args in [&["list"][..], &["list", "--json"]] {
+            let output = env.try_cli(args)?;
+            ensure!(
+                output.stdout.is_empty() && output.status.code() == Some(1),
+                "{output:?}"
+            );
+        }
     }
     Ok(())
 }
@@ -451,21 +355,6 @@ fn colours_are_on_a_terminal_alone_and_can_be_switched_off() -> anyhow::Result<(
         top.press("\r")?;
         top.wait_for("its statistics", |screen| screen.contains("stats --policy"))?;
         assert_eq!(top.has_colours(), coloured, "top {}", said());
-    }
-    Ok(())
-}
-
-test!(the_manual_page_has_no_hidden_verb);
-fn the_manual_page_has_no_hidden_verb() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    let help = Command::new(env.command(&[]).get_program())
-        .arg("--help")
-        .output()?;
-    for text in [String::from_utf8(help.stdout)?, env.cli(&["man"])?] {
-        ensure!(
-            text.contains("lookup") && !text.contains("__probe"),
-            "{text}"
-        );
     }
     Ok(())
 }

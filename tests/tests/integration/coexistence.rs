@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::doctor::finding;
 use crate::prelude::*;
 
-const PORT: u16 = 4500;
 const FOREIGN_JIFFIES: i32 = 60;
 
 fn foreign_timer() -> Duration {
@@ -37,8 +36,7 @@ fn a_foreign_program_decides_where_no_entry_does() -> anyhow::Result<()> {
 test!(a_foreign_program_attached_later_has_the_last_word);
 /// The kernel runs programs in the order in which they were attached, which an agent cannot change.
 fn a_foreign_program_attached_later_has_the_last_word() -> anyhow::Result<()> {
-    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    env.net.black_hole(PORT)?;
+    let env = silent(&near("\"10.88.0.0/24\""))?;
     expect(&env, SERVER_V4, POLICY_RTO)?;
     let _foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
     expect(&env, SERVER_V4, foreign_timer())?;
@@ -58,8 +56,7 @@ struct InFront {
 
 impl InFront {
     fn new(config: &str) -> anyhow::Result<Self> {
-        let env = TestEnv::with(config)?;
-        env.net.black_hole(PORT)?;
+        let env = silent(config)?;
         let foreign = Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)?;
         // The control: the last program decides.
         expect(&env, SERVER_V4, foreign_timer())?;
@@ -75,22 +72,17 @@ impl InFront {
         let cgroup = self.env.cgroup.path().to_owned();
         let before = programs_at(&cgroup, SOCK_OPS)?;
         let done = AtomicBool::new(false);
-        let seen = thread::scope(|scope| {
-            let looking = scope.spawn(|| {
-                let mut seen = BTreeSet::new();
-                while !done.load(Ordering::Relaxed) {
-                    seen.insert(programs_at(&cgroup, SOCK_OPS)?);
-                }
-                io::Result::Ok(seen)
-            });
+        let look = || {
+            let mut seen = BTreeSet::new();
+            while !done.load(Ordering::Relaxed) {
+                seen.insert(programs_at(&cgroup, SOCK_OPS)?);
+            }
+            Ok(seen)
+        };
+        let (seen, ()) = rto_tests::beside(look, || {
             let replaced = replace(&mut self.env);
             done.store(true, Ordering::Relaxed);
-            let seen = looking.join();
-            replaced?;
-            match seen {
-                Ok(seen) => anyhow::Ok(seen?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            replaced
         })?;
         let after = programs_at(&cgroup, SOCK_OPS)?;
         assert_ne!(before, after, "the program was not replaced");
@@ -116,7 +108,7 @@ fn an_upgrade_keeps_its_place() -> anyhow::Result<()> {
     hosts.env.configure(&config(false))?;
     hosts.env.end(Signal::SIGTERM)?;
     hosts.replaced(|env| env.start())?;
-    let status = hosts.env.json(&["status"])?;
+    let status = hosts.env.status()?;
     assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
     Ok(())
 }
@@ -127,14 +119,7 @@ fn growth_keeps_its_place() -> anyhow::Result<()> {
     let policy = near("\"10.88.0.0/24\"");
     let mut hosts = InFront::new(&format!("max_entries = 8\n{policy}"))?;
     let cidrs: Vec<String> = (0..ENTRIES).map(|n| format!("10.99.{n}.0/24")).collect();
-    hosts.replaced(|env| {
-        let add = ["add", "--policy", "near"].into_iter();
-        env.cli(
-            &add.chain(cidrs.iter().map(String::as_str))
-                .collect::<Vec<_>>(),
-        )?;
-        Ok(())
-    })
+    hosts.replaced(|env| env.cli_of(&["add", "--policy", "near"], &cidrs).map(drop))
 }
 
 test!(a_repair_keeps_its_place);
@@ -142,7 +127,7 @@ test!(a_repair_keeps_its_place);
 fn a_repair_keeps_its_place() -> anyhow::Result<()> {
     let mut hosts = InFront::new(&near("\"10.88.0.0/24\""))?;
     hosts.replaced(|env| {
-        let former = env.json(&["status"])?["attachment"]["program_id"].clone();
+        let former = env.status()?["attachment"]["program_id"].clone();
         fs::remove_dir_all(env.pin_dir())?;
         env.wait_status("the repair", |status| {
             status["healthy"] == true && status["attachment"]["program_id"] != former
@@ -169,7 +154,7 @@ fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
         assert_eq!(probe["by"], "the daemon");
         let finding = finding(&env.json(&["doctor"])?, "probe");
         assert_eq!(finding["severity"], "ok", "{finding:#}");
-        let status = env.json(&["status"])?;
+        let status = env.status()?;
         let by = status["probe"]["by"].as_str().unwrap_or_default();
         assert!(by.starts_with("doctor, uid 0"), "{by}");
         // Two probes and no connection.
@@ -184,29 +169,23 @@ fn a_probe_is_good_and_in_no_count() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(a_probe_finds_a_program_that_returns_0);
-fn a_probe_finds_a_program_that_returns_0() -> anyhow::Result<()> {
-    assert_interference(&KERNEL_RTO, |env| {
-        Foreign::attach_rejecting(env.cgroup.path())
+test!(a_probe_finds_a_program_that_returns_0, || {
+    assert_interference(KERNEL_RTO, Foreign::attach_rejecting)
+});
+test!(a_probe_finds_a_program_that_overwrites, || {
+    assert_interference(foreign_timer(), |cgroup| {
+        Foreign::attach(cgroup, FOREIGN_JIFFIES)
     })
-}
-
-test!(a_probe_finds_a_program_that_overwrites);
-fn a_probe_finds_a_program_that_overwrites() -> anyhow::Result<()> {
-    assert_interference(&foreign_timer(), |env| {
-        Foreign::attach(env.cgroup.path(), FOREIGN_JIFFIES)
-    })
-}
-
+});
 fn assert_interference(
-    found: &Duration,
-    attach: impl Fn(&TestEnv) -> io::Result<Foreign>,
+    found: Duration,
+    attach: fn(&Path) -> io::Result<Foreign>,
 ) -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     env.wait_status("a good probe", |status| {
         status["probe"]["verdict"] == "good"
     })?;
-    let foreign = attach(&env)?;
+    let foreign = attach(env.cgroup.path())?;
     // The daemon notices the other program and probes again.
     let status = env.wait_status("interference", |status| {
         status["probe"]["verdict"] == "interference"
@@ -221,7 +200,7 @@ fn assert_interference(
     assert!(env.cli(&["status"])?.contains("INTERFERENCE"));
     // The verdict is right.
     env.net.black_hole(PORT)?;
-    expect(&env, SERVER_V4, *found)?;
+    expect(&env, SERVER_V4, found)?;
     let finding = finding(&env.json(&["doctor"])?, "probe");
     assert_eq!(finding["severity"], "problem", "{finding:#}");
     drop(foreign);
@@ -231,8 +210,7 @@ fn assert_interference(
 
 test!(other_cgroups_are_left_alone);
 fn other_cgroups_are_left_alone() -> anyhow::Result<()> {
-    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    env.net.black_hole(PORT)?;
+    let env = silent(&near("\"10.88.0.0/24\""))?;
     expect(&env, SERVER_V4, POLICY_RTO)?;
     let other = TestEnv::new()?;
     other.net.black_hole(PORT)?;

@@ -12,7 +12,6 @@ use rto_testbed::{
 
 use crate::prelude::*;
 
-const PORT: u16 = 5500;
 const GOOD: Duration = Duration::from_millis(500);
 
 /// An environment whose policy covers [`SERVER_V4`], but not [`SERVER_V4_OTHER`].
@@ -118,14 +117,7 @@ fn independent_losses(one_in: u32, shares: &[f64]) -> anyhow::Result<()> {
     // Both at once, so that a busy machine slows both.
     let mut begun = Vec::new();
     for address in addresses {
-        let clients = Clients {
-            to: to(address, PORT),
-            from: Vec::new(),
-            interval: Duration::from_millis(2),
-            rounds: 0,
-            pauses: Vec::new(),
-            patience: TIMEOUT,
-        };
+        let clients = Clients::new(to(address, PORT), Duration::from_millis(2));
         let cgroup = Some(env.cgroup.path());
         let mut clients = Arrivals::start(&env.net.client, cgroup, &clients)?;
         clients.begin(CONNECTS)?;
@@ -207,14 +199,7 @@ fn syn_flood_is_no_attempt_of_the_hosts() -> anyhow::Result<()> {
     env.net.server_drops(&format!(
         "tcp sport {PORT} tcp flags & (syn|ack) == (syn|ack)"
     ))?;
-    let clients = Clients {
-        to: to(SERVER_V4, PORT),
-        from: Vec::new(),
-        interval: Duration::from_millis(5),
-        rounds: 0,
-        pauses: Vec::new(),
-        patience: TIMEOUT,
-    };
+    let clients = Clients::new(to(SERVER_V4, PORT), Duration::from_millis(5));
     let mut clients = Arrivals::start(&env.net.client, Some(env.cgroup.path()), &clients)?;
     clients.begin(CONNECTS)?;
     let _flood = Traffic::connect_many(&env.net.server, None, to(CLIENT_V4, PORT), FLOOD)?;

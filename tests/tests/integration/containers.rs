@@ -10,7 +10,6 @@ use rto_testbed::cgroup::{self, Cgroup};
 use super::doctor::finding;
 use crate::prelude::*;
 
-const PORT: u16 = 4480;
 /// No other test has connections to this network: the agent of this test covers the whole host.
 const NETWORK: &str = "198.51.100.0/24";
 const SERVER: &str = "198.51.100.2";
@@ -103,7 +102,7 @@ fn a_container_finds_the_hosts_hierarchy() -> anyhow::Result<()> {
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
     env.start_under(&wrapper)?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     let attachment = &status["attachment"];
     ensure!(
         attachment["attached"] == true
@@ -184,11 +183,7 @@ fn a_daemon_of_another_pid_namespace_is_named_as_such() -> anyhow::Result<()> {
         .arg(find(None)?)
         .args(["run", "--config"])
         .arg(env.config());
-    let output = second.output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(
-        output.status.code() == Some(1) && said.contains("another rto-agent holds"),
-        "{said}"
-    );
+    let said = refusal(&second.output()?)?;
+    ensure!(said.contains("another rto-agent holds"), "{said}");
     Ok(())
 }

@@ -5,7 +5,6 @@ use rto_tests::path::Path;
 
 use crate::prelude::*;
 
-const PORT: u16 = 5300;
 const ELSEWHERE: &str = "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
 
 test!(prefixes_without_an_entry_are_told_of);
@@ -100,10 +99,9 @@ fn saved(losses: Losses) -> anyhow::Result<(f64, [f64; 2])> {
         let a_day = found.prefix["saved_s_per_day"][end].as_f64();
         a_day.unwrap_or(f64::NAN) * days
     });
-    path.env.configure(&format!(
+    path.env.load(&format!(
         "{ELSEWHERE}[policy.found]\ncidrs = [\"10.89.0.0/24\"]\ninitial_rto = \"{us}us\"\n"
     ))?;
-    path.env.cli(&["reload"])?;
     path.relay.forget();
     Ok((kernels_s - connect_s(&path, losses)?, range))
 }

@@ -37,12 +37,10 @@ fn a_good_host_has_no_problem() -> anyhow::Result<()> {
 
 test!(start_beside_64_programs_names_the_limit);
 fn start_beside_64_programs_names_the_limit() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let mut env = configured(&near("\"10.88.0.0/24\""))?;
     let others = (0..64).map(|_| Foreign::attach(env.cgroup.path(), 60));
     let mut others = others.collect::<Result<Vec<_>, _>>()?;
-    let said = env.start().err().context("it started")?;
-    let said = format!("{said:#}");
+    let said = env.start_fails()?;
     let limit = "64 programs are attached";
     ensure!(said.contains(limit) && !said.contains("too long"), "{said}");
     let report = env.json(&["doctor"])?;
@@ -58,8 +56,7 @@ fn start_beside_64_programs_names_the_limit() -> anyhow::Result<()> {
 
 test!(a_missing_cgroup_and_bpffs_are_problems);
 fn a_missing_cgroup_and_bpffs_are_problems() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let env = configured(&near("\"10.88.0.0/24\""))?;
     let text = fs::read_to_string(env.config())?
         .replace(&env.cgroup.path().display().to_string(), "/nonexistent")
         .replace(&env.pin_dir().display().to_string(), "/nonexistent");
@@ -77,8 +74,7 @@ fn a_missing_cgroup_and_bpffs_are_problems() -> anyhow::Result<()> {
 test!(a_locked_route_is_found);
 /// In a separate network namespace, which has its own routes.
 fn a_locked_route_is_found() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure("[policy.near]\nrto_min = \"50ms\"\ncidrs = [\"10.88.0.0/16\"]\n")?;
+    let env = configured("[policy.near]\nrto_min = \"50ms\"\ncidrs = [\"10.88.0.0/16\"]\n")?;
     run(&format!(
         "ip -n {} route add 10.88.7.0/24 via 10.88.0.2 rto_min 300ms",
         env.net.client
@@ -122,8 +118,7 @@ fn unprivileged() -> anyhow::Result<Command> {
 
 test!(another_default_of_rto_min_is_found);
 fn another_default_of_rto_min_is_found() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let env = configured(&near("\"10.88.0.0/24\""))?;
     let before = finding(&doctor_inside(&env)?.0, "tcp_rto_min_us");
     assert_eq!(before["severity"], "ok", "{before:#}");
     if sysctl(&env.net.client, "net.ipv4.tcp_rto_min_us", "50000").is_err() {
@@ -139,18 +134,17 @@ fn another_default_of_rto_min_is_found() -> anyhow::Result<()> {
 test!(cached_metrics_of_a_slower_past_are_found);
 /// A connection whose peer delayed its ACKs leaves a long round-trip time in the cache.
 fn cached_metrics_of_a_slower_past_are_found() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure("[policy.near]\nrto_min = \"8ms\"\ncidrs = [\"10.88.0.0/24\"]\n")?;
+    let env = configured("[policy.near]\nrto_min = \"8ms\"\ncidrs = [\"10.88.0.0/24\"]\n")?;
     let before = finding(&doctor_inside(&env)?.0, "tcp_metrics");
     assert_eq!(before["severity"], "ok", "{before:#}");
     sysctl(&env.net.client, "net.ipv4.tcp_no_metrics_save", "0")?;
     let to = to(SERVER_V4, 4700);
     let _server = env.echo_server(to)?;
     let mut conversation = env.converse(to)?;
-    conversation.rounds(20, Duration::ZERO)?;
+    conversation.rounds(20)?;
     for _ in 0..25 {
         // An answer makes the server delay its next ACK, so half of the samples are 40 ms.
-        conversation.rounds(1, Duration::ZERO)?;
+        conversation.rounds(1)?;
         conversation.send(conversation::REQUEST)?;
         thread::sleep(Duration::from_millis(60));
     }
@@ -169,8 +163,7 @@ fn cached_metrics_of_a_slower_past_are_found() -> anyhow::Result<()> {
 test!(ratelimit_of_duplicate_syns_is_found_beside_a_listener);
 fn ratelimit_of_duplicate_syns_is_found_beside_a_listener() -> anyhow::Result<()> {
     const ID: &str = "tcp_invalid_ratelimit";
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let env = configured(&near("\"10.88.0.0/24\""))?;
     ensure!(finding(&doctor_inside(&env)?.0, ID).is_null());
     let _listener = Traffic::serve(&env.net.client, None, to("0.0.0.0", 4701))?;
     let found = finding(&doctor_inside(&env)?.0, ID);
@@ -193,8 +186,7 @@ fn rules_that_limit_syns_are_found() -> anyhow::Result<()> {
             tcp flags & (syn|ack) == syn update @seen { ip saddr limit rate over 6/minute } drop
         }
     }";
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let env = configured(&near("\"10.88.0.0/24\""))?;
     let before = finding(&doctor_inside(&env)?.0, "syn-limits");
     ensure!(before["severity"] == "ok", "{before:#}");
     nft(&env.net.client, &["-f", "-"], RULES)?;
@@ -220,7 +212,7 @@ test!(features_are_probed_and_listed, features);
 /// Each feature is probed on this kernel, and the report names the settings that need it.
 fn features() -> anyhow::Result<()> {
     let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     let features = status["features"].as_array().cloned().unwrap_or_default();
     let report = env.json(&["doctor"])?;
     let feature = |name: &str| {
@@ -263,8 +255,7 @@ fn features() -> anyhow::Result<()> {
 
 test!(verbs_without_a_daemon_say_so);
 fn verbs_without_a_daemon_say_so() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let env = configured(&near("\"10.88.0.0/24\""))?;
     for args in [
         &["list"][..],
         &["status"],
@@ -282,28 +273,12 @@ fn verbs_without_a_daemon_say_so() -> anyhow::Result<()> {
 
 test!(fix_is_shown_without_privileges);
 fn fix_is_shown_without_privileges() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
-    let output = unprivileged()?
-        .args(["run", "--config"])
-        .arg(env.config())
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let env = configured(&near("\"10.88.0.0/24\""))?;
+    let mut run = unprivileged()?;
+    let said = refusal(&run.args(["run", "--config"]).arg(env.config()).output()?)?;
     assert_says(&said, &["missing CAP_BPF", "run as root"]);
-    Ok(())
-}
-
-test!(completions_and_manual);
-fn completions_and_manual() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = env.cli(&["completions", shell])?;
-        assert!(script.contains("RTO_AGENT_COMPLETE"), "{shell}: {script}");
-        assert!(!script.contains("__probe"), "{shell}: {script}");
-    }
-    assert!(env.cli(&["man"])?.contains(".TH"));
-    assert!(env.cli(&["man", "add"])?.contains("initial"));
+    let said = refusal(&unprivileged()?.args(["doctor", "--self-test"]).output()?)?;
+    assert_says(&said, &["run it as root"]);
     Ok(())
 }
 
@@ -385,30 +360,11 @@ fn self_test_that_is_ended_leaves_nothing() -> anyhow::Result<()> {
     let tester = eventually("connections", TIMEOUT, begun)?;
     let daemon = children(&tester).pop().context("no daemon")?;
     kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM)?;
-    let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(
-        output.status.code() == Some(1) && said.contains("interrupted"),
-        "{said}"
-    );
+    let said = refusal(&child.wait_with_output()?)?;
+    ensure!(said.contains("interrupted"), "{said}");
     ensure!(!cgroup.exists(), "{} is left", cgroup.display());
     let is_gone = |pid: &str| !Path::new("/proc").join(pid).join("exe").exists();
     eventually("end of the daemon", TIMEOUT, || {
         Ok(is_gone(&daemon).then_some(()))
     })
-}
-
-test!(self_test_without_privileges_is_refused);
-fn self_test_without_privileges_is_refused() -> anyhow::Result<()> {
-    let mut doctor = Command::new("setpriv");
-    doctor
-        .args(["--bounding-set=-all", "--inh-caps=-all"])
-        .arg(find(None)?);
-    let output = doctor.args(["doctor", "--self-test"]).output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(
-        output.status.code() == Some(1) && said.contains("run it as root"),
-        "{said}"
-    );
-    Ok(())
 }

@@ -11,31 +11,19 @@ use rto_testbed::{
 
 use crate::prelude::*;
 
-const PORT: u16 = 4300;
-/// The kernel's minimum (`TCP_RTO_MIN`).
-const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
 /// The kernel's delay of an ACK (`TCP_DELACK_MIN`, plus a jiffy).
 const KERNEL_DELACK: Duration = Duration::from_millis(40);
 /// Round trips after which the estimator has adapted to a veth.
 const ROUNDS: usize = 5;
-const NO_PAUSE: Duration = Duration::ZERO;
 
 /// A policy for the near server.
 pub(super) fn policy(settings: &str) -> String {
     format!("[policy.near]\n{settings}\ncidrs = [\"10.88.0.0/24\", \"fd88::/64\"]\n")
 }
 
-/// Selects the congestion control that every kernel has, so that results are comparable.
-pub(super) fn reno(env: &TestEnv) -> anyhow::Result<()> {
-    for netns in [&env.net.client, &env.net.server] {
-        sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
-    }
-    Ok(())
-}
-
 fn env(settings: &str) -> anyhow::Result<TestEnv> {
     let env = TestEnv::with(&policy(settings))?;
-    reno(&env)?;
+    env.net.reno()?;
     Ok(env)
 }
 
@@ -43,7 +31,7 @@ fn env(settings: &str) -> anyhow::Result<TestEnv> {
 /// retransmitted it would affect what follows.
 fn begin(env: &TestEnv, address: &str) -> anyhow::Result<Conversation> {
     let mut conversation = env.converse(to(address, PORT))?;
-    conversation.rounds(ROUNDS, NO_PAUSE)?;
+    conversation.rounds(ROUNDS)?;
     quiet();
     Ok(conversation)
 }
@@ -157,7 +145,7 @@ fn without_a_policy_all_is_the_kernels_own() -> anyhow::Result<()> {
 test!(without_any_agent_the_kernels_200_ms);
 fn without_any_agent_the_kernels_200_ms() -> anyhow::Result<()> {
     let env = TestEnv::new()?;
-    reno(&env)?;
+    env.net.reno()?;
     kernels_own(&env, SERVER_V4_OTHER)?;
     kernels_own(&env, SERVER_V4)
 }
@@ -183,20 +171,22 @@ fn quantised(millis: u64) -> Duration {
     timing::quantised(Duration::from_millis(millis))
 }
 
-test!(rto_min_8_ms_on_the_wire, || rto_min_on_the_wire(8));
-test!(rto_min_50_ms_on_the_wire, || rto_min_on_the_wire(50));
-fn rto_min_on_the_wire(millis: u64) -> anyhow::Result<()> {
-    let env = env(&format!("rto_min = \"{millis}ms\""))?;
-    assert_schedule(&env, SERVER_V4, quantised(millis), |rto| {
-        schedule(rto, 1, 3)
-    })
+test!(rto_min_on_the_wire);
+fn rto_min_on_the_wire() -> anyhow::Result<()> {
+    for millis in [8, 50] {
+        let env = env(&format!("rto_min = \"{millis}ms\""))?;
+        assert_schedule(&env, SERVER_V4, quantised(millis), |rto| {
+            schedule(rto, 1, 3)
+        })?;
+    }
+    Ok(())
 }
 
 test!(an_accepted_socket_gets_there, accepted);
 /// rto_min applies at once if the kernel has BPF LSM, otherwise within about twenty round trips; status reports which.
 fn accepted() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     let accepted = &status["attachment"]["accepted"];
     let at_once = accepted["when"] == "before-first-sample";
     // (The group "kernel" asserts which features this kernel must have.)
@@ -209,7 +199,7 @@ fn accepted() -> anyhow::Result<()> {
     let begun = |port: u16| -> anyhow::Result<_> {
         let server = env.echo_server(to(SERVER_V4, port))?;
         let mut conversation = env.converse(to(SERVER_V4, port))?;
-        conversation.rounds(1, NO_PAUSE)?;
+        conversation.rounds(1)?;
         let rto = conversation::rto(&env.net.server, &format!("sport = :{port}"))?;
         Ok((server, conversation, rto))
     };
@@ -238,7 +228,7 @@ fn assert_sinks(
 ) -> anyhow::Result<()> {
     let mut seen = Vec::new();
     for _ in 0..10 {
-        conversation.rounds(40, NO_PAUSE)?;
+        conversation.rounds(40)?;
         seen.push(rto()?);
         if seen.last().is_some_and(|rto| is_rto_of(*rto, rto_min)) {
             return Ok(());
@@ -250,18 +240,14 @@ fn assert_sinks(
 /// A minimum that is far from its double, so that tests can distinguish the two.
 const LINEAR: &str = "rto_min = \"50ms\"\nthin_linear = true";
 
-test!(
-    thin_linear_keeps_the_interval,
-    needs = [THIN_LINEAR],
-    || linear(None)
-);
-test!(linear_retries_1, needs = [THIN_LINEAR], || linear(Some(1)));
-test!(linear_retries_3, needs = [THIN_LINEAR], || linear(Some(3)));
-test!(
-    linear_retries_6_is_the_kernels_own,
-    needs = [THIN_LINEAR],
-    || linear(Some(6))
-);
+test!(linear_retries_keep_the_interval, needs = [THIN_LINEAR]);
+/// Six are the kernel's own.
+fn linear_retries_keep_the_interval() -> anyhow::Result<()> {
+    [None, Some(1), Some(3), Some(6)]
+        .into_iter()
+        .try_for_each(linear)
+}
+
 fn linear(retries: Option<u32>) -> anyhow::Result<()> {
     let line = retries.map_or(String::new(), |n| format!("\nlinear_retries = {n}"));
     let env = env(&format!("{LINEAR}{line}"))?;
@@ -290,7 +276,7 @@ fn a_foreign_reply_of_minus_1_is_no_argument() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     let _foreign = Foreign::attach_replying_always(env.cgroup.path(), -1)?;
     env.configure(&policy(&settings))?;
-    reno(&env)?;
+    env.net.reno()?;
     env.start()?;
     assert_schedule(&env, SERVER_V4, quantised(50), |rto| {
         schedule(rto, linear, 2)
@@ -324,7 +310,7 @@ fn linear_mode_comes_back_after_a_recovery() -> anyhow::Result<()> {
             let gaps = gaps_of(&env, &mut conversation, REQUEST, timers.len())?;
             env.net.drop_nothing()?;
             // The connection has recovered once an answer arrives.
-            conversation.rounds(ROUNDS, NO_PAUSE)?;
+            conversation.rounds(ROUNDS)?;
             quiet();
             assert_eq!(conversation.option(option::THIN_LINEAR)?, 0);
             Ok((timers, gaps))
@@ -348,9 +334,8 @@ fn a_thick_stream_doubles() -> anyhow::Result<()> {
 
 test!(rto_max_caps_the_backoff, needs = [RTO_MAX]);
 fn rto_max_caps_the_backoff() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&policy("rto_min = \"200ms\"\nrto_max = \"1s\""))?;
-    reno(&env)?;
+    let mut env = configured(&policy("rto_min = \"200ms\"\nrto_max = \"1s\""))?;
+    env.net.reno()?;
     env.start()?;
     assert_schedule(&env, SERVER_V4, KERNEL_RTO_MIN, |rto| {
         let mut timers = schedule(rto, 1, 2);
@@ -391,7 +376,7 @@ fn assert_ack_delay(env: &TestEnv, address: &str, delay: Duration) -> anyhow::Re
     let _server = env.echo_server(server)?;
     let mut conversation = begin(env, address)?;
     // After this many rounds the server has left quick-ACK mode, in which ACKs are not delayed.
-    conversation.rounds(30, NO_PAUSE)?;
+    conversation.rounds(30)?;
     // The delay is a timer of the server; an earlier TLP of the client would cut it short.
     assert_gaps(&[delay], || {
         let capture = Capture::start(&env.net.server, SERVER_LINK)?;
@@ -402,7 +387,7 @@ fn assert_ack_delay(env: &TestEnv, address: &str, delay: Duration) -> anyhow::Re
             Some((all[data].time, ack.time))
         };
         let all = capture.wait_for(TIMEOUT, |all| ack(all).is_some())?;
-        conversation.rounds(ROUNDS, NO_PAUSE)?;
+        conversation.rounds(ROUNDS)?;
         let (data, ack) = ack(&all).unwrap_or_default();
         Ok(vec![ack.saturating_sub(data)])
     })
@@ -432,7 +417,7 @@ fn tail_loss_probes_are_told_from_timeouts() -> anyhow::Result<()> {
     env.net.server_drops(&format!(
         "tcp dport {PORT} meta length > 120 limit rate 1/hour burst 1 packets"
     ))?;
-    conversation.rounds(1, NO_PAUSE)?;
+    conversation.rounds(1)?;
     // tcpdump may lag behind; the answer is the last segment with data.
     let all = capture.wait_for(TIMEOUT, |all| {
         all.iter().any(|s| s.from == server && s.length > 0)
@@ -460,7 +445,7 @@ fn retransmissions_are_counted() -> anyhow::Result<()> {
     capture.wait_for(TIMEOUT, |all| bursts(all, port).len() >= 5)?;
     env.net.drop_nothing()?;
     // After recovery nothing more is retransmitted. The answer is the last segment with data.
-    conversation.rounds(1, NO_PAUSE)?;
+    conversation.rounds(1)?;
     let all = capture.wait_for(TIMEOUT, |all| {
         all.iter().any(|s| s.from == server && s.length > 0)
     })?;
@@ -487,7 +472,7 @@ test!(the_hook_is_not_called_without_a_policy);
 fn the_hook_is_not_called_without_a_policy() -> anyhow::Result<()> {
     let env = env("rto_min = \"50ms\"")?;
     let _counting = foreign::count_runs()?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     let id = status["attachment"]["program_id"].as_u64().unwrap_or(0);
     let runs_in_an_outage = |address: &str| -> anyhow::Result<u64> {
         let _server = uncovered_server(&env, to(address, PORT))?;
@@ -510,14 +495,8 @@ test!(mapped_addresses_and_ipv6, mapped);
 fn mapped() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
     let _server = env.echo_server(to("::", PORT))?;
-    let mapped = conversation::Options {
-        mapped: true,
-        ..conversation::Options::default()
-    };
-    for (address, options) in [
-        (SERVER_V4, mapped),
-        (SERVER_V6, conversation::Options::default()),
-    ] {
+    let mapped = Connect::with(|c| c.mapped = true);
+    for (address, options) in [(SERVER_V4, mapped), (SERVER_V6, Connect::default())] {
         // The first connection waits for neighbour discovery, which makes its first round trip a second long.
         drop(env.converse_with(to(address, PORT), options)?);
         let mut conversation = env.converse_with(to(address, PORT), options)?;
@@ -532,14 +511,9 @@ test!(mptcp, needs = [MPTCP]);
 /// Each subflow is a TCP connection with its peer's policy, on both sides.
 fn mptcp() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"")?;
-    for netns in [&env.net.client, &env.net.server] {
-        sysctl(netns, "net.mptcp.enabled", "1")?;
-    }
+    env.net.sysctl("net.mptcp.enabled", "1")?;
     let _server = env.echo_server_mptcp(to(SERVER_V4, PORT))?;
-    let options = conversation::Options {
-        mptcp: true,
-        ..conversation::Options::default()
-    };
+    let options = Connect::with(|c| c.mptcp = true);
     let mut conversation = env.converse_with(to(SERVER_V4, PORT), options)?;
     let rto = client_rto(&env)?;
     assert!(is_rto_of(rto, quantised(8)), "{rto:?}");
@@ -555,19 +529,14 @@ test!(fast_open);
 /// is complete, and its first sample comes later.
 fn fast_open() -> anyhow::Result<()> {
     let env = env("rto_min = \"8ms\"\nuser_timeout = \"30s\"")?;
-    for netns in [&env.net.client, &env.net.server] {
-        // Client and server, without cookies, for every listener (Documentation/networking/ip-sysctl.rst).
-        sysctl(netns, "net.ipv4.tcp_fastopen", "1543")?;
-    }
+    // Client and server, without cookies, for every listener (Documentation/networking/ip-sysctl.rst).
+    env.net.sysctl("net.ipv4.tcp_fastopen", "1543")?;
     let server = to(SERVER_V4, PORT);
     let _server = env.echo_server(server)?;
     let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
-    let options = conversation::Options {
-        fast_open: true,
-        ..conversation::Options::default()
-    };
+    let options = Connect::with(|c| c.fast_open = true);
     let mut conversation = env.converse_with(server, options)?;
-    conversation.rounds(1, NO_PAUSE)?;
+    conversation.rounds(1)?;
     let all = capture.wait_for(TIMEOUT, |all| all.iter().any(|s| s.syn && s.to == server))?;
     let syn = all.iter().find(|s| s.syn && s.to == server);
     assert_eq!(syn.map(|s| s.length), Some(REQUEST), "{all:#?}");

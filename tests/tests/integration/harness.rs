@@ -7,8 +7,6 @@ use std::{
 
 use crate::prelude::*;
 
-const NOBODY: u32 = 65_534;
-
 /// Runs some of these tests as an unprivileged user. The path works without access to the directory of the binary.
 fn run(args: &[&str]) -> anyhow::Result<Output> {
     let mut command = Command::new("/proc/self/exe");

@@ -24,8 +24,7 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
         }
         // The agent assumes the default of a new namespace, and doctor reports that.
         LISTENER => {
-            let env = TestEnv::new()?;
-            env.configure(&policy("initial_rto = \"100ms\""))?;
+            let env = configured(&policy("initial_rto = \"100ms\""))?;
             let checked = env.json(&["check"])?;
             ensure!(checked["host"]["reads_listener"] == false, "{checked:#}");
             let said = env.try_cli(&["doctor"])?.stdout;
@@ -34,8 +33,7 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             Ok(())
         }
         RTT_SAMPLES => {
-            let env = TestEnv::new()?;
-            env.configure(&policy("rto_min = \"auto\""))?;
+            let env = configured(&policy("rto_min = \"auto\""))?;
             env.cli_says(&["check"], "learns nothing on this kernel")?;
             Ok(())
         }
@@ -65,8 +63,7 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
 }
 
 fn assert_refused(setting: &str, why: &str) -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure(&policy(setting))?;
+    let env = configured(&policy(setting))?;
     env.cli_refuses(&["check"], why)
 }
 

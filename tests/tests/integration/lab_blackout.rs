@@ -16,9 +16,7 @@ const LINUX_RTO: Duration = Duration::from_millis(204);
 fn refused(out: &Path, args: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(beside("rto-lab")?);
     command.args(["blackout", "--quick", "--out"]).arg(out);
-    let output = command.args(args).output()?;
-    ensure!(output.status.code() == Some(1), "{}", output.status);
-    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    refusal(&command.args(args).output()?)
 }
 
 test!(a_lower_rto_min_gains_in_short_disruptions, || measured(

@@ -81,9 +81,7 @@ fn unreadable_input_is_refused() -> anyhow::Result<()> {
         (["--pcap", &file], "pcap"),
         (["--stats", &file], "rto-agent stats --json"),
     ] {
-        let output = run(&[&args[..], &["--out", &dir]].concat())?;
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{error}");
+        let error = refusal(&run(&[&args[..], &["--out", &dir]].concat())?)?;
         assert!(error.contains(said) && error.contains(&*file), "{error}");
         assert!(!out.path().join("report").exists());
     }

@@ -1,5 +1,7 @@
 //! The lab's losses in small HTTP transfers: results of a quick run over both links.
 
+use std::ops::Range;
+
 use rto_testbed::timing::{quantised, range};
 
 use crate::prelude::*;
@@ -11,8 +13,6 @@ const PROCESSES_MS: f64 = 6.0;
 const RTT_MS: f64 = 3.0;
 /// The policy's `rto_min = "10ms"`.
 const RTO_MIN: Duration = Duration::from_millis(10);
-/// The kernel's minimum.
-const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
 /// Percentage of the requests that a busy machine may delay beyond 20 ms.
 const DELAYED_SHARE: f64 = 10.0;
 
@@ -59,6 +59,14 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
     let at = |dropped: &str, timers: &str, column: &str| {
         cell(report, "times", column, &[dropped, timers])
     };
+    let median_in = |dropped: &str, timers: &str, expected: Range<f64>| -> anyhow::Result<f64> {
+        let p50 = at(dropped, timers, "p50")?;
+        ensure!(
+            expected.contains(&p50),
+            "{dropped}, {timers}: {p50} is not in {expected:?}\n{report:#}"
+        );
+        Ok(p50)
+    };
     // The control: connect and request, or only the request.
     let undisturbed = |timers: &str, is_kept: bool| -> anyhow::Result<f64> {
         let (dropped, round_trips) = if is_kept {
@@ -66,13 +74,8 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
         } else {
             ("nothing", 2.0)
         };
-        let p50 = at(dropped, timers, "p50")?;
-        let range = round_trips * rtt..round_trips * rtt + PROCESSES_MS;
-        ensure!(
-            range.contains(&p50),
-            "{dropped}, {timers}: {p50} is not in {range:?}\n{report:#}"
-        );
-        Ok(p50)
+        let least = round_trips * rtt;
+        median_in(dropped, timers, least..least + PROCESSES_MS)
     };
     let second = Duration::from_secs(1);
     let near = Duration::from_millis(100);
@@ -91,11 +94,7 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
         let is_client = !timers.starts_with("agent at the server");
         let undisturbed = undisturbed(if is_client { timers } else { "kernel" }, false)?;
         let expected = ms(*range(timer).start())..ms(latest(timer)) + undisturbed + PROCESSES_MS;
-        let p50 = at(dropped, timers, "p50")?;
-        ensure!(
-            expected.contains(&p50),
-            "{dropped}, {timers}: {p50} is not in {expected:?}\n{report:#}"
-        );
+        median_in(dropped, timers, expected)?;
     }
     // A tail loss probe is sent after rto_min and two round-trip times.
     for (dropped, is_kept) in [
@@ -107,11 +106,7 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
             let probe = rto_min + Duration::from_secs_f64(2.0 * undisturbed / 1e3);
             let expected =
                 ms(*range(rto_min).start())..ms(latest(probe)) + undisturbed + PROCESSES_MS;
-            let p50 = at(dropped, timers, "p50")?;
-            ensure!(
-                expected.contains(&p50),
-                "{dropped}, {timers}: {p50} is not in {expected:?}\n{report:#}"
-            );
+            median_in(dropped, timers, expected)?;
         }
     }
     // One SYN in two is the first of each connection, one in three that of every second connection.

@@ -85,14 +85,8 @@ fn mistake_is_reported_with_place_and_correction() -> anyhow::Result<()> {
     ] {
         assert!(right.contains(from));
         fs::write(&file, right.replace(from, to))?;
-        let output = run(&[
-            "run",
-            &file.to_string_lossy(),
-            "--out",
-            &out.path().to_string_lossy(),
-        ])?;
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{error}");
+        let (file, dir) = (file.to_string_lossy(), out.path().to_string_lossy());
+        let error = refusal(&run(&["run", &file, "--out", &dir])?)?;
         assert!(said.iter().all(|one| error.contains(one)), "{error}");
     }
     Ok(())

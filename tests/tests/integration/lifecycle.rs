@@ -6,16 +6,8 @@ use crate::prelude::*;
 
 mod long_change;
 
-const PORT: u16 = 4400;
-
-fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(SERVER_V4, PORT), timer)
-}
-
 fn env() -> anyhow::Result<TestEnv> {
-    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    env.net.black_hole(PORT)?;
-    Ok(env)
+    silent(&near("\"10.88.0.0/24\""))
 }
 
 /// The kernel's ids of the objects that an agent has pinned.
@@ -86,7 +78,7 @@ fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
         before,
         "adopted means: the same program, link and maps"
     );
-    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+    assert_eq!(env.status()?["found_at_start"], "adopted");
     expect(&env, POLICY_RTO)?;
     let list = env.json(&["list"])?;
     assert_eq!(
@@ -106,8 +98,7 @@ fn killed_it_stays_in_force_and_is_adopted() -> anyhow::Result<()> {
 
 test!(detach_lasts_until_attach_and_keeps_counters);
 fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
-    let mut env = TestEnv::with(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
-    env.net.black_hole(PORT)?;
+    let mut env = silent(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
     expect(&env, POLICY_RTO)?;
     let attempts = |env: &TestEnv| {
         let near = env.counted("near")?;
@@ -117,7 +108,7 @@ fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
     env.cli_says(&["detach"], "until rto-agent attach")?;
     let is_detached = |env: &TestEnv| -> anyhow::Result<()> {
         expect(env, KERNEL_RTO)?;
-        let (status, list) = (env.json(&["status"])?, env.json(&["list"])?);
+        let (status, list) = (env.status()?, env.json(&["list"])?);
         ensure!(status["healthy"] == false && status["attachment"]["attached"] == false);
         ensure!(list["detached_by"]["uid"] == 0 && status["detached_by"]["uid"] == 0);
         ensure!(env.cli(&["list"])?.starts_with("no policy is active"));
@@ -129,14 +120,13 @@ fn detach_lasts_until_attach_and_keeps_counters() -> anyhow::Result<()> {
     env.cli(&["reload"])?;
     is_detached(&env)?;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        env.end(signal)?;
-        env.start()?;
+        env.restart(signal)?;
         is_detached(&env)?;
     }
     env.cli(&["attach"])?;
     expect(&env, POLICY_RTO)?;
     ensure!(attempts(&env)? > counted);
-    ensure!(env.json(&["status"])?["healthy"] == true);
+    ensure!(env.status()?["healthy"] == true);
     // If a daemon was killed before it had detached the program, the next start completes the detachment.
     let mark = env.persistent_dir().join("detached.json");
     let text = fs::read_to_string(&mark)?;
@@ -180,8 +170,7 @@ fn stopped_it_leaves_nothing() -> anyhow::Result<()> {
 
 test!(on_exit_keep);
 fn on_exit_keep() -> anyhow::Result<()> {
-    let mut env = TestEnv::with(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
-    env.net.black_hole(PORT)?;
+    let mut env = silent(&format!("on_exit = \"keep\"\n{}", near("\"10.88.0.0/24\"")))?;
     let before = kernel(&env)?;
     assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
     expect(&env, POLICY_RTO)?;
@@ -220,7 +209,7 @@ fn a_restart_by_the_service_managers_descriptor_store_has_no_gap() -> anyhow::Re
         let seen = prober.end()?;
         ensure!(seen.wrong == 0 && seen.count > 100, "{seen:?}");
         assert_eq!(kernel(&env)?, before);
-        assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+        assert_eq!(env.status()?["found_at_start"], "adopted");
         let after = counted(&env)?;
         ensure!(after >= count + seen.count, "{count} + {seen:?}: {after}");
         // Once the objects are pinned again, the store drops them.
@@ -261,10 +250,9 @@ fn a_service_manager_that_keeps_too_few_descriptors_is_told_of() -> anyhow::Resu
 test!(the_units_capabilities_suffice);
 /// With the systemd unit's capability bounding set and no new privileges: start, change, adopt, stop.
 fn the_units_capabilities_suffice() -> anyhow::Result<()> {
-    let set = units_capabilities()?;
-    let mut env = TestEnv::new()?;
+    let set = capabilities(&["rto-agent.service"])?;
+    let mut env = configured(&near("\"10.88.0.0/24\""))?;
     env.net.black_hole(PORT)?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
     // Each capability is needed (except CHOWN here, because the socket's group is root's).
     for one in set.iter().filter(|cap| *cap != "+chown") {
         let fewer: Vec<String> = set.iter().filter(|cap| *cap != one).cloned().collect();
@@ -278,33 +266,48 @@ fn the_units_capabilities_suffice() -> anyhow::Result<()> {
     expect(&env, POLICY_RTO)?;
     env.end(Signal::SIGKILL)?;
     env.start_under(&under(&set))?;
-    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+    assert_eq!(env.status()?["found_at_start"], "adopted");
     assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
     assert!(!env.pin_dir().exists());
     Ok(())
 }
 
-/// The systemd unit's capability bounding set, as setpriv(1) takes it.
-pub(crate) fn units_capabilities() -> anyhow::Result<Vec<String>> {
-    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/rto-agent.service");
-    let unit = fs::read_to_string(unit)?;
-    let set = unit
-        .lines()
-        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
-    let set = set.context("no CapabilityBoundingSet")?.to_lowercase();
-    let set = set.split_whitespace();
-    Ok(set.map(|cap| cap.replace("cap_", "+")).collect())
+/// The capability bounding set in these files of `systemd/`, as setpriv(1) takes it.
+fn capabilities(files: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut set = Vec::new();
+    for file in files {
+        let path = format!("{}/../systemd/{file}", env!("CARGO_MANIFEST_DIR"));
+        let text = fs::read_to_string(path)?.to_lowercase();
+        let lines = text.lines();
+        let sets = lines.filter_map(|line| line.strip_prefix("capabilityboundingset="));
+        let names = sets.flat_map(str::split_whitespace);
+        set.extend(names.map(|name| name.replace("cap_", "+")));
+    }
+    ensure!(!set.is_empty(), "no CapabilityBoundingSet");
+    Ok(set)
+}
+
+/// A command line that starts a program with only the capabilities in these files of `systemd/`.
+pub(crate) fn bounded(files: &[&str]) -> anyhow::Result<Vec<String>> {
+    Ok(under(&capabilities(files)?))
 }
 
 /// A command line that starts a program with only these capabilities.
-pub(crate) fn under(set: &[String]) -> Vec<String> {
+fn under(set: &[String]) -> Vec<String> {
     let bounding = format!("--bounding-set=-all,{}", set.join(","));
     // As the unit's LimitMEMLOCK=: before Linux 5.11 maps count against the limit.
     let limit = "ulimit -l unlimited; exec \"$@\"";
-    let unit = ["bash", "-c", limit, "unit", "setpriv", "--no-new-privs"];
-    let mut wrapper: Vec<String> = unit.map(str::to_owned).to_vec();
-    wrapper.push(bounding);
-    wrapper
+    let unit = [
+        "bash",
+        "-c",
+        limit,
+        "unit",
+        "setpriv",
+        "--no-new-privs",
+        "--inh-caps=-all",
+    ];
+    let words = unit.iter().map(ToString::to_string);
+    words.chain([bounding]).collect()
 }
 
 test!(link_held_by_another_process_is_detached);
@@ -398,8 +401,7 @@ fn the_socket_is_for_root_and_its_group() -> anyhow::Result<()> {
 
 test!(another_capacity_keeps_the_entries);
 fn another_capacity_keeps_the_entries() -> anyhow::Result<()> {
-    let mut env = TestEnv::with(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
-    env.net.black_hole(PORT)?;
+    let mut env = silent(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
     let before = kernel(&env)?;
     env.end(Signal::SIGKILL)?;
     // A smaller capacity than the maps have: nothing is re-created.
@@ -438,8 +440,7 @@ test!(maps_that_the_program_has_left_are_not_adopted);
 /// them.
 fn maps_that_the_program_has_left_are_not_adopted() -> anyhow::Result<()> {
     const ENTRIES: usize = 40;
-    let mut env = TestEnv::with(&format!("max_entries = 8\n{}", near("\"10.88.0.0/24\"")))?;
-    env.net.black_hole(PORT)?;
+    let mut env = silent(&format!("max_entries = 8\n{}", near("\"10.88.0.0/24\"")))?;
     let former = env.pins()?;
     let kept = env.pin_dir().join("kept");
     fs::create_dir(&kept)?;
@@ -448,11 +449,7 @@ fn maps_that_the_program_has_left_are_not_adopted() -> anyhow::Result<()> {
         fs::hard_link(pin.path(), kept.join(pin.file_name()))?;
     }
     let cidrs: Vec<String> = (0..ENTRIES).map(|n| format!("10.99.{n}.0/24")).collect();
-    let add = ["add", "--policy", "near"].into_iter();
-    env.cli(
-        &add.chain(cidrs.iter().map(String::as_str))
-            .collect::<Vec<_>>(),
-    )?;
+    env.cli_of(&["add", "--policy", "near"], &cidrs)?;
     env.end(Signal::SIGKILL)?;
     ensure!(!former.exists(), "{}: no growth", former.display());
     fs::rename(&kept, &former)?;
@@ -478,7 +475,7 @@ fn pins_of_another_layout_are_replaced() -> anyhow::Result<()> {
     // The agent leaves a foreign directory among them alone.
     fs::create_dir(env.pin_dir().join("other"))?;
     env.start()?;
-    assert_eq!(env.json(&["status"])?["found_at_start"], "replaced");
+    assert_eq!(env.status()?["found_at_start"], "replaced");
     fs::remove_dir(env.pin_dir().join("other"))?;
     assert_eq!(kernel(&env)?.link, before.link);
     let gone = Kernel {

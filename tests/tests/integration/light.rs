@@ -10,7 +10,6 @@ use super::{
 };
 use crate::prelude::*;
 
-const PORT: u16 = 5200;
 /// A connection must not give up earlier than without the agent, within 10 %.
 const SHARE: f64 = 0.9;
 
@@ -140,16 +139,12 @@ fn options_set_without_storage_are_restored() -> anyhow::Result<()> {
         let _server = env.echo_server(to(SERVER_V4, PORT))?;
         let mut open = env.converse(to(SERVER_V4, PORT))?;
         ensure!(timers(&mut open)? == [16_000, 8_000]);
-        env.configure(&established::policy(later))?;
-        env.cli(&["reload"])?;
+        env.load(&established::policy(later))?;
         // The connection keeps its original values.
         ensure!(timers(&mut open)? == [16_000, 8_000]);
         let answer = env.json(&["detach", "--restore"])?;
         let counts = &answer["restored"]["policies"]["near"];
-        ensure!(
-            counts["changed"] == 2 && counts["refused"] == 0,
-            "{answer:#}"
-        );
+        assert_has(counts, json!({"changed": 2, "refused": 0}));
         ensure!(timers(&mut open)? == [200_000, 200_000]);
     }
     Ok(())
@@ -174,11 +169,8 @@ fn reconnected_socket_has_timers_of_its_new_peer() -> anyhow::Result<()> {
             (SERVER_V4, SERVER_V4_OTHER, others),
             (SERVER_V4_OTHER, SERVER_V4, [16_000, 8_000]),
         ] {
-            let options = conversation::Options {
-                first: Some(to(first, PORT)),
-                ..conversation::Options::default()
-            };
-            let mut open = env.converse_with(to(then, PORT), options)?;
+            let first_to = Connect::with(|c| c.first = Some(to(first, PORT)));
+            let mut open = env.converse_with(to(then, PORT), first_to)?;
             let set = timers(&mut open)?;
             ensure!(set == expected, "{first}, then {then}: {set:?}");
         }
@@ -239,7 +231,7 @@ fn each_end_counts_its_own_losses() -> anyhow::Result<()> {
     let env = TestEnv::with(policies)?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     let mut conversation = env.converse(to(SERVER_V4, PORT))?;
-    conversation.rounds(5, Duration::ZERO)?;
+    conversation.rounds(5)?;
     let counted = |direction: &Value| {
         let count = |of: &Value| of.as_u64().unwrap_or(0);
         (
@@ -271,13 +263,12 @@ fn an_accepted_connections_first_timeout_is_counted() -> anyhow::Result<()> {
         let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
         sysctl(&env.net.server, "net.ipv4.tcp_early_retrans", probes)?;
         let _server = env.echo_server(to(SERVER_V4, PORT))?;
-        let options = conversation::Options::default();
-        let mut conversation = env.converse_with(to(SERVER_V4, PORT), options)?;
-        conversation.rounds(5, Duration::ZERO)?;
+        let mut conversation = env.converse(to(SERVER_V4, PORT))?;
+        conversation.rounds(5)?;
         // The request arrives, and the ACK of its answer is lost.
         let acks = format!("tcp dport {PORT} ip length < 100");
         env.net.server_drops(&acks)?;
-        conversation.rounds(1, Duration::ZERO)?;
+        conversation.rounds(1)?;
         let after = stats_when(&env, "the server's timeouts", |near| {
             near["passive"]["rtos"][2] == 1
         })?;

@@ -8,10 +8,10 @@ use std::{
 
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::{
-    EntryValue, Policy,
+    EntryValue,
     address::{Peer, peer_v6},
 };
-use rto_tests::policy_slot::policy_in;
+use rto_tests::pinned::{self, map, read, trie_key};
 
 use crate::prelude::*;
 
@@ -114,48 +114,27 @@ struct Kernel {
 
 impl Kernel {
     fn open(env: &TestEnv) -> anyhow::Result<Self> {
-        let dir = env.pins()?;
-        let policies = Map::open(&dir.join(maps::POLICIES))?;
-        let policies = policies.dump()?.into_iter().map(|(slot, value)| {
-            let slot = u32::from_ne_bytes(slot.as_slice().try_into()?);
-            let policy = policy_in(&value).context("no policy")?;
-            let name = policy.get(std::mem::offset_of!(Policy, name)..);
-            let name = name.context("no name")?.iter();
-            let name = name.take_while(|byte| **byte != 0).copied().collect();
-            Ok((slot, String::from_utf8(name)?))
+        let policies = pinned::policies(env)?.into_iter();
+        let names = policies.map(|(slot, policy)| {
+            let name = policy.name().context("no name")?;
+            Ok((slot, name.to_owned()))
         });
         Ok(Self {
-            v4: Map::open(&dir.join(maps::ENTRIES_V4))?,
-            v6: Map::open(&dir.join(maps::ENTRIES_V6))?,
-            policies: policies.collect::<anyhow::Result<_>>()?,
+            v4: map(env, maps::ENTRIES_V4)?,
+            v6: map(env, maps::ENTRIES_V6)?,
+            policies: names.collect::<anyhow::Result<_>>()?,
         })
     }
 
     /// The policy that the program finds for a peer, in the trie that it chooses itself.
     fn look_up(&self, peer: Peer) -> anyhow::Result<Option<String>> {
-        let key = |octets: &[u8]| {
-            let bits = 8 * u32::try_from(octets.len()).unwrap_or(0);
-            [&bits.to_ne_bytes(), octets].concat()
-        };
         let found = match peer {
-            Peer::V4(octets) => self.v4.get(&key(&octets))?,
-            Peer::V6(octets) => self.v6.get(&key(&octets))?,
+            Peer::V4(octets) => self.v4.get(&trie_key(octets.into(), 32))?,
+            Peer::V6(octets) => self.v6.get(&trie_key(octets.into(), 128))?,
         };
         let Some(value) = found else { return Ok(None) };
-        let word = value.get(std::mem::offset_of!(EntryValue, policy_and_end)..);
-        let word = word.and_then(|value| value.first_chunk());
-        let policy_and_end = u32::from_ne_bytes(*word.context("a short value")?);
-        let hits = 0;
-        let value = EntryValue {
-            policy_and_end,
-            hits,
-        };
-        let slot = value.slot();
-        let policy = self
-            .policies
-            .get(&slot)
-            .context("a slot that is not there")?;
-        ensure!(!policy.is_empty(), "a free slot");
+        let slot = read::<EntryValue>(&value)?.slot();
+        let policy = self.policies.get(&slot).context("a free slot")?;
         Ok(Some(policy.clone()))
     }
 }
@@ -256,8 +235,7 @@ fn as_a_scan_of_all_entries_finds_it() -> anyhow::Result<()> {
     for round in 0..2 {
         if round > 0 {
             entries.retain(|_, _| rng.random());
-            env.configure(&text(&entries)?)?;
-            env.cli(&["reload"])?;
+            env.load(&text(&entries)?)?;
         }
         compare(&env, &entries, &mut rng)
             .and_then(|counts| counts.check())

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use libtest_mimic::{Arguments, Failed};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rto_testbed::{emulated::is_emulated, leftovers, names, process::require};
+use rto_testbed::{emulated::is_emulated, env::TestEnv, leftovers, names, netns, process::require};
 use rto_tests::features::lacks;
 use tempfile::TempDir;
 
@@ -202,10 +202,38 @@ fn limited(
     }
 }
 
+/// An environment with these policies, whose daemon is not started yet.
+fn configured(policies: &str) -> anyhow::Result<TestEnv> {
+    let env = TestEnv::new()?;
+    env.configure(policies)?;
+    Ok(env)
+}
+
+/// An environment with a daemon and these policies, whose server answers nothing at [`PORT`].
+fn silent(policies: &str) -> anyhow::Result<TestEnv> {
+    let env = TestEnv::with(policies)?;
+    env.net.black_hole(PORT)?;
+    Ok(env)
+}
+
+/// Asserts the time between the first SYNs to the server, which answers nothing at [`PORT`].
+fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
+    env.assert_syn_gap(to(netns::SERVER_V4, PORT), timer)
+}
+
 /// An address of the server.
 fn to(address: &str, port: u16) -> std::net::SocketAddr {
     std::net::SocketAddr::new(address.parse().unwrap_or([0, 0, 0, 0].into()), port)
 }
+
+/// A port of the server. Each test has its own network namespaces.
+const PORT: u16 = 4000;
+
+/// A user without privileges.
+const NOBODY: u32 = 65_534;
+
+/// The kernel's minimum of an RTO (`TCP_RTO_MIN`).
+const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
 
 /// The kernel's initial RTO (RFC 6298 section 2.1).
 const KERNEL_RTO: Duration = Duration::from_secs(1);

@@ -1,41 +1,27 @@
 //! Foreign writes to the kernel's maps and pins: they are detected, reported, counted and repaired.
 
-use std::{mem::offset_of, net::IpAddr};
-
 use rto_agent_common::{
     CONTROL, FIRST_SLOT, HostDefaults, MAX_POLICIES, NO_POLICY, Policy, PolicySlot, arm, direction,
     statistics_key,
 };
+use rto_tests::pinned::{self, map};
 
-use super::lifecycle::{under, units_capabilities};
+use super::lifecycle::bounded;
 use crate::prelude::*;
 
-const PORT: u16 = 4900;
-const ENTRY: (&str, u8) = ("10.88.0.0", 24);
+const ENTRY: (&str, u32) = ("10.88.0.0", 24);
 
 fn env() -> anyhow::Result<TestEnv> {
-    let env = TestEnv::with(&near("\"10.88.0.0/24\", \"10.0.0.0/8\""))?;
-    env.net.black_hole(PORT)?;
-    Ok(env)
+    silent(&near("\"10.88.0.0/24\", \"10.0.0.0/8\""))
 }
 
 fn expect(env: &TestEnv, address: &str) -> anyhow::Result<()> {
     env.assert_syn_gap(to(address, PORT), POLICY_RTO)
 }
 
-fn map(env: &TestEnv, name: &str) -> anyhow::Result<Map> {
-    let path = env.pins()?.join(name);
-    Map::open(&path).with_context(|| path.display().to_string())
-}
-
 /// A key of a trie.
-fn key((address, length): (&str, u8)) -> anyhow::Result<Vec<u8>> {
-    let mut key = u32::from(length).to_ne_bytes().to_vec();
-    match address.parse::<IpAddr>()? {
-        IpAddr::V4(a) => key.extend(a.octets()),
-        IpAddr::V6(a) => key.extend(a.octets()),
-    }
-    Ok(key)
+fn key((address, length): (&str, u32)) -> anyhow::Result<Vec<u8>> {
+    Ok(pinned::trie_key(address.parse()?, length))
 }
 
 fn entry(policy: u32) -> Vec<u8> {
@@ -47,19 +33,16 @@ fn delete_entry(env: &TestEnv) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Modifies the slot of the first policy.
-fn write_slot(env: &TestEnv, change: impl FnOnce(&mut [u8])) -> anyhow::Result<()> {
-    let (map, slot) = (map(env, maps::POLICIES)?, FIRST_SLOT.to_ne_bytes());
-    let mut value = map.get(&slot)?.context("no such slot")?;
-    change(&mut value);
-    Ok(map.set(&slot, &value)?)
+/// Modifies the first policy.
+fn write_policy(env: &TestEnv, change: fn(&mut Policy)) -> anyhow::Result<()> {
+    let mut slot: PolicySlot = pinned::get(env, maps::POLICIES, FIRST_SLOT)?;
+    change(&mut slot.copies[slot.active as usize & 1]);
+    pinned::set(env, maps::POLICIES, FIRST_SLOT, &slot)
 }
 
-/// The range of a field of the active policy.
-fn in_force(slot: &[u8], field: usize) -> std::ops::Range<usize> {
-    let copy = usize::from(slot[offset_of!(PolicySlot, active)] & 1) * size_of::<Policy>();
-    let begin = offset_of!(PolicySlot, copies) + copy + field;
-    begin..begin + size_of::<u32>()
+/// Frees the slot of the first policy.
+fn free_slot(env: &TestEnv) -> anyhow::Result<()> {
+    pinned::set(env, maps::POLICIES, FIRST_SLOT, &PolicySlot::default())
 }
 
 fn counted(status: &Value, kind: &str) -> u64 {
@@ -80,11 +63,11 @@ fn is_found(
     kind: &str,
     change: impl FnOnce(&TestEnv) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let before = counted(&env.json(&["status"])?, kind);
+    let before = counted(&env.status()?, kind);
     change(env).with_context(|| kind.to_owned())?;
     let output = env.try_cli(&["verify", "--json"])?;
     let found: Value = serde_json::from_slice(&output.stdout)?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     ensure!(counted(&status, kind) == before + 1, "{kind}: {status:#}");
     ensure!(status["healthy"] == true, "{kind}: {status:#}");
     if output.status.success() {
@@ -125,16 +108,13 @@ fn every_difference_is_found_and_repaired() -> anyhow::Result<()> {
             Ok(map(env, maps::ENTRIES_V4)?.set(&key(ENTRY)?, &entry(slot))?)
         })?;
     }
-    is_found(&env, "policy", |env| write_slot(env, |slot| slot.fill(0)))?;
-    let absurd = offset_of!(Policy, initial_rto_jiffies);
-    let generation = offset_of!(Policy, generation);
-    for field in [absurd, generation] {
-        is_found(&env, "policy", |env| {
-            write_slot(env, |slot| {
-                let field = in_force(slot, field);
-                slot[field].copy_from_slice(&30_000u32.to_ne_bytes());
-            })
-        })?;
+    is_found(&env, "policy", free_slot)?;
+    let changes: [fn(&mut Policy); 2] = [
+        |policy| policy.initial_rto_jiffies = 30_000,
+        |policy| policy.generation = 30_000,
+    ];
+    for change in changes {
+        is_found(&env, "policy", |env| write_policy(env, change))?;
     }
     is_found(&env, "statistics", |env| {
         let key = statistics_key(arm::treated(FIRST_SLOT), direction::ACTIVE);
@@ -142,12 +122,10 @@ fn every_difference_is_found_and_repaired() -> anyhow::Result<()> {
         Ok(())
     })?;
     is_found(&env, "control-arm", |env| {
-        let free = [0; size_of::<PolicySlot>()];
-        Ok(map(env, maps::POLICIES)?.set(&CONTROL.to_ne_bytes(), &free)?)
+        pinned::set(env, maps::POLICIES, CONTROL, &PolicySlot::default())
     })?;
     is_found(&env, "host-defaults", |env| {
-        let zero = [0; size_of::<HostDefaults>()];
-        Ok(map(env, maps::HOST_DEFAULTS)?.set(&0u32.to_ne_bytes(), &zero)?)
+        pinned::set(env, maps::HOST_DEFAULTS, 0, &HostDefaults::default())
     })?;
     expect(&env, SERVER_V4)?;
     // Connections are counted again, and a single log line lists all changes.
@@ -161,22 +139,14 @@ test!(foreign_changes_are_repaired_unasked);
 /// The health check finds the difference without a request; connections get their timers again.
 fn foreign_changes_are_repaired_unasked() -> anyhow::Result<()> {
     let env = env()?;
-    write_slot(&env, |slot| slot.fill(0))?;
+    free_slot(&env)?;
     env.wait_status("the policy", |status| counted(status, "policy") == 1)?;
     expect(&env, SERVER_V4)?;
     delete_entry(&env)?;
     env.wait_status("the entry", |status| counted(status, "entry-missing") == 1)?;
-    let status = env.json(&["status"])?;
-    ensure!(
-        status["healthy"] == true && status["in_sync"] == true,
-        "{status:#}"
-    );
+    let status = env.status_has(json!({"healthy": true, "in_sync": true}))?;
     ensure!(status["maps_compared_at_s"].is_u64(), "{status:#}");
-    ensure!(
-        env.log().contains("action=\"repair\" source=\"repair\""),
-        "{}",
-        env.log()
-    );
+    env.logs("action=\"repair\" source=\"repair\"")?;
     expect(&env, SERVER_V4)
 }
 
@@ -197,13 +167,13 @@ fn add_and_reload_write_deleted_entries() -> anyhow::Result<()> {
     wrong(&env)?;
     env.cli(&["reload"])?;
     ensure!(slot(&env)? == right);
-    write_slot(&env, |slot| slot.fill(0))?;
+    free_slot(&env)?;
     env.cli(&["reload"])?;
     expect(&env, SERVER_V4)?;
-    write_slot(&env, |slot| slot.fill(0))?;
+    free_slot(&env)?;
     env.cli(&["add", "10.77.0.0/16", "--policy", "near"])?;
     // The entry is within another one of the same policy, so a lookup finds that one instead.
-    let missing = |env: &TestEnv| Ok(counted(&env.json(&["status"])?, "entry-missing"));
+    let missing = |env: &TestEnv| Ok(counted(&env.status()?, "entry-missing"));
     let before: anyhow::Result<u64> = missing(&env);
     delete_entry(&env)?;
     env.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
@@ -259,7 +229,7 @@ fn pins(env: &TestEnv) -> anyhow::Result<Vec<PathBuf>> {
 
 /// Waits until the daemon is healthy and has these pins.
 fn await_pins(env: &TestEnv, expected: &[PathBuf]) -> anyhow::Result<()> {
-    let seen = || Ok((env.json(&["status"])?["healthy"] == true, pins(env).ok()));
+    let seen = || Ok((env.status()?["healthy"] == true, pins(env).ok()));
     let is_good = |(healthy, pins): &(bool, Option<Vec<PathBuf>>)| {
         *healthy && pins.as_deref() == Some(expected)
     };
@@ -284,11 +254,7 @@ fn each_pin_is_looked_at() -> anyhow::Result<()> {
             "{name}: {verified:#}"
         );
         await_pins(&env, &all)?;
-        ensure!(
-            env.log().contains(&format!("the pin {name} is missing")),
-            "{}",
-            env.log()
-        );
+        env.logs(&format!("the pin {name} is missing"))?;
         fs::remove_file(pin)?;
         trie.twin()?.pin(pin)?;
         env.json(&["verify"])?;
@@ -301,8 +267,7 @@ fn each_pin_is_looked_at() -> anyhow::Result<()> {
 test!(a_foreign_map_in_a_pins_place_is_not_adopted);
 /// A map of the same shape is pinned while no daemon runs; `add` must write to the map that the program reads.
 fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
-    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    env.net.black_hole(PORT)?;
+    let mut env = silent(&near("\"10.88.0.0/24\""))?;
     let other = to(SERVER_V4_OTHER, PORT);
     for name in [maps::ENTRIES_V4, maps::POLICIES, maps::STATISTICS] {
         expect(&env, SERVER_V4)?;
@@ -315,8 +280,8 @@ fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
         env.start()?;
         ensure!(map(&env, name)?.id == own.id, "{name}");
         let said = format!("the pin {} is not the map", pin.display());
-        ensure!(env.log().contains(&said), "{}", env.log());
-        let status = env.json(&["status"])?;
+        env.logs(&said)?;
+        let status = env.status()?;
         ensure!(status["healthy"] == true, "{status:#}");
         ensure!(attempts(&env)? >= set);
         env.assert_syn_gap(other, KERNEL_RTO)?;
@@ -325,25 +290,6 @@ fn a_foreign_map_in_a_pins_place_is_not_adopted() -> anyhow::Result<()> {
         env.cli(&["remove", "10.88.1.0/24"])?;
         ensure!(env.pins().is_ok());
     }
-    Ok(())
-}
-
-test!(a_foreign_map_in_a_pins_place_is_not_listed);
-/// A map that no program uses has no effect, so a list without a daemon does not show it.
-fn a_foreign_map_in_a_pins_place_is_not_listed() -> anyhow::Result<()> {
-    let mut env = env()?;
-    let trie = map(&env, maps::ENTRIES_V4)?;
-    env.end(Signal::SIGKILL)?;
-    let listed = env.try_cli(&["list"])?;
-    ensure!(listed.status.code() == Some(3), "{listed:?}");
-    let pin = env.pins()?.join(maps::ENTRIES_V4);
-    fs::remove_file(&pin)?;
-    trie.twin()?.pin(&pin)?;
-    let output = env.try_cli(&["list"])?;
-    ensure!(
-        output.stdout.is_empty() && output.status.code() == Some(1),
-        "{output:?}"
-    );
     Ok(())
 }
 
@@ -368,7 +314,7 @@ test!(a_foreign_link_is_left_alone_without_cap_sys_admin);
 /// A foreign link in the place of the agent's, whether or not the kernel reports program names: it keeps its program
 /// through a start, a stop and a detach without a daemon.
 fn a_foreign_link_is_left_alone_without_cap_sys_admin() -> anyhow::Result<()> {
-    let unit = under(&units_capabilities()?);
+    let unit = bounded(&["rto-agent.service"])?;
     for wrapper in [&[][..], &unit] {
         let mut env = env()?;
         let link = env.pins()?.join("link");
@@ -387,7 +333,7 @@ fn a_foreign_link_is_left_alone_without_cap_sys_admin() -> anyhow::Result<()> {
             "{programs:?}, the foreign one is {program}"
         );
         let said = format!("the pin {} is the link of another program", link.display());
-        ensure!(env.log().contains(&said), "{}", env.log());
+        env.logs(&said)?;
         // The same while a daemon runs.
         fs::remove_file(&link)?;
         foreign.pin_link(&link)?;
@@ -426,9 +372,8 @@ fn as_many_policies_as_possible() -> anyhow::Result<()> {
     };
     let before = ids(&env)?;
     for prefix in ["b", "c"] {
-        env.configure(&policies(prefix, MAX_POLICIES))?;
-        env.cli(&["reload"])?;
-        let status = env.json(&["status"])?;
+        env.load(&policies(prefix, MAX_POLICIES))?;
+        let status = env.status()?;
         ensure!(status["healthy"] == true, "{}", status["problems"]);
         let names = status["policies"].as_array().context("no policies")?;
         ensure!(names.len() == MAX_POLICIES as usize, "{}", names.len());
@@ -448,8 +393,7 @@ test!(a_killed_probe_leaves_nothing_for_long);
 /// The next start removes its cgroup, whether or not it has something to probe, and whichever process has the killed
 /// daemon's pid.
 fn a_killed_probe_leaves_nothing_for_long() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure("")?;
+    let mut env = configured("")?;
     let left = ["4194305", "1"].map(|pid| {
         let name = format!("rto-agent-probe-{pid}");
         env.cgroup.path().join(name)

@@ -6,8 +6,6 @@ use rto_testbed::workload::traffic::Listen;
 use super::doctor::{doctor_inside, finding};
 use crate::prelude::*;
 
-const PORT: u16 = 4900;
-
 /// The value of `syn_ack_rto = "auto"` with an initial RTO of 100 ms and the 5 retransmissions of a new namespace: the
 /// shortest that keeps a request for 31 s.
 pub(super) const AUTO: Duration = Duration::from_nanos(31_000_000_000 / 63);
@@ -58,7 +56,7 @@ pub(super) fn half_open(
     let begun = Instant::now();
     thread::sleep(outage);
     env.net.drop_nothing()?;
-    let answered = conversation.rounds(1, Duration::ZERO);
+    let answered = conversation.rounds(1);
     eprintln!(
         "outage of {outage:?}, {settings:?}: {answered:?} after {:?}",
         begun.elapsed()
@@ -76,18 +74,16 @@ pub(super) fn half_open(
 }
 
 test!(
-    deferred_accept_without_the_agent,
-    needs = [LISTENER],
-    || deferred(None)
+    deferred_accept_is_as_long_as_without_the_agent,
+    needs = [LISTENER]
 );
-test!(deferred_accept_by_default, needs = [LISTENER], || deferred(
-    Some("")
-));
-test!(
-    deferred_accept_whatever_was_asked,
-    needs = [LISTENER],
-    || deferred(Some("syn_ack_rto = \"100ms\"\n"))
-);
+fn deferred_accept_is_as_long_as_without_the_agent() -> anyhow::Result<()> {
+    for settings in [None, Some(""), Some("syn_ack_rto = \"100ms\"\n")] {
+        deferred(settings).with_context(|| format!("{settings:?}"))?;
+    }
+    Ok(())
+}
+
 /// A listener with a deferral of 5 s, which the kernel stores as a number of retransmissions: 1 + 2 + 4 s.
 fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     const DEFERRED: Duration = Duration::from_secs(7);
@@ -103,11 +99,8 @@ fn deferred(settings: Option<&str>) -> anyhow::Result<()> {
     listener.accepted()?;
     let took = began.elapsed();
     // Three timers in a row, each late by its own step, and the latency of the processes.
-    let limit = [1, 2, 4]
-        .map(|s| latest(Duration::from_secs(s)))
-        .iter()
-        .sum::<Duration>()
-        + Duration::from_secs(1);
+    let timers = [1, 2, 4].map(|s| latest(Duration::from_secs(s)));
+    let limit = timers.iter().sum::<Duration>() + Duration::from_secs(1);
     ensure!(
         (DEFERRED..limit).contains(&took),
         "accepted after {took:?}, not {DEFERRED:?}"
@@ -172,33 +165,23 @@ enum Loss {
 const SYN_OUTAGE: Duration = Duration::from_millis(450);
 
 test!(
-    mptcp_survives_lost_syns_without_the_agent,
-    needs = [MPTCP_BLACKHOLE],
-    || mptcp(None, KERNEL_RTO, Loss::OfTime)
+    mptcp_survives_lost_syns_unless_asked,
+    needs = [MPTCP_BLACKHOLE]
 );
-test!(
-    mptcp_survives_lost_syns_by_default,
-    needs = [MPTCP_BLACKHOLE],
-    || mptcp(Some(""), KERNEL_RTO, Loss::OfTime)
-);
-test!(
-    mptcp_falls_back_where_it_was_asked_for,
-    needs = [MPTCP_BLACKHOLE],
-    || mptcp(Some("mptcp = \"apply\"\n"), POLICY_RTO, Loss::OfSyns)
-);
+fn mptcp_survives_lost_syns_unless_asked() -> anyhow::Result<()> {
+    mptcp(None, KERNEL_RTO, Loss::OfTime)?;
+    mptcp(Some(""), KERNEL_RTO, Loss::OfTime)?;
+    mptcp(Some("mptcp = \"apply\"\n"), POLICY_RTO, Loss::OfSyns)
+}
+
 fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<()> {
     let env = env(settings)?;
-    for netns in [&env.net.client, &env.net.server] {
-        sysctl(netns, "net.mptcp.enabled", "1")?;
-    }
+    env.net.sysctl("net.mptcp.enabled", "1")?;
     // A connection that is never established does not count as a fallback.
     let black_hole = to(SERVER_V4, PORT + 1);
     env.net.black_hole(black_hole.port())?;
-    let connect = Connect {
-        mptcp: true,
-        ..Connect::default()
-    };
-    env.assert_syn_gap((black_hole, &connect), timer)?;
+    let connect = Connect::with(|c| c.mptcp = true);
+    env.assert_syn_gap((black_hole, connect), timer)?;
     env.net.drop_nothing()?;
     let server = to(SERVER_V4, PORT);
     let _server = env.echo_server_mptcp(server)?;
@@ -209,17 +192,13 @@ fn mptcp(settings: Option<&str>, timer: Duration, loss: Loss) -> anyhow::Result<
             env.net.server_drops(first_three)?;
         }
     }
-    let options = conversation::Options {
-        mptcp: true,
-        ..conversation::Options::default()
-    };
+    let options = Connect::with(|c| c.mptcp = true);
     let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
     let mut conversation = env.converse_with(server, options)?;
-    conversation.rounds(1, Duration::ZERO)?;
+    conversation.rounds(1)?;
     capture.wait_for(TIMEOUT, |all| syns(all, server).len() > 1)?;
     drop(conversation);
-    env.converse_with(server, options)?
-        .rounds(1, Duration::ZERO)?;
+    env.converse_with(server, options)?.rounds(1)?;
     let counted = |name| netstat(&env.net.client, "MPTcpExt: ", name);
     // MPTCP connections; fallbacks; sockets made while MPTCP was disabled.
     let seen = [
@@ -254,11 +233,8 @@ fn rto_max_leaves_mptcp_its_syn_timers() -> anyhow::Result<()> {
         let env = env(Some(settings))?;
         sysctl(&env.net.client, "net.mptcp.enabled", "1")?;
         env.net.black_hole(PORT)?;
-        let connect = Connect {
-            mptcp: true,
-            ..Connect::default()
-        };
-        env.assert_syn_gaps((to(SERVER_V4, PORT), &connect), &timers)?;
+        let connect = Connect::with(|c| c.mptcp = true);
+        env.assert_syn_gaps((to(SERVER_V4, PORT), connect), &timers)?;
     }
     Ok(())
 }
@@ -271,10 +247,7 @@ fn fast_open() -> anyhow::Result<()> {
     // Data in the SYN without a cookie (Documentation/networking/ip-sysctl.rst).
     sysctl(client, "net.ipv4.tcp_fastopen", "1543")?;
     env.net.black_hole(PORT)?;
-    let fast_open = Connect {
-        fast_open: true,
-        ..Connect::default()
-    };
+    let fast_open = Connect::with(|c| c.fast_open = true);
     for (timeout_s, timer) in [("3600", KERNEL_RTO), ("0", POLICY_RTO)] {
         sysctl(
             client,
@@ -282,7 +255,7 @@ fn fast_open() -> anyhow::Result<()> {
             timeout_s,
         )?;
         let capture = Capture::start(client, CLIENT_LINK)?;
-        env.assert_syn_gap((to(SERVER_V4, PORT), &fast_open), timer)?;
+        env.assert_syn_gap((to(SERVER_V4, PORT), fast_open), timer)?;
         let sent = capture.wait_for(TIMEOUT, |all| !syns(all, to(SERVER_V4, PORT)).is_empty())?;
         let first = &syns(&sent, to(SERVER_V4, PORT))[0];
         ensure!(
@@ -295,84 +268,10 @@ fn fast_open() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(settings_are_shown_kept_and_saved, settings);
-fn settings() -> anyhow::Result<()> {
-    let mut env = env(Some(""))?;
-    let own = [
-        "--initial-rto",
-        "100ms",
-        "--syn-ack-rto",
-        "200ms",
-        "--mptcp",
-        "apply",
-    ];
-    let added = env.cli(&[&["add", "10.2.0.0/16"][..], &own].concat())?;
-    // (With the 5 retransmissions of a new namespace, whatever the host has.)
-    let retries = env.json(&["status"])?["host"]["tcp_synack_retries"].clone();
-    if retries == 5 {
-        let warned = "a half-open connection is kept for 12.6s with 5 retransmissions";
-        ensure!(
-            added.contains(warned) && added.contains("keeps it for 31s"),
-            "{added}"
-        );
-    }
-    // The settings survive a restart of the daemon.
-    env.end(Signal::SIGTERM)?;
-    env.start()?;
-    env.cli(&[&["add", "10.3.0.0/16", "--save"][..], &own].concat())?;
-    let list = env.json(&["list"])?;
-    let policy = |cidr: &str| {
-        let entries = list["entries"].as_array().cloned().unwrap_or_default();
-        let entry = entries.into_iter().find(|entry| entry["cidr"] == cidr);
-        let name = entry
-            .map(|entry| entry["policy"].clone())
-            .unwrap_or_default();
-        list["policies"][name.as_str().unwrap_or_default()].clone()
-    };
-    for cidr in ["10.2.0.0/16", "10.3.0.0/16"] {
-        let settings = policy(cidr)["settings"].clone();
-        ensure!(
-            settings["syn_ack_rto"] == "200ms" && settings["mptcp"] == "apply",
-            "{list:#}"
-        );
-    }
-    // A default setting is not listed, but its effect is.
-    let near = policy("10.88.0.0/24");
-    ensure!(near["settings"].get("syn_ack_rto").is_none(), "{near:#}");
-    let effects = near["effects"].as_array().cloned().unwrap_or_default();
-    let effect = effects
-        .into_iter()
-        .find(|effect| effect["setting"] == "syn_ack_rto");
-    let effect = effect.context("no effect")?;
-    let lifetime_ms = effect["request_lifetime_ms"].as_u64();
-    ensure!(effect["asked"] == "auto", "{effect:#}");
-    // Or as long as the kernel's own, if there are fewer retransmissions.
-    let own_ms = (2_u64 << retries.as_u64().unwrap_or(5).min(7)) * 1000 - 1000;
-    ensure!(lifetime_ms >= Some(own_ms.min(31_000)), "{effect:#}");
-    let text = env.cli(&["list"])?;
-    assert_says(&text, &["syn_ack_rto auto (", "(half-open for "]);
-    env.cli_says(
-        &["lookup", SERVER_V4],
-        "(half-open connections are kept for ",
-    )?;
-    // A typo is a usage error.
-    let typo = env.try_cli(&[
-        "add",
-        "10.4.0.0/16",
-        "--initial-rto",
-        "100ms",
-        "--syn-ack-rto",
-        "fast",
-    ])?;
-    ensure!(typo.status.code() == Some(2), "{typo:?}");
-    Ok(())
-}
-
 test!(the_hosts_retransmissions_are_followed);
 /// A daemon in a separate network namespace, whose sysctl changes.
 fn the_hosts_retransmissions_are_followed() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let mut env = configured(&near("\"10.88.0.0/24\""))?;
     let inside = format!("--net=/run/netns/{}", env.net.server);
     env.start_under(&["nsenter".to_owned(), inside])?;
     let lifetime = |env: &TestEnv| -> anyhow::Result<String> {
@@ -395,8 +294,7 @@ fn the_hosts_retransmissions_are_followed() -> anyhow::Result<()> {
 test!(doctor_says_what_limits_syn_acks);
 /// In a separate network namespace, which has its own sysctls.
 fn doctor_says_what_limits_syn_acks() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let env = configured(&near("\"10.88.0.0/24\""))?;
     let netns = &env.net.client;
     let doctor = || anyhow::Ok(doctor_inside(&env)?.0);
     const FAST_OPEN: &str = "tcp_fastopen_blackhole_timeout_sec";

@@ -1,12 +1,12 @@
 //! Sockets that were open before a policy covered them, and restoring their options.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rto_tests::locked_socket::LockedSocket;
 
-use super::established::{policy, reno};
+use super::{established::policy, lifecycle::bounded};
 use crate::prelude::*;
 
-const PORT: u16 = 4400;
-const NO_PAUSE: Duration = Duration::ZERO;
 /// Round trips after which an RTO has fallen to its minimum.
 const MANY: usize = 40;
 const OTHERS: &str = "[policy.other]\ninitial_rto = \"100ms\"\ncidrs = [\"10.77.0.0/24\"]\n";
@@ -16,11 +16,11 @@ struct Pair {
     _server: Traffic,
 }
 
-fn begin(env: &TestEnv, options: conversation::Options) -> anyhow::Result<Pair> {
-    reno(env)?;
+fn begin(env: &TestEnv, options: Connect) -> anyhow::Result<Pair> {
+    env.net.reno()?;
     let server = env.echo_server(to(SERVER_V4, PORT))?;
     let mut conversation = env.converse_with(to(SERVER_V4, PORT), options)?;
-    conversation.rounds(5, NO_PAUSE)?;
+    conversation.rounds(5)?;
     Ok(Pair {
         conversation,
         _server: server,
@@ -29,7 +29,7 @@ fn begin(env: &TestEnv, options: conversation::Options) -> anyhow::Result<Pair> 
 
 /// The RTO of the client's and of the server's socket, after many round trips.
 fn rtos(env: &TestEnv, pair: &mut Pair) -> anyhow::Result<[Duration; 2]> {
-    pair.conversation.rounds(MANY, NO_PAUSE)?;
+    pair.conversation.rounds(MANY)?;
     Ok([
         conversation::rto(&env.net.client, &format!("dport = :{PORT}"))?,
         conversation::rto(&env.net.server, &format!("sport = :{PORT}"))?,
@@ -44,8 +44,8 @@ fn are_kernels(rtos: [Duration; 2]) -> bool {
     rtos.iter().all(|rto| *rto >= Duration::from_millis(200))
 }
 
-fn plain() -> conversation::Options {
-    conversation::Options::default()
+fn plain() -> Connect {
+    Connect::default()
 }
 
 test!(
@@ -55,22 +55,13 @@ test!(
 fn apply_reaches_sockets_of_two_namespaces() -> anyhow::Result<()> {
     let env = TestEnv::with(OTHERS)?;
     let mut pair = begin(&env, plain())?;
-    env.cli(&[
-        "add",
-        "10.88.0.0/24",
-        "--rto-min",
-        "8ms",
-        "--user-timeout",
-        "30s",
-    ])?;
+    env.cli_line("add 10.88.0.0/24 --rto-min 8ms --user-timeout 30s")?;
     // The control: an entry alone does not affect them.
     let before = rtos(&env, &mut pair)?;
     assert!(are_kernels(before), "{before:?}");
     let walk = env.json(&["apply"])?;
     let (_, counts) = only_policy(&walk);
-    assert_eq!(counts["seen"], 2, "{walk:#}");
-    assert_eq!(counts["changed"], 2, "{walk:#}");
-    assert_eq!(counts["refused"], 0, "{walk:#}");
+    assert_has(counts, json!({"seen": 2, "changed": 2, "refused": 0}));
     assert!(walk["namespaces_done"].as_u64() >= Some(2), "{walk:#}");
     assert!(
         walk["notes"].to_string().contains("about 20 round trips"),
@@ -194,7 +185,7 @@ test!(
 );
 fn sockets_of_other_cgroups_are_left_alone() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy("rto_min = \"8ms\""))?;
-    reno(&env)?;
+    env.net.reno()?;
     let other = rto_testbed::cgroup::Cgroup::new()?;
     let to = to(SERVER_V4, PORT);
     let server = Traffic::echo_server(&env.net.server, Some(other.path()), to, false)?;
@@ -203,8 +194,7 @@ fn sockets_of_other_cgroups_are_left_alone() -> anyhow::Result<()> {
         _server: server,
     };
     let walk = env.json(&["apply"])?;
-    assert_eq!(walk["policies"], serde_json::json!({}), "{walk:#}");
-    assert_eq!(walk["uncovered"], 0, "{walk:#}");
+    assert_has(&walk, json!({"policies": {}, "uncovered": 0}));
     let after = rtos(&env, &mut pair)?;
     assert!(are_kernels(after), "{after:?}");
     Ok(())
@@ -218,21 +208,14 @@ test!(
 fn kept() -> anyhow::Result<()> {
     let env = TestEnv::with(&policy("rto_min = \"50ms\"\nuser_timeout = \"30s\""))?;
     let mut pair = begin(&env, plain())?;
-    env.configure(&policy("rto_min = \"8ms\"\nuser_timeout = \"40s\""))?;
-    env.cli(&["reload"])?;
+    env.load(&policy("rto_min = \"8ms\"\nuser_timeout = \"40s\""))?;
     let walk = env.json(&["apply", "--new-only"])?;
     let (_, counts) = only_policy(&walk);
-    assert_eq!(
-        (&counts["kept"], &counts["changed"]),
-        (&2.into(), &0.into())
-    );
+    assert_has(counts, json!({"kept": 2, "changed": 0}));
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     let walk = env.json(&["apply"])?;
     let (_, counts) = only_policy(&walk);
-    assert_eq!(
-        (&counts["kept"], &counts["changed"]),
-        (&0.into(), &2.into())
-    );
+    assert_has(counts, json!({"kept": 0, "changed": 2}));
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 40_000);
     let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
@@ -249,8 +232,7 @@ fn a_larger_rto_min_is_not_claimed_to_raise_the_rto() -> anyhow::Result<()> {
     let mut pair = begin(&env, plain())?;
     let before = rtos(&env, &mut pair)?;
     assert!(are_short(before), "{before:?}");
-    env.configure(&policy("rto_min = \"150ms\""))?;
-    env.cli(&["reload"])?;
+    env.load(&policy("rto_min = \"150ms\""))?;
     env.cli_says(&["apply"], "a higher minimum does not raise it")?;
     let after = rtos(&env, &mut pair)?;
     assert!(are_short(after), "{after:?}");
@@ -264,10 +246,7 @@ const RESTORED: &str =
     "rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true\nuser_timeout = \"30s\"";
 
 fn begin_own(env: &TestEnv) -> anyhow::Result<Pair> {
-    let own = conversation::Options {
-        user_timeout: Some(OWN_USER_TIMEOUT),
-        ..plain()
-    };
+    let own = Connect::with(|c| c.user_timeout = Some(OWN_USER_TIMEOUT));
     begin(env, own)
 }
 
@@ -308,7 +287,7 @@ fn detach_restore_restores_former_options() -> anyhow::Result<()> {
     assert_restored(&mut pair)?;
     // New connections have no policy, and attaching again works.
     env.cli(&["attach"])?;
-    assert_eq!(env.json(&["status"])?["healthy"], true);
+    assert_eq!(env.status()?["healthy"], true);
     Ok(())
 }
 
@@ -327,8 +306,7 @@ fn detach_restore_without_a_daemon() -> anyhow::Result<()> {
 test!(detach_restore_is_finished_by_root, needs = [TCP_ITERATOR]);
 /// The daemon with the unit's capabilities does what it can and keeps the maps; the command run by root does the rest.
 fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&policy(RESTORED))?;
+    let mut env = configured(&policy(RESTORED))?;
     env.start_under(&bounded(&["rto-agent.service"])?)?;
     let mut pair = begin_own(&env)?;
     let mut alone = env.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
@@ -337,14 +315,14 @@ fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
     assert!(env.pin_dir().exists());
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     // The program is detached nevertheless; neither another request nor a stop makes the daemon forget.
-    assert_eq!(env.json(&["status"])?["attachment"]["attached"], false);
+    assert_eq!(env.status()?["attachment"]["attached"], false);
     let again = env.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
     assert!(again["kept"].is_string(), "{again:#}");
     env.end(Signal::SIGTERM)?;
     assert!(env.pin_dir().exists());
     // Another start does not either: the sockets are still known.
     env.start_under(&bounded(&["rto-agent.service"])?)?;
-    assert_eq!(env.json(&["status"])?["found_at_start"], "maps-kept");
+    assert_eq!(env.status()?["found_at_start"], "maps-kept");
     env.end(Signal::SIGKILL)?;
     let answer = env.json(&["detach", "--restore"])?;
     assert!(answer["kept"].is_null(), "{answer:#}");
@@ -370,32 +348,27 @@ test!(
 );
 /// The maps store the sockets' original options; entries for which there is no room must not replace them.
 fn detach_restore_with_entries_added_during_it() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&format!("max_entries = 2\n{}", policy(RESTORED)))?;
+    let mut env = configured(&format!("max_entries = 2\n{}", policy(RESTORED)))?;
     env.start_under(&bounded(&["rto-agent.service"])?)?;
     let mut pair = begin_own(&env)?;
     assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
     // This socket is in the daemon's own namespace, the only one that it can walk; the pair is not.
     let held = LockedSocket::new()?;
     let socket = env.socket();
-    let detached = thread::scope(|scope| {
-        let detaching = scope.spawn(|| {
-            let stream = UnixStream::connect(socket)?;
-            let answer = http::request(stream, "POST", "/v1/detach", "{\"restore\":true}")?;
-            anyhow::Ok(serde_json::from_str::<Value>(&answer.body)?)
-        });
-        let meanwhile = || {
-            env.wait_status("the detachment", |s| s["attachment"]["attached"] == false)?;
-            let add = ["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"];
-            let added = env.cli(&add);
-            anyhow::ensure!(!detaching.is_finished(), "the socket was not held");
-            added
-        };
-        let added = meanwhile();
-        drop(held);
-        let detached = detaching.join();
-        added?;
-        detached.map_err(|_| anyhow::anyhow!("who detaches died"))?
+    let is_done = AtomicBool::new(false);
+    let detach = || {
+        let stream = UnixStream::connect(socket)?;
+        let answer = http::request(stream, "POST", "/v1/detach", "{\"restore\":true}")?;
+        is_done.store(true, Ordering::Relaxed);
+        Ok(serde_json::from_str::<Value>(&answer.body)?)
+    };
+    let (detached, _) = rto_tests::beside(detach, || {
+        let _released = held;
+        env.wait_status("the detachment", |s| s["attachment"]["attached"] == false)?;
+        let add = ["add", "10.1.0.0/16", "10.2.0.0/16", "--policy", "near"];
+        let added = env.cli(&add);
+        ensure!(!is_done.load(Ordering::Relaxed), "the socket was not held");
+        added
     })?;
     assert!(detached["kept"].is_string(), "{detached:#}");
     env.end(Signal::SIGKILL)?;
@@ -406,9 +379,7 @@ fn detach_restore_with_entries_added_during_it() -> anyhow::Result<()> {
     // With the next start there is room for them.
     env.cli(&["attach"])?;
     env.start()?;
-    let status = env.json(&["status"])?;
-    assert_eq!(status["entries"], 4, "{status:#}");
-    assert_eq!(status["healthy"], true, "{status:#}");
+    env.status_has(json!({"entries": 4, "healthy": true}))?;
     Ok(())
 }
 
@@ -419,8 +390,7 @@ test!(
 fn detach_restore_reaches_handshakes_and_former_policies() -> anyhow::Result<()> {
     let (env, mut pair) = restore_env()?;
     // The socket's policy is removed while the socket is open, and another connection is still in its handshake.
-    env.configure("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
-    env.cli(&["reload"])?;
+    env.load("[policy.later]\nrto_min = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n")?;
     env.net.server_drops(&format!("tcp dport {}", PORT + 1))?;
     let connecting = env.connect(to(SERVER_V4_OTHER, PORT + 1))?;
     thread::sleep(Duration::from_millis(100));
@@ -451,8 +421,7 @@ fn without_restore_sockets_keep_their_options() -> anyhow::Result<()> {
 test!(unreachable_namespaces_are_reported, needs = [TCP_ITERATOR]);
 /// With the capabilities of the unit only its own namespace can be walked, which the daemon reports.
 fn unreachable_namespaces_are_reported() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
+    let mut env = configured(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
     env.start_under(&bounded(&["rto-agent.service"])?)?;
     let _pair = begin(&env, plain())?;
     let output = env.try_cli(&["apply"])?;
@@ -472,33 +441,14 @@ test!(
 );
 /// With the drop-in's capabilities as well, the daemon reaches all namespaces.
 fn with_the_drop_in_all_namespaces_are_reached() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
+    let mut env = configured(&policy("initial_rto = \"100ms\"\nrto_min = \"8ms\""))?;
     env.start_under(&bounded(&["rto-agent.service", "open-sockets.conf"])?)?;
     let _pair = begin(&env, plain())?;
     let walk = env.json(&["apply"])?;
-    assert_eq!(walk["skipped"], serde_json::json!([]), "{walk:#}");
-    assert_eq!(walk["problems"], serde_json::json!([]), "{walk:#}");
+    assert_has(&walk, json!({"skipped": [], "problems": []}));
     let (_, counts) = only_policy(&walk);
     assert_eq!(counts["seen"], 2, "{walk:#}");
     let status = env.wait_status("the probe", |status| status["probe"].is_object())?;
     assert_eq!(status["probe"]["verdict"], "good", "{status:#}");
     Ok(())
-}
-
-/// The command line that starts a daemon with only the capabilities in these files of `systemd/`.
-fn bounded(files: &[&str]) -> anyhow::Result<Vec<String>> {
-    let mut set = vec!["--bounding-set=-all".to_owned()];
-    for file in files {
-        let path = format!("{}/../systemd/{file}", env!("CARGO_MANIFEST_DIR"));
-        let text = fs::read_to_string(path)?;
-        let lines = text.lines();
-        let sets = lines.filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
-        for name in sets.flat_map(str::split_whitespace) {
-            set.push(name.to_lowercase().replace("cap_", "+"));
-        }
-    }
-    let words = ["setpriv", "--no-new-privs", "--inh-caps=-all"];
-    let words = words.into_iter().map(ToOwned::to_owned);
-    Ok(words.chain([set.join(",")]).collect())
 }

@@ -21,10 +21,11 @@ pub(crate) use rto_testbed::{
     env::TestEnv,
     foreign::Foreign,
     http,
+    json::assert_has,
     kernel::{Map, SOCK_OPS, links_at, programs_at},
     link::rule::{DropPattern, PacketFilter, Rule},
     netns::{CLIENT_LINK, SERVER_LINK, SERVER_V4, SERVER_V4_OTHER, SERVER_V6, netstat, sysctl},
-    process::{KillOnDrop, beside, run, stdout_of},
+    process::{KillOnDrop, beside, refusal, run, stdout_of},
     tcp::option,
     timing::{assert_gaps, jiffy, latest},
     wait::{TIMEOUT, eventually, eventually_seen},
@@ -41,4 +42,7 @@ pub(crate) use rto_tests::{
 };
 pub(crate) use serde_json::{Value, json};
 
-pub(crate) use crate::{KERNEL_RTO, POLICY_RTO, near, needs::*, to};
+pub(crate) use crate::{
+    KERNEL_RTO, KERNEL_RTO_MIN, NOBODY, POLICY_RTO, PORT, configured, expect, near, needs::*,
+    silent, to,
+};

@@ -9,7 +9,6 @@ use rto_testbed::{
 use super::dashboards;
 use crate::prelude::*;
 
-const PORT: u16 = 4830;
 /// On the loopback interface of the namespace, which no other test uses.
 const METRICS: [u16; 2] = [9464, 9465];
 const POLICY: &str =
@@ -51,7 +50,7 @@ impl Fleet {
         for agent in self.agents() {
             let (netns, cgroup) = (&self.env.net.client, agent.cgroup.path());
             let address = to(SERVER_V4, PORT);
-            let client = Traffic::connect(netns, Some(cgroup), address, &Connect::default())?;
+            let client = Traffic::connect(netns, Some(cgroup), address, Connect::default())?;
             assert_eq!(client.outcome()?.result, "connected");
         }
         Ok(())
@@ -226,18 +225,9 @@ fn advice() -> anyhow::Result<()> {
     );
     // Other labels select nothing.
     let mut other = Command::new(find(None)?);
-    other.args([
-        "advise",
-        "--prometheus",
-        &server,
-        "--match",
-        "job=\"other\"",
-    ]);
-    let output = netns::inside(netns, || Ok(other.output()?))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.code() == Some(1) && said.contains("no metrics of rto-agent"),
-        "{said}"
-    );
+    other.args(["advise", "--prometheus", &server]);
+    other.args(["--match", "job=\"other\""]);
+    let said = refusal(&netns::inside(netns, || Ok(other.output()?))?)?;
+    ensure!(said.contains("no metrics of rto-agent"), "{said}");
     Ok(())
 }

@@ -7,15 +7,16 @@ use std::{
 };
 
 use rto_testbed::{
-    link::{Link as _, config::LinkConfig, relay::Relayed},
+    link::{
+        Link as _,
+        config::LinkConfig,
+        relay::{Relay, Relayed},
+    },
     netns::Pair,
     timing::{Sample, assert_one_by_one, range},
-    workload::conversation::Options,
 };
 
 use crate::prelude::*;
-
-const PORT: u16 = 4900;
 
 const ONE_WAY: Duration = Duration::from_millis(20);
 const RTT: Duration = ONE_WAY.saturating_mul(2);
@@ -29,7 +30,7 @@ fn connect(server: &str, lost: Option<PacketFilter>) -> anyhow::Result<(Duration
         relay.drop_next(kind, 1);
     }
     let _server = Traffic::serve(&pair.server, None, to(server, PORT))?;
-    let client = Traffic::connect(&pair.client, None, to(server, PORT), &Connect::default())?;
+    let client = Traffic::connect(&pair.client, None, to(server, PORT), Connect::default())?;
     let outcome = client.outcome()?;
     assert_eq!(outcome.result, "connected");
     // Delays may vary, but nothing is faster than the link.
@@ -105,12 +106,7 @@ fn a_lost_syn_ack() -> anyhow::Result<()> {
 
 test!(lost_segments_of_a_conversation);
 fn lost_segments_of_a_conversation() -> anyhow::Result<()> {
-    let pair = Pair::new()?;
-    let relay = relay(&pair)?;
-    relay.set_delay(ONE_WAY);
-    let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
-    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
+    let (_pair, relay, _server, mut conversation) = converse(ONE_WAY)?;
     for (kind, lost) in [
         (PacketFilter::CLIENT_DATA, 1),
         (PacketFilter::SERVER_DATA, 2),
@@ -119,7 +115,7 @@ fn lost_segments_of_a_conversation() -> anyhow::Result<()> {
         let before = relay.log().len();
         relay.drop_next(kind, u64::try_from(lost)?);
         // The conversation continues nevertheless.
-        conversation.rounds(3, ONE_WAY * 4)?;
+        conversation.paced(3, ONE_WAY * 4)?;
         let log = relay.log().split_off(before);
         let (dropped, passed) = count(&log, kind);
         assert_eq!(dropped, lost, "{kind:?} {log:#?}");
@@ -130,6 +126,17 @@ fn lost_segments_of_a_conversation() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A conversation over a new link with this delay, and its server.
+fn converse(delay: Duration) -> anyhow::Result<(Pair, Relay, Traffic, Conversation)> {
+    let pair = Pair::new()?;
+    let link = relay(&pair)?;
+    link.set_delay(delay);
+    let server = to(RELAY_SERVER_V4, PORT);
+    let echo = Traffic::echo_server(&pair.server, None, server, false)?;
+    let conversation = Conversation::start(&pair.client, None, server, Connect::default())?;
+    Ok((pair, link, echo, conversation))
+}
+
 /// Bytes of a full segment over these links, with timestamps.
 const SEGMENT: u64 = 1448;
 
@@ -137,14 +144,9 @@ test!(the_last_segments_of_a_flow_once);
 fn the_last_segments_of_a_flow_once() -> anyhow::Result<()> {
     const SEGMENTS: u64 = 10;
     const LOST: u64 = 3;
-    let pair = Pair::new()?;
-    let link = relay(&pair)?;
-    link.set_delay(ONE_WAY);
+    let (_pair, link, _server, mut conversation) = converse(ONE_WAY)?;
     let last = PacketFilter::CLIENT_DATA.from_byte((SEGMENTS - LOST) * SEGMENT);
     let rule = link.add(Rule::new(last.first_time(), DropPattern::All));
-    let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
-    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
     conversation.send(usize::try_from(SEGMENTS * SEGMENT)?)?;
     // A round trip, and the timers that repair the loss.
     let came_through = |log: &Vec<Relayed>| {
@@ -179,16 +181,13 @@ test!(a_blackout_loses_all_of_its_time_and_nothing_else, blackout);
 fn blackout() -> anyhow::Result<()> {
     // The other connection's rounds take a fraction of it, on a busy machine too.
     const LENGTH: Duration = Duration::from_millis(500);
-    let pair = Pair::new()?;
-    let link = relay(&pair)?;
+    let (pair, link, _server, mut conversation) = converse(Duration::ZERO)?;
     let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
-    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
-    let mut other = Conversation::start(&pair.client, None, server, Options::default())?;
+    let mut other = Conversation::start(&pair.client, None, server, Connect::default())?;
     let outage = link.start_outage(PacketFilter::ALL.of_client(conversation.port()), LENGTH)?;
     // The other connection is not affected.
-    other.rounds(10, Duration::from_millis(10))?;
-    conversation.rounds(10, Duration::from_millis(10))?;
+    other.paced(10, Duration::from_millis(10))?;
+    conversation.paced(10, Duration::from_millis(10))?;
     let blackout = link.end_outage(outage)?;
     assert_eq!(blackout.until - blackout.from, LENGTH);
     let log = link.log();
@@ -215,18 +214,14 @@ test!(a_rate_is_kept, rate);
 fn rate() -> anyhow::Result<()> {
     const BYTES: usize = 250_000;
     const BITS_A_SECOND: u64 = 10_000_000;
-    let pair = Pair::new()?;
-    let link = relay(&pair)?;
+    let (_pair, link, _server, mut conversation) = converse(Duration::ZERO)?;
     link.set(LinkConfig {
         rate: Some(BITS_A_SECOND),
         ..LinkConfig::default()
     });
-    let server = to(RELAY_SERVER_V4, PORT);
-    let _server = Traffic::echo_server(&pair.server, None, server, false)?;
-    let mut conversation = Conversation::start(&pair.client, None, server, Options::default())?;
     conversation.send(BYTES)?;
     // The answer comes after all data has arrived.
-    conversation.rounds(1, Duration::ZERO)?;
+    conversation.rounds(1)?;
     let log = link.log();
     let data = || log.iter().filter(|r| r.is(&PacketFilter::CLIENT_DATA));
     let first = data().next().context("no data")?.at;

@@ -1,16 +1,13 @@
 //! rto_restart lowers rto_min by the smoothed RTT while few segments are outstanding; on a link with a delay.
 
-use rto_testbed::{link::relay::Relay, workload::conversation::REQUEST};
+use rto_testbed::workload::conversation::REQUEST;
 
+use super::statistics::Link;
 use crate::prelude::*;
 
-const PORT: u16 = 5000;
-const NO_PAUSE: Duration = Duration::ZERO;
 const ONE_WAY: Duration = Duration::from_millis(30);
 const RTT: Duration = Duration::from_millis(60);
 const RTO_MIN: Duration = Duration::from_millis(100);
-/// The kernel's minimum (`TCP_RTO_MIN`).
-const KERNEL_RTO_MIN: Duration = Duration::from_millis(200);
 /// A round-trip time longer than rto_min.
 const FAR: Duration = Duration::from_millis(120);
 /// Round trips after which an RTO has come down; each removes a quarter of the excess.
@@ -21,29 +18,8 @@ const POLICIES: &str = "[policy.with]\nrto_min = \"100ms\"\nrto_restart = true\n
      cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
      [policy.without]\nrto_min = \"100ms\"\ncidrs = [\"fd89::/64\"]\n";
 
-struct Link {
-    relay: Relay,
-    env: TestEnv,
-}
-
-impl Link {
-    fn new(config: &str) -> anyhow::Result<Self> {
-        Self::of(TestEnv::with(config)?)
-    }
-
-    fn of(env: TestEnv) -> anyhow::Result<Self> {
-        for netns in [&env.net.client, &env.net.server] {
-            sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
-        }
-        let relay = relay(&env.net)?;
-        relay.set_delay(ONE_WAY);
-        Ok(Self { relay, env })
-    }
-
-    /// Starts a conversation with a server at the far end.
-    fn begin(&self, address: &str, port: u16) -> anyhow::Result<Flow<'_>> {
-        Flow::begin(&self.env, address, port)
-    }
+fn link(config: &str) -> anyhow::Result<Link> {
+    Link::of(TestEnv::with(config)?, ONE_WAY)
 }
 
 struct Flow<'a> {
@@ -66,7 +42,7 @@ impl<'a> Flow<'a> {
     }
 
     fn rounds(&mut self, count: usize) -> anyhow::Result<()> {
-        self.conversation.rounds(count, NO_PAUSE)
+        self.conversation.rounds(count)
     }
 
     fn rto(&self) -> anyhow::Result<Duration> {
@@ -101,12 +77,7 @@ impl<'a> Flow<'a> {
 /// Runs this many round trips in two conversations at the same time.
 fn rounds(flows: [&mut Flow<'_>; 2], count: usize) -> anyhow::Result<()> {
     let [one, other] = flows.map(|flow| &mut flow.conversation);
-    thread::scope(|scope| {
-        let one = scope.spawn(|| one.rounds(count, NO_PAUSE));
-        other.rounds(count, NO_PAUSE)?;
-        one.join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    rto_tests::beside(|| one.rounds(count), || other.rounds(count)).map(drop)
 }
 
 /// Whether this is the RTO for this rto_min, with some milliseconds for the machine.
@@ -160,9 +131,9 @@ fn gap_of_a_lost_request(link: &Link, flow: &mut Flow<'_>) -> anyhow::Result<Dur
 
 test!(a_thin_flow_is_a_round_trip_sooner);
 fn a_thin_flow_is_a_round_trip_sooner() -> anyhow::Result<()> {
-    let link = Link::new(POLICIES)?;
-    let mut with = link.begin(RELAY_SERVER_V4, PORT)?;
-    let mut without = link.begin(RELAY_SERVER_V6, PORT + 1)?;
+    let link = link(POLICIES)?;
+    let mut with = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
+    let mut without = Flow::begin(&link.env, RELAY_SERVER_V6, PORT + 1)?;
     rounds([&mut with, &mut without], MANY)?;
     assert_sinks(&mut without, RTO_MIN)?;
     assert_sinks(&mut with, RTO_MIN - RTT)?;
@@ -199,23 +170,20 @@ test!(program_is_replaced_for_the_first_rto_restart);
 fn program_is_replaced_for_the_first_rto_restart() -> anyhow::Result<()> {
     const KEEP: &str = "on_exit = \"keep\"\n";
     let without = format!("{KEEP}{}", POLICIES.replace("rto_restart = true\n", ""));
-    let mut link = Link::new(&without)?;
+    let mut link = link(&without)?;
     let program = |env: &TestEnv| -> anyhow::Result<Value> {
-        Ok(env.json(&["status"])?["attachment"]["program_id"].clone())
+        Ok(env.status()?["attachment"]["program_id"].clone())
     };
     let small = program(&link.env)?;
-    link.env.configure(&format!("{KEEP}{POLICIES}"))?;
-    link.env.cli(&["reload"])?;
+    link.env.load(&format!("{KEEP}{POLICIES}"))?;
     let whole = program(&link.env)?;
     assert_ne!(small, whole);
-    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
     assert_sinks(&mut flow, RTO_MIN - RTT)?;
     drop(flow);
-    link.env.configure(&without)?;
-    link.env.cli(&["reload"])?;
+    link.env.load(&without)?;
     assert_eq!(program(&link.env)?, whole);
-    link.env.end(Signal::SIGTERM)?;
-    link.env.start()?;
+    link.env.restart(Signal::SIGTERM)?;
     assert_eq!(program(&link.env)?, whole);
     Ok(())
 }
@@ -227,9 +195,9 @@ test!(
 /// The rto_min that an application reads: with rto_restart, without it (the control), for a near peer, and for a peer
 /// farther away than rto_min, for which the kernel's minimum remains.
 fn the_option_is_lower_by_a_round_trip_at_most() -> anyhow::Result<()> {
-    let link = Link::new(POLICIES)?;
-    let mut with = link.begin(RELAY_SERVER_V4, PORT)?;
-    let mut without = link.begin(RELAY_SERVER_V6, PORT + 1)?;
+    let link = link(POLICIES)?;
+    let mut with = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
+    let mut without = Flow::begin(&link.env, RELAY_SERVER_V6, PORT + 1)?;
     assert_sinks(&mut with, RTO_MIN - RTT)?;
     with.assert_lowered()?;
     without.rounds(5)?;
@@ -238,7 +206,7 @@ fn the_option_is_lower_by_a_round_trip_at_most() -> anyhow::Result<()> {
     near.rounds(5)?;
     near.assert_rto_min(RTO_MIN)?;
     link.relay.set_delay(FAR / 2);
-    let mut far = link.begin(RELAY_SERVER_V4, PORT + 3)?;
+    let mut far = Flow::begin(&link.env, RELAY_SERVER_V4, PORT + 3)?;
     far.rounds(5)?;
     far.assert_rto_min(2 * jiffy())
 }
@@ -249,8 +217,8 @@ test!(
 );
 /// The option has the policy's value again, and the RTO stays: raising rto_min does not raise an RTO.
 fn a_thick_flow_has_the_policys_own_rto_min() -> anyhow::Result<()> {
-    let link = Link::new(POLICIES)?;
-    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    let link = link(POLICIES)?;
+    let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
     let mut seen = Vec::new();
     // Varying round-trip times on a busy machine raise it.
     let is_raised = |rto: Duration| rto > RTT + RTO_MIN - 3 * jiffy();
@@ -285,8 +253,8 @@ test!(a_path_that_was_slow_for_a_while);
 /// A reduction cannot be undone. It is therefore at most the minimum RTT, so that the RTO of a path that was slow for a
 /// while does not fall below the policy's rto_min.
 fn a_path_that_was_slow_for_a_while() -> anyhow::Result<()> {
-    let link = Link::new(POLICIES)?;
-    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    let link = link(POLICIES)?;
+    let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
     assert_sinks(&mut flow, RTO_MIN - RTT)?;
     let mut least = flow.rto()?;
     for one_way in (30..=60).chain((30..60).rev()) {
@@ -301,9 +269,9 @@ fn a_path_that_was_slow_for_a_while() -> anyhow::Result<()> {
 test!(never_below_what_the_kernel_takes);
 /// For a peer farther away than rto_min the kernel's minimum remains.
 fn never_below_what_the_kernel_takes() -> anyhow::Result<()> {
-    let link = Link::new(POLICIES)?;
+    let link = link(POLICIES)?;
     link.relay.set_delay(FAR / 2);
-    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
     let mut seen = Vec::new();
     // The RTT plus 8 ms, or plus its variation on a busy machine; 100 ms more without rto_restart.
     while seen.iter().all(|rto| *rto > FAR + RTO_MIN / 2) {
@@ -324,18 +292,15 @@ fn rto_restart_works_without_statistics() -> anyhow::Result<()> {
         ("statistics = false\n", false),
     ] {
         let env = TestEnv::with(&format!("{agent}{POLICIES}"))?;
-        let link = Link::of(env)?;
-        let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+        let link = Link::of(env, ONE_WAY)?;
+        let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
         assert_sinks(&mut flow, RTO_MIN - RTT)?;
         drop(flow);
         // The counters that are read may be some moments old.
         let is_counted =
-            |stats: &Value| !is_zero(&stats["policies"]["with"]["active"]["connections"]);
-        let begin = Instant::now();
-        let mut stats = link.env.json(&["stats"])?;
-        while counts && !is_counted(&stats) && begin.elapsed() < TIMEOUT {
-            stats = link.env.json(&["stats"])?;
-        }
+            |stats: &Value| is_zero(&stats["policies"]["with"]["active"]["connections"]) != counts;
+        let stats = || link.env.json(&["stats"]);
+        let stats = eventually_seen("counts", TIMEOUT, stats, is_counted)?;
         for direction in ["active", "passive"] {
             let side = &stats["policies"]["with"][direction];
             assert!(is_zero(&side["srtt"]["count"]), "{stats:#}");
@@ -351,10 +316,9 @@ fn is_zero(number: &Value) -> bool {
 
 /// A conversation that began before there was a policy, with an RTO by the kernel's minimum.
 fn open_before(link: &Link) -> anyhow::Result<Flow<'_>> {
-    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
     assert_sinks(&mut flow, KERNEL_RTO_MIN)?;
-    link.env.configure(POLICIES)?;
-    link.env.cli(&["reload"])?;
+    link.env.load(POLICIES)?;
     Ok(flow)
 }
 
@@ -363,7 +327,7 @@ const OTHERS: &str = "[policy.other]\nrto_min = \"100ms\"\ncidrs = [\"10.77.0.0/
 
 test!(sockets_that_are_open_already);
 fn sockets_that_are_open_already() -> anyhow::Result<()> {
-    let link = Link::new(OTHERS)?;
+    let link = link(OTHERS)?;
     let mut flow = open_before(&link)?;
     if lacks("iter-tcp")? {
         link.env.cli_refuses(&["apply"], "Linux 5.15")?;
@@ -389,7 +353,7 @@ test!(
     needs = [RTO_MIN_OPTION]
 );
 fn the_option_of_sockets_that_are_open_already() -> anyhow::Result<()> {
-    let link = Link::new(OTHERS)?;
+    let link = link(OTHERS)?;
     let mut flow = open_before(&link)?;
     flow.assert_rto_min(KERNEL_RTO_MIN)?;
     link.env.cli(&["apply"])?;
@@ -397,13 +361,11 @@ fn the_option_of_sockets_that_are_open_already() -> anyhow::Result<()> {
     flow.assert_lowered()?;
     // A policy without rto_restart, and then the kernel's own value.
     link.env
-        .configure(&POLICIES.replace("rto_restart = true", "rto_restart = false"))?;
-    link.env.cli(&["reload"])?;
+        .load(&POLICIES.replace("rto_restart = true", "rto_restart = false"))?;
     link.env.cli(&["apply"])?;
     flow.rounds(5)?;
     flow.assert_rto_min(RTO_MIN)?;
-    link.env.configure(POLICIES)?;
-    link.env.cli(&["reload"])?;
+    link.env.load(POLICIES)?;
     link.env.cli(&["apply"])?;
     flow.rounds(5)?;
     flow.assert_lowered()?;
@@ -414,8 +376,8 @@ fn the_option_of_sockets_that_are_open_already() -> anyhow::Result<()> {
 
 test!(applications_own_options_are_kept, needs = [RTO_MIN_OPTION]);
 fn applications_own_options_are_kept() -> anyhow::Result<()> {
-    let link = Link::new(POLICIES)?;
-    let mut flow = link.begin(RELAY_SERVER_V4, PORT)?;
+    let link = link(POLICIES)?;
+    let mut flow = Flow::begin(&link.env, RELAY_SERVER_V4, PORT)?;
     flow.rounds(5)?;
     flow.assert_lowered()?;
     flow.conversation.set_option(option::RTO_MIN_US, 152_000)?;

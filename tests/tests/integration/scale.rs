@@ -9,12 +9,11 @@ use std::{
 use nix::time::clock_getcpuclockid;
 use rto_agent_kernel::kernel::lpm_batch::{LpmKey, Trie, is_unsupported};
 use rto_testbed::trie::{Tries, VALUE_SIZE};
-use rto_tests::features;
+use rto_tests::{features, pinned::map};
 
 use super::faults::peak_memory_kb;
 use crate::prelude::*;
 
-const PORT: u16 = 4600;
 const MANY: u32 = 50_000;
 
 /// Writes `count` prefixes of the policy "near" to a file of policies.d; those after the first `same` are new each
@@ -78,9 +77,7 @@ fn assert_reloaded(env: &TestEnv, expected: &str) {
 }
 
 fn expect_many(env: &TestEnv, count: u32) -> anyhow::Result<()> {
-    let status = env.json(&["status"])?;
-    assert_eq!(status["entries"], count + 1, "{status:#}");
-    assert_eq!(status["healthy"], true, "{status:#}");
+    env.status_has(json!({"entries": count + 1, "healthy": true}))?;
     let list = env.json(&["list"])?;
     let entries = list["entries"].as_array().context("no entries")?;
     assert_eq!(entries.len(), count as usize + 1);
@@ -112,9 +109,8 @@ fn filled(wrapper: &[&str]) -> anyhow::Result<()> {
     file(&env, MANY, MANY - 10_000)?;
     env.json(&["reload"])?;
     assert_reloaded(&env, "added=10000 changed=0 removed=10000");
-    env.end(Signal::SIGKILL)?;
-    env.start()?;
-    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+    env.restart(Signal::SIGKILL)?;
+    assert_eq!(env.status()?["found_at_start"], "adopted");
     assert_eq!(reconciled(&env)?, "added=0 changed=0 removed=0");
     let one_by_one = env.log().contains("entries are written one by one");
     assert_eq!(one_by_one, !has_batches()?, "{}", env.log());
@@ -228,13 +224,13 @@ fn reload() -> anyhow::Result<()> {
     let mut env = env("max_entries = 60000\n")?;
     file(&env, MANY, MANY)?;
     env.start()?;
-    let before = env.json(&["status"])?["attachment"]["program_id"].clone();
+    let before = env.status()?["attachment"]["program_id"].clone();
     // One in a hundred.
     file(&env, MANY, MANY - MANY / 100)?;
     env.json(&["reload"])?;
     assert_reloaded(&env, "added=500 changed=0 removed=500");
     expect_many(&env, MANY)?;
-    let after = env.json(&["status"])?["attachment"]["program_id"].clone();
+    let after = env.status()?["attachment"]["program_id"].clone();
     assert_eq!(before, after);
     Ok(())
 }
@@ -247,25 +243,23 @@ fn answers() -> anyhow::Result<()> {
     let socket = env.socket();
     let ready = AtomicBool::new(false);
     let begin = Instant::now();
-    let answers = thread::scope(|scope| {
-        let asking = scope.spawn(|| {
-            let mut answers = Vec::new();
-            while !ready.load(Ordering::Relaxed) {
-                let begin = Instant::now();
-                if let Ok(stream) = UnixStream::connect(&socket) {
-                    let answer = http::request(stream, "GET", "/v1/status", "")?;
-                    let took = begin.elapsed();
-                    answers.push((took, serde_json::from_str::<Value>(&answer.body)?));
-                }
-                thread::sleep(Duration::from_millis(5));
+    let ask = || {
+        let mut answers = Vec::new();
+        while !ready.load(Ordering::Relaxed) {
+            let begin = Instant::now();
+            if let Ok(stream) = UnixStream::connect(&socket) {
+                let answer = http::request(stream, "GET", "/v1/status", "")?;
+                let took = begin.elapsed();
+                answers.push((took, serde_json::from_str::<Value>(&answer.body)?));
             }
-            anyhow::Ok(answers)
-        });
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(answers)
+    };
+    let (answers, ()) = rto_tests::beside(ask, || {
         let started = env.start();
         ready.store(true, Ordering::Relaxed);
-        let answers = asking.join();
-        started?;
-        answers.map_err(|_| anyhow::anyhow!("the requesting thread panicked"))?
+        started
     })?;
     // Before it was ready it reported that.
     let (_, first) = answers.first().context("no answer")?;
@@ -306,16 +300,10 @@ fn fifty_lists_at_once() -> anyhow::Result<()> {
     // All lists are requested before any is read.
     let begun: anyhow::Result<Vec<_>> = (0..50).map(|_| begin()).collect();
     thread::scope(|scope| {
-        let reading = begun?
-            .into_iter()
-            .map(|list| scope.spawn(|| ensure_all(list)));
-        reading
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|reading| {
-                let read = reading.join();
-                read.map_err(|_| anyhow::anyhow!("who reads died"))?
-            })
+        let lists = begun?.into_iter();
+        let reading: Vec<_> = lists.map(|list| scope.spawn(|| ensure_all(list))).collect();
+        let mut read = reading.into_iter().map(thread::ScopedJoinHandle::join);
+        read.try_for_each(|read| read.map_err(|_| anyhow::anyhow!("who reads died"))?)
     })?;
     let more = peak_memory_kb(&env)? - before;
     assert!(more < MOST_KB, "{more} kB more");
@@ -348,18 +336,12 @@ fn unread_list_is_given_up() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn map_id(env: &TestEnv, name: &str) -> anyhow::Result<Value> {
-    let path = env.pins()?.join(name);
-    let show = run(&format!("bpftool -j map show pinned {}", path.display()))?;
-    Ok(serde_json::from_str::<Value>(&show)?["id"].clone())
-}
-
 /// The ids of the tries, and of two maps that are not replaced.
-fn ids(env: &TestEnv) -> anyhow::Result<[Value; 3]> {
+fn ids(env: &TestEnv) -> anyhow::Result<[u32; 3]> {
     Ok([
-        map_id(env, "ENTRIES_V4")?,
-        map_id(env, "STATISTICS")?,
-        map_id(env, "SOCKETS")?,
+        map(env, maps::ENTRIES_V4)?.id,
+        map(env, maps::STATISTICS)?.id,
+        map(env, maps::SOCKETS)?.id,
     ])
 }
 
@@ -383,20 +365,16 @@ fn add_grows_the_maps() -> anyhow::Result<()> {
     assert_ne!(before[0], after[0]);
     assert_eq!(before[1..], after[1..]);
     assert_eq!(hits(&env)?, decided);
-    let status = env.json(&["status"])?;
-    assert_eq!(status["max_entries"], 4, "{status:#}");
-    assert_eq!(status["entries"], 3, "{status:#}");
-    assert_eq!(status["healthy"], true, "{status:#}");
+    env.status_has(json!({"max_entries": 4, "entries": 3, "healthy": true}))?;
     assert!(env.counted("near")?["active"]["attempts"].as_u64() >= Some(1));
     env.assert_syn_gap(address, POLICY_RTO)?;
     // There is room for one more.
     env.cli(&["add", "10.3.0.0/16", "--policy", "near"])?;
     assert_eq!(ids(&env)?, after);
     // A later daemon needs the same room, and finds it.
-    env.end(Signal::SIGKILL)?;
-    env.start()?;
+    env.restart(Signal::SIGKILL)?;
     assert_eq!(ids(&env)?, after);
-    assert_eq!(env.json(&["status"])?["found_at_start"], "adopted");
+    assert_eq!(env.status()?["found_at_start"], "adopted");
     Ok(())
 }
 
@@ -412,29 +390,22 @@ fn a_restart_keeps_what_has_grown() -> anyhow::Result<()> {
     env.cli(&["remove", "10.1.0.0/16", "10.2.0.0/16"])?;
     let (before, decided) = (ids(&env)?, hits(&env)?);
     assert!(decided > 0);
-    env.end(Signal::SIGKILL)?;
-    env.start()?;
-    let status = env.json(&["status"])?;
-    assert_eq!(status["found_at_start"], "adopted", "{status:#}");
-    assert_eq!(status["max_entries"], 4, "{status:#}");
+    env.restart(Signal::SIGKILL)?;
+    env.status_has(json!({"found_at_start": "adopted", "max_entries": 4}))?;
     assert_eq!(ids(&env)?, before);
     assert_eq!(hits(&env)?, decided);
     env.end(Signal::SIGKILL)?;
     env.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
     env.start()?;
-    let status = env.json(&["status"])?;
-    assert_eq!(status["found_at_start"], "maps-kept", "{status:#}");
-    assert_eq!(status["max_entries"], 100, "{status:#}");
+    env.status_has(json!({"found_at_start": "maps-kept", "max_entries": 100}))?;
     let after = ids(&env)?;
     assert_ne!(after[0], before[0]);
     assert_eq!(after[1..], before[1..]);
     assert_eq!(hits(&env)?, decided);
     // An entry that is removed and added again starts at 0.
     let rest = "\"10.1.0.0/16\"";
-    env.configure(&format!("max_entries = 100\n{}", near(rest)))?;
-    env.cli(&["reload"])?;
-    env.configure(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
-    env.cli(&["reload"])?;
+    env.load(&format!("max_entries = 100\n{}", near(rest)))?;
+    env.load(&format!("max_entries = 100\n{}", near("\"10.88.0.0/24\"")))?;
     assert_eq!(hits(&env)?, 0);
     Ok(())
 }
@@ -449,8 +420,7 @@ fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
             near(&format!("{}\"10.88.0.0/24\"", cidrs.collect::<String>()))
         )
     };
-    let mut env = TestEnv::with(&list(1))?;
-    env.net.black_hole(PORT)?;
+    let mut env = silent(&list(1))?;
     let address = to(SERVER_V4, PORT);
     env.assert_syn_gap(address, POLICY_RTO)?;
     let (before, decided) = (ids(&env)?, hits(&env)?);
@@ -465,18 +435,14 @@ fn a_full_table_left_over_is_no_hindrance() -> anyhow::Result<()> {
     }
     env.configure(&list(3))?;
     env.start()?;
-    let status = env.json(&["status"])?;
-    assert_eq!(status["healthy"], true, "{status:#}");
-    assert_eq!(status["entries"], 8, "{status:#}");
-    assert_eq!(status["max_entries"], 8, "{status:#}");
+    env.status_has(json!({"healthy": true, "entries": 8, "max_entries": 8}))?;
     let after = ids(&env)?;
     assert_ne!(after[0], before[0]);
     assert_eq!(after[1..], before[1..]);
     assert_eq!(hits(&env)?, decided);
     env.assert_syn_gap(address, POLICY_RTO)?;
     // After that everything works as usual.
-    env.configure(&list(4))?;
-    env.cli(&["reload"])?;
+    env.load(&list(4))?;
     assert_eq!(ids(&env)?, after);
     Ok(())
 }
@@ -486,7 +452,7 @@ fn reload_grows_the_maps() -> anyhow::Result<()> {
     let mut env = env("max_entries = 100\n")?;
     file(&env, 50, 50)?;
     env.start()?;
-    let room = |env: &TestEnv| anyhow::Ok(env.json(&["status"])?["max_entries"].clone());
+    let room = |env: &TestEnv| anyhow::Ok(env.status()?["max_entries"].clone());
     assert_eq!(room(&env)?, 100);
     // Because of the number of entries.
     file(&env, MANY, MANY)?;
@@ -521,33 +487,29 @@ fn a_policy_is_never_missing_while_they_grow() -> anyhow::Result<()> {
     let adds: Vec<Command> = adds.collect();
     let done = AtomicBool::new(false);
     let measured = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        let growing = scope.spawn(|| {
-            // Each change is made while a connection that began after the previous change is measured.
-            let grown = adds.into_iter().enumerate().try_for_each(|(n, mut add)| {
-                eventually("a measured connection", TIMEOUT, || {
-                    Ok((measured.load(Ordering::Relaxed) >= n).then_some(()))
-                })?;
-                let output = add.output()?;
-                anyhow::ensure!(output.status.success(), "{output:?}");
-                Ok(())
-            });
-            done.store(true, Ordering::Relaxed);
-            grown
+    let grow = || {
+        // Each change is made while a connection that began after the previous change is measured.
+        let grown = adds.into_iter().enumerate().try_for_each(|(n, mut add)| {
+            eventually("a measured connection", TIMEOUT, || {
+                Ok((measured.load(Ordering::Relaxed) >= n).then_some(()))
+            })?;
+            let output = add.output()?;
+            ensure!(output.status.success(), "{output:?}");
+            Ok(())
         });
+        done.store(true, Ordering::Relaxed);
+        grown
+    };
+    rto_tests::beside(grow, || {
         while !done.load(Ordering::Relaxed) {
             let gap = env.syn_gaps(to(SERVER_V4, PORT), 1)?[0];
             // Only whether it has the policy, not how exact the timer is.
             assert!(gap > POLICY_RTO / 2 && gap < KERNEL_RTO / 2, "{gap:?}");
             measured.fetch_add(1, Ordering::Relaxed);
         }
-        growing
-            .join()
-            .map_err(|_| anyhow::anyhow!("who adds died"))?
+        Ok(())
     })?;
-    let status = env.json(&["status"])?;
-    assert_eq!(status["entries"], 601, "{status:#}");
-    assert_eq!(status["max_entries"], 1024, "{status:#}");
+    env.status_has(json!({"entries": 601, "max_entries": 1024}))?;
     Ok(())
 }
 

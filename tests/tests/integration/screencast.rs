@@ -13,7 +13,6 @@ const CAST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/screencast.cast
 const BEGIN: &str = "<!-- screencast -->\n\n```console\n";
 const END: &str = "```\n\n<!-- end of the screencast -->\n";
 
-const PORT: u16 = 5200;
 const CONNECTIONS: u64 = 3;
 
 /// The usual directory of the configuration.

@@ -7,9 +7,6 @@ use std::{
 
 use crate::prelude::*;
 
-const PORT: u16 = 4950;
-const NOBODY: u32 = 65_534;
-
 /// CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF.
 const KEPT: u64 = 1 << 12 | 1 << 19 | 1 << 21 | 1 << 38 | 1 << 39;
 
@@ -78,7 +75,7 @@ fn unneeded_privileges_are_dropped() -> anyhow::Result<()> {
     env.cli(&["attach"])?;
     env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;
     check()?;
-    assert_eq!(env.json(&["status"])?["healthy"], true);
+    assert_eq!(env.status()?["healthy"], true);
     assert_eq!(env.end(Signal::SIGTERM)?.code(), Some(0));
     assert!(!env.socket().exists() && !env.pin_dir().exists());
     Ok(())
@@ -92,10 +89,7 @@ fn refusal(env: &mut TestEnv, from: &Path, to: &Path) -> anyhow::Result<String> 
         .replace(&format!("\"{from}\""), &format!("\"{to}\""));
     ensure!(text.contains(&to), "{text}");
     fs::write(env.config(), text)?;
-    match env.start() {
-        Ok(()) => anyhow::bail!("it started with {to}"),
-        Err(e) => Ok(format!("{e:#}")),
-    }
+    env.start_fails()
 }
 
 test!(directories_of_others_are_refused);
@@ -111,21 +105,14 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777))?;
     let link = open.join("state");
     symlink(&victim, &link)?;
+    let (owned, writable) = ("it belongs to uid 65534", "all users can write to it");
     for (from, to, why) in [
-        (&state, theirs.clone(), "it belongs to uid 65534"),
-        (&state, theirs.join("below"), "it belongs to uid 65534"),
-        (&state, open.clone(), "all users can write to it"),
-        (&state, link, "all users can write to it"),
-        (
-            &socket,
-            theirs.join("control.sock"),
-            "it belongs to uid 65534",
-        ),
-        (
-            &socket,
-            open.join("control.sock"),
-            "all users can write to it",
-        ),
+        (&state, theirs.clone(), owned),
+        (&state, theirs.join("below"), owned),
+        (&state, open.clone(), writable),
+        (&state, link, writable),
+        (&socket, theirs.join("control.sock"), owned),
+        (&socket, open.join("control.sock"), writable),
     ] {
         let said = refusal(&mut env, from, &to)?;
         ensure!(said.contains(why), "{}: {said}", to.display());
@@ -137,7 +124,7 @@ fn directories_of_others_are_refused() -> anyhow::Result<()> {
     fs::write(&precious, "kept")?;
     symlink(&precious, env.socket())?;
     env.configure("")?;
-    let said = format!("{:#}", env.start().err().context("it started")?);
+    let said = env.start_fails()?;
     ensure!(said.contains("exists and is not a socket"), "{said}");
     assert_eq!(fs::read_to_string(&precious)?, "kept");
     fs::remove_file(env.socket())?;
@@ -161,7 +148,7 @@ fn a_planted_pin_directory_is_refused() -> anyhow::Result<()> {
     fs::DirBuilder::new().mode(0o755).create(&planted.0)?;
     chown(&planted.0, Some(NOBODY), None)?;
     env.configure("")?;
-    let said = format!("{:#}", env.start().err().context("it started")?);
+    let said = env.start_fails()?;
     assert_says(&said, &["pin_dir", "it belongs to uid 65534"]);
     // Commands that remove pins do not touch it either.
     env.cli_refuses(&["detach"], "it belongs to uid 65534")?;
@@ -211,7 +198,7 @@ fn the_metrics_port_shows_no_more() -> anyhow::Result<()> {
     // The metrics cannot be reached from another network namespace. The control: the same client reaches a listener at
     // this address of its own namespace.
     let there = SocketAddr::from(([127, 0, 0, 1], port));
-    let connect = || Traffic::connect(&env.net.client, None, there, &Connect::default());
+    let connect = || Traffic::connect(&env.net.client, None, there, Connect::default());
     assert_eq!(connect()?.outcome()?.result, "ECONNREFUSED");
     let _other = Traffic::serve(&env.net.client, None, there)?;
     assert_eq!(connect()?.outcome()?.result, "connected");

@@ -6,7 +6,6 @@ use rto_testbed::{netns::nft, workload::traffic::Outcome};
 use super::never_worse::{Half, half_open};
 use crate::prelude::*;
 
-const PORT: u16 = 5000;
 /// How late a connection may be established after its timer on a busy machine.
 const LATE: Duration = Duration::from_millis(800);
 
@@ -115,6 +114,13 @@ fn syn_ban_is_renewed_by_each_attempt() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(server_that_refuses_during_a_restart_fails_connect);
+fn server_that_refuses_during_a_restart_fails_connect() -> anyhow::Result<()> {
+    refused("tcp reset", "ECONNREFUSED")?;
+    refused("icmp type port-unreachable", "ECONNREFUSED")?;
+    refused("icmp type host-unreachable", "EHOSTUNREACH")
+}
+
 /// The first SYN is lost, and for 0.6 s after it the server refuses connections.
 fn refused(how: &str, error: &str) -> anyhow::Result<()> {
     let refuses = format!(
@@ -143,19 +149,6 @@ fn refused(how: &str, error: &str) -> anyhow::Result<()> {
     }
     Ok(())
 }
-
-test!(reset_during_a_restart_fails_connect, || refused(
-    "tcp reset",
-    "ECONNREFUSED"
-));
-test!(port_unreachable_during_a_restart_fails_connect, || refused(
-    "icmp type port-unreachable",
-    "ECONNREFUSED"
-));
-test!(host_unreachable_during_a_restart_fails_connect, || refused(
-    "icmp type host-unreachable",
-    "EHOSTUNREACH"
-));
 
 /// Longer than a request lives with `syn_ack_rto = "auto"` (31 s), and shorter than without the agent (63 s).
 const LONG_OUTAGE: Duration = Duration::from_secs(40);

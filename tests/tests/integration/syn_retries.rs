@@ -1,12 +1,11 @@
 //! A shorter initial RTO must not make connect() give up earlier.
 
 use rto_agent_common::HostDefaults;
+use rto_tests::pinned;
 
 use crate::prelude::*;
 
-const PORT: u16 = 4200;
-
-fn timed_out(env: &TestEnv, address: &str, options: &Connect) -> anyhow::Result<Duration> {
+fn timed_out(env: &TestEnv, address: &str, options: Connect) -> anyhow::Result<Duration> {
     let outcome = env.connect((to(address, PORT), options))?.outcome()?;
     assert_eq!(outcome.result, "ETIMEDOUT");
     Ok(outcome.took)
@@ -24,12 +23,11 @@ initial_rto = \"100ms\"
 syn_retries = 1
 cidrs = [\"10.88.1.0/24\"]
 ";
-    let env = TestEnv::with(policies)?;
-    env.net.black_hole(PORT)?;
+    let env = silent(policies)?;
     // Measured on Linux 6.18 at HZ 250: 2.7 s with 20 ms (5 jiffies), 0.31 s with 100 ms and 1.
-    let keep = timed_out(&env, SERVER_V4, &Connect::default())?;
+    let keep = timed_out(&env, SERVER_V4, Connect::default())?;
     assert!((2.4..3.2).contains(&keep.as_secs_f64()), "{keep:?}");
-    let number = timed_out(&env, SERVER_V4_OTHER, &Connect::default())?;
+    let number = timed_out(&env, SERVER_V4_OTHER, Connect::default())?;
     assert!((0.29..0.5).contains(&number.as_secs_f64()), "{number:?}");
     Ok(())
 }
@@ -38,18 +36,14 @@ test!(reconnected_socket_has_its_own_value_again);
 /// The same socket connects first to an address with a policy, then to one without. It must give up when a fresh socket
 /// would, not when the policy's value would make it. (The first attempt lost no packet.)
 fn reconnected_socket_has_its_own_value_again() -> anyhow::Result<()> {
-    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    env.net.black_hole(PORT)?;
+    let env = silent(&near("\"10.88.0.0/24\""))?;
     sysctl(&env.net.client, "net.ipv4.tcp_syn_retries", "1")?;
-    let fresh = timed_out(&env, SERVER_V4_OTHER, &Connect::default())?;
+    let fresh = timed_out(&env, SERVER_V4_OTHER, Connect::default())?;
     let first = Some(to(SERVER_V4, PORT));
     let again = timed_out(
         &env,
         SERVER_V4_OTHER,
-        &Connect {
-            first,
-            ..Connect::default()
-        },
+        Connect::with(|c| c.first_unanswered = first),
     )?;
     assert!(
         again.abs_diff(fresh) < fresh / 5,
@@ -84,22 +78,13 @@ fn the_hosts_defaults_follow_the_host() -> anyhow::Result<()> {
     env.end(Signal::SIGTERM)?;
     set(5, 1)?;
     env.start_under(&within)?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     assert_eq!(status["found_at_start"], "adopted", "{status:#}");
     assert_eq!(defaults_in(&env)?, (5, 1));
     Ok(())
 }
 
 fn defaults_in(env: &TestEnv) -> anyhow::Result<(u32, u32)> {
-    let map = Map::open(&env.pins()?.join(maps::HOST_DEFAULTS))?;
-    let value = map.get(&0u32.to_ne_bytes())?.context("no value")?;
-    let word = |at: usize| {
-        value
-            .get(at..)
-            .and_then(<[u8]>::first_chunk)
-            .map(|b| u32::from_ne_bytes(*b))
-    };
-    let syn_retries = word(std::mem::offset_of!(HostDefaults, syn_retries));
-    let syn_ack_retries = word(std::mem::offset_of!(HostDefaults, syn_ack_retries));
-    syn_retries.zip(syn_ack_retries).context("too short")
+    let defaults: HostDefaults = pinned::get(env, maps::HOST_DEFAULTS, 0)?;
+    Ok((defaults.syn_retries, defaults.syn_ack_retries))
 }

@@ -1,11 +1,11 @@
 //! A connecting socket while its SYNs are lost, and after that: its deadline, restored options, congestion window.
 
 use rto_agent_common::retrying;
-use rto_testbed::workload::attempts::{Attempt, Attempts, Own};
+use rto_testbed::workload::attempts::{Attempts, Own};
+use rto_tests::pinned;
 
 use crate::prelude::*;
 
-const PORT: u16 = 5100;
 /// Largest difference of a deadline from the kernel's own, as a share of it.
 const TOLERANCE: f64 = 0.02;
 /// The same for deadlines below 3.5 s: two steps of the timer wheel's level for timers of a second, at HZ 250.
@@ -61,8 +61,7 @@ fn connect_gives_up_when_the_kernel_would() -> anyhow::Result<()> {
     ];
     all_equal(&env, "100 ms", cases)?;
     let short = near("\"10.88.0.0/24\"").replace("100ms", "20ms");
-    let env = TestEnv::with(&short)?;
-    env.net.black_hole(PORT)?;
+    let env = silent(&short)?;
     let cases = [user_timeout(6000), user_timeout(20_000), syncnt(2)];
     all_equal(&env, "20 ms", cases)
 }
@@ -103,28 +102,18 @@ fn all_equal<const N: usize>(env: &TestEnv, linear: &str, cases: [Own; N]) -> an
     Ok(())
 }
 
-/// What happens to the agent during an outage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    Nothing,
-    Detach,
-    DetachAlone,
-    Kill,
-    Stop,
-    Keep,
-    Restart,
-    Remove,
-    ClearedCallbacks,
-    OtherCallbacks,
+/// The number of connecting sockets with a schedule.
+fn schedules(env: &TestEnv) -> anyhow::Result<u64> {
+    pinned::get(env, maps::RETRYING, retrying::SOCKETS)
 }
 
-/// Connects sockets that have options of the application, through an outage.
-fn through_outage(event: Event) -> anyhow::Result<Vec<Attempt>> {
-    let on_exit = match event {
-        Event::Keep => "on_exit = \"keep\"\n",
-        _ => "",
-    };
-    let mut env = TestEnv::with(&format!("{on_exit}{}", near("\"10.88.0.0/24\"")))?;
+/// Connects sockets that have options of the application, through an outage during which something happens to the agent.
+fn options_come_back(
+    on_exit: &str,
+    event: fn(&mut TestEnv) -> anyhow::Result<Option<Foreign>>,
+) -> anyhow::Result<()> {
+    let near = near("\"10.88.0.0/24\"");
+    let mut env = TestEnv::with(&format!("on_exit = \"{on_exit}\"\n{near}"))?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     env.net.server_loses_syns_for(OUTAGE)?;
     // A deadline that is not the schedule's.
@@ -137,90 +126,60 @@ fn through_outage(event: Event) -> anyhow::Result<Vec<Attempt>> {
     eventually_seen("a schedule of each", TIMEOUT, schedules, |sockets| {
         *sockets == MANY as u64
     })?;
-    let _foreign = match event {
-        Event::Nothing => None,
-        Event::Detach => {
-            env.cli(&["detach"])?;
-            None
-        }
-        Event::DetachAlone => {
-            env.end(Signal::SIGKILL)?;
-            env.cli(&["detach"])?;
-            None
-        }
-        Event::Kill => {
-            env.end(Signal::SIGKILL)?;
-            None
-        }
-        Event::Stop | Event::Keep => {
-            env.end(Signal::SIGTERM)?;
-            None
-        }
-        Event::Restart => {
-            env.end(Signal::SIGKILL)?;
-            env.start()?;
-            None
-        }
-        Event::Remove => {
-            env.cli(&["remove", "10.88.0.0/24"])?;
-            None
-        }
-        Event::ClearedCallbacks => Some(Foreign::attach_setting_callbacks(env.cgroup.path(), 0)?),
-        Event::OtherCallbacks => {
-            const RTO_AND_RETRANS: i32 = 3;
-            let cgroup = env.cgroup.path();
-            Some(Foreign::attach_setting_callbacks(cgroup, RTO_AND_RETRANS)?)
-        }
-    };
-    attempts.outcomes()
-}
-
-/// The number of connecting sockets with a schedule.
-fn schedules(env: &TestEnv) -> anyhow::Result<u64> {
-    let map = Map::open(&env.pins()?.join(maps::RETRYING))?;
-    let value = map.get(&retrying::SOCKETS.to_ne_bytes())?;
-    let bytes = value.as_deref().and_then(<[u8]>::first_chunk);
-    Ok(u64::from_ne_bytes(*bytes.context("no number")?))
-}
-
-fn options_come_back(event: Event) -> anyhow::Result<()> {
-    for attempt in through_outage(event)? {
-        ensure!(attempt.result == "connected", "{event:?}: {attempt:?}");
-        ensure!(attempt.before == attempt.after, "{event:?}: {attempt:?}");
+    let _foreign = event(&mut env)?;
+    for attempt in attempts.outcomes()? {
+        ensure!(attempt.result == "connected", "{attempt:?}");
+        ensure!(attempt.before == attempt.after, "{attempt:?}");
     }
     Ok(())
 }
 
-test!(options_come_back_after_an_outage, || options_come_back(
-    Event::Nothing
-));
-test!(options_come_back_after_detach, || options_come_back(
-    Event::Detach
-));
-test!(options_come_back_after_detach_without_a_daemon, || {
-    options_come_back(Event::DetachAlone)
-});
-test!(options_come_back_after_kill, || options_come_back(
-    Event::Kill
-));
-test!(options_come_back_after_stop, || options_come_back(
-    Event::Stop
-));
-test!(options_come_back_after_stop_that_keeps, || {
-    options_come_back(Event::Keep)
-});
-test!(options_come_back_after_restart, || options_come_back(
-    Event::Restart
-));
-test!(options_come_back_after_removed_entry, || options_come_back(
-    Event::Remove
-));
-test!(options_come_back_without_callbacks, || options_come_back(
-    Event::ClearedCallbacks
-));
+fn run(env: &TestEnv, args: &[&str]) -> anyhow::Result<Option<Foreign>> {
+    env.cli(args).map(|_| None)
+}
 
+fn end(env: &mut TestEnv, signal: Signal) -> anyhow::Result<Option<Foreign>> {
+    env.end(signal).map(|_| None)
+}
+
+fn set_callbacks(env: &TestEnv, flags: i32) -> anyhow::Result<Option<Foreign>> {
+    let foreign = Foreign::attach_setting_callbacks(env.cgroup.path(), flags)?;
+    Ok(Some(foreign))
+}
+
+test!(options_come_back_after_an_outage, || {
+    options_come_back("detach", |_| Ok(None))
+});
+test!(options_come_back_after_detach, || {
+    options_come_back("detach", |env| run(env, &["detach"]))
+});
+test!(options_come_back_after_detach_without_a_daemon, || {
+    options_come_back("detach", |env| {
+        end(env, Signal::SIGKILL)?;
+        run(env, &["detach"])
+    })
+});
+test!(options_come_back_after_kill, || {
+    options_come_back("detach", |env| end(env, Signal::SIGKILL))
+});
+test!(options_come_back_after_stop, || {
+    options_come_back("detach", |env| end(env, Signal::SIGTERM))
+});
+test!(options_come_back_after_stop_that_keeps, || {
+    options_come_back("keep", |env| end(env, Signal::SIGTERM))
+});
+test!(options_come_back_after_restart, || {
+    options_come_back("detach", |env| env.restart(Signal::SIGKILL).map(|()| None))
+});
+test!(options_come_back_after_removed_entry, || {
+    options_come_back("detach", |env| run(env, &["remove", "10.88.0.0/24"]))
+});
+test!(options_come_back_without_callbacks, || {
+    options_come_back("detach", |env| set_callbacks(env, 0))
+});
 test!(options_come_back_with_other_callbacks, || {
-    options_come_back(Event::OtherCallbacks)
+    const RTO_AND_RETRANS: i32 = 3;
+    options_come_back("detach", |env| set_callbacks(env, RTO_AND_RETRANS))
 });
 
 test!(
@@ -235,10 +194,7 @@ fn socket_connected_again_has_no_schedule_of_before() -> anyhow::Result<()> {
         let _server = env.echo_server(to(then, PORT + 1))?;
         env.net.black_hole(PORT)?;
         let _foreign = Foreign::attach_setting_callbacks(env.cgroup.path(), 0)?;
-        let options = conversation::Options {
-            first_unanswered: Some(to(SERVER_V4, PORT)),
-            ..conversation::Options::default()
-        };
+        let options = Connect::with(|c| c.first_unanswered = Some(to(SERVER_V4, PORT)));
         let mut open = env.converse_with(to(then, PORT + 1), options)?;
         let set = [option::RTO_MAX_MS, option::USER_TIMEOUT, option::SYNCNT];
         let [rto_max, user_timeout, syncnt] = set.map(|number| open.option(number));
@@ -323,8 +279,7 @@ test!(six_losses_in_a_row_give_the_kernels_timer);
 /// Only before Linux 6.15, where the program cannot limit the doubling, and until a connection is established.
 fn six_losses_in_a_row_give_the_kernels_timer() -> anyhow::Result<()> {
     let fused = near("\"10.88.0.0/24\"").replace("guard = \"off\"\n", "");
-    let env = TestEnv::with(&fused)?;
-    env.net.black_hole(PORT)?;
+    let env = silent(&fused)?;
     let lost = begin(&env, SERVER_V4, 6, vec![])?;
     env.wait_counted("near", "six losses", |near| {
         near["active"]["handshake_retransmissions"].as_u64() >= Some(6)

@@ -4,8 +4,6 @@ use rto_tests::pty::Terminal;
 
 use crate::prelude::*;
 
-const PORT: u16 = 4900;
-
 fn env() -> anyhow::Result<(TestEnv, Traffic)> {
     let env = TestEnv::with(&format!("sampling = 1\n{}", near("\"10.88.0.0/24\"")))?;
     let server = env.serve(to(SERVER_V4, PORT))?;

@@ -2,10 +2,8 @@
 
 use rto_tests::watcher::{Told, Watcher, told};
 
-use super::established;
 use crate::prelude::*;
 
-const PORT: u16 = 5000;
 const POLICIES: &str = "[policy.near]\ninitial_rto = \"100ms\"\nsyn_ack_rto = \"100ms\"\n\
     cidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\", \"fd88::/64\"]\n\
     [policy.other]\ninitial_rto = \"50ms\"\ncidrs = [\"10.88.1.0/24\"]\n";
@@ -21,27 +19,23 @@ fn now_us() -> u64 {
 
 test!(syns);
 fn syns() -> anyhow::Result<()> {
-    let env = TestEnv::with(POLICIES)?;
-    env.net.black_hole(PORT)?;
+    let env = silent(POLICIES)?;
     let watcher = Watcher::start(&env, &[])?;
     // Since Linux 6.5.
     let is_linear = Path::new("/proc/sys/net/ipv4/tcp_syn_linear_timeouts").exists();
     for (address, mapped) in [(SERVER_V4, false), (SERVER_V4, true), (SERVER_V6, false)] {
-        let options = Connect {
-            mapped,
-            ..Connect::default()
-        };
-        let client = env.connect((to(address, PORT), &options))?;
+        let options = Connect::with(|c| c.mapped = mapped);
+        let client = env.connect((to(address, PORT), options))?;
         for attempt in 1..=3u64 {
             let event = watcher.next("SYN", |line| {
                 is("syn")(line) && line["attempt"] == attempt && line["remote"] == address
             })?;
             let doublings = if is_linear { 0 } else { attempt - 1 };
-            assert_eq!(event["timer_us"], 100_000 << doublings, "{event:#}");
-            assert_eq!(event["remote_port"], PORT, "{event:#}");
-            assert_eq!(event["state"], "SYN-SENT", "{event:#}");
-            assert_eq!(event["policy"], "near", "{event:#}");
-            assert_eq!(event["direction"], "active", "{event:#}");
+            let expected = json!({
+                "timer_us": 100_000 << doublings, "remote_port": PORT, "state": "SYN-SENT",
+                "policy": "near", "direction": "active"
+            });
+            assert_has(&event, expected);
             let age_us = now_us().abs_diff(event["at_us"].as_u64().unwrap_or(0));
             assert!(Duration::from_micros(age_us) < TIMEOUT, "{event:#}");
             // Reported since Linux 6.16.
@@ -70,12 +64,8 @@ fn syn_acks() -> anyhow::Result<()> {
     for address in [SERVER_V4, SERVER_V6] {
         let _outside = env.connect(to(address, PORT + 1))?;
         // With the kernel's timer: a retransmitted SYN would cause a SYN-ACK that no timer has sent.
-        let outside = Traffic::connect(
-            &env.net.client,
-            None,
-            to(address, PORT),
-            &Connect::default(),
-        );
+        let outside =
+            Traffic::connect(&env.net.client, None, to(address, PORT), Connect::default());
         let client = outside?;
         // Before Linux 5.17 a request does not keep its timer: the event shows the kernel's, which applies after the
         // first.
@@ -85,18 +75,16 @@ fn syn_acks() -> anyhow::Result<()> {
             100_000
         };
         for (attempt, timers) in [(1, 1), (2, 2), (3, 4)] {
-            let timer_us = timers * initial_us;
             let event = watcher.next("SYN-ACK", |line| {
                 assert_ne!(line["local_port"], PORT + 1, "{line:#}");
                 is("syn-ack")(line) && line["local"] == address
             })?;
-            assert_eq!(event["attempt"], attempt, "{event:#}");
-            assert_eq!(event["timer_us"], timer_us, "{event:#}");
-            assert_eq!(event["local_port"], PORT, "{event:#}");
+            let expected = json!({
+                "attempt": attempt, "timer_us": timers * initial_us, "local_port": PORT,
+                "state": "SYN-RECV", "policy": "near", "direction": "passive"
+            });
+            assert_has(&event, expected);
             assert!(event["remote_port"].as_u64() > Some(1024), "{event:#}");
-            assert_eq!(event["direction"], "passive", "{event:#}");
-            assert_eq!(event["state"], "SYN-RECV", "{event:#}");
-            assert_eq!(event["policy"], "near", "{event:#}");
         }
         drop(client);
     }
@@ -128,10 +116,10 @@ fn tail_loss_probes_and_timeouts() -> anyhow::Result<()> {
     let env = TestEnv::with(&format!(
         "{POLICIES}[policy.low]\nrto_min = \"50ms\"\ncidrs = [\"fd99::/64\"]\n"
     ))?;
-    established::reno(&env)?;
+    env.net.reno()?;
     let _server = env.echo_server(to(SERVER_V4, PORT))?;
     let mut conversation = env.converse(to(SERVER_V4, PORT))?;
-    conversation.rounds(3, Duration::ZERO)?;
+    conversation.rounds(3)?;
     let watcher = Watcher::start(&env, &[])?;
     env.net.black_hole(PORT)?;
     conversation.send(conversation::REQUEST)?;
@@ -146,8 +134,7 @@ fn tail_loss_probes_and_timeouts() -> anyhow::Result<()> {
     // The kernel's minimum plus a jiffy, then twice that.
     let timer_us = first["timer_us"].as_u64().unwrap_or(0);
     assert!((200_000..230_000).contains(&timer_us), "{first:#}");
-    assert_eq!(second["timer_us"], 2 * timer_us, "{second:#}");
-    assert_eq!(second["state"], "ESTAB", "{second:#}");
+    assert_has(&second, json!({"timer_us": 2 * timer_us, "state": "ESTAB"}));
     Ok(())
 }
 
@@ -156,12 +143,12 @@ test!(fast_retransmissions);
 fn fast_retransmissions() -> anyhow::Result<()> {
     const BYTES: usize = 200 * conversation::REQUEST;
     let env = TestEnv::with(POLICIES)?;
-    established::reno(&env)?;
+    env.net.reno()?;
     let relay = relay(&env.net)?;
     relay.set_delay(Duration::from_millis(10));
     let _server = env.echo_server(to(RELAY_SERVER_V4, PORT))?;
     let mut conversation = env.converse(to(RELAY_SERVER_V4, PORT))?;
-    conversation.rounds(3, Duration::ZERO)?;
+    conversation.rounds(3)?;
     let watcher = Watcher::start(&env, &[])?;
     relay.drop_next(PacketFilter::CLIENT_DATA, 1);
     conversation.send(BYTES)?;
@@ -173,8 +160,7 @@ fn fast_retransmissions() -> anyhow::Result<()> {
 
 test!(only_what_was_asked_for);
 fn only_what_was_asked_for() -> anyhow::Result<()> {
-    let env = TestEnv::with(POLICIES)?;
-    env.net.black_hole(PORT)?;
+    let env = silent(&format!("count_unmatched = true\n{POLICIES}"))?;
     let by_policy = Watcher::start(&env, &["--policy", "other"])?;
     let by_cidr = Watcher::start(&env, &["--cidr", "10.88.1.0/28"])?;
     let all = Watcher::start(&env, &[])?;
@@ -188,7 +174,10 @@ fn only_what_was_asked_for() -> anyhow::Result<()> {
         })?;
     }
     for (args, said) in [
-        (["--policy", "unknown"], "active policies: near, other"),
+        (
+            ["--policy", "unknown"],
+            "no active policy unknown; active policies: near, other, unmatched",
+        ),
         (["--cidr", "10.88.1.1/24"], "10.88.1.0/24"),
         (["--policy", "a b"], "invalid policy name"),
     ] {
@@ -251,10 +240,9 @@ test!(lost_events_are_counted);
 /// More events than fit into the ring, while the daemon does not read.
 fn lost_events_are_counted() -> anyhow::Result<()> {
     let jiffy_ms = jiffy().as_millis();
-    let env = TestEnv::with(&format!(
+    let env = silent(&format!(
         "[policy.near]\ninitial_rto = \"{jiffy_ms}ms\"\ncidrs = [\"10.88.0.0/24\"]\n"
     ))?;
-    env.net.black_hole(PORT)?;
     let watcher = Watcher::start(&env, &[])?;
     env.signal(Signal::SIGSTOP)?;
     let _many = Traffic::connect_many(
@@ -276,8 +264,7 @@ const CONNECTIONS: usize = 600;
 
 test!(watching_outlasts_a_detachment);
 fn watching_outlasts_a_detachment() -> anyhow::Result<()> {
-    let env = TestEnv::with(POLICIES)?;
-    env.net.black_hole(PORT)?;
+    let env = silent(POLICIES)?;
     let watcher = Watcher::start(&env, &[])?;
     env.cli(&["detach"])?;
     env.cli(&["attach"])?;

@@ -17,8 +17,6 @@ use nix::{
 use super::Victim;
 use crate::prelude::*;
 
-const NOBODY: u32 = 65_534;
-
 /// Plants something in the directory of the configuration.
 type Plant<'a> = &'a dyn Fn() -> anyhow::Result<()>;
 
@@ -61,31 +59,9 @@ fn non_file_configuration_is_refused() -> anyhow::Result<()> {
     let refused = |status: &Value| status["last_reload"]["ok"] == false;
     victim.env.wait_status("a refusal", refused)?;
     ensure!(victim.env.end(Signal::SIGTERM)?.code() == Some(0));
-    let refused = victim.env.start().err().context("it started")?;
-    let said = format!("{refused:#}");
+    let said = victim.env.start_fails()?;
     ensure!(said.contains("config.toml: this is a FIFO"), "{said}");
     Ok(())
-}
-
-test!(a_fifo_is_no_lock);
-fn a_fifo_is_no_lock() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
-    let state = env.dir().join("state");
-    fs::create_dir(&state)?;
-    for (name, said) in [
-        ("lock", "lock: this is a FIFO"),
-        ("manual.json", "manual.json: this is a FIFO"),
-    ] {
-        fifo(&state.join(name))?;
-        let refused = env.start().err().context("it started")?;
-        let refused = format!("{refused:#}");
-        ensure!(refused.contains(said), "{refused}");
-        fs::remove_file(state.join(name))?;
-        let _ended = env.ended()?;
-    }
-    env.start()?;
-    Victim::of(env)?.is_well(1)
 }
 
 test!(planted_files_change_nothing);
@@ -207,24 +183,24 @@ fn a_storm_of_sighups() -> anyhow::Result<()> {
     let victim = Victim::new()?;
     let env = &victim.env;
     let (pid, dir) = (env.pid()?, env.policies_dir());
-    thread::scope(|scope| -> anyhow::Result<()> {
-        let storm = scope.spawn(|| -> anyhow::Result<()> {
-            for i in 0..500 {
-                kill(pid, Signal::SIGHUP)?;
-                if i % 10 == 0 {
-                    thread::yield_now();
-                    fs::write(dir.join("x.toml"), format!("# {i}\n"))?;
-                }
+    let storm = || {
+        for i in 0..500 {
+            kill(pid, Signal::SIGHUP)?;
+            if i % 10 == 0 {
+                thread::yield_now();
+                fs::write(dir.join("x.toml"), format!("# {i}\n"))?;
             }
-            Ok(())
-        });
+        }
+        Ok(())
+    };
+    rto_tests::beside(storm, || {
         for i in 0..ADDED {
             let body =
                 serde_json::json!({ "cidrs": [format!("10.90.{i}.0/24")], "policy": "near" });
             let answer = env.socket_request("POST", "/v1/entries", &body.to_string())?;
             ensure!(answer["changed"]["added"] == 1, "{answer:#}");
         }
-        storm.join().map_err(|_| anyhow::anyhow!("panicked"))?
+        Ok(())
     })?;
     victim.is_well(1 + ADDED)?;
     ensure!(victim.cidrs()?.len() == 1 + ADDED);

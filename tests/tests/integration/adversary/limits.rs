@@ -15,8 +15,6 @@ use super::{
 };
 use crate::prelude::*;
 
-const NOBODY: u32 = 65_534;
-
 /// Opens silent connections, prints how many were refused, and replaces each one that is closed.
 const SILENT: &str = r#"
 import select, socket, sys
@@ -146,8 +144,7 @@ fn bodies_that_come_late() -> anyhow::Result<()> {
 test!(too_few_descriptors_are_an_error);
 /// In situations where libraries would panic.
 fn too_few_descriptors_are_an_error() -> anyhow::Result<()> {
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let env = configured(&near("\"10.88.0.0/24\""))?;
     let config = env.config().display().to_string();
     for (limit, verb, needed) in [
         ("8", &["run", "--config", &config][..], 32),
@@ -162,8 +159,7 @@ fn too_few_descriptors_are_an_error() -> anyhow::Result<()> {
             .env("RTO_AGENT_SOCKET", env.socket())
             .stdin(Stdio::null())
             .output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(1), "{verb:?}: {said}");
+        let said = refusal(&output)?;
         let wanted = format!("{limit} open files (RLIMIT_NOFILE), and rto-agent needs {needed}");
         ensure!(said.contains(&wanted), "{verb:?}: {said}");
         ensure!(!said.contains("panicked"), "{verb:?}: {said}");

@@ -1,12 +1,12 @@
 //! Connections that begin while a brake is on: they have the kernel's initial RTO, and all other settings of their
 //! policy.
 
-use rto_agent_common::{brake::Brake, direction::PASSIVE};
+use rto_agent_common::direction::PASSIVE;
 use rto_tests::path::Server;
 
 use super::*;
 use crate::{
-    established::{assert_schedule, reno, schedule},
+    established::{assert_schedule, schedule},
     statistics::{Link, outcome, stats_when},
     tuning::requests,
 };
@@ -29,7 +29,7 @@ test!(rto_max_comes_after_the_handshake, needs = [RTO_MAX]);
 /// SYN timers double as the kernel's do, which a maximum would end; data has the policy's maximum.
 fn rto_max_comes_after_the_handshake() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded("rto_min = \"200ms\"\nrto_max = \"1s\"\n"))?;
-    reno(&env)?;
+    env.net.reno()?;
     blow(&env, ACTIVE)?;
     sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
     env.net.black_hole(PORT)?;
@@ -58,25 +58,6 @@ fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
         "{outcome:?}"
     );
     Ok(())
-}
-
-test!(brakes_are_reset_when_a_guard_is_switched_on);
-/// The epochs of the guard start again as well, so a fuse blown before is not blown any more.
-fn brakes_are_reset_when_a_guard_is_switched_on() -> anyhow::Result<()> {
-    let env = TestEnv::with(&guarded(""))?;
-    blow(&env, ACTIVE)?;
-    env.signal(Signal::SIGCONT)?;
-    for (guard, epoch) in [("off", 0), ("on", 1)] {
-        env.configure(&guarded("").replace("\"on\"", &format!("\"{guard}\"")))?;
-        env.cli(&["reload"])?;
-        let found = InKernel::of(&env, "near")?.epoch(ACTIVE)?;
-        ensure!(found == epoch, "guard = {guard}: epoch {found}");
-    }
-    let brake = InKernel::of(&env, "near")?.brake(&env, ACTIVE)?;
-    ensure!(brake == Brake::default(), "{brake:?}");
-    env.net.black_hole(PORT)?;
-    let own = [Duration::from_millis(100)];
-    env.assert_syn_gaps(to(SERVER_V4, PORT), &own)
 }
 
 test!(a_request_of_either_timer_is_undecided);

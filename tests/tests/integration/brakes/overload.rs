@@ -41,10 +41,8 @@ test!(
 fn overloaded(timers: Timers, from: Duration) -> anyhow::Result<()> {
     const SYNS: f64 = 1.25;
     const BEYOND: f64 = 1.15;
-    let control = thread::spawn(|| overload(Timers::Kernel));
-    let (agents, agents_done) = overload(timers)?;
-    let control = control.join().map_err(|_| anyhow::anyhow!("a panic"))?;
-    let (kernels, kernels_done) = control?;
+    let both = rto_tests::beside(|| overload(Timers::Kernel), || overload(timers))?;
+    let ((kernels, kernels_done), (agents, agents_done)) = both;
     #[expect(clippy::cast_precision_loss, reason = "thousands")]
     let each = |all: &[Handshake]| syns(all) as f64 / all.len() as f64;
     let whole = [&agents, &kernels].map(|all| each(all));
@@ -145,12 +143,8 @@ fn incomplete_handshakes_change_nothing() -> anyhow::Result<()> {
     // The control: completed handshakes are counted, and the daemon has read the counters since.
     let _good = env.echo_server(to(SERVER_V4_OTHER, GOOD))?;
     let clients = Clients {
-        to: to(SERVER_V4_OTHER, GOOD),
-        from: Vec::new(),
-        interval: 2 * MS,
         rounds: 1,
-        pauses: Vec::new(),
-        patience: PATIENCE,
+        ..Clients::new(to(SERVER_V4_OTHER, GOOD), 2 * MS)
     };
     let done = Arrivals::start(&env.net.client, None, &clients)?.run(400)?;
     ensure!(done.complete == 400, "{done:?}");

@@ -7,7 +7,6 @@ use rto_agent_core::wire::bounded::MAX_CIDRS;
 use super::{super::security::group_1, descriptors, memory_kb, peak_memory_kb};
 use crate::prelude::*;
 
-const PORT: u16 = 4460;
 /// Longest time until a silent client is disconnected, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Shorter than the time after which silent clients are disconnected (5 s).
@@ -106,8 +105,7 @@ fn a_thousand_clients_at_once() -> anyhow::Result<()> {
     const CLIENTS: usize = 1000;
     /// The default of most systems, whatever limit the tests themselves have.
     const DESCRIPTORS: &str = "ulimit -Sn 1024; exec \"$0\" \"$@\"";
-    let mut env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    let mut env = configured(&near("\"10.88.0.0/24\""))?;
     env.start_under(&["bash", "-c", DESCRIPTORS].map(str::to_owned))?;
     status(&env)?;
     let before = descriptors(&env)?;
@@ -206,7 +204,7 @@ fn a_request_of_100_mb() -> anyhow::Result<()> {
     eprintln!("the daemon's memory grew by {grown} kB at most");
     // Two at a time, of 32 MiB, whose buffers double.
     ensure!(grown < 160 << 10, "{grown} kB");
-    ensure!(env.json(&["status"])?["entries"] == 1);
+    ensure!(env.status()?["entries"] == 1);
     // A large valid request is accepted.
     let many = vec!["2001:db8:aaaa:bbbb::/64"; MAX_CIDRS];
     let body = serde_json::json!({ "cidrs": many, "policy": "near" }).to_string();
@@ -240,7 +238,7 @@ fn the_headers_of_the_events() -> anyhow::Result<()> {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer)?;
     ensure!(&answer == b"HTTP/1.1 405", "{answer:?}");
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     ensure!(status["healthy"] == true, "{status:#}");
     Ok(())
 }
@@ -277,15 +275,9 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
         eventually("socket", TIMEOUT, || Ok(UnixStream::connect(&socket).ok()))?;
         let status = with(&["status", "--json"])?;
         let status: Value = serde_json::from_str(&status)?;
-        ensure!(
-            status["healthy"] == true && status["entries"] == 2,
-            "{status:#}"
-        );
+        assert_has(&status, json!({"healthy": true, "entries": 2}));
     }
-    ensure!(
-        env.log()
-            .contains("the socket was removed, and has been created again")
-    );
+    env.logs("the socket was removed, and has been created again")?;
     ensure!(memory_kb(&env)? < memory + (20 << 10));
     // Runtime entries are saved again without a request, so that a kill cannot lose them.
     let saved = run.join("state/manual.json");
@@ -293,15 +285,8 @@ fn the_sockets_directory_is_removed() -> anyhow::Result<()> {
         Ok(saved.exists().then_some(()))
     })?;
     // A second daemon is still kept out: by the lock on the pins.
-    let second = Command::new(find(None)?)
-        .args(["run", "--config"])
-        .arg(env.config())
-        .output()?;
-    let said = String::from_utf8_lossy(&second.stderr);
-    ensure!(second.status.code() == Some(1), "{said}");
-    ensure!(said.contains("another rto-agent"), "{said}");
-    env.end(Signal::SIGKILL)?;
-    env.start()?;
+    env.second_is_refused(&env.config())?;
+    env.restart(Signal::SIGKILL)?;
     env.cli_says(&["list", "--socket", &socket], "10.1.0.0/24")
 }
 
@@ -317,7 +302,7 @@ fn the_socket_of_a_group_is_removed() -> anyhow::Result<()> {
     ensure!(fs::metadata(env.socket())?.gid() == 1);
     fs::remove_file(env.socket())?;
     let said = "it was removed, and cannot be created again: chgrp";
-    eventually_seen(said, TIMEOUT, || Ok(env.log()), |log| log.contains(said))?;
+    env.wait_log(said)?;
     // The daemon does not create a socket with another group either.
     ensure!(!env.socket().exists());
     env.assert_syn_gap(to(SERVER_V4, PORT), POLICY_RTO)?;

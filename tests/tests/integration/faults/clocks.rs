@@ -4,8 +4,6 @@ use nix::time::{ClockId, clock_gettime, clock_settime};
 
 use crate::prelude::*;
 
-const PORT: u16 = 4470;
-
 test!(time_namespace_is_refused);
 /// Clocks in a time namespace differ from the program's, so a lease or a `--ttl` would end at another time.
 fn time_namespace_is_refused() -> anyhow::Result<()> {
@@ -27,14 +25,18 @@ fn time_namespace_is_refused() -> anyhow::Result<()> {
     ensure!(why.contains("in a time namespace"), "{why}");
     // The refused daemon has changed nothing.
     env.start()?;
-    let list = env.json(&["list"])?;
-    let entries = list["entries"].as_array().cloned().unwrap_or_default();
-    let left = entries
-        .iter()
-        .find_map(|entry| entry["source"]["expires_in_s"].as_u64());
-    ensure!(left.is_some_and(|s| (7000..=7200).contains(&s)), "{list:#}");
-    ensure!(env.json(&["status"])?["healthy"] == true);
+    let left = left(&env, "10.2.0.0/24")?;
+    ensure!(left.is_some_and(|s| (7000..=7200).contains(&s)), "{left:?}");
+    ensure!(env.status()?["healthy"] == true);
     Ok(())
+}
+
+/// The time until an entry expires, seconds.
+fn left(env: &TestEnv, cidr: &str) -> anyhow::Result<Option<u64>> {
+    let list = env.json(&["list"])?;
+    let mut entries = list["entries"].as_array().into_iter().flatten();
+    let entry = entries.find(|entry| entry["cidr"] == cidr);
+    Ok(entry.and_then(|entry| entry["source"]["expires_in_s"].as_u64()))
 }
 
 /// The wall clock; corrected when dropped.
@@ -77,16 +79,9 @@ fn the_wall_clock_is_set() -> anyhow::Result<()> {
     const DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
     const SHORT: Duration = Duration::from_secs(30);
     const LONG: Duration = Duration::from_secs(3600);
-    let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
-    env.net.black_hole(PORT)?;
+    let mut env = silent(&near("\"10.88.0.0/24\""))?;
     let begin = Instant::now();
     env.cli(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "1h"])?;
-    let left = |env: &TestEnv, cidr: &str| -> anyhow::Result<Option<u64>> {
-        let list = env.json(&["list"])?;
-        let entries = list["entries"].as_array().cloned().unwrap_or_default();
-        let entry = entries.iter().find(|entry| entry["cidr"] == cidr);
-        Ok(entry.and_then(|entry| entry["source"]["expires_in_s"].as_u64()))
-    };
     let clock = WallClock::new()?;
     for (index, is_ahead) in [true, false].into_iter().enumerate() {
         let added = Instant::now();
@@ -104,8 +99,7 @@ fn the_wall_clock_is_set() -> anyhow::Result<()> {
         env.configure(&near(&more.join(", ")))?;
         env.wait_status("the file", |s| s["entries"] == entries + 2)?;
         // A start ignores timestamps as well.
-        env.end(Signal::SIGKILL)?;
-        env.start()?;
+        env.restart(Signal::SIGKILL)?;
         let is_there = left(&env, "10.2.0.0/24")?.is_some();
         ensure!(is_there || added.elapsed() > SHORT, "it ended too soon");
         thread::sleep(SHORT.saturating_sub(added.elapsed()));
@@ -117,7 +111,7 @@ fn the_wall_clock_is_set() -> anyhow::Result<()> {
         // In whole seconds, rounded up.
         let (most, least) = (LONG.as_secs(), (LONG - begin.elapsed()).as_secs());
         ensure!((least..=most).contains(&long), "{long} s left of an hour");
-        ensure!(env.json(&["status"])?["healthy"] == true);
+        ensure!(env.status()?["healthy"] == true);
     }
     Ok(())
 }

@@ -1,17 +1,14 @@
 //! The desired state, tracked by the test itself: files, saved entries, runtime entries.
 
-use std::{
-    fmt::Write as _,
-    net::{Ipv4Addr, Ipv6Addr},
-};
+use std::{fmt::Write as _, net::IpAddr};
 
 use rand::{
     RngExt as _,
     rngs::ChaCha8Rng,
     seq::{IteratorRandom as _, SliceRandom as _},
 };
-use rto_agent_common::{FIRST_SLOT, Policy};
-use rto_tests::policy_slot::policy_in;
+use rto_agent_common::{EntryValue, FIRST_SLOT, Policy};
+use rto_tests::pinned::{self, map, read};
 
 use crate::prelude::*;
 
@@ -287,45 +284,32 @@ fn inline(ms: u32) -> Value {
 }
 
 /// The entries in the maps with their initial RTOs, and the names of the policies.
-pub(super) fn held(pins: &Path) -> anyhow::Result<(Entries, BTreeSet<String>)> {
-    let policies: BTreeMap<u32, (String, u32)> = Map::open(&pins.join(maps::POLICIES))?
-        .dump()?
+pub(super) fn held(env: &TestEnv) -> anyhow::Result<(Entries, BTreeSet<String>)> {
+    let policies: BTreeMap<u32, Policy> = pinned::policies(env)?
         .into_iter()
-        .filter_map(|(index, slot)| {
-            let index = u32::from_ne_bytes(index.try_into().ok()?);
-            let value = policy_in(&slot)?;
-            let name = value[std::mem::offset_of!(Policy, name)..]
-                .iter()
-                .take_while(|b| **b != 0)
-                .copied()
-                .collect();
-            let name = String::from_utf8(name).ok()?;
-            let offset = std::mem::offset_of!(Policy, initial_rto_us);
-            let rto = value.get(offset..offset + 4)?.try_into().ok()?;
-            let used = !name.is_empty() && index >= FIRST_SLOT;
-            used.then_some((index, (name, u32::from_ne_bytes(rto) / 1000)))
-        })
+        .filter(|(slot, policy)| *slot >= FIRST_SLOT && policy.name().is_some())
         .collect();
     let mut entries = Entries::new();
     for name in [maps::ENTRIES_V4, maps::ENTRIES_V6] {
-        for (key, value) in Map::open(&pins.join(name))?.dump()? {
+        for (key, value) in map(env, name)?.dump()? {
             let (prefix, address) = key.split_at(4);
             let prefix = u32::from_ne_bytes(prefix.try_into()?);
-            let cidr = match <[u8; 4]>::try_from(address) {
-                Ok(v4) => format!("{}/{prefix}", Ipv4Addr::from(v4)),
-                Err(_) => format!(
-                    "{}/{prefix}",
-                    Ipv6Addr::from(<[u8; 16]>::try_from(address)?)
-                ),
+            let address: IpAddr = match <[u8; 4]>::try_from(address) {
+                Ok(v4) => v4.into(),
+                Err(_) => <[u8; 16]>::try_from(address)?.into(),
             };
-            let slot = u32::from_ne_bytes(value[..4].try_into()?);
-            let (_, ms) = policies
+            let (cidr, slot) = (
+                format!("{address}/{prefix}"),
+                read::<EntryValue>(&value)?.slot(),
+            );
+            let policy = policies
                 .get(&slot)
                 .with_context(|| format!("{cidr} points at slot {slot}, which no policy has"))?;
-            entries.insert(cidr, *ms);
+            entries.insert(cidr, policy.initial_rto_us / 1000);
         }
     }
-    let names = policies.into_values().map(|(name, _)| name).collect();
+    let names = policies.values().filter_map(Policy::name);
+    let names = names.map(ToOwned::to_owned).collect();
     Ok((entries, names))
 }
 

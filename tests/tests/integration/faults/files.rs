@@ -2,14 +2,8 @@
 
 use rto_agent_common::LAYOUT_VERSION;
 
-use super::{descriptors, memory_kb};
+use super::{descriptors, desired::names_in, memory_kb};
 use crate::prelude::*;
-
-const PORT: u16 = 4460;
-
-fn expect(env: &TestEnv, timer: Duration) -> anyhow::Result<()> {
-    env.assert_syn_gap(to(SERVER_V4, PORT), timer)
-}
 
 fn env() -> anyhow::Result<TestEnv> {
     let env = TestEnv::new()?;
@@ -78,7 +72,7 @@ fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
     env.start()?;
     env.end(Signal::SIGKILL)?;
     env.start_under(&mounted(READ_ONLY))?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     ensure!(
         status["found_at_start"] == "adopted" && status["healthy"] == true,
         "{status:#}"
@@ -93,7 +87,7 @@ fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
     // The policy is still active, as the pins exist: the next daemon adopts them.
     expect(&env, POLICY_RTO)?;
     env.start()?;
-    ensure!(env.json(&["status"])?["found_at_start"] == "adopted");
+    ensure!(env.status()?["found_at_start"] == "adopted");
     ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));
     ensure!(!env.pin_dir().exists());
     Ok(())
@@ -159,11 +153,18 @@ fn the_cgroup_is_removed() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn names_in(dir: &Path) -> anyhow::Result<Vec<String>> {
-    let entries = fs::read_dir(dir)?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned()));
-    let mut names = entries.collect::<anyhow::Result<Vec<_>>>()?;
-    names.sort();
-    Ok(names)
+/// A shell command that mounts a small file system.
+fn tmpfs(dir: &Path) -> String {
+    format!(
+        "mount -t tmpfs -o size=128k,mode=755 none {}",
+        dir.display()
+    )
+}
+
+/// More CIDRs than fit into the free part of the last page of a full file system.
+fn many_cidrs() -> Vec<String> {
+    let cidrs = (0..500).map(|i| format!("10.3.{}.{}", i / 256, i % 256));
+    cidrs.collect()
 }
 
 fn fill(file: &Path) -> anyhow::Result<()> {
@@ -181,12 +182,6 @@ fn a_full_disk() -> anyhow::Result<()> {
     let mut env = env()?;
     let (state, saved) = (env.dir().join("state"), env.policies_dir());
     fs::create_dir(&state)?;
-    let tmpfs = |dir: &Path| {
-        format!(
-            "mount -t tmpfs -o size=128k,mode=755 none {}",
-            dir.display()
-        )
-    };
     env.start_under(&mounted(&format!("{}; {}", tmpfs(&state), tmpfs(&saved))))?;
     env.cli(&["add", "10.1.0.0/24", "--policy", "near"])?;
     env.cli(&["add", "10.2.0.0/24", "--policy", "near", "--save"])?;
@@ -196,18 +191,12 @@ fn a_full_disk() -> anyhow::Result<()> {
         let stuffing = dir.join("stuffing");
         fill(&stuffing)?;
         let names = names_in(&dir)?;
-        let texts: Vec<_> = names
-            .iter()
-            .map(|n| fs::read(dir.join(n)))
-            .collect::<Result<_, _>>()?;
-        // More than fit into the free part of the last page.
-        let cidrs: Vec<String> = (0..500)
-            .map(|i| format!("10.3.{}.{}", i / 256, i % 256))
-            .collect();
+        let texts = || names.iter().map(|name| fs::read(dir.join(name))).collect();
+        let before: io::Result<Vec<_>> = texts();
+        let before = before?;
+        let cidrs = many_cidrs();
         let mut add = vec!["add", "--policy", "near"];
-        let mut remove = vec!["remove"];
         add.extend(cidrs.iter().map(String::as_str));
-        remove.push(if save { "10.2.0.0/24" } else { "10.1.0.0/24" });
         if save {
             add.push("--save");
         }
@@ -218,23 +207,22 @@ fn a_full_disk() -> anyhow::Result<()> {
             "{said}"
         );
         ensure!(names_in(&dir)? == names, "{:?}", names_in(&dir)?);
-        for (name, text) in names.iter().zip(&texts) {
-            ensure!(fs::read(dir.join(name))? == *text, "{name} was changed");
-        }
+        let after: io::Result<Vec<_>> = texts();
+        ensure!(after? == before, "{names:?}");
         let now = env.json(&["list"])?;
         ensure!(now == list, "{now:#}");
-        ensure!(env.json(&["status"])?["healthy"] == true);
+        ensure!(env.status()?["healthy"] == true);
         // With free space everything works as before.
         fs::remove_file(&stuffing)?;
         env.cli(&add)?;
         // (The status may be one check old while the engine is busy.)
         env.wait_status("all of them", |status| status["entries"] == 503)?;
-        let mut undo = vec!["remove"];
-        undo.extend(cidrs.iter().map(String::as_str));
-        if save {
-            undo.push("--save");
-        }
-        env.cli(&undo)?;
+        let undo: &[&str] = if save {
+            &["remove", "--save"]
+        } else {
+            &["remove"]
+        };
+        env.cli_of(undo, &cidrs)?;
         ensure!(env.json(&["list"])?["entries"] == list["entries"]);
     }
     expect(&env, POLICY_RTO)?;
@@ -245,7 +233,7 @@ fn a_full_disk() -> anyhow::Result<()> {
         state.display()
     );
     env.start_under(&mounted(&format!("{}; {full}", tmpfs(&state))))?;
-    ensure!(env.json(&["status"])?["healthy"] == true);
+    ensure!(env.status()?["healthy"] == true);
     expect(&env, POLICY_RTO)
 }
 
@@ -255,18 +243,8 @@ fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
     let mut env = env()?;
     let state = env.dir().join("state");
     fs::create_dir(&state)?;
-    let tmpfs = format!(
-        "mount -t tmpfs -o size=128k,mode=755 none {}",
-        state.display()
-    );
-    env.start_under(&mounted(&tmpfs))?;
-    // More than fit beside the stuffing.
-    let cidrs: Vec<String> = (0..500)
-        .map(|i| format!("10.3.{}.{}", i / 256, i % 256))
-        .collect();
-    let mut add = vec!["add", "--policy", "near"];
-    add.extend(cidrs.iter().map(String::as_str));
-    env.cli(&add)?;
+    env.start_under(&mounted(&tmpfs(&state)))?;
+    env.cli_of(&["add", "--policy", "near"], &many_cidrs())?;
     env.cli(&["add", "10.1.0.0/24", "--policy", "near", "--ttl", "3s"])?;
     let dir = seen(&env, &state)?;
     fill(&dir.join("stuffing"))?;
@@ -281,7 +259,7 @@ fn the_end_of_an_entry_on_a_full_disk() -> anyhow::Result<()> {
     let saved = || Ok(fs::read_to_string(dir.join("manual.json"))?);
     let is_out = |text: &String| !text.contains("10.1.0.0/24");
     eventually_seen("file without the entry", TIMEOUT, saved, is_out)?;
-    ensure!(env.json(&["status"])?["entries"] == 501);
+    ensure!(env.status()?["entries"] == 501);
     Ok(())
 }
 
@@ -298,7 +276,7 @@ fn files_that_cannot_be_written() -> anyhow::Result<()> {
         &["add", "10.2.0.0/24", "--policy", "near", "--save"],
         "Read-only file system",
     )?;
-    ensure!(env.json(&["status"])?["entries"] == 2);
+    ensure!(env.status()?["entries"] == 2);
     Ok(())
 }
 
@@ -328,8 +306,11 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     let mut env = env()?;
     env.start()?;
     let ours = names_in(&env.pin_dir())?;
-    ensure!(ours.len() == 1, "{ours:?}");
-    let (object, rest) = (ours[0].split('-').nth(1), ours[0].rsplit('-').next());
+    let own = ours
+        .first()
+        .filter(|_| ours.len() == 1)
+        .context("not one")?;
+    let (object, rest) = (own.split('-').nth(1), own.rsplit('-').next());
     let (object, capacity) = (object.context("no object")?, rest.context("no capacity")?);
     env.end(Signal::SIGTERM)?;
     let dir = env.pin_dir();
@@ -363,21 +344,22 @@ fn pins_of_others_and_of_other_layouts() -> anyhow::Result<()> {
     map(&dir.join("other"), "theirs")?;
     map(&dir, "l4-0000-16")?;
     env.start()?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     ensure!(
         status["found_at_start"] == "replaced" && status["healthy"] == true,
         "{status:#}"
     );
     expect(&env, POLICY_RTO)?;
     let mut left = names_in(&dir)?;
-    left.retain(|name| *name != ours[0]);
+    left.remove(own);
     // Not ours: a directory with another name, and a map where we have directories.
-    ensure!(left == ["l4-0000-16", "other"], "{left:?}");
+    let others = BTreeSet::from(["l4-0000-16", "other"].map(str::to_owned));
+    ensure!(left == others, "{left:?}");
     ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
     env.end(Signal::SIGKILL)?;
     env.cli_says(&["detach"], "left in place, not created by rto-agent")?;
-    ensure!(names_in(&dir)? == ["l4-0000-16", "other"]);
-    ensure!(names_in(&dir.join("other"))? == ["theirs"]);
+    ensure!(names_in(&dir)? == others);
+    ensure!(names_in(&dir.join("other"))?.len() == 1);
     await_programs(&env, 1)?;
     drop(foreign);
     Ok(())
@@ -402,17 +384,12 @@ fn two_daemons_and_one_set_of_pins() -> anyhow::Result<()> {
         .replace("control.sock", "2.sock");
     let second = env.dir().join("etc/second.toml");
     fs::write(&second, text)?;
-    let output = Command::new(find(None)?)
-        .args(["run", "--config"])
-        .arg(&second)
-        .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1), "{said}");
+    let said = env.second_is_refused(&second)?;
     let (pid, pins) = (env.pid()?, env.pin_dir());
     let message = format!("another rto-agent (pid {pid}) holds {}", pins.display());
     ensure!(said.contains(&message), "{said}");
     ensure!(!env.dir().join("2.sock").exists());
-    ensure!(env.json(&["status"])?["healthy"] == true);
+    ensure!(env.status()?["healthy"] == true);
     expect(&env, POLICY_RTO)
 }
 
@@ -478,7 +455,7 @@ fn a_file_replaced_a_thousand_times() -> anyhow::Result<()> {
     let list = env.cli(&["list"])?;
     assert_says(&list, &["10.200.0.0/24", "10.1.0.0/24"]);
     expect(&env, POLICY_RTO)?;
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     ensure!(status["last_reload"]["ok"] == true, "{status:#}");
     let is_few = |now: &usize| *now <= descriptors_before + 2;
     eventually_seen("end of descriptors", TIMEOUT, || descriptors(&env), is_few)?;

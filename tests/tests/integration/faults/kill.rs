@@ -29,7 +29,6 @@ const ROUNDS_BUSY: u32 = 24;
 /// Environments at once: a start mostly waits for the kernel, but needs CPU time on an emulated processor.
 const ENVS: u32 = 4;
 const ENVS_EMULATED: u32 = 2;
-const PORT: u16 = 4450;
 
 /// Fewest samples of the prober in each environment. A sample takes about 0.6 ms and a round 200 ms or more; the rest
 /// allows for a busy machine.
@@ -188,37 +187,6 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
     let taken: u32 = tallies.iter().map(|t| t.taken).sum();
     ensure!(taken > 0 || rounds < ROUNDS_LONG, "none was half done");
     Ok(())
-}
-
-test!(settings_last_seen_outlive_a_kill);
-/// A policy that is removed from the files stays for its runtime entries, with its last settings, even if the daemon
-/// that saw them was killed.
-fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
-    let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");
-    let mut env = TestEnv::with(&policy(140))?;
-    env.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
-    let assert_settings = |env: &TestEnv, expected: &str| -> anyhow::Result<()> {
-        let list = env.json(&["list"])?;
-        let found = &list["policies"]["p"]["settings"]["initial_rto"];
-        ensure!(found == expected, "{found}, not {expected}: {list:#}");
-        Ok(())
-    };
-    let other = "[policy.other]\ninitial_rto = \"300ms\"\n";
-    // Seen by a reload.
-    env.configure(&policy(160))?;
-    env.cli(&["reload"])?;
-    env.end(Signal::SIGKILL)?;
-    env.configure(other)?;
-    env.start()?;
-    assert_settings(&env, "160ms")?;
-    // Seen at a start.
-    env.end(Signal::SIGKILL)?;
-    env.configure(&policy(180))?;
-    env.start()?;
-    env.end(Signal::SIGKILL)?;
-    env.configure(other)?;
-    env.start()?;
-    assert_settings(&env, "180ms")
 }
 
 struct Run {

@@ -66,9 +66,7 @@ fn controller() -> anyhow::Result<(PathBuf, &'static str)> {
 }
 
 fn env() -> anyhow::Result<TestEnv> {
-    let env = TestEnv::new()?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
-    Ok(env)
+    configured(&near("\"10.88.0.0/24\""))
 }
 
 test!(a_start_that_does_not_fit_is_refused);
@@ -93,7 +91,7 @@ fn a_start_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     // A smaller configuration is loaded, beside a daemon without a limit.
     fs::remove_file(env.policies_dir().join("many.toml"))?;
     env.start_under(&group.wrapper())?;
-    ensure!(env.json(&["status"])?["healthy"] == true);
+    ensure!(env.status()?["healthy"] == true);
     Ok(())
 }
 
@@ -131,11 +129,7 @@ fn a_change_that_does_not_fit_is_refused() -> anyhow::Result<()> {
     http::send_chunked(&mut stream, "POST", ADD, &body, 64 << 10)?;
     refused(http::receive(stream)?, &why)?;
     ensure!(group.killed()? == 0);
-    let status = env.json(&["status"])?;
-    ensure!(
-        status["healthy"] == true && status["entries"] == 1,
-        "{status:#}"
-    );
+    env.status_has(json!({"healthy": true, "entries": 1}))?;
     ensure!(env.pid()? == pid);
     Ok(())
 }
@@ -161,10 +155,6 @@ fn leftovers_of_a_killed_start_are_removed() -> anyhow::Result<()> {
         env.pins()? == pins,
         "what is in force was taken for unfinished"
     );
-    ensure!(
-        env.log().contains("removed unfinished pins"),
-        "{}",
-        env.log()
-    );
+    env.logs("removed unfinished pins")?;
     Ok(())
 }

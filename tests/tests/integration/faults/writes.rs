@@ -31,9 +31,7 @@ fn reload(env: &TestEnv, after: &str) -> anyhow::Result<Answer> {
     env.configure(&near(after))?;
     let answer = post(env, "/v1/reload", "{}")?;
     ensure!(answer.status == 500, "{answer:?}");
-    let status = env.json(&["status"])?;
-    ensure!(status["last_reload"]["ok"] == false, "{status:#}");
-    ensure!(status["entries"] == 1, "{status:#}");
+    env.status_has(json!({"last_reload": {"ok": false}, "entries": 1}))?;
     Ok(answer)
 }
 
@@ -50,7 +48,7 @@ fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
     ensure!(answer.body.contains("nothing was changed"), "{answer:?}");
     ensure!(answer.body.contains(KEPT), "{answer:?}");
     ensure!(entries(&env, maps::ENTRIES_V4)? == 1);
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     ensure!(status["in_sync"] == true, "{status:#}");
     let body = "{\"cidrs\": [\"fd98::/64\"], \"policy\": \"near\"}";
     let answer = post(&env, "/v1/entries", body)?;
@@ -82,7 +80,7 @@ fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     );
     ensure!(answer.body.contains("the daemon retries"), "{answer:?}");
     ensure!(!answer.body.contains(KEPT), "{answer:?}");
-    let status = env.json(&["status"])?;
+    let status = env.status()?;
     ensure!(status["in_sync"] == false, "{status:#}");
     // The control: the kernel does not hold the original entries.
     ensure!(entries(&env, maps::ENTRIES_V6)? == 2);

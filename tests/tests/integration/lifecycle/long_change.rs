@@ -8,7 +8,7 @@ use rto_testbed::{
 };
 use rto_tests::{held_thread::HeldThread, locked_socket::LockedSocket};
 
-use super::{PORT, expect, under, units_capabilities};
+use super::bounded;
 use crate::{prelude::*, scale};
 
 /// The longest time that a stop may take, and the allowance for a busy machine.
@@ -36,9 +36,7 @@ fn start_watched(env: &mut TestEnv, timeout: Duration) -> anyhow::Result<()> {
 }
 
 fn entries(env: &TestEnv) -> anyhow::Result<u64> {
-    env.json(&["status"])?["entries"]
-        .as_u64()
-        .context("no entries")
+    env.status()?["entries"].as_u64().context("no entries")
 }
 
 test!(watchdog_is_notified_during_progress);
@@ -157,14 +155,13 @@ fn a_stop_of_a_stuck_one_detaches() -> anyhow::Result<()> {
 test!(a_stop_does_not_wait_for_a_walk, needs = [TCP_ITERATOR]);
 /// A socket that is in use blocks the walk over open sockets; the daemon abandons it in time to do what `on_exit` says.
 fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    env.configure(&format!(
+    let mut env = configured(&format!(
         "apply_to_open = true\n{}",
         near("\"10.88.0.0/24\"")
     ))?;
     let held = LockedSocket::new()?;
     // The walk covers the daemon's own namespace, which is this one, and no other.
-    env.start_under(&under(&units_capabilities()?))?;
+    env.start_under(&bounded(&["rto-agent.service"])?)?;
     env.wait_status("the walk", |status| {
         status["open_sockets"]["running"] == true
     })?;
@@ -173,9 +170,7 @@ fn a_stop_does_not_wait_for_a_walk() -> anyhow::Result<()> {
     eventually_seen("the walk at the socket", TIMEOUT, waits, |waits| *waits)?;
     env.signal(Signal::SIGTERM)?;
     // The kernel cannot kill a thread that waits for the socket lock.
-    let said = |text: &'static str| {
-        eventually_seen(text, TIMEOUT, || Ok(env.log()), |log| log.contains(text))
-    };
+    let said = |text: &'static str| env.wait_log(text);
     let log = said("detached")?;
     drop(held);
     ensure!(
@@ -233,22 +228,19 @@ fn a_stop_in_the_middle_of_a_large_add() -> anyhow::Result<()> {
     for used in [0, 20, 60, 150, 400, 1_000, 4_000].map(Duration::from_millis) {
         env.start()?;
         let engine = HeldThread::of(env.pid()?, ENGINE)?;
-        let (answered, begin) = thread::scope(|scope| {
-            let adding = scope.spawn(|| change_many(&socket, ADD, count));
+        let add = || change_many(&socket, ADD, count);
+        let (answered, begin) = rto_tests::beside(add, || {
+            let engine = engine;
             engine.advance(used)?;
             let begin = Instant::now();
             env.signal(Signal::SIGTERM)?;
-            drop(engine);
-            let answered = adding.join();
-            let answered =
-                answered.map_err(|_| anyhow::anyhow!("the requesting thread panicked"))??;
-            anyhow::Ok((answered, begin))
+            Ok(begin)
         })?;
         let status = env.ended()?;
         ensure!(status.success(), "{status}: {}", env.log());
         ensure_prompt(begin.elapsed())?;
         env.start()?;
-        let status = env.json(&["status"])?;
+        let status = env.status()?;
         ensure!(status["healthy"] == true, "{status:#}");
         let after = entries(&env)?;
         outcomes.push((used, answered, after));

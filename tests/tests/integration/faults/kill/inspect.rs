@@ -12,7 +12,7 @@ impl Run {
     /// Asserts that the kernel holds one of these states, and nothing else; returns its index.
     pub(super) fn check(&self, candidates: &[Desired]) -> anyhow::Result<usize> {
         let pins = self.pins()?;
-        let (held, names) = held(&pins)?;
+        let (held, names) = held(&self.env)?;
         let sources = Sources::of(&self.env.json(&["list"])?)?;
         let which = candidates
             .iter()
