@@ -22,6 +22,7 @@ use crate::{
     sample::Sample,
     start::no_op,
     suite::SampleSizes,
+    traffic::NEAR,
 };
 
 /// In production `state_dir` is below /run, which is in memory; this directory is in memory on every host.
@@ -76,7 +77,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
 /// An agent with its state below this directory, and its map of IPv4 entries.
 fn env(binary: &Path, parent: &Path) -> anyhow::Result<(TestEnv, OwnedFd)> {
     let mut env = TestEnv::of_in(binary.to_owned(), parent)?;
-    env.configure("[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n")?;
+    env.configure(NEAR)?;
     env.start()?;
     let map = find(&env.pin_dir(), "ENTRIES_V4").context("no ENTRIES_V4 is pinned")?;
     Ok((env, pinned(&map)?))

@@ -24,6 +24,7 @@ use crate::{
     result::{BenchResult, Goal, millis, table},
     sample::Sample,
     suite::SampleSizes,
+    traffic::NEAR,
 };
 
 /// The policy's initial RTO, and the kernel's own.
@@ -36,8 +37,7 @@ const PORT: u16 = 7300;
 const EARLY_MS: f64 = 1.0;
 
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
-    let policy = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
-    let env = agent(programs, policy)?;
+    let env = agent(programs, NEAR)?;
     env.net.black_hole(PORT)?;
     let to: SocketAddr = format!("{SERVER_V4}:{PORT}").parse()?;
     let helper = helper(programs);

@@ -15,12 +15,12 @@ use crate::{
     process::{agent, check_signals},
     result::{BenchResult, Goal, millis, table},
     suite::SampleSizes,
+    traffic::NEAR,
 };
 
 /// Maximum share of a CPU, %.
 const GOAL: f64 = 0.1;
 
-const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 /// Interval between scrapes; Prometheus' default is one minute.
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
 /// Time for work of the start that continues after READY=1.
@@ -42,7 +42,7 @@ pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchRe
         String::new(),
         format!("metrics = \"{address}\"\n"),
     ];
-    let worlds = settings.map(|settings| agent(programs, &format!("{settings}{POLICY}")));
+    let worlds = settings.map(|settings| agent(programs, &format!("{settings}{NEAR}")));
     let worlds = worlds.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     thread::sleep(SETTLE.min(sizes.idle));
     let read = || worlds.iter().map(cpu).collect::<anyhow::Result<Vec<_>>>();

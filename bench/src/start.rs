@@ -14,19 +14,18 @@ use crate::{
     result::{BenchResult, Goal, elapsed_ms, millis, times_table},
     sample::Sample,
     suite::SampleSizes,
+    traffic::NEAR,
 };
 
 /// Maximum time of a start.
 const GOAL_MS: f64 = 70.0;
 
-const POLICY: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
-
 pub(crate) fn run(sizes: SampleSizes, programs: &Path) -> anyhow::Result<BenchResult> {
     let binary = programs.join("rto-agent");
     let mut fresh = TestEnv::of(binary.clone())?;
-    fresh.configure(POLICY)?;
+    fresh.configure(NEAR)?;
     let mut kept = TestEnv::of(binary.clone())?;
-    kept.configure(&format!("on_exit = \"keep\"\n{POLICY}"))?;
+    kept.configure(&format!("on_exit = \"keep\"\n{NEAR}"))?;
     // Leaves the pins that the later starts adopt.
     kept.start()?;
     kept.end(Signal::SIGTERM)?;

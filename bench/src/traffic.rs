@@ -7,6 +7,9 @@ use rto_testbed::{env::TestEnv, foreign::Runs, workload::rate::Rate};
 
 use crate::{process::check_signals, sample::Sample};
 
+/// A policy that covers the peers of a test environment.
+pub(crate) const NEAR: &str =
+    "[policy.near]\ncidrs = [\"10.88.0.0/24\"]\ninitial_rto = \"100ms\"\n";
 /// A policy that covers the loopback addresses.
 pub(crate) const POLICY: &str =
     "[policy.all]\ncidrs = [\"127.0.0.0/8\"]\ninitial_rto = \"100ms\"\nforce = true\n";

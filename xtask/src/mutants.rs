@@ -20,10 +20,6 @@ pub(crate) struct Args {
     /// Run every Nth mutant of an area, starting with the Kth (0 to N-1)
     #[arg(long, value_name = "K/N")]
     shard: Option<String>,
-    /// Run only mutants whose name, as printed for missed ones, matches this regular expression (deleted fields always
-    /// run)
-    #[arg(long, value_name = "REGEX")]
-    only: Option<String>,
 }
 
 const CARGO_MUTANTS: &str = "27.1.0";
@@ -50,7 +46,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         mutants
             .arg(&out)
             .args(files.split(' '))
-            .args(args.only.iter().flat_map(|names| ["--re", names]))
             .args(args.shard.iter().flat_map(|shard| ["--shard", shard]))
             // CARGO_BUILD_JOBS limits the parallel jobs.
             .args(["--jobserver", "false", "--", "--"])

@@ -25,6 +25,29 @@ pub(crate) fn cache() -> anyhow::Result<PathBuf> {
     Ok(cache.join("rto-agent"))
 }
 
+/// A file or directory in the cache, which this function makes unless it exists. It appears when it is complete.
+pub(crate) fn cached(
+    name: &str,
+    make: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<PathBuf> {
+    let path = cache()?.join(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    let parent = path.parent().context("no directory")?;
+    fs::create_dir_all(parent)?;
+    let lock = File::create(parent.join("lock"))?;
+    lock.lock()?;
+    // Another process may have made it in the meantime.
+    if !path.exists() {
+        let unfinished = tempfile::tempdir_in(parent)?;
+        let made = unfinished.path().join("made");
+        make(&made)?;
+        fs::rename(made, &path)?;
+    }
+    Ok(path)
+}
+
 /// Announces and builds a tool with these options of `cargo install`, unless this version is installed; returns a PATH
 /// that includes it.
 pub(crate) fn ensure(
@@ -49,18 +72,16 @@ pub(crate) fn installed(
     version: &str,
     why: &str,
 ) -> anyhow::Result<PathBuf> {
-    let dir = cache()?.join(format!("tools/{tool}-{version}"));
-    let bin = dir.join("bin");
-    if !bin.join(tool).is_file() {
-        println!("building {tool} {version} into {} ({why})", dir.display());
+    let dir = cached(&format!("tools/{tool}-{version}"), |dir| {
+        println!("building {tool} {version} ({why})");
         run(install
             .args(["--quiet", "--locked", "--root"])
-            .arg(&dir)
+            .arg(dir)
             .arg(format!("{tool}@{version}"))
             .env("CARGO_PROFILE_DEV_DEBUG", "false")
-            .env_remove("CARGO_TARGET_DIR"))?;
-    }
-    Ok(bin)
+            .env_remove("CARGO_TARGET_DIR"))
+    })?;
+    Ok(dir.join("bin"))
 }
 
 /// Announces and installs these PyPI packages, each with its version, into a virtual environment with this name in the

@@ -13,7 +13,7 @@ use anyhow::ensure;
 use crate::{
     ebpf::sha256,
     process::{command, is_root, need, run as run_command},
-    tools,
+    tools::cached,
     vm::{
         image::{self, write, write_program},
         kernels::{KEYRING, Unpacked},
@@ -110,33 +110,22 @@ pub(crate) fn script(checks: &str) -> String {
 /// The minimal Debian as an archive, which is made only once.
 fn base(packages: &str) -> anyhow::Result<PathBuf> {
     let hash = sha256(format!("{ARCHIVE} {SUITE} {packages} {UNREAD:?}").as_bytes());
-    let cache = tools::cache()?.join("debian");
-    let image = cache.join(format!("{SUITE}-{}.cpio", &hash[..12]));
-    if image.exists() {
-        return Ok(image);
-    }
-    let debootstrap = ("debootstrap", "debootstrap");
-    need(&[debootstrap, KEYRING], "a host with systemd")?;
-    ensure!(
-        is_root(),
-        "debootstrap needs root the first time: sudo env PATH=\"$PATH\" HOME=\"$HOME\" cargo xtask ..."
-    );
-    println!("debootstrap {SUITE} with {packages}");
-    fs::create_dir_all(&cache)?;
-    let dir = tempfile::tempdir_in(&cache)?;
-    let top = dir.path().join("root");
-    let debootstrap = "debootstrap --variant=minbase --force-check-gpg --keyring";
-    let options = format!("{} --include={packages} {SUITE}", KEYRING.0);
-    run_command(
-        command(&format!("{debootstrap}={options}"))
-            .arg(&top)
-            .arg(ARCHIVE),
-    )?;
-    run_command(command("rm -rf").args(UNREAD).current_dir(&top))?;
-    let unfinished = dir.path().join("image");
-    image::pack_into(&top, &unfinished)?;
-    fs::rename(&unfinished, &image)?;
-    Ok(image)
+    cached(&format!("debian/{SUITE}-{}.cpio", &hash[..12]), |image| {
+        let debootstrap = ("debootstrap", "debootstrap");
+        need(&[debootstrap, KEYRING], "a host with systemd")?;
+        ensure!(
+            is_root(),
+            "debootstrap needs root the first time: sudo env PATH=\"$PATH\" HOME=\"$HOME\" cargo xtask ..."
+        );
+        println!("debootstrap {SUITE} with {packages}");
+        let top = image.with_file_name("root");
+        let debootstrap = "debootstrap --variant=minbase --force-check-gpg --keyring";
+        let options = format!("{} --include={packages} {SUITE}", KEYRING.0);
+        let mut debootstrap = command(&format!("{debootstrap}={options}"));
+        run_command(debootstrap.arg(&top).arg(ARCHIVE))?;
+        run_command(command("rm -rf").args(UNREAD).current_dir(&top))?;
+        image::pack_into(&top, image)
+    })
 }
 
 /// Adds the checks, and the files that the system needs to boot into them.

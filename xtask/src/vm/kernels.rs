@@ -4,7 +4,7 @@
 //! series is used, and apt verifies its SHA-256 against the index signed with Debian's keys.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use crate::{
     arch::Arch,
     process::{command, need, output, run as run_command},
-    tools,
+    tools::{self, cached},
 };
 
 /// A kernel that the tests run on.
@@ -124,18 +124,12 @@ impl Unpacked {
 
 /// The unpacked kernel; downloaded if it is not cached, or if `refresh` asks for a newer one.
 fn unpacked(kernel: &Kernel, arch: Arch, refresh: bool) -> anyhow::Result<Unpacked> {
-    let cache = tools::cache()?.join("kernels");
-    fs::create_dir_all(&cache)?;
-    let lock = File::create(cache.join("lock"))?;
-    lock.lock()?;
-    let dir = cache.join(format!("linux-{}", kernel.name));
-    if refresh && dir.exists() {
-        fs::remove_dir_all(&dir)?;
+    let name = format!("kernels/linux-{}", kernel.name);
+    let former = tools::cache()?.join(&name);
+    if refresh && former.exists() {
+        fs::remove_dir_all(&former)?;
     }
-    if !dir.exists() {
-        download(kernel, arch, &dir)?;
-    }
-    Unpacked::at(&dir)
+    Unpacked::at(&cached(&name, |dir| download(kernel, arch, dir))?)
 }
 
 fn download(kernel: &Kernel, arch: Arch, dir: &Path) -> anyhow::Result<()> {
@@ -149,9 +143,8 @@ fn download(kernel: &Kernel, arch: Arch, dir: &Path) -> anyhow::Result<()> {
         .with_context(|| {
             format!(
                 "{} of {source} depends on no {prefix}* any more: change KERNELS in xtask/src/vm/kernels.rs, or \
-                 unpack one of snapshot.debian.org into {} (dpkg-deb -x)",
-                kernel.package,
-                dir.display()
+                 unpack one of snapshot.debian.org (dpkg-deb -x) into kernels/linux-{} of the cache",
+                kernel.package, kernel.name
             )
         })?;
     // Newer kernels have two packages of the same version: the kernel, and its modules.
@@ -165,13 +158,9 @@ fn download(kernel: &Kernel, arch: Arch, dir: &Path) -> anyhow::Result<()> {
 
 /// A directory with an unpacked Debian package, which is downloaded if it is not cached.
 pub(crate) fn debian(package: &str, arch: Arch) -> anyhow::Result<PathBuf> {
-    let name = format!("debian/{package}-{}", arch.deb());
-    let dir = tools::cache()?.join(name);
-    if !dir.exists() {
-        let apt = Apt::of(PACKAGES, arch)?;
-        apt.unpack(&[package.to_owned()], &dir)?;
-    }
-    Ok(dir)
+    cached(&format!("debian/{package}-{}", arch.deb()), |dir| {
+        Apt::of(PACKAGES, arch)?.unpack(&[package.to_owned()], dir)
+    })
 }
 
 /// An apt with only one suite, independent of this host's configuration, which it does not change.
@@ -226,17 +215,16 @@ Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Downloads packages and unpacks them into a directory, which exists only if it is complete.
+    /// Downloads packages and unpacks them into a directory.
     fn unpack(&self, packages: &[String], to: &Path) -> anyhow::Result<()> {
         let mut download = self.command("apt-get");
         run_command(download.args(["download", "-qq"]).args(packages))?;
-        let unfinished = tempfile::tempdir_in(to.parent().context("a directory")?)?;
         for file in fs::read_dir(&self.dir)? {
             let path = file?.path();
             if path.extension().is_some_and(|kind| kind == "deb") {
-                run_command(command("dpkg-deb -x").args([&path, unfinished.path()]))?;
+                run_command(command("dpkg-deb -x").args([&path, to]))?;
             }
         }
-        Ok(fs::rename(unfinished.keep(), to)?)
+        Ok(())
     }
 }
