@@ -111,10 +111,10 @@ keys! {
     }
     /// The address that serves the [metrics](../reference/metrics.md)
     metrics: MetricsSetting, by "parsed" {
-        initially MetricsSetting::Off, values "`\"off\"`, `\"ADDRESS:PORT\"` or `\"unix:PATH\"`",
+        initially MetricsSetting::Off, values "`\"off\"` or `\"ADDRESS:PORT\"`",
         default "`\"off\"`",
-        accepted ["'127.0.0.1:9464'", "'[::1]:9464'", "'unix:/run/m.sock'"],
-        refused ["'127.0.0.1:0'", "'localhost:9464'", "'unix:m.sock'"],
+        accepted ["'127.0.0.1:9464'", "'[::1]:9464'"],
+        refused ["'127.0.0.1:0'", "'localhost:9464'", "'unix:/run/m.sock'"],
     }
     /// Initial [capacity](../reference/scale.md#room) for entries. The maps grow on demand
     max_entries: Option<u32>, by "max_entries" {
@@ -186,8 +186,6 @@ pub enum MetricsSetting {
     Off,
     /// At an address and port.
     Tcp(SocketAddr),
-    /// At a Unix socket.
-    Unix(PathBuf),
 }
 
 impl FromStr for MetricsSetting {
@@ -197,19 +195,12 @@ impl FromStr for MetricsSetting {
         if text == "off" {
             return Ok(Self::Off);
         }
-        if let Some(path) = text.strip_prefix("unix:") {
-            if !path.starts_with('/') {
-                return Err("unix: must be followed by an absolute path");
-            }
-            return socket_path(path).map(Self::Unix);
-        }
         match text.parse::<SocketAddr>() {
             Ok(address) if address.port() == 0 => Err("the port must not be 0"),
             Ok(address) => Ok(Self::Tcp(address)),
-            Err(_) => Err(
-                "metrics must be \"off\", an address and port like \"127.0.0.1:9464\", or \
-                 \"unix:/run/rto-agent/metrics.sock\"",
-            ),
+            Err(_) => {
+                Err("metrics must be \"off\", or an address and port like \"127.0.0.1:9464\"")
+            }
         }
     }
 }

@@ -12,14 +12,14 @@ use rto_agent_kernel::{
     datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
     kernel::{self, btf, facts::host_facts, privileges},
 };
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+};
 use tracing::{info, warn};
 
 use crate::{
-    api::{
-        peer, server,
-        socket::{RebindingListener, Socket},
-    },
+    api::{peer, server, socket::RebindingListener},
     engine::{
         self, Engine, EngineConfig, EngineError, Handle, LastGood, Message, STOP_LIMIT,
         StartConfig, memory,
@@ -88,7 +88,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .build()?;
     let entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
-    let metrics = bind_metrics(&agent.metrics, group)?;
+    let metrics = bind_metrics(&agent.metrics)?;
     let on_exit = agent.on_exit;
     // Must run before there is a second thread.
     let mut pinned_again = PinnedAgain::adopt(&pin_dir);
@@ -132,10 +132,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let _end = stop.await;
         });
         let server = tokio::spawn(serving);
-        let metrics = metrics.map(|(listener, socket)| {
-            let serving = http::serve(listener, handle.clone());
-            (tokio::spawn(serving), socket)
-        });
+        let metrics = metrics.map(|listener| tokio::spawn(http::serve(listener, handle.clone())));
         let mut lock_problem = Problem::default();
         let mut keepalive = WatchdogKeepalive::from_environment();
         let interval = keepalive.interval().min(CHECK_INTERVAL);
@@ -146,7 +143,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         })
         .await;
         watcher.abort();
-        if let Some((serving, _socket)) = &metrics {
+        if let Some(serving) = &metrics {
             serving.abort();
         }
         drop(stopped);
@@ -275,30 +272,17 @@ impl Drop for NewPinDir {
     }
 }
 
-/// The listener of the metrics, and the guard that removes a Unix socket.
-fn bind_metrics(
-    setting: &MetricsSetting,
-    group: nix::unistd::Gid,
-) -> anyhow::Result<Option<(http::Listener, Option<Socket>)>> {
-    Ok(match setting {
-        MetricsSetting::Off => None,
-        MetricsSetting::Unix(path) => {
-            let (listener, socket) = RebindingListener::bind(path, group)?;
-            Some((http::Listener::Unix(listener), Some(socket)))
-        }
-        MetricsSetting::Tcp(address) => {
-            let listener = std::net::TcpListener::bind(address).with_context(|| {
-                format!(
-                    "cannot listen on {address} for metrics; set [agent] metrics to another \
-                         address"
-                )
-            })?;
-            listener.set_nonblocking(true)?;
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            info!(%address, "serving metrics");
-            Some((http::Listener::Tcp(listener), None))
-        }
-    })
+/// The listener of the metrics.
+fn bind_metrics(setting: &MetricsSetting) -> anyhow::Result<Option<TcpListener>> {
+    let MetricsSetting::Tcp(address) = setting else {
+        return Ok(None);
+    };
+    let listener = std::net::TcpListener::bind(address).with_context(|| {
+        format!("cannot listen on {address} for metrics; set [agent] metrics to another address")
+    })?;
+    listener.set_nonblocking(true)?;
+    info!(%address, "serving metrics");
+    Ok(Some(TcpListener::from_std(listener)?))
 }
 
 /// The cgroup to attach to: from the command line, else the configuration, else the host's root.

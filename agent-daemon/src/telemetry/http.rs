@@ -18,7 +18,6 @@ use crate::{
     api::{
         body,
         connection::{self, Limits},
-        socket::RebindingListener,
     },
     engine::{EngineError, Handle, Message, Readiness},
 };
@@ -30,7 +29,7 @@ pub const VERIFY: Duration = Duration::from_secs(5);
 /// daemon's maps.
 pub const LIMITS: Limits = Limits {
     connections: 16,
-    for_root: 4,
+    for_root: 0,
     head_timeout: Duration::from_secs(30),
     lifetime: Duration::from_secs(30),
 };
@@ -40,26 +39,10 @@ pub const MAX_BODY: usize = 4 << 10;
 /// The media type of the Prometheus text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Where the endpoint listens.
-#[derive(Debug)]
-pub enum Listener {
-    /// An address and port.
-    Tcp(TcpListener),
-    /// A Unix socket.
-    Unix(RebindingListener),
-}
-
 /// Serves until the daemon ends.
-pub async fn serve(listener: Listener, engine: Handle) {
+pub async fn serve(listener: TcpListener, engine: Handle) {
     let app = router(engine);
-    match listener {
-        Listener::Tcp(listener) => {
-            connection::serve(listener, LIMITS, |_, _| app.clone(), pending()).await;
-        }
-        Listener::Unix(listener) => {
-            connection::serve(listener, LIMITS, |_, _| app.clone(), pending()).await;
-        }
-    }
+    connection::serve(listener, LIMITS, |_, _| app.clone(), pending()).await;
 }
 
 fn router(engine: Handle) -> Router {

@@ -212,12 +212,6 @@ fn requests() -> Vec<Limit> {
             "api::connection::tests::connection_beyond_the_limit_waits_for_end_of_silent_one",
         ),
         limit(
-            "of these on a Unix socket, from users other than root",
-            number(strangers.connections - strangers.for_root),
-            "503",
-            "integration::adversary::a_member_of_the_group_does_not_keep_root_out",
-        ),
-        limit(
             "duration of such a connection",
             time(strangers.lifetime),
             "disconnected",

@@ -1,6 +1,6 @@
 //! Rejected configurations: `check` reports them, and they never become active.
 
-use std::{os::unix::fs::chown, process::Output};
+use std::{net::TcpStream, os::unix::fs::chown, process::Output};
 
 use rto_testbed::timing::jiffies;
 
@@ -274,15 +274,11 @@ test!(start_with_bad_files_uses_last_good_ones);
 fn start_with_bad_files_uses_last_good_ones() -> anyhow::Result<()> {
     let mut env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
-    let metrics = env.dir().join("metrics.sock");
-    let good = format!(
-        "metrics = \"unix:{}\"\n{}",
-        metrics.display(),
-        near("\"10.88.0.0/24\"")
-    );
+    let metrics = super::metrics::free_address()?;
+    let good = format!("metrics = \"{metrics}\"\n{}", near("\"10.88.0.0/24\""));
     let bad = format!("{good}inital_rto = \"1s\"\n");
     let restored = || -> anyhow::Result<f64> {
-        let page = http::get(UnixStream::connect(&metrics)?, "/metrics")?;
+        let page = http::get(TcpStream::connect(metrics)?, "/metrics")?;
         let name = "rto_agent_last_good_configuration_restored ";
         let mut lines = page.body.lines();
         let value = lines.find_map(|line| line.strip_prefix(name));

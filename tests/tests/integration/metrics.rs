@@ -1,18 +1,24 @@
 //! The metrics endpoint: Prometheus text, health, readiness.
 
-use std::{net::TcpStream, process::Stdio, sync::PoisonError};
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Stdio,
+    sync::PoisonError,
+};
 
 use rto_testbed::http::Answer;
 
 use super::containers::HIERARCHY_ROOT;
 use crate::prelude::*;
 
+/// An address that was free a moment ago; agents of other tests get other ports.
+pub(super) fn free_address() -> anyhow::Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
 /// An environment whose agent serves metrics at its own port.
 pub(super) fn env(policies: &str) -> anyhow::Result<(TestEnv, u16)> {
-    // The port was free a moment ago; agents of other tests get other ports.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?
-        .local_addr()?
-        .port();
+    let port = free_address()?.port();
     let env = TestEnv::with(&format!(
         "metrics = \"127.0.0.1:{port}\"\nsampling = 1\n{policies}"
     ))?;
@@ -189,20 +195,6 @@ fn counts_are_those_of_status() -> anyhow::Result<()> {
         let name = format!("rto_agent_{series}{{policy=\"near\",direction=\"active\"{labels}}}");
         assert_eq!(samples.get(&name), Some(&value), "{name}: {samples:#?}");
     }
-    Ok(())
-}
-
-test!(a_unix_socket_serves_as_well);
-fn a_unix_socket_serves_as_well() -> anyhow::Result<()> {
-    let mut env = TestEnv::new()?;
-    let path = env.dir().join("metrics.sock");
-    let near = near("\"10.88.0.0/24\"");
-    env.configure(&format!("metrics = \"unix:{}\"\n{near}", path.display()))?;
-    env.start()?;
-    let answer = http::get(UnixStream::connect(&path)?, "/metrics")?;
-    assert!(!parse(&answer.body)?.is_empty());
-    env.end(Signal::SIGTERM)?;
-    assert!(!path.exists());
     Ok(())
 }
 

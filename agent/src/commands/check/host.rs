@@ -80,17 +80,13 @@ impl Found {
 
     /// Does not bind the port, because a running daemon uses it.
     fn look_at_metrics(&mut self, setting: &MetricsSetting) {
-        match setting {
-            MetricsSetting::Off => {}
-            MetricsSetting::Unix(path) => self.look_at_dir_of("metrics", path),
-            MetricsSetting::Tcp(address) => {
-                if let Err(e) = UdpSocket::bind((address.ip(), 0)) {
-                    self.errors.push(format!(
-                        "[agent] metrics: {} is not an address of this host: {e}",
-                        address.ip()
-                    ));
-                }
-            }
+        if let MetricsSetting::Tcp(address) = setting
+            && let Err(e) = UdpSocket::bind((address.ip(), 0))
+        {
+            self.errors.push(format!(
+                "[agent] metrics: {} is not an address of this host: {e}",
+                address.ip()
+            ));
         }
     }
 
@@ -175,7 +171,6 @@ mod tests {
             let setting = text.parse().unwrap();
             errors(|agent| agent.metrics = setting)
         };
-        let unix = metrics(&format!("unix:{}/metrics.sock", open.display()));
         assert_eq!(metrics("127.0.0.1:9464"), Vec::<String>::new());
         for (errors, said) in [
             (group, "there is no such group; create it (groupadd"),
@@ -184,7 +179,6 @@ mod tests {
             (new_pins, "pins need a BPF file system"),
             (socket, "[agent] socket: "),
             (state, "all users can write to it; chmod go-w"),
-            (unix, "[agent] metrics: "),
             // TEST-NET-1 (RFC 5737).
             (
                 metrics("192.0.2.1:9464"),
