@@ -388,14 +388,14 @@ async fn list(
     /// Pieces that are buffered for a slow reader.
     const WAITING: usize = 4;
 
-    let turn = Arc::new(turns.next(caller).await);
+    let turn = turns.next(caller).await;
     let snapshot = engine.started().await?;
     let (counted, hits) = oneshot::channel();
     let (pieces, rest) = mpsc::channel::<io::Result<Bytes>>(WAITING);
     let runtime = tokio::runtime::Handle::current();
-    let telling = turn.clone();
     spawn_blocking(move || {
-        let _telling = telling;
+        // Released when the list is sent, its reader is gone, or its time is over.
+        let _turn = turn;
         let hits = match snapshot.hits() {
             Ok(hits) => hits,
             Err(e) => return drop(counted.send(Err(e))),
@@ -420,10 +420,9 @@ async fn list(
         runtime.spawn(async move { pieces.send(Err(io::Error::other(cut))).await });
     });
     hits.await.unwrap_or(Err(EngineError::Stopping))?;
-    // The slot is released when the list is sent, or its reader is gone.
-    let stream = futures_util::stream::unfold((rest, turn), |(mut rest, turn)| async {
+    let stream = futures_util::stream::unfold(rest, async |mut rest| {
         let piece = rest.recv().await?;
-        Some((piece, (rest, turn)))
+        Some((piece, rest))
     });
     let headers = [(header::CONTENT_TYPE, "application/json")];
     Ok((headers, Body::from_stream(stream)).into_response())
