@@ -37,9 +37,6 @@ const CRATES: &[(&str, &[&[&str]])] = &[
         &[&["cli", "client"], &["completion", "doctor"], &["commands"]],
     ),
 ];
-/// Modules that still use those below them and are used by them, by crate. Otherwise no two files
-/// may use each other.
-const FAMILIES: &[(&str, &str)] = &[("agent", "commands"), ("agent", "doctor")];
 /// Most top-level modules of a crate.
 const MOST_MODULES: usize = 12;
 
@@ -186,7 +183,7 @@ fn definer(uses: &BTreeMap<Names, Vec<Used>>, path: &[String], depth: usize) -> 
 
 /// Sets of modules that use each other, each by way of the others. A module that only exports what
 /// its children define does not use them.
-fn cycles(sources: &Sources, families: &[&str]) -> BTreeSet<BTreeSet<String>> {
+fn cycles(sources: &Sources) -> BTreeSet<BTreeSet<String>> {
     let uses = sources.iter().map(|(m, code)| (m.clone(), used(m, code)));
     let uses: BTreeMap<_, _> = uses.collect();
     let mut reached: BTreeMap<&Names, BTreeSet<Names>> = BTreeMap::new();
@@ -194,15 +191,7 @@ fn cycles(sources: &Sources, families: &[&str]) -> BTreeSet<BTreeSet<String>> {
         let is_use = |used: &&Used| !used.is_export || !used.names.starts_with(module);
         let used = used.iter().filter(is_use);
         let others = used.map(|used| definer(&uses, &used.names, 9));
-        let is_other = |other: &Names| {
-            let is_family = families.iter().any(|family| {
-                let family: Names = family.split("::").map(str::to_owned).collect();
-                module.starts_with(&family) && other.starts_with(&family)
-            });
-            let is_below = module.starts_with(other) || other.starts_with(module);
-            other != module && !(is_family && is_below)
-        };
-        reached.insert(module, others.filter(is_other).collect());
+        reached.insert(module, others.filter(|other| other != module).collect());
     }
     loop {
         let before = reached.clone();
@@ -264,9 +253,7 @@ fn imports_go_one_way() {
 #[test]
 fn files_have_no_cycles() {
     for (name_of_crate, _) in CRATES {
-        let families = FAMILIES.iter().filter(|(name, _)| name == name_of_crate);
-        let families: Vec<_> = families.map(|(_, family)| *family).collect();
-        let cycles = cycles(&sources_of(name_of_crate).unwrap(), &families);
+        let cycles = cycles(&sources_of(name_of_crate).unwrap());
         assert!(cycles.is_empty(), "{name_of_crate}: {cycles:#?}");
     }
 }
@@ -278,7 +265,7 @@ fn cycle_of_files_is_found() {
             let names = module.split("::").filter(|name| !name.is_empty());
             (names.map(str::to_owned).collect(), (*code).to_owned())
         });
-        let cycles = cycles(&files.collect(), &[]);
+        let cycles = cycles(&files.collect());
         let cycles = cycles.into_iter().map(|all| Vec::from_iter(all).join(" "));
         cycles.collect::<Vec<_>>()
     };

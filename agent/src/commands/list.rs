@@ -1,13 +1,10 @@
 //! `rto-agent list`.
 
-use std::{collections::BTreeMap, fmt::Write as _, process::ExitCode};
+use std::{collections::BTreeMap, process::ExitCode};
 
-use rto_agent_common::EntryValue;
-use rto_agent_core::{
-    policy::{Cidr, PolicyName},
-    wire::types::{EntryView, ListAnswer, SourceView},
-};
+use rto_agent_core::wire::types::{EntryView, ListAnswer};
 
+use self::rows::{Wanted, hits, rows};
 use super::{print, table, terminal};
 use crate::{
     cli::List,
@@ -15,6 +12,7 @@ use crate::{
 };
 
 mod pinned;
+mod rows;
 
 pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
     let wanted = Wanted::of(args)?;
@@ -33,62 +31,6 @@ pub(super) fn run(args: &List) -> anyhow::Result<ExitCode> {
         text(&answer, terminal::columns(args.table))
     })
 }
-
-/// A filter of entries.
-#[derive(Debug, Default)]
-struct Wanted {
-    policy: Option<PolicyName>,
-    /// Only entries within one of these; empty: all entries.
-    cidrs: Vec<Cidr>,
-    runtime: bool,
-    file: bool,
-}
-
-impl Wanted {
-    fn of(args: &List) -> anyhow::Result<Self> {
-        let cidrs = args.cidr.iter().map(|text| text.parse());
-        Ok(Self {
-            policy: args.policy.as_deref().map(str::parse).transpose()?,
-            cidrs: cidrs.collect::<Result<_, _>>()?,
-            runtime: args.runtime,
-            file: args.file,
-        })
-    }
-
-    fn has(&self, entry: &EntryView) -> bool {
-        let is_runtime = matches!(entry.source, SourceView::Runtime { .. });
-        self.has_entry(&entry.cidr, &entry.policy, is_runtime)
-    }
-
-    fn has_entry(&self, cidr: &Cidr, policy: &PolicyName, is_runtime: bool) -> bool {
-        self.policy.as_ref().is_none_or(|wanted| wanted == policy)
-            && self.has_cidr(cidr)
-            && (!self.runtime || is_runtime)
-            && (!self.file || !is_runtime)
-    }
-
-    /// Keeps only the requested policy.
-    fn keep_policy<T>(&self, policies: &mut BTreeMap<PolicyName, T>) -> anyhow::Result<()> {
-        if let Some(policy) = &self.policy {
-            anyhow::ensure!(policies.contains_key(policy), "no active policy {policy}");
-            policies.retain(|name, _| name == policy);
-        }
-        Ok(())
-    }
-
-    /// Masked entries come from the files; their policy is not reported.
-    fn has_masked(&self, cidr: &Cidr) -> bool {
-        !self.runtime && self.policy.is_none() && self.has_cidr(cidr)
-    }
-
-    fn has_cidr(&self, cidr: &Cidr) -> bool {
-        let within = |wanted: &Cidr| wanted == cidr || wanted.contains_cidr(cidr);
-        self.cidrs.is_empty() || self.cidrs.iter().any(within)
-    }
-}
-
-/// The padded columns; the settings follow as the last column.
-const HEADER: [&str; 4] = ["CIDR", "POLICY", "SOURCE", "HITS"];
 
 fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
     let settings: BTreeMap<_, _> = answer
@@ -131,46 +73,6 @@ fn cells(entry: &EntryView) -> [String; 4] {
         entry.source.to_string(),
         hits(entry.hits),
     ]
-}
-
-fn hits(count: u32) -> String {
-    let more = if count >= EntryValue::HITS_MAX {
-        "+"
-    } else {
-        ""
-    };
-    format!("{count}{more}")
-}
-
-/// A table of entries without the table library, with which the cells of a million entries would
-/// take a gigabyte.
-fn rows<'a, E>(
-    text: &mut String,
-    entries: &'a [E],
-    cells: impl Fn(&E) -> [String; 4],
-    settings: impl Fn(&'a E) -> &'a str,
-    columns: Option<usize>,
-) {
-    let mut widths = HEADER.map(str::len);
-    for entry in entries {
-        for (width, cell) in widths.iter_mut().zip(cells(entry)) {
-            *width = cell.len().max(*width);
-        }
-    }
-    let mut row = |cells: [String; 4], settings: &str| {
-        let mut line = String::new();
-        for (cell, width) in cells.iter().zip(widths) {
-            // Writing to a string does not fail.
-            let _written = write!(line, "{cell:width$}  ");
-        }
-        line.push_str(settings);
-        text.push_str(&terminal::shortened(line.trim_end(), columns));
-        text.push('\n');
-    };
-    row(HEADER.map(ToOwned::to_owned), "SETTINGS");
-    for entry in entries {
-        row(cells(entry), settings(entry));
-    }
 }
 
 #[cfg(test)]

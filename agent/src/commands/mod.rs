@@ -7,10 +7,9 @@ use std::{
 
 use rto_agent_core::printable;
 use rto_agent_kernel::kernel::descriptors;
-use serde::Serialize;
 
-use self::terminal::coloured;
-use crate::cli::{ColorArg, Verb};
+use self::output::{exit, print, print_coloured};
+use crate::cli::Verb;
 
 mod add;
 mod advise;
@@ -25,6 +24,7 @@ mod flags;
 mod generate;
 mod list;
 mod lookup;
+mod output;
 mod probe;
 mod reload;
 mod remove;
@@ -85,59 +85,10 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Exit status 0 if `good`, else 1.
-fn exit(good: bool) -> ExitCode {
-    if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
-}
-
 /// A reader that closes the pipe early (`| head`) is not an error.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())
         .any(|e| e.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// Prints a text, or the value as JSON. Returns the exit status of a verb that has nothing to add.
-fn print<T: Serialize>(
-    json: bool,
-    value: &T,
-    text: impl FnOnce() -> String,
-) -> anyhow::Result<ExitCode> {
-    print_styled(json, value, text, |text| text)
-}
-
-/// The same with coloured states, if colours are enabled.
-fn print_coloured<T: Serialize>(
-    json: bool,
-    value: &T,
-    color: ColorArg,
-    text: impl FnOnce() -> String,
-) -> anyhow::Result<ExitCode> {
-    print_styled(json, value, text, |text| coloured(text, color))
-}
-
-/// Escapes the text before colouring it, so that the only control sequences are this program's own.
-fn print_styled<T: Serialize>(
-    json: bool,
-    value: &T,
-    text: impl FnOnce() -> String,
-    style: impl FnOnce(String) -> String,
-) -> anyhow::Result<ExitCode> {
-    // Without a buffer, each of a million lines would be a system call.
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if json {
-        serde_json::to_writer_pretty(printable::JsonWriter(&mut out), value)
-            .map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else {
-        let text = printable::lines(&text()).into_owned();
-        out.write_all(style(text).as_bytes())?;
-    }
-    out.flush()?;
-    Ok(ExitCode::SUCCESS)
 }

@@ -1,14 +1,12 @@
 //! Finds problems of this host for the agent, why they matter, and how to fix them.
 
-use std::path::PathBuf;
-
-use rto_agent_core::{
-    policy::{HostFacts, PolicySet},
-    wire::kernel::{Feature, Verdict},
-};
-use rto_agent_kernel::kernel::{cgroup, mounts, privileges, version, version::KernelVersion};
+use rto_agent_kernel::kernel::{cgroup, mounts, version, version::KernelVersion};
 use serde::Serialize;
 
+use self::finding::{Check, list, unless_privileged};
+pub use self::finding::{Finding, Input, Severity};
+
+mod finding;
 mod firewall;
 mod handshake;
 mod host;
@@ -17,59 +15,6 @@ mod network;
 pub(crate) mod routes;
 pub mod self_test;
 mod state;
-
-/// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Nothing to do.
-    Ok,
-    /// Works, but not as the operator may expect.
-    Warning,
-    /// The agent, or a setting, does not work.
-    Problem,
-}
-
-/// The result of one check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Stable name of the check.
-    pub id: String,
-    /// How bad it is.
-    pub severity: Severity,
-    /// What the check found.
-    pub found: String,
-    /// Why it matters.
-    pub why: &'static str,
-    /// How to fix it, if there is something to fix.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fix: Option<String>,
-}
-
-/// What is examined.
-#[derive(Debug, Default)]
-pub struct Input<'a> {
-    /// The cgroup to attach to; `None`: the host's root.
-    pub cgroup: Option<PathBuf>,
-    /// Where pins are or will be.
-    pub pin_dir: PathBuf,
-    /// Files in which the daemon keeps state across restarts, and what is lost with each.
-    pub state_files: Vec<(PathBuf, &'static str)>,
-    /// Ids of the agent's own programs.
-    pub ours: Vec<u32>,
-    /// The configuration's entries, for conflicts with routes.
-    pub set: Option<&'a PolicySet>,
-    /// The host's facts for computing settings; `None` if they could not be read.
-    pub host: Option<HostFacts>,
-    /// Why the configuration could not be read.
-    pub config_error: Option<String>,
-    /// Users other than root who may change the configuration; one line each, with the fix.
-    pub exposed: &'a [String],
-    /// Features of this kernel.
-    pub features: &'a [Feature],
-    /// The result of a probe of the active timers, if one ran.
-    pub verdict: Option<Verdict>,
-}
 
 /// The findings of all checks, as `doctor` prints them.
 #[derive(Clone, Debug, Serialize)]
@@ -80,44 +25,6 @@ pub struct Report {
     pub worst: Severity,
     /// The findings.
     pub findings: Vec<Finding>,
-}
-
-/// The stable name of a check, and why it matters.
-#[derive(Clone, Copy)]
-struct Check<'a>(&'a str, &'static str);
-
-impl Check<'_> {
-    fn finding(self, severity: Severity, found: impl Into<String>, fix: Option<String>) -> Finding {
-        Finding {
-            id: self.0.to_owned(),
-            severity,
-            found: found.into(),
-            why: self.1,
-            fix,
-        }
-    }
-
-    fn ok(self, found: impl Into<String>) -> Finding {
-        self.finding(Severity::Ok, found, None)
-    }
-
-    fn warning(self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
-        self.finding(Severity::Warning, found, Some(fix.into()))
-    }
-
-    fn problem(self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
-        self.finding(Severity::Problem, found, Some(fix.into()))
-    }
-}
-
-/// "run as root", or `fix` if the process already has root's privileges.
-fn unless_privileged(fix: &'static str) -> &'static str {
-    let missing = privileges::effective().map(privileges::missing);
-    fix_for(missing.is_some_and(|missing| missing.is_empty()), fix)
-}
-
-fn fix_for(is_privileged: bool, fix: &'static str) -> &'static str {
-    if is_privileged { fix } else { "run as root" }
 }
 
 /// Examines the host, including the probe's results. Nothing is changed.
@@ -174,22 +81,11 @@ pub fn examine(input: &Input<'_>) -> Report {
     }
 }
 
-/// The most policies, listeners and rules that a finding names.
-const SHOWN: usize = 5;
-
-/// "a, b, c", and the number of others.
-fn list(all: impl IntoIterator<Item = String>) -> String {
-    let all: Vec<String> = all.into_iter().collect();
-    let more = match all.len().saturating_sub(SHOWN) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{more}", all[..all.len().min(SHOWN)].join(", "))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use rto_agent_kernel::kernel::privileges;
+
+    use super::{finding::fix_for, *};
 
     #[test]
     fn every_bad_finding_says_how_to_fix_it() {

@@ -4,8 +4,8 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use rto_advice::advice::{self, Advice, Question};
-use serde::Serialize;
 
+mod answer;
 mod capture;
 mod evidence;
 mod fleet;
@@ -18,7 +18,10 @@ use rto_agent_core::policy::{
 };
 use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
 
-use self::evidence::{ByDirection, Evidence, Gathered, Source};
+use self::{
+    answer::{Answer, CIDRS_SHOWN, Decided},
+    evidence::{ByDirection, Gathered},
+};
 use super::{
     discover::{DAY_MS, rounded},
     print, terminal,
@@ -27,49 +30,6 @@ use crate::{cli::Advise, client::Client};
 
 /// The valid shares: a smaller one needs more samples than any host has.
 const SHARES: std::ops::RangeInclusive<f64> = 0.000_01..=0.5;
-/// The most CIDRs that are written out.
-const CIDRS_SHOWN: usize = 8;
-
-/// What `--json` prints.
-#[derive(Debug, Serialize)]
-struct Answer {
-    /// Where the evidence is from.
-    source: Source,
-    /// Jiffies per second.
-    hz: u32,
-    /// The highest acceptable share of spurious retransmissions, 0 to 1.
-    spurious: f64,
-    /// How long the peers delay an ACK, microseconds.
-    peer_delack_us: u64,
-    /// The time observed, milliseconds, if known; for several hosts the shortest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    observed_ms: Option<u64>,
-    /// The observed times.
-    evidence: Vec<Evidence>,
-    /// The advice, and the direction that determines it.
-    initial_rto: Decided,
-    rto_min: Decided,
-    /// For the configuration: the changed keys of a policy, or a new policy. Absent without a
-    /// suggestion, or if `command` is present.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snippet: Option<String>,
-    /// The command for a policy that only runtime entries use.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    command: Option<String>,
-    /// Reasons not to follow the advice.
-    warnings: Vec<String>,
-    /// Explanations of the answer.
-    notes: Vec<String>,
-}
-
-/// The advice for a setting.
-#[derive(Debug, Serialize)]
-struct Decided {
-    /// "all", or the direction whose connections need the longest value.
-    by: &'static str,
-    #[serde(flatten)]
-    advice: Advice,
-}
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
     let host = host_facts(&probe::features())?;

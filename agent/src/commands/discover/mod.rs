@@ -14,8 +14,8 @@ use rto_model::{
         quantile::bounded_quantile_us,
     },
 };
-use serde::Serialize;
 
+mod answer;
 mod merge;
 mod text;
 
@@ -25,8 +25,11 @@ use rto_agent_core::{
 };
 use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
 
-use self::merge::{Unit, is_special};
 pub(super) use self::text::rounded;
+use self::{
+    answer::{Candidate, Discovery, Saved},
+    merge::{Unit, is_special},
+};
 use super::{print, terminal};
 use crate::{
     cli::{Discover, DiscoverBy},
@@ -38,74 +41,6 @@ use crate::{
 pub(super) const DAY_MS: u64 = 24 * 3_600_000;
 /// Outages that are so short that most connections attempted in one are established after it.
 const OUTAGES_MS: [u64; 5] = [300, 1_000, 3_000, 10_000, 30_000];
-
-/// What `--json` prints.
-#[derive(Debug, Serialize)]
-struct Discovery {
-    /// Time of the answer, Unix milliseconds.
-    at_ms: u64,
-    /// Start of the counts, Unix milliseconds.
-    since_ms: u64,
-    /// What counts as one prefix.
-    by: DiscoverBy,
-    /// Jiffies per second.
-    hz: u32,
-    /// One in this many connections was counted.
-    one_in: u32,
-    /// The candidates, the best first.
-    prefixes: Vec<Candidate>,
-    /// Prefixes beyond `--limit`.
-    more: usize,
-    /// Skipped /24s and /48s, because an entry covers them by now.
-    covered: usize,
-    /// Skipped loopback, link-local, multicast and reserved prefixes.
-    special: usize,
-    /// Policies for the configuration, for the prefixes above that would save time; absent if none
-    /// would.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snippet: Option<String>,
-    /// Reasons not to follow the suggestion.
-    warnings: Vec<String>,
-    /// Explanations of the answer.
-    notes: Vec<String>,
-}
-
-/// A prefix without an entry.
-#[derive(Debug, Serialize)]
-struct Candidate {
-    cidr: Cidr,
-    /// Whether the prefix is a route's destination.
-    is_route: bool,
-    /// The number of /24s or /48s in it with a connection.
-    seen: usize,
-    /// Connections established (estimate).
-    connections: u64,
-    /// Connections among these that lost a SYN or SYN-ACK (estimate).
-    lost: u64,
-    /// Handshake times that were counted, and how many more a suggestion needs.
-    samples: u64,
-    missing: u64,
-    /// Median and 99.9 % quantile of the handshake times, microseconds, as upper bounds of
-    /// histogram buckets; null: no samples, or beyond the last bound.
-    p50_us: Option<u64>,
-    p999_us: Option<u64>,
-    /// An upper bound of the 99.9 % quantile at 95 % confidence, microseconds; null: too few
-    /// samples.
-    p999_at_most_us: Option<u64>,
-    /// The timer that the times allow, microseconds; null: too few samples, or not shorter than the
-    /// kernel's.
-    initial_rto_us: Option<u64>,
-    /// The time it would save per day, seconds (estimate). One end assumes that all losses belong
-    /// to outages, the other that losses are independent.
-    saved_s_per_day: Saved,
-}
-
-/// A range that includes the uncertainty of the counts.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Saved {
-    outages: f64,
-    independent: f64,
-}
 
 pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
     let answer: DiscoverAnswer = Client::new(&args.daemon.socket).get("/v1/discover")?;

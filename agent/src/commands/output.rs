@@ -1,0 +1,61 @@
+//! What a verb prints, and its exit status.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use rto_agent_core::printable;
+use serde::Serialize;
+
+use super::terminal::coloured;
+use crate::cli::ColorArg;
+
+/// Exit status 0 if `good`, else 1.
+pub(super) fn exit(good: bool) -> ExitCode {
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Prints a text, or the value as JSON. Returns the exit status of a verb that has nothing to add.
+pub(super) fn print<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<ExitCode> {
+    print_styled(json, value, text, |text| text)
+}
+
+/// The same with coloured states, if colours are enabled.
+pub(super) fn print_coloured<T: Serialize>(
+    json: bool,
+    value: &T,
+    color: ColorArg,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<ExitCode> {
+    print_styled(json, value, text, |text| coloured(text, color))
+}
+
+/// Escapes the text before colouring it, so that the only control sequences are this program's own.
+fn print_styled<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+    style: impl FnOnce(String) -> String,
+) -> anyhow::Result<ExitCode> {
+    // Without a buffer, each of a million lines would be a system call.
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if json {
+        serde_json::to_writer_pretty(printable::JsonWriter(&mut out), value)
+            .map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        let text = printable::lines(&text()).into_owned();
+        out.write_all(style(text).as_bytes())?;
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
