@@ -367,25 +367,15 @@ mod tests {
     }
 
     #[test]
-    fn every_bad_cidr_is_told_of_or_counted() {
-        let texts = |count: usize| (0..count).map(|n| format!("bad{n}")).collect::<Vec<_>>();
-        for count in [1, SHOWN, SHOWN + 7] {
-            let all = [vec!["10.0.0.0/8".to_owned()], texts(count)].concat();
-            let error = parse_cidrs(all).unwrap_err().to_string();
-            let (told, more) = match error.split_once("\n... and ") {
-                Some((told, more)) => (told, more.trim_end_matches(" more").parse().unwrap()),
-                None => (&*error, 0),
-            };
-            let named = texts(count);
-            let named = named
-                .iter()
-                .filter(|bad| told.contains(&format!("\"{bad}\"")));
-            assert_eq!(named.count() + more, count, "{error}");
-        }
+    fn bad_cidrs_are_named_or_counted() {
+        let texts = (0..SHOWN + 7).map(|n| format!("bad{n}"));
+        let texts = std::iter::once("10.0.0.0/8".to_owned()).chain(texts);
+        let error = parse_cidrs(texts.collect()).unwrap_err().to_string();
+        assert!((0..SHOWN).all(|n| error.contains(&format!("\"bad{n}\""))));
+        assert!(error.ends_with("\n... and 7 more"), "{error}");
         let good = ["10.1.0.0/16", "10.0.0.0/16", "10.1.0.0/16"].map(ToOwned::to_owned);
         let cidrs = parse_cidrs(good.to_vec()).unwrap();
-        assert_eq!(cidrs.len(), 2);
-        assert!(cidrs.is_sorted());
+        assert!(cidrs.len() == 2 && cidrs.is_sorted());
         assert!(parse_cidrs(Vec::new()).is_err());
     }
 

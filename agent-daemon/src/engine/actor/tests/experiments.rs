@@ -25,6 +25,14 @@ fn start(bed: &Bed, request: StartRequest) -> Result<ExperimentAnswer, EngineErr
     bed.call(|reply| Message::StartExperiment(near(), request, BY, reply))
 }
 
+fn stop(bed: &Bed) -> Result<ExperimentAnswer, EngineError> {
+    bed.call(|reply| Message::StopExperiment(near(), BY, reply))
+}
+
+fn clear(bed: &Bed) -> Result<ExperimentAnswer, EngineError> {
+    bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
+}
+
 fn ramp(shares: &[&str]) -> StartRequest {
     StartRequest {
         ramp: shares.iter().map(|share| share.parse().unwrap()).collect(),
@@ -92,8 +100,7 @@ fn a_share_is_treated_until_a_gain_is_proven() {
     let view = answer.experiment.unwrap();
     assert_eq!((view.state, view.share), (State::Running, 0.5));
     assert_eq!(control_percent(&bed), 50);
-    let clear = |reply| Message::ClearExperiment(near(), BY, reply);
-    let runs = bed.call(clear).unwrap_err().to_string();
+    let runs = clear(&bed).unwrap_err().to_string();
     assert!(
         runs.starts_with("the experiment of near is still running:"),
         "{runs}"
@@ -117,23 +124,17 @@ fn a_share_is_treated_until_a_gain_is_proven() {
         "{}",
         summary.text
     );
-    let stop = |reply| Message::StopExperiment(near(), BY, reply);
-    let text = bed.call(stop).unwrap().experiment.unwrap().text;
+    let text = stop(&bed).unwrap().experiment.unwrap().text;
     assert!(
         text.starts_with("stopped; none of its connections is treated"),
         "{text}"
     );
     assert_eq!(control_percent(&bed), 100);
-    assert!(
-        bed.call(stop)
-            .unwrap_err()
-            .to_string()
-            .contains("has ended")
-    );
-    bed.call(clear).unwrap();
+    assert!(stop(&bed).unwrap_err().to_string().contains("has ended"));
+    clear(&bed).unwrap();
     assert_eq!(control_percent(&bed), 0);
     assert!(bed.engine.snapshot().experiments().experiments.is_empty());
-    for none in [bed.call(clear), bed.call(stop)] {
+    for none in [clear(&bed), stop(&bed)] {
         let none = none.unwrap_err().to_string();
         assert!(none.starts_with("policy near has no experiment;"), "{none}");
     }
@@ -174,8 +175,7 @@ fn harm_found_during_a_stop_takes_effect() {
     let bed = Bed::ready();
     start(&bed, ramp(&["50%"])).unwrap();
     count_spurious(&bed);
-    let stop = |reply| Message::StopExperiment(near(), BY, reply);
-    let error = bed.call(stop).unwrap_err().to_string();
+    let error = stop(&bed).unwrap_err().to_string();
     assert!(error.contains("has ended"), "{error}");
     assert_eq!(control_percent(&bed), 100);
 }
@@ -200,8 +200,7 @@ fn harm_freezes_a_guarded_timer_too() {
     let causes = tuned.transitions.iter().map(|t| t.transition.cause);
     assert!(causes.eq([Cause::HarmProven; 2]));
     // The timers stay frozen even if the experiment is cleared.
-    bed.call(|reply| Message::ClearExperiment(near(), BY, reply))
-        .unwrap();
+    clear(&bed).unwrap();
     assert_eq!((control_percent(&bed), jiffies(&bed)), (0, 0));
 }
 
@@ -367,8 +366,7 @@ fn stop_outlives_a_kill_where_persistent_dir_cannot_be_written() {
     let aside = bed.dir.path().join("aside");
     fs::rename(&lasting, &aside).unwrap();
     fs::write(&lasting, "not a directory").unwrap();
-    let stop = |reply| Message::StopExperiment(near(), BY, reply);
-    let answer = bed.call(stop).unwrap();
+    let answer = stop(&bed).unwrap();
     assert!(
         answer.notes[0].contains("a reboot returns to the state saved"),
         "{:?}",
@@ -400,8 +398,7 @@ fn stop_that_cannot_be_saved_is_refused_and_changes_nothing() {
         }
         fs::write(&dir, "not a directory").unwrap();
     }
-    let stop = |reply| Message::StopExperiment(near(), BY, reply);
-    let error = bed.call(stop).unwrap_err();
+    let error = stop(&bed).unwrap_err();
     assert!(matches!(error, EngineError::Unsaved(_)), "{error:?}");
     assert_eq!(
         (shown(&bed).state, control_percent(&bed)),
