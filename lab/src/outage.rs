@@ -272,21 +272,6 @@ pub(crate) fn against_table(all: &[Against]) -> Table {
     table
 }
 
-/// Lines of comma-separated values, with a heading.
-pub(crate) fn csv(predictions: &[Prediction]) -> String {
-    let lines = predictions.iter().map(|one| {
-        let Prediction {
-            outage_ms,
-            lost,
-            agent,
-            connect_ms,
-        } = one;
-        let connect_ms = connect_ms.map(|ms| ms.to_string()).unwrap_or_default();
-        format!("{outage_ms},{lost},{agent},{connect_ms}\n")
-    });
-    "outage_ms,lost,agent,connect_ms\n".to_owned() + &lines.collect::<String>()
-}
-
 /// A chart for each loss.
 pub(crate) fn charts(predictions: &[Prediction]) -> Vec<Chart> {
     let chart = |(lost, _)| {
@@ -402,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn table_and_csv_have_a_cell_for_each_outage_and_arm() {
+    fn tables_have_a_cell_for_each_outage_and_arm() {
         let model = model("6.18");
         let predictions = model.predict(&[300.0, 500_000.0]);
         let table = table(&predictions);
@@ -412,9 +397,6 @@ mod tests {
             table.rows[1][1..].iter().all(|cell| cell == "never"),
             "{table:?}"
         );
-        let csv = csv(&predictions);
-        assert_eq!(csv.lines().count(), 1 + 2 * 8);
-        assert!(csv.contains("\n300,SYNs,client,312\n"), "{csv}");
         let against = against_table(&model.against(6_000.0));
         assert_eq!(against.rows.len(), 4);
     }

@@ -108,18 +108,6 @@ pub fn charts(title: &str, predictions: &[Prediction]) -> [Chart; 3] {
     [idle, linear, ratio]
 }
 
-/// Comma-separated values with a header line.
-pub fn csv(predictions: &[Prediction]) -> String {
-    let mut text = "disruption_ms,kernel_ms,policy_ms,worse\n".to_owned();
-    for p in predictions {
-        text.push_str(&format!(
-            "{},{},{},{}\n",
-            p.disruption_ms, p.kernel_ms, p.policy_ms, p.worse
-        ));
-    }
-    text
-}
-
 fn millis(us: u64) -> f64 {
     us as f64 / 1000.0
 }
@@ -172,22 +160,6 @@ mod tests {
         let kernel = LinuxTimers::near(250, 100);
         let dense = between(&[10 * MS, 2000 * MS]);
         let all = predict(&kernel, &kernel.with_rto_min(8_000), &dense);
-        let csv = csv(&predict(
-            &kernel,
-            &kernel.with_rto_min(50_000),
-            &[20 * MS, 200 * MS],
-        ));
-        let lines: Vec<&str> = csv.lines().collect();
-        assert_eq!(lines[0], "disruption_ms,kernel_ms,policy_ms,worse");
-        assert!(
-            lines[1].starts_with("20,") && lines[1].ends_with(",false"),
-            "{csv}"
-        );
-        assert!(
-            lines[2].starts_with("200,") && lines[2].ends_with(",true"),
-            "{csv}"
-        );
-        assert_eq!(lines.len(), 3);
         let charts = charts("rto_min 8ms", &all);
         assert_eq!(charts[0].title, "rto_min 8ms: idle time");
         assert_eq!(charts[1].title, "the same on linear axes");

@@ -103,44 +103,6 @@ mod tests {
     };
     const DOUBLING: Timers = Timers::Doubling(25);
 
-    /// When connect() succeeds, ms, for each position in the wheel's steps, if SYN-ACKs are lost and the server has the
-    /// kernel's defaults.
-    fn reverse_ms(timers: Timers, outage_ms: u64) -> Vec<u64> {
-        let connect = |begin| {
-            let syns = HOST.syns(timers, begin).sent;
-            let answers = Server::kernel(HOST.hz).syn_acks(&syns, begin);
-            first_from(&answers, outage_ms * HOST.hz / 1_000)
-        };
-        phases()
-            .filter_map(connect)
-            .map(|at| at * 1_000 / HOST.hz)
-            .collect()
-    }
-
-    fn assert_measured(modelled: &[u64], measured_ms: u64, what: &str) {
-        // The run began somewhere between two steps of the wheel, near one of the positions that are covered.
-        let nearest = modelled.iter().map(|ms| ms.abs_diff(measured_ms)).min();
-        let tolerance = 30 + measured_ms / 50;
-        assert!(
-            nearest.is_some_and(|off| off <= tolerance),
-            "{what}: {modelled:?} vs {measured_ms}"
-        );
-    }
-
-    /// Linux 6.18, HZ 250: outage of SYN-ACKs, and duration of connect() without the agent and with 100 ms that doubles, ms.
-    /// Only the client is covered, and the server has tcp_invalid_ratelimit = 500 ms.
-    #[test]
-    fn reverse_outages_match_measurements() {
-        for (outage, kernel, client) in [
-            (800, 1_020, 1_750),
-            (1_000, 1_020, 1_750),
-            (3_800, 4_100, 5_600),
-        ] {
-            assert_measured(&reverse_ms(Timers::Kernel, outage), kernel, "kernel");
-            assert_measured(&reverse_ms(DOUBLING, outage), client, "client covered");
-        }
-    }
-
     #[test]
     fn unlimited_answers_are_as_soon_as_copies() {
         let syns = HOST.syns(DOUBLING, 0).sent;

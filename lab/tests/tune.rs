@@ -3,11 +3,9 @@
 use rto_lab::experiment::tune::{
     criteria::{Criterion, of_orphans, of_prefixes, of_step},
     fleet,
-    host::{HZ, Host},
     path::Path,
     scenarios::{auto, course, evening, fixed, flapping, step},
 };
-use rto_model::tune::{law::Settings, tuner::Tuner};
 
 /// Prefixes of a build without optimisation.
 const FEW: usize = 60;
@@ -100,16 +98,4 @@ fn repeated_path_changes_do_no_harm() {
     );
     let control = course(evening(5.0), fixed(52), 24 * 3_600, 1);
     assert!(control.spurious > 0.02, "{}", control.spurious);
-}
-
-#[test]
-fn stored_tuner_continues() {
-    let mut host = Host::new(Path::metro(20.0), auto(), 1, 0);
-    host.run(4_000, true);
-    let text = serde_json::to_string(host.tuner().unwrap()).unwrap();
-    let stored: Tuner = serde_json::from_str(&text).unwrap();
-    assert_eq!(Some(&stored), host.tuner());
-    assert!(text.len() < 100_000, "{}", text.len());
-    let new = serde_json::to_string(&Tuner::new(Settings::new(HZ), None)).unwrap();
-    assert!(new.contains(r#""state":"learning""#), "{new}");
 }

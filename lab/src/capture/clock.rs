@@ -154,19 +154,23 @@ impl Clock {
 mod tests {
     use super::*;
 
+    fn frame(time_ns: i64, unit_ns: u64) -> Frame<'static> {
+        Frame {
+            time_ns: Some(time_ns),
+            unit_ns,
+            outgoing: None,
+            link: 1,
+            interface: 0,
+            length: 0,
+            data: &[],
+        }
+    }
+
     /// The resolution that these times show, microseconds.
     fn resolution_us(unit_ns: u64, times_ns: impl IntoIterator<Item = i64>) -> u64 {
         let mut clocks = Clocks::default();
         for time_ns in times_ns {
-            clocks.take(&Frame {
-                time_ns: Some(time_ns),
-                unit_ns,
-                outgoing: None,
-                link: 1,
-                interface: 0,
-                length: 0,
-                data: &[],
-            });
+            clocks.take(&frame(time_ns, unit_ns));
         }
         clocks.times().resolution_us
     }
@@ -213,17 +217,7 @@ mod tests {
         let mut clocks = Clocks::default();
         // A step of 10 us is caused by queues; one of 5 s is not.
         let times = [0, 20_000, 10_000, 6_000_000_000, 1_000_000_000, -1_000];
-        let turns = times.map(|ns| {
-            clocks.take(&Frame {
-                time_ns: Some(ns),
-                unit_ns: 1000,
-                outgoing: None,
-                link: 1,
-                interface: 0,
-                length: 0,
-                data: &[],
-            })
-        });
+        let turns = times.map(|ns| clocks.take(&frame(ns, 1000)));
         assert_eq!(turns, [0, 0, 0, 0, 1, 2].map(Some));
         let times = clocks.times();
         assert_eq!((times.back, times.back_us), (2, 5_000_000));

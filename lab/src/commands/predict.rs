@@ -155,17 +155,17 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
         handshakes: handshakes.unwrap_or_default(),
         predictions: predict::predict(&kernel, &own, &disruptions),
     };
-    print(args.json, &answer, || {
-        if args.csv {
-            predict::csv(&answer.predictions)
-        } else {
+    let text = match args.csv {
+        true => report::csv(&answer.predictions)?,
+        false => {
             let handshakes = match answer.handshakes.is_empty() {
                 true => String::new(),
                 false => handshake_table(&answer.handshakes).text() + "\n",
             };
             policy.text() + "\n" + &handshakes + &table(&answer.predictions).text()
         }
-    })
+    };
+    print(args.json, &answer, || text)
 }
 
 /// The output of `--outage --json`.
@@ -201,15 +201,16 @@ fn through_outages(args: &Predict, policy: &Policy, outages: &str) -> anyhow::Re
         predictions: model.predict(&outages),
         against_kernel: model.against(millis(longest)),
     };
-    print(args.json, &answer, || match args.csv {
-        true => outage::csv(&answer.predictions),
+    let text = match args.csv {
+        true => report::csv(&answer.predictions)?,
         false => [
             policy.text(),
             outage::table(&answer.predictions).text(),
             outage::against_table(&answer.against_kernel).text(),
         ]
         .join("\n"),
-    })
+    };
+    print(args.json, &answer, || text)
 }
 
 /// The effective values at this HZ, as in `rto-agent check`: TCP_BPF_RTO_MIN and TCP_RTO_MAX_MS are rounded up to whole
@@ -448,8 +449,11 @@ mod tests {
         let near = LinuxTimers::near(250, 200);
         let ms = Duration::from_millis;
         let own = near.with_rto_min(50_000);
-        let text = table(&predict::predict(&near, &own, &[ms(20), ms(200)])).text();
-        insta::assert_snapshot!(text);
+        let predictions = predict::predict(&near, &own, &[ms(20), ms(200)]);
+        insta::assert_snapshot!(table(&predictions).text());
+        let csv = report::csv(&predictions).unwrap();
+        let heading = "disruption_ms,kernel_ms,policy_ms,worse\n20.0,";
+        assert!(csv.starts_with(heading), "{csv}");
     }
 
     #[test]

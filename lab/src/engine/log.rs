@@ -124,28 +124,21 @@ impl Log {
         dir.join(format!("{experiment}.jsonl"))
     }
 
-    /// As [`Self::open`], in a directory that is created. `fresh` discards the runs of an earlier call.
-    pub(crate) fn in_dir<R: DeserializeOwned>(
+    /// Opens or creates the log of an experiment in a directory, which it creates; returns the finished runs. `fresh`
+    /// discards them. An incomplete line, which a killed process may leave at the end, is ignored. A log without runs,
+    /// which a rejected definition may leave, is replaced.
+    pub(crate) fn open<R: DeserializeOwned>(
         dir: &Path,
         manifest: &Manifest,
         fresh: bool,
     ) -> anyhow::Result<(Self, Vec<Done<R>>)> {
         fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         let path = Self::path(dir, &manifest.design.name);
-        if fresh && path.exists() {
-            fs::remove_file(&path).with_context(|| path.display().to_string())?;
-        }
-        Self::open(&path, manifest)
-    }
-
-    /// Opens or creates the log; returns the finished runs. An incomplete line, which a killed process may leave at the
-    /// end, is ignored. A log without runs, which a rejected definition may leave, is replaced.
-    pub(crate) fn open<R: DeserializeOwned>(
-        path: &Path,
-        manifest: &Manifest,
-    ) -> anyhow::Result<(Self, Vec<Done<R>>)> {
         let at = || path.display().to_string();
-        let text = match fs::read_to_string(path) {
+        if fresh && path.exists() {
+            fs::remove_file(&path).with_context(at)?;
+        }
+        let text = match fs::read_to_string(&path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
             text => text.with_context(at)?,
         };
@@ -163,19 +156,16 @@ impl Log {
                  --out, or discard these runs with --fresh",
                 path.display()
             );
-            done = lines(whole, path)?;
+            done = lines(whole, &path)?;
         }
         let file = File::options()
             .create(true)
             .append(true)
-            .open(path)
+            .open(&path)
             .with_context(at)?;
         // Cuts an incomplete line, so that nothing is appended to it.
         file.set_len(whole.len() as u64).with_context(at)?;
-        let mut log = Self {
-            file,
-            path: path.to_owned(),
-        };
+        let mut log = Self { file, path };
         if whole.is_empty() {
             log.line(manifest)?;
         }
@@ -234,6 +224,8 @@ fn lines<R: DeserializeOwned>(text: &str, path: &Path) -> anyhow::Result<Vec<Don
 
 #[cfg(test)]
 pub(super) mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     pub(in super::super) fn machine() -> Machine {
@@ -249,8 +241,15 @@ pub(super) mod tests {
     fn manifest(seed: u64) -> Manifest {
         Manifest {
             seed,
-            ..manifest_of(Design::default())
+            ..manifest_of(Design {
+                name: "trial".to_owned(),
+                ..Design::default()
+            })
         }
+    }
+
+    fn open(dir: &TempDir, seed: u64) -> anyhow::Result<(Log, Vec<Done<u32>>)> {
+        Log::open(dir.path(), &manifest(seed), false)
     }
 
     pub(in super::super) fn manifest_of(design: Design) -> Manifest {
@@ -271,7 +270,7 @@ pub(super) mod tests {
     fn finished_runs_are_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = Log::path(dir.path(), "trial");
-        let (mut log, before) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        let (mut log, before) = open(&dir, 1).unwrap();
         assert_eq!(before, []);
         log.add(&0, &[record(0)]).unwrap();
         drop(log);
@@ -279,10 +278,10 @@ pub(super) mod tests {
         let mut file = File::options().append(true).open(&path).unwrap();
         file.write_all(b"{\"run\":").unwrap();
         assert_eq!(Log::read(&path).unwrap().1, [record(0)]);
-        let (mut log, before) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        let (mut log, before) = open(&dir, 1).unwrap();
         assert_eq!(before, [(0, vec![record(0)])]);
         log.add(&1, &[record(1)]).unwrap();
-        let (_, before) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        let (_, before) = open(&dir, 1).unwrap();
         assert_eq!(before.len(), 2);
         assert_eq!(
             Log::read(&path).unwrap(),
@@ -294,14 +293,14 @@ pub(super) mod tests {
     fn log_without_runs_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = Log::path(dir.path(), "trial");
-        drop(Log::open::<u32>(&path, &manifest(1)).unwrap());
-        let (mut log, before) = Log::open::<u32>(&path, &manifest(2)).unwrap();
+        drop(open(&dir, 1).unwrap());
+        let (mut log, before) = open(&dir, 2).unwrap();
         assert_eq!(before, []);
         log.add(&0, &[record(0)]).unwrap();
         assert_eq!(Log::read(&path).unwrap(), (manifest(2), vec![record(0)]));
         // A file that is not a log is left alone.
         fs::write(&path, "nonsense\n").unwrap();
-        assert!(Log::open::<u32>(&path, &manifest(1)).is_err());
+        assert!(open(&dir, 1).is_err());
         assert_eq!(fs::read_to_string(&path).unwrap(), "nonsense\n");
     }
 
@@ -309,19 +308,17 @@ pub(super) mod tests {
     fn runs_of_another_experiment_are_not_mixed_in() {
         let dir = tempfile::tempdir().unwrap();
         let path = Log::path(dir.path(), "trial");
-        let (mut log, _) = Log::open::<u32>(&path, &manifest(1)).unwrap();
+        let (mut log, _) = open(&dir, 1).unwrap();
         log.add(&0, &[record(0)]).unwrap();
         let before = fs::read_to_string(&path).unwrap();
-        let error = Log::open::<u32>(&path, &manifest(2))
-            .unwrap_err()
-            .to_string();
+        let error = open(&dir, 2).unwrap_err().to_string();
         assert!(
             error.contains("--out") && error.contains("--fresh"),
             "{error}"
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), before);
         fs::write(&path, format!("{before}nonsense\n")).unwrap();
-        let error = format!("{:#}", Log::open::<u32>(&path, &manifest(1)).unwrap_err());
+        let error = format!("{:#}", open(&dir, 1).unwrap_err());
         assert!(error.contains("line 3"), "{error}");
         fs::write(&path, "nonsense\n").unwrap();
         assert!(

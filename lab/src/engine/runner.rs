@@ -95,7 +95,7 @@ pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Resu
         design,
         hosts: Vec::new(),
     };
-    let (mut log, done) = Log::in_dir::<E::Run>(options.out, &manifest, options.fresh)?;
+    let (mut log, done) = Log::open::<E::Run>(options.out, &manifest, options.fresh)?;
     left.shuffle(&mut ChaCha8Rng::seed_from_u64(options.seed));
     left.retain(|run| !done.iter().any(|(done, _)| done == run));
     let (now, before) = (left.len(), done.len());

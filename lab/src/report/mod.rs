@@ -92,6 +92,15 @@ impl Report {
     }
 }
 
+/// Comma-separated values: the names of the fields, and a line for each row.
+pub fn csv(rows: &[impl Serialize]) -> anyhow::Result<String> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row)?;
+    }
+    Ok(String::from_utf8(writer.into_inner()?)?)
+}
+
 /// A paragraph, separated from the text before it; empty if there are no lines.
 fn paragraph(lines: String) -> String {
     match lines.is_empty() {

@@ -76,7 +76,7 @@ impl Records {
             design,
             hosts,
         };
-        let (log, done) = Log::in_dir::<u32>(dir, &manifest, fresh)?;
+        let (log, done) = Log::open::<u32>(dir, &manifest, fresh)?;
         let next = done.iter().map(|(run, _)| run + 1).max().unwrap_or(0);
         let all: Vec<Record> = done.into_iter().flat_map(|(_, records)| records).collect();
         let lengths = all.iter().filter_map(|one| one.weights.get("rate"));

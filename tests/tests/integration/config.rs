@@ -39,7 +39,7 @@ fn predict_by_policy_and_by_values() -> anyhow::Result<()> {
     assert!(table.contains(&becomes), "{becomes}: {table}");
     let csv = text(&["--policy", "low", "--csv"])?;
     assert!(
-        csv.starts_with("disruption_ms,kernel_ms,policy_ms,worse\n10,"),
+        csv.starts_with("disruption_ms,kernel_ms,policy_ms,worse\n10.0,"),
         "{csv}"
     );
     let chart = env.dir().join("chart.svg");

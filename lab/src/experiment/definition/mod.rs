@@ -22,43 +22,21 @@ use crate::{
     topology::LinkBackend,
 };
 
-/// The lab's own experiments: command, definition, published values.
+/// One of the lab's own experiments: command, definition, published values.
+macro_rules! own {
+    ($name:literal, $published:expr) => {{
+        let definition = include_str!(concat!("../../../experiments/", $name, ".toml"));
+        ($name, definition, $published)
+    }};
+}
 const OWN: [(&str, &str, &str); 7] = [
-    (
-        "loss",
-        include_str!("../../../experiments/loss.toml"),
-        published::LOSS,
-    ),
-    (
-        "pages",
-        include_str!("../../../experiments/pages.toml"),
-        published::PAGES,
-    ),
-    (
-        "programs",
-        include_str!("../../../experiments/programs.toml"),
-        "",
-    ),
-    (
-        "rtt",
-        include_str!("../../../experiments/rtt.toml"),
-        published::RTT,
-    ),
-    (
-        "sampler",
-        include_str!("../../../experiments/sampler.toml"),
-        published::SAMPLER,
-    ),
-    (
-        "tail",
-        include_str!("../../../experiments/tail.toml"),
-        published::TAIL,
-    ),
-    (
-        "workloads",
-        include_str!("../../../experiments/workloads.toml"),
-        "",
-    ),
+    own!("loss", published::LOSS),
+    own!("pages", published::PAGES),
+    own!("programs", ""),
+    own!("rtt", published::RTT),
+    own!("sampler", published::SAMPLER),
+    own!("tail", published::TAIL),
+    own!("workloads", ""),
 ];
 /// Maximum number of cells of an experiment: more would take days.
 const CELLS: usize = 10_000;
