@@ -24,6 +24,13 @@ use crate::{
 /// Maximum of disruptions and of the other durations: no connection waits longer.
 const LONGEST: Duration = Duration::from_secs(3600);
 
+/// An initial RTO, up to TCP_RTO_MAX.
+const INITIAL_RTO_US: RangeInclusive<u64> = 1..=RTO_MAX_US;
+/// TCP_BPF_RTO_MIN (`bpf_sol_tcp_setsockopt()`, net/core/filter.c, Linux 6.12), which is rounded up to whole jiffies.
+const RTO_MINS_US: RangeInclusive<u64> = 1..=RTO_MIN_US;
+/// TCP_RTO_MAX_MS (`do_tcp_setsockopt()`, Linux 6.15).
+const RTO_MAXS_US: RangeInclusive<u64> = 1_000_000..=RTO_MAX_US;
+
 /// Outages around the kernel's own slots.
 const OUTAGES: &str = "50ms,300ms,600ms,900ms,1000ms,1400ms,1900ms,2600ms,2900ms,3200ms,3900ms,4600ms,5900ms,7100ms,7900ms,9900ms,10700ms,13100ms,18300ms";
 
@@ -45,13 +52,13 @@ pub struct Predict {
     #[arg(long, value_name = "PATH", env = "RTO_AGENT_BIN")]
     agent: Option<PathBuf>,
     /// Timeout of the first SYN; SYN-ACKs and SYN retransmissions follow as with "auto"
-    #[arg(long, value_name = "DURATION", value_parser = initial_rto)]
+    #[arg(long, value_name = "DURATION", value_parser = within(INITIAL_RTO_US))]
     initial_rto: Option<Duration>,
     /// Timeout of the first SYN-ACK
-    #[arg(long, value_name = "DURATION", value_parser = initial_rto)]
+    #[arg(long, value_name = "DURATION", value_parser = within(INITIAL_RTO_US))]
     syn_ack_rto: Option<Duration>,
     /// Lower bound of the RTO
-    #[arg(long, value_name = "DURATION", value_parser = rto_min, default_value = "200ms")]
+    #[arg(long, value_name = "DURATION", value_parser = within(RTO_MINS_US), default_value = "200ms")]
     rto_min: Duration,
     /// Lower --rto-min by the round-trip time, as for a single outstanding request (experimental)
     #[arg(long)]
@@ -63,7 +70,7 @@ pub struct Predict {
     #[arg(long, value_name = "N", requires = "thin", value_parser = clap::value_parser!(u32).range(1..=6), default_value_t = THIN_LINEAR_RETRIES)]
     linear_retries: u32,
     /// Upper bound of the RTO
-    #[arg(long, value_name = "DURATION", value_parser = rto_max, default_value = "120s")]
+    #[arg(long, value_name = "DURATION", value_parser = within(RTO_MAXS_US), default_value = "120s")]
     rto_max: Duration,
     /// Smoothed round-trip time of the connection
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "200us")]
@@ -217,52 +224,49 @@ fn through_outages(args: &Predict, policy: &Policy, outages: &str) -> anyhow::Re
 /// jiffies, the former to at least two.
 fn values(args: &Predict, host: Host) -> Policy {
     let hz = host.hz;
-    let setting = |setting: &str, asked: String, effective: String, jiffies| EffectiveSetting {
-        setting: setting.to_owned(),
-        asked,
-        effective,
-        jiffies,
+    let text = |time| {
+        humantime::format_duration(time)
+            .to_string()
+            .replace(' ', "")
     };
-    let text = |duration| {
-        let text = humantime::format_duration(duration).to_string();
-        text.replace(' ', "")
-    };
-    let timer = |name, asked: Duration, least: u64| {
-        let jiffies = (micros(asked) * hz).div_ceil(1_000_000).max(least);
-        let effective = Duration::from_micros(jiffies * 1_000_000 / hz);
-        setting(name, text(asked), text(effective), Some(jiffies))
-    };
-    let flag = |name, value: &str| setting(name, value.to_owned(), value.to_owned(), None);
+    let jiffies = |asked, least| (micros(asked) * hz).div_ceil(1_000_000).max(least);
     let mut effects = Vec::new();
-    if let Some(initial_rto) = args.initial_rto {
-        let initial_rto = timer("initial_rto", initial_rto, 1);
-        let jiffies = initial_rto.jiffies.unwrap_or(hz);
-        effects.push(initial_rto);
-        effects.push(flag("syn_retries", "auto"));
+    let mut add = |setting: &str, asked: String, jiffies: Option<u64>| {
+        let effective = jiffies.map(|n| text(Duration::from_micros(n * 1_000_000 / hz)));
+        effects.push(EffectiveSetting {
+            setting: setting.to_owned(),
+            effective: effective.unwrap_or_else(|| asked.clone()),
+            asked,
+            jiffies,
+        });
+    };
+    if let Some(asked) = args.initial_rto {
+        let initial_rto = jiffies(asked, 1);
+        add("initial_rto", text(asked), Some(initial_rto));
+        add("syn_retries", "auto".to_owned(), None);
         if args.syn_ack_rto.is_none() {
-            let jiffies = syn_ack_rto_auto(jiffies, hz, host.tcp_synack_retries);
-            let effective = text(Duration::from_micros(jiffies * 1_000_000 / hz));
-            effects.push(setting(
-                "syn_ack_rto",
-                "auto".to_owned(),
-                effective,
-                Some(jiffies),
-            ));
+            let auto = syn_ack_rto_auto(initial_rto, hz, host.tcp_synack_retries);
+            add("syn_ack_rto", "auto".to_owned(), Some(auto));
         }
     }
-    if let Some(syn_ack_rto) = args.syn_ack_rto {
-        effects.push(timer("syn_ack_rto", syn_ack_rto, 1));
+    if let Some(asked) = args.syn_ack_rto {
+        add("syn_ack_rto", text(asked), Some(jiffies(asked, 1)));
     }
-    effects.push(timer("rto_min", args.rto_min, 2));
+    let rto_min = jiffies(args.rto_min, 2);
+    add("rto_min", text(args.rto_min), Some(rto_min));
     if args.rto_restart {
-        effects.push(flag("rto_restart", "on"));
+        add("rto_restart", "on".to_owned(), None);
     }
     if args.thin {
-        effects.push(flag("thin_linear", "true"));
-        effects.push(flag("linear_retries", &args.linear_retries.to_string()));
+        add("thin_linear", "true".to_owned(), None);
+        add("linear_retries", args.linear_retries.to_string(), None);
     }
     if micros(args.rto_max) < RTO_MAX_US {
-        effects.push(timer("rto_max", args.rto_max, 1));
+        add(
+            "rto_max",
+            text(args.rto_max),
+            Some(jiffies(args.rto_max, 1)),
+        );
     }
     Policy { host, effects }
 }
@@ -339,38 +343,17 @@ fn durations(option: &str, text: &str) -> anyhow::Result<Vec<Duration>> {
     Ok(within)
 }
 
-/// Parses an initial RTO, up to TCP_RTO_MAX.
-fn initial_rto(text: &str) -> Result<Duration, String> {
-    within(
-        text,
-        Duration::from_micros(1)..=Duration::from_micros(RTO_MAX_US),
-    )
-}
-
-/// Parses an rto_min in the range of TCP_BPF_RTO_MIN (`bpf_sol_tcp_setsockopt()`, net/core/filter.c, Linux 6.12), which
-/// is rounded up to whole jiffies.
-fn rto_min(text: &str) -> Result<Duration, String> {
-    within(
-        text,
-        Duration::from_micros(1)..=Duration::from_micros(RTO_MIN_US),
-    )
-}
-
-/// Parses an rto_max in the range of TCP_RTO_MAX_MS (`do_tcp_setsockopt()`, Linux 6.15).
-fn rto_max(text: &str) -> Result<Duration, String> {
-    within(
-        text,
-        Duration::from_secs(1)..=Duration::from_micros(RTO_MAX_US),
-    )
-}
-
-fn within(text: &str, range: RangeInclusive<Duration>) -> Result<Duration, String> {
-    let duration = duration(text)?;
-    if range.contains(&duration) {
-        return Ok(duration);
+/// Parses a duration in a range of microseconds.
+fn within(us: RangeInclusive<u64>) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| {
+        let given = duration(text)?;
+        if us.contains(&micros(given)) {
+            return Ok(given);
+        }
+        let end = |us: &u64| humantime::format_duration(Duration::from_micros(*us)).to_string();
+        let (from, to) = (end(us.start()), end(us.end()));
+        Err(format!("{text}: must be between {from} and {to}"))
     }
-    let [from, to] = [range.start(), range.end()].map(|end| humantime::format_duration(*end));
-    Err(format!("{text}: must be between {from} and {to}"))
 }
 
 /// Parses a duration from 0s to one hour.
