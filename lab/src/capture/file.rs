@@ -122,11 +122,7 @@ fn pcap<'a>(
     while !rest.is_empty() {
         let at = bytes.len() - rest.len();
         if let Some(length) = rest.get(8..12).and_then(|b| <[u8; 4]>::try_from(b).ok()) {
-            let length = if header.is_bigendian() {
-                u32::from_be_bytes(length)
-            } else {
-                u32::from_le_bytes(length)
-            };
+            let length = number(header.is_bigendian(), length);
             if length > longest {
                 let problem = format!("the next packet claims {length} captured bytes");
                 return Err(CaptureError::Damaged {

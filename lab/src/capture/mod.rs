@@ -63,7 +63,7 @@ pub enum CaptureError {
     /// No packet has a supported link type.
     #[error(
         "none of the {packets} packet(s) can be read: their link type is {link}; supported are \
-         Ethernet, raw IP, Linux cooked (tcpdump -i any) and null: capture on such an interface"
+         Ethernet, raw IP and Linux cooked (tcpdump -i any): capture on such an interface"
     )]
     NothingReadable {
         /// Number of packets.

@@ -11,13 +11,8 @@ use super::file::Frame;
 
 /// Link types, <https://www.tcpdump.org/linktypes.html>.
 mod link {
-    pub(super) const NULL: u32 = 0;
     pub(super) const ETHERNET: u32 = 1;
-    /// Raw IP has this number in files of some systems.
-    pub(super) const RAW_BSD: u32 = 12;
-    pub(super) const RAW_OPENBSD: u32 = 14;
     pub(super) const RAW: u32 = 101;
-    pub(super) const LOOP: u32 = 108;
     pub(super) const LINUX_SLL: u32 = 113;
     pub(super) const IPV4: u32 = 228;
     pub(super) const IPV6: u32 = 229;
@@ -78,8 +73,7 @@ pub(super) fn segment(frame: &Frame<'_>) -> Result<Segment, Skipped> {
     let mut outgoing = frame.outgoing;
     let sliced = match frame.link {
         link::ETHERNET => network(data, 12, 14)?,
-        link::NULL | link::LOOP => from_ip(data.get(4..).ok_or(Skipped::CutShort)?)?,
-        link::RAW | link::RAW_BSD | link::RAW_OPENBSD | link::IPV4 | link::IPV6 => from_ip(data)?,
+        link::RAW | link::IPV4 | link::IPV6 => from_ip(data)?,
         link::LINUX_SLL => {
             outgoing = outgoing.or_else(|| direction(data.get(1)));
             network(data, 14, 16)?

@@ -43,17 +43,9 @@ pub(super) enum Link {
     Raw,
     Sll,
     Sll2,
-    Null,
 }
 
-pub(super) const LINKS: [Link; 6] = [
-    Link::Ethernet,
-    Link::Vlan,
-    Link::Raw,
-    Link::Sll,
-    Link::Sll2,
-    Link::Null,
-];
+pub(super) const LINKS: [Link; 5] = [Link::Ethernet, Link::Vlan, Link::Raw, Link::Sll, Link::Sll2];
 
 impl Link {
     const fn number(self) -> u32 {
@@ -62,7 +54,6 @@ impl Link {
             Self::Raw => 101,
             Self::Sll => 113,
             Self::Sll2 => 276,
-            Self::Null => 0,
         }
     }
 
@@ -110,7 +101,6 @@ impl Link {
                 bytes.extend([0, 0, 0, 0, 0, 3]);
                 bytes.extend([0; 12]);
             }
-            Self::Null => bytes.extend(2u32.to_le_bytes()),
         }
         if matches!(self, Self::Ethernet | Self::Vlan | Self::Sll) {
             bytes.extend(ethertype.to_be_bytes());

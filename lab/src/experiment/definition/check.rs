@@ -76,13 +76,9 @@ pub(super) fn names(
         known.levels.values_mut().for_each(|levels| levels.push(""));
     }
     for (number, one) in (1..).zip(effects) {
-        let check = || {
-            known.measure(&one.measure, Some(&one.stat))?;
-            known.level(&one.across, &one.base).context("base")?;
-            known.factors(&one.rows)?;
-            known.only(&one.only).context("only")
-        };
-        check().with_context(|| format!("[[effect]] {number}"))?;
+        let used = known.used(&[(&*one.measure, Some(&one.stat))], &[&one.rows], &one.only);
+        used.and_then(|()| known.level(&one.across, &one.base).context("base"))
+            .with_context(|| format!("[[effect]] {number}"))?;
     }
     let mut named = BTreeSet::from(TAKEN);
     for one in tables {
@@ -91,26 +87,21 @@ pub(super) fn names(
             is_file_name(name) && named.insert(name),
             "[[table]]: {name:?} is used as a file name: only letters, digits, - and _ are allowed, and each name only once"
         );
-        let check = || {
-            for column in &one.columns {
-                known.measure(&column.measure, Some(&column.stat))?;
-            }
-            known.factors(&one.rows)?;
-            known.factors(&one.across)?;
-            known.only(&one.only).context("only")
-        };
-        check().with_context(|| format!("[[table]] {name}"))?;
+        let columns = one.columns.iter();
+        let columns = columns.map(|column| (&*column.measure, Some(&column.stat)));
+        let columns: Vec<_> = columns.collect();
+        known
+            .used(&columns, &[&one.rows, &one.across], &one.only)
+            .with_context(|| format!("[[table]] {name}"))?;
     }
     for (number, one) in (1..).zip(charts) {
-        let check = || {
-            known.measure(&one.measure, one.stat.as_ref())?;
-            let x = one.x.iter();
-            x.chain(&one.per)
-                .chain(&one.across)
-                .try_for_each(|name| known.factor(name).map(drop))?;
-            known.only(&one.only).context("only")
-        };
-        check().with_context(|| format!("[[chart]] {number}"))?;
+        known
+            .used(
+                &[(&*one.measure, one.stat.as_ref())],
+                &[one.x.as_slice(), &one.per, &one.across],
+                &one.only,
+            )
+            .with_context(|| format!("[[chart]] {number}"))?;
     }
     Ok(())
 }
@@ -124,10 +115,31 @@ impl Known<'_> {
         Ok(levels)
     }
 
-    fn factors(&self, names: &[String]) -> anyhow::Result<()> {
-        names
-            .iter()
-            .try_for_each(|name| self.factor(name).map(drop))
+    /// Checks measures with their statistics, factors, and a selection of levels.
+    fn used(
+        &self,
+        measures: &[(&str, Option<&Stat>)],
+        factors: &[&[String]],
+        only: &Only,
+    ) -> anyhow::Result<()> {
+        for (measure, stat) in measures {
+            let whole = match stat {
+                Some(Stat::PercentOf(whole)) => whole.as_str(),
+                _ => *measure,
+            };
+            for one in [*measure, whole] {
+                let all: Vec<&str> = self.measures.iter().copied().collect();
+                ensure!(
+                    self.measures.contains(one),
+                    "nothing measures {one}; there are {}",
+                    all.join(", ")
+                );
+            }
+        }
+        for name in factors.iter().copied().flatten() {
+            self.factor(name)?;
+        }
+        self.only(only).context("only")
     }
 
     fn level(&self, factor: &str, level: &str) -> anyhow::Result<()> {
@@ -145,21 +157,5 @@ impl Known<'_> {
             .iter()
             .flat_map(|(factor, levels)| levels.iter().map(move |level| (factor, level)));
         all.try_for_each(|(factor, level)| self.level(factor, level))
-    }
-
-    fn measure(&self, measure: &str, stat: Option<&Stat>) -> anyhow::Result<()> {
-        let whole = match stat {
-            Some(Stat::PercentOf(whole)) => Some(whole.as_str()),
-            _ => None,
-        };
-        for one in [Some(measure), whole].into_iter().flatten() {
-            let all: Vec<&str> = self.measures.iter().copied().collect();
-            ensure!(
-                self.measures.contains(one),
-                "nothing measures {one}; there are {}",
-                all.join(", ")
-            );
-        }
-        Ok(())
     }
 }
