@@ -3,27 +3,15 @@
 //! on concurrent connections (`ct count`, connlimit) are not reported, because a retransmitted SYN
 //! belongs to the connection of the first SYN.
 
-use std::{
-    fs,
-    io::{self, Read as _},
-    path::Path,
-    process::{Command, Stdio},
-    sync::mpsc,
-    thread,
-    time::Duration,
-};
+use std::{fs, path::Path, process::Command};
 
 use rto_agent_core::printable;
 use serde_json::Value;
 
 use super::{Check, Finding, list};
 
-/// `nft` lists thousands of rules within a second.
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// Where distributions install these programs; only root may write there.
 const DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
-/// A longer listing is truncated, which the parser reports.
-const MAX_LISTING: u64 = 64 << 20;
 
 const CHECK: Check<'_> = Check(
     "syn-limits",
@@ -39,7 +27,7 @@ pub(super) fn syn_limits() -> Finding {
         Err(why) => unread.push(why),
     };
     let ruleset = ["-j", "-t", "list", "ruleset"];
-    add(output(&["nft"], &ruleset, TIMEOUT).and_then(|text| of_nft(&text)));
+    add(output(&["nft"], &ruleset).and_then(|text| of_nft(&text)));
     for family in ["ip", "ip6"] {
         // The legacy tables that this network namespace has. If it has none, listing them would
         // load the module.
@@ -47,7 +35,7 @@ pub(super) fn syn_limits() -> Finding {
         if names.is_ok_and(|names| !names.trim().is_empty()) {
             let programs = ["-legacy-save", "-save"].map(|end| format!("{family}tables{end}"));
             let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
-            add(output(&programs, &[], TIMEOUT).map(|text| of_iptables(family, &text)));
+            add(output(&programs, &[]).map(|text| of_iptables(family, &text)));
         }
     }
     finding(rules, &unread)
@@ -73,7 +61,7 @@ fn finding(rules: Vec<String>, unread: &[String]) -> Finding {
     clippy::disallowed_methods,
     reason = "an absolute path below DIRS, whatever PATH is; rules have no file to be read from"
 )]
-fn output(programs: &[&str], args: &[&str], limit: Duration) -> Result<String, String> {
+fn output(programs: &[&str], args: &[&str]) -> Result<String, String> {
     let name = programs.first().copied().unwrap_or_default();
     let paths = programs
         .iter()
@@ -81,33 +69,15 @@ fn output(programs: &[&str], args: &[&str], limit: Duration) -> Result<String, S
     let Some(path) = paths.into_iter().find(|path| path.is_file()) else {
         return Err(format!("{name} is not installed"));
     };
-    let failed = |e: io::Error| format!("{name}: {e}");
-    let mut child = Command::new(path)
-        .args(args)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(failed)?;
-    let stdout = child.stdout.take();
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut text = Vec::new();
-        let stdout = stdout.ok_or(io::ErrorKind::BrokenPipe.into());
-        let read = stdout.and_then(|pipe| pipe.take(MAX_LISTING).read_to_end(&mut text));
-        // After the timeout the receiver is gone.
-        let _late = sender.send(read.map(|_| text));
-    });
-    let Ok(read) = receiver.recv_timeout(limit) else {
-        let _ended = child.kill();
-        let _reaped = child.wait();
-        return Err(format!("{name} did not end within {limit:?}"));
-    };
-    let status = child.wait().map_err(failed)?;
-    if !status.success() {
-        return Err(format!("{name} failed ({status}); it needs CAP_NET_ADMIN"));
+    let output = Command::new(path).args(args).output();
+    let output = output.map_err(|e| format!("{name}: {e}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!(
+            "{name} failed ({}); it needs CAP_NET_ADMIN",
+            output.status
+        )),
     }
-    Ok(String::from_utf8_lossy(&read.map_err(failed)?).into_owned())
 }
 
 /// The rules of `nft -j list ruleset` that limit SYNs (libnftables-json(5)).

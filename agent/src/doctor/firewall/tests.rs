@@ -73,7 +73,7 @@ fn iptables_rules_that_limit_syns_are_listed() {
 
 #[test]
 fn missing_program_is_named_and_is_no_warning() {
-    let error = output(&["rto-no-such-program"], &[], TIMEOUT).unwrap_err();
+    let error = output(&["rto-no-such-program"], &[]).unwrap_err();
     assert_eq!(error, "rto-no-such-program is not installed");
     let finding = finding(Vec::new(), &[error]);
     assert_eq!(finding.severity, Severity::Ok);
@@ -85,14 +85,8 @@ fn missing_program_is_named_and_is_no_warning() {
 }
 
 #[test]
-fn program_that_fails_or_hangs_is_an_error() {
-    assert!(
-        output(&["false"], &[], TIMEOUT)
-            .unwrap_err()
-            .contains("CAP_NET_ADMIN")
-    );
-    assert_eq!(output(&["none", "echo"], &["a"], TIMEOUT).unwrap(), "a\n");
-    let limit = Duration::from_millis(50);
-    let error = output(&["sleep"], &["60"], limit).unwrap_err();
-    assert_eq!(error, "sleep did not end within 50ms");
+fn output_of_program_that_fails_is_an_error() {
+    let error = output(&["false"], &[]).unwrap_err();
+    assert!(error.contains("CAP_NET_ADMIN"), "{error}");
+    assert_eq!(output(&["none", "echo"], &["a"]).unwrap(), "a\n");
 }
