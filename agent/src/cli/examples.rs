@@ -17,14 +17,12 @@ Examples:
   rto-agent add 10.1.2.0/24 fd00:1::/64 --initial-rto 100ms --ttl 10m
   rto-agent add 192.0.2.7 --rto-min 20ms --thin-linear --save";
 
-pub(super) const REMOVE: &str = "Examples:
+pub(super) const REMOVE: &str = "\
+Examples:
   rto-agent remove 10.1.2.0/24
-  rto-agent remove \
-                                 --policy same-zone
-  rto-agent remove 10.1.2.0/24 --undo      # \
-                                 an entry of the files is active again
-  rto-agent remove \
-                                 10.1.2.0/24 --save      # from policies.d/50-cli.toml";
+  rto-agent remove --policy same-zone
+  rto-agent remove 10.1.2.0/24 --undo      # an entry of the files is active again
+  rto-agent remove 10.1.2.0/24 --save      # from policies.d/50-cli.toml";
 
 pub(super) const LIST: &str = "\
 Examples:

@@ -93,10 +93,8 @@ mod tests {
             policy: "adhoc-00ff11aa".parse().ok(),
             ..ChangeAnswer::default()
         };
-        assert!(text(&made, true, true, 250).contains(
-            "policy adhoc-00ff11aa, created from these \
-                                                   settings"
-        ));
+        let said = text(&made, true, true, 250);
+        assert!(said.contains("policy adhoc-00ff11aa, created from these settings"));
         assert_eq!(text(&made, true, false, 250), "nothing changed\n");
     }
 }

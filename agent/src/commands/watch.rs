@@ -60,10 +60,9 @@ fn path(args: &Watch) -> anyhow::Result<String> {
 
 fn text(line: &StreamItem, brief: bool) -> String {
     match line {
-        StreamItem::Lost { lost } => format!(
-            "({lost} events lost: they were faster than this \
-                                              output)"
-        ),
+        StreamItem::Lost { lost } => {
+            format!("({lost} events lost: they were faster than this output)")
+        }
         StreamItem::Event(event) => event_text(event, brief),
         StreamItem::Experiment(event) => {
             let at = time(event.at_us, brief);
