@@ -17,7 +17,7 @@ use rto_agent_core::{
 };
 use rto_agent_kernel::kernel::bpf::Runs;
 
-use self::family::{Labels, Metrics, number, one_of, seconds, with};
+use self::family::{Labels, Metrics, number, seconds, state_set, with};
 
 mod daemon;
 mod family;
@@ -69,7 +69,7 @@ fn experiments(metrics: &mut Metrics, status: &StatusAnswer) {
         "State of a policy's experiment: 1 for the current state",
         all.iter().flat_map(|(labels, experiment)| {
             let states = State::ALL.iter().map(|state| state.name());
-            one_of(labels, "state", states, experiment.state.name())
+            state_set(labels, "state", states, experiment.state.name())
         }),
     );
     metrics.gauges(

@@ -206,7 +206,7 @@ impl State {
         left_out
     }
 
-    /// Records a part of what a segment sends; returns 1 if there was no room for it.
+    /// Records a part of a segment (its SYN, data or FIN); returns 1 if there was no room for it.
     fn part(&mut self, at: Moment, seq: u32, end: u32, is_syn: bool, room: &mut usize) -> u64 {
         self.flow.counts.segments += 1;
         let sent = *self.sent.get_or_insert(seq);

@@ -9,7 +9,7 @@ use rto_agent_core::{
     },
 };
 
-use super::{Labels, Metrics, number, one_of};
+use super::{Labels, Metrics, number, state_set};
 
 pub(super) fn about(metrics: &mut Metrics, status: &StatusAnswer) {
     let build: Labels = vec![
@@ -144,7 +144,7 @@ pub(super) fn health(metrics: &mut Metrics, status: &StatusAnswer) {
         metrics.gauges(
             "probe_verdict",
             "Result of the last probe of the active timers: 1 for its verdict",
-            one_of(&Vec::new(), "verdict", verdicts, verdict),
+            state_set(&Vec::new(), "verdict", verdicts, verdict),
         );
         metrics.gauge(
             "probe_timestamp_seconds",

@@ -18,7 +18,7 @@ pub(super) fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
 }
 
 /// A sample for each value of a label: 1 for the current one.
-pub(super) fn one_of<'a>(
+pub(super) fn state_set<'a>(
     labels: &Labels,
     name: &'static str,
     values: impl IntoIterator<Item = &'a str>,

@@ -3,7 +3,7 @@
 use rto_agent_core::wire::tune::{TimerKind, TuneAnswer};
 use rto_model::tune::tuner::State;
 
-use super::{Labels, Metrics, one_of, seconds, with};
+use super::{Labels, Metrics, seconds, state_set, with};
 
 /// None without such timers: hosts without any export no series.
 pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
@@ -31,7 +31,7 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
         "State of a learnt or guarded timer: 1 for the current state",
         timers.iter().flat_map(|(labels, timer)| {
             let states = State::ALL.iter().map(|state| state.name());
-            one_of(labels, "state", states, timer.state.name())
+            state_set(labels, "state", states, timer.state.name())
         }),
     );
     metrics.counters(

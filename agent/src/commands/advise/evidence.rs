@@ -256,7 +256,7 @@ pub(super) fn open(
 }
 
 /// The wanted policy, or the only one of several hosts.
-pub(super) fn one_policy(
+pub(super) fn choose_policy(
     wanted: Option<PolicyName>,
     known: &BTreeSet<PolicyName>,
 ) -> anyhow::Result<PolicyName> {

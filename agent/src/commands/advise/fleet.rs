@@ -9,7 +9,7 @@ use rto_agent_core::{
 };
 use serde_json::Deserializer;
 
-use super::evidence::{Gathered, Source, one_policy, open};
+use super::evidence::{Gathered, Source, choose_policy, open};
 
 /// One document, and the file's name in errors.
 struct Document {
@@ -68,7 +68,7 @@ fn gathered(
     }
     let known = documents.iter().flat_map(|d| d.stats.policies.keys());
     let known: BTreeSet<PolicyName> = known.cloned().collect();
-    let policy = one_policy(policy, &known)?;
+    let policy = choose_policy(policy, &known)?;
     let having: Vec<_> = documents
         .iter()
         .filter_map(|document| Some((document, document.stats.policies.get(&policy)?)))

@@ -17,7 +17,7 @@ use rto_agent_core::{
 };
 
 use self::api::{Sample, Server};
-use super::evidence::{Gathered, Source, one_policy};
+use super::evidence::{Gathered, Source, choose_policy};
 use crate::cli::Advise;
 
 /// A metric that warnings are based on.
@@ -147,7 +147,7 @@ fn policy_of(counts: &[Sample], wanted: Option<PolicyName>) -> anyhow::Result<(P
     for sample in counts {
         hosts.insert(sample.label("policy").parse()?, sample.count()?);
     }
-    let policy = one_policy(wanted, &hosts.keys().cloned().collect())?;
+    let policy = choose_policy(wanted, &hosts.keys().cloned().collect())?;
     let count = hosts.remove(&policy).unwrap_or_default();
     Ok((policy, count))
 }
