@@ -1,9 +1,11 @@
 //! Criteria of a self-tuning timer; in release builds with all the prefixes of `rto-lab tune`.
 
 use rto_lab::experiment::tune::{
-    criteria::{Criterion, of_orphans, of_prefixes, of_step},
+    braked,
+    criteria::{Criterion, of_budget, of_orphans, of_prefixes, of_saturated, of_step},
     fleet,
     path::Path,
+    saturated,
     scenarios::{auto, course, evening, fixed, flapping, step},
 };
 
@@ -98,4 +100,40 @@ fn repeated_path_changes_do_no_harm() {
     );
     let control = course(evening(5.0), fixed(52), 24 * 3_600, 1);
     assert!(control.spurious > 0.02, "{}", control.spurious);
+}
+
+#[test]
+fn copies_are_bounded_where_they_do_harm() {
+    let braked = braked(1);
+    all_met(&of_budget(&braked));
+    // Without a budget a short timer does harm.
+    let overload = &braked[0];
+    assert!(overload.fixed.syns_per_attempt() > 3.0 * overload.kernel.syns_per_attempt());
+    assert!(overload.fixed.late_share() > 1.5 * overload.kernel.late_share());
+}
+
+#[test]
+fn a_server_near_its_capacity_gets_over_a_stall() {
+    let most_per_s = if cfg!(debug_assertions) {
+        1_000.0
+    } else {
+        10_000.0
+    };
+    let all = saturated(most_per_s, 1);
+    for one in &all {
+        // The server recovers with the kernel's own timers, but not with 24 ms without a budget, nor with a budget of
+        // half a copy per connection.
+        assert_eq!(one.kernel.later_late_share(), 0.0, "{one:?}");
+        assert!(one.fixed.later_late_share() > 0.5, "{one:?}");
+        assert!(one.half.later_late_share() > 0.05, "{one:?}");
+        // Larger than the kernel's share on smaller servers, as docs/research/tuning.md explains.
+        assert!(one.budget.later_late_share() < 0.03, "{one:?}");
+        // At 90 % load, a fifth lets 1.08 times the capacity pass.
+        assert!(one.fifth.later_late_share() < 0.07, "{one:?}");
+        assert!(one.fifth.later_late_share() < 0.6 * one.half.later_late_share());
+        assert!(one.budget.later_late_share() <= one.fifth.later_late_share());
+    }
+    if !cfg!(debug_assertions) {
+        all_met(&of_saturated(&all)[..1]);
+    }
 }

@@ -14,6 +14,8 @@ use crate::progress::{self, Progress};
 
 /// How long a file system may take for one step.
 pub const STALL_LIMIT: Duration = Duration::from_secs(10);
+/// How long reading may take in total.
+const READ_LIMIT: Duration = Duration::from_secs(60);
 /// How often the caller checks for a stop and for the limit.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -93,12 +95,13 @@ impl FilesReader {
         if let Some(former) = self.stuck.take()
             && let Err(mpsc::TryRecvError::Empty) = former.files.try_recv()
         {
-            let error = self.hangs(&former);
+            let error = hangs(&former, self.stall_limit);
             self.stuck = Some(former);
             return Err(error);
         }
         let reading = self.begin(path)?;
-        let (mut steps, mut stepped) = (0, Instant::now());
+        let begin = Instant::now();
+        let (mut steps, mut stepped) = (0, begin);
         loop {
             match reading.files.recv_timeout(TICK) {
                 Ok(files) => return Ok(files),
@@ -113,12 +116,13 @@ impl FilesReader {
             if now != steps {
                 (steps, stepped) = (now, Instant::now());
             }
-            let is_late = stepped.elapsed() >= self.stall_limit;
-            if is_late || is_stopped {
-                let error = match is_late {
-                    true => self.hangs(&reading),
-                    false => ReadError::Interrupted,
-                };
+            let limits = [(stepped, self.stall_limit), (begin, READ_LIMIT)];
+            let late = limits
+                .iter()
+                .find(|(since, limit)| since.elapsed() >= *limit);
+            if late.is_some() || is_stopped {
+                let error =
+                    late.map_or(ReadError::Interrupted, |(_, limit)| hangs(&reading, *limit));
                 self.stuck = Some(reading);
                 return Err(error);
             }
@@ -153,20 +157,19 @@ impl FilesReader {
             )),
         }
     }
+}
 
-    fn hangs(&self, reading: &Reading) -> ReadError {
-        let current = reading.current.lock();
-        let current = current.unwrap_or_else(PoisonError::into_inner);
-        let limit = self.stall_limit.as_secs_f64();
-        failed(
-            &current,
-            &format!(
-                "its file system did not answer within {limit} s; check whether it hangs (a \
-                 network file system whose server is down, or FUSE), or move the configuration to a \
-                 local disk"
-            ),
-        )
-    }
+fn hangs(reading: &Reading, limit: Duration) -> ReadError {
+    let current = reading.current.lock();
+    let current = current.unwrap_or_else(PoisonError::into_inner);
+    let limit = limit.as_secs_f64();
+    failed(
+        &current,
+        &format!(
+            "its file system did not answer within {limit} s; check whether it hangs (a network \
+             file system whose server is down, or FUSE), or move the configuration to a local disk"
+        ),
+    )
 }
 
 fn failed(path: &Path, why: &str) -> ReadError {

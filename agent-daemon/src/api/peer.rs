@@ -37,6 +37,11 @@ impl Allowed {
 /// scratch).
 pub fn group_id(name: &str) -> anyhow::Result<Gid> {
     if let Ok(number) = name.parse() {
+        anyhow::ensure!(
+            number != u32::MAX,
+            "[agent] group = \"{name}\": to the kernel this number means \"no group\" (chown(2)); \
+             give the name or number of a group"
+        );
         return Ok(Gid::from_raw(number));
     }
     if name == "root" {

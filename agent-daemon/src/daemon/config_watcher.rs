@@ -22,6 +22,8 @@ use crate::engine::{Handle, Message};
 
 /// Several events belong to one change: two to a rename, up to five to an editor's save.
 const SETTLE: Duration = Duration::from_millis(100);
+/// The shortest time between two reads, as other files in these directories may change often.
+const PAUSE: Duration = Duration::from_secs(1);
 /// How often the files are checked without an event.
 const POLL: Duration = Duration::from_secs(30);
 /// The longest chain of symbolic links; the kernel's limit.
@@ -48,6 +50,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let mut files = Vec::new();
     let mut poll = tokio::time::interval_at(Instant::now() + POLL, POLL);
     let mut something_changed = true;
+    let mut read_at: Option<Instant> = None;
     loop {
         let former = std::mem::replace(&mut files, snapshots.borrow_and_update().files().to_vec());
         if something_changed || files != former {
@@ -65,7 +68,9 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
         something_changed = true;
         tokio::select! {
             Some(()) = events.recv() => {
-                tokio::time::sleep(SETTLE).await;
+                let settled = Instant::now() + SETTLE;
+                let earliest = read_at.map_or(settled, |at| settled.max(at + PAUSE));
+                tokio::time::sleep_until(earliest).await;
                 while events.try_recv().is_ok() {}
             }
             changed = snapshots.changed() => {
@@ -77,6 +82,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
             }
             _ = poll.tick() => {}
         }
+        read_at = Some(Instant::now());
         engine.notify(Message::FilesChanged);
     }
 }

@@ -323,7 +323,9 @@ impl Engine {
 
     fn detach(&mut self, request: &DetachRequest, by: Caller, reply: Reply<DetachAnswer>) {
         self.control.keep_experiments(&self.apply);
-        match self.apply.detach(request, by, reply) {
+        let answer = self.apply.detach(request, by, reply);
+        self.control.apply_if_attached(&mut self.apply);
+        match answer {
             Some((reply, answer)) => self.answer(reply, |_| answer),
             None => self.publish(),
         }
@@ -356,7 +358,9 @@ impl Engine {
         match (attach, self.apply.detached_by()) {
             (false, None) => {
                 self.control.keep_experiments(&self.apply);
-                self.apply.detach_now(Caller::CONFIGURATION).map(drop)
+                let detached = self.apply.detach_now(Caller::CONFIGURATION);
+                self.control.apply_if_attached(&mut self.apply);
+                detached.map(drop)
             }
             (true, Some(Caller::CONFIGURATION)) => self.attach(cause).map(drop),
             _ => Ok(()),
@@ -417,6 +421,7 @@ impl Engine {
 
     fn stop(mut self) -> anyhow::Result<()> {
         let begin = self.progress.stopped_at().unwrap_or_else(Instant::now);
+        self.apply.cancel_jobs();
         self.control.store_tuning();
         self.apply.finish_jobs(begin + JOBS_LIMIT);
         self.control.keep_experiments(&self.apply);

@@ -448,10 +448,14 @@ impl Apply {
         }
     }
 
-    /// Ends the jobs, or leaves those that miss the deadline.
-    pub(super) fn finish_jobs(&mut self, deadline: Instant) {
+    /// Tells the jobs to end.
+    pub(super) fn cancel_jobs(&mut self) {
         self.walks.cancel();
         self.events.end();
+    }
+
+    /// Waits for the cancelled jobs, or leaves those that miss the deadline.
+    pub(super) fn finish_jobs(&mut self, deadline: Instant) {
         self.probing.finish(deadline);
         self.walks.finish(deadline);
     }

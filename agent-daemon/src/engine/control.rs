@@ -349,6 +349,16 @@ impl Control {
         self.renew_lease(apply);
     }
 
+    /// After [`Self::keep_experiments`]: if the program has not been detached, the last look's decisions
+    /// take effect. There may be no further tick.
+    pub(super) fn apply_if_attached(&mut self, apply: &mut Apply) {
+        if apply.is_attached()
+            && let Err(e) = self.adjust(apply, &Source::Tuner.into())
+        {
+            self.not_in_force(&e);
+        }
+    }
+
     /// Applies the current decisions. Reconciles only if they have changed.
     fn adjust(&mut self, apply: &mut Apply, cause: &Cause) -> Result<Option<Change>, EngineError> {
         let next = self.adjusted(apply.desired());

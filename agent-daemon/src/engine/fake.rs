@@ -292,6 +292,8 @@ impl Kernel for FakeKernel {
         self.host.write(|state| state.lease_ns = until_ns)
     }
 
+    fn retry_statistics(&mut self) {}
+
     fn restore_tables(&mut self) -> Result<(), DatapathError> {
         {
             let state = self.host.state();

@@ -404,10 +404,8 @@ impl Reconciler {
     /// unchanged, but connections may have begun without a policy.
     fn attach_again(&mut self) -> Option<Change> {
         let kernel = self.kernel.as_mut()?;
-        if !kernel.reader().missing_stats().is_empty()
-            && let Err(e) = kernel.change().restore_tables()
-        {
-            error!("policies without statistics: {e}");
+        if !kernel.reader().missing_stats().is_empty() {
+            kernel.change().retry_statistics();
         }
         let problem = kernel.reader().attachment().problem;
         let (attached, broken) = match problem.map(|problem| (kernel.change().attach(), problem)) {

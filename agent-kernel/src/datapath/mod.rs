@@ -90,6 +90,9 @@ pub trait Kernel: Send {
     /// Extends the lease of automatic values until this time, nanoseconds of CLOCK_MONOTONIC.
     fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError>;
 
+    /// Retries to allocate statistics for which there was no memory.
+    fn retry_statistics(&mut self);
+
     /// Rewrites tables outside of plans that another process removed or overwrote, or for which
     /// there was no memory: statistics and the host's defaults.
     fn restore_tables(&mut self) -> Result<(), DatapathError>;

@@ -125,11 +125,19 @@ impl Unpacked {
 /// The unpacked kernel; downloaded if it is not cached, or if `refresh` asks for a newer one.
 fn unpacked(kernel: &Kernel, arch: Arch, refresh: bool) -> anyhow::Result<Unpacked> {
     let name = format!("kernels/linux-{}", kernel.name);
-    let former = tools::cache()?.join(&name);
-    if refresh && former.exists() {
+    let current = tools::cache()?.join(&name);
+    let former = current.with_extension("former");
+    let replaces = refresh && current.exists();
+    if replaces {
+        fs::rename(&current, &former)?;
+    }
+    let made = cached(&name, |dir| download(kernel, arch, dir));
+    if replaces && made.is_err() {
+        fs::rename(&former, &current)?;
+    } else if replaces {
         fs::remove_dir_all(&former)?;
     }
-    Unpacked::at(&cached(&name, |dir| download(kernel, arch, dir))?)
+    Unpacked::at(&made?)
 }
 
 fn download(kernel: &Kernel, arch: Arch, dir: &Path) -> anyhow::Result<()> {

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use rto_agent_common::{HostDefaults, UNMATCHED, statistics};
+use rto_agent_common::{HostDefaults, UNMATCHED, arm, statistics};
 use rto_agent_core::{
     config::RttSampling,
     policy::{
@@ -141,6 +141,25 @@ impl Kernel for BpfKernel {
 
     fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
         self.tables.renew_lease(until_ns)
+    }
+
+    fn retry_statistics(&mut self) {
+        for name in std::mem::take(&mut self.missing_stats) {
+            let arms: Vec<_> = if name == PolicyName::unmatched() {
+                vec![arm::treated(UNMATCHED)]
+            } else {
+                let slot = self.slots.get(&name);
+                slot.into_iter().flat_map(Slot::arms).collect()
+            };
+            for arm in arms {
+                // One arm may already have statistics; these continue.
+                if !self.tables.read.has_statistics(arm)
+                    && self.tables.clear_statistics(arm).is_err()
+                {
+                    self.missing_stats.insert(name.clone());
+                }
+            }
+        }
     }
 
     fn restore_tables(&mut self) -> Result<(), DatapathError> {

@@ -1,6 +1,7 @@
 //! The state of `top`, and what answers and keys change in it. Nothing here reads, waits or draws.
 
 use std::{
+    cell::Cell,
     cmp::Ordering,
     collections::BTreeMap,
     ops::ControlFlow,
@@ -76,8 +77,8 @@ pub(super) struct State {
     pub(super) filter: String,
     pub(super) input: Input,
     pub(super) view: View,
-    /// Lines of a text above the screen.
-    pub(super) scroll: usize,
+    /// Lines of a text above the screen; drawing limits it.
+    pub(super) scroll: Cell<usize>,
 }
 
 impl State {
@@ -99,7 +100,7 @@ impl State {
             filter: String::new(),
             input: Input::Commands,
             view: View::Table,
-            scroll: 0,
+            scroll: Cell::default(),
         };
         state.update(first, now);
         state
@@ -214,7 +215,8 @@ impl State {
             for (name, stats) in policies {
                 *stats = self.counts(name, stats);
             }
-            return stats::in_full(&answers.stats, columns);
+            let text = stats::in_full(&answers.stats, columns);
+            return text.replace(" more: --wide)", " more on a wider terminal)");
         }
         answers.tune.policies.retain(|name, _| self.passes(name));
         answers
@@ -278,14 +280,13 @@ impl State {
 
     fn show(&mut self, view: View) {
         self.view = view;
-        self.scroll = 0;
+        self.scroll.set(0);
     }
 
     /// Selects another row, or scrolls the text.
     fn step(&mut self, to: impl Fn(usize) -> usize) {
         if self.view != View::Table {
-            let lines = self.text(None).lines().count();
-            self.scroll = to(self.scroll).min(lines.saturating_sub(1));
+            self.scroll.set(to(self.scroll.get()));
             return;
         }
         let rows = self.rows();
@@ -439,7 +440,7 @@ mod tests {
         assert_eq!((state.view, selected(&state)), (View::Policy, "a"));
         // Keys of the table have no effect, and others scroll.
         press(&mut state, "s/rjj");
-        assert_eq!((state.sort, state.scroll), (CONNECTION_RATE, 2));
+        assert_eq!((state.sort, state.scroll.get()), (CONNECTION_RATE, 2));
         look(&mut state, 2000, &[("b", 0)]);
         assert_eq!((state.view, selected(&state)), (View::Table, "b"));
         press(&mut state, "\nuu");

@@ -7,7 +7,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     style::{Color, Style, Stylize as _},
     text::{Line, Text},
-    widgets::{Block, Clear, Paragraph, Wrap},
+    widgets::{Block, Clear, Paragraph},
 };
 use rto_agent_core::{policy::units::format_duration, wire::stats::TOO_MANY_SPURIOUS};
 
@@ -15,7 +15,10 @@ use super::{
     row::{COLUMNS, IMPORTANCE, Row, SPURIOUS},
     state::{Input, State, View},
 };
-use crate::commands::{table, terminal::shortened};
+use crate::commands::{
+    table,
+    terminal::{shortened, wrapped},
+};
 
 /// The least width of names on a terminal without room for all columns.
 const NAME: usize = 12;
@@ -31,10 +34,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, now: Instant) {
     match state.view {
         View::Table => draw_table(frame, body, state),
         View::Policy | View::Timers => {
-            let text = state.text(Some(body.width.into()));
-            let scroll = u16::try_from(state.scroll).unwrap_or(u16::MAX);
-            let text = Paragraph::new(text).wrap(Wrap { trim: false });
-            frame.render_widget(text.scroll((scroll, 0)), body);
+            let columns = Some(body.width.into());
+            let text = state.text(columns);
+            let lines: Vec<_> = text.lines().map(|line| wrapped(line, 0, columns)).collect();
+            let text = lines.join("\n");
+            // Only here the height is known.
+            let most = text.lines().count().saturating_sub(body.height.into());
+            state.scroll.set(state.scroll.get().min(most));
+            let scroll = u16::try_from(state.scroll.get()).unwrap_or(u16::MAX);
+            frame.render_widget(Paragraph::new(text).scroll((scroll, 0)), body);
         }
     }
     draw_footer(frame, footer, state);

@@ -189,6 +189,37 @@ fn check_tallies(tallies: &[Tally], rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(settings_last_seen_outlive_a_kill);
+/// A policy that is removed from the files stays for its runtime entries, with its last settings, even if the daemon
+/// that saw them was killed.
+fn settings_last_seen_outlive_a_kill() -> anyhow::Result<()> {
+    let policy = |ms: u32| format!("[policy.p]\ninitial_rto = \"{ms}ms\"\n");
+    let mut env = TestEnv::with(&policy(140))?;
+    env.cli(&["add", "10.1.0.0/24", "--policy", "p"])?;
+    let assert_settings = |env: &TestEnv, expected: &str| -> anyhow::Result<()> {
+        let list = env.json(&["list"])?;
+        let found = &list["policies"]["p"]["settings"]["initial_rto"];
+        ensure!(found == expected, "{found}, not {expected}: {list:#}");
+        Ok(())
+    };
+    let other = "[policy.other]\ninitial_rto = \"300ms\"\n";
+    // Seen by a reload.
+    env.configure(&policy(160))?;
+    env.cli(&["reload"])?;
+    env.end(Signal::SIGKILL)?;
+    env.configure(other)?;
+    env.start()?;
+    assert_settings(&env, "160ms")?;
+    // Seen at a start.
+    env.end(Signal::SIGKILL)?;
+    env.configure(&policy(180))?;
+    env.start()?;
+    env.end(Signal::SIGKILL)?;
+    env.configure(other)?;
+    env.start()?;
+    assert_settings(&env, "180ms")
+}
+
 struct Run {
     /// Declared before `env`, as fields are dropped in order and it runs in that cgroup.
     prober: Prober,
