@@ -60,6 +60,10 @@ pub const LARGE_AT_ONCE: usize = 2;
 /// Concurrent watchers of root, and of all other users: their connections have no deadline.
 pub const WATCHES_AT_ONCE: usize = 64;
 
+/// After this time without a wanted event, a watcher gets an empty line. hyper notices only by a
+/// write that a client has gone that sent bytes behind its request.
+const EMPTY_LINE: Duration = Duration::from_secs(60);
+
 /// Concurrent lists of root, and of all other users. With a million entries, each takes a second of
 /// processor time, and up to 24 MB for the hit counters.
 pub const LISTS_AT_ONCE: usize = 2;
@@ -356,11 +360,13 @@ async fn events(
         let is_of = |name: &PolicyName| {
             cidrs.is_empty() && policy.as_ref().is_none_or(|asked| asked == name)
         };
+        let end = Instant::now() + EMPTY_LINE;
         let text = loop {
-            let line = match lines.recv().await {
-                Ok(line) => line,
-                Err(RecvError::Lagged(lost)) => Arc::new(StreamItem::Lost { lost }),
-                Err(RecvError::Closed) => return None,
+            let line = match timeout_at(end, lines.recv()).await {
+                Err(_) => break "\n".to_owned(),
+                Ok(Ok(line)) => line,
+                Ok(Err(RecvError::Lagged(lost))) => Arc::new(StreamItem::Lost { lost }),
+                Ok(Err(RecvError::Closed)) => return None,
             };
             let wanted = match &*line {
                 StreamItem::Event(event) => event.matches(policy.as_ref(), cidrs),

@@ -53,7 +53,8 @@ fn shares(address: IpAddr) -> anyhow::Result<()> {
         ensure!(treated + control == u64::from(connections), "{near:#}");
         #[expect(clippy::cast_precision_loss, reason = "small")]
         let off = (control as f64 - n * SHARE).abs();
-        ensure!(off < 4.0 * sigma, "{direction}: {control} of {connections}");
+        // A correct draw fails once in a million runs.
+        ensure!(off < 5.0 * sigma, "{direction}: {control} of {connections}");
         // No connect() takes 500 ms on the loopback device, so every attempt is good.
         for counter in ["attempts", "good_attempts"] {
             let counted = both(&near, direction, counter)?;

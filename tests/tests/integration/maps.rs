@@ -128,10 +128,13 @@ fn every_difference_is_found_and_repaired() -> anyhow::Result<()> {
         pinned::set(env, maps::HOST_DEFAULTS, 0, &HostDefaults::default())
     })?;
     expect(&env, SERVER_V4)?;
-    // Connections are counted again, and a single log line lists all changes.
+    // Connections are counted again, and each of the twelve changes was logged.
     ensure!(attempts(&env)? >= 1);
     let log = env.log();
-    ensure!(log.matches("another process changed").count() == 1, "{log}");
+    ensure!(
+        log.matches("another process changed").count() >= 12,
+        "{log}"
+    );
     Ok(())
 }
 
