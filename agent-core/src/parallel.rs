@@ -14,7 +14,7 @@ const MAX_THREADS: usize = 8;
 const LEAST: usize = 1 << 14;
 
 /// How many threads are worth starting for pieces of work.
-fn threads(pieces: usize) -> usize {
+pub fn threads(pieces: usize) -> usize {
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
     processors.min(MAX_THREADS).min(pieces).max(1)
 }

@@ -7,7 +7,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use crate::policy::Cidr;
+use crate::{parallel, policy::Cidr};
 
 /// A CIDR in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,8 @@ struct Taken {
     at: usize,
     /// Bytes before the list's `]` that are not in the rest, including earlier lists.
     gone: usize,
-    cidrs: Vec<ListedCidr>,
+    /// CIDRs in parts, as they were read.
+    cidrs: Vec<Vec<ListedCidr>>,
 }
 
 const KEY: &str = "cidrs";
@@ -78,7 +79,7 @@ impl<'t> Lists<'t> {
     }
 
     /// The list whose `[` is at this offset of the rest, if it was taken out.
-    pub(super) fn take(&mut self, at: usize) -> Option<Vec<ListedCidr>> {
+    pub(super) fn take(&mut self, at: usize) -> Option<Vec<Vec<ListedCidr>>> {
         let index = self
             .taken
             .binary_search_by_key(&at, |taken| taken.at)
@@ -106,40 +107,153 @@ fn begin(text: &str, line: usize) -> Option<usize> {
     Some(text.len() - rest.strip_prefix('[')?.len())
 }
 
+/// Parts of a list below this size, bytes, are not worth a thread.
+const LEAST: usize = 1 << 18;
+
 /// Reads the list whose `[` is before `begin`, on the line `number`. Returns its CIDRs, the offset
-/// of its `]` and the number of line ends in it; `None` if there is anything but alternating CIDRs
-/// and commas.
-fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<ListedCidr>, usize, u32)> {
-    let mut scanner = Scanner {
-        text,
-        at: begin,
-        line: number,
+/// of its `]` and the number of line ends in it; `None` if it contains anything else.
+fn list(text: &str, begin: usize, number: u32) -> Option<(Vec<Vec<ListedCidr>>, usize, u32)> {
+    let mut list = List {
+        cidrs: Vec::new(),
+        ends: 0,
+        last: Some(Token::Comma),
     };
-    let mut cidrs = Vec::new();
-    let mut is_after_item = false;
-    loop {
-        scanner.skip()?;
-        match scanner.peek()? {
-            b']' => break,
-            b',' if is_after_item => scanner.at += 1,
-            _ if is_after_item => return None,
-            _ => cidrs.push(scanner.item()?),
+    // Nearly every list ends in the first part.
+    let mut scanner = Scanner::new(text, begin, text.len());
+    let mut end = list.add(scanner.part(begin + LEAST)?, number)?;
+    if end.is_none() {
+        // A long list usually ends with a `]` at the beginning of a line. Where it ends earlier, the
+        // parts behind its end are read in vain, once for a long list.
+        let usual = memchr::memmem::find(&text.as_bytes()[scanner.at..], b"\n]");
+        let rest = scanner.at..usual.map_or(text.len(), |offset| scanner.at + offset + 2);
+        for part in parallel::map(cuts(text, &rest, LEAST), |part| {
+            Scanner::new(text, part.start, part.end).whole_part()
+        }) {
+            if end.is_none() {
+                end = list.add(part?, number)?;
+            }
         }
-        is_after_item = !is_after_item;
     }
-    cidrs.shrink_to_fit();
-    Some((cidrs, scanner.at, scanner.line - number))
+    Some((list.cidrs, end?, list.ends))
+}
+
+/// Splits a range equally for several threads, into parts of at least `least` bytes. Parts end at
+/// line ends, so that no token is split.
+fn cuts(text: &str, range: &Range<usize>, least: usize) -> Vec<Range<usize>> {
+    let threads = parallel::threads(range.len() / least);
+    let mut cuts = vec![range.start];
+    for i in 1..threads {
+        let about = range.start + range.len() / threads * i;
+        cuts.push(end_of_line(text, about).min(range.end));
+    }
+    cuts.push(range.end);
+    cuts.dedup();
+    cuts.windows(2).map(|two| two[0]..two[1]).collect()
+}
+
+/// The offset of the `\n` that ends the line at this offset, or the text's end.
+fn end_of_line(text: &str, offset: usize) -> usize {
+    let end = memchr::memchr(b'\n', &text.as_bytes()[offset..]);
+    end.map_or(text.len(), |at| offset + at)
+}
+
+/// The parts read so far.
+struct List {
+    cidrs: Vec<Vec<ListedCidr>>,
+    /// Line ends in all parts.
+    ends: u32,
+    last: Option<Token>,
+}
+
+impl List {
+    /// Adds the next part, and returns the offset of the `]` if it is in the part; `None` if the
+    /// parts do not fit together.
+    fn add(&mut self, mut part: Part, number: u32) -> Option<Option<usize>> {
+        // Items and commas alternate.
+        if part.first.is_some() && part.first == self.last {
+            return None;
+        }
+        for place in &mut part.cidrs {
+            place.line += number + self.ends;
+        }
+        self.cidrs.push(part.cidrs);
+        self.ends += part.ends;
+        self.last = part.last.or(self.last);
+        Some(part.end)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Token {
+    Item,
+    Comma,
+}
+
+/// The content of a part of a list.
+#[derive(Default)]
+struct Part {
+    /// CIDRs, with lines counted from the beginning of the part.
+    cidrs: Vec<ListedCidr>,
+    first: Option<Token>,
+    last: Option<Token>,
+    /// Line ends in the part.
+    ends: u32,
+    /// The offset of the `]`, if it is in the part.
+    end: Option<usize>,
 }
 
 struct Scanner<'t> {
     text: &'t str,
     at: usize,
-    line: u32,
+    to: usize,
+    ends: u32,
 }
 
-impl Scanner<'_> {
+impl<'t> Scanner<'t> {
+    fn new(text: &'t str, at: usize, to: usize) -> Self {
+        let ends = 0;
+        Self { text, at, to, ends }
+    }
+
     fn peek(&self) -> Option<u8> {
-        self.text.as_bytes().get(self.at).copied()
+        self.text.as_bytes()[..self.to].get(self.at).copied()
+    }
+
+    /// As [`Scanner::part`], for the whole range.
+    fn whole_part(&mut self) -> Option<Part> {
+        self.part(self.to)
+    }
+
+    /// Reads up to the `]`, to the end, or to the first token at or after `enough`; `None` if there
+    /// is anything but alternating CIDRs and commas.
+    fn part(&mut self, enough: usize) -> Option<Part> {
+        let mut part = Part::default();
+        while self.at < enough {
+            self.skip()?;
+            let token = match self.peek() {
+                None => break,
+                Some(b']') => {
+                    part.end = Some(self.at);
+                    break;
+                }
+                Some(b',') => {
+                    self.at += 1;
+                    Token::Comma
+                }
+                Some(_) => {
+                    part.cidrs.push(self.item()?);
+                    Token::Item
+                }
+            };
+            if part.last == Some(token) {
+                return None;
+            }
+            part.first = part.first.or(Some(token));
+            part.last = Some(token);
+        }
+        part.ends = self.ends;
+        part.cidrs.shrink_to_fit();
+        Some(part)
     }
 
     /// Skips blanks, line ends and comments.
@@ -149,14 +263,15 @@ impl Scanner<'_> {
                 Some(b' ' | b'\t') => self.at += 1,
                 Some(b'\n') => {
                     self.at += 1;
-                    self.line += 1;
+                    self.ends += 1;
                 }
                 Some(b'\r') if self.text.as_bytes().get(self.at + 1) == Some(&b'\n') => {
                     self.at += 1;
                 }
                 Some(b'#') => {
-                    let rest = &self.text[self.at..];
+                    let rest = &self.text[self.at..self.to];
                     let comment = &rest[..rest.find('\n').unwrap_or(rest.len())];
+                    // If a part ends at a comment's \r, its \n is in the next part.
                     let text = comment.strip_suffix('\r').unwrap_or(comment);
                     if text.bytes().any(|b| b != b'\t' && b.is_ascii_control()) {
                         return None;
@@ -181,7 +296,7 @@ impl Scanner<'_> {
         self.at = end + 1;
         Some(ListedCidr {
             cidr: self.text[start + 1..end].parse().ok()?,
-            line: self.line,
+            line: self.ends,
         })
     }
 }
@@ -198,7 +313,7 @@ mod tests {
         let mut all = Vec::new();
         for at in at {
             assert_eq!(&lists.rest[at..at + 2], "[]");
-            let list = lists.take(at).unwrap();
+            let list = lists.take(at).unwrap().concat();
             // Only some are checked, as counting the lines before each takes long.
             let step = list.len() / 50 + 1;
             for ListedCidr { cidr, line } in list.iter().step_by(step) {
@@ -245,6 +360,40 @@ mod tests {
         }
     }
 
+    /// Large enough for several threads.
+    #[test]
+    fn long_lists_are_read_in_parts() {
+        let item = |i: u32, end: &str| format!("\"10.{}.{}.0/24\"{end}", i >> 8 & 0xff, i & 0xff);
+        for (before, after) in [
+            ("", ",\n"),
+            ("\n, ", ""),
+            ("", " # near]\n,\n"),
+            ("", "\r\n,"),
+        ] {
+            let mut text = "#\n[policy.a]\ncidrs = [".to_owned();
+            let count = 60_000;
+            for i in 0..count {
+                let before = if i == 0 { "" } else { before };
+                text.push_str(before);
+                text.push_str(&item(i, after));
+            }
+            text.push_str("\n]\nforce = true\n");
+            let (rest, lists) = taken(&text);
+            assert_eq!(rest, "#\n[policy.a]\ncidrs = []\nforce = true\n");
+            let expected: Vec<String> = (0..count).map(|i| item(i, "").replace('"', "")).collect();
+            assert!(lists == [expected]);
+            // Errors in any part are detected.
+            for cut in [text.len() / 3, text.len() / 2, text.len() - 100] {
+                let at = cut + text[cut..].find('"').unwrap();
+                for wrong in [",,", "x"] {
+                    let mut text = text.clone();
+                    text.insert_str(at, wrong);
+                    assert!(Lists::extract(&text).taken.is_empty(), "{wrong} at {at}");
+                }
+            }
+        }
+    }
+
     /// The cost of a list is proportional to its length, not to the rest of the file.
     #[test]
     fn many_lists_cost_what_is_in_them() {
@@ -259,8 +408,8 @@ mod tests {
                     let taken = Lists::extract(text).taken;
                     let took = begin.elapsed();
                     assert_eq!(taken.len(), lists);
-                    for Taken { cidrs, .. } in &taken {
-                        assert_eq!(cidrs.capacity(), cidrs.len());
+                    for list in taken.iter().flat_map(|taken| &taken.cidrs) {
+                        assert_eq!(list.capacity(), list.len());
                     }
                     took
                 });
@@ -286,7 +435,7 @@ mod tests {
                 let count = whole.values().flat_map(arrays).sum::<usize>();
                 let left = rest.unwrap().values().flat_map(arrays).sum::<usize>();
                 let at: Vec<usize> = lists.taken.iter().map(|t| t.at).collect();
-                let taken = at.into_iter().map(|at| lists.take(at).unwrap().len());
+                let taken = at.into_iter().map(|at| lists.take(at).unwrap().concat().len());
                 prop_assert_eq!(count, left + taken.sum::<usize>());
             }
         }

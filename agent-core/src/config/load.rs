@@ -292,8 +292,8 @@ impl Loader {
 
     fn entries(&mut self, set: &mut PolicySet, warnings: &mut Vec<String>) {
         let mut builder = Builder::default();
-        let listed = self.policies.iter().map(|(_, raw)| raw.cidrs.len());
-        builder.reserve(listed.sum());
+        let parts = self.policies.iter().flat_map(|(_, raw)| &raw.cidrs);
+        builder.reserve(parts.map(Vec::len).sum());
         let sources = self.sources.iter();
         let files: Vec<u16> = sources.map(|source| builder.file(&source.path)).collect();
         for (index, raw) in &mut self.policies {
@@ -311,8 +311,9 @@ impl Loader {
                 continue;
             };
             let number = builder.policy(&raw.name);
-            // Frees the list once it is read: its locations take as much memory as the entries.
-            for ListedCidr { cidr, line } in std::mem::take(&mut raw.cidrs) {
+            // Frees each part once it is read: a million locations take as much memory as the
+            // entries.
+            for ListedCidr { cidr, line } in std::mem::take(&mut raw.cidrs).into_iter().flatten() {
                 if self.errors.len() >= MOST_ERRORS {
                     return;
                 }

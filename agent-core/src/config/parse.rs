@@ -44,7 +44,7 @@ pub(super) struct RawPolicy {
     /// The location of each given value, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
     /// CIDRs in the order of the file.
-    pub(super) cidrs: Vec<ListedCidr>,
+    pub(super) cidrs: Vec<Vec<ListedCidr>>,
     /// `[defaults]` have been applied.
     pub(super) takes_defaults: bool,
 }
@@ -241,7 +241,7 @@ impl Walk<'_> {
         read(good).unwrap_or_default()
     }
 
-    fn cidrs(&mut self, value: &Value<'_>) -> Vec<ListedCidr> {
+    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<ListedCidr>> {
         if let Some(cidrs) = self.lists.take(value.span().start) {
             return cidrs;
         }
@@ -264,7 +264,7 @@ impl Walk<'_> {
                 None => {}
             }
         }
-        cidrs
+        vec![cidrs]
     }
 
     fn description(&mut self, value: &Value<'_>) -> Option<String> {
