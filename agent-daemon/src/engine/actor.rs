@@ -322,10 +322,8 @@ impl Engine {
     }
 
     fn detach(&mut self, request: &DetachRequest, by: Caller, reply: Reply<DetachAnswer>) {
-        self.control.keep_experiments(&self.apply);
-        let answer = self.apply.detach(request, by, reply);
-        self.control.apply_if_attached(&mut self.apply);
-        match answer {
+        let detach = |apply: &mut Apply| apply.detach(request, by, reply);
+        match self.control.detach(&mut self.apply, detach) {
             Some((reply, answer)) => self.answer(reply, |_| answer),
             None => self.publish(),
         }
@@ -357,10 +355,8 @@ impl Engine {
         let attach = self.apply.resolved().config().agent.attach;
         match (attach, self.apply.detached_by()) {
             (false, None) => {
-                self.control.keep_experiments(&self.apply);
-                let detached = self.apply.detach_now(Caller::CONFIGURATION);
-                self.control.apply_if_attached(&mut self.apply);
-                detached.map(drop)
+                let detach = |apply: &mut Apply| apply.detach_now(Caller::CONFIGURATION);
+                self.control.detach(&mut self.apply, detach).map(drop)
             }
             (true, Some(Caller::CONFIGURATION)) => self.attach(cause).map(drop),
             _ => Ok(()),

@@ -223,11 +223,7 @@ impl Apply {
     pub(super) fn verify(&mut self) -> VerifyAnswer {
         let (begin, at_s) = (Instant::now(), now_s());
         let mut problems = Vec::new();
-        if let Some(reader) = self
-            .reconciler
-            .reader()
-            .filter(|_| self.detached_by.is_none())
-        {
+        if let Some(reader) = self.attached_reader() {
             problems.extend(reader.attachment().problem);
         } else {
             problems.extend(self.reconciler.detached().problem);
@@ -266,13 +262,17 @@ impl Apply {
         self.apply_to_open(&cause);
     }
 
+    /// A reader of the kernel while the program is attached.
+    fn attached_reader(&self) -> Option<Arc<dyn KernelReader>> {
+        self.reconciler
+            .reader()
+            .filter(|_| self.detached_by.is_none())
+    }
+
     /// Repairs changes that other processes made to these entries. Called before a change, as its
     /// plan assumes that the maps hold what was last written.
     pub(super) fn verify_entries(&mut self, cidrs: &[Cidr], policy: &PolicyName) {
-        let reader = self
-            .reconciler
-            .reader()
-            .filter(|_| self.detached_by.is_none());
+        let reader = self.attached_reader();
         let maps = &self.reconciler.resolved().maps;
         let found = reader.map(|reader| reader.finds(maps, cidrs, policy));
         if matches!(found, Some(Ok(false))) && self.restoring.is_none() {

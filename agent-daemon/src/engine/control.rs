@@ -162,7 +162,7 @@ impl Control {
     }
 
     /// Decisions could not be applied: each tick tries again until they are.
-    pub(super) fn not_in_force(&mut self, why: &EngineError) {
+    fn not_in_force(&mut self, why: &EngineError) {
         let problem = format!("a decision of the tuner could not be applied: {why}");
         self.problem.becomes(Some(problem), |text| error!("{text}"));
     }
@@ -349,12 +349,25 @@ impl Control {
         self.renew_lease(apply);
     }
 
-    /// After [`Self::keep_experiments`]: if the program has not been detached, the last look's decisions
-    /// take effect. There may be no further tick.
-    pub(super) fn apply_if_attached(&mut self, apply: &mut Apply) {
-        if apply.is_attached()
-            && let Err(e) = self.adjust(apply, &Source::Tuner.into())
-        {
+    /// Detaches. The experiments first keep what the counters hold; if that is refused, what they have
+    /// decided by it takes effect.
+    pub(super) fn detach<T>(
+        &mut self,
+        apply: &mut Apply,
+        detach: impl FnOnce(&mut Apply) -> T,
+    ) -> T {
+        self.keep_experiments(apply);
+        let outcome = detach(apply);
+        if apply.is_attached() {
+            self.adjust_or_retry(apply);
+        }
+        outcome
+    }
+
+    /// Applies the current decisions outside of a tick, as there may be no further one. If that fails,
+    /// each tick tries again.
+    fn adjust_or_retry(&mut self, apply: &mut Apply) {
+        if let Err(e) = self.adjust(apply, &Source::Tuner.into()) {
             self.not_in_force(&e);
         }
     }

@@ -17,13 +17,7 @@ use tracing::{info, warn};
 
 use super::{Control, Readings, design::design, readings};
 use crate::{
-    engine::{
-        EngineError,
-        apply::Apply,
-        audit::{Cause, Source},
-        detach_mark::DETACHED,
-        error::refused,
-    },
+    engine::{EngineError, apply::Apply, audit::Cause, detach_mark::DETACHED, error::refused},
     experiment::{MOST_COUNTING, Record},
 };
 
@@ -107,11 +101,8 @@ impl Control {
         by: Caller,
     ) -> Result<ExperimentAnswer, EngineError> {
         self.look_now(apply);
-        // An experiment may have ended just before the stop. Applied even if the stop is refused:
-        // there may be no further tick.
-        if let Err(e) = self.adjust(apply, &Source::Tuner.into()) {
-            self.not_in_force(&e);
-        }
+        // An experiment may have ended just before the stop. Applied even if the stop is refused.
+        self.adjust_or_retry(apply);
         let before = self.experiments.get(policy)?;
         if !before.is_counting() {
             let text = before.text();
