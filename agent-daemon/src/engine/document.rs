@@ -119,8 +119,16 @@ impl Document {
             Err(e) => return Err(self.named(&e)),
         };
         let damaged = |e| Unusable::Damaged(format!("cannot be understood: {e}"));
-        // First, as another format may have another structure.
-        let head: Head = match serde_json::from_str(&text).map_err(damaged) {
+        let read = serde_json::from_str::<Versioned<String, T>>(&text);
+        let head = match &read {
+            Ok(read) => Ok(Head {
+                format: read.format,
+                owner: read.owner.clone(),
+            }),
+            // Another format may have another structure.
+            Err(_) => serde_json::from_str(&text).map_err(damaged),
+        };
+        let head = match head {
             Ok(head) => head,
             Err(damaged) => return Ok(Err(damaged)),
         };
@@ -132,7 +140,6 @@ impl Document {
         } else if head.owner != self.owner {
             Err(Unusable::Taken)
         } else {
-            let read = serde_json::from_str::<Versioned<String, T>>(&text);
             read.map(|read| Some(read.content)).map_err(damaged)
         })
     }
