@@ -97,6 +97,8 @@ struct Look {
     idle: bool,
     /// Terminal width; `None`: all columns.
     columns: Option<usize>,
+    /// `top`, which has no options for the width, shows it.
+    in_top: bool,
 }
 
 impl Look {
@@ -105,16 +107,18 @@ impl Look {
             in_full: args.policy.is_some(),
             idle: args.all || args.policy.is_some(),
             columns: terminal::columns(args.table),
+            ..Self::default()
         }
     }
 }
 
-/// Statistics with histograms.
-pub(super) fn in_full(answer: &StatsAnswer, columns: Option<usize>) -> String {
+/// Statistics with histograms, for `top`.
+pub(super) fn in_top(answer: &StatsAnswer, columns: Option<usize>) -> String {
     let look = Look {
         in_full: true,
         idle: true,
         columns,
+        in_top: true,
     };
     text(answer, &look)
 }
@@ -201,7 +205,14 @@ fn overview(answer: &StatsAnswer, look: &Look) -> String {
     }
     let mut text = match rows.is_empty() {
         true => String::new(),
-        false => table::fitting(HEADER, &rows, IMPORTANCE, look.columns),
+        false => {
+            let (text, dropped) = table::fitted(HEADER, &rows, IMPORTANCE, look.columns);
+            let how = match look.in_top {
+                true => " on a wider terminal",
+                false => ": --wide",
+            };
+            text + &table::more(dropped, how)
+        }
     };
     if !idle.is_empty() {
         text.push_str(&format!(
@@ -413,7 +424,7 @@ mod tests {
 
     #[test]
     fn in_full() {
-        insta::assert_snapshot!(super::in_full(&sample(), None));
+        insta::assert_snapshot!(in_top(&sample(), None));
     }
 
     #[test]

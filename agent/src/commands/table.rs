@@ -15,12 +15,16 @@ pub(super) fn fitting<const N: usize>(
     importance: [usize; N],
     columns: Option<usize>,
 ) -> String {
-    let (mut text, dropped) = fitted(header, rows, importance, columns);
-    if dropped > 0 {
-        let more = counted(dropped, "column", "columns");
-        text.push_str(&format!("({more} more: --wide)\n"));
+    let (text, dropped) = fitted(header, rows, importance, columns);
+    text + &more(dropped, ": --wide")
+}
+
+/// The line about columns that were dropped, if any, and how to see them.
+pub(super) fn more(dropped: usize, how: &str) -> String {
+    match dropped {
+        0 => String::new(),
+        _ => format!("({} more{how})\n", counted(dropped, "column", "columns")),
     }
-    text
 }
 
 /// The table, and how many columns were dropped.

@@ -215,8 +215,7 @@ impl State {
             for (name, stats) in policies {
                 *stats = self.counts(name, stats);
             }
-            let text = stats::in_full(&answers.stats, columns);
-            return text.replace(" more: --wide)", " more on a wider terminal)");
+            return stats::in_top(&answers.stats, columns);
         }
         answers.tune.policies.retain(|name, _| self.passes(name));
         answers
