@@ -50,7 +50,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
     let mut files = Vec::new();
     let mut poll = tokio::time::interval_at(Instant::now() + POLL, POLL);
     let mut something_changed = true;
-    let mut read_at: Option<Instant> = None;
+    let mut next_read = Instant::now();
     loop {
         let former = std::mem::replace(&mut files, snapshots.borrow_and_update().files().to_vec());
         if something_changed || files != former {
@@ -68,9 +68,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
         something_changed = true;
         tokio::select! {
             Some(()) = events.recv() => {
-                let settled = Instant::now() + SETTLE;
-                let earliest = read_at.map_or(settled, |at| settled.max(at + PAUSE));
-                tokio::time::sleep_until(earliest).await;
+                tokio::time::sleep_until(next_read.max(Instant::now() + SETTLE)).await;
                 while events.try_recv().is_ok() {}
             }
             changed = snapshots.changed() => {
@@ -82,7 +80,7 @@ pub(super) async fn watch(config_path: PathBuf, engine: Handle) {
             }
             _ = poll.tick() => {}
         }
-        read_at = Some(Instant::now());
+        next_read = Instant::now() + PAUSE;
         engine.notify(Message::FilesChanged);
     }
 }

@@ -93,8 +93,8 @@ pub trait Kernel: Send {
     /// Retries to allocate statistics for which there was no memory.
     fn retry_statistics(&mut self);
 
-    /// Rewrites tables outside of plans that another process removed or overwrote, or for which
-    /// there was no memory: statistics and the host's defaults.
+    /// Rewrites tables outside of plans that another process removed or overwrote: statistics and
+    /// the host's defaults.
     fn restore_tables(&mut self) -> Result<(), DatapathError>;
 
     /// A reader of events, and what it needs to report SYN-ACKs when they are retransmitted.
