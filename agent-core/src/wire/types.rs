@@ -14,11 +14,10 @@ use std::{
 use rto_model::tune::experiment;
 use serde::{Deserialize, Serialize};
 
-pub use crate::policy::entries::FamilyCounts as FamiliesView;
 use crate::{
     policy::{
         Cidr, HostFacts, PolicyName, Settings, compile::EffectiveSetting, differences::Differences,
-        plan::ChangeSummary,
+        entries::FamilyCounts, plan::ChangeSummary,
     },
     printable,
     wire::kernel::{Attachment, Feature, Found, Removed, Verdict},
@@ -387,9 +386,9 @@ pub struct DroppedView {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EntriesView {
     /// The files.
-    pub file: FamiliesView,
+    pub file: FamilyCounts,
     /// `rto-agent add`.
-    pub runtime: FamiliesView,
+    pub runtime: FamilyCounts,
 }
 
 /// A probe of the active timers.

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rto_agent_core::{
-    policy::{Cidr, PolicyName, PolicySet, Settings},
+    policy::{Cidr, PolicyName, PolicySet, Settings, entries::FamilyCounts},
     progress::stepping,
-    wire::types::{Caller, FamiliesView},
+    wire::types::Caller,
 };
 use serde::{Deserialize, Serialize};
 
@@ -153,9 +153,9 @@ impl RuntimeEntries {
 
     /// The number of runtime entries, by address family.
     #[must_use]
-    pub fn families(&self) -> FamiliesView {
+    pub fn families(&self) -> FamilyCounts {
         let ipv4 = self.entries.keys().filter(|cidr| cidr.is_ipv4()).count();
-        FamiliesView {
+        FamilyCounts {
             ipv4,
             ipv6: self.entries.len() - ipv4,
         }
@@ -302,7 +302,7 @@ mod tests {
         let mut runtime = RuntimeEntries::default();
         let cidrs = ["10.1.0.0/16", "10.2.0.0/16", "fd00::/48"].map(cidr);
         runtime.add(&cidrs, &entry("mine", Some(7)), &settings(100));
-        let FamiliesView { ipv4, ipv6 } = runtime.families();
+        let FamilyCounts { ipv4, ipv6 } = runtime.families();
         assert_eq!((ipv4, ipv6, runtime.len()), (2, 1, 3));
         assert_eq!(runtime.get(&cidrs[2]).unwrap().expires_ms, Some(7));
         assert!(runtime.get(&cidr("10.3.0.0/16")).is_none());

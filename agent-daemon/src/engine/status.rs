@@ -6,13 +6,13 @@ use std::{
 };
 
 use rto_agent_core::{
-    policy::{PolicyName, Share},
+    policy::{PolicyName, Share, entries::FamilyCounts},
     printable::counted,
     wire::{
         kernel::{Attachment, Verdict},
         stats::{ArmStatistics, PolicyStats, StatsAnswer},
         tune::TunedTimer,
-        types::{DroppedView, EntriesView, FamiliesView, ProbeView, StatusAnswer, now_ms},
+        types::{DroppedView, EntriesView, ProbeView, StatusAnswer, now_ms},
     },
 };
 use rto_agent_kernel::datapath::{DatapathError, KernelReader};
@@ -168,14 +168,10 @@ impl Snapshot {
         let all = resolved.set.entries.families();
         let mut runtime = resolved.desired.runtime.families();
         for cidr in resolved.left_out.keys() {
-            *(if cidr.is_ipv4() {
-                &mut runtime.ipv4
-            } else {
-                &mut runtime.ipv6
-            }) -= 1;
+            *runtime.of(cidr) -= 1;
         }
         EntriesView {
-            file: FamiliesView {
+            file: FamilyCounts {
                 ipv4: all.ipv4.saturating_sub(runtime.ipv4),
                 ipv6: all.ipv6.saturating_sub(runtime.ipv6),
             },
@@ -293,7 +289,7 @@ mod tests {
     #[test]
     fn entries_of_files_and_of_run_time_are_told_apart() {
         let entries = snapshot().entries_of();
-        let families = |view: &FamiliesView| (view.ipv4, view.ipv6);
+        let families = |view: &FamilyCounts| (view.ipv4, view.ipv6);
         assert_eq!(families(&entries.file), (1, 1));
         assert_eq!(families(&entries.runtime), (1, 0));
     }
