@@ -112,7 +112,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     std::thread::scope(|scope| {
         for _ in 0..args.jobs.max(1) {
             scope.spawn(|| {
-                while let Some((place, filters)) = locked(&next).next() {
+                // Not `while let`, which holds the lock while the tests run.
+                let taken = || locked(&next).next();
+                while let Some((place, filters)) = taken() {
                     let column = column(place, &programs, &integration, filters, args);
                     locked(&columns).push(column.with_context(|| place.name().to_owned()));
                 }
