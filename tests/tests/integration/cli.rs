@@ -340,7 +340,10 @@ fn colours_are_on_a_terminal_alone_and_can_be_switched_off() -> anyhow::Result<(
         let on_terminal = |verb: &str| {
             let mut command = env.command(&[&[verb], more].concat());
             command.env("NO_COLOR", no_color);
-            Terminal::start(command)
+            let mut terminal = Terminal::start(command)?;
+            // On old kernels `status` lists many missing features.
+            terminal.resize(60, 80)?;
+            anyhow::Ok(terminal)
         };
         for (verb, shown) in [
             ("status", "health         good"),

@@ -53,7 +53,10 @@ fn shell(name: &str, arguments: &[&str], setup: &str) -> anyhow::Result<()> {
     let mut command = Command::new(name);
     command
         .args(arguments)
-        .env("PATH", format!("{}:/usr/bin:/bin", bin.display()))
+        .env(
+            "PATH",
+            format!("{}:{}", bin.display(), std::env::var("PATH")?),
+        )
         .env("RTO_AGENT_SOCKET", env.socket())
         .env("HOME", env.dir())
         .env("ZDOTDIR", env.dir())
@@ -79,9 +82,10 @@ fn shell(name: &str, arguments: &[&str], setup: &str) -> anyhow::Result<()> {
                 .wait_for(line, |screen| has(screen, line))
                 .with_context(|| format!("{name}: {typed}"))?;
         }
-        // Ctrl-U drops the line, Ctrl-L clears the screen above it.
+        // Ctrl-U drops the line, Ctrl-L clears the screen above it (without terminfo it prints one more prompt).
         terminal.press("\u{15}\u{c}")?;
-        terminal.wait_for("an empty line", |screen| screen.trim() == PROMPT.trim_end())?;
+        let is_prompt = |line: &str| ["", PROMPT.trim_end()].contains(&line.trim());
+        terminal.wait_for("an empty line", |screen| screen.lines().all(is_prompt))?;
     }
     // With several candidates the shell lists them.
     terminal.press("rto-agent lookup --\t\t")?;

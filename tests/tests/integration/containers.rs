@@ -142,7 +142,7 @@ fn alone_in_its_image(shared: &Path) -> Vec<String> {
     words.map(str::to_owned).to_vec()
 }
 
-test!(an_image_of_the_binary_alone);
+test!(an_image_of_the_binary_alone, needs = [LDD]);
 /// Groups are numeric there, and "root" is a known name. `RTO_AGENT_BIN` can name the binary of a release.
 fn an_image_of_the_binary_alone() -> anyhow::Result<()> {
     const GROUP: u32 = 54_321;

@@ -37,6 +37,7 @@ pub(crate) const BROWSER: Need = Need::Program(rto_tests::browser::BROWSER);
 /// Web servers, and ping(8), of two of the lab's experiments.
 pub(crate) const NGINX: Need = Need::Program("nginx");
 pub(crate) const APACHE: Need = Need::Program("apache2");
+pub(crate) const LDD: Need = Need::Program("ldd");
 pub(crate) const PING: Need = Need::Program("ping");
 pub(crate) const BASH: Need = Need::Program("bash");
 pub(crate) const CURL: Need = Need::Program("curl");

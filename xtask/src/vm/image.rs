@@ -19,8 +19,10 @@ use crate::{
 };
 
 /// Programs that the tests call.
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "ip", "ss", "nft", "tcpdump", "bpftool", "setpriv", "bash", "unshare", "nsenter",
+    // That of busybox would call its own unshare(1).
+    "sh",
 ];
 /// Directories of the kernel's modules that machines may need.
 const MODULES: &str = "kernel/net kernel/lib kernel/crypto kernel/drivers/net kernel/drivers/block \
@@ -73,7 +75,7 @@ pub(crate) fn file() -> anyhow::Result<NamedTempFile> {
 pub(crate) fn system(kernel: &Unpacked, programs: &[(PathBuf, &str)]) -> anyhow::Result<TempDir> {
     let dir = directory()?;
     let top = dir.path();
-    for name in ["proc", "sys", "dev", "run", "tmp", "root", "sbin"] {
+    for name in ["proc", "sys", "dev", "run", "tmp", "root", "sbin", "mnt"] {
         fs::create_dir_all(top.join(name))?;
     }
     let mut libraries = BTreeSet::new();

@@ -283,8 +283,9 @@ fn initramfs(
     let mut all = vec![(integration.to_owned(), tests)];
     all.extend(["rto-agent", "rto-workload", "rto-lab"].map(|name| (programs.join(name), name)));
     let system = image::system(kernel, &all)?;
-    // Tests read these at the path of the build.
-    let sources = ["systemd", "config", "docs"].map(|dir| root().join(dir));
+    // Tests read these at the path of the build, from the directory of their own crate.
+    let sources = "Cargo.toml README.md config docs systemd tests/Cargo.toml".split(' ');
+    let sources = sources.map(|path| root().join(path));
     image::add(system.path(), sources)?;
     // One thread, because the machine is slow.
     let tests = format!("{PROGRAM_DIR}/{tests} --test-threads 1");
