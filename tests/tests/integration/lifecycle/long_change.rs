@@ -42,15 +42,15 @@ fn entries(env: &TestEnv) -> anyhow::Result<u64> {
 test!(watchdog_is_notified_during_progress);
 /// The change takes several times as long as WATCHDOG_USEC.
 fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
-    const TIMEOUT: Duration = Duration::from_secs(4);
+    const TIMEOUT: Duration = Duration::from_secs(2);
     // The verifier restarts when it is interrupted, so it must complete within one of these periods.
     const MOMENT: Duration = Duration::from_millis(30);
     const PAUSE: Duration = Duration::from_millis(500);
     let mut env = kept()?;
     start_watched(&mut env, TIMEOUT)?;
     let engine = HeldThread::of(env.pid()?, ENGINE)?;
-    // The change needs some seconds of CPU time, of which the engine gets less than one.
-    let all = 4 * many();
+    // The change needs more than a second of CPU time, of which the engine gets about a third.
+    let all = 6 * many();
     scale::file(&env, all, all)?;
     // Earlier notifications do not count.
     env.has_notified("WATCHDOG=1")?;
