@@ -58,12 +58,19 @@ alone() {
   [[ $said == *$text* ]] || { echo "$said"; return 1; }
 }
 
+# The Job of charts/rto-agent/templates/check.yaml.
+validates() {
+  timeout 120 podman run --rm --user 65534 --network host --cap-drop ALL --security-opt no-new-privileges --read-only \
+    --volume $config:/etc/rto-agent:ro localhost/rto-agent:"$version" check --fleet /etc/rto-agent
+}
+
 mkdir -p /run/rto-agent /var/lib/rto-agent
 policies '"192.0.2.0/24"' | configure
 check "image: loads" podman load --input /srv/rto-agent-"$version".oci.tar
 image=$(podman images --quiet)
 check "image: has a tag" podman tag "$image" localhost/rto-agent:"$version" localhost/rto-agent:other
 check "seccomp: with podman's default profile it is refused" alone "Operation not permitted" "${host[@]}"
+check "the chart's hook: accepts a good configuration" validates
 # The following checks use the adapted profile.
 confinement+=(--security-opt seccomp=$seccomp)
 check "start: out of force before" out_of_force
@@ -82,6 +89,7 @@ check "configuration: a change is reloaded" wait_for 30 lists 198.51.100.0/24
 is "configuration: and in force" "$(rto 198.51.100.1)" 100
 is "configuration: without a restart" "$(pid)" "$before"
 echo 'this is = no [configuration' | configure
+refuse "the chart's hook: refuses a bad configuration" validates
 check "configuration: the metric reports a bad one" wait_for 30 metric_is last_reload_successful 0.0
 check "configuration: the log reports it" logged "the last good configuration stays active"
 check "configuration: the former one stays in force" in_force
