@@ -5,7 +5,9 @@ use rto_tests::pty::Terminal;
 use crate::prelude::*;
 
 fn env() -> anyhow::Result<(TestEnv, Traffic)> {
-    let env = TestEnv::with(&format!("sampling = 1\n{}", near("\"10.88.0.0/24\"")))?;
+    // The default, with which the timer is watched.
+    let guarded = near("\"10.88.0.0/24\"").replace("\"off\"", "\"warn\"");
+    let env = TestEnv::with(&format!("sampling = 1\n{guarded}"))?;
     let server = env.serve(to(SERVER_V4, PORT))?;
     Ok((env, server))
 }

@@ -241,7 +241,7 @@ test!(lost_events_are_counted);
 fn lost_events_are_counted() -> anyhow::Result<()> {
     let jiffy_ms = jiffy().as_millis();
     let env = silent(&format!(
-        "[policy.near]\ninitial_rto = \"{jiffy_ms}ms\"\ncidrs = [\"10.88.0.0/24\"]\n"
+        "[policy.near]\ninitial_rto = \"{jiffy_ms}ms\"\nguard = \"off\"\ncidrs = [\"10.88.0.0/24\"]\n"
     ))?;
     let watcher = Watcher::start(&env, &[])?;
     env.signal(Signal::SIGSTOP)?;

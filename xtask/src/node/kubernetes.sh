@@ -117,7 +117,8 @@ steps() {
   check "bad configuration: the former one stays in force" in_force
   check "bad configuration: all of it" other_in_force
   is "bad configuration: the same process" "$(pid)" "$before"
-  check "bad configuration: helm rolls it back" helm rollback rto-agent --namespace $namespace
+  # The refused upgrade is a revision too, the third, to which helm would return.
+  check "bad configuration: helm rolls it back" helm rollback rto-agent 2 --namespace $namespace
   check "bad configuration: the good one is reloaded" wait_for 300 metric_is last_reload_successful 1.0
   is "bad configuration: the same pod" "$(pod uid)" "$uid"
 
