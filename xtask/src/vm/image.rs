@@ -19,8 +19,8 @@ use crate::{
 };
 
 /// Programs that the tests call.
-const PROGRAMS: [&str; 10] = [
-    "ip", "ss", "nft", "tcpdump", "bpftool", "setpriv", "bash", "unshare", "nsenter",
+const PROGRAMS: [&str; 11] = [
+    "ip", "ss", "nft", "tcpdump", "bpftool", "setpriv", "bash", "unshare", "nsenter", "prlimit",
     // That of busybox would call its own unshare(1).
     "sh",
 ];
