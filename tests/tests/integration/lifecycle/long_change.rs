@@ -58,7 +58,7 @@ fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
     // Time in which the engine ran or was held. The time that it waited for a processor, or for its helper threads,
     // shows nothing about the daemon.
     let (mut all_time, mut silent, mut longest) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-    let limit = Instant::now() + 10 * wait::TIMEOUT;
+    let limit = Instant::now() + 10 * TIMEOUT;
     while all_time < 3 * timeout {
         ensure!(
             Instant::now() < limit,
