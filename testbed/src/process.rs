@@ -41,9 +41,13 @@ pub fn run_in_real_time() {
 }
 
 fn schedule(policy: libc::c_int, sched_priority: libc::c_int) {
-    let parameters = libc::sched_param { sched_priority };
-    // SAFETY: 0 is the calling thread, and `parameters` outlives the call.
-    let _set = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+    // SAFETY: the structure is made of integers. Its other fields depend on the C library.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = sched_priority;
+    // Not sched_setscheduler(), which musl answers with ENOSYS.
+    // SAFETY: the thread runs, and `parameters` outlives the call.
+    let _set =
+        unsafe { libc::pthread_setschedparam(libc::pthread_self(), policy, &raw const parameters) };
 }
 
 /// Gives the calling thread, and those it starts later, the lowest niceness (setpriority(2)). They run before most
