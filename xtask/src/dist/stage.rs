@@ -166,7 +166,9 @@ impl<'a> Stage<'a> {
             need(&[("help2man", "help2man")], "its manual page")?;
             let page = man.join(format!("{program}.1"));
             return run_command(
-                command("help2man --no-info --output")
+                command("help2man --no-info --name")
+                    .arg("measures TCP retransmission timers on emulated links")
+                    .arg("--output")
                     .args([page.as_path(), binary])
                     .env("SOURCE_DATE_EPOCH", &self.release.epoch),
             );

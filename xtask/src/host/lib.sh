@@ -24,6 +24,11 @@ refuse() {
 is() {
   if [[ $2 == "$3" ]]; then ok "$1"; else not_ok "$1" "$2 and not $3"; fi
 }
+# silent COMMAND...: it must succeed without a word.
+silent() {
+  local said
+  said=$("$@" 2>&1) && [[ -z $said ]] || { echo "$said"; return 1; }
+}
 property() { systemctl show -p "$1" --value $unit; }
 pid() { property MainPID; }
 # Prints the distinct values of a field in the threads of the process.

@@ -79,7 +79,11 @@ fn lintian(deb: &Path) -> anyhow::Result<()> {
 
 /// Fails if rpmlint reports an error.
 fn rpmlint(rpm: &Path) -> anyhow::Result<()> {
-    need(&[("rpmlint", "rpmlint")], "to check the rpm")?;
+    // rpmlint calls rpm.
+    need(
+        &[("rpm", "rpm"), ("rpmlint", "rpmlint")],
+        "to check the rpm",
+    )?;
     run_command(command("rpmlint --config packaging/rpm/rpmlint.toml").arg(rpm))
 }
 

@@ -172,8 +172,8 @@ check "removal: helm uninstalls" helm uninstall rto-agent --namespace $namespace
 check "removal: the pod ends" wait_for $long no_pod
 check "removal: nothing is pinned" nothing_left
 check "removal: the policy is no longer in force" out_of_force
-is "removal: no objects of the release are left in Kubernetes" \
-  "$(kube get daemonsets,controllerrevisions,jobs,pods,configmaps,secrets -l $of_release -o name)" ""
+check "removal: no objects of the release are left in Kubernetes" silent kube get --ignore-not-found --output name \
+  --selector $of_release daemonsets,controllerrevisions,jobs,pods,configmaps,secrets
 check "removal: its directories can be removed" rm -r /run/rto-agent /var/lib/rto-agent
 
 conclude
