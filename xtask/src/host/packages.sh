@@ -1,5 +1,5 @@
-# Checks of the packages, after lib.sh: /srv has the packages of this version, and /srv/older the packages of the commit before it,
-# with a different configuration file.
+# Checks of the packages, after lib.sh: /srv has the packages of this version, and /srv/older the packages of the commit
+# before it, with a different configuration file.
 
 deb() { DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold "$@"; }
 # On Debian, the rpm database is empty. The file system is in memory and does not report its size.
