@@ -227,7 +227,8 @@ impl Chart {
         let dir = self.dir.path().join("package");
         output(self.helm("package", CHART).arg("--destination").arg(&dir))?;
         let of_helm = fs::read_dir(&dir)?.next().context("no package")??.path();
-        let released = Release::of(root())?.chart(self.dir.path())?;
+        let release = Release::of(root())?;
+        let released = release.chart(self.dir.path())?;
         let values = root().join(CHART).join("ci/monitoring-values.yaml");
         let (_, of_tree) = self.rendered(CHART, &values)?;
         let version =
@@ -236,10 +237,12 @@ impl Chart {
             of_helm.ends_with(format!("rto-agent-{VERSION}.tgz")) && text(version) == VERSION,
             "Chart.yaml has another version than the workspace: {VERSION}"
         );
-        for package in [of_helm, released] {
+        for (package, version) in [(of_helm, VERSION.to_owned()), (released, release.tag())] {
             let (_, of_package) = self.rendered(&package, &values)?;
+            let expected = Value::from(of_tree.clone()).to_string();
+            let expected: Vec<Value> = serde_json::from_str(&expected.replace(VERSION, &version))?;
             let name = package.display();
-            ensure!(of_package == of_tree, "{name} renders otherwise");
+            ensure!(of_package == expected, "{name} renders otherwise");
         }
         Ok(())
     }

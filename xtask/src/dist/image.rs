@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{Release, VERSION};
+use super::Release;
 use crate::{
     arch::Arch,
     ebpf::sha256,
@@ -51,11 +51,14 @@ pub(crate) fn make(
                 "org.opencontainers.image.description": env!("CARGO_PKG_DESCRIPTION"),
                 "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
                 "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
-                "org.opencontainers.image.version": VERSION,
+                "org.opencontainers.image.version": release.tag(),
             },
         }),
     };
-    image.make(release, &dist.join(format!("rto-agent-{VERSION}.oci.tar")))
+    image.make(
+        release,
+        &dist.join(format!("rto-agent-{}.oci.tar", release.tag())),
+    )
 }
 
 impl Image<'_> {
@@ -94,7 +97,7 @@ impl Image<'_> {
         let index =
             |manifests| json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests});
         let mut all = layout.json(INDEX, &index(manifests))?;
-        all["annotations"] = json!({"org.opencontainers.image.ref.name": VERSION});
+        all["annotations"] = json!({"org.opencontainers.image.ref.name": release.tag()});
         fs::write(layout.0.join("index.json"), index(vec![all]).to_string())?;
         fs::write(
             layout.0.join("oci-layout"),

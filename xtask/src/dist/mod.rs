@@ -122,6 +122,14 @@ impl Release {
         Ok(VERSION.to_owned())
     }
 
+    /// The version in names of files, of the chart (Semantic Versioning) and as the image's tag.
+    pub(crate) fn tag(&self) -> String {
+        match self.version.split_once('~') {
+            Some((released, after)) => format!("{released}-{}", after.replace('.', "-")),
+            None => self.version.clone(),
+        }
+    }
+
     /// A lower version than this one, as of a commit a second earlier.
     pub(crate) fn before(&self) -> anyhow::Result<String> {
         self.unreleased(1, "before")
@@ -153,7 +161,7 @@ impl Release {
                 for packager in ["deb", "rpm"] {
                     stage.package(list, packager, &self.version, dist)?;
                 }
-                let sbom = format!("{program}-{VERSION}-{}.cdx.json", stage.arch.deb());
+                let sbom = format!("{program}-{}-{}.cdx.json", self.tag(), stage.arch.deb());
                 fs::copy(
                     stage.dir.join(format!("{program}.cdx.json")),
                     dist.join(sbom),
@@ -168,12 +176,21 @@ impl Release {
         Ok(fs::write(dist.join(SUMS), sums + "\n")?)
     }
 
-    /// Packs the Helm chart as `helm package` does: without its test values, and with the rules that it links to.
-    /// Returns the archive.
+    /// Packs the Helm chart as `helm package` does: without its test values, and with the rules that it links to. It
+    /// has the version of the release. Returns the archive.
     pub(crate) fn chart(&self, dist: &Path) -> anyhow::Result<PathBuf> {
-        let chart = dist.join(format!("rto-agent-chart-{VERSION}.tgz"));
-        let options = ["--exclude=rto-agent/ci", "--dereference"];
-        self.tar(&self.source.join("charts"), "rto-agent", &options, &chart)?;
+        let tag = self.tag();
+        let chart = dist.join(format!("rto-agent-chart-{tag}.tgz"));
+        let dir = tempfile::tempdir()?;
+        let chart_of = self.source.join("charts/rto-agent");
+        run_command(command("cp --recursive --dereference").args([&chart_of, dir.path()]))?;
+        let file = dir.path().join("rto-agent/Chart.yaml");
+        let text = fs::read_to_string(&file)?;
+        fs::write(
+            &file,
+            text.replace(&format!("ersion: {VERSION}\n"), &format!("ersion: {tag}\n")),
+        )?;
+        self.tar(dir.path(), "rto-agent", &["--exclude=rto-agent/ci"], &chart)?;
         Ok(chart)
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{Release, VERSION};
+use super::Release;
 use crate::{
     arch::Arch,
     process::{command, need, output, run as run_command, shell},
@@ -141,7 +141,7 @@ impl<'a> Stage<'a> {
 
     /// Packs the files for an installation without a package.
     pub(super) fn tar_gz(&self, into: &Path) -> anyhow::Result<()> {
-        let name = format!("rto-agent-{VERSION}-linux-{}", self.arch.deb());
+        let name = format!("rto-agent-{}-linux-{}", self.release.tag(), self.arch.deb());
         let parent = tempfile::tempdir()?;
         let top = parent.path().join(&name);
         fs::create_dir(&top)?;

@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::{
     arch::Arch,
-    dist::{Release, VERSION, image},
+    dist::{Release, image},
     host::{
         Checks,
         debian::{self, Debian},
@@ -98,5 +98,5 @@ fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
     let srv = debian.dir().join("srv");
     fs::create_dir_all(&srv)?;
     image::make(&release, &[(Arch::host(), binary)], &srv)?;
-    write(&srv.join("version"), VERSION)
+    write(&srv.join("version"), &release.tag())
 }

@@ -12,7 +12,7 @@ use self::control_plane::{ADMIN, ControlPlane, KUBELET};
 use super::{Args, KUBERNETES_CHECKS, add_image, debian_with};
 use crate::{
     arch::Arch,
-    dist::{Release, VERSION, image},
+    dist::{Release, image},
     host::{
         Checks,
         debian::{self, Debian, UNITS},
@@ -87,7 +87,10 @@ fn add_images(debian: &Debian, args: &Args) -> anyhow::Result<()> {
         // What holds the namespaces of a pod: it waits.
         config: json!({"Entrypoint": ["/busybox", "sleep", "2147483647"]}),
     };
-    pause.make(&release, &srv.join(format!("pause-{VERSION}.oci.tar")))
+    pause.make(
+        &release,
+        &srv.join(format!("pause-{}.oci.tar", release.tag())),
+    )
 }
 
 /// The disk, with the programs.
@@ -105,7 +108,7 @@ fn disk_of(top: &Path, kubernetes: &Path, helm: &Path) -> anyhow::Result<tempfil
 fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Result<()> {
     write(
         &top.join("etc/containerd/config.toml"),
-        &include_str!("containerd.toml").replace("VERSION", VERSION),
+        &include_str!("containerd.toml").replace("VERSION", &Release::of(root())?.tag()),
     )?;
     // The kubelet considers a node ready only if it has a pod network, although pods with the node's own network do not
     // need one.
