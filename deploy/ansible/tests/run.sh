@@ -59,13 +59,16 @@ Architecture: $(dpkg --print-architecture)
 Maintainer: rto-agent
 Description: rto-agent, for tests of the role
 END
-dpkg-deb --root-owner-group -Znone --build "$package" "$root/var/tmp/rto-agent.deb" >/dev/null
+build() { dpkg-deb --root-owner-group -Znone --build "$package" "$root/var/tmp/$1" >/dev/null; }
+build rto-agent.deb
+sed -i 's/^Version: .*/Version: 0.0.9/' "$package/DEBIAN/control"
+build older.deb
 
 inside() { chroot "$root" "$@"; }
-# play INITIAL_RTO [STATE [ATTACH]]: prints the recap's numbers of changed and failed tasks
+# play INITIAL_RTO [STATE [ATTACH [VARIABLES]]]: prints the recap's numbers of changed and failed tasks
 play() {
   inside env SYSTEMD_OFFLINE=1 ANSIBLE_NOCOWS=1 ANSIBLE_PIPELINING=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/playbook.yml" \
-    -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started} attach=${3:-true}" \
+    -i localhost, -e "rto_agent_package=/var/tmp/rto-agent.deb cgroup=$cgroup pin_dir=$pins initial_rto=$1 rto_agent_state=${2:-started} attach=${3:-true} ${4:-}" \
     >"$work/log" 2>&1 || true
   sed -n 's/.*changed=\([0-9]*\) .*failed=\([0-9]*\) .*/changed \1 failed \2/p' "$work/log"
 }
@@ -103,11 +106,24 @@ grep -q "invalid duration" "$work/log" || failed "no reason: $(cat "$work/log")"
 expect "and the file stays" "$before" "$(sha256sum <"$root/etc/rto-agent/config.toml")"
 expect "and what is in force" 400ms "$(rto_of)"
 
+older=rto_agent_package=/var/tmp/older.deb
+version() { inside dpkg-query --show --showformat '${Version}' rto-agent; }
+expect "an older package is copied and refused" "changed 1 failed 1" "$(play 400ms started true $older)"
+expect "unless a downgrade is allowed" "changed 1 failed 0" "$(play 400ms started true "$older rto_agent_allow_downgrade=true")"
+expect "the older version is installed" 0.0.9 "$(version)"
+expect "and the newer one again" "changed 1 failed 0" "$(play 400ms)"
+expect "as its package says" 0.1.0 "$(version)"
+
 attached() { inside rto-agent status --json | tr -d ' \n' | sed -n 's/.*"attached":\([a-z]*\).*/\1/p'; }
 expect "attach = false is reloaded" "changed 2 failed 0" "$(play 400ms started false)"
 expect "and detaches" false "$(attached)"
+# The order of docs/operate/rollout.md#return.
+inside rto-agent detach >/dev/null
+expect "rto-agent attach is refused meanwhile" refused "$(inside rto-agent attach >/dev/null 2>&1 || echo refused)"
 expect "attach = true is reloaded" "changed 2 failed 0" "$(play 400ms)"
-expect "and attaches" true "$(attached)"
+expect "and does not end rto-agent detach" false "$(attached)"
+inside rto-agent attach >/dev/null
+expect "which rto-agent attach ends" true "$(attached)"
 
 # The gate of the example, with the real daemon, whose policies have too few attempts to judge.
 # gate INVENTORY VARIABLES: prints the recap, a line for each host: NAME ok|failed
