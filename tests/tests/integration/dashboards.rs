@@ -144,6 +144,7 @@ fn is_positive(divisor: &str) -> bool {
 
 test!(each_alert_says_where_to_read_on);
 /// The link names a page, and a heading on it that yields the anchor; the URL is that of the page in the repository.
+/// The dashboard and the chart link to that repository too.
 fn each_alert_says_where_to_read_on() -> anyhow::Result<()> {
     let manifest = text("Cargo.toml")?;
     let repository = manifest
@@ -170,6 +171,15 @@ fn each_alert_says_where_to_read_on() -> anyhow::Result<()> {
         });
         ensure!(is_there, "{name}: {runbook} is no section");
     }
+    let dashboard: Value = serde_json::from_str(&text(DASHBOARD)?)?;
+    for link in dashboard["links"].as_array().context("no links")? {
+        let url = link["url"].as_str().context("no URL")?;
+        let page = url.strip_prefix(&format!("{repository}/blob/main/"));
+        let page = page.with_context(|| format!("{url} is not in {repository}"))?;
+        ensure!(path(page).is_file(), "no {page}");
+    }
+    let home = format!("home: {repository}\n");
+    ensure!(text("charts/rto-agent/Chart.yaml")?.contains(&home));
     Ok(())
 }
 
