@@ -83,8 +83,8 @@ fn podman(args: &Args) -> anyhow::Result<()> {
     Checks::default().boot(&debian::machine(&kernel, &image))
 }
 
-/// Adds the binary, and an image that contains it.
-fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
+/// Adds the binary, and an image that contains it. Returns the release that the image is of.
+fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<Release> {
     let release = Release::of(root())?;
     let built = if args.unoptimised {
         test::build_programs()?;
@@ -98,5 +98,6 @@ fn add_image(debian: &Debian, args: &Args) -> anyhow::Result<()> {
     let srv = debian.dir().join("srv");
     fs::create_dir_all(&srv)?;
     image::make(&release, &[(Arch::host(), binary)], &srv)?;
-    write(&srv.join("version"), &release.tag())
+    write(&srv.join("version"), &release.tag())?;
+    Ok(release)
 }

@@ -12,13 +12,13 @@ use self::control_plane::{ADMIN, ControlPlane, KUBELET};
 use super::{Args, KUBERNETES_CHECKS, add_image, debian_with};
 use crate::{
     arch::Arch,
-    dist::{Release, image},
+    dist::image,
     host::{
         Checks,
         debian::{self, Debian, UNITS},
         disk,
     },
-    root, tools,
+    tools,
     vm::{
         self,
         image::{copy, write},
@@ -75,11 +75,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     Checks::default().boot(&machine).with_context(logs)
 }
 
-/// Adds the agent's image, the chart, and the image of the pods' sandboxes.
+/// Adds the agent's image, the chart, and the image of the pods' sandboxes, which containerd's configuration names.
 fn add_images(debian: &Debian, args: &Args) -> anyhow::Result<()> {
-    add_image(debian, args)?;
+    let release = add_image(debian, args)?;
     let srv = debian.dir().join("srv");
-    let release = Release::of(root())?;
     release.chart(&srv)?;
     let pause = image::Image {
         programs: &[(Arch::host(), vm::image::BUSYBOX.into())],
@@ -87,10 +86,10 @@ fn add_images(debian: &Debian, args: &Args) -> anyhow::Result<()> {
         // What holds the namespaces of a pod: it waits.
         config: json!({"Entrypoint": ["/busybox", "sleep", "2147483647"]}),
     };
-    pause.make(
-        &release,
-        &srv.join(format!("pause-{}.oci.tar", release.tag())),
-    )
+    let tag = release.tag();
+    pause.make(&release, &srv.join(format!("pause-{tag}.oci.tar")))?;
+    let config = include_str!("containerd.toml").replace("VERSION", &tag);
+    write(&debian.dir().join("etc/containerd/config.toml"), &config)
 }
 
 /// The disk, with the programs.
@@ -106,10 +105,6 @@ fn disk_of(top: &Path, kubernetes: &Path, helm: &Path) -> anyhow::Result<tempfil
 
 /// Adds the files that make the machine a node of this control plane.
 fn add_node(top: &Path, control_plane: &ControlPlane, port: u16) -> anyhow::Result<()> {
-    write(
-        &top.join("etc/containerd/config.toml"),
-        &include_str!("containerd.toml").replace("VERSION", &Release::of(root())?.tag()),
-    )?;
     // The kubelet considers a node ready only if it has a pod network, although pods with the node's own network do not
     // need one.
     let network = json!({"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]});
