@@ -15,7 +15,7 @@ use crate::{
 
 /// Definitions that are only in the chart.
 const OWN: [&str; 2] = ["path", "strings"];
-/// Words that may be in place of a duration.
+/// Words that some settings accept besides durations.
 const WORDS: [&str; 3] = ["auto", "keep", "off"];
 /// All units of the parser.
 const UNITS: [&str; 30] = [
@@ -40,7 +40,7 @@ fn number() -> String {
     format!("( *[0-9.]+ *({}))+ *", UNITS.join("|"))
 }
 
-/// The pattern of a duration, or of another value that the parser accepts in its place.
+/// The pattern of a duration, and of the words that the parser accepts for this setting.
 fn duration(setting: &impl Fn(&str) -> String) -> String {
     let is_read = |value: &&str| !refusal(&setting(value)).contains("invalid duration");
     let mut choices: Vec<_> = WORDS.into_iter().filter(is_read).collect();

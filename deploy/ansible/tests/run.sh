@@ -119,7 +119,7 @@ expect "attach = false is reloaded" "changed 2 failed 0" "$(play 400ms started f
 expect "and detaches" false "$(attached)"
 # The order of docs/operate/rollout.md#return.
 inside rto-agent detach >/dev/null
-expect "rto-agent attach is refused meanwhile" refused "$(inside rto-agent attach >/dev/null 2>&1 || echo refused)"
+expect "rto-agent attach is refused with attach = false" refused "$(inside rto-agent attach >/dev/null 2>&1 || echo refused)"
 expect "attach = true is reloaded" "changed 2 failed 0" "$(play 400ms)"
 expect "and does not end rto-agent detach" false "$(attached)"
 inside rto-agent attach >/dev/null
