@@ -17,7 +17,7 @@ use crate::{
 const OWN: [&str; 2] = ["path", "strings"];
 /// Words that some settings accept besides durations.
 const WORDS: [&str; 3] = ["auto", "keep", "off"];
-/// All units of the parser.
+/// The parser's units. It also reads months and years, which are longer than any setting may be.
 const UNITS: [&str; 30] = [
     "ns", "nsec", "nanos", "us", "\u{b5}s", "usec", "ms", "msec", "millis", "s", "sec", "secs",
     "second", "seconds", "m", "min", "mins", "minute", "minutes", "h", "hr", "hrs", "hour",
@@ -55,7 +55,7 @@ fn duration(setting: &impl Fn(&str) -> String) -> String {
     format!("^({})$", choices.join("|"))
 }
 
-/// Adds to the properties what the parser accepts of each: durations, words, a range of integers.
+/// Adds to the properties what the parser accepts for each: durations, words, `auto = true`.
 fn restrict(object: &mut Value, setting: impl Fn(&str, &str) -> String) {
     for (name, property) in object["properties"].as_object_mut().unwrap() {
         let text = |value: &str| setting(name, &format!("'{value}'"));

@@ -2,8 +2,9 @@
 # before it, with a different configuration file.
 
 deb() { DEBIAN_FRONTEND=noninteractive dpkg --force-confdef --force-confold "$@"; }
-# On Debian, the rpm database is empty. The file system is in memory and does not report its size.
+# On Debian, the rpm database is empty.
 rpm() { command rpm --nodeps --nosignature "$@"; }
+# The file system is in memory and does not report its size.
 install_rpm() { rpm --ignoresize "$@"; }
 # Installs a version over another one, or for the first time.
 new_deb() { deb -i /srv/rto-agent_*.deb; }
