@@ -22,9 +22,6 @@ pub struct Brake {
     pub budget: i32,
     /// Connections with a spurious retransmission.
     pub spurious: u32,
-    /// Consecutive connections that lost their first SYN or its answer, without any connection of the policy being
-    /// established in between. Counted where the program cannot limit the kernel's backoff (before Linux 6.15).
-    pub losses: u32,
 }
 
 /// Indexes of `BRAKES` per slot: the active and the passive direction.
@@ -47,9 +44,6 @@ impl Brake {
     /// Spent in addition when the fuse blows, so that credits from other CPUs cannot reset it. Even a thousand CPUs
     /// that blow it at the same time do not overflow the number.
     pub const BLOWN: i32 = 1 << 20;
-    /// The number of consecutive losses that means an outage: until a connection is established, new ones get the
-    /// kernel's timer. With independent losses of 5 %, this happens once in 70 million connections.
-    pub const OUTAGE: u32 = 6;
     /// The cost of a retransmission, charged to the budget. A connection credits 1.
     pub const BUDGET_COST: i32 = 10;
 

@@ -99,6 +99,14 @@ pub struct SocketTypes {
     pub net_syn_retries: u32,
     /// `net.ipv4.sysctl_tcp_syn_linear_timeouts`, u8 (Linux 6.5); 0: the kernel has no such field.
     pub net_syn_linear_timeouts: u32,
+    /// `inet_connection_sock.icsk_rto_max`, u32, jiffies (Linux 6.15); 0: the kernel has no such field.
+    pub rto_max: u32,
+    /// `tcp_sock.retrans_stamp`, u32: when the first SYN was sent, milliseconds or microseconds.
+    pub retrans_stamp: u32,
+    /// `inet_connection_sock.icsk_retransmit_timer.expires`, 8 bytes, jiffies.
+    pub timer_expires: u32,
+    /// `sock.sk_txrehash`, u8 (Linux 5.18); 0: the kernel has no such field, or programs cannot set the option.
+    pub txrehash: u32,
     /// `sock.sk_dst_cache`, pointer.
     pub dst_cache: u32,
     /// `dst_entry._metrics`: an address, with flags in its two lowest bits.
@@ -112,9 +120,22 @@ pub struct SocketTypes {
 }
 
 impl SocketTypes {
+    /// Whether the program can read what decides when a SYN is retransmitted.
+    #[must_use]
+    pub const fn has_syn_timers(&self) -> bool {
+        self.user_timeout != 0
+            && self.retransmits != 0
+            && self.syn_retries != 0
+            && self.rto != 0
+            && self.net != 0
+            && self.net_syn_retries != 0
+            && self.retrans_stamp != 0
+            && self.timer_expires != 0
+    }
+
     /// The values in the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 21] {
+    pub const fn values(&self) -> [u32; 25] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -132,6 +153,10 @@ impl SocketTypes {
             self.retransmits,
             self.net_syn_retries,
             self.net_syn_linear_timeouts,
+            self.rto_max,
+            self.retrans_stamp,
+            self.timer_expires,
+            self.txrehash,
             self.dst_cache,
             self.metrics,
             self.connection_sock,
@@ -190,7 +215,7 @@ mod tests {
             assert_eq!(offsets.values()[i], value, "{name}");
         }
         // SAFETY: as above.
-        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<21>()) };
+        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<25>()) };
         for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
             let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();
             assert_eq!(of, name);

@@ -17,15 +17,19 @@ mod policy;
 pub mod restart;
 mod socket;
 pub mod syn;
+pub mod wheel;
 
 pub use kernel_types::{Offsets, SocketTypes, kfunc};
 pub use policy::{HostDefaults, Policy, PolicySlot, lasting, policy_flags};
-pub use socket::{Handshake, Options, Remembered, SocketState, Watch, settled, socket_flags};
+pub use socket::{
+    Handshake, Options, Remembered, Schedule, SocketState, Watch, schedule_flags, settled,
+    socket_flags,
+};
 
 use histogram::Histogram;
 
 /// Version of every struct and map below; part of the name of the pins' directory.
-pub const LAYOUT_VERSION: u32 = 14;
+pub const LAYOUT_VERSION: u32 = 15;
 
 /// Maximum number of active policies.
 pub const MAX_POLICIES: u32 = 1024;
@@ -93,14 +97,17 @@ pub mod lease {
     pub const LEN: u32 = 3;
 }
 
-/// Indexes of `RETRYING`: SYN schedules ([`socket_flags::SYN_SCHEDULE`]).
-pub mod retrying {
+/// Indexes of `SCHEDULES`: SYN schedules ([`socket_flags::SYN_SCHEDULE`]).
+pub mod schedules {
     /// Connecting sockets that have a schedule.
     pub const SOCKETS: u32 = 0;
-    /// 1: no schedule is started, because the program is about to be detached.
+    /// 1: no timer is shaped, because the program is about to be unloaded.
     pub const STOPPED: u32 = 1;
+    /// Sockets on which RTO_CB has found the options of the moment before: this kernel does not run TIMEOUT_INIT after
+    /// it arms the timer. If it is not 0, no timer is shaped.
+    pub const LEFT_SET: u32 = 2;
     /// Number of indexes.
-    pub const LEN: u32 = 2;
+    pub const LEN: u32 = 3;
 }
 
 /// SO_MARK of the agent's own probe of the active timers: its connection gets its policy like any other but is not
@@ -136,8 +143,8 @@ pub mod maps {
     pub const BRAKES: &str = "BRAKES";
     /// Array: an index of [`super::lease`] -> u64.
     pub const LEASE: &str = "LEASE";
-    /// Array: an index of [`super::retrying`] -> u64. Its layout is the same in all versions.
-    pub const RETRYING: &str = "RETRYING";
+    /// Array: an index of [`super::schedules`] -> u64. Its layout is the same in all versions.
+    pub const SCHEDULES: &str = "SCHEDULES";
     /// LRU hash: [`super::discovery::Prefix`] -> [`super::discovery::Discovered`]: peers that no entry covers.
     pub const DISCOVERED: &str = "DISCOVERED";
     /// Ring buffer of [`super::event::Event`].
@@ -162,7 +169,7 @@ pub mod maps {
         SOCKETS,
         BRAKES,
         LEASE,
-        RETRYING,
+        SCHEDULES,
         DISCOVERED,
         EVENTS,
         EVENT_CONTROL,
@@ -193,12 +200,12 @@ pub mod globals {
     pub const RTT_INTERVAL_NS: &str = "RTT_INTERVAL_NS";
     /// u32: samples 1 in N loss-free connections until they close; 1: all.
     pub const SAMPLING: &str = "SAMPLING";
-    /// u8: 1 if the kernel has TCP_RTO_MAX_MS and a walk can restore it on every socket: SYN schedules then set it.
-    pub const SYN_CAP: &str = "SYN_CAP";
+    /// u8: 1 if the kernel runs TIMEOUT_INIT after it has armed a SYN's timer, so that timers can be shaped.
+    pub const SHAPES_SYNS: &str = "SHAPES_SYNS";
     /// u64: cookie of the socket that probes the kernel's features.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: the fields of [`super::SocketTypes`], in their order.
-    pub const SOCKET_TYPES: [&str; 21] = [
+    pub const SOCKET_TYPES: [&str; 25] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -215,6 +222,10 @@ pub mod globals {
         "OFFSET_RETRANSMITS",
         "OFFSET_NET_SYN_RETRIES",
         "OFFSET_NET_SYN_LINEAR_TIMEOUTS",
+        "OFFSET_RTO_MAX",
+        "OFFSET_RETRANS_STAMP",
+        "OFFSET_TIMER_EXPIRES",
+        "OFFSET_TXREHASH",
         "OFFSET_DST_CACHE",
         "OFFSET_METRICS",
         "TYPE_CONNECTION_SOCK",
@@ -564,8 +575,6 @@ pub mod walk_mode {
     pub const APPLY_TO_NEW: u32 = 1;
     /// Restore the options that the program set.
     pub const RESTORE: u32 = 2;
-    /// Restore only the options of SYN schedules.
-    pub const END_SCHEDULES: u32 = 3;
 }
 
 /// Results of a walk, by policy; slot 0 counts sockets that no entry covers.
@@ -596,6 +605,10 @@ pub struct Probe {
     pub get: [i64; SockOpt::COUNT],
     /// bpf_sock_ops_cb_flags_set().
     pub cb_flags: i64,
+    /// 1 after RETRANS_CB of the SYN.
+    pub retransmitted: i64,
+    /// 1 after the TIMEOUT_INIT that followed it.
+    pub armed: i64,
 }
 
 const _: () = {
@@ -611,16 +624,16 @@ const _: () = {
             == core::mem::offset_of!(Statistics, path_rtt)
     );
     assert!(size_of::<Statistics>() == 320 + 4 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<brake::Brake>() == 20);
+    assert!(size_of::<brake::Brake>() == 16);
     assert!(size_of::<discovery::Prefix>() == 20);
     assert!(size_of::<discovery::Discovered>() == 16 + 8 + 8 * histogram::BUCKETS);
     // Together with the kernel's header (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the
     // 256-byte allocation class.
-    assert!(size_of::<SocketState>() == 16 + 40 + (5 * 12 + 7 * 4) + 40);
+    assert!(size_of::<SocketState>() == 16 + 40 + (5 * 8 + 6 * 4) + 24 + 40);
     assert!(size_of::<SocketState>() <= 184);
     assert!(size_of::<WalkControl>() == 24);
     assert!(size_of::<WalkCounts>() == 16);
-    assert!(size_of::<Probe>() == 8 * 19);
+    assert!(size_of::<Probe>() == 8 * 21);
     assert!(core::mem::offset_of!(Policy, generation) == 4);
     assert!(core::mem::offset_of!(Statistics, counters) == 0);
     assert!(core::mem::offset_of!(Statistics, path_rtt) == 320);

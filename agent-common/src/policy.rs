@@ -132,11 +132,12 @@ pub mod policy_flags {
     pub const DISCOVERS: u32 = 1 << 11;
     /// As [`LEASED_ACTIVE`], for connections that this host accepts.
     pub const LEASED_PASSIVE: u32 = 1 << 12;
-    /// Consecutive lost connection attempts give new ones the kernel's timer ([`crate::brake::Brake::losses`]).
-    pub const OUTAGE_FUSE: u32 = 1 << 13;
+    /// The program is about to be unloaded: new connections keep the kernel's own timers, and those that have the
+    /// policy's keep it until they are established or have failed.
+    pub const DRAINING: u32 = 1 << 13;
     /// Flags that cause extra work when a connection is established. One test of this mask suffices for most
     /// connections.
-    pub const AT_ESTABLISHED: u32 = BRAKED | DISCOVERS | OUTAGE_FUSE;
+    pub const AT_ESTABLISHED: u32 = BRAKED | DISCOVERS;
 }
 
 /// Bits of `LASTING`: options that the program may have set on connections without storage.
@@ -192,6 +193,25 @@ impl Policy {
         needed
     }
 
+    /// What remains of a policy while the program drains: enough for the connections that have its initial RTO, and
+    /// nothing for new ones.
+    #[must_use]
+    pub const fn draining(&self) -> Self {
+        const KEPT: u32 =
+            policy_flags::IN_USE | policy_flags::MPTCP | policy_flags::GIVES_UP_BY_TIMER;
+        Self {
+            flags: self.flags & KEPT | policy_flags::DRAINING,
+            generation: self.generation,
+            initial_rto_jiffies: self.initial_rto_jiffies,
+            initial_rto_us: self.initial_rto_us,
+            control_below: self.control_below,
+            control_seed: self.control_seed,
+            syn_retries: self.syn_retries,
+            name: self.name,
+            ..Self::EMPTY
+        }
+    }
+
     /// The name without its padding; `None` for a free slot or bytes that are not UTF-8.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
@@ -245,17 +265,17 @@ mod tests {
             BRAKED,
             DISCOVERS,
             LEASED_PASSIVE,
-            OUTAGE_FUSE,
+            DRAINING,
         ];
         let mut seen = 0;
         for bit in ALL {
             assert_eq!((bit.count_ones(), seen & bit), (1, 0));
             seen |= bit;
         }
-        for bit in [BRAKED, DISCOVERS, OUTAGE_FUSE] {
+        for bit in [BRAKED, DISCOVERS] {
             assert_ne!(AT_ESTABLISHED & bit, 0);
         }
-        assert_eq!(AT_ESTABLISHED.count_ones(), 3);
+        assert_eq!(AT_ESTABLISHED.count_ones(), 2);
         assert_eq!(lasting::RTO_MIN & lasting::DELACK_MAX, 0);
         assert_ne!(lasting::DELACK_MAX, 0);
     }

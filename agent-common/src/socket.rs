@@ -1,6 +1,6 @@
 //! Per-socket state that lasts between callbacks.
 
-use crate::event::COMM_LEN;
+use crate::{event::COMM_LEN, syn::Attempt};
 
 /// Per-socket state that lasts between callbacks (value of `SOCKETS`). Most connections have none: see
 /// [`crate::policy_flags::STORED`].
@@ -19,8 +19,50 @@ pub struct SocketState {
     pub handshake: Handshake,
     /// Options that the program has set on the socket, or will set.
     pub options: Options,
+    /// The SYN schedule while the socket connects.
+    pub schedule: Schedule,
     /// State for statistics and events.
     pub watch: Watch,
+}
+
+/// The SYN schedule of a connecting socket, from its first loss on.
+///
+/// TCP_USER_TIMEOUT and TCP_RTO_MAX_MS are on the socket only for the moment in which the kernel arms the timer:
+/// [`schedule_flags::SHAPED`], [`schedule_flags::HELD`]. Only TCP_SYNCNT stays until the attempt ends.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// What the rule remembers.
+    pub attempt: Attempt,
+    /// The TCP_USER_TIMEOUT that makes the next timer, milliseconds; 0: the kernel's own interval is right.
+    pub user_timeout_ms: u32,
+    /// The socket's own TCP_USER_TIMEOUT, milliseconds.
+    pub own_user_timeout_ms: u32,
+    /// The limit of the doubling, milliseconds; while [`schedule_flags::HELD`], the socket's own TCP_RTO_MAX_MS. 0:
+    /// none.
+    pub rto_max_ms: u32,
+    /// The socket's own TCP_SYNCNT, or its namespace's `tcp_syn_retries`.
+    pub own_retries: u8,
+    /// The TCP_SYNCNT that the program has set; 0: none.
+    pub retries: u8,
+    /// Bits of [`schedule_flags`].
+    pub flags: u16,
+}
+
+/// Bits of [`Schedule::flags`].
+pub mod schedule_flags {
+    /// RTO_CB has planned a timer that no callback has seen armed.
+    pub const PLANNED: u16 = 1 << 0;
+    /// TCP_USER_TIMEOUT is the program's.
+    pub const SHAPED: u16 = 1 << 1;
+    /// TCP_RTO_MAX_MS is the program's.
+    pub const HELD: u16 = 1 << 2;
+    /// SO_TXREHASH is off.
+    pub const KEEPS_PATH: u16 = 1 << 3;
+    /// RETRANS_CB did not follow RTO_CB: the host has no route, or the last SYN is still in its queue.
+    pub const NOT_SENT: u16 = 1 << 4;
+    /// TCP_USER_TIMEOUT stays until it ends the attempt: the policy says when connect() gives up.
+    pub const LAST: u16 = 1 << 5;
 }
 
 /// The handshake of a connection.
@@ -63,8 +105,6 @@ pub struct Options {
     pub rto_max: Remembered,
     /// TCP_USER_TIMEOUT, milliseconds.
     pub user_timeout: Remembered,
-    /// TCP_SYNCNT of the socket before its SYN schedule, or its namespace's `tcp_syn_retries`.
-    pub syn_retries_before: u32,
     /// [`crate::Policy::user_timeout_ms`] when this connection began; it is set when the connection is established.
     pub user_timeout_ms: u32,
     /// [`crate::Policy::rto_max_ms`] likewise.
@@ -113,12 +153,9 @@ pub mod socket_flags {
     pub const LINEAR_OFF: u32 = 1 << 2;
     /// Delays of the peer's ACKs are measured.
     pub const MEASURES_ACKS: u32 = 1 << 3;
-    /// From its first loss until it is established or has failed, the socket has the SYN schedule's TCP_SYNCNT,
-    /// TCP_USER_TIMEOUT and, if the kernel has it, TCP_RTO_MAX_MS. It is counted in [`crate::maps::RETRYING`].
+    /// From its first loss until it is established or has failed, the socket has a [`super::Schedule`], and is counted
+    /// in [`crate::maps::SCHEDULES`].
     pub const SYN_SCHEDULE: u32 = 1 << 4;
-    /// The schedule was ended while the socket was still connecting. TCP_SYNCNT now keeps the attempt going until its
-    /// deadline; [`super::Options::syn_retries_before`] is the socket's own value.
-    pub const ABANDONED: u32 = 1 << 5;
 }
 
 /// Bits of [`Options::settled`].
@@ -133,10 +170,8 @@ pub mod settled {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remembered {
-    /// 1 if the program set it.
-    pub is_set: u32,
-    /// The value that the program set.
-    pub value: u32,
+    /// The value that the program set, plus 1; 0: it has not set the option.
+    set: u32,
     /// The value before; [`Remembered::UNKNOWN`] if the kernel does not report it.
     pub before: u32,
 }
@@ -145,15 +180,39 @@ impl Remembered {
     /// The kernel did not report the option's value.
     pub const UNKNOWN: u32 = u32::MAX;
 
+    /// The program has set `value` where `before` was.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(value: u32, before: u32) -> Self {
+        Self {
+            set: value.wrapping_add(1),
+            before,
+        }
+    }
+
+    /// Whether the program has set the option.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_set(&self) -> bool {
+        self.set != 0
+    }
+
+    /// The value that the program set.
+    #[inline(always)]
+    #[must_use]
+    pub const fn value(&self) -> Option<u32> {
+        self.set.checked_sub(1)
+    }
+
     /// The value to remember as the one before, when the socket now reports `in_force` and the program is about to set
     /// the option. A value that the program itself set is never remembered as the one before.
     #[inline(always)]
     #[must_use]
     pub const fn before(&self, in_force: Option<u32>) -> u32 {
         match in_force {
-            Some(value) if self.is_set != 0 && value == self.value => self.before,
+            Some(value) if self.is_set() && value == self.set.wrapping_sub(1) => self.before,
             Some(value) => value,
-            None if self.is_set != 0 => self.before,
+            None if self.is_set() => self.before,
             None => Self::UNKNOWN,
         }
     }
@@ -163,11 +222,11 @@ impl Remembered {
     #[inline(always)]
     #[must_use]
     pub const fn to_restore(&self, in_force: Option<u32>, default: u32) -> Option<u32> {
-        if self.is_set == 0 {
+        if !self.is_set() {
             return None;
         }
         match in_force {
-            Some(value) if value != self.value => None,
+            Some(value) if value != self.set.wrapping_sub(1) => None,
             _ if self.before == Self::UNKNOWN => Some(default),
             _ => Some(self.before),
         }
@@ -178,22 +237,17 @@ impl Remembered {
 mod tests {
     use super::*;
 
-    const SET: Remembered = Remembered {
-        is_set: 1,
-        value: 8000,
-        before: 200_000,
-    };
+    const SET: Remembered = Remembered::new(8000, 200_000);
 
     #[test]
     fn a_bit_has_one_meaning() {
         use socket_flags::*;
-        const ALL: [u32; 6] = [
+        const ALL: [u32; 5] = [
             UNCOUNTED,
             KERNEL_TIMERS,
             LINEAR_OFF,
             MEASURES_ACKS,
             SYN_SCHEDULE,
-            ABANDONED,
         ];
         let mut seen = 0;
         for bit in ALL {

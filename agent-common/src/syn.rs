@@ -1,351 +1,738 @@
-//! The SYN schedule: when the kernel alone would retransmit a SYN, and when it would give up.
+//! The SYN schedule: when a connecting socket retransmits its SYN.
 //!
-//! The kernel's first `tcp_syn_linear_timeouts` + 1 timeouts are 1 s apart (Linux 6.5; only one before). After that the
-//! interval doubles up to the maximum RTO (`tcp_retransmit_timer()`, Linux 6.18). These timeouts are called slots here.
-//! With a shorter initial RTO the intervals soon grow longer than the kernel's, so that after an outage of a few
-//! seconds the next copy would come late. The schedule therefore limits each interval with TCP_RTO_MAX_MS, so that each
-//! copy follows just after the kernel's next slot.
+//! The kernel alone retransmits a SYN after one second, and then every second for `tcp_syn_linear_timeouts` timeouts
+//! (Linux 6.5; none before). After that the interval doubles up to the maximum RTO (`tcp_retransmit_timer()`, Linux
+//! 6.18). These moments are called slots here. With a shorter initial RTO alone, the interval soon becomes longer than
+//! the kernel's, so that connect() is late after an outage of a few seconds.
+//!
+//! [`Attempt::next`] is the rule: the kernel's own intervals, but shorter ones where they are long, and none that
+//! passes over a slot. The eBPF program, the model and the lab all use it. Times are jiffies since the first SYN.
 
-/// TCP_SYNCNT of a socket whose deadline is its TCP_USER_TIMEOUT: the kernel's maximum.
-pub const SYNCNT: u32 = 127;
+use crate::wheel;
+
+/// The maximum of TCP_SYNCNT (`MAX_TCP_SYNCNT`).
+pub const MAX_SYNCNT: u32 = 127;
 
 /// `TCP_TIMEOUT_INIT`, milliseconds.
 pub const KERNEL_RTO_MS: u32 = 1000;
 
-/// The minimum of TCP_RTO_MAX_MS, milliseconds (`TCP_RTO_MAX_MIN_SEC`).
-const CAP_LEAST_MS: u64 = 1000;
+/// Slots that are considered: more than there are in the two minutes after which connect() gives up by default,
+/// whatever `tcp_syn_linear_timeouts` is. With more, the kernel's own intervals stay.
+const SLOTS: u32 = 160;
 
-/// A copy at most this much before the late end of a slot ([`Timeouts::cap_ms`]) counts as the copy for that slot,
-/// milliseconds.
-const BEHIND_MS: u64 = 20;
+/// Retransmissions beyond the kernel's own number after which no more are added between the slots.
+const ADDED: u32 = 18;
 
-/// More doublings of a jiffy than fit below 120 s.
-const DOUBLINGS: u32 = 17;
+/// A later time than any timer's.
+const NEVER: u32 = u32::MAX >> 1;
 
-/// The timeouts of a SYN.
+/// What the kernel alone would do with a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// The initial RTO, milliseconds; at least 1.
-    pub initial_rto_ms: u32,
-    /// TCP_SYNCNT of the socket, or `net.ipv4.tcp_syn_retries` of its namespace.
-    pub retries: u32,
+    /// Jiffies per second.
+    pub hz: u32,
+    /// The initial RTO, jiffies: `hz`, unless connect() gives up by the policy's timer.
+    pub initial_rto: u32,
     /// `net.ipv4.tcp_syn_linear_timeouts`; 0 before Linux 6.5.
     pub linear: u32,
-    /// The maximum RTO, milliseconds.
-    pub rto_max_ms: u32,
+    /// TCP_SYNCNT of the socket, or `net.ipv4.tcp_syn_retries` of its namespace.
+    pub retries: u32,
+    /// The maximum RTO, jiffies.
+    pub rto_max: u32,
+    /// The application's TCP_USER_TIMEOUT, milliseconds; 0: none.
+    pub user_timeout_ms: u32,
+}
+
+/// The kernel's slots around a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// The number of slots up to now.
+    pub passed: u32,
+    /// The last of them; 0: none.
+    pub last: u32,
+    /// The next slot, which is at the latest when the kernel gives up.
+    pub next: u32,
 }
 
 impl Timeouts {
-    /// The first timeout at or after a time since the first SYN, milliseconds.
+    /// The kernel's own timeouts of a SYN, with its defaults.
+    #[must_use]
+    pub const fn kernel(hz: u32, retries: u32, linear: u32) -> Self {
+        Self {
+            hz,
+            initial_rto: hz,
+            linear,
+            retries,
+            rto_max: 120 * hz,
+            user_timeout_ms: 0,
+        }
+    }
+
+    /// The interval after this number of timeouts, jiffies.
+    #[inline(always)]
+    const fn interval(&self, timeouts: u32) -> u32 {
+        let doublings = timeouts.saturating_sub(self.linear);
+        rto_syn_doubled(self.initial_rto, doublings, self.rto_max)
+    }
+
+    /// The largest RTO with which the kernel would go on in time if nothing shaped its intervals any more, after this
+    /// number of its own slots, jiffies: twice its own interval.
     #[inline(always)]
     #[must_use]
-    pub const fn first_at(&self, ms: u64) -> u64 {
-        let rto = self.initial_rto_ms as u64;
-        let rto_max = self.rto_max_ms as u64;
-        let linear_end = (self.linear as u64 + 1) * rto;
-        if ms <= linear_end {
-            return next_multiple(ms, rto);
-        }
-        let (mut at, mut gap, mut n) = (linear_end, rto, 0);
-        while n < DOUBLINGS {
-            gap *= 2;
-            if gap >= rto_max {
-                break;
-            }
-            at += gap;
-            if at >= ms {
-                return at;
-            }
-            n += 1;
-        }
-        at + next_multiple(ms - at, rto_max)
+    pub const fn hold(&self, passed: u32) -> u32 {
+        self.interval(passed).saturating_mul(2)
     }
 
-    /// When connect() gives up, milliseconds since the first SYN, with exact timers; `user_timeout_ms` is the
-    /// application's TCP_USER_TIMEOUT, or 0 (`tcp_write_timeout()`, `retransmits_timed_out()`, Linux 6.18).
-    #[inline(always)]
-    #[must_use]
-    pub const fn gives_up(&self, user_timeout_ms: u32) -> u64 {
-        let rto = self.initial_rto_ms as u64;
-        let modelled = self.model_timeout();
-        let by_count = modelled + self.linear as u64 * rto;
-        // The kernel checks no deadline before the first retransmission.
-        let by_time = if user_timeout_ms == 0 {
-            self.first_at(larger(modelled, 2 * rto))
-        } else {
-            larger(user_timeout_ms as u64, rto)
-        };
-        if by_time < by_count {
-            by_time
-        } else {
-            by_count
-        }
-    }
-
-    /// The TCP_USER_TIMEOUT, milliseconds, with which connect() gives up when the kernel would with these timeouts. The
-    /// kernel's timers of seconds fire 1.5 % late on average over the levels of the timer wheel, which is added here;
-    /// an application's own deadline is used unchanged.
-    #[inline(always)]
-    #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "bounded")]
-    pub const fn deadline_ms(&self, user_timeout_ms: u32) -> u32 {
-        let ms = self.gives_up(user_timeout_ms);
-        let late = if ms == user_timeout_ms as u64 {
-            ms
-        } else {
-            ms + ms / 64
-        };
-        if late < i32::MAX as u64 {
-            late as u32
-        } else {
-            i32::MAX as u32
-        }
-    }
-
-    /// How much earlier a connection was established than with these timeouts, milliseconds; negative: later.
-    /// `copies_ms`: when its last two SYNs were sent. The outage ended between them, and the kernel's first timeout
-    /// after that moment would have got the answer. The result is the mean over all such moments.
-    #[inline(always)]
-    #[must_use]
-    pub const fn saved_ms(&self, copies_ms: [u32; 2]) -> i64 {
-        /// Maximum number of timeouts considered between two copies: more than there are in 8 s.
-        const SLOTS: u32 = 8;
-        let (from, to) = (copies_ms[0] as u64, copies_ms[1] as u64);
-        if to <= from {
-            return 0;
-        }
-        let (mut at, mut sum, mut slot, mut n) = (from, 0, 0, 0);
-        while n < SLOTS && at < to {
-            slot = self.fires_at(at + 1);
-            let until = if slot < to { slot } else { to };
-            sum += (until - at) * slot;
-            at = until;
-            n += 1;
-        }
-        sum += (to - at) * slot;
-        (sum / (to - from)).cast_signed() - to.cast_signed()
-    }
-
-    /// The first timeout that fires at or after a time since the first SYN: timers of seconds are late, by a little
-    /// more than is counted here, so that the reported saving is rather too small than too large.
-    #[inline(always)]
-    const fn fires_at(&self, ms: u64) -> u64 {
-        const UNCOUNTED_MS: u64 = 8;
-        let slot = self.first_at(((ms + UNCOUNTED_MS) * 64).div_ceil(65));
-        let late = (slot + slot / 64).wrapping_sub(UNCOUNTED_MS);
-        if late < ms { ms } else { late }
-    }
-
-    /// `tcp_model_timeout()`, Linux 6.18, milliseconds.
+    /// `tcp_model_timeout()`, Linux 6.18, jiffies.
     #[inline(always)]
     const fn model_timeout(&self) -> u64 {
-        let rto = self.initial_rto_ms as u64;
-        let most = match self.rto_max_ms.checked_div(self.initial_rto_ms) {
+        let rto = self.initial_rto as u64;
+        let most = match self.rto_max.checked_div(self.initial_rto) {
             Some(fold @ 1..) => fold.ilog2(),
             _ => 0,
         };
-        let doublings = if self.retries < most {
-            self.retries
-        } else {
-            most
-        };
-        ((2 << doublings) - 1) * rto + (self.retries - doublings) as u64 * self.rto_max_ms as u64
+        let doublings = least(self.retries, most);
+        ((2 << doublings) - 1) * rto + (self.retries - doublings) as u64 * self.rto_max as u64
     }
 
-    /// The TCP_RTO_MAX_MS to set at a timeout `elapsed_ms` after the first SYN, so that the next copy follows just
-    /// after the next of these timeouts. A multiple of [`jiffy_unit_ms`], because the kernel counts in jiffies.
-    ///
-    /// The slot plus 4 %, because the kernel's own timers of seconds fire late, and a copy just before a slot would
-    /// leave a whole interval uncovered. Below HZ 250, where the steps of the timer wheel are wider, plus 5 %.
+    /// Whether `tcp_write_timeout()` ends the attempt at the timeout `at`, after this number of timeouts.
     #[inline(always)]
-    #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "bounded")]
-    pub const fn cap_ms(&self, elapsed_ms: u64, hz: u32) -> u32 {
-        let (behind, of) = if hz < 250 { (21, 20) } else { (26, 25) };
-        // The first slot S with S x 1.04 > elapsed + 20 ms.
-        let slot = self.first_at((elapsed_ms + BEHIND_MS) * of / behind + 1);
-        let cap = larger(
-            (slot * behind / of).saturating_sub(elapsed_ms),
-            CAP_LEAST_MS,
-        );
-        let cap = next_multiple(cap, jiffy_unit_ms(hz) as u64);
-        if cap < self.rto_max_ms as u64 {
-            cap as u32
-        } else {
-            self.rto_max_ms
+    const fn ends(&self, timeouts: u32, at: u32) -> bool {
+        timeouts >= self.retries + self.linear
+            // The time is not checked before the first retransmission.
+            || (timeouts > 0 && self.user_timeout_ms == 0 && at as u64 >= self.model_timeout())
+    }
+
+    /// When the application's TCP_USER_TIMEOUT ends the attempt.
+    #[inline(always)]
+    const fn user_timeout(&self) -> u32 {
+        match self.user_timeout_ms {
+            0 => NEVER,
+            ms => bounded(ms as u64 * self.hz as u64 / 1000 + 1),
         }
     }
-}
 
-/// Number of timeouts within a time, with an interval that starts at `rto_ms` and doubles up to 120 s.
-#[inline(always)]
-#[must_use]
-pub const fn timeouts_within(ms: u64, rto_ms: u32) -> u32 {
-    let (mut left, mut gap, mut n) = (ms, if rto_ms == 0 { 1 } else { rto_ms as u64 }, 0);
-    while n < DOUBLINGS && left > gap {
-        left -= gap;
-        gap = if gap < 60_000 { gap * 2 } else { 120_000 };
-        n += 1;
+    /// The slots around `now`, of an attempt whose first timer was armed in jiffy `start`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slots(&self, start: u32, now: u32) -> Slots {
+        self.slots_after(start, now, self.passed(start, now))
     }
-    n
+
+    /// The number of slots up to `now` in the upper half, and the last of them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn passed(&self, start: u32, now: u32) -> u64 {
+        rto_syn_slots_passed(start, now, self.initial_rto, self.linear, self.rto_max)
+    }
+
+    /// [`Self::slots`], if [`Self::passed`] is known.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slots_after(&self, start: u32, now: u32, passed: u64) -> Slots {
+        let (last, passed) = (passed as u32, (passed >> 32) as u32);
+        let next = wheel::fires(start, last, self.interval(passed));
+        Slots {
+            passed,
+            last,
+            next: if next > now { next } else { NEVER },
+        }
+    }
+
+    /// How much earlier a connection was established than with these timeouts, jiffies; negative: later. Its last two
+    /// SYNs were sent at these times. The outage ended between them, and the kernel's first slot after that moment
+    /// would have got the answer. The result is the mean over all such moments.
+    #[inline(always)]
+    #[must_use]
+    pub const fn saved(&self, start: u32, [from, to]: [u32; 2]) -> i64 {
+        if to <= from {
+            return 0;
+        }
+        let mut slots = self.slots(start, from);
+        let (mut at, mut sum, mut n) = (from, 0, 0);
+        while n < 8 && at < to {
+            let until = least(slots.next, to);
+            sum += (until - at) as u64 * slots.next as u64;
+            at = until;
+            slots.passed += 1;
+            slots.next = wheel::fires(start, until, self.interval(slots.passed));
+            n += 1;
+        }
+        sum += (to - at) as u64 * slots.next as u64;
+        match sum.checked_div((to - from) as u64) {
+            Some(mean) => mean.cast_signed() - to as i64,
+            None => 0,
+        }
+    }
+
+    /// When connect() gives up, of an attempt whose first timer was armed in jiffy `start` (`tcp_write_timeout()`,
+    /// `retransmits_timed_out()`, Linux 6.18).
+    #[inline(always)]
+    #[must_use]
+    pub const fn gives_up(&self, start: u32) -> u32 {
+        let user_timeout = self.user_timeout();
+        let (mut timeouts, mut at) = (0, wheel::fires(start, 0, self.initial_rto));
+        while timeouts < SLOTS {
+            if self.ends(timeouts, at) {
+                break;
+            }
+            if at >= user_timeout {
+                return user_timeout;
+            }
+            timeouts += 1;
+            at = wheel::fires(start, at, self.interval(timeouts));
+        }
+        if timeouts < SLOTS { at } else { user_timeout }
+    }
 }
 
-/// The smallest whole number of milliseconds that is also a whole number of jiffies, for each HZ of Linux.
-#[inline(always)]
-#[must_use]
-pub const fn jiffy_unit_ms(hz: u32) -> u32 {
-    if hz != 0 && 1000 % hz == 0 {
-        1000 / hz
+/// [`Timeouts::interval`]. Global functions for the verifier: [`wheel::shift`].
+#[cfg_attr(target_arch = "bpf", unsafe(no_mangle), inline(never))]
+const extern "C" fn rto_syn_doubled(initial_rto: u32, doublings: u32, rto_max: u32) -> u32 {
+    // More doublings than there are between one jiffy and the maximum RTO.
+    let rto = (initial_rto as u64) << least(doublings, 20);
+    if rto < rto_max as u64 {
+        rto as u32
     } else {
-        // HZ=300: three jiffies.
-        10
+        rto_max
+    }
+}
+
+/// [`Timeouts::passed`].
+#[cfg_attr(target_arch = "bpf", unsafe(no_mangle), inline(never))]
+const extern "C" fn rto_syn_slots_passed(
+    start: u32,
+    now: u32,
+    initial_rto: u32,
+    linear: u32,
+    rto_max: u32,
+) -> u64 {
+    let (mut passed, mut last) = (0, 0);
+    let mut next = wheel::fires(start, 0, initial_rto);
+    while passed < SLOTS && next <= now {
+        last = next;
+        passed += 1;
+        let interval = rto_syn_doubled(initial_rto, passed.saturating_sub(linear), rto_max);
+        next = wheel::fires(start, last, interval);
+    }
+    (passed as u64) << 32 | last as u64
+}
+
+/// A connecting socket when its SYN timer has fired, before the kernel retransmits and doubles `icsk_rto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fired {
+    /// Jiffies since the first SYN.
+    pub now: u32,
+    /// The policy's initial RTO, jiffies.
+    pub initial_rto: u32,
+    /// `icsk_rto`, jiffies.
+    pub rto: u32,
+    /// The socket's maximum RTO, jiffies.
+    pub rto_max: u32,
+    /// `icsk_retransmits`.
+    pub retransmits: u32,
+    /// When connect() must give up ([`Timeouts::gives_up`]).
+    pub gives_up: u32,
+    /// Whether the interval can be shaped.
+    pub is_shaped: bool,
+    /// Whether the doubling is limited to [`Timeouts::hold`] (Linux 6.15).
+    pub is_held: bool,
+}
+
+/// What an attempt remembers between its timeouts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attempt {
+    /// Lower half of the jiffy in which the first SYN's timer was armed.
+    pub start: u32,
+    /// The last retransmission that a server answers which has lost its SYN-ACK, jiffies since the first SYN; 0: none
+    /// yet. Duplicates are answered every 500 ms at most (`tcp_oow_rate_limited()`, Linux 6.18).
+    pub answered: u32,
+}
+
+/// What to do at a timeout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    /// The timer to arm, jiffies; 0: the kernel's own interval is right.
+    pub timer: u32,
+    /// TCP_SYNCNT: the attempt ends at [`Fired::gives_up`], and not earlier if nothing shapes its intervals any more.
+    pub retries: u32,
+    /// Whether the attempt ends at the end of this interval.
+    pub is_last: bool,
+}
+
+impl Attempt {
+    /// The timer that follows the retransmission that the kernel is about to send, and the TCP_SYNCNT. `slots`: those
+    /// around [`Fired::now`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn next(&mut self, kernel: &Timeouts, fired: &Fired, slots: Slots) -> Next {
+        let hold = least(kernel.hold(slots.passed), fired.rto_max);
+        // The interval that the kernel arms if nothing shapes it: it doubles after the linear phase
+        // (`tcp_retransmit_timer()`, Linux 6.18).
+        let rto = if fired.retransmits < kernel.linear {
+            fired.rto
+        } else {
+            least(
+                fired.rto.saturating_mul(2),
+                if fired.is_held { hold } else { fired.rto_max },
+            )
+        };
+        let timer = if fired.is_shaped {
+            self.timer(kernel, fired, slots, rto)
+        } else {
+            0
+        };
+        let end = wheel::fires(self.start, fired.now, if timer == 0 { rto } else { timer });
+        let is_last = end >= fired.gives_up;
+        Next {
+            timer,
+            retries: if is_last {
+                kernel.retries
+            } else {
+                retries(kernel, fired, rto, end)
+            },
+            is_last,
+        }
+    }
+
+    /// [`Next::timer`]; also notes whether this retransmission is answered.
+    #[inline(always)]
+    const fn timer(&mut self, kernel: &Timeouts, fired: &Fired, slots: Slots, rto: u32) -> u32 {
+        let (now, hz) = (fired.now, kernel.hz);
+        if fired.gives_up <= now {
+            return 0;
+        }
+        if self.answered == 0 || now - self.answered >= hz / 2 {
+            self.answered = now;
+        }
+        let target = if slots.next < fired.gives_up {
+            slots.next + margin(slots.next - now, hz)
+        } else {
+            // Nothing is sent at the end of the last interval.
+            fired.gives_up
+        };
+        let left = target - now;
+        // When a server that limits its answers is ready for the next duplicate.
+        let limit = hz / 2 + hz.div_ceil(100);
+        let ready = self.answered + limit;
+        let added = (fired.retransmits + 1).saturating_sub(slots.passed);
+        let direct = wheel::aim(self.start, now, target);
+        let timer = if self.answered < slots.last && ready + hz / 10 < slots.next {
+            // It did not answer the duplicate at the slot.
+            ready - now
+        } else if slots.passed == 0 && added <= ADDED {
+            let step = least(rto, most(fired.initial_rto, hz / 5));
+            if ready < now + step && ready + hz / 4 < slots.next {
+                ready - now
+            } else if left > step + step / 2 {
+                step
+            } else {
+                direct
+            }
+        } else {
+            // Equal parts of two seconds or a quarter of the elapsed time.
+            let step = most(2 * hz, now / 4);
+            let parts = if added <= ADDED {
+                quotient(left + step / 2, step)
+            } else {
+                1
+            };
+            if parts > 1 {
+                quotient(left, parts)
+            } else {
+                direct
+            }
+        };
+        // A timer can only be shortened. A duplicate shortly before a slot would be answered, but then not that at the
+        // slot.
+        let quiet = least(least(rto.saturating_mul(2), fired.rto_max), limit);
+        let timer = if timer == direct && rto < left && left < rto + quiet {
+            if left > quiet + 2 {
+                wheel::aim(self.start, now, target - quiet)
+            } else {
+                // Too early for an answer.
+                least(left / 2, (ready - now).saturating_sub(hz / 20))
+            }
+        } else {
+            timer
+        };
+        // Never two SYNs within ten milliseconds.
+        let timer = most(timer, hz.div_ceil(100) + 1);
+        if timer < rto { timer } else { 0 }
+    }
+}
+
+/// [`Next::retries`], if the interval ends at `end`, before the attempt does.
+#[inline(always)]
+const fn retries(kernel: &Timeouts, fired: &Fired, rto: u32, end: u32) -> u32 {
+    let timeouts = fired.retransmits + 1;
+    let same = kernel.linear.saturating_sub(timeouts);
+    let rto = if same > 0 {
+        rto
+    } else {
+        least(rto.saturating_mul(2), fired.rto_max)
+    };
+    let more = rto_syn_timeouts_within(
+        fired.gives_up - end,
+        rto,
+        same.saturating_sub(1),
+        fired.rto_max,
+    );
+    let all = (timeouts + 1 + more).saturating_sub(kernel.linear);
+    // The time ends the attempt as well, unless TCP_SYNCNT is raised.
+    let by_time = (end as u64 >= kernel.model_timeout()) as u32;
+    least(most(all, kernel.retries + by_time), MAX_SYNCNT)
+}
+
+/// The shortest initial RTO, jiffies, with which two SYNs are at least ten milliseconds apart.
+#[must_use]
+pub const fn least_initial_rto(hz: u32) -> u32 {
+    most(hz.div_ceil(100), 2) - 1
+}
+
+/// The number of timeouts within a time if nothing shapes the intervals: `same` + 1 equal ones, and then they double.
+/// A global function for the verifier ([`wheel::shift`]).
+#[cfg_attr(target_arch = "bpf", unsafe(no_mangle), inline(never))]
+const extern "C" fn rto_syn_timeouts_within(time: u32, rto: u32, same: u32, rto_max: u32) -> u32 {
+    let (mut left, mut rto) = (time, most(rto, 1));
+    let mut timeouts = least(same, quotient(left.saturating_sub(1), rto));
+    left -= timeouts * rto;
+    let mut doublings = 0;
+    while doublings < 20 && left > rto && rto < rto_max {
+        left -= rto;
+        timeouts += 1;
+        doublings += 1;
+        rto = least(rto * 2, rto_max);
+    }
+    timeouts + quotient(left.saturating_sub(1), rto)
+}
+
+/// A retransmission at the very end of a slot's jiffy would be too early if the kernel's own were a moment later: one
+/// jiffy more, unless the timer's step is so coarse that this would be a whole step.
+#[inline(always)]
+const fn margin(left: u32, hz: u32) -> u32 {
+    ((1000 << wheel::shift(left)) <= 32 * hz) as u32
+}
+
+#[inline(always)]
+const fn bounded(jiffies: u64) -> u32 {
+    if jiffies < NEVER as u64 {
+        jiffies as u32
+    } else {
+        NEVER
+    }
+}
+
+/// A division by 0 would panic, which the verifier rejects.
+#[inline(always)]
+const fn quotient(a: u32, b: u32) -> u32 {
+    match a.checked_div(b) {
+        Some(quotient) => quotient,
+        None => 0,
     }
 }
 
 #[inline(always)]
-const fn next_multiple(n: u64, of: u64) -> u64 {
-    // A division by 0 would panic, which the verifier rejects.
-    if of == 0 { n } else { n.div_ceil(of) * of }
+const fn least(a: u32, b: u32) -> u32 {
+    if a < b { a } else { b }
 }
 
 #[inline(always)]
-const fn larger(a: u64, b: u64) -> u64 {
+const fn most(a: u32, b: u32) -> u32 {
     if a > b { a } else { b }
 }
 
 #[cfg(test)]
 mod tests {
     extern crate std;
-    use std::vec::Vec;
+    use std::{vec, vec::Vec};
 
     use super::*;
 
-    const KERNEL: Timeouts = Timeouts {
-        initial_rto_ms: KERNEL_RTO_MS,
-        retries: 6,
-        linear: 4,
-        rto_max_ms: 120_000,
-    };
-
-    fn slots(timeouts: Timeouts, n: usize) -> Vec<u64> {
-        let mut at = 0;
-        let next = |_| {
-            at = timeouts.first_at(at + 1);
-            at
-        };
-        (0..n).map(next).collect()
-    }
-
-    #[test]
-    fn slots_are_the_kernels() {
-        let s = |all: &[u64]| all.iter().map(|s| s * 1000).collect::<Vec<_>>();
-        let linear = s(&[1, 2, 3, 4, 5, 7, 11, 19, 35, 67, 131, 251, 371]);
-        assert_eq!(slots(KERNEL, 13), linear);
-        let without = Timeouts {
-            linear: 0,
-            ..KERNEL
-        };
-        assert_eq!(slots(without, 8), s(&[1, 3, 7, 15, 31, 63, 127, 247]));
-        let one = Timeouts {
-            linear: 1,
-            ..KERNEL
-        };
-        assert_eq!(slots(one, 5), s(&[1, 2, 4, 8, 16]));
-        let capped = Timeouts {
-            rto_max_ms: 4000,
-            ..KERNEL
-        };
-        assert_eq!(slots(capped, 8), s(&[1, 2, 3, 4, 5, 7, 11, 15]));
-    }
-
-    /// Measured on Linux 6.18, HZ 250: 133.8 s; with TCP_SYNCNT 1, 2 and 3: 3.06, 7.14 and 19.4 s.
-    #[test]
-    fn deadlines_are_the_measured_ones() {
-        let with =
-            |retries, user_timeout_ms| Timeouts { retries, ..KERNEL }.deadline_ms(user_timeout_ms);
-        for (retries, measured) in [(6, 133_800), (1, 3_060), (2, 7_140), (3, 19_400)] {
-            let deadline = with(retries, 0);
-            assert!(
-                deadline.abs_diff(measured) * 100 <= measured,
-                "{retries}: {deadline}"
-            );
-        }
-        // The application's own deadline: kept, but not before the first retransmission.
-        assert_eq!([with(6, 2500), with(6, 8000)], [2500, 8000]);
-        assert_eq!(with(2, 30_000), 11_000 + 11_000 / 64);
-        assert_eq!(with(6, 300), 1000 + 1000 / 64);
-    }
-
-    #[test]
-    fn time_saved_is_a_mean_over_the_ends_of_an_outage() {
-        // One copy at 100 ms, and one in an outage of 0.4 s: the kernel's first timeout follows.
-        assert_eq!(KERNEL.saved_ms([0, 100]), 907);
-        assert_eq!(KERNEL.saved_ms([400, 520]), 487);
-        // One just before a slot: few outages end between the two.
-        assert_eq!(KERNEL.saved_ms([1980, 2980]), 14);
-        // Half of the outages end before the slot, and half after it.
-        assert_eq!(KERNEL.saved_ms([1523, 2523]), (2023 + 3038) / 2 - 2523);
-        assert_eq!(KERNEL.saved_ms([5, 5]), 0);
-        for from in (0..20_000).step_by(130) {
-            for to in (from + 10..from + 9_000).step_by(170) {
-                let (first, last) = (KERNEL.fires_at(from + 1), KERNEL.fires_at(to));
-                let copies_ms = [from, to].map(|ms| u32::try_from(ms).unwrap());
-                let connected = KERNEL.saved_ms(copies_ms) + i64::try_from(to).unwrap();
-                let bounds = i64::try_from(first).unwrap() - 1..=i64::try_from(last).unwrap() + 1;
-                assert!(bounds.contains(&connected), "{from} {to}: {connected}");
-            }
-        }
-    }
-
-    #[test]
-    fn deadline_without_retries_is_after_one_retransmission() {
-        let none = Timeouts {
-            retries: 0,
-            ..KERNEL
-        };
-        assert_eq!(none.gives_up(0), 2000);
-        assert_eq!(Timeouts { linear: 0, ..none }.gives_up(0), 1000);
-    }
-
-    #[test]
-    fn copies_follow_the_kernels_slots() {
-        // The copies with an initial RTO of 200 ms and exact timers: linear, doubling up to the cap, then after each
-        // slot.
-        let (mut at, mut rto, mut sent) = (0, 200, Vec::new());
-        for n in 0.. {
-            at += rto;
-            if at > 40_000 {
+    /// The SYNs of an unanswered connect(), and when it gives up. `shapes`: as the program does, else as the kernel.
+    pub(super) fn run(
+        kernel: &Timeouts,
+        initial_rto: u32,
+        start: u32,
+        shapes: bool,
+    ) -> (Vec<u32>, u32) {
+        let mut attempt = Attempt { start, answered: 0 };
+        let (mut sent, mut rto, mut timer, mut now) = (vec![0], initial_rto, initial_rto, 0);
+        let mut count = kernel.retries;
+        for retransmits in 0.. {
+            now = wheel::fires(start, now, timer);
+            // `tcp_write_timeout()`: a program that shapes never replies later, so the base is one second.
+            let ends = Timeouts {
+                retries: count,
+                ..*kernel
+            };
+            if ends.ends(retransmits, now) {
                 break;
             }
-            sent.push(at);
-            if n >= 4 {
-                rto = (rto * 2).min(KERNEL.cap_ms(at, 250).into());
+            sent.push(now);
+            let fired = Fired {
+                now,
+                initial_rto,
+                rto,
+                rto_max: kernel.rto_max,
+                retransmits,
+                gives_up: kernel.gives_up(start),
+                is_shaped: shapes,
+                is_held: false,
+            };
+            let next = attempt.next(kernel, &fired, kernel.slots(start, now));
+            if retransmits >= kernel.linear {
+                rto = (rto * 2).min(kernel.rto_max);
+            }
+            timer = rto;
+            if shapes {
+                count = next.retries;
+                if next.timer != 0 {
+                    timer = next.timer;
+                }
             }
         }
-        for slot in [2000, 3000, 4000, 5000, 7000, 11_000, 19_000, 35_000u64] {
-            let next = sent.iter().find(|at| **at >= slot).unwrap();
-            assert!(next - slot <= 250 + slot / 20, "{slot}: {sent:?}");
+        (sent, now)
+    }
+
+    /// When connect() succeeds whose SYN-ACKs are lost before `outage`: the server answers duplicates every 500 ms at
+    /// most, and each answer restarts its own timer, which is a second at first (`tcp_check_req()`, Linux 6.18).
+    pub(super) fn answered(sent: &[u32], hz: u32, outage: u32) -> u32 {
+        let (mut limited, mut timeouts, mut timer) = (None::<u32>, 0, hz);
+        let mut sent = sent.iter().skip(1).copied().peekable();
+        loop {
+            let next = sent.peek().copied().unwrap_or(NEVER);
+            if timer <= next {
+                if timer >= outage {
+                    return timer;
+                }
+                timeouts += 1;
+                timer += hz << timeouts;
+                if timeouts > 5 {
+                    timer = NEVER
+                }
+                if next == NEVER && timer == NEVER {
+                    return NEVER;
+                }
+                continue;
+            }
+            sent.next();
+            if limited.is_some_and(|at| next - at < hz / 2) {
+                continue;
+            }
+            limited = Some(next);
+            if next >= outage {
+                return next;
+            }
+            timer = next + (hz << timeouts);
         }
     }
 
-    #[test]
-    fn timeouts_within_a_time_double() {
-        // 1 + 2 + 4 + 8 + 16 + 32 + 64 s.
-        assert_eq!(timeouts_within(127_001, 1000), 7);
-        assert_eq!(timeouts_within(126_999, 1000), 6);
-        assert_eq!([timeouts_within(0, 1000), timeouts_within(1000, 0)], [0, 9]);
-        assert_eq!(timeouts_within(u64::MAX, 1), DOUBLINGS);
+    const HZ: [u32; 4] = [100, 250, 300, 1000];
+    const INITIAL_RTO_MS: [u32; 9] = [4, 20, 40, 60, 100, 150, 200, 333, 500];
+
+    /// Runs `check` for each HZ, linear phase, initial RTO and some positions in the wheel's steps.
+    fn each(check: impl Fn(&Timeouts, u32, u32)) {
+        // The Miri interpreter takes minutes for all.
+        let phases = if cfg!(miri) { 1 } else { 16 };
+        for hz in HZ {
+            for linear in [0, 1, 4, 10, 20, 60] {
+                for ms in INITIAL_RTO_MS {
+                    let rto = (ms * hz).div_ceil(1000).max(least_initial_rto(hz));
+                    for phase in 0..phases {
+                        check(
+                            &Timeouts::kernel(hz, 6, linear),
+                            rto,
+                            (u32::MAX - 9999).wrapping_add(phase * 1571),
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// The time of the first SYN at or after the end of an outage.
+    fn first(sent: &[u32], outage: u32) -> u32 {
+        sent[sent.partition_point(|at| *at < outage)]
     }
 
     #[test]
-    fn caps_are_whole_jiffies_that_the_option_takes() {
-        for hz in [100, 250, 300, 1000] {
-            let unit = jiffy_unit_ms(hz);
-            assert_eq!(unit * hz % 1000, 0);
-            for elapsed in (0..200_000).step_by(77) {
-                let cap = KERNEL.cap_ms(elapsed, hz);
-                assert!(cap.is_multiple_of(unit) && (1000..=120_000).contains(&cap));
+    fn slots_are_the_kernels_syns() {
+        each(|kernel, _, start| {
+            let (sent, gives_up) = run(kernel, kernel.hz, start, false);
+            assert_eq!(kernel.gives_up(start), gives_up);
+            for (n, at) in sent.iter().enumerate().skip(1) {
+                let slots = kernel.slots(start, *at);
+                assert_eq!((slots.passed as usize, slots.last), (n, *at));
+                assert_eq!(kernel.slots(start, at - 1).next, *at);
             }
+        });
+    }
+
+    #[test]
+    fn connect_is_never_later_than_the_kernel_by_more_than_a_step() {
+        each(|kernel, rto, start| {
+            let (own, with) = (
+                run(kernel, kernel.hz, start, false).0,
+                run(kernel, rto, start, true).0,
+            );
+            // Just after each SYN of the kernel's is the worst moment for the others, and the other way round.
+            for at in own.iter().chain(&with).filter(|at| **at < 60 * kernel.hz) {
+                for outage in [*at, at + 1] {
+                    let (own, with) = (first(&own, outage), first(&with, outage));
+                    let step = if outage < 5 * kernel.hz { 40 } else { 300 };
+                    let late_ms = with.saturating_sub(own) * 1000 / kernel.hz;
+                    assert!(
+                        late_ms <= step,
+                        "{kernel:?} {rto}: {late_ms} ms after {outage}"
+                    );
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn lost_syn_acks_delay_by_0_3_s_or_5_percent_at_most() {
+        each(|kernel, rto, start| {
+            if kernel.linear > 4 {
+                return;
+            }
+            let hz = kernel.hz;
+            let (own, with) = (
+                run(kernel, hz, start, false).0,
+                run(kernel, rto, start, true).0,
+            );
+            for outage in (hz / 20..20 * hz).step_by(hz as usize / 50) {
+                let (own, with) = (answered(&own, hz, outage), answered(&with, hz, outage));
+                let late_ms = with.saturating_sub(own) * 1000 / hz;
+                let limit = (outage * 50 / hz).max(300);
+                assert!(
+                    late_ms <= limit,
+                    "{kernel:?} {rto}: {late_ms} ms after {outage}"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn attempt_ends_when_the_kernel_alone_would() {
+        each(|kernel, rto, start| {
+            for (retries, user_timeout_ms) in [
+                (6, 0),
+                (1, 0),
+                (2, 0),
+                (3, 0),
+                (12, 0),
+                (6, 2500),
+                (6, 8000),
+            ] {
+                let kernel = Timeouts {
+                    retries,
+                    user_timeout_ms,
+                    ..*kernel
+                };
+                let (sent, end) = run(&kernel, rto, start, true);
+                if user_timeout_ms != 0 {
+                    // The kernel ends it; no SYN is late for the end.
+                    assert!(sent.last().is_some_and(|at| *at <= end));
+                    continue;
+                }
+                let expected = kernel.gives_up(start);
+                // Timers of seconds end at whole steps.
+                let step = 1 << wheel::shift(expected - sent.last().unwrap());
+                assert!(
+                    end.abs_diff(expected) <= step,
+                    "{kernel:?} {rto}: {end} for {expected}"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn syns_are_few_and_never_close() {
+        each(|kernel, rto, start| {
+            let (own, with) = (
+                run(kernel, kernel.hz, start, false).0,
+                run(kernel, rto, start, true).0,
+            );
+            let close = with
+                .windows(2)
+                .skip(1)
+                .any(|pair| (pair[1] - pair[0]) * 100 < kernel.hz);
+            assert!(!close, "{kernel:?} {rto}: {with:?}");
+            // In the linear phase the kernel's interval cannot be lengthened.
+            let added = (ADDED + kernel.linear + 2) as usize;
+            assert!(
+                with.len() <= own.len() + added,
+                "{kernel:?} {rto}: {}",
+                with.len()
+            );
+            if kernel.linear == 4 {
+                assert!(with.len() <= 32);
+            }
+            let in_20_s = |sent: &[u32]| sent.partition_point(|at| *at < 20 * kernel.hz) - 1;
+            let limit = if kernel.linear == 4 { 24 } else { 30 };
+            if rto * 10 == kernel.hz && matches!(kernel.linear, 0 | 4) {
+                assert!(
+                    in_20_s(&with) * 10 <= in_20_s(&own) * limit + 20,
+                    "{kernel:?}: {with:?}"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn unshaped_attempt_lasts_as_long() {
+        // The program goes away after some of the timeouts: TCP_SYNCNT must not end the attempt.
+        each(|kernel, rto, start| {
+            for shaped in 1..12 {
+                let mut attempt = Attempt { start, answered: 0 };
+                let (mut now, mut interval, mut timer, mut count) = (0, rto, rto, kernel.retries);
+                let gives_up = kernel.gives_up(start);
+                for retransmits in 0.. {
+                    now = wheel::fires(start, now, timer);
+                    let ends = retransmits >= count + kernel.linear;
+                    if ends || now >= gives_up {
+                        assert!(
+                            now >= gives_up - 1,
+                            "{kernel:?} {rto} {shaped}: {now} for {gives_up}"
+                        );
+                        break;
+                    }
+                    let fired = Fired {
+                        now,
+                        initial_rto: rto,
+                        rto: interval,
+                        rto_max: kernel.rto_max,
+                        retransmits,
+                        gives_up,
+                        is_shaped: retransmits < shaped,
+                        is_held: false,
+                    };
+                    let next = attempt.next(kernel, &fired, kernel.slots(start, now));
+                    if retransmits >= kernel.linear {
+                        interval = (interval * 2).min(kernel.rto_max);
+                    }
+                    timer = interval;
+                    if retransmits < shaped {
+                        count = next.retries;
+                    }
+                    if next.timer != 0 {
+                        timer = next.timer;
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn steps_of_63_504_and_4032_jiffies_belong_to_the_finer_level() {
+        for (delta, step) in [(63, 1), (504, 8), (4032, 64)] {
+            let fires = |delta| wheel::fires(0, 1, delta);
+            assert_eq!(fires(delta) % step, 0);
+            assert!(fires(delta) - 1 - delta <= step, "{delta}");
+            assert_eq!(fires(delta + 1) % (step * 8), 0);
         }
     }
 }

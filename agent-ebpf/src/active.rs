@@ -18,10 +18,8 @@ use crate::{
     kernel_sock::{self, SynSocket},
     lookup,
     options::{self, KERNEL, Target},
-    socket,
-    storage::{self, Storage},
-    syn_ack_rto, syn_schedule,
-    tables::Tally,
+    socket, storage, syn_ack_rto, syn_schedule,
+    tables::{self, Tally},
     unstored,
 };
 
@@ -42,12 +40,7 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
         lookup::Hit::Count
     };
     let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, hit) else {
-        // Without callbacks, the program never changed this socket, or another program has cleared the callbacks.
-        return if hook::has_callbacks(ctx) || kernel_sock::may_have_schedule(ctx) {
-            forget(ops)
-        } else {
-            0
-        };
+        return left_alone(ops);
     };
     let tally = Tally::of(arm, direction::ACTIVE);
     if is_probe
@@ -65,18 +58,35 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// TIMEOUT_INIT at a SYN timeout: the kernel asks again.
+/// TIMEOUT_INIT before the first SYN of a connection that keeps the kernel's own timers. Without callbacks and TCP_SYNCNT
+/// the program never changed this socket.
+#[inline(always)]
+fn left_alone(ops: *mut bpf_sock_ops) -> u32 {
+    let ctx = &SockOpsContext::new(ops);
+    if hook::has_callbacks(ctx) || kernel_sock::has_syncnt(ctx) {
+        forget(ops)
+    } else {
+        0
+    }
+}
+
+/// TIMEOUT_INIT at a SYN timeout: the kernel asks again, after it has armed the timer. Without a reply, it computes the
+/// deadline from its own 1 s.
 #[inline(never)]
 pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    if hook::has_storage(&ctx)
-        && let Some(state) = storage.of_policy()
+    let ctx = &ctx;
+    if let Some(state) = storage.find()
+        && (hook::has_storage(ctx) || state.flags & socket_flags::SYN_SCHEDULE != 0)
     {
-        answer(&ctx, state);
+        let tally = Tally::of_socket(state);
+        syn_schedule::armed(ctx, &mut state.schedule, tally);
+        count_syn_retransmissions(ops, state);
+        // Another program may have cleared them.
+        hook::mark_stored(ctx, state, tally);
     } else {
-        // Without a reply, the kernel computes the deadline from its own 1 s, which is not earlier.
-        note_unseen_loss(&ctx, &mut storage);
+        note_unseen_loss(ctx);
     }
     0
 }
@@ -84,6 +94,9 @@ pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
 /// The first TIMEOUT_INIT of a connection with storage.
 #[inline(never)]
 fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_probe: bool) -> u32 {
+    if policy.flags & policy_flags::DRAINING != 0 {
+        return left_alone(ops);
+    }
     // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
@@ -125,7 +138,9 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     }
     // The probe always gets the policy's timers.
     let is_left_alone = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
-    let keeps = is_left_alone || (!is_probe && brake::holds(arm, policy, direction::ACTIVE));
+    let keeps = is_left_alone
+        || ends_early(ctx)
+        || (!is_probe && brake::holds(arm, policy, direction::ACTIVE));
     if keeps {
         keep_kernel_rto(state);
     }
@@ -137,8 +152,18 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     options::apply(ops, state, policy, rto_max_ms, tally);
     // A TCP_USER_TIMEOUT set by an earlier policy of the socket would make connect() give up earlier.
     target.user_timeout(&mut state.options, 0, tally);
-    answer(ctx, state);
+    let jiffies = state.handshake.initial_rto_jiffies;
+    if jiffies != 0 {
+        ctx.set_reply(jiffies);
+    }
     0
+}
+
+/// Whether the application's TCP_USER_TIMEOUT would end an attempt with shorter intervals before the kernel's own first
+/// timeout, at which it ends without the program.
+#[inline(always)]
+fn ends_early(ctx: &SockOpsContext) -> bool {
+    matches!(kernel_sock::user_timeout_ms(ctx), 1..=1000)
 }
 
 /// Keeps the kernel's own initial RTO for the SYN.
@@ -183,16 +208,6 @@ fn forget(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Replies with the initial RTO of a connection with storage.
-#[inline(always)]
-fn answer(ctx: &SockOpsContext, state: &mut SocketState) {
-    let jiffies = state.handshake.initial_rto_jiffies;
-    if jiffies != 0 {
-        ctx.set_reply(jiffies);
-    }
-    count_syn_retransmissions(ctx.ops, state);
-}
-
 /// RTO_CB of a connecting socket. The kernel runs it in `tcp_write_timeout()`, before it retransmits the SYN and
 /// doubles `icsk_rto` (`tcp_retransmit_timer()`, Linux 6.18). At the first loss the socket gets storage and its SYN
 /// schedule, so that the schedule already applies to the next interval.
@@ -210,10 +225,10 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     if is_first {
         lost(ops, hook::argument(&ctx, 1));
     }
-    if let Some(state) = storage.find() {
-        // If argument 2 is not 0, the kernel gives the attempt up.
-        if hook::argument(&ctx, 2) == 0 {
-            syn_schedule::at_timeout(&ctx, state);
+    // If argument 2 is not 0, the kernel gives the attempt up.
+    if hook::argument(&ctx, 2) == 0 {
+        syn_schedule::at_timeout(&ctx);
+        if let Some(state) = storage.find() {
             let attempt = socket::total_retrans(&ctx).wrapping_add(1);
             events::tell(&ctx, state, kind::SYN, attempt, hook::argument(&ctx, 1));
         }
@@ -221,38 +236,24 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Handles TIMEOUT_INIT of a socket that has retransmitted a SYN but has neither storage nor RTO_CB. Either another
-/// program has cleared the callbacks of a socket that has a policy, or the socket was connecting before this program
-/// was attached. A timer shorter than the kernel's own proves the former.
-#[inline(always)]
-fn note_unseen_loss(ctx: &SockOpsContext, storage: &mut Storage<'_>) {
+/// Handles TIMEOUT_INIT of a socket that has retransmitted a SYN but has neither storage nor RTO_CB: another program has
+/// cleared the callbacks of a socket that has a policy, or the socket was connecting before this program was attached.
+/// The policy's own timer shows the former.
+#[inline(never)]
+fn note_unseen_loss(ctx: &SockOpsContext) {
     if hook::tells_rto(ctx) {
         return;
     }
-    // Handled at an earlier TIMEOUT_INIT.
-    if let Some(state) = storage.find()
-        && state.flags & socket_flags::SYN_SCHEDULE != 0
-    {
+    let Some((_, policy)) = lookup::arm_at_loss(ctx) else {
         return;
-    }
-    let timer = kernel_sock::rto(ctx);
-    if timer == 0 || timer >= syn_ack_rto::kernel_jiffies() {
-        return;
-    }
-    let retransmits = socket::retransmits(ctx).unwrap_or(0) & 31;
-    let first = match lookup::arm_at_loss(ctx) {
-        // In the linear phase the timer has not doubled (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5).
-        Some((_, policy))
-            if policy.initial_rto_jiffies == timer
-                || policy.initial_rto_jiffies << retransmits == timer =>
-        {
-            policy.initial_rto_jiffies
-        }
-        _ => timer >> retransmits,
     };
-    lost(ctx.ops, if first == 0 { 1 } else { first });
-    if let Some(state) = storage.find() {
-        syn_schedule::at_timeout(ctx, state);
+    let timer = policy.initial_rto_jiffies;
+    let retransmits = socket::retransmits(ctx).unwrap_or(0) & 31;
+    let now = kernel_sock::rto(ctx);
+    // In the linear phase the timer has not doubled (`net.ipv4.tcp_syn_linear_timeouts`, Linux 6.5).
+    let is_ours = timer == now || timer << retransmits == now;
+    if timer != 0 && timer < syn_ack_rto::kernel_jiffies() && is_ours {
+        lost(ctx.ops, timer);
     }
 }
 
@@ -334,9 +335,6 @@ fn established_with_storage(ops: *mut bpf_sock_ops) -> u32 {
 
 #[inline(always)]
 fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
-    if state.flags & socket_flags::UNCOUNTED == 0 {
-        brake::end_outage(state.arm);
-    }
     let retransmissions = socket::total_retrans(ctx);
     let took_ns = socket::now().wrapping_sub(state.handshake.ns);
     handshake::begin(&mut state.handshake, retransmissions, took_ns);
@@ -346,6 +344,11 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
         return;
     }
     restore_window(ctx, target, took_ns, tally);
+    if tables::settings(state.arm).is_some_and(|policy| policy.flags & policy_flags::DRAINING != 0)
+    {
+        state.options.user_timeout_ms = 0;
+        state.options.rto_max_ms = 0;
+    }
     // Not earlier: on a connecting socket these options would make connect() give up earlier.
     let (user_timeout_ms, rto_max_ms) = (state.options.user_timeout_ms, state.options.rto_max_ms);
     target.user_timeout(&mut state.options, user_timeout_ms, tally);
@@ -364,9 +367,7 @@ fn restore_window(ctx: &SockOpsContext, target: Target, took_ns: u64, tally: Tal
     if socket::total_retrans(ctx) < 2 || socket::snd_cwnd(ctx) != 1 {
         return;
     }
-    // SAFETY: null, or a socket that the verifier tracks.
-    let own = unsafe { SynSocket::of(socket::sk(ctx)) };
-    let second_ns = if own.linear_timeouts == 0 {
+    let second_ns = if SynSocket::of(ctx).linear == 0 {
         3_000_000_000
     } else {
         2_000_000_000

@@ -37,58 +37,16 @@ pub(crate) fn epoch(policy: &Policy, direction: u32) -> u32 {
 /// if so, it is counted.
 #[inline(always)]
 pub(crate) fn holds(arm: u32, policy: &Policy, direction: u32) -> bool {
-    const ANY: u32 = policy_flags::BRAKED | policy_flags::OUTAGE_FUSE;
-    policy.flags & ANY != 0 && any_holds(arm, policy, direction) != 0
+    policy.flags & policy_flags::BRAKED != 0 && any_holds(arm, policy, direction) != 0
 }
 
 #[inline(never)]
 fn any_holds(arm: u32, policy: &Policy, direction: u32) -> u32 {
-    let holds = holds_now(arm, policy, direction) | is_out(arm, policy, direction);
+    let holds = holds_now(arm, policy, direction);
     if holds != 0 {
         Tally::of(arm, direction).add(Counter::BRAKED, 1);
     }
     holds
-}
-
-/// 1 if the number of consecutive losses means an outage ([`Brake::OUTAGE`]), otherwise 0.
-#[inline(always)]
-fn is_out(arm: u32, policy: &Policy, direction: u32) -> u32 {
-    if policy.flags & policy_flags::OUTAGE_FUSE == 0 || direction != direction::ACTIVE {
-        return 0;
-    }
-    let losses = place(arm).map_or(0, |place| {
-        // SAFETY: a map value; the verifier checks the access.
-        unsafe { read(&raw const (*place).losses) }
-    });
-    (losses >= Brake::OUTAGE).into()
-}
-
-/// Counts a connection of this arm that has lost its first SYN or the answer.
-#[inline(always)]
-pub(crate) fn note_outage(arm: u32) {
-    if let Some(place) = place(arm) {
-        add(place, offset_of!(Brake, losses), 1);
-    }
-}
-
-/// Ends an outage: a connection of this arm is established.
-#[inline(always)]
-pub(crate) fn end_outage(arm: u32) {
-    if let Some(place) = place(arm) {
-        // SAFETY: a map value; the verifier checks the accesses.
-        unsafe {
-            let losses = &raw mut (*place).losses;
-            if read(losses) != 0 {
-                losses.write_volatile(0);
-            }
-        }
-    }
-}
-
-/// The brake for connections that the host opens, of this arm's policy.
-#[inline(always)]
-fn place(arm: u32) -> Option<*mut Brake> {
-    BRAKES.get_ptr_mut(key(arm::slot(arm), direction::ACTIVE))
 }
 
 /// All ones if a connection of this arm that began now would get the initial RTO of its settings, otherwise 0. (A mask
@@ -262,7 +220,6 @@ fn seen(key: u32) -> Option<(*mut Brake, Brake)> {
             fuse: read(&raw const (*place).fuse),
             budget: read(&raw const (*place).budget),
             spurious: 0,
-            losses: 0,
         }
     };
     Some((place, brake))

@@ -3,8 +3,7 @@
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
     GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, features, policy_flags,
-    socket_flags, statistics,
-    syn::{self, Timeouts},
+    socket_flags, statistics, syn::Timeouts,
 };
 use rto_agent_ebpf::{
     counter::Counter,
@@ -15,9 +14,9 @@ use rto_agent_ebpf::{
 use crate::{
     brake, discovery,
     hook::argument,
-    options::{KERNEL, Target},
+    options::Target,
     socket::{self, read},
-    storage, syn_schedule,
+    storage, syn_ack_rto, syn_schedule,
     tables::{self, Tally, Times},
 };
 
@@ -148,22 +147,20 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
         // Only the send times of the last two copies are known, so a connection with spurious copies has no known gain.
         // With the kernel's own timer there is no gain.
         let [before_us, last_us] = handshake.copies_us;
-        rto_saved(state.arm, before_us / 1000, last_us / 1000);
+        rto_saved(state.arm, state.schedule.attempt.start, before_us, last_us);
     }
 }
 
-/// Counts the gain of a connection whose last two SYNs were sent this many milliseconds after its first. A global
-/// function: see `tables`.
+/// Counts the gain of a connection whose first SYN was sent in jiffy `start`, and its last two this many microseconds
+/// later. A global function: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_saved(arm: u32, before_ms: u32, last_ms: u32) -> u32 {
-    let kernel = Timeouts {
-        initial_rto_ms: syn::KERNEL_RTO_MS,
-        retries: 0,
-        linear: tables::host_defaults().syn_linear_timeouts,
-        rto_max_ms: KERNEL.rto_max_ms,
-    };
-    let saved_us = kernel.saved_ms([before_ms, last_ms]) * 1000;
+extern "C" fn rto_saved(arm: u32, start: u32, before_us: u32, last_us: u32) -> u32 {
+    let hz = syn_ack_rto::kernel_jiffies();
+    let kernel = Timeouts::kernel(hz, 0, tables::host_defaults().syn_linear_timeouts);
+    let copies = [before_us, last_us].map(syn_ack_rto::jiffies_of_us);
+    let saved = kernel.saved(start, copies);
+    let saved_us = saved * i64::from(syn_ack_rto::microseconds(1));
     count_gain(Tally::of(arm, direction::ACTIVE), saved_us);
     0
 }

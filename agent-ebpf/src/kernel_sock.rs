@@ -6,8 +6,8 @@
 
 use core::{arch::asm, ffi::c_void};
 
-use aya_ebpf::{helpers::generated::bpf_skc_to_tcp_sock, programs::SockOpsContext};
-use rto_agent_common::{kfunc, syn};
+use aya_ebpf::programs::SockOpsContext;
+use rto_agent_common::kfunc;
 
 use crate::{
     socket::{self, constant, read},
@@ -32,6 +32,10 @@ offsets! {
     OFFSET_RETRANSMITS
     OFFSET_NET_SYN_RETRIES
     OFFSET_NET_SYN_LINEAR_TIMEOUTS
+    OFFSET_RTO_MAX
+    OFFSET_RETRANS_STAMP
+    OFFSET_TIMER_EXPIRES
+    OFFSET_TXREHASH
     OFFSET_DST_CACHE
     OFFSET_METRICS
     TYPE_CONNECTION_SOCK
@@ -73,16 +77,17 @@ pub(crate) fn detects_fastopen_blackhole(ctx: &SockOpsContext) -> bool {
     }
 }
 
-/// Whether the socket needs storage because it is an MPTCP subflow, sends its SYN with TCP Fast Open, or may still have
-/// the schedule of an earlier attempt ([`may_have_schedule`]).
+/// Whether the socket needs storage because it is an MPTCP subflow, sends its SYN with TCP Fast Open, or has a
+/// TCP_SYNCNT or TCP_USER_TIMEOUT.
 #[inline(always)]
 pub(crate) fn is_special(ctx: &SockOpsContext) -> bool {
-    let (is_mptcp, fastopen_req, syn_retries) = (
+    let (is_mptcp, fastopen_req, syn_retries, user_timeout) = (
         constant(&OFFSET_IS_MPTCP),
         constant(&OFFSET_FASTOPEN_REQ),
         constant(&OFFSET_SYN_RETRIES),
+        constant(&OFFSET_USER_TIMEOUT),
     );
-    if is_mptcp | fastopen_req | syn_retries == 0 {
+    if is_mptcp | fastopen_req | syn_retries | user_timeout == 0 {
         return false;
     }
     let tcp = tcp_sock(ctx);
@@ -93,8 +98,23 @@ pub(crate) fn is_special(ctx: &SockOpsContext) -> bool {
     unsafe {
         (is_mptcp != 0 && field::<u8>(tcp, &OFFSET_IS_MPTCP) != 0)
             || (fastopen_req != 0 && field::<u64>(tcp, &OFFSET_FASTOPEN_REQ) != 0)
-            || (syn_retries != 0 && u32::from(field::<u8>(tcp, &OFFSET_SYN_RETRIES)) == syn::SYNCNT)
+            || (syn_retries != 0 && field::<u8>(tcp, &OFFSET_SYN_RETRIES) != 0)
+            || (user_timeout != 0 && field::<u32>(tcp, &OFFSET_USER_TIMEOUT) != 0)
     }
+}
+
+/// The application's TCP_USER_TIMEOUT, milliseconds; 0: none, or it cannot be read.
+#[inline(always)]
+pub(crate) fn user_timeout_ms(ctx: &SockOpsContext) -> u32 {
+    if constant(&OFFSET_USER_TIMEOUT) == 0 {
+        return 0;
+    }
+    let tcp = socket::kernel_tcp_sock(ctx);
+    if tcp.is_null() {
+        return 0;
+    }
+    // SAFETY: a TCP socket, not null.
+    unsafe { field(tcp, &OFFSET_USER_TIMEOUT) }
 }
 
 /// [`socket::kernel_tcp_sock`] without a helper call, if the kernel has the kfuncs for that.
@@ -112,75 +132,97 @@ fn tcp_sock(ctx: &SockOpsContext) -> *const c_void {
     unsafe { rdonly_cast(field(context, &OFFSET_CONTEXT_SK), tcp_sock) }
 }
 
-/// The values that decide when the kernel gives a connecting socket up.
+/// The values that decide when the kernel retransmits a SYN, and when it gives up.
 ///
 /// Not an `Option`, for the reason given at [`tables::Tally`].
 #[derive(Clone, Copy)]
 pub(crate) struct SynSocket {
-    /// The socket's TCP_SYNCNT, or its namespace's `tcp_syn_retries`; 0 if the kernel's structs cannot be read, and
-    /// then all other fields are 0 as well.
+    /// TCP_SYNCNT; 0: none, and `net_retries` counts.
     pub(crate) retries: u32,
+    /// `tcp_syn_retries` of the socket's namespace; 0 if the kernel's structs cannot be read, and then all other fields
+    /// are 0 as well.
+    pub(crate) net_retries: u32,
     /// `tcp_syn_linear_timeouts` of the socket's namespace.
-    pub(crate) linear_timeouts: u32,
+    pub(crate) linear: u32,
     /// The socket's TCP_USER_TIMEOUT, milliseconds; 0: none.
     pub(crate) user_timeout_ms: u32,
     /// Consecutive timeouts.
     pub(crate) retransmits: u32,
     /// The current interval, jiffies.
     pub(crate) rto: u32,
+    /// The maximum RTO, jiffies.
+    pub(crate) rto_max: u32,
+    /// When the first SYN was sent: milliseconds, or microseconds where the route has `tcp_usec_ts` (Linux 6.7).
+    pub(crate) retrans_stamp: u32,
+    /// When the retransmission timer was to fire, lower half of the jiffy.
+    pub(crate) timer_expires: u32,
+    /// `sk_txrehash`; 0 where it cannot be switched off.
+    pub(crate) txrehash: u32,
 }
 
 impl SynSocket {
     const UNREADABLE: Self = Self {
         retries: 0,
-        linear_timeouts: 0,
+        net_retries: 0,
+        linear: 0,
         user_timeout_ms: 0,
         retransmits: 0,
         rto: 0,
+        rto_max: 0,
+        retrans_stamp: 0,
+        timer_expires: 0,
+        txrehash: 0,
     };
 
-    /// Reads the fields of a socket.
-    ///
-    /// # Safety
-    ///
-    /// The pointer must be null, or to a socket that the verifier tracks.
+    /// Reads the fields of a context's socket.
     #[inline(always)]
-    pub(crate) unsafe fn of(sk: *mut c_void) -> Self {
-        if sk.is_null()
-            || constant(&OFFSET_USER_TIMEOUT) == 0
+    pub(crate) fn of(ctx: &SockOpsContext) -> Self {
+        if constant(&OFFSET_USER_TIMEOUT) == 0
             || constant(&OFFSET_RETRANSMITS) == 0
             || constant(&OFFSET_SYN_RETRIES) == 0
             || constant(&OFFSET_RTO) == 0
             || constant(&OFFSET_NET) == 0
             || constant(&OFFSET_NET_SYN_RETRIES) == 0
+            || constant(&OFFSET_RETRANS_STAMP) == 0
+            || constant(&OFFSET_TIMER_EXPIRES) == 0
         {
             return Self::UNREADABLE;
         }
-        // SAFETY: by the contract; the kernel returns a TCP socket or null. The verifier makes loads through pointers
-        // read from it safe.
+        let tcp = socket::kernel_tcp_sock(ctx);
+        if tcp.is_null() {
+            return Self::UNREADABLE;
+        }
+        // SAFETY: a TCP socket, not null. The verifier makes loads through pointers read from it safe.
         unsafe {
-            let tcp = bpf_skc_to_tcp_sock(sk).cast::<c_void>();
-            if tcp.is_null() {
-                return Self::UNREADABLE;
-            }
             let net: *const c_void = field(tcp, &OFFSET_NET);
             if net.is_null() {
                 return Self::UNREADABLE;
             }
-            let retries = match field::<u8>(tcp, &OFFSET_SYN_RETRIES) {
-                0 => field::<u8>(net, &OFFSET_NET_SYN_RETRIES),
-                own => own,
-            };
-            let linear_timeouts = match constant(&OFFSET_NET_SYN_LINEAR_TIMEOUTS) {
+            let linear = match constant(&OFFSET_NET_SYN_LINEAR_TIMEOUTS) {
                 0 => 0,
                 _ => field::<u8>(net, &OFFSET_NET_SYN_LINEAR_TIMEOUTS),
             };
+            let rto_max = match constant(&OFFSET_RTO_MAX) {
+                0 => 120 * syn_ack_rto::kernel_jiffies(),
+                _ => field(tcp, &OFFSET_RTO_MAX),
+            };
+            let txrehash = match constant(&OFFSET_TXREHASH) {
+                0 => 0,
+                _ => field::<u8>(tcp, &OFFSET_TXREHASH),
+            };
+            #[expect(clippy::cast_possible_truncation, reason = "the lower half is used")]
+            let timer_expires = field::<u64>(tcp, &OFFSET_TIMER_EXPIRES) as u32;
             Self {
-                retries: retries.into(),
-                linear_timeouts: linear_timeouts.into(),
+                retries: field::<u8>(tcp, &OFFSET_SYN_RETRIES).into(),
+                net_retries: field::<u8>(net, &OFFSET_NET_SYN_RETRIES).into(),
+                linear: linear.into(),
                 user_timeout_ms: field(tcp, &OFFSET_USER_TIMEOUT),
                 retransmits: field::<u8>(tcp, &OFFSET_RETRANSMITS).into(),
                 rto: field(tcp, &OFFSET_RTO),
+                rto_max,
+                retrans_stamp: field(tcp, &OFFSET_RETRANS_STAMP),
+                timer_expires,
+                txrehash: txrehash.into(),
             }
         }
     }
@@ -188,19 +230,25 @@ impl SynSocket {
     /// Whether the fields could be read.
     #[inline(always)]
     pub(crate) const fn is_known(&self) -> bool {
-        self.retries != 0
+        self.net_retries != 0
     }
 }
 
-/// Whether the socket has the TCP_SYNCNT of a SYN schedule, which an application may also have set itself.
+/// Whether this kernel has TCP_RTO_MAX_MS, which limits the doubling (Linux 6.15).
 #[inline(always)]
-pub(crate) fn may_have_schedule(ctx: &SockOpsContext) -> bool {
+pub(crate) fn has_rto_max() -> bool {
+    constant(&OFFSET_RTO_MAX) != 0
+}
+
+/// Whether the socket has a TCP_SYNCNT, which may be left of a SYN schedule whose end the program did not see.
+#[inline(always)]
+pub(crate) fn has_syncnt(ctx: &SockOpsContext) -> bool {
     if constant(&OFFSET_SYN_RETRIES) == 0 {
         return false;
     }
     let tcp = tcp_sock(ctx);
     // SAFETY: a TCP socket, not null.
-    !tcp.is_null() && u32::from(unsafe { field::<u8>(tcp, &OFFSET_SYN_RETRIES) }) == syn::SYNCNT
+    !tcp.is_null() && unsafe { field::<u8>(tcp, &OFFSET_SYN_RETRIES) } != 0
 }
 
 /// The initial window of a socket's route, segments (`tcp_init_cwnd()`, Linux 6.18); `TCP_INIT_CWND` if the route has

@@ -65,6 +65,7 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
             Action::Leave => 0,
             Action::SynTimeout => active::syn_timeout(ops),
             Action::SynLost => active::syn_lost(ops),
+            Action::SynRetransmitted => syn_schedule::retransmitted(ops),
             // The application may call connect() on this socket again.
             Action::ConnectFailed => {
                 syn_schedule::end(&ctx);

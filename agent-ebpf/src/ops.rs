@@ -35,6 +35,8 @@ pub enum Action {
     SynTimeout,
     /// The timer of a SYN has fired; the kernel has not retransmitted it yet.
     SynLost,
+    /// A SYN was retransmitted, or could not be.
+    SynRetransmitted,
     /// TIMEOUT_INIT of a SYN-ACK: of a connection request, or of a full socket in SYN_RECV. The latter is the child
     /// that TCP Fast Open creates before the handshake is complete, or a connecting socket in a simultaneous open.
     SynAckTimeout,
@@ -83,7 +85,8 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
         PASSIVE_ESTABLISHED_CB if is_fullsock => Action::PassiveEstablished,
         RTO_CB if is_fullsock && in_handshake(state) => Action::SynLost,
         RTO_CB if is_fullsock => Action::RetransmissionTimeout,
-        RETRANS_CB if is_fullsock && !in_handshake(state) => Action::Retransmitted,
+        RETRANS_CB if is_fullsock && in_handshake(state) => Action::SynRetransmitted,
+        RETRANS_CB if is_fullsock => Action::Retransmitted,
         STATE_CB if is_fullsock && in_handshake(state) => Action::ConnectFailed,
         STATE_CB if is_fullsock => Action::StateChange,
         RTT_CB if is_fullsock && !in_handshake(state) => Action::RttSample,

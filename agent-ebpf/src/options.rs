@@ -133,6 +133,18 @@ impl Target {
         if answer == 0 { Ok(value) } else { Err(answer) }
     }
 
+    /// Sets SO_TXREHASH: whether a retransmission changes the hash by which routers choose a path. (Linux 6.1; this
+    /// option belongs to another level than the others.)
+    #[inline(always)]
+    pub(crate) fn rehash(self, on: bool) -> bool {
+        const SOL_SOCKET: i32 = 1;
+        const SO_TXREHASH: i32 = 74;
+        let mut value = u32::from(on);
+        let pointer = (&raw mut value).cast();
+        // SAFETY: the value is on the stack and has the length that is passed.
+        unsafe { bpf_setsockopt(self.owner, SOL_SOCKET, SO_TXREHASH, pointer, 4) == 0 }
+    }
+
     /// Sets an option to `wanted` and remembers its former value. `None`: restores the value from before a policy set
     /// the option.
     #[inline(always)]
@@ -145,7 +157,7 @@ impl Target {
         default: u32,
         tally: Tally,
     ) {
-        if wanted.is_none() && remembered.is_set == 0 {
+        if wanted.is_none() && !remembered.is_set() {
             return;
         }
         if self.is_stored {
@@ -185,7 +197,7 @@ impl Target {
             {
                 return settled::REFUSED;
             }
-            remembered.is_set = 0;
+            *remembered = Remembered::default();
             return if before.is_some() {
                 settled::CHANGED
             } else {
@@ -199,11 +211,7 @@ impl Target {
         if !self.set(option, wanted, tally) {
             return settled::REFUSED;
         }
-        *remembered = Remembered {
-            is_set: 1,
-            value: wanted,
-            before,
-        };
+        *remembered = Remembered::new(wanted, before);
         settled::CHANGED
     }
 
@@ -246,11 +254,7 @@ impl Target {
         let base_us = options.restart_rto_min_us;
         let wanted = restart::rto_min_us(base_us, rtt_us, options.restart_hz.into(), outstanding);
         // If the socket already had the policy's value, nothing was set yet.
-        let last = if options.rto_min.is_set != 0 {
-            options.rto_min.value
-        } else {
-            base_us
-        };
+        let last = options.rto_min.value().unwrap_or(base_us);
         if wanted == last {
             return;
         }
@@ -261,11 +265,7 @@ impl Target {
             options.restart_hz = 0;
             return;
         }
-        options.rto_min = Remembered {
-            is_set: 1,
-            value: wanted,
-            before: options.rto_min.before(in_force),
-        };
+        options.rto_min = Remembered::new(wanted, options.rto_min.before(in_force));
     }
 
     /// Sets the options of a policy that are allowed before the handshake is complete, with this rto_max (0: none).

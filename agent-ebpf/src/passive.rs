@@ -3,7 +3,7 @@
 use core::hint::cold_path;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
-use rto_agent_common::{Policy, direction, event::kind};
+use rto_agent_common::{Policy, direction, event::kind, policy_flags};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
@@ -61,6 +61,9 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
 /// [`established`] for a connection with storage.
 #[inline(never)]
 fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -> u32 {
+    if policy.flags & policy_flags::DRAINING != 0 {
+        return 0;
+    }
     // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;

@@ -6,10 +6,11 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 use rto_agent_common::{Probe, SockOpt};
-use rto_agent_ebpf::ops::TCP_CONNECT_CB;
+use rto_agent_ebpf::ops::{RETRANS_CB, TCP_CONNECT_CB, TIMEOUT_INIT};
 
 use crate::{
     CONTINUE,
+    hook::RETRANS_CB_FLAG,
     options::Target,
     socket::read,
     storage,
@@ -20,16 +21,30 @@ use crate::{
 #[unsafe(no_mangle)]
 static PROBE_COOKIE: u64 = 0;
 
-/// The program. It is attached only during one connect().
+/// The program. It is attached only during one connect() to a peer that does not answer.
 #[sock_ops]
 fn rto_probe(ctx: SockOpsContext) -> u32 {
-    if ctx.op() == TCP_CONNECT_CB
+    let op = ctx.op();
+    if matches!(op, TCP_CONNECT_CB | TIMEOUT_INIT | RETRANS_CB)
         && is_ours(&ctx)
         && let Some(answers) = tables::probe()
     {
-        ask(&ctx, answers);
+        match op {
+            TCP_CONNECT_CB => ask(&ctx, answers),
+            RETRANS_CB => answers.retransmitted = 1,
+            _ if answers.retransmitted != 0 => answers.armed = 1,
+            _ => begin(&ctx),
+        }
     }
     CONTINUE
+}
+
+/// Makes the SYN's timer short, and requests RETRANS_CB.
+#[inline(always)]
+fn begin(ctx: &SockOpsContext) {
+    // SAFETY: the context of this very callback.
+    unsafe { bpf_sock_ops_cb_flags_set(ctx.ops, RETRANS_CB_FLAG.cast_signed()) };
+    ctx.set_reply(1);
 }
 
 #[inline(always)]

@@ -49,6 +49,23 @@ pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {
     }
 }
 
+/// Microseconds in whole jiffies.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "at most some hours")]
+pub(crate) fn jiffies_of_us(us: u32) -> u32 {
+    (u64::from(us) * u64::from(kernel_jiffies()) / 1_000_000) as u32
+}
+
+/// Jiffies in milliseconds.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "at most some hours")]
+pub(crate) fn milliseconds(jiffies: u32) -> u32 {
+    match kernel_jiffies() {
+        0 => 0,
+        hz => (u64::from(jiffies) * 1000 / u64::from(hz)) as u32,
+    }
+}
+
 /// Jiffies in microseconds; 0 stands for the kernel's own initial RTO.
 #[inline(always)]
 #[expect(

@@ -1,195 +1,308 @@
 //! The SYN schedule of a connecting socket that has lost its first SYN, or the answer to it
 //! ([`rto_agent_common::syn`]).
 //!
-//! RTO_CB runs before the kernel doubles `icsk_rto` and arms the timer (`tcp_write_timeout()`,
-//! `tcp_retransmit_timer()`, Linux 6.18), so TCP_RTO_MAX_MS set there limits the next interval. But the cap, like a
-//! short initial RTO, would also make the kernel give up earlier, because `retransmits_timed_out()` computes the
-//! deadline from both. Therefore the schedule sets the deadline as TCP_USER_TIMEOUT, which replaces that computation,
-//! and raises TCP_SYNCNT so that it does not end the attempt.
+//! When the timer of a SYN fires, the kernel runs, with the socket locked (`tcp_retransmit_timer()`, Linux 6.18):
 //!
-//! Invariant: a socket has these options if and only if it has [`socket_flags::SYN_SCHEDULE`]. Every event that ends
-//! the attempt (established, closed, connected again, the walk over open sockets) calls [`end`].
+//! 1. RTO_CB ([`at_timeout`]), unless the attempt is over,
+//! 2. RETRANS_CB ([`retransmitted`]), once the SYN has been sent,
+//! 3. the doubling of `icsk_rto`, after the linear phase and up to the maximum RTO,
+//! 4. the arming of the timer, which TCP_USER_TIMEOUT shortens (`tcp_clamp_rto_to_user_timeout()`),
+//! 5. TIMEOUT_INIT ([`armed`]), as the base of `retransmits_timed_out()`.
+//!
+//! TCP_USER_TIMEOUT is set at 2 and taken back at 5, so it shapes this one interval, and nobody else sees it. In the
+//! same way TCP_RTO_MAX_MS limits the doubling (Linux 6.15): if the program is gone at the next timeout, the kernel goes
+//! on as it would have alone.
+//!
+//! Invariant: a socket has [`socket_flags::SYN_SCHEDULE`] from its first timeout until it is established, closed or
+//! connected again, each of which calls [`end`].
 
-use core::{arch::asm, ffi::c_void};
+use core::arch::asm;
 
-use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
+use aya_ebpf::{bindings::bpf_sock_ops, helpers::bpf_jiffies64, programs::SockOpsContext};
 use rto_agent_common::{
-    Policy, Remembered, SockOpt, SocketState, direction, policy_flags, retrying, socket_flags,
-    syn::{self, Timeouts},
+    Policy, Remembered, Schedule, SockOpt, SocketState, direction, policy_flags,
+    schedule_flags::{HELD, KEEPS_PATH, LAST, NOT_SENT, PLANNED, SHAPED},
+    schedules, socket_flags,
+    syn::{Attempt, Fired, Next, Timeouts},
 };
 
 use crate::{
-    brake,
-    kernel_sock::SynSocket,
-    options::{KERNEL, Target},
+    hook::argument,
+    kernel_sock::{self, SynSocket},
+    options::Target,
     socket::{self, constant_u8},
     storage, syn_ack_rto,
-    tables::{self, RETRYING, Tally},
+    tables::{self, SCHEDULES, Tally},
 };
 
 /// `BPF_TCP_SYN_SENT`.
 pub(crate) const SYN_SENT: u32 = 2;
 
-/// 1: the kernel has TCP_RTO_MAX_MS, and a walk can restore it on sockets that remain after the program is detached.
-/// The loader writes it.
+/// 1: the kernel runs TIMEOUT_INIT after it has armed the timer. The loader writes it.
 #[unsafe(no_mangle)]
-static SYN_CAP: u8 = 0;
+static SHAPES_SYNS: u8 = 0;
 
-/// Whether copies follow the kernel's slots.
+/// RTO_CB of a connecting socket with storage: plans the next timer, and sets the TCP_SYNCNT with which the attempt ends
+/// when the kernel alone would have ended it.
 #[inline(always)]
-fn has_cap() -> bool {
-    constant_u8(&SYN_CAP) != 0
+pub(crate) fn at_timeout(ctx: &SockOpsContext) {
+    rto_at_syn_timeout(ctx.ops);
 }
 
-/// RTO_CB of a connecting socket: starts the schedule, and sets the cap for the next interval. In a simultaneous open
-/// the socket is in SYN_RECV, in which the kernel has no linear phase and doubles at once.
+/// A global function: see `tables`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) fn at_timeout(ctx: &SockOpsContext, state: &mut SocketState) {
+extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the caller holds no reference to the storage.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.find() else {
+        return 0;
+    };
     // The child of a TCP Fast Open request also waits in SYN_RECV, for the last ACK of the handshake. It has no
     // schedule.
     if state.direction != direction::ACTIVE {
-        return;
+        return 0;
+    }
+    let Some(policy) = tables::settings(tables::owner(state)) else {
+        return 0;
+    };
+    let own = SynSocket::of(ctx);
+    let timer = state.handshake.initial_rto_jiffies;
+    let is_short = timer != 0 && timer < syn_ack_rto::kernel_jiffies();
+    let is_limited = state.options.rto_max_ms | policy.syn_retries != 0;
+    let has_schedule = own.is_known() && (is_short || is_limited);
+    if has_schedule && state.flags & socket_flags::SYN_SCHEDULE == 0 {
+        begin(state, own);
     }
     let elapsed_us = socket::now().wrapping_sub(state.handshake.ns) / 1000;
     let [_, last_us] = state.handshake.copies_us;
     state.handshake.copies_us = [last_us, u32::try_from(elapsed_us).unwrap_or(u32::MAX)];
-    let elapsed_ms = elapsed_us / 1000;
-    let Some(policy) = tables::settings(tables::owner(state)) else {
-        return;
-    };
-    let timer = state.handshake.initial_rto_jiffies;
-    let is_short = timer != 0 && timer < syn_ack_rto::kernel_jiffies();
-    if !is_short && (state.options.rto_max_ms | policy.syn_retries) == 0 {
-        return;
+    if !has_schedule {
+        return 0;
     }
-    // SAFETY: null, or a socket that the verifier tracks.
-    let mut own = unsafe { SynSocket::of(socket::sk(ctx)) };
-    if !own.is_known() {
-        return;
-    }
-    if socket::state(ctx) != SYN_SENT {
-        own.linear_timeouts = 0;
-    }
-    if state.flags & socket_flags::ABANDONED != 0 {
-        own.retries = state.options.syn_retries_before;
-    }
-    let target = Target::of(ctx);
     let tally = Tally::of_socket(state);
-    if state.flags & socket_flags::SYN_SCHEDULE == 0 {
-        if !begin(target, state, policy, own, tally) {
-            return;
-        }
-        if is_short && policy.flags & policy_flags::OUTAGE_FUSE != 0 {
-            brake::note_outage(state.arm);
-        }
+    if state.schedule.flags & (SHAPED | HELD) != 0 {
+        // No TIMEOUT_INIT followed the last arming.
+        count(schedules::LEFT_SET, 1);
+        take_back(ctx, &mut state.schedule, tally);
+        return 0;
     }
-    if !is_short || !has_cap() {
-        return;
-    }
-    let own_max_ms = own_rto_max_ms(target, state);
-    let mut cap_ms = rto_syn_cap_ms(elapsed_ms, own.linear_timeouts, own_max_ms);
-    let rto_max_ms = state.options.rto_max_ms;
-    if rto_max_ms != 0 && rto_max_ms < cap_ms {
-        cap_ms = rto_max_ms;
-    }
-    target.rto_max(&mut state.options, cap_ms, tally);
+    plan(ctx, state, policy, own, tally);
+    0
 }
 
-/// Starts the schedule: sets both TCP_SYNCNT and the deadline TCP_USER_TIMEOUT, or neither.
+/// Starts the schedule. The timer that has fired was armed by connect(), with the initial RTO.
 #[inline(always)]
-fn begin(
-    target: Target,
+fn begin(state: &mut SocketState, own: SynSocket) {
+    let hz = syn_ack_rto::kernel_jiffies();
+    let by_timer = own.timer_expires.wrapping_sub(own.rto);
+    let since_stamp = elapsed_ms(own, jiffies().wrapping_sub(by_timer));
+    let by_stamp = jiffies().wrapping_sub(jiffies_of_ms(since_stamp));
+    // After a challenge ACK the timer was another one (`tcp_rcv_synsent_state_process()`, Linux 6.18).
+    let differ = by_stamp.wrapping_sub(by_timer).wrapping_add(hz / 10) > hz / 5;
+    state.handshake.ns = socket::now().wrapping_sub(u64::from(since_stamp) * 1_000_000);
+    state.schedule = Schedule::default();
+    state.schedule.attempt.start = if differ { by_stamp } else { by_timer };
+    state.flags |= socket_flags::SYN_SCHEDULE;
+    count(schedules::SOCKETS, 1);
+}
+
+#[inline(always)]
+fn plan(
+    ctx: &SockOpsContext,
     state: &mut SocketState,
     policy: &Policy,
     own: SynSocket,
     tally: Tally,
-) -> bool {
-    // The program is about to be detached and could not restore the options later.
-    if RETRYING
-        .get(retrying::STOPPED)
-        .is_none_or(|stopped| *stopped != 0)
-    {
-        return false;
+) {
+    let hz = syn_ack_rto::kernel_jiffies();
+    let target = Target::of(ctx);
+    let schedule = &mut state.schedule;
+    // The application may have set another value since.
+    if schedule.retries == 0 || own.retries != schedule.retries.into() {
+        schedule.retries = 0;
+        schedule.own_retries = small(if own.retries == 0 {
+            own.net_retries
+        } else {
+            own.retries
+        });
     }
-    let by_timer = policy.flags & policy_flags::GIVES_UP_BY_TIMER != 0;
-    let initial_rto_ms = match state.handshake.initial_rto_us / 1000 {
-        1.. if by_timer => state.handshake.initial_rto_us / 1000,
-        _ => syn::KERNEL_RTO_MS,
-    };
-    let retries = match policy.syn_retries {
-        0 => own.retries,
-        fixed => fixed,
-    };
-    let rto_max_ms = own_rto_max_ms(target, state);
-    let deadline_ms = rto_syn_deadline_ms(
-        initial_rto_ms,
-        retries,
-        own.linear_timeouts,
-        rto_max_ms,
-        own.user_timeout_ms,
-    );
-    if !target.set(SockOpt::SynCnt, syn::SYNCNT, tally) {
-        return false;
-    }
-    // The application's own deadline may already have the right value.
-    if own.user_timeout_ms != deadline_ms {
-        target.user_timeout(&mut state.options, deadline_ms, tally);
-        if state.options.user_timeout.is_set == 0 {
-            let _taken = target.set(SockOpt::SynCnt, own.retries, tally);
-            return false;
-        }
-        if state.options.user_timeout.before == Remembered::UNKNOWN {
-            state.options.user_timeout.before = own.user_timeout_ms;
-        }
-    }
-    state.options.syn_retries_before = own.retries;
-    state.flags = state.flags & !socket_flags::ABANDONED | socket_flags::SYN_SCHEDULE;
-    count(1);
-    true
-}
-
-// Global functions: see `tables`.
-
-/// [`Timeouts::cap_ms`] for the kernel's own timeouts.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn rto_syn_cap_ms(elapsed_ms: u64, linear: u32, rto_max_ms: u32) -> u32 {
+    schedule.own_user_timeout_ms = own.user_timeout_ms;
+    let start = schedule.attempt.start;
     let kernel = Timeouts {
-        initial_rto_ms: syn::KERNEL_RTO_MS,
-        retries: 0,
-        linear,
-        rto_max_ms,
+        hz,
+        initial_rto: hz,
+        // In a simultaneous open the socket is in SYN_RECV, in which the kernel has no linear phase.
+        linear: if socket::state(ctx) == SYN_SENT {
+            own.linear
+        } else {
+            0
+        },
+        retries: schedule.own_retries.into(),
+        rto_max: match state.options.rto_max {
+            set if !set.is_set() => own.rto_max,
+            Remembered {
+                before: Remembered::UNKNOWN,
+                ..
+            } => 120 * hz,
+            set => jiffies_of_ms(set.before),
+        },
+        user_timeout_ms: own.user_timeout_ms,
     };
-    kernel.cap_ms(elapsed_ms, syn_ack_rto::kernel_jiffies())
-}
-
-/// [`Timeouts::deadline_ms`].
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn rto_syn_deadline_ms(
-    initial_rto_ms: u32,
-    retries: u32,
-    linear: u32,
-    rto_max_ms: u32,
-    user_timeout_ms: u32,
-) -> u32 {
-    let timeouts = Timeouts {
-        initial_rto_ms,
+    let by_timer = policy.flags & policy_flags::GIVES_UP_BY_TIMER != 0;
+    let initial_rto = match state.handshake.initial_rto_jiffies {
+        0 => hz,
+        timer => timer,
+    };
+    let (first, retries) = match policy.syn_retries {
+        _ if !by_timer => (hz, kernel.retries),
+        0 => (initial_rto, kernel.retries),
+        fixed => (initial_rto, fixed),
+    };
+    let now = jiffies().wrapping_sub(start);
+    let gives_up = rto_syn_gives_up(
+        both(start, first),
+        kernel.linear,
         retries,
-        linear,
-        rto_max_ms,
+        kernel.rto_max,
+        kernel.user_timeout_ms,
+    );
+    let is_shaped = constant_u8(&SHAPES_SYNS) != 0 && has_not_stopped();
+    let fired = Fired {
+        now,
+        initial_rto,
+        rto: own.rto,
+        rto_max: own.rto_max,
+        retransmits: own.retransmits,
+        gives_up,
+        is_shaped,
+        is_held: is_shaped && kernel_sock::has_rto_max(),
     };
-    timeouts.deadline_ms(user_timeout_ms)
+    let passed = kernel.passed(start, now);
+    let next = next(&mut schedule.attempt, &kernel, &fired, passed);
+    let is_early = passed >> 32 == 0;
+    let hold = kernel.hold(upper(passed));
+    let current = match schedule.retries {
+        0 => schedule.own_retries,
+        set => set,
+    };
+    if next.retries != current.into() {
+        if !target.set(SockOpt::SynCnt, next.retries, tally) {
+            return;
+        }
+        schedule.retries = match small(next.retries) {
+            retries if retries == schedule.own_retries => 0,
+            retries => retries,
+        };
+    }
+    schedule.flags = schedule.flags & NOT_SENT | PLANNED;
+    schedule.user_timeout_ms = 0;
+    if !is_shaped {
+        return;
+    }
+    schedule.rto_max_ms = if hold < own.rto_max {
+        milliseconds(hold)
+    } else {
+        0
+    };
+    if next.timer != 0 {
+        // `msecs_to_jiffies()` rounds up.
+        let rounding = u32::from(hz < 1000);
+        schedule.user_timeout_ms = elapsed_ms(own, now) + milliseconds(next.timer) - rounding;
+    }
+    if by_timer && next.is_last {
+        schedule.flags |= LAST;
+        if next.timer == 0 {
+            schedule.user_timeout_ms = milliseconds(gives_up);
+        }
+    }
+    // Behind a router that hashes the flow label, another label before the first answer could reach another server
+    // (`sk_rethink_txhash()` follows RTO_CB; Linux 6.18).
+    if is_early && own.txrehash == 1 && target.rehash(false) {
+        schedule.flags |= KEEPS_PATH;
+    }
+    if schedule.flags & NOT_SENT != 0 {
+        // No RETRANS_CB followed the last RTO_CB.
+        shape(ctx, schedule, tally);
+    }
 }
 
-/// The maximum RTO that the socket would have without the program.
-#[inline(always)]
-fn own_rto_max_ms(target: Target, state: &SocketState) -> u32 {
-    let before = state.options.rto_max.before(target.get(SockOpt::RtoMax));
-    if before == Remembered::UNKNOWN {
-        KERNEL.rto_max_ms
+/// RETRANS_CB of a connecting socket; argument 2 is the result.
+#[inline(never)]
+pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: this run has no other `Storage`.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    if state.schedule.flags & PLANNED == 0 {
+        return 0;
+    }
+    let tally = Tally::of_socket(state);
+    state.schedule.flags &= !(PLANNED | NOT_SENT);
+    if argument(ctx, 2).cast_signed() > 0 {
+        // The local queue has dropped the SYN. The kernel arms a probe and does not run TIMEOUT_INIT.
+        take_back(ctx, &mut state.schedule, tally);
     } else {
-        before
+        shape(ctx, &mut state.schedule, tally);
+    }
+    0
+}
+
+/// Sets what shapes the timer that the kernel arms next.
+#[inline(always)]
+fn shape(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
+    if !has_not_stopped() {
+        return;
+    }
+    let target = Target::of(ctx);
+    let (own_ms, wanted_ms) = (schedule.own_user_timeout_ms, schedule.user_timeout_ms);
+    if schedule.flags & SHAPED == 0
+        && wanted_ms != 0
+        && (own_ms == 0 || own_ms > wanted_ms)
+        && target.set(SockOpt::UserTimeout, wanted_ms, tally)
+    {
+        schedule.flags |= SHAPED;
+    }
+    if kernel_sock::has_rto_max() && schedule.flags & HELD == 0 && schedule.rto_max_ms != 0 {
+        let own_ms = milliseconds(SynSocket::of(ctx).rto_max);
+        if target.set(SockOpt::RtoMax, schedule.rto_max_ms, tally) {
+            schedule.rto_max_ms = own_ms;
+            schedule.flags |= HELD;
+        }
+    }
+}
+
+/// TIMEOUT_INIT of a connecting socket with storage: the kernel has armed the timer.
+#[inline(always)]
+pub(crate) fn armed(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
+    if schedule.flags & PLANNED != 0 {
+        schedule.flags = schedule.flags & !PLANNED | NOT_SENT;
+    }
+    if schedule.flags & (SHAPED | HELD | KEEPS_PATH) != 0 {
+        take_back(ctx, schedule, tally);
+    }
+}
+
+/// Sets the socket's own values again. A value that the application or another program has set since stays.
+#[inline(always)]
+fn take_back(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
+    let target = Target::of(ctx);
+    if schedule.flags & (SHAPED | LAST) == SHAPED {
+        if SynSocket::of(ctx).user_timeout_ms == schedule.user_timeout_ms {
+            target.set(SockOpt::UserTimeout, schedule.own_user_timeout_ms, tally);
+        }
+        schedule.flags &= !SHAPED;
+    }
+    if kernel_sock::has_rto_max() && schedule.flags & HELD != 0 {
+        target.set(SockOpt::RtoMax, schedule.rto_max_ms, tally);
+        schedule.flags &= !HELD;
+    }
+    if schedule.flags & KEEPS_PATH != 0 {
+        target.rehash(true);
+        schedule.flags &= !KEEPS_PATH;
     }
 }
 
@@ -205,95 +318,198 @@ pub(crate) fn end(ctx: &SockOpsContext) {
 extern "C" fn rto_end_schedule(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    if let Some(state) = storage.find() {
-        let tally = Tally::of_socket(state);
-        end_on(Target::of(&ctx), socket::sk(&ctx), state, tally);
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    if state.flags & socket_flags::SYN_SCHEDULE == 0 {
+        return 0;
     }
+    let tally = Tally::of_socket(state);
+    let schedule = &mut state.schedule;
+    schedule.flags &= !LAST;
+    take_back(&ctx, schedule, tally);
+    let set = u32::from(schedule.retries);
+    if set != 0 && SynSocket::of(&ctx).retries == set {
+        let own = schedule.own_retries.into();
+        Target::of(&ctx).set(SockOpt::SynCnt, own, tally);
+    }
+    state.schedule = Schedule {
+        attempt: schedule.attempt,
+        ..Schedule::default()
+    };
+    state.flags &= !socket_flags::SYN_SCHEDULE;
+    count(schedules::SOCKETS, -1);
     0
 }
 
-/// Restores the socket's own TCP_SYNCNT and TCP_USER_TIMEOUT, and sets TCP_RTO_MAX_MS to the policy's value or else
-/// restores it. Values that another program or the application has set since then stay.
+// Global functions: see `tables`.
+
+/// [`Timeouts::gives_up`]; the upper half of the first argument is the attempt's start, the lower its initial RTO.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_syn_gives_up(
+    start_and_rto: u64,
+    linear: u32,
+    retries: u32,
+    rto_max: u32,
+    user_timeout_ms: u32,
+) -> u32 {
+    let (start, initial_rto) = (upper(start_and_rto), lower(start_and_rto));
+    let timeouts = Timeouts {
+        hz: syn_ack_rto::kernel_jiffies(),
+        initial_rto,
+        linear,
+        retries,
+        rto_max,
+        user_timeout_ms,
+    };
+    timeouts.gives_up(start)
+}
+
+/// [`Attempt::next`], by a global function. Its arguments and its result are scalars, two or more in each.
 #[inline(always)]
-fn end_on(target: Target, sk: *mut c_void, state: &mut SocketState, tally: Tally) {
-    const EITHER: u32 = socket_flags::SYN_SCHEDULE | socket_flags::ABANDONED;
-    if state.flags & EITHER == 0 {
-        return;
+fn next(attempt: &mut Attempt, kernel: &Timeouts, fired: &Fired, passed: u64) -> Next {
+    let small = u64::from(kernel.rto_max) << 40
+        | u64::from(fired.is_held) << 33
+        | u64::from(fired.is_shaped) << 32
+        | u64::from(kernel.retries & 0xff) << 24
+        | u64::from(kernel.linear & 0xff) << 16
+        | u64::from(fired.retransmits & 0xff) << 8
+        | u64::from(upper(passed) & 0xff);
+    let next = rto_syn_next(
+        both(attempt.start, fired.now),
+        both(attempt.answered, fired.initial_rto),
+        both(fired.rto_max, fired.rto),
+        both(fired.gives_up, lower(passed)),
+        small,
+    );
+    attempt.answered = upper(next);
+    Next {
+        timer: lower(next) >> 8,
+        retries: lower(next) & 0x7f,
+        is_last: lower(next) & 0x80 != 0,
     }
-    let is_abandoned = state.flags & socket_flags::ABANDONED != 0;
-    // SAFETY: null, or a socket that the verifier tracks.
-    let now = unsafe { SynSocket::of(sk) };
-    if is_abandoned || !now.is_known() || now.retries == syn::SYNCNT {
-        let before = state.options.syn_retries_before;
-        let _taken = target.set(SockOpt::SynCnt, before, tally);
-    }
-    state.flags &= !EITHER;
-    state.options.syn_retries_before = 0;
-    if is_abandoned {
-        return;
-    }
-    count(-1);
-    restore_timeouts(target, state, now, tally);
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_syn_next(
+    start_now: u64,
+    answered_initial_rto: u64,
+    rto_max_rto: u64,
+    gives_up_last: u64,
+    small: u64,
+) -> u64 {
+    let byte = |shift: u32| lower(small >> shift) & 0xff;
+    let hz = syn_ack_rto::kernel_jiffies();
+    let kernel = Timeouts {
+        hz,
+        initial_rto: hz,
+        linear: byte(16),
+        retries: byte(24),
+        rto_max: lower(small >> 40),
+        // It counts only for `gives_up`.
+        user_timeout_ms: 0,
+    };
+    let (start, now) = (upper(start_now), lower(start_now));
+    let fired = Fired {
+        now,
+        initial_rto: lower(answered_initial_rto),
+        rto: lower(rto_max_rto),
+        rto_max: upper(rto_max_rto),
+        retransmits: byte(8),
+        gives_up: upper(gives_up_last),
+        is_shaped: byte(32) & 1 != 0,
+        is_held: byte(32) & 2 != 0,
+    };
+    let mut attempt = Attempt {
+        start,
+        answered: upper(answered_initial_rto),
+    };
+    let slots = kernel.slots_after(start, now, both(byte(0), lower(gives_up_last)));
+    let next = attempt.next(&kernel, &fired, slots);
+    both(
+        attempt.answered,
+        next.timer << 8 | u32::from(next.is_last) << 7 | next.retries,
+    )
 }
 
 #[inline(always)]
-fn restore_timeouts(target: Target, state: &mut SocketState, now: SynSocket, tally: Tally) {
-    let set = state.options.user_timeout;
-    // Before Linux 6.1 a program cannot read the option, only the field.
-    if now.is_known() && set.is_set != 0 && now.user_timeout_ms != set.value {
-        state.options.user_timeout = Remembered::default();
-    }
-    target.user_timeout(&mut state.options, 0, tally);
-    let rto_max_ms = state.options.rto_max_ms;
-    target.rto_max(&mut state.options, rto_max_ms, tally);
+fn both(upper: u32, lower: u32) -> u64 {
+    u64::from(upper) << 32 | u64::from(lower)
 }
 
-/// Ends the schedule of a socket that may outlive the program. A socket that is still connecting has retransmitted more
-/// often than its own TCP_SYNCNT allows, and the kernel would give it up at once. Instead it gets a TCP_SYNCNT that
-/// lasts until its deadline, computed for intervals that double.
 #[inline(always)]
-pub(crate) fn abandon(
-    target: Target,
-    sk: *mut c_void,
-    state: &mut SocketState,
-    is_connecting: bool,
-) {
-    // SAFETY: null, or a socket that the verifier tracks.
-    let now = unsafe { SynSocket::of(sk) };
-    if !is_connecting || !now.is_known() {
-        end_on(target, sk, state, Tally::NOBODY);
-        return;
-    }
-    if state.flags & socket_flags::SYN_SCHEDULE == 0 {
-        return;
-    }
-    let elapsed_ms = socket::now().wrapping_sub(state.handshake.ns) / 1_000_000;
-    let left_ms = u64::from(now.user_timeout_ms).saturating_sub(elapsed_ms);
-    let rto_ms = syn_ack_rto::microseconds(now.rto) / 1000;
-    let more = syn::timeouts_within(left_ms, rto_ms);
-    let enough = (now.retransmits + more).saturating_sub(now.linear_timeouts);
-    let before = state.options.syn_retries_before;
-    if now.retries == syn::SYNCNT {
-        let wanted = if enough > before { enough } else { before };
-        let wanted = if wanted < syn::SYNCNT {
-            wanted
-        } else {
-            syn::SYNCNT - 1
-        };
-        let _taken = target.set(SockOpt::SynCnt, wanted, Tally::NOBODY);
-    }
-    state.flags = state.flags & !socket_flags::SYN_SCHEDULE | socket_flags::ABANDONED;
-    count(-1);
-    restore_timeouts(target, state, now, Tally::NOBODY);
+#[expect(clippy::cast_possible_truncation, reason = "the upper half")]
+const fn upper(both: u64) -> u32 {
+    (both >> 32) as u32
 }
 
-/// Adds to the number of sockets with a schedule.
 #[inline(always)]
-fn count(n: i64) {
-    if let Some(sockets) = RETRYING.get_ptr_mut(retrying::SOCKETS) {
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+const fn lower(both: u64) -> u32 {
+    both as u32
+}
+
+/// Milliseconds since the first SYN was sent, as the kernel counts them; `expected`: about as many jiffies.
+#[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the lower half, which wraps"
+)]
+fn elapsed_ms(own: SynSocket, expected: u32) -> u32 {
+    let now_us = socket::now() / 1000;
+    let by_ms = ((now_us / 1000) as u32).wrapping_sub(own.retrans_stamp);
+    let near = milliseconds(expected).wrapping_add(2000);
+    // Where the route has `tcp_usec_ts`, the stamp is in microseconds (Linux 6.7).
+    if by_ms <= near {
+        by_ms
+    } else {
+        (now_us as u32).wrapping_sub(own.retrans_stamp) / 1000
+    }
+}
+
+#[inline(always)]
+fn milliseconds(jiffies: u32) -> u32 {
+    syn_ack_rto::milliseconds(jiffies)
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "at most some minutes")]
+fn jiffies_of_ms(ms: u32) -> u32 {
+    (u64::from(ms) * u64::from(syn_ack_rto::kernel_jiffies()) / 1000) as u32
+}
+
+/// The lower half of the current jiffy.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+fn jiffies() -> u32 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_jiffies64() as u32 }
+}
+
+/// TCP_SYNCNT is at most 127.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "it fits")]
+const fn small(retries: u32) -> u8 {
+    retries as u8
+}
+
+/// Whether timers may be shaped: the program is not about to be unloaded, and the kernel has always taken the options
+/// back in time.
+#[inline(always)]
+fn has_not_stopped() -> bool {
+    let is_zero = |index| SCHEDULES.get(index).is_some_and(|n| *n == 0);
+    is_zero(schedules::STOPPED) && is_zero(schedules::LEFT_SET)
+}
+
+/// Adds to a counter of `SCHEDULES`.
+#[inline(always)]
+fn count(index: u32, n: i64) {
+    if let Some(place) = SCHEDULES.get_ptr_mut(index) {
         // SAFETY: a map value; the verifier checks the access.
         unsafe {
-            asm!("lock *(u64 *)({sockets} + 0) += {n}", sockets = in(reg) sockets, n = in(reg) n);
+            asm!("lock *(u64 *)({place} + 0) += {n}", place = in(reg) place, n = in(reg) n);
         }
     }
 }

@@ -21,7 +21,7 @@ use rto_agent_common::{
     event::{self, Event, EventControl, LOST, RING_BYTES},
     features,
     histogram::{BUCKETS, Histogram, SHORT, SHORT_US, bucket_of, short},
-    lasting, lease, policy_flags, retrying, socket_flags, statistics, statistics_key,
+    lasting, lease, policy_flags, schedules, socket_flags, statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
@@ -51,7 +51,7 @@ pub(crate) static BRAKES: Array<Brake, { (brake::DIRECTIONS * SLOTS) as usize }>
 pub(crate) static LEASE: Array<u64, { lease::LEN as usize }> = Array::new();
 
 #[btf_map]
-pub(crate) static RETRYING: Array<u64, { retrying::LEN as usize }> = Array::new();
+pub(crate) static SCHEDULES: Array<u64, { schedules::LEN as usize }> = Array::new();
 
 #[btf_map]
 pub(crate) static DISCOVERED: LruHashMap<Prefix, Discovered, { Discovered::ROOM as usize }> =

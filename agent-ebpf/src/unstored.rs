@@ -59,7 +59,7 @@ static SAMPLING: u32 = 1;
 /// Whether a connection of this policy can start without storage.
 #[inline(always)]
 pub(crate) fn can_connect(ctx: &SockOpsContext, policy: &Policy) -> bool {
-    policy.flags & policy_flags::STORED == 0
+    policy.flags & (policy_flags::STORED | policy_flags::DRAINING) == 0
         // With callbacks, the socket was connected before, or another program requested them and may clear them.
         && !hook::has_callbacks(ctx)
         && !kernel_sock::is_special(ctx)
@@ -70,7 +70,7 @@ pub(crate) fn can_connect(ctx: &SockOpsContext, policy: &Policy) -> bool {
 /// Whether an accepted connection needs no storage so far.
 #[inline(always)]
 pub(crate) fn can_accept(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy: &Policy) -> bool {
-    policy.flags & policy_flags::STORED == 0
+    policy.flags & (policy_flags::STORED | policy_flags::DRAINING) == 0
         && socket::total_retrans(ctx) == 0
         // Callbacks inherited from the listener, or requested by another program, would make it look like a connection
         // that this host opened.
@@ -136,9 +136,6 @@ fn more_at_established(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direct
     let more = policy.flags;
     if more & policy_flags::BRAKED != 0 {
         brake::credit(arm, policy, direction, 0);
-    }
-    if more & policy_flags::OUTAGE_FUSE != 0 && direction == direction::ACTIVE {
-        brake::end_outage(arm);
     }
     if tables::counts(statistics::UNMATCHED) && more & policy_flags::DISCOVERS != 0 {
         discovery::note(&SockOpsContext::new(ops), 0);
@@ -244,8 +241,8 @@ impl Target {
     pub(crate) fn has_timers_of(self, policy: &Policy) -> bool {
         let mut options = Options::default();
         self.remember(&mut options);
-        options.rto_min.value == policy.rto_min_us
-            && options.delack_max.value == policy.delack_max_us
+        let set = |remembered: Remembered| remembered.value().unwrap_or(0);
+        set(options.rto_min) == policy.rto_min_us && set(options.delack_max) == policy.delack_max_us
     }
 
     /// Remembers options that were set without storage.
@@ -261,16 +258,12 @@ impl Target {
 
     #[inline(always)]
     fn remember_one(self, option: SockOpt, bit: u32, remembered: &mut Remembered) {
-        if remembered.is_set == 0
+        if !remembered.is_set()
             && let Some(value) = self.get(option)
             && value != LARGEST_US
             && tables::was_set(bit, value)
         {
-            *remembered = Remembered {
-                is_set: 1,
-                value,
-                before: Remembered::UNKNOWN,
-            };
+            *remembered = Remembered::new(value, Remembered::UNKNOWN);
         }
     }
 

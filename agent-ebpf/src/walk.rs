@@ -17,7 +17,6 @@ use crate::{
     socket::read,
     storage::Storage,
     structs::SockCommon,
-    syn_schedule,
     tables::{self, Tally, Walked},
     unstored,
 };
@@ -53,10 +52,10 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
         return 0;
     };
     if control.mode == walk_mode::RESTORE {
-        // In any state, because options are set before the first SYN and matter until the last ACK.
-        restore(sk, common, control);
-    } else if control.mode == walk_mode::END_SCHEDULES {
-        end_schedule(sk, common);
+        // In any other state, because options matter until the last ACK. The program stays for those that connect.
+        if common.state() != SYN_SENT {
+            restore(sk, common, control);
+        }
     } else if let ESTABLISHED | CLOSE_WAIT = common.state()
         && is_in_cgroup(common, control)
     {
@@ -175,25 +174,11 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     };
     tables::count_walked(policy, Walked::Seen);
     state.options.settled = 0;
-    syn_schedule::abandon(target, sk, state, common.state() == SYN_SENT);
     target.restore(state, defaults(control), Tally::NOBODY);
     let settled = outcome(&state.options);
     hook::disable_on(target, &mut state.options);
     state.arm = arm::NONE;
     count(policy, settled);
-}
-
-/// Ends the SYN schedule of a socket. It is counted for no policy: a socket has a schedule only while it connects.
-#[inline(always)]
-fn end_schedule(sk: *mut c_void, common: SockCommon) {
-    // SAFETY: this run has no other `Storage`, and the kernel holds the lock.
-    let mut storage = unsafe { Storage::of_socket(sk) };
-    if let Some(state) = storage.find()
-        && state.flags & socket_flags::SYN_SCHEDULE != 0
-    {
-        syn_schedule::abandon(Target::socket(sk), sk, state, common.state() == SYN_SENT);
-        tables::count_walked(arm::NONE, Walked::Changed);
-    }
 }
 
 /// As [`restore`], for a socket without storage. It is counted for the policy that covers its peer now.
@@ -235,12 +220,11 @@ fn outcome(options: &Options) -> u16 {
 /// Whether a policy has set an option of the socket.
 #[inline(always)]
 fn is_set(options: &Options) -> bool {
-    let set = options.rto_min.is_set
-        | options.delack_max.is_set
-        | options.thin_linear.is_set
-        | options.rto_max.is_set
-        | options.user_timeout.is_set;
-    set != 0
+    options.rto_min.is_set()
+        | options.delack_max.is_set()
+        | options.thin_linear.is_set()
+        | options.rto_max.is_set()
+        | options.user_timeout.is_set()
 }
 
 #[inline(always)]

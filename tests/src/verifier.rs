@@ -46,7 +46,7 @@ pub fn verified() -> anyhow::Result<BTreeMap<&'static str, Verified>> {
     let mut ebpf = loader
         .override_global(globals::STATISTICS_MODE, &mode, true)
         .override_global(globals::RTT_INTERVAL_NS, &interval, true)
-        .override_global(globals::SYN_CAP, &1u8, true)
+        .override_global(globals::SHAPES_SYNS, &1u8, true)
         .override_global(globals::FEATURES, &features::ALL, true)
         .map_max_entries(maps::POLICIES, 1)
         .map_max_entries(maps::STATISTICS, 1)

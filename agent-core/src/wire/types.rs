@@ -555,6 +555,9 @@ pub struct DetachAnswer {
     pub removed: Removed,
     /// Whether a daemon detached the program (otherwise the command line did).
     pub by_daemon: bool,
+    /// Sockets that are connecting with a policy's timers. The program stays for them and treats no others.
+    #[serde(default)]
+    pub connecting: u64,
     /// Notes, one sentence each.
     pub notes: Vec<String>,
     /// The restored options of sockets, if requested. If some sockets could not be reached, the

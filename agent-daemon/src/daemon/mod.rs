@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use nix::sys::stat::{Mode, umask};
 use rto_agent_core::config::{CgroupSetting, MetricsSetting, OnExit};
 use rto_agent_kernel::{
-    datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
+    datapath::{connecting, handover, make_pin_dir, probe},
     kernel::{self, btf, facts::host_facts, privileges},
 };
 use tokio::{
@@ -148,10 +148,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         }
         drop(stopped);
         let mut has_ended = !is_stopped || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
-        if !has_ended && schedules(&pin_dir).is_ok_and(|sockets| sockets != 0) {
+        if !has_ended && connecting(&pin_dir).is_ok_and(|sockets| sockets != 0) {
             // The engine waits for connecting sockets.
-            let limit = engine::walk::SCHEDULES_LIMIT + engine::walk::SCHEDULES_WALK_LIMIT;
-            has_ended = tokio::time::timeout(limit, &mut end).await.is_ok();
+            has_ended = tokio::time::timeout(engine::DRAIN_LIMIT, &mut end)
+                .await
+                .is_ok();
         }
         // A client that keeps its connection open does not delay the end.
         let _ended = tokio::time::timeout(LAST_ANSWERS, server).await;
@@ -239,7 +240,10 @@ fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow:
             );
         }
         OnExit::Detach => {
-            engine::walk::end_schedules(pin_dir, NewConnections::LeftAlone, Duration::ZERO);
+            if engine::drain(pin_dir, Duration::ZERO).is_ok_and(|left| left != 0) {
+                warn!("connections are still connecting: the next start removes the program");
+                return Ok(());
+            }
             let removed = engine::remove_pins(pin_dir)?;
             info!(
                 links = removed.links,

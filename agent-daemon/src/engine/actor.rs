@@ -176,6 +176,9 @@ impl Engine {
             if let Some((reply, answer)) = self.apply.finish_restore() {
                 self.answer(reply, |_| answer);
             }
+            if self.apply.finish_draining() {
+                self.publish();
+            }
             self.apply.walk_again();
         }
         self.stop()
@@ -193,6 +196,9 @@ impl Engine {
         }
         if let Some(deadline) = self.apply.restore_deadline() {
             wait = wait.min(deadline.saturating_duration_since(now));
+        }
+        if let Some(due) = self.apply.drain_due() {
+            wait = wait.min(due.saturating_duration_since(now));
         }
         if let Some(due) = self.control.until_tick(&self.apply) {
             wait = wait.min(due);

@@ -15,11 +15,8 @@ use rto_agent_core::{
     },
 };
 use rto_agent_kernel::{
-    datapath::{
-        DatapathError, KernelReader, NewConnections, Options, StatisticsOptions, room_for,
-        walk::Mode,
-    },
-    kernel::features::can_set,
+    datapath::{DatapathError, KernelReader, Options, StatisticsOptions, room_for, walk::Mode},
+    kernel::features::{self, can_set},
 };
 use tokio::sync::broadcast;
 use tracing::{info, warn};
@@ -44,6 +41,9 @@ use crate::problem::Problem;
 
 mod detach;
 
+pub(super) use self::detach::draining;
+pub use self::detach::left_draining;
+
 /// Owns the kernel and its jobs, and whether the program is attached: all writes go through it.
 pub(super) struct Apply {
     config: Arc<EngineConfig>,
@@ -53,6 +53,8 @@ pub(super) struct Apply {
     detached_by: Option<Caller>,
     detach_mark: DetachMark,
     restoring: Option<Restoring>,
+    /// Detached, but the program stays until no socket with its timers is connecting.
+    is_draining: bool,
     /// Runtime entries that are left out, with the reasons.
     left_out: Problem,
     /// Decisions that the policies' settings do not allow.
@@ -62,6 +64,10 @@ pub(super) struct Apply {
     probing: Probing,
     comparing: Comparing,
 }
+
+/// How long a daemon that stops, or a command without a daemon, waits for connecting sockets before it leaves the
+/// program with them. Most outages are shorter.
+pub const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A detachment whose sockets are being restored.
 struct Restoring {
@@ -82,7 +88,7 @@ impl Apply {
         let mut detach_mark = DetachMark::new(&agent.persistent_dir, &config.config_path);
         let by_configuration = (!agent.attach).then_some(Caller::CONFIGURATION);
         let detached_by = detach_mark.load()?.or(by_configuration);
-        let (reconciler, change) = Reconciler::start(
+        let (reconciler, change, is_draining) = Reconciler::start(
             opening,
             options(config),
             desired,
@@ -97,6 +103,7 @@ impl Apply {
             detached_by,
             detach_mark,
             restoring: None,
+            is_draining,
             left_out: Problem::default(),
             misfits: Problem::default(),
             events: Events::new(),
@@ -192,7 +199,7 @@ impl Apply {
             maps_compared_at_s: self.comparing.compared_at_s(),
             attachment: match &self.reader {
                 Some(reader) if self.detached_by.is_none() => reader.attachment(),
-                _ => reconciler.detached(),
+                _ => reconciler.detached(self.connecting()),
             },
             warnings,
             detached_by: self.detached_by,
@@ -226,7 +233,7 @@ impl Apply {
         if let Some(reader) = self.attached_reader() {
             problems.extend(reader.attachment().problem);
         } else {
-            problems.extend(self.reconciler.detached().problem);
+            problems.extend(self.reconciler.detached(self.connecting()).problem);
             return self.verified(Differences::default(), problems);
         }
         let differences = self.reconciler.verify();
@@ -368,7 +375,7 @@ impl Apply {
         cause.audit_other(match mode {
             Mode::Apply => "apply to open sockets",
             Mode::ApplyToNew => "apply to new open sockets",
-            Mode::Restore | Mode::EndSchedules => "restore open sockets",
+            Mode::Restore => "restore open sockets",
         });
         let cause = cause.to_string();
         Ok(self.walks.begin(vec![walker], &cause, notes))
@@ -471,6 +478,10 @@ impl Apply {
             );
             return Ok(());
         }
+        if self.is_draining {
+            warn!("{}", left_draining(self.connecting()));
+            return Ok(());
+        }
         match self.reconciler.resolved().config().agent.on_exit {
             OnExit::Keep if self.detached_by.is_some() => {
                 info!("stopping; no policy is active, and statistics are kept");
@@ -480,7 +491,12 @@ impl Apply {
             }
             OnExit::Detach if self.detached_by.is_none() && self.hand_over() => {}
             OnExit::Detach => {
-                self.end_schedules(NewConnections::LeftAlone);
+                let left = self.drain(DRAIN_LIMIT)?;
+                if left != 0 {
+                    warn!("{}", left_draining(left));
+                    self.reconciler.leave_draining();
+                    return Ok(());
+                }
                 let removed = self.reconciler.detach()?;
                 info!(links = removed.links, "stopping; detached");
             }
@@ -506,7 +522,7 @@ fn options(config: &EngineConfig) -> Options {
         features: 0,
         without_clone: without_clone(&config.features),
         hz: config.host.hz,
-        syn_cap: ["tcp-rto-max", "iter-tcp"].iter().all(can_set),
+        shapes_syns: can_set(&features::SYN_SCHEDULE),
         host_defaults: config.host.defaults(),
     }
 }

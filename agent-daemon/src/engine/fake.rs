@@ -177,7 +177,7 @@ pub(crate) fn options() -> Options {
         },
         features: 0,
         without_clone: None,
-        syn_cap: false,
+        shapes_syns: false,
         hz: 250,
         host_defaults: rto_agent_core::testing::HOST.defaults(),
     }

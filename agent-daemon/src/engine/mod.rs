@@ -44,6 +44,7 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
+pub use apply::{DRAIN_LIMIT, left_draining};
 pub use changing::Open;
 pub use detach_mark::DetachMark;
 pub use document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside};
@@ -124,5 +125,5 @@ impl EngineConfig {
 
 /// For commands that work without a daemon.
 pub use rto_agent_kernel::datapath::{
-    remove_kept_pins, remove_links, remove_pins, walk::for_restoring,
+    drain, remove_kept_pins, remove_links, remove_pins, walk::for_restoring,
 };

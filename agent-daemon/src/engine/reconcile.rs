@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rto_agent_core::{
@@ -20,7 +20,7 @@ use rto_agent_core::{
 };
 use rto_agent_kernel::{
     datapath::{
-        DatapathError, Kernel, KernelReader, Options, remove_links, remove_pins, walk,
+        DatapathError, Kernel, KernelReader, Options, drain, remove_links, remove_pins, walk,
         walk::{Mode, Walker},
     },
     kernel::cgroup,
@@ -29,6 +29,7 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     EngineError, Open,
+    apply::draining,
     audit::Change,
     changing::SharedKernel,
     desired::{Desired, Resolved},
@@ -87,17 +88,19 @@ pub(super) struct Reconciler {
 }
 
 impl Reconciler {
-    /// Opens the kernel, applies the desired state and attaches, unless detached.
+    /// Opens the kernel, applies the desired state and attaches, unless detached. Also returns whether the program of an
+    /// earlier run stays for connecting sockets.
     pub(super) fn start(
         (open, shared): (Open, Arc<Shared>),
         options: Options,
         desired: Desired,
         store: RuntimeStore,
         is_detached: bool,
-    ) -> Result<(Self, Change), EngineError> {
+    ) -> Result<(Self, Change, bool), EngineError> {
         let resolved = Arc::new(desired.resolve()?);
-        if is_detached {
-            // A daemon that was killed while detaching has left a link.
+        // A daemon that was killed while detaching, or that stopped while sockets were connecting, has left a link.
+        let is_draining = is_detached && drain(&options.pin_dir, Duration::ZERO)? != 0;
+        if is_detached && !is_draining {
             remove_links(&options.pin_dir)?;
         }
         let options = Options {
@@ -112,7 +115,7 @@ impl Reconciler {
             options: kernel.options().clone(),
             found: kernel.found(),
             kernel: Some(kernel),
-            is_frozen: false,
+            is_frozen: is_draining,
             resolved: resolved.clone(),
             held: held.clone(),
             out_of_sync: None,
@@ -127,7 +130,7 @@ impl Reconciler {
         if !is_detached {
             reconciler.attach()?;
         }
-        Ok((reconciler, change))
+        Ok((reconciler, change, is_draining))
     }
 
     /// Applies a desired state and persists its source, or changes nothing.
@@ -452,10 +455,13 @@ impl Reconciler {
         }
     }
 
-    /// Detaches the programs, if attached, and returns the walkers that restore the sockets' former
+    /// Detaches the programs, if attached and not draining, and returns the walkers that restore the sockets' former
     /// options. The maps are unchanged until [`Reconciler::restored`] or
     /// [`Reconciler::leave_maps`].
-    pub(super) fn unlink_for_restoring(&mut self) -> Result<Vec<Walker>, DatapathError> {
+    pub(super) fn unlink_for_restoring(
+        &mut self,
+        is_draining: bool,
+    ) -> Result<Vec<Walker>, DatapathError> {
         let Some(kernel) = &mut self.kernel else {
             return walk::for_restoring(
                 &self.options.pin_dir,
@@ -465,9 +471,28 @@ impl Reconciler {
         };
         // First, so that an unavailable walker changes nothing.
         let walker = kernel.walker(Mode::Restore)?;
-        kernel.change().unlink()?;
+        if !is_draining {
+            kernel.change().unlink()?;
+        }
         self.is_frozen = true;
         Ok(vec![walker])
+    }
+
+    /// The maps stay as they are while the program drains.
+    pub(super) fn freeze(&mut self) {
+        self.is_frozen = true;
+    }
+
+    /// The maps follow changes again.
+    pub(super) fn thaw(&mut self) {
+        self.is_frozen = false;
+        self.resume();
+    }
+
+    /// Drops the kernel; the program stays attached with its pins, for connecting sockets.
+    pub(super) fn leave_draining(&mut self) {
+        self.forget();
+        self.kernel = None;
     }
 
     /// All sockets are restored: the maps follow changes again.
@@ -567,10 +592,14 @@ impl Reconciler {
         std::mem::take(&mut self.renewed)
     }
 
-    /// The attachment that `status` shows while detached.
-    pub(super) fn detached(&self) -> Attachment {
+    /// The attachment that `status` shows while detached, with the number of sockets for which the program stays.
+    pub(super) fn detached(&self, connecting: u64) -> Attachment {
+        let detached = "detached on purpose; run rto-agent attach to attach again";
         Attachment {
-            problem: Some("detached on purpose; run rto-agent attach to attach again".to_owned()),
+            problem: Some(match connecting {
+                0 => detached.to_owned(),
+                _ => format!("{detached}; {}", draining(connecting)),
+            }),
             cgroup: self.options.cgroup.clone(),
             is_root: cgroup::is_root(&self.options.cgroup),
             ..Attachment::default()

@@ -39,9 +39,9 @@ mod bpf;
 mod error;
 
 pub use bpf::{
-    BpfKernel, NewConnections, OBJECT, PinnedEntry, PinnedMaps, events, forget_schedules, handover,
-    make_pin_dir, pinned_maps, pinned_policy, pinned_program_ids, probe, remove_kept_pins,
-    remove_links, remove_pins, resume_schedules, schedules, stop_schedules, walk,
+    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, connecting, drain, events, handover, make_pin_dir,
+    pinned_maps, pinned_policy, pinned_program_ids, probe, remove_kept_pins, remove_links,
+    remove_pins, until_connected, walk,
 };
 pub use error::{Cause, DatapathError};
 
@@ -251,8 +251,8 @@ pub struct Options {
     pub without_clone: Option<String>,
     /// Jiffies per second.
     pub hz: u32,
-    /// Whether the kernel supports TCP_RTO_MAX_MS, and a walk over open sockets can restore it.
-    pub syn_cap: bool,
+    /// Whether the kernel runs TIMEOUT_INIT after it has armed a SYN's timer, so that timers can be shaped.
+    pub shapes_syns: bool,
     /// Assumed where the kernel does not let the program read the socket's values.
     pub host_defaults: HostDefaults,
 }

@@ -307,6 +307,18 @@ impl Btf {
                 .max()
                 .unwrap_or(0),
             net_syn_linear_timeouts: offset("net", &["ipv4", "sysctl_tcp_syn_linear_timeouts"], 1),
+            rto_max: offset(connection, &["icsk_rto_max"], 4),
+            retrans_stamp: offset("tcp_sock", &["retrans_stamp"], 4),
+            // The timer moved into `struct sock` after Linux 6.18.
+            timer_expires: [
+                (connection, ["icsk_retransmit_timer", "expires"]),
+                ("sock", ["tcp_retransmit_timer", "expires"]),
+            ]
+            .map(|(of, path)| offset(of, &path, 8))
+            .into_iter()
+            .max()
+            .unwrap_or(0),
+            txrehash: offset("sock", &["sk_txrehash"], 1),
             connection_sock: self.struct_id(connection).unwrap_or(0),
             dst_cache: pointer("sock", &["sk_dst_cache"]),
             metrics: offset("dst_entry", &["_metrics"], 8),

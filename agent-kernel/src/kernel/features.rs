@@ -88,6 +88,10 @@ fn settings_with(feature: &str) -> Vec<String> {
 /// that its context lacks.
 pub const READS_LISTENER: &str = "reads-listener";
 
+/// Name of the feature: the kernel runs TIMEOUT_INIT after it has armed a SYN's timer, and the program can read what
+/// decides when a SYN is retransmitted.
+pub const SYN_SCHEDULE: &str = "syn-schedule";
+
 /// Name of the feature: the RTT hook receives the sample as an argument.
 pub const RTT_SAMPLES: &str = "rtt-hook-sample";
 
@@ -162,6 +166,19 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
             set(SockOpt::UserTimeout),
         ),
         feature("bpf-syncnt", "4.14", "syn_retries", set(SockOpt::SynCnt)),
+        feature(
+            SYN_SCHEDULE,
+            "5.10",
+            "SYNs follow the kernel's own after an outage (otherwise the interval doubles from initial_rto)",
+            match btf.as_ref().map(|btf| btf.socket_types().has_syn_timers()) {
+                Ok(true) => helper(&|p| 1 - p.armed),
+                Ok(false) => (
+                    Presence::Absent,
+                    "BTF: a structure has an unknown layout".to_owned(),
+                ),
+                Err(e) => (Presence::Absent, e.to_string()),
+            },
+        ),
         feature(
             "rto-hook",
             "4.16",
@@ -329,12 +346,14 @@ mod tests {
             ran: 1,
             ..Probe::default()
         };
+        probe.armed = 1;
         probe.set[SockOpt::RtoMax as usize] = -(Errno::EINVAL as i64);
         probe.set[SockOpt::DelackMax as usize] = -(Errno::EPERM as i64);
         let features = evaluate(&asked(Ok(probe)), &Btf::vmlinux());
         assert_eq!(presence(&features, "cgroup-bpf-link"), Presence::Present);
         assert_eq!(presence(&features, "bpf-rto-min"), Presence::Present);
         assert_eq!(presence(&features, "tcp-rto-max"), Presence::Absent);
+        assert_eq!(presence(&features, SYN_SCHEDULE), Presence::Present);
         assert_eq!(presence(&features, "bpf-delack-max"), Presence::Refused);
         assert_eq!(presence(&features, "bpf-lsm-cgroup"), Presence::Refused);
         assert_eq!(presence(&features, "iter-tcp"), Presence::Present);

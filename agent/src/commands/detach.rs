@@ -13,10 +13,13 @@ use rto_agent_core::{
 };
 use rto_agent_daemon::{
     daemon::{lock::InstanceLock, resolve_cgroup},
-    engine::{DetachMark, for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
+    engine::{
+        DRAIN_LIMIT, DetachMark, drain, for_restoring, left_draining, remove_kept_pins,
+        remove_links, remove_pins, walk,
+    },
 };
 use rto_agent_kernel::{
-    datapath::{NewConnections, resume_schedules, walk::Mode},
+    datapath::walk::Mode,
     kernel::{interference, privileges},
 };
 
@@ -35,21 +38,10 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
     let request = DetachRequest {
         restore: args.restore,
     };
-    if privileges::has(privileges::cap::SYS_ADMIN) {
-        // The daemon may lack the privilege to enter other network namespaces.
-        walk::end_schedules(
-            &agent.pin_dir,
-            NewConnections::Treated,
-            walk::SCHEDULES_LIMIT,
-        );
-    }
     let answer = match Client::new(socket).post("/v1/detach", &request) {
         Ok(answer) => answer,
         Err(ClientError::NotRunning { .. }) => alone(&agent, args)?,
-        Err(e) => {
-            resume_schedules(&agent.pin_dir)?;
-            return Err(e.into());
-        }
+        Err(e) => return Err(e.into()),
     };
     let answer = finish(answer, &agent)?;
     print(args.output.json, &answer, || {
@@ -129,21 +121,19 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
         .context("no daemon answers at the socket, but one seems to be running")?;
     let mut mark = DetachMark::new(&agent.persistent_dir, &args.config.config);
     let unmarked = mark.set(Some(this_caller())).err();
-    walk::end_schedules(
-        &agent.pin_dir,
-        NewConnections::LeftAlone,
-        walk::SCHEDULES_LIMIT,
-    );
+    let connecting = drain(&agent.pin_dir, DRAIN_LIMIT)?;
     let mut unlinked = 0;
     let restored = if args.restore {
         let walkers = for_restoring(&agent.pin_dir, cgroup_of(agent).as_deref(), Mode::Restore)?;
-        unlinked = remove_links(&agent.pin_dir)?;
+        if connecting == 0 {
+            unlinked = remove_links(&agent.pin_dir)?;
+        }
         Some(walk::restore(walkers)?)
     } else {
         None
     };
     let complete = restored.as_ref().is_none_or(WalkView::is_complete);
-    let mut removed = if complete {
+    let mut removed = if complete && connecting == 0 {
         remove_pins(&agent.pin_dir)?
     } else {
         Removed::default()
@@ -161,11 +151,13 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     Ok(DetachAnswer {
         removed,
         by_daemon: false,
+        connecting,
         kept: (!complete).then(|| agent.pin_dir.clone()),
         restored,
-        notes: unmarked
-            .map(|e| format!("the next start of the daemon attaches: {e}"))
+        notes: (connecting != 0)
+            .then(|| left_draining(connecting))
             .into_iter()
+            .chain(unmarked.map(|e| format!("the next start of the daemon attaches: {e}")))
             .collect(),
     })
 }
@@ -173,7 +165,7 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
 fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
     let removed = &answer.removed;
     let mut text = match (removed.links, removed.generations.len()) {
-        _ if answer.kept.is_some() => "detached\n".to_owned(),
+        _ if answer.kept.is_some() || answer.connecting != 0 => "detached\n".to_owned(),
         (0, 0) => "nothing was attached\n".to_owned(),
         _ if answer.by_daemon => "detached\n".to_owned(),
         (links, sets) => format!(

@@ -57,7 +57,7 @@ impl Program {
             (globals::HZ, (bytes_of(&HZ), true)),
             (globals::STATISTICS_MODE, (bytes_of(&mode), true)),
             (globals::SAMPLING, (bytes_of(&sampling), true)),
-            (globals::SYN_CAP, (bytes_of(&1u8), true)),
+            (globals::SHAPES_SYNS, (bytes_of(&1u8), true)),
         ]))?;
         let text = HashSet::from_iter(object.functions.keys().map(|(section, _)| *section));
         let all: Vec<_> = (1..).zip(object.maps.clone()).collect();

@@ -5,15 +5,11 @@ use rto_agent_common::policy_flags;
 use rto_model::syn::{self, SynTimers};
 
 use super::Compiler;
-use crate::policy::{Guard, Settings, SynRetries, units::quantise};
+use crate::policy::{Settings, SynRetries, units::quantise};
 
 impl Compiler<'_> {
     pub(super) fn syn_retries(&mut self, settings: &Settings) {
         let hz = u64::from(self.host.hz);
-        let is_short = self.active.is_some_and(|initial_rto| initial_rto < hz);
-        if is_short && !self.host.has_rto_max && settings.guard() != Guard::Off {
-            self.kernel.flags |= policy_flags::OUTAGE_FUSE;
-        }
         let rto_max = match settings.rto_max {
             Some(rto_max) => quantise(rto_max, self.host.hz).jiffies,
             None => syn::RTO_MAX_S * hz,

@@ -3,18 +3,21 @@
 
 use std::time::{Duration, Instant};
 
+use rto_agent_core::printable::counted;
 use rto_agent_core::wire::{
     kernel::Removed,
     types::{Caller, DetachAnswer, DetachRequest, WalkView},
 };
-use rto_agent_kernel::datapath::{DatapathError, NewConnections, handover};
+use rto_agent_kernel::datapath::{DatapathError, connecting, drain, handover, until_connected};
 use tracing::{info, warn};
 
-use super::{Apply, Restoring};
+use super::{Apply, DRAIN_LIMIT, Restoring};
 use crate::engine::{EngineError, Reply, audit::Cause, error::refused, jobs::walk, systemd};
 
 /// Limit of `detach --restore`: shorter than its client waits.
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
+/// How often a draining program is looked at.
+const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An answer, to be sent once the change is published.
 type Answer = (Reply<DetachAnswer>, Result<DetachAnswer, EngineError>);
@@ -61,14 +64,66 @@ impl Apply {
     ) -> Result<DetachAnswer, EngineError> {
         self.mark_detached(by);
         self.walks.stop();
-        self.end_schedules(NewConnections::LeftAlone);
         // The thread loads a program over the pins that are about to be removed.
         self.events.end();
-        if let Err(e) = self.reconciler.unlink() {
+        let left = self.drain(Duration::ZERO);
+        let unlinked = left.and_then(|left| match left {
+            0 => self.reconciler.unlink(),
+            _ => {
+                self.reconciler.freeze();
+                self.is_draining = true;
+                Ok(())
+            }
+        });
+        if let Err(e) = unlinked {
             return Err(self.not_detached(e));
+        }
+        if !self.is_draining {
+            self.reconciler.resume();
         }
         let links = self.detached(by);
         Ok(self.detach_answer(links))
+    }
+
+    /// Leaves new connections to the kernel's own timers, and waits for those that are connecting; returns how many
+    /// still are.
+    pub(super) fn drain(&self, limit: Duration) -> Result<u64, DatapathError> {
+        match self.reconciler.kernel() {
+            Some(_) => drain(&self.reconciler.options().pin_dir, limit),
+            None => Ok(0),
+        }
+    }
+
+    /// The number of connecting sockets for which a draining program stays; 0 if none is draining.
+    pub(super) fn connecting(&self) -> u64 {
+        if !self.is_draining {
+            return 0;
+        }
+        let left = connecting(&self.reconciler.options().pin_dir);
+        left.unwrap_or_else(|e| {
+            warn!("{e}");
+            0
+        })
+    }
+
+    /// When a draining program is to be looked at again.
+    pub(in crate::engine) fn drain_due(&self) -> Option<Instant> {
+        self.is_draining.then(|| Instant::now() + DRAIN_INTERVAL)
+    }
+
+    /// Unloads a draining program once no socket with its timers is connecting. Returns whether it has.
+    pub(in crate::engine) fn finish_draining(&mut self) -> bool {
+        if !self.is_draining || self.restoring.is_some() || self.connecting() != 0 {
+            return false;
+        }
+        if let Err(e) = self.reconciler.unlink() {
+            warn!("the program is still attached, but treats no connection: {e}");
+            return false;
+        }
+        self.is_draining = false;
+        self.reconciler.thaw();
+        info!("no socket with the policies' timers is connecting: the program is removed");
+        true
     }
 
     /// Persist first, so that a crash cannot lose the decision. If it cannot be stored, the
@@ -88,10 +143,14 @@ impl Apply {
             links,
             ..Removed::default()
         };
+        let connecting = self.connecting();
+        let draining = (connecting != 0).then(|| draining(connecting));
+        let unsaved = self.detach_mark.problem().cloned();
         DetachAnswer {
             removed,
             by_daemon: true,
-            notes: self.detach_mark.problem().cloned().into_iter().collect(),
+            connecting,
+            notes: draining.into_iter().chain(unsaved).collect(),
             ..DetachAnswer::default()
         }
     }
@@ -122,6 +181,9 @@ impl Apply {
             ));
         }
         self.detach_mark.set(None).map_err(EngineError::Unsaved)?;
+        if std::mem::take(&mut self.is_draining) {
+            self.reconciler.thaw();
+        }
         let maps_are_new = self.reconciler.kernel().is_none();
         if let Err(e) = self.reconciler.attach_detached() {
             self.mark_detached(by);
@@ -151,22 +213,21 @@ impl Apply {
             );
         }
         self.mark_detached(by);
-        self.end_schedules(NewConnections::LeftAlone);
-        let walkers = match self.reconciler.unlink_for_restoring() {
+        let left = self.drain(Duration::ZERO);
+        let walkers = left.and_then(|left| {
+            self.is_draining = left != 0;
+            self.reconciler.unlink_for_restoring(self.is_draining)
+        });
+        let walkers = match walkers {
             Ok(walkers) => walkers,
-            Err(e) => return Err(self.not_detached(e)),
+            Err(e) => {
+                self.is_draining = false;
+                return Err(self.not_detached(e));
+            }
         };
         self.detached(by);
         self.walks.begin(walkers, walk::RESTORE, Vec::new());
         Ok(())
-    }
-
-    /// Ends SYN schedules before the program is unloaded, or may be.
-    pub(super) fn end_schedules(&self, new: NewConnections) {
-        if self.reconciler.kernel().is_some() {
-            let pin_dir = &self.reconciler.options().pin_dir;
-            walk::end_schedules(pin_dir, new, walk::SCHEDULES_LIMIT);
-        }
     }
 
     /// When [`Self::finish_restore`] is due at the latest.
@@ -189,7 +250,10 @@ impl Apply {
                 RESTORE_LIMIT.as_secs()
             ));
         }
-        let kept = if restored.is_complete() {
+        let kept = if self.is_draining {
+            // The maps stay as they are for the program.
+            Ok(None)
+        } else if restored.is_complete() {
             self.reconciler.restored().map(|()| None)
         } else {
             Ok(Some(self.reconciler.leave_maps()))
@@ -211,7 +275,10 @@ impl Apply {
             return false;
         }
         let pin_dir = &self.reconciler.options().pin_dir;
-        self.end_schedules(NewConnections::Treated);
+        // The program is gone as soon as the service manager drops the descriptors.
+        if until_connected(pin_dir, DRAIN_LIMIT).is_ok_and(|left| left != 0) {
+            return false;
+        }
         let done = handover::pinned_objects(pin_dir).and_then(|objects| {
             let kept = systemd::hand_over(&objects)?;
             if kept {
@@ -243,4 +310,30 @@ impl Apply {
         }
         Ok(())
     }
+}
+
+/// What is said of a program that stays for this many connecting sockets.
+pub(in crate::engine) fn draining(connecting: u64) -> String {
+    let count = counted(
+        usize::try_from(connecting).unwrap_or(usize::MAX),
+        "connection",
+        "connections",
+    );
+    format!(
+        "{count} still connecting with a policy's timers: the program treats no others and is removed when they end"
+    )
+}
+
+/// The same where no daemon is left to remove it.
+#[must_use]
+pub fn left_draining(connecting: u64) -> String {
+    let count = counted(
+        usize::try_from(connecting).unwrap_or(usize::MAX),
+        "connection",
+        "connections",
+    );
+    format!(
+        "{count} still connecting with a policy's timers: the program stays attached for them and treats no others; \
+         the next start or rto-agent detach removes it"
+    )
 }

@@ -4,7 +4,6 @@
 //! a thread of its own, and reports its progress while the engine continues.
 
 use std::{
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -19,10 +18,7 @@ use rto_agent_core::{
     wire::types::{OpenSocketsView, SkippedNamespace, WalkView},
 };
 use rto_agent_kernel::{
-    datapath::{
-        NewConnections, forget_schedules, stop_schedules,
-        walk::{Defaults, Mode, Walked, Walker, for_restoring},
-    },
+    datapath::walk::{Defaults, Mode, Walked, Walker},
     kernel::{
         netns::{self, Netns},
         privileges, sysctl,
@@ -174,65 +170,19 @@ impl Walks {
     }
 }
 
-/// How long connecting sockets get to be established before the program is unloaded. Most outages
-/// are shorter.
-pub const SCHEDULES_LIMIT: Duration = Duration::from_secs(5);
-/// Limit of the walk over the remaining sockets: a socket in use delays it.
-pub const SCHEDULES_WALK_LIMIT: Duration = Duration::from_secs(2);
-
-/// Called before the programs pinned below `pin_dir` are unloaded, or may be: waits up to `limit`
-/// for connecting sockets with a SYN schedule, then restores the rest. Logs sockets that cannot be
-/// restored.
-pub fn end_schedules(pin_dir: &Path, new: NewConnections, limit: Duration) {
-    let ended = stop_schedules(pin_dir, new, limit).and_then(|left| match left {
-        0 => Ok(None),
-        _ => for_restoring(pin_dir, None, Mode::EndSchedules).map(Some),
-    });
-    let problem = match ended {
-        Ok(None) => return,
-        Ok(Some(walkers)) => match run(walkers, "connecting sockets", Some(SCHEDULES_WALK_LIMIT)) {
-            Ok(view) if view.is_complete() => {
-                forget_schedules(pin_dir).err().map(|e| e.to_string())
-            }
-            Ok(view) => {
-                let skipped = view.skipped.iter().map(|one| one.reason.clone());
-                let all: Vec<String> = view.problems.iter().cloned().chain(skipped).collect();
-                Some(all.join("; "))
-            }
-            Err(e) => Some(e.to_string()),
-        },
-        Err(e) => Some(e.to_string()),
-    };
-    if let Some(problem) = problem {
-        warn!(
-            "some connecting sockets will keep a TCP_RTO_MAX_MS of a few seconds once they are \
-             established: {problem}"
-        );
-    }
-}
-
 /// Restores every socket of the host, and returns when done. For commands.
 ///
 /// # Errors
 ///
 /// If no thread can be started, or the walk's thread panics.
 pub fn restore(walkers: Vec<Walker>) -> std::io::Result<WalkView> {
-    run(walkers, RESTORE, None)
-}
-
-/// Walks on a thread of its own, which is abandoned after the limit.
-fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::Result<WalkView> {
-    let begun = WalkView::begin(cause);
+    let begun = WalkView::begin(RESTORE);
     let (done, result) = mpsc::channel();
-    let stop = Arc::new(AtomicBool::new(false));
-    let stopped = stop.clone();
     let thread = std::thread::Builder::new().name("restore".to_owned());
     thread.spawn(move || {
-        let view = walk_all(walkers, begun, &stopped, &|_| {});
-        // The receiver is gone if the walk took too long.
-        let _late = done.send(view);
+        let view = walk_all(walkers, begun, &AtomicBool::new(false), &|_| {});
+        let _ = done.send(view); // The receiver waits.
     })?;
-    let deadline = limit.map(|limit| Instant::now() + limit);
     loop {
         progress::step();
         match result.recv_timeout(STEP) {
@@ -241,11 +191,6 @@ fn run(walkers: Vec<Walker>, cause: &str, limit: Option<Duration>) -> std::io::R
                 return Err(std::io::Error::other("the walk's thread panicked"));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-        }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            stop.store(true, Ordering::Relaxed);
-            let reason = "the walk is blocked by a socket that is in use";
-            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, reason));
         }
     }
 }

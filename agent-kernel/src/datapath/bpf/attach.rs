@@ -11,7 +11,7 @@ use super::{
     open::new_staging,
     pins,
     removal::{remove_pins, wait_for_end, wait_until},
-    schedules::{NewConnections, stop_schedules},
+    schedules::{stop_shaping, until_connected},
     statistics::retire_unmatched,
     tries,
 };
@@ -30,13 +30,9 @@ impl BpfKernel {
         if self.link.is_none() && self.found == Found::Replaced {
             // Socket storage disappears with the maps of a different layout, which no walk can
             // read.
-            stop_schedules(
-                &self.options.pin_dir,
-                NewConnections::Treated,
-                REPLACED_LIMIT,
-            )?;
+            until_connected(&self.options.pin_dir, REPLACED_LIMIT)?;
         }
-        self.tables.resume_schedules()?;
+        self.tables.resume_shaping()?;
         if self.link.is_none() {
             let former = self.former_link.as_ref();
             self.link = Some(Link::put_in_force(&self.options, &self.dir, former)?);
@@ -125,11 +121,12 @@ impl BpfKernel {
     /// Detaches the programs. Maps and their pins stay, so that a walker can still read the
     /// sockets' former options.
     pub(super) fn take_out_of_force(&mut self) -> Result<(), DatapathError> {
+        stop_shaping(&self.options.pin_dir)?;
         pins::remove_links(&self.dir).map_err(|e| pin_error(&self.dir, e))?;
         if let Some(hook) = self.hook.take() {
             hook.detach();
         }
-        if let Some(link) = self.link.take() {
+        if let Some(link) = self.link.take().or_else(|| self.former_link.take()) {
             let program_id = link.program_id;
             link.detach();
             drop(link);

@@ -164,7 +164,7 @@ impl Kernel for BpfKernel {
 
     fn restore_tables(&mut self) -> Result<(), DatapathError> {
         self.tables.set_host_defaults(self.options.host_defaults)?;
-        self.tables.resume_schedules()?;
+        self.tables.resume_shaping()?;
         let statistics = self.options.statistics;
         self.missing_stats = prepare(&mut self.tables, &self.slots, statistics)?;
         Ok(())
@@ -277,7 +277,7 @@ impl Options {
             features: self.features,
             sampling: self.statistics.sampling,
             rtt_interval_ns: self.statistics.rtt_interval_ns(),
-            syn_cap: self.syn_cap.into(),
+            shapes_syns: self.shapes_syns.into(),
             ..LoadParams::default()
         }
     }
@@ -295,7 +295,7 @@ impl Options {
             &self.statistics.sampling.to_le_bytes(),
             &self.statistics.rtt_interval_ns().to_le_bytes(),
             &self.hz.to_le_bytes(),
-            &[self.syn_cap.into(), self.features],
+            &[self.shapes_syns.into(), self.features],
         ];
         constants.concat()
     }

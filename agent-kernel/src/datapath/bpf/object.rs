@@ -30,8 +30,8 @@ pub(super) struct LoadParams {
     pub(super) sampling: u32,
     /// [`globals::RTT_INTERVAL_NS`].
     pub(super) rtt_interval_ns: u64,
-    /// [`globals::SYN_CAP`].
-    pub(super) syn_cap: u8,
+    /// [`globals::SHAPES_SYNS`].
+    pub(super) shapes_syns: u8,
     /// [`globals::PROBE_COOKIE`].
     pub(super) probe_cookie: u64,
     /// [`globals::OFFSETS`]; only the programs at LSM hooks and iterators read them.
@@ -71,7 +71,7 @@ pub(super) fn load(pins: Option<&Path>, values: &LoadParams) -> Result<Ebpf, Dat
         .override_global(globals::FEATURES, &values.features, true)
         .override_global(globals::SAMPLING, &values.sampling, true)
         .override_global(globals::RTT_INTERVAL_NS, &values.rtt_interval_ns, true)
-        .override_global(globals::SYN_CAP, &values.syn_cap, true)
+        .override_global(globals::SHAPES_SYNS, &values.shapes_syns, true)
         .override_global(globals::PROBE_COOKIE, &values.probe_cookie, true);
     for (name, offset) in globals::OFFSETS.into_iter().zip(&offsets) {
         loader.override_global(name, offset, true);

@@ -1,15 +1,17 @@
 //! Finds out the kernel's features by using them: on a socket of this process, and with programs
 //! that are loaded but not attached.
 //!
-//! The probing program is attached to this process's own cgroup during one connect() to a closed
-//! port of the loopback interface, and only touches the socket with the right cookie.
+//! The probing program is attached to this process's own cgroup during one connect() to a listener on the loopback
+//! interface that drops every SYN, and only touches the socket with the right cookie.
 
 use std::{
     fs::File,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, TcpListener},
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use aya::{
@@ -41,9 +43,6 @@ use crate::{
         privileges,
     },
 };
-
-/// A port without a server: tcpmux.
-const PORT: u16 = 1;
 
 /// Whether sock_ops programs can read the process that made the system call they run in
 /// (`bpf_get_current_comm()`; for all program types since Linux 6.16).
@@ -145,27 +144,87 @@ impl Asking {
         let link = program
             .attach(dir, CgroupAttachMode::Single)
             .map_err(|e| failed(&Cause::new(e).to_string()))?;
-        let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT));
-        // The result does not matter: the program runs before the SYN is sent.
-        let connected = connect(self.socket.as_raw_fd(), &address);
+        let connected = self.connect();
+        let answers = self.answers();
+        let program = program!(self.ebpf, PROGRAM_PROBE, SockOps)?;
         program
             .detach(link)
             .map_err(|e| failed(&Cause::new(e).to_string()))?;
+        let answers = answers?;
+        if answers.ran == 0 {
+            let outcome = connected
+                .err()
+                .map_or("it succeeded".to_owned(), |e| e.to_string());
+            return Err(ProbeError::not_asked(&format!(
+                "the program did not see the probe's connect() to the loopback interface ({outcome})"
+            )));
+        }
+        Ok(answers)
+    }
+
+    /// Connects to a listener that does not answer, until the SYN's timer has been armed once more.
+    fn connect(&self) -> std::io::Result<()> {
+        /// Many times the timer of a jiffy.
+        const STEPS: usize = 200;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        drop_all(&listener)?;
+        let std::net::SocketAddr::V4(address) = listener.local_addr()? else {
+            return Ok(());
+        };
+        match connect(self.socket.as_raw_fd(), &SockaddrIn::from(address)) {
+            Ok(()) | Err(Errno::EINPROGRESS) => {}
+            Err(e) => return Err(e.into()),
+        }
+        for _ in 0..STEPS {
+            // Without an answer of the program there is nothing to wait for.
+            if !self
+                .answers()
+                .is_ok_and(|answers| answers.ran != 0 && answers.armed == 0)
+            {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn answers(&self) -> Result<Probe, ProbeError> {
         let map = self
             .ebpf
             .map(maps::PROBE)
             .ok_or_else(|| map_error(maps::PROBE, "is not in the object"))?;
-        let answers = Array::<_, Probe>::try_from(map)
-            .and_then(|map| map.get(&0, 0))
-            .map_err(|e| map_error(maps::PROBE, e))?;
-        if answers.ran == 0 {
-            let outcome = connected.err().map_or("it succeeded", Errno::desc);
-            return Err(ProbeError::not_asked(&format!(
-                "the program did not see the probe's connect() to {}:{PORT} ({outcome})",
-                Ipv4Addr::LOCALHOST
-            )));
-        }
-        Ok(answers)
+        let answers = Array::<_, Probe>::try_from(map).and_then(|map| map.get(&0, 0));
+        Ok(answers.map_err(|e| map_error(maps::PROBE, e))?)
+    }
+}
+
+/// Makes a listener drop every segment that it gets, with a socket filter of one instruction (socket(7),
+/// SO_ATTACH_FILTER), for which nix has no option.
+fn drop_all(listener: &TcpListener) -> std::io::Result<()> {
+    let mut none = libc::sock_filter {
+        code: 0x06, // BPF_RET | BPF_K
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let program = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut none,
+    };
+    // SAFETY: the program and its instruction live until the call returns, and the length is the program's.
+    let done = unsafe {
+        libc::setsockopt(
+            listener.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            u32::try_from(size_of::<libc::sock_fprog>()).unwrap_or(0),
+        )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
     }
 }
 

@@ -8,7 +8,10 @@ use rto_agent_core::{
     wire::kernel::Removed,
 };
 
-use super::{link, link::Link, pin_check::OwnMaps, pins, slots::Slots, tables::Tables};
+use super::{
+    link, link::Link, pin_check::OwnMaps, pins, schedules::stop_shaping, slots::Slots,
+    tables::Tables,
+};
 use crate::{
     datapath::{DatapathError, error::pin_error},
     kernel::{
@@ -33,6 +36,8 @@ pub fn make_pin_dir(path: &Path) -> io::Result<()> {
 ///
 /// If a pin cannot be removed: the first such error. All other pins are still removed.
 pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
+    // Otherwise a socket whose timer is being armed would keep a TCP_USER_TIMEOUT.
+    stop_shaping(pin_dir).unwrap_or_else(|e| tracing::warn!("{e}"));
     let mut removed = Removed::default();
     let mut failed = None;
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
@@ -60,6 +65,7 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
 /// Detaches the programs of every pin set below `pin_dir`; the maps stay. Returns the number of
 /// sets that had a link.
 pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
+    stop_shaping(pin_dir)?;
     let mut count = 0;
     let programs = pinned_program_ids(pin_dir);
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {

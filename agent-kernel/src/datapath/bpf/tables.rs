@@ -22,7 +22,7 @@ use rto_agent_common::{
     discovery::{Discovered, Prefix},
     event::EventControl,
     lasting, lease, maps,
-    retrying::STOPPED,
+    schedules::STOPPED,
     statistics_key,
 };
 
@@ -44,7 +44,7 @@ pub(super) struct Tables {
     lasting: Array<MapData, u32>,
     brakes: Array<MapData, Brake>,
     lease: Array<MapData, u64>,
-    retrying: Array<MapData, u64>,
+    schedules: Array<MapData, u64>,
     counters: PerCpuArray<MapData, FastStatistics>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
     /// How often an operation may still wait for memory.
@@ -92,7 +92,7 @@ impl Tables {
             lasting: open!(dir, maps::LASTING, Array),
             brakes: open!(dir, maps::BRAKES, Array),
             lease: open!(dir, maps::LEASE, Array),
-            retrying: open!(dir, maps::RETRYING, Array),
+            schedules: open!(dir, maps::SCHEDULES, Array),
             counters: open!(dir, maps::COUNTERS, PerCpuArray),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
             retry_budget: RETRY_BUDGET,
@@ -180,9 +180,9 @@ impl Tables {
             .map_err(|e| map_error(maps::LEASE, e))
     }
 
-    /// Allows SYN schedules again, if a stopped daemon had disabled them.
-    pub(super) fn resume_schedules(&mut self) -> Result<(), DatapathError> {
-        set_stopped(&mut self.retrying, false)
+    /// Allows the program to shape timers again, after a detachment.
+    pub(super) fn resume_shaping(&mut self) -> Result<(), DatapathError> {
+        self.schedules.set(STOPPED, &0, 0).map_err(schedules_error)
     }
 
     /// Resets the brakes of a slot in these directions, active and passive.
@@ -407,19 +407,9 @@ impl ReadTables {
     }
 }
 
-/// Sets whether the program starts no schedules.
-pub(super) fn set_stopped(
-    retrying: &mut Array<MapData, u64>,
-    stopped: bool,
-) -> Result<(), DatapathError> {
-    retrying
-        .set(STOPPED, &u64::from(stopped), 0)
-        .map_err(retrying_error)
-}
-
 /// An error about the map of schedules.
-pub(super) fn retrying_error(e: MapError) -> DatapathError {
-    map_error(maps::RETRYING, e)
+pub(super) fn schedules_error(e: MapError) -> DatapathError {
+    map_error(maps::SCHEDULES, e)
 }
 
 /// Waits until every program that runs now has ended. Programs run in RCU read sections, and a

@@ -37,8 +37,6 @@ pub enum Mode {
     ApplyToNew,
     /// Restores the options that the agent had changed.
     Restore,
-    /// Restores the options that SYN schedules had changed.
-    EndSchedules,
 }
 
 /// A network namespace's defaults, which [`Mode::Restore`] sets on sockets whose former value the
@@ -128,7 +126,6 @@ impl Walker {
                 Mode::Apply => walk_mode::APPLY,
                 Mode::ApplyToNew => walk_mode::APPLY_TO_NEW,
                 Mode::Restore => walk_mode::RESTORE,
-                Mode::EndSchedules => walk_mode::END_SCHEDULES,
             },
             rto_min_us: defaults.rto_min_us,
             rto_max_ms: defaults.rto_max_ms,
