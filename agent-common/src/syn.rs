@@ -16,9 +16,9 @@ pub const MAX_SYNCNT: u32 = 127;
 /// `TCP_TIMEOUT_INIT`, milliseconds.
 pub const KERNEL_RTO_MS: u32 = 1000;
 
-/// Slots that are considered: more than there are in the two minutes after which connect() gives up by default,
-/// whatever `tcp_syn_linear_timeouts` is. With more, the kernel's own intervals stay.
-const SLOTS: u32 = 160;
+/// Slots that are considered: more than there are before connect() gives up by default, with a
+/// `tcp_syn_linear_timeouts` of up to 60. After that the kernel's own intervals stay.
+const SLOTS: u32 = 72;
 
 /// Retransmissions beyond the kernel's own number after which no more are added between the slots.
 const ADDED: u32 = 18;
@@ -71,8 +71,7 @@ impl Timeouts {
     /// The interval after this number of timeouts, jiffies.
     #[inline(always)]
     const fn interval(&self, timeouts: u32) -> u32 {
-        let doublings = timeouts.saturating_sub(self.linear);
-        rto_syn_doubled(self.initial_rto, doublings, self.rto_max)
+        rto_syn_interval(self.initial_rto, timeouts, self.linear, self.rto_max)
     }
 
     /// The largest RTO with which the kernel would go on in time if nothing shaped its intervals any more, after this
@@ -93,14 +92,6 @@ impl Timeouts {
         };
         let doublings = least(self.retries, most);
         ((2 << doublings) - 1) * rto + (self.retries - doublings) as u64 * self.rto_max as u64
-    }
-
-    /// Whether `tcp_write_timeout()` ends the attempt at the timeout `at`, after this number of timeouts.
-    #[inline(always)]
-    const fn ends(&self, timeouts: u32, at: u32) -> bool {
-        timeouts >= self.retries + self.linear
-            // The time is not checked before the first retransmission.
-            || (timeouts > 0 && self.user_timeout_ms == 0 && at as u64 >= self.model_timeout())
     }
 
     /// When the application's TCP_USER_TIMEOUT ends the attempt.
@@ -171,24 +162,43 @@ impl Timeouts {
     #[must_use]
     pub const fn gives_up(&self, start: u32) -> u32 {
         let user_timeout = self.user_timeout();
+        let most = self.retries + self.linear;
+        // TCP_USER_TIMEOUT replaces the time.
+        let time = if self.user_timeout_ms == 0 {
+            bounded(self.model_timeout())
+        } else {
+            NEVER
+        };
         let (mut timeouts, mut at) = (0, wheel::fires(start, 0, self.initial_rto));
-        while timeouts < SLOTS {
-            if self.ends(timeouts, at) {
-                break;
-            }
+        // The time is not checked before the first retransmission.
+        while timeouts < SLOTS && timeouts < most && (timeouts == 0 || at < time) {
             if at >= user_timeout {
                 return user_timeout;
             }
             timeouts += 1;
             at = wheel::fires(start, at, self.interval(timeouts));
         }
-        if timeouts < SLOTS { at } else { user_timeout }
+        if timeouts < SLOTS {
+            at
+        } else {
+            // Still in a long linear phase.
+            least(
+                user_timeout,
+                bounded(self.model_timeout() + self.initial_rto as u64),
+            )
+        }
     }
 }
 
 /// [`Timeouts::interval`]. Global functions for the verifier: [`wheel::shift`].
 #[cfg_attr(target_arch = "bpf", unsafe(no_mangle), inline(never))]
-const extern "C" fn rto_syn_doubled(initial_rto: u32, doublings: u32, rto_max: u32) -> u32 {
+const extern "C" fn rto_syn_interval(
+    initial_rto: u32,
+    timeouts: u32,
+    linear: u32,
+    rto_max: u32,
+) -> u32 {
+    let doublings = timeouts.saturating_sub(linear);
     // More doublings than there are between one jiffy and the maximum RTO.
     let rto = (initial_rto as u64) << least(doublings, 20);
     if rto < rto_max as u64 {
@@ -212,7 +222,7 @@ const extern "C" fn rto_syn_slots_passed(
     while passed < SLOTS && next <= now {
         last = next;
         passed += 1;
-        let interval = rto_syn_doubled(initial_rto, passed.saturating_sub(linear), rto_max);
+        let interval = rto_syn_interval(initial_rto, passed, linear, rto_max);
         next = wheel::fires(start, last, interval);
     }
     (passed as u64) << 32 | last as u64
@@ -462,12 +472,13 @@ mod tests {
         let mut count = kernel.retries;
         for retransmits in 0.. {
             now = wheel::fires(start, now, timer);
-            // `tcp_write_timeout()`: a program that shapes never replies later, so the base is one second.
-            let ends = Timeouts {
+            // `tcp_write_timeout()`; a program that shapes does not reply later, so the base is one second.
+            let own = Timeouts {
                 retries: count,
                 ..*kernel
             };
-            if ends.ends(retransmits, now) {
+            let is_late = kernel.user_timeout_ms == 0 && u64::from(now) >= own.model_timeout();
+            if retransmits >= count + kernel.linear || (retransmits > 0 && is_late) {
                 break;
             }
             sent.push(now);

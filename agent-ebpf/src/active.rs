@@ -81,7 +81,7 @@ pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
         && (hook::has_storage(ctx) || state.flags & socket_flags::SYN_SCHEDULE != 0)
     {
         let tally = Tally::of_socket(state);
-        syn_schedule::armed(ctx, &mut state.schedule, tally);
+        syn_schedule::armed(ctx, &mut state.schedule);
         count_syn_retransmissions(ops, state);
         // Another program may have cleared them.
         hook::mark_stored(ctx, state, tally);

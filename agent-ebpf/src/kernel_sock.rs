@@ -156,8 +156,6 @@ pub(crate) struct SynSocket {
     pub(crate) retrans_stamp: u32,
     /// When the retransmission timer was to fire, lower half of the jiffy.
     pub(crate) timer_expires: u32,
-    /// `sk_txrehash`; 0 where it cannot be switched off.
-    pub(crate) txrehash: u32,
 }
 
 impl SynSocket {
@@ -171,7 +169,6 @@ impl SynSocket {
         rto_max: 0,
         retrans_stamp: 0,
         timer_expires: 0,
-        txrehash: 0,
     };
 
     /// Reads the fields of a context's socket.
@@ -206,10 +203,6 @@ impl SynSocket {
                 0 => 120 * syn_ack_rto::kernel_jiffies(),
                 _ => field(tcp, &OFFSET_RTO_MAX),
             };
-            let txrehash = match constant(&OFFSET_TXREHASH) {
-                0 => 0,
-                _ => field::<u8>(tcp, &OFFSET_TXREHASH),
-            };
             #[expect(clippy::cast_possible_truncation, reason = "the lower half is used")]
             let timer_expires = field::<u64>(tcp, &OFFSET_TIMER_EXPIRES) as u32;
             Self {
@@ -222,7 +215,6 @@ impl SynSocket {
                 rto_max,
                 retrans_stamp: field(tcp, &OFFSET_RETRANS_STAMP),
                 timer_expires,
-                txrehash: txrehash.into(),
             }
         }
     }
@@ -238,6 +230,17 @@ impl SynSocket {
 #[inline(always)]
 pub(crate) fn has_rto_max() -> bool {
     constant(&OFFSET_RTO_MAX) != 0
+}
+
+/// Whether a retransmission of the socket chooses another path (`sk_txrehash`).
+#[inline(always)]
+pub(crate) fn rehashes(ctx: &SockOpsContext) -> bool {
+    if constant(&OFFSET_TXREHASH) == 0 {
+        return false;
+    }
+    let tcp = socket::kernel_tcp_sock(ctx);
+    // SAFETY: a TCP socket, not null.
+    !tcp.is_null() && unsafe { field::<u8>(tcp, &OFFSET_TXREHASH) } == 1
 }
 
 /// Whether the socket has a TCP_SYNCNT, which may be left of a SYN schedule whose end the program did not see.

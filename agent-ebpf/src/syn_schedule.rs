@@ -81,14 +81,12 @@ extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     if !has_schedule {
         return 0;
     }
-    let tally = Tally::of_socket(state);
     if state.schedule.flags & (SHAPED | HELD) != 0 {
         // No TIMEOUT_INIT followed the last arming.
         count(schedules::LEFT_SET, 1);
-        take_back(ctx, &mut state.schedule, tally);
-        return 0;
+        return rto_syn_take_back(ops);
     }
-    plan(ctx, state, policy, own, tally);
+    plan(ctx, state, policy, own);
     0
 }
 
@@ -114,10 +112,8 @@ fn plan(
     state: &mut SocketState,
     policy: &Policy,
     own: SynSocket,
-    tally: Tally,
 ) {
     let hz = syn_ack_rto::kernel_jiffies();
-    let target = Target::of(ctx);
     let schedule = &mut state.schedule;
     // The application may have set another value since.
     if schedule.retries == 0 || own.retries != schedule.retries.into() {
@@ -183,49 +179,69 @@ fn plan(
     let next = next(&mut schedule.attempt, &kernel, &fired, passed);
     let is_early = passed >> 32 == 0;
     let hold = kernel.hold(upper(passed));
+    schedule.user_timeout_ms = 0;
+    schedule.rto_max_ms = 0;
+    schedule.flags = schedule.flags & NOT_SENT | PLANNED;
+    if is_shaped {
+        if hold < own.rto_max {
+            schedule.rto_max_ms = milliseconds(hold);
+        }
+        if next.timer != 0 {
+            // `msecs_to_jiffies()` rounds up.
+            let rounding = u32::from(hz < 1000);
+            schedule.user_timeout_ms = elapsed_ms(own, now) + milliseconds(next.timer) - rounding;
+        }
+        if by_timer && next.is_last {
+            schedule.flags |= LAST;
+            if next.timer == 0 {
+                schedule.user_timeout_ms = milliseconds(gives_up);
+            }
+        }
+    }
+    rto_syn_planned(ctx.ops, next.retries, u32::from(is_early && is_shaped));
+}
+
+/// Sets what must be set before the SYN is sent: TCP_SYNCNT; and as long as the kernel alone would not have retransmitted
+/// (`is_early`), the path. A global function: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_syn_planned(ops: *mut bpf_sock_ops, retries: u32, is_early: u32) -> u32 {
+    // SAFETY: the caller does not use its reference to the storage after this call.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    let tally = Tally::of_socket(state);
+    let target = Target::of(ctx);
+    let schedule = &mut state.schedule;
     let current = match schedule.retries {
         0 => schedule.own_retries,
         set => set,
     };
-    if next.retries != current.into() {
-        if !target.set(SockOpt::SynCnt, next.retries, tally) {
-            return;
+    let retries = small(retries);
+    if retries != current {
+        if !target.set(SockOpt::SynCnt, retries.into(), tally) {
+            // The attempt would end early.
+            schedule.flags = 0;
+            return 0;
         }
-        schedule.retries = match small(next.retries) {
-            retries if retries == schedule.own_retries => 0,
-            retries => retries,
+        schedule.retries = if retries == schedule.own_retries {
+            0
+        } else {
+            retries
         };
-    }
-    schedule.flags = schedule.flags & NOT_SENT | PLANNED;
-    schedule.user_timeout_ms = 0;
-    if !is_shaped {
-        return;
-    }
-    schedule.rto_max_ms = if hold < own.rto_max {
-        milliseconds(hold)
-    } else {
-        0
-    };
-    if next.timer != 0 {
-        // `msecs_to_jiffies()` rounds up.
-        let rounding = u32::from(hz < 1000);
-        schedule.user_timeout_ms = elapsed_ms(own, now) + milliseconds(next.timer) - rounding;
-    }
-    if by_timer && next.is_last {
-        schedule.flags |= LAST;
-        if next.timer == 0 {
-            schedule.user_timeout_ms = milliseconds(gives_up);
-        }
     }
     // Behind a router that hashes the flow label, another label before the first answer could reach another server
     // (`sk_rethink_txhash()` follows RTO_CB; Linux 6.18).
-    if is_early && own.txrehash == 1 && target.rehash(false) {
+    if is_early != 0 && kernel_sock::rehashes(ctx) && target.rehash(false) {
         schedule.flags |= KEEPS_PATH;
     }
     if schedule.flags & NOT_SENT != 0 {
         // No RETRANS_CB followed the last RTO_CB.
-        shape(ctx, schedule, tally);
+        rto_syn_shape(ops);
     }
+    0
 }
 
 /// RETRANS_CB of a connecting socket; argument 2 is the result.
@@ -233,31 +249,37 @@ fn plan(
 pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    let ctx = &ctx;
     let Some(state) = storage.find() else {
         return 0;
     };
     if state.schedule.flags & PLANNED == 0 {
         return 0;
     }
-    let tally = Tally::of_socket(state);
     state.schedule.flags &= !(PLANNED | NOT_SENT);
-    if argument(ctx, 2).cast_signed() > 0 {
+    if argument(&ctx, 2).cast_signed() > 0 {
         // The local queue has dropped the SYN. The kernel arms a probe and does not run TIMEOUT_INIT.
-        take_back(ctx, &mut state.schedule, tally);
+        rto_syn_take_back(ops)
     } else {
-        shape(ctx, &mut state.schedule, tally);
+        rto_syn_shape(ops)
     }
-    0
 }
 
-/// Sets what shapes the timer that the kernel arms next.
-#[inline(always)]
-fn shape(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
+/// Sets what shapes the timer that the kernel arms next. A global function: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_syn_shape(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the callers do not use a reference to the storage after this call.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.find() else {
+        return 0;
+    };
     if !has_not_stopped() {
-        return;
+        return 0;
     }
+    let tally = Tally::of_socket(state);
     let target = Target::of(ctx);
+    let schedule = &mut state.schedule;
     let (own_ms, wanted_ms) = (schedule.own_user_timeout_ms, schedule.user_timeout_ms);
     if schedule.flags & SHAPED == 0
         && wanted_ms != 0
@@ -273,23 +295,34 @@ fn shape(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
             schedule.flags |= HELD;
         }
     }
+    0
 }
 
 /// TIMEOUT_INIT of a connecting socket with storage: the kernel has armed the timer.
 #[inline(always)]
-pub(crate) fn armed(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
+pub(crate) fn armed(ctx: &SockOpsContext, schedule: &mut Schedule) {
     if schedule.flags & PLANNED != 0 {
         schedule.flags = schedule.flags & !PLANNED | NOT_SENT;
     }
     if schedule.flags & (SHAPED | HELD | KEEPS_PATH) != 0 {
-        take_back(ctx, schedule, tally);
+        rto_syn_take_back(ctx.ops);
     }
 }
 
-/// Sets the socket's own values again. A value that the application or another program has set since stays.
-#[inline(always)]
-fn take_back(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
+/// Sets the socket's own values again. A value that the application or another program has set since stays. A global
+/// function: see `tables`.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_syn_take_back(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: the callers do not use a reference to the storage after this call.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    let ctx = &ctx;
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    let tally = Tally::of_socket(state);
     let target = Target::of(ctx);
+    let schedule = &mut state.schedule;
     if schedule.flags & (SHAPED | LAST) == SHAPED {
         if SynSocket::of(ctx).user_timeout_ms == schedule.user_timeout_ms {
             target.set(SockOpt::UserTimeout, schedule.own_user_timeout_ms, tally);
@@ -304,6 +337,7 @@ fn take_back(ctx: &SockOpsContext, schedule: &mut Schedule, tally: Tally) {
         target.rehash(true);
         schedule.flags &= !KEEPS_PATH;
     }
+    0
 }
 
 /// Ends the schedule of a context's socket, if it has one. The caller must not hold a reference to the socket's
@@ -325,9 +359,9 @@ extern "C" fn rto_end_schedule(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     }
     let tally = Tally::of_socket(state);
+    state.schedule.flags &= !LAST;
+    rto_syn_take_back(ops);
     let schedule = &mut state.schedule;
-    schedule.flags &= !LAST;
-    take_back(&ctx, schedule, tally);
     let set = u32::from(schedule.retries);
     if set != 0 && SynSocket::of(&ctx).retries == set {
         let own = schedule.own_retries.into();
