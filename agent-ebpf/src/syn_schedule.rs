@@ -107,12 +107,7 @@ fn begin(state: &mut SocketState, own: SynSocket) {
 }
 
 #[inline(always)]
-fn plan(
-    ctx: &SockOpsContext,
-    state: &mut SocketState,
-    policy: &Policy,
-    own: SynSocket,
-) {
+fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: SynSocket) {
     let hz = syn_ack_rto::kernel_jiffies();
     let schedule = &mut state.schedule;
     // The application may have set another value since.

@@ -1,7 +1,7 @@
 //! Brakes on a short initial RTO: their effect on connections when the path changes, breaks or is overloaded, compared
 //! with the kernel's own timers, and their effect without the daemon.
 
-use rto_agent_common::{brake::Brake, direction::ACTIVE};
+use rto_agent_common::direction::ACTIVE;
 use rto_testbed::{
     link::Link as _,
     machine::{Machine, jiffy},
@@ -248,9 +248,7 @@ test!(a_short_outage_is_bridged, || short_outage(
 test!(a_short_outage_is_bridged_by_a_guarded_timer, || {
     short_outage(Timers::Guarded)
 });
-/// No connection takes longer than half a second; the control's connections do if they begin during the outage. Before
-/// Linux 6.15, which cannot keep the kernel's schedule, only those do not that begin before the fuse for outages blows.
-#[expect(clippy::cast_precision_loss, reason = "tens")]
+/// No connection takes longer than half a second; the control's connections do if they begin during the outage.
 fn short_outage(timers: Timers) -> anyhow::Result<()> {
     const LENGTH: Duration = Duration::from_millis(300);
     const SECONDS: u32 = 12;
@@ -272,13 +270,7 @@ fn short_outage(timers: Timers) -> anyhow::Result<()> {
         agents.hit.len() >= 20 && control.hit.len() >= 20,
         "{report}"
     );
-    if lacks("tcp-rto-max")? {
-        let late = share_beyond(&agents.hit, LATE);
-        let blown = 1.0 - f64::from(Brake::OUTAGE) / agents.hit.len() as f64;
-        ensure!(late > 0.0 && late <= blown, "{late}: {report}");
-    } else {
-        ensure!(own <= SHARE, "{report}");
-    }
+    ensure!(own <= SHARE, "{report}");
     let hit = share_beyond(&control.hit, LATE);
     ensure!(hit > 0.9, "{hit}: {report}");
     Ok(())

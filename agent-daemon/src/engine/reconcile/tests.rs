@@ -24,7 +24,7 @@ fn bed(text: &str) -> Bed {
     let opened = kernel.clone();
     let open: Open = Arc::new(move |options| Ok(opened.open(options)));
     let store = RuntimeStore::new(dir.path());
-    let (reconciler, change) = Reconciler::start(
+    let (reconciler, change, _) = Reconciler::start(
         (open, Arc::default()),
         options(),
         desired(text),
@@ -282,7 +282,7 @@ fn the_maps_that_are_left_are_known_until_they_go() {
     let mut bed = bed(NEAR);
     assert!(!bed.reconciler.has_kept_maps());
     // The kernel in memory has no walker.
-    assert!(bed.reconciler.unlink_for_restoring().is_err());
+    assert!(bed.reconciler.unlink_for_restoring(false).is_err());
     assert!(bed.kernel.state().attached);
     assert_eq!(bed.reconciler.leave_maps(), options().pin_dir);
     assert!(bed.reconciler.has_kept_maps());

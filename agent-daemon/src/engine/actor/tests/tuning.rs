@@ -104,7 +104,6 @@ fn a_value_is_learnt_leased_shown_and_raised() {
                 fuse: Brake::FUSE + Brake::BLOWN,
                 budget: 0,
                 spurious: 20,
-                losses: 0,
             },
             Brake::default(),
         ],
@@ -230,7 +229,6 @@ fn brakes_are_reset_when_a_guard_is_switched_on() {
         fuse: Brake::FUSE + Brake::BLOWN,
         budget: 1 << 20,
         spurious: 20,
-        losses: 0,
     };
     bed.kernel.state().brakes.insert(near(), [spent; 2]);
     reload("guard = \"off\"", "guard = \"on\"");
