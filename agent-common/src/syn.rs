@@ -121,7 +121,7 @@ impl Timeouts {
     #[inline(always)]
     #[must_use]
     pub const fn slots_after(&self, start: u32, now: u32, passed: u64) -> Slots {
-        let (last, passed) = (passed as u32, (passed >> 32) as u32);
+        let (passed, last) = (upper(passed), lower(passed));
         let next = wheel::fires(start, last, self.interval(passed));
         Slots {
             passed,
@@ -202,7 +202,7 @@ const extern "C" fn rto_syn_interval(
     // More doublings than there are between one jiffy and the maximum RTO.
     let rto = (initial_rto as u64) << least(doublings, 20);
     if rto < rto_max as u64 {
-        rto as u32
+        lower(rto)
     } else {
         rto_max
     }
@@ -225,7 +225,7 @@ const extern "C" fn rto_syn_slots_passed(
         let interval = rto_syn_interval(initial_rto, passed, linear, rto_max);
         next = wheel::fires(start, last, interval);
     }
-    (passed as u64) << 32 | last as u64
+    both(passed, last)
 }
 
 /// A connecting socket when its SYN timer has fired, before the kernel retransmits and doubles `icsk_rto`.
@@ -428,10 +428,32 @@ const fn margin(left: u32, hz: u32) -> u32 {
 #[inline(always)]
 const fn bounded(jiffies: u64) -> u32 {
     if jiffies < NEVER as u64 {
-        jiffies as u32
+        lower(jiffies)
     } else {
         NEVER
     }
+}
+
+/// Two numbers in one: a global function of a BPF program takes at most five, and returns one.
+#[inline(always)]
+#[must_use]
+pub const fn both(upper: u32, lower: u32) -> u64 {
+    (upper as u64) << 32 | lower as u64
+}
+
+/// The upper of [`both`].
+#[inline(always)]
+#[must_use]
+pub const fn upper(both: u64) -> u32 {
+    (both >> 32) as u32
+}
+
+/// The lower of [`both`].
+#[inline(always)]
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+pub const fn lower(both: u64) -> u32 {
+    both as u32
 }
 
 /// A division by 0 would panic, which the verifier rejects.

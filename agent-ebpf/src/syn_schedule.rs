@@ -23,7 +23,7 @@ use rto_agent_common::{
     Policy, Remembered, Schedule, SockOpt, SocketState, direction, policy_flags,
     schedule_flags::{HELD, KEEPS_PATH, LAST, NOT_SENT, PLANNED, SHAPED},
     schedules, socket_flags,
-    syn::{Attempt, Fired, Next, Timeouts},
+    syn::{Attempt, Fired, Next, Timeouts, both, lower, upper},
 };
 
 use crate::{
@@ -461,23 +461,6 @@ extern "C" fn rto_syn_next(
         attempt.answered,
         next.timer << 8 | u32::from(next.is_last) << 7 | next.retries,
     )
-}
-
-#[inline(always)]
-fn both(upper: u32, lower: u32) -> u64 {
-    u64::from(upper) << 32 | u64::from(lower)
-}
-
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the upper half")]
-const fn upper(both: u64) -> u32 {
-    (both >> 32) as u32
-}
-
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
-const fn lower(both: u64) -> u32 {
-    both as u32
 }
 
 /// Milliseconds since the first SYN was sent, as the kernel counts them; `expected`: about as many jiffies.

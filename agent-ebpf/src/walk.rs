@@ -34,7 +34,6 @@ const UNMATCHED_ARM: u32 = arm::treated(UNMATCHED);
 
 // `BPF_TCP_*`. In ESTABLISHED and CLOSE_WAIT the socket may still send data.
 const ESTABLISHED: u8 = 1;
-const SYN_SENT: u8 = 2;
 const CLOSE_WAIT: u8 = 8;
 
 #[unsafe(no_mangle)]
@@ -52,10 +51,8 @@ extern "C" fn rto_walk(ctx: *const Context) -> i32 {
         return 0;
     };
     if control.mode == walk_mode::RESTORE {
-        // In any other state, because options matter until the last ACK. The program stays for those that connect.
-        if common.state() != SYN_SENT {
-            restore(sk, common, control);
-        }
+        // In any state, because options are set before the first SYN and matter until the last ACK.
+        restore(sk, common, control);
     } else if let ESTABLISHED | CLOSE_WAIT = common.state()
         && is_in_cgroup(common, control)
     {
@@ -164,7 +161,8 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     };
     let touched =
         state.arm != arm::NONE || is_set(&state.options) || state.options.cb_flags_added != 0;
-    if !touched {
+    // The program stays for sockets that are connecting.
+    if !touched || state.flags & socket_flags::SYN_SCHEDULE != 0 {
         return;
     }
     // A socket whose policy is gone, or whose options were set before its policy was chosen, is counted for no policy.
