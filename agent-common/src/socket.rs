@@ -61,6 +61,8 @@ pub mod schedule_flags {
     pub const KEEPS_PATH: u16 = 1 << 3;
     /// RETRANS_CB did not follow RTO_CB: the host has no route, or the last SYN is still in its queue.
     pub const NOT_SENT: u16 = 1 << 4;
+    /// RETRANS_CB has followed RTO_CB.
+    pub const SENT: u16 = 1 << 6;
     /// TCP_USER_TIMEOUT stays until it ends the attempt: the policy says when connect() gives up.
     pub const LAST: u16 = 1 << 5;
 }

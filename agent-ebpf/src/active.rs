@@ -254,6 +254,7 @@ fn note_unseen_loss(ctx: &SockOpsContext) {
     let is_ours = timer == now || timer << retransmits == now;
     if timer != 0 && timer < syn_ack_rto::kernel_jiffies() && is_ours {
         lost(ctx.ops, timer);
+        syn_schedule::after_timeout(ctx);
     }
 }
 

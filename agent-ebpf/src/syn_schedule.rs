@@ -21,7 +21,7 @@ use core::arch::asm;
 use aya_ebpf::{bindings::bpf_sock_ops, helpers::bpf_jiffies64, programs::SockOpsContext};
 use rto_agent_common::{
     Policy, Remembered, Schedule, SockOpt, SocketState, direction, policy_flags,
-    schedule_flags::{HELD, KEEPS_PATH, LAST, NOT_SENT, PLANNED, SHAPED},
+    schedule_flags::{HELD, KEEPS_PATH, LAST, NOT_SENT, PLANNED, SENT, SHAPED},
     schedules, socket_flags,
     syn::{Attempt, Fired, Next, Timeouts, both, lower, upper},
 };
@@ -46,13 +46,23 @@ static SHAPES_SYNS: u8 = 0;
 /// when the kernel alone would have ended it.
 #[inline(always)]
 pub(crate) fn at_timeout(ctx: &SockOpsContext) {
-    rto_at_syn_timeout(ctx.ops);
+    rto_at_syn_timeout(ctx.ops, SEEN);
 }
+
+/// TIMEOUT_INIT without an RTO_CB before it, because another program has cleared the callbacks: it is too late to shape
+/// this interval, but TCP_SYNCNT can still keep the attempt going.
+#[inline(always)]
+pub(crate) fn after_timeout(ctx: &SockOpsContext) {
+    rto_at_syn_timeout(ctx.ops, 0);
+}
+
+/// The argument of [`rto_at_syn_timeout`] in RTO_CB.
+const SEEN: u32 = 1;
 
 /// A global function: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
+extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops, seen: u32) -> u32 {
     // SAFETY: the caller holds no reference to the storage.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
@@ -72,8 +82,13 @@ extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
     let is_short = timer != 0 && timer < syn_ack_rto::kernel_jiffies();
     let is_limited = state.options.rto_max_ms | policy.syn_retries != 0;
     let has_schedule = own.is_known() && (is_short || is_limited);
+    // The kernel also asks before RTO_CB (`tcp_write_timeout()`, Linux 6.18), when the timer has not been armed again.
+    let is_armed = own.timer_expires.wrapping_sub(jiffies()).cast_signed() > 0;
+    if seen != SEEN && !(has_schedule && is_armed) {
+        return 0;
+    }
     if has_schedule && state.flags & socket_flags::SYN_SCHEDULE == 0 {
-        begin(state, own);
+        begin(state, own, seen);
     }
     let elapsed_us = socket::now().wrapping_sub(state.handshake.ns) / 1000;
     let [_, last_us] = state.handshake.copies_us;
@@ -86,13 +101,13 @@ extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
         count(schedules::LEFT_SET, 1);
         return rto_syn_take_back(ops);
     }
-    plan(ctx, state, policy, own);
+    plan(ctx, state, policy, own, seen);
     0
 }
 
 /// Starts the schedule. The timer that has fired was armed by connect(), with the initial RTO.
 #[inline(always)]
-fn begin(state: &mut SocketState, own: SynSocket) {
+fn begin(state: &mut SocketState, own: SynSocket, seen: u32) {
     let hz = syn_ack_rto::kernel_jiffies();
     let by_timer = own.timer_expires.wrapping_sub(own.rto);
     let since_stamp = elapsed_ms(own, jiffies().wrapping_sub(by_timer));
@@ -101,13 +116,17 @@ fn begin(state: &mut SocketState, own: SynSocket) {
     let differ = by_stamp.wrapping_sub(by_timer).wrapping_add(hz / 10) > hz / 5;
     state.handshake.ns = socket::now().wrapping_sub(u64::from(since_stamp) * 1_000_000);
     state.schedule = Schedule::default();
-    state.schedule.attempt.start = if differ { by_stamp } else { by_timer };
+    state.schedule.attempt.start = if differ || seen != SEEN {
+        by_stamp
+    } else {
+        by_timer
+    };
     state.flags |= socket_flags::SYN_SCHEDULE;
     count(schedules::SOCKETS, 1);
 }
 
 #[inline(always)]
-fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: SynSocket) {
+fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: SynSocket, seen: u32) {
     let hz = syn_ack_rto::kernel_jiffies();
     let schedule = &mut state.schedule;
     // The application may have set another value since.
@@ -159,13 +178,19 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
         kernel.rto_max,
         kernel.user_timeout_ms,
     );
-    let is_shaped = constant_u8(&SHAPES_SYNS) != 0 && has_not_stopped();
+    let is_shaped = seen == SEEN && constant_u8(&SHAPES_SYNS) != 0 && has_not_stopped();
+    // What RTO_CB would have seen before the kernel counted this timeout and doubled the interval.
+    let (rto, retransmits) = match own.retransmits.checked_sub(1) {
+        Some(before) if seen != SEEN && before >= kernel.linear => (own.rto / 2, before),
+        Some(before) if seen != SEEN => (own.rto, before),
+        _ => (own.rto, own.retransmits),
+    };
     let fired = Fired {
         now,
         initial_rto,
-        rto: own.rto,
+        rto,
         rto_max: own.rto_max,
-        retransmits: own.retransmits,
+        retransmits,
         gives_up,
         is_shaped,
         is_held: is_shaped && kernel_sock::has_rto_max(),
@@ -176,7 +201,10 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
     let hold = kernel.hold(upper(passed));
     schedule.user_timeout_ms = 0;
     schedule.rto_max_ms = 0;
-    schedule.flags = schedule.flags & NOT_SENT | PLANNED;
+    schedule.flags &= NOT_SENT;
+    if seen == SEEN {
+        schedule.flags |= PLANNED;
+    }
     if is_shaped {
         if hold < own.rto_max {
             schedule.rto_max_ms = milliseconds(hold);
@@ -250,7 +278,7 @@ pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
     if state.schedule.flags & PLANNED == 0 {
         return 0;
     }
-    state.schedule.flags &= !(PLANNED | NOT_SENT);
+    state.schedule.flags = state.schedule.flags & !(PLANNED | NOT_SENT) | SENT;
     if argument(&ctx, 2).cast_signed() > 0 {
         // The local queue has dropped the SYN. The kernel arms a probe and does not run TIMEOUT_INIT.
         rto_syn_take_back(ops)
@@ -296,11 +324,15 @@ extern "C" fn rto_syn_shape(ops: *mut bpf_sock_ops) -> u32 {
 /// TIMEOUT_INIT of a connecting socket with storage: the kernel has armed the timer.
 #[inline(always)]
 pub(crate) fn armed(ctx: &SockOpsContext, schedule: &mut Schedule) {
-    if schedule.flags & PLANNED != 0 {
-        schedule.flags = schedule.flags & !PLANNED | NOT_SENT;
+    let flags = schedule.flags;
+    schedule.flags &= !(PLANNED | SENT);
+    if flags & PLANNED != 0 {
+        schedule.flags |= NOT_SENT;
     }
-    if schedule.flags & (SHAPED | HELD | KEEPS_PATH) != 0 {
+    if flags & (SHAPED | HELD | KEEPS_PATH) != 0 {
         rto_syn_take_back(ctx.ops);
+    } else if flags & (PLANNED | SENT) == 0 {
+        after_timeout(ctx);
     }
 }
 
