@@ -9,7 +9,7 @@ use std::{
 };
 
 use rto_agent_core::{
-    config::{atomic_file::AtomicFile, save},
+    config::save,
     policy::{
         HostFacts, PolicyName,
         differences::Differences,
@@ -148,26 +148,43 @@ impl Reconciler {
             return refused(reason);
         }
         progress::checkpoint()?;
-        let staged = self.stage(&resolved.desired, persist)?;
         let before = self.resolved.clone();
+        let runtime_changes = resolved.desired.runtime != before.desired.runtime;
+        let edit = match persist {
+            Persist::File(edit) => Some((edit, edit.stage()?)),
+            Persist::Runtime | Persist::Later => None,
+        };
+        let runtime = match persist {
+            Persist::Runtime => true,
+            Persist::File(_) => runtime_changes,
+            Persist::Later => false,
+        };
+        let runtime = runtime.then(|| self.store.stage(&resolved.desired.runtime));
+        let runtime = runtime.transpose().map_err(EngineError::Unsaved)?;
         let mut change = self.write(&before.maps, &resolved)?;
-        if let Some(draft) = staged
-            && let Err(unsaved) = self.commit(draft, persist)
-        {
-            return Err(match self.write(&resolved.maps, &before) {
-                Ok(_) => EngineError::Unsaved(unsaved),
-                Err(back) => self.not_back(unsaved, back),
-            });
-        }
+        // The edit comes first: after a crash between the two, the runtime entries that it replaces
+        // are still in force.
+        let saved = match (edit, runtime) {
+            (None, None) => Ok(None),
+            (None, Some(runtime)) => self.store.commit(runtime).map(|()| None),
+            (Some((edit, draft)), runtime) => edit.commit(draft).map(|()| runtime),
+        };
+        let runtime = match saved {
+            Ok(runtime) => runtime,
+            Err(unsaved) => {
+                return Err(match self.write(&resolved.maps, &before) {
+                    Ok(_) => EngineError::Unsaved(unsaved),
+                    Err(back) => self.not_back(unsaved, back),
+                });
+            }
+        };
+        let is_saved = runtime.is_some_and(|draft| self.store.commit(draft).is_ok());
         self.resolved = resolved;
         if self.resolved.desired.host != before.desired.host {
             self.set_host_defaults(self.resolved.desired.host);
         }
-        let runtime = &self.resolved.desired.runtime;
-        if matches!(persist, Persist::Later | Persist::File(_))
-            && *runtime != before.desired.runtime
-        {
-            self.store.save(runtime);
+        if !is_saved && runtime_changes && !matches!(persist, Persist::Runtime) {
+            self.store.save(&self.resolved.desired.runtime);
             change.unsaved = self.store.problem();
         }
         Ok(change)
@@ -187,24 +204,6 @@ impl Reconciler {
             )
         });
         EngineError::NotBack { unsaved, back }
-    }
-
-    fn stage(&self, next: &Desired, persist: &Persist) -> Result<Option<AtomicFile>, EngineError> {
-        Ok(match persist {
-            Persist::Runtime => {
-                let staged = self.store.stage(&next.runtime);
-                Some(staged.map_err(EngineError::Unsaved)?)
-            }
-            Persist::File(edit) => Some(edit.stage()?),
-            Persist::Later => None,
-        })
-    }
-
-    fn commit(&mut self, draft: AtomicFile, persist: &Persist) -> std::io::Result<()> {
-        match persist {
-            Persist::File(edit) => edit.commit(draft),
-            Persist::Runtime | Persist::Later => self.store.commit(draft),
-        }
     }
 
     /// Writes a resolved state to the maps. `before` is the content that the change is described
