@@ -11,7 +11,7 @@ use rto_agent_core::{
     wire::{
         events::StreamItem,
         kernel::{Feature, Found, Presence, Verdict},
-        types::{ApplyRequest, Caller, DetachAnswer, VerifyAnswer, WalkView, now_s},
+        types::{ApplyRequest, Caller, DetachAnswer, NotLasting, VerifyAnswer, WalkView, now_s},
     },
 };
 use rto_agent_kernel::{
@@ -67,6 +67,7 @@ pub(super) struct Apply {
 struct Restoring {
     reply: Reply<DetachAnswer>,
     deadline: Instant,
+    not_lasting: Option<NotLasting>,
 }
 
 impl Apply {
@@ -79,9 +80,9 @@ impl Apply {
         messages: &mpsc::Sender<Message>,
     ) -> anyhow::Result<(Self, Change)> {
         let agent = &config.config.agent;
-        let mut detach_mark = DetachMark::new(&agent.persistent_dir, &config.config_path);
+        let mut detach_mark = DetachMark::new(agent);
         let by_configuration = (!agent.attach).then_some(Caller::CONFIGURATION);
-        let detached_by = detach_mark.load()?.or(by_configuration);
+        let detached_by = detach_mark.load().or(by_configuration);
         let (reconciler, change) = Reconciler::start(
             opening,
             options(config),
@@ -136,6 +137,12 @@ impl Apply {
             self.apply_to_open(cause);
         }
         Ok(change)
+    }
+
+    /// The next start reads its mark in the `persistent_dir` of the files in force.
+    pub(super) fn follow_persistent_dir(&mut self) {
+        let dir = &self.reconciler.resolved().config().agent.persistent_dir;
+        self.detach_mark.follow(dir, self.detached_by);
     }
 
     /// The desired state in force, or to be in force once attached again.

@@ -64,7 +64,11 @@ pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
     let socket = args.socket.as_ref().unwrap_or(&agent.socket);
     let answer = match Client::new(socket).post::<ChangeAnswer>("/v1/attach", &()) {
         Err(ClientError::NotRunning { .. }) => {
-            DetachMark::new(&agent.persistent_dir, &args.config.config).set(None)?;
+            anyhow::ensure!(
+                agent.attach,
+                "no daemon is running, and attach = false in [agent]: set it to true"
+            );
+            DetachMark::new(&agent).clear()?;
             ChangeAnswer {
                 notes: vec!["no daemon is running; the next start attaches".to_owned()],
                 ..ChangeAnswer::default()
@@ -127,8 +131,7 @@ fn cgroup_of(agent: &AgentConfig) -> Option<PathBuf> {
 fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, but one seems to be running")?;
-    let mut mark = DetachMark::new(&agent.persistent_dir, &args.config.config);
-    let unmarked = mark.set(Some(this_caller())).err();
+    let not_lasting = DetachMark::new(agent).set(this_caller());
     walk::end_schedules(
         &agent.pin_dir,
         NewConnections::LeftAlone,
@@ -163,10 +166,8 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
         by_daemon: false,
         kept: (!complete).then(|| agent.pin_dir.clone()),
         restored,
-        notes: unmarked
-            .map(|e| format!("the next start of the daemon attaches: {e}"))
-            .into_iter()
-            .collect(),
+        notes: Vec::new(),
+        not_lasting,
     })
 }
 
@@ -186,9 +187,14 @@ fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
         true => "statistics and learnt values are kept; ",
         false => "",
     };
-    text.push_str(&format!(
-        "{what}no policy is active until rto-agent attach, also after a restart\n"
-    ));
+    text.push_str(&match &answer.not_lasting {
+        None => format!("{what}no policy is active until rto-agent attach, also after a restart\n"),
+        Some(not_lasting) => format!(
+            "{what}no policy is active until rto-agent attach or {}: the detachment cannot be \
+             kept: {}\n",
+            not_lasting.until, not_lasting.why
+        ),
+    });
     text.push_str(&table::remarks("note", &answer.notes));
     if let Some(restored) = &answer.restored {
         text.push_str("restored on open sockets:\n");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rto_agent_core::wire::{
     kernel::Removed,
-    types::{Caller, DetachAnswer, DetachRequest, WalkView},
+    types::{Caller, DetachAnswer, DetachRequest, NotLasting, WalkView},
 };
 use rto_agent_kernel::datapath::{DatapathError, NewConnections, handover};
 use tracing::{info, warn};
@@ -15,6 +15,10 @@ use crate::engine::{EngineError, Reply, audit::Cause, error::refused, jobs::walk
 
 /// Limit of `detach --restore`: shorter than its client waits.
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Why `rto-agent attach` is refused where the configuration detaches.
+const ATTACH_IS_OFF: &str =
+    "attach = false in [agent] detaches this host: set it to true; nothing was changed";
 
 /// An answer, to be sent once the change is published.
 type Answer = (Reply<DetachAnswer>, Result<DetachAnswer, EngineError>);
@@ -38,20 +42,24 @@ impl Apply {
         reply: Reply<DetachAnswer>,
     ) -> Option<Answer> {
         self.probing.invalidate();
+        if let Err(refusal) = self.check_not_restoring() {
+            return Some((reply, Err(refusal)));
+        }
         let restores = self.reconciler.kernel().is_some() || self.reconciler.has_kept_maps();
-        let begun = self.check_not_restoring().and_then(|()| {
-            if request.restore && restores {
-                self.begin_restore(by).map(|()| None)
-            } else {
-                self.detach_now(by).map(Some)
+        if !request.restore || !restores {
+            return Some((reply, self.detach_now(by)));
+        }
+        match self.begin_restore(by) {
+            Ok(not_lasting) => {
+                self.restoring = Some(Restoring {
+                    reply,
+                    deadline: Instant::now() + RESTORE_LIMIT,
+                    not_lasting,
+                });
+                None
             }
-        });
-        let Some(answer) = begun.transpose() else {
-            let deadline = Instant::now() + RESTORE_LIMIT;
-            self.restoring = Some(Restoring { reply, deadline });
-            return None;
-        };
-        Some((reply, answer))
+            Err(refusal) => Some((reply, Err(refusal))),
+        }
     }
 
     /// Detaches the program at once.
@@ -59,7 +67,7 @@ impl Apply {
         &mut self,
         by: Caller,
     ) -> Result<DetachAnswer, EngineError> {
-        self.mark_detached(by);
+        let not_lasting = self.detach_mark.set(by);
         self.walks.stop();
         self.end_schedules(NewConnections::LeftAlone);
         // The thread loads a program over the pins that are about to be removed.
@@ -68,32 +76,22 @@ impl Apply {
             return Err(self.not_detached(e));
         }
         let links = self.detached(by);
-        Ok(self.detach_answer(links))
-    }
-
-    /// Persist first, so that a crash cannot lose the decision. If it cannot be stored, the
-    /// detachment lasts until the daemon ends.
-    fn mark_detached(&mut self, by: Caller) {
-        let _said = self.detach_mark.set(Some(by));
+        Ok(detach_answer(links, not_lasting))
     }
 
     fn not_detached(&mut self, error: DatapathError) -> EngineError {
-        let _said = self.detach_mark.set(self.detached_by);
+        let back = match self.detached_by {
+            Some(by) => {
+                self.detach_mark.retry(Some(by));
+                Ok(())
+            }
+            None => self.detach_mark.clear(),
+        };
+        if let Err(e) = back {
+            warn!("the next start is detached, though this detachment failed: {e}");
+        }
         self.reconciler.resume();
         error.into()
-    }
-
-    fn detach_answer(&self, links: usize) -> DetachAnswer {
-        let removed = Removed {
-            links,
-            ..Removed::default()
-        };
-        DetachAnswer {
-            removed,
-            by_daemon: true,
-            notes: self.detach_mark.problem().cloned().into_iter().collect(),
-            ..DetachAnswer::default()
-        }
     }
 
     /// Records the detachment, and returns the number of links it removed.
@@ -117,14 +115,12 @@ impl Apply {
             return Ok(None);
         };
         if !self.reconciler.resolved().config().agent.attach {
-            return refused(format!(
-                "detached by {by}, which rto-agent attach cannot override: set it to true"
-            ));
+            return refused(ATTACH_IS_OFF);
         }
-        self.detach_mark.set(None).map_err(EngineError::Unsaved)?;
+        self.detach_mark.clear().map_err(EngineError::Unsaved)?;
         let maps_are_new = self.reconciler.kernel().is_none();
         if let Err(e) = self.reconciler.attach_detached() {
-            self.mark_detached(by);
+            let _ = self.detach_mark.set(by); // Its problem says how it went.
             return Err(e);
         }
         self.detached_by = None;
@@ -141,7 +137,7 @@ impl Apply {
 
     /// Detaches the programs and begins to restore sockets. `finish_restore()` completes the
     /// detachment.
-    fn begin_restore(&mut self, by: Caller) -> Result<(), EngineError> {
+    fn begin_restore(&mut self, by: Caller) -> Result<Option<NotLasting>, EngineError> {
         self.check_can_walk()?;
         self.walks.stop();
         self.events.end();
@@ -150,7 +146,7 @@ impl Apply {
                 "the walk over open sockets is blocked; try again, or detach without --restore",
             );
         }
-        self.mark_detached(by);
+        let not_lasting = self.detach_mark.set(by);
         self.end_schedules(NewConnections::LeftAlone);
         let walkers = match self.reconciler.unlink_for_restoring() {
             Ok(walkers) => walkers,
@@ -158,7 +154,7 @@ impl Apply {
         };
         self.detached(by);
         self.walks.begin(walkers, walk::RESTORE, Vec::new());
-        Ok(())
+        Ok(not_lasting)
     }
 
     /// Ends SYN schedules before the program is unloaded, or may be.
@@ -180,7 +176,9 @@ impl Apply {
         if self.walks.is_running() && !self.restoring.as_ref().is_some_and(over) {
             return None;
         }
-        let Restoring { reply, .. } = self.restoring.take()?;
+        let Restoring {
+            reply, not_lasting, ..
+        } = self.restoring.take()?;
         let mut restored = WalkView::clone(&self.walks.progress().borrow());
         if self.walks.is_running() {
             self.walks.stop();
@@ -198,7 +196,7 @@ impl Apply {
         let answer = kept.map(|kept| DetachAnswer {
             restored: Some(restored),
             kept,
-            ..self.detach_answer(1)
+            ..detach_answer(1, not_lasting)
         });
         Some((reply, answer.map_err(EngineError::from)))
     }
@@ -242,5 +240,17 @@ impl Apply {
             return refused("sockets are being restored; try again in a few seconds");
         }
         Ok(())
+    }
+}
+
+fn detach_answer(links: usize, not_lasting: Option<NotLasting>) -> DetachAnswer {
+    DetachAnswer {
+        removed: Removed {
+            links,
+            ..Removed::default()
+        },
+        by_daemon: true,
+        not_lasting,
+        ..DetachAnswer::default()
     }
 }

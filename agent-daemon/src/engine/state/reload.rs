@@ -204,6 +204,7 @@ impl Engine {
         notes.extend(ended_overrides(saved, ended, &files.config.set));
         notes.extend(change.unsaved);
         notes.extend(self.control.take_notes());
+        self.apply.follow_persistent_dir();
         let followed = self.follow_attach(cause);
         notes.extend(followed.err().map(|e| format!("[agent] attach: {e}")));
         Ok(ChangeAnswer {

@@ -45,15 +45,17 @@ enum Operation {
     Reload,
     Add,
     Save,
+    Unsave,
     Remove,
     Stop,
 }
 
-const OPERATIONS: [Operation; 6] = [
+const OPERATIONS: [Operation; 7] = [
     Operation::Start,
     Operation::Reload,
     Operation::Add,
     Operation::Save,
+    Operation::Unsave,
     Operation::Remove,
     Operation::Stop,
 ];
@@ -326,10 +328,14 @@ impl Run {
                 };
                 (self.ask(&request, moment)?, self.desired.clone())
             }
-            Operation::Add | Operation::Save | Operation::Remove => {
+            Operation::Add | Operation::Save | Operation::Unsave | Operation::Remove => {
                 let (request, after) = match operation {
                     Operation::Add => self.desired.add(&mut self.rng),
                     Operation::Save => self.desired.save(&mut self.rng),
+                    Operation::Unsave => self.desired.unsave(&mut self.rng).unwrap_or_else(|| {
+                        operation = Operation::Save;
+                        self.desired.save(&mut self.rng)
+                    }),
                     _ => self.desired.remove(&mut self.rng).unwrap_or_else(|| {
                         operation = Operation::Add;
                         self.desired.add(&mut self.rng)
@@ -349,9 +355,10 @@ impl Run {
             self.desired = after;
             self.check(std::slice::from_ref(&self.desired))?;
         } else {
-            let candidates = [self.desired.clone(), after];
+            let half = self.desired.half_saved(&after);
+            let candidates = [self.desired.clone(), after, half];
             let which = self.check(&candidates)?;
-            self.tally.taken += u32::try_from(which)?;
+            self.tally.taken += u32::from(which != 0);
             self.desired = candidates[which].clone();
         }
         if operation == Operation::Stop && self.on_exit == "detach" {
