@@ -12,10 +12,7 @@ use rto_agent_kernel::{
     datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
     kernel::{self, btf, facts::host_facts, privileges},
 };
-use tokio::{
-    net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
-};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::{
@@ -88,7 +85,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .build()?;
     let entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
-    let metrics = bind_metrics(&agent.metrics)?;
+    let metrics = match &agent.metrics {
+        MetricsSetting::Off => None,
+        // A port below 1024 needs a capability that the daemon is about to drop.
+        MetricsSetting::Tcp(address) => Some((*address, http::listen(*address))),
+    };
     let on_exit = agent.on_exit;
     // Must run before there is a second thread.
     let mut pinned_again = PinnedAgain::adopt(&pin_dir);
@@ -132,7 +133,9 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let _end = stop.await;
         });
         let server = tokio::spawn(serving);
-        let metrics = metrics.map(|listener| tokio::spawn(http::serve(listener, handle.clone())));
+        let metrics = metrics.map(|(address, listener)| {
+            tokio::spawn(http::serve_at(address, listener, handle.clone()))
+        });
         let mut lock_problem = Problem::default();
         let mut keepalive = WatchdogKeepalive::from_environment();
         let interval = keepalive.interval().min(CHECK_INTERVAL);
@@ -270,19 +273,6 @@ impl Drop for NewPinDir {
             let _kept = std::fs::remove_dir(path);
         }
     }
-}
-
-/// The listener of the metrics.
-fn bind_metrics(setting: &MetricsSetting) -> anyhow::Result<Option<TcpListener>> {
-    let MetricsSetting::Tcp(address) = setting else {
-        return Ok(None);
-    };
-    let listener = std::net::TcpListener::bind(address).with_context(|| {
-        format!("cannot listen on {address} for metrics; set [agent] metrics to another address")
-    })?;
-    listener.set_nonblocking(true)?;
-    info!(%address, "serving metrics");
-    Ok(Some(TcpListener::from_std(listener)?))
 }
 
 /// The cgroup to attach to: from the command line, else the configuration, else the host's root.

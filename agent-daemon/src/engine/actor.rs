@@ -54,6 +54,8 @@ pub struct Engine {
     expiry_after: Option<Instant>,
     /// Why the policies could not be computed for the host's current settings.
     host_problem: Problem,
+    /// Why the metrics are not served.
+    metrics_problem: Problem,
     messages: mpsc::Receiver<Message>,
     snapshots: watch::Sender<Arc<Snapshot>>,
     started: Instant,
@@ -134,6 +136,7 @@ impl Engine {
             control,
             expiry_after: None,
             host_problem: Problem::default(),
+            metrics_problem: Problem::default(),
             messages: channels.messages,
             started: starting.started,
             shared: starting.shared.clone(),
@@ -236,6 +239,13 @@ impl Engine {
             Message::Tune(action, policy, by, reply) => {
                 self.answer(reply, |e| e.control.tune(&mut e.apply, action, &policy, by));
             }
+            Message::Metrics(problem) => {
+                if problem.as_ref() != self.metrics_problem.text() {
+                    self.metrics_problem
+                        .becomes(problem, |text| warn!("{text}"));
+                    self.publish();
+                }
+            }
             Message::Unwatched => self.apply.unwatched(),
             Message::Done(done) => {
                 if self.apply.done(done) {
@@ -280,6 +290,7 @@ impl Engine {
     pub(super) fn publish(&mut self) {
         let mut health = self.apply.health();
         health.problems.extend(self.host_problem.text().cloned());
+        health.warnings.extend(self.metrics_problem.text().cloned());
         health.warnings.extend(self.state.warnings());
         health.warnings.extend(self.control.problems());
         let (tuned, experiments) = self.control.published();

@@ -10,7 +10,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -168,7 +168,34 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
             meta.uid()
         )));
     }
+    if meta.mode() & 0o077 != 0 {
+        tracing::warn!(
+            "{}: other users could open it; it is replaced",
+            path.display()
+        );
+        // Where that is not possible (a mount point), it is at least closed to them from now on.
+        replace_exposed(path)
+            .or_else(|_| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))?;
+    }
     Ok(())
+}
+
+/// Moves the pins of a directory that other users may open to one that only root can open: any of
+/// them may have the former open, and hold a lock on it.
+fn replace_exposed(path: &Path) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push("-private");
+    let private = path.with_file_name(name);
+    match create_private_dir(&private) {
+        // Of a start that was killed.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        fs::rename(entry.path(), private.join(entry.file_name()))?;
+    }
+    fs::rename(private, path)
 }
 
 /// When a map was created, from the time of its pin; the kernel does not report it. The pin of a
@@ -321,6 +348,25 @@ mod tests {
         assert_ne!(made(&new), Some(then));
         set_made(&new, made(&former).unwrap());
         assert_eq!(made(&new), Some(then));
+    }
+
+    #[test]
+    fn exposed_directory_is_replaced_with_its_pins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pins");
+        fs::create_dir_all(path.join("l1-ab-3")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let former = fs::metadata(&path).unwrap().ino();
+        replace_exposed(&path).unwrap();
+        let now = fs::metadata(&path).unwrap();
+        assert_eq!(now.mode() & 0o777, 0o700);
+        assert!(now.ino() != former && path.join("l1-ab-3").exists());
+        // As after a kill.
+        fs::rename(&path, dir.path().join("pins-private")).unwrap();
+        fs::create_dir(&path).unwrap();
+        replace_exposed(&path).unwrap();
+        assert!(path.join("l1-ab-3").exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

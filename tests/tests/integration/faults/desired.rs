@@ -224,7 +224,7 @@ impl Desired {
         let mut next = self.clone();
         let mut cidrs: Vec<String> = self.saved.keys().cloned().collect();
         cidrs.shuffle(rng);
-        cidrs.truncate(rng.random_range(1..8));
+        cidrs.truncate(rng.random_range(1..8).min(cidrs.len().saturating_sub(1)));
         if cidrs.is_empty() {
             return None;
         }

@@ -23,9 +23,9 @@ use crate::prelude::*;
 const ROUNDS: u32 = 100;
 const ROUNDS_LONG: u32 = 1000;
 /// Each environment runs each operation three times: killed before it begins, after it is done, and at some moment.
-const ROUNDS_EMULATED: u32 = 36;
+const ROUNDS_EMULATED: u32 = 42;
 /// Each operation twice: killed before it begins, and after it is done.
-const ROUNDS_BUSY: u32 = 24;
+const ROUNDS_BUSY: u32 = 28;
 /// Environments at once: a start mostly waits for the kernel, but needs CPU time on an emulated processor.
 const ENVS: u32 = 4;
 const ENVS_EMULATED: u32 = 2;
@@ -256,6 +256,13 @@ impl Run {
     fn rounds(mut self, count: u32) -> anyhow::Result<Tally> {
         self.configure(&self.desired.file.clone())?;
         self.env.start()?;
+        // So that there is something to remove from the file.
+        for _ in 0..3 {
+            let (request, after) = self.desired.save(&mut self.rng);
+            self.env
+                .socket_request("POST", request.path, &request.body)?;
+            self.desired = after;
+        }
         self.check(std::slice::from_ref(&self.desired))?;
         self.prober.begin()?;
         // Each operation occurs equally often.
