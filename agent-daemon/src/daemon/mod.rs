@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::sys::stat::{Mode, umask};
-use rto_agent_core::config::{CgroupSetting, MetricsSetting, OnExit};
+use rto_agent_core::config::{CgroupSetting, Config, MetricsSetting, OnExit, save};
 use rto_agent_kernel::{
     datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
     kernel::{self, btf, facts::host_facts, privileges},
@@ -57,6 +57,13 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     // Shared until the program is loaded.
     let types = btf::Btf::vmlinux();
     let features = probe::features();
+    let saved_path = Config::saved_path(config_path);
+    if let Err(e) = save::finish(&saved_path) {
+        warn!(
+            "{}: an unfinished edit cannot be completed: {e}",
+            saved_path.display()
+        );
+    }
     let host = host_facts(&features)?;
     let StartConfig {
         config,

@@ -6,7 +6,6 @@ use std::{
 };
 
 use rto_agent_core::{
-    config::{Config, atomic_file::AtomicFile},
     policy::HostFacts,
     progress::{self, Progress},
     wire::{
@@ -99,13 +98,6 @@ impl Engine {
         progress::step();
         let config = Arc::new(config);
         let agent = &config.config.agent;
-        let saved_path = Config::saved_path(&config.config_path);
-        if let Err(e) = AtomicFile::remove_stale(&saved_path) {
-            warn!(
-                "a temporary file of {} cannot be removed: {e}",
-                saved_path.display()
-            );
-        }
         let (desired, store, lost) = state::load(&config)?;
         let experiments = RunningExperiments::load(agent)?;
         let (mut control, desired) = Control::start(agent, experiments, desired);
