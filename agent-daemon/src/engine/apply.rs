@@ -42,7 +42,7 @@ use super::{
 };
 use crate::problem::Problem;
 
-mod detach;
+pub(super) mod detach;
 
 /// Owns the kernel and its jobs, and whether the program is attached: all writes go through it.
 pub(super) struct Apply {
@@ -184,6 +184,16 @@ impl Apply {
         self.events.policies_changed(self.reader.as_deref());
         let mut warnings = Vec::from_iter(reconciler.store_problem());
         warnings.extend(self.detach_mark.problem().cloned());
+        let mut problems: Vec<String> = reconciler.problems().cloned().collect();
+        for other in self.probing.others() {
+            if other.is_managed {
+                warnings.push(format!("{other}; another daemon seems to manage it"));
+            } else {
+                problems.push(format!(
+                    "{other}, and no daemon manages it: rto-agent detach removes it"
+                ));
+            }
+        }
         let resolved = reconciler.resolved();
         for (known, text) in [
             (&mut self.misfits, resolved.misfits_text()),
@@ -193,7 +203,7 @@ impl Apply {
             warnings.extend(known.text().cloned());
         }
         Health {
-            problems: reconciler.problems().cloned().collect(),
+            problems,
             in_sync: reconciler.in_sync(),
             map_differences: reconciler.difference_counts().clone(),
             maps_compared_at_s: self.comparing.compared_at_s(),
@@ -218,7 +228,7 @@ impl Apply {
         self.reconciler.retry_save();
         self.detach_mark.retry(self.detached_by);
         if self.detached_by.is_some() {
-            self.probing.look(&self.reconciler.options().cgroup);
+            self.look_at_programs();
             return false;
         }
         self.repair();
@@ -395,8 +405,17 @@ impl Apply {
         self.walks.progress()
     }
 
+    /// Updates which programs are attached at the cgroup and above.
+    fn look_at_programs(&mut self) {
+        let own = self.reconciler.reader();
+        let own = own.and_then(|reader| reader.attachment().program_id);
+        let options = self.reconciler.options();
+        self.probing.look(&options.cgroup, &options.pin_dir, own);
+    }
+
     /// Begins a probe if one is needed.
     pub(super) fn consider_probe(&mut self) {
+        self.look_at_programs();
         if self.detached_by.is_none() {
             let resolved = self.reconciler.resolved();
             let in_force = |name: &PolicyName| {

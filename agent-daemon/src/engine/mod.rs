@@ -44,6 +44,7 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
+pub use apply::detach::remove_others;
 pub use changing::Open;
 pub use detach_mark::DetachMark;
 pub use document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside};

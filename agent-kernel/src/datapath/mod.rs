@@ -39,9 +39,10 @@ mod bpf;
 mod error;
 
 pub use bpf::{
-    BpfKernel, NewConnections, OBJECT, PinnedEntry, PinnedMaps, events, forget_schedules, handover,
-    make_pin_dir, pinned_maps, pinned_policy, pinned_program_ids, probe, remove_kept_pins,
-    remove_links, remove_pins, resume_schedules, schedules, stop_schedules, walk,
+    BpfKernel, NewConnections, OBJECT, OtherProgram, PinnedEntry, PinnedMaps, events,
+    forget_schedules, handover, make_pin_dir, other_programs, pinned_maps, pinned_policy,
+    pinned_program_ids, probe, remove_kept_pins, remove_links, remove_pins, resume_schedules,
+    schedules, stop_schedules, walk,
 };
 pub use error::{Cause, DatapathError};
 

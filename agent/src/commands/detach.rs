@@ -13,10 +13,12 @@ use rto_agent_core::{
 };
 use rto_agent_daemon::{
     daemon::{lock::InstanceLock, resolve_cgroup},
-    engine::{DetachMark, for_restoring, remove_kept_pins, remove_links, remove_pins, walk},
+    engine::{
+        DetachMark, for_restoring, remove_kept_pins, remove_links, remove_others, remove_pins, walk,
+    },
 };
 use rto_agent_kernel::{
-    datapath::{NewConnections, resume_schedules, walk::Mode},
+    datapath::{NewConnections, other_programs, resume_schedules, walk::Mode},
     kernel::{interference, privileges},
 };
 
@@ -152,7 +154,20 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
         Removed::default()
     };
     removed.links += unlinked;
-    if let Ok(cgroup) = resolve_cgroup(None, &agent.cgroup) {
+    let cgroup = resolve_cgroup(None, &agent.cgroup);
+    let mut answer = DetachAnswer {
+        removed,
+        by_daemon: false,
+        kept: (!complete).then(|| agent.pin_dir.clone()),
+        restored,
+        notes: Vec::new(),
+        not_lasting,
+    };
+    if let Ok(cgroup) = &cgroup {
+        let others = other_programs(&agent.pin_dir, None, cgroup);
+        remove_others(&others, &mut answer);
+    }
+    if let Ok(cgroup) = cgroup {
         // A child left by a killed probe ends by itself a moment later.
         let _swept = (0..100).any(|_| {
             interference::sweep(&cgroup) || {
@@ -161,14 +176,7 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
             }
         });
     }
-    Ok(DetachAnswer {
-        removed,
-        by_daemon: false,
-        kept: (!complete).then(|| agent.pin_dir.clone()),
-        restored,
-        notes: Vec::new(),
-        not_lasting,
-    })
+    Ok(answer)
 }
 
 fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {

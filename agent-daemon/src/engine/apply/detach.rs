@@ -7,7 +7,9 @@ use rto_agent_core::wire::{
     kernel::Removed,
     types::{Caller, DetachAnswer, DetachRequest, NotLasting, WalkView},
 };
-use rto_agent_kernel::datapath::{DatapathError, NewConnections, handover};
+use rto_agent_kernel::datapath::{
+    DatapathError, NewConnections, OtherProgram, handover, remove_pins,
+};
 use tracing::{info, warn};
 
 use super::{Apply, Restoring};
@@ -76,7 +78,11 @@ impl Apply {
             return Err(self.not_detached(e));
         }
         let links = self.detached(by);
-        Ok(detach_answer(links, not_lasting))
+        let mut answer = detach_answer(links, not_lasting);
+        self.look_at_programs();
+        remove_others(self.probing.others(), &mut answer);
+        self.look_at_programs();
+        Ok(answer)
     }
 
     fn not_detached(&mut self, error: DatapathError) -> EngineError {
@@ -100,7 +106,6 @@ impl Apply {
         self.events.end();
         let was_attached = self.detached_by.replace(by).is_none();
         let cgroup = &self.reconciler.options().cgroup;
-        self.probing.look(cgroup);
         self.probing.sweep(cgroup);
         Cause::asked(by).audit_other("detach");
         info!("detached: no policy is active until rto-agent attach");
@@ -130,7 +135,7 @@ impl Apply {
     /// Resumes the jobs after an attachment.
     pub(in crate::engine) fn attached(&mut self, cause: &Cause) {
         self.resume_events();
-        self.probing.look(&self.reconciler.options().cgroup);
+        self.look_at_programs();
         cause.audit_other("attach");
         self.apply_to_open(cause);
     }
@@ -193,10 +198,16 @@ impl Apply {
             Ok(Some(self.reconciler.leave_maps()))
         };
         info!(complete = restored.is_complete(), "restored open sockets");
-        let answer = kept.map(|kept| DetachAnswer {
-            restored: Some(restored),
-            kept,
-            ..detach_answer(1, not_lasting)
+        let answer = kept.map(|kept| {
+            let mut answer = DetachAnswer {
+                restored: Some(restored),
+                kept,
+                ..detach_answer(1, not_lasting)
+            };
+            self.look_at_programs();
+            remove_others(self.probing.others(), &mut answer);
+            self.look_at_programs();
+            answer
         });
         Some((reply, answer.map_err(EngineError::from)))
     }
@@ -240,6 +251,34 @@ impl Apply {
             return refused("sockets are being restored; try again in a few seconds");
         }
         Ok(())
+    }
+}
+
+/// Removes programs of other pin directories that no daemon manages, and notes what is left.
+pub fn remove_others(others: &[OtherProgram], answer: &mut DetachAnswer) {
+    for other in others {
+        let Some(pin_dir) = other.pin_dir.as_ref().filter(|_| !other.is_managed) else {
+            answer.notes.push(format!(
+                "{other}: another daemon seems to manage it, and it is left"
+            ));
+            continue;
+        };
+        walk::end_schedules(pin_dir, NewConnections::LeftAlone, walk::SCHEDULES_LIMIT);
+        match remove_pins(pin_dir) {
+            Ok(Removed {
+                generations,
+                links,
+                left,
+            }) => {
+                answer.removed.links += links;
+                answer.removed.generations.extend(generations);
+                answer.removed.left.extend(left);
+                answer
+                    .notes
+                    .push(format!("{other}: it was detached as well"));
+            }
+            Err(e) => answer.notes.push(format!("{other}, and is left: {e}")),
+        }
     }
 }
 

@@ -115,3 +115,58 @@ fn attach_under_attach_false_blames_the_configuration() -> anyhow::Result<()> {
     env.end(Signal::SIGTERM)?;
     env.cli_refuses(&["attach"], "attach = false in [agent]: set it to true")
 }
+
+test!(changed_pin_dir_leaves_no_program_unnamed);
+/// A daemon is killed and its `pin_dir` changed: the former program stays attached.
+fn changed_pin_dir_leaves_no_program_unnamed() -> anyhow::Result<()> {
+    let policies = near("\"10.88.0.0/24\"");
+    for by_daemon in [true, false] {
+        let mut env = TestEnv::with(&policies)?;
+        let former = env.pin_dir().display().to_string();
+        let moved = format!("{former}-moved");
+        env.end(Signal::SIGKILL)?;
+        let text = env.config_text(&policies).replace(&former, &moved);
+        fs::write(env.config(), text)?;
+        env.start()?;
+        ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 2);
+        let said = format!("pins in {former})");
+        let status = env.wait_status("the former program", |status| {
+            status["problems"].to_string().contains(&said)
+        })?;
+        ensure!(status["healthy"] == false, "{status:#}");
+        let doctor = env.json(&["doctor"])?.to_string();
+        ensure!(doctor.contains(&said), "{doctor}");
+        if !by_daemon {
+            env.end(Signal::SIGKILL)?;
+        }
+        env.cli_says(&["detach"], &said)?;
+        ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.is_empty());
+        ensure!(!env.pin_dir().exists());
+        if by_daemon {
+            env.cli(&["attach"])?;
+            ensure!(env.status()?["healthy"] == true, "{:#}", env.status()?);
+            // Another daemon's program is named and left.
+            let mut other = TestEnv::new()?;
+            let cgroup = |env: &TestEnv| env.cgroup.path().display().to_string();
+            let text = other
+                .config_text(&policies)
+                .replace(&cgroup(&other), &cgroup(&env));
+            fs::write(other.config(), text)?;
+            other.start()?;
+            let said = format!("pins in {})", other.pin_dir().display());
+            let status = env.wait_status("the other program", |status| {
+                status["warnings"].to_string().contains(&said)
+            })?;
+            ensure!(status["healthy"] == true, "{status:#}");
+            env.cli_says(
+                &["detach"],
+                "another daemon seems to manage it, and it is left",
+            )?;
+            ensure!(programs_at(env.cgroup.path(), SOCK_OPS)?.len() == 1);
+            other.end(Signal::SIGTERM)?;
+            env.end(Signal::SIGTERM)?;
+        }
+        let _ = fs::remove_dir_all(&moved); // A detachment has removed it.
+    }
+    Ok(())
+}
