@@ -340,19 +340,18 @@ mod tests {
     fn pins_of_a_start_that_fails_go_again_and_those_of_one_that_is_ready_stay() {
         let dir = tempfile::tempdir().unwrap();
         let pin_dir = dir.path().join("pins");
-        let link = pin_dir.join("l1-ab-3/link");
+        let set = pin_dir.join("l1-ab-3");
         let pinned = || {
-            fs::create_dir_all(link.parent().unwrap()).unwrap();
-            fs::write(&link, "").unwrap();
+            fs::create_dir_all(&set).unwrap();
             PinnedAgain(Some(pin_dir.clone()))
         };
         let mut ready = pinned();
         ready.stay();
         drop(ready);
-        assert!(link.exists());
+        assert!(set.exists());
         let failed = pinned();
         leave(OnExit::Detach, &pin_dir, &failed).unwrap();
-        assert!(link.exists());
+        assert!(set.exists());
         drop(failed);
         assert!(!pin_dir.exists());
     }

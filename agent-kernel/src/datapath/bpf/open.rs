@@ -240,7 +240,7 @@ fn unpin(pins: &[PathBuf]) -> Result<(), DatapathError> {
 fn remove_stale_staging(pin_sets: &mut Vec<pins::PinSet>) {
     // A set with a link only lacks its name; its program may be attached.
     let is_unfinished =
-        |set: &mut pins::PinSet| set.is_staging() && !set.path.join(pins::LINK).exists();
+        |set: &mut pins::PinSet| set.is_staging() && !pins::is_own(&set.path, pins::LINK);
     for set in pin_sets.extract_if(.., is_unfinished) {
         let path = set.path.display();
         match pins::remove_pin_set(&set.path) {

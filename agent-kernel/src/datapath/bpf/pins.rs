@@ -15,6 +15,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use aya::maps::MapData;
 use nix::{
     fcntl::AT_FDCWD,
     sys::{
@@ -23,9 +24,14 @@ use nix::{
         time::TimeSpec,
     },
 };
-use rto_agent_common::LAYOUT_VERSION;
-use rto_agent_core::path_security;
+use rto_agent_common::{LAYOUT_VERSION, PROGRAM as PROGRAM_NAME, PROGRAM_CLONE, maps};
+use rto_agent_core::{path_security, printable};
 use sha2::{Digest as _, Sha256};
+
+use crate::kernel::{
+    link,
+    pinned::{ObjectId, Pinned, is_agents, is_pinned},
+};
 
 /// Name of the link's pin in a set.
 pub(super) const LINK: &str = "link";
@@ -218,9 +224,13 @@ pub(super) fn set_made(pin: &Path, made: SystemTime) {
 }
 
 /// Removes the links of one set, so that its programs stop, and the pins that exist only for a
-/// link.
+/// link. Pins of other owners under these names stay.
 pub(super) fn remove_links(path: &Path) -> io::Result<()> {
-    for name in [LINK, CLONE_LINK, CLONE_PROGRAM] {
+    let own: Vec<_> = [LINK, CLONE_LINK, CLONE_PROGRAM]
+        .into_iter()
+        .filter(|name| is_own(path, name))
+        .collect();
+    for name in own {
         match fs::remove_file(path.join(name)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -229,13 +239,73 @@ pub(super) fn remove_links(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes one set: first its links, so that the programs stop at once, then the maps.
+/// Removes one set: first its links, so that the programs stop at once, then the maps. The directory
+/// stays if it contains pins of other owners.
 pub(super) fn remove_pin_set(path: &Path) -> io::Result<()> {
     remove_links(path)?;
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
+    let entries = match fs::read_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    let mut left = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        match name.to_str().filter(|name| is_own(path, name)) {
+            Some(_) => fs::remove_file(entry.path())?,
+            None => left.push(entry.path()),
+        }
     }
+    if left.is_empty() {
+        return fs::remove_dir(path);
+    }
+    for foreign in left {
+        let foreign = printable::path(&foreign);
+        tracing::warn!("{foreign} was not created by rto-agent, and is left in place");
+    }
+    Ok(())
+}
+
+/// Whether a pin in a set is an object of the agent, by its kind and its name in the kernel.
+pub(super) fn is_own(dir: &Path, name: &str) -> bool {
+    let path = dir.join(name);
+    let Ok(pinned) = Pinned::open(&path) else {
+        return false;
+    };
+    match (pinned.id(), name) {
+        (ObjectId::Link(_), LINK) => is_own_link(dir, name, PROGRAM_NAME, PROGRAM),
+        (ObjectId::Link(_), CLONE_LINK) => is_own_link(dir, name, PROGRAM_CLONE, CLONE_PROGRAM),
+        (ObjectId::Program(id), PROGRAM) => is_pinned(id, PROGRAM_NAME, &path),
+        (ObjectId::Program(id), CLONE_PROGRAM) => is_pinned(id, PROGRAM_CLONE, &path),
+        // A map without a name is of a kernel that was not given one.
+        (ObjectId::Map(_), name) => maps::ALL.contains(&name) && has_name(pinned, name),
+        _ => false,
+    }
+}
+
+/// Whether the program of a pinned link is the agent's. Without CAP_SYS_ADMIN the kernel reports
+/// only the names of open programs: it may be pinned in any of the sets.
+fn is_own_link(dir: &Path, link: &str, name: &str, pin: &str) -> bool {
+    let program = link::Link::from_pin(&dir.join(link)).and_then(|link| link.program_id());
+    let Ok(program) = program else {
+        return false;
+    };
+    let all = pin_sets(dir.parent().unwrap_or(dir)).unwrap_or_default();
+    is_agents(program, name, &dir.join(pin))
+        || all
+            .iter()
+            .any(|set| is_pinned(program, name, &set.path.join(pin)))
+}
+
+fn has_name(map: Pinned, name: &str) -> bool {
+    // `BPF_OBJ_NAME_LEN`, with the terminating NUL.
+    const LONGEST: usize = 15;
+    let map = MapData::from_fd(map.into_fd());
+    let info = map.ok().and_then(|map| map.info().ok());
+    info.is_some_and(|info| {
+        let found = info.name();
+        found.is_empty() || found == &name.as_bytes()[..name.len().min(LONGEST)]
+    })
 }
 
 /// Renames `staging` to `target`, and a former `target` to another name. (The caller removes it
