@@ -280,6 +280,9 @@ impl Engine {
 
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
+        if self.apply.take_maps_are_new() {
+            self.control.maps_are_new(&mut self.apply);
+        }
         let mut health = self.apply.health();
         health.problems.extend(self.host_problem.text().cloned());
         health.warnings.extend(self.metrics_problem.text().cloned());
@@ -334,18 +337,13 @@ impl Engine {
 
     /// `rto-agent attach`: ends a detachment. The counters continue.
     pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
-        let note = match self.apply.attach()? {
-            None => "already attached",
-            Some(maps_are_new) => {
-                if maps_are_new {
-                    self.control.maps_are_new(&mut self.apply);
-                } else {
-                    self.control.renew_lease(&mut self.apply);
-                }
-                self.publish();
-                self.apply.attached(cause);
-                "attached again"
-            }
+        let note = if self.apply.attach()? {
+            self.control.renew_lease(&mut self.apply);
+            self.publish();
+            self.apply.attached(cause);
+            "attached again"
+        } else {
+            "already attached"
         };
         Ok(ChangeAnswer {
             notes: vec![note.to_owned()],

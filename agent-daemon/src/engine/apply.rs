@@ -139,6 +139,11 @@ impl Apply {
         Ok(change)
     }
 
+    /// See [`Reconciler::take_maps_are_new`].
+    pub(super) fn take_maps_are_new(&mut self) -> bool {
+        self.reconciler.take_maps_are_new()
+    }
+
     /// The next start reads its mark in the `persistent_dir` of the files in force.
     pub(super) fn follow_persistent_dir(&mut self) {
         let dir = &self.reconciler.resolved().config().agent.persistent_dir;

@@ -79,6 +79,8 @@ pub(super) struct Reconciler {
     broken: Problem,
     /// Programs and tries were re-created.
     renewed: bool,
+    /// All maps were re-created, and count from 0.
+    maps_are_new: bool,
     /// Maps without a program were left, see [`Reconciler::leave_maps`].
     kept: bool,
     store: RuntimeStore,
@@ -119,6 +121,7 @@ impl Reconciler {
             differences: BTreeMap::new(),
             broken: Problem::default(),
             renewed: false,
+            maps_are_new: false,
             kept: false,
             store,
             arms_changed: arms_changed(&held, &resolved.maps),
@@ -325,15 +328,28 @@ impl Reconciler {
 
     /// Attaches again after [`Reconciler::unlink`]; opens the kernel again after [`Reconciler::leave_maps`].
     pub(super) fn attach_detached(&mut self) -> Result<(), EngineError> {
-        if self.kernel.is_none() {
-            let (options, shared) = (self.options.clone(), self.shared.clone());
-            let kernel = SharedKernel::open(&self.open, options, shared)?;
-            self.held = kernel.read()?;
-            self.kernel = Some(kernel);
-            self.kept = false;
+        if self
+            .kernel
+            .as_ref()
+            .is_none_or(|kernel| kernel.reader().has_frozen_map())
+        {
+            self.reopen()?;
         }
         self.rewrite()?;
         Ok(self.attach()?)
+    }
+
+    /// Opens the kernel again, which creates the maps that are missing or frozen. The program
+    /// stays attached until it is replaced.
+    fn reopen(&mut self) -> Result<(), EngineError> {
+        let (options, shared) = (self.options.clone(), self.shared.clone());
+        let kernel = SharedKernel::open(&self.open, options, shared)?;
+        self.held = kernel.read()?;
+        self.renewed = true;
+        self.maps_are_new |= matches!(kernel.found(), Found::Nothing | Found::Replaced);
+        self.kernel = Some(kernel);
+        self.kept = false;
+        Ok(())
     }
 
     /// Compares the kernel's maps with the desired state; [`Reconciler::repair`] corrects a difference.
@@ -407,6 +423,12 @@ impl Reconciler {
             kernel.change().retry_statistics();
         }
         let problem = kernel.reader().attachment().problem;
+        if let Some(problem) = problem
+            .as_ref()
+            .filter(|_| kernel.reader().has_frozen_map())
+        {
+            return self.replace_frozen(problem.clone());
+        }
         let (attached, broken) = match problem.map(|problem| (kernel.change().attach(), problem)) {
             None => (None, None),
             Some((Ok(()), problem)) => {
@@ -425,6 +447,26 @@ impl Reconciler {
         };
         self.broken.becomes(broken, |text| error!("{text}"));
         attached
+    }
+
+    /// Replaces frozen maps, with the program that uses them.
+    fn replace_frozen(&mut self, problem: String) -> Option<Change> {
+        let (change, broken) = match self.attach_detached() {
+            Ok(()) => {
+                warn!(problem, "the maps were created again");
+                let change = Change {
+                    detail: format!("maps created again: {problem}"),
+                    ..Change::default()
+                };
+                (Some(change), None)
+            }
+            Err(e) => {
+                let broken = format!("{problem}; creating the maps again failed: {e}");
+                (None, Some(broken))
+            }
+        };
+        self.broken.becomes(broken, |text| error!("{text}"));
+        change
     }
 
     /// After a detachment that failed: connections get their policies' timers and SYN schedules again.
@@ -559,6 +601,11 @@ impl Reconciler {
     /// Whether the maps were left because sockets' former options are still in them.
     pub(super) fn has_kept_maps(&self) -> bool {
         self.kept
+    }
+
+    /// Whether all maps were re-created since the last call.
+    pub(super) fn take_maps_are_new(&mut self) -> bool {
+        std::mem::take(&mut self.maps_are_new)
     }
 
     /// Whether programs and tries were re-created since the last call.

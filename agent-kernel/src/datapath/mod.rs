@@ -130,6 +130,11 @@ pub fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
 /// Reads the kernel on any thread, with separate handles. As long as it exists, the kernel keeps
 /// the maps.
 pub trait KernelReader: Send + Sync {
+    /// Whether another process has made a map read-only, so that it must be created again.
+    fn has_frozen_map(&self) -> bool {
+        false
+    }
+
     /// Queries whether the program is attached and its pins exist.
     fn attachment(&self) -> Attachment;
 

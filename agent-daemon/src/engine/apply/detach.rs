@@ -112,24 +112,23 @@ impl Apply {
         was_attached.into()
     }
 
-    /// Attaches again, with the counters of before unless the maps are new; returns whether they
-    /// are, or `None` if the program is attached. [`Self::attached`] follows once that is published.
-    pub(in crate::engine) fn attach(&mut self) -> Result<Option<bool>, EngineError> {
+    /// Attaches again, with the counters of before unless the maps are new; returns whether the
+    /// program was detached. [`Self::attached`] follows once that is published.
+    pub(in crate::engine) fn attach(&mut self) -> Result<bool, EngineError> {
         self.check_not_restoring()?;
         let Some(by) = self.detached_by else {
-            return Ok(None);
+            return Ok(false);
         };
         if !self.reconciler.resolved().config().agent.attach {
             return refused(ATTACH_IS_OFF);
         }
         self.detach_mark.clear().map_err(EngineError::Unsaved)?;
-        let maps_are_new = self.reconciler.kernel().is_none();
         if let Err(e) = self.reconciler.attach_detached() {
             let _ = self.detach_mark.set(by); // Its problem says how it went.
             return Err(e);
         }
         self.detached_by = None;
-        Ok(Some(maps_are_new))
+        Ok(true)
     }
 
     /// Resumes the jobs after an attachment.

@@ -22,35 +22,34 @@ fn detachment_lasts_however_configuration_is_spelt() -> anyhow::Result<()> {
     let link = link.display().to_string();
     let spellings = ["config.toml", "./config.toml", "../etc/config.toml", &link];
     for by_daemon in [true, false] {
-        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-            for config in spellings {
-                let of = format!("{config}, {signal}, by daemon: {by_daemon}");
-                let run = |env: &TestEnv, verb: &str| -> anyhow::Result<()> {
-                    let mut command = env.command(&[verb, "--config", config]);
-                    let output = command.current_dir(env.dir().join("etc")).output()?;
-                    ensure!(output.status.success(), "{of}: {output:?}");
-                    Ok(())
-                };
-                if by_daemon {
-                    run(&env, "detach")?;
-                    env.end(signal)?;
-                } else {
-                    env.end(signal)?;
-                    run(&env, "detach")?;
-                }
-                env.start()?;
-                assert_attached(&env, false).context(of.clone())?;
-                env.restart(signal)?;
-                assert_attached(&env, false).context(of.clone())?;
-                if by_daemon {
-                    run(&env, "attach")?;
-                } else {
-                    env.end(signal)?;
-                    run(&env, "attach")?;
-                    env.start()?;
-                }
-                assert_attached(&env, true).context(of.clone())?;
+        let signals = [Signal::SIGTERM, Signal::SIGKILL].into_iter().cycle();
+        for (config, signal) in spellings.into_iter().zip(signals) {
+            let of = format!("{config}, {signal}, by daemon: {by_daemon}");
+            let run = |env: &TestEnv, verb: &str| -> anyhow::Result<()> {
+                let mut command = env.command(&[verb, "--config", config]);
+                let output = command.current_dir(env.dir().join("etc")).output()?;
+                ensure!(output.status.success(), "{of}: {output:?}");
+                Ok(())
+            };
+            if by_daemon {
+                run(&env, "detach")?;
+                env.end(signal)?;
+            } else {
+                env.end(signal)?;
+                run(&env, "detach")?;
             }
+            env.start()?;
+            assert_attached(&env, false).context(of.clone())?;
+            env.restart(signal)?;
+            assert_attached(&env, false).context(of.clone())?;
+            if by_daemon {
+                run(&env, "attach")?;
+            } else {
+                env.end(signal)?;
+                run(&env, "attach")?;
+                env.start()?;
+            }
+            assert_attached(&env, true).context(of.clone())?;
         }
     }
     Ok(())
