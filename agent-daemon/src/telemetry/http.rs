@@ -43,7 +43,8 @@ pub const VERIFY: Duration = Duration::from_secs(5);
 pub const LIMITS: Limits = Limits {
     connections: 16,
     for_root: 0,
-    head_timeout: Duration::from_secs(30),
+    per_address: 8,
+    head_timeout: Duration::from_secs(10),
     lifetime: Duration::from_secs(30),
 };
 /// Connections that wait to be accepted, as in the standard library.
