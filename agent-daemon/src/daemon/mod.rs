@@ -10,7 +10,12 @@ use nix::sys::stat::{Mode, umask};
 use rto_agent_core::config::{CgroupSetting, Config, MetricsSetting, OnExit, save};
 use rto_agent_kernel::{
     datapath::{NewConnections, handover, make_pin_dir, probe, schedules},
-    kernel::{self, btf, facts::host_facts, privileges},
+    kernel::{
+        self, btf,
+        clock::{boottime_ms, monotonic_ms},
+        facts::host_facts,
+        privileges,
+    },
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
@@ -146,7 +151,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         let mut lock_problem = Problem::default();
         let mut keepalive = WatchdogKeepalive::from_environment();
         let interval = keepalive.interval().min(CHECK_INTERVAL);
+        let mut suspended = SuspendedTime::default();
         let is_stopped = forward(&mut signals, &handle, &mut end, interval, || {
+            if suspended.has_grown() {
+                handle.notify(Message::Resumed);
+            }
             let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
             lock_problem.becomes(problem, |text| warn!("{text}"));
             keepalive.look(&handle);
@@ -186,6 +195,25 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir, &pinned_again),
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine thread panicked; the active policies stay active"),
+    }
+}
+
+/// How long the host has been suspended since boot. Waiting threads do not count that time, but
+/// entries expire by it.
+#[derive(Default)]
+struct SuspendedTime(Option<u64>);
+
+impl SuspendedTime {
+    /// Whether the host was suspended since the last call.
+    fn has_grown(&mut self) -> bool {
+        self.is_longer(boottime_ms().saturating_sub(monotonic_ms()))
+    }
+
+    fn is_longer(&mut self, now_ms: u64) -> bool {
+        /// The two clocks are not read at the same moment.
+        const TOLERANCE_MS: u64 = 100;
+        let former = self.0.replace(now_ms);
+        former.is_some_and(|former| now_ms > former + TOLERANCE_MS)
     }
 }
 
@@ -335,6 +363,14 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn suspended_time_is_noticed_once() {
+        let mut suspended = SuspendedTime::default();
+        for (now_ms, grown) in [(50, false), (60, false), (5_000, true), (5_001, false)] {
+            assert_eq!(suspended.is_longer(now_ms), grown, "{now_ms}");
+        }
+    }
 
     #[test]
     fn pins_of_a_start_that_fails_go_again_and_those_of_one_that_is_ready_stay() {

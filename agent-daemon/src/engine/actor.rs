@@ -38,6 +38,10 @@ use crate::problem::Problem;
 /// Interval between checks of the attachment, the host's sysctls and a part of the maps.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Interval between attempts to remove expired entries. (The program ignores them, 69 s late at
+/// most.)
+const EXPIRY_RETRY: Duration = Duration::from_secs(1);
+
 /// Time the probe and the walk together get to finish after a stop. Shorter than the daemon's own
 /// limit for the engine, so that the engine can still detach.
 const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
@@ -53,6 +57,8 @@ pub struct Engine {
     expiry_after: Option<Instant>,
     /// Why the policies could not be computed for the host's current settings.
     host_problem: Problem,
+    /// Why expired entries are still in the kernel.
+    expiry_problem: Problem,
     /// Why the metrics are not served.
     metrics_problem: Problem,
     messages: mpsc::Receiver<Message>,
@@ -128,6 +134,7 @@ impl Engine {
             control,
             expiry_after: None,
             host_problem: Problem::default(),
+            expiry_problem: Problem::default(),
             metrics_problem: Problem::default(),
             messages: channels.messages,
             started: starting.started,
@@ -250,7 +257,8 @@ impl Engine {
                 self.log(reloaded);
             }
             Message::FilesChanged => self.files_changed(),
-            Message::Stop => {}
+            // What is due after each message is done then.
+            Message::Resumed | Message::Stop => {}
         }
     }
 
@@ -285,6 +293,7 @@ impl Engine {
         }
         let mut health = self.apply.health();
         health.problems.extend(self.host_problem.text().cloned());
+        health.problems.extend(self.expiry_problem.text().cloned());
         health.warnings.extend(self.metrics_problem.text().cloned());
         health.warnings.extend(self.state.warnings());
         health.warnings.extend(self.control.problems());
@@ -377,10 +386,17 @@ impl Engine {
             return;
         };
         match self.reconcile(&next, &Persist::Later, &Source::Ttl.into()) {
-            Ok(_) => self.expiry_after = None,
+            Ok(_) => {
+                self.expiry_after = None;
+                self.expiry_problem = Problem::default();
+            }
             Err(e) => {
-                error!("expired entries could not be removed and will be tried again: {e}");
-                self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
+                let problem = format!(
+                    "expired entries could not be removed, which is tried again every second: {e}"
+                );
+                self.expiry_problem
+                    .becomes(Some(problem), |text| error!("{text}"));
+                self.expiry_after = Some(Instant::now() + EXPIRY_RETRY);
             }
         }
         self.publish();

@@ -68,6 +68,8 @@ pub enum Message {
     Unwatched,
     /// A job has ended.
     Done(Done),
+    /// The host was suspended: timers of this process did not run.
+    Resumed,
     /// SIGHUP.
     Sighup,
     /// A watched file changed.

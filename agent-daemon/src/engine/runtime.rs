@@ -202,6 +202,14 @@ impl RuntimeEntries {
         gone
     }
 
+    /// Entries that are over, and about to be removed.
+    #[must_use]
+    pub fn over(&self, now_ms: u64) -> BTreeSet<Cidr> {
+        let entries = self.entries.iter();
+        let over = entries.filter(|(_, e)| e.expires_ms.is_some_and(|end| end <= now_ms));
+        over.map(|(cidr, _)| *cidr).collect()
+    }
+
     /// When the next entry or departed policy expires.
     #[must_use]
     pub fn next_expiry_ms(&self) -> Option<u64> {
