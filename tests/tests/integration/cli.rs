@@ -142,6 +142,31 @@ fn the_log_says_once_what_a_change_of_the_file_means() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(small_stack_is_enough_for_clients);
+/// With and without the capability that raises the limit (CAP_SYS_RESOURCE).
+fn small_stack_is_enough_for_clients() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    for wrapper in ["", "setpriv --bounding-set=-sys_resource"] {
+        let agent = find(None)?;
+        let agent = agent.display();
+        for args in [
+            "status",
+            "list",
+            "add 10.1.0.0/24 --initial-rto 60ms",
+            "--help",
+            "check",
+        ] {
+            let line = format!("ulimit -s 16; exec {wrapper} {agent} {args}");
+            let mut shell = Command::new("sh");
+            shell.env("RTO_AGENT_SOCKET", env.socket());
+            shell.env("RTO_AGENT_CONFIG", env.config());
+            let output = shell.args(["-c", &line]).output()?;
+            ensure!(output.status.success(), "{wrapper} {args}: {output:?}");
+        }
+    }
+    Ok(())
+}
+
 test!(taken_metrics_address_prevents_no_start);
 fn taken_metrics_address_prevents_no_start() -> anyhow::Result<()> {
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
