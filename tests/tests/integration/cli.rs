@@ -158,6 +158,10 @@ fn small_stack_is_enough_for_clients() -> anyhow::Result<()> {
         ] {
             let line = format!("ulimit -s 16; exec {wrapper} {agent} {args}");
             let mut shell = Command::new("sh");
+            // The environment is on the stack as well.
+            shell
+                .env_clear()
+                .env("PATH", std::env::var_os("PATH").context("no PATH")?);
             shell.env("RTO_AGENT_SOCKET", env.socket());
             shell.env("RTO_AGENT_CONFIG", env.config());
             let output = shell.args(["-c", &line]).output()?;
