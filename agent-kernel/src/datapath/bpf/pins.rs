@@ -15,7 +15,6 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use aya::maps::MapData;
 use nix::{
     fcntl::AT_FDCWD,
     sys::{
@@ -24,7 +23,7 @@ use nix::{
         time::TimeSpec,
     },
 };
-use rto_agent_common::{LAYOUT_VERSION, PROGRAM as PROGRAM_NAME, PROGRAM_CLONE, maps};
+use rto_agent_common::{LAYOUT_VERSION, PROGRAM as PROGRAM_NAME, PROGRAM_CLONE};
 use rto_agent_core::{path_security, printable};
 use sha2::{Digest as _, Sha256};
 
@@ -277,8 +276,8 @@ pub(super) fn is_own(dir: &Path, name: &str) -> bool {
         (ObjectId::Link(_), CLONE_LINK) => is_own_link(dir, name, PROGRAM_CLONE, CLONE_PROGRAM),
         (ObjectId::Program(id), PROGRAM) => is_pinned(id, PROGRAM_NAME, &path),
         (ObjectId::Program(id), CLONE_PROGRAM) => is_pinned(id, PROGRAM_CLONE, &path),
-        // A map without a name is of a kernel that was not given one.
-        (ObjectId::Map(_), name) => maps::ALL.contains(&name) && has_name(pinned, name),
+        // A generation's maps are the agent's, of any layout and name.
+        (ObjectId::Map(_), _) => true,
         _ => false,
     }
 }
@@ -295,17 +294,6 @@ fn is_own_link(dir: &Path, link: &str, name: &str, pin: &str) -> bool {
         || all
             .iter()
             .any(|set| is_pinned(program, name, &set.path.join(pin)))
-}
-
-fn has_name(map: Pinned, name: &str) -> bool {
-    // `BPF_OBJ_NAME_LEN`, with the terminating NUL.
-    const LONGEST: usize = 15;
-    let map = MapData::from_fd(map.into_fd());
-    let info = map.ok().and_then(|map| map.info().ok());
-    info.is_some_and(|info| {
-        let found = info.name();
-        found.is_empty() || found == &name.as_bytes()[..name.len().min(LONGEST)]
-    })
 }
 
 /// Renames `staging` to `target`, and a former `target` to another name. (The caller removes it
