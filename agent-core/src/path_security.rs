@@ -112,6 +112,33 @@ pub fn make_private(path: &Path) -> io::Result<()> {
     check_private(path)
 }
 
+/// A path with its links, `.` and `..` resolved, also where it does not exist.
+pub fn resolved(path: &Path) -> PathBuf {
+    let mut place = PathBuf::from("/");
+    let mut ahead = components(&std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+    let mut links = 0;
+    while let Some(name) = ahead.pop_front() {
+        if name == ".." {
+            place.pop();
+            continue;
+        }
+        let next = place.join(&name);
+        match fs::read_link(&next) {
+            Ok(target) if links < MAX_LINKS => {
+                links += 1;
+                if target.is_absolute() {
+                    place = PathBuf::from("/");
+                }
+                for name in components(&target).into_iter().rev() {
+                    ahead.push_front(name);
+                }
+            }
+            _ => place = next,
+        }
+    }
+    place
+}
+
 /// A path with its links followed, as far as it exists.
 struct Resolved {
     /// The last component that exists.

@@ -215,9 +215,8 @@ mod tests {
             assert_eq!(decide(op, false, ESTABLISHED), Action::Leave);
         }
         for state in [SYN_SENT, SYN_RECV] {
-            for op in [RETRANS_CB, RTT_CB] {
-                assert_eq!(decide(op, true, state), Action::Leave);
-            }
+            assert_eq!(decide(RTT_CB, true, state), Action::Leave);
+            assert_eq!(decide(RETRANS_CB, true, state), Action::SynRetransmitted);
             assert_eq!(decide(STATE_CB, true, state), Action::ConnectFailed);
         }
         assert_eq!(decide(STATE_CB, false, SYN_SENT), Action::Leave);

@@ -196,7 +196,9 @@ fn answer_all(messages: &Receiver<Message>) {
                 drop(reply.send(Err(nothing)));
             }
             Message::Unwatched
+            | Message::Metrics(_)
             | Message::Done(_)
+            | Message::Resumed
             | Message::Sighup
             | Message::FilesChanged
             | Message::Stop => {}

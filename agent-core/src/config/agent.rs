@@ -3,6 +3,7 @@
 use std::{
     fmt,
     net::SocketAddr,
+    os::unix::fs::MetadataExt as _,
     path::{Component, Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -13,9 +14,12 @@ use serde::{
     de::{Error as _, Unexpected},
 };
 
-use crate::policy::{
-    Key, MAX_ENTRIES_LIMIT, key,
-    units::{format_duration, parse_duration},
+use crate::{
+    path_security,
+    policy::{
+        Key, MAX_ENTRIES_LIMIT, key,
+        units::{format_duration, parse_duration},
+    },
 };
 
 /// The default path of the control socket.
@@ -84,7 +88,7 @@ keys! {
         accepted ["'/run/other.sock'"],
         refused ["'control.sock'", "'/run/rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-rto-agent-abc'"],
     }
-    /// Directory of the runtime entries and the instance lock
+    /// Directory of the runtime entries and the instance lock; not `persistent_dir`
     state_dir: PathBuf, by "absolute" {
         initially "/run/rto-agent".into(), values "absolute path", default "`\"/run/rto-agent\"`",
         accepted ["'/run/other'"], refused ["'state'"],
@@ -157,6 +161,54 @@ keys! {
         default "`\"end\"`",
         accepted ["'off'", "'1ms'", "'24h'"], refused ["'999us'", "'25h'", "1"],
     }
+}
+
+impl AgentConfig {
+    /// Two keys whose paths are the same, however they are spelt, and why that is refused.
+    pub(super) fn conflicting_paths(&self) -> Option<([&'static str; 2], String)> {
+        let mut paths = vec![
+            ("pin_dir", &self.pin_dir),
+            ("state_dir", &self.state_dir),
+            ("persistent_dir", &self.persistent_dir),
+            ("socket", &self.socket),
+        ];
+        if let CgroupSetting::Path(path) = &self.cgroup {
+            paths.insert(0, ("cgroup", path));
+        }
+        for (i, (second, path)) in paths.iter().enumerate() {
+            for (first, other) in &paths[..i] {
+                if is_same(path, other) {
+                    let message = format!(
+                        "{second} is the same as {first}, and each needs its own: choose another \
+                         path for one of them"
+                    );
+                    return Some(([*first, *second], message));
+                }
+            }
+        }
+        let name = self.socket.file_name().and_then(|name| name.to_str());
+        let dir = self.socket.parent().unwrap_or(Path::new("/"));
+        let of_daemon =
+            |name: &str| name == "lock" || name.ends_with(".json") || name.ends_with(".lock");
+        for (key, path) in &paths[paths.len() - 3..paths.len() - 1] {
+            if name.is_some_and(of_daemon) && is_same(dir, path) {
+                let message =
+                    format!("socket is a file that the daemon may keep in {key}: rename it");
+                return Some(([*key, "socket"], message));
+            }
+        }
+        None
+    }
+}
+
+/// Whether two paths lead to the same file, also by links, `..` or a bind mount.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let identity = |path: &Path| {
+        let meta = std::fs::metadata(path).ok()?;
+        Some((meta.dev(), meta.ino()))
+    };
+    path_security::resolved(a) == path_security::resolved(b)
+        || identity(a).is_some_and(|a| identity(b) == Some(a))
 }
 
 /// `cgroup = ...`.

@@ -64,6 +64,36 @@ impl AtomicFile {
         fs::rename(&self.path, &self.target)
     }
 
+    /// Overwrites the existing file with the draft's content, for a file whose owner a new one
+    /// cannot have. [`AtomicFile::finish`] completes that after a kill.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written: it has `former` again, as far as that can be written.
+    pub fn commit_in_place(self, former: &[u8]) -> io::Result<()> {
+        let whole = named(&self.target, "whole");
+        fs::rename(&self.path, &whole)?;
+        overwrite(&self.target, &fs::read(&whole)?).or_else(|e| {
+            overwrite(&self.target, former)?;
+            fs::remove_file(&whole)?;
+            Err(e)
+        })?;
+        fs::remove_file(&whole)
+    }
+
+    /// Completes [`AtomicFile::commit_in_place`] of a killed daemon, and removes its draft.
+    pub fn finish(target: &Path) -> io::Result<()> {
+        let whole = named(target, "whole");
+        match fs::read(&whole) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            text => {
+                overwrite(target, &text?)?;
+                fs::remove_file(&whole)?;
+            }
+        }
+        Self::remove_stale(target)
+    }
+
     /// Removes a draft of this file that a killed daemon has left.
     pub fn remove_stale(target: &Path) -> io::Result<()> {
         let left = beside(target);
@@ -83,10 +113,22 @@ impl Drop for AtomicFile {
     }
 }
 
+fn overwrite(target: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).open(target)?;
+    file.write_all(text)?;
+    file.set_len(text.len() as u64)?;
+    file.sync_all()
+}
+
 fn beside(target: &Path) -> PathBuf {
+    named(target, "new")
+}
+
+fn named(target: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(target.file_name().unwrap_or_default());
-    name.push(".new");
+    name.push(".");
+    name.push(suffix);
     target.with_file_name(name)
 }
 
@@ -113,6 +155,24 @@ mod tests {
         assert_eq!(names(dir.path()), ["f.toml"]);
         assert_eq!(fs::read(&file).unwrap(), b"whole");
         drop(AtomicFile::write(&file, 0o600, b"another").unwrap());
+        assert_eq!(names(dir.path()), ["f.toml"]);
+        assert_eq!(fs::read(&file).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn overwriting_is_completed_after_a_kill() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f.toml");
+        let draft = |text: &[u8]| AtomicFile::write(&file, 0o600, text).unwrap();
+        fs::write(&file, "a former text").unwrap();
+        draft(b"new").commit_in_place(b"a former text").unwrap();
+        assert_eq!(names(dir.path()), ["f.toml"]);
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        // As after a kill, half way.
+        fs::write(dir.path().join(".f.toml.whole"), "whole").unwrap();
+        fs::write(&file, "wh").unwrap();
+        std::mem::forget(draft(b"half"));
+        AtomicFile::finish(&file).unwrap();
         assert_eq!(names(dir.path()), ["f.toml"]);
         assert_eq!(fs::read(&file).unwrap(), b"whole");
     }

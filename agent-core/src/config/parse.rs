@@ -167,7 +167,13 @@ impl Walk<'_> {
 
     fn agent(&mut self, table: &DeTable<'_>) -> AgentConfig {
         let known: Vec<_> = AGENT_KEYS.iter().map(|key| key.name).collect();
-        self.values(table.iter(), &known, "[agent] ")
+        let agent: AgentConfig = self.values(table.iter(), &known, "[agent] ");
+        if let Some(([first, second], message)) = agent.conflicting_paths() {
+            // The other one may be a default.
+            let value = table.get(second).or_else(|| table.get(first));
+            self.error(value.map_or(0..0, Spanned::span), message);
+        }
+        agent
     }
 
     fn policy(

@@ -1,12 +1,12 @@
 //! `policies.d/50-cli.toml`: the saved entries.
 //!
-//! The file is edited, not rewritten: comments and order stay. A draft is renamed into place, so
-//! that readers never see half a file.
+//! The file is edited, not rewritten: comments, order, owner and mode stay, and a symbolic link is
+//! followed. A draft is renamed into place, so that readers never see half a file.
 
 use std::{
     collections::HashSet,
     fs, io,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
     path::{Path, PathBuf},
 };
 
@@ -14,6 +14,7 @@ use toml_edit::{Array, DocumentMut, Item, Table, TableLike, value};
 
 use super::{MAX_FILE, atomic_file::AtomicFile, regular_file};
 use crate::{
+    path_security,
     policy::{Cidr, PolicyName, Settings},
     printable, progress,
 };
@@ -39,10 +40,21 @@ impl SaveError {
     }
 }
 
+/// A draft of an edited file.
+#[derive(Debug)]
+#[must_use]
+pub struct Staged {
+    draft: AtomicFile,
+    /// A new file cannot have this one's owner.
+    in_place: bool,
+}
+
 /// An edited text, before it is written.
 #[derive(Debug)]
 pub struct Edit {
     path: PathBuf,
+    /// The same with its links followed.
+    target: PathBuf,
     /// The file as it was read; `None` if there was none.
     former: Option<String>,
     text: String,
@@ -60,8 +72,8 @@ impl Edit {
     }
 
     /// Writes a draft beside the file.
-    pub fn stage(&self) -> Result<AtomicFile, SaveError> {
-        draft(&self.path, &self.text).map_err(|e| SaveError::new(&self.path, e))
+    pub fn stage(&self) -> Result<Staged, SaveError> {
+        draft(&self.target, &self.text).map_err(|e| SaveError::new(&self.path, e))
     }
 
     /// Moves the draft into place.
@@ -70,7 +82,7 @@ impl Edit {
     ///
     /// If another process has changed the file, or the directory cannot be changed. The file is
     /// unchanged then.
-    pub fn commit(&self, draft: AtomicFile) -> io::Result<()> {
+    pub fn commit(&self, staged: Staged) -> io::Result<()> {
         let named = |e: io::Error| {
             io::Error::new(e.kind(), format!("{}: {e}", printable::path(&self.path)))
         };
@@ -79,8 +91,13 @@ impl Edit {
                 "another process has changed it; try again",
             )));
         }
-        draft.commit().map_err(named)?;
-        let dir = self.path.parent().unwrap_or(Path::new("."));
+        let Staged { draft, in_place } = staged;
+        let written = match &self.former {
+            Some(former) if in_place => draft.commit_in_place(former.as_bytes()),
+            _ => draft.commit(),
+        };
+        written.map_err(named)?;
+        let dir = self.target.parent().unwrap_or(Path::new("."));
         if let Err(e) = fs::File::open(dir).and_then(|dir| dir.sync_all()) {
             tracing::warn!(
                 "{}: {e}; the saved data may be lost if the power fails",
@@ -89,6 +106,11 @@ impl Edit {
         }
         Ok(())
     }
+}
+
+/// Completes or removes what a killed daemon has left of an edit.
+pub fn finish(path: &Path) -> io::Result<()> {
+    AtomicFile::finish(&path_security::resolved(path))
 }
 
 /// A file's text; `None` if the file does not exist.
@@ -174,13 +196,14 @@ fn edit(
     let text = text.map_err(|e| SaveError::new(path, e))?;
     Ok(Edit {
         path: path.to_owned(),
+        target: path_security::resolved(path),
         former,
         text: format!("{header}{text}"),
     })
 }
 
-/// Removes entries from all policies, and policies that become empty (except `keep`); returns the
-/// removed entries. Scans each list once, regardless of the number of entries.
+/// Removes entries from all policies, and policies of `add --save` that become empty (except
+/// `keep`); returns the removed entries. Scans each list once, regardless of the number of entries.
 fn extract(document: &mut DocumentMut, cidrs: &[Cidr], keep: Option<&PolicyName>) -> HashSet<Cidr> {
     let mut found = HashSet::new();
     let Some(policies) = document.get_mut("policy").and_then(Item::as_table_like_mut) else {
@@ -209,9 +232,34 @@ fn extract(document: &mut DocumentMut, cidrs: &[Cidr], keep: Option<&PolicyName>
         }
     }
     for name in emptied {
-        policies.remove(&name);
+        let is_ours = policies
+            .get(&name)
+            .is_some_and(|policy| is_made_by_add(&name, policy));
+        if is_ours {
+            policies.remove(&name);
+        }
     }
     found
+}
+
+/// Whether a policy without entries is as `add --save` writes it, so that nothing of a user's is
+/// lost with it: without comments, and without settings other than those its name is made of.
+fn is_made_by_add(name: &str, policy: &Item) -> bool {
+    let Some(table) = policy.as_table() else {
+        return false;
+    };
+    let prefix = table.decor().prefix().and_then(|prefix| prefix.as_str());
+    if prefix.is_some_and(|prefix| prefix.contains('#')) || table.to_string().contains('#') {
+        return false;
+    }
+    let mut rest = table.clone();
+    rest.remove("cidrs");
+    let settings = toml_edit::de::from_str::<Settings>(&rest.to_string());
+    rest.is_empty()
+        || settings.is_ok_and(|settings| {
+            name.parse()
+                .is_ok_and(|name: PolicyName| name.is_made_of(&settings))
+        })
 }
 
 fn policy_table<'d>(
@@ -232,12 +280,21 @@ fn policy_table<'d>(
         .ok_or_else(|| format!("policy.{policy} is not a table"))
 }
 
-fn draft(path: &Path, text: &str) -> io::Result<AtomicFile> {
+/// Writes a draft that only root can read until it has the owner and mode of the existing file.
+fn draft(path: &Path, text: &str) -> io::Result<Staged> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    let draft = AtomicFile::write(path, 0o644, text.as_bytes())?;
-    // Independent of the umask.
-    fs::set_permissions(draft.path(), fs::Permissions::from_mode(0o644))?;
-    Ok(draft)
+    let draft = AtomicFile::write(path, 0o600, text.as_bytes())?;
+    let (mode, owner) = match fs::metadata(path) {
+        Ok(meta) => (meta.mode() & 0o7777, Some((meta.uid(), meta.gid()))),
+        Err(_) => (0o644, None),
+    };
+    let made = fs::metadata(draft.path())?;
+    let differs = owner.filter(|owner| *owner != (made.uid(), made.gid()));
+    // The mode first: the next owner may not be allowed to set it.
+    fs::set_permissions(draft.path(), fs::Permissions::from_mode(mode))?;
+    let in_place =
+        differs.is_some_and(|(uid, gid)| chown(draft.path(), Some(uid), Some(gid)).is_err());
+    Ok(Staged { draft, in_place })
 }
 
 #[cfg(test)]
@@ -275,7 +332,7 @@ mod tests {
         insta::assert_snapshot!(text);
 
         write(remove(&path, &[cidr("10.2.0.0/16")]));
-        assert!(!fs::read_to_string(&path).unwrap().contains("own"));
+        assert!(!fs::read_to_string(&path).unwrap().contains("10.2.0.0/16"));
         let error = remove(&path, &[cidr("10.2.0.0/16")])
             .map(|_| ())
             .unwrap_err()
@@ -362,6 +419,69 @@ mod tests {
         let tries: Vec<_> = tries.collect();
         let is_linear = |(few, many): &(Duration, Duration)| *many < *few * TOLERANCE;
         assert!(tries.iter().any(is_linear), "{tries:?}");
+    }
+
+    #[test]
+    fn policy_of_a_user_stays_without_entries() {
+        for kept in [
+            "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n",
+            "# mine\n[policy.near]\ncidrs = [\"10.1.0.0/16\"]\n",
+            "[policy.near]\n# mine\ncidrs = [\"10.1.0.0/16\"]\n",
+            "[policy.near]\ncidrs = [\"10.1.0.0/16\"] # mine\n",
+            "[policy.near]\ndescription = \"mine\"\ncidrs = [\"10.1.0.0/16\"]\n",
+            // Settings that its name is not made of.
+            "[policy.adhoc-00000000]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n",
+        ] {
+            let text = removed(kept, &[cidr("10.1.0.0/16")]).unwrap();
+            assert_eq!(text, kept.replace("\"10.1.0.0/16\"", ""));
+            let other = "other".parse().unwrap();
+            let moved = added(kept, &[cidr("10.1.0.0/16")], &other, None).unwrap();
+            assert!(moved.starts_with(&text), "{moved}");
+        }
+        // What add --save wrote goes again.
+        let settings = Settings {
+            initial_rto: Some(Duration::from_millis(100).into()),
+            ..Settings::default()
+        };
+        let own = PolicyName::for_settings(&settings, |_| false);
+        let former = "[policy.far]\ninitial_rto = \"300ms\"\n";
+        for (name, settings) in [(own, Some(&settings)), ("far".parse().unwrap(), None)] {
+            let before = if settings.is_some() { former } else { "" };
+            let text = added(before, &[cidr("10.1.0.0/16")], &name, settings).unwrap();
+            assert_eq!(removed(&text, &[cidr("10.1.0.0/16")]).unwrap(), before);
+        }
+    }
+
+    #[test]
+    fn link_owner_and_mode_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, target) = (dir.path().join("50-cli.toml"), dir.path().join("real.toml"));
+        std::os::unix::fs::symlink("real.toml", &path).unwrap();
+        let near = "near".parse().unwrap();
+        // The link's target may be missing.
+        write(add(&path, &[cidr("10.1.0.0/16")], &near, None));
+        assert!(path.is_symlink() && fs::metadata(&target).unwrap().mode() & 0o777 == 0o644);
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o600)).unwrap();
+        let is_root = nix::unistd::geteuid().is_root();
+        if is_root {
+            chown(&target, Some(0), Some(12_345)).unwrap();
+        }
+        let before = fs::metadata(&target).unwrap();
+        write(add(&path, &[cidr("10.2.0.0/16")], &near, None));
+        let after = fs::metadata(&target).unwrap();
+        assert!(path.is_symlink() && fs::read_to_string(&target).unwrap().contains("10.2.0.0/16"));
+        let owner = |meta: &fs::Metadata| (meta.mode(), meta.uid(), meta.gid());
+        assert_eq!(owner(&after), owner(&before));
+        // The file that an unprivileged daemon cannot make: the same file stays.
+        let edit = add(&path, &[cidr("10.3.0.0/16")], &near, None).unwrap();
+        let staged = Staged {
+            in_place: true,
+            ..edit.stage().unwrap()
+        };
+        edit.commit(staged).unwrap();
+        assert_eq!(fs::metadata(&target).unwrap().ino(), after.ino());
+        assert!(fs::read_to_string(&target).unwrap().contains("10.3.0.0/16"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

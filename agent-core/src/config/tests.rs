@@ -430,3 +430,54 @@ fn only_files_are_read_from_policies_d() {
             .contains("zero.toml: this is a character device")
     );
 }
+
+#[test]
+fn paths_of_agent_that_are_the_same_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs::create_dir(dir.join("a")).unwrap();
+    std::os::unix::fs::symlink("a", dir.join("link")).unwrap();
+    let refused = |second: &str, path: &Path| {
+        let state = dir.join("a");
+        refusal(&format!(
+            "[agent]\nstate_dir = {state:?}\n{second} = {path:?}\n"
+        ))
+    };
+    for spelt in ["a", "a/", "link", "link/", "b/../a", "./a", "a/."] {
+        let error = refused("persistent_dir", &dir.join(spelt));
+        assert!(
+            error.contains("config.toml:3:18: persistent_dir is the same as state_dir"),
+            "{spelt}: {error}"
+        );
+    }
+    for (second, path, why) in [
+        ("pin_dir", "a", "state_dir is the same as pin_dir"),
+        ("socket", "link", "socket is the same as state_dir"),
+        ("cgroup", "a", "state_dir is the same as cgroup"),
+        (
+            "socket",
+            "a/lock",
+            "socket is a file that the daemon may keep",
+        ),
+        (
+            "socket",
+            "link/manual.json",
+            "socket is a file that the daemon may keep",
+        ),
+    ] {
+        let error = refused(second, &dir.join(path));
+        // A temporary directory has a dot, which a BPF file system does not allow.
+        assert!(error.contains(why) || second == "pin_dir", "{error}");
+    }
+    let error = refusal("[agent]\npersistent_dir = \"/run/../run/rto-agent/\"\n");
+    assert!(
+        error.contains("config.toml:2:18: persistent_dir is the same"),
+        "{error}"
+    );
+    for other in [
+        "socket = \"/run/rto-agent/s.sock\"",
+        "state_dir = \"/run/rto-agent/state\"",
+    ] {
+        load(&[("config.toml", &format!("[agent]\n{other}\n"))]).unwrap();
+    }
+}

@@ -47,6 +47,13 @@ pub struct Caller {
 impl Caller {
     /// The caller for `attach = false` in `[agent]`: no peer has this pid.
     pub const CONFIGURATION: Self = Self { uid: 0, pid: 0 };
+    /// The caller for a mark of a detachment that cannot be read, likewise.
+    pub const UNREADABLE_MARK: Self = Self { uid: 0, pid: -1 };
+
+    /// Whether no user has detached the program.
+    pub fn is_no_user(&self) -> bool {
+        [Self::CONFIGURATION, Self::UNREADABLE_MARK].contains(self)
+    }
 
     /// Says that no policy is active because this caller has detached the program, and the fix.
     pub fn detached(&self) -> String {
@@ -58,6 +65,9 @@ impl std::fmt::Display for Caller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if *self == Self::CONFIGURATION {
             return f.write_str("attach = false in [agent]");
+        }
+        if *self == Self::UNREADABLE_MARK {
+            return f.write_str("a mark that cannot be read");
         }
         write!(f, "uid {} (pid {})", self.uid, self.pid)
     }
@@ -560,6 +570,9 @@ pub struct DetachAnswer {
     pub connecting: u64,
     /// Notes, one sentence each.
     pub notes: Vec<String>,
+    /// When the detachment ends, if not only by `rto-agent attach`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_lasting: Option<NotLasting>,
     /// The restored options of sockets, if requested. If some sockets could not be reached, the
     /// maps are kept, so that `rto-agent detach --restore` as root can finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -571,6 +584,36 @@ pub struct DetachAnswer {
         serialize_with = "printable::serialize_optional"
     )]
     pub kept: Option<PathBuf>,
+}
+
+/// A detachment that could not be kept on disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct NotLasting {
+    /// When it ends.
+    pub until: Lasts,
+    /// Why.
+    pub why: String,
+}
+
+/// When a detachment ends that could not be kept on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum Lasts {
+    /// At the next reboot.
+    UntilReboot,
+    /// At the next start of the daemon.
+    UntilStart,
+}
+
+impl std::fmt::Display for Lasts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::UntilReboot => "the next reboot",
+            Self::UntilStart => "the next start of the daemon",
+        })
+    }
 }
 
 /// In `GET /v1/status`.

@@ -2,6 +2,7 @@
 
 use std::{
     mem,
+    net::{IpAddr, Ipv6Addr},
     pin::pin,
     sync::{
         Arc,
@@ -22,6 +23,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
     net::{TcpStream, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore},
+    task::AbortHandle,
     time::sleep,
 };
 use tracing::warn;
@@ -34,6 +36,10 @@ pub struct Limits {
     /// The last of them, which are reserved for root if the kernel reports the peer's user. Other
     /// users are refused when only these are left.
     pub for_root: usize,
+    /// Concurrent connections of one peer address (of IPv6: of one /64), if it has one. One more
+    /// closes the oldest of them, and if all connections are in use, the oldest of the address
+    /// that has most: silent and slow clients keep no other client waiting.
+    pub per_address: usize,
     /// How long a client may take to send the head of a request.
     pub head_timeout: Duration,
     /// Lifetime of a connection; the client then opens another.
@@ -63,11 +69,18 @@ impl Lasting {
 pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// The user at the other end, if the kernel reports it.
     fn uid(&self) -> Option<u32>;
+
+    /// The address of the other end, if it has one.
+    fn address(&self) -> Option<IpAddr>;
 }
 
 impl Transport for TcpStream {
     fn uid(&self) -> Option<u32> {
         None
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        Some(self.peer_addr().ok()?.ip().to_canonical())
     }
 }
 
@@ -75,6 +88,10 @@ impl Transport for UnixStream {
     fn uid(&self) -> Option<u32> {
         // If credentials cannot be read, not root.
         Some(self.peer_cred().map_or(u32::MAX, |peer| peer.uid()))
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        None
     }
 }
 
@@ -89,6 +106,7 @@ pub(crate) async fn serve<L: Listener<Io: Transport>>(
     let mut slots = Slots {
         limits,
         free: Arc::new(Semaphore::new(limits.connections)),
+        peers: Vec::new(),
         is_refusing: false,
     };
     let mut builder = http1::Builder::new();
@@ -97,7 +115,7 @@ pub(crate) async fn serve<L: Listener<Io: Transport>>(
     let graceful = GracefulShutdown::new();
     let mut stop = pin!(stop);
     loop {
-        let (stream, slot) = tokio::select! {
+        let (stream, slot, peer) = tokio::select! {
             accepted = slots.accept(&mut listener) => accepted,
             () = &mut stop => break,
         };
@@ -105,7 +123,7 @@ pub(crate) async fn serve<L: Listener<Io: Transport>>(
         let service = TowerToHyperService::new(app(&stream, lasting.clone()));
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let _slot = slot;
             tokio::select! {
                 // An error means that the client does not speak HTTP, or has disconnected.
@@ -113,6 +131,9 @@ pub(crate) async fn serve<L: Listener<Io: Transport>>(
                 () = lasting.deadline(limits.lifetime) => {}
             }
         });
+        slots
+            .peers
+            .extend(peer.map(|network| (network, task.abort_handle())));
     }
     drop(listener);
     graceful.shutdown().await;
@@ -122,26 +143,37 @@ pub(crate) async fn serve<L: Listener<Io: Transport>>(
 struct Slots {
     limits: Limits,
     free: Arc<Semaphore>,
+    /// Connections of peers with an address, the oldest first.
+    peers: Vec<(IpAddr, AbortHandle)>,
     /// Users other than root are being refused, and that is logged.
     is_refusing: bool,
 }
 
 impl Slots {
-    /// Accepts a connection once there is a slot for it; `None` only if the semaphore is closed,
-    /// which never happens.
+    /// Accepts a connection once there is a slot for it, and makes one if the peer has an address.
     async fn accept<L: Listener<Io: Transport>>(
         &mut self,
         listener: &mut L,
-    ) -> (L::Io, Option<OwnedSemaphorePermit>) {
+    ) -> (L::Io, Option<OwnedSemaphorePermit>, Option<IpAddr>) {
         loop {
-            let slot = self.free.clone().acquire_owned().await.ok();
-            let (mut stream, _) = listener.accept().await;
+            let (mut stream, slot, peer) = if self.limits.per_address == 0 {
+                let slot = self.free.clone().acquire_owned().await.ok();
+                (listener.accept().await.0, slot, None)
+            } else {
+                let (stream, _) = listener.accept().await;
+                let peer = stream.address().map(network);
+                if let Some(peer) = peer {
+                    self.make_room(peer);
+                }
+                let slot = self.free.clone().acquire_owned().await.ok();
+                (stream, slot, peer)
+            };
             let Some(uid) = stream.uid().filter(|uid| *uid != 0) else {
-                return (stream, slot);
+                return (stream, slot, peer);
             };
             if self.free.available_permits() >= self.limits.for_root {
                 self.is_refusing = false;
-                return (stream, slot);
+                return (stream, slot, peer);
             }
             let text = format!(
                 "the last {} connections to this socket are reserved for root; try again",
@@ -153,6 +185,42 @@ impl Slots {
             // The buffer of a new connection has room for it.
             let _gone = stream.write_all(&unavailable(text)).await;
         }
+    }
+
+    /// Closes a connection if this peer may have no more, or there is none left.
+    fn make_room(&mut self, peer: IpAddr) {
+        self.peers.retain(|(_, task)| !task.is_finished());
+        let of = |network: &IpAddr| {
+            self.peers
+                .iter()
+                .filter(|(other, _)| other == network)
+                .count()
+        };
+        let busiest = if of(&peer) >= self.limits.per_address {
+            Some(peer)
+        } else if self.peers.len() >= self.limits.connections {
+            // Of several, the one whose connection is the oldest.
+            let networks = self.peers.iter().map(|(network, _)| *network).rev();
+            networks.max_by_key(of)
+        } else {
+            None
+        };
+        let oldest = busiest.and_then(|busiest| {
+            self.peers
+                .iter()
+                .position(|(network, _)| *network == busiest)
+        });
+        if let Some(oldest) = oldest {
+            self.peers.remove(oldest).1.abort();
+        }
+    }
+}
+
+/// The part of an address that a single host has: of IPv6, a /64.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
     }
 }
 
@@ -169,14 +237,18 @@ fn unavailable(error: String) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, sync::atomic::AtomicUsize, time::Instant};
+    use std::{net::SocketAddr, path::Path, sync::atomic::AtomicUsize, time::Instant};
 
     use axum::{
         Extension,
         routing::{get, post},
     };
     use nix::unistd::getegid;
-    use tokio::{io::AsyncReadExt as _, net::UnixStream, time::timeout};
+    use tokio::{
+        io::AsyncReadExt as _,
+        net::{TcpListener, TcpSocket, UnixStream},
+        time::timeout,
+    };
 
     use super::*;
     use crate::api::socket::RebindingListener;
@@ -187,6 +259,7 @@ mod tests {
     const LIMITS: Limits = Limits {
         connections: 8,
         for_root: 0,
+        per_address: 0,
         head_timeout: LONG,
         lifetime: LONG,
     };
@@ -333,6 +406,60 @@ mod tests {
             assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
             assert!(begin.elapsed() >= SOON, "{:?}", begin.elapsed());
             assert_eq!(silent.read(&mut [0]).await.unwrap(), 0);
+        });
+    }
+
+    /// Clients that send nothing, of this address; more than may be open.
+    async fn silent(to: SocketAddr, from: &str, count: usize) -> Vec<TcpStream> {
+        let mut all = Vec::new();
+        for _ in 0..count {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind(from.parse().unwrap()).unwrap();
+            all.push(socket.connect(to).await.unwrap());
+        }
+        all
+    }
+
+    #[test]
+    fn silent_clients_keep_no_other_client_waiting() {
+        let limits = Limits {
+            connections: 6,
+            per_address: 4,
+            ..LIMITS
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let to = listener.local_addr().unwrap();
+            let app = Router::new().route("/", get(|| async { "ok" }));
+            let app = move |_: &_, _| app.clone();
+            tokio::spawn(serve(listener, limits, app, std::future::pending()));
+            let ask = async |client: &mut TcpStream| {
+                let request = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+                client.write_all(request).await.unwrap();
+                let mut answer = String::new();
+                while !answer.ends_with("\r\n\r\nok") {
+                    let mut piece = [0; 512];
+                    let read = timeout(Duration::from_secs(5), client.read(&mut piece));
+                    let length = read.await.unwrap().unwrap();
+                    assert!(length > 0, "closed: {answer}");
+                    answer += std::str::from_utf8(&piece[..length]).unwrap();
+                }
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            };
+            let mut first = TcpStream::connect(to).await.unwrap();
+            ask(&mut first).await;
+            // Of the same address, and of others, twice as many as may be open.
+            let _same = silent(to, "127.0.0.1:0", 3).await;
+            let _others = silent(to, "127.0.0.2:0", 12).await;
+            let _more = silent(to, "127.0.0.3:0", 12).await;
+            let mut second = TcpStream::connect(to).await.unwrap();
+            ask(&mut second).await;
+            let _again = silent(to, "127.0.0.2:0", 12).await;
+            ask(&mut second).await;
         });
     }
 }

@@ -48,6 +48,7 @@ use crate::engine::{
 pub const LIMITS: Limits = Limits {
     connections: 512,
     for_root: 128,
+    per_address: 0,
     head_timeout: Duration::from_secs(5),
     // Longer than the CLI waits for an answer.
     lifetime: Duration::from_secs(180),

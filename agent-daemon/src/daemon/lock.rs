@@ -134,12 +134,26 @@ impl InstanceLock {
 fn lock_state(state_dir: &Path, timeout: Duration) -> Result<Flock<File>, LockError> {
     let failed = LockError::dir("state_dir", state_dir);
     path_security::make_private(state_dir).map_err(&failed)?;
-    let path = state_dir.join(FILE);
-    let file = open(&path).map_err(|e| {
-        let why = format!("{FILE}: {e}");
-        failed(io::Error::new(e.kind(), why))
+    lock_file(&state_dir.join(FILE), timeout, failed)
+}
+
+/// Locks a file, which is created if missing, for root only.
+fn lock_file(
+    path: &Path,
+    timeout: Duration,
+    failed: impl Fn(io::Error) -> LockError,
+) -> Result<Flock<File>, LockError> {
+    let file = open_private(path).map_err(|e| {
+        let name = path.file_name().unwrap_or_default().display();
+        failed(io::Error::new(e.kind(), format!("{name}: {e}")))
     })?;
-    lock(file, &path, timeout, failed)
+    lock(file, path, timeout, failed)
+}
+
+/// Serialises changes of a file that several daemons share.
+pub(crate) fn lock_shared(path: &Path) -> io::Result<Flock<File>> {
+    let failed = LockError::dir("persistent_dir", path);
+    lock_file(path, TIMEOUT, failed).map_err(io::Error::other)
 }
 
 /// Device and inode.
@@ -147,7 +161,24 @@ fn identity(file: io::Result<fs::Metadata>) -> Option<(u64, u64)> {
     file.ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Opens the lock's file, and creates it if it is missing.
+/// Opens the lock's file. A file that other users may open is replaced: any of them may have it
+/// open and hold its lock, now or later. (The daemon's own file is for root only, so no daemon
+/// holds such a lock.)
+fn open_private(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    let meta = file.metadata()?;
+    if meta.mode() & 0o077 == 0 && meta.uid() == nix::unistd::geteuid().as_raw() {
+        return Ok(file);
+    }
+    warn!(
+        "{}: other users could open it; it is replaced",
+        path.display()
+    );
+    fs::remove_file(path)?;
+    open(path)
+}
+
+/// Opens a file for root only, and creates it if it is missing.
 fn open(path: &Path) -> io::Result<File> {
     match fs::symlink_metadata(path) {
         Ok(meta) => regular_file::check(&meta)?,
@@ -159,7 +190,7 @@ fn open(path: &Path) -> io::Result<File> {
         .write(true)
         .create(true)
         .truncate(false)
-        .mode(0o644)
+        .mode(0o600)
         .custom_flags(O_NOFOLLOW | regular_file::FLAGS)
         .open(path)?;
     // It may have been replaced since the check.
@@ -216,6 +247,8 @@ fn holder_in(locks: &str, (device, inode): (u64, u64)) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use nix::libc::makedev;
 
     use super::*;
@@ -292,6 +325,25 @@ mod tests {
             fs::remove_dir(&pins).unwrap();
             first.follow(&pins).unwrap();
             assert!(first.pins.is_none());
+        }
+    }
+
+    /// A file of an earlier root shell, or of an unprivileged user.
+    #[test]
+    fn lock_that_other_users_can_hold_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        for mode in [0o644, 0o640, 0o604] {
+            fs::write(&path, "").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let of_user = File::open(&path).unwrap();
+            let _held = Flock::lock(of_user, FlockArg::LockExclusiveNonblock).unwrap();
+            let lock = InstanceLock::of_state(dir.path()).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+            // The lock holds against other daemons.
+            assert!(InstanceLock::of_state(dir.path()).is_err());
+            drop(lock);
+            fs::remove_file(&path).unwrap();
         }
     }
 

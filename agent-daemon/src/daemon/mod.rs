@@ -7,15 +7,17 @@ use std::{
 
 use anyhow::Context as _;
 use nix::sys::stat::{Mode, umask};
-use rto_agent_core::config::{CgroupSetting, MetricsSetting, OnExit};
+use rto_agent_core::config::{CgroupSetting, Config, MetricsSetting, OnExit, save};
 use rto_agent_kernel::{
     datapath::{connecting, handover, make_pin_dir, probe},
-    kernel::{self, btf, facts::host_facts, privileges},
+    kernel::{
+        self, btf,
+        clock::{boottime_ms, monotonic_ms},
+        facts::host_facts,
+        privileges,
+    },
 };
-use tokio::{
-    net::TcpListener,
-    signal::unix::{Signal, SignalKind, signal},
-};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::{
@@ -60,6 +62,13 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     // Shared until the program is loaded.
     let types = btf::Btf::vmlinux();
     let features = probe::features();
+    let saved_path = Config::saved_path(config_path);
+    if let Err(e) = save::finish(&saved_path) {
+        warn!(
+            "{}: an unfinished edit cannot be completed: {e}",
+            saved_path.display()
+        );
+    }
     let host = host_facts(&features)?;
     let StartConfig {
         config,
@@ -88,7 +97,11 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         .build()?;
     let entered = runtime.enter();
     let (listener, _socket) = RebindingListener::bind(&agent.socket, group)?;
-    let metrics = bind_metrics(&agent.metrics)?;
+    let metrics = match &agent.metrics {
+        MetricsSetting::Off => None,
+        // A port below 1024 needs a capability that the daemon is about to drop.
+        MetricsSetting::Tcp(address) => Some((*address, http::listen(*address))),
+    };
     let on_exit = agent.on_exit;
     // Must run before there is a second thread.
     let mut pinned_again = PinnedAgain::adopt(&pin_dir);
@@ -132,11 +145,17 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             let _end = stop.await;
         });
         let server = tokio::spawn(serving);
-        let metrics = metrics.map(|listener| tokio::spawn(http::serve(listener, handle.clone())));
+        let metrics = metrics.map(|(address, listener)| {
+            tokio::spawn(http::serve_at(address, listener, handle.clone()))
+        });
         let mut lock_problem = Problem::default();
         let mut keepalive = WatchdogKeepalive::from_environment();
         let interval = keepalive.interval().min(CHECK_INTERVAL);
+        let mut suspended = SuspendedTime::default();
         let is_stopped = forward(&mut signals, &handle, &mut end, interval, || {
+            if suspended.has_grown() {
+                handle.notify(Message::Resumed);
+            }
             let problem = lock.follow(&pin_dir).err().map(|e| e.to_string());
             lock_problem.becomes(problem, |text| warn!("{text}"));
             keepalive.look(&handle);
@@ -177,6 +196,25 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
         Ok(Err(e)) if is_interrupted(&e) => leave(on_exit, &pin_dir, &pinned_again),
         Ok(result) => result,
         Err(_) => anyhow::bail!("the engine thread panicked; the active policies stay active"),
+    }
+}
+
+/// How long the host has been suspended since boot. Waiting threads do not count that time, but
+/// entries expire by it.
+#[derive(Default)]
+struct SuspendedTime(Option<u64>);
+
+impl SuspendedTime {
+    /// Whether the host was suspended since the last call.
+    fn has_grown(&mut self) -> bool {
+        self.is_longer(boottime_ms().saturating_sub(monotonic_ms()))
+    }
+
+    fn is_longer(&mut self, now_ms: u64) -> bool {
+        /// The two clocks are not read at the same moment.
+        const TOLERANCE_MS: u64 = 100;
+        let former = self.0.replace(now_ms);
+        former.is_some_and(|former| now_ms > former + TOLERANCE_MS)
     }
 }
 
@@ -276,19 +314,6 @@ impl Drop for NewPinDir {
     }
 }
 
-/// The listener of the metrics.
-fn bind_metrics(setting: &MetricsSetting) -> anyhow::Result<Option<TcpListener>> {
-    let MetricsSetting::Tcp(address) = setting else {
-        return Ok(None);
-    };
-    let listener = std::net::TcpListener::bind(address).with_context(|| {
-        format!("cannot listen on {address} for metrics; set [agent] metrics to another address")
-    })?;
-    listener.set_nonblocking(true)?;
-    info!(%address, "serving metrics");
-    Ok(Some(TcpListener::from_std(listener)?))
-}
-
 /// The cgroup to attach to: from the command line, else the configuration, else the host's root.
 ///
 /// # Errors
@@ -344,22 +369,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn suspended_time_is_noticed_once() {
+        let mut suspended = SuspendedTime::default();
+        for (now_ms, grown) in [(50, false), (60, false), (5_000, true), (5_001, false)] {
+            assert_eq!(suspended.is_longer(now_ms), grown, "{now_ms}");
+        }
+    }
+
+    #[test]
     fn pins_of_a_start_that_fails_go_again_and_those_of_one_that_is_ready_stay() {
         let dir = tempfile::tempdir().unwrap();
         let pin_dir = dir.path().join("pins");
-        let link = pin_dir.join("l1-ab-3/link");
+        let set = pin_dir.join("l1-ab-3");
         let pinned = || {
-            fs::create_dir_all(link.parent().unwrap()).unwrap();
-            fs::write(&link, "").unwrap();
+            fs::create_dir_all(&set).unwrap();
             PinnedAgain(Some(pin_dir.clone()))
         };
         let mut ready = pinned();
         ready.stay();
         drop(ready);
-        assert!(link.exists());
+        assert!(set.exists());
         let failed = pinned();
         leave(OnExit::Detach, &pin_dir, &failed).unwrap();
-        assert!(link.exists());
+        assert!(set.exists());
         drop(failed);
         assert!(!pin_dir.exists());
     }

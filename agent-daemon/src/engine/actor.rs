@@ -6,7 +6,6 @@ use std::{
 };
 
 use rto_agent_core::{
-    config::{Config, atomic_file::AtomicFile},
     policy::HostFacts,
     progress::{self, Progress},
     wire::{
@@ -39,6 +38,10 @@ use crate::problem::Problem;
 /// Interval between checks of the attachment, the host's sysctls and a part of the maps.
 pub(super) const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Interval between attempts to remove expired entries. (The program ignores them, 69 s late at
+/// most.)
+const EXPIRY_RETRY: Duration = Duration::from_secs(1);
+
 /// Time the probe and the walk together get to finish after a stop. Shorter than the daemon's own
 /// limit for the engine, so that the engine can still detach.
 const JOBS_LIMIT: Duration = STOP_LIMIT.saturating_sub(Duration::from_millis(500));
@@ -54,6 +57,10 @@ pub struct Engine {
     expiry_after: Option<Instant>,
     /// Why the policies could not be computed for the host's current settings.
     host_problem: Problem,
+    /// Why expired entries are still in the kernel.
+    expiry_problem: Problem,
+    /// Why the metrics are not served.
+    metrics_problem: Problem,
     messages: mpsc::Receiver<Message>,
     snapshots: watch::Sender<Arc<Snapshot>>,
     started: Instant,
@@ -97,13 +104,6 @@ impl Engine {
         progress::step();
         let config = Arc::new(config);
         let agent = &config.config.agent;
-        let saved_path = Config::saved_path(&config.config_path);
-        if let Err(e) = AtomicFile::remove_stale(&saved_path) {
-            warn!(
-                "a temporary file of {} cannot be removed: {e}",
-                saved_path.display()
-            );
-        }
         let (desired, store, lost) = state::load(&config)?;
         let experiments = RunningExperiments::load(agent)?;
         let (mut control, desired) = Control::start(agent, experiments, desired);
@@ -134,6 +134,8 @@ impl Engine {
             control,
             expiry_after: None,
             host_problem: Problem::default(),
+            expiry_problem: Problem::default(),
+            metrics_problem: Problem::default(),
             messages: channels.messages,
             started: starting.started,
             shared: starting.shared.clone(),
@@ -242,6 +244,13 @@ impl Engine {
             Message::Tune(action, policy, by, reply) => {
                 self.answer(reply, |e| e.control.tune(&mut e.apply, action, &policy, by));
             }
+            Message::Metrics(problem) => {
+                if problem.as_ref() != self.metrics_problem.text() {
+                    self.metrics_problem
+                        .becomes(problem, |text| warn!("{text}"));
+                    self.publish();
+                }
+            }
             Message::Unwatched => self.apply.unwatched(),
             Message::Done(done) => {
                 if self.apply.done(done) {
@@ -254,7 +263,8 @@ impl Engine {
                 self.log(reloaded);
             }
             Message::FilesChanged => self.files_changed(),
-            Message::Stop => {}
+            // What is due after each message is done then.
+            Message::Resumed | Message::Stop => {}
         }
     }
 
@@ -284,8 +294,13 @@ impl Engine {
 
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
+        if self.apply.take_maps_are_new() {
+            self.control.maps_are_new(&mut self.apply);
+        }
         let mut health = self.apply.health();
         health.problems.extend(self.host_problem.text().cloned());
+        health.problems.extend(self.expiry_problem.text().cloned());
+        health.warnings.extend(self.metrics_problem.text().cloned());
         health.warnings.extend(self.state.warnings());
         health.warnings.extend(self.control.problems());
         let (tuned, experiments) = self.control.published();
@@ -337,18 +352,13 @@ impl Engine {
 
     /// `rto-agent attach`: ends a detachment. The counters continue.
     pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
-        let note = match self.apply.attach()? {
-            None => "already attached",
-            Some(maps_are_new) => {
-                if maps_are_new {
-                    self.control.maps_are_new(&mut self.apply);
-                } else {
-                    self.control.renew_lease(&mut self.apply);
-                }
-                self.publish();
-                self.apply.attached(cause);
-                "attached again"
-            }
+        let note = if self.apply.attach()? {
+            self.control.renew_lease(&mut self.apply);
+            self.publish();
+            self.apply.attached(cause);
+            "attached again"
+        } else {
+            "already attached"
         };
         Ok(ChangeAnswer {
             notes: vec![note.to_owned()],
@@ -382,10 +392,17 @@ impl Engine {
             return;
         };
         match self.reconcile(&next, &Persist::Later, &Source::Ttl.into()) {
-            Ok(_) => self.expiry_after = None,
+            Ok(_) => {
+                self.expiry_after = None;
+                self.expiry_problem = Problem::default();
+            }
             Err(e) => {
-                error!("expired entries could not be removed and will be tried again: {e}");
-                self.expiry_after = Some(Instant::now() + HEALTH_INTERVAL);
+                let problem = format!(
+                    "expired entries could not be removed, which is tried again every second: {e}"
+                );
+                self.expiry_problem
+                    .becomes(Some(problem), |text| error!("{text}"));
+                self.expiry_after = Some(Instant::now() + EXPIRY_RETRY);
             }
         }
         self.publish();

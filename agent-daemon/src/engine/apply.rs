@@ -11,7 +11,7 @@ use rto_agent_core::{
     wire::{
         events::StreamItem,
         kernel::{Feature, Found, Presence, Verdict},
-        types::{ApplyRequest, Caller, DetachAnswer, VerifyAnswer, WalkView, now_s},
+        types::{ApplyRequest, Caller, DetachAnswer, NotLasting, VerifyAnswer, WalkView, now_s},
     },
 };
 use rto_agent_kernel::{
@@ -39,7 +39,7 @@ use super::{
 };
 use crate::problem::Problem;
 
-mod detach;
+pub(super) mod detach;
 
 pub(super) use self::detach::draining;
 pub use self::detach::left_draining;
@@ -73,6 +73,7 @@ pub const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 struct Restoring {
     reply: Reply<DetachAnswer>,
     deadline: Instant,
+    not_lasting: Option<NotLasting>,
 }
 
 impl Apply {
@@ -85,9 +86,9 @@ impl Apply {
         messages: &mpsc::Sender<Message>,
     ) -> anyhow::Result<(Self, Change)> {
         let agent = &config.config.agent;
-        let mut detach_mark = DetachMark::new(&agent.persistent_dir, &config.config_path);
+        let mut detach_mark = DetachMark::new(agent);
         let by_configuration = (!agent.attach).then_some(Caller::CONFIGURATION);
-        let detached_by = detach_mark.load()?.or(by_configuration);
+        let detached_by = detach_mark.load().or(by_configuration);
         let (reconciler, change, is_draining) = Reconciler::start(
             opening,
             options(config),
@@ -145,6 +146,17 @@ impl Apply {
         Ok(change)
     }
 
+    /// See [`Reconciler::take_maps_are_new`].
+    pub(super) fn take_maps_are_new(&mut self) -> bool {
+        self.reconciler.take_maps_are_new()
+    }
+
+    /// The next start reads its mark in the `persistent_dir` of the files in force.
+    pub(super) fn follow_persistent_dir(&mut self) {
+        let dir = &self.reconciler.resolved().config().agent.persistent_dir;
+        self.detach_mark.follow(dir, self.detached_by);
+    }
+
     /// The desired state in force, or to be in force once attached again.
     pub(super) fn desired(&self) -> &Desired {
         self.reconciler.desired()
@@ -184,6 +196,16 @@ impl Apply {
         self.events.policies_changed(self.reader.as_deref());
         let mut warnings = Vec::from_iter(reconciler.store_problem());
         warnings.extend(self.detach_mark.problem().cloned());
+        let mut problems: Vec<String> = reconciler.problems().cloned().collect();
+        for other in self.probing.others() {
+            if other.is_managed {
+                warnings.push(format!("{other}; another daemon seems to manage it"));
+            } else {
+                problems.push(format!(
+                    "{other}, and no daemon manages it: rto-agent detach removes it"
+                ));
+            }
+        }
         let resolved = reconciler.resolved();
         for (known, text) in [
             (&mut self.misfits, resolved.misfits_text()),
@@ -193,7 +215,7 @@ impl Apply {
             warnings.extend(known.text().cloned());
         }
         Health {
-            problems: reconciler.problems().cloned().collect(),
+            problems,
             in_sync: reconciler.in_sync(),
             map_differences: reconciler.difference_counts().clone(),
             maps_compared_at_s: self.comparing.compared_at_s(),
@@ -218,7 +240,7 @@ impl Apply {
         self.reconciler.retry_save();
         self.detach_mark.retry(self.detached_by);
         if self.detached_by.is_some() {
-            self.probing.look(&self.reconciler.options().cgroup);
+            self.look_at_programs();
             return false;
         }
         self.repair();
@@ -395,8 +417,17 @@ impl Apply {
         self.walks.progress()
     }
 
+    /// Updates which programs are attached at the cgroup and above.
+    fn look_at_programs(&mut self) {
+        let own = self.reconciler.reader();
+        let own = own.and_then(|reader| reader.attachment().program_id);
+        let options = self.reconciler.options();
+        self.probing.look(&options.cgroup, &options.pin_dir, own);
+    }
+
     /// Begins a probe if one is needed.
     pub(super) fn consider_probe(&mut self) {
+        self.look_at_programs();
         if self.detached_by.is_none() {
             let resolved = self.reconciler.resolved();
             let in_force = |name: &PolicyName| {

@@ -392,14 +392,20 @@ impl Control {
         by: Caller,
     ) -> Result<TuneAnswer, EngineError> {
         let now = self.store.now();
+        let before = self.tuning.state_of(policy);
         let told = self.tuning.act(now, policy, action);
         let Some(told) = told else {
             return refused(self.not_tuned(apply.desired(), action, policy));
         };
+        self.renew_lease(apply);
+        if let Err(e) = self.adjust(apply, &Source::Tuner.into()) {
+            // What is answered, shown and stored is what the kernel has.
+            self.tuning.set_state_of(policy, before);
+            return Err(e);
+        }
         Cause::done(action.audited(), by).audit_other(action.audited());
-        let decided = self.decided(apply, &told);
+        self.tell_decisions(apply, &told);
         self.show();
-        decided?;
         Ok(self.tuned.borrow().only(policy))
     }
 

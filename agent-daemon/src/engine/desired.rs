@@ -23,7 +23,7 @@ use rto_agent_core::{
 
 use super::{
     EngineError,
-    runtime::{Removal, RuntimeEntries, RuntimeEntry},
+    runtime::{Override, Removal, RuntimeEntries, RuntimeEntry},
 };
 
 /// The files, and the host they were checked for.
@@ -123,6 +123,16 @@ impl Desired {
         let mut next = self.clone();
         next.runtime.add(cidrs, entry, settings);
         next
+    }
+
+    /// Ends what overrides the files' entries of these CIDRs, and says what it was.
+    #[must_use]
+    pub fn without_overrides(&self, cidrs: &[Cidr]) -> (Self, Vec<Option<Override>>) {
+        let mut next = self.clone();
+        let ended = stepping(cidrs).map(|cidr| next.runtime.stop_overriding(cidr));
+        let ended = ended.collect();
+        next.runtime.forget_unused();
+        (next, ended)
     }
 
     /// Removes entries, and says what happened to each: a runtime entry is removed, an entry of the

@@ -193,7 +193,7 @@ impl Document {
         self.is_taken
     }
 
-    fn named(&self, error: &io::Error) -> io::Error {
+    pub(super) fn named(&self, error: &io::Error) -> io::Error {
         let path = self.path();
         io::Error::new(error.kind(), format!("{}: {error}", printable::path(&path)))
     }
@@ -225,7 +225,8 @@ pub(super) struct Unsaved {
 impl LastingDocument {
     /// As [`Document::new`]; `pin_dir` identifies the daemon.
     pub(super) fn new(agent: &AgentConfig, name: &'static str, format: u32) -> Self {
-        let owner = agent.pin_dir.to_string_lossy();
+        let pin_dir = path_security::resolved(&agent.pin_dir);
+        let owner = pin_dir.to_string_lossy();
         let document = |dir| Document::new(dir, name, format, owner.clone().into_owned());
         Self {
             lasting: document(&agent.persistent_dir),

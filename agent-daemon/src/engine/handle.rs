@@ -62,10 +62,14 @@ pub enum Message {
     ),
     /// `rto-agent tune freeze`, `resume` and `reset`.
     Tune(TuneAction, PolicyName, Caller, Reply<TuneAnswer>),
+    /// Why the metrics are not served, or that they are.
+    Metrics(Option<String>),
     /// A watcher has disconnected.
     Unwatched,
     /// A job has ended.
     Done(Done),
+    /// The host was suspended: timers of this process did not run.
+    Resumed,
     /// SIGHUP.
     Sighup,
     /// A watched file changed.

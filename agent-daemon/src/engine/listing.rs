@@ -23,7 +23,9 @@ impl Snapshot {
     pub fn lookup(&self, address: IpAddr) -> Result<LookupAnswer, EngineError> {
         let resolved = self.resolved()?;
         let looked_up = address.to_canonical();
-        let mut matching = resolved.set.entries.covering(looked_up).into_iter();
+        let over = resolved.desired.runtime.over(boottime_ms());
+        let covering = resolved.set.entries.covering(looked_up).into_iter();
+        let mut matching = covering.filter(|cidr| !over.contains(cidr));
         let best = matching.next();
         let shadowed: Vec<Cidr> = matching.collect();
         let mut masked: Vec<Cidr> = masked(resolved).copied().collect();
@@ -100,7 +102,10 @@ impl Snapshot {
         }
         text.extend_from_slice(b"},\"entries\":[");
         let mut hits = hits.iter().peekable();
-        for (i, (cidr, entry)) in resolved.set.entries.iter().enumerate() {
+        let over = resolved.desired.runtime.over(boottime_ms());
+        let entries = resolved.set.entries.iter();
+        let entries = entries.filter(|(cidr, _)| !over.contains(cidr));
+        for (i, (cidr, entry)) in entries.enumerate() {
             separate(&mut text, i);
             while hits.peek().is_some_and(|(other, _)| *other < cidr) {
                 hits.next();

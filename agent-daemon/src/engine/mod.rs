@@ -44,7 +44,7 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
-pub use apply::{DRAIN_LIMIT, left_draining};
+pub use apply::{DRAIN_LIMIT, detach::remove_others, left_draining};
 pub use changing::Open;
 pub use detach_mark::DetachMark;
 pub use document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside};
@@ -88,15 +88,14 @@ pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
     let learnt = "timers start learning again";
     let experiments = "experiments are forgotten, and their policies are active as configured";
+    let detached = "no policy is active until rto-agent attach";
     vec![
         (lasting.join(tuning_store::FILE), learnt),
         (of_boot.join(tuning_store::FILE), learnt),
         (lasting.join(experiments::FILE), experiments),
         (of_boot.join(experiments::FILE), experiments),
-        (
-            lasting.join(detach_mark::FILE),
-            "a detachment ends at the next start",
-        ),
+        (lasting.join(detach_mark::FILE), detached),
+        (of_boot.join(detach_mark::FILE), detached),
         (
             lasting.join(last_good::FILE),
             "a start with an invalid configuration has no last good one to use instead",

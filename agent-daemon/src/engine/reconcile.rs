@@ -9,7 +9,7 @@ use std::{
 };
 
 use rto_agent_core::{
-    config::{atomic_file::AtomicFile, save},
+    config::save,
     policy::{
         HostFacts, PolicyName,
         differences::Differences,
@@ -80,6 +80,8 @@ pub(super) struct Reconciler {
     broken: Problem,
     /// Programs and tries were re-created.
     renewed: bool,
+    /// All maps were re-created, and count from 0.
+    maps_are_new: bool,
     /// Maps without a program were left, see [`Reconciler::leave_maps`].
     kept: bool,
     store: RuntimeStore,
@@ -122,6 +124,7 @@ impl Reconciler {
             differences: BTreeMap::new(),
             broken: Problem::default(),
             renewed: false,
+            maps_are_new: false,
             kept: false,
             store,
             arms_changed: arms_changed(&held, &resolved.maps),
@@ -151,26 +154,43 @@ impl Reconciler {
             return refused(reason);
         }
         progress::checkpoint()?;
-        let staged = self.stage(&resolved.desired, persist)?;
         let before = self.resolved.clone();
+        let runtime_changes = resolved.desired.runtime != before.desired.runtime;
+        let edit = match persist {
+            Persist::File(edit) => Some((edit, edit.stage()?)),
+            Persist::Runtime | Persist::Later => None,
+        };
+        let runtime = match persist {
+            Persist::Runtime => true,
+            Persist::File(_) => runtime_changes,
+            Persist::Later => false,
+        };
+        let runtime = runtime.then(|| self.store.stage(&resolved.desired.runtime));
+        let runtime = runtime.transpose().map_err(EngineError::Unsaved)?;
         let mut change = self.write(&before.maps, &resolved)?;
-        if let Some(draft) = staged
-            && let Err(unsaved) = self.commit(draft, persist)
-        {
-            return Err(match self.write(&resolved.maps, &before) {
-                Ok(_) => EngineError::Unsaved(unsaved),
-                Err(back) => self.not_back(unsaved, back),
-            });
-        }
+        // The edit comes first: after a crash between the two, the runtime entries that it replaces
+        // are still in force.
+        let saved = match (edit, runtime) {
+            (None, None) => Ok(None),
+            (None, Some(runtime)) => self.store.commit(runtime).map(|()| None),
+            (Some((edit, draft)), runtime) => edit.commit(draft).map(|()| runtime),
+        };
+        let runtime = match saved {
+            Ok(runtime) => runtime,
+            Err(unsaved) => {
+                return Err(match self.write(&resolved.maps, &before) {
+                    Ok(_) => EngineError::Unsaved(unsaved),
+                    Err(back) => self.not_back(unsaved, back),
+                });
+            }
+        };
+        let is_saved = runtime.is_some_and(|draft| self.store.commit(draft).is_ok());
         self.resolved = resolved;
         if self.resolved.desired.host != before.desired.host {
             self.set_host_defaults(self.resolved.desired.host);
         }
-        let runtime = &self.resolved.desired.runtime;
-        if matches!(persist, Persist::Later | Persist::File(_))
-            && *runtime != before.desired.runtime
-        {
-            self.store.save(runtime);
+        if !is_saved && runtime_changes && !matches!(persist, Persist::Runtime) {
+            self.store.save(&self.resolved.desired.runtime);
             change.unsaved = self.store.problem();
         }
         Ok(change)
@@ -190,24 +210,6 @@ impl Reconciler {
             )
         });
         EngineError::NotBack { unsaved, back }
-    }
-
-    fn stage(&self, next: &Desired, persist: &Persist) -> Result<Option<AtomicFile>, EngineError> {
-        Ok(match persist {
-            Persist::Runtime => {
-                let staged = self.store.stage(&next.runtime);
-                Some(staged.map_err(EngineError::Unsaved)?)
-            }
-            Persist::File(edit) => Some(edit.stage()?),
-            Persist::Later => None,
-        })
-    }
-
-    fn commit(&mut self, draft: AtomicFile, persist: &Persist) -> std::io::Result<()> {
-        match persist {
-            Persist::File(edit) => edit.commit(draft),
-            Persist::Runtime | Persist::Later => self.store.commit(draft),
-        }
     }
 
     /// Writes a resolved state to the maps. `before` is the content that the change is described
@@ -329,15 +331,28 @@ impl Reconciler {
 
     /// Attaches again after [`Reconciler::unlink`]; opens the kernel again after [`Reconciler::leave_maps`].
     pub(super) fn attach_detached(&mut self) -> Result<(), EngineError> {
-        if self.kernel.is_none() {
-            let (options, shared) = (self.options.clone(), self.shared.clone());
-            let kernel = SharedKernel::open(&self.open, options, shared)?;
-            self.held = kernel.read()?;
-            self.kernel = Some(kernel);
-            self.kept = false;
+        if self
+            .kernel
+            .as_ref()
+            .is_none_or(|kernel| kernel.reader().has_frozen_map())
+        {
+            self.reopen()?;
         }
         self.rewrite()?;
         Ok(self.attach()?)
+    }
+
+    /// Opens the kernel again, which creates the maps that are missing or frozen. The program
+    /// stays attached until it is replaced.
+    fn reopen(&mut self) -> Result<(), EngineError> {
+        let (options, shared) = (self.options.clone(), self.shared.clone());
+        let kernel = SharedKernel::open(&self.open, options, shared)?;
+        self.held = kernel.read()?;
+        self.renewed = true;
+        self.maps_are_new |= matches!(kernel.found(), Found::Nothing | Found::Replaced);
+        self.kernel = Some(kernel);
+        self.kept = false;
+        Ok(())
     }
 
     /// Compares the kernel's maps with the desired state; [`Reconciler::repair`] corrects a difference.
@@ -411,6 +426,12 @@ impl Reconciler {
             kernel.change().retry_statistics();
         }
         let problem = kernel.reader().attachment().problem;
+        if let Some(problem) = problem
+            .as_ref()
+            .filter(|_| kernel.reader().has_frozen_map())
+        {
+            return self.replace_frozen(problem.clone());
+        }
         let (attached, broken) = match problem.map(|problem| (kernel.change().attach(), problem)) {
             None => (None, None),
             Some((Ok(()), problem)) => {
@@ -429,6 +450,26 @@ impl Reconciler {
         };
         self.broken.becomes(broken, |text| error!("{text}"));
         attached
+    }
+
+    /// Replaces frozen maps, with the program that uses them.
+    fn replace_frozen(&mut self, problem: String) -> Option<Change> {
+        let (change, broken) = match self.attach_detached() {
+            Ok(()) => {
+                warn!(problem, "the maps were created again");
+                let change = Change {
+                    detail: format!("maps created again: {problem}"),
+                    ..Change::default()
+                };
+                (Some(change), None)
+            }
+            Err(e) => {
+                let broken = format!("{problem}; creating the maps again failed: {e}");
+                (None, Some(broken))
+            }
+        };
+        self.broken.becomes(broken, |text| error!("{text}"));
+        change
     }
 
     /// After a detachment that failed: connections get their policies' timers and SYN schedules again.
@@ -585,6 +626,11 @@ impl Reconciler {
     /// Whether the maps were left because sockets' former options are still in them.
     pub(super) fn has_kept_maps(&self) -> bool {
         self.kept
+    }
+
+    /// Whether all maps were re-created since the last call.
+    pub(super) fn take_maps_are_new(&mut self) -> bool {
+        std::mem::take(&mut self.maps_are_new)
     }
 
     /// Whether programs and tries were re-created since the last call.

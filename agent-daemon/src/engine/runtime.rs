@@ -79,8 +79,17 @@ pub struct RuntimeEntry {
 pub enum Removal {
     /// A runtime entry was removed.
     Entry,
-    /// An entry of the files was masked.
+    /// An entry of the files was masked, and a runtime entry that overrode it removed.
     Masked,
+}
+
+/// What [`RuntimeEntries::stop_overriding`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Override {
+    /// A runtime entry.
+    Entry,
+    /// A mask.
+    Mask,
 }
 
 /// How long a policy that left the files is kept, with its counters, learnt values and experiments,
@@ -110,14 +119,23 @@ impl RuntimeEntries {
         self.forget_unused();
     }
 
-    /// Removes a runtime entry, or else masks an entry of the files; `None` if there is neither.
+    /// Removes a runtime entry and masks the files' entry, so that neither is in force; `None` if
+    /// neither was.
     pub fn remove(&mut self, cidr: &Cidr, files: &PolicySet) -> Option<Removal> {
-        if self.entries.remove(cidr).is_some() {
-            Some(Removal::Entry)
-        } else if files.entries.contains_key(cidr) && self.masked.insert(*cidr) {
+        let is_removed = self.entries.remove(cidr).is_some();
+        if files.entries.contains_key(cidr) && self.masked.insert(*cidr) {
             Some(Removal::Masked)
         } else {
-            None
+            is_removed.then_some(Removal::Entry)
+        }
+    }
+
+    /// Ends what overrides the files' entry of a CIDR.
+    pub fn stop_overriding(&mut self, cidr: &Cidr) -> Option<Override> {
+        if self.entries.remove(cidr).is_some() {
+            Some(Override::Entry)
+        } else {
+            self.masked.remove(cidr).then_some(Override::Mask)
         }
     }
 
@@ -182,6 +200,14 @@ impl RuntimeEntries {
         self.departed.retain(|_, end| *end > now_ms);
         self.forget_unused();
         gone
+    }
+
+    /// Entries that are over, and about to be removed.
+    #[must_use]
+    pub fn over(&self, now_ms: u64) -> BTreeSet<Cidr> {
+        let entries = self.entries.iter();
+        let over = entries.filter(|(_, e)| e.expires_ms.is_some_and(|end| end <= now_ms));
+        over.map(|(cidr, _)| *cidr).collect()
     }
 
     /// When the next entry or departed policy expires.

@@ -1,6 +1,12 @@
 //! The metrics endpoint: read-only, without secrets, and for every client that can reach it.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Extension, Router,
@@ -10,8 +16,15 @@ use axum::{
     response::{Html, IntoResponse as _, Response},
     routing::get,
 };
+use nix::sys::socket::{setsockopt, sockopt::IpFreebind};
 use rto_agent_kernel::kernel::bpf;
-use tokio::{net::TcpListener, sync::Semaphore, task::spawn_blocking};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::Semaphore,
+    task::spawn_blocking,
+    time::sleep,
+};
+use tracing::info;
 
 use super::metrics::render;
 use crate::{
@@ -30,14 +43,82 @@ pub const VERIFY: Duration = Duration::from_secs(5);
 pub const LIMITS: Limits = Limits {
     connections: 16,
     for_root: 0,
-    head_timeout: Duration::from_secs(30),
+    per_address: 8,
+    head_timeout: Duration::from_secs(10),
     lifetime: Duration::from_secs(30),
 };
+/// Connections that wait to be accepted, as in the standard library.
+const BACKLOG: u32 = 128;
 /// Requests need no body.
 pub const MAX_BODY: usize = 4 << 10;
 
 /// The media type of the Prometheus text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// How often an address that cannot be used is tried again.
+const RETRY: Duration = if cfg!(test) {
+    Duration::from_millis(20)
+} else {
+    Duration::from_secs(2)
+};
+
+/// Listens on an address, even if this host does not have it yet (DHCP, a virtual address).
+///
+/// # Errors
+///
+/// If the port is taken.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    socket.set_reuseaddr(true)?;
+    setsockopt(&socket, IpFreebind, &true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Serves at an address until the daemon ends. While that is not possible, the status says so.
+pub async fn serve_at(address: SocketAddr, first: io::Result<TcpListener>, engine: Handle) {
+    let mut bound = first;
+    let listener = loop {
+        match bound {
+            Ok(listener) => break listener,
+            Err(e) => {
+                let problem = format!(
+                    "metrics are not served: cannot listen on {address}: {e}; end the process that \
+                     uses it, or set [agent] metrics to another address"
+                );
+                engine.notify(Message::Metrics(Some(problem)));
+            }
+        }
+        sleep(RETRY).await;
+        bound = listen(address);
+    };
+    info!(%address, "serving metrics");
+    let until_configured = async {
+        while !is_of_host(address.ip()) {
+            let problem = format!(
+                "metrics are not served yet: this host does not have the address {}",
+                address.ip()
+            );
+            engine.notify(Message::Metrics(Some(problem)));
+            sleep(RETRY).await;
+        }
+        engine.notify(Message::Metrics(None));
+        pending::<()>().await;
+    };
+    tokio::select! {
+        () = serve(listener, engine.clone()) => {}
+        () = until_configured => {}
+    }
+}
+
+/// Whether this host has an address.
+pub fn is_of_host(address: IpAddr) -> bool {
+    let bound = std::net::UdpSocket::bind((address, 0));
+    !bound.is_err_and(|e| e.kind() == io::ErrorKind::AddrNotAvailable)
+}
 
 /// Serves until the daemon ends.
 pub async fn serve(listener: TcpListener, engine: Handle) {
@@ -141,4 +222,54 @@ async fn readiness(engine: &Handle, verifying: &Verifying) -> Readiness {
 
 fn unready(why: String) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+
+    /// The next report of a problem.
+    fn problem(messages: &std::sync::mpsc::Receiver<Message>) -> Option<String> {
+        match messages.recv_timeout(Duration::from_secs(30)) {
+            Ok(Message::Metrics(problem)) => problem,
+            _ => panic!("no report"),
+        }
+    }
+
+    #[test]
+    fn taken_port_is_reported_and_tried_again() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let (engine, messages) = Handle::disconnected(&EngineConfig::for_tests());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async { serve_at(address, listen(address), engine).await });
+        });
+        let text = problem(&messages).unwrap();
+        assert!(
+            text.contains(&format!("cannot listen on {address}")),
+            "{text}"
+        );
+        drop(taken);
+        while problem(&messages).is_some() {}
+        std::net::TcpStream::connect(address).unwrap();
+    }
+
+    #[test]
+    fn address_that_host_lacks_is_bound() {
+        // TEST-NET-1 (RFC 5737) and the documentation prefix (RFC 3849).
+        for address in ["192.0.2.1:9464", "[2001:db8::1]:9464"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async { listen(address) }).unwrap();
+            assert!(!is_of_host(address.ip()));
+        }
+    }
 }

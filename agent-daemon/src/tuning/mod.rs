@@ -40,6 +40,10 @@ pub struct Tuning {
     has_changed: bool,
 }
 
+/// A policy's state before a request that may fail.
+#[derive(Debug)]
+pub struct StateBefore(Option<PolicyTuning>, bool);
+
 impl Tuning {
     /// How often counters must be read; `None` if no policy is watched.
     #[must_use]
@@ -133,6 +137,21 @@ impl Tuning {
                 TuneAction::Reset => policy.reset(now_ms),
             })
         })
+    }
+
+    /// A copy of what is known about a policy, for [`Self::set_state_of`].
+    #[must_use]
+    pub fn state_of(&self, name: &PolicyName) -> StateBefore {
+        StateBefore(self.policies.get(name).cloned(), self.has_changed)
+    }
+
+    /// Takes decisions about a policy back that are not in force.
+    pub fn set_state_of(&mut self, name: &PolicyName, before: StateBefore) {
+        let StateBefore(policy, has_changed) = before;
+        self.has_changed = has_changed;
+        if let Some(policy) = policy {
+            self.policies.insert(name.clone(), policy);
+        }
     }
 
     fn decide(

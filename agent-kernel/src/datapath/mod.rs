@@ -39,9 +39,9 @@ mod bpf;
 mod error;
 
 pub use bpf::{
-    BpfKernel, OBJECT, PinnedEntry, PinnedMaps, connecting, drain, events, handover, make_pin_dir,
-    pinned_maps, pinned_policy, pinned_program_ids, probe, remove_kept_pins, remove_links,
-    remove_pins, until_connected, walk,
+    BpfKernel, OBJECT, OtherProgram, PinnedEntry, PinnedMaps, connecting, drain, events, handover,
+    make_pin_dir, other_programs, pinned_maps, pinned_policy, pinned_program_ids, probe,
+    remove_kept_pins, remove_links, remove_pins, until_connected, walk,
 };
 pub use error::{Cause, DatapathError};
 
@@ -129,6 +129,11 @@ pub fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
 /// Reads the kernel on any thread, with separate handles. As long as it exists, the kernel keeps
 /// the maps.
 pub trait KernelReader: Send + Sync {
+    /// Whether another process has made a map read-only, so that it must be created again.
+    fn has_frozen_map(&self) -> bool {
+        false
+    }
+
     /// Queries whether the program is attached and its pins exist.
     fn attachment(&self) -> Attachment;
 

@@ -38,6 +38,10 @@ const PORT: u16 = 9;
 const SOURCE_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 114, 116);
 const SOURCE_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x746f, 0, 0, 0, 0, 0, 1);
 
+/// How often leftovers in use are tried again, and after which time.
+const SWEEPS: u32 = 25;
+const SWEEP_AGAIN: Duration = Duration::from_millis(20);
+
 /// Probes below `cgroup`. Takes about ten milliseconds.
 pub fn probe(cgroup: &Path, target: &ProbeTarget) -> Verdict {
     match child_answer(cgroup, target.address) {
@@ -90,7 +94,13 @@ pub struct TempCgroup {
 impl TempCgroup {
     /// Creates it below `parent`.
     pub fn new(parent: &Path) -> anyhow::Result<Self> {
-        sweep(parent);
+        // The processes of a killed self-test end one after another.
+        let _clean = (0..SWEEPS).any(|_| {
+            sweep(parent) || {
+                std::thread::sleep(SWEEP_AGAIN);
+                false
+            }
+        });
         let pid = std::process::id();
         let path = parent.join(format!("{CGROUP_PREFIX}{pid}"));
         match fs::create_dir(&path) {

@@ -35,6 +35,7 @@ impl fmt::Display for ObjectId {
 pub struct Pinned {
     fd: OwnedFd,
     id: ObjectId,
+    is_frozen: bool,
 }
 
 impl Pinned {
@@ -45,12 +46,18 @@ impl Pinned {
         let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
         let id =
             id(&fdinfo).ok_or_else(|| io::Error::other("the kernel does not return its ID"))?;
-        Ok(Self { fd, id })
+        let is_frozen = is_frozen(&fdinfo);
+        Ok(Self { fd, id, is_frozen })
     }
 
     /// Its kind and id.
     pub const fn id(&self) -> ObjectId {
         self.id
+    }
+
+    /// Whether it is a map that processes can no longer write (`BPF_MAP_FREEZE`).
+    pub const fn is_frozen(&self) -> bool {
+        self.is_frozen
     }
 
     /// For a program: its information, and the ids of the maps it uses. These include all maps that
@@ -80,6 +87,11 @@ fn id(fdinfo: &str) -> Option<ObjectId> {
     let map = || field("map_id:").map(ObjectId::Map);
     let program = || field("prog_id:").map(ObjectId::Program);
     link.or_else(map).or_else(program)
+}
+
+fn is_frozen(fdinfo: &str) -> bool {
+    let value = fdinfo.lines().find_map(|line| line.strip_prefix("frozen:"));
+    value.is_some_and(|value| value.trim() != "0")
 }
 
 /// Whether a link's program is the agent's program of this name: a foreign link, pinned under our
@@ -123,6 +135,8 @@ mod tests {
             ("pos:\t0\nflags:\t02\n", None),
         ] {
             assert_eq!(id(fdinfo), expected, "{fdinfo}");
+            assert!(!is_frozen(fdinfo));
+            assert!(is_frozen(&format!("{fdinfo}frozen:\t1\n")) == !fdinfo.contains("frozen"));
         }
     }
 }

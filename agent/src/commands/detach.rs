@@ -15,11 +15,11 @@ use rto_agent_daemon::{
     daemon::{lock::InstanceLock, resolve_cgroup},
     engine::{
         DRAIN_LIMIT, DetachMark, drain, for_restoring, left_draining, remove_kept_pins,
-        remove_links, remove_pins, walk,
+        remove_links, remove_others, remove_pins, walk,
     },
 };
 use rto_agent_kernel::{
-    datapath::walk::Mode,
+    datapath::{other_programs, walk::Mode},
     kernel::{interference, privileges},
 };
 
@@ -56,7 +56,11 @@ pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
     let socket = args.socket.as_ref().unwrap_or(&agent.socket);
     let answer = match Client::new(socket).post::<ChangeAnswer>("/v1/attach", &()) {
         Err(ClientError::NotRunning { .. }) => {
-            DetachMark::new(&agent.persistent_dir, &args.config.config).set(None)?;
+            anyhow::ensure!(
+                agent.attach,
+                "no daemon is running, and attach = false in [agent]: set it to true"
+            );
+            DetachMark::new(&agent).clear()?;
             ChangeAnswer {
                 notes: vec!["no daemon is running; the next start attaches".to_owned()],
                 ..ChangeAnswer::default()
@@ -119,8 +123,7 @@ fn cgroup_of(agent: &AgentConfig) -> Option<PathBuf> {
 fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, but one seems to be running")?;
-    let mut mark = DetachMark::new(&agent.persistent_dir, &args.config.config);
-    let unmarked = mark.set(Some(this_caller())).err();
+    let not_lasting = DetachMark::new(agent).set(this_caller());
     let connecting = drain(&agent.pin_dir, DRAIN_LIMIT)?;
     let mut unlinked = 0;
     let restored = if args.restore {
@@ -139,7 +142,24 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
         Removed::default()
     };
     removed.links += unlinked;
-    if let Ok(cgroup) = resolve_cgroup(None, &agent.cgroup) {
+    let cgroup = resolve_cgroup(None, &agent.cgroup);
+    let mut answer = DetachAnswer {
+        removed,
+        by_daemon: false,
+        kept: (!complete).then(|| agent.pin_dir.clone()),
+        restored,
+        connecting,
+        notes: (connecting != 0)
+            .then(|| left_draining(connecting))
+            .into_iter()
+            .collect(),
+        not_lasting,
+    };
+    if let Ok(cgroup) = &cgroup {
+        let others = other_programs(&agent.pin_dir, None, cgroup);
+        remove_others(&others, &mut answer);
+    }
+    if let Ok(cgroup) = cgroup {
         // A child left by a killed probe ends by itself a moment later.
         let _swept = (0..100).any(|_| {
             interference::sweep(&cgroup) || {
@@ -148,18 +168,7 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
             }
         });
     }
-    Ok(DetachAnswer {
-        removed,
-        by_daemon: false,
-        connecting,
-        kept: (!complete).then(|| agent.pin_dir.clone()),
-        restored,
-        notes: (connecting != 0)
-            .then(|| left_draining(connecting))
-            .into_iter()
-            .chain(unmarked.map(|e| format!("the next start of the daemon attaches: {e}")))
-            .collect(),
-    })
+    Ok(answer)
 }
 
 fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
@@ -178,9 +187,14 @@ fn text(answer: &DetachAnswer, columns: Option<usize>) -> String {
         true => "statistics and learnt values are kept; ",
         false => "",
     };
-    text.push_str(&format!(
-        "{what}no policy is active until rto-agent attach, also after a restart\n"
-    ));
+    text.push_str(&match &answer.not_lasting {
+        None => format!("{what}no policy is active until rto-agent attach, also after a restart\n"),
+        Some(not_lasting) => format!(
+            "{what}no policy is active until rto-agent attach or {}: the detachment cannot be \
+             kept: {}\n",
+            not_lasting.until, not_lasting.why
+        ),
+    });
     text.push_str(&table::remarks("note", &answer.notes));
     if let Some(restored) = &answer.restored {
         text.push_str("restored on open sockets:\n");

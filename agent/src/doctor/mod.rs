@@ -45,6 +45,10 @@ pub fn examine(input: &Input<'_>) -> Report {
     findings.extend(network::sysctls());
     findings.extend(handshake::findings(input));
     findings.extend(network::programs(input.cgroup.as_deref(), &input.ours));
+    findings.extend(network::other_agents(
+        input.cgroup.as_deref(),
+        &input.pin_dir,
+    ));
     findings.extend(input.verdict.as_ref().map(network::interference));
     findings.extend(network::routes(input.set));
     findings.push(network::rto_min_default());

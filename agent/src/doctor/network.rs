@@ -6,9 +6,12 @@ use rto_agent_core::{
     policy::{PolicySet, units::format_duration},
     wire::kernel::Verdict,
 };
-use rto_agent_kernel::kernel::{
-    bpf::MAX_PROGRAMS, cgroup, programs, programs::AttachedProgram, sysctl, tcp_metrics,
-    tcp_metrics::Metric,
+use rto_agent_kernel::{
+    datapath::{OtherProgram, other_programs},
+    kernel::{
+        bpf::MAX_PROGRAMS, cgroup, programs, programs::AttachedProgram, sysctl, tcp_metrics,
+        tcp_metrics::Metric,
+    },
 };
 
 use super::{
@@ -72,6 +75,27 @@ pub(super) fn programs(given: Option<&Path>, ours: &[u32]) -> Vec<Finding> {
             unless_privileged("check whether seccomp or an LSM denies bpf(2) to this process"),
         )],
     }
+}
+
+/// Programs of other pin directories, which treat the same connections.
+pub(super) fn other_agents(given: Option<&Path>, pin_dir: &Path) -> Vec<Finding> {
+    let check = Check(
+        "other-agents",
+        "each program of rto-agent at the cgroup or above it treats every connection, also after \
+         this one is detached",
+    );
+    let Ok(cgroup) = cgroup::resolve(given) else {
+        return Vec::new();
+    };
+    let others = other_programs(pin_dir, None, &cgroup).into_iter();
+    let finding = |other: OtherProgram| match other.is_managed {
+        true => check.warning(
+            other.to_string(),
+            "stop its daemon, or give the two separate cgroups",
+        ),
+        false => check.problem(other.to_string(), "rto-agent detach removes it"),
+    };
+    others.map(finding).collect()
 }
 
 /// Foreign programs: one finding for each that prevents ours from being attached, and one for all

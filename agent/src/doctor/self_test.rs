@@ -230,7 +230,7 @@ fn files(cgroup: &Path) -> anyhow::Result<PathBuf> {
         ("pin_dir", pins.join("rto-agent")),
         ("socket", dir.join("control.sock")),
         ("state_dir", dir.join("state")),
-        ("persistent_dir", dir.join("state")),
+        ("persistent_dir", dir.join("lasting")),
     ];
     let agent = agent.map(|(key, path)| format!("{key} = \"{}\"\n", path.display()));
     let config = dir.join("config.toml");

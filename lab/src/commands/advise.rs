@@ -1,8 +1,10 @@
 //! `rto-lab advise`.
 
 use std::{
-    fs,
+    fs::File,
+    io::Read as _,
     net::IpAddr,
+    os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -10,6 +12,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use rto_advice::capture::NamedCapture;
+use rto_agent_core::printable;
 use rto_testbed::agent::find;
 
 use crate::capture;
@@ -48,7 +51,7 @@ pub struct Advise {
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     let bytes = read_capture(&args.pcap)?;
-    let at = || args.pcap.display().to_string();
+    let at = || printable::path(&args.pcap);
     let mut capture = capture::read(&bytes).with_context(at)?;
     drop(bytes);
     if let Some(every) = args.sampled {
@@ -84,12 +87,41 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
 
 /// A capture's bytes.
 pub(crate) fn read_capture(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let at = || path.display().to_string();
-    let length = fs::metadata(path).with_context(at)?.len();
+    let at = || printable::path(path);
+    let mut file = File::open(path).with_context(at)?;
+    let meta = file.metadata().with_context(at)?;
+    // Which may never end.
     ensure!(
-        length <= LARGEST,
-        "{}: larger than 2 GiB; pass a part of it (editcap -c 1000000), or capture less of each packet (tcpdump -s 128)",
-        path.display()
+        !meta.file_type().is_char_device(),
+        "{}: a device, not a capture",
+        at()
     );
-    fs::read(path).with_context(at)
+    let mut bytes = Vec::new();
+    if meta.len() <= LARGEST {
+        bytes.reserve(usize::try_from(meta.len()).unwrap_or(0));
+        let mut some = (&mut file).take(LARGEST + 1);
+        some.read_to_end(&mut bytes).with_context(at)?;
+    }
+    ensure!(
+        meta.len().max(bytes.len() as u64) <= LARGEST,
+        "{}: larger than 2 GiB; pass a part of it (editcap -c 1000000), or capture less of each packet (tcpdump -s 128)",
+        at()
+    );
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endless_or_oddly_named_capture_is_refused() {
+        let error = read_capture(Path::new("/dev/zero"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("a device, not a capture"), "{error}");
+        let error = read_capture(Path::new("/no/\u{1b}[31m.pcap")).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("\\u{1b}[31m.pcap"), "{error}");
+    }
 }

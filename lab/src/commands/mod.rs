@@ -20,6 +20,7 @@ use std::{
 
 use anyhow::ensure;
 use nix::unistd::geteuid;
+use rto_agent_core::printable;
 use rto_testbed::workload as testbed;
 use serde::Serialize;
 
@@ -61,7 +62,7 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rto-lab: {error:#}");
+            eprintln!("rto-lab: {}", printable::lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -112,7 +113,7 @@ fn publish(report: &Report, out: &Path, json: bool) -> anyhow::Result<()> {
     report.write(out)?;
     print(json, report, || report.text())?;
     let page = out.join(format!("{}.html", report.name));
-    eprintln!("report: {}", page.display());
+    eprintln!("report: {}", printable::path(&page));
     Ok(())
 }
 

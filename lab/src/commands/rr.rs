@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::{ArgGroup, Args};
 use hdrhistogram::Histogram;
 use nix::errno::Errno;
+use rto_agent_core::printable;
 use rto_testbed::workload::rr::{Limits, Options, Sizes, Tally, listen, serve_while};
 
 use super::predict::duration;
@@ -215,7 +216,7 @@ pub(super) fn client(mut plan: Plan, output: &Output) -> anyhow::Result<()> {
     }
     if let (Some(records), Some(dir)) = (records, &output.out) {
         records.report().write(dir)?;
-        eprintln!("records: {}", dir.display());
+        eprintln!("records: {}", printable::path(dir));
     }
     match outcome {
         Outcome {

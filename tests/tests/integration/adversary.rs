@@ -7,6 +7,7 @@ use crate::prelude::*;
 mod clients;
 mod files;
 mod limits;
+mod local_user;
 
 /// Longest time until silent clients are disconnected, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -120,6 +120,69 @@ fn saved_for_good() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(saving_keeps_link_owner_mode_and_policies);
+fn saving_keeps_link_owner_mode_and_policies() -> anyhow::Result<()> {
+    use std::os::unix::fs::{MetadataExt as _, chown, symlink};
+
+    let mut env = TestEnv::with(&near("\"192.0.2.0/24\""))?;
+    let (link, file) = (
+        env.policies_dir().join("50-cli.toml"),
+        env.dir().join("etc/saved"),
+    );
+    let text = "# Ours.\n[policy.own]\ndescription = \"by hand\"\ninitial_rto = \"52ms\"\n\
+                cidrs = [\"10.88.0.0/24\"]\n";
+    fs::write(&file, text)?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
+    chown(&file, Some(0), Some(12_345))?;
+    symlink("../saved", &link)?;
+    env.cli(&["reload"])?;
+    env.cli(&["remove", "10.88.0.0/24", "--save"])?;
+    let saved = || fs::read_to_string(&file);
+    ensure!(
+        saved()? == text.replace("\"10.88.0.0/24\"", ""),
+        "{}",
+        saved()?
+    );
+    env.cli(&["add", "10.88.1.0/24", "--policy", "own", "--save"])?;
+    ensure!(
+        saved()? == text.replace("10.88.0", "10.88.1"),
+        "{}",
+        saved()?
+    );
+    let meta = fs::metadata(&file)?;
+    let owner = (meta.mode() & 0o7777, meta.uid(), meta.gid());
+    ensure!(
+        link.is_symlink() && owner == (0o600, 0, 12_345),
+        "{owner:?}"
+    );
+    env.restart(Signal::SIGKILL)?;
+    ensure!(env.json(&["lookup", "10.88.1.1"])?["entry"]["policy"] == "own");
+    Ok(())
+}
+
+test!(saved_while_a_runtime_entry_overrides);
+/// Measured on the wire: what was acknowledged is in force.
+fn saved_while_a_runtime_entry_overrides() -> anyhow::Result<()> {
+    const CIDR: &str = "10.88.0.0/24";
+    let env = silent(&near("\"192.0.2.0/24\""))?;
+    env.cli(&["add", CIDR, "--initial-rto", "200ms", "--guard", "off"])?;
+    env.cli_says(
+        &["add", CIDR, "--initial-rto", "52ms", "--save"],
+        "the runtime entry has ended",
+    )?;
+    expect(&env, FAST)?;
+    env.cli(&["remove", CIDR])?;
+    expect(&env, KERNEL_RTO)?;
+    env.cli_says(
+        &["add", CIDR, "--initial-rto", "52ms", "--save"],
+        "no longer switched off",
+    )?;
+    expect(&env, FAST)?;
+    env.cli(&["add", CIDR, "--initial-rto", "200ms", "--guard", "off"])?;
+    env.cli_says(&["remove", CIDR, "--save"], "1 removed")?;
+    expect(&env, KERNEL_RTO)
+}
+
 test!(switched_off_and_on_again);
 fn switched_off_and_on_again() -> anyhow::Result<()> {
     let env = silent(&near("\"10.88.0.0/24\""))?;

@@ -142,19 +142,82 @@ fn the_log_says_once_what_a_change_of_the_file_means() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(small_stack_is_enough_for_clients);
+/// With and without the capability that raises the limit (CAP_SYS_RESOURCE).
+fn small_stack_is_enough_for_clients() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
+    for wrapper in ["", "setpriv --bounding-set=-sys_resource"] {
+        let agent = find(None)?;
+        let agent = agent.display();
+        for args in [
+            "status",
+            "list",
+            "add 10.1.0.0/24 --initial-rto 60ms",
+            "--help",
+            "check",
+        ] {
+            let line = format!("ulimit -s 16; exec {wrapper} {agent} {args}");
+            let mut shell = Command::new("sh");
+            // The environment is on the stack as well.
+            shell
+                .env_clear()
+                .env("PATH", std::env::var_os("PATH").context("no PATH")?);
+            shell.env("RTO_AGENT_SOCKET", env.socket());
+            shell.env("RTO_AGENT_CONFIG", env.config());
+            let output = shell.args(["-c", &line]).output()?;
+            ensure!(output.status.success(), "{wrapper} {args}: {output:?}");
+        }
+    }
+    Ok(())
+}
+
+test!(taken_metrics_address_prevents_no_start);
+fn taken_metrics_address_prevents_no_start() -> anyhow::Result<()> {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?;
+    let env = TestEnv::with(&format!(
+        "metrics = \"{address}\"\n{}",
+        near("\"10.88.0.0/24\"")
+    ))?;
+    let problem = format!("cannot listen on {address}");
+    let says = |status: &Value| status["warnings"].to_string().contains(&problem);
+    let status = env.wait_status("the problem", says)?;
+    ensure!(status["healthy"] == true, "{status:#}");
+    env.logs(&problem)?;
+    drop(taken);
+    env.wait_status("the retry", |status| !says(status))?;
+    let answer = http::request(
+        std::net::TcpStream::connect(address)?,
+        "GET",
+        "/healthz",
+        "",
+    )?;
+    ensure!(answer.status == 200, "{answer:?}");
+    Ok(())
+}
+
 test!(a_start_that_fails_leaves_no_directory);
 /// Before anything is loaded, and after everything else was done.
 fn a_start_that_fails_leaves_no_directory() -> anyhow::Result<()> {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let mut env = TestEnv::new()?;
-    for (setting, error) in [
-        ("group = \"no-such-group\"".to_owned(), "no such group"),
+    let policies = near("\"10.88.0.0/24\"");
+    let good = env.config_text(&policies);
+    // The control socket is bound last, and not where other users could replace it.
+    let open = env.dir().join("open");
+    fs::create_dir(&open)?;
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777))?;
+    let socket = env.socket().display().to_string();
+    for (text, error) in [
         (
-            format!("metrics = \"{}\"", taken.local_addr()?),
-            "cannot listen",
+            env.config_text(&format!("group = \"no-such-group\"\n{policies}")),
+            "no such group",
+        ),
+        (
+            good.replace(&socket, &format!("{}/control.sock", open.display())),
+            "all users can write to it",
         ),
     ] {
-        env.configure(&format!("{setting}\n{}", near("\"10.88.0.0/24\"")))?;
+        fs::write(env.config(), text)?;
         env.spawn_under(&[])?;
         ensure!(!env.ended()?.success());
         assert_says(&env.log(), &[error]);

@@ -338,6 +338,28 @@ fn self_test_measures_the_timers_of_its_policies() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(killed_self_test_is_removed_by_the_next);
+fn killed_self_test_is_removed_by_the_next() -> anyhow::Result<()> {
+    let mut killed = self_test()?.stdout(Stdio::null()).spawn()?;
+    let cgroup = cgroup_of(killed.id());
+    // The test has begun when a process is in the cgroup.
+    let inside = || fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    eventually("connections", TIMEOUT, || {
+        Ok((!inside().is_empty()).then_some(()))
+    })?;
+    killed.kill()?;
+    killed.wait()?;
+    ensure!(cgroup.exists(), "nothing is left to remove");
+    eventually("end of its processes", TIMEOUT, || {
+        Ok(inside().is_empty().then_some(()))
+    })?;
+    let mut next = self_test()?.stdout(Stdio::null()).spawn()?;
+    let removed = eventually("removal", TIMEOUT, || Ok((!cgroup.exists()).then_some(())));
+    kill(Pid::from_raw(next.id().cast_signed()), Signal::SIGTERM)?;
+    next.wait()?;
+    removed
+}
+
 test!(self_test_that_is_ended_leaves_nothing);
 fn self_test_that_is_ended_leaves_nothing() -> anyhow::Result<()> {
     let child = self_test()?

@@ -346,6 +346,39 @@ fn a_foreign_link_is_left_alone_without_cap_sys_admin() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(foreign_link_whose_pin_is_its_only_holder_stays);
+/// Through a start, a stop, and a detach with and without a daemon.
+fn foreign_link_whose_pin_is_its_only_holder_stays() -> anyhow::Result<()> {
+    let unit = bounded(&["rto-agent.service"])?;
+    for (wrapper, by_daemon) in [(&[][..], true), (&[], false), (&unit, true), (&unit, false)] {
+        let mut env = env()?;
+        let link = env.pins()?.join("link");
+        let foreign = Foreign::attach_empty(env.cgroup.path())?;
+        let program = u32::try_from(foreign.program_id()?)?;
+        let cgroup = env.cgroup.path().to_owned();
+        let attached = || programs_at(&cgroup, SOCK_OPS);
+        env.end(Signal::SIGKILL)?;
+        fs::remove_file(&link)?;
+        foreign.pin_link(&link)?;
+        drop(foreign);
+        ensure!(attached()? == [program], "{:?}", attached()?);
+        env.start_under(wrapper)?;
+        expect(&env, SERVER_V4)?;
+        ensure!(attached()?.contains(&program), "{:?}", attached()?);
+        if !by_daemon {
+            env.end(Signal::SIGKILL)?;
+        }
+        env.cli(&["detach"])?;
+        ensure!(attached()? == [program], "{:?}", attached()?);
+        if by_daemon {
+            env.end(Signal::SIGTERM)?;
+            ensure!(attached()? == [program], "{:?}", attached()?);
+        }
+        fs::remove_dir_all(env.pin_dir())?;
+    }
+    Ok(())
+}
+
 /// The largest number of policies, with distinct names.
 fn policies(prefix: &str, count: u32) -> String {
     let policy = |n: u32| {

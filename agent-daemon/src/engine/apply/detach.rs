@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use rto_agent_core::printable::counted;
 use rto_agent_core::wire::{
     kernel::Removed,
-    types::{Caller, DetachAnswer, DetachRequest, WalkView},
+    types::{Caller, DetachAnswer, DetachRequest, NotLasting, WalkView},
 };
-use rto_agent_kernel::datapath::{DatapathError, connecting, drain, handover, until_connected};
+use rto_agent_kernel::datapath::{
+    DatapathError, OtherProgram, connecting, drain, handover, remove_pins, until_connected,
+};
 use tracing::{info, warn};
 
 use super::{Apply, DRAIN_LIMIT, Restoring};
@@ -18,6 +20,10 @@ use crate::engine::{EngineError, Reply, audit::Cause, error::refused, jobs::walk
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
 /// How often a draining program is looked at.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why `rto-agent attach` is refused where the configuration detaches.
+const ATTACH_IS_OFF: &str =
+    "attach = false in [agent] detaches this host: set it to true; nothing was changed";
 
 /// An answer, to be sent once the change is published.
 type Answer = (Reply<DetachAnswer>, Result<DetachAnswer, EngineError>);
@@ -41,20 +47,24 @@ impl Apply {
         reply: Reply<DetachAnswer>,
     ) -> Option<Answer> {
         self.probing.invalidate();
+        if let Err(refusal) = self.check_not_restoring() {
+            return Some((reply, Err(refusal)));
+        }
         let restores = self.reconciler.kernel().is_some() || self.reconciler.has_kept_maps();
-        let begun = self.check_not_restoring().and_then(|()| {
-            if request.restore && restores {
-                self.begin_restore(by).map(|()| None)
-            } else {
-                self.detach_now(by).map(Some)
+        if !request.restore || !restores {
+            return Some((reply, self.detach_now(by)));
+        }
+        match self.begin_restore(by) {
+            Ok(not_lasting) => {
+                self.restoring = Some(Restoring {
+                    reply,
+                    deadline: Instant::now() + RESTORE_LIMIT,
+                    not_lasting,
+                });
+                None
             }
-        });
-        let Some(answer) = begun.transpose() else {
-            let deadline = Instant::now() + RESTORE_LIMIT;
-            self.restoring = Some(Restoring { reply, deadline });
-            return None;
-        };
-        Some((reply, answer))
+            Err(refusal) => Some((reply, Err(refusal))),
+        }
     }
 
     /// Detaches the program at once.
@@ -62,7 +72,7 @@ impl Apply {
         &mut self,
         by: Caller,
     ) -> Result<DetachAnswer, EngineError> {
-        self.mark_detached(by);
+        let not_lasting = self.detach_mark.set(by);
         self.walks.stop();
         // The thread loads a program over the pins that are about to be removed.
         self.events.end();
@@ -82,7 +92,11 @@ impl Apply {
             self.reconciler.resume();
         }
         let links = self.detached(by);
-        Ok(self.detach_answer(links))
+        let mut answer = detach_answer(links, not_lasting, self.connecting());
+        self.look_at_programs();
+        remove_others(self.probing.others(), &mut answer);
+        self.look_at_programs();
+        Ok(answer)
     }
 
     /// Leaves new connections to the kernel's own timers, and waits for those that are connecting; returns how many
@@ -126,33 +140,19 @@ impl Apply {
         true
     }
 
-    /// Persist first, so that a crash cannot lose the decision. If it cannot be stored, the
-    /// detachment lasts until the daemon ends.
-    fn mark_detached(&mut self, by: Caller) {
-        let _said = self.detach_mark.set(Some(by));
-    }
-
     fn not_detached(&mut self, error: DatapathError) -> EngineError {
-        let _said = self.detach_mark.set(self.detached_by);
+        let back = match self.detached_by {
+            Some(by) => {
+                self.detach_mark.retry(Some(by));
+                Ok(())
+            }
+            None => self.detach_mark.clear(),
+        };
+        if let Err(e) = back {
+            warn!("the next start is detached, though this detachment failed: {e}");
+        }
         self.reconciler.resume();
         error.into()
-    }
-
-    fn detach_answer(&self, links: usize) -> DetachAnswer {
-        let removed = Removed {
-            links,
-            ..Removed::default()
-        };
-        let connecting = self.connecting();
-        let draining = (connecting != 0).then(|| draining(connecting));
-        let unsaved = self.detach_mark.problem().cloned();
-        DetachAnswer {
-            removed,
-            by_daemon: true,
-            connecting,
-            notes: draining.into_iter().chain(unsaved).collect(),
-            ..DetachAnswer::default()
-        }
     }
 
     /// Records the detachment, and returns the number of links it removed.
@@ -161,49 +161,45 @@ impl Apply {
         self.events.end();
         let was_attached = self.detached_by.replace(by).is_none();
         let cgroup = &self.reconciler.options().cgroup;
-        self.probing.look(cgroup);
         self.probing.sweep(cgroup);
         Cause::asked(by).audit_other("detach");
         info!("detached: no policy is active until rto-agent attach");
         was_attached.into()
     }
 
-    /// Attaches again, with the counters of before unless the maps are new; returns whether they
-    /// are, or `None` if the program is attached. [`Self::attached`] follows once that is published.
-    pub(in crate::engine) fn attach(&mut self) -> Result<Option<bool>, EngineError> {
+    /// Attaches again, with the counters of before unless the maps are new; returns whether the
+    /// program was detached. [`Self::attached`] follows once that is published.
+    pub(in crate::engine) fn attach(&mut self) -> Result<bool, EngineError> {
         self.check_not_restoring()?;
         let Some(by) = self.detached_by else {
-            return Ok(None);
+            return Ok(false);
         };
         if !self.reconciler.resolved().config().agent.attach {
-            return refused(format!(
-                "detached by {by}, which rto-agent attach cannot override: set it to true"
-            ));
+            return refused(ATTACH_IS_OFF);
         }
-        self.detach_mark.set(None).map_err(EngineError::Unsaved)?;
+        self.detach_mark.clear().map_err(EngineError::Unsaved)?;
         if std::mem::take(&mut self.is_draining) {
             self.reconciler.thaw();
         }
-        let maps_are_new = self.reconciler.kernel().is_none();
         if let Err(e) = self.reconciler.attach_detached() {
-            self.mark_detached(by);
+            let _ = self.detach_mark.set(by); // Its problem says how it went.
             return Err(e);
         }
         self.detached_by = None;
-        Ok(Some(maps_are_new))
+        Ok(true)
     }
 
     /// Resumes the jobs after an attachment.
     pub(in crate::engine) fn attached(&mut self, cause: &Cause) {
         self.resume_events();
-        self.probing.look(&self.reconciler.options().cgroup);
+        self.look_at_programs();
         cause.audit_other("attach");
         self.apply_to_open(cause);
     }
 
     /// Detaches the programs and begins to restore sockets. `finish_restore()` completes the
     /// detachment.
-    fn begin_restore(&mut self, by: Caller) -> Result<(), EngineError> {
+    fn begin_restore(&mut self, by: Caller) -> Result<Option<NotLasting>, EngineError> {
         self.check_can_walk()?;
         self.walks.stop();
         self.events.end();
@@ -212,7 +208,7 @@ impl Apply {
                 "the walk over open sockets is blocked; try again, or detach without --restore",
             );
         }
-        self.mark_detached(by);
+        let not_lasting = self.detach_mark.set(by);
         let left = self.drain(Duration::ZERO);
         let walkers = left.and_then(|left| {
             self.is_draining = left != 0;
@@ -227,7 +223,7 @@ impl Apply {
         };
         self.detached(by);
         self.walks.begin(walkers, walk::RESTORE, Vec::new());
-        Ok(())
+        Ok(not_lasting)
     }
 
     /// When [`Self::finish_restore`] is due at the latest.
@@ -241,7 +237,9 @@ impl Apply {
         if self.walks.is_running() && !self.restoring.as_ref().is_some_and(over) {
             return None;
         }
-        let Restoring { reply, .. } = self.restoring.take()?;
+        let Restoring {
+            reply, not_lasting, ..
+        } = self.restoring.take()?;
         let mut restored = WalkView::clone(&self.walks.progress().borrow());
         if self.walks.is_running() {
             self.walks.stop();
@@ -259,10 +257,16 @@ impl Apply {
             Ok(Some(self.reconciler.leave_maps()))
         };
         info!(complete = restored.is_complete(), "restored open sockets");
-        let answer = kept.map(|kept| DetachAnswer {
-            restored: Some(restored),
-            kept,
-            ..self.detach_answer(1)
+        let answer = kept.map(|kept| {
+            let mut answer = DetachAnswer {
+                restored: Some(restored),
+                kept,
+                ..detach_answer(1, not_lasting, self.connecting())
+            };
+            self.look_at_programs();
+            remove_others(self.probing.others(), &mut answer);
+            self.look_at_programs();
+            answer
         });
         Some((reply, answer.map_err(EngineError::from)))
     }
@@ -336,4 +340,61 @@ pub fn left_draining(connecting: u64) -> String {
         "{count} still connecting with a policy's timers: the program stays attached for them and treats no others; \
          the next start or rto-agent detach removes it"
     )
+}
+
+/// Removes programs of other pin directories that no daemon manages, and notes what is left.
+pub fn remove_others(others: &[OtherProgram], answer: &mut DetachAnswer) {
+    for other in others {
+        let Some(pin_dir) = other.pin_dir.as_ref().filter(|_| !other.is_managed) else {
+            answer.notes.push(format!(
+                "{other}: another daemon seems to manage it, and it is left"
+            ));
+            continue;
+        };
+        match drain(pin_dir, DRAIN_LIMIT) {
+            Ok(0) => {}
+            Ok(connecting) => {
+                answer
+                    .notes
+                    .push(format!("{other}: {}", left_draining(connecting)));
+                continue;
+            }
+            Err(e) => {
+                answer.notes.push(format!("{other}, and is left: {e}"));
+                continue;
+            }
+        }
+        match remove_pins(pin_dir) {
+            Ok(Removed {
+                generations,
+                links,
+                left,
+            }) => {
+                answer.removed.links += links;
+                answer.removed.generations.extend(generations);
+                answer.removed.left.extend(left);
+                answer
+                    .notes
+                    .push(format!("{other}: it was detached as well"));
+            }
+            Err(e) => answer.notes.push(format!("{other}, and is left: {e}")),
+        }
+    }
+}
+
+fn detach_answer(links: usize, not_lasting: Option<NotLasting>, connecting: u64) -> DetachAnswer {
+    DetachAnswer {
+        connecting,
+        notes: (connecting != 0)
+            .then(|| draining(connecting))
+            .into_iter()
+            .collect(),
+        removed: Removed {
+            links,
+            ..Removed::default()
+        },
+        by_daemon: true,
+        not_lasting,
+        ..DetachAnswer::default()
+    }
 }

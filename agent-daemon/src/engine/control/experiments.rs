@@ -118,7 +118,8 @@ impl Control {
             return Err(EngineError::Unsaved(unsaved.error));
         }
         if let Err(e) = self.adjust(apply, &Cause::done("experiment stop", by)) {
-            self.not_in_force(&e);
+            self.experiments.replace(policy, Some(before));
+            self.experiments.save();
             return Err(e);
         }
         let unsaved = self.experiments.problem().cloned();

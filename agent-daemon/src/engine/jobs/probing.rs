@@ -9,7 +9,10 @@ use rto_agent_core::{
         types::{ProbeView, now_s},
     },
 };
-use rto_agent_kernel::kernel::{cgroup, interference, programs};
+use rto_agent_kernel::{
+    datapath::{OtherProgram, other_programs},
+    kernel::{cgroup, interference, programs},
+};
 use tracing::{info, warn};
 
 use super::{Done, Job, Message};
@@ -24,6 +27,8 @@ pub(in crate::engine) struct Probing {
     programs: Vec<u32>,
     /// Programs that are there now.
     in_ancestry: Vec<u32>,
+    /// Those of them that are of rto-agent, but not this daemon's.
+    others: Vec<OtherProgram>,
     messages: mpsc::Sender<Message>,
     pending: Option<Job>,
     /// The state in force changed during the probe: its verdict describes neither state.
@@ -40,6 +45,7 @@ impl Probing {
             last: None,
             programs: Vec::new(),
             in_ancestry: Vec::new(),
+            others: Vec::new(),
             messages,
             pending: None,
             invalid: false,
@@ -53,9 +59,19 @@ impl Probing {
         self.invalid = self.pending.is_some();
     }
 
-    /// Updates the list of programs between the root and the attached cgroup.
-    pub(in crate::engine) fn look(&mut self, cgroup: &Path) {
-        self.in_ancestry = ids(cgroup);
+    /// Updates the list of programs between the root and the attached cgroup. `own` is the
+    /// daemon's.
+    pub(in crate::engine) fn look(&mut self, cgroup: &Path, pin_dir: &Path, own: Option<u32>) {
+        let now = ids(cgroup);
+        if now != self.in_ancestry || !self.others.is_empty() {
+            self.others = other_programs(pin_dir, own, cgroup);
+        }
+        self.in_ancestry = now;
+    }
+
+    /// Programs of other pin directories.
+    pub(in crate::engine) fn others(&self) -> &[OtherProgram] {
+        &self.others
     }
 
     /// Removes cgroups that killed probes have left.
@@ -75,9 +91,8 @@ impl Probing {
     }
 
     /// Begins a probe if the programs in the ancestry have changed since the last one: only they
-    /// can interfere.
+    /// can interfere. [`Self::look`] comes first.
     pub(in crate::engine) fn consider(&mut self, cgroup: &Path, target: Option<ProbeTarget>) {
-        self.look(cgroup);
         if self.pending.is_some() {
             return;
         }

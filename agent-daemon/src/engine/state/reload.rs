@@ -7,7 +7,8 @@ use std::{
 
 use rto_agent_core::{
     config::{AgentConfig, Files},
-    policy::{Policy, PolicyName, differences::Differences, plan::ChangeSummary},
+    policy::{Cidr, Policy, PolicyName, PolicySet, differences::Differences, plan::ChangeSummary},
+    progress::stepping,
     wire::types::{ChangeAnswer, ReloadRequest, ReloadView},
 };
 use rto_agent_kernel::{datapath::room_for, kernel::clock::boottime_ms};
@@ -22,6 +23,7 @@ use crate::engine::{
     last_good::emptied,
     memory,
     reconcile::Persist,
+    runtime::Override,
 };
 
 /// With more entries, a reload answers first and compares the kernel's maps in the background.
@@ -93,7 +95,7 @@ impl Engine {
             self.apply.compare_all();
             Differences::default()
         };
-        let taken = self.load_and_take_over(files, &Persist::Later, allow_empty, cause);
+        let taken = self.load_and_take_over(files, &[], &Persist::Later, allow_empty, cause);
         let mut result = taken.map_err(|error| self.not_reloaded(error, cause));
         for note in result.iter().flat_map(|answer| &answer.notes) {
             warn!(%cause, "{note}");
@@ -154,10 +156,12 @@ impl Engine {
         }
     }
 
-    /// Applies these files, and keeps them as the last good configuration.
+    /// Applies these files, and keeps them as the last good configuration. Runtime entries and
+    /// masks of `saved` end.
     pub(super) fn load_and_take_over(
         &mut self,
         files: Files,
+        saved: &[Cidr],
         persist: &Persist,
         allow_empty: bool,
         cause: &Cause,
@@ -166,7 +170,7 @@ impl Engine {
         self.state.last_good.stage(&files);
         // The texts take as much memory as the parsed configuration.
         drop(files);
-        let taken = self.take_over(loaded, persist, cause);
+        let taken = self.take_over(loaded, saved, persist, cause);
         match &taken {
             Ok(_) => self.state.last_good.commit(),
             Err(_) => self.state.last_good.discard(),
@@ -178,6 +182,7 @@ impl Engine {
     fn take_over(
         &mut self,
         files: Arc<LoadedConfig>,
+        saved: &[Cidr],
         persist: &Persist,
         cause: &Cause,
     ) -> Result<ChangeAnswer, EngineError> {
@@ -191,15 +196,15 @@ impl Engine {
                 "[agent] max_entries is smaller: it takes effect at the next start".to_owned(),
             );
         }
-        let next = self
-            .apply
-            .desired()
-            .with_files(files.clone(), boottime_ms());
+        let (next, ended) = self.apply.desired().without_overrides(saved);
+        let next = next.with_files(files.clone(), boottime_ms());
         let change = self.reconcile(&next, persist, cause)?;
         self.state.last_reload = cause.reload_view(Ok(&files.config));
         self.state.warnings = warnings;
+        notes.extend(ended_overrides(saved, ended, &files.config.set));
         notes.extend(change.unsaved);
         notes.extend(self.control.take_notes());
+        self.apply.follow_persistent_dir();
         let followed = self.follow_attach(cause);
         notes.extend(followed.err().map(|e| format!("[agent] attach: {e}")));
         Ok(ChangeAnswer {
@@ -230,6 +235,27 @@ impl Engine {
         }
         EngineError::NotReloaded(Box::new(error))
     }
+}
+
+/// Notes which runtime entries and masks a change of the saved entries has ended.
+fn ended_overrides(saved: &[Cidr], ended: Vec<Option<Override>>, files: &PolicySet) -> Vec<String> {
+    let mut notes = Notes::default();
+    for (cidr, ended) in stepping(saved).zip(ended) {
+        let is_saved = files.entries.contains_key(cidr);
+        match ended {
+            Some(Override::Entry) if is_saved => notes.push(|| {
+                format!("{cidr}: the runtime entry has ended; the saved entry replaces it")
+            }),
+            Some(Override::Entry) => {
+                notes.push(|| format!("{cidr}: the runtime entry has ended as well"));
+            }
+            Some(Override::Mask) if is_saved => {
+                notes.push(|| format!("{cidr} is no longer switched off"));
+            }
+            Some(Override::Mask) | None => {}
+        }
+    }
+    notes.end()
 }
 
 /// The changes that a reload would make: "~ policy near: initial_rto 100ms -> 200ms", "+

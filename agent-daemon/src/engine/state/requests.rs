@@ -55,8 +55,16 @@ impl Engine {
                     "--ttl and --save cannot be combined: a saved entry does not expire",
                 );
             }
-            let inline = request.settings.is_some().then_some(&settings);
-            self.save(by, "add --save", |file| {
+            let is_new = !self
+                .apply
+                .desired()
+                .files
+                .config
+                .set
+                .policies
+                .contains_key(&name);
+            let inline = (is_new || request.settings.is_some()).then_some(&settings);
+            self.save(by, "add --save", &cidrs, |file| {
                 save::add(file, &cidrs, &name, inline)
             })?
         } else {
@@ -109,7 +117,18 @@ impl Engine {
     ) -> Result<ChangeAnswer, EngineError> {
         let cidrs = parse_cidrs(request.cidrs)?;
         let mut answer = if request.save {
-            self.save(by, "remove --save", |file| save::remove(file, &cidrs))?
+            let desired = self.apply.desired();
+            let is_unsaved = |cidr: &&Cidr| {
+                desired.runtime.get(cidr).is_some() && location_in_files(desired, cidr).is_none()
+            };
+            if let Some(cidr) = cidrs.iter().find(is_unsaved) {
+                return refused(format!(
+                    "{cidr} is a runtime entry and not saved: remove it without --save"
+                ));
+            }
+            self.save(by, "remove --save", &cidrs, |file| {
+                save::remove(file, &cidrs)
+            })?
         } else {
             let (next, notes, action) = if request.undo {
                 let (next, not_masked) = self.apply.desired().with_unmasked(&cidrs);
@@ -138,16 +157,10 @@ impl Engine {
         let (next, removals) = desired.without_entries(cidrs);
         let mut notes = Notes::default();
         for (cidr, removal) in stepping(cidrs).zip(removals) {
-            let of_file = location_in_files(desired, cidr);
-            match (removal, of_file) {
-                (Some(Removal::Entry), None) => {}
-                (Some(Removal::Entry), Some(at)) => notes.push(|| {
-                    format!(
-                        "{cidr}: the entry of {at} is active again; remove {cidr} once more to \
-                         switch it off"
-                    )
-                }),
-                (Some(Removal::Masked), at) => notes.push(|| {
+            match removal {
+                Some(Removal::Entry) => {}
+                Some(Removal::Masked) => notes.push(|| {
+                    let at = location_in_files(desired, cidr);
                     let at = at.map(|at| format!(" of {at}")).unwrap_or_default();
                     format!(
                         "{cidr}: the entry{at} is switched off until the next reboot; edit the \
@@ -155,10 +168,10 @@ impl Engine {
                          {cidr}"
                     )
                 }),
-                (None, _) if desired.runtime.masked().contains(cidr) => {
+                None if desired.runtime.masked().contains(cidr) => {
                     return refused(format!("{cidr} is already switched off"));
                 }
-                (None, _) => {
+                None => {
                     let entries = &self.apply.resolved().set.entries;
                     let around = entries.covering_cidr(cidr);
                     let around = around.map(|c| format!("; it lies within {c}"));
@@ -170,12 +183,13 @@ impl Engine {
         Ok((next, notes.end()))
     }
 
-    /// Edits `policies.d/50-cli.toml` and applies the edited files. The edit is moved into place
-    /// once the kernel has the change.
+    /// Edits `policies.d/50-cli.toml` and applies the edited files, without what overrides them for
+    /// these CIDRs. The edit is moved into place once the kernel has the change.
     fn save(
         &mut self,
         by: Caller,
         what: &'static str,
+        cidrs: &[Cidr],
         edit: impl FnOnce(&std::path::Path) -> Result<save::Edit, save::SaveError>,
     ) -> Result<ChangeAnswer, EngineError> {
         let file = Config::saved_path(&self.config.config_path);
@@ -194,7 +208,7 @@ impl Engine {
         let fingerprint = files.fingerprint();
         self.systemd.reloading();
         let (persist, cause) = (Persist::File(edit), Cause::done(what, by));
-        let taken = self.load_and_take_over(files, &persist, true, &cause);
+        let taken = self.load_and_take_over(files, cidrs, &persist, true, &cause);
         self.systemd.reloaded();
         let mut answer = taken?;
         self.state.fingerprint = Some(fingerprint);

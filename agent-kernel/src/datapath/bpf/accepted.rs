@@ -51,13 +51,23 @@ impl Hook {
             return hook;
         }
         let paths = [pins::CLONE_LINK, pins::CLONE_PROGRAM].map(|name| dir.join(name));
-        for path in paths.iter().filter(|path| path.exists()) {
+        // All are recognised before any is removed: the program's pin shows whose the link is.
+        let paths = paths.map(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            let is_own = name.is_some_and(|name| pins::is_own(dir, name));
+            (path, is_own)
+        });
+        for (path, is_own) in paths.iter().filter(|(path, _)| path.exists()) {
             let path_shown = path.display();
             tracing::warn!(
                 "the pin {path_shown} is not a link to the agent's program: re-creating \
                             it"
             );
-            let _then_it_cannot_be_pinned = std::fs::remove_file(path);
+            let _then_it_cannot_be_pinned = if *is_own {
+                std::fs::remove_file(path)
+            } else {
+                std::fs::rename(path, pins::unique(dir, "foreign", ""))
+            };
         }
         if let Some(reason) = &options.without_clone {
             return Self::Unavailable(reason.clone());

@@ -3,7 +3,7 @@
 use std::{fs::File, io, os::fd::AsFd as _, path::Path};
 
 use aya::programs::{CgroupAttachMode, SockOps, links::FdLink};
-use rto_agent_common::{PROGRAM, PROGRAM_CLONE};
+use rto_agent_common::PROGRAM;
 use tracing::warn;
 
 use super::{
@@ -136,16 +136,11 @@ impl Link {
     }
 }
 
-/// Removes the pins of links in `dir`, and then detaches the agent's programs. A foreign link only
-/// loses its pin.
+/// Removes the pins of the agent's links in `dir`, and then detaches its programs.
 pub(super) fn remove(dir: &Path) -> io::Result<()> {
-    let own = [
-        (pins::LINK, PROGRAM, pins::PROGRAM),
-        (pins::CLONE_LINK, PROGRAM_CLONE, pins::CLONE_PROGRAM),
-    ];
-    let own = own.map(|(pin, name, program)| {
+    let own = [pins::LINK, pins::CLONE_LINK].map(|pin| {
         let link = link::Link::from_pin(&dir.join(pin)).ok()?;
-        is_agents(link.program_id().ok()?, name, &dir.join(program)).then_some(link)
+        pins::is_own(dir, pin).then_some(link)
     });
     pins::remove_links(dir)?;
     own.iter().flatten().for_each(detach);

@@ -9,6 +9,7 @@ mod kernel;
 mod link;
 mod object;
 mod open;
+mod others;
 mod pin_check;
 mod pins;
 pub mod probe;
@@ -24,6 +25,7 @@ mod write;
 
 pub use kernel::BpfKernel;
 pub use object::OBJECT;
+pub use others::{OtherProgram, other_programs};
 pub use removal::{
     PinnedEntry, PinnedMaps, make_pin_dir, pinned_maps, pinned_policy, pinned_program_ids,
     remove_kept_pins, remove_links, remove_pins,

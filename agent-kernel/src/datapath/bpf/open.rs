@@ -14,14 +14,17 @@ use super::{
     link::Link,
     object,
     object::{LoadParams, OBJECT},
-    pin_check::OwnMaps,
+    pin_check::{OwnMaps, has_frozen},
     pins,
     slots::Slots,
     statistics::prepare,
     tables::{TRIES, Tables},
     tries::Tries,
 };
-use crate::datapath::{DatapathError, Options, error::pin_error};
+use crate::{
+    datapath::{DatapathError, Options, error::pin_error},
+    kernel::pinned::Pinned,
+};
 
 impl BpfKernel {
     /// Finds or creates the maps. Active policies do not change. If the same program is attached
@@ -56,6 +59,9 @@ impl BpfKernel {
             .into_iter()
             .find_map(|(features, room, dir)| {
                 let link = Link::in_force(dir, &options.cgroup).filter(|link| link.is_of(dir))?;
+                if has_frozen(dir) {
+                    return None;
+                }
                 let foreign = OwnMaps::pinned(dir)?.foreign_pin(dir);
                 if let Some(name) = foreign {
                     let path = dir.join(name);
@@ -185,6 +191,11 @@ fn keep_maps(
     let mut other_sizes = Vec::new();
     for name in maps::ALL {
         let pin = own.open_pin(from, name);
+        let is_frozen = Pinned::open(&from.join(name)).is_ok_and(|map| map.is_frozen());
+        if is_frozen && !TRIES.contains(&name) {
+            unpin(&pinned)?;
+            return unusable(name, "frozen (BPF_MAP_FREEZE)");
+        }
         if pin.is_none() {
             let path = from.join(name);
             tracing::warn!(
@@ -201,7 +212,7 @@ fn keep_maps(
         };
         let path = to.join(name);
         if let Some(wanted) = wanted.max_entries(name)
-            && map.info().is_ok_and(|info| info.max_entries() != wanted)
+            && (is_frozen || map.info().is_ok_and(|info| info.max_entries() != wanted))
         {
             other_sizes.push(name);
         }
@@ -240,7 +251,7 @@ fn unpin(pins: &[PathBuf]) -> Result<(), DatapathError> {
 fn remove_stale_staging(pin_sets: &mut Vec<pins::PinSet>) {
     // A set with a link only lacks its name; its program may be attached.
     let is_unfinished =
-        |set: &mut pins::PinSet| set.is_staging() && !set.path.join(pins::LINK).exists();
+        |set: &mut pins::PinSet| set.is_staging() && !pins::is_own(&set.path, pins::LINK);
     for set in pin_sets.extract_if(.., is_unfinished) {
         let path = set.path.display();
         match pins::remove_pin_set(&set.path) {

@@ -28,6 +28,7 @@ impl Pins {
         self.0.iter().find_map(|(name, wanted)| {
             let path = dir.join(name);
             match Pinned::open(&path) {
+                Ok(found) if found.is_frozen() => Some(frozen(&path)),
                 Ok(found) if found.id() == *wanted => None,
                 Ok(found) => Some(format!(
                     "the pin {} refers to another object ({}, not {wanted})",
@@ -38,6 +39,20 @@ impl Pins {
             }
         })
     }
+}
+
+/// Why the maps must be created again.
+fn frozen(path: &Path) -> String {
+    format!(
+        "the map {} is frozen: another process has made it read-only (BPF_MAP_FREEZE)",
+        path.display()
+    )
+}
+
+/// Whether a map pinned in `dir` under one of the agent's names is frozen.
+pub(super) fn has_frozen(dir: &Path) -> bool {
+    let mut names = maps::ALL.into_iter();
+    names.any(|name| Pinned::open(&dir.join(name)).is_ok_and(|map| map.is_frozen()))
 }
 
 /// The maps that a program uses. Other maps may be pinned beside it.

@@ -10,7 +10,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -23,9 +23,14 @@ use nix::{
         time::TimeSpec,
     },
 };
-use rto_agent_common::LAYOUT_VERSION;
-use rto_agent_core::path_security;
+use rto_agent_common::{LAYOUT_VERSION, PROGRAM as PROGRAM_NAME, PROGRAM_CLONE};
+use rto_agent_core::{path_security, printable};
 use sha2::{Digest as _, Sha256};
+
+use crate::kernel::{
+    link,
+    pinned::{ObjectId, Pinned, is_agents, is_pinned},
+};
 
 /// Name of the link's pin in a set.
 pub(super) const LINK: &str = "link";
@@ -168,7 +173,34 @@ pub(super) fn create_pin_dir(path: &Path) -> io::Result<()> {
             meta.uid()
         )));
     }
+    if meta.mode() & 0o077 != 0 {
+        tracing::warn!(
+            "{}: other users could open it; it is replaced",
+            path.display()
+        );
+        // Where that is not possible (a mount point), it is at least closed to them from now on.
+        replace_exposed(path)
+            .or_else(|_| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))?;
+    }
     Ok(())
+}
+
+/// Moves the pins of a directory that other users may open to one that only root can open: any of
+/// them may have the former open, and hold a lock on it.
+fn replace_exposed(path: &Path) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push("-private");
+    let private = path.with_file_name(name);
+    match create_private_dir(&private) {
+        // Of a start that was killed.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        fs::rename(entry.path(), private.join(entry.file_name()))?;
+    }
+    fs::rename(private, path)
 }
 
 /// When a map was created, from the time of its pin; the kernel does not report it. The pin of a
@@ -191,9 +223,13 @@ pub(super) fn set_made(pin: &Path, made: SystemTime) {
 }
 
 /// Removes the links of one set, so that its programs stop, and the pins that exist only for a
-/// link.
+/// link. Pins of other owners under these names stay.
 pub(super) fn remove_links(path: &Path) -> io::Result<()> {
-    for name in [LINK, CLONE_LINK, CLONE_PROGRAM] {
+    let own: Vec<_> = [LINK, CLONE_LINK, CLONE_PROGRAM]
+        .into_iter()
+        .filter(|name| is_own(path, name))
+        .collect();
+    for name in own {
         match fs::remove_file(path.join(name)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -202,13 +238,62 @@ pub(super) fn remove_links(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes one set: first its links, so that the programs stop at once, then the maps.
+/// Removes one set: first its links, so that the programs stop at once, then the maps. The directory
+/// stays if it contains pins of other owners.
 pub(super) fn remove_pin_set(path: &Path) -> io::Result<()> {
     remove_links(path)?;
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
+    let entries = match fs::read_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    let mut left = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        match name.to_str().filter(|name| is_own(path, name)) {
+            Some(_) => fs::remove_file(entry.path())?,
+            None => left.push(entry.path()),
+        }
     }
+    if left.is_empty() {
+        return fs::remove_dir(path);
+    }
+    for foreign in left {
+        let foreign = printable::path(&foreign);
+        tracing::warn!("{foreign} was not created by rto-agent, and is left in place");
+    }
+    Ok(())
+}
+
+/// Whether a pin in a set is an object of the agent, by its kind and its name in the kernel.
+pub(super) fn is_own(dir: &Path, name: &str) -> bool {
+    let path = dir.join(name);
+    let Ok(pinned) = Pinned::open(&path) else {
+        return false;
+    };
+    match (pinned.id(), name) {
+        (ObjectId::Link(_), LINK) => is_own_link(dir, name, PROGRAM_NAME, PROGRAM),
+        (ObjectId::Link(_), CLONE_LINK) => is_own_link(dir, name, PROGRAM_CLONE, CLONE_PROGRAM),
+        (ObjectId::Program(id), PROGRAM) => is_pinned(id, PROGRAM_NAME, &path),
+        (ObjectId::Program(id), CLONE_PROGRAM) => is_pinned(id, PROGRAM_CLONE, &path),
+        // A generation's maps are the agent's, of any layout and name.
+        (ObjectId::Map(_), _) => true,
+        _ => false,
+    }
+}
+
+/// Whether the program of a pinned link is the agent's. Without CAP_SYS_ADMIN the kernel reports
+/// only the names of open programs: it may be pinned in any of the sets.
+fn is_own_link(dir: &Path, link: &str, name: &str, pin: &str) -> bool {
+    let program = link::Link::from_pin(&dir.join(link)).and_then(|link| link.program_id());
+    let Ok(program) = program else {
+        return false;
+    };
+    let all = pin_sets(dir.parent().unwrap_or(dir)).unwrap_or_default();
+    is_agents(program, name, &dir.join(pin))
+        || all
+            .iter()
+            .any(|set| is_pinned(program, name, &set.path.join(pin)))
 }
 
 /// Renames `staging` to `target`, and a former `target` to another name. (The caller removes it
@@ -321,6 +406,25 @@ mod tests {
         assert_ne!(made(&new), Some(then));
         set_made(&new, made(&former).unwrap());
         assert_eq!(made(&new), Some(then));
+    }
+
+    #[test]
+    fn exposed_directory_is_replaced_with_its_pins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pins");
+        fs::create_dir_all(path.join("l1-ab-3")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let former = fs::metadata(&path).unwrap().ino();
+        replace_exposed(&path).unwrap();
+        let now = fs::metadata(&path).unwrap();
+        assert_eq!(now.mode() & 0o777, 0o700);
+        assert!(now.ino() != former && path.join("l1-ab-3").exists());
+        // As after a kill.
+        fs::rename(&path, dir.path().join("pins-private")).unwrap();
+        fs::create_dir(&path).unwrap();
+        replace_exposed(&path).unwrap();
+        assert!(path.join("l1-ab-3").exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

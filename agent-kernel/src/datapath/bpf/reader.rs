@@ -27,7 +27,7 @@ use rto_agent_core::{
 
 use super::{
     link::{Link, attached},
-    pin_check::Pins,
+    pin_check::{Pins, has_frozen},
     pins,
     slots::{Slot, control_policies, unmatched_policy},
     tables::{PerCpu, ReadTables, TRIES},
@@ -155,6 +155,10 @@ impl Reader {
 impl KernelReader for Reader {
     fn attachment(&self) -> Attachment {
         self.placement.attachment()
+    }
+
+    fn has_frozen_map(&self) -> bool {
+        has_frozen(&self.placement.dir)
     }
 
     fn attachment_during_change(&self) -> Attachment {

@@ -1,6 +1,11 @@
 //! Operations without an open kernel: creating, reading and removing pins, also if no daemon runs.
 
-use std::{collections::BTreeMap, io, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use rto_agent_common::{LAYOUT_VERSION, Policy};
 use rto_agent_core::{
@@ -40,19 +45,28 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     stop_shaping(pin_dir).unwrap_or_else(|e| tracing::warn!("{e}"));
     let mut removed = Removed::default();
     let mut failed = None;
-    for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
-        let had_link = set.path.join(pins::LINK).exists();
-        match link::remove(&set.path).and_then(|()| pins::remove_pin_set(&set.path)) {
-            Ok(()) => {
-                removed.links += usize::from(had_link);
-                removed.generations.push(set.path);
-            }
+    let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
+    // All links first: a link is recognised by its program, which may be pinned in another set.
+    for set in &sets {
+        let had_link = pins::is_own(&set.path, pins::LINK);
+        match link::remove(&set.path) {
+            Ok(()) => removed.links += usize::from(had_link),
             Err(e) => failed = failed.or(Some(pin_error(&set.path, e))),
         }
     }
-    if let Ok(rest) = std::fs::read_dir(pin_dir) {
-        removed.left = rest.filter_map(|e| e.ok().map(|e| e.path())).collect();
+    for set in sets {
+        match pins::remove_pin_set(&set.path) {
+            Ok(()) if set.path.exists() => removed.left.extend(entries(&set.path)),
+            Ok(()) => removed.generations.push(set.path),
+            Err(e) => failed = failed.or(Some(pin_error(&set.path, e))),
+        }
     }
+    let is_set = |path: &PathBuf| removed.left.iter().any(|left| left.starts_with(path));
+    let others: Vec<_> = entries(pin_dir)
+        .into_iter()
+        .filter(|path| !is_set(path))
+        .collect();
+    removed.left.extend(others);
     if removed.left.is_empty()
         && let Err(e) = std::fs::remove_dir(pin_dir)
         && e.kind() != io::ErrorKind::NotFound
@@ -62,6 +76,11 @@ pub fn remove_pins(pin_dir: &Path) -> Result<Removed, DatapathError> {
     failed.map_or(Ok(removed), Err)
 }
 
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten();
+    entries.flatten().map(|entry| entry.path()).collect()
+}
+
 /// Detaches the programs of every pin set below `pin_dir`; the maps stay. Returns the number of
 /// sets that had a link.
 pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
@@ -69,7 +88,7 @@ pub fn remove_links(pin_dir: &Path) -> Result<usize, DatapathError> {
     let mut count = 0;
     let programs = pinned_program_ids(pin_dir);
     for set in pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))? {
-        count += usize::from(set.path.join(pins::LINK).exists());
+        count += usize::from(pins::is_own(&set.path, pins::LINK));
         link::remove(&set.path).map_err(|e| pin_error(&set.path, e))?;
     }
     // Where links cannot be detached (before Linux 5.9), they end some time after their last pin.
@@ -203,7 +222,7 @@ fn is_in_force(dir: &Path) -> io::Result<bool> {
 /// Returns `None` if the pins were kept.
 pub fn remove_kept_pins(pin_dir: &Path) -> Result<Option<Removed>, DatapathError> {
     let sets = pins::pin_sets(pin_dir).map_err(|e| pin_error(pin_dir, e))?;
-    if sets.iter().any(|g| g.path.join(pins::LINK).exists()) {
+    if sets.iter().any(|g| pins::is_own(&g.path, pins::LINK)) {
         return Ok(None);
     }
     remove_pins(pin_dir).map(Some)

@@ -163,7 +163,7 @@ impl Desired {
         Sources {
             runtime: runtime.collect(),
             masked: masked
-                .filter(|cidr| self.file.entries.contains_key(*cidr))
+                .filter(|cidr| self.is_in_files(cidr))
                 .cloned()
                 .collect(),
         }
@@ -174,9 +174,9 @@ impl Desired {
         let mut next = self.clone();
         let cidrs: BTreeSet<String> = (0..rng.random_range(1..AT_ONCE))
             .map(|_| {
-                // Some override entries of the files.
+                // Some override entries of the files, and some saved entries.
                 let i = rng.random_range(1..OF_FILES * 2);
-                format!("10.{}.{i}.0/24", if i % 3 == 0 { 30 } else { 10 })
+                format!("10.{}.{i}.0/24", [30, 10, 10, 20][i as usize % 4])
             })
             .collect();
         // The last policy comes and goes with the files.
@@ -209,21 +209,50 @@ impl Desired {
             .collect();
         for cidr in &cidrs {
             next.saved.insert(cidr.clone(), ms);
+            next.runtime.remove(cidr);
+            next.masked.remove(cidr);
         }
+        next.forget();
         let mut body = inline(ms);
         body["cidrs"] = json!(cidrs);
         body["save"] = json!(true);
         (Request::of("/v1/entries", body), next)
     }
 
+    /// A random `remove --save`, and the state after it; `None` if there is nothing to remove.
+    pub(super) fn unsave(&self, rng: &mut ChaCha8Rng) -> Option<(Request, Self)> {
+        let mut next = self.clone();
+        let mut cidrs: Vec<String> = self.saved.keys().cloned().collect();
+        cidrs.shuffle(rng);
+        cidrs.truncate(rng.random_range(1..8).min(cidrs.len().saturating_sub(1)));
+        if cidrs.is_empty() {
+            return None;
+        }
+        for cidr in &cidrs {
+            next.saved.remove(cidr);
+            next.runtime.remove(cidr);
+            next.masked.remove(cidr);
+        }
+        next.forget();
+        let body = json!({ "cidrs": cidrs, "save": true });
+        Some((Request::of("/v1/entries/remove", body), next))
+    }
+
+    /// The state if only the file of saved entries was written, of two that must be.
+    pub(super) fn half_saved(&self, after: &Self) -> Self {
+        Self {
+            saved: after.saved.clone(),
+            ..self.clone()
+        }
+    }
+
     /// A random `remove`, and the state after it; `None` if there is nothing to remove.
     pub(super) fn remove(&self, rng: &mut ChaCha8Rng) -> Option<(Request, Self)> {
         let mut next = self.clone();
         let in_force = self.entries();
-        let candidates = in_force.keys().filter(|cidr| {
-            // Saved entries stay in their file; probed entries stay.
-            !ALWAYS.contains(&cidr.as_str()) && !cidr.starts_with("10.20.")
-        });
+        let candidates = in_force
+            .keys()
+            .filter(|cidr| !ALWAYS.contains(&cidr.as_str()));
         let count = rng.random_range(1..AT_ONCE);
         let mut cidrs: Vec<String> = candidates.cloned().collect();
         cidrs.shuffle(rng);
@@ -232,13 +261,18 @@ impl Desired {
             return None;
         }
         for cidr in &cidrs {
-            if next.runtime.remove(cidr).is_none() {
+            next.runtime.remove(cidr);
+            if self.is_in_files(cidr) {
                 next.masked.insert(cidr.clone());
             }
         }
         next.forget();
         let body = json!({ "cidrs": cidrs });
         Some((Request::of("/v1/entries/remove", body), next))
+    }
+
+    fn is_in_files(&self, cidr: &str) -> bool {
+        self.file.entries.contains_key(cidr) || self.saved.contains_key(cidr)
     }
 
     fn forget(&mut self) {

@@ -23,9 +23,9 @@ use crate::prelude::*;
 const ROUNDS: u32 = 100;
 const ROUNDS_LONG: u32 = 1000;
 /// Each environment runs each operation three times: killed before it begins, after it is done, and at some moment.
-const ROUNDS_EMULATED: u32 = 36;
+const ROUNDS_EMULATED: u32 = 42;
 /// Each operation twice: killed before it begins, and after it is done.
-const ROUNDS_BUSY: u32 = 24;
+const ROUNDS_BUSY: u32 = 28;
 /// Environments at once: a start mostly waits for the kernel, but needs CPU time on an emulated processor.
 const ENVS: u32 = 4;
 const ENVS_EMULATED: u32 = 2;
@@ -45,15 +45,17 @@ enum Operation {
     Reload,
     Add,
     Save,
+    Unsave,
     Remove,
     Stop,
 }
 
-const OPERATIONS: [Operation; 6] = [
+const OPERATIONS: [Operation; 7] = [
     Operation::Start,
     Operation::Reload,
     Operation::Add,
     Operation::Save,
+    Operation::Unsave,
     Operation::Remove,
     Operation::Stop,
 ];
@@ -254,6 +256,13 @@ impl Run {
     fn rounds(mut self, count: u32) -> anyhow::Result<Tally> {
         self.configure(&self.desired.file.clone())?;
         self.env.start()?;
+        // So that there is something to remove from the file.
+        for _ in 0..3 {
+            let (request, after) = self.desired.save(&mut self.rng);
+            self.env
+                .socket_request("POST", request.path, &request.body)?;
+            self.desired = after;
+        }
         self.check(std::slice::from_ref(&self.desired))?;
         self.prober.begin()?;
         // Each operation occurs equally often.
@@ -326,10 +335,14 @@ impl Run {
                 };
                 (self.ask(&request, moment)?, self.desired.clone())
             }
-            Operation::Add | Operation::Save | Operation::Remove => {
+            Operation::Add | Operation::Save | Operation::Unsave | Operation::Remove => {
                 let (request, after) = match operation {
                     Operation::Add => self.desired.add(&mut self.rng),
                     Operation::Save => self.desired.save(&mut self.rng),
+                    Operation::Unsave => self.desired.unsave(&mut self.rng).unwrap_or_else(|| {
+                        operation = Operation::Save;
+                        self.desired.save(&mut self.rng)
+                    }),
                     _ => self.desired.remove(&mut self.rng).unwrap_or_else(|| {
                         operation = Operation::Add;
                         self.desired.add(&mut self.rng)
@@ -349,9 +362,10 @@ impl Run {
             self.desired = after;
             self.check(std::slice::from_ref(&self.desired))?;
         } else {
-            let candidates = [self.desired.clone(), after];
+            let half = self.desired.half_saved(&after);
+            let candidates = [self.desired.clone(), after, half];
             let which = self.check(&candidates)?;
-            self.tally.taken += u32::try_from(which)?;
+            self.tally.taken += u32::from(which != 0);
             self.desired = candidates[which].clone();
         }
         if operation == Operation::Stop && self.on_exit == "detach" {

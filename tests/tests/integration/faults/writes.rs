@@ -4,10 +4,8 @@ use rto_testbed::http::Answer;
 
 use crate::prelude::*;
 
-/// The entry at first; then two more, of which the kernel accepts only the first.
+/// The entry at first.
 const BEFORE: &str = "\"10.88.0.0/24\"";
-const AFTER: &str = "\"10.88.0.0/24\", \"10.99.0.0/24\", \"fd99::/64\"";
-const KEPT: &str = "the last good configuration stays active";
 
 /// An agent with one frozen map.
 fn env_with(map: &str) -> anyhow::Result<TestEnv> {
@@ -25,39 +23,60 @@ fn post(env: &TestEnv, path: &str, body: &str) -> anyhow::Result<Answer> {
     http::request(UnixStream::connect(env.socket())?, "POST", path, body)
 }
 
-/// Writes a file of which the kernel accepts only a part, and reloads it. If the file watcher is faster, it is refused
-/// in the same way.
-fn reload(env: &TestEnv, after: &str) -> anyhow::Result<Answer> {
-    env.configure(&near(after))?;
-    let answer = post(env, "/v1/reload", "{}")?;
-    ensure!(answer.status == 500, "{answer:?}");
-    env.status_has(json!({"last_reload": {"ok": false}, "entries": 1}))?;
-    Ok(answer)
-}
-
 fn entries(env: &TestEnv, map: &str) -> anyhow::Result<usize> {
     Ok(Map::open(&pin(env, map)?)?.dump()?.len())
 }
 
-test!(the_kernel_refuses_a_write);
-/// Earlier writes are rolled back, and the answer reports that.
-fn the_kernel_refuses_a_write() -> anyhow::Result<()> {
-    let env = env_with(maps::ENTRIES_V6)?;
-    let answer = reload(&env, AFTER)?;
-    ensure!(answer.body.contains("fd99::/64"), "{answer:?}");
-    ensure!(answer.body.contains("nothing was changed"), "{answer:?}");
-    ensure!(answer.body.contains(KEPT), "{answer:?}");
-    ensure!(entries(&env, maps::ENTRIES_V4)? == 1);
-    let status = env.status()?;
-    ensure!(status["in_sync"] == true, "{status:#}");
-    let body = "{\"cidrs\": [\"fd98::/64\"], \"policy\": \"near\"}";
-    let answer = post(&env, "/v1/entries", body)?;
-    ensure!(answer.status == 500, "{answer:?}");
-    // An invalid file is a different error.
-    env.configure("[policy.x]\n")?;
-    let answer = post(&env, "/v1/reload", "{}")?;
-    ensure!(answer.status == 422, "{answer:?}");
-    ensure!(answer.body.contains(KEPT), "{answer:?}");
+test!(frozen_maps_are_replaced);
+/// A change that the kernel refuses changes nothing. Then the map is replaced with the program that uses it, and no
+/// moment is without a policy; a start does the same.
+fn frozen_maps_are_replaced() -> anyhow::Result<()> {
+    let mut refused = 0;
+    for name in [maps::ENTRIES_V4, maps::ENTRIES_V6, maps::POLICIES] {
+        let mut env = env_with(name)?;
+        env.net.black_hole(PORT)?;
+        let mut prober = env.prober(&[to(SERVER_V4, PORT)], &[POLICY_RTO])?;
+        prober.begin()?;
+        let body = "{\"cidrs\": [\"10.98.0.0/24\", \"fd98::/64\"], \"settings\": \
+                    {\"initial_rto\": \"60ms\"}}";
+        let answer = post(&env, "/v1/entries", body)?;
+        // The map may have been replaced already.
+        if answer.status == 500 {
+            refused += 1;
+            // A policy that cannot be written cannot be removed either.
+            let is_undone = answer.body.contains("nothing was changed");
+            let not_back = "the rollback failed as well";
+            ensure!(is_undone || answer.body.contains(not_back), "{answer:?}");
+            let status = env.status()?;
+            let problems = status["problems"].to_string();
+            let says = problems.contains("is frozen") || problems.contains(not_back);
+            ensure!(status["entries"] == 1, "{status:#}");
+            ensure!(says != (status["healthy"] == true), "{status:#}");
+        }
+        env.wait_status("the repair", |status| status["healthy"] == true)?;
+        let answer = post(&env, "/v1/entries", body)?;
+        ensure!(answer.status == 200, "{answer:?}");
+        ensure!(entries(&env, maps::ENTRIES_V4)? == 2 && entries(&env, maps::ENTRIES_V6)? == 1);
+        // Found at a start, after a kill.
+        env.end(Signal::SIGKILL)?;
+        run(&format!(
+            "bpftool map freeze pinned {}",
+            pin(&env, name)?.display()
+        ))?;
+        env.start()?;
+        env.cli(&["remove", "10.98.0.0/24", "fd98::/64"])?;
+        let status = env.status()?;
+        ensure!(
+            status["healthy"] == true && status["entries"] == 1,
+            "{status:#}"
+        );
+        let seen = prober.end()?;
+        ensure!(seen.wrong == 0 && seen.count > 0, "{name}: {seen:?}");
+    }
+    ensure!(
+        refused > 0,
+        "each map was replaced before the kernel could refuse a write"
+    );
     Ok(())
 }
 
@@ -66,26 +85,27 @@ test!(the_kernel_cannot_go_back);
 fn the_kernel_cannot_go_back() -> anyhow::Result<()> {
     // ::ffff:10.0.0.0/104
     const KEY: &str = "key 104 0 0 0  0 0 0 0 0 0 0 0 0 0 255 255 10 0 0 0";
-    let env = env_with(maps::ENTRIES_V4)?;
+    let env = TestEnv::with(&near("\"10.88.0.0/24\", \"fd99::/64\""))?;
     let map = pin(&env, maps::ENTRIES_V6)?;
     let map = map.display();
     run(&format!(
         "bpftool map update pinned {map} {KEY} value 0 0 0 0 0 0 0 0"
     ))?;
-    // New entries are written, and old ones cannot be removed.
-    let answer = reload(&env, "\"fd99::/64\"")?;
+    run(&format!("bpftool map freeze pinned {map}"))?;
+    // The first entry is removed, and the second cannot be.
+    let body = "{\"cidrs\": [\"10.88.0.0/24\", \"fd99::/64\"]}";
+    let answer = post(&env, "/v1/entries/remove", body)?;
     ensure!(
         answer.body.contains("the rollback failed as well"),
         "{answer:?}"
     );
     ensure!(answer.body.contains("the daemon retries"), "{answer:?}");
-    ensure!(!answer.body.contains(KEPT), "{answer:?}");
     let status = env.status()?;
     ensure!(status["in_sync"] == false, "{status:#}");
     // The control: the kernel does not hold the original entries.
-    ensure!(entries(&env, maps::ENTRIES_V6)? == 2);
-    run(&format!("bpftool map delete pinned {map} {KEY}"))?;
+    ensure!(entries(&env, maps::ENTRIES_V4)? == 0);
+    // The frozen map is replaced, and the entry with it.
     env.wait_status("the repair", |status| status["in_sync"] == true)?;
-    let left = || entries(&env, maps::ENTRIES_V6);
-    eventually_seen("no entry", TIMEOUT, left, |n| *n == 0).map(drop)
+    ensure!(entries(&env, maps::ENTRIES_V4)? == 1 && entries(&env, maps::ENTRIES_V6)? == 1);
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! Detachments: by a client, and by the configuration.
 
+use rto_agent_core::wire::types::Lasts;
+
 use super::*;
 
 #[test]
@@ -72,18 +74,66 @@ fn attach_of_the_configuration_detaches_its_hosts() {
 
 #[test]
 fn detachment_that_cannot_be_kept_is_made_and_reported() {
-    let bed = Bed::ready();
+    let mut bed = Bed::ready();
     let lasting = bed.dir.path().join("lasting");
     fs::remove_dir_all(&lasting).unwrap();
     fs::write(&lasting, "not a directory").unwrap();
-    let answer = bed.detach().unwrap();
-    assert!(answer.notes[0].contains("detached.json"), "{answer:?}");
+    let kept = bed.detach().unwrap().not_lasting.unwrap();
+    assert_eq!(kept.until, Lasts::UntilReboot);
     assert!(!bed.kernel.state().attached);
-    assert_eq!(bed.status().warnings, answer.notes);
-    // Attaching is refused as well, as the next start would detach again.
-    let error = bed.attach().unwrap_err().to_string();
-    assert!(error.ends_with("nothing was changed"), "{error}");
-    fs::remove_file(&lasting).unwrap();
+    let warning = bed.status().warnings.concat();
+    assert!(warning.contains(&kept.why), "{warning}");
+    bed = bed.restart();
+    assert_eq!(bed.status().detached_by, Some(BY));
     bed.attach().unwrap();
     assert!(bed.kernel.state().attached);
+    bed = bed.restart();
+    assert_eq!(bed.status().detached_by, None);
+}
+
+#[test]
+fn attachment_is_refused_while_mark_cannot_be_removed() {
+    let bed = Bed::ready();
+    bed.detach().unwrap();
+    let mark = bed.dir.path().join("lasting/detached.json");
+    fs::remove_file(&mark).unwrap();
+    fs::create_dir_all(mark.join("full")).unwrap();
+    let error = bed.attach().unwrap_err().to_string();
+    assert!(error.ends_with("nothing was changed"), "{error}");
+    assert!(!bed.kernel.state().attached);
+    fs::remove_dir_all(&mark).unwrap();
+    bed.attach().unwrap();
+    assert!(bed.kernel.state().attached);
+}
+
+#[test]
+fn unreadable_mark_keeps_detached_until_attach() {
+    let mut bed = Bed::ready();
+    let mark = bed.dir.path().join("lasting/detached.json");
+    for text in ["{", "{\"format\":99,\"owner\":\"x\",\"content\":[]}"] {
+        bed.engine.stop();
+        let (kernel, dir) = bed.ended();
+        fs::write(&mark, text).unwrap();
+        bed = Bed::restarted(kernel, dir);
+        let status = bed.status();
+        assert_eq!(status.detached_by, Some(Caller::UNREADABLE_MARK));
+        assert!(!status.healthy && !bed.kernel.state().attached);
+        assert!(status.warnings.concat().contains("detached.json"));
+        bed.attach().unwrap();
+        bed = bed.restart();
+        assert!(bed.kernel.state().attached && bed.status().warnings.is_empty());
+    }
+}
+
+#[test]
+fn detachment_lasts_when_persistent_dir_changes() {
+    let mut bed = Bed::ready();
+    bed.detach().unwrap();
+    let text = bed.text().replace("/lasting", "/moved");
+    bed.load(text).unwrap();
+    // As after a reboot.
+    let state = bed.dir.path().join("state");
+    fs::remove_file(state.join("detached.json")).unwrap();
+    bed = bed.restart();
+    assert_eq!(bed.status().detached_by, Some(BY));
 }

@@ -286,3 +286,51 @@ fn an_idle_daemon_does_not_wake_for_it() {
             .exists()
     );
 }
+
+/// Each write of a request fails, alone and with the writes of the rollback: the answer, the state,
+/// the health and the kernel say the same.
+#[test]
+fn refused_decision_is_neither_shown_nor_stored() {
+    let act = |bed: &Bed, action| bed.call(|reply| Message::Tune(action, near(), BY, reply));
+    for back in [0, 1, 2] {
+        let bed = Bed::learnt();
+        let stored = || fs::read_to_string(bed.dir.path().join("lasting/tuning.json")).unwrap();
+        bed.until("stored", |_| {
+            bed.dir.path().join("lasting/tuning.json").exists()
+        });
+        for (action, state) in [
+            (TuneAction::Freeze, State::Frozen),
+            (TuneAction::Resume, State::Active),
+            (TuneAction::Reset, State::Learning),
+        ] {
+            let before = (bed.timer().state, bed.jiffies(), stored());
+            let mut refused = 0;
+            for write in 1..20 {
+                for failing in write..=write + back {
+                    bed.kernel.fail(failing);
+                }
+                let answer = act(&bed, action);
+                bed.kernel.state().failing.clear();
+                let Err(error) = answer else {
+                    break;
+                };
+                refused += 1;
+                if matches!(error, EngineError::OutOfSync { .. }) {
+                    assert!(!bed.status().healthy, "{error}");
+                    bed.verify();
+                } else {
+                    assert!(
+                        error.to_string().ends_with("nothing was changed"),
+                        "{error}"
+                    );
+                }
+                bed.tick();
+                let after = (bed.timer().state, bed.jiffies(), stored());
+                assert_eq!(after, before, "{action:?}, write {write}: {error}");
+                assert!(bed.status().healthy, "{:?}", bed.status());
+            }
+            assert!(refused > 0, "{action:?} wrote nothing");
+            assert_eq!(bed.timer().state, state, "{action:?}");
+        }
+    }
+}

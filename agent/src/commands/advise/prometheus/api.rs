@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail, ensure};
-use http_body_util::{BodyExt as _, Full};
+use anyhow::{Context as _, anyhow, bail, ensure};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Request, StatusCode, Uri,
     body::Bytes,
@@ -20,6 +20,8 @@ use tokio::{net::TcpStream, time::timeout};
 
 /// Prometheus's own timeout of a query, by default (`--query.timeout`).
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest answer, bytes: a hundred thousand series with a dozen labels.
+const MAX_BODY: usize = 64 << 20;
 /// For a URL without a port.
 const PORT: u16 = 80;
 /// The most characters shown of a text from the server.
@@ -213,7 +215,9 @@ impl Server {
         headers.extend(self.headers.clone());
         let response = sender.send_request(request).await?;
         let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
+        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+        let body = body.map_err(|e| anyhow!("the answer, of at most {MAX_BODY} bytes: {e}"))?;
+        let body = body.to_bytes();
         driver.abort();
         Ok((status, body))
     }
@@ -252,6 +256,28 @@ mod tests {
         for (url, header) in [("https://x", "a: b"), ("x:9090", "a: b"), ("http://x", "a")] {
             assert!(Server::new(url, &[header.to_owned()]).is_err(), "{url}");
         }
+    }
+
+    #[test]
+    fn endless_answer_is_refused() {
+        use std::io::Write as _;
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let endless = std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+            let piece = vec![b' '; 1 << 20];
+            let mut sent = 0;
+            while client.write_all(&piece).is_ok() {
+                sent += piece.len();
+            }
+            sent
+        });
+        let error = Server::new(&url, &[]).unwrap().query("up").unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("at most 67108864 bytes"), "{error}");
+        assert!(endless.join().unwrap() < 2 * MAX_BODY);
     }
 
     #[test]
