@@ -111,8 +111,6 @@ pub mod socket_flags {
     pub const KERNEL_TIMERS: u32 = 1 << 1;
     /// The RTO hook has switched linear mode off.
     pub const LINEAR_OFF: u32 = 1 << 2;
-    /// Delays of the peer's ACKs are measured.
-    pub const MEASURES_ACKS: u32 = 1 << 3;
     /// From its first loss until it is established or has failed, the socket has the SYN schedule's TCP_SYNCNT,
     /// TCP_USER_TIMEOUT and, if the kernel has it, TCP_RTO_MAX_MS. It is counted in [`crate::maps::RETRYING`].
     pub const SYN_SCHEDULE: u32 = 1 << 4;
@@ -187,11 +185,10 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use socket_flags::*;
-        const ALL: [u32; 6] = [
+        const ALL: [u32; 5] = [
             UNCOUNTED,
             KERNEL_TIMERS,
             LINEAR_OFF,
-            MEASURES_ACKS,
             SYN_SCHEDULE,
             ABANDONED,
         ];

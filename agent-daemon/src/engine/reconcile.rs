@@ -1,12 +1,7 @@
 //! The only way to the kernel: the desired state is resolved, planned against the content of the
 //! maps, and written; a failed write is rolled back.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Instant};
 
 use rto_agent_core::{
     config::{atomic_file::AtomicFile, save},
@@ -33,7 +28,6 @@ use super::{
     changing::SharedKernel,
     desired::{Desired, Resolved},
     error::{in_words, refused},
-    experiments::arms_changed,
     memory::{self, Need},
     snapshot::Shared,
     store::RuntimeStore,
@@ -82,8 +76,6 @@ pub(super) struct Reconciler {
     /// Maps without a program were left, see [`Reconciler::leave_maps`].
     kept: bool,
     store: RuntimeStore,
-    /// Policies whose arms the kernel drew differently until this start.
-    arms_changed: BTreeSet<PolicyName>,
 }
 
 impl Reconciler {
@@ -121,7 +113,6 @@ impl Reconciler {
             renewed: false,
             kept: false,
             store,
-            arms_changed: arms_changed(&held, &resolved.maps),
         };
         let change = reconciler.write(&held, &resolved)?;
         if !is_detached {
@@ -534,10 +525,6 @@ impl Reconciler {
 
     pub(super) fn reader(&self) -> Option<Arc<dyn KernelReader>> {
         self.kernel.as_ref().map(|kernel| kernel.reader())
-    }
-
-    pub(super) const fn arms_changed_at_start(&self) -> &BTreeSet<PolicyName> {
-        &self.arms_changed
     }
 
     pub(super) fn store_problem(&self) -> Option<String> {
