@@ -3,7 +3,7 @@
 //! workspace.
 
 /// Features by their `doctor` id, and the first mainline version that has each. Older kernels are expected to lack it.
-pub const FEATURES: [(&str, (u32, u32)); 18] = [
+pub const FEATURES: [(&str, (u32, u32)); 17] = [
     ("rto-hook", (4, 16)),
     ("bpf-syncnt", (4, 14)),
     ("btf", (5, 4)),
@@ -18,7 +18,6 @@ pub const FEATURES: [(&str, (u32, u32)); 18] = [
     ("bpf-thin-linear", (6, 1)),
     ("reads-listener", (6, 2)),
     ("tcp-syn-linear-timeouts", (6, 5)),
-    ("rtt-hook-sample", (6, 10)),
     ("rto-hook-on-open-sockets", (6, 12)),
     ("bpf-getsockopt-rto-min", (6, 15)),
     ("tcp-rto-max", (6, 15)),

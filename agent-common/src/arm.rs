@@ -5,7 +5,7 @@
 //! ports draws the arm. They are known in every callback of a connection, so its request, the socket created from the
 //! request, later callbacks and a walk all compute the same arm.
 
-use crate::{Policy, address::Peer, policy_flags};
+use crate::{Policy, address::Peer};
 
 /// No arm: the arm of [`crate::NO_POLICY`].
 pub const NONE: u32 = 0;
@@ -48,13 +48,11 @@ pub const fn of(slot: u32) -> [u32; 2] {
 #[inline(always)]
 #[must_use]
 pub fn draws_control(policy: &Policy, peer: &Peer, ports: u32) -> bool {
-    let by_peer = policy.flags & policy_flags::CONTROL_BY_PEER != 0;
-    let ports = if by_peer { 0 } else { ports };
     hash(policy.control_seed, address(peer), ports) < policy.control_below
 }
 
-/// The hash that is compared with [`Policy::control_below`]: of a connection, or of a peer if `ports` is 0. `ports`:
-/// the remote port in the upper half in network order, as in bpf_sock_ops, and the local port in the lower half.
+/// The hash of a connection that is compared with [`Policy::control_below`]. `ports`: the remote port in the upper half
+/// in network order, as in bpf_sock_ops, and the local port in the lower half.
 ///
 /// Four multiplications, each by a constant of SplitMix64 (Steele, Lea, Flood, 2014): uniform for neighbouring
 /// addresses and ports, and different for each seed.
@@ -148,11 +146,10 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_drawn_as_the_policy_says_by_connection_or_by_peer() {
+    fn control_below_sets_the_share_of_connections() {
         let peer = Peer::V4([10, 0, 0, 1]);
-        let drawn = |flags, control_below| {
+        let drawn = |control_below| {
             let policy = Policy {
-                flags,
                 control_below,
                 control_seed: 7,
                 ..Policy::EMPTY
@@ -162,14 +159,8 @@ mod tests {
                 .filter(|port| draws_control(&policy, &peer, *port))
                 .count()
         };
-        for flags in [0, policy_flags::CONTROL_BY_PEER] {
-            assert_eq!((drawn(flags, 0), drawn(flags, u32::MAX)), (0, 100));
-        }
-        assert!((20..80).contains(&drawn(policy_flags::BRAKED, 1 << 31)));
-        // Either all connections of a peer, or none.
-        let of_peer = hash(7, address(&peer), 0);
-        assert_eq!(drawn(policy_flags::CONTROL_BY_PEER, of_peer), 0);
-        assert_eq!(drawn(policy_flags::CONTROL_BY_PEER, of_peer + 1), 100);
+        assert_eq!((drawn(0), drawn(u32::MAX)), (0, 100));
+        assert!((20..80).contains(&drawn(1 << 31)));
     }
 
     #[test]

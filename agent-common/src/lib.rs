@@ -51,11 +51,8 @@ pub const UNMATCHED: u32 = 1;
 /// The slot with the settings of control arms ([`arm`]), which set nothing.
 pub const CONTROL: u32 = 2;
 
-/// The same for control arms in which ACK delays are counted ([`policy_flags::MEASURES_ACKS`]).
-pub const CONTROL_OF_ACKS: u32 = 3;
-
 /// The first slot that a policy of the configuration may have.
-pub const FIRST_SLOT: u32 = 4;
+pub const FIRST_SLOT: u32 = 3;
 
 /// Which side opened a connection; a policy has one [`Statistics`] for each.
 pub mod direction {
@@ -270,10 +267,8 @@ pub mod statistics {
 pub mod features {
     /// `rto_restart` ([`super::restart`]).
     pub const RTO_RESTART: u8 = 1 << 0;
-    /// ACK delays are measured ([`super::policy_flags::MEASURES_ACKS`]).
-    pub const ACK_DELAYS: u8 = 1 << 1;
     /// All of them.
-    pub const ALL: u8 = RTO_RESTART | ACK_DELAYS;
+    pub const ALL: u8 = RTO_RESTART;
 }
 
 /// Value of both tries. At eight bytes, a node with an IPv6 key still fits the kernel's 64-byte allocation class.
@@ -421,9 +416,6 @@ pub struct Statistics {
     pub path_rtt: Histogram,
     /// Smoothed round-trip times (RFC 6298 section 2, SRTT).
     pub srtt: Histogram,
-    /// How much RTT samples exceed the minimum RTT of their connection: delayed ACKs, and queues. Counted in control
-    /// arms ([`policy_flags::MEASURES_ACKS`]).
-    pub ack_excess: Histogram,
     /// The difference between connect times and path RTTs. Each connection with a loss in its handshake adds 1 to the
     /// bucket of its connect time, and subtracts 1 from the bucket of its path RTT when that is counted. Sums wrap.
     pub lossy: Histogram,
@@ -623,7 +615,7 @@ const _: () = {
         core::mem::offset_of!(FastStatistics, path_rtt)
             == core::mem::offset_of!(Statistics, path_rtt)
     );
-    assert!(size_of::<Statistics>() == 320 + 4 * (8 + 8 * histogram::BUCKETS));
+    assert!(size_of::<Statistics>() == 320 + 3 * (8 + 8 * histogram::BUCKETS));
     assert!(size_of::<brake::Brake>() == 16);
     assert!(size_of::<discovery::Prefix>() == 20);
     assert!(size_of::<discovery::Discovered>() == 16 + 8 + 8 * histogram::BUCKETS);

@@ -17,8 +17,7 @@ pub struct Policy {
     /// The initial RTO of the SYN in effect, the kernel's own included, microseconds. If the answer took less time than
     /// this, no copy was sent too early.
     pub initial_rto_us: u32,
-    /// Connections (or peers, [`policy_flags::CONTROL_BY_PEER`]) whose [`crate::arm::hash`] is below this value are in
-    /// the control arm; 0: no control arm.
+    /// Connections whose [`crate::arm::hash`] is below this value are in the control arm; 0: no control arm.
     pub control_below: u32,
     /// Seed of that hash.
     pub control_seed: u32,
@@ -119,13 +118,9 @@ pub mod policy_flags {
     /// Connections have storage from the start: the policy sets an option later in a connection's life, or an option
     /// whose former value the program cannot recognise and so must remember.
     pub const STORED: u32 = 1 << 5;
-    /// All connections of a peer are in the same arm.
-    pub const CONTROL_BY_PEER: u32 = 1 << 6;
     /// The initial RTO of connections that this host opens is automatic: it applies only while the daemon renews
     /// [`crate::maps::LEASE`].
     pub const LEASED_ACTIVE: u32 = 1 << 7;
-    /// ACK delays are counted for connections in the control arm.
-    pub const MEASURES_ACKS: u32 = 1 << 9;
     /// [`super::Policy::epochs`] are set.
     pub const BRAKED: u32 = 1 << 10;
     /// For [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].
@@ -183,14 +178,11 @@ impl Policy {
     /// The bits of [`features`] that a program needs for this policy.
     #[must_use]
     pub const fn features(&self) -> u8 {
-        let mut needed = 0;
-        if self.restart_hz != 0 {
-            needed |= features::RTO_RESTART;
+        if self.restart_hz == 0 {
+            0
+        } else {
+            features::RTO_RESTART
         }
-        if self.flags & policy_flags::MEASURES_ACKS != 0 {
-            needed |= features::ACK_DELAYS;
-        }
-        needed
     }
 
     /// What remains of a policy while the program drains: enough for the connections that have its initial RTO, and
@@ -252,16 +244,14 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use policy_flags::*;
-        const ALL: [u32; 13] = [
+        const ALL: [u32; 11] = [
             THIN_LINEAR_SET,
             THIN_LINEAR,
             MPTCP,
             GIVES_UP_BY_TIMER,
             IN_USE,
             STORED,
-            CONTROL_BY_PEER,
             LEASED_ACTIVE,
-            MEASURES_ACKS,
             BRAKED,
             DISCOVERS,
             LEASED_PASSIVE,
@@ -307,13 +297,7 @@ mod tests {
             restart_hz: 250,
             ..Policy::EMPTY
         };
-        let measures = Policy {
-            flags: policy_flags::MEASURES_ACKS,
-            ..Policy::EMPTY
-        };
-        let each = [restarts.features(), measures.features()];
-        assert_eq!(each, [features::RTO_RESTART, features::ACK_DELAYS]);
-        assert_eq!(each[0] | each[1], features::ALL);
+        assert_eq!(restarts.features(), features::RTO_RESTART);
     }
 
     #[test]

@@ -153,8 +153,6 @@ pub mod socket_flags {
     pub const KERNEL_TIMERS: u32 = 1 << 1;
     /// The RTO hook has switched linear mode off.
     pub const LINEAR_OFF: u32 = 1 << 2;
-    /// Delays of the peer's ACKs are measured.
-    pub const MEASURES_ACKS: u32 = 1 << 3;
     /// From its first loss until it is established or has failed, the socket has a [`super::Schedule`], and is counted
     /// in [`crate::maps::SCHEDULES`].
     pub const SYN_SCHEDULE: u32 = 1 << 4;
@@ -244,13 +242,7 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use socket_flags::*;
-        const ALL: [u32; 5] = [
-            UNCOUNTED,
-            KERNEL_TIMERS,
-            LINEAR_OFF,
-            MEASURES_ACKS,
-            SYN_SCHEDULE,
-        ];
+        const ALL: [u32; 4] = [UNCOUNTED, KERNEL_TIMERS, LINEAR_OFF, SYN_SCHEDULE];
         let mut seen = 0;
         for bit in ALL {
             assert_eq!((bit.count_ones(), seen & bit), (1, 0));

@@ -30,7 +30,7 @@ fn fast_counters_are_a_part_of_all_counters() {
     fast.path_rtt.sum_us = 2;
     let all = Statistics::from(fast);
     assert_eq!((all.counters, all.path_rtt), (fast.counters, fast.path_rtt));
-    assert_eq!((all.srtt, all.ack_excess), Default::default());
+    assert_eq!(all.srtt, Histogram::default());
 }
 
 /// One connection without a loss, and one with a loss: its connect time is 1 s, its path RTT 100 us.

@@ -1,10 +1,17 @@
 //! Fixtures for the tests of every crate.
 
-use rto_model::tune::tuner::{Counts, Evidence, Next, State};
+use rto_model::tune::{
+    evidence::Ratio,
+    holdout::{Arms, Assessment, Verdict},
+    tuner::{Counts, Evidence, Next, State},
+};
 
 use crate::{
-    policy::HostFacts,
-    wire::tune::{BrakesView, TimerKind, TunedTimer},
+    policy::{HostFacts, Share},
+    wire::{
+        holdout::{ArmConnects, Difference, HoldoutView},
+        tune::{BrakesView, TimerKind, TunedTimer},
+    },
 };
 
 /// A host with all features, at HZ 250.
@@ -17,7 +24,6 @@ pub const HOST: HostFacts = HostFacts {
     has_rto_max: true,
     has_bpf_thin_linear: true,
     reads_timers: true,
-    lacks_rtt_samples: false,
 };
 
 /// A learnt timer of 48 ms, at time 1,000 s.
@@ -53,5 +59,44 @@ pub fn timer(direction: &str, state: State) -> TunedTimer {
             at_ms: 1_040_000,
         },
         transitions: Vec::new(),
+    }
+}
+
+/// A comparison with this verdict, in which a twentieth of 10,000 attempts is in the control arm.
+pub fn holdout(verdict: Verdict) -> HoldoutView {
+    HoldoutView {
+        verdict,
+        text: verdict.name().to_owned(),
+        fallback: verdict == Verdict::Harm,
+        share: Share::of_ten_thousand(500),
+        since_ms: Some(1_700_000_000_000),
+        at_ms: None,
+        arms: Arms {
+            treated: ArmConnects {
+                attempts: 9500,
+                bad: 25,
+                mean_connect_time_us: Some(1500.0),
+            },
+            control: ArmConnects {
+                attempts: 500,
+                bad: 6,
+                mean_connect_time_us: Some(3000.0),
+            },
+        },
+        evidence: Assessment {
+            ratio: Ratio {
+                likeliest: Some(0.22),
+                low: 0.1,
+                high: None,
+            },
+            gain_e: 2.5,
+            harm_e: 0.5,
+            mismatch_e: 1.0,
+            attempts_needed: Some(12_000),
+        },
+        connect_time_difference: Some(Difference {
+            mean_us: -1500.0,
+            interval_us: [-2000.0, -1000.0],
+        }),
     }
 }

@@ -5,7 +5,6 @@ pub mod api;
 pub mod build_info;
 pub mod daemon;
 pub mod engine;
-pub mod experiment;
 mod problem;
 pub mod telemetry;
 pub mod tuning;

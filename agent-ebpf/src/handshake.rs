@@ -2,8 +2,8 @@
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, features, policy_flags,
-    socket_flags, statistics, syn::Timeouts,
+    GOOD_US, Handshake, Policy, SocketState, UNMATCHED, arm, direction, features, socket_flags,
+    statistics, syn::Timeouts,
 };
 use rto_agent_ebpf::{
     counter::Counter,
@@ -45,12 +45,9 @@ pub(crate) fn note(
     policy: &Policy,
     direction: u32,
 ) {
-    const MEASURES_ACKS: u32 = policy_flags::MEASURES_ACKS / socket_flags::MEASURES_ACKS;
     state.arm = arm;
     state.generation = tables::generation(arm, policy);
     state.direction = direction;
-    let measures_acks = policy.flags & policy_flags::MEASURES_ACKS;
-    state.flags |= measures_acks / MEASURES_ACKS * u32::from(arm::is_control(arm));
     state.options.epoch = brake::epoch(policy, direction);
     state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.handshake.initial_rto_us = policy.initial_rto_us;
@@ -188,9 +185,6 @@ pub(crate) fn rtt_sample(ops: *mut bpf_sock_ops) -> u32 {
     if tables::has(features::RTO_RESTART) && state.options.restart_hz != 0 {
         restart(ctx, state, tally);
     }
-    if tables::has(features::ACK_DELAYS) && state.flags & socket_flags::MEASURES_ACKS != 0 {
-        measure_ack(ctx, tally);
-    }
     if state.handshake.in_question != 0 {
         note_sample(ctx, &mut state.handshake);
         reconsider(ctx, state, tally, false);
@@ -218,17 +212,6 @@ fn sample_us(ctx: &SockOpsContext) -> u32 {
         rtt_us
     } else {
         0
-    }
-}
-
-/// Counts how much the RTT sample exceeds the minimum RTT.
-#[inline(always)]
-fn measure_ack(ctx: &SockOpsContext, tally: Tally) {
-    let rtt_us = sample_us(ctx);
-    if rtt_us != 0 {
-        // A time of 0 would not be counted.
-        let excess_us = u64::from(rtt_us - socket::rtt_min_us(ctx)) + 1;
-        tally.time(Times::AckExcess, excess_us, 1);
     }
 }
 

@@ -40,9 +40,7 @@ fn wanted(state: &SocketState) -> u32 {
     if state.options.linear_retries != 0 {
         flags |= RTO_CB_FLAG;
     }
-    if (tables::has(features::RTO_RESTART) && state.options.restart_hz != 0)
-        || (tables::has(features::ACK_DELAYS) && state.flags & socket_flags::MEASURES_ACKS != 0)
-    {
+    if tables::has(features::RTO_RESTART) && state.options.restart_hz != 0 {
         flags |= RTT_CB_FLAG;
     }
     flags

@@ -7,7 +7,7 @@ use aya_ebpf::{
     programs::SockOpsContext,
 };
 use rto_agent_common::{
-    CONTROL, CONTROL_OF_ACKS, EntryValue, NO_POLICY, Policy, UNMATCHED,
+    CONTROL, EntryValue, NO_POLICY, Policy, UNMATCHED,
     address::{AF_INET, AF_INET6, Peer, peer_v6},
     arm, policy_flags, statistics,
 };
@@ -116,17 +116,10 @@ fn find(
     if policy.control_below != 0 {
         cold_path();
         if is_control(policy) {
-            return Some((arm::control(slot), control_settings(policy)?));
+            return Some((arm::control(slot), tables::policy(CONTROL)?));
         }
     }
     Some((arm::treated(slot), policy))
-}
-
-/// The settings of a policy's control arm.
-#[inline(always)]
-fn control_settings(policy: &Policy) -> Option<&'static Policy> {
-    let measures = policy.flags & policy_flags::MEASURES_ACKS != 0;
-    tables::policy(if measures { CONTROL_OF_ACKS } else { CONTROL })
 }
 
 /// Whether the connection of a sock_ops context is in the control arm of its policy. The address is read again, so that

@@ -144,7 +144,7 @@ fn status() -> StatusAnswer {
         "config": "/", "pin_dir": "/", "entries": 2, "runtime_entries": 0, "runtime_entries_left_out": 0,
         "entries_of": {"file": family, "runtime": family}, "max_entries": 16384,
         "policies": [],
-        "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "experiments": {},
+        "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "holdouts": {},
         "dropped": {"log": 0, "service_manager": 0}, "foreign_programs": 0, "features": [],
     }))
     .expect("a status")

@@ -5,14 +5,12 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 
 mod examples;
-mod experiment;
 mod parse;
 mod settings;
 mod values;
 
 use rto_agent_daemon::{build_info, telemetry::LogFormat};
 
-pub use self::experiment::{Experiment, ExperimentVerb, OfPolicy, ShowExperiment, StartExperiment};
 pub use self::settings::SettingsArgs;
 
 /// Per-CIDR TCP retransmission timers for Linux.
@@ -95,9 +93,6 @@ pub enum Verb {
     /// Suggest prefixes that would benefit from an entry; adds nothing
     #[command(after_long_help = examples::DISCOVER)]
     Discover(Discover),
-    /// Compare a policy's timers with the kernel's own, on a share of its connections
-    #[command(after_long_help = examples::EXPERIMENT)]
-    Experiment(Experiment),
     /// Apply policies to sockets that are already open
     #[command(after_long_help = examples::APPLY)]
     Apply(Apply),

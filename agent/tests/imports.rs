@@ -25,7 +25,7 @@ const CRATES: &[(&str, &[&[&str]])] = &[
         "agent-daemon",
         &[
             &["build_info", "problem"],
-            &["experiment", "tuning"],
+            &["tuning"],
             &["engine"],
             &["api"],
             &["telemetry"],

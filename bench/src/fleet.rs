@@ -121,7 +121,6 @@ fn page(env: &TestEnv) -> anyhow::Result<Page> {
     // After two transitions the value is active again, and there is evidence.
     env.cli(&["tune", "freeze", POLICY])?;
     env.cli(&["tune", "resume", POLICY])?;
-    env.cli(&["experiment", "start", POLICY])?;
     let text = || {
         let stream = netns::inside(&env.net.client, || {
             Ok(TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS))?)

@@ -189,12 +189,6 @@ fn answer_all(messages: &Receiver<Message>) {
                 drop(reply.send(Ok(tokio::sync::broadcast::channel(1).1)));
             }
             Message::Tune(_, _, _, reply) => drop(reply.send(Ok(TuneAnswer::default()))),
-            Message::StartExperiment(policy, _, _, reply)
-            | Message::StopExperiment(policy, _, reply)
-            | Message::ClearExperiment(policy, _, reply) => {
-                let nothing = EngineError::Refused(format!("no active policy {policy}"));
-                drop(reply.send(Err(nothing)));
-            }
             Message::Unwatched
             | Message::Metrics(_)
             | Message::Done(_)

@@ -70,14 +70,10 @@ impl Seen<'_> {
     }
 }
 
-/// The learnt state of one policy that the next daemon finds.
+/// The learnt state of one policy with `initial_rto = "auto"` that the next daemon finds: the same observations in both
+/// directions.
 #[derive(Clone, Copy, Debug)]
-pub enum Learnt<'a> {
-    /// `initial_rto = "auto"`, with the same observations in both directions.
-    InitialRto(Seen<'a>),
-    /// `rto_min = "auto"`.
-    RtoMin(Seen<'a>),
-}
+pub struct Learnt<'a>(pub Seen<'a>);
 
 /// The linear phase that learnt SYN timeouts are in step with, if the agent can cap the interval.
 fn in_step() -> anyhow::Result<Option<u8>> {
@@ -110,17 +106,13 @@ fn unix_ms() -> anyhow::Result<u64> {
 impl Learnt<'_> {
     /// The state in its stored form, and the value in microseconds.
     fn state(&self, now_ms: u64) -> anyhow::Result<(Value, u64)> {
-        let (seen, timers) = match self {
-            Self::InitialRto(seen) => {
-                let law = law::Settings::new(seen.hz);
-                let in_step = law::Settings {
-                    in_step: in_step()?,
-                    ..law
-                };
-                (seen, vec![("active", in_step), ("passive", law)])
-            }
-            Self::RtoMin(seen) => (seen, vec![("rto-min", law::Settings::rto_min(seen.hz))]),
+        let Self(seen) = self;
+        let law = law::Settings::new(seen.hz);
+        let in_step = law::Settings {
+            in_step: in_step()?,
+            ..law
         };
+        let timers = [("active", in_step), ("passive", law)];
         let mut stored = serde_json::Map::new();
         let mut value_us = None;
         for (name, law) in timers {

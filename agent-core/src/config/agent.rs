@@ -94,7 +94,7 @@ keys! {
         accepted ["'/run/other'"], refused ["'state'"],
     }
     /// Directory of data that survives a reboot: [learnt values](#values-that-are-learnt),
-    /// [experiments](experiments.md) and the [last good
+    /// [proven harm](holdout.md) and the [last good
     /// configuration](runbook.md#rtoagentreloadfailed)
     persistent_dir: PathBuf, by "absolute" {
         initially "/var/lib/rto-agent".into(), values "absolute path",

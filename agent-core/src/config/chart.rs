@@ -24,7 +24,7 @@ const UNITS: [&str; 30] = [
     "hours", "d", "day", "days", "w", "week", "weeks",
 ];
 /// The parser's limit of shares of connections. An error about a share of 0 is left to it.
-const HOLDOUT: &str = r"^(50(\.0{1,6})?|[0-4]?[0-9](\.[0-9]{1,6})?)%$";
+const HOLDOUT: &str = r"^(95(\.0{1,6})?|(9[0-4]|[0-8]?[0-9])(\.[0-9]{1,6})?)%$";
 /// A prefix. Host bits of IPv4 are refused in whole octets.
 const CIDR: &str = r"^(\d+(\.0){3}/[0-8]|\d+\.\d+(\.0){2}/(9|1[0-6])|(\d+\.){3}0/(1[7-9]|2[0-4])|(\d+\.){3}\d+(/(2[5-9]|3[0-2]))?|[\da-fA-F:.]*:[\da-fA-F:.]*(/\d+)?)$";
 
@@ -114,11 +114,9 @@ fn definitions() -> Map<String, Value> {
     let choices = &mut definitions["WordOrNumber"]["anyOf"];
     choices[0]["enum"] = words(&refusal("syn_retries = '-'")).into();
     [choices[1]["minimum"], choices[1]["maximum"]] = range("syn_retries").map(Value::from);
-    for (of, setting) in [("AutoInitialRto", "initial_rto"), ("AutoRtoMin", "rto_min")] {
-        restrict(&mut definitions[of], |name, value| {
-            format!("{setting} = {{ auto = true, {name} = {value} }}")
-        });
-    }
+    restrict(&mut definitions["AutoInitialRto"], |name, value| {
+        format!("initial_rto = {{ auto = true, {name} = {value} }}")
+    });
     definitions
 }
 

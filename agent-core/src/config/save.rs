@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn settings_with_tables_are_read_again() {
-        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"auto","guard":"on","mode":"advise"}"#;
+        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"50ms","guard":"on","mode":"advise"}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         let own: PolicyName = "own".parse().unwrap();
         let text = added("", &[cidr("10.2.0.0/16")], &own, Some(&settings)).unwrap();

@@ -115,7 +115,6 @@ fn statistics_that_settings_need_are_on() {
     };
     for line in [
         "initial_rto = { auto = true, min = \"50ms\" }",
-        "rto_min = \"auto\"",
         "initial_rto = \"100ms\"\nguard = \"on\"",
     ] {
         assert!(load(&[("config.toml", &text(true, line))]).is_ok());
@@ -178,6 +177,8 @@ fn every_refusal_names_place_and_fix() {
 [agent]; pindir = "/x"
 [policy.near]; holdout = "5%"
 [policy.near]; initial_rto = "100ms"; holdout = 0.05
+[policy.near]; rto_min = "auto"
+[policy.near]; rto_min = { auto = true, peer_delack = "5ms" }
 [policy.near]; initial_rto = "100ms"; cidrs = ["10.1.2.3/24"]
 [policy.near]; initial_rto = "100ms"; cidrs = ["10.1.2/24"]
 [policy.near]; initial_rto = 100

@@ -1,9 +1,9 @@
 //! The daemon's decisions about a policy, beyond its settings: learnt values, brakes, and the
-//! control arm of an experiment.
+//! fallback for proven harm.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{PolicyName, Share};
+use super::PolicyName;
 
 /// Adjustments by policy; a policy without any is absent.
 pub type Adjustments = BTreeMap<PolicyName, Adjustment>;
@@ -15,22 +15,18 @@ pub struct Adjustment {
     pub active: InitialRto,
     /// For the SYN-ACK RTO of accepted connections.
     pub passive: InitialRto,
-    /// The value of `rto_min = "auto"`; `None`: the kernel's own until a value is learnt.
-    pub rto_min: Option<Duration>,
-    /// A control arm that replaces `holdout`'s.
-    pub control: Option<ControlArm>,
+    /// Fallback (harm): all new connections keep the kernel's own timers.
+    pub harm: bool,
 }
 
 impl Adjustment {
-    /// Without its values. What an experiment, the guard or the operator has suspended stays
-    /// suspended.
+    /// Without its values. A fallback, and what the operator has frozen, stays.
     #[must_use]
     pub fn without_values(&self) -> Self {
         Self {
             active: self.active.without_value(),
             passive: self.passive.without_value(),
-            rto_min: None,
-            control: self.control,
+            harm: self.harm,
         }
     }
 }
@@ -70,17 +66,6 @@ pub enum Timer {
     Kernel,
     /// A value that the daemon has decided.
     Value(Duration),
-}
-
-/// The connections that keep the kernel's own timers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ControlArm {
-    /// Share of the connections, or of the peers.
-    pub share: Share,
-    /// Seed of the hash that draws the arm.
-    pub seed: u32,
-    /// Peers are drawn, not connections.
-    pub by_peer: bool,
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@ use rto_model::syn;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, RtoMinSetting, Settings,
-    Timer,
+    Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, Settings, Timer,
     units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
 };
 
@@ -182,7 +181,6 @@ pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
 pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
     let automatic = [
         ("initial_rto", settings.auto_initial_rto().map(|_| "auto")),
-        ("rto_min", settings.auto_rto_min().map(|_| "auto")),
         ("guard", (settings.guard() == Guard::On).then_some("on")),
     ];
     match automatic
@@ -254,12 +252,8 @@ impl Compiler<'_> {
         }
         let initial_rto = self.active.unwrap_or_default();
         self.kernel.initial_rto_jiffies = u32::try_from(initial_rto).unwrap_or(u32::MAX);
-        match &settings.rto_min {
-            Some(RtoMinSetting::Fixed(asked)) => {
-                self.kernel.rto_min_us = self.bpf_timer("rto_min", *asked);
-            }
-            Some(RtoMinSetting::Auto(auto)) => self.auto_rto_min(auto, settings),
-            None => {}
+        if let Some(asked) = settings.rto_min {
+            self.kernel.rto_min_us = self.bpf_timer("rto_min", asked);
         }
         if let Some(on) = settings.rto_restart {
             self.rto_restart(on, settings.rto_min);
@@ -334,32 +328,22 @@ impl Compiler<'_> {
         }
     }
 
-    fn rto_restart(&mut self, on: bool, rto_min: Option<RtoMinSetting>) {
+    fn rto_restart(&mut self, on: bool, rto_min: Option<Duration>) {
         let note = format!(
             "rto_min minus the smoothed RTT while fewer than {} segments are outstanding \
              (experimental)",
             restart::THRESHOLD
         );
-        let reason = match rto_min {
-            _ if !on => {
-                self.effect("rto_restart", "off");
-                return;
-            }
-            Some(RtoMinSetting::Fixed(_)) => {
-                self.kernel.restart_hz = self.host.hz;
-                self.effect("rto_restart", "on").note = Some(note);
-                return;
-            }
-            Some(RtoMinSetting::Auto(_)) => {
-                "it lowers rto_min by the smoothed RTT, which a learnt rto_min does not account \
-                 for; set a fixed value, for example rto_min = \"100ms\", or remove rto_restart"
-            }
-            None => {
-                "it lowers rto_min by the smoothed RTT, but the policy has no rto_min; add one, \
-                 for example rto_min = \"100ms\""
-            }
-        };
-        self.refuse("rto_restart", on, reason);
+        if !on {
+            self.effect("rto_restart", "off");
+        } else if rto_min.is_some() {
+            self.kernel.restart_hz = self.host.hz;
+            self.effect("rto_restart", "on").note = Some(note);
+        } else {
+            let reason = "it lowers rto_min by the smoothed RTT, but the policy has no rto_min; \
+                          add one, for example rto_min = \"100ms\"";
+            self.refuse("rto_restart", on, reason);
+        }
     }
 
     fn linear_retries(&mut self, retries: u8, thin_linear: Option<bool>) {

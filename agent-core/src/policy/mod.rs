@@ -38,14 +38,14 @@ mod share;
 mod target;
 pub mod units;
 
-pub use adjustment::{Adjustment, Adjustments, ControlArm, InitialRto, Timer};
+pub use adjustment::{Adjustment, Adjustments, InitialRto, Timer};
 pub use cidr::{Cidr, CidrError};
 pub use entries::{Entries, EntryRef};
 pub use name::{NameError, PolicyName};
 pub(crate) use settings::key;
 pub use settings::{
-    AutoInitialRto, AutoRtoMin, Effect, Guard, InitialRtoSetting, Key, Mode, Mptcp, RtoMinSetting,
-    SETTINGS, Setting, Settings, SynAckRto, SynRetries, True,
+    AutoInitialRto, Effect, Guard, InitialRtoSetting, Key, Mode, Mptcp, SETTINGS, Setting,
+    Settings, SynAckRto, SynRetries, True,
 };
 pub use share::{Share, ShareError};
 pub use target::ProbeTarget;
@@ -151,8 +151,6 @@ pub struct HostFacts {
     pub reads_listener: bool,
     /// Whether the program can read a socket's TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX (Linux 6.15).
     pub reads_timers: bool,
-    /// Whether the RTT hook lacks the RTT sample (before Linux 6.10).
-    pub lacks_rtt_samples: bool,
     /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
     pub has_rto_max: bool,
     /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).

@@ -18,7 +18,7 @@ mod auto;
 mod table;
 mod text;
 
-pub use auto::{AutoInitialRto, AutoRtoMin, InitialRtoSetting, RtoMinSetting, True};
+pub use auto::{AutoInitialRto, InitialRtoSetting, True};
 pub(crate) use table::key;
 pub use table::{Effect, Key, Setting};
 
@@ -55,28 +55,21 @@ settings! {
         effect Handshake if |rto| rto.fixed().is_some(), features ["reads-listener"],
         accepted ["'keep'", "'1us'", "'119.999s'"], refused ["'0s'", "'120s'", "'off'"],
     }
-    /// Lower bound of the RTO of an established connection (2 jiffies to 200ms), or auto
-    ///
-    /// auto learns the value from the control arm and accepts the longest delay of a peer's ACK,
-    /// for example auto,peer_delack=5ms
-    rto_min: Option<RtoMinSetting> as "Option<TextOr<AutoRtoMin>>" {
-        option "--rto-min DURATION|auto",
-        values "duration, 2 jiffies to 200ms; `\"auto\"` or [a table](#values-that-are-learnt)",
-        meaning "Lower bound of the RTO of an established connection. `\"auto\"`: learnt from the policy's control arm",
+    /// Lower bound of the RTO of an established connection (2 jiffies to 200ms)
+    rto_min: Option<Duration> as "Option<String>" {
+        option "--rto-min DURATION",
+        values "duration, 2 jiffies to 200ms",
         effect Connection, kernel us rto_min_us,
-        features ["bpf-rto-min", "btf", "bpf-lsm-cgroup", "rtt-hook-sample"],
-        accepted ["'4.001ms'", "'200ms'", "'auto'", "{ auto = true, peer_delack = '192ms' }"],
-        refused [
-            "'4ms'", "'201ms'", "{ auto = true, peer_delack = '0s' }",
-            "{ auto = true, peer_delack = '193ms' }", "{ auto = true, min = '5ms' }",
-        ],
+        features ["bpf-rto-min", "btf", "bpf-lsm-cgroup"],
+        accepted ["'4.001ms'", "'200ms'"],
+        refused ["'4ms'", "'201ms'", "'auto'", "{ auto = true }"],
     }
     /// Lower --rto-min by the smoothed RTT at the end of a flight (experimental)
     ///
     /// This applies while fewer than 4 segments are outstanding
     rto_restart: Option<bool> as "Option<bool>" {
         option "--rto-restart BOOL",
-        values "boolean; `true` needs an `rto_min` that is a duration",
+        values "boolean; `true` needs an `rto_min`",
         default "`false`",
         effect Connection if |on| *on == Some(true), with "rto_min", features ["rtt-hook"],
         accepted ["true"], refused ["'on'"],
@@ -139,16 +132,16 @@ settings! {
         effect Handshake, with "initial_rto", features ["btf"],
         accepted ["'apply'"], refused ["true"],
     }
-    /// Share of connections that keep the kernel's own timers, as a control arm (up to 50%)
+    /// Share of connections that keep the kernel's own timers, as a control arm (up to 95%)
     ///
-    /// The control arm is counted separately. It is a share of peers, not connections, if the
-    /// policy sets more than handshake timers
+    /// Connects of both arms are compared until a gain or harm is proven. After proven harm all new
+    /// connections keep the kernel's own timers
     holdout: Option<Share> as "Option<Share>" {
         option "--holdout SHARE",
-        values "share, above 0% and up to 50%; at least 2% with `rto_min = \"auto\"`",
-        default "none; `\"5%\"` with `rto_min = \"auto\"`",
+        values "share, above 0% and up to 95%",
+        default "none",
         kernel share control_below,
-        accepted ["'0.5%'", "'50%'"], refused ["'0%'", "'50.1%'", "5", "0.05", "'5'"],
+        accepted ["'0.5%'", "'95%'"], refused ["'0%'", "'95.1%'", "5", "0.05", "'5'"],
     }
     /// Reaction to spurious retransmissions of SYNs and SYN-ACKs: warn, on or off
     ///
@@ -215,17 +208,9 @@ impl Settings {
         }
     }
 
-    /// How `rto_min` is learnt; `None` if it is not.
-    pub const fn auto_rto_min(&self) -> Option<&AutoRtoMin> {
-        match &self.rto_min {
-            Some(RtoMinSetting::Auto(auto)) => Some(auto),
-            Some(RtoMinSetting::Fixed(_)) | None => None,
-        }
-    }
-
     /// Whether any value is learnt.
     pub const fn is_automatic(&self) -> bool {
-        self.auto_initial_rto().is_some() || self.auto_rto_min().is_some()
+        self.auto_initial_rto().is_some()
     }
 
     /// `initial_rto`, if it is a fixed value.
@@ -236,20 +221,12 @@ impl Settings {
         }
     }
 
-    /// `rto_min`, if it is a fixed value.
-    pub const fn fixed_rto_min(&self) -> Option<Duration> {
-        match self.rto_min {
-            Some(RtoMinSetting::Fixed(rto)) => Some(rto),
-            Some(RtoMinSetting::Auto(_)) | None => None,
-        }
-    }
-
     /// The timers with fixed values, by their names.
     pub fn fixed_timers(&self) -> impl Iterator<Item = (&'static str, Duration)> {
         let all = [
             ("initial_rto", self.fixed_initial_rto()),
             ("syn_ack_rto", self.syn_ack_rto.fixed()),
-            ("rto_min", self.fixed_rto_min()),
+            ("rto_min", self.rto_min),
         ];
         let given = all.into_iter();
         given.filter_map(|(name, value)| Some((name, value?)))
@@ -264,32 +241,9 @@ impl Settings {
         self.guard.unwrap_or(implied)
     }
 
-    /// The share of the control arm; a learnt `rto_min` always has one.
-    pub fn control_share(&self) -> Option<Share> {
-        let implied = self.auto_rto_min().map(|_| AutoRtoMin::CONTROL);
-        self.holdout.or(implied)
-    }
-
     /// Whether no setting has an effect on connections.
     pub fn sets_nothing(&self) -> bool {
         !SETTINGS.iter().any(|setting| (setting.acts)(self))
-    }
-
-    /// Whether a connection with these settings affects later ones with the same peer, in either arm.
-    ///
-    /// When an established connection ends, it writes its path metrics into the kernel's cache:
-    /// smoothed RTT (unless it is in backoff), congestion window, slow start threshold, reordering. The
-    /// next connection to that peer starts with them (`tcp_update_metrics()` and `tcp_init_metrics()`,
-    /// net/ipv4/tcp_metrics.c, Linux 3.14).
-    ///
-    /// `rto_min` and `rto_restart` decide which RTT samples a retransmission spoils (Karn's algorithm)
-    /// and how often the window is cut; `thin_linear` and `linear_retries` whether a connection is in
-    /// backoff; `rto_max` and `user_timeout` how long it lasts; `delack_max` is part of the RTT that
-    /// the peer caches. Handshake timers have no effect after the connection is established, except on
-    /// a first RTT sample that a spurious copy spoils.
-    pub fn outlives_connections(&self) -> bool {
-        let mut lasting = SETTINGS.iter().filter(|s| s.effect == Effect::Connection);
-        lasting.any(|setting| (setting.acts)(self))
     }
 
     /// Whether no setting is given; `force` does not count.

@@ -23,8 +23,6 @@ pub struct ShareError(String);
 impl Share {
     /// 0 %.
     pub const ZERO: Self = Self(0);
-    /// 50 %.
-    pub const HALF: Self = Self(WHOLE / 2);
 
     /// A share from hundredths of a percent, up to 65,535 of them.
     pub(crate) const fn of_ten_thousand(hundredths: u16) -> Self {
@@ -38,23 +36,6 @@ impl Share {
 
     /// 100 %.
     pub const ALL: Self = Self(WHOLE);
-
-    /// A share from a ratio, 0 to 1, rounded to a unit.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "0 to 2^32, which a double has exactly"
-    )]
-    pub fn of_ratio(ratio: f64) -> Self {
-        Self((ratio.clamp(0.0, 1.0) * WHOLE as f64).round() as u64)
-    }
-
-    /// 100 % minus this share.
-    #[must_use]
-    pub const fn complement(self) -> Self {
-        Self(WHOLE - self.0)
-    }
 
     /// The bound below which this share of all 32-bit numbers lies; one too low for 100 %.
     pub fn below(self) -> u32 {
@@ -176,13 +157,9 @@ mod tests {
         assert_eq!(below("50%"), 1 << 31);
         assert_eq!(below("25%"), 1 << 30);
         assert_eq!(below("100%"), u32::MAX);
-        assert_eq!(Share::HALF.to_string(), "50%");
-        assert_eq!(Share::ALL.complement(), Share::ZERO);
-        for text in ["0%", "5%", "95%", "33.333333%", "100%"] {
-            let share: Share = text.parse().unwrap();
-            assert_eq!(Share::of_ratio(share.fraction()), share, "{text}");
-            assert_eq!(share.complement().complement(), share, "{text}");
-        }
+        let share: Share = "33.333333%".parse().unwrap();
+        assert_eq!((share.fraction() * 1e8).round(), 33_333_333.0);
+        assert_eq!(Share::ALL.to_string(), "100%");
     }
 
     proptest::proptest! {

@@ -11,7 +11,7 @@ use rto_agent_common::{
 use rto_model::syn::{MAX_SYNCNT, RTO_MAX_S, syn_ack_schedule};
 use serde::{Deserialize, Serialize};
 
-use super::{stats::Arm, tune::TransitionView};
+use super::{holdout::Verdict, stats::Arm, tune::TransitionView};
 use crate::{
     policy::{Cidr, HostFacts, PolicyName, units::jiffies_to_usecs},
     printable,
@@ -24,8 +24,6 @@ use crate::{
 pub enum StreamItem {
     /// A retransmission.
     Event(EventView),
-    /// An event of an experiment.
-    Experiment(ExperimentEvent),
     /// Retransmissions without details: the buffer was full.
     Lost {
         /// How many.
@@ -33,6 +31,8 @@ pub enum StreamItem {
     },
     /// A learnt or guarded timer has changed.
     Tuned(TunedEvent),
+    /// A verdict about a policy's timers was reached, or a fallback (harm) ended.
+    Verdict(VerdictEvent),
 }
 
 /// A transition of a timer that is learnt or guarded.
@@ -45,16 +45,18 @@ pub struct TunedEvent {
     pub transition: TransitionView,
 }
 
-/// What happened to an experiment.
+/// A verdict about a policy's timers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ExperimentEvent {
+pub struct VerdictEvent {
     /// When, Unix microseconds.
     pub at_us: u64,
-    /// Its policy.
+    /// The policy.
     pub policy: PolicyName,
-    /// What happened, in a sentence.
-    pub experiment: String,
+    /// The verdict; "not-yet" after a fallback (harm) has ended.
+    pub verdict: Verdict,
+    /// The verdict and the counts, in a sentence.
+    pub text: String,
 }
 
 /// A retransmission.

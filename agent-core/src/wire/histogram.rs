@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rto_agent_common::histogram::{BUCKETS, Histogram, LAST, bucket_end_us};
-use rto_model::distribution::Distribution;
+use rto_model::{distribution::Distribution, tune::evidence::Moments};
 use serde::{Deserialize, Serialize};
 
 /// A histogram of times: log-linear, four buckets to a power of two, 16 us to 67 s.
@@ -83,9 +83,9 @@ impl HistogramView {
         (self.count > 0).then(|| self.sum_us as f64 / self.count as f64)
     }
 
-    /// The variance of the mean, square microseconds, with times spread evenly within a bucket.
+    /// The mean and the variance, microseconds, with times spread evenly within a bucket.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-    pub fn variance_of_mean(&self) -> Option<f64> {
+    pub fn moments(&self) -> Option<Moments> {
         let mean = self.mean_us()?;
         let count = self.count as f64;
         let squares = self.buckets.iter().map(|bucket| {
@@ -94,7 +94,11 @@ impl HistogramView {
             bucket.count as f64 * (from * from + from * end + end * end) / 3.0
         });
         let variance = squares.sum::<f64>() / count - mean * mean;
-        Some(variance.max(0.0) / count)
+        Some(Moments {
+            count,
+            mean,
+            variance: variance.max(0.0),
+        })
     }
 
     /// The cumulative counts: each bucket's upper bound, microseconds, and the number of times

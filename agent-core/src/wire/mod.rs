@@ -4,8 +4,8 @@
 pub mod bounded;
 pub mod discover;
 pub mod events;
-pub mod experiments;
 pub mod histogram;
+pub mod holdout;
 pub mod kernel;
 #[cfg(test)]
 mod schema;

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fs, path::Path};
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::{discover, events, experiments, stats, tune, types};
+use super::{discover, events, stats, tune, types};
 use crate::{
     policy::{Cidr, PolicyName, Share},
     wire::kernel::Verdict,
@@ -60,23 +60,6 @@ fn document() -> Value {
     route("GET /v1/entries", None, of::<types::ListAnswer>(g));
     route("GET /v1/lookup", None, of::<types::LookupAnswer>(g));
     route("GET /v1/discover", None, of::<discover::DiscoverAnswer>(g));
-    route(
-        "GET /v1/experiments",
-        None,
-        of::<experiments::ExperimentsAnswer>(g),
-    );
-    let experiment = of::<experiments::ExperimentAnswer>(g);
-    route(
-        "POST /v1/experiments/{policy}",
-        Some(of::<experiments::StartRequest>(g)),
-        experiment.clone(),
-    );
-    route(
-        "POST /v1/experiments/{policy}/stop",
-        None,
-        experiment.clone(),
-    );
-    route("POST /v1/experiments/{policy}/clear", None, experiment);
     route("GET /v1/apply", None, of::<types::WalkView>(g));
     let change = of::<types::ChangeAnswer>(g);
     route(

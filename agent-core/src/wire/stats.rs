@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use rto_agent_common::{RTO_STEPS, SockOpt, Statistics, arm};
 use serde::{Deserialize, Serialize};
 
-use super::histogram::HistogramView;
+use super::{histogram::HistogramView, holdout::HoldoutView};
 use crate::policy::{PolicyName, Share};
 
 /// Statistics of a policy in each arm, indexed by [`rto_agent_common::direction::ALL`].
@@ -23,7 +23,7 @@ pub struct ArmStatistics {
 }
 
 /// The answer. Counts start at zero with the policy (or the boot) and only grow.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StatsAnswer {
     /// When, Unix milliseconds.
@@ -42,7 +42,7 @@ pub struct StatsAnswer {
 }
 
 /// Statistics of one policy.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PolicyStats {
     /// When counting began, Unix milliseconds; absent for a policy that learns nothing and has no guard.
@@ -54,12 +54,16 @@ pub struct PolicyStats {
     /// Connections that have its settings: all, if it has no control arm.
     #[serde(flatten)]
     pub treated: ArmStats,
-    /// Share of connections, or of peers, in its control arm; absent if it has none.
+    /// Share of connections in its control arm; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holdout: Option<Share>,
     /// Connections of its control arm, which keep the kernel's own timers; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<ArmStats>,
+    /// The connects of both arms since the policy has these settings and this holdout, and what
+    /// they prove; absent without a control arm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<HoldoutView>,
 }
 
 impl PolicyStats {
@@ -72,22 +76,6 @@ impl PolicyStats {
     pub fn arms(&self) -> impl Iterator<Item = (Arm, &ArmStats)> {
         let control = self.control.iter().map(|stats| (Arm::Control, stats));
         std::iter::once((Arm::Treated, &self.treated)).chain(control)
-    }
-
-    /// How much longer `connect()` takes with the policy's timers than with the kernel's own, on
-    /// average over established connections; `None` without a control arm, or while an arm has no
-    /// connections.
-    pub fn connect_time_difference(&self) -> Option<Difference> {
-        /// The normal distribution's 97.5th percentile.
-        const Z: f64 = 1.96;
-        let arms = [&self.treated, self.control.as_ref()?];
-        let [treated, control] = arms.map(|arm| &arm.active.connect_time);
-        let mean_us = treated.mean_us()? - control.mean_us()?;
-        let half_us = Z * (treated.variance_of_mean()? + control.variance_of_mean()?).sqrt();
-        Some(Difference {
-            mean_us,
-            interval_us: [mean_us - half_us, mean_us + half_us],
-        })
     }
 
     /// The title of the control arm, if there is one: "control (5%)".
@@ -112,10 +100,11 @@ impl PolicyStats {
             treated: self.treated.plus(&other.treated),
             holdout: self.holdout.filter(|_| self.holdout == other.holdout),
             control,
+            verdict: None,
         }
     }
 
-    /// The growth since an earlier answer.
+    /// The growth since an earlier answer; the verdict is the present one.
     pub fn since(&self, earlier: &Self) -> Self {
         let none = ArmStats::default();
         let before = earlier.control.as_ref().unwrap_or(&none);
@@ -125,6 +114,7 @@ impl PolicyStats {
             treated: self.treated.since(&earlier.treated),
             holdout: self.holdout,
             control: self.control.as_ref().map(|now| now.since(before)),
+            verdict: self.verdict.clone(),
         }
     }
 }
@@ -132,16 +122,6 @@ impl PolicyStats {
 /// From this share of connections with a spurious SYN or SYN-ACK, an initial RTO is too short for
 /// its path.
 pub const TOO_MANY_SPURIOUS: f64 = 0.01;
-
-/// A difference of two means.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Difference {
-    /// Microseconds; negative if the treated arm is faster.
-    pub mean_us: f64,
-    /// The 95 % interval for independent connections, microseconds. The true one is wider, as
-    /// losses come in bursts.
-    pub interval_us: [f64; 2],
-}
 
 impl From<&ArmStatistics> for PolicyStats {
     /// Without `holdout`, as the kernel does not count the share.
@@ -306,9 +286,6 @@ macro_rules! counters {
             pub path_rtt: HistogramView,
             /// Smoothed round-trip times.
             pub srtt: HistogramView,
-            /// The excess of RTT samples over the least RTT of their connection (control arms where rto_min is automatic).
-            #[serde(skip_serializing_if = "HistogramView::is_empty")]
-            pub ack_excess: HistogramView,
         }
 
         impl DirectionStats {
@@ -326,7 +303,6 @@ macro_rules! counters {
                     connect_time: self.connect_time.with(&other.connect_time, f),
                     path_rtt: self.path_rtt.with(&other.path_rtt, f),
                     srtt: self.srtt.with(&other.srtt, f),
-                    ack_excess: self.ack_excess.with(&other.ack_excess, f),
                 }
             }
         }
@@ -346,7 +322,6 @@ macro_rules! counters {
                     connect_time: (&statistics.connect_times()).into(),
                     path_rtt: (&statistics.path_rtt).into(),
                     srtt: (&statistics.srtt).into(),
-                    ack_excess: (&statistics.ack_excess).into(),
                 }
             }
         }
@@ -499,40 +474,6 @@ mod tests {
         let counts = counters.iter().chain(&more).map(|key| active[key].as_u64());
         assert_eq!(counts.collect::<Vec<_>>(), [5, 6, 3, 3, 4].map(Some));
         assert_eq!(serde_json::from_value::<PolicyStats>(json).unwrap(), stats);
-    }
-
-    /// 1,000 connections of 100 us in each arm, and 100 of 1 s in the control arm.
-    #[test]
-    fn connect_time_difference_has_its_interval() {
-        use rto_agent_common::histogram::bucket_of;
-        let arm = |lost: u64| {
-            let mut active = Statistics::default();
-            active.path_rtt.buckets[bucket_of(100)] = 1000;
-            active.path_rtt.sum_us = 1000 * 100;
-            active.lossy.buckets[bucket_of(1_000_000)] = lost;
-            active.lossy.sum_us = lost * 1_000_000;
-            [active, Statistics::default(), Statistics::default()]
-        };
-        let stats = |control| {
-            PolicyStats::from(&ArmStatistics {
-                treated: arm(0),
-                control,
-            })
-        };
-        assert_eq!(stats(None).connect_time_difference(), None);
-        let lossy = stats(Some(arm(100))).connect_time_difference().unwrap();
-        // 100 of 1,100 connections: 90.9 ms, with a standard error of 8.7 ms.
-        let [low, high] = lossy.interval_us;
-        assert!((lossy.mean_us + 90_900.0).abs() < 100.0, "{lossy:?}");
-        assert!(
-            (high - low - 2.0 * 1.96 * 8_700.0).abs() < 1_000.0,
-            "{lossy:?}"
-        );
-        let none = stats(Some(arm(0))).connect_time_difference().unwrap();
-        assert!(
-            none.interval_us[0] <= 0.0 && none.interval_us[1] >= 0.0,
-            "{none:?}"
-        );
     }
 
     #[test]

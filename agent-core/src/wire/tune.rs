@@ -6,6 +6,7 @@ pub use rto_model::tune::tuner::TimerKind;
 use rto_model::tune::tuner::{Cause, Evidence, Next, State, Transition, Value};
 use serde::{Deserialize, Serialize};
 
+use super::holdout::HoldoutView;
 use crate::{policy::PolicyName, printable::counted};
 
 /// The answer.
@@ -17,7 +18,7 @@ pub struct TuneAnswer {
     /// Why learnt values do not survive a reboot; absent if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_stored: Option<String>,
-    /// By policy: policies that learn a timer or have a guard.
+    /// By policy: policies that learn a timer, or have a guard or a holdout.
     pub policies: BTreeMap<PolicyName, TunedPolicy>,
 }
 
@@ -51,19 +52,20 @@ pub struct TunedPolicy {
     pub since_ms: Option<u64>,
     /// Its timers.
     pub timers: Vec<TunedTimer>,
+    /// The comparison of its arms; absent without a control arm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holdout: Option<HoldoutView>,
     /// The latest transitions, oldest first.
     pub transitions: Vec<TransitionView>,
-    /// Notes, one sentence each.
-    pub notes: Vec<String>,
 }
 
 /// One timer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TunedTimer {
-    /// The setting: "initial_rto" or "rto_min".
+    /// The setting: "initial_rto".
     pub setting: String,
-    /// Direction of its connections: "active", "passive", or "both" for `rto_min`.
+    /// Direction of its connections: "active" or "passive".
     pub direction: String,
     /// How the timer is treated.
     pub kind: TimerKind,
@@ -184,10 +186,8 @@ pub struct TransitionView {
 impl TransitionView {
     /// Whether an operator should look at the transition.
     pub fn is_warning(&self) -> bool {
-        let Transition {
-            from, to, cause, ..
-        } = self.transition;
-        to.is_braked() && from != to || cause == Cause::HarmProven
+        let Transition { from, to, .. } = self.transition;
+        to.is_braked() && from != to
     }
 }
 
@@ -215,7 +215,7 @@ pub struct TuneRequest {
 pub enum TuneAction {
     /// Use the kernel's own timers until resumed.
     Freeze,
-    /// End a freeze.
+    /// End a freeze, and a fallback (harm).
     Resume,
     /// Forget what was learnt.
     Reset,

@@ -11,7 +11,6 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use rto_model::tune::experiment;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -20,7 +19,10 @@ use crate::{
         entries::FamilyCounts, plan::ChangeSummary,
     },
     printable,
-    wire::kernel::{Attachment, Feature, Found, Removed, Verdict},
+    wire::{
+        holdout::HoldoutView,
+        kernel::{Attachment, Feature, Found, Removed, Verdict},
+    },
 };
 
 /// The time now, Unix seconds.
@@ -359,8 +361,8 @@ pub struct StatusAnswer {
     /// or later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters_read_at_s: Option<u64>,
-    /// Experiments that run, and the last one of each policy until it is cleared.
-    pub experiments: BTreeMap<PolicyName, ExperimentSummary>,
+    /// The verdicts about policies with a control arm, and proven harm.
+    pub holdouts: BTreeMap<PolicyName, HoldoutView>,
     /// Log lines and messages to the service manager that were dropped because the receiver was too
     /// slow.
     pub dropped: DroppedView,
@@ -614,20 +616,6 @@ impl std::fmt::Display for Lasts {
             Self::UntilStart => "the next start of the daemon",
         })
     }
-}
-
-/// In `GET /v1/status`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct ExperimentSummary {
-    /// Its state.
-    pub state: experiment::State,
-    /// The state in a sentence.
-    pub text: String,
-    /// The share that is treated now, 0 to 1.
-    pub share: f64,
-    /// E-values: "gain", "mismatch", and "harm-" and an outcome; none if peers are randomised.
-    pub e_values: BTreeMap<String, f64>,
 }
 
 /// The answer to every failed request.

@@ -6,7 +6,7 @@ use axum::{
     Extension, Json, Router,
     body::{Body, Bytes},
     extract::{
-        DefaultBodyLimit, FromRequest, Path, Query, Request, State,
+        DefaultBodyLimit, FromRequest, Query, Request, State,
         rejection::{JsonRejection, QueryRejection},
     },
     http::{Method, StatusCode, header},
@@ -18,7 +18,6 @@ use rto_agent_core::{
     policy::{Cidr, PolicyName},
     wire::{
         events::StreamItem,
-        experiments::{ExperimentAnswer, StartRequest},
         kernel::Verdict,
         tune::{TuneAction, TuneRequest},
         types::{AddRequest, Caller, ErrorAnswer, RemoveRequest},
@@ -141,16 +140,6 @@ fn router(engine: Handle) -> Router {
         .route("/v1/verify", post(verify))
         .route("/v1/detach", detach)
         .route("/v1/attach", post(attach))
-        .route("/v1/experiments", get(experiments))
-        .route("/v1/experiments/{policy}", post(start_experiment))
-        .route(
-            "/v1/experiments/{policy}/stop",
-            experiment(Message::StopExperiment),
-        )
-        .route(
-            "/v1/experiments/{policy}/clear",
-            experiment(Message::ClearExperiment),
-        )
         .route("/v1/tune", get(tuned))
         .route("/v1/tune/freeze", tune(TuneAction::Freeze))
         .route("/v1/tune/resume", tune(TuneAction::Resume))
@@ -304,10 +293,6 @@ async fn walk(State(engine): State<Handle>) -> Answer {
     json(&*engine.snapshot().walk())
 }
 
-async fn experiments(State(engine): State<Handle>) -> Answer {
-    json(read(engine.snapshot(), |snapshot| Ok(snapshot.experiments())).await?)
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EventsQuery {
@@ -357,7 +342,7 @@ async fn events(
     let state = (lines, Watching(engine, turn), policy, cidrs);
     let stream = futures_util::stream::unfold(state, |mut state| async {
         let (lines, _, policy, cidrs) = &mut state;
-        // An experiment and a timer have no peer address.
+        // A verdict and a timer have no peer address.
         let is_of = |name: &PolicyName| {
             cidrs.is_empty() && policy.as_ref().is_none_or(|asked| asked == name)
         };
@@ -371,7 +356,7 @@ async fn events(
             };
             let wanted = match &*line {
                 StreamItem::Event(event) => event.matches(policy.as_ref(), cidrs),
-                StreamItem::Experiment(event) => is_of(&event.policy),
+                StreamItem::Verdict(event) => is_of(&event.policy),
                 StreamItem::Tuned(tuned) => is_of(&tuned.policy),
                 StreamItem::Lost { .. } => true,
             };
@@ -492,31 +477,6 @@ fn tune(action: TuneAction) -> MethodRouter<Handle> {
     })
 }
 
-/// `POST /v1/experiments/{policy}/stop` and `clear`.
-fn experiment(
-    message: fn(PolicyName, Caller, Reply<ExperimentAnswer>) -> Message,
-) -> MethodRouter<Handle> {
-    post(
-        async move |State(engine): State<Handle>,
-                    Extension(caller): Extension<Caller>,
-                    Path(policy): Path<String>| {
-            let policy = policy.parse().map_err(bad)?;
-            json(engine.call(|reply| message(policy, caller, reply)).await?)
-        },
-    )
-}
-
-async fn start_experiment(
-    State(engine): State<Handle>,
-    Extension(caller): Extension<Caller>,
-    Path(policy): Path<String>,
-    LargeJson(request): LargeJson<StartRequest>,
-) -> Answer {
-    let policy = policy.parse().map_err(bad)?;
-    let start = |reply| Message::StartExperiment(policy, Box::new(request), caller, reply);
-    json(engine.call(start).await?)
-}
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TuneQuery {
@@ -534,7 +494,7 @@ async fn tuned(
     };
     let only = tuned.only(&policy);
     if only.policies.is_empty() {
-        let text = format!("policy {policy} learns no value and has no guard");
+        let text = format!("policy {policy} learns no value, and has no guard and no holdout");
         return Err(Refusal(StatusCode::UNPROCESSABLE_ENTITY, text));
     }
     json(only)

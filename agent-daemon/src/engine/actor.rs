@@ -26,7 +26,6 @@ use super::{
     audit::{Cause, Change, Source},
     control::Control,
     desired::Desired,
-    experiments::RunningExperiments,
     memory,
     reconcile::Persist,
     snapshot::{Health, Shared},
@@ -105,8 +104,7 @@ impl Engine {
         let config = Arc::new(config);
         let agent = &config.config.agent;
         let (desired, store, lost) = state::load(&config)?;
-        let experiments = RunningExperiments::load(agent)?;
-        let (mut control, desired) = Control::start(agent, experiments, desired);
+        let (mut control, desired) = Control::start(agent, desired);
         let starting = channels.snapshots.borrow().clone();
         let opening = (open, starting.shared.clone());
         let (mut apply, change) = Apply::start(opening, desired, store, &config, &channels.sender)?;
@@ -118,7 +116,6 @@ impl Engine {
         match apply.reconciler().found() {
             Found::Adopted | Found::MapsKept => {
                 control.renew_lease(&mut apply);
-                control.resume_experiments(&apply);
             }
             Found::Nothing | Found::Replaced => control.maps_are_new(&mut apply),
         }
@@ -221,16 +218,6 @@ impl Engine {
             Message::Apply(request, by, reply) => {
                 self.answer(reply, |e| e.apply.walk(&request, by));
             }
-            Message::StartExperiment(policy, request, by, reply) => self.answer(reply, |e| {
-                e.control
-                    .start_experiment(&mut e.apply, policy, &request, by)
-            }),
-            Message::StopExperiment(policy, by, reply) => self.answer(reply, |e| {
-                e.control.stop_experiment(&mut e.apply, &policy, by)
-            }),
-            Message::ClearExperiment(policy, by, reply) => self.answer(reply, |e| {
-                e.control.clear_experiment(&mut e.apply, &policy, by)
-            }),
             Message::Probed(verdict, by, reply) => self.answer(reply, |e| {
                 e.apply.record_probe(verdict, by);
                 Ok(())
@@ -303,7 +290,6 @@ impl Engine {
         health.warnings.extend(self.metrics_problem.text().cloned());
         health.warnings.extend(self.state.warnings());
         health.warnings.extend(self.control.problems());
-        let (tuned, experiments) = self.control.published();
         let snapshot = Snapshot {
             started: self.started,
             config: self.config.clone(),
@@ -314,8 +300,7 @@ impl Engine {
                 ..health
             }),
             walk: self.apply.walk_progress().clone(),
-            tuned,
-            experiments,
+            tuned: self.control.published(),
             epoch: self.shared.next_epoch(),
             shared: self.shared.clone(),
         };
@@ -343,8 +328,7 @@ impl Engine {
     }
 
     fn detach(&mut self, request: &DetachRequest, by: Caller, reply: Reply<DetachAnswer>) {
-        let detach = |apply: &mut Apply| apply.detach(request, by, reply);
-        match self.control.detach(&mut self.apply, detach) {
+        match self.apply.detach(request, by, reply) {
             Some((reply, answer)) => self.answer(reply, |_| answer),
             None => self.publish(),
         }
@@ -370,10 +354,7 @@ impl Engine {
     pub(super) fn follow_attach(&mut self, cause: &Cause) -> Result<(), EngineError> {
         let attach = self.apply.resolved().config().agent.attach;
         match (attach, self.apply.detached_by()) {
-            (false, None) => {
-                let detach = |apply: &mut Apply| apply.detach_now(Caller::CONFIGURATION);
-                self.control.detach(&mut self.apply, detach).map(drop)
-            }
+            (false, None) => self.apply.detach_now(Caller::CONFIGURATION).map(drop),
             (true, Some(Caller::CONFIGURATION)) => self.attach(cause).map(drop),
             _ => Ok(()),
         }
@@ -409,7 +390,6 @@ impl Engine {
     }
 
     fn check_health(&mut self) {
-        self.control.retry_save();
         self.keep_last_good();
         if !self.apply.check_health() {
             self.publish();
@@ -443,7 +423,6 @@ impl Engine {
         self.apply.cancel_jobs();
         self.control.store_tuning();
         self.apply.finish_jobs(begin + JOBS_LIMIT);
-        self.control.keep_experiments(&self.apply);
         self.apply.leave()
     }
 }

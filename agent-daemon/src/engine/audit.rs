@@ -48,7 +48,7 @@ pub(super) enum Source {
     Host,
     /// Another process changed the kernel's maps, or a change could not be rolled back.
     Repair,
-    /// The tuner or an experiment.
+    /// The tuner.
     Tuner,
 }
 

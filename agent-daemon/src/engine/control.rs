@@ -2,7 +2,7 @@
 //! like every other change.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,7 +14,8 @@ use rto_agent_core::{
     policy::{Adjustments, PolicyName},
     progress,
     wire::{
-        events::{StreamItem, TunedEvent},
+        events::{StreamItem, TunedEvent, VerdictEvent},
+        holdout::Verdict,
         stats::ArmStatistics,
         tune::{TuneAction, TuneAnswer},
         types::Caller,
@@ -29,75 +30,39 @@ use super::{
     audit::{Cause, Change, Source},
     desired::Desired,
     error::refused,
-    experiments::{RunningExperiments, SharedExperiments},
     reconcile::Persist,
     snapshot::Published,
     tuning_store::TuningStore,
 };
 use crate::{
     problem::Problem,
-    tuning::{Due, Policies, TICK_MS, Tuning},
+    tuning::{Due, TICK_MS, Tuning},
 };
-
-mod design;
-mod experiments;
 
 /// How long automatic values stay in force if the daemon does not renew them.
 const LEASE: Duration = Duration::from_secs(3600);
 /// Interval between renewals of the lease.
 const RENEWAL: Duration = Duration::from_secs(60);
 
-/// Statistics, read once a tick and shared by the tuner and the experiments.
-pub(super) struct Readings {
-    reader: Arc<dyn KernelReader>,
-    read: BTreeMap<PolicyName, Option<ArmStatistics>>,
+/// Reads what is due of a policy; `None` if it has no slot (yet), or if its brakes, which are all
+/// that is due, have not changed.
+pub(super) fn read_due(
+    reader: &dyn KernelReader,
+    policy: &PolicyName,
+    due: Due,
+) -> Result<Option<(ArmStatistics, [Brake; 2])>, DatapathError> {
+    let brakes = reader.brakes(policy)?;
+    if due == (Due::Brakes { known: brakes }) {
+        return Ok(None);
+    }
+    let statistics = reader.statistics_of(policy)?;
+    Ok(statistics.map(|statistics| (statistics, brakes)))
 }
 
-impl Readings {
-    pub(super) const fn new(reader: Arc<dyn KernelReader>) -> Self {
-        Self {
-            reader,
-            read: BTreeMap::new(),
-        }
-    }
-
-    pub(super) fn reader(&self) -> &dyn KernelReader {
-        self.reader.as_ref()
-    }
-
-    /// Statistics of a policy that several callers read; `None` if it has no slot (yet).
-    pub(super) fn shared(
-        &mut self,
-        policy: &PolicyName,
-    ) -> Result<Option<&ArmStatistics>, DatapathError> {
-        if !self.read.contains_key(policy) {
-            let read = self.reader.statistics_of(policy)?;
-            self.read.insert(policy.clone(), read);
-        }
-        Ok(self.read.get(policy).and_then(Option::as_ref))
-    }
-
-    /// Statistics of a policy for the tuner alone. Reuses what an experiment has read.
-    pub(super) fn due(
-        &mut self,
-        policy: &PolicyName,
-        due: Due,
-    ) -> Result<Option<(ArmStatistics, [Brake; 2])>, DatapathError> {
-        let brakes = self.reader.brakes(policy)?;
-        let statistics = match self.read.remove(policy) {
-            Some(statistics) => statistics,
-            None if due == (Due::Brakes { known: brakes }) => None,
-            None => self.reader.statistics_of(policy)?,
-        };
-        Ok(statistics.map(|statistics| (statistics, brakes)))
-    }
-}
-
-/// Owns the controllers (tuner and experiments), what they have learnt, and the lease of their values.
+/// Owns the tuner, what it has learnt, and the lease of its values.
 pub(super) struct Control {
     tuning: Tuning,
     tuned: Published<TuneAnswer>,
-    experiments: RunningExperiments,
     store: TuningStore,
     /// Time of the last tick. The tuner's pace at that moment decides when the next one is due.
     ticked: Option<Instant>,
@@ -107,55 +72,39 @@ pub(super) struct Control {
     problem: Problem,
     /// Statistics are off.
     is_blind: bool,
+    /// Fallbacks that a change of policies has ended, for the answer to the next reload.
+    notes: Vec<String>,
 }
 
 impl Control {
     /// Restores the learnt state of an earlier run, and makes the first decisions.
-    pub(super) fn start(
-        agent: &AgentConfig,
-        experiments: RunningExperiments,
-        desired: Desired,
-    ) -> (Self, Desired) {
+    pub(super) fn start(agent: &AgentConfig, desired: Desired) -> (Self, Desired) {
         let (store, stored) = TuningStore::open(agent);
         let mut control = Self {
-            tuning: Tuning::default(),
+            tuning: Tuning::new(!agent.statistics),
             tuned: Published::default(),
-            experiments,
             store,
             ticked: None,
             renewed: None,
             problem: Problem::default(),
             is_blind: !agent.statistics,
+            notes: Vec::new(),
         };
-        control.experiments.follow(&desired.policies());
         let now = control.store.now();
-        let policies = control.watched(&desired);
+        let policies = desired.policies();
         let boot_id = control.store.boot_id();
         let tuning = &mut control.tuning;
         let told = tuning.restore(stored, boot_id, now, &policies, &desired.host);
         told.iter().for_each(log);
         control.store.save_if_due(&mut control.tuning);
         let desired = control.adjusted(&desired);
-        control.show();
+        control.show(&desired.adjustments);
         (control, desired)
-    }
-
-    /// An experiment has ended because a policy's timers do harm.
-    pub(super) fn harm_proven(&mut self, policy: &PolicyName) -> Vec<TunedEvent> {
-        self.tuning.harm_proven(self.store.now(), policy)
-    }
-
-    /// The policies whose timers are learnt or guarded; none without statistics.
-    fn watched<'a>(&self, desired: &'a Desired) -> Policies<'a> {
-        match self.is_blind {
-            true => Policies::new(),
-            false => desired.policies(),
-        }
     }
 
     /// Interval between two ticks.
     fn interval(&self) -> Option<Duration> {
-        match self.experiments.needs_ticks() || self.problem.text().is_some() {
+        match self.problem.text().is_some() {
             true => Some(Duration::from_millis(TICK_MS)),
             false => self.tuning.interval(),
         }
@@ -169,51 +118,40 @@ impl Control {
 
     /// Why decisions are not applied, or not stored.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        let problem = self.experiments.problem().into_iter();
-        let problem = problem.chain(self.problem.text()).cloned();
+        let problem = self.problem.text().into_iter().cloned();
         problem
             .chain(self.store.problem())
             .chain(self.store.warnings())
-            .chain(self.experiments.unreadable.clone())
-    }
-
-    /// The decisions of all controllers about the policies of a desired state. A later controller
-    /// overrides an earlier one.
-    fn adjustments(&self, next: &Desired) -> Adjustments {
-        let mut all = Adjustments::new();
-        self.tuning
-            .adjust(&self.watched(next), &next.host, &mut all);
-        let experiments = self.experiments.shared.lock();
-        experiments.adjust(&next.policies(), &mut all);
-        all
     }
 
     /// A desired state with the current decisions about its policies.
     fn adjusted(&self, next: &Desired) -> Desired {
-        next.with_adjustments(self.adjustments(next))
+        let mut all = Adjustments::new();
+        self.tuning.adjust(&next.policies(), &next.host, &mut all);
+        next.with_adjustments(all)
     }
 
     /// Publishes the state of these policies only: with a thousand policies, publishing all would
     /// take as long as deciding.
-    fn show_some(&self, policies: &BTreeSet<PolicyName>) {
+    fn show_some(&self, policies: &BTreeSet<PolicyName>, in_force: &Adjustments) {
         let now = self.store.now();
         self.tuned.send_modify(|answer| {
             // Copied only while a reader holds it.
             let answer = Arc::make_mut(answer);
             answer.at_ms = now.unix_ms;
             answer.not_stored = self.store.problem();
-            let changed = self.tuning.view_of(policies.iter(), now);
+            let changed = self.tuning.view_of(policies.iter(), now, in_force);
             answer.policies.extend(changed);
         });
     }
 
-    /// Publishes the state of all policies.
-    fn show(&self) {
+    /// Publishes the state of all policies. `in_force`: the decisions that were applied.
+    fn show(&self, in_force: &Adjustments) {
         let now = self.store.now();
         self.tuned.send_replace(Arc::new(TuneAnswer {
             at_ms: now.unix_ms,
             not_stored: self.store.problem(),
-            policies: self.tuning.view(now),
+            policies: self.tuning.view(now, in_force),
         }));
     }
 
@@ -239,19 +177,19 @@ impl Control {
         let now = self.store.now();
         let due = self.tuning.due(now.tuner_ms);
         let due: Vec<_> = due.map(|(name, due)| (name.clone(), due)).collect();
-        let Some(mut readings) = readings(apply) else {
+        let Some(reader) = apply.reader().cloned() else {
             return false;
         };
-        let mut told = self.look_at_experiments(apply, &mut readings);
-        let of_experiments = told.iter().map(|told| told.policy.clone());
-        let mut changed: BTreeSet<PolicyName> = of_experiments.collect();
-        let mut problem = None;
+        let (mut told, mut changed, mut problem) = (Vec::new(), BTreeSet::new(), None);
         for (name, due) in due {
             progress::step();
-            let tuning = &mut self.tuning;
-            match readings.due(&name, due) {
+            match read_due(reader.as_ref(), &name, due) {
                 Ok(Some((statistics, brakes))) => {
-                    told.extend(tuning.step(now, &name, &statistics, brakes));
+                    let timers = self.tuning.step(now, &name, &statistics, brakes);
+                    told.extend(timers.into_iter().map(StreamItem::Tuned));
+                    let paused = self.not_compared(apply, reader.as_ref(), &name);
+                    let verdict = self.tuning.look(now, &name, &statistics, paused);
+                    told.extend(verdict.map(StreamItem::Verdict));
                     changed.insert(name);
                 }
                 // The policy has no slot (yet), or is not due in this tick.
@@ -263,7 +201,7 @@ impl Control {
             }
         }
         let decided = self.decided(apply, &told);
-        self.show_some(&changed);
+        self.show_some(&changed, &apply.desired().adjustments);
         match decided {
             Err(e) => {
                 self.not_in_force(&e);
@@ -282,7 +220,7 @@ impl Control {
     /// # Errors
     ///
     /// If they could not be applied. The next tick tries again.
-    fn decided(&mut self, apply: &mut Apply, told: &[TunedEvent]) -> Result<bool, EngineError> {
+    fn decided(&mut self, apply: &mut Apply, told: &[StreamItem]) -> Result<bool, EngineError> {
         // Persist first, so that a crash cannot lose a decision.
         self.tell_decisions(apply, told);
         let renewed = self.renew_lease(apply);
@@ -291,10 +229,14 @@ impl Control {
     }
 
     /// Reports and stores decisions.
-    fn tell_decisions(&mut self, apply: &Apply, told: &[TunedEvent]) {
+    fn tell_decisions(&mut self, apply: &Apply, told: &[StreamItem]) {
         for one in told {
-            log(one);
-            apply.tell(StreamItem::Tuned(one.clone()));
+            match one {
+                StreamItem::Tuned(event) => log(event),
+                StreamItem::Verdict(event) => log_verdict(event),
+                StreamItem::Event(_) | StreamItem::Lost { .. } => {}
+            }
+            apply.tell(one.clone());
         }
         self.store.save_if_due(&mut self.tuning);
     }
@@ -335,41 +277,22 @@ impl Control {
     /// After a change: the tuner follows the policies that are now in force.
     fn follow_policies(&mut self, apply: &Apply) {
         let desired = apply.desired();
-        self.experiments.follow(&desired.policies());
-        let policies = self.watched(desired);
-        self.tuning.follow(&policies, &desired.host);
-        self.show();
+        for policy in self.tuning.follow(&desired.policies(), &desired.host) {
+            let note = format!(
+                "policy {policy}: fallback (harm) has ended: the policy's settings changed"
+            );
+            info!(%policy, "{note}");
+            self.notes.push(note);
+        }
+        self.store.save_if_due(&mut self.tuning);
+        self.show(&desired.adjustments);
     }
 
     /// The maps were re-created: there is no lease, and the counters restart at 0.
     pub(super) fn maps_are_new(&mut self, apply: &mut Apply) {
         self.tuning.begin_again();
-        self.experiments.shared.lock().reset_counters();
         self.renewed = None;
         self.renew_lease(apply);
-    }
-
-    /// Detaches. The experiments first keep what the counters hold; if that is refused, what they have
-    /// decided by it takes effect.
-    pub(super) fn detach<T>(
-        &mut self,
-        apply: &mut Apply,
-        detach: impl FnOnce(&mut Apply) -> T,
-    ) -> T {
-        self.keep_experiments(apply);
-        let outcome = detach(apply);
-        if apply.is_attached() {
-            self.adjust_or_retry(apply);
-        }
-        outcome
-    }
-
-    /// Applies the current decisions outside of a tick, as there may be no further one. If that fails,
-    /// each tick tries again.
-    fn adjust_or_retry(&mut self, apply: &mut Apply) {
-        if let Err(e) = self.adjust(apply, &Source::Tuner.into()) {
-            self.not_in_force(&e);
-        }
     }
 
     /// Applies the current decisions. Reconciles only if they have changed.
@@ -393,8 +316,7 @@ impl Control {
     ) -> Result<TuneAnswer, EngineError> {
         let now = self.store.now();
         let before = self.tuning.state_of(policy);
-        let told = self.tuning.act(now, policy, action);
-        let Some(told) = told else {
+        let Some(acted) = self.tuning.act(now, policy, action) else {
             return refused(self.not_tuned(apply.desired(), action, policy));
         };
         self.renew_lease(apply);
@@ -404,8 +326,12 @@ impl Control {
             return Err(e);
         }
         Cause::done(action.audited(), by).audit_other(action.audited());
+        let timers = acted.timers.into_iter().map(StreamItem::Tuned);
+        let told: Vec<_> = timers
+            .chain(acted.verdict.map(StreamItem::Verdict))
+            .collect();
         self.tell_decisions(apply, &told);
-        self.show();
+        self.show(&apply.desired().adjustments);
         Ok(self.tuned.borrow().only(policy))
     }
 
@@ -420,8 +346,8 @@ impl Control {
         }
         match action {
             TuneAction::Freeze | TuneAction::Resume => format!(
-                "policy {policy} learns no value, and its guard is not \"on\": there is nothing to \
-                 {}",
+                "policy {policy} learns no value, its guard is not \"on\", and it is in no fallback \
+                 (harm): there is nothing to {}",
                 action.name()
             ),
             TuneAction::Reset => format!("policy {policy} learns no value and has no guard"),
@@ -429,29 +355,46 @@ impl Control {
     }
 
     /// What readers see.
-    pub(super) fn published(&self) -> (Published<TuneAnswer>, SharedExperiments) {
-        (self.tuned.clone(), self.experiments.shared.clone())
+    pub(super) fn published(&self) -> Published<TuneAnswer> {
+        self.tuned.clone()
     }
 
-    /// Experiments that changes of policies have ended.
+    /// Fallbacks that changes of policies have ended.
     pub(super) fn take_notes(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.experiments.notes)
+        std::mem::take(&mut self.notes)
     }
 
-    /// Saves again what could not be saved.
-    pub(super) fn retry_save(&mut self) {
-        self.experiments.retry_save();
+    /// Why the arms of a policy cannot be compared now; `None` if they can.
+    fn not_compared(
+        &self,
+        apply: &Apply,
+        reader: &dyn KernelReader,
+        policy: &PolicyName,
+    ) -> Option<&'static str> {
+        let resolved = apply.resolved();
+        let settings = &resolved.set.policies.get(policy)?.settings;
+        let kernel = &resolved.policies.get(policy)?.kernel;
+        let adjustment = apply.desired().adjustments.get(policy);
+        let in_force = adjustment.is_some_and(|adjustment| adjustment.harm);
+        let sets_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
+        let syn_ack = kernel.syn_ack_rto_jiffies.iter();
+        let has_timer =
+            kernel.initial_rto_jiffies != 0 || syn_ack.into_iter().any(|jiffies| *jiffies != 0);
+        if in_force != self.tuning.is_harm(policy) {
+            Some("a decision about the policy is not applied yet")
+        } else if sets_timer && !has_timer {
+            Some("both arms have the kernel's own initial RTO")
+        } else if reader.missing_stats().contains(policy) {
+            Some("an arm has no statistics, because there was not enough memory")
+        } else {
+            None
+        }
     }
 
     /// Stores what is not stored yet. Called when the engine stops.
     pub(super) fn store_tuning(&mut self) {
         self.store.save_last(&mut self.tuning);
     }
-}
-
-/// A reader of the current counters; `None` while detached.
-fn readings(apply: &Apply) -> Option<Readings> {
-    apply.reader().cloned().map(Readings::new)
 }
 
 /// Logs one line per transition.
@@ -486,6 +429,32 @@ fn log(told: &TunedEvent) {
         line!(warn);
     } else {
         line!(info);
+    }
+}
+
+/// Logs a verdict.
+fn log_verdict(event: &VerdictEvent) {
+    let VerdictEvent {
+        policy,
+        verdict,
+        text,
+        ..
+    } = event;
+    macro_rules! line {
+        ($level:ident) => {
+            $level!(
+                audit = true,
+                action = "verdict",
+                source = "tuner",
+                %policy,
+                verdict = verdict.name(),
+                "policy {policy}: {text}"
+            )
+        };
+    }
+    match verdict {
+        Verdict::Harm | Verdict::Invalid => line!(warn),
+        Verdict::Gain | Verdict::NotYet => line!(info),
     }
 }
 

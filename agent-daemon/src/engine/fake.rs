@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::IpAddr,
     sync::{Arc, Barrier, Mutex, MutexGuard},
     time::SystemTime,
 };
@@ -54,7 +53,6 @@ pub(crate) struct State {
     pub(crate) host: Option<HostDefaults>,
     /// Statistics by policy; absent policies have counted nothing.
     pub(crate) statistics: BTreeMap<PolicyName, ArmStatistics>,
-    pub(crate) recent_peers: Vec<IpAddr>,
     /// Brakes by policy, likewise.
     pub(crate) brakes: BTreeMap<PolicyName, [Brake; 2]>,
     /// When the lease of automatic values ends, nanoseconds of CLOCK_MONOTONIC.
@@ -438,10 +436,6 @@ impl KernelReader for FakeReader {
         state.statistics_read += 1;
         let held = state.maps.policies.get(policy);
         Ok(held.map(|held| state.counted(policy, held)))
-    }
-
-    fn recent_peers(&self) -> Vec<IpAddr> {
-        self.host.state().recent_peers.clone()
     }
 
     fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {

@@ -7,7 +7,6 @@ use rto_agent_core::{
     progress::Progress,
     wire::{
         events::StreamItem,
-        experiments::{ExperimentAnswer, StartRequest},
         kernel::Verdict,
         tune::{TuneAction, TuneAnswer},
         types::{
@@ -40,17 +39,6 @@ pub enum Message {
     Attach(Caller, Reply<ChangeAnswer>),
     /// `rto-agent apply`.
     Apply(ApplyRequest, Caller, Reply<WalkView>),
-    /// `rto-agent experiment start`.
-    StartExperiment(
-        PolicyName,
-        Box<StartRequest>,
-        Caller,
-        Reply<ExperimentAnswer>,
-    ),
-    /// `rto-agent experiment stop`.
-    StopExperiment(PolicyName, Caller, Reply<ExperimentAnswer>),
-    /// `rto-agent experiment clear`.
-    ClearExperiment(PolicyName, Caller, Reply<ExperimentAnswer>),
     /// The verdict of a probe that `rto-agent doctor` made.
     Probed(Verdict, Caller, Reply<()>),
     /// `rto-agent verify`, or a job found a difference in the kernel's maps.

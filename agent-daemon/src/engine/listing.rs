@@ -2,13 +2,9 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use rto_agent_common::{address::Peer, arm, policy_flags};
 use rto_agent_core::{
     policy::{Cidr, EntryRef},
-    wire::{
-        stats::Arm,
-        types::{EntryView, LookupAnswer, LookupEntry, PolicyView, SourceView},
-    },
+    wire::types::{EntryView, LookupAnswer, LookupEntry, PolicyView, SourceView},
 };
 use rto_agent_kernel::kernel::clock::boottime_ms;
 use serde::Serialize;
@@ -47,11 +43,6 @@ impl Snapshot {
                     0 => "the only entry that covers it".to_owned(),
                     n => format!("the longest of {} prefixes that cover it", n + 1),
                 });
-                if let Some(policy) = resolved.maps.policies.get(entry.policy)
-                    && let Some(arm) = arm_of_peer(policy, looked_up)
-                {
-                    reason.push_str(&format!("; this peer is in its {arm} arm"));
-                }
                 if let Some(by) = &self.health.detached_by {
                     reason.push_str(&format!("; but no policy is active: detached by {by}"));
                 }
@@ -183,21 +174,6 @@ fn masked(resolved: &Resolved) -> impl Iterator<Item = &Cidr> {
     let files = &resolved.config().set.entries;
     let masked = resolved.desired.runtime.masked().iter();
     masked.filter(|cidr| files.contains_key(cidr))
-}
-
-/// The arm of all connections to a peer; `None` if the policy's control arm does not draw peers.
-fn arm_of_peer(policy: &rto_agent_common::Policy, address: IpAddr) -> Option<Arm> {
-    if policy.control_below == 0 || policy.flags & policy_flags::CONTROL_BY_PEER == 0 {
-        return None;
-    }
-    let peer = match address {
-        IpAddr::V4(v4) => Peer::V4(v4.octets()),
-        IpAddr::V6(v6) => Peer::V6(v6.octets()),
-    };
-    Some(match arm::draws_control(policy, &peer, 0) {
-        true => Arm::Control,
-        false => Arm::Treated,
-    })
 }
 
 fn view(resolved: &Resolved, entry: EntryView) -> LookupEntry {

@@ -24,7 +24,6 @@ mod detach_mark;
 mod discover;
 mod document;
 mod error;
-mod experiments;
 #[cfg(test)]
 mod fake;
 mod handle;
@@ -86,14 +85,11 @@ pub struct EngineConfig {
 #[must_use]
 pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
-    let learnt = "timers start learning again";
-    let experiments = "experiments are forgotten, and their policies are active as configured";
+    let learnt = "timers start learning again, and proven harm is forgotten";
     let detached = "no policy is active until rto-agent attach";
     vec![
         (lasting.join(tuning_store::FILE), learnt),
         (of_boot.join(tuning_store::FILE), learnt),
-        (lasting.join(experiments::FILE), experiments),
-        (of_boot.join(experiments::FILE), experiments),
         (lasting.join(detach_mark::FILE), detached),
         (of_boot.join(detach_mark::FILE), detached),
         (

@@ -2,7 +2,7 @@
 //! maps, and written; a failed write is rolled back.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -34,7 +34,6 @@ use super::{
     changing::SharedKernel,
     desired::{Desired, Resolved},
     error::{in_words, refused},
-    experiments::arms_changed,
     memory::{self, Need},
     snapshot::Shared,
     store::RuntimeStore,
@@ -85,8 +84,6 @@ pub(super) struct Reconciler {
     /// Maps without a program were left, see [`Reconciler::leave_maps`].
     kept: bool,
     store: RuntimeStore,
-    /// Policies whose arms the kernel drew differently until this start.
-    arms_changed: BTreeSet<PolicyName>,
 }
 
 impl Reconciler {
@@ -127,7 +124,6 @@ impl Reconciler {
             maps_are_new: false,
             kept: false,
             store,
-            arms_changed: arms_changed(&held, &resolved.maps),
         };
         let change = reconciler.write(&held, &resolved)?;
         if !is_detached {
@@ -600,10 +596,6 @@ impl Reconciler {
 
     pub(super) fn reader(&self) -> Option<Arc<dyn KernelReader>> {
         self.kernel.as_ref().map(|kernel| kernel.reader())
-    }
-
-    pub(super) const fn arms_changed_at_start(&self) -> &BTreeSet<PolicyName> {
-        &self.arms_changed
     }
 
     pub(super) fn store_problem(&self) -> Option<String> {

@@ -92,7 +92,7 @@ pub enum Override {
     Mask,
 }
 
-/// How long a policy that left the files is kept, with its counters, learnt values and experiments,
+/// How long a policy that left the files is kept, with its counters, learnt values and proven harm,
 /// in milliseconds.
 const DEPARTED_MS: u64 = 10 * 60 * 1000;
 

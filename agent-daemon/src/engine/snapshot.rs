@@ -15,7 +15,6 @@ use rto_agent_core::{
     config::{AgentConfig, Config, OnExit},
     policy::differences::Cursor,
     wire::{
-        experiments::ExperimentsAnswer,
         kernel::{Attachment, Found},
         stats::StatsAnswer,
         tune::TuneAnswer,
@@ -32,7 +31,6 @@ pub(super) use self::shared::{Published, locked};
 use super::{
     EngineConfig, EngineError,
     desired::{Desired, LoadedConfig, Resolved},
-    experiments::SharedExperiments,
     harm::Harms,
     runtime::RuntimeEntries,
 };
@@ -51,7 +49,6 @@ pub struct Snapshot {
     pub(super) reader: Option<Arc<dyn KernelReader>>,
     pub(super) health: Arc<Health>,
     pub(super) walk: Published<WalkView>,
-    pub(super) experiments: SharedExperiments,
     pub(super) tuned: Published<TuneAnswer>,
     /// The kernel matches this snapshot while [`Shared::epoch`] has this value.
     pub(super) epoch: u64,
@@ -115,7 +112,6 @@ impl Snapshot {
                 ..Health::default()
             }),
             walk: Published::default(),
-            experiments: SharedExperiments::default(),
             tuned: Published::default(),
             epoch: 0,
             shared: Arc::default(),
@@ -188,12 +184,6 @@ impl Snapshot {
     #[must_use]
     pub fn walk(&self) -> Arc<WalkView> {
         self.walk.borrow().clone()
-    }
-
-    /// Experiments and their current results.
-    #[must_use]
-    pub fn experiments(&self) -> ExperimentsAnswer {
-        self.experiments.answer()
     }
 
     /// The state of learnt and guarded timers.

@@ -6,10 +6,11 @@ use std::{
 };
 
 use rto_agent_core::{
-    policy::{PolicyName, Share, entries::FamilyCounts},
+    policy::{PolicyName, entries::FamilyCounts},
     printable::counted,
     wire::{
-        kernel::{Attachment, Verdict},
+        holdout::{HoldoutView, Verdict},
+        kernel::{self, Attachment},
         stats::{ArmStatistics, PolicyStats, StatsAnswer},
         tune::TunedTimer,
         types::{DroppedView, EntriesView, ProbeView, StatusAnswer, now_ms},
@@ -67,7 +68,7 @@ impl Snapshot {
             max_entries: health.max_entries,
             counters_read_at_s: harms.read_at_s(),
             policies,
-            experiments: self.experiments.summaries(),
+            holdouts: self.holdouts(),
             dropped: self.dropped(),
             last_reload: health.last_reload.clone(),
             features: self.config.features.clone(),
@@ -85,6 +86,14 @@ impl Snapshot {
         let unusual = tuned.timers().filter(|(_, timer)| timer.is_unusual());
         let line = |(name, timer): (&PolicyName, &TunedTimer)| timer.line(name, tuned.at_ms);
         unusual.map(line).collect()
+    }
+
+    /// The comparison of each policy's arms.
+    fn holdouts(&self) -> BTreeMap<PolicyName, HoldoutView> {
+        let tuned = self.tune();
+        let policies = tuned.policies.iter();
+        let compared = policies.filter_map(|(name, of)| Some((name.clone(), of.holdout.clone()?)));
+        compared.collect()
     }
 
     fn problems(&self, attachment: &Attachment) -> Vec<String> {
@@ -140,9 +149,21 @@ impl Snapshot {
                 )
             }));
         }
-        warnings.extend(self.experiments.warnings());
+        warnings.extend(self.holdouts().iter().filter_map(
+            |(policy, holdout)| match holdout.verdict {
+                Verdict::Harm if holdout.fallback => Some(format!(
+                    "policy {policy}: fallback (harm): new connections get the kernel's own \
+                     timers until rto-agent tune resume {policy}, or until the policy's settings \
+                     change"
+                )),
+                Verdict::Harm | Verdict::Invalid => {
+                    Some(format!("policy {policy}: {}", holdout.text))
+                }
+                Verdict::NotYet | Verdict::Gain => None,
+            },
+        ));
         if let Some(ProbeView {
-            verdict: verdict @ Verdict::Interference { .. },
+            verdict: verdict @ kernel::Verdict::Interference { .. },
             ..
         }) = &health.probe
         {
@@ -192,7 +213,13 @@ impl Snapshot {
             let stats = PolicyStats {
                 since_ms: tuned.policies.get(name).and_then(|tuned| tuned.since_ms),
                 description: policy.and_then(|policy| policy.description.clone()),
-                holdout: self.holdout(name).filter(|_| statistics.control.is_some()),
+                holdout: policy
+                    .and_then(|policy| policy.settings.holdout)
+                    .filter(|_| statistics.control.is_some()),
+                verdict: tuned
+                    .policies
+                    .get(name)
+                    .and_then(|tuned| tuned.holdout.clone()),
                 ..PolicyStats::from(statistics)
             };
             policies.insert(name.clone(), stats);
@@ -207,17 +234,6 @@ impl Snapshot {
             rtt_sampling: self.agent().rtt_sampling.to_string(),
             policies,
         }))
-    }
-
-    /// The share of a policy's connections that its control arm has.
-    fn holdout(&self, name: &PolicyName) -> Option<Share> {
-        let resolved = self.resolved.as_deref()?;
-        let adjustment = resolved.desired.adjustments.get(name);
-        match adjustment.and_then(|adjustment| adjustment.control) {
-            // An experiment's control arm replaces the policy's own.
-            Some(control) => Some(control.share),
-            None => resolved.set.policies.get(name)?.settings.control_share(),
-        }
     }
 
     /// One line for `systemctl status`.

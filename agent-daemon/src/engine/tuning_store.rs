@@ -43,11 +43,15 @@ impl TuningStore {
         };
         let (lasting, lost, taken) = load(&mut document.lasting);
         let (of_boot, also_lost, _) = load(&mut document.of_boot);
-        let problem = taken.map(|why| format!("{why}; learnt values do not survive a reboot"));
+        let problem = taken
+            .map(|why| format!("{why}; learnt values and proven harm do not survive a reboot"));
         document.problem.becomes(problem, |text| warn!("{text}"));
         let unreadable = lost.into_iter().chain(also_lost);
-        let unreadable = unreadable
-            .map(|why| format!("learnt values are lost, and timers start learning again: {why}"));
+        let unreadable = unreadable.map(|why| {
+            format!(
+                "learnt values and proven harm are lost, and timers start learning again: {why}"
+            )
+        });
         let unreadable: Vec<_> = unreadable.inspect(|text| warn!("{text}")).collect();
         // Use the later one: `state_dir` was written while `persistent_dir` could not be.
         let stored = [lasting, of_boot].into_iter().flatten();
@@ -100,9 +104,12 @@ impl TuningStore {
         let _is_problem = self.document.save(&stored, |unsaved| {
             let e = &unsaved.error;
             match &unsaved.of_boot {
-                None => format!("{e}; learnt values do not survive a reboot"),
+                None => format!("{e}; learnt values and proven harm do not survive a reboot"),
                 Some(also) => {
-                    format!("{e}; {also}; learnt values do not survive a restart of the daemon")
+                    format!(
+                        "{e}; {also}; learnt values and proven harm do not survive a restart of \
+                         the daemon"
+                    )
                 }
             }
         });

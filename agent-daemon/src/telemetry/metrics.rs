@@ -9,7 +9,6 @@ use prometheus_client::{encoding::text::encode_registry, registry::Registry};
 use rto_agent_core::{
     policy::PolicyName,
     wire::{
-        experiments::State,
         stats::{ArmStats, COUNTERS, Counter, DirectionStats, PolicyStats, Scope, StatsAnswer},
         tune::TuneAnswer,
         types::StatusAnswer,
@@ -21,6 +20,7 @@ use self::family::{Labels, Metrics, number, seconds, state_set, with};
 
 mod daemon;
 mod family;
+mod holdout;
 mod tuning;
 
 /// Prefix of every metric's name.
@@ -40,7 +40,6 @@ pub fn render(
     if stats.on {
         policies(&mut metrics, stats);
     }
-    experiments(&mut metrics, status);
     if let Some(runs) = runs {
         metrics.counters(
             "program_runs_total",
@@ -54,39 +53,10 @@ pub fn render(
         );
     }
     tuning::add(&mut metrics, tuned);
+    holdout::add(&mut metrics, tuned);
     let mut text = String::new();
     encode_registry(&mut text, &metrics.0)?;
     Ok(text)
-}
-
-/// Running experiments, and the last one of each policy.
-fn experiments(metrics: &mut Metrics, status: &StatusAnswer) {
-    let all = status.experiments.iter();
-    let all = all.map(|(policy, experiment)| (vec![("policy", policy.to_string())], experiment));
-    let all: Vec<_> = all.collect();
-    metrics.gauges(
-        "experiment_state",
-        "State of a policy's experiment: 1 for the current state",
-        all.iter().flat_map(|(labels, experiment)| {
-            let states = State::ALL.iter().map(|state| state.name());
-            state_set(labels, "state", states, experiment.state.name())
-        }),
-    );
-    metrics.gauges(
-        "experiment_share",
-        "Share of a policy's connections, or peers, that its experiment treats, 0 to 1",
-        all.iter()
-            .map(|(labels, experiment)| (labels.clone(), experiment.share)),
-    );
-    metrics.gauges(
-        "experiment_e_value",
-        "E-values of an experiment: a gain is proven at 20, harm at 400, and the experiment is \
-         invalid at a mismatch of 1000",
-        all.iter().flat_map(|(labels, experiment)| {
-            let values = experiment.e_values.iter();
-            values.map(|(outcome, e)| (with(labels, "outcome", outcome), *e))
-        }),
-    );
 }
 
 /// Directions with handshakes: sockets that were open before their policy (direction unknown) had
@@ -179,21 +149,6 @@ fn policies(metrics: &mut Metrics, stats: &StatsAnswer) {
 
 /// Outcomes in each arm, for policies with a control arm.
 fn arms(metrics: &mut Metrics, stats: &StatsAnswer) {
-    let differences = stats.policies.iter().filter_map(|(policy, stats)| {
-        let difference = stats.connect_time_difference()?;
-        let [low, high] = difference.interval_us;
-        let bounds = [("mean", difference.mean_us), ("low", low), ("high", high)];
-        Some(bounds.map(|(bound, us)| {
-            let labels = vec![("policy", policy.to_string()), ("bound", bound.to_owned())];
-            (labels, us / 1e6)
-        }))
-    });
-    metrics.gauges(
-        "connect_time_difference_seconds",
-        "Mean connect time of the treated arm minus that of the control arm, since counting began, \
-         and its 95 % interval (established active connections)",
-        differences.flatten(),
-    );
     let with_control = || by_arm(stats, |stats| stats.control.is_some());
     metrics.counters(
         "arm_attempts_total",

@@ -1,4 +1,5 @@
-//! Timers that tune themselves, and guards of configured timers: turns counters into decisions.
+//! Timers that tune themselves, guards of configured timers, and the comparison of a policy's arms:
+//! turns counters into decisions.
 //! Pure: the engine reads the counters and applies the decisions.
 //!
 //! Times are milliseconds of the tuner's clock, which the engine keeps
@@ -9,15 +10,22 @@ use std::{collections::BTreeMap, time::Duration};
 use rto_agent_common::brake::Brake;
 use rto_agent_core::{
     policy::{Adjustment, Adjustments, HostFacts, PolicyName, Settings},
-    wire::{events::TunedEvent, stats::ArmStatistics, tune::TuneAction},
+    wire::{
+        events::{TunedEvent, VerdictEvent},
+        stats::ArmStatistics,
+        tune::TuneAction,
+    },
 };
-use rto_model::tune::tuner::{Cause, Transition};
+use rto_model::tune::tuner::Transition;
 
 use self::{
+    holdout::Holdout,
     policy::{PolicyTuning, RARELY_MS},
     spec::{Spec, TimerId},
 };
 
+mod holdout;
+mod moment;
 mod policy;
 mod reading;
 mod spec;
@@ -25,8 +33,9 @@ mod stored;
 mod view;
 
 pub use self::{
+    moment::Moment,
     policy::{Due, TICK_MS},
-    stored::{Moment, Stored},
+    stored::Stored,
 };
 
 /// Settings of policies, by name.
@@ -36,8 +45,19 @@ pub type Policies<'a> = BTreeMap<&'a PolicyName, &'a Settings>;
 #[derive(Debug, Default)]
 pub struct Tuning {
     policies: BTreeMap<PolicyName, PolicyTuning>,
-    /// There were transitions, which must be stored at once.
+    /// There were transitions or verdicts, which must be stored at once.
     has_changed: bool,
+    /// Nothing is counted: no timer is learnt or guarded, and no arms are compared.
+    is_blind: bool,
+}
+
+/// What an operator's request has changed.
+#[derive(Debug, Default)]
+pub struct Acted {
+    /// Transitions of timers.
+    pub timers: Vec<TunedEvent>,
+    /// The fallback (harm) that has ended.
+    pub verdict: Option<VerdictEvent>,
 }
 
 /// A policy's state before a request that may fail.
@@ -45,10 +65,20 @@ pub struct Tuning {
 pub struct StateBefore(Option<PolicyTuning>, bool);
 
 impl Tuning {
+    /// Without policies. `is_blind`: statistics are off.
+    #[must_use]
+    pub fn new(is_blind: bool) -> Self {
+        Self {
+            is_blind,
+            ..Self::default()
+        }
+    }
+
     /// How often counters must be read; `None` if no policy is watched.
     #[must_use]
     pub fn interval(&self) -> Option<Duration> {
-        let acts = self.policies.values().map(PolicyTuning::acts).max()?;
+        let read = self.policies.values().filter(|_| !self.is_blind);
+        let acts = read.map(PolicyTuning::acts).max()?;
         let interval_ms = if acts { TICK_MS } else { RARELY_MS };
         Some(Duration::from_millis(interval_ms))
     }
@@ -56,12 +86,15 @@ impl Tuning {
     /// Adds the decisions about these policies, including policies that are not followed yet.
     pub fn adjust(&self, policies: &Policies<'_>, host: &HostFacts, all: &mut Adjustments) {
         for (name, settings) in policies {
-            let Some(spec) = Spec::of(name, settings, host) else {
-                continue;
-            };
             let adjustment = match self.policies.get(*name) {
-                Some(known) if known.spec == spec => known.adjustment(),
-                known => PolicyTuning::following(known.cloned(), spec).adjustment(),
+                Some(known) if known.spec.is_of(settings, host) => known.adjustment(),
+                known => {
+                    let holdout = known.and_then(PolicyTuning::holdout);
+                    match self.spec(name, settings, host, holdout) {
+                        Some(spec) => PolicyTuning::following(known.cloned(), spec).adjustment(),
+                        None => continue,
+                    }
+                }
             };
             if adjustment != Adjustment::default() {
                 all.insert((*name).clone(), adjustment);
@@ -69,16 +102,44 @@ impl Tuning {
         }
     }
 
-    /// Follows these policies from this moment.
-    pub fn follow(&mut self, policies: &Policies<'_>, host: &HostFacts) {
+    /// Follows these policies from this moment. Returns those whose fallback (harm) has ended with
+    /// this.
+    pub fn follow(&mut self, policies: &Policies<'_>, host: &HostFacts) -> Vec<PolicyName> {
         let mut former = std::mem::take(&mut self.policies);
+        let mut ended = Vec::new();
         for (name, settings) in policies {
-            let Some(spec) = Spec::of(name, settings, host) else {
-                continue;
-            };
-            let policy = PolicyTuning::following(former.remove(*name), spec);
-            self.policies.insert((*name).clone(), policy);
+            let known = former.remove(*name);
+            let was_harm = known.as_ref().is_some_and(PolicyTuning::is_harm);
+            let holdout = known.as_ref().and_then(PolicyTuning::holdout);
+            let spec = self.spec(name, settings, host, holdout);
+            let policy = spec.map(|spec| PolicyTuning::following(known, spec));
+            if was_harm && !policy.as_ref().is_some_and(PolicyTuning::is_harm) {
+                ended.push((*name).clone());
+            }
+            if let Some(policy) = policy {
+                self.policies.insert((*name).clone(), policy);
+            }
         }
+        self.has_changed |= !ended.is_empty();
+        ended
+    }
+
+    /// What to watch of a policy; `None`: nothing.
+    fn spec(
+        &self,
+        name: &PolicyName,
+        settings: &Settings,
+        host: &HostFacts,
+        known: Option<&Holdout>,
+    ) -> Option<Spec> {
+        let mut spec = Spec::of(name, settings, host);
+        if self.is_blind {
+            spec.without_statistics();
+        }
+        if let Some(known) = known {
+            spec.keep(known);
+        }
+        (!spec.is_idle()).then_some(spec)
     }
 
     /// The maps were re-created: their counts are unrelated to earlier readings.
@@ -90,7 +151,7 @@ impl Tuning {
 
     /// Policies that must be read now.
     pub fn due(&self, now_ms: u64) -> impl Iterator<Item = (&PolicyName, Due)> {
-        let due = self.policies.iter();
+        let due = self.policies.iter().filter(|_| !self.is_blind);
         let due = due.map(move |(name, policy)| (name, policy.due(now_ms)));
         due.filter(|(_, due)| *due != Due::Nothing)
     }
@@ -108,34 +169,44 @@ impl Tuning {
         })
     }
 
-    /// An experiment has proven harm: freezes the policy's initial RTOs that are in force.
-    pub fn harm_proven(&mut self, now: Moment, name: &PolicyName) -> Vec<TunedEvent> {
-        self.decide(now, name, |policy| {
-            policy.each(|id, timer| {
-                let is_meant = id != TimerId::RtoMin && timer.is_in_force();
-                is_meant.then(|| timer.tuner.freeze(now.tuner_ms, Cause::HarmProven))?
-            })
-        })
-    }
-
-    /// Follows an operator's request. `None` if the policy has no timer that it concerns: a timer
-    /// that is only watched can be reset, but not frozen.
-    pub fn act(
+    /// Compares a policy's arms by its counters, which [`Tuning::step`] has read; returns a new
+    /// verdict. `paused`: why the arms cannot be compared now.
+    pub fn look(
         &mut self,
         now: Moment,
         name: &PolicyName,
-        action: TuneAction,
-    ) -> Option<Vec<TunedEvent>> {
-        let acts = self.policies.get(name)?.acts();
+        statistics: &ArmStatistics,
+        paused: Option<&'static str>,
+    ) -> Option<VerdictEvent> {
+        let policy = self.policies.get_mut(name)?;
+        let verdict = policy.look(now.tuner_ms, statistics, paused);
+        self.has_changed |= verdict.is_some();
+        verdict?;
+        policy.verdict(name, now)
+    }
+
+    /// Whether a policy's harm is proven.
+    #[must_use]
+    pub fn is_harm(&self, name: &PolicyName) -> bool {
+        self.policies.get(name).is_some_and(PolicyTuning::is_harm)
+    }
+
+    /// Follows an operator's request. `None` if the policy has no timer or fallback that it
+    /// concerns: a timer that is only watched can be reset, but not frozen.
+    pub fn act(&mut self, now: Moment, name: &PolicyName, action: TuneAction) -> Option<Acted> {
         let now_ms = now.tuner_ms;
-        (acts || action == TuneAction::Reset).then(|| {
-            self.decide(now, name, |policy| match action {
-                TuneAction::Freeze => {
-                    policy.each(|_, timer| timer.tuner.freeze(now_ms, Cause::Operator))
-                }
-                TuneAction::Resume => policy.each(|_, timer| timer.tuner.resume(now_ms)),
+        let policy = self.policies.get_mut(name)?;
+        let acts = policy.has_acting_timers();
+        let is_resumed = action == TuneAction::Resume && policy.resume_holdout();
+        let verdict = is_resumed.then(|| policy.verdict(name, now)).flatten();
+        self.has_changed |= is_resumed;
+        (acts || is_resumed || action == TuneAction::Reset).then(|| Acted {
+            timers: self.decide(now, name, |policy| match action {
+                TuneAction::Freeze => policy.each(|timer| timer.tuner.freeze(now_ms)),
+                TuneAction::Resume => policy.each(|timer| timer.tuner.resume(now_ms)),
                 TuneAction::Reset => policy.reset(now_ms),
-            })
+            }),
+            verdict,
         })
     }
 

@@ -4,16 +4,19 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rto_agent_common::brake::Brake;
 use rto_agent_core::{
-    policy::{Adjustment, InitialRto, Timer, units::jiffies_duration},
-    wire::{stats::ArmStatistics, tune::TransitionCount},
+    policy::{Adjustment, InitialRto, PolicyName, Timer, units::jiffies_duration},
+    wire::{events::VerdictEvent, stats::ArmStatistics, tune::TransitionCount},
 };
 use rto_model::tune::{
     budget,
+    holdout::Verdict,
     tuner::{Cause, Growth, Transition, Tuner},
 };
 use serde::{Deserialize, Serialize};
 
 use super::{
+    holdout::Holdout,
+    moment::Moment,
     reading::Reading,
     spec::{Spec, TimerId, TimerSpec},
 };
@@ -67,6 +70,8 @@ pub(super) struct State {
     /// When the counters were first read, milliseconds of the tuner's clock.
     pub(super) since_ms: Option<u64>,
     pub(super) timers: BTreeMap<TimerId, TimerState>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) holdout: Option<Holdout>,
     /// The last transitions, oldest first.
     pub(super) transitions: VecDeque<(TimerId, Transition)>,
 }
@@ -143,27 +148,19 @@ impl TimerState {
     }
 
     /// Evaluates a reading. Returns whether the counters have grown, and the decision.
-    fn step(
-        &mut self,
-        now_ms: u64,
-        id: TimerId,
-        reading: Reading,
-        brake: Option<Brake>,
-    ) -> (bool, Option<Transition>) {
+    fn step(&mut self, now_ms: u64, reading: Reading, brake: Brake) -> (bool, Option<Transition>) {
         let earlier = self.reading.replace(reading.clone());
         let grown = earlier.and_then(|earlier| reading.since(&earlier));
         let grown = grown.unwrap_or_default();
         let has_grown = grown != Reading::default();
-        match brake.filter(|_| self.is_set) {
-            Some(brake) => {
-                // The daemon's state was lost, but the maps were kept.
-                if brake.epoch > self.tuner.epoch() {
-                    self.tuner.skip_epochs(brake.epoch);
-                }
-                self.brake = brake;
+        if self.is_set {
+            // The daemon's state was lost, but the maps were kept.
+            if brake.epoch > self.tuner.epoch() {
+                self.tuner.skip_epochs(brake.epoch);
             }
-            None if id == TimerId::RtoMin => {}
-            None => self.brake_without_program(&grown),
+            self.brake = brake;
+        } else {
+            self.brake_without_program(&grown);
         }
         let growth = Growth {
             fuse_blown: self.brake.is_blown(self.tuner.epoch()),
@@ -250,6 +247,7 @@ impl PolicyTuning {
         let timers = spec.timers.iter();
         let timers = timers.map(|(id, spec)| (*id, TimerState::following(former.remove(id), spec)));
         state.timers = timers.collect();
+        state.holdout = Holdout::following(state.holdout.take(), spec.holdout.as_ref());
         Self {
             spec,
             state,
@@ -278,6 +276,9 @@ impl PolicyTuning {
         for timer in self.state.timers.values_mut() {
             timer.reading = None;
         }
+        if let Some(holdout) = &mut self.state.holdout {
+            holdout.begin_again();
+        }
     }
 
     /// What must be read now.
@@ -302,7 +303,45 @@ impl PolicyTuning {
 
     /// Whether decisions depend on its counters, which are then read each second.
     pub(super) fn acts(&self) -> bool {
+        self.has_acting_timers() || self.state.holdout.is_some()
+    }
+
+    /// Whether decisions about its timers have an effect.
+    pub(super) fn has_acting_timers(&self) -> bool {
         self.state.timers.values().any(TimerState::acts)
+    }
+
+    /// The comparison of its arms.
+    pub(super) const fn holdout(&self) -> Option<&Holdout> {
+        self.state.holdout.as_ref()
+    }
+
+    /// Whether harm is proven: new connections get the kernel's own timers.
+    pub(super) fn is_harm(&self) -> bool {
+        self.holdout().is_some_and(Holdout::is_harm)
+    }
+
+    /// Compares the arms; returns a new verdict.
+    pub(super) fn look(
+        &mut self,
+        now_ms: u64,
+        statistics: &ArmStatistics,
+        paused: Option<&'static str>,
+    ) -> Option<Verdict> {
+        let holdout = self.state.holdout.as_mut()?;
+        let (has_grown, verdict) = holdout.look(now_ms, statistics, paused);
+        self.has_grown |= has_grown;
+        verdict
+    }
+
+    /// Ends a fallback (harm); returns whether there was one.
+    pub(super) fn resume_holdout(&mut self) -> bool {
+        self.state.holdout.as_mut().is_some_and(Holdout::resume)
+    }
+
+    /// The present verdict; `None` without a holdout.
+    pub(super) fn verdict(&self, name: &PolicyName, now: Moment) -> Option<VerdictEvent> {
+        Some(self.holdout()?.event(name, now))
     }
 
     /// Reads the counters, and decides.
@@ -319,13 +358,12 @@ impl PolicyTuning {
         let mut all = Vec::new();
         for (id, timer) in &mut self.state.timers {
             let brake = match id {
-                TimerId::Active => Some(brakes[0]),
-                TimerId::Passive => Some(brakes[1]),
-                TimerId::RtoMin => None,
+                TimerId::Active => brakes[0],
+                TimerId::Passive => brakes[1],
             };
             let is_first = timer.reading.is_none();
             let reading = Reading::of(statistics, *id);
-            let (has_grown, transition) = timer.step(now_ms, *id, reading, brake);
+            let (has_grown, transition) = timer.step(now_ms, reading, brake);
             self.has_grown |= has_grown;
             self.is_busy |= is_first || has_grown || transition.is_some();
             all.extend(transition.map(|one| (*id, one)));
@@ -336,11 +374,11 @@ impl PolicyTuning {
     /// Makes a decision about each timer on which decisions have an effect.
     pub(super) fn each(
         &mut self,
-        mut decide: impl FnMut(TimerId, &mut TimerState) -> Option<Transition>,
+        mut decide: impl FnMut(&mut TimerState) -> Option<Transition>,
     ) -> Vec<(TimerId, Transition)> {
         let timers = self.state.timers.iter_mut();
         let decided = timers.filter(|(_, timer)| timer.acts());
-        let decided = decided.filter_map(|(id, timer)| Some((*id, decide(*id, timer)?)));
+        let decided = decided.filter_map(|(id, timer)| Some((*id, decide(timer)?)));
         let all = decided.collect();
         self.noted(all)
     }
@@ -368,27 +406,21 @@ impl PolicyTuning {
 
     /// Whether a value is in force that the program drops at the end of its lease.
     pub(super) fn is_leased(&self) -> bool {
-        let timers = self.state.timers.iter();
-        let mut initial_rtos = timers.filter(|(id, _)| **id != TimerId::RtoMin);
-        initial_rtos.any(|(_, timer)| timer.tuner.configured().is_none() && timer.is_in_force())
+        let mut timers = self.state.timers.values();
+        timers.any(|timer| timer.tuner.configured().is_none() && timer.is_in_force())
     }
 
     /// The decisions about the policy.
     pub(super) fn adjustment(&self) -> Adjustment {
-        let hz = self.spec.hz;
+        let hz = self.spec.host.hz;
         let initial_rto = |id| {
             let timer = self.state.timers.get(&id);
             timer.map_or_else(InitialRto::default, |timer| timer.initial_rto(hz))
         };
-        let rto_min = self.state.timers.get(&TimerId::RtoMin);
-        let rto_min = rto_min.filter(|timer| timer.is_set);
         Adjustment {
             active: initial_rto(TimerId::Active),
             passive: initial_rto(TimerId::Passive),
-            rto_min: rto_min
-                .and_then(|timer| timer.tuner.jiffies())
-                .map(|jiffies| jiffies_duration(jiffies, hz)),
-            control: None,
+            harm: self.is_harm(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Readings of a timer's counters, and the growth between two readings.
 
-use rto_agent_common::{Statistics, direction};
+use rto_agent_common::direction;
 use rto_agent_core::wire::{histogram::add_times, stats::ArmStatistics};
 use rto_model::{distribution::Distribution, tune::tuner};
 use serde::{Deserialize, Serialize};
@@ -11,41 +11,34 @@ use super::spec::TimerId;
 /// evaluated later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Reading {
-    /// Connections with the policy's settings; for `rto_min`, connections in the control arm.
+    /// Connections with the policy's settings.
     pub(super) counts: tuner::Counts,
     /// Spurious SYNs or SYN-ACKs.
     pub(super) spurious: u64,
-    /// Path RTTs; for `rto_min`, delays of ACKs.
+    /// Path RTTs.
     pub(super) samples: Distribution,
 }
 
 impl Reading {
     pub(super) fn of(statistics: &ArmStatistics, id: TimerId) -> Self {
-        let mut reading = Self::default();
-        let treated = |direction: u32| &statistics.treated[direction as usize];
-        match id {
-            TimerId::Active => reading.add_handshakes(treated(direction::ACTIVE)),
-            TimerId::Passive => reading.add_handshakes(treated(direction::PASSIVE)),
-            TimerId::RtoMin => {
-                for control in statistics.control.iter().flatten() {
-                    add_times(&mut reading.samples, &control.ack_excess);
-                    reading.counts.connections += control.connections();
-                }
-            }
-        }
-        reading
-    }
-
-    fn add_handshakes(&mut self, statistics: &Statistics) {
-        let counters = &statistics.counters;
-        self.counts = tuner::Counts {
-            connections: statistics.connections(),
-            spurious: counters.spurious_connections,
-            attempts: counters.attempts,
-            copies: counters.handshake_retransmissions,
+        let direction = match id {
+            TimerId::Active => direction::ACTIVE,
+            TimerId::Passive => direction::PASSIVE,
         };
-        self.spurious = counters.spurious;
-        add_times(&mut self.samples, &statistics.path_rtt);
+        let statistics = &statistics.treated[direction as usize];
+        let counters = &statistics.counters;
+        let mut samples = Distribution::default();
+        add_times(&mut samples, &statistics.path_rtt);
+        Self {
+            counts: tuner::Counts {
+                connections: statistics.connections(),
+                spurious: counters.spurious_connections,
+                attempts: counters.attempts,
+                copies: counters.handshake_retransmissions,
+            },
+            spurious: counters.spurious,
+            samples,
+        }
     }
 
     /// The growth since an earlier reading. `None` if a counter is lower than before: the
@@ -73,7 +66,7 @@ impl Reading {
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_common::histogram;
+    use rto_agent_common::{Statistics, histogram};
 
     use super::*;
 
@@ -115,18 +108,5 @@ mod tests {
         // As many samples in total, in another bucket.
         assert_eq!(reading(9, &[(20_000, 9)]).since(&first), None);
         assert_eq!(reading(9, &[(10_000, 3)]).since(&first), None);
-    }
-
-    #[test]
-    fn delays_are_of_the_control_arm_alone() {
-        let mut all = statistics(2, &[]);
-        all.treated[1].ack_excess.buckets[histogram::bucket_of(5_000)] = 7;
-        assert_eq!(Reading::of(&all, TimerId::RtoMin), Reading::default());
-        all.control = Some(all.treated);
-        let reading = Reading::of(&all, TimerId::RtoMin);
-        assert_eq!(
-            (reading.samples.count(), reading.counts.connections),
-            (7, 2)
-        );
     }
 }

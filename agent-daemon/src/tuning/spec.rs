@@ -1,4 +1,4 @@
-//! Which of a policy's timers are learnt or guarded.
+//! Which of a policy's timers are learnt or guarded, and whether its arms are compared.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +8,8 @@ use rto_agent_core::policy::{
 use rto_model::{syn::syn_ack_rto_auto, tune::law};
 use serde::{Deserialize, Serialize};
 
+use super::holdout::{Holdout, HoldoutSpec};
+
 /// A timer of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -16,8 +18,6 @@ pub(super) enum TimerId {
     Active,
     /// The SYN-ACK RTO of accepted connections.
     Passive,
-    /// `rto_min`.
-    RtoMin,
 }
 
 impl TimerId {
@@ -25,7 +25,6 @@ impl TimerId {
     pub(super) const fn setting(self) -> &'static str {
         match self {
             Self::Active | Self::Passive => "initial_rto",
-            Self::RtoMin => "rto_min",
         }
     }
 
@@ -34,7 +33,6 @@ impl TimerId {
         match self {
             Self::Active => "active",
             Self::Passive => "passive",
-            Self::RtoMin => "both",
         }
     }
 }
@@ -43,7 +41,11 @@ impl TimerId {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     pub(super) timers: BTreeMap<TimerId, TimerSpec>,
-    pub(super) hz: u32,
+    /// The comparison of its arms; `None` without a control arm.
+    pub(super) holdout: Option<HoldoutSpec>,
+    /// What it was made of.
+    settings: Settings,
+    pub(super) host: HostFacts,
     /// Distributes policies over ticks.
     pub(super) seed: u32,
 }
@@ -60,8 +62,8 @@ pub(super) struct TimerSpec {
 }
 
 impl Spec {
-    /// The timers of a policy; `None` if there is nothing to watch.
-    pub(super) fn of(name: &PolicyName, settings: &Settings, host: &HostFacts) -> Option<Self> {
+    /// What to watch of a policy.
+    pub(super) fn of(name: &PolicyName, settings: &Settings, host: &HostFacts) -> Self {
         let hz = host.hz;
         let learnt = |law| TimerSpec {
             law,
@@ -92,26 +94,44 @@ impl Spec {
             Some(_) => auto,
             None => guarded(syn_ack_jiffies(settings, host)),
         };
-        let rto_min = settings.auto_rto_min().map(|auto| {
-            learnt(law::Settings {
-                min_us: u64::try_from(auto.floor(hz).as_micros()).unwrap_or(u64::MAX),
-                ..law::Settings::rto_min(hz)
-            })
-        });
-        let timers = [
-            (TimerId::Active, active),
-            (TimerId::Passive, passive),
-            (TimerId::RtoMin, rto_min),
-        ];
+        let timers = [(TimerId::Active, active), (TimerId::Passive, passive)];
         let timers: BTreeMap<_, _> = timers
             .into_iter()
             .filter_map(|(id, spec)| Some((id, spec?)))
             .collect();
-        (!timers.is_empty()).then(|| Self {
+        let holdout = settings
+            .holdout
+            .map(|share| HoldoutSpec::new(share, settings));
+        Self {
             timers,
-            hz,
+            holdout,
+            settings: settings.clone(),
+            host: *host,
             seed: name.control_seed(),
-        })
+        }
+    }
+
+    /// Whether it was made of these. This is compared for each policy in each tick.
+    pub(super) fn is_of(&self, settings: &Settings, host: &HostFacts) -> bool {
+        self.settings == *settings && self.host == *host
+    }
+
+    /// Whether there is nothing to watch.
+    pub(super) fn is_idle(&self) -> bool {
+        self.timers.is_empty() && self.holdout.is_none()
+    }
+
+    /// What remains without statistics: proven harm stays in force.
+    pub(super) fn without_statistics(&mut self) {
+        self.timers.clear();
+        self.holdout = None;
+    }
+
+    /// A policy whose `holdout` was removed keeps its proven harm.
+    pub(super) fn keep(&mut self, known: &Holdout) {
+        if self.holdout.is_none() && known.is_harm() {
+            self.holdout = known.spec_with(&self.settings);
+        }
     }
 }
 
@@ -134,14 +154,15 @@ mod tests {
     use std::time::Duration;
 
     use rto_agent_core::{
-        policy::{AutoInitialRto, AutoRtoMin, InitialRtoSetting, RtoMinSetting},
+        policy::{AutoInitialRto, InitialRtoSetting},
         testing::HOST,
     };
 
     use super::*;
 
     fn of(settings: Settings) -> Option<Spec> {
-        Spec::of(&"near".parse().unwrap(), &settings, &HOST)
+        let spec = Spec::of(&"near".parse().unwrap(), &settings, &HOST);
+        (!spec.is_idle()).then_some(spec)
     }
 
     fn fixed(ms: u64, guard: Option<Guard>) -> Settings {
@@ -171,21 +192,23 @@ mod tests {
         // As long as the kernel's own, which is what a guard would return to.
         assert_eq!(of(fixed(1000, None)), None);
         assert_eq!(of(Settings::default()), None);
+        // Its arms are compared.
+        let held = of(Settings {
+            holdout: "5%".parse().ok(),
+            ..Settings::default()
+        });
+        let held = held.unwrap();
+        assert!(held.timers.is_empty() && held.holdout.is_some());
     }
 
     #[test]
     fn automatic_values_are_learnt() {
         let auto = Settings {
             initial_rto: Some(InitialRtoSetting::Auto(AutoInitialRto::default())),
-            rto_min: Some(RtoMinSetting::Auto(AutoRtoMin::default())),
             ..Settings::default()
         };
         let timers = of(auto.clone()).unwrap().timers;
-        let laws = [
-            HOST.law(),
-            law::Settings::new(250),
-            law::Settings::rto_min(250),
-        ];
+        let laws = [HOST.law(), law::Settings::new(250)];
         assert_eq!(
             timers.values().map(|timer| timer.law).collect::<Vec<_>>(),
             laws
@@ -203,7 +226,7 @@ mod tests {
         let timers = of(kept).unwrap().timers;
         assert_eq!(
             timers.keys().copied().collect::<Vec<_>>(),
-            [TimerId::Active, TimerId::RtoMin]
+            [TimerId::Active]
         );
         assert!(timers.values().all(|timer| !timer.is_set));
     }

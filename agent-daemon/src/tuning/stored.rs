@@ -14,20 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Policies, Tuning,
+    moment::Moment,
     policy::{PolicyTuning, State},
-    spec::Spec,
 };
-
-/// The same moment on three clocks, milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moment {
-    /// The tuner's clock.
-    pub tuner_ms: u64,
-    /// CLOCK_BOOTTIME.
-    pub boottime_ms: u64,
-    /// Unix time.
-    pub unix_ms: u64,
-}
 
 /// The stored form of the state.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -79,9 +68,10 @@ impl Tuning {
         let is_same_boot = stored.is_of(boot_id);
         let mut all = Vec::new();
         for (name, settings) in policies {
-            let spec = Spec::of(name, settings, host);
-            let state = stored.policies.remove(*name);
-            let Some((spec, state)) = spec.zip(state) else {
+            let Some(state) = stored.policies.remove(*name) else {
+                continue;
+            };
+            let Some(spec) = self.spec(name, settings, host, state.holdout.as_ref()) else {
                 continue;
             };
             let mut policy = PolicyTuning::new(spec, state.into_owned());
@@ -91,7 +81,7 @@ impl Tuning {
             self.policies.insert((*name).clone(), policy);
             // Decided before the values are applied, as a value may be older than the memory.
             let step = |policy: &mut PolicyTuning| {
-                policy.each(|_, timer| timer.tuner.step(now.tuner_ms, &Growth::default()))
+                policy.each(|timer| timer.tuner.step(now.tuner_ms, &Growth::default()))
             };
             all.extend(self.decide(now, name, step));
         }

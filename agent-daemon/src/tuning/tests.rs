@@ -1,8 +1,7 @@
 //! From counters to decisions, without an engine.
 
 use rto_agent_common::{Statistics, histogram::bucket_of};
-use rto_agent_core::{policy::Timer, testing::HOST};
-use rto_model::tune::tuner::State;
+use rto_agent_core::{policy::Timer, testing::HOST, wire::holdout::Verdict};
 
 use super::*;
 
@@ -71,7 +70,9 @@ impl Bed {
     }
 
     fn act(&mut self, action: TuneAction) -> Option<Vec<TunedEvent>> {
-        self.tuning.act(self.now(), &name(), action)
+        let acted = self.tuning.act(self.now(), &name(), action)?;
+        assert_eq!(acted.verdict, None);
+        Some(acted.timers)
     }
 
     fn step(&mut self) {
@@ -110,17 +111,6 @@ impl Bed {
                         brake.spurious += 1;
                     }
                 }
-            }
-            self.step();
-        }
-    }
-
-    /// Counts ACK delays in the control arm.
-    fn delay(&mut self, seconds: u64, us: u64, per_s: u64) {
-        for _ in 0..seconds {
-            if let Some(control) = &mut self.statistics.control {
-                control[0].ack_excess.buckets[bucket_of(us)] += per_s;
-                control[0].counters.untimed += per_s;
             }
             self.step();
         }
@@ -229,7 +219,7 @@ fn longer_path_raises_the_value_once_or_blows_the_fuse() {
     busy.run(600, 140_000, 50);
     assert_eq!(busy.causes(), ["fuse", "hold-over"]);
     assert!(busy.value_ms().is_some_and(|ms| ms >= 280));
-    let alarm = busy.tuning.view(Moment::default())[&name()].timers[0].alarm;
+    let alarm = busy.tuning.view(Moment::default(), &Adjustments::new())[&name()].timers[0].alarm;
     assert_eq!(alarm.map(|alarm| alarm.evidence.counts), Some(counts));
 }
 
@@ -318,14 +308,13 @@ fn a_time_of_day_that_went_back_is_no_time() {
 
 #[test]
 fn advice_sets_nothing() {
-    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nmode = 'advise'");
+    let mut bed = Bed::new("initial_rto = 'auto'\nmode = 'advise'");
     bed.run(700, 9_000, 50);
-    bed.delay(100, 5_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
     assert!(!bed.tuning.is_leased());
-    let view = &bed.tuning.view(Moment::default())[&name()];
+    let view = &bed.tuning.view(Moment::default(), &Adjustments::new())[&name()];
     let values: Vec<_> = view.timers.iter().map(|timer| timer.value_us).collect();
-    assert_eq!(values, [Some(32_000), None, Some(48_000)]);
+    assert_eq!(values, [Some(32_000), None]);
     // The program's fuse would have blown.
     bed.told.clear();
     bed.run(1, 140_000, 20);
@@ -355,19 +344,80 @@ fn guarded_value_is_off_while_a_brake_holds() {
     assert_eq!(bed.causes(), ["fuse", "hold-over"]);
 }
 
+/// Harm is proven after ten seconds of evidence.
 #[test]
-fn proven_harm_freezes_what_is_in_force() {
-    for (toml, after) in [
-        (GUARDED, Timer::Kernel),
-        ("initial_rto = '24ms'", Timer::Configured),
-    ] {
-        let mut bed = Bed::new(toml);
-        let told = bed.tuning.harm_proven(bed.now(), &name());
-        assert_eq!(told.is_empty(), after == Timer::Configured);
-        assert!(told.iter().all(|told| told.transition.is_warning()));
-        bed.run(1_000, 9_000, 50);
-        assert_eq!(bed.active(), after);
+fn proven_harm_is_in_force_until_resumed_without_statistics_too() {
+    let toml = "initial_rto = 'auto'\nholdout = '50%'";
+    let mut bed = Bed::new(toml);
+    let look = |bed: &mut Bed| {
+        bed.step();
+        let now = bed.now();
+        bed.tuning.look(now, &name(), &bed.statistics, None)
+    };
+    for _ in 0..3 {
+        assert_eq!(look(&mut bed), None);
     }
+    let control = &mut bed.statistics.control.as_mut().unwrap()[0];
+    for (arm, bad) in [(&mut bed.statistics.treated[0], 40), (control, 0)] {
+        arm.counters.attempts = 1000;
+        arm.counters.untimed = 1000 - bad;
+    }
+    let verdict = (0..20).find_map(|_| look(&mut bed)).unwrap();
+    assert_eq!(verdict.verdict, Verdict::Harm);
+    assert!(verdict.text.contains("40 of 1000 with the policy's timers"));
+    assert!(bed.tuning.has_changed() && bed.adjustment().harm);
+    bed.restart(1000, false);
+    assert!(bed.adjustment().harm && bed.tuning.is_harm(&name()));
+    // A control arm of another size, or none, does not end it.
+    for share in ["holdout = '5%'", ""] {
+        bed.follow(&format!("initial_rto = 'auto'\n{share}"));
+        assert!(bed.adjustment().harm, "{share}");
+    }
+    let text = serde_json::to_string(&bed.tuning.stored("b", bed.now())).unwrap();
+    let blind = |toml: &str| {
+        let mut tuning = Tuning::new(true);
+        let (name, settings) = (name(), settings(toml));
+        let policies = BTreeMap::from([(&name, &settings)]);
+        let stored = serde_json::from_str(&text).unwrap();
+        let told = tuning.restore(stored, "b", bed.now(), &policies, &HOST);
+        assert!(told.is_empty());
+        // Nothing is read.
+        assert_eq!((tuning.interval(), tuning.due(u64::MAX).count()), (None, 0));
+        tuning.is_harm(&name)
+    };
+    assert!(blind(toml) && !blind("initial_rto = '100ms'"));
+    let resumed = bed.tuning.act(bed.now(), &name(), TuneAction::Resume);
+    let ended = resumed.unwrap().verdict.unwrap();
+    assert_eq!(ended.verdict, Verdict::NotYet);
+    assert!(!bed.adjustment().harm);
+}
+
+#[test]
+fn other_settings_end_proven_harm_and_say_so() {
+    let toml = "initial_rto = '100ms'\nguard = 'off'\nholdout = '50%'";
+    let bed = Bed::new(toml);
+    // Stored by an earlier run.
+    let at = bed.now();
+    let text = serde_json::to_string(&bed.tuning.stored("b", at)).unwrap();
+    let text = text.replace("\"verdict\":\"not-yet\"", "\"verdict\":\"harm\"");
+    let restored = |toml: &str| {
+        let mut tuning = Tuning::default();
+        let (name, settings) = (name(), settings(toml));
+        let policies = BTreeMap::from([(&name, &settings)]);
+        let stored = serde_json::from_str(&text).unwrap();
+        tuning.restore(stored, "b", at, &policies, &HOST);
+        tuning
+    };
+    let mut tuning = restored(toml);
+    assert!(tuning.is_harm(&name()));
+    let (name, other) = (name(), settings(&toml.replace("100ms", "200ms")));
+    let policies = BTreeMap::from([(&name, &other)]);
+    assert_eq!(tuning.follow(&policies, &HOST), std::slice::from_ref(&name));
+    assert!(tuning.has_changed() && !tuning.is_harm(&name));
+    assert!(tuning.follow(&policies, &HOST).is_empty());
+    // Without a holdout and a guard there is nothing else to watch.
+    assert!(restored("initial_rto = '100ms'\nguard = 'off'").is_harm(&name));
+    assert!(!restored("initial_rto = '200ms'\nguard = 'off'").is_harm(&name));
 }
 
 #[test]
@@ -421,31 +471,6 @@ fn epochs_begin_after_those_of_a_state_that_was_lost() {
     let adjustment = bed.adjustment().active;
     assert_eq!((bed.value_ms(), adjustment.epoch), (Some(32), 11));
     assert_eq!(bed.causes(), ["enough-samples"]);
-}
-
-#[test]
-fn rto_min_learns_from_the_control_arm() {
-    let mut bed = Bed::new("rto_min = 'auto'");
-    bed.delay(1_000, 5_000, 50);
-    let rto_min = bed.adjustment().rto_min;
-    assert_eq!(rto_min, Some(Duration::from_millis(48)));
-    bed.delay(10, 70_000, 50);
-    assert!(
-        bed.adjustment()
-            .rto_min
-            .is_some_and(|rto_min| rto_min.as_millis() >= 88)
-    );
-    bed.delay(20, 190_000, 50);
-    assert_eq!(bed.adjustment().rto_min, None);
-    // A kernel that reports no ACK delays.
-    let mut silent = Bed::new("rto_min = 'auto'");
-    silent.statistics.control.as_mut().unwrap()[0]
-        .counters
-        .untimed = 5_000;
-    silent.run(100, 9_000, 50);
-    let view = &silent.tuning.view(Moment::default())[&name()];
-    assert_eq!(view.timers[0].state, State::Learning);
-    assert!(view.notes[0].contains("no ACK delay"), "{:?}", view.notes);
 }
 
 #[test]
@@ -526,7 +551,7 @@ fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
 /// The file of the maximum number of policies can be read back.
 #[test]
 fn the_largest_state_fits_in_its_file() {
-    let mut bed = Bed::new("initial_rto = 'auto'\nrto_min = 'auto'\nholdout = '5%'");
+    let mut bed = Bed::new("initial_rto = 'auto'\nholdout = '5%'");
     for _ in 0..27 {
         // Each bucket has counts, and there are as many recent connections as are kept.
         for _ in 0..20 {
@@ -534,7 +559,6 @@ fn the_largest_state_fits_in_its_file() {
             for of_direction in all.chain(&mut bed.statistics.treated) {
                 for bucket in 0..rto_agent_common::histogram::BUCKETS {
                     of_direction.path_rtt.buckets[bucket] += 1_000_000_000;
-                    of_direction.ack_excess.buckets[bucket] += 1_000_000_000;
                 }
                 of_direction.counters.untimed += 1_000_000_000;
             }
@@ -546,7 +570,6 @@ fn the_largest_state_fits_in_its_file() {
         let all = bed.statistics.control.iter_mut().flatten();
         for of_direction in all.chain(&mut bed.statistics.treated) {
             of_direction.path_rtt.buckets[20] += 1;
-            of_direction.ack_excess.buckets[20] += 1;
         }
         bed.step();
     }

@@ -1,29 +1,26 @@
-//! Views of learnt and guarded timers.
+//! Views of learnt and guarded timers, and of compared arms.
 
 use std::collections::BTreeMap;
 
 use rto_agent_common::brake::Brake;
 use rto_agent_core::{
-    policy::PolicyName,
+    policy::{Adjustments, PolicyName},
     wire::tune::{BrakesView, TimerKind, TransitionView, TunedPolicy, TunedTimer},
 };
-use rto_model::tune::tuner::{Next, Transition};
+use rto_model::tune::tuner::Transition;
 
 use super::{
     Tuning,
+    moment::Moment,
     policy::{PolicyTuning, TimerState, parts},
     spec::TimerId,
-    stored::Moment,
 };
 
-/// A control arm with this many connections should have reported an ACK delay.
-const SILENT: u64 = 1000;
-
 impl Tuning {
-    /// Views of all policies.
+    /// Views of all policies. `in_force`: the decisions that were applied.
     #[must_use]
-    pub fn view(&self, now: Moment) -> BTreeMap<PolicyName, TunedPolicy> {
-        self.view_of(self.policies.keys(), now).collect()
+    pub fn view(&self, now: Moment, in_force: &Adjustments) -> BTreeMap<PolicyName, TunedPolicy> {
+        self.view_of(self.policies.keys(), now, in_force).collect()
     }
 
     /// Views of these policies, if they are watched.
@@ -31,31 +28,12 @@ impl Tuning {
         &self,
         names: impl Iterator<Item = &'a PolicyName>,
         now: Moment,
+        in_force: &Adjustments,
     ) -> impl Iterator<Item = (PolicyName, TunedPolicy)> {
-        names.filter_map(move |name| Some((name.clone(), self.policies.get(name)?.view(now))))
-    }
-}
-
-impl Moment {
-    /// Converts a time of the tuner's clock to Unix time.
-    const fn unix(self, at_ms: u64) -> u64 {
-        self.unix_ms
-            .saturating_add(at_ms)
-            .saturating_sub(self.tuner_ms)
-    }
-
-    const fn transition(self, transition: Transition) -> Transition {
-        Transition {
-            at_ms: self.unix(transition.at_ms),
-            ..transition
-        }
-    }
-
-    fn next(self, mut next: Next) -> Next {
-        if let Next::Lower { at_ms, .. } | Next::HoldEnds { at_ms } = &mut next {
-            *at_ms = self.unix(*at_ms);
-        }
-        next
+        names.filter_map(move |name| {
+            let fallback = in_force.get(name).is_some_and(|adjustment| adjustment.harm);
+            Some((name.clone(), self.policies.get(name)?.view(now, fallback)))
+        })
     }
 }
 
@@ -71,28 +49,20 @@ impl TimerId {
 }
 
 impl PolicyTuning {
-    fn view(&self, now: Moment) -> TunedPolicy {
+    fn view(&self, now: Moment, fallback: bool) -> TunedPolicy {
         let timers = self.state.timers.iter();
         let transitions = self.state.transitions.iter();
-        let silent = self.state.timers.get(&TimerId::RtoMin).filter(|timer| {
-            timer.reading.as_ref().is_some_and(|reading| {
-                reading.samples.count() == 0 && reading.counts.connections >= SILENT
-            })
-        });
-        let note = silent.map(|_| {
-            format!(
-                "rto_min: no ACK delay was sampled in {SILENT} connections of the control arm: \
-                 check that this kernel reports RTT samples to sock_ops programs (Linux 6.10 and \
-                 later). The kernel's own value stays active"
-            )
-        });
         TunedPolicy {
             since_ms: self.state.since_ms.map(|at_ms| now.unix(at_ms)),
             timers: timers.map(|(id, timer)| timer.view(*id, now)).collect(),
+            holdout: self
+                .state
+                .holdout
+                .as_ref()
+                .map(|holdout| holdout.view(now, fallback)),
             transitions: transitions
                 .map(|(id, one)| id.transition(*one, now))
                 .collect(),
-            notes: note.into_iter().collect(),
         }
     }
 }
@@ -115,7 +85,7 @@ impl TimerState {
             state: tuner.state(),
             evidence: tuner.evidence(),
             alarm: self.alarm.map(|alarm| now.transition(alarm)),
-            brakes: (id != TimerId::RtoMin && self.is_in_force()).then(|| self.brakes()),
+            brakes: self.is_in_force().then(|| self.brakes()),
             next: now.next(tuner.next()),
             transitions: self.totals.clone(),
         }

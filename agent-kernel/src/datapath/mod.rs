@@ -9,7 +9,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     path::PathBuf,
     sync::Arc,
     time::SystemTime,
@@ -213,10 +212,6 @@ pub trait KernelReader: Send + Sync {
 
     /// Statistics of one policy; `None` if it has no slot.
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError>;
-
-    /// Peers with which connections of this network namespace ended in the last hour, if the kernel
-    /// has cached them (`ip tcp_metrics`).
-    fn recent_peers(&self) -> Vec<IpAddr>;
 
     /// The brakes of a policy, by direction (active, passive). Without a slot nothing is spent.
     fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError>;

@@ -14,7 +14,7 @@ use rto_agent_core::{
 
 use super::{
     btf::{Btf, BtfError},
-    privileges, sysctl, version,
+    privileges, sysctl,
 };
 
 /// Why a probe has no positive result.
@@ -91,9 +91,6 @@ pub const READS_LISTENER: &str = "reads-listener";
 /// Name of the feature: the kernel runs TIMEOUT_INIT after it has armed a SYN's timer, and the program can read what
 /// decides when a SYN is retransmitted.
 pub const SYN_SCHEDULE: &str = "syn-schedule";
-
-/// Name of the feature: the RTT hook receives the sample as an argument.
-pub const RTT_SAMPLES: &str = "rtt-hook-sample";
 
 /// Name of the feature: a program can read TCP_BPF_RTO_MIN and TCP_BPF_DELACK_MAX of a socket.
 pub const BPF_TIMERS: &str = "bpf-getsockopt-rto-min";
@@ -261,19 +258,6 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
                 ),
                 (Ok(()), Err(why)) => (Presence::Absent, why.clone()),
                 (program, _) => loads(program),
-            },
-        ),
-        // From the version, because only an established connection could show this feature.
-        feature(
-            RTT_SAMPLES,
-            "6.10",
-            "rto_min = \"auto\", which learns from delays of ACKs",
-            match version::running() {
-                Ok(version) => (
-                    present(version.at_least((6, 10))),
-                    format!("kernel version {version}"),
-                ),
-                Err(e) => (Presence::Unknown, e.to_string()),
             },
         ),
         feature(

@@ -25,7 +25,6 @@ const VERSION: u8 = 1;
 const CMD_GET: u8 = 1;
 const ADDR_IPV4: u16 = 1;
 const ADDR_IPV6: u16 = 2;
-const AGE_MS: u16 = 3;
 const VALS: u16 = 6;
 /// Within `VALS`, an attribute's number is its metric plus one; this metric is TCP_METRIC_RTT_US.
 const RTT_US: u16 = 5 + 1;
@@ -39,8 +38,6 @@ pub struct Metric {
     pub address: IpAddr,
     /// Its smoothed RTT; zero if that is not cached.
     pub rtt: Duration,
-    /// Time since a connection last wrote it.
-    pub age: Duration,
 }
 
 /// All cached destinations of this network namespace.
@@ -76,7 +73,7 @@ fn attributes(answer: &[u8]) -> Option<&[u8]> {
 
 fn metric(attributes: &[u8]) -> Option<Metric> {
     let mut address = None;
-    let (mut rtt, mut age) = (Duration::ZERO, Duration::ZERO);
+    let mut rtt = Duration::ZERO;
     for attribute in NlasIterator::new(attributes).flatten() {
         let value = attribute.value();
         match attribute.kind() {
@@ -87,9 +84,6 @@ fn metric(attributes: &[u8]) -> Option<Metric> {
             ADDR_IPV6 => {
                 let octets: [u8; 16] = value.try_into().ok()?;
                 address = Some(IpAddr::V6(Ipv6Addr::from(octets)));
-            }
-            AGE_MS => {
-                age = Duration::from_millis(u64::from_ne_bytes(value.try_into().ok()?));
             }
             VALS => {
                 let nested = NlasIterator::new(value).flatten();
@@ -104,7 +98,6 @@ fn metric(attributes: &[u8]) -> Option<Metric> {
     Some(Metric {
         address: address?,
         rtt,
-        age,
     })
 }
 
@@ -127,18 +120,12 @@ mod tests {
             attribute(RTT_US, &(80_000u32 * 8).to_ne_bytes()),
         ]
         .concat();
-        let message = [
-            attribute(ADDR_IPV4, &[10, 0, 0, 1]),
-            attribute(AGE_MS, &5000u64.to_ne_bytes()),
-            attribute(VALS, &vals),
-        ]
-        .concat();
+        let message = [attribute(ADDR_IPV4, &[10, 0, 0, 1]), attribute(VALS, &vals)].concat();
         assert_eq!(
             metric(&message),
             Some(Metric {
                 address: "10.0.0.1".parse().unwrap(),
                 rtt: Duration::from_millis(80),
-                age: Duration::from_secs(5),
             })
         );
         assert_eq!(metric(&attribute(VALS, &vals)), None);

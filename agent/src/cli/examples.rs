@@ -94,14 +94,6 @@ Examples:
   rto-agent discover --by prefix --limit 5
   rto-agent discover --json | jq -r .snippet";
 
-pub(super) const EXPERIMENT: &str = "\
-Examples:
-  rto-agent experiment start same-region --ramp 5%,50%,95% --for 7d
-  rto-agent experiment show same-region
-  rto-agent experiment stop same-region
-  rto-agent experiment clear same-region
-  rto-agent experiment show --merge a.json b.json";
-
 pub(super) const APPLY: &str = "\
 Examples:
   rto-agent apply

@@ -214,16 +214,14 @@ fn a_switch_of_a_policy_needs_no_value() {
 
 #[test]
 fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
-    let line = "add 10.0.0.0/8 --initial-rto auto,min=50ms --rto-min auto --guard on --mode advise";
+    let line = "add 10.0.0.0/8 --initial-rto auto,min=50ms --guard on --mode advise";
     let Verb::Add(add) = parsed(line).unwrap().verb else {
         panic!("{line}");
     };
     let settings = add.settings.unwrap().0;
     let auto = settings.auto_initial_rto().unwrap();
     assert_eq!(auto.least(), Duration::from_millis(50));
-    assert!(
-        settings.auto_rto_min().is_some() && settings.guard() == rto_agent_core::policy::Guard::On
-    );
+    assert_eq!(settings.guard(), rto_agent_core::policy::Guard::On);
     assert_eq!(settings.mode, rto_agent_core::policy::Mode::Advise);
 }
 
@@ -263,39 +261,12 @@ fn usage_errors_begin_with_program_name() {
         "lookup",
         "add --no",
         "stats --interval 1",
-        "experiment start",
+        "add 10.0.0.0/8 --rto-min auto",
     ] {
         let error = parsed(line).unwrap_err();
         let text = parse::usage_error(&error);
         assert!(text.starts_with("rto-agent: "), "{line}: {text}");
         assert!(!text.contains("error:"), "{line}: {text}");
-    }
-}
-
-#[test]
-fn experiment_takes_policy_as_word_or_option() {
-    for line in [
-        "experiment start near",
-        "experiment start --policy near",
-        "experiment stop -p near",
-        "experiment clear near",
-    ] {
-        let Verb::Experiment(experiment) = parsed(line).unwrap().verb else {
-            panic!("{line}");
-        };
-        let of = match experiment.verb {
-            ExperimentVerb::Start(start) => start.of,
-            ExperimentVerb::Stop(of) | ExperimentVerb::Clear(of) => of,
-            ExperimentVerb::Show(_) => panic!("{line}"),
-        };
-        assert_eq!(of.name().unwrap().as_str(), "near", "{line}");
-    }
-    for line in [
-        "experiment stop",
-        "experiment stop near --policy far",
-        "experiment show a -p b",
-    ] {
-        assert!(parsed(line).is_err(), "{line}");
     }
 }
 

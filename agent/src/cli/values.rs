@@ -8,7 +8,6 @@ use rto_agent_core::{
     wire::ttl::parse_ttl,
 };
 use rto_agent_daemon::telemetry::LogFormat;
-use rto_model::tune::experiment::Unit;
 
 /// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
 const LONGEST_DELACK: Duration = Duration::from_millis(200);
@@ -39,15 +38,6 @@ pub(super) fn log_format() -> impl TypedValueParser<Value = LogFormat> {
 /// The time after which entries are removed again.
 pub(super) fn ttl_text(text: &str) -> Result<String, String> {
     parse_ttl(text).map(|_| text.to_owned())
-}
-
-/// The API's names.
-pub(super) fn unit() -> impl TypedValueParser<Value = Unit> {
-    let names = PossibleValuesParser::new(["connection", "peer"]);
-    names.map(|name| match name.as_str() {
-        "peer" => Unit::Peer,
-        _ => Unit::Connection,
-    })
 }
 
 /// The time between two looks.

@@ -107,11 +107,11 @@ mod tests {
             of(&settings),
             "--initial-rto 100ms --thin-linear --syn-retries 6 --force"
         );
-        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"auto","guard":"on"}"#;
+        let json = r#"{"initial_rto":{"auto":true,"min":"50ms"},"rto_min":"50ms","guard":"on"}"#;
         let settings: Settings = serde_json::from_str(json).unwrap();
         assert_eq!(
             of(&settings),
-            "--initial-rto auto,min=50ms --rto-min auto --guard on"
+            "--initial-rto auto,min=50ms --rto-min 50ms --guard on"
         );
     }
 }

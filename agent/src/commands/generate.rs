@@ -60,7 +60,5 @@ mod tests {
         }
         let whole = fs::read_to_string(dir.path().join("rto-agent.1")).unwrap();
         assert!(whole.contains(".TH rto-agent 1"));
-        let nested = dir.path().join("rto-agent-experiment-start.1");
-        assert!(nested.exists());
     }
 }

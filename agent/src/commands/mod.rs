@@ -18,10 +18,11 @@ mod check;
 mod detach;
 mod discover;
 mod doctor;
-mod experiment;
 mod explain;
+mod figures;
 mod flags;
 mod generate;
+mod holdout;
 mod list;
 mod lookup;
 mod output;
@@ -61,7 +62,6 @@ pub fn dispatch(verb: Verb) -> ExitCode {
         Verb::Verify(args) => verify::run(&args),
         Verb::Advise(args) => advise::run(&args),
         Verb::Discover(args) => discover::run(&args),
-        Verb::Experiment(args) => experiment::run(&args),
         Verb::Apply(args) => apply::run(&args),
         Verb::Detach(args) => detach::run(&args),
         Verb::Attach(args) => detach::attach(&args),

@@ -11,11 +11,14 @@ use rto_agent_core::{
     policy::{PolicyName, units::format_duration},
     wire::{
         histogram::HistogramView,
-        stats::{Arm, ArmStats, COUNTERS, Difference, DirectionStats, PolicyStats, StatsAnswer},
+        stats::{Arm, ArmStats, COUNTERS, DirectionStats, PolicyStats, StatsAnswer},
     },
 };
 
-use super::{print, table, terminal};
+use super::{
+    figures::{share, short_us, time},
+    holdout, print, table, terminal,
+};
 use crate::{cli::Stats, client::Client};
 
 /// Longest bar of a histogram, in characters.
@@ -137,11 +140,10 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
             answer.sampling
         ));
     }
-    let differences = answer.policies.iter().filter_map(|(name, stats)| {
-        let difference = stats.connect_time_difference()?;
-        Some(format!("{name}: {}\n", difference_text(difference)))
+    let verdicts = answer.policies.iter().filter_map(|(name, stats)| {
+        Some(holdout::text(name, stats.verdict.as_ref()?, look.columns))
     });
-    text.extend(differences);
+    text.extend(verdicts);
     if look.in_full {
         for (name, stats) in &answer.policies {
             if let Some(description) = &stats.description {
@@ -266,59 +268,10 @@ fn saved(stats: &DirectionStats) -> String {
     time(stats.time_saved_us - stats.time_lost_us)
 }
 
-/// "mean connect time 1.50ms shorter than in the control arm (95% interval: 1.20ms to 1.80ms shorter)".
-pub(super) fn difference_text(difference: Difference) -> String {
-    let [low, high] = difference.interval_us;
-    let signed = |us: f64| {
-        let way = if us < 0.0 { "shorter" } else { "longer" };
-        (short_us(us.abs()), way)
-    };
-    let (mean, way) = signed(difference.mean_us);
-    let (first, last) = (signed(low), signed(high));
-    let interval = match first.1 == last.1 {
-        true if low < 0.0 => format!("{} to {} {}", last.0, first.0, first.1),
-        true => format!("{} to {} {}", first.0, last.0, first.1),
-        false => format!("{} {} to {} {}", first.0, first.1, last.0, last.1),
-    };
-    format!("mean connect time {mean} {way} than in the control arm (95% interval: {interval})")
-}
-
-/// A share in per cent: "0.12%".
-#[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
-fn share(part: u64, whole: u64) -> String {
-    match whole {
-        0 => "-".to_owned(),
-        _ => format!("{:.2}%", part as f64 * 100.0 / whole as f64),
-    }
-}
-
 pub(super) fn quantile(histogram: &HistogramView, share: f64) -> String {
     histogram
         .quantile_us(share)
         .map_or_else(|| "-".to_owned(), short_us)
-}
-
-/// A time in three digits, the precision of a histogram: "1.25ms".
-pub(super) fn short_us(us: f64) -> String {
-    let (value, unit) = match us {
-        us if us < 1e3 => (us, "us"),
-        us if us < 1e6 => (us / 1e3, "ms"),
-        us => (us / 1e6, "s"),
-    };
-    match value {
-        v if v < 10.0 => format!("{v:.2}{unit}"),
-        v if v < 100.0 => format!("{v:.1}{unit}"),
-        v => format!("{v:.0}{unit}"),
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-/// The same for a number of microseconds.
-pub(super) fn time(us: u64) -> String {
-    if us == 0 {
-        return "0s".to_owned();
-    }
-    short_us(us as f64)
 }
 
 fn details(title: &str, direction: &str, stats: &DirectionStats) -> String {
@@ -391,7 +344,7 @@ fn drawn(what: &str, histogram: &HistogramView) -> String {
 #[cfg(test)]
 mod tests {
     use rto_agent_common::{Statistics, histogram::bucket_of};
-    use rto_agent_core::policy::units::parse_duration;
+    use rto_agent_core::wire::holdout::Verdict;
 
     use super::*;
 
@@ -457,6 +410,7 @@ mod tests {
         for stats in answer.policies.values_mut() {
             stats.holdout = "5%".parse().ok();
             stats.control = Some(ArmStats::from(&[active, none, none]));
+            stats.verdict = Some(rto_agent_core::testing::holdout(Verdict::NotYet));
         }
         answer
     }
@@ -495,22 +449,5 @@ mod tests {
         assert_eq!(since(&nothing, &now), now);
         let none = since(&now, &now);
         assert_eq!(none.policies.values().next(), Some(&PolicyStats::default()));
-    }
-
-    #[test]
-    fn times_have_three_digits() {
-        for (us, text) in [
-            (9.0, "9.00us"),
-            (100.0, "100us"),
-            (1250.0, "1.25ms"),
-            (99_900.0, "99.9ms"),
-            (2e6, "2.00s"),
-        ] {
-            assert_eq!(short_us(us), text);
-        }
-        assert_eq!(
-            parse_duration(&short_us(1250.0)),
-            Ok(Duration::from_micros(1250))
-        );
     }
 }

@@ -11,7 +11,7 @@ use rto_agent_core::{
 };
 
 use super::{
-    exit, print_coloured,
+    exit, holdout, print_coloured,
     terminal::{self, wrapped},
 };
 use crate::{
@@ -122,13 +122,18 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
         .map(|walk| ("open sockets", walked(walk)));
     let absent = ("not possible", lacking(&status.features));
     let tuning = status.tuning.iter().map(|line| ("tuning", line.clone()));
-    let experiments = status.experiments.iter();
-    let experiments = experiments.map(|(policy, experiment)| {
-        let text = &experiment.text;
-        ("experiment", format!("{policy}: {text}"))
+    let holdouts = status.holdouts.iter().map(|(policy, holdout)| {
+        let bad = holdout.arms.map(holdout::connects);
+        let text = &holdout.text;
+        let ratio = holdout::ratio(holdout.evidence.ratio);
+        let text = format!(
+            "policy {policy}, {}: {text}; treated: {}; control: {}; {ratio}",
+            holdout.share, bad.treated, bad.control
+        );
+        ("holdout", text)
     });
     let more = probe.into_iter().chain(walk).chain(tuning);
-    let more = more.chain(experiments);
+    let more = more.chain(holdouts);
     let more = more.chain((!absent.1.is_empty()).then_some(absent));
     let mut text: String = lines
         .into_iter()

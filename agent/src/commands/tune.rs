@@ -15,7 +15,7 @@ use rto_agent_core::{
 };
 use rto_model::tune::tuner::Value;
 
-use super::{print, table};
+use super::{holdout, print};
 use crate::{cli::Tune, client::Client};
 
 /// The most transitions shown for each policy.
@@ -76,8 +76,8 @@ pub(super) fn text(answer: &TuneAnswer) -> String {
     let mut text = String::new();
     if answer.policies.is_empty() {
         text.push_str(
-            "no learnt or guarded timers: no policy has initial_rto = \"auto\", rto_min \
-                       = \"auto\" or a guard\n",
+            "no learnt or guarded timers: no policy has initial_rto = \"auto\", a guard or a \
+             holdout\n",
         );
     }
     for (name, policy) in &answer.policies {
@@ -94,12 +94,20 @@ fn policy_text(name: &PolicyName, policy: &TunedPolicy, now_ms: u64) -> String {
     for timer in &policy.timers {
         text.push_str(&timer_text(timer, now_ms));
     }
+    if let Some(holdout) = &policy.holdout {
+        text.push_str(&format!("  {}\n", holdout::verdict(name, holdout)));
+        let bad = holdout.arms.map(holdout::connects);
+        let ratio = holdout::ratio(holdout.evidence.ratio);
+        text.push_str(&format!(
+            "    treated: {}; control: {}; {ratio}\n",
+            bad.treated, bad.control
+        ));
+    }
     let older = policy.transitions.len().saturating_sub(SHOWN);
     for transition in policy.transitions.iter().skip(older) {
         let at = time(transition.transition.at_ms);
         text.push_str(&format!("  {at} {transition}\n"));
     }
-    text.push_str(&table::remarks("  note", &policy.notes));
     text
 }
 
@@ -135,20 +143,15 @@ fn kind_text(timer: &TunedTimer) -> String {
 
 fn evidence(timer: &TunedTimer) -> String {
     let (counts, samples) = (timer.evidence.counts, timer.evidence.samples);
-    let mut text = match timer.direction.as_str() {
-        "both" => counted(samples, "delay of an ACK", "delays of ACKs"),
-        _ => format!(
-            "{}, one of each connection",
-            counted(samples, "path RTT", "path RTTs")
-        ),
-    };
+    let mut text = format!(
+        "{}, one of each connection",
+        counted(samples, "path RTT", "path RTTs")
+    );
     if let Some(us) = timer.evidence.want_us {
         text.push_str(&format!(": {} would be safe", Value(Some(us))));
     }
-    if timer.direction != "both" {
-        let judged = counted(counts.connections, "connection", "connections");
-        text.push_str(&format!("; {} of {judged} spurious", counts.spurious));
-    }
+    let judged = counted(counts.connections, "connection", "connections");
+    text.push_str(&format!("; {} of {judged} spurious", counts.spurious));
     if let Some(brakes) = &timer.brakes {
         let percent = |share: f64| format!("{:.0}%", share * 100.0);
         text.push_str(&format!(
@@ -166,7 +169,10 @@ fn evidence(timer: &TunedTimer) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_core::{testing::timer, wire::tune::TransitionView};
+    use rto_agent_core::{
+        testing::timer,
+        wire::{holdout::Verdict, tune::TransitionView},
+    };
     use rto_model::tune::tuner::{Cause, Evidence, State, Transition};
 
     use super::*;
@@ -239,7 +245,7 @@ mod tests {
             since_ms: None,
             timers: vec![timer],
             transitions: vec![transition],
-            notes: vec!["one".to_owned()],
+            holdout: Some(rto_agent_core::testing::holdout(Verdict::NotYet)),
         };
         let answer = TuneAnswer {
             at_ms: 1_000_000,
@@ -252,8 +258,10 @@ mod tests {
              would be safe; 1 of 1200 connections spurious; fuse 5% spent; 100% of the budget left (256 \
              retransmissions)\n    last brake: 2023-11-14T22:13:20Z active -> braked-fuse (fuse), 20ms -> the \
              kernel's own; 1 of 1200 connections spurious, 300 samples\n    next: lower to 24ms in 40s\n  \
+             holdout 5%: not-yet\n    treated: 25 of 9500 connects were bad (0.26%); control: 6 of 500 connects \
+             were bad (1.20%); 0.22 times as frequent in the treated arm (0.10 to any)\n  \
              2023-11-14T22:13:20Z initial_rto active: active -> braked-fuse (fuse), 20ms -> the kernel's own; 1 of \
-             1200 connections spurious, 300 samples\n  note: one\n"
+             1200 connections spurious, 300 samples\n"
         );
     }
 }

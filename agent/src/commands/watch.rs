@@ -64,9 +64,9 @@ fn text(line: &StreamItem, brief: bool) -> String {
             format!("({lost} events lost: they were faster than this output)")
         }
         StreamItem::Event(event) => event_text(event, brief),
-        StreamItem::Experiment(event) => {
+        StreamItem::Verdict(event) => {
             let at = time(event.at_us, brief);
-            format!("{at} experiment of {}: {}", event.policy, event.experiment)
+            format!("{at} verdict about {}: {}", event.policy, event.text)
         }
         StreamItem::Tuned(tuned) => tuned_text(tuned, brief),
     }

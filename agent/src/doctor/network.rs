@@ -223,7 +223,7 @@ pub(super) fn metrics(set: &PolicySet) -> Finding {
 /// itself; the RTO is then about three of it.)
 fn slow_start(metric: &Metric, set: &PolicySet) -> Option<String> {
     let (entry, policy) = set.entry_for(metric.address)?;
-    let rto_min = policy.settings.fixed_rto_min()?;
+    let rto_min = policy.settings.rto_min?;
     (metric.rtt > rto_min).then(|| {
         format!(
             "{}: a round trip of {} is cached, more than the rto_min {} of policy {}",
@@ -391,7 +391,7 @@ mod tests {
         set.policies
             .insert(name.clone(), Policy::from(settings.clone()));
         assert_eq!(severity(&set), Severity::Warning);
-        settings.rto_min = Some(Duration::from_millis(8).into());
+        settings.rto_min = Some(Duration::from_millis(8));
         set.policies.insert(name, Policy::from(settings));
         assert_eq!(severity(&set), Severity::Problem);
     }

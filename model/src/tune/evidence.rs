@@ -12,12 +12,9 @@
 //! Given all earlier attempts, the next bad attempt multiplies the likelihood ratio at each
 //! probability `q` by `q / p` with probability `p`, else by `(1 - q) / (1 - p)`: 1 on average. So
 //! the average over a prior fixed in advance also stays 1 on average. It reaches `1 / alpha` at any
-//! observation with a probability of at most `alpha` (Ville's inequality). E-values of different
-//! shares of a ramp may be multiplied and averaged: each share starts with 1, whatever was observed
-//! before.
+//! observation with a probability of at most `alpha` (Ville's inequality).
 //!
-//! This requires independently assigned arms. With `unit = "peer"` all connections of a peer are in
-//! one arm.
+//! This requires independently assigned arms.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,13 +26,14 @@ const OUTSIDE: f64 = 20.0;
 const MOST_TERMS: u32 = 20_000;
 
 /// The probability `p` that a bad attempt is in the treated arm if the timers make no difference:
-/// the share of connections assigned to it, 0.001 to 0.999.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+/// the share of connections assigned to it.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
 pub struct Probability(f64);
 
-/// A probability at which one arm would be almost empty.
+/// A probability at which one arm would be empty.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("a share of {:.4} % is outside 0.1 % to 99.9 %", share * 100.0)]
+#[error("a share of {} % leaves one arm empty", share * 100.0)]
 pub struct ProbabilityError {
     /// The refused share, 0 to 1.
     pub share: f64,
@@ -43,9 +41,7 @@ pub struct ProbabilityError {
 
 impl Probability {
     /// The smallest and the largest probability.
-    pub const RANGE: std::ops::RangeInclusive<f64> = 0.001..=0.999;
-    /// 0.5 % as a probability.
-    pub const HALF_A_PERCENT: Self = Self(0.005);
+    pub const RANGE: std::ops::RangeInclusive<f64> = 1e-9..=1.0 - 1e-9;
 
     /// The probability, 0 to 1.
     pub const fn get(self) -> f64 {
@@ -62,6 +58,12 @@ impl TryFrom<f64> for Probability {
         } else {
             Err(ProbabilityError { share })
         }
+    }
+}
+
+impl From<Probability> for f64 {
+    fn from(probability: Probability) -> Self {
+        probability.0
     }
 }
 
@@ -148,6 +150,11 @@ impl Tally {
         part(self.treated, p) + part(self.control, rest)
     }
 
+    /// Whether the e-value has reached `e`.
+    pub fn reaches(self, direction: Direction, e: f64) -> bool {
+        self.at_most(direction) >= e.ln() && self.ln_e(direction) >= e.ln()
+    }
+
     /// The ratio of the rates, with all ratios against which the e-value is below 20: the average
     /// likelihood relative to the likelihood at that ratio. A constant ratio is in all intervals
     /// ever computed with a probability of 95 %.
@@ -185,6 +192,60 @@ impl Tally {
             high: (control > 0.0).then(|| end(100.0)),
         }
     }
+}
+
+/// The mean and the variance of many values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Moments {
+    /// How many.
+    pub count: f64,
+    /// Their mean.
+    pub mean: f64,
+    /// Their variance.
+    pub variance: f64,
+}
+
+/// A difference of two means, with the interval that contains the true one at all observations
+/// together, with a probability of 95 %.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Difference {
+    /// The first mean minus the second.
+    pub mean: f64,
+    /// The ends of the interval.
+    pub interval: [f64; 2],
+}
+
+impl Moments {
+    /// The difference to the mean of another arm; `None` if an arm has fewer than two values.
+    ///
+    /// Connect times are mostly short, and a few have a second or more: an arm with few values has
+    /// seen none of these. So each arm has at least the variance of both together.
+    pub fn minus(self, other: Self) -> Option<Difference> {
+        let count = self.count + other.count;
+        let all = (self.mean * self.count + other.mean * other.count) / count;
+        let around = |arm: Self| arm.count * (arm.variance + (arm.mean - all).powi(2));
+        let pooled = (around(self) + around(other)) / count;
+        let of_mean = |arm: Self| arm.variance.max(pooled) / arm.count;
+        let half = standard_errors(count) * (of_mean(self) + of_mean(other)).sqrt();
+        let mean = self.mean - other.mean;
+        (self.count >= 2.0 && other.count >= 2.0).then_some(Difference {
+            mean,
+            interval: [mean - half, mean + half],
+        })
+    }
+}
+
+/// The number of standard errors around a mean of this many independent values within which the
+/// true mean is at all observations together, with a probability of 95 %: an asymptotic confidence
+/// sequence (Waudby-Smith and others, "Time-uniform central limit theory", 2024), narrowest at
+/// 10,000 values.
+fn standard_errors(values: f64) -> f64 {
+    /// Where the sequence is narrowest.
+    const NARROWEST: f64 = 10_000.0;
+    let error = 1.0 / OUTSIDE;
+    let rho = (-2.0 * error.ln() + (1.0 - 2.0 * error.ln()).ln()) / NARROWEST;
+    let scaled = values * rho;
+    (2.0 * (scaled + 1.0) / scaled * ((scaled + 1.0).sqrt() / error).ln()).sqrt()
 }
 
 /// The logarithm of the beta function.

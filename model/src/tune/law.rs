@@ -1,10 +1,7 @@
-//! The control law: the timer that path RTTs, or ACK delays, require.
+//! The control law: the initial RTO that path RTTs require.
 //!
 //! A host sees the RTT of each path whatever its timer is: a spurious SYN does not delay the answer
 //! to the first one. So the timer is computed from the whole distribution, without trying values.
-//! `rto_min` is learnt from the **control arm**: the differences between RTT samples and the
-//! smallest RTT of their connection. A low `rto_min` would censor its own samples: a spurious
-//! retransmission is acknowledged at once, and Karn's algorithm drops the sample.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,28 +20,16 @@ const RECENT_SHARE: f64 = 0.02;
 /// about once an hour.
 const RECENT_ERROR: f64 = 0.2;
 
-/// The setting that is learnt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Law {
-    /// The initial RTO, from path RTTs.
-    InitialRto,
-    /// `rto_min`, from ACK delays.
-    RtoMin,
-}
-
 /// Requirements for a learnt timer of one policy and direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The setting that is learnt.
-    pub law: Law,
     /// Jiffies per second.
     pub hz: u32,
     /// The smallest value, microseconds.
     pub min_us: u64,
     /// The largest value, microseconds; not above the kernel's own.
     pub max_us: u64,
-    /// The share of samples that may exceed half the initial RTO, or `rto_min`, 0 to 1.
+    /// The share of samples that may exceed half the timer, 0 to 1.
     pub spurious: f64,
     /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this
     /// many `tcp_syn_linear_timeouts`; `None` if that has no effect: for SYN-ACKs, and before Linux
@@ -56,23 +41,11 @@ impl Settings {
     /// The default requirements for the initial RTO.
     pub const fn new(hz: u32) -> Self {
         Self {
-            law: Law::InitialRto,
             hz,
             min_us: 20_000,
             max_us: INITIAL_RTO_US,
             spurious: 0.001,
             in_step: None,
-        }
-    }
-
-    /// The requirements for `rto_min`: peers delay ACKs by up to 40 ms, as Linux does; at most
-    /// `TCP_RTO_MIN`.
-    pub const fn rto_min(hz: u32) -> Self {
-        Self {
-            law: Law::RtoMin,
-            min_us: 48_000,
-            max_us: 200_000,
-            ..Self::new(hz)
         }
     }
 
@@ -96,12 +69,10 @@ impl Settings {
     /// The smallest value in step that is not shorter, jiffies; the value itself if there is no
     /// such value up to the largest one.
     pub fn in_step_from(&self, jiffies: u64) -> u64 {
-        let hz = self.hz.into();
-        let in_step = match (self.law, self.in_step) {
-            (Law::RtoMin, _) => outage::rto_min_in_step(hz),
-            (Law::InitialRto, Some(linear_timeouts)) => outage::in_step(hz, linear_timeouts),
-            (Law::InitialRto, None) => return jiffies,
+        let Some(linear_timeouts) = self.in_step else {
+            return jiffies;
         };
+        let in_step = outage::in_step(self.hz.into(), linear_timeouts);
         outage::first_from(&in_step, jiffies)
             .filter(|next| *next <= self.largest())
             .unwrap_or(jiffies)
@@ -111,17 +82,12 @@ impl Settings {
     pub fn largest(&self) -> u64 {
         self.jiffies(self.max_us.min(INITIAL_RTO_US)).max(1)
     }
+}
 
-    /// The timer for a quantile of the samples, microseconds. For the initial RTO, this is the
-    /// quantile times a number of halves, because the variation of a path is unknown before its
-    /// first sample. For `rto_min`, it is a quarter more plus two jiffies, the granularity of the
-    /// estimator.
-    fn with_headroom(&self, us: u64, halves: u64) -> u64 {
-        match self.law {
-            Law::InitialRto => us.saturating_mul(halves) / 2,
-            Law::RtoMin => us.saturating_add(us / 4).saturating_add(self.micros(2)),
-        }
-    }
+/// The timer for a quantile of the samples, microseconds: a number of halves of it, because the
+/// variation of a path is unknown before its first sample.
+const fn with_headroom(us: u64, halves: u64) -> u64 {
+    us.saturating_mul(halves) / 2
 }
 
 /// The timer that samples require.
@@ -143,10 +109,10 @@ impl Want {
     /// The timer that a history requires; `None` with fewer than [`LEAST_SAMPLES`] samples.
     pub fn of(history: &History, settings: &Settings) -> Option<Self> {
         let slow_us = slow_us(history, settings)?;
-        let fast_us = fast_us(history.recent(), settings);
+        let fast_us = fast_us(history.recent());
         let jiffies = settings.clamped(slow_us.max(fast_us.unwrap_or(0)));
         let raised = fast_us
-            .filter(|us| settings.law == Law::InitialRto && *us > slow_us)
+            .filter(|us| *us > slow_us)
             .map(|us| settings.clamped(us.saturating_mul(2)))
             // Headroom alone must not lead to the kernel's own timer.
             .filter(|raised| (jiffies..settings.largest()).contains(raised));
@@ -172,16 +138,16 @@ fn slow_us(history: &History, settings: &Settings) -> Option<u64> {
     let exceeded = history
         .hours_us()
         .or_else(|| bounded_quantile_us(all, settings.spurious))?;
-    Some(settings.with_headroom(exceeded, 4))
+    Some(with_headroom(exceeded, 4))
 }
 
 /// The value that one in fifty of the last samples exceeds.
-fn fast_us(recent: &Distribution, settings: &Settings) -> Option<u64> {
+fn fast_us(recent: &Distribution) -> Option<u64> {
     if recent.count() < RECENT_COUNT {
         return None;
     }
     let exceeded = recent.exceeded_by(allowed_with(recent.count(), RECENT_SHARE, RECENT_ERROR)?)?;
-    Some(settings.with_headroom(exceeded, 3))
+    Some(with_headroom(exceeded, 3))
 }
 
 /// Whether a value is so far above the required one that it is lowered.
@@ -235,11 +201,6 @@ mod tests {
             [1, 70_000, 200_000].map(|us| narrow.clamped(us)),
             [16, 18, 24]
         );
-        // Values of rto_min in step: 48, 96, 100 and 196 ms.
-        let rto_min = Settings::rto_min(250);
-        for (us, jiffies) in [(1, 12), (49_000, 24), (199_000, 50), (2_000_000, 50)] {
-            assert_eq!(rto_min.clamped(us), jiffies, "{us}");
-        }
     }
 
     #[test]
@@ -282,16 +243,6 @@ mod tests {
         let slow = vec![(400_000, 4), (10_000, 296)];
         let want = Want::of(&history(&[&before, &slow]), &SETTINGS).unwrap();
         assert_eq!((want.jiffies, want.raised), (150, 150));
-    }
-
-    #[test]
-    fn rto_min_is_a_quarter_above_the_delays() {
-        let settings = Settings::rto_min(250);
-        let want = |us| Want::of(&history(&[&[(us, 3_000)]]), &settings).unwrap();
-        assert_eq!((want(25_000).slow_us, want(25_000).jiffies), (39_250, 12));
-        // 53 ms and two jiffies; the next value in step is 96 ms.
-        assert_eq!((want(42_400).slow_us, want(42_400).raised), (61_000, 24));
-        assert_eq!(want(500_000).jiffies, settings.largest());
     }
 
     #[test]

@@ -79,8 +79,6 @@ names!(
         Budget = "budget",
         /// The budget has been refilled to more than half.
         BudgetRefilled = "budget-refilled",
-        /// An experiment has proven harm.
-        HarmProven = "harm-proven",
         /// The samples are older than a day.
         Forgotten = "forgotten",
         /// An operator froze it.
@@ -98,8 +96,7 @@ impl State {
 /// The growth of the counters since the previous step, for one policy and direction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Growth {
-    /// The samples from which the value is learnt: path RTTs, or ACK delays. Each sample counts
-    /// once.
+    /// The samples from which the value is learnt: path RTTs. Each sample counts once.
     pub samples: Distribution,
     /// The outcomes of connections.
     pub counts: Counts,
@@ -136,7 +133,7 @@ impl Counts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Evidence {
-    /// Samples remembered: path RTTs, or for `rto_min` delays of ACKs.
+    /// Samples remembered: path RTTs.
     pub samples: u64,
     /// The timer that the samples suggest, microseconds; absent with too few samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -381,8 +378,9 @@ impl Tuner {
     }
 
     /// Uses the kernel's own timer until [`Tuner::resume`].
-    pub fn freeze(&mut self, now_ms: u64, cause: Cause) -> Option<Transition> {
-        (self.state != State::Frozen).then(|| self.enter(now_ms, State::Frozen, cause, None))
+    pub fn freeze(&mut self, now_ms: u64) -> Option<Transition> {
+        (self.state != State::Frozen)
+            .then(|| self.enter(now_ms, State::Frozen, Cause::Operator, None))
     }
 
     /// Ends [`Tuner::freeze`]. A hold still lasts for its full time.

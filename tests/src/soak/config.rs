@@ -42,7 +42,7 @@ impl Config {
             ("near", &*format!("{near_timers}\n{keep}")),
             ("lost", &format!("{lost_timer}\n{keep}")),
             ("guarded", &format!("{guarded_timer}\nguard = \"on\"")),
-            ("learnt", "initial_rto = \"auto\"\nrto_min = \"auto\""),
+            ("learnt", "initial_rto = \"auto\"\nholdout = \"5%\""),
             ("more", "initial_rto = \"500ms\""),
         ] {
             let entries = self.entries();
@@ -101,7 +101,6 @@ mod tests {
         tcp_synack_retries: 5,
         reads_listener: true,
         reads_timers: false,
-        lacks_rtt_samples: false,
         has_rto_max: false,
         has_bpf_thin_linear: true,
     };

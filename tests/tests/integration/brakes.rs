@@ -45,7 +45,7 @@ fn warmed_up(per_s: u64, policies: &str) -> anyhow::Result<TestEnv> {
         each_second: &seen(per_s),
         hz: u32::try_from(Machine::here()?.hz)?,
     };
-    let learnt = Learnt::InitialRto(seen).store(&env, "near")?;
+    let learnt = Learnt(seen).store(&env, "near")?;
     env.start()?;
     let value = InKernel::of(&env, "near")?.initial_rto();
     ensure!(

@@ -51,7 +51,6 @@ fn names() -> anyhow::Result<()> {
     // Two transitions, after which the value is active again, and evidence.
     env.cli(&["tune", "freeze", "near"])?;
     env.cli(&["tune", "resume", "near"])?;
-    env.cli(&["experiment", "start", "near"])?;
     let mut there = metrics::names(port)?;
     // Exported once both arms have connections.
     there.insert("rto_agent_connect_time_difference_seconds".to_owned());

@@ -32,11 +32,6 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             ensure!(said.contains("Linux 6.2 or later with BTF"), "{said}");
             Ok(())
         }
-        RTT_SAMPLES => {
-            let env = configured(&policy("rto_min = \"auto\""))?;
-            env.cli_says(&["check"], "learns nothing on this kernel")?;
-            Ok(())
-        }
         MPTCP_BLACKHOLE => {
             let is_old = version()? < (6, 12);
             ensure!(is_old, "{:?} without MPTCP's blackhole_timeout", version()?);

@@ -20,7 +20,6 @@ pub(crate) const THIN_LINEAR: Need = Need::Feature("bpf-thin-linear");
 pub(crate) const RTO_MAX: Need = Need::Feature("tcp-rto-max");
 pub(crate) const TCP_ITERATOR: Need = Need::Feature("iter-tcp");
 pub(crate) const LISTENER: Need = Need::Feature("reads-listener");
-pub(crate) const RTT_SAMPLES: Need = Need::Feature("rtt-hook-sample");
 /// Not used by the agent: since Linux 6.12 MPTCP is off for an hour after a fallback.
 pub(crate) const MPTCP_BLACKHOLE: Need = Need::Feature("mptcp-blackhole");
 /// Not used by the agent: Debian's 5.10 is built without it.

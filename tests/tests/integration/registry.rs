@@ -61,7 +61,7 @@ const FIRST: [&str; 10] = [
     "syn_retries",
     "brakes",
     "tuning",
-    "experiment",
+    "holdout",
     "established",
     "faults",
     "open_sockets",

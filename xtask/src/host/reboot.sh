@@ -9,8 +9,9 @@ json() { perl -MJSON::PP -0777 -e '$_ = decode_json(<STDIN>); print eval(shift) 
 tuned() { rto-agent tune "$1" --json | json "\$_->{policies}{$1}{timers}[0]$2"; }
 # The same, from the file on the disk.
 stored() { json "\$_->{content}{policies}{$1}{timers}{active}{tuner}$2" <$state/tuning.json; }
-tried() { rto-agent experiment show tried --json | json "\$_->{experiments}{tried}$1"; }
-attempts() { tried '{counts}{treated}{attempts} + $_->{experiments}{tried}{counts}{control}{attempts}'; }
+tried() { rto-agent status --json | json "\$_->{holdouts}{tried}$1"; }
+attempts() { tried '{treated}{attempts} + $_->{holdouts}{tried}{control}{attempts}'; }
+counting() { [[ $(tried '{since_ms}') != none ]]; }
 attempts_are() { [[ $(attempts) == "$1" ]] || { echo "$(attempts) attempts"; return 1; }; }
 state_is() { [[ $(tuned "$1" '{state}') == "$2" ]]; }
 # The timer of a policy is in force: what the kernel tells is in hundredths of a second.
@@ -68,8 +69,8 @@ remember() {
   echo "$1" >$kept/stage
   sync $kept/before $kept/stage
 }
-# The experiments on the disk are newer than this file.
-saved_since() { [[ $state/experiments.json -nt $1 ]]; }
+# What was learnt and counted is on the disk, later than this file.
+saved_since() { [[ $state/tuning.json -nt $1 ]]; }
 # Conditions after each reboot.
 kept_over() {
   local when=$1
@@ -80,8 +81,10 @@ kept_over() {
   is "$when: a hold continues" "$(tuned held '{state} . " " . $_->{policies}{held}{timers}[0]{next}{kind}')" "braked-fuse hold-ends"
   is "$when: until the same moment" "$(stored held '{hold_until_ms}')" "$hold_until_ms"
   is "$when: the kernel's own timer is in force" "$(rto 203.0.113.1)" 1000
-  is "$when: an experiment continues with its share" "$(tried '{state} . " " . $_->{experiments}{tried}{share}')" "running 0.4"
+  is "$when: a comparison continues with its share" "$(tried '{verdict} . " " . $_->{holdouts}{tried}{share}')" "not-yet 40%"
   check "$when: with its counts ($attempts)" attempts_are "$attempts"
+  # What is counted in the first two seconds after a start is left out.
+  sleep 5
   check "$when: further connections" connect 10.98.3.1 100
   check "$when: it counts them" wait_for 30 attempts_are $((attempts + 100))
   refuse "$when: no warning of status that something was lost" sh -c "rto-agent status | grep -iE 'values are lost|were lost|unreadable|moved aside'"
@@ -102,10 +105,11 @@ guard = "on"
 [policy.tried]
 cidrs = ["10.98.3.1/32"]
 initial_rto = "100ms"
+holdout = "40%"
 END
   check "learn: a configuration with more policies" systemctl reload $unit
   check "learn: a server" serve
-  check "learn: an experiment begins" rto-agent experiment start tried --ramp 40% --for 1d
+  check "learn: a comparison begins" wait_for 30 counting
   check "learn: connections of it" connect 10.98.3.1 250
   # The connections that the host opens count.
   check "learn: it counts them" wait_for 30 attempts_are 250

@@ -1,16 +1,15 @@
-//! `initial_rto = "auto"`, `rto_min = "auto"`, `guard` and `mode`: the timers after the daemon's
-//! decisions, and the program's settings for them.
+//! `initial_rto = "auto"`, `guard` and `mode`: the timers after the daemon's decisions, and the
+//! program's settings for them.
 
 use std::{ops::RangeInclusive, time::Duration};
 
 use rto_agent_common::{brake::Brake, direction, policy_flags};
 use rto_model::tune::{law::LEAST_SAMPLES, tuner::HOLD_MS};
 
-use super::{BPF_TIMER_MAX, Compiler, EffectiveSetting, KERNEL_INITIAL_RTO, TIMEOUT_MIN};
+use super::{Compiler, EffectiveSetting, KERNEL_INITIAL_RTO};
 use crate::policy::{
-    Adjustment, AutoInitialRto, AutoRtoMin, Guard, InitialRto, InitialRtoSetting, Mode,
-    RtoMinSetting, Settings, Share, Timer,
-    units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
+    Adjustment, AutoInitialRto, Guard, InitialRto, InitialRtoSetting, Mode, Settings, Share, Timer,
+    units::{format_duration, jiffies_duration, quantise},
 };
 
 /// Range of the accepted share of spurious retransmissions: less would need more connections than a
@@ -95,51 +94,6 @@ impl Compiler<'_> {
         }
     }
 
-    pub(super) fn auto_rto_min(&mut self, auto: &AutoRtoMin, settings: &Settings) {
-        self.kernel.flags |= policy_flags::MEASURES_ACKS;
-        let hz = self.host.hz;
-        let floor = quantise(auto.floor(hz), hz);
-        let asked = RtoMinSetting::Auto(*auto).to_string();
-        if auto.peer_delack.is_some_and(|delay| delay.is_zero()) || auto.floor(hz) > BPF_TIMER_MAX {
-            let longest = BPF_TIMER_MAX.saturating_sub(jiffies_duration(TIMEOUT_MIN, hz));
-            let reason = format!(
-                "peer_delack must be above 0 and at most {}, because rto_min is at least \
-                 peer_delack plus two jiffies, and at most 200ms",
-                format_duration(longest)
-            );
-            self.refuse("rto_min", asked, reason);
-            return;
-        }
-        if self.host.lacks_rtt_samples {
-            self.warnings.push(format!(
-                "rto_min = {asked} learns nothing on this kernel, which keeps its own value: it \
-                 needs RTT samples in eBPF programs (Linux 6.10 and later)"
-            ));
-        }
-        let learnt = self
-            .adjustment
-            .rto_min
-            .filter(|_| settings.mode == Mode::Apply);
-        let Some(value) = learnt else {
-            let range = format!(
-                "until enough ACK delays are sampled, then {} to {}",
-                format_duration(floor.effective),
-                format_duration(BPF_TIMER_MAX)
-            );
-            let effect = self.effect("rto_min", asked);
-            effect.set_jiffies(None, hz);
-            effect.note = Some(match settings.mode {
-                Mode::Advise => ADVISED.to_owned(),
-                Mode::Apply => range,
-            });
-            return;
-        };
-        let longest = quantise(BPF_TIMER_MAX, hz).jiffies;
-        let jiffies = quantise(value, hz).jiffies.max(floor.jiffies).min(longest);
-        self.kernel.rto_min_us = u32::try_from(jiffies_to_usecs(jiffies, hz)).unwrap_or(u32::MAX);
-        self.effect("rto_min", asked).set_jiffies(Some(jiffies), hz);
-    }
-
     /// Compiles `guard` and `mode`, and the brakes in the program.
     pub(super) fn guard(&mut self, settings: &Settings) {
         let Adjustment {
@@ -172,8 +126,8 @@ impl Compiler<'_> {
             self.refuse(
                 "mode",
                 settings.mode,
-                "it applies to learnt values, but the policy has none; set initial_rto or rto_min \
-                 to \"auto\", or use rto-agent advise",
+                "it applies to learnt values, but the policy has none; set initial_rto to \"auto\", \
+                 or use rto-agent advise",
             );
         }
         let is_on = guard == Guard::On;
@@ -233,13 +187,10 @@ mod tests {
         },
         *,
     };
-    use crate::{
-        policy::{ControlArm, HostFacts},
-        testing::HOST,
-    };
+    use crate::testing::HOST;
 
-    /// An adjustment with these timers for the two directions, and an rto_min in milliseconds.
-    fn adjustment(active: Timer, passive: Timer, rto_min: Option<u64>) -> Adjustment {
+    /// An adjustment with these timers for the two directions.
+    fn adjustment(active: Timer, passive: Timer) -> Adjustment {
         let of = |timer| InitialRto {
             timer,
             epoch: 3,
@@ -248,8 +199,7 @@ mod tests {
         Adjustment {
             active: of(active),
             passive: of(passive),
-            rto_min: rto_min.map(Duration::from_millis),
-            control: None,
+            harm: false,
         }
     }
 
@@ -260,18 +210,15 @@ mod tests {
             (policy_flags::LEASED_ACTIVE, "leased-active"),
             (policy_flags::LEASED_PASSIVE, "leased-passive"),
             (policy_flags::BRAKED, "braked"),
-            (policy_flags::MEASURES_ACKS, "measures-acks"),
-            (policy_flags::CONTROL_BY_PEER, "control-by-peer"),
         ];
         let flags = flags.iter().filter(|(flag, _)| kernel.flags & flag != 0);
         let flags: Vec<_> = flags.map(|(_, name)| *name).collect();
         let effects = compiled.effects.iter();
         let effects = effects.map(|e| format!("\n  {}: {}", e.setting, e.describe(HOST.hz)));
         format!(
-            "initial_rto {}, syn_ack_rto {:?}, rto_min {} us, epochs {:?}, budgets {:?}, {flags:?}{}",
+            "initial_rto {}, syn_ack_rto {:?}, epochs {:?}, budgets {:?}, {flags:?}{}",
             kernel.initial_rto_jiffies,
             kernel.syn_ack_rto_jiffies,
-            kernel.rto_min_us,
             kernel.epochs,
             kernel.budgets,
             effects.collect::<String>()
@@ -294,48 +241,38 @@ mod tests {
     fn adjusted_timers_are_those_of_the_table() {
         use Timer::{Configured, Kernel};
         let ms = |ms| Timer::Value(Duration::from_millis(ms));
-        let both = "initial_rto = 'auto'\nrto_min = 'auto'";
-        let advice = &format!("{both}\nmode = 'advise'");
+        let auto = "initial_rto = 'auto'";
+        let advice = &format!("{auto}\nmode = 'advise'");
         let fixed = "initial_rto = '100ms'\nguard = 'on'";
         let own_syn_ack = "initial_rto = 'auto'\nsyn_ack_rto = '300ms'";
-        let own_delack = "rto_min = { auto = true, peer_delack = '5ms' }";
         let rows = [
-            (both, Configured, Configured, None),
-            (both, ms(24), ms(500), Some(70)),
+            (auto, Configured, Configured),
+            (auto, ms(24), ms(500)),
             // One direction is enough for a lease.
-            ("initial_rto = 'auto'", Kernel, ms(500), None),
-            ("initial_rto = 'auto'", Kernel, Kernel, None),
-            (advice, Configured, Configured, None),
-            (advice, ms(24), ms(500), Some(70)),
+            (auto, Kernel, ms(500)),
+            (auto, Kernel, Kernel),
+            (advice, Configured, Configured),
+            (advice, ms(24), ms(500)),
             // A fixed value is raised and never lowered.
-            (fixed, ms(400), ms(600), None),
-            (fixed, ms(20), ms(20), None),
-            (fixed, Kernel, Configured, None),
-            (fixed, Kernel, Kernel, None),
+            (fixed, ms(400), ms(600)),
+            (fixed, ms(20), ms(20)),
+            (fixed, Kernel, Configured),
+            (fixed, Kernel, Kernel),
             // A SYN-ACK timer of its own is not learnt.
-            (own_syn_ack, Configured, Configured, None),
-            (own_syn_ack, Configured, ms(400), None),
-            (own_syn_ack, Configured, Kernel, None),
+            (own_syn_ack, Configured, Configured),
+            (own_syn_ack, Configured, ms(400)),
+            (own_syn_ack, Configured, Kernel),
             (
                 "initial_rto = 'auto'\nsyn_ack_rto = 'keep'",
                 Configured,
                 ms(24),
-                None,
             ),
-            // Within what the kernel takes.
-            ("rto_min = 'auto'", Configured, Configured, Some(1)),
-            ("rto_min = 'auto'", Configured, Configured, Some(900)),
-            (own_delack, Configured, Configured, Some(1)),
-            (own_delack, Configured, Configured, Some(14)),
         ];
-        let rows = rows.map(|(toml, active, passive, rto_min)| {
-            let adjusted = adjustment(active, passive, rto_min);
+        let rows = rows.map(|(toml, active, passive)| {
+            let adjusted = adjustment(active, passive);
             let compiled = on(&HOST, toml, &adjusted);
             let toml = toml.replace('\n', "; ");
-            format!(
-                "{toml}: {active:?} {passive:?} {rto_min:?}\n  {}",
-                shown(&compiled)
-            )
+            format!("{toml}: {active:?} {passive:?}\n  {}", shown(&compiled))
         });
         insta::assert_snapshot!(rows.join("\n"));
     }
@@ -356,37 +293,10 @@ mod tests {
 
     #[test]
     fn budgets_are_tenths_that_the_program_can_add_up() {
-        let mut adjustment = adjustment(Timer::Configured, Timer::Configured, None);
+        let mut adjustment = adjustment(Timer::Configured, Timer::Configured);
         adjustment.active.budget = u32::MAX;
         let kernel = on(&HOST, "initial_rto = '100ms'\nguard = 'on'", &adjustment).kernel;
         assert_eq!(kernel.budgets, [(1 << 30) - 1, 500]);
-    }
-
-    #[test]
-    fn experiment_with_a_learnt_rto_min_draws_peers() {
-        let arm = Adjustment {
-            control: Some(ControlArm {
-                share: Share::HALF,
-                seed: 7,
-                by_peer: false,
-            }),
-            ..Adjustment::default()
-        };
-        let kernel = on(&HOST, "rto_min = 'auto'", &arm).kernel;
-        assert_eq!((kernel.control_below, kernel.control_seed), (1 << 31, 7));
-        assert_ne!(kernel.flags & policy_flags::CONTROL_BY_PEER, 0);
-    }
-
-    #[test]
-    fn kernel_without_rtt_samples_has_a_warning() {
-        let host = HostFacts {
-            lacks_rtt_samples: true,
-            ..HOST
-        };
-        for (toml, warned) in [("rto_min = 'auto'", true), ("rto_min = '100ms'", false)] {
-            let warnings = on(&host, toml, &Adjustment::default()).warnings.concat();
-            assert_eq!(warnings.contains("learns nothing on this kernel"), warned);
-        }
     }
 
     #[test]
@@ -399,16 +309,10 @@ mod tests {
             "initial_rto = { auto = true, spurious = '0.009%' }",
             "initial_rto = { auto = true, spurious = '5.1%' }",
             "initial_rto = 'auto'\nguard = 'off'",
-            "rto_min = 'auto'\nguard = 'warn'",
             "rto_min = '100ms'\nguard = 'on'",
             "initial_rto = '100ms'\nmode = 'advise'",
             "mode = 'advise'",
             "guard = 'off'",
-            "rto_min = 'auto'\nholdout = '1.9%'",
-            "rto_min = 'auto'\nrto_restart = true",
-            "rto_min = 'auto'\ndelack_max = '48ms'",
-            "rto_min = { auto = true, peer_delack = '0s' }",
-            "rto_min = { auto = true, peer_delack = '193ms' }",
         ] {
             let errors = errors(&HOST, toml).join("\n  ");
             all.push(format!("{}\n  {errors}", toml.replace('\n', "; ")));
@@ -419,9 +323,8 @@ mod tests {
             "initial_rto = { auto = true, min = '1s', spurious = '5%' }",
             "initial_rto = 'auto'\nrto_max = '1s'",
             "syn_ack_rto = '500ms'\nguard = 'on'",
-            "rto_min = 'auto'\nguard = 'on'\nholdout = '2%'\ndelack_max = '44ms'",
             "initial_rto = '100ms'\nguard = 'off'\nmode = 'apply'",
-            "rto_min = { auto = true, peer_delack = '192ms' }\nmode = 'advise'",
+            "initial_rto = 'auto'\nholdout = '95%'\nmode = 'advise'",
         ] {
             compiled(toml);
         }

@@ -35,9 +35,7 @@ impl Compiler<'_> {
                 self.in_range("rto_max", rto_max, false, &reason);
             }
         }
-        let least = settings.auto_rto_min().map(|auto| auto.floor(hz));
-        let least = settings.fixed_rto_min().or(least);
-        if let (Some(rto_min), Some(delack)) = (least, settings.delack_max) {
+        if let (Some(rto_min), Some(delack)) = (settings.rto_min, settings.delack_max) {
             let (rto_min_q, delack_q) = (quantise(rto_min, hz), quantise(delack, hz));
             let text = format_duration(rto_min);
             if delack_q.jiffies == TIMEOUT_MIN && rto_min_q.jiffies == TIMEOUT_MIN {
@@ -55,9 +53,7 @@ impl Compiler<'_> {
                 self.in_range("delack_max", delack, false, &reason);
             }
         }
-        let bare = settings
-            .fixed_rto_min()
-            .filter(|_| settings.delack_max.is_none());
+        let bare = settings.rto_min.filter(|_| settings.delack_max.is_none());
         if let Some(rto_min) = bare.filter(|rto_min| *rto_min <= PEER_DELACK) {
             self.warnings.push(format!(
                 "rto_min = {} without delack_max: segments to peers that delay ACKs by up to {} \

@@ -31,9 +31,7 @@ impl Compiler<'_> {
         if let Some(auto) = settings.auto_initial_rto() {
             self.check_auto_in_step(auto);
         }
-        let rto_min = settings
-            .fixed_rto_min()
-            .filter(|_| self.kernel.rto_min_us != 0);
+        let rto_min = settings.rto_min.filter(|_| self.kernel.rto_min_us != 0);
         if let Some(asked) = rto_min {
             let jiffies = quantise(asked, self.host.hz).jiffies;
             let compared = compare_rto_min(hz, jiffies);

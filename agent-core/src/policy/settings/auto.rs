@@ -1,49 +1,29 @@
-//! `initial_rto = "auto"` and `rto_min = "auto"`: values that the daemon learns.
+//! `initial_rto = "auto"`: a value that the daemon learns.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use rto_model::tune::law;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeOwned, Error as _, MapAccess, value::MapAccessDeserializer},
+    de::{Error as _, MapAccess, value::MapAccessDeserializer},
 };
 
 use super::text::{self, Text};
 use crate::policy::{
     Share,
-    units::{format_duration, jiffies_duration, parse_duration},
+    units::{format_duration, parse_duration},
 };
 
 /// The default limits, which do not depend on HZ.
 const DEFAULT: law::Settings = law::Settings::new(0);
 
-/// A timer that is fixed or learnt.
+/// The `initial_rto` setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimerSetting<T> {
+pub enum InitialRtoSetting {
     /// A fixed value.
     Fixed(Duration),
-    /// A value that the daemon learns.
-    Auto(T),
-}
-
-/// The `initial_rto` setting. The daemon learns a value for each direction.
-pub type InitialRtoSetting = TimerSetting<AutoInitialRto>;
-/// The `rto_min` setting. The daemon learns it from the policy's control arm.
-pub type RtoMinSetting = TimerSetting<AutoRtoMin>;
-
-/// The table that a file may have instead of "auto".
-pub(super) trait AutoTable: DeserializeOwned + Serialize + Default + PartialEq {
-    /// What a timer that may be learnt is written as.
-    const WANTED: &'static str;
-}
-
-impl AutoTable for AutoInitialRto {
-    const WANTED: &'static str =
-        "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, min = \"20ms\" }";
-}
-
-impl AutoTable for AutoRtoMin {
-    const WANTED: &'static str = "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, peer_delack = \"5ms\" }";
+    /// The daemon learns a value for each direction.
+    Auto(AutoInitialRto),
 }
 
 /// How the initial RTO is learnt. A field that is `None` has the default of [`law::Settings::new`].
@@ -91,39 +71,6 @@ impl AutoInitialRto {
     }
 }
 
-/// How rto_min is learnt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct AutoRtoMin {
-    /// Must be true: the value is learnt.
-    #[cfg_attr(test, schemars(with = "bool"))]
-    pub auto: True,
-    /// The longest delay of a peer's ACK, if known.
-    #[serde(default, with = "text", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<String>"))]
-    pub peer_delack: Option<Duration>,
-}
-
-impl AutoRtoMin {
-    /// The share of the control arm if `holdout` is not set.
-    pub const CONTROL: Share = Share::of_ten_thousand(500);
-    /// The smallest control arm: a smaller one yields too few samples.
-    pub const LEAST_CONTROL: Share = Share::of_ten_thousand(200);
-    /// The delayed ACK of a Linux peer (40 ms), plus two jiffies at HZ 250.
-    const FLOOR: Duration = Duration::from_millis(48);
-    /// Jiffies in addition to the delay of an ACK.
-    const MARGIN: u64 = 2;
-
-    /// The smallest value, at `hz` jiffies a second.
-    pub fn floor(&self, hz: u32) -> Duration {
-        match self.peer_delack {
-            Some(delay) => delay.saturating_add(jiffies_duration(Self::MARGIN, hz)),
-            None => Self::FLOOR,
-        }
-    }
-}
-
 /// The value `true`; `false` is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct True;
@@ -146,7 +93,7 @@ impl<'de> Deserialize<'de> for True {
     }
 }
 
-impl<T> From<Duration> for TimerSetting<T> {
+impl From<Duration> for InitialRtoSetting {
     fn from(value: Duration) -> Self {
         Self::Fixed(value)
     }
@@ -155,7 +102,7 @@ impl<T> From<Duration> for TimerSetting<T> {
 /// The word, and the equivalent key of a table.
 const AUTO: &str = "auto";
 
-impl<T: AutoTable> FromStr for TimerSetting<T> {
+impl FromStr for InitialRtoSetting {
     type Err = String;
 
     /// Reads a duration, or the command line's form of a table: "auto,min=20ms".
@@ -184,7 +131,7 @@ impl<T: AutoTable> FromStr for TimerSetting<T> {
     }
 }
 
-impl<T: AutoTable> fmt::Display for TimerSetting<T> {
+impl fmt::Display for InitialRtoSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = match self {
             Self::Fixed(value) => return f.write_str(&format_duration(*value)),
@@ -198,8 +145,9 @@ impl<T: AutoTable> fmt::Display for TimerSetting<T> {
     }
 }
 
-impl<T: AutoTable> Text for TimerSetting<T> {
-    const WANTED: &'static str = T::WANTED;
+impl Text for InitialRtoSetting {
+    const WANTED: &'static str =
+        "a duration, like \"5ms\", \"auto\" or a table, like { auto = true, min = \"20ms\" }";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse()
@@ -210,12 +158,12 @@ impl<T: AutoTable> Text for TimerSetting<T> {
     }
 
     fn read_table<'de, A: MapAccess<'de>>(table: A) -> Result<Self, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(table)).map(Self::Auto)
+        AutoInitialRto::deserialize(MapAccessDeserializer::new(table)).map(Self::Auto)
     }
 
     fn write<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Auto(table) if *table != T::default() => table.serialize(serializer),
+            Self::Auto(table) if *table != AutoInitialRto::default() => table.serialize(serializer),
             _ => serializer.collect_str(self),
         }
     }
@@ -250,11 +198,6 @@ mod tests {
         };
         let toml = "{ auto = true, min = '50ms', max = '500ms', spurious = '0.2%' }";
         assert_eq!(auto(&format!("initial_rto = {toml}")), all);
-        let delack = "rto_min = { auto = true, peer_delack = '5ms' }";
-        let delack = *read(delack).unwrap().auto_rto_min().unwrap();
-        assert_eq!(delack.peer_delack, Some(Duration::from_millis(5)));
-        assert_eq!(delack.floor(250), Duration::from_millis(13));
-        assert_eq!(AutoRtoMin::default().floor(1000), Duration::from_millis(48));
         for (toml, why) in [
             ("initial_rto = { min = '50ms' }", "missing field `auto`"),
             (
@@ -283,13 +226,14 @@ mod tests {
                 "expected a duration, like \"5ms\", \"auto\" or a table",
             ),
             (
-                "rto_min = { auto = true, min = '5ms' }",
-                "unknown field `min`",
+                "rto_min = 'auto'",
+                "only initial_rto can be learnt; write a duration",
             ),
             (
-                "delack_max = { auto = true }",
-                "invalid type: map, expected a duration",
+                "rto_min = { auto = true, peer_delack = '5ms' }",
+                "only initial_rto can be learnt; write a duration",
             ),
+            ("delack_max = { min = '5ms' }", "only initial_rto can be"),
         ] {
             let error = read(toml).unwrap_err();
             assert!(error.contains(why), "{toml}: {error}");
@@ -317,13 +261,6 @@ mod tests {
             assert_eq!(toml.lines().count(), 1, "{toml}");
             assert_eq!(read(&toml).unwrap(), settings);
         }
-        assert_eq!(
-            "auto,peer_delack=5ms".parse::<RtoMinSetting>().unwrap(),
-            RtoMinSetting::Auto(AutoRtoMin {
-                peer_delack: Some(Duration::from_millis(5)),
-                ..AutoRtoMin::default()
-            })
-        );
         for (text, why) in [
             ("auto,", "is not KEY=VALUE"),
             ("auto,min", "\"min\" is not KEY=VALUE"),

@@ -131,15 +131,26 @@ native! {
     Option<u8>, number, |n: &Option<u8>| n.map(|n| n.to_string()), omitted Option::is_none;
 }
 
+/// Refuses "auto" and its table where only a duration is possible.
+const NOT_LEARNT: &str = "only initial_rto can be learnt; write a duration, like \"50ms\" \
+                          (docs/operate/tuning.md recommends values of rto_min)";
+
 impl Text for Duration {
     const WANTED: &'static str = "a duration, like \"5ms\"";
 
     fn read(text: &str) -> Result<Self, String> {
+        if text == "auto" || text.starts_with("auto,") {
+            return Err(NOT_LEARNT.to_owned());
+        }
         parse_duration(text).map_err(|e| e.to_string())
     }
 
     fn text(&self) -> String {
         format_duration(*self)
+    }
+
+    fn read_table<'de, A: MapAccess<'de>>(_: A) -> Result<Self, A::Error> {
+        Err(A::Error::custom(NOT_LEARNT))
     }
 }
 

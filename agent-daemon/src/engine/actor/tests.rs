@@ -26,7 +26,6 @@ use crate::engine::{
 
 mod detach;
 mod discover;
-mod experiments;
 mod holdout;
 mod last_good;
 mod overrides;

@@ -21,7 +21,7 @@ pub(super) fn status() -> StatusAnswer {
         "found_at_start": "nothing", "in_sync": true, "map_differences": {}, "kernel": "6.12", "host": HOST,
         "config": "/", "pin_dir": "/", "entries": 2, "runtime_entries": 0, "runtime_entries_left_out": 0,
         "entries_of": {"file": family, "runtime": family}, "max_entries": 16384, "policies": [],
-        "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "experiments": {},
+        "last_reload": {"at_s": 1, "cause": "start", "ok": true}, "holdouts": {},
         "dropped": {"log": 0, "service_manager": 0}, "foreign_programs": 0, "features": [],
     });
     serde_json::from_value(status).unwrap()
@@ -106,35 +106,6 @@ fn arms_are_compared_for_policies_that_have_two() {
         assert_eq!(active(&metric).as_deref(), Some("100"), "{metric}");
     }
     assert_eq!(active("good_attempts").as_deref(), Some("900"));
-}
-
-#[test]
-fn experiment_has_state_share_and_e_values() {
-    let mut status = status();
-    let e_values = [("gain".to_owned(), 21.5), ("harm-failed".to_owned(), 0.5)];
-    let summary = rto_agent_core::wire::types::ExperimentSummary {
-        state: State::Running,
-        text: String::new(),
-        share: 0.05,
-        e_values: e_values.into(),
-    };
-    status.experiments.insert(near(), summary);
-    let text = render(
-        &status,
-        &StatsAnswer::default(),
-        &TuneAnswer::default(),
-        None,
-    )
-    .unwrap();
-    for line in [
-        "rto_agent_experiment_state{policy=\"near\",state=\"running\"} 1.0",
-        "rto_agent_experiment_state{policy=\"near\",state=\"harm\"} 0.0",
-        "rto_agent_experiment_share{policy=\"near\"} 0.05",
-        "rto_agent_experiment_e_value{policy=\"near\",outcome=\"gain\"} 21.5",
-        "rto_agent_experiment_e_value{policy=\"near\",outcome=\"harm-failed\"} 0.5",
-    ] {
-        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
-    }
 }
 
 #[test]

@@ -2,14 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::IpAddr,
     path::PathBuf,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use rto_agent_common::{
-    EntryValue, HostDefaults, Policy, UNMATCHED, arm,
+    CONTROL, EntryValue, HostDefaults, Policy, UNMATCHED, arm,
     brake::Brake,
     discovery::{Discovered, Prefix},
 };
@@ -29,12 +28,12 @@ use super::{
     link::{Link, attached},
     pin_check::{Pins, has_frozen},
     pins,
-    slots::{Slot, control_policies, unmatched_policy},
+    slots::{Slot, control_policy, unmatched_policy},
     tables::{PerCpu, ReadTables, TRIES},
 };
 use crate::{
     datapath::{DatapathError, KernelReader, error::map as map_error},
-    kernel::{cgroup, tcp_metrics},
+    kernel::cgroup,
 };
 
 /// A reader of a [`BpfKernel`](super::BpfKernel).
@@ -183,10 +182,8 @@ impl KernelReader for Reader {
         for policy in policies.filter(|name| !with_slots.contains(name)).cloned() {
             differences.push(Difference::Policy { policy });
         }
-        for (slot, control) in control_policies() {
-            if self.tables.policy(slot)? != control {
-                differences.push(Difference::ControlArm);
-            }
+        if self.tables.policy(CONTROL)? != control_policy() {
+            differences.push(Difference::ControlArm);
         }
         if self.tables.host_defaults()? != self.host_defaults {
             differences.push(Difference::HostDefaults);
@@ -276,15 +273,6 @@ impl KernelReader for Reader {
         let slot = self.slot_of(policy);
         slot.map(|slot| self.arms_of(slot, &mut PerCpu::default()))
             .transpose()
-    }
-
-    fn recent_peers(&self) -> Vec<IpAddr> {
-        const RECENT: Duration = Duration::from_secs(3600);
-        let cached = tcp_metrics::all().unwrap_or_default().into_iter();
-        cached
-            .filter(|one| one.age < RECENT)
-            .map(|one| one.address)
-            .collect()
     }
 
     fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {

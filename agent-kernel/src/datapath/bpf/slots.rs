@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use rto_agent_common::{CONTROL, CONTROL_OF_ACKS, Policy, arm, policy_flags};
+use rto_agent_common::{Policy, arm, policy_flags};
 use rto_agent_core::policy::PolicyName;
 
 /// One policy's slot.
@@ -33,15 +33,10 @@ pub(super) fn unmatched_policy() -> Policy {
     }
 }
 
-/// The slots with the settings of control arms. They count no connections, so their generation is
+/// The slot with the settings of control arms. It counts no connections, so its generation is
 /// always 0.
-pub(super) fn control_policies() -> [(u32, Policy); 2] {
-    let control = without_settings(&PolicyName::control());
-    let of_acks = Policy {
-        flags: control.flags | policy_flags::STORED | policy_flags::MEASURES_ACKS,
-        ..control
-    };
-    [(CONTROL, control), (CONTROL_OF_ACKS, of_acks)]
+pub(super) fn control_policy() -> Policy {
+    without_settings(&PolicyName::control())
 }
 
 /// A policy that keeps the kernel's own timers.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use rto_agent_common::{Policy, UNMATCHED, arm};
+use rto_agent_common::{CONTROL, Policy, UNMATCHED, arm};
 use rto_agent_core::policy::PolicyName;
 
 use super::{
-    slots::{Slots, control_policies, unmatched_policy},
+    slots::{Slots, control_policy, unmatched_policy},
     tables::Tables,
 };
 use crate::datapath::{DatapathError, StatisticsOptions};
@@ -20,10 +20,9 @@ pub(super) fn prepare(
 ) -> Result<BTreeSet<PolicyName>, DatapathError> {
     let mut missing_stats = BTreeSet::new();
     tables.reset_retry_budget();
-    for (slot, control) in control_policies() {
-        if tables.read.policy(slot)? != control {
-            tables.set_policy(slot, &control)?;
-        }
+    let control = control_policy();
+    if tables.read.policy(CONTROL)? != control {
+        tables.set_policy(CONTROL, &control)?;
     }
     if statistics.counts_unmatched() {
         let former = tables.read.policy(UNMATCHED)?;

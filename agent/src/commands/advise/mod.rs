@@ -13,7 +13,7 @@ mod prometheus;
 mod text;
 
 use rto_agent_core::policy::{
-    Cidr, HostFacts, InitialRtoSetting, PolicyName, RtoMinSetting, Settings,
+    Cidr, HostFacts, InitialRtoSetting, PolicyName, Settings,
     compile::{check_prefix_width, compile},
 };
 use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
@@ -184,9 +184,7 @@ fn suggest(answer: &mut Answer, present: &Settings, host: &HostFacts) {
     let initial_rto = value(&answer.initial_rto).map(InitialRtoSetting::Fixed);
     let initial_rto = initial_rto
         .filter(|rto| present.auto_initial_rto().is_none() && Some(*rto) != present.initial_rto);
-    let rto_min = value(&answer.rto_min).map(RtoMinSetting::Fixed);
-    let rto_min =
-        rto_min.filter(|rto| present.auto_rto_min().is_none() && Some(*rto) != present.rto_min);
+    let rto_min = value(&answer.rto_min).filter(|rto| Some(*rto) != present.rto_min);
     // The advice on rto_min assumes that rto_restart is off.
     let restarts = present.rto_restart == Some(true) && rto_min.is_some();
     let changes = Settings {

@@ -12,7 +12,7 @@ use super::{
     Answer, CIDRS_SHOWN, Decided,
     evidence::{Source, percent},
 };
-use crate::commands::{discover::rounded, flags, stats, table};
+use crate::commands::{discover::rounded, figures, flags, table};
 
 pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     let mut text = source(&answer.source);
@@ -166,7 +166,7 @@ fn evidence(answer: &Answer, columns: Option<usize>) -> String {
         "LONGEST",
     ];
     let rows = answer.evidence.iter().map(|one| {
-        let time = |us: Option<u64>| us.map_or_else(|| ">67s".to_owned(), stats::time);
+        let time = |us: Option<u64>| us.map_or_else(|| ">67s".to_owned(), figures::time);
         [
             match one.what {
                 "connect_time" => "connect time",

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use rto_agent_core::{policy::units::format_duration, printable::counted};
 
 use super::{Candidate, Discovery, Saved};
-use crate::commands::{stats, table};
+use crate::commands::{figures, table};
 
 pub(super) fn text(discovery: &Discovery, columns: Option<usize>) -> String {
     let took_ms = discovery.at_ms.saturating_sub(discovery.since_ms);
@@ -65,7 +65,7 @@ fn candidates(prefixes: &[Candidate], columns: Option<usize>) -> String {
         "SAVED A DAY",
     ];
     let rows = prefixes.iter().map(|one| {
-        let time = |us: Option<u64>| us.map_or_else(|| "-".to_owned(), stats::time);
+        let time = |us: Option<u64>| us.map_or_else(|| "-".to_owned(), figures::time);
         [
             one.cidr.to_string(),
             one.seen.to_string(),

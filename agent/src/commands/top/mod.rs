@@ -125,7 +125,6 @@ fn ask(client: &Client) -> Result<Answers, ClientError> {
     Ok(Answers {
         stats: client.get("/v1/stats")?,
         tune: client.get("/v1/tune")?,
-        experiments: client.get("/v1/experiments")?,
     })
 }
 

@@ -5,7 +5,7 @@ use rto_agent_core::{
     wire::stats::{ArmStats, DirectionStats},
 };
 
-use crate::commands::stats::short_us;
+use crate::commands::figures::short_us;
 
 /// One row of the table: a policy's directions together, without the control arm.
 #[derive(Clone, Debug)]

@@ -12,14 +12,13 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use rto_agent_core::{
     policy::PolicyName,
     wire::{
-        experiments::ExperimentsAnswer,
         stats::{PolicyStats, StatsAnswer},
         tune::TuneAnswer,
     },
 };
 
 use super::row::{COLUMNS, CONNECTION_RATE, POLICY, Row};
-use crate::commands::{experiment, stats, tune};
+use crate::commands::{stats, tune};
 
 /// Beyond two intervals and this delay without an answer, the daemon counts as hanging.
 const LATE: Duration = Duration::from_secs(2);
@@ -31,7 +30,6 @@ const PAGE: usize = 10;
 pub(super) struct Answers {
     pub(super) stats: StatsAnswer,
     pub(super) tune: TuneAnswer,
-    pub(super) experiments: ExperimentsAnswer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +37,7 @@ pub(super) enum View {
     Table,
     /// `rto-agent stats` of the selected policy.
     Policy,
-    /// `rto-agent tune` and `rto-agent experiment show`.
+    /// `rto-agent tune`.
     Timers,
 }
 
@@ -218,12 +216,7 @@ impl State {
             return stats::in_top(&answers.stats, columns);
         }
         answers.tune.policies.retain(|name, _| self.passes(name));
-        answers
-            .experiments
-            .experiments
-            .retain(|name, _| self.passes(name));
-        let experiments = experiment::text::all(&answers.experiments);
-        format!("{}\n{experiments}", tune::text(&answers.tune))
+        tune::text(&answers.tune)
     }
 
     /// Handles a key; `Break` ends `top`.

@@ -95,7 +95,7 @@ fn meaning(state: &State) -> String {
             )
         }
         View::Policy => format!("rto-agent stats --policy, since {began} started"),
-        View::Timers => "rto-agent tune; rto-agent experiment show".to_owned(),
+        View::Timers => "rto-agent tune".to_owned(),
     }
 }
 
@@ -183,7 +183,7 @@ fn draw_help(frame: &mut Frame<'_>) {
     const HELP: &str = "\
 up, down, k, j   select a policy, scroll
 Enter            statistics of the policy, with its control arm; Esc goes back
-u                learnt and guarded timers, and experiments
+u                learnt and guarded timers, and verdicts
 s, r             sort by the next column, reverse
 /                only policies whose name contains this; Esc clears it
 t                count since the policy was added or since top started
@@ -272,7 +272,7 @@ mod tests {
                 since_ms: None,
                 timers: vec![timer("active", TunerState::Active)],
                 transitions: Vec::new(),
-                notes: Vec::new(),
+                holdout: None,
             };
             let policies = &mut state.answers.tune.policies;
             policies.insert(name.parse().unwrap(), policy);
@@ -280,7 +280,6 @@ mod tests {
         press(&mut state, "/ne\nu");
         let text = text(&state);
         assert!(text.contains("next: lower to 24ms"), "{text}");
-        assert!(text.contains("no experiments"), "{text}");
         assert!(text.contains("near") && !text.contains("far"), "{text}");
     }
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_testbed::{
     agent::Agent,
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cell, Plan, named,
-    settings::{Arm, Coverage, Dropped, Learnt, Settings, Time},
+    settings::{Coverage, Dropped, Learnt, Settings, Time},
 };
 use crate::{
     engine::{Design, Experiment, Record, seed_of},
@@ -37,8 +37,6 @@ use crate::{
 
 /// The one policy of an agent.
 const POLICY: &str = "lab";
-/// Numbers of links that include clients of both arms, except with a probability of 1 in 500,000.
-const ARMS: std::ops::RangeInclusive<u8> = 210..=230;
 /// An outage begins at a random moment of the measured transactions: within this time plus this multiple of a
 /// transaction with its pause.
 const PHASE: (Duration, u32) = (Duration::from_millis(2), 5);
@@ -90,7 +88,6 @@ impl Settings {
         let key = |one: &Self| {
             (
                 one.at.unwrap_or_default(),
-                one.arm,
                 one.workload.unwrap_or_default().has_flows(),
                 one.program(),
             )
@@ -117,14 +114,11 @@ impl Plan {
             each_second,
             hz: self.hz,
         };
-        let learnt_by_daemon = match learnt {
-            None => None,
-            Some(Learnt::InitialRto(times)) => Some(warm::Learnt::InitialRto(seen(times))),
-            Some(Learnt::RtoMin(times)) => Some(warm::Learnt::RtoMin(seen(times))),
-        };
-        match learnt_by_daemon {
+        match learnt {
             None => agent.start()?,
-            Some(learnt) => drop(learnt.start(&mut agent, POLICY)?),
+            Some(Learnt { initial_rto }) => {
+                warm::Learnt(seen(initial_rto)).start(&mut agent, POLICY)?;
+            }
         }
         Ok(Covering {
             policy: policy.clone(),
@@ -136,18 +130,6 @@ impl Plan {
 }
 
 impl Covering {
-    /// A link number whose client is in this arm.
-    fn number_in(&self, arm: Arm) -> anyhow::Result<u8> {
-        for number in ARMS {
-            let lookup = self.agent.cli(&["lookup", &format!("10.89.{number}.1")])?;
-            let is_control = lookup.contains("this peer is in its control arm");
-            if is_control == (arm == Arm::Control) {
-                return Ok(number);
-            }
-        }
-        bail!("no address is in arm {arm:?}: does the policy have a `holdout`?")
-    }
-
     fn is_of(&self, settings: &Settings) -> bool {
         settings.policy.as_ref() == Some(&self.policy)
             && settings.learnt == self.learnt
@@ -208,13 +190,9 @@ impl Experiment for Plan {
     fn testbed(&self, agents: &Vec<Covering>, kind: usize, number: u8) -> anyhow::Result<Testbed> {
         let settings = &self.kinds[kind].0;
         let agent = agents.iter().find(|one| one.is_of(settings));
-        let address = match (&agent, settings.arm) {
-            (Some(agent), Some(arm)) => agent.number_in(arm)?,
-            _ => number,
-        };
         let cgroup = agent.map(|one| one.agent.cgroup.path());
         let seed = self.seed ^ u64::from(number);
-        let topology = Topology::new(self.backend, address, seed, cgroup)?;
+        let topology = Topology::new(self.backend, number, seed, cgroup)?;
         let netns = [
             (&topology.net.client, CLIENT_LINK),
             (&topology.net.server, SERVER_LINK),

@@ -53,8 +53,6 @@ pub(crate) struct Settings {
     pub(crate) at: Option<Coverage>,
     /// Observations that a daemon would have collected for hours.
     pub(crate) learnt: Option<Learnt>,
-    /// The arm of the client, for a policy with a holdout.
-    pub(crate) arm: Option<Arm>,
     /// Sysctls of both namespaces.
     pub(crate) sysctls: Option<BTreeMap<String, toml::Value>>,
     /// rto_min as the metric of a route to the other end.
@@ -96,13 +94,6 @@ pub(crate) enum Coverage {
     Server,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Arm {
-    Treated,
-    Control,
-}
-
 /// A duration as text, "8ms".
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -122,12 +113,12 @@ impl From<Time> for String {
     }
 }
 
-/// Path RTTs or ACK delays, microseconds, and the number of each per second.
+/// What `initial_rto = "auto"` has learnt from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Learnt {
-    InitialRto(Vec<(u64, u64)>),
-    RtoMin(Vec<(u64, u64)>),
+#[serde(deny_unknown_fields)]
+pub(crate) struct Learnt {
+    /// Path RTTs, microseconds, and the number of each per second.
+    pub(crate) initial_rto: Vec<(u64, u64)>,
 }
 
 /// The packets that the link drops.
@@ -232,7 +223,6 @@ impl Settings {
             policy,
             at,
             learnt,
-            arm,
             sysctls,
             route_rto_min,
             thin,
@@ -366,12 +356,8 @@ impl Settings {
         ensure!(self.links != Some(0), "links: at least 1");
         ensure!(self.rate_mbit != Some(0), "rate_mbit: at least 1");
         ensure!(
-            self.policy.is_some() || (self.learnt.is_none() && self.arm.is_none()),
-            "`learnt` and `arm` need a policy: add `policy = {{ rto_min = \"10ms\" }}`"
-        );
-        ensure!(
-            self.at == Some(Coverage::Server) || self.arm.is_none(),
-            "`arm` is the client's arm at the server: add `at = \"server\"`"
+            self.policy.is_some() || self.learnt.is_none(),
+            "`learnt` needs a policy: add `policy = {{ initial_rto = \"auto\" }}`"
         );
         Ok(())
     }

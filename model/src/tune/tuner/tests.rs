@@ -172,7 +172,7 @@ fn blown_fuse_brakes_for_ten_minutes() {
         assert_eq!(host.tuner.next(), Next::HoldEnds { at_ms });
         // The program's fuse belongs to the previous epoch; a freeze does not end the hold.
         host.run(299, &[(10_000, 10)]);
-        assert!(host.tuner.freeze(host.now_ms, Cause::Operator).is_some());
+        assert!(host.tuner.freeze(host.now_ms).is_some());
         assert_eq!(host.tuner.next(), Next::Resume);
         let resumed = host.tuner.resume(host.now_ms).unwrap();
         assert_eq!(resumed.to, State::BrakedFuse);
@@ -213,9 +213,9 @@ fn spent_budget_is_reported_and_does_not_hinder_a_raise() {
 fn frozen_and_resumed_by_an_operator() {
     for (configured, state) in [(None, State::Learning), (Some(6), State::Active)] {
         let mut host = Host::new(SETTINGS, configured);
-        let frozen = host.tuner.freeze(1_000, Cause::HarmProven).unwrap();
+        let frozen = host.tuner.freeze(1_000).unwrap();
         assert_eq!((frozen.to, frozen.after_us), (State::Frozen, None));
-        assert_eq!(host.tuner.freeze(1_000, Cause::Operator), None);
+        assert_eq!(host.tuner.freeze(1_000), None);
         host.run(MINUTE_S, &[(10_000, 10)]);
         assert_eq!(host.tuner.jiffies(), None);
         let resumed = host.tuner.resume(host.now_ms).unwrap();
@@ -261,16 +261,6 @@ fn configured_value_is_not_lowered_or_raised() {
     assert_eq!(host.tuner.next(), Next::Nothing);
     // The value that samples require is shown.
     assert!(host.tuner.evidence().want_us > Some(400_000));
-}
-
-#[test]
-fn rto_min_is_learnt_by_the_same_steps() {
-    let mut host = Host::new(Settings::rto_min(250), None);
-    host.run(2 * HOUR_S, &[(20_480, 8), (36_864, 2)]);
-    // 46 ms and two jiffies are 54 ms; the next value in step is 96 ms.
-    assert_eq!(host.tuner.value_us(), Some(96_000));
-    host.run(MINUTE_S, &[(190_000, 10)]);
-    assert_eq!(host.tuner.jiffies(), None);
 }
 
 #[test]

@@ -2,13 +2,11 @@
 //! policy.
 
 use rto_agent_common::direction::PASSIVE;
-use rto_tests::path::Server;
 
 use super::*;
 use crate::{
     established::{assert_schedule, schedule},
-    statistics::{Link, outcome, stats_when},
-    tuning::requests,
+    statistics::{Link, outcome},
 };
 
 /// A guarded policy with an initial RTO of 100 ms and these additional settings.
@@ -76,39 +74,6 @@ fn a_request_of_either_timer_is_undecided() -> anyhow::Result<()> {
         ensure!((1..=2).contains(&again), "{near:#}");
         let verdicts = [spurious, undecided, recovered];
         ensure!(verdicts == expected.map(|one| one * again), "{near:#}");
-    }
-    Ok(())
-}
-
-test!(
-    a_reply_of_another_program_is_no_sample,
-    needs = [RTT_SAMPLES]
-);
-/// The reply is in the union with the operation's first argument, here the delay of an ACK, in microseconds that no
-/// path has.
-fn a_reply_of_another_program_is_no_sample() -> anyhow::Result<()> {
-    const ROUNDS: u32 = 20;
-    const CLOSE: Duration = Duration::from_millis(4);
-    for reply in [None, Some(60), Some(-1)] {
-        let mut env = TestEnv::new()?;
-        let foreign = reply.map(|reply| Foreign::attach_replying_always(env.cgroup.path(), reply));
-        let _foreign = foreign.transpose()?;
-        env.configure(
-            "[policy.near]\ncidrs = [\"10.89.0.0/24\"]\nrto_min = \"auto\"\nholdout = \"50%\"\nforce = true\n",
-        )?;
-        env.start()?;
-        let path = Path::with(env, CLOSE, Server::Inside)?;
-        requests(&path, ROUNDS, |_| Ok(()))?;
-        let near = stats_when(&path.env, "connections", |near| {
-            near["control"]["passive"]["connections"].as_u64() > Some(0)
-        })?;
-        let arms = [&near["control"], &near];
-        let delays = |arm: &Value| arm["passive"]["ack_excess"]["count"].as_u64().unwrap_or(0);
-        let [control, treated] = arms.map(delays);
-        ensure!(
-            (control > 0) == reply.is_none() && treated == 0,
-            "{reply:?}: {near:#}"
-        );
     }
     Ok(())
 }

@@ -46,12 +46,12 @@ pub(crate) struct Bursts {
 
 impl Bursts {
     /// How many attempts of one second lose a packet.
-    pub(crate) fn second(&mut self, random: &mut Random, attempts: f64, factor: f64) -> u64 {
+    pub(crate) fn second(&mut self, random: &mut Random, attempts: f64) -> u64 {
         if self.left_s == 0 && random.happens(1.0 / 300.0) {
             self.left_s = 1 + (random.uniform() * 10.0) as u64;
         }
         let share = if self.left_s > 0 { 0.3 } else { 0.002 };
         self.left_s = self.left_s.saturating_sub(1);
-        random.poisson(attempts * share * factor)
+        random.poisson(attempts * share)
     }
 }
