@@ -25,7 +25,11 @@ pub enum Workload {
     /// HTTP/1.1: GET and a response of three segments, each over a new connection
     #[default]
     HttpNew,
-    /// The same, sequentially over one connection
+    /// The same, and the server closes each connection after its response, so that a FIN follows the last data
+    HttpClosed,
+    /// The same by curl, a process for each transfer
+    Curl,
+    /// The same as [`Workload::HttpNew`], sequentially over one connection
     HttpKept,
     /// The same over one connection, pipelined: the next request is sent before the last one is answered
     HttpPipelined,
@@ -289,14 +293,14 @@ impl Workload {
     /// under way for this time.
     pub fn load(self, work: Work, under_way: Duration) -> f64 {
         match self {
-            Self::HttpNew | Self::Flows => 0.03,
+            Self::HttpNew | Self::HttpClosed | Self::Flows => 0.03,
             Self::Page(page) => match page.by {
                 Loader::New | Loader::Kept => 0.1,
                 Loader::BrowserNew | Loader::BrowserKept => 0.5,
             },
             Self::Program(_) => 0.07,
             Self::HttpKept | Self::HttpPipelined | Self::FlowsInTurn => 0.08,
-            Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck => 0.1,
+            Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck | Self::Curl => 0.1,
             Self::RequestResponse if !under_way.is_zero() => 0.1,
             // 400 transactions per second, each of which takes 0.4 ms.
             Self::RequestResponse => 1.0 / ((work.pause.as_secs_f64() + 4e-4) * 400.0),

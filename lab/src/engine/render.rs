@@ -37,10 +37,13 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
         charts: charts(design, &all),
     };
     conclude(&mut report, design, &measured, machine);
-    let agreements = design.agreements.iter();
-    report
-        .tables
-        .extend(agreements.map(|spec| effects::agreement(design, spec, &all, machine)));
+    for (number, spec) in (1..).zip(&design.agreements) {
+        let mut table = effects::agreement(design, spec, &all, machine);
+        if number > 1 {
+            table.name = format!("{}-{number}", table.name);
+        }
+        report.tables.push(table);
+    }
     report
         .tables
         .extend(design.tables.iter().map(|spec| table(design, spec, &all)));
@@ -50,6 +53,9 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
             table
                 .title
                 .push_str(&format!(" (rto_min: {})", design.rto_min));
+        }
+        if !design.congestion.is_empty() {
+            table.title.push_str(&format!(", {}", design.congestion));
         }
     }
     report

@@ -30,14 +30,14 @@ use tempfile::TempDir;
 use super::estimator::with_shares;
 use crate::{
     commands::file::File,
-    engine::{Design, Experiment, Record, published, seed_of},
+    engine::{Design, Experiment, Record, seed_of},
     estimator::{Estimator, Rfc6298, Weights},
     interrupt,
     load::Load,
     program::nginx,
-    published::ESTIMATOR,
+    published,
     sampler::round_trips,
-    sender::{Trace, Transfer, transfer},
+    sender::{Control, Trace, Transfer, transfer},
     study::{MINIMUMS_US, Sampling, Study},
     summary::{f, millis, ms},
     topology::{ClientEnd, Topology},
@@ -133,7 +133,7 @@ impl Plan {
         ] {
             plan.design.method.push((name.to_owned(), is));
         }
-        plan.design.references = published(ESTIMATOR);
+        plan.design.references = published::estimator();
         Ok(plan)
     }
 
@@ -153,25 +153,40 @@ impl Plan {
     /// The shares and the simulated transfers of each estimator.
     fn simulated(&self, load: &Load, number: u32, log: &[Relayed]) -> Vec<Record> {
         let (trace, flows, name) = (Trace::of(log, &load.link()), flows(log), load.name());
-        let linux = Record::new([("load", &*name), ("estimator", "Linux")], number);
-        let linux = with_transfers(linux, &trace, &(Linux::new(self.hz), Sampling::All));
-        let pairs = Weights::ALL
-            .into_iter()
-            .flat_map(|one| Sampling::ALL.map(|by| (one, by)));
-        let others = pairs.map(|((weights, pair), sampling)| {
-            let (estimator, by) = (Rfc6298::new(pair), format!("{sampling:?}"));
-            let shares = Study::Published(sampling).run(&estimator, &flows, &MINIMUMS_US);
-            let both = format!("{weights}, {by}");
-            let levels = [
-                ("load", &*name),
-                ("weights", weights),
-                ("sampling", &by),
-                ("estimator", &both),
-            ];
-            let record = with_shares(Record::new(levels, number), &shares);
-            with_transfers(record, &trace, &(estimator, sampling))
-        });
-        [linux].into_iter().chain(others).collect()
+        let mut records = Vec::new();
+        for (sender, control) in [("Reno, SACK", Control::Reno), ("bare", Control::Bare)] {
+            let levels = [("load", &*name), ("estimator", "Linux"), ("sender", sender)];
+            let with = (Linux::new(self.hz), Sampling::All);
+            let linux = Record::new(levels, number);
+            records.push(with_transfers(linux, &trace, control, &with));
+            for ((weights, pair), sampling) in Weights::ALL
+                .into_iter()
+                .flat_map(|one| Sampling::ALL.map(|by| (one, by)))
+            {
+                let (estimator, by) = (Rfc6298::new(pair), format!("{sampling:?}"));
+                let both = format!("{weights}, {by}");
+                let levels = [
+                    ("load", &*name),
+                    ("weights", weights),
+                    ("sampling", &by),
+                    ("estimator", &both),
+                    ("sender", sender),
+                ];
+                let mut record = Record::new(levels, number);
+                // The samples are those of the background, whatever the simulated sender.
+                if control == Control::Reno {
+                    let shares = Study::Published(sampling).run(&estimator, &flows, &MINIMUMS_US);
+                    record = with_shares(record, &shares);
+                }
+                records.push(with_transfers(
+                    record,
+                    &trace,
+                    control,
+                    &(estimator, sampling),
+                ));
+            }
+        }
+        records
     }
 }
 
@@ -323,11 +338,16 @@ fn flows(log: &[Relayed]) -> Vec<Vec<Sample>> {
 }
 
 /// Adds transfers that begin evenly over the trace: means, as the transfers of a run are alike.
-fn with_transfers<E: Estimator>(record: Record, trace: &Trace, with: &(E, Sampling)) -> Record {
+fn with_transfers<E: Estimator>(
+    record: Record,
+    trace: &Trace,
+    control: Control,
+    with: &(E, Sampling),
+) -> Record {
     let begins = (0..TRANSFERS).map(|n| n * trace.length_us() / TRANSFERS);
     let segments = BYTES.div_ceil(SEGMENT);
     let all: Vec<_> = begins
-        .map(|at_us| transfer(trace, at_us, segments, with.clone()))
+        .map(|at_us| transfer(trace, at_us, segments, control, with.clone()))
         .collect();
     let sum = |of: &dyn Fn(&Transfer) -> f64| all.iter().map(of).sum::<f64>();
     record

@@ -45,7 +45,12 @@ impl Workload {
     const fn port(self) -> u16 {
         match self {
             Self::RequestResponse | Self::Flows | Self::FlowsInTurn | Self::Program(_) => PORT,
-            Self::HttpNew | Self::HttpKept | Self::HttpPipelined | Self::Page(_) => PORT + 1,
+            Self::HttpNew
+            | Self::HttpClosed
+            | Self::Curl
+            | Self::HttpKept
+            | Self::HttpPipelined
+            | Self::Page(_) => PORT + 1,
             Self::Http2 | Self::Grpc => PORT + 2,
             Self::Tls => PORT + 3,
             Self::HealthCheck => PORT + 4,
@@ -245,6 +250,8 @@ fn client(of: &To) -> anyhow::Result<Box<dyn Client>> {
         }
         Workload::HealthCheck => Box::new(move || rr::check(to, options)),
         Workload::HttpNew => Box::new(move || http::Client::connect(to)?.transact()),
+        Workload::HttpClosed => Box::new(move || http::Client::connect(to)?.get(http::CLOSES)),
+        Workload::Curl => Box::new(http1::Curl { to }),
         Workload::HttpKept => Box::new(http1::Kept::connect(to, 1)?),
         Workload::HttpPipelined => Box::new(http1::Kept::connect(to, 2)?),
         Workload::Http2 => Box::new(http2::Requests::connect(to)?),
@@ -349,6 +356,7 @@ mod tests {
         let to = listener.local_addr().unwrap();
         thread::spawn(move || each(&listener, page::serve_connection));
         nine(&mut || http::Client::connect(to)?.transact());
+        nine(&mut || http::Client::connect(to)?.get(http::CLOSES));
         for at_once in [1, 2] {
             nine(&mut http1::Kept::connect(to, at_once).unwrap());
         }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_testbed::{
     agent::Agent,
-    link::{Blackout, Link, relay::Relay, retransmits::RetransmitCounts, rule::PacketFilter},
+    link::{Blackout, Link, nft, relay::Relay, retransmits::RetransmitCounts, rule::PacketFilter},
     netns::{CLIENT_LINK, SERVER_LINK, sysctl},
     process::{run as run_command, stdout_of},
     wait::{TIMEOUT, eventually},
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cell, Plan, named,
-    settings::{Arm, Coverage, Dropped, Learnt, Settings, Time},
+    settings::{Arm, Coverage, Dropped, Learnt, Settings, Time, Towards},
 };
 use crate::{
     engine::{Design, Experiment, Record, seed_of},
@@ -257,15 +257,12 @@ impl Experiment for Plan {
         let measured = first_of(ATTEMPTS, |attempt| {
             self.attempt(testbed, cell, run, attempt)
         });
-        let not_hit = || {
-            format!(
-                "outage: it hit no transaction, or was too long, in {ATTEMPTS} attempts: raise `count`, or lower `pause`"
-            )
-        };
-        let values = measured.and_then(|values| values.with_context(not_hit));
-        let values = values.with_context(|| named(&cell.levels))?;
+        // A busy machine makes every outage too long; the other runs are not worth less because of that.
+        let values = measured.with_context(|| named(&cell.levels))?;
         let record = Record::new(levels, run.number);
-        Ok(vec![Record { values, ..record }])
+        Ok(Vec::from_iter(
+            values.map(|values| Record { values, ..record }),
+        ))
     }
 
     fn expected(&self, run: &Run) -> Duration {
@@ -341,9 +338,19 @@ impl Plan {
             } else {
                 thread::sleep((PHASE.0 + PHASE.1 * cycle).mul_f64(later));
             }
-            let outage = link.start_outage(PacketFilter::ALL, length)?;
+            let own = settings.outage_at.map(|host| match host {
+                Towards::Client => &*topology.net.client,
+                Towards::Server => &*topology.net.server,
+            });
+            let outage = match own {
+                Some(netns) => nft::start_own_outage(netns, length)?,
+                None => link.start_outage(PacketFilter::ALL, length)?,
+            };
             drop(gate);
-            let blackout = link.end_outage(outage)?;
+            let blackout = match own {
+                Some(netns) => nft::end_own_outage(netns, outage)?,
+                None => link.end_outage(outage)?,
+            };
             lasted = self::lasted(&blackout, length);
         }
         // A blocking wait for the reply would not notice a signal.

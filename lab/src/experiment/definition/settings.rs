@@ -71,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) drop: Option<Dropped>,
     /// Duration for which all packets are lost, starting at a random moment.
     pub(crate) outage: Option<Time>,
+    /// The host whose own firewall drops all packets, in INPUT and in OUTPUT; absent: the network drops them.
+    pub(crate) outage_at: Option<Towards>,
     /// The longest outage: the outages of the runs are spread evenly up to it.
     pub(crate) outage_to: Option<Time>,
     pub(crate) workload: Option<Workload>,
@@ -243,6 +245,7 @@ impl Settings {
             queue,
             drop,
             outage,
+            outage_at,
             outage_to,
             workload,
             count,
@@ -362,6 +365,10 @@ impl Settings {
             self.outage_to
                 .is_none_or(|most| self.outage.is_some_and(|least| least.0 < most.0)),
             "outage_to: must be longer than `outage`, which is required"
+        );
+        ensure!(
+            self.outage_at.is_none() || self.outage.is_some(),
+            "outage_at: the host whose firewall makes the `outage`, which is required"
         );
         ensure!(self.links != Some(0), "links: at least 1");
         ensure!(self.rate_mbit != Some(0), "rate_mbit: at least 1");
