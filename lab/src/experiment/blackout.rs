@@ -82,8 +82,9 @@ impl Setting {
             Mechanism::Agent => {
                 format!("policy = {{ rto_min = \"{us}us\", thin_linear = {thin} }}")
             }
+            // Most outages begin in the pause, so that the next send fails.
             Mechanism::Firewall => format!(
-                "outage_at = \"client\"\npolicy = {{ rto_min = \"{us}us\", thin_linear = {thin} }}"
+                "pause = \"2ms\"\noutage_at = \"client\"\npolicy = {{ rto_min = \"{us}us\", thin_linear = {thin} }}"
             ),
             Mechanism::Route => format!("route_rto_min = \"{us}us\"\nthin = {thin}"),
             Mechanism::Sysctl => format!(
