@@ -281,6 +281,8 @@ pub struct ChartSpec {
     pub stat: Option<Stat>,
     /// Whether both axes of a curve, or the value axis of a distribution, are logarithmic.
     pub log: bool,
+    /// Of a curve: show the improvement over this level of the series, as its value divided by the series' own.
+    pub against: Option<String>,
     /// Selection of records.
     pub only: Only,
 }

@@ -275,6 +275,9 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 }
             });
             let mut series: Vec<Series> = series.collect();
+            if let Some(base) = &spec.against {
+                improve(&mut series, base);
+            }
             // A single point is not a curve.
             series.retain(|series| series.points.len() > 1);
             if series.is_empty() {
@@ -289,6 +292,7 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 _ => Axis::number(design.titled(name)),
             };
             let (x, y) = match &spec.x {
+                Some(x) if spec.against.is_some() => (axis(x), Axis::number("improvement")),
                 Some(x) => (axis(x), axis(&spec.measure)),
                 None => (
                     axis(&spec.measure),
@@ -306,6 +310,23 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
         }
     }
     charts
+}
+
+/// Replaces values by the improvement over the series with this name, above 1 where they are smaller; without intervals.
+fn improve(series: &mut Vec<Series>, base: &str) {
+    let Some(at) = series.iter().position(|one| one.name == base) else {
+        series.clear();
+        return;
+    };
+    let base = series.remove(at).points;
+    for one in series {
+        one.band.clear();
+        one.points.retain_mut(|(x, value)| {
+            let own = base.iter().find(|(at, _)| at == x);
+            *value = own.map_or(f64::NAN, |(_, own)| own / *value);
+            value.is_finite()
+        });
+    }
 }
 
 /// A point, and its interval, for each level of a factor.
