@@ -27,6 +27,7 @@ use super::{
 use crate::{
     engine::{Design, Experiment, Record, seed_of},
     interrupt,
+    load::Load,
     policy::Policy,
     program::{self, Program},
     sampler::{MEASURES, readings},
@@ -54,6 +55,8 @@ const PATIENCE: (Duration, u32) = (Duration::from_secs(10), 10);
 const LINGERS: Duration = Duration::from_millis(20);
 /// Maximum number of attempts if an outage was too long, or hit no transaction.
 const ATTEMPTS: u32 = 10;
+/// Time that other traffic has to fill its bottleneck.
+const SETTLES: Duration = Duration::from_millis(500);
 /// Interval at which a wait checks for signals.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -95,7 +98,10 @@ impl Settings {
                 one.program(),
             )
         };
-        let made = |one: &Self| (one.sysctls.clone(), one.route_rto_min, one.thin);
+        let made = |one: &Self| {
+            let route = (one.route_rto_min, one.quick_acks);
+            (one.sysctls.clone(), route, one.thin)
+        };
         let policy = |one: &Self| (one.policy.clone(), one.learnt.clone());
         key(self) == key(other) && made(self) == made(other) && policy(self) == policy(other)
     }
@@ -231,6 +237,9 @@ impl Experiment for Plan {
         if let Some(Time(rto_min)) = settings.route_rto_min {
             topology.set_route_rto_min(rto_min)?;
         }
+        if settings.quick_acks == Some(true) {
+            topology.set_client_route("quickack 1")?;
+        }
         let workload = settings.workload.unwrap_or_default();
         let (server, certificate) = workload.serve(&topology, settings.options())?;
         Ok(Testbed {
@@ -281,6 +290,7 @@ impl Experiment for Plan {
         match settings.outage.filter(|_| settings.program().is_none()) {
             // A run with an outage mostly waits, and the gate separates the active ones.
             Some(_) => 0.04,
+            None if settings.background.is_some() => 0.3,
             None => {
                 let workload = settings.workload.unwrap_or_default();
                 workload.load(settings.work(), settings.under_way())
@@ -317,6 +327,15 @@ impl Plan {
         let gate = only_longest.map(|_| self.gate.lock().unwrap_or_else(PoisonError::into_inner));
         let with = (work, settings.options());
         let mut client = workload.connect(end, to, certificate, with)?;
+        let other = settings.background(self.seed, run.number);
+        let _background = match other {
+            Some(load) => {
+                let load = load.towards_client(topology)?;
+                thread::sleep(SETTLES);
+                Some(load)
+            }
+            None => None,
+        };
         let rule = settings.drop.as_ref().map(Dropped::rule).transpose()?;
         let rule = rule.map(|rule| link.drops(rule)).transpose()?;
         let cycle = work.pause + workload.interval() + settings.under_way();
@@ -393,7 +412,11 @@ impl Plan {
                     add(measure, read);
                 }
             }
-            let counts = RetransmitCounts::of(&log, &PacketFilter::ALL);
+            let own: Vec<_> = log
+                .into_iter()
+                .filter(|one| !Load::is_background(one))
+                .collect();
+            let counts = RetransmitCounts::of(&own, &PacketFilter::ALL);
             add("sent", vec![f(counts.sent)]);
             add("retransmitted", vec![f(counts.needed + counts.spurious)]);
             add("spurious", vec![f(counts.spurious)]);
