@@ -296,7 +296,10 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 Some(x) => (axis(x), axis(&spec.measure)),
                 None => (
                     axis(&spec.measure),
-                    Axis::percent("share of values up to this"),
+                    Axis {
+                        marks: &[(1.0, "p99"), (0.1, "p99.9")],
+                        ..Axis::percent("share of values of this or more")
+                    },
                 ),
             };
             charts.push(Chart {
@@ -304,7 +307,7 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 x,
                 y,
                 log_x: spec.log,
-                log_y: spec.log && spec.x.is_some(),
+                log_y: spec.log || spec.x.is_none(),
                 series,
             });
         }
@@ -357,24 +360,28 @@ fn series_of(spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec<(f64, f64)> 
     points
 }
 
-/// The share of values that are at most x, percent, and its interval.
+/// The share of values that are at least x, percent, and its interval: the tail shows on a logarithmic axis.
 fn distribution(spec: &ChartSpec, records: &[&Record]) -> (Points, Band) {
     let mut values = log::values(records.iter().copied(), &spec.measure);
     values.sort_by(|a, b| a.0.total_cmp(&b.0));
     let all: f64 = values.iter().map(|(_, weight)| weight).sum();
     let step = (values.len() / POINTS).max(1);
-    let last = values.len().saturating_sub(1);
-    let mut below = 0.0;
+    let tail = values.len().saturating_sub(POINTS);
+    let mut above = all;
     let points = values.iter().map(|(value, weight)| {
-        below += weight;
-        (*value, 100.0 * below / all)
+        let share = 100.0 * above / all;
+        above -= weight;
+        (*value, share)
     });
     let points = points.enumerate();
-    let points = points.filter(|(n, _)| n % step == 0 || *n == last);
+    let points = points.filter(|(n, _)| n % step == 0 || *n >= tail);
     let points: Points = points.map(|(_, point)| point).collect();
+    let least = points.last().map_or(0.0, |point| point.1 / 2.0);
     let at: Vec<f64> = points.iter().map(|point| point.0).collect();
-    let band = interval::of_shares(&at, &spec.measure, records);
-    (points, band)
+    let band = interval::of_shares(&at, &spec.measure, records).into_iter();
+    let band =
+        band.map(|(at, low, high)| (at, (100.0 - high).max(least), (100.0 - low).max(least)));
+    (points, band.collect())
 }
 
 #[cfg(test)]
