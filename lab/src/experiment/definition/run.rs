@@ -290,7 +290,8 @@ impl Experiment for Plan {
         match settings.outage.filter(|_| settings.program().is_none()) {
             // A run with an outage mostly waits, and the gate separates the active ones.
             Some(_) => 0.04,
-            None if settings.background.is_some() => 0.3,
+            // Other traffic would disturb simultaneous runs.
+            None if settings.background.is_some() => 1.0,
             None => {
                 let workload = settings.workload.unwrap_or_default();
                 workload.load(settings.work(), settings.under_way())
