@@ -359,15 +359,19 @@ mod tests {
         }
     }
 
+    fn options(out: &Path) -> Options<'_> {
+        Options {
+            seed: 1,
+            jobs: 4,
+            out,
+            fresh: false,
+        }
+    }
+
     #[test]
     fn every_run_once_and_the_rest_after_a_failure() {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options {
-            seed: 1,
-            jobs: 4,
-            out: dir.path(),
-            fresh: false,
-        };
+        let options = options(dir.path());
         let error = run(&trial(Some(7), 0.0), &options).unwrap_err();
         assert_eq!(error.to_string(), "it fails");
         let path = Log::path(dir.path(), "trial");
@@ -402,12 +406,7 @@ mod tests {
     #[test]
     fn missed_run_is_reported_and_repeated() {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options {
-            seed: 1,
-            jobs: 4,
-            out: dir.path(),
-            fresh: false,
-        };
+        let options = options(dir.path());
         let mut once = trial(None, 0.0);
         once.misses = Some(7);
         let report = run(&once, &options).unwrap();
@@ -421,16 +420,7 @@ mod tests {
     fn run_that_needs_the_machine_runs_alone() {
         let dir = tempfile::tempdir().unwrap();
         let alone = trial(None, 0.6);
-        run(
-            &alone,
-            &Options {
-                seed: 1,
-                jobs: 8,
-                out: dir.path(),
-                fresh: false,
-            },
-        )
-        .unwrap();
+        run(&alone, &options(dir.path())).unwrap();
         assert_eq!(alone.most.load(Ordering::SeqCst), 1);
     }
 
