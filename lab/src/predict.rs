@@ -40,7 +40,7 @@ pub struct Deadline {
 }
 
 /// The rule of deadlines: a server takes this long at most, and an answer is wanted within the deadline. The largest
-/// values of rto_min for which so many retransmissions are in time, from the shortest value on.
+/// values of rto_min for each number of retransmissions that are in time, from the shortest value on.
 pub fn deadlines(kernel: &LinuxTimers, deadline: Duration, service: Duration) -> Vec<Deadline> {
     let jiffies_us = |jiffies: u64| jiffies * 1_000_000 / kernel.hz;
     let after_us = kernel.srtt_us + micros(service);

@@ -216,7 +216,7 @@ impl<E: Estimator> Sender<'_, E> {
 
     fn in_flight(&self) -> f64 {
         let sent = &self.segments[self.acked..self.next];
-        // Without selective ACKs the sender does not know what has been received behind a loss.
+        // Without selective ACKs the sender does not know which segments arrived behind a loss.
         let is_known = self.control == Control::Reno;
         sent.iter()
             .filter(|one| !(one.is_received && is_known) && !one.is_lost)
@@ -368,7 +368,7 @@ mod tests {
         // The handshake, and the rate of 45 segments in a round trip of 10 ms and the time of one segment.
         let us = bare(&idle).us;
         assert!((50_000..80_000).contains(&us), "{us}");
-        // Each loss takes a timeout of 200 ms or more, during which the sender with selective ACKs goes on.
+        // Each loss takes a timeout of 200 ms or more, while the sender with selective ACKs continues.
         let waits = |n: u64| (n % 37 != 36).then_some(0);
         let busy = trace((0..100_000).map(|n| (n * 120, waits(n))).collect());
         let (seen, reno) = (bare(&busy), linux(&busy));

@@ -19,7 +19,7 @@ const THEORY: &str = include_str!("idle_theory_ms.csv");
 const LINUX_6_5: &str = include_str!("idle_linux_6_5_ms.csv");
 /// Measured on Linux 6.11, rto_min by sysctl. Its HZ is not stated; 1000 fits.
 const LINUX_6_11: &str = include_str!("idle_linux_6_11_ms.csv");
-/// How many transfers took how long, by what was dropped.
+/// Numbers of transfers by their time, for each kind of loss.
 const LOSS: &str = include_str!("loss_completion_times_s.csv");
 /// A client's latency, microseconds, by the pause after each transaction.
 const RTT: &str = include_str!("rr_latency_by_pause_us.csv");

@@ -25,7 +25,7 @@ const DESIGN: &str = include_str!("../../experiments/rr-outage.toml");
 const WARM: u32 = 40;
 /// Time from the request for an outage until it begins, in which the control connection ends.
 const DELAY: Duration = Duration::from_millis(200);
-/// Transactions after the one that met the outage.
+/// Transactions after the outage.
 const AFTER: u32 = 10;
 /// Longest wait for a transaction: this time plus this multiple of the outage.
 const PATIENCE: (Duration, u32) = (Duration::from_secs(10), 10);
