@@ -315,13 +315,10 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
     charts
 }
 
-/// Replaces values by the improvement over the series with this name, above 1 where they are smaller; without intervals.
-fn improve(series: &mut Vec<Series>, base: &str) {
-    let Some(at) = series.iter().position(|one| one.name == base) else {
-        series.clear();
-        return;
-    };
-    let base = series.remove(at).points;
+/// Replaces values by the improvement over the series with this name, which becomes 1; without intervals.
+fn improve(series: &mut [Series], base: &str) {
+    let base = series.iter().find(|one| one.name == base);
+    let base = base.map_or_else(Vec::new, |base| base.points.clone());
     for one in series {
         one.band.clear();
         one.points.retain_mut(|(x, value)| {
@@ -534,5 +531,20 @@ pub(super) mod tests {
         ] {
             assert_eq!(design.number("time", value), text);
         }
+    }
+
+    #[test]
+    fn improvement_is_relative_to_base() {
+        let line = |name: &str, points: &[(f64, f64)]| Series::line(name, points.to_vec());
+        let mut series = [
+            line("default", &[(1.0, 200.0), (2.0, 400.0)]),
+            line("short", &[(1.0, 50.0), (2.0, 500.0), (3.0, 1.0)]),
+        ];
+        improve(&mut series, "default");
+        assert_eq!(series[0].points, [(1.0, 1.0), (2.0, 1.0)]);
+        // A point without a value of the base is left out.
+        assert_eq!(series[1].points, [(1.0, 4.0), (2.0, 0.8)]);
+        improve(&mut series, "absent");
+        assert!(series.iter().all(|one| one.points.is_empty()));
     }
 }
