@@ -86,12 +86,14 @@ impl Unit {
 }
 
 /// An axis.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     /// Label beside the axis.
     pub label: Cow<'static, str>,
     /// Unit of its values.
     pub unit: Unit,
+    /// Values of a vertical axis that have a line with a name.
+    pub marks: &'static [(f64, &'static str)],
 }
 
 impl Axis {
@@ -115,6 +117,7 @@ impl Axis {
         Self {
             label: label.into(),
             unit,
+            marks: &[],
         }
     }
 }
@@ -193,6 +196,10 @@ impl Scale {
 
     fn has(&self, value: f64) -> bool {
         value.is_finite() && (!self.log || value > 0.0)
+    }
+
+    fn covers(&self, value: f64) -> bool {
+        (self.values.0..=self.values.1).contains(&value)
     }
 
     fn place(&self, value: f64) -> f64 {
@@ -341,6 +348,12 @@ impl Chart {
                     text x=(left - GAP) y=(at + 4.0) text-anchor="end" { (label) }
                 }
             }
+            @for (value, name) in self.y.marks.iter().filter(|mark| y.covers(mark.0)) {
+                @let at = y.place(*value);
+                path d={ "M" (left) " " (at) "H" (right) } stroke="currentColor"
+                    stroke-dasharray="2 4" {}
+                text x=(right - 4.0) y=(at - 4.0) text-anchor="end" { (name) }
+            }
             text x=(middle) y=(bottom + 2.0 * TEXT.0) text-anchor="middle" { (self.x.label) }
             text transform={ "translate(14 " ((top + bottom) / 2.0) ") rotate(-90)" }
                 text-anchor="middle" { (self.y.label) }
@@ -377,6 +390,19 @@ mod tests {
             log_y: false,
             series,
         }
+    }
+
+    #[test]
+    fn marks_are_lines_within_the_axis() {
+        let points = vec![(1.0, 100.0), (2.0, 5.0), (3.0, 0.5)];
+        let mut marked = chart(vec![Series::line("a", points)]);
+        marked.y.marks = &[(1.0, "p99"), (0.1, "p99.9")];
+        marked.log_y = true;
+        let text = svg(&[marked]);
+        assert!(
+            text.contains(">p99<") && !text.contains(">p99.9<"),
+            "{text}"
+        );
     }
 
     #[test]

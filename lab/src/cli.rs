@@ -106,6 +106,14 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
+    /// Congestion controls to compare, for example reno,bbr; those that the host does not allow are left out
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "reno"
+    )]
+    pub(crate) congestion: Vec<String>,
     /// Discard the runs that an earlier call left in the report's directory
     #[arg(long)]
     pub(crate) fresh: bool,

@@ -11,7 +11,11 @@ use anyhow::Context as _;
 use rto_advice::capture::Flow;
 use rto_testbed::{
     channel::ControlChannel,
-    link::{config::LinkConfig, packet::Direction, relay::Relay},
+    link::{
+        config::LinkConfig,
+        packet::Direction,
+        relay::{Relay, Relayed},
+    },
     netns::Pair,
     workload::{Role, load::Sender},
 };
@@ -22,6 +26,8 @@ use crate::{
     topology::{ClientEnd, PORT, Topology},
 };
 
+/// Port of a sink at the client's end.
+const SINK: u16 = 4800;
 /// TCP flows.
 const FLOWS: u16 = 8;
 /// Bytes of a burst of a TCP flow: ten segments, an initial window.
@@ -134,6 +140,24 @@ impl Load {
         relay.set_delay(self.delay);
         relay.set_towards(Direction::ToServer, self.link());
         Ok(relay)
+    }
+
+    /// Whether a packet belongs to [`Self::towards_client`].
+    pub(crate) fn is_background(relayed: &Relayed) -> bool {
+        relayed
+            .packet
+            .is_none_or(|packet| packet.client_port == SINK)
+    }
+
+    /// Starts the traffic from the server's end to a sink at the client's; both end when dropped.
+    pub(crate) fn towards_client(
+        &self,
+        topology: &Topology,
+    ) -> anyhow::Result<(ControlChannel, Vec<ControlChannel>)> {
+        let on = SocketAddr::new(topology.link.client(false), SINK);
+        let mut sink = topology.client_end(false).start(&Role::Sink { on })?;
+        sink.recv::<()>()?;
+        Ok((sink, self.senders(&topology.server_end(), on)?))
     }
 
     /// Starts the traffic from this end to a sink.

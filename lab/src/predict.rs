@@ -2,10 +2,13 @@
 
 use std::{iter, time::Duration};
 
-use rto_model::retransmit::LinuxTimers;
+use rto_model::retransmit::{LinuxTimers, RTO_MIN_US};
 use serde::Serialize;
 
-use crate::chart::{Axis, Chart, Series};
+use crate::{
+    chart::{Axis, Chart, Series},
+    summary::micros,
+};
 
 /// Number of points in a curve.
 const POINTS: u32 = 400;
@@ -21,6 +24,55 @@ pub struct Prediction {
     pub policy_ms: f64,
     /// Whether the policy is worse by more than a jiffy, which is within chance.
     pub worse: bool,
+}
+
+/// When the first retransmissions of a lost request are answered, with one value of rto_min.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Deadline {
+    /// The value, milliseconds: whole jiffies.
+    pub rto_min_ms: f64,
+    /// When its first retransmission is sent at the latest, milliseconds after the request.
+    pub retransmission_ms: f64,
+    /// When that is answered at the latest.
+    pub answer_ms: f64,
+    /// Retransmissions that are answered within the deadline.
+    pub in_time: usize,
+}
+
+/// The rule of deadlines: a server takes this long at most, and an answer is wanted within the deadline. The largest
+/// values of rto_min for each number of retransmissions that are in time, from the shortest value on.
+pub fn deadlines(kernel: &LinuxTimers, deadline: Duration, service: Duration) -> Vec<Deadline> {
+    let jiffies_us = |jiffies: u64| jiffies * 1_000_000 / kernel.hz;
+    let after_us = kernel.srtt_us + micros(service);
+    let row = |jiffies: u64| {
+        let own = kernel.with_rto_min(jiffies_us(jiffies));
+        // At the latest, over the positions in the timer wheel's steps.
+        let latest_us = |n: usize| {
+            let of = |begin| own.times(begin).nth(n).unwrap_or(u64::MAX >> 32);
+            jiffies_us((0..512).map(of).max().unwrap_or(0))
+        };
+        let is_in_time = |n: &usize| latest_us(*n) + after_us <= micros(deadline);
+        Deadline {
+            rto_min_ms: millis(jiffies_us(jiffies)),
+            retransmission_ms: millis(latest_us(0)),
+            answer_ms: millis(latest_us(0) + after_us),
+            in_time: (0..).take_while(is_in_time).count(),
+        }
+    };
+    let largest = RTO_MIN_US * kernel.hz / 1_000_000;
+    let mut rows: Vec<Deadline> = Vec::new();
+    for jiffies in 2..=largest {
+        let row = row(jiffies);
+        let is_last = row.in_time == 0;
+        match rows.last_mut() {
+            Some(last) if last.in_time == row.in_time => *last = row,
+            _ => rows.push(row),
+        }
+        if is_last {
+            break;
+        }
+    }
+    rows
 }
 
 /// Predicts for an established connection with one small request at a time and a steady smoothed RTT: all packets are
@@ -153,6 +205,23 @@ mod tests {
         assert!(near(all[0], 10 * MS) && near(all[400], 2000 * MS));
         assert!(all.is_sorted());
         assert!(between(&[]).is_empty());
+    }
+
+    /// The published rule: an answer within 50 ms, 35 ms of service, rto_min of 10 to 15 ms for one retransmission.
+    #[test]
+    fn deadline_leaves_room_for_retransmissions() {
+        let kernel = LinuxTimers::near(1000, 200);
+        let rows = deadlines(&kernel, 50 * MS, 35 * MS);
+        let one = rows.iter().find(|row| row.in_time == 1).unwrap();
+        assert!((10.0..=15.0).contains(&one.rto_min_ms), "{rows:?}");
+        assert!(one.answer_ms <= 50.0);
+        let none = rows.last().unwrap();
+        assert_eq!(none.in_time, 0);
+        assert!(none.answer_ms > 50.0);
+        assert!(rows.windows(2).all(|two| two[0].in_time > two[1].in_time));
+        // At HZ 250 two jiffies are sent after 16 ms, too late.
+        let coarse = LinuxTimers::near(250, 200);
+        assert_eq!(deadlines(&coarse, 50 * MS, 35 * MS)[0].in_time, 0);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(crate) const BROWSER: (&str, &str) = (
     "/usr/bin/chromium-headless-shell",
     "chromium-headless-shell",
 );
+/// Makes single transfers.
+pub(crate) const CURL: (&str, &str) = ("/usr/bin/curl", "curl");
 /// Runs a program until it or the lab ends, at the priority of the link: other programs on the machine do not delay it,
 /// and it does not delay the link for long.
 const PREFIX: [&str; 6] = ["chrt", "--rr", "1", "setpriv", "--pdeathsig", "KILL"];
@@ -185,6 +187,7 @@ pub(crate) fn require(workloads: impl Iterator<Item = Workload>) -> anyhow::Resu
         Workload::Page(page) if matches!(page.by, Loader::BrowserNew | Loader::BrowserKept) => {
             vec![BROWSER]
         }
+        Workload::Curl => vec![CURL],
         _ => Vec::new(),
     });
     let missing = needs.filter(|(path, _)| !Path::new(path).exists());

@@ -1,9 +1,10 @@
 //! Simulates a sender of one file over a recorded bottleneck, with estimators that no kernel has.
 //!
 //! Each segment finds the queue that a packet of the recorded traffic found at that time, behind the file's own
-//! segments, and is dropped if that packet was. The sender has Reno's window, which begins with ten segments, selective
-//! ACKs, fast retransmit after three later segments, and the RTO of the estimator, doubled after each timeout (RFC 6298
-//! section 5).
+//! segments, and is dropped if that packet was. The RTO is the estimator's, doubled after each timeout (RFC 6298
+//! section 5). [`Control::Reno`] has Reno's window, which begins with ten segments, selective ACKs, and fast retransmit
+//! after three later segments. [`Control::Bare`] has neither selective ACKs nor congestion control: a fixed window, and
+//! only timeouts, each of which retransmits the earliest segment.
 //!
 //! It leaves out that the other traffic would yield to the file, delayed ACKs, tail loss probes, and that Linux undoes
 //! the effects of a spurious timeout (F-RTO, Eifel).
@@ -22,6 +23,8 @@ use crate::{
 const PACKET: u64 = 1500;
 /// The initial window, segments (`TCP_INIT_CWND`).
 const INITIAL_WINDOW: f64 = 10.0;
+/// The window without congestion control, segments: the largest without window scaling.
+const FIXED_WINDOW: f64 = 45.0;
 /// A segment is lost if this many later ones have arrived (RFC 5681).
 const LATER: usize = 3;
 
@@ -85,6 +88,15 @@ impl Trace {
     }
 }
 
+/// How a sender reacts to losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// Congestion control and selective ACKs.
+    Reno,
+    /// Neither of them.
+    Bare,
+}
+
 /// A simulated transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Transfer {
@@ -103,6 +115,7 @@ pub(crate) fn transfer(
     trace: &Trace,
     begin_us: u64,
     segments: usize,
+    control: Control,
     (mut estimator, sampling): (impl Estimator, Sampling),
 ) -> Transfer {
     let rtt_us = trace.path_us + trace.waits_us(begin_us).unwrap_or(trace.queue_us);
@@ -119,7 +132,11 @@ pub(crate) fn transfer(
         segments: vec![Segment::default(); segments],
         next: 0,
         acked: 0,
-        window: INITIAL_WINDOW,
+        control,
+        window: match control {
+            Control::Reno => INITIAL_WINDOW,
+            Control::Bare => FIXED_WINDOW,
+        },
         threshold: f64::MAX,
         recovers_at: 0,
         doublings: 0,
@@ -152,6 +169,7 @@ struct Sender<'a, E> {
     /// The first segment that was never sent, and the first that is not acknowledged.
     next: usize,
     acked: usize,
+    control: Control,
     window: f64,
     threshold: f64,
     /// The window is halved once until this segment is acknowledged.
@@ -198,8 +216,10 @@ impl<E: Estimator> Sender<'_, E> {
 
     fn in_flight(&self) -> f64 {
         let sent = &self.segments[self.acked..self.next];
+        // Without selective ACKs the sender does not know which segments arrived behind a loss.
+        let is_known = self.control == Control::Reno;
         sent.iter()
-            .filter(|one| !one.is_received && !one.is_lost)
+            .filter(|one| !(one.is_received && is_known) && !one.is_lost)
             .count() as f64
     }
 
@@ -227,8 +247,9 @@ impl<E: Estimator> Sender<'_, E> {
         segment.is_received = true;
         segment.is_lost = false;
         let sent_us = segment.sent_us;
+        let is_acked = self.control == Control::Reno || number == self.acked;
         // Karn's algorithm.
-        if segment.copies == 1 {
+        if segment.copies == 1 && is_acked {
             let rtt_us = now_us - sent_us;
             let sample = Sample { sent_us, rtt_us };
             if self.sampler.takes(sample) {
@@ -246,6 +267,9 @@ impl<E: Estimator> Sender<'_, E> {
         if self.acked > before {
             self.doublings = 0;
             self.timer_us = now_us + self.estimator.rto_us();
+        }
+        if self.control == Control::Bare {
+            return;
         }
         let in_flight = self.in_flight();
         let mut any = false;
@@ -271,11 +295,15 @@ impl<E: Estimator> Sender<'_, E> {
     }
 
     fn timeout(&mut self, now_us: u64) {
-        self.threshold = (self.in_flight() / 2.0).max(2.0);
-        self.window = 1.0;
-        self.recovers_at = self.acked;
-        for segment in &mut self.segments[self.acked..self.next] {
-            segment.is_lost = !segment.is_received;
+        if self.control == Control::Bare {
+            self.segments[self.acked].is_lost = true;
+        } else {
+            self.threshold = (self.in_flight() / 2.0).max(2.0);
+            self.window = 1.0;
+            self.recovers_at = self.acked;
+            for segment in &mut self.segments[self.acked..self.next] {
+                segment.is_lost = !segment.is_received;
+            }
         }
         self.doublings = (self.doublings + 1).min(20);
         let rto_us = (self.estimator.rto_us() << self.doublings).min(RTO_MAX_US);
@@ -301,7 +329,13 @@ mod tests {
     }
 
     fn linux(trace: &Trace) -> Transfer {
-        transfer(trace, 0, 221, (Linux::new(250), Sampling::All))
+        transfer(
+            trace,
+            0,
+            221,
+            Control::Reno,
+            (Linux::new(250), Sampling::All),
+        )
     }
 
     #[test]
@@ -325,6 +359,27 @@ mod tests {
     }
 
     #[test]
+    fn bare_sender_waits_for_a_timeout_at_each_loss() {
+        let idle = trace(Vec::new());
+        let bare = |trace: &Trace| {
+            let with = (Linux::new(250), Sampling::All);
+            transfer(trace, 0, 221, Control::Bare, with)
+        };
+        // The handshake, and the rate of 45 segments in a round trip of 10 ms and the time of one segment.
+        let us = bare(&idle).us;
+        assert!((50_000..80_000).contains(&us), "{us}");
+        // Each loss takes a timeout of 200 ms or more, while the sender with selective ACKs continues.
+        let waits = |n: u64| (n % 37 != 36).then_some(0);
+        let busy = trace((0..100_000).map(|n| (n * 120, waits(n))).collect());
+        let (seen, reno) = (bare(&busy), linux(&busy));
+        assert!(
+            seen.again > 0 && seen.us >= seen.again * 200_000,
+            "{seen:?}"
+        );
+        assert!(reno.us < seen.us, "{reno:?} {seen:?}");
+    }
+
+    #[test]
     fn rto_below_the_round_trip_is_spurious_and_slower() {
         // The queue grows by a millisecond each ten: the variation of W9 hardly follows.
         let rising = trace(
@@ -332,7 +387,9 @@ mod tests {
                 .map(|n| (n * 120, Some(n * 12 % 100_000)))
                 .collect(),
         );
-        let run = |estimator: Rfc6298| transfer(&rising, 0, 221, (estimator, Sampling::All));
+        let run = |estimator: Rfc6298| {
+            transfer(&rising, 0, 221, Control::Reno, (estimator, Sampling::All))
+        };
         let long = run(Rfc6298::new(Weights::W1).with_minimum(1_000_000));
         let mut short = Rfc6298::new(Weights::ALL[8].1);
         short.k = 0.0;

@@ -2,21 +2,20 @@
 //!
 //! # The columns of the published study
 //!
-//! For each pair of weights it lists three shares that add up to 100 ("83 within, 17 exceeding", "50 and 0 and 50 with
-//! RTO > 1 s"). This module treats them as a partition of the samples:
+//! For each pair of weights it lists three shares that add up to about 100 ("83, 17 and 0", "50, 0 and 50"). This module
+//! treats them as a partition of the samples:
 //!
 //! - *within*: the RTO was at most 1 s, and the RTT did not exceed it;
 //! - *exceeding*: the RTO was at most 1 s, and the RTT exceeded it: a spurious retransmission;
 //! - *RTO > 1 s*: whatever the RTT; [`Shares::long_exceeding`] counts the samples whose RTT exceeded even that.
 //!
-//! With one sample per window the published shares are 5/6 and 1/6, or halves, which are the shares of six samples or
-//! of two. So only samples that the estimator took were judged, and not every segment, and the
-//! first sample of a flow was judged as well, against the initial RTO of 1 s. [`Study::Published`] does the same.
-//! [`Study::Every`] judges every segment after the first estimate.
+//! [`Study::Published`] judges the samples that the estimator takes, and the first sample of a flow against the initial
+//! RTO of 1 s. *The share that avoids retransmission at a minimum RTO* is there the share with RTT <= RTO <= minimum: all
+//! stated shares at 1 s that can be derived from the table are these.
 //!
-//! *The share that avoids retransmission at a minimum RTO* is the share of samples whose RTT does not exceed the RTO of
-//! an estimator with that minimum. In RFC 6298 that is the greater of RTO and minimum; Linux's rto_min bounds the
-//! variation, so its estimator runs once for each minimum.
+//! [`Study::Every`] judges every segment after the first estimate. A sample avoids retransmission there if its RTT does
+//! not exceed the RTO of an estimator with that minimum. In RFC 6298 that is the greater of RTO and minimum; Linux's
+//! rto_min bounds the variation, so its estimator runs once for each minimum.
 
 use rto_advice::estimator::Sample;
 use serde::Serialize;
@@ -116,8 +115,13 @@ impl Study {
             let taken = sampler.takes(*sample);
             if taken && (n > 0 || self != Self::Every) {
                 shares.judge(own.rto_us(), sample.rtt_us);
-                for (other, (_, count)) in others.iter().zip(&mut shares.avoided) {
-                    *count += u64::from(sample.rtt_us <= other.rto_us());
+                let (rtt_us, rto_us) = (sample.rtt_us, own.rto_us());
+                for (other, (minimum_us, count)) in others.iter().zip(&mut shares.avoided) {
+                    let avoids = match self {
+                        Self::Published(_) => rtt_us <= rto_us && rto_us <= *minimum_us,
+                        Self::Every => rtt_us <= other.rto_us(),
+                    };
+                    *count += u64::from(avoids);
                 }
             }
             if taken {
@@ -203,13 +207,16 @@ mod tests {
 
     #[test]
     fn the_columns_add_up() {
-        // 400 ms: the RTO after it is 1.2 s. The published "50/0 and 50" is two samples, the first compared with 1 s.
+        // 400 ms: the RTO after it is 1.2 s. The first sample is compared with 1 s.
         let flows = [in_turn([400_000, 400_000])];
         let shares = w1(Study::Published(Sampling::One), &flows, &MINIMUMS_US);
         assert_eq!(
             (shares.within, shares.exceeding, shares.long, shares.judged),
             (1, 0, 1, 2)
         );
+        // Only the RTO of 1 s is a minimum of those or less, although the second RTT does not exceed its RTO either.
+        let avoided: Vec<u64> = shares.avoided.iter().map(|(_, count)| *count).collect();
+        assert_eq!(avoided, [0, 0, 0, 1]);
     }
 
     #[test]

@@ -102,20 +102,14 @@ impl Topology {
 
     /// Gives both ends a route to the other one with this minimum RTO, in milliseconds as in ip(8).
     pub fn set_route_rto_min(&self, rto_min: Duration) -> anyhow::Result<()> {
-        let ends = [
-            (&self.net.client, self.link.server(false)),
-            (&self.net.server, self.link.client(false)),
-        ];
-        for (netns, peer) in ends {
-            let route = run(&format!("ip -n {netns} route get {peer}"))?;
-            let mut device = route.split_whitespace().skip_while(|word| *word != "dev");
-            let device = device.nth(1).context("no device to the peer")?;
-            let ms = rto_min.as_millis();
-            run(&format!(
-                "ip -n {netns} route add {peer}/32 dev {device} rto_min {ms}ms"
-            ))?;
-        }
-        Ok(())
+        let metric = format!("rto_min {}ms", rto_min.as_millis());
+        self.set_client_route(&metric)?;
+        set_route(&self.net.server, self.link.client(false), &metric)
+    }
+
+    /// Gives the client a route to the server with this metric.
+    pub fn set_client_route(&self, metric: &str) -> anyhow::Result<()> {
+        set_route(&self.net.client, self.link.server(false), metric)
     }
 
     /// Starts a server, and waits until it listens.
@@ -150,6 +144,17 @@ impl Topology {
             dir: self.dir.path().to_owned(),
         }
     }
+}
+
+/// Gives a namespace a route to a peer with a metric, as in ip(8).
+fn set_route(netns: &str, peer: IpAddr, metric: &str) -> anyhow::Result<()> {
+    let route = run(&format!("ip -n {netns} route get {peer}"))?;
+    let mut device = route.split_whitespace().skip_while(|word| *word != "dev");
+    let device = device.nth(1).context("no device to the peer")?;
+    run(&format!(
+        "ip -n {netns} route replace {peer}/32 dev {device} {metric}"
+    ))?;
+    Ok(())
 }
 
 /// The place where clients are started; namespaces stay with the thread that created them.

@@ -25,7 +25,11 @@ pub enum Workload {
     /// HTTP/1.1: GET and a response of three segments, each over a new connection
     #[default]
     HttpNew,
-    /// The same, sequentially over one connection
+    /// The same, and the server closes each connection after its response, so that a FIN follows the last data
+    HttpClosed,
+    /// The same by curl, a process for each transfer
+    Curl,
+    /// The same as [`Workload::HttpNew`], sequentially over one connection
     HttpKept,
     /// The same over one connection, pipelined: the next request is sent before the last one is answered
     HttpPipelined,
@@ -39,7 +43,8 @@ pub enum Workload {
     HealthCheck,
     /// Request of one byte and response of two over one connection, as TCP sees it at both ends
     RequestResponse,
-    /// A flow of ten full segments over each of `count` parallel connections, after `skip` small transactions on each
+    /// A flow of `segments` full segments over each of `count` parallel connections, after `skip` small transactions on
+    /// each; without any, the time begins with connect()
     Flows,
     /// `count` flows of 8 to 12 segments, in turn over ten connections
     FlowsInTurn,
@@ -79,7 +84,7 @@ pub enum Loader {
 const MSS: u32 = 1448;
 /// Connections of [`Workload::FlowsInTurn`].
 const CONNECTIONS: u32 = 10;
-/// Interval between the starts of flows that would otherwise start at the same time, so that they do not wait for the
+/// Least interval between the starts of flows that would otherwise start at the same time, so that they do not wait for the
 /// CPU.
 const STAGGER: Duration = Duration::from_millis(3);
 
@@ -94,6 +99,10 @@ pub struct Work {
     pub pause: Duration,
     /// Bytes of a request of [`Workload::RequestResponse`].
     pub request: u32,
+    /// Connections of it at the same time.
+    pub connections: u32,
+    /// Segments of a flow of [`Workload::Flows`].
+    pub segments: u32,
 }
 
 /// The server of a workload; it ends when dropped.
@@ -185,6 +194,7 @@ impl Workload {
             let mut client = end.start(&Role::FlowClient { to })?;
             client.recv::<()>()?;
             let connections = match self {
+                Self::Flows if work.skip == 0 => return Ok(client),
                 Self::Flows => work.count,
                 _ => CONNECTIONS,
             };
@@ -210,18 +220,20 @@ impl Workload {
         work: Work,
         at_least: Option<Duration>,
     ) -> anyhow::Result<()> {
-        let flows = |from: u32, to: u32, flows| {
-            flow::Command::Run(flow::Work {
-                warm: work.skip,
-                bytes: (from * MSS, to * MSS, MSS),
-                flows,
-                pause: work.pause,
-                stagger: STAGGER,
-            })
+        let flows = |from: u32, to: u32, flows| flow::Work {
+            warm: work.skip,
+            bytes: (from * MSS, to * MSS, MSS),
+            flows,
+            pause: work.pause,
+            stagger: STAGGER.max(work.pause),
         };
+        let all = flows(work.segments, work.segments, 1);
         match self {
-            Self::Flows => client.send(&flows(10, 10, 1)),
-            Self::FlowsInTurn => client.send(&flows(8, 12, work.count)),
+            Self::Flows if work.skip == 0 => {
+                client.send(&flow::Command::RunNew(all, work.count as usize))
+            }
+            Self::Flows => client.send(&flow::Command::Run(all)),
+            Self::FlowsInTurn => client.send(&flow::Command::Run(flows(8, 12, work.count))),
             _ => client.send(&match at_least {
                 None => Until::Count(work.count),
                 Some(at_least) => Until::Longer {
@@ -289,17 +301,19 @@ impl Workload {
     /// under way for this time.
     pub fn load(self, work: Work, under_way: Duration) -> f64 {
         match self {
-            Self::HttpNew | Self::Flows => 0.03,
+            Self::HttpNew | Self::HttpClosed | Self::Flows => 0.03,
             Self::Page(page) => match page.by {
                 Loader::New | Loader::Kept => 0.1,
                 Loader::BrowserNew | Loader::BrowserKept => 0.5,
             },
             Self::Program(_) => 0.07,
             Self::HttpKept | Self::HttpPipelined | Self::FlowsInTurn => 0.08,
-            Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck => 0.1,
+            Self::Http2 | Self::Grpc | Self::Tls | Self::HealthCheck | Self::Curl => 0.1,
             Self::RequestResponse if !under_way.is_zero() => 0.1,
             // 400 transactions per second, each of which takes 0.4 ms.
-            Self::RequestResponse => 1.0 / ((work.pause.as_secs_f64() + 4e-4) * 400.0),
+            Self::RequestResponse => {
+                f64::from(work.connections) / ((work.pause.as_secs_f64() + 4e-4) * 400.0)
+            }
         }
     }
 }

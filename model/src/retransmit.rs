@@ -146,15 +146,42 @@ impl LinuxTimers {
         times.find(|us| *us >= disruption_us).unwrap_or(u64::MAX)
     }
 
-    /// The median of this over all positions in the wheel's steps.
-    pub fn median_idle_us(self, disruption_us: u64) -> u64 {
-        // The steps of the three finest levels repeat every 512 jiffies.
-        let mut all: Vec<u64> = (0..512)
-            .map(|begin| self.idle_us(disruption_us, begin))
-            .collect();
-        all.sort_unstable();
-        all[all.len() / 2]
+    /// The same if the host's own firewall drops the packets, in INPUT and OUTPUT, and the peer has the same timers.
+    ///
+    /// Each ends the idle time: the peer's retransmission of its last answer, whose ACK was in the dropped request, and a
+    /// probe of the host. A send that is dropped in OUTPUT fails, so that nothing is in flight, and `tcp_write_xmit()`
+    /// leaves the request to the probe timer (`tcp_check_probe_timer()`): `tcp_probe0_base()`, at least 200 ms, doubles
+    /// each time whatever rto_min is (Linux 6.12).
+    pub fn own_firewall_idle_us(self, disruption_us: u64, begin: u64) -> u64 {
+        let base = self.rto().max(self.jiffies(RTO_MIN_US));
+        let mut now = begin;
+        let probe_us = backoff(base, self.jiffies(self.rto_max_us))
+            .map(|timer| {
+                now = wheel::fires_at(now, timer);
+                (now - begin) * 1_000_000 / self.hz
+            })
+            .find(|us| *us >= disruption_us);
+        self.idle_us(disruption_us, begin)
+            .min(probe_us.unwrap_or(u64::MAX))
     }
+
+    /// The median of [`Self::idle_us`] over all positions in the wheel's steps.
+    pub fn median_idle_us(self, disruption_us: u64) -> u64 {
+        median(|begin| self.idle_us(disruption_us, begin))
+    }
+
+    /// The median of [`Self::own_firewall_idle_us`] over all positions in the wheel's steps.
+    pub fn median_own_firewall_idle_us(self, disruption_us: u64) -> u64 {
+        median(|begin| self.own_firewall_idle_us(disruption_us, begin))
+    }
+}
+
+/// The median over the jiffy in which the data is sent.
+fn median(of: impl Fn(u64) -> u64) -> u64 {
+    // The steps of the three finest levels repeat every 512 jiffies.
+    let mut all: Vec<u64> = (0..512).map(of).collect();
+    all.sort_unstable();
+    all[all.len() / 2]
 }
 
 #[cfg(test)]
@@ -192,6 +219,20 @@ mod tests {
             ..unsteady
         };
         assert_eq!(without.with_rto_min(50_000).probe(), None);
+    }
+
+    #[test]
+    fn own_firewall_leaves_probes_of_200_ms() {
+        let low = LinuxTimers::near(1000, SRTT_US).with_rto_min(5_000).thin();
+        // 200, 400 and 800 ms in steps of the timer wheel, where the peer's own timers are longer.
+        for (lost_ms, ms) in [(500, 616), (600, 616), (1_000, 1_476), (1_400, 1_476)] {
+            let us = low.median_own_firewall_idle_us(lost_ms * 1000);
+            assert!(us.abs_diff(ms * 1000) <= 3_000, "{lost_ms}: {us}");
+        }
+        // Otherwise the peer's retransmission comes first.
+        for us in [10_000, 50_000, 100_000] {
+            assert_eq!(low.median_own_firewall_idle_us(us), low.median_idle_us(us));
+        }
     }
 
     #[test]

@@ -162,7 +162,7 @@ fn text(answer: &StatsAnswer, look: &Look) -> String {
     text
 }
 
-const COLUMNS: usize = 16;
+const COLUMNS: usize = 19;
 const HEADER: [&str; COLUMNS] = [
     "POLICY",
     "DIRECTION",
@@ -176,13 +176,18 @@ const HEADER: [&str; COLUMNS] = [
     "UNDECIDED",
     "RECOVERED",
     "SAVED",
+    "DATA RETRANS",
+    "RTOS",
+    "TLPS",
     "PATH P99",
     "RTT P50",
     "RTT P99",
     "ABORTED",
 ];
 /// Columns by importance, for a terminal without room for all of them.
-const IMPORTANCE: [usize; COLUMNS] = [0, 1, 2, 3, 5, 6, 4, 8, 11, 7, 12, 14, 15, 13, 10, 9];
+const IMPORTANCE: [usize; COLUMNS] = [
+    0, 1, 2, 3, 5, 6, 4, 8, 11, 7, 12, 13, 14, 15, 17, 18, 16, 10, 9,
+];
 
 fn overview(answer: &StatsAnswer, look: &Look) -> String {
     let mut rows = Vec::new();
@@ -254,6 +259,9 @@ fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUM
         stats.undecided.to_string(),
         stats.recovered.to_string(),
         saved(stats),
+        stats.segments_retransmitted.to_string(),
+        stats.rtos.iter().sum::<u64>().to_string(),
+        stats.tail_loss_probes.to_string(),
         quantile(&stats.path_rtt, 0.99),
         quantile(&stats.srtt, 0.5),
         quantile(&stats.srtt, 0.99),

@@ -17,7 +17,7 @@ pub struct Blackout {
     pub(crate) engine: EngineArgs,
     /// The mechanisms of the settings
     #[arg(long = "mechanism", value_name = "MECHANISM")]
-    #[arg(value_enum, value_delimiter = ',', default_values_t = [Mechanism::Agent, Mechanism::Route, Mechanism::Sysctl, Mechanism::Kernel])]
+    #[arg(value_enum, value_delimiter = ',', default_values_t = [Mechanism::Agent, Mechanism::Route, Mechanism::Sysctl, Mechanism::Firewall, Mechanism::Kernel])]
     pub(crate) mechanisms: Vec<Mechanism>,
     /// Lower bounds of the RTO [default: two jiffies, 50ms, 200ms]
     #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
@@ -28,7 +28,7 @@ pub struct Blackout {
     /// Runs of a cell with the agent and with the kernel's own timers [default: 11; quick: 5]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) runs: Option<u32>,
-    /// Runs of a cell with route and sysctl [default: 5; quick: 1]
+    /// Runs of a cell with route, sysctl and firewall [default: 5; quick: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) control_runs: Option<u32>,
 }

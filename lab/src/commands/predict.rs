@@ -16,7 +16,7 @@ use crate::{
     handshake,
     outage::{self, Model, Version},
     policy::{EffectiveSetting, Host, Policy},
-    predict::{self, Prediction},
+    predict::{self, Deadline, Prediction},
     report::{self, Table},
     summary::{micros, millis},
 };
@@ -90,6 +90,13 @@ pub struct Predict {
     /// Disruptions: comma-separated durations, or a range, which means 1, 2 and 5 of each power of ten in it
     #[arg(long, short, value_name = "LIST|FROM..TO", default_value = "10ms..20s")]
     disruption: String,
+    /// Predict which rto_min lets a retransmission of a lost request be answered within this time; with --service
+    #[arg(long, value_name = "DURATION", value_parser = duration, requires = "service")]
+    #[arg(conflicts_with_all = ["disruption", "outage", "policy", "chart", "csv"])]
+    deadline: Option<Duration>,
+    /// With --deadline: how long the server takes at most
+    #[arg(long, value_name = "DURATION", value_parser = duration, requires = "deadline")]
+    service: Option<Duration>,
     /// Predict the time of connect(), by the duration for which SYNs or SYN-ACKs are lost: with --initial-rto, or a
     /// policy that has one
     #[arg(long, value_name = "LIST|FROM..TO", num_args = 0..=1, default_missing_value = OUTAGES, conflicts_with = "disruption")]
@@ -137,6 +144,11 @@ pub(super) fn run(args: &Predict) -> anyhow::Result<()> {
         return through_outages(args, &policy, outages);
     }
     let hz = policy.host.hz;
+    if let (Some(deadline), Some(service)) = (args.deadline, args.service) {
+        let near = LinuxTimers::near(hz, micros(args.rtt));
+        let rows = predict::deadlines(&near, deadline, service);
+        return print(args.json, &rows, || deadline_table(&rows, hz, service));
+    }
     let handshakes = policy.handshake();
     let handshakes = handshakes.map(|own| own.against(&policy.host.handshake()));
     let kernel = LinuxTimers {
@@ -299,6 +311,37 @@ fn table(predictions: &[Prediction]) -> Table {
         ]);
     }
     table
+}
+
+/// The rows, and what the peer needs.
+fn deadline_table(rows: &[Deadline], hz: u64, service: Duration) -> String {
+    let columns = [
+        "rto_min, ms",
+        "retransmitted after, ms",
+        "answered after, ms",
+        "retransmissions in time",
+    ];
+    let mut table = Table::new("deadline", "", &columns);
+    for row in rows {
+        table.row([
+            row.rto_min_ms.to_string(),
+            format!("{:.1}", row.retransmission_ms),
+            format!("{:.1}", row.answer_ms),
+            row.in_time.to_string(),
+        ]);
+    }
+    let best = rows.iter().rfind(|row| row.in_time > 0);
+    let advice = match best {
+        Some(row) if row.retransmission_ms < millis(service) => format!(
+            "rto_min = \"{}ms\". A request that takes longer than that is retransmitted without a loss, unless the \
+             server acknowledges it before: set delack_max there to {} ms less.",
+            row.rto_min_ms,
+            1000 / hz.max(1)
+        ),
+        Some(row) => format!("rto_min = \"{}ms\".", row.rto_min_ms),
+        None => format!("No value leaves time for a retransmission at HZ={hz}."),
+    };
+    table.text() + "\n" + &advice + "\n"
 }
 
 fn handshake_table(predictions: &[handshake::Prediction]) -> Table {

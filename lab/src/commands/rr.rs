@@ -3,7 +3,7 @@
 use std::{
     io::{self, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -13,14 +13,16 @@ use clap::{ArgGroup, Args};
 use hdrhistogram::Histogram;
 use nix::errno::Errno;
 use rto_agent_core::printable;
-use rto_testbed::workload::rr::{Limits, Options, Sizes, Tally, listen, serve_while};
+use rto_testbed::workload::rr::{
+    Dropper, LONGEST_OUTAGE, Limits, Options, Sizes, Tally, listen, serve_while,
+};
 
 use super::predict::duration;
 use crate::{
     interrupt,
     rr::{
         measure::{self, Interval, Limit, Outcome, Plan, Test},
-        print,
+        outage, print,
         records::{self, Records},
     },
     topology::PORT,
@@ -29,8 +31,12 @@ use crate::{
 /// Default of --timeout, for a measurement without a duration.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Default of --out, with --outage.
+const REPORT: &str = "rto-lab-report";
 /// Longest measurement.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Shortest outage.
+const SHORTEST_OUTAGE: Duration = Duration::from_millis(1);
 /// Shortest interval that gets a line.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -48,6 +54,9 @@ pub struct Rr {
     #[arg(long, value_name = "N", default_value_t = Limits::CONNECTIONS, conflicts_with = "connect")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
+    /// Drop the packets of clients that ask for it (rr --outage); needs root
+    #[arg(long, conflicts_with = "connect")]
+    outages: bool,
     /// Measure transactions with this server [default port: 4700]
     #[arg(long, value_name = "HOST[:PORT]")]
     connect: Option<String>,
@@ -70,6 +79,26 @@ pub struct Rr {
     /// A new connection for each transaction: connect, request, response, close (TCP_CRR)
     #[arg(long, conflicts_with = "server")]
     new_connection: bool,
+    /// Measure the longest transaction in outages of these durations, instead of latencies: both hosts drop what arrives
+    /// from the other; needs root, and rr --server --outages there
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = outage)]
+    #[arg(conflicts_with_all = ["server", "Extent", "new_connection", "interval"])]
+    outage: Vec<Duration>,
+    /// Number of outages of each duration
+    #[arg(long, value_name = "N", default_value_t = 5, requires = "outage")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+    /// Name of the timers that are set now, in tables and charts
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        requires = "outage"
+    )]
+    setting: String,
+    /// Drop only what arrives here; the server's timers then decide as well, because it gets the requests
+    #[arg(long, requires = "outage")]
+    here_only: bool,
     #[command(flatten)]
     extent: Extent,
     /// Linear timeouts of a thin stream, on this side's sockets (TCP_THIN_LINEAR_TIMEOUTS)
@@ -156,6 +185,7 @@ pub(super) struct Output {
 pub(super) fn run(args: &Rr) -> anyhow::Result<()> {
     interrupt::handle()?;
     match &args.connect {
+        Some(host) if !args.outage.is_empty() => outages(args, args.plan(host)?),
         Some(host) => client(args.plan(host)?, &args.output),
         None => server(args),
     }
@@ -180,6 +210,23 @@ impl Rr {
         };
         self.extent.of(test, host, sizes, self.options())
     }
+}
+
+/// Measures outages, and prints the report of all settings in the directory.
+fn outages(args: &Rr, plan: Plan) -> anyhow::Result<()> {
+    let go_on = || !interrupt::interrupted();
+    let plan = outage::Plan {
+        to: *plan.to.first().context("no address to connect to")?,
+        sizes: plan.sizes,
+        options: plan.options,
+        outages: args.outage.clone(),
+        runs: args.runs,
+        setting: args.setting.clone(),
+        here_only: args.here_only,
+    };
+    let out = args.output.out.as_deref().unwrap_or(Path::new(REPORT));
+    let report = outage::run(&plan, out, args.output.fresh, &go_on)?;
+    super::publish(&report, out, args.output.json)
 }
 
 /// Measures, and prints the results.
@@ -239,6 +286,10 @@ fn server(args: &Rr) -> anyhow::Result<()> {
     let go_on = || !interrupt::interrupted();
     let limits = Limits {
         connections: args.max_connections.into(),
+        outages: match args.outages {
+            true => Some(Arc::new(Dropper::at_server(listener.local_addr()?.port())?)),
+            false => None,
+        },
         ..Limits::default()
     };
     let report = |peer: SocketAddr, error: &anyhow::Error| eprintln!("{peer}: {error:#}");
@@ -262,6 +313,14 @@ fn measurement(text: &str) -> Result<Duration, String> {
         return Err(format!("{text}: at most 30days"));
     }
     Ok(duration)
+}
+
+fn outage(text: &str) -> Result<Duration, String> {
+    let outage = duration(text)?;
+    if !(SHORTEST_OUTAGE..=LONGEST_OUTAGE).contains(&outage) {
+        return Err(format!("{text}: from 1ms to 17m"));
+    }
+    Ok(outage)
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -367,6 +426,12 @@ mod tests {
             "--connect a --duration 31days",
             "--connect a --interval 9ms",
             "--connect a --fresh",
+            "--connect a --outages",
+            "--server --outage 1s",
+            "--connect a --outage 0s",
+            "--connect a --outage 1s --duration 1s",
+            "--connect a --runs 3",
+            "--connect a --here-only",
         ] {
             assert_eq!(parsed(bad).unwrap_err().exit_code(), 2, "{bad}");
         }

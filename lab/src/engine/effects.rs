@@ -233,6 +233,13 @@ pub(super) fn headline(design: &Design, spec: &EffectSpec, effects: &[Effect]) -
                 worst.rows.join(", ")
             ));
         }
+        let unknown = all
+            .iter()
+            .filter(|effect| effect.interval.is_none())
+            .count();
+        if unknown > 0 {
+            text.push_str(&format!(" ({unknown} with too few values for a verdict)"));
+        }
         text
     };
     let levels = by_level(effects.iter().map(|effect| (&*effect.level, effect)));
@@ -395,7 +402,8 @@ mod tests {
         ];
         let text = headline(&design, &spec, &effects);
         assert!(
-            text == "Time, p50, against kernel: agent better in 1 of 3 and worse in 1 (by up to 95 ms, at 10).",
+            text == "Time, p50, against kernel: agent better in 1 of 3 and worse in 1 (by up to 95 ms, at 10) \
+                     (1 with too few values for a verdict).",
             "{text}"
         );
         let table = table("effects", &design, &spec, &effects).text();

@@ -20,8 +20,8 @@ mod render;
 mod runner;
 
 pub use compare::compare;
+pub(crate) use design::{CONGESTION, only, published, references, texts};
 pub use design::{ChartSpec, Column, Design, EffectSpec, Only, Stat, TableSpec};
-pub(crate) use design::{only, published, references, texts};
 pub use effects::Verdict;
 pub(crate) use effects::by_level;
 pub use log::{Log, Manifest, Record, Weighted};

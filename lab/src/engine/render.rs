@@ -37,10 +37,13 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
         charts: charts(design, &all),
     };
     conclude(&mut report, design, &measured, machine);
-    let agreements = design.agreements.iter();
-    report
-        .tables
-        .extend(agreements.map(|spec| effects::agreement(design, spec, &all, machine)));
+    for (number, spec) in (1..).zip(&design.agreements) {
+        let mut table = effects::agreement(design, spec, &all, machine);
+        if number > 1 {
+            table.name = format!("{}-{number}", table.name);
+        }
+        report.tables.push(table);
+    }
     report
         .tables
         .extend(design.tables.iter().map(|spec| table(design, spec, &all)));
@@ -50,6 +53,9 @@ pub fn report(manifest: &Manifest, records: &[Record]) -> Report {
             table
                 .title
                 .push_str(&format!(" (rto_min: {})", design.rto_min));
+        }
+        if !design.congestion.is_empty() {
+            table.title.push_str(&format!(", {}", design.congestion));
         }
     }
     report
@@ -269,6 +275,9 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 }
             });
             let mut series: Vec<Series> = series.collect();
+            if let Some(base) = &spec.against {
+                improve(&mut series, base);
+            }
             // A single point is not a curve.
             series.retain(|series| series.points.len() > 1);
             if series.is_empty() {
@@ -283,10 +292,14 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 _ => Axis::number(design.titled(name)),
             };
             let (x, y) = match &spec.x {
+                Some(x) if spec.against.is_some() => (axis(x), Axis::number("improvement")),
                 Some(x) => (axis(x), axis(&spec.measure)),
                 None => (
                     axis(&spec.measure),
-                    Axis::percent("share of values up to this"),
+                    Axis {
+                        marks: &[(1.0, "p99"), (0.1, "p99.9")],
+                        ..Axis::percent("share of values of this or more")
+                    },
                 ),
             };
             charts.push(Chart {
@@ -294,12 +307,26 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                 x,
                 y,
                 log_x: spec.log,
-                log_y: spec.log && spec.x.is_some(),
+                log_y: spec.log || spec.x.is_none(),
                 series,
             });
         }
     }
     charts
+}
+
+/// Replaces values by the improvement over the series with this name, which becomes 1; without intervals.
+fn improve(series: &mut [Series], base: &str) {
+    let base = series.iter().find(|one| one.name == base);
+    let base = base.map_or_else(Vec::new, |base| base.points.clone());
+    for one in series {
+        one.band.clear();
+        one.points.retain_mut(|(x, value)| {
+            let own = base.iter().find(|(at, _)| at == x);
+            *value = own.map_or(f64::NAN, |(_, own)| own / *value);
+            value.is_finite()
+        });
+    }
 }
 
 /// A point, and its interval, for each level of a factor.
@@ -330,24 +357,28 @@ fn series_of(spec: &ChartSpec, x: &str, records: &[&Record]) -> Vec<(f64, f64)> 
     points
 }
 
-/// The share of values that are at most x, percent, and its interval.
+/// The share of values that are at least x, percent, and its interval: the tail shows on a logarithmic axis.
 fn distribution(spec: &ChartSpec, records: &[&Record]) -> (Points, Band) {
     let mut values = log::values(records.iter().copied(), &spec.measure);
     values.sort_by(|a, b| a.0.total_cmp(&b.0));
     let all: f64 = values.iter().map(|(_, weight)| weight).sum();
     let step = (values.len() / POINTS).max(1);
-    let last = values.len().saturating_sub(1);
-    let mut below = 0.0;
+    let tail = values.len().saturating_sub(POINTS);
+    let mut above = all;
     let points = values.iter().map(|(value, weight)| {
-        below += weight;
-        (*value, 100.0 * below / all)
+        let share = 100.0 * above / all;
+        above -= weight;
+        (*value, share)
     });
     let points = points.enumerate();
-    let points = points.filter(|(n, _)| n % step == 0 || *n == last);
+    let points = points.filter(|(n, _)| n % step == 0 || *n >= tail);
     let points: Points = points.map(|(_, point)| point).collect();
+    let least = points.last().map_or(0.0, |point| point.1 / 2.0);
     let at: Vec<f64> = points.iter().map(|point| point.0).collect();
-    let band = interval::of_shares(&at, &spec.measure, records);
-    (points, band)
+    let band = interval::of_shares(&at, &spec.measure, records).into_iter();
+    let band =
+        band.map(|(at, low, high)| (at, (100.0 - high).max(least), (100.0 - low).max(least)));
+    (points, band.collect())
 }
 
 #[cfg(test)]
@@ -500,5 +531,20 @@ pub(super) mod tests {
         ] {
             assert_eq!(design.number("time", value), text);
         }
+    }
+
+    #[test]
+    fn improvement_is_relative_to_base() {
+        let line = |name: &str, points: &[(f64, f64)]| Series::line(name, points.to_vec());
+        let mut series = [
+            line("default", &[(1.0, 200.0), (2.0, 400.0)]),
+            line("short", &[(1.0, 50.0), (2.0, 500.0), (3.0, 1.0)]),
+        ];
+        improve(&mut series, "default");
+        assert_eq!(series[0].points, [(1.0, 1.0), (2.0, 1.0)]);
+        // A point without a value of the base is left out.
+        assert_eq!(series[1].points, [(1.0, 4.0), (2.0, 0.8)]);
+        improve(&mut series, "absent");
+        assert!(series.iter().all(|one| one.points.is_empty()));
     }
 }

@@ -50,7 +50,7 @@ pub trait Experiment: Sync {
         0
     }
 
-    /// Measures a run.
+    /// Measures a run; nothing if it did not succeed, so that a later call repeats it.
     fn measure(&self, testbed: &mut Self::Testbed, run: &Self::Run) -> anyhow::Result<Vec<Record>>;
 
     /// The approximate duration of a run.
@@ -100,8 +100,11 @@ pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Resu
     left.retain(|run| !done.iter().any(|(done, _)| done == run));
     let (now, before) = (left.len(), done.len());
     let mut records: Vec<Record> = done.into_iter().flat_map(|(_, records)| records).collect();
+    let mut missed = 0;
     if !left.is_empty() {
-        records.extend(measure(experiment, options, left, &mut log)?);
+        let measured = measure(experiment, options, left, &mut log)?;
+        records.extend(measured.0);
+        missed = measured.1;
     }
     let mut report = render::report(&manifest, &records);
     let counts = format!("{now}, {before}");
@@ -109,6 +112,12 @@ pub fn run<E: Experiment>(experiment: &E, options: &Options<'_>) -> anyhow::Resu
         "runs measured now, and reused from before".to_owned(),
         counts,
     ));
+    if missed > 0 {
+        report.findings.push(format!(
+            "{missed} of {now} runs have no result: the machine was too busy for their outages. Run the same command \
+             again: it repeats only these."
+        ));
+    }
     Ok(report)
 }
 
@@ -119,6 +128,7 @@ struct State<'a, R> {
     load: f64,
     log: &'a mut Log,
     records: Vec<Record>,
+    missed: usize,
 }
 
 struct Pool<'a, E: Experiment> {
@@ -134,7 +144,7 @@ fn measure<E: Experiment>(
     options: &Options<'_>,
     left: Vec<E::Run>,
     log: &mut Log,
-) -> anyhow::Result<Vec<Record>> {
+) -> anyhow::Result<(Vec<Record>, usize)> {
     let shared = experiment.share()?;
     let mut testbeds = Vec::new();
     for (kind, count) in experiment.testbeds().into_iter().enumerate() {
@@ -166,6 +176,7 @@ fn measure<E: Experiment>(
         load: 0.0,
         log,
         records: Vec::new(),
+        missed: 0,
     };
     let pool = Pool {
         experiment,
@@ -193,7 +204,7 @@ fn measure<E: Experiment>(
         .state
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    Ok(state.records)
+    Ok((state.records, state.missed))
 }
 
 impl<'a, E: Experiment> Pool<'a, E> {
@@ -207,8 +218,12 @@ impl<'a, E: Experiment> Pool<'a, E> {
             let mut state = self.lock();
             state.running -= 1;
             state.load -= self.experiment.load(&run);
-            state.log.add(&run, &measured)?;
-            state.records.extend(measured);
+            if measured.is_empty() {
+                state.missed += 1;
+            } else {
+                state.log.add(&run, &measured)?;
+                state.records.extend(measured);
+            }
             drop(state);
             self.changed.notify_all();
             self.bar.inc(micros(self.experiment.expected(&run)));
@@ -272,6 +287,7 @@ mod tests {
     /// Counts simultaneous runs; fails at a chosen run.
     struct Trial {
         fails_at: Option<u32>,
+        misses: Option<u32>,
         running: AtomicUsize,
         most: AtomicUsize,
         load: f64,
@@ -318,6 +334,9 @@ mod tests {
             self.most.fetch_max(running, Ordering::SeqCst);
             thread::sleep(Duration::from_millis(1));
             self.running.fetch_sub(1, Ordering::SeqCst);
+            if self.misses == Some(run.1) {
+                return Ok(Vec::new());
+            }
             Ok(vec![Record::new([], run.1).with("n", f64::from(run.1))])
         }
 
@@ -333,21 +352,26 @@ mod tests {
     fn trial(fails_at: Option<u32>, load: f64) -> Trial {
         Trial {
             fails_at,
+            misses: None,
             running: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
             load,
         }
     }
 
+    fn options(out: &Path) -> Options<'_> {
+        Options {
+            seed: 1,
+            jobs: 4,
+            out,
+            fresh: false,
+        }
+    }
+
     #[test]
     fn every_run_once_and_the_rest_after_a_failure() {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options {
-            seed: 1,
-            jobs: 4,
-            out: dir.path(),
-            fresh: false,
-        };
+        let options = options(dir.path());
         let error = run(&trial(Some(7), 0.0), &options).unwrap_err();
         assert_eq!(error.to_string(), "it fails");
         let path = Log::path(dir.path(), "trial");
@@ -380,19 +404,23 @@ mod tests {
     }
 
     #[test]
+    fn missed_run_is_reported_and_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        let mut once = trial(None, 0.0);
+        once.misses = Some(7);
+        let report = run(&once, &options).unwrap();
+        let last = report.findings.last().unwrap();
+        assert!(last.starts_with("1 of 40 runs have no result"), "{last}");
+        let again = run(&trial(None, 0.0), &options).unwrap();
+        assert_eq!(again.method.last().unwrap().1, "1, 39");
+    }
+
+    #[test]
     fn run_that_needs_the_machine_runs_alone() {
         let dir = tempfile::tempdir().unwrap();
         let alone = trial(None, 0.6);
-        run(
-            &alone,
-            &Options {
-                seed: 1,
-                jobs: 8,
-                out: dir.path(),
-                fresh: false,
-            },
-        )
-        .unwrap();
+        run(&alone, &options(dir.path())).unwrap();
         assert_eq!(alone.most.load(Ordering::SeqCst), 1);
     }
 

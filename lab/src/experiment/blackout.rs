@@ -44,6 +44,8 @@ pub(crate) enum Mechanism {
     Route,
     /// By net.ipv4.tcp_rto_min_us and net.ipv4.tcp_thin_linear_timeouts, at both ends
     Sysctl,
+    /// By the agent, at both ends, and the client's own firewall drops the packets, in INPUT and OUTPUT
+    Firewall,
     /// None: the kernel's own timers, 200 ms and thick
     Kernel,
 }
@@ -80,6 +82,10 @@ impl Setting {
             Mechanism::Agent => {
                 format!("policy = {{ rto_min = \"{us}us\", thin_linear = {thin} }}")
             }
+            // Most outages begin in the pause, so that the next send fails.
+            Mechanism::Firewall => format!(
+                "pause = \"2ms\"\noutage_at = \"client\"\npolicy = {{ rto_min = \"{us}us\", thin_linear = {thin} }}"
+            ),
             Mechanism::Route => format!("route_rto_min = \"{us}us\"\nthin = {thin}"),
             Mechanism::Sysctl => format!(
                 "sysctls = {{ \"net.ipv4.tcp_rto_min_us\" = {us}, \"net.ipv4.tcp_thin_linear_timeouts\" = {} }}",
@@ -96,10 +102,9 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     let quick = args.engine.common.quick;
     let millis = Duration::from_millis;
     let two_jiffies = 2 * jiffy();
-    let rto_mins = match (args.rto_min.is_empty(), quick) {
-        (false, _) => args.rto_min.clone(),
-        (true, false) => vec![two_jiffies, millis(50), millis(200)],
-        (true, true) => vec![two_jiffies, millis(200)],
+    let rto_mins = match args.rto_min.is_empty() {
+        false => args.rto_min.clone(),
+        true => vec![two_jiffies, millis(50), millis(200)],
     };
     for rto_min in &rto_mins {
         ensure!(
@@ -123,7 +128,7 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
     add("link", format!("{:?}", args.engine.link).to_lowercase());
     add(
         "runs of a cell",
-        format!("{runs}; {control_runs} with route and sysctl"),
+        format!("{runs}; {control_runs} with route, sysctl and firewall"),
     );
     let mut cells = Vec::new();
     for &by in &args.mechanisms {
@@ -136,7 +141,9 @@ pub(crate) fn plan(args: &Blackout) -> anyhow::Result<Plan> {
         let (settings, runs) = match by {
             Mechanism::Kernel => (&kernel[..], runs),
             Mechanism::Agent => (&of_others[..], runs),
-            Mechanism::Route | Mechanism::Sysctl => (&of_others[..], control_runs),
+            Mechanism::Route | Mechanism::Sysctl | Mechanism::Firewall => {
+                (&of_others[..], control_runs)
+            }
         };
         for (setting, name) in settings {
             for &us in &disruptions_us {
@@ -192,7 +199,10 @@ fn design(settings: &[Setting], disruptions_us: &[u64], hz: u64) -> anyhow::Resu
     let named: Vec<String> = rto_mins_ms.iter().map(u64::to_string).collect();
     design.rto_min = format!("{} ms; kernel 200 ms", named.join(", "));
     for ms in rto_mins_ms {
-        let mut both = only("by", &["agent", LINUX[0], LINUX[1], LINUX[2], LINUX[3]]);
+        let mut both = only(
+            "by",
+            &["agent", "firewall", LINUX[0], LINUX[1], LINUX[2], LINUX[3]],
+        );
         let settings = [format!("thin {ms} ms"), format!("thick {ms} ms")];
         both.insert("setting".to_owned(), settings.into());
         let title = format!("rto_min {ms} ms, here and published");
@@ -235,6 +245,10 @@ fn references(setting: Setting, lost_us: u64, hz: u64) -> Vec<Record> {
             .ideal_idle_us(lost_us))),
         ),
         ("kernel model", Some(ms(kernel.median_idle_us(lost_us)))),
+        (
+            "firewall model",
+            Some(ms(kernel.median_own_firewall_idle_us(lost_us))),
+        ),
         (linux[0], Published::linux_6_5().idle_ms(column, lost_us)),
         (linux[1], Published::linux_6_11().idle_ms(column, lost_us)),
     ];

@@ -11,7 +11,7 @@ use rto_testbed::machine::Machine;
 use super::samples::Samples;
 use crate::{
     commands::estimator::Estimator,
-    engine::{self, Column, Design, Experiment, Record, Stat},
+    engine::{Column, Design, Experiment, Record, Stat},
     estimator::{Rfc6298, Weights},
     load::Load,
     published,
@@ -213,7 +213,7 @@ fn design(
                 add("bottleneck", load.bottleneck());
             }
             "connections of the load 200 ms".clone_into(&mut design.rto_min);
-            design.references = engine::published(published::ESTIMATOR);
+            design.references = published::estimator();
             let is_load = |one: &Record| names.iter().any(|name| name == one.level("load"));
             design.references.retain(is_load);
         }

@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt as _,
+    panic,
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -30,14 +31,14 @@ use tempfile::TempDir;
 use super::estimator::with_shares;
 use crate::{
     commands::file::File,
-    engine::{Design, Experiment, Record, published, seed_of},
+    engine::{Design, Experiment, Record, seed_of},
     estimator::{Estimator, Rfc6298, Weights},
     interrupt,
     load::Load,
     program::nginx,
-    published::ESTIMATOR,
+    published,
     sampler::round_trips,
-    sender::{Trace, Transfer, transfer},
+    sender::{Control, Trace, Transfer, transfer},
     study::{MINIMUMS_US, Sampling, Study},
     summary::{f, millis, ms},
     topology::{ClientEnd, Topology},
@@ -133,7 +134,7 @@ impl Plan {
         ] {
             plan.design.method.push((name.to_owned(), is));
         }
-        plan.design.references = published(ESTIMATOR);
+        plan.design.references = published::estimator();
         Ok(plan)
     }
 
@@ -145,7 +146,7 @@ impl Plan {
             queue: Duration::from_millis(100),
             load,
             tcp: 0.9 * load,
-            length: self.length + TIMEOUT,
+            length: 2 * self.length + TIMEOUT,
             seed: seed_of(self.seed, &(percent, number)),
         }
     }
@@ -153,25 +154,40 @@ impl Plan {
     /// The shares and the simulated transfers of each estimator.
     fn simulated(&self, load: &Load, number: u32, log: &[Relayed]) -> Vec<Record> {
         let (trace, flows, name) = (Trace::of(log, &load.link()), flows(log), load.name());
-        let linux = Record::new([("load", &*name), ("estimator", "Linux")], number);
-        let linux = with_transfers(linux, &trace, &(Linux::new(self.hz), Sampling::All));
-        let pairs = Weights::ALL
-            .into_iter()
-            .flat_map(|one| Sampling::ALL.map(|by| (one, by)));
-        let others = pairs.map(|((weights, pair), sampling)| {
-            let (estimator, by) = (Rfc6298::new(pair), format!("{sampling:?}"));
-            let shares = Study::Published(sampling).run(&estimator, &flows, &MINIMUMS_US);
-            let both = format!("{weights}, {by}");
-            let levels = [
-                ("load", &*name),
-                ("weights", weights),
-                ("sampling", &by),
-                ("estimator", &both),
-            ];
-            let record = with_shares(Record::new(levels, number), &shares);
-            with_transfers(record, &trace, &(estimator, sampling))
-        });
-        [linux].into_iter().chain(others).collect()
+        let mut records = Vec::new();
+        for (sender, control) in [("Reno, SACK", Control::Reno), ("bare", Control::Bare)] {
+            let levels = [("load", &*name), ("estimator", "Linux"), ("sender", sender)];
+            let with = (Linux::new(self.hz), Sampling::All);
+            let linux = Record::new(levels, number);
+            records.push(with_transfers(linux, &trace, control, &with));
+            for ((weights, pair), sampling) in Weights::ALL
+                .into_iter()
+                .flat_map(|one| Sampling::ALL.map(|by| (one, by)))
+            {
+                let (estimator, by) = (Rfc6298::new(pair), format!("{sampling:?}"));
+                let both = format!("{weights}, {by}");
+                let levels = [
+                    ("load", &*name),
+                    ("weights", weights),
+                    ("sampling", &by),
+                    ("estimator", &both),
+                    ("sender", sender),
+                ];
+                let mut record = Record::new(levels, number);
+                // The samples are those of the background, whatever the simulated sender.
+                if control == Control::Reno {
+                    let shares = Study::Published(sampling).run(&estimator, &flows, &MINIMUMS_US);
+                    record = with_shares(record, &shares);
+                }
+                records.push(with_transfers(
+                    record,
+                    &trace,
+                    control,
+                    &(estimator, sampling),
+                ));
+            }
+        }
+        records
     }
 }
 
@@ -249,28 +265,26 @@ impl Experiment for Plan {
         relay.forget();
         let senders = load.senders(&servers_end, topology.server_address())?;
         thread::sleep(SETTLES);
-        let times = inside(client.netns(), || {
-            let mut times = [Vec::new(), Vec::new()];
-            let begun = Instant::now();
-            while begun.elapsed() < self.length {
-                for ((.., port), times) in servers.into_iter().zip(&mut times) {
-                    interrupt::check()?;
-                    let begun = Instant::now();
-                    match fetch(port) {
-                        Err(error) if !http::is_timeout(&error) => return Err(error),
-                        _ => times.push(millis(begun.elapsed())),
-                    }
-                }
-            }
-            Ok(times)
-        })?;
-        drop((senders, started));
-        let log = relay.take_log();
         let (name, rto_min_ms) = (load.name(), rto_min.to_string());
-        let each = servers
-            .into_iter()
-            .zip(times)
-            .map(|((server, _, port), times)| {
+        let mut records = Vec::new();
+        // Both at once only with the kernel's own value: it would double the time.
+        let together: &[bool] = if rto_min == KERNEL_MS {
+            &[false, true]
+        } else {
+            &[false]
+        };
+        let mut in_turn = Vec::new();
+        for at_once in together {
+            let times = inside(client.netns(), || {
+                transfers(
+                    servers.map(|(.., port)| port),
+                    *at_once,
+                    self.length,
+                    &fetch,
+                )
+            })?;
+            let log = relay.take_log();
+            for ((server, _, port), times) in servers.into_iter().zip(times) {
                 let filter = PacketFilter::ALL
                     .towards(Direction::ToServer)
                     .of_client(port);
@@ -279,18 +293,24 @@ impl Experiment for Plan {
                     ("load", &*name),
                     ("rto_min", &rto_min_ms),
                     ("server", server),
+                    ("servers", if *at_once { "at once" } else { "in turn" }),
                 ];
-                Record::new(levels, number)
+                let record = Record::new(levels, number)
                     .with_all("goodput", times.iter().copied().map(goodput))
                     .with_all("delay", times)
                     .with("sent", f(counts.sent))
                     .with("dropped", f(counts.dropped))
                     .with("retransmitted", f(counts.needed + counts.spurious))
-                    .with("spurious", f(counts.spurious))
-            });
-        let mut records: Vec<Record> = each.collect();
+                    .with("spurious", f(counts.spurious));
+                records.push(record);
+            }
+            if !at_once {
+                in_turn = log;
+            }
+        }
+        drop((senders, started));
         if rto_min == KERNEL_MS {
-            records.extend(self.simulated(&load, number, &log));
+            records.extend(self.simulated(&load, number, &in_turn));
         }
         Ok(records)
     }
@@ -298,6 +318,50 @@ impl Experiment for Plan {
     fn expected(&self, _: &Self::Run) -> Duration {
         self.length + 2 * SETTLES
     }
+}
+
+/// Times of transfers from each of two servers, milliseconds: in turn, or from both at once.
+fn transfers(
+    ports: [u16; 2],
+    at_once: bool,
+    length: Duration,
+    fetch: &(impl Fn(u16) -> anyhow::Result<()> + Sync),
+) -> anyhow::Result<[Vec<f64>; 2]> {
+    let begun = Instant::now();
+    let one = |port: u16| {
+        interrupt::check()?;
+        let begun = Instant::now();
+        match fetch(port) {
+            Err(error) if !http::is_timeout(&error) => Err(error),
+            _ => Ok(millis(begun.elapsed())),
+        }
+    };
+    let mut times = [Vec::new(), Vec::new()];
+    if at_once {
+        thread::scope(|scope| {
+            let each = ports.map(|port| {
+                scope.spawn(move || {
+                    let mut times = Vec::new();
+                    while begun.elapsed() < length {
+                        times.push(one(port)?);
+                    }
+                    anyhow::Ok(times)
+                })
+            });
+            for (times, each) in times.iter_mut().zip(each) {
+                *times = each
+                    .join()
+                    .unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+            }
+            anyhow::Ok(())
+        })?;
+    }
+    while !at_once && begun.elapsed() < length {
+        for (port, times) in ports.into_iter().zip(&mut times) {
+            times.push(one(port)?);
+        }
+    }
+    Ok(times)
 }
 
 /// Mbit/s of a transfer that took this long, milliseconds.
@@ -323,11 +387,16 @@ fn flows(log: &[Relayed]) -> Vec<Vec<Sample>> {
 }
 
 /// Adds transfers that begin evenly over the trace: means, as the transfers of a run are alike.
-fn with_transfers<E: Estimator>(record: Record, trace: &Trace, with: &(E, Sampling)) -> Record {
+fn with_transfers<E: Estimator>(
+    record: Record,
+    trace: &Trace,
+    control: Control,
+    with: &(E, Sampling),
+) -> Record {
     let begins = (0..TRANSFERS).map(|n| n * trace.length_us() / TRANSFERS);
     let segments = BYTES.div_ceil(SEGMENT);
     let all: Vec<_> = begins
-        .map(|at_us| transfer(trace, at_us, segments, with.clone()))
+        .map(|at_us| transfer(trace, at_us, segments, control, with.clone()))
         .collect();
     let sum = |of: &dyn Fn(&Transfer) -> f64| all.iter().map(of).sum::<f64>();
     record

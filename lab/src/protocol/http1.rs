@@ -1,10 +1,17 @@
-//! HTTP/1.1 over a persistent connection.
+//! HTTP/1.1 over a persistent connection, and by curl.
 
-use std::{collections::VecDeque, net::SocketAddr, time::Instant};
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use anyhow::Context as _;
 use rto_testbed::workload::http;
 
 use super::{Client, Times};
+use crate::{program, summary::micros};
 
 /// Attempts to connect; connecting is not measured.
 const CONNECTS: u32 = 5;
@@ -62,4 +69,29 @@ fn patiently(to: SocketAddr) -> anyhow::Result<http::Client> {
         }
     }
     http::Client::connect(to)
+}
+
+/// A process of curl for each transfer.
+pub(super) struct Curl {
+    pub(super) to: SocketAddr,
+}
+
+impl Client for Curl {
+    /// The time is curl's `time_total`, without its start.
+    fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
+        let line = format!(
+            "{} -s -o /dev/null -w %{{time_total}} -m {} http://{}/{}",
+            program::CURL.0,
+            http::TIMEOUT.as_secs(),
+            self.to,
+            http::CLOSES
+        );
+        while times.next() {
+            let text = program::output(&line, Path::new("/"))?;
+            let seconds = text.trim().parse().with_context(|| text.clone())?;
+            times.seen.us.push(micros(Duration::from_secs_f64(seconds)));
+            times.rest();
+        }
+        Ok(())
+    }
 }

@@ -45,7 +45,12 @@ impl Workload {
     const fn port(self) -> u16 {
         match self {
             Self::RequestResponse | Self::Flows | Self::FlowsInTurn | Self::Program(_) => PORT,
-            Self::HttpNew | Self::HttpKept | Self::HttpPipelined | Self::Page(_) => PORT + 1,
+            Self::HttpNew
+            | Self::HttpClosed
+            | Self::Curl
+            | Self::HttpKept
+            | Self::HttpPipelined
+            | Self::Page(_) => PORT + 1,
             Self::Http2 | Self::Grpc => PORT + 2,
             Self::Tls => PORT + 3,
             Self::HealthCheck => PORT + 4,
@@ -240,11 +245,11 @@ fn client(of: &To) -> anyhow::Result<Box<dyn Client>> {
     let to = SocketAddr::new(of.to, of.workload.port());
     let options = of.options;
     Ok(match of.workload {
-        Workload::RequestResponse => {
-            Box::new(rr::Transactions::connect(to, of.work.request, options)?)
-        }
+        Workload::RequestResponse => Box::new(rr::Transactions::connect(to, of.work, options)?),
         Workload::HealthCheck => Box::new(move || rr::check(to, options)),
         Workload::HttpNew => Box::new(move || http::Client::connect(to)?.transact()),
+        Workload::HttpClosed => Box::new(move || http::Client::connect(to)?.get(http::CLOSES)),
+        Workload::Curl => Box::new(http1::Curl { to }),
         Workload::HttpKept => Box::new(http1::Kept::connect(to, 1)?),
         Workload::HttpPipelined => Box::new(http1::Kept::connect(to, 2)?),
         Workload::Http2 => Box::new(http2::Requests::connect(to)?),
@@ -276,6 +281,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::experiment::definition::Settings;
 
     #[test]
     fn roles_differ_from_the_testbeds() {
@@ -349,6 +355,7 @@ mod tests {
         let to = listener.local_addr().unwrap();
         thread::spawn(move || each(&listener, page::serve_connection));
         nine(&mut || http::Client::connect(to)?.transact());
+        nine(&mut || http::Client::connect(to)?.get(http::CLOSES));
         for at_once in [1, 2] {
             nine(&mut http1::Kept::connect(to, at_once).unwrap());
         }
@@ -358,9 +365,21 @@ mod tests {
         let watching = infos.clone();
         thread::spawn(move || each(&listener, move |stream| watching.watch(stream, options)));
         nine(&mut || rr::check(to, options));
-        let seen = nine(&mut rr::Transactions::connect(to, 1449, options).unwrap());
+        let work = |connections| Work {
+            request: 1449,
+            connections,
+            ..Settings::default().work()
+        };
+        let seen = nine(&mut rr::Transactions::connect(to, work(1), options).unwrap());
         let (port, at_client) = seen.tcp.unwrap();
         assert_eq!((at_client.len(), infos.take(port).unwrap().len()), (9, 9));
+        let mut three = rr::Transactions::connect(to, work(3), options).unwrap();
+        let mut times = Times::new(Until::Count(9), Duration::from_micros(1));
+        three.requests(&mut times).unwrap();
+        assert_eq!(
+            (times.seen.us.len(), times.seen.tcp.unwrap().1.len()),
+            (27, 9)
+        );
         assert!(all.take(port).is_err());
     }
 }

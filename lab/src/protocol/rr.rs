@@ -3,7 +3,9 @@
 use std::{
     collections::HashMap,
     net::{SocketAddr, TcpStream},
+    panic,
     sync::{Arc, Mutex, PoisonError},
+    thread,
 };
 
 use anyhow::Context as _;
@@ -13,6 +15,7 @@ use rto_testbed::{
 };
 
 use super::Times;
+use crate::workload::Work;
 
 /// How TCP sees the connection at each request, by the client's port.
 #[derive(Clone, Default)]
@@ -43,31 +46,59 @@ pub(super) fn serve(stream: TcpStream, options: Options) -> anyhow::Result<()> {
     serve_connection(stream, options, |_| {})
 }
 
-/// Transactions over one connection.
-pub(super) struct Transactions(Client);
+/// Transactions over one connection, or over several at the same time.
+pub(super) struct Transactions(Vec<Client>);
 
 impl Transactions {
-    pub(super) fn connect(to: SocketAddr, request: u32, options: Options) -> anyhow::Result<Self> {
+    pub(super) fn connect(to: SocketAddr, work: Work, options: Options) -> anyhow::Result<Self> {
         let sizes = Sizes {
-            request,
+            request: work.request,
             ..Sizes::SMALL
         };
-        Ok(Self(Client::connect(to, sizes, options)?))
+        let connections = 0..work.connections;
+        let connections = connections.map(|_| Client::connect(to, sizes, options));
+        Ok(Self(connections.collect::<Result<_, _>>()?))
     }
 }
 
 impl super::Client for Transactions {
+    /// The connections begin evenly over the pause. TCP's view is that of the first one.
     fn requests(&mut self, times: &mut Times) -> anyhow::Result<()> {
-        let mut infos = Vec::new();
-        while times.next() {
-            let took = self.0.transact()?;
-            times.add(took);
-            infos.push(TcpInfo::of(self.0.stream())?);
-            times.rest();
-        }
-        times.seen.tcp = Some((self.0.stream().local_addr()?.port(), infos));
-        Ok(())
+        let all = u32::try_from(self.0.len())?;
+        let (until, pause) = (times.until, times.pause);
+        thread::scope(|scope| {
+            let mut each = (0..all).zip(&mut self.0);
+            let first = each.next().context("no connection")?.1;
+            let others: Vec<_> = each
+                .map(|(number, client)| {
+                    scope.spawn(move || {
+                        thread::sleep(pause * number / all);
+                        let mut times = Times::new(until, pause);
+                        transact(client, &mut times).map(|_| times.seen.us)
+                    })
+                })
+                .collect();
+            let infos = transact(first, times)?;
+            for other in others {
+                let joined = other.join();
+                let us = joined.unwrap_or_else(|panic| panic::resume_unwind(panic))?;
+                times.seen.us.extend(us);
+            }
+            times.seen.tcp = Some((first.stream().local_addr()?.port(), infos));
+            Ok(())
+        })
     }
+}
+
+fn transact(client: &mut Client, times: &mut Times) -> anyhow::Result<Vec<TcpInfo>> {
+    let mut infos = Vec::new();
+    while times.next() {
+        let took = client.transact()?;
+        times.add(took);
+        infos.push(TcpInfo::of(client.stream())?);
+        times.rest();
+    }
+    Ok(infos)
 }
 
 /// One connection: connect, request, answer, close.

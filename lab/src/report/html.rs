@@ -12,7 +12,7 @@ th, td { padding: 0.15rem 0.6rem; border-bottom: 1px solid #ccc; text-align: rig
 th:first-child, td:first-child { text-align: left }
 thead th { border-bottom: 2px solid #666 }
 h2 { font-size: 1.1rem }
-svg { display: block; width: 100%; max-width: 50rem; margin: 1rem 0 }
+svg { display: block; width: 100%; min-width: 30rem; max-width: 50rem; margin: 1rem 0 }
 .wide { overflow-x: auto }
 :root { color-scheme: light dark }
 @media (prefers-color-scheme: dark) {
@@ -69,7 +69,7 @@ fn document(title: &str, body: &Markup) -> String {
 /// Each chart as a separate drawing.
 fn drawings(charts: &[Chart]) -> Markup {
     html! {
-        @for one in charts { (PreEscaped(chart::svg(std::slice::from_ref(one)))) }
+        @for one in charts { div.wide { (PreEscaped(chart::svg(std::slice::from_ref(one)))) } }
     }
 }
 

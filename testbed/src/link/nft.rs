@@ -19,6 +19,8 @@ use crate::netns::{CLIENT_V4, CLIENT_V6, Pair, SERVER_V4, SERVER_V6, nft};
 
 /// The table in each namespace.
 const TABLE: &str = "rto_lab";
+/// The table of a host's own firewall.
+const OWN_TABLE: &str = "rto_lab_own";
 /// Bytes of an IPv4 and of an IPv6 packet before the data, with TCP timestamps and no other options.
 const HEADERS: [(&str, u32); 2] = [("ipv4", 20 + 32), ("ipv6", 40 + 32)];
 
@@ -179,6 +181,39 @@ impl Link for Veth {
     }
 }
 
+/// Starts to drop all TCP packets in INPUT and in OUTPUT of a host, as its own firewall does.
+pub fn start_own_outage(netns: &str, length: Duration) -> anyhow::Result<Outage> {
+    let chain = |hook: &str| {
+        format!(
+            "add chain inet {OWN_TABLE} {hook} {{ type filter hook {hook} priority 0; }}\n\
+             add rule inet {OWN_TABLE} {hook} meta l4proto tcp counter drop\n"
+        )
+    };
+    let text = format!(
+        "add table inet {OWN_TABLE}\n{}{}",
+        chain("input"),
+        chain("output")
+    );
+    nft(netns, &["-f", "-"], &text)?;
+    Ok(Outage {
+        rule: RuleId(0),
+        from: Instant::now(),
+        length,
+    })
+}
+
+/// Waits until it is over.
+pub fn end_own_outage(netns: &str, outage: Outage) -> anyhow::Result<Blackout> {
+    outage.sleep();
+    let list = nft(netns, &["list", "table", "inet", OWN_TABLE], "")?;
+    nft(netns, &["delete", "table", "inet", OWN_TABLE], "")?;
+    Ok(Blackout {
+        from: outage.from,
+        until: Instant::now(),
+        dropped: list.split("counter ").filter_map(counted).sum(),
+    })
+}
+
 /// The name of a rule's chain and counter.
 fn name(rule: RuleId) -> String {
     format!("r{}", rule.0)
@@ -292,5 +327,7 @@ mod tests {
         let list = "table inet rto_lab {\n\tcounter r1 {\n\t\tpackets 7 bytes 100\n\t}\n}\n";
         assert_eq!(counted(list), Some(7));
         assert_eq!(counted("table inet rto_lab {\n}\n"), None);
+        let both = "chain input {\ncounter packets 2 bytes 104 drop\n}\nchain output {\ncounter packets 3 bytes 9 drop\n}";
+        assert_eq!(both.split("counter ").filter_map(counted).sum::<u64>(), 5);
     }
 }

@@ -36,6 +36,8 @@ pub enum Command {
     Connect(usize),
     /// Runs flows over all connections at once; replies with their durations, ordered by connection (`Vec<Duration>`).
     Run(Work),
+    /// Runs the flows of this many workers, each over a new connection; their durations begin with connect().
+    RunNew(Work, usize),
 }
 
 /// The work of each connection.
@@ -59,6 +61,21 @@ impl Work {
         let (from, to, step) = self.bytes;
         let lengths = to.saturating_sub(from) / step.max(1) + 1;
         from + (connection.wrapping_add(flow) % lengths) * step
+    }
+
+    /// Runs the flows over a new connection each; returns how long each took, from connect() to the last byte.
+    fn run_new(&self, number: u32, to: SocketAddr) -> io::Result<Vec<Duration>> {
+        thread::sleep(self.stagger * number);
+        (0..self.flows)
+            .map(|flow| {
+                let begun = Instant::now();
+                let mut stream = one(to)?;
+                fetch_one(&mut stream, self.length(number, flow))?;
+                let took = begun.elapsed();
+                thread::sleep(self.pause);
+                Ok(took)
+            })
+            .collect()
     }
 
     /// Runs the flows; returns how long each took, from the request to the last byte of the response.
@@ -95,32 +112,43 @@ pub(super) fn run(to: SocketAddr) -> anyhow::Result<()> {
                 let ports = streams.iter().map(|stream| Ok(stream.local_addr()?.port()));
                 Ok(json!(ports.collect::<io::Result<Vec<_>>>()?))
             }
-            Command::Run(work) => Ok(json!(all(work, &mut streams)?)),
+            Command::Run(work) => Ok(json!(
+                at_once(&mut streams, |number, stream| work.run(number, stream))?
+            )),
+            Command::RunNew(work, count) => {
+                let workers = vec![(); count];
+                Ok(json!(
+                    at_once(workers, |number, ()| work.run_new(number, to))?
+                ))
+            }
         }
     })
 }
 
 /// Opens the connections at once, as each takes a round trip.
 fn connect(to: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
-    let one = || {
-        let stream = TcpStream::connect(to)?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    };
-    thread::scope(|scope| {
-        let all: Vec<_> = (0..count).map(|_| scope.spawn(one)).collect();
-        all.into_iter().map(joined).collect()
-    })
+    at_once(vec![(); count], |_, ()| Ok(vec![one(to)?]))
 }
 
-fn all(work: Work, streams: &mut [TcpStream]) -> io::Result<Vec<Duration>> {
+fn one(to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(to)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Does this for each item in a thread of its own; returns all results in order.
+fn at_once<I: Send, T: Send>(
+    items: impl IntoIterator<Item = I>,
+    each: impl Fn(u32, I) -> io::Result<Vec<T>> + Sync,
+) -> io::Result<Vec<T>> {
     thread::scope(|scope| {
+        let each = &each;
         let all: Vec<_> = (0..)
-            .zip(streams)
-            .map(|(number, stream)| scope.spawn(move || work.run(number, stream)))
+            .zip(items)
+            .map(|(number, item)| scope.spawn(move || each(number, item)))
             .collect();
-        let took: io::Result<Vec<_>> = all.into_iter().map(joined).collect();
-        Ok(took?.concat())
+        let results: io::Result<Vec<_>> = all.into_iter().map(joined).collect();
+        Ok(results?.into_iter().flatten().collect())
     })
 }
 
@@ -153,7 +181,10 @@ mod tests {
             pause: Duration::ZERO,
             stagger: Duration::from_micros(10),
         };
-        assert_eq!(all(work, &mut streams).unwrap().len(), 12);
+        let took = at_once(&mut streams, |number, stream| work.run(number, stream));
+        assert_eq!(took.unwrap().len(), 12);
+        let took = at_once([(), ()], |number, ()| work.run_new(number, to));
+        assert_eq!(took.unwrap().len(), 8);
         let lengths: Vec<u32> = (0..4).map(|flow| work.length(1, flow)).collect();
         assert_eq!(lengths, [2000, 3000, 1000, 2000]);
     }

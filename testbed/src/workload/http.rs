@@ -11,6 +11,9 @@ use anyhow::{Context as _, ensure};
 /// Bytes of a body. With its header of 41 bytes it takes segments of 1448, 1448 and 1321 bytes if the MTU is 1500 and
 /// timestamps are on.
 pub const BODY: usize = 4176;
+/// The path of a document of [`BODY`] bytes after which the server closes the connection without announcing it, so that
+/// a FIN follows its last segment at once.
+pub const CLOSES: &str = "closes";
 /// Timeout of connect and of each read.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -35,7 +38,7 @@ pub fn serve_connection(
             body.len()
         );
         (&stream).write_all((head + &body).as_bytes())?;
-        if ends {
+        if ends || path.trim_start_matches('/') == CLOSES {
             break;
         }
     }
@@ -98,7 +101,12 @@ impl Client {
 
     /// Sends a request and reads its response.
     pub fn transact(&mut self) -> anyhow::Result<()> {
-        self.request("")?;
+        self.get("")
+    }
+
+    /// Sends a request for a path, without its first slash, and reads the response.
+    pub fn get(&mut self, path: &str) -> anyhow::Result<()> {
+        self.request(path)?;
         self.response()
     }
 
@@ -142,6 +150,19 @@ mod tests {
         assert!(is_timeout(&client.transact().unwrap_err()));
         drop(listener.accept());
         assert!(!is_timeout(&client.response().unwrap_err()));
+    }
+
+    #[test]
+    fn server_closes_after_that_path_only() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = Client::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        let served = std::thread::spawn(|| serve_connection(stream, |_| None));
+        client.transact().unwrap();
+        client.get(CLOSES).unwrap();
+        // The server ends although the client has not closed its end.
+        served.join().unwrap().unwrap();
+        assert!(client.transact().is_err());
     }
 
     #[test]

@@ -2,8 +2,11 @@
 //! with a veth.
 
 use nix::{sys::signal::kill, unistd::Pid};
-use rto_testbed::leftovers;
-use rto_tests::lab::run;
+use rto_testbed::{
+    leftovers,
+    netns::{Pair, inside},
+};
+use rto_tests::lab;
 
 use crate::prelude::*;
 
@@ -64,7 +67,7 @@ fn gains() -> anyhow::Result<()> {
     let before = fs::read_to_string(&json)?;
     fs::remove_file(page.clone())?;
     fs::remove_file(&json)?;
-    let output = run(&["report", &out.path().to_string_lossy()])?;
+    let output = lab::run(&["report", &out.path().to_string_lossy()])?;
     let text = stdout_of("report", output)?;
     assert_says(&text, &["against kernel: thin 8 ms better in"]);
     ensure!(page.exists());
@@ -76,7 +79,7 @@ fn gains() -> anyhow::Result<()> {
     // Compared with itself there is no difference.
     let same = out.path().join("same");
     let [dir, to] = [out.path(), &same].map(|path| path.to_string_lossy());
-    stdout_of("compare", run(&["compare", &dir, &dir, "--out", &to])?)?;
+    stdout_of("compare", lab::run(&["compare", &dir, &dir, "--out", &to])?)?;
     let compared = fs::read_to_string(same.join("blackout-compared-effects.csv"))?;
     ensure!(
         !compared.contains("better") && !compared.contains("worse"),
@@ -141,6 +144,97 @@ fn both_links() -> anyhow::Result<()> {
         ensure!(between.contains(&relay), "{disruption}: {relay} {veth}");
         ensure!(between.contains(&veth), "{disruption}: {relay} {veth}");
     }
+    Ok(())
+}
+
+test!(own_firewall_leaves_probe_timer, || measured(own_firewall));
+/// Requests that the client's own firewall drops wait for its probe timer, 200 and 400 ms later, whatever rto_min is; the
+/// peer's timers of 8 ms that double would take 816 ms.
+fn own_firewall() -> anyhow::Result<()> {
+    let out = tempfile::tempdir()?;
+    let args = [
+        "--mechanism",
+        "agent,firewall",
+        "--rto-min",
+        "8ms",
+        "--disruption",
+        "550ms",
+        "--control-runs",
+        "5",
+    ];
+    let report = quick("blackout", out.path(), &args)?;
+    let at = |by: &str| cell(&report, "thick-8-ms", by, &["550"]);
+    let (firewall, elsewhere, model) = (at("firewall")?, at("agent")?, at("firewall model")?);
+    ensure!((600.0..680.0).contains(&firewall), "{firewall}\n{report:#}");
+    ensure!(
+        (780.0..860.0).contains(&elsewhere),
+        "{elsewhere}\n{report:#}"
+    );
+    ensure!((model - 624.0).abs() <= 4.0, "{model}");
+    Ok(())
+}
+
+test!(two_hosts_drop_what_arrives, || measured(two_hosts));
+fn two_hosts() -> anyhow::Result<()> {
+    let pair = Pair::new()?;
+    for netns in [&pair.client, &pair.server] {
+        sysctl(netns, "net.ipv4.tcp_congestion_control", "reno")?;
+    }
+    let out = tempfile::tempdir()?;
+    let on = format!("{SERVER_V4}:4700");
+    let lab = beside("rto-lab")?;
+    let listening = || {
+        inside(&pair.server, || {
+            Ok(std::net::TcpStream::connect(&on).ok().map(drop))
+        })
+    };
+    let server = |more: &[&str]| {
+        let mut command = Command::new(&lab);
+        command.args(["rr", "--server", "--on", &on]).args(more);
+        let server = inside(&pair.server, || Ok(KillOnDrop(command.spawn()?)))?;
+        eventually("rr --server", TIMEOUT, listening)?;
+        anyhow::Ok(server)
+    };
+    let client = |more: &[&str]| {
+        let mut command = Command::new(&lab);
+        command
+            .args([
+                "rr",
+                "--json",
+                "--connect",
+                SERVER_V4,
+                "--outage",
+                "50ms,250ms",
+                "--out",
+            ])
+            .arg(out.path())
+            .args(more);
+        inside(&pair.client, || Ok(command.output()?))
+    };
+    let refusing = server(&[])?;
+    let refused = refusal(&client(&[])?)?;
+    ensure!(
+        refused.contains("--outages") && refused.contains("--here-only"),
+        "{refused}"
+    );
+    drop(refusing);
+    let _dropping = server(&["--outages"])?;
+    stdout_of("rr --outage", client(&[])?)?;
+    for netns in [&pair.client, &pair.server] {
+        sysctl(netns, "net.ipv4.tcp_rto_min_us", "8000")?;
+        sysctl(netns, "net.ipv4.tcp_thin_linear_timeouts", "1")?;
+    }
+    let report = stdout_of("rr --outage", client(&["--setting", "thin 8 ms"])?)?;
+    let report: Value = serde_json::from_str(&report)?;
+    let at = |setting: &str| cell(&report, "idle", &format!("{setting}, median"), &["250"]);
+    // The kernel's own timers as in the tables of blackout; the control.
+    let (own, short) = (at("default")?, at("thin 8 ms")?);
+    ensure!((400.0..440.0).contains(&own), "{own}\n{report:#}");
+    ensure!((250.0..380.0).contains(&short), "{short}\n{report:#}");
+    let page = fs::read_to_string(out.path().join("rr-outage.html"))?;
+    ensure!(page.matches("<svg").count() == 4, "{page}");
+    let rules = |netns| inside(netns, || run("nft list ruleset"));
+    ensure!(rules(&pair.client)?.is_empty());
     Ok(())
 }
 

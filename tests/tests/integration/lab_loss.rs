@@ -98,7 +98,7 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
     }
     // A tail loss probe is sent after rto_min and two round-trip times.
     for (dropped, is_kept) in [
-        ("every second last data segment", false),
+        ("every second last data segment, new connections", false),
         ("every second last data segment, kept alive", true),
     ] {
         for (timers, rto_min) in [("kernel", KERNEL_RTO_MIN), ("agent", RTO_MIN)] {
@@ -108,6 +108,15 @@ fn check(report: &Value, rtt: f64) -> anyhow::Result<()> {
                 ms(*range(rto_min).start())..ms(latest(probe)) + undisturbed + PROCESSES_MS;
             median_in(dropped, timers, expected)?;
         }
+    }
+    // The FIN of a server that closes reveals the loss: nothing waits for a timer, with and without the agent.
+    for timers in ["kernel", "agent"] {
+        let closes = "every second last data segment, server closes";
+        let undisturbed = undisturbed(timers, false)?;
+        let dropped = at(closes, timers, "packets dropped")?;
+        ensure!(dropped == at(closes, timers, "requests")?);
+        let recovered = undisturbed + 2.0 * rtt + ms(2 * jiffy()) + PROCESSES_MS;
+        median_in(closes, timers, 0.0..recovered)?;
     }
     // One SYN in two is the first of each connection, one in three that of every second connection.
     for timers in ["kernel", "agent"] {

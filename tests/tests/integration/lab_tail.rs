@@ -27,6 +27,11 @@ fn tails() -> anyhow::Result<()> {
             (least..most).contains(&kernel),
             "{rtt}: {kernel} is not in {least}..{most}\n{report:#}"
         );
+        // From connect() on a new connection: the handshake, the request, and the RTO.
+        if rtt_ms != "160" {
+            let new = cell(&report, "new", "kernel, no TLP", &[rtt_ms, "1"])?;
+            ensure!(new > least, "{rtt}: {new}, {least}");
+        }
         // About a round-trip time earlier, of which at least half is not caused by the machine. The mean over all
         // losses is used, as a cell is the median of few flows.
         let mut sooner = Vec::new();

@@ -28,7 +28,7 @@ pub(super) fn names(
         effect: effects,
         table: tables,
         chart: charts,
-        published,
+        references,
         ..
     } = definition;
     let mut levels = BTreeMap::new();
@@ -62,17 +62,15 @@ pub(super) fn names(
             known.only(&level.only).with_context(at)?;
         }
     }
-    for (number, one) in (1..).zip(published) {
-        for (name, level) in one {
-            if let Some(level) = level.as_str() {
-                let at = || format!("[[published]] {number}");
-                known.factor(name).with_context(at)?;
-                known.levels.entry(name).or_default().push(level);
-            }
+    for (number, one) in (1..).zip(references) {
+        for (name, level) in &one.factors {
+            let at = || format!("[[published]] {number}");
+            known.factor(name).with_context(at)?;
+            known.levels.entry(name).or_default().push(level);
         }
     }
     // A published value may lack a factor.
-    if !published.is_empty() {
+    if !references.is_empty() {
         known.levels.values_mut().for_each(|levels| levels.push(""));
     }
     for (number, one) in (1..).zip(effects) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Definition, Factor, Settings};
 use crate::{
-    engine::{ChartSpec, Column, Design, EffectSpec, Stat, TableSpec, by_level, references},
+    engine::{ChartSpec, Column, Design, EffectSpec, Stat, TableSpec, by_level},
     sampler::MEASURES,
     topology::LinkBackend,
 };
@@ -66,7 +66,7 @@ impl Definition {
             charts: self.chart.clone(),
             pivot: self.pivot,
             rto_min: self.rto_min(),
-            references: references(&self.published),
+            references: self.references.clone(),
             ..Design::default()
         };
         let compared = &factors[0];

@@ -17,27 +17,32 @@ use self::settings::{Dropped, Sweep};
 use crate::{
     cli::EngineArgs,
     commands::run::Defined,
-    engine::{ChartSpec, Design, EffectSpec, Only, TableSpec, seed_of},
+    engine::{
+        CONGESTION, ChartSpec, Design, EffectSpec, Only, Record, TableSpec, references, seed_of,
+    },
     published,
     topology::LinkBackend,
 };
 
 /// One of the lab's own experiments: command, definition, published values.
+type Own = (&'static str, &'static str, fn() -> Vec<Record>);
 macro_rules! own {
     ($name:literal, $published:expr) => {{
         let definition = include_str!(concat!("../../../experiments/", $name, ".toml"));
         ($name, definition, $published)
     }};
 }
-const OWN: [(&str, &str, &str); 7] = [
-    own!("loss", published::LOSS),
-    own!("pages", published::PAGES),
-    own!("programs", ""),
-    own!("rtt", published::RTT),
-    own!("sampler", published::SAMPLER),
-    own!("tail", published::TAIL),
-    own!("workloads", ""),
+const OWN: [Own; 7] = [
+    own!("loss", published::loss),
+    own!("pages", published::pages),
+    own!("programs", Vec::new),
+    own!("rtt", published::rtt),
+    own!("sampler", published::sampler),
+    own!("tail", published::tail),
+    own!("workloads", Vec::new),
 ];
+/// The sysctl of the congestion control.
+const CONTROL: &str = "net.ipv4.tcp_congestion_control";
 /// Maximum number of cells of an experiment: more would take days.
 const CELLS: usize = 10_000;
 /// Maximum number of testbeds of all kinds: each has its own address.
@@ -70,6 +75,9 @@ struct Definition {
     /// Published values: levels by name, and numbers of a measure, `"time p50" = 3.0`.
     #[serde(default)]
     published: Vec<toml::Table>,
+    /// The same as records, and those of the lab's own experiments.
+    #[serde(skip)]
+    references: Vec<Record>,
 }
 
 impl Definition {
@@ -177,6 +185,41 @@ pub(crate) struct Cell {
     pub(crate) runs: u32,
 }
 
+impl Cell {
+    /// The same with a congestion control, unless its own settings have one.
+    fn with_congestion(&self, name: &str, is_factor: bool) -> Self {
+        let mut cell = self.clone();
+        let sysctls = cell.settings.sysctls.get_or_insert_default();
+        let own = sysctls.entry(CONTROL.to_owned());
+        own.or_insert_with(|| toml::Value::String(name.to_owned()));
+        if is_factor {
+            cell.levels.push((CONGESTION.to_owned(), name.to_owned()));
+        }
+        cell
+    }
+}
+
+/// The congestion controls of this list that namespaces may use. The others are named in the method.
+fn allowed(asked: &[String], design: &mut Design) -> anyhow::Result<Vec<String>> {
+    let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control")?;
+    let is_known = |name: &&String| known.split_whitespace().any(|one| one == *name);
+    let (allowed, others): (Vec<_>, Vec<_>) = asked.iter().partition(is_known);
+    let allowed: Vec<String> = allowed.into_iter().cloned().collect();
+    ensure!(
+        !allowed.is_empty(),
+        "--congestion: this host allows {}: change net.ipv4.tcp_allowed_congestion_control, or take one of these",
+        known.trim()
+    );
+    for name in others {
+        let why = "left out: not in net.ipv4.tcp_allowed_congestion_control".to_owned();
+        design.method.push((name.clone(), why));
+    }
+    design
+        .method
+        .push((CONGESTION.to_owned(), allowed.join(", ")));
+    Ok(allowed)
+}
+
 /// A whole experiment.
 #[derive(Debug)]
 pub struct Plan {
@@ -210,7 +253,8 @@ impl Plan {
             .iter()
             .find(|(name, ..)| *name == verb)
             .context("no such experiment")?;
-        let mut definition: Definition = toml::from_str(&format!("{}\n{}", own.1, own.2))?;
+        let mut definition: Definition = toml::from_str(own.1)?;
+        definition.references = own.2();
         if args.engine.link == LinkBackend::Nft {
             // The lab's own experiments also work without the delay, which a veth does not have.
             definition.settings.delay = None;
@@ -225,6 +269,8 @@ impl Plan {
             definition.name
         );
         let measures = definition.measures();
+        let published = references(&definition.published);
+        definition.references.extend(published);
         for factor in &mut definition.factor {
             factor.complete(args.engine.common.quick)?;
         }
@@ -249,6 +295,16 @@ impl Plan {
         cells: Vec<Cell>,
         args: &EngineArgs,
     ) -> anyhow::Result<Self> {
+        let controls = allowed(&args.congestion, &mut design)?;
+        let cells: Vec<Cell> = controls
+            .iter()
+            .flat_map(|name| {
+                cells
+                    .iter()
+                    .map(|cell| cell.with_congestion(name, controls.len() > 1))
+            })
+            .collect();
+        design.with_congestion(&controls);
         let mut kinds: Vec<(Settings, usize)> = Vec::new();
         let mut kind_of = Vec::new();
         for Cell {

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     commands::predict::duration,
     engine::Only,
+    load::Load,
     program::Program,
     sampler,
     summary::millis,
@@ -23,6 +24,11 @@ use crate::{
     workload::{Work, Workload},
 };
 
+/// Most connections of a run, and segments of a flow.
+const CONNECTIONS: u32 = 1000;
+const SEGMENTS: u32 = 700;
+/// Longest time of other traffic; it ends with the run.
+const BACKGROUND: Duration = Duration::from_secs(600);
 /// Shortest outage.
 const SHORTEST: Duration = Duration::from_millis(2);
 
@@ -69,6 +75,8 @@ pub(crate) struct Settings {
     pub(crate) drop: Option<Dropped>,
     /// Duration for which all packets are lost, starting at a random moment.
     pub(crate) outage: Option<Time>,
+    /// The host whose own firewall drops all packets, in INPUT and in OUTPUT; absent: the network drops them.
+    pub(crate) outage_at: Option<Towards>,
     /// The longest outage: the outages of the runs are spread evenly up to it.
     pub(crate) outage_to: Option<Time>,
     pub(crate) workload: Option<Workload>,
@@ -79,6 +87,14 @@ pub(crate) struct Settings {
     pub(crate) pause: Option<Time>,
     /// Bytes of a request, for request-response.
     pub(crate) request: Option<u32>,
+    /// Connections at the same time, for request-response.
+    pub(crate) connections: Option<u32>,
+    /// Segments of a flow, for flows.
+    pub(crate) segments: Option<u32>,
+    /// The client acknowledges each segment at once, by the feature of a route.
+    pub(crate) quick_acks: Option<bool>,
+    /// Other traffic towards the client on a bottleneck, percent of `rate_mbit`: TCP flows with bursts, and UDP.
+    pub(crate) background: Option<u16>,
     /// A packet sampler reads round-trip times from one packet in this many, beside ping(8).
     pub(crate) sample: Option<u64>,
     /// Number of testbeds, which is the number of simultaneous runs.
@@ -233,6 +249,7 @@ impl Settings {
             queue,
             drop,
             outage,
+            outage_at,
             outage_to,
             workload,
             count,
@@ -240,6 +257,10 @@ impl Settings {
             skip,
             pause,
             request,
+            connections,
+            segments,
+            quick_acks,
+            background,
             sample,
             links
         )
@@ -276,6 +297,8 @@ impl Settings {
             count: self.count.unwrap_or(20),
             pause: self.pause.map_or(Duration::ZERO, |time| time.0),
             request: self.request.unwrap_or(1),
+            connections: self.connections.unwrap_or(1),
+            segments: self.segments.unwrap_or(10),
         }
     }
 
@@ -296,6 +319,22 @@ impl Settings {
     pub(crate) fn under_way(&self) -> Duration {
         let link = self.link();
         2 * (link.delay + link.jitter)
+    }
+
+    /// The other traffic of a run.
+    pub(crate) fn background(&self, seed: u64, number: u32) -> Option<Load> {
+        let load = f64::from(self.background?) / 100.0;
+        let link = self.link();
+        let rate = link.rate?;
+        Some(Load {
+            rate,
+            delay: link.delay,
+            queue: Duration::from_secs_f64(link.queue as f64 * 8.0 / rate as f64),
+            load,
+            tcp: 0.9 * load,
+            length: BACKGROUND,
+            seed: seed ^ u64::from(number),
+        })
     }
 
     pub(crate) fn link(&self) -> LinkConfig {
@@ -334,6 +373,25 @@ impl Settings {
                 .is_none_or(|bytes| (1..=LONGEST).contains(&bytes)),
             "request: 1 to {LONGEST} bytes"
         );
+        let is_single = self.connections.is_none_or(|count| count == 1);
+        ensure!(
+            is_single || (workload == Workload::RequestResponse && self.outage.is_none()),
+            "connections: only for request-response without an outage"
+        );
+        ensure!(
+            self.connections
+                .is_none_or(|count| (1..=CONNECTIONS).contains(&count)),
+            "connections: 1 to {CONNECTIONS}"
+        );
+        ensure!(
+            self.segments
+                .is_none_or(|count| (1..=SEGMENTS).contains(&count)),
+            "segments: 1 to {SEGMENTS}"
+        );
+        ensure!(
+            self.background.is_none() || self.rate_mbit.is_some(),
+            "background: a percentage of `rate_mbit`, which is required"
+        );
         ensure!(
             self.sample != Some(0) && (self.sample.is_none() || backend == LinkBackend::Relay),
             "sample: at least 1, and only with --link relay"
@@ -352,6 +410,10 @@ impl Settings {
             self.outage_to
                 .is_none_or(|most| self.outage.is_some_and(|least| least.0 < most.0)),
             "outage_to: must be longer than `outage`, which is required"
+        );
+        ensure!(
+            self.outage_at.is_none() || self.outage.is_some(),
+            "outage_at: the host whose firewall makes the `outage`, which is required"
         );
         ensure!(self.links != Some(0), "links: at least 1");
         ensure!(self.rate_mbit != Some(0), "rate_mbit: at least 1");

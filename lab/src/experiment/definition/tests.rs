@@ -229,14 +229,47 @@ fn each_only_of_a_combination_holds() {
 }
 
 #[test]
+fn several_congestion_controls_are_a_factor() {
+    let both = ["--congestion", "reno,bbr,none"];
+    let plan = parsed(TWO, &both).unwrap();
+    let one = parsed(TWO, &[]).unwrap();
+    let allowed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+    let is_both = allowed.unwrap().contains("bbr");
+    let times = if is_both { 2 } else { 1 };
+    assert_eq!(plan.cells.len(), times * one.cells.len());
+    let design = plan.design();
+    assert!(
+        design
+            .method
+            .iter()
+            .any(|(name, is)| name == "none" && is.contains("left out"))
+    );
+    assert_eq!(
+        design.effects[0].rows.contains(&CONGESTION.to_owned()),
+        is_both
+    );
+    assert_eq!(
+        (&*one.design().congestion, design.congestion.is_empty()),
+        ("reno", is_both)
+    );
+    // They need testbeds of their own.
+    assert_eq!(plan.kinds.len(), times * one.kinds.len());
+    let error = parsed(TWO, &["--congestion", "none"]).unwrap_err();
+    assert!(
+        format!("{error:#}").contains("this host allows"),
+        "{error:#}"
+    );
+}
+
+#[test]
 fn own_definitions_are_read() {
     let counts = [
-        (16 * 2 + 2 + 10, 10 * 2 + 2 + 4),
+        (19 * 2 + 2 + 10, 13 * 2 + 2 + 4),
         (7 * 4 * 5 + 3 * 2, 3 * 2 * 2),
         (3 * 6 * 5, 3 * 2 * 2),
-        (17 * 4, 5 * 4),
-        (10 + 6, 4 + 3),
-        (8 * (7 * 5 + 5), 8 * (3 * 3 + 2)),
+        (18 * 4, 5 * 4),
+        (10 + 6 + 6, 4 + 3 + 3),
+        (8 * (5 * (10 + 7) + 5 + 3 * 3), 8 * (3 * (3 + 2) + 2 + 1)),
         (6 * (6 * 3 + 2 * 2), 6 * (6 * 3 + 2 * 2)),
     ];
     for ((verb, ..), (cells, quick)) in OWN.iter().zip(counts) {
@@ -247,7 +280,7 @@ fn own_definitions_are_read() {
     }
     // A veth has no delay, and nftables cannot distinguish retransmissions.
     let veth = Plan::own("loss", &args(&["--link", "nft"])).unwrap();
-    assert_eq!(veth.cells.len(), 42);
+    assert_eq!(veth.cells.len(), 48);
     let method = veth.design().method;
     assert!(
         !method.iter().any(|(_, is)| is.contains("delay = ")),

@@ -167,6 +167,24 @@ impl Client {
         client.last_words(go_on)
     }
 
+    /// Asks the server to drop this host's packets for `length`, after `delay`, over a separate connection; returns why
+    /// it does not.
+    pub fn outage(
+        to: SocketAddr,
+        length: Duration,
+        delay: Duration,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Option<String>, Error> {
+        let ms = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).max(1);
+        let sizes = Sizes {
+            request: ms(length),
+            response: ms(delay),
+        };
+        let mode = CloseMode::Outage;
+        let (client, _) = Self::open(to, sizes, Options::default(), mode, go_on)?;
+        client.last_words(go_on)
+    }
+
     /// Closes the connection with a reset, which leaves no state at either end.
     pub fn reset(self) -> Result<(), Error> {
         Ok(SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))?)

@@ -4,6 +4,7 @@
 //! answers each request of that length with a response of that length.
 
 mod client;
+mod outage;
 mod server;
 
 use std::{io, net::TcpStream, time::Duration};
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 pub use client::{Client, Error};
+pub use outage::{Dropper, LONGEST_OUTAGE};
 pub use server::{Limits, Tally, listen, serve, serve_connection, serve_while};
 
 /// The first bytes of a connection; the close mode follows.
@@ -67,6 +69,9 @@ pub enum CloseMode {
     OneShot,
     /// There are no requests: the server sends its [`HostFacts`](crate::facts::HostFacts) as JSON and closes.
     Facts,
+    /// There are no requests, and the lengths are milliseconds: the server drops the client's packets for the first of
+    /// them, after the second. It sends why it does not as JSON, or `null`, and closes before.
+    Outage,
 }
 
 impl CloseMode {
@@ -76,6 +81,7 @@ impl CloseMode {
             Self::WithTcpInfo => b't',
             Self::OneShot => b'o',
             Self::Facts => b'f',
+            Self::Outage => b'd',
         }
     }
 }
@@ -104,6 +110,7 @@ impl Opening {
             CloseMode::WithTcpInfo,
             CloseMode::OneShot,
             CloseMode::Facts,
+            CloseMode::Outage,
         ];
         let close = modes.into_iter().find(|close| close.letter() == e);
         let (MAGIC, Some(close)) = ([m0, m1, m2], close) else {
@@ -192,6 +199,8 @@ mod tests {
         once.wait_for_end(&|| true).unwrap();
         let facts = Client::facts(to, &|| true).unwrap();
         assert_eq!(facts, HostFacts::towards(to.ip()).unwrap());
+        let refused = Client::outage(to, TICK, TICK, &|| true).unwrap();
+        assert!(refused.unwrap().contains("--outages"));
         let error = once.transact_while(&|| true).unwrap_err();
         assert!(matches!(error, Error::Closed | Error::Io(_)), "{error:?}");
     }
@@ -229,6 +238,7 @@ mod tests {
             CloseMode::WithTcpInfo,
             CloseMode::OneShot,
             CloseMode::Facts,
+            CloseMode::Outage,
         ] {
             let opening = Opening {
                 sizes: SIZES,

@@ -19,7 +19,9 @@ use nix::{
 };
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
-use super::{CloseMode, HEADER, LONGEST, Opening, Options, RESPONSE, TICK, TICK_MS};
+use super::{
+    CloseMode, Dropper, HEADER, LONGEST, Opening, Options, RESPONSE, Sizes, TICK, TICK_MS,
+};
 use crate::{facts::HostFacts, tcp::TcpInfo};
 
 /// A peer that has been silent for this long gets a keepalive probe.
@@ -39,7 +41,7 @@ const PIECE_BYTES: usize = 8 << 10;
 static RESPONSES: [u8; LONGEST as usize] = [RESPONSE; LONGEST as usize];
 
 /// Limits for peers that the server does not trust.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Limits {
     /// Connections at the same time.
     pub connections: usize,
@@ -49,6 +51,8 @@ pub struct Limits {
     pub write: Duration,
     /// Time without progress of a read.
     pub read: Duration,
+    /// Drops the packets of clients that ask for it; `None`: it refuses.
+    pub outages: Option<Arc<Dropper>>,
 }
 
 impl Limits {
@@ -65,6 +69,7 @@ impl Default for Limits {
             write: Duration::from_secs(60),
             // A client pauses for at most an hour.
             read: Duration::from_secs(2 * 3600),
+            outages: None,
         }
     }
 }
@@ -178,6 +183,7 @@ pub fn serve_while(
         let _set = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
         tally.connections.fetch_add(1, Ordering::Relaxed);
         let tally = Arc::clone(tally);
+        let limits = limits.clone();
         let thread = thread::Builder::new().stack_size(STACK_BYTES);
         let spawned = thread.spawn(move || {
             let _place = place;
@@ -232,6 +238,7 @@ fn serve_within(
     mut each: impl FnMut(&TcpStream),
 ) -> anyhow::Result<()> {
     options.apply(&stream)?;
+    let limits = limits.as_ref();
     let Some(header) = header(&mut stream, limits.map(|limits| limits.header))? else {
         // The peer only checked that the port is open.
         return Ok(());
@@ -239,6 +246,13 @@ fn serve_within(
     let Opening { sizes, close } = Opening::parse(header)?;
     if close == CloseMode::Facts {
         return Ok(stream.write_all(&facts(stream.peer_addr()?.ip())?)?);
+    }
+    if close == CloseMode::Outage {
+        return outage(
+            stream,
+            sizes,
+            limits.and_then(|limits| limits.outages.as_deref()),
+        );
     }
     stream.set_read_timeout(limits.map(|limits| limits.read))?;
     stream.set_write_timeout(limits.map(|limits| limits.write))?;
@@ -257,6 +271,25 @@ fn serve_within(
         let _heard = stream
             .write_all(&info)
             .and_then(|()| stream.shutdown(Shutdown::Write));
+    }
+    Ok(())
+}
+
+/// Drops the packets of a client as it asks, or says why not.
+fn outage(mut stream: TcpStream, sizes: Sizes, dropper: Option<&Dropper>) -> anyhow::Result<()> {
+    let refused = match dropper {
+        Some(_) => None,
+        None => Some("it was started without --outages"),
+    };
+    let begin = Instant::now();
+    stream.write_all(&serde_json::to_vec(&refused)?)?;
+    let peer = stream.peer_addr()?.ip();
+    drop(stream);
+    let [length, delay] =
+        [sizes.request, sizes.response].map(|ms| Duration::from_millis(ms.into()));
+    if let Some(dropper) = dropper {
+        thread::sleep(delay.saturating_sub(begin.elapsed()));
+        dropper.start(peer, length)?;
     }
     Ok(())
 }
@@ -338,6 +371,7 @@ mod tests {
         header: Duration::from_millis(300),
         write: Duration::from_millis(300),
         read: Duration::from_millis(300),
+        outages: None,
     };
 
     /// The error with which the server ends a connection with this peer, which must not take long. `said` is sent
