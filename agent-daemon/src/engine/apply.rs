@@ -15,7 +15,9 @@ use rto_agent_core::{
     },
 };
 use rto_agent_kernel::{
-    datapath::{DatapathError, KernelReader, Options, StatisticsOptions, room_for, walk::Mode},
+    datapath::{
+        DatapathError, KernelReader, Options, StatisticsOptions, left_set, room_for, walk::Mode,
+    },
     kernel::features::{self, can_set},
 };
 use tokio::sync::broadcast;
@@ -55,6 +57,8 @@ pub(super) struct Apply {
     restoring: Option<Restoring>,
     /// Detached, but the program stays until no socket with its timers is connecting.
     is_draining: bool,
+    /// Why SYNs have the kernel's doubling, if they do.
+    unshaped: Problem,
     /// Runtime entries that are left out, with the reasons.
     left_out: Problem,
     /// Decisions that the policies' settings do not allow.
@@ -105,6 +109,7 @@ impl Apply {
             detach_mark,
             restoring: None,
             is_draining,
+            unshaped: Problem::default(),
             left_out: Problem::default(),
             misfits: Problem::default(),
             events: Events::new(),
@@ -196,6 +201,7 @@ impl Apply {
         self.events.policies_changed(self.reader.as_deref());
         let mut warnings = Vec::from_iter(reconciler.store_problem());
         warnings.extend(self.detach_mark.problem().cloned());
+        warnings.extend(self.unshaped.text().cloned());
         let mut problems: Vec<String> = reconciler.problems().cloned().collect();
         for other in self.probing.others() {
             if other.is_managed {
@@ -245,7 +251,20 @@ impl Apply {
         }
         self.repair();
         self.consider_probe();
+        self.look_at_schedules();
         true
+    }
+
+    /// Reports a kernel on which options of a moment stayed on a socket.
+    fn look_at_schedules(&mut self) {
+        let found = left_set(&self.reconciler.options().pin_dir).unwrap_or_default();
+        let text = (found != 0).then(|| {
+            format!(
+                "{found} sockets kept a TCP_USER_TIMEOUT of the SYN schedule: this kernel or another program does not \
+                 let the program take it back, so SYNs have the kernel's doubling from initial_rto on"
+            )
+        });
+        self.unshaped.becomes(text, |text| warn!("{text}"));
     }
 
     /// Compares the kernel with the desired state and repairs differences. The caller publishes.

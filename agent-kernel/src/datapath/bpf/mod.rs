@@ -30,4 +30,4 @@ pub use removal::{
     PinnedEntry, PinnedMaps, make_pin_dir, pinned_maps, pinned_policy, pinned_program_ids,
     remove_kept_pins, remove_links, remove_pins,
 };
-pub use schedules::{connecting, drain, until_connected};
+pub use schedules::{connecting, drain, left_set, until_connected};

@@ -13,7 +13,7 @@ use std::{
 use aya::maps::{Array, MapData, MapError};
 use rto_agent_common::{
     LAYOUT_VERSION, maps, policy_flags,
-    schedules::{SOCKETS, STOPPED},
+    schedules::{LEFT_SET, SOCKETS, STOPPED},
 };
 use rto_agent_core::progress;
 
@@ -78,6 +78,15 @@ pub fn connecting(pin_dir: &Path) -> Result<u64, DatapathError> {
     let all = Scheduling::all(pin_dir)?;
     all.iter()
         .try_fold(0u64, |sum, one| Ok(sum.saturating_add(one.sockets()?)))
+}
+
+/// How often a program below `pin_dir` has found the options of a moment still on a socket, so that it shapes no timer
+/// any more.
+pub fn left_set(pin_dir: &Path) -> Result<u64, DatapathError> {
+    let all = Scheduling::all(pin_dir)?;
+    let found = |one: &Scheduling| one.schedules.get(&LEFT_SET, 0).map_err(schedules_error);
+    all.iter()
+        .try_fold(0u64, |sum, one| Ok(sum.saturating_add(found(one)?)))
 }
 
 /// Makes the programs pinned below `pin_dir` leave new connections alone, and waits until the connections that have
