@@ -3,7 +3,7 @@
 //! workspace.
 
 /// Features by their `doctor` id, and the first mainline version that has each. Older kernels are expected to lack it.
-pub const FEATURES: [(&str, (u32, u32)); 18] = [
+pub const FEATURES: [(&str, (u32, u32)); 19] = [
     ("rto-hook", (4, 16)),
     ("bpf-syncnt", (4, 14)),
     ("btf", (5, 4)),
@@ -12,6 +12,7 @@ pub const FEATURES: [(&str, (u32, u32)); 18] = [
     ("bpf-rto-min", (5, 10)),
     ("bpf-delack-max", (5, 10)),
     ("bpf-user-timeout", (5, 10)),
+    ("syn-schedule", (5, 10)),
     ("iter-tcp", (5, 15)),
     ("syn-ack-retransmission-timeout", (5, 17)),
     ("bpf-lsm-cgroup", (6, 0)),

@@ -17,11 +17,9 @@ use rto_model::{
     },
 };
 use serde_json::{Value, json};
-use socket2::{Domain, Socket, Type};
 
 use crate::{
     agent::Agent,
-    tcp::{get_option, option},
     wait::{TIMEOUT, eventually_seen},
 };
 
@@ -79,28 +77,6 @@ pub enum Learnt<'a> {
     RtoMin(Seen<'a>),
 }
 
-/// The linear phase that learnt SYN timeouts are in step with, if the agent can cap the interval.
-fn in_step() -> anyhow::Result<Option<u8>> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-    match get_option(&socket, option::RTO_MAX_MS) {
-        Ok(_) => {
-            let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_syn_linear_timeouts")?;
-            Ok(Some(text.trim().parse()?))
-        }
-        // The kernel is older than Linux 6.15.
-        Err(_) => Ok(None),
-    }
-}
-
-/// The initial RTO of SYNs that is chosen if this many jiffies would be enough: the next one in step, if applicable.
-pub fn in_step_from(jiffies: u64, hz: u32) -> anyhow::Result<u64> {
-    let law = law::Settings {
-        in_step: in_step()?,
-        ..law::Settings::new(hz)
-    };
-    Ok(law.in_step_from(jiffies))
-}
-
 /// The tuner's clock, which is the time of day here.
 fn unix_ms() -> anyhow::Result<u64> {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
@@ -113,11 +89,7 @@ impl Learnt<'_> {
         let (seen, timers) = match self {
             Self::InitialRto(seen) => {
                 let law = law::Settings::new(seen.hz);
-                let in_step = law::Settings {
-                    in_step: in_step()?,
-                    ..law
-                };
-                (seen, vec![("active", in_step), ("passive", law)])
+                (seen, vec![("active", law), ("passive", law)])
             }
             Self::RtoMin(seen) => (seen, vec![("rto-min", law::Settings::rto_min(seen.hz))]),
         };
@@ -140,10 +112,8 @@ impl Learnt<'_> {
         let value = self.store(agent, policy)?;
         agent.start()?;
         let value_us = u64::try_from(value.as_micros())?;
-        // The SYN-ACK timer is not in step, and may be shorter.
         let is_learnt = |timer: &Value| {
-            let has_value = timer["value_us"] == value_us || timer["direction"] == "passive";
-            timer["kind"] != "auto" || (timer["state"] == "active" && has_value)
+            timer["kind"] != "auto" || (timer["state"] == "active" && timer["value_us"] == value_us)
         };
         let has_learnt = |tuned: &Value| {
             let timers = tuned["policies"][policy]["timers"].as_array();

@@ -267,7 +267,6 @@ fn fuse_blown_while_the_daemon_was_away_brakes() {
         fuse: Brake::FUSE + Brake::BLOWN,
         budget: 0,
         spurious: 30,
-        losses: 0,
     };
     bed.restart(600_000, true);
     assert_eq!(bed.value_ms(), Some(32));
@@ -417,7 +416,6 @@ fn epochs_begin_after_those_of_a_state_that_was_lost() {
         fuse: Brake::FUSE + Brake::BLOWN,
         budget: 0,
         spurious: 30,
-        losses: 0,
     };
     bed.run(7, 9_000, 50);
     let adjustment = bed.adjustment().active;

@@ -257,6 +257,8 @@ pub struct ChartSpec {
     pub stat: Option<Stat>,
     /// Whether both axes of a curve, or the value axis of a distribution, are logarithmic.
     pub log: bool,
+    /// Whether a curve is a staircase: connect times by outage.
+    pub steps: bool,
     /// Selection of records.
     pub only: Only,
 }

@@ -6,13 +6,14 @@
 //! smallest RTT of their connection. A low `rto_min` would censor its own samples: a spurious
 //! retransmission is acknowledged at once, and Karn's algorithm drops the sample.
 
+use rto_agent_common::syn::least_initial_rto;
 use serde::{Deserialize, Serialize};
 
 use super::{
     history::{History, RECENT_COUNT},
     quantile::{allowed_with, bounded_quantile_us, samples_needed},
 };
-use crate::{distribution::Distribution, outage, syn::INITIAL_RTO_US};
+use crate::{distribution::Distribution, syn::INITIAL_RTO_US};
 
 /// With fewer samples there is no value.
 pub const LEAST_SAMPLES: u64 = 300;
@@ -46,10 +47,6 @@ pub struct Settings {
     pub max_us: u64,
     /// The share of samples that may exceed half the initial RTO, or `rto_min`, 0 to 1.
     pub spurious: f64,
-    /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this
-    /// many `tcp_syn_linear_timeouts`; `None` if that has no effect: for SYN-ACKs, and before Linux
-    /// 6.15.
-    pub in_step: Option<u8>,
 }
 
 impl Settings {
@@ -61,7 +58,6 @@ impl Settings {
             min_us: 20_000,
             max_us: INITIAL_RTO_US,
             spurious: 0.001,
-            in_step: None,
         }
     }
 
@@ -86,25 +82,12 @@ impl Settings {
         jiffies.saturating_mul(1_000_000) / u64::from(self.hz.max(1))
     }
 
-    /// Limits a value to the bounds, jiffies; at least one, and in step if the bounds contain such
-    /// a value that is not shorter.
+    /// Limits a value to the bounds, jiffies; at least what keeps two SYNs ten milliseconds apart.
     pub fn clamped(&self, us: u64) -> u64 {
-        let least = self.jiffies(self.min_us).max(1);
-        self.in_step_from(self.jiffies(us).min(self.largest()).max(least))
-    }
-
-    /// The smallest value in step that is not shorter, jiffies; the value itself if there is no
-    /// such value up to the largest one.
-    pub fn in_step_from(&self, jiffies: u64) -> u64 {
-        let hz = self.hz.into();
-        let in_step = match (self.law, self.in_step) {
-            (Law::RtoMin, _) => outage::rto_min_in_step(hz),
-            (Law::InitialRto, Some(linear_timeouts)) => outage::in_step(hz, linear_timeouts),
-            (Law::InitialRto, None) => return jiffies,
-        };
-        outage::first_from(&in_step, jiffies)
-            .filter(|next| *next <= self.largest())
-            .unwrap_or(jiffies)
+        let least = self
+            .jiffies(self.min_us)
+            .max(least_initial_rto(self.hz).into());
+        self.jiffies(us).min(self.largest()).max(least)
     }
 
     /// The largest value, jiffies.
@@ -209,40 +192,6 @@ mod tests {
     }
 
     #[test]
-    fn learnt_value_is_in_step_within_bounds() {
-        let settings = Settings {
-            in_step: Some(4),
-            ..SETTINGS
-        };
-        // The values in step at HZ 250 above 20 ms: 28, 32, 56, 60, 100 ms.
-        for (us, jiffies) in [
-            (1, 7),
-            (28_000, 7),
-            (29_000, 8),
-            (33_000, 14),
-            (64_000, 25),
-            (2_000_000, 250),
-        ] {
-            assert_eq!(settings.clamped(us), jiffies, "{us}");
-        }
-        // No value between 64 and 96 ms is in step.
-        let narrow = Settings {
-            min_us: 64_000,
-            max_us: 96_000,
-            ..settings
-        };
-        assert_eq!(
-            [1, 70_000, 200_000].map(|us| narrow.clamped(us)),
-            [16, 18, 24]
-        );
-        // Values of rto_min in step: 48, 96, 100 and 196 ms.
-        let rto_min = Settings::rto_min(250);
-        for (us, jiffies) in [(1, 12), (49_000, 24), (199_000, 50), (2_000_000, 50)] {
-            assert_eq!(rto_min.clamped(us), jiffies, "{us}");
-        }
-    }
-
-    #[test]
     fn values_are_whole_jiffies_within_the_bounds() {
         assert_eq!(SETTINGS.clamped(1), 5);
         assert_eq!(SETTINGS.clamped(20_001), 6);
@@ -289,8 +238,8 @@ mod tests {
         let settings = Settings::rto_min(250);
         let want = |us| Want::of(&history(&[&[(us, 3_000)]]), &settings).unwrap();
         assert_eq!((want(25_000).slow_us, want(25_000).jiffies), (39_250, 12));
-        // 53 ms and two jiffies; the next value in step is 96 ms.
-        assert_eq!((want(42_400).slow_us, want(42_400).raised), (61_000, 24));
+        // 53 ms and two jiffies.
+        assert_eq!((want(42_400).slow_us, want(42_400).raised), (61_000, 16));
         assert_eq!(want(500_000).jiffies, settings.largest());
     }
 

@@ -103,6 +103,7 @@ mod tests {
         reads_timers: false,
         lacks_rtt_samples: false,
         has_rto_max: false,
+        shapes_syns: true,
         has_bpf_thin_linear: true,
     };
 

@@ -79,7 +79,7 @@ impl Bed {
 #[test]
 fn a_value_is_learnt_leased_shown_and_raised() {
     let bed = Bed::learnt();
-    let law = host_facts(&[]).unwrap().law();
+    let law = rto_model::tune::law::Settings::new(host_facts(&[]).unwrap().hz);
     // Three times the bucket's upper bound.
     let first = law.clamped(30_720);
     assert_eq!((u64::from(bed.jiffies()), bed.epoch()), (first, 1));
@@ -104,7 +104,6 @@ fn a_value_is_learnt_leased_shown_and_raised() {
                 fuse: Brake::FUSE + Brake::BLOWN,
                 budget: 0,
                 spurious: 20,
-                losses: 0,
             },
             Brake::default(),
         ],
@@ -230,7 +229,6 @@ fn brakes_are_reset_when_a_guard_is_switched_on() {
         fuse: Brake::FUSE + Brake::BLOWN,
         budget: 1 << 20,
         spurious: 20,
-        losses: 0,
     };
     bed.kernel.state().brakes.insert(near(), [spent; 2]);
     reload("guard = \"off\"", "guard = \"on\"");
