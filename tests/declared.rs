@@ -3,7 +3,7 @@
 //! workspace.
 
 /// Features by their `doctor` id, and the first mainline version that has each. Older kernels are expected to lack it.
-pub const FEATURES: [(&str, (u32, u32)); 17] = [
+pub const FEATURES: [(&str, (u32, u32)); 18] = [
     ("rto-hook", (4, 16)),
     ("bpf-syncnt", (4, 14)),
     ("btf", (5, 4)),

@@ -12,8 +12,7 @@
 //!   none with 48 ms).
 //! - Only the first timer of a single segment counts: the RTO, or the tail loss probe if that is earlier (two smoothed
 //!   RTTs plus rto_min). The timer of several segments does not depend on rto_min.
-//! - Values are rounded up to jiffies, and to values that are in step with the kernel's own timers, so that no outage
-//!   takes much longer ([`rto_model::outage`]). A timer of n jiffies never fires earlier.
+//! - Values are rounded up to jiffies. A timer of n jiffies never fires earlier.
 //!
 //! # Handshakes without a sample
 //!
@@ -32,11 +31,11 @@
 #[cfg(test)]
 mod tests;
 
+use rto_agent_common::syn::least_initial_rto;
 use serde::Serialize;
 
 use rto_model::{
     distribution::Distribution,
-    outage,
     retransmit::RTO_MAX_US,
     syn::INITIAL_RTO_US,
     tune::quantile::{samples_needed, upper_bound},
@@ -122,9 +121,6 @@ pub struct Question {
     pub share: f64,
     /// How long the peers delay an ACK, microseconds ([`PEER_DELACK_US`]).
     pub peer_delack_us: u64,
-    /// Rounds an initial RTO up to a value that is in step ([`rto_model::outage`]) with this many
-    /// `tcp_syn_linear_timeouts`; `None` before Linux 6.15, where that has no effect.
-    pub in_step: Option<u8>,
 }
 
 /// A share of spurious retransmissions.
@@ -202,7 +198,8 @@ pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64
         .filter(|_| enough)
         .map(|us| {
             let jiffies = question.jiffies(us.saturating_mul(HEADROOM));
-            question.in_step_from(jiffies.max(LEAST_JIFFIES))
+            let least = u64::from(least_initial_rto(question.hz));
+            jiffies.max(least).max(LEAST_JIFFIES)
         })
         .filter(|jiffies| *jiffies < question.jiffies(INITIAL_RTO_US))
         .map(candidate)
@@ -266,10 +263,6 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
     let suggestion = (enough && first < last)
         .then(|| least_that(first, last, does))
         .flatten()
-        .map(|jiffies| {
-            let in_step = outage::rto_min_in_step(question.hz.into());
-            outage::first_from(&in_step, jiffies).unwrap_or(jiffies)
-        })
         .filter(|jiffies| *jiffies < last)
         .map(candidate);
     question.advice(
@@ -286,16 +279,6 @@ impl Question {
     /// Jiffies, rounded up like usecs_to_jiffies().
     fn jiffies(&self, us: u64) -> u64 {
         us.saturating_mul(self.hz.into()).div_ceil(1_000_000)
-    }
-
-    /// The smallest initial RTO in step that is not shorter, jiffies; the value itself if it does not need to be in
-    /// step or no such value exists.
-    fn in_step_from(&self, jiffies: u64) -> u64 {
-        let next = self.in_step.and_then(|linear_timeouts| {
-            let in_step = outage::in_step(self.hz.into(), linear_timeouts);
-            outage::first_from(&in_step, jiffies)
-        });
-        next.unwrap_or(jiffies)
     }
 
     fn micros(&self, jiffies: u64) -> u64 {

@@ -543,7 +543,7 @@ mod tests {
                 timeouts += 1;
                 timer += hz << timeouts;
                 if timeouts > 5 {
-                    timer = NEVER
+                    timer = NEVER;
                 }
                 if next == NEVER && timer == NEVER {
                     return NEVER;

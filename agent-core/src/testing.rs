@@ -22,6 +22,7 @@ pub const HOST: HostFacts = HostFacts {
     tcp_synack_retries: 5,
     reads_listener: true,
     has_rto_max: true,
+    shapes_syns: true,
     has_bpf_thin_linear: true,
     reads_timers: true,
 };

@@ -41,6 +41,20 @@ pub struct Series {
 }
 
 impl Series {
+    /// Connect times by outage, in the same unit: the SYN that connects after one outage does so after each longer one
+    /// up to the moment of that SYN.
+    pub fn steps(name: &str, outages: Vec<(f64, f64)>) -> Self {
+        let mut points: Vec<(f64, f64)> = Vec::new();
+        for (outage, took) in outages {
+            if let Some((before, height)) = points.last().copied().filter(|last| last.1 != took) {
+                let step = height.clamp(before, outage);
+                points.extend([(step, height), (step, took)]);
+            }
+            points.push((outage, took));
+        }
+        Self::line(name, points)
+    }
+
     /// A series without intervals.
     pub fn line(name: &str, points: Vec<(f64, f64)>) -> Self {
         Self {

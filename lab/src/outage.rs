@@ -37,8 +37,6 @@ pub struct Version(u32, u32);
 impl Version {
     /// The first version with `net.ipv4.tcp_syn_linear_timeouts`.
     const LINEAR: Self = Self(6, 5);
-    /// The first version with TCP_RTO_MAX_MS, with which the agent caps the intervals of SYNs.
-    const CAPPED: Self = Self(6, 15);
 
     /// The version of this kernel.
     pub(crate) fn here() -> anyhow::Result<Self> {
@@ -99,10 +97,11 @@ impl Model {
             },
             syn_retries: kernel.syn.syn_retries,
         };
-        let covered = match version < Version::CAPPED {
-            true => Timers::Doubling(own.syn.initial_rto),
-            false => Timers::Capped(own.syn.initial_rto),
-        };
+        Self::with(host, Timers::Scheduled(own.syn.initial_rto), kernel, own)
+    }
+
+    /// The same with these timers of covered clients.
+    fn with(host: Host, covered: Timers, kernel: &Handshake, own: &Handshake) -> Self {
         let server = |one: &Handshake| Server {
             syn_ack_rto: one.syn_ack_rto,
             syn_ack_retries: one.syn_ack_retries,
@@ -282,7 +281,7 @@ pub(crate) fn charts(predictions: &[Prediction]) -> Vec<Chart> {
                 .filter(|one| one.lost == lost && one.agent == agent);
             let points = own.filter_map(|one| Some((one.outage_ms, one.connect_ms?)));
             let name = if agent == ARMS[0].0 { "kernel" } else { agent };
-            Series::line(name, points.collect())
+            Series::steps(name, points.collect())
         });
         Chart {
             title: format!("connect() while {lost} are lost, by which end has the agent"),
@@ -304,7 +303,7 @@ mod tests {
 
     const HZ: u64 = 250;
 
-    fn model(version: &str) -> Model {
+    fn handshakes() -> [Handshake; 2] {
         let kernel = Handshake::kernel(HZ, 6, 4, 5);
         let own = Handshake {
             syn: SynTimers {
@@ -314,6 +313,11 @@ mod tests {
             syn_ack_rto: 124,
             ..kernel
         };
+        [kernel, own]
+    }
+
+    fn model(version: &str) -> Model {
+        let [kernel, own] = handshakes();
         Model::new(version.parse().unwrap(), &kernel, &own)
     }
 
@@ -326,11 +330,17 @@ mod tests {
         ARMS.map(|(agent, ..)| of(agent).unwrap().connect_ms.unwrap())
     }
 
-    /// Medians of 5 connections each on Linux 6.18, HZ 250, with 100 ms, and an agent that does not
-    /// cap: none, client, server, both.
+    /// Medians of 5 connections each on Linux 6.18, HZ 250, with 100 ms that doubles: none, client,
+    /// server, both.
     #[test]
     fn predictions_match_medians_measured_on_linux_6_18() {
-        let uncapped = model("6.14");
+        let host = Host {
+            hz: HZ,
+            linear_timeouts: 4,
+            syn_retries: 6,
+        };
+        let [kernel, own] = handshakes();
+        let doubling = Model::with(host, Timers::Doubling(25), &kernel, &own);
         for (lost, outage_ms, measured) in [
             ("SYNs", 900.0, [1011.4, 1148.9, 1012.9, 1138.2]),
             ("SYNs", 3900.0, [4081.9, 6851.1, 4082.0, 6850.9]),
@@ -338,9 +348,9 @@ mod tests {
             ("SYN-ACKs", 900.0, [1008.1, 1736.4, 1012.2, 1730.8]),
             ("SYN-ACKs", 3900.0, [4081.1, 5634.6, 4081.7, 5633.3]),
         ] {
-            let predicted = connect_ms(&uncapped, lost, outage_ms);
+            let predicted = connect_ms(&doubling, lost, outage_ms);
             for ((agent, ..), (own, measured)) in ARMS.iter().zip(predicted.iter().zip(measured)) {
-                let distance = uncapped.distance_ms((lost, agent), outage_ms, measured);
+                let distance = doubling.distance_ms((lost, agent), outage_ms, measured);
                 assert!(distance < 8.0, "{lost} {outage_ms} {agent}: {distance}");
                 // A measured median covers different jiffies, and a timer of seconds fires up to
                 // 256 ms late.
@@ -353,27 +363,43 @@ mod tests {
     }
 
     #[test]
-    fn version_decides_over_linear_timeouts_and_the_cap() {
+    fn version_decides_over_linear_timeouts() {
         // 1.4 s: the kernel's second slot is 3 s before Linux 6.5.
-        for (version, none, client) in [
-            ("6.4", 3020.0..3090.0, 1500.0..1700.0),
-            ("6.5", 2020.0..2060.0, 1900.0..2030.0),
-            ("6.15", 2020.0..2060.0, 1900.0..2030.0),
-        ] {
+        for (version, none) in [("6.4", 3020.0..3090.0), ("6.5", 2020.0..2060.0)] {
             let [own, with, ..] = connect_ms(&model(version), "SYNs", 1400.0);
             assert!(
-                none.contains(&own) && client.contains(&with),
+                none.contains(&own) && with <= own + 40.0,
                 "{version}: {own} {with}"
             );
         }
-        let [_, doubled, ..] = connect_ms(&model("6.14"), "SYNs", 3900.0);
-        let [_, capped, ..] = connect_ms(&model("6.15"), "SYNs", 3900.0);
-        assert!(doubled > 6000.0 && capped < 4300.0, "{doubled} {capped}");
         for bad in ["", "6", "six.1"] {
             assert!(bad.parse::<Version>().unwrap_err().contains("such as 6.12"));
         }
         assert_eq!("6.18.44-fc".parse(), Ok(Version(6, 18)));
         assert_eq!("6.1-rc2".parse(), Ok(Version(6, 1)));
+    }
+
+    /// Measured on Linux 6.18 over 84 outages each way: later by 0.04 s at most with SYNs lost, by 0.22 s with
+    /// SYN-ACKs.
+    #[test]
+    fn covered_client_is_hardly_ever_later() {
+        for version in ["6.4", "6.18"] {
+            for Against {
+                lost,
+                agent,
+                comparison,
+            } in model(version).against(20_000.0)
+            {
+                let limit = if lost == "SYNs" { 40 } else { 250 };
+                let worst = comparison.worst;
+                assert!(
+                    worst.later_ms <= limit,
+                    "{version} {lost} {agent}: {worst:?}"
+                );
+                let gains = agent == "server" || comparison.mean_ms < -1_500.0;
+                assert!(gains, "{version} {lost} {agent}: {comparison:?}");
+            }
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub fn ms(us: impl Into<u64>) -> f64 {
 
 /// A time in milliseconds.
 pub fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+    time.as_nanos() as f64 / 1e6
 }
 
 /// A count as a value.

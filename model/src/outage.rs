@@ -4,23 +4,23 @@
 //! sends a SYN just before the end waits for the whole next interval. There are three schedules:
 //!
 //! - the kernel's own: a SYN each second for `tcp_syn_linear_timeouts` timeouts (Linux 6.5), then doubling,
-//! - a shorter initial RTO that doubles likewise, which is all that is possible before Linux 6.15,
-//! - the same, with each interval capped by TCP_RTO_MAX_MS so that a SYN follows just after the next slot of the
-//!   kernel's own schedule (Linux 6.15 and later).
+//! - the agent's ([`rto_agent_common::syn`]), which the eBPF program computes with the same function,
+//! - a shorter initial RTO that doubles likewise, on a kernel whose intervals the program cannot shape.
 //!
 //! Timers fire at steps of the timer wheel ([`crate::wheel`]). The position of connect() between two steps matters, so
 //! comparisons are averages over [`PHASES`] positions.
 
-use std::{iter, ops::Range};
+use std::ops::Range;
 
+use rto_agent_common::syn::{Attempt, Fired, Timeouts};
 use serde::Serialize;
 
-mod steps;
+mod rto_min;
 
-pub use self::steps::{DATA_OUTAGES_MS, compare_rto_min, in_step, rto_min_in_step};
+pub use self::rto_min::{DATA_OUTAGES_MS, compare_rto_min};
 
 use crate::{
-    syn::{RTO_MAX_S, SynSchedule, SynTimers, model_timeout},
+    syn::{SynSchedule, SynTimers, model_timeout},
     wheel,
 };
 
@@ -28,32 +28,20 @@ use crate::{
 pub const PHASES: u64 = 16;
 /// Jiffies between two positions; odd, so that they differ in the steps of every level.
 const PHASE_JIFFIES: u64 = 157;
-/// `TCP_RTO_MAX_MIN_SEC`: the smallest value of TCP_RTO_MAX_MS (include/net/tcp.h, Linux 6.15).
-const RTO_MAX_LEAST_MS: u64 = 1_000;
-/// A SYN is aimed at this many thousandths of a slot's time, because timers of seconds fire late; later below HZ 250.
-const fn slot_permille(hz: u64) -> u64 {
-    if hz < 250 { 1_050 } else { 1_040 }
-}
-/// Shortest time to a slot that is aimed at, milliseconds.
-const MARGIN_MS: u64 = 20;
 /// A smaller delay of connect() does not count as late, milliseconds.
 const LATE_MS: u64 = 250;
 /// Nor does a delay below 1/20 of the outage.
 const LATE_PART: u64 = 20;
-/// A value is in step if less than this share of the outages up to [`IN_STEP_MS`] are late.
-pub const IN_STEP_LATE: f64 = 0.015;
-/// The longest outage that is considered for that, milliseconds.
-pub const IN_STEP_MS: u64 = 30_000;
 
 /// The timers of a connecting socket. Initial RTOs are in jiffies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timers {
     /// The kernel's timers: one second.
     Kernel,
-    /// A shorter initial RTO, which doubles after the linear phase.
+    /// The agent's schedule with this initial RTO.
+    Scheduled(u64),
+    /// A shorter initial RTO, which doubles after the linear phase: the kernel lacks `syn-schedule`.
     Doubling(u64),
-    /// The same, with intervals capped by TCP_RTO_MAX_MS.
-    Capped(u64),
 }
 
 /// The parameters of SYN schedules.
@@ -68,69 +56,85 @@ pub struct Host {
 }
 
 impl Host {
-    /// The SYNs of an unanswered connect() in jiffy `begin`, in jiffies since the first.
-    ///
-    /// With the agent it gives up when the kernel alone would with exact timers (TCP_USER_TIMEOUT).
+    /// The SYNs of an unanswered connect() whose first timer is armed in jiffy `begin`, in jiffies since the first.
     pub fn syns(&self, timers: Timers, begin: u64) -> SynSchedule {
-        let kernel = SynTimers::kernel(self.hz, self.syn_retries, self.linear_timeouts);
-        let linear = u64::from(self.linear_timeouts);
-        let (initial_rto, most, limit) = match timers {
-            Timers::Kernel => (
-                self.hz,
-                linear + u64::from(self.syn_retries),
-                model_timeout(self.hz, kernel.rto_max, self.syn_retries),
-            ),
-            Timers::Doubling(initial_rto) | Timers::Capped(initial_rto) => {
-                (initial_rto.max(1), u64::MAX, kernel.gives_up())
-            }
+        // The limit only matters once the program goes.
+        self.run(timers, begin, false)
+    }
+
+    /// The same; `is_held`: the program limits the doubled interval (Linux 6.15).
+    fn run(&self, timers: Timers, begin: u64, is_held: bool) -> SynSchedule {
+        let (initial_rto, is_shaped) = match timers {
+            Timers::Kernel => (self.hz, None),
+            Timers::Scheduled(initial_rto) => (initial_rto.max(1), Some(true)),
+            Timers::Doubling(initial_rto) => (initial_rto.max(1), Some(false)),
         };
+        let kernel = Timeouts::kernel(
+            short(self.hz),
+            self.syn_retries.into(),
+            self.linear_timeouts.into(),
+        );
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+        let start = begin as u32;
+        let gives_up = kernel.gives_up(start);
+        let mut attempt = Attempt { start, answered: 0 };
+        let (mut now, mut rto, mut timer) = (0, initial_rto, initial_rto);
+        let mut retries = kernel.retries;
         let mut sent = vec![0];
-        let (mut now, mut rto, mut cap) = (begin, initial_rto, kernel.rto_max);
         for retransmits in 0.. {
-            now = wheel::fires_at(now, rto.min(cap));
-            let elapsed = now - begin;
-            // `tcp_write_timeout()`: the time limit applies only after the first retransmission.
-            if retransmits >= most || (retransmits > 0 && elapsed >= limit) {
+            now = wheel::fires_at(begin + now, timer) - begin;
+            if self.ends(retransmits, retries, now) {
                 break;
             }
-            sent.push(elapsed);
-            // RTO_CB runs before the kernel doubles `icsk_rto` (`tcp_retransmit_timer()`, 6.15), so the cap set here
-            // applies to the next interval.
-            if matches!(timers, Timers::Capped(_)) {
-                cap = self.cap(elapsed);
+            sent.push(now);
+            let fired = Fired {
+                now: short(now),
+                initial_rto: short(initial_rto),
+                rto: short(rto),
+                rto_max: kernel.rto_max,
+                retransmits,
+                gives_up,
+                is_shaped: is_shaped == Some(true),
+                is_held,
+            };
+            let slots = kernel.slots(start, fired.now);
+            if retransmits >= kernel.linear {
+                let hold = if is_held {
+                    kernel.hold(slots.passed)
+                } else {
+                    u32::MAX
+                };
+                rto = (rto * 2).min(hold.min(kernel.rto_max).into());
             }
-            if retransmits >= linear {
-                rto = (rto * 2).min(cap);
+            timer = rto;
+            if is_shaped.is_some() {
+                let next = attempt.next(&kernel, &fired, slots);
+                retries = next.retries;
+                if next.timer != 0 {
+                    timer = next.timer.into();
+                }
             }
         }
-        let gives_up = match timers {
-            Timers::Kernel => now - begin,
-            Timers::Doubling(_) | Timers::Capped(_) => limit,
-        };
-        SynSchedule { sent, gives_up }
+        SynSchedule {
+            sent,
+            gives_up: now,
+        }
     }
 
-    /// TCP_RTO_MAX_MS as the program sets it at this time after the first SYN, jiffies.
-    fn cap(&self, elapsed: u64) -> u64 {
-        let elapsed_ms = elapsed * 1_000 / self.hz;
-        let aims = self.slots_s().map(|slot_s| slot_s * slot_permille(self.hz));
-        let mut ahead = aims.filter(|aim_ms| *aim_ms > elapsed_ms + MARGIN_MS);
-        let cap_ms = ahead
-            .next()
-            .map_or(RTO_MAX_S * 1_000, |aim_ms| aim_ms - elapsed_ms);
-        // `msecs_to_jiffies()` rounds up.
-        (cap_ms.max(RTO_MAX_LEAST_MS) * self.hz).div_ceil(1_000)
+    /// `tcp_write_timeout()` with this TCP_SYNCNT. Its model of the timeouts has one second also for a shorter initial
+    /// RTO: the program replies with the kernel's own value once a SYN is retransmitted.
+    fn ends(&self, retransmits: u32, retries: u32, now: u64) -> bool {
+        let rto_max = SynTimers::kernel(self.hz, 0, 0).rto_max;
+        let retries = u8::try_from(retries).unwrap_or(u8::MAX);
+        // The time limit applies only after the first retransmission.
+        retransmits >= u32::from(retries) + u32::from(self.linear_timeouts)
+            || (retransmits > 0 && now >= model_timeout(self.hz, rto_max, retries))
     }
+}
 
-    /// When the kernel alone would retransmit its SYN, seconds: first each second, then doubling up to `TCP_RTO_MAX`.
-    fn slots_s(&self) -> impl Iterator<Item = u64> + use<> {
-        let linear = iter::repeat_n(1, self.linear_timeouts.into());
-        let doubled = iter::successors(Some(1), |gap| Some((gap * 2).min(RTO_MAX_S)));
-        linear.chain(doubled).scan(0, |at, gap| {
-            *at += gap;
-            Some(*at)
-        })
-    }
+/// Times of an attempt are some minutes.
+fn short(jiffies: u64) -> u32 {
+    u32::try_from(jiffies).unwrap_or(u32::MAX >> 1)
 }
 
 /// The first of the ascending `times` at or after the end of an outage, in the same unit. `None` if the last one is
@@ -221,13 +225,6 @@ fn compare_by(
     }
 }
 
-/// The nearest smaller and larger of the ascending `values`, not including the value itself.
-pub fn nearest(values: &[u64], value: u64) -> (Option<u64>, Option<u64>) {
-    let below = values.partition_point(|other| *other < value);
-    let above = values.partition_point(|other| *other <= value);
-    (values[..below].last().copied(), values.get(above).copied())
-}
-
 /// The [`PHASES`] jiffies in which connect() is called in a comparison.
 pub fn phases() -> impl Iterator<Item = u64> {
     (0..PHASES).map(|phase| phase * PHASE_JIFFIES)
@@ -248,11 +245,6 @@ impl Host {
     /// Compares timers with the kernel's, over outages in a range of milliseconds in which SYNs are lost.
     pub fn compare(&self, timers: Timers, outages_ms: Range<u64>) -> Comparison {
         compare(&self.pairs(timers), self.jiffies(outages_ms), self.hz)
-    }
-
-    /// Whether connect() is late in few outages, so that the timers are in step with the kernel's slots.
-    pub fn is_in_step(&self, timers: Timers) -> bool {
-        self.compare(timers, 0..IN_STEP_MS).late < IN_STEP_LATE
     }
 
     fn pairs(&self, timers: Timers) -> Vec<(Vec<u64>, Vec<u64>)> {

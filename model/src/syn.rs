@@ -179,6 +179,7 @@ pub fn syn_ack_rto_auto(initial_rto: u64, hz: u64, retries: u8) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rto_agent_common::syn::Timeouts;
 
     use super::*;
 
@@ -324,6 +325,29 @@ mod tests {
         // 492.06 ms in whole jiffies of 1 ms.
         assert_eq!(syn_ack_rto_auto(100, 1000, 5), 493);
         assert_eq!(syn_ack_rto_auto(400, HZ, 5), 400);
+    }
+
+    #[test]
+    fn program_gives_up_when_the_model_does() {
+        for initial_rto in [1, 5, 25, 125, 250] {
+            for syn_retries in 1..=40 {
+                for (linear_timeouts, rto_max_s) in [(0, 120), (1, 120), (4, 120), (4, 20)] {
+                    let model = SynTimers {
+                        initial_rto,
+                        rto_max: rto_max_s * HZ,
+                        syn_retries,
+                        linear_timeouts,
+                    };
+                    let program = Timeouts {
+                        initial_rto: u32::try_from(initial_rto).unwrap(),
+                        rto_max: u32::try_from(model.rto_max).unwrap(),
+                        ..Timeouts::kernel(250, syn_retries.into(), linear_timeouts.into())
+                    };
+                    let gives_up = model.schedule(Granularity::TimerWheel).gives_up;
+                    assert_eq!(u64::from(program.gives_up(0)), gives_up, "{model:?}");
+                }
+            }
+        }
     }
 
     proptest! {

@@ -17,11 +17,9 @@ use rto_model::{
     },
 };
 use serde_json::{Value, json};
-use socket2::{Domain, Socket, Type};
 
 use crate::{
     agent::Agent,
-    tcp::{get_option, option},
     wait::{TIMEOUT, eventually_seen},
 };
 
@@ -75,28 +73,6 @@ impl Seen<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Learnt<'a>(pub Seen<'a>);
 
-/// The linear phase that learnt SYN timeouts are in step with, if the agent can cap the interval.
-fn in_step() -> anyhow::Result<Option<u8>> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-    match get_option(&socket, option::RTO_MAX_MS) {
-        Ok(_) => {
-            let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_syn_linear_timeouts")?;
-            Ok(Some(text.trim().parse()?))
-        }
-        // The kernel is older than Linux 6.15.
-        Err(_) => Ok(None),
-    }
-}
-
-/// The initial RTO of SYNs that is chosen if this many jiffies would be enough: the next one in step, if applicable.
-pub fn in_step_from(jiffies: u64, hz: u32) -> anyhow::Result<u64> {
-    let law = law::Settings {
-        in_step: in_step()?,
-        ..law::Settings::new(hz)
-    };
-    Ok(law.in_step_from(jiffies))
-}
-
 /// The tuner's clock, which is the time of day here.
 fn unix_ms() -> anyhow::Result<u64> {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
@@ -108,11 +84,7 @@ impl Learnt<'_> {
     fn state(&self, now_ms: u64) -> anyhow::Result<(Value, u64)> {
         let Self(seen) = self;
         let law = law::Settings::new(seen.hz);
-        let in_step = law::Settings {
-            in_step: in_step()?,
-            ..law
-        };
-        let timers = [("active", in_step), ("passive", law)];
+        let timers = [("active", law), ("passive", law)];
         let mut stored = serde_json::Map::new();
         let mut value_us = None;
         for (name, law) in timers {
@@ -132,10 +104,8 @@ impl Learnt<'_> {
         let value = self.store(agent, policy)?;
         agent.start()?;
         let value_us = u64::try_from(value.as_micros())?;
-        // The SYN-ACK timer is not in step, and may be shorter.
         let is_learnt = |timer: &Value| {
-            let has_value = timer["value_us"] == value_us || timer["direction"] == "passive";
-            timer["kind"] != "auto" || (timer["state"] == "active" && has_value)
+            timer["kind"] != "auto" || (timer["state"] == "active" && timer["value_us"] == value_us)
         };
         let has_learnt = |tuned: &Value| {
             let timers = tuned["policies"][policy]["timers"].as_array();

@@ -281,17 +281,33 @@ impl Compiler<'_> {
         if !self.is_initial_rto("initial_rto", asked) {
             return;
         }
-        let configured = quantise(asked, self.host.hz).jiffies;
+        let configured = self.host.initial_rto(asked);
         let Adjustment {
             active, passive, ..
         } = self.adjustment;
         self.active = self.adjusted(active.timer, Some(configured));
         self.passive = self.adjusted(passive.timer, Some(configured));
         match active.timer {
-            Timer::Configured => drop(self.quantised("initial_rto", asked)),
+            Timer::Configured => self.initial_rto_effect(asked, configured),
             Timer::Kernel | Timer::Value(_) => {
                 self.adjusted_effect("initial_rto", &format_duration(asked), self.active);
             }
+        }
+    }
+
+    fn initial_rto_effect(&mut self, asked: Duration, jiffies: u64) {
+        let hz = self.host.hz;
+        let text = format_duration(asked);
+        if jiffies > quantise(asked, hz).jiffies {
+            self.warnings.push(format!(
+                "initial_rto = {text} becomes {}: the program keeps two SYNs 10ms apart",
+                format_duration(jiffies_duration(jiffies, hz))
+            ));
+        }
+        let effect = self.effect("initial_rto", text);
+        effect.set_jiffies(Some(jiffies), hz);
+        if asked >= KERNEL_INITIAL_RTO {
+            effect.note = Some("not shorter than the kernel's own 1s".to_owned());
         }
     }
 
@@ -405,9 +421,6 @@ impl Compiler<'_> {
         let effect = self.effect(setting, format_duration(asked));
         effect.effective = effective;
         effect.jiffies = Some(rounded.jiffies);
-        if setting == "initial_rto" && asked >= KERNEL_INITIAL_RTO {
-            effect.note = Some("not shorter than the kernel's own 1s".to_owned());
-        }
         rounded.jiffies
     }
 

@@ -3,10 +3,10 @@
 //!
 //! Pure: no I/O here.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
-use rto_agent_common::{HostDefaults, MAX_POLICIES};
-use rto_model::{outage, tune::law};
+use rto_agent_common::{HostDefaults, MAX_POLICIES, syn};
+use rto_model::outage;
 
 /// serde for a type in text form.
 macro_rules! as_text {
@@ -153,6 +153,8 @@ pub struct HostFacts {
     pub reads_timers: bool,
     /// Whether TCP_RTO_MAX_MS exists (Linux 6.15).
     pub has_rto_max: bool,
+    /// Whether the program can shape the intervals between SYNs (`syn-schedule`).
+    pub shapes_syns: bool,
     /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).
     pub has_bpf_thin_linear: bool,
 }
@@ -179,24 +181,17 @@ impl HostFacts {
 
     /// The SYN timers that result from an initial RTO, jiffies.
     pub const fn syn_timers(&self, initial_rto: u64) -> outage::Timers {
-        match self.has_rto_max {
-            true => outage::Timers::Capped(initial_rto),
-            false => outage::Timers::Doubling(initial_rto),
+        if self.shapes_syns {
+            outage::Timers::Scheduled(initial_rto)
+        } else {
+            outage::Timers::Doubling(initial_rto)
         }
     }
 
-    /// The `tcp_syn_linear_timeouts` for which initial RTOs can be in step with the kernel's own
-    /// SYNs; `None` if none can, as the program cannot cap the interval (before Linux 6.15).
-    pub fn in_step(&self) -> Option<u8> {
-        self.has_rto_max.then_some(self.tcp_syn_linear_timeouts)
-    }
-
-    /// The default limits for learning an initial RTO on this host.
-    pub fn law(&self) -> law::Settings {
-        law::Settings {
-            in_step: self.in_step(),
-            ..law::Settings::new(self.hz)
-        }
+    /// The jiffies of a configured initial RTO: at least what keeps two SYNs ten milliseconds apart.
+    pub fn initial_rto(&self, asked: Duration) -> u64 {
+        let least = syn::least_initial_rto(self.hz);
+        units::quantise(asked, self.hz).jiffies.max(least.into())
     }
 
     /// The values that the program assumes where it cannot read the socket's.

@@ -151,7 +151,7 @@ settings! {
         option "--guard warn|on|off",
         values "`\"warn\"`, `\"on\"` or `\"off\"`",
         default "`\"warn\"`",
-        meaning "Reaction to spurious retransmissions of SYNs and SYN-ACKs. `\"warn\"` reports them; `\"on\"` also lets [brakes](#values-that-are-learnt) give new connections the kernel's own timer; `\"off\"` does nothing (before Linux 6.15 it also disables the [fuse for outages](../reference/kernel.md#connect-through-an-outage)). `\"on\"` is the default if a value is learnt",
+        meaning "Reaction to spurious retransmissions of SYNs and SYN-ACKs. `\"warn\"` reports them; `\"on\"` also lets [brakes](#values-that-are-learnt) give new connections the kernel's own timer; `\"off\"` does nothing. `\"on\"` is the default if a value is learnt",
         accepted ["'on'", "'off'"], refused ["true", "'auto'", "{}"],
     }
     /// Whether learnt values are applied: apply, or advise (computed and shown, but not applied)

@@ -481,6 +481,7 @@ pub(super) mod tests {
     fn a_policy_this_host_cannot_have_is_named() {
         let host = HostFacts {
             has_rto_max: false,
+            shapes_syns: true,
             ..HOST
         };
         let settings = Settings {

@@ -85,11 +85,7 @@ impl Spec {
             .auto_initial_rto()
             .map(|auto| learnt(auto.to_law(hz)));
         let fixed = settings.fixed_initial_rto();
-        let mut active = auto.or_else(|| guarded(Some(quantise(fixed?, hz).jiffies)));
-        if let Some(active) = &mut active {
-            // SYN-ACKs double from the first timeout, so only the timers of SYNs can be in step.
-            active.law.in_step = host.in_step();
-        }
+        let active = auto.or_else(|| guarded(Some(host.initial_rto(fixed?))));
         let passive = match settings.auto_syn_ack_rto() {
             Some(_) => auto,
             None => guarded(syn_ack_jiffies(settings, host)),
@@ -208,7 +204,7 @@ mod tests {
             ..Settings::default()
         };
         let timers = of(auto.clone()).unwrap().timers;
-        let laws = [HOST.law(), law::Settings::new(250)];
+        let laws = [law::Settings::new(HOST.hz), law::Settings::new(250)];
         assert_eq!(
             timers.values().map(|timer| timer.law).collect::<Vec<_>>(),
             laws

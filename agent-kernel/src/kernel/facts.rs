@@ -9,7 +9,7 @@ use nix::{
 use rto_agent_core::{policy::HostFacts, wire::kernel::Feature};
 
 use super::{
-    features::{BPF_TIMERS, READS_LISTENER, can_set},
+    features::{BPF_TIMERS, READS_LISTENER, SYN_SCHEDULE, can_set},
     hz, sysctl, tcp_option, version,
 };
 
@@ -32,6 +32,7 @@ pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
         reads_timers: can_set(features, BPF_TIMERS) == Some(true),
         tcp_syn_linear_timeouts: sysctl::ipv4("tcp_syn_linear_timeouts").unwrap_or(0),
         has_rto_max: can_set(features, "tcp-rto-max").unwrap_or_else(has_rto_max),
+        shapes_syns: can_set(features, SYN_SCHEDULE) != Some(false),
         has_bpf_thin_linear,
     })
 }

@@ -267,7 +267,7 @@ fn duplicate_syns(
         "tcp_invalid_ratelimit",
         "the kernel answers retransmitted SYNs at most once per this interval, and each answer \
          restarts the SYN-ACK timer: if SYN-ACKs are lost for about a second, a peer whose own agent \
-         sets a short initial_rto connects up to 0.75s later than without it",
+         sets a short initial_rto connects up to 0.25s later than without it",
     );
     let limit = Duration::from_millis(limit_ms?);
     let reachable = |cidr: &Cidr| listening.iter().any(|on| may_reach(cidr.network(), on));
@@ -297,8 +297,7 @@ fn duplicate_syns(
         ),
         format!(
             "sysctl net.ipv4.tcp_invalid_ratelimit={ms} in each network namespace with listeners: \
-             after 0.9s of lost SYN-ACKs a peer with 100ms connects at 1.15s instead of 1.75s. The \
-             cost: out-of-window segments and retransmitted SYNs, including spoofed ones, are \
+             duplicates are answered at once. The cost: out-of-window segments and retransmitted SYNs, including spoofed ones, are \
              answered up to {} times a second per connection instead of {}",
             1000_u128.div_ceil(ms),
             1000_u128.div_ceil(limit.as_millis().max(1)),

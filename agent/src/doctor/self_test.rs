@@ -41,7 +41,7 @@ use rto_agent_kernel::{
     },
 };
 use rto_model::{
-    outage::{Host, Timers, first_from, phases},
+    outage::{Timers, first_from, phases},
     wheel,
 };
 use serde::Serialize;
@@ -262,12 +262,7 @@ fn log() -> String {
 
 fn cases(host: &HostFacts, has_ipv6: bool) -> Vec<Case> {
     let jiffies = |ms: u64| (ms * u64::from(host.hz)).div_ceil(1000);
-    let timers = if host.has_rto_max {
-        Timers::Capped
-    } else {
-        Timers::Doubling
-    };
-    let opened = |name, to, lost_ms| syns(host, name, to, timers(jiffies(100)), lost_ms);
+    let opened = |name, to, lost_ms| syns(host, name, to, host.syn_timers(jiffies(100)), lost_ms);
     let one = |name, lost, (from, to), rto_ms| Case {
         name,
         lost,
@@ -312,11 +307,7 @@ fn syns(
     timers: Timers,
     lost_ms: u16,
 ) -> Case {
-    let model = Host {
-        hz: host.hz.into(),
-        linear_timeouts: host.tcp_syn_linear_timeouts,
-        syn_retries: host.tcp_syn_retries,
-    };
+    let model = host.syn_schedule();
     let end = (u64::from(lost_ms) * model.hz).div_ceil(1000);
     Case {
         name,

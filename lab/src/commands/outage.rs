@@ -15,10 +15,11 @@ pub struct Outage {
     /// Timeout of the first SYN, set by the agent [default: 100ms]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) initial_rto: Option<Duration>,
-    /// Lengths of outages [default: 94 from 50ms to 19.1s; quick: 13 up to 4.7s]
+    /// Lengths of outages [default: 104 from 50ms to 19.1s; quick: 15 up to 6.97s; both just before the kernel's SYNs
+    /// too]
     #[arg(long, value_name = "DURATION", value_delimiter = ',', value_parser = duration)]
     pub(crate) outage: Vec<Duration>,
-    /// Compare with the model of this kernel version; an agent without the schedule needs 6.14 [default: this kernel's]
+    /// Compare with the model of this kernel version: 6.5 sends the first SYNs every second [default: this kernel's]
     #[arg(long, value_name = "VERSION")]
     pub(crate) linux: Option<Version>,
     /// Connections of each outage, loss and coverage [default: 5]

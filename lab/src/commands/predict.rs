@@ -4,6 +4,7 @@ use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
+use rto_agent_common::syn::least_initial_rto;
 use rto_model::{
     retransmit::{LinuxTimers, RTO_MAX_US, RTO_MIN_US, THIN_LINEAR_RETRIES},
     syn::syn_ack_rto_auto,
@@ -31,8 +32,8 @@ const RTO_MINS_US: RangeInclusive<u64> = 1..=RTO_MIN_US;
 /// TCP_RTO_MAX_MS (`do_tcp_setsockopt()`, Linux 6.15).
 const RTO_MAXS_US: RangeInclusive<u64> = 1_000_000..=RTO_MAX_US;
 
-/// Outages around the kernel's own slots.
-const OUTAGES: &str = "50ms,300ms,600ms,900ms,1000ms,1400ms,1900ms,2600ms,2900ms,3200ms,3900ms,4600ms,5900ms,7100ms,7900ms,9900ms,10700ms,13100ms,18300ms";
+/// Outages that end between the kernel's own SYNs and just before them.
+const OUTAGES: &str = "50ms,300ms,600ms,850ms,970ms,1400ms,1970ms,2500ms,2970ms,3500ms,3970ms,4500ms,4970ms,6000ms,6970ms,9000ms,10970ms,13000ms,18970ms";
 
 /// `rto-lab predict`.
 #[derive(Debug, Args)]
@@ -101,8 +102,7 @@ pub struct Predict {
     /// policy that has one
     #[arg(long, value_name = "LIST|FROM..TO", num_args = 0..=1, default_missing_value = OUTAGES, conflicts_with = "disruption")]
     outage: Option<String>,
-    /// With --outage: use this kernel version. 6.5 sends the first SYNs every second, and 6.15 lets the agent cap their
-    /// intervals [default: this kernel's]
+    /// With --outage: use this kernel version. 6.5 sends the first SYNs every second [default: this kernel's]
     #[arg(long, value_name = "VERSION", requires = "outage")]
     linux: Option<Version>,
     /// Print lines of comma-separated values
@@ -253,7 +253,8 @@ fn values(args: &Predict, host: Host) -> Policy {
         });
     };
     if let Some(asked) = args.initial_rto {
-        let initial_rto = jiffies(asked, 1);
+        let least = least_initial_rto(u32::try_from(hz).unwrap_or(u32::MAX));
+        let initial_rto = jiffies(asked, least.into());
         add("initial_rto", text(asked), Some(initial_rto));
         add("syn_retries", "auto".to_owned(), None);
         if args.syn_ack_rto.is_none() {

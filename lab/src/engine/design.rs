@@ -283,6 +283,8 @@ pub struct ChartSpec {
     pub log: bool,
     /// Of a curve: show the improvement over this level of the series, as its value divided by the series' own.
     pub against: Option<String>,
+    /// Whether a curve is a staircase: connect times by outage.
+    pub steps: bool,
     /// Selection of records.
     pub only: Only,
 }

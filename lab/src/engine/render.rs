@@ -268,10 +268,14 @@ fn charts(design: &Design, records: &[&Record]) -> Vec<Chart> {
                     Some(x) => curve(design, spec, x, &records),
                     None => distribution(spec, &records),
                 };
+                let name = levels.join(", ");
                 Series {
-                    name: levels.join(", "),
-                    points,
                     band,
+                    ..if spec.steps {
+                        Series::steps(&name, points)
+                    } else {
+                        Series::line(&name, points)
+                    }
                 }
             });
             let mut series: Vec<Series> = series.collect();

@@ -95,10 +95,12 @@ impl Plan {
             false => (runs, outages),
         };
         let each = |(from, to, step)| (from..=to).step_by(step).map(Duration::from_millis);
-        let outages = match args.outage.is_empty() {
+        let mut outages = match args.outage.is_empty() {
             true => outages.into_iter().flat_map(each).collect(),
             false => args.outage.clone(),
         };
+        outages.sort_unstable();
+        outages.dedup();
         let runs = args.runs.unwrap_or(runs);
         let initial_rto = args.initial_rto.map_or(initial_rto, |time| {
             humantime::format_duration(time).to_string()

@@ -69,22 +69,42 @@ fn kernel_schedule_is_that_of_syn_timers() {
     }
 }
 
-/// A prototype on Linux 6.18, HZ 250: the longest delay in outages of 0.3 s or more, ms, and whether outages of 1 to 5
-/// s are late.
+/// On Linux 6.18, HZ 250, over 84 outages of 0.05 to 20 s with 100 ms: 1.75 s sooner on average, later by 0.04 s at
+/// most.
 #[test]
-fn capped_schedules_match_the_prototype() {
-    for (jiffies, worst_ms, late) in [
-        (25, 950, false),
-        (50, 330, false),
-        (10, 670, true),
-        (5, 740, true),
-    ] {
-        let compared = HOST.compare(Timers::Capped(jiffies), 300..18_000);
-        let off = compared.worst.later_ms.abs_diff(worst_ms);
-        assert!(off <= 100, "{jiffies}: {compared:?}");
-        assert!(compared.mean_ms < -600.0, "{jiffies}: {compared:?}");
-        let linear_phase = HOST.compare(Timers::Capped(jiffies), 1_000..5_000);
-        assert_eq!(linear_phase.late > 0.2, late, "{jiffies}: {linear_phase:?}");
+fn scheduled_is_sooner_and_hardly_ever_later() {
+    let compared = HOST.compare(Timers::Scheduled(25), 50..20_000);
+    assert!(
+        (-2_000.0..-1_500.0).contains(&compared.mean_ms),
+        "{compared:?}"
+    );
+    assert!(compared.worst.later_ms <= 300, "{compared:?}");
+    assert!(compared.copies <= 2.4, "{compared:?}");
+    let short = HOST.compare(Timers::Scheduled(25), 0..5_000);
+    assert!(short.worst.later_ms <= 40, "{short:?}");
+}
+
+/// From Linux 6.15 on, the program also limits the doubled interval.
+#[test]
+fn held_interval_changes_no_syn() {
+    for hz in [100, 250, 1000] {
+        for linear_timeouts in [0, 1, 4, 10] {
+            let host = Host {
+                hz,
+                linear_timeouts,
+                ..HOST
+            };
+            for initial_rto_ms in [20, 60, 100, 200, 500] {
+                let timers = Timers::Scheduled((initial_rto_ms * hz).div_ceil(1_000));
+                for begin in phases() {
+                    assert_eq!(
+                        host.run(timers, begin, true),
+                        host.run(timers, begin, false),
+                        "{host:?} {timers:?}"
+                    );
+                }
+            }
+        }
     }
 }
 
@@ -152,18 +172,20 @@ fn comparison_agrees_with_each_outage_in_turn() {
 
 proptest! {
     #[test]
-    fn capped_syns_end_at_the_kernels_deadline(
+    fn scheduled_syns_end_when_the_kernel_gives_up(
         hz in prop::sample::select(vec![100u64, 250, 300, 1000]),
-        initial_rto in 1u64..100,
+        initial_rto_ms in 20u64..1000,
         linear_timeouts in 0u8..8,
         syn_retries in 1u8..8,
         begin in 0u64..5_000,
     ) {
         let host = Host { hz, linear_timeouts, syn_retries };
-        let schedule = host.syns(Timers::Capped(initial_rto), begin);
-        let kernel = SynTimers::kernel(hz, syn_retries, linear_timeouts);
-        prop_assert_eq!(schedule.gives_up, kernel.gives_up());
+        let initial_rto = (initial_rto_ms * hz).div_ceil(1000);
+        let schedule = host.syns(Timers::Scheduled(initial_rto), begin);
+        let kernel = host.syns(Timers::Kernel, begin);
+        let last = *schedule.sent.last().unwrap();
+        let step = wheel::step(kernel.gives_up - last.min(kernel.gives_up - 1));
+        prop_assert!(schedule.gives_up.abs_diff(kernel.gives_up) <= step.max(2));
         prop_assert!(schedule.sent.is_sorted_by(|a, b| a < b));
-        prop_assert!(schedule.sent.last() < Some(&schedule.gives_up));
     }
 }

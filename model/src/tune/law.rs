@@ -3,13 +3,14 @@
 //! A host sees the RTT of each path whatever its timer is: a spurious SYN does not delay the answer
 //! to the first one. So the timer is computed from the whole distribution, without trying values.
 
+use rto_agent_common::syn::least_initial_rto;
 use serde::{Deserialize, Serialize};
 
 use super::{
     history::{History, RECENT_COUNT},
     quantile::{allowed_with, bounded_quantile_us, samples_needed},
 };
-use crate::{distribution::Distribution, outage, syn::INITIAL_RTO_US};
+use crate::{distribution::Distribution, syn::INITIAL_RTO_US};
 
 /// With fewer samples there is no value.
 pub const LEAST_SAMPLES: u64 = 300;
@@ -31,10 +32,6 @@ pub struct Settings {
     pub max_us: u64,
     /// The share of samples that may exceed half the timer, 0 to 1.
     pub spurious: f64,
-    /// Values of the initial RTO are rounded up to values in step ([`crate::outage`]) with this
-    /// many `tcp_syn_linear_timeouts`; `None` if that has no effect: for SYN-ACKs, and before Linux
-    /// 6.15.
-    pub in_step: Option<u8>,
 }
 
 impl Settings {
@@ -45,7 +42,6 @@ impl Settings {
             min_us: 20_000,
             max_us: INITIAL_RTO_US,
             spurious: 0.001,
-            in_step: None,
         }
     }
 
@@ -59,23 +55,12 @@ impl Settings {
         jiffies.saturating_mul(1_000_000) / u64::from(self.hz.max(1))
     }
 
-    /// Limits a value to the bounds, jiffies; at least one, and in step if the bounds contain such
-    /// a value that is not shorter.
+    /// Limits a value to the bounds, jiffies; at least what keeps two SYNs ten milliseconds apart.
     pub fn clamped(&self, us: u64) -> u64 {
-        let least = self.jiffies(self.min_us).max(1);
-        self.in_step_from(self.jiffies(us).min(self.largest()).max(least))
-    }
-
-    /// The smallest value in step that is not shorter, jiffies; the value itself if there is no
-    /// such value up to the largest one.
-    pub fn in_step_from(&self, jiffies: u64) -> u64 {
-        let Some(linear_timeouts) = self.in_step else {
-            return jiffies;
-        };
-        let in_step = outage::in_step(self.hz.into(), linear_timeouts);
-        outage::first_from(&in_step, jiffies)
-            .filter(|next| *next <= self.largest())
-            .unwrap_or(jiffies)
+        let least = self
+            .jiffies(self.min_us)
+            .max(least_initial_rto(self.hz).into());
+        self.jiffies(us).min(self.largest()).max(least)
     }
 
     /// The largest value, jiffies.
@@ -172,35 +157,6 @@ mod tests {
             history.add(second * 1000, &times, SETTINGS.spurious);
         }
         history
-    }
-
-    #[test]
-    fn learnt_value_is_in_step_within_bounds() {
-        let settings = Settings {
-            in_step: Some(4),
-            ..SETTINGS
-        };
-        // The values in step at HZ 250 above 20 ms: 28, 32, 56, 60, 100 ms.
-        for (us, jiffies) in [
-            (1, 7),
-            (28_000, 7),
-            (29_000, 8),
-            (33_000, 14),
-            (64_000, 25),
-            (2_000_000, 250),
-        ] {
-            assert_eq!(settings.clamped(us), jiffies, "{us}");
-        }
-        // No value between 64 and 96 ms is in step.
-        let narrow = Settings {
-            min_us: 64_000,
-            max_us: 96_000,
-            ..settings
-        };
-        assert_eq!(
-            [1, 70_000, 200_000].map(|us| narrow.clamped(us)),
-            [16, 18, 24]
-        );
     }
 
     #[test]

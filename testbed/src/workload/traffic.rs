@@ -234,6 +234,8 @@ pub(super) fn connect_many(to: SocketAddr, count: usize) -> anyhow::Result<()> {
 
 pub(super) fn accept(on: SocketAddr, options: Listen) -> anyhow::Result<()> {
     let listener = super::listen(on)?;
+    // Half-open requests beyond half of the backlog of 128 would expire earlier (`reqsk_timer_handler()`).
+    listen(&listener, Backlog::MAXCONN)?;
     let defers = options.defer_accept_s != 0;
     if defers {
         set_option(

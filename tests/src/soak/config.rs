@@ -102,6 +102,7 @@ mod tests {
         reads_listener: true,
         reads_timers: false,
         has_rto_max: false,
+        shapes_syns: true,
         has_bpf_thin_linear: true,
     };
 

@@ -44,8 +44,7 @@ fn alerts() -> anyhow::Result<BTreeMap<String, String>> {
 test!(they_use_metrics_that_there_are, names);
 fn names() -> anyhow::Result<()> {
     // A policy with brakes and a control arm.
-    let policy = near("\"10.88.0.0/24\"").replace("guard = \"off\"\n", "")
-        + "guard = \"on\"\nholdout = \"5%\"\n";
+    let policy = near("\"10.88.0.0/24\"") + "guard = \"on\"\nholdout = \"5%\"\n";
     let (env, port) = metrics::env(&policy)?;
     env.wait_status("the probe", |status| status["probe"].is_object())?;
     // Two transitions, after which the value is active again, and evidence.

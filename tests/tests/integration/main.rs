@@ -16,7 +16,6 @@ use anyhow::{Context as _, anyhow, ensure};
 use libtest_mimic::{Arguments, Failed};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rto_testbed::{emulated::is_emulated, env::TestEnv, leftovers, names, netns, process::require};
-use rto_tests::features::lacks;
 use tempfile::TempDir;
 
 #[macro_use]
@@ -241,14 +240,7 @@ const KERNEL_RTO: Duration = Duration::from_secs(1);
 /// The initial RTO of the usual policy.
 const POLICY_RTO: Duration = Duration::from_millis(100);
 
-/// A configuration with the policy "near" for these CIDRs. Before Linux 6.15 it has no fuse for outages, as most tests
-/// drop every SYN.
+/// A configuration with the policy "near" for these CIDRs.
 fn near(cidrs: &str) -> String {
-    let policy =
-        format!("[policy.near]\ninitial_rto = \"100ms\"\nforce = true\ncidrs = [{cidrs}]\n");
-    if lacks("tcp-rto-max").unwrap_or(false) {
-        policy + "guard = \"off\"\n"
-    } else {
-        policy
-    }
+    format!("[policy.near]\ninitial_rto = \"100ms\"\nforce = true\ncidrs = [{cidrs}]\n")
 }

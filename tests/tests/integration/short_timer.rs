@@ -162,10 +162,13 @@ test!(half_open_request_by_default_ends_within_40s, || half_open(
     Half::Closed
 ));
 
-test!(duplicate_syns_delay_the_syn_ack, needs = [LINEAR_SYNS]);
+test!(
+    lost_syn_acks_delay_by_a_quarter_second_at_most,
+    needs = [LINEAR_SYNS]
+);
 /// SYN-ACKs are lost for 0.9 s. When the server answers a retransmitted SYN it restarts its own timer, with or without
 /// an agent.
-fn duplicate_syns_delay_the_syn_ack() -> anyhow::Result<()> {
+fn lost_syn_acks_delay_by_a_quarter_second_at_most() -> anyhow::Result<()> {
     const LOST: &str = "table inet loss {
         set begun { type ipv4_addr; flags dynamic; size 16; }
         set lasting { type ipv4_addr; flags dynamic,timeout; timeout 900ms; size 16; }
@@ -191,12 +194,11 @@ fn duplicate_syns_delay_the_syn_ack() -> anyhow::Result<()> {
         Ok(outcome)
     };
     assert_first_copy(&measured(false, false, "500")?)?;
-    let harm = KERNEL_RTO + Duration::from_millis(500)..2 * KERNEL_RTO + LATE;
     for server_too in [false, true] {
-        let late = measured(true, server_too, "500")?;
-        ensure!(harm.contains(&late.took), "{late:?}");
-        let answered = measured(true, server_too, "100")?;
-        ensure!(answered.took < harm.start, "{answered:?}");
+        for limit_ms in ["500", "100"] {
+            let outcome = measured(true, server_too, limit_ms)?;
+            ensure!(outcome.took < KERNEL_RTO + LATE, "{outcome:?}");
+        }
     }
     Ok(())
 }

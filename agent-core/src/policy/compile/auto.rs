@@ -26,7 +26,7 @@ impl Compiler<'_> {
             Timer::Configured => configured,
             Timer::Kernel => None,
             Timer::Value(value) => {
-                let jiffies = quantise(value, self.host.hz).jiffies.max(1);
+                let jiffies = self.host.initial_rto(value);
                 Some(jiffies.max(configured.unwrap_or_default()))
             }
         }

@@ -1,5 +1,5 @@
 //! The `syn_retries` setting: when connect() gives up. The program converts it to a
-//! TCP_USER_TIMEOUT at a connection's first loss.
+//! TCP_SYNCNT at a connection's first loss.
 
 use rto_agent_common::policy_flags;
 use rto_model::syn::{self, SynTimers};

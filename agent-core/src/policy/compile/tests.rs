@@ -1,8 +1,6 @@
 use super::{constraints::lifetime, *};
 use crate::{policy::SETTINGS, testing::HOST};
 
-mod retries;
-
 /// Settings, as in a configuration file.
 pub(super) fn settings(toml: &str) -> Settings {
     toml::from_str(toml).unwrap_or_else(|e| panic!("{toml}: {e}"))

@@ -46,7 +46,6 @@ fn question(args: &Advise, host: &HostFacts) -> anyhow::Result<Question> {
         hz: host.hz,
         share: share(&args.spurious)?,
         peer_delack_us: u64::try_from(args.peer_delack.as_micros()).unwrap_or(u64::MAX),
-        in_step: host.in_step(),
     })
 }
 

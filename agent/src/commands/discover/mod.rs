@@ -127,7 +127,7 @@ impl Candidate {
         let (times, one_in) = (&unit.times, u64::from(one_in));
         let finite = |us: Option<u64>| us.filter(|us| *us < u64::MAX);
         let lost = unit.recovered.saturating_mul(one_in);
-        let want = wanted(times, &host.law());
+        let want = wanted(times, &law::Settings::new(host.hz));
         let saved = |jiffies| Saved::of(unit.recovered, one_in, jiffies, took_ms, host);
         Self {
             cidr: unit.cidr,
@@ -140,7 +140,7 @@ impl Candidate {
             p50_us: finite(times.quantile_us(0.5)),
             p999_us: finite(times.quantile_us(merge::SHARE)),
             p999_at_most_us: finite(bounded_quantile_us(times, 1.0 - merge::SHARE)),
-            initial_rto_us: want.map(|jiffies| host.law().micros(jiffies)),
+            initial_rto_us: want.map(|jiffies| law::Settings::new(host.hz).micros(jiffies)),
             saved_s_per_day: want.map_or_else(Saved::default, saved),
         }
     }

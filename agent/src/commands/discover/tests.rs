@@ -83,20 +83,20 @@ fn savings_are_per_day() {
         ("10.7.0.0/23", 800)
     );
     let us = one.initial_rto_us.unwrap();
-    assert_eq!(us, 100_000);
-    // 50 losses in one of 16 connections, at 95 % at most 65; each would cost 1 s less 100 ms.
-    let most = 16.0 * (50f64.sqrt() + 1.0).powi(2) * 0.9;
+    assert_eq!(us, 84_000);
+    // 50 losses in one of 16 connections, at 95 % at most 65; each would cost 1 s less 84 ms.
+    let most = 16.0 * (50f64.sqrt() + 1.0).powi(2) * 0.916;
     assert!((saved(1).independent - most).abs() < 1e-6);
     assert!((saved(4).independent - most / 4.0).abs() < 1e-6);
-    // In outages a loss saves less, and before Linux 6.15 nothing.
+    // In outages a loss saves less, and nothing where the interval doubles.
     let Saved { outages, .. } = saved(1);
-    assert!((100.0..500.0).contains(&outages), "{outages}");
-    let old = HostFacts {
-        has_rto_max: false,
+    assert!((50.0..500.0).contains(&outages), "{outages}");
+    let doubling = HostFacts {
+        shapes_syns: false,
         ..HOST
     };
-    let old = discovery(&answer(1), &args(1), &BTreeSet::new(), &old);
-    assert!(old.prefixes[0].saved_s_per_day.outages < 0.0);
+    let doubling = discovery(&answer(1), &args(1), &BTreeSet::new(), &doubling);
+    assert!(doubling.prefixes[0].saved_s_per_day.outages < 0.0);
 }
 
 #[test]

@@ -15,7 +15,6 @@ const QUESTION: Question = Question {
     hz: 250,
     share: 0.001,
     peer_delack_us: PEER_DELACK_US,
-    in_step: None,
 };
 
 /// Little-endian words: a record of a pcap file, or the content of a pcapng block.

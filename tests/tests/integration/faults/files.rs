@@ -135,8 +135,7 @@ fn the_cgroup_is_removed() -> anyhow::Result<()> {
     assert_says(problem, &[&path.display().to_string()]);
     ensure!(env.try_cli(&["status"])?.status.code() == Some(1));
     env.cli(&["remove", "10.88.0.0/24"])?;
-    // Without the fuse of Linux before 6.15, which ten lost SYNs would blow.
-    let entry = "add 10.88.0.2 --initial-rto 200ms --guard off";
+    let entry = "add 10.88.0.2 --initial-rto 200ms";
     env.cli(&entry.split(' ').collect::<Vec<_>>())?;
     fs::create_dir(&path)?;
     env.wait_status("the repair", |status| status["healthy"] == true)?;

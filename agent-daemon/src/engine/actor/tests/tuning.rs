@@ -79,7 +79,7 @@ impl Bed {
 #[test]
 fn a_value_is_learnt_leased_shown_and_raised() {
     let bed = Bed::learnt();
-    let law = host_facts(&[]).unwrap().law();
+    let law = rto_model::tune::law::Settings::new(host_facts(&[]).unwrap().hz);
     // Three times the bucket's upper bound.
     let first = law.clamped(30_720);
     assert_eq!((u64::from(bed.jiffies()), bed.epoch()), (first, 1));
