@@ -357,9 +357,9 @@ pub struct Counters {
     pub undecided: u64,
     /// Connections established thanks to a needed retransmission.
     pub recovered: u64,
-    /// How much earlier connections were established than with the kernel's timers, microseconds. An outage ends at an
-    /// unknown moment between the last two copies of a SYN; this is the mean over all such moments
-    /// ([`syn::Timeouts::saved_ms`]).
+    /// How much earlier connections were established than with the kernel's timers, microseconds. The outage ended after
+    /// the last SYN but one. The kernel's first timeout after that one is the earliest that would have got the answer, so
+    /// this is never above the truth.
     pub time_saved_us: u64,
     /// How much later, microseconds.
     pub time_lost_us: u64,

@@ -130,32 +130,6 @@ impl Timeouts {
         }
     }
 
-    /// How much earlier a connection was established than with these timeouts, jiffies; negative: later. Its last two
-    /// SYNs were sent at these times. The outage ended between them, and the kernel's first slot after that moment
-    /// would have got the answer. The result is the mean over all such moments.
-    #[inline(always)]
-    #[must_use]
-    pub const fn saved(&self, start: u32, [from, to]: [u32; 2]) -> i64 {
-        if to <= from {
-            return 0;
-        }
-        let mut slots = self.slots(start, from);
-        let (mut at, mut sum, mut n) = (from, 0, 0);
-        while n < 8 && at < to {
-            let until = least(slots.next, to);
-            sum += (until - at) as u64 * slots.next as u64;
-            at = until;
-            slots.passed += 1;
-            slots.next = wheel::fires(start, until, self.interval(slots.passed));
-            n += 1;
-        }
-        sum += (to - at) as u64 * slots.next as u64;
-        match sum.checked_div((to - from) as u64) {
-            Some(mean) => mean.cast_signed() - to as i64,
-            None => 0,
-        }
-    }
-
     /// When connect() gives up, of an attempt whose first timer was armed in jiffy `start` (`tcp_write_timeout()`,
     /// `retransmits_timed_out()`, Linux 6.18).
     #[inline(always)]

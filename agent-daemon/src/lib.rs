@@ -5,6 +5,7 @@ pub mod api;
 pub mod build_info;
 pub mod daemon;
 pub mod engine;
+pub mod lock;
 mod problem;
 pub mod telemetry;
 pub mod tuning;

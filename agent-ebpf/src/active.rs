@@ -9,7 +9,7 @@ use core::hint::cold_path;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    Policy, SockOpt, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
+    Policy, Schedule, SockOpt, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
 };
 use rto_agent_ebpf::counter::Counter;
 
@@ -182,6 +182,7 @@ fn begin(ops: *mut bpf_sock_ops, state: &mut SocketState, arm: u32, policy: &Pol
     let now = socket::now();
     handshake::begin(&mut state.handshake, 0, now);
     state.handshake.copies_us = [0; 2];
+    state.schedule = Schedule::default();
     // The first interval begins now, so a short connection is sampled only when it ends.
     state.watch.srtt_sampled_ns = now;
     state.watch.loss_end = 0;

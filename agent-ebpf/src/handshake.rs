@@ -155,9 +155,13 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
 extern "C" fn rto_saved(arm: u32, start: u32, before_us: u32, last_us: u32) -> u32 {
     let hz = syn_ack_rto::kernel_jiffies();
     let kernel = Timeouts::kernel(hz, 0, tables::host_defaults().syn_linear_timeouts);
-    let copies = [before_us, last_us].map(syn_ack_rto::jiffies_of_us);
-    let saved = kernel.saved(start, copies);
-    let saved_us = saved * i64::from(syn_ack_rto::microseconds(1));
+    // The outage ended after the last SYN but one, and the kernel's next slot after that would have got the answer. The
+    // first SYN was sent within the jiffy in which the slots begin.
+    let slot = kernel
+        .slots(start, syn_ack_rto::jiffies_of_us(before_us))
+        .next;
+    let kernels_us = u64::from(slot - 1) * u64::from(syn_ack_rto::microseconds(1));
+    let saved_us = kernels_us.cast_signed() - i64::from(last_us);
     count_gain(Tally::of(arm, direction::ACTIVE), saved_us);
     0
 }

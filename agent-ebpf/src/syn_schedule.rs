@@ -87,8 +87,12 @@ extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops, seen: u32) -> u32 {
     if seen != SEEN && !(has_schedule && is_armed) {
         return 0;
     }
+    if own.is_known() && state.schedule.attempt.start == 0 {
+        note_start(state, own, seen);
+    }
     if has_schedule && state.flags & socket_flags::SYN_SCHEDULE == 0 {
-        begin(state, own, seen);
+        state.flags |= socket_flags::SYN_SCHEDULE;
+        count(schedules::SOCKETS, 1);
     }
     let elapsed_us = socket::now().wrapping_sub(state.handshake.ns) / 1000;
     let [_, last_us] = state.handshake.copies_us;
@@ -97,17 +101,20 @@ extern "C" fn rto_at_syn_timeout(ops: *mut bpf_sock_ops, seen: u32) -> u32 {
         return 0;
     }
     if state.schedule.flags & (SHAPED | HELD) != 0 {
-        // No TIMEOUT_INIT followed the last arming.
-        count(schedules::LEFT_SET, 1);
+        if state.schedule.flags & LAST == 0 {
+            // No TIMEOUT_INIT followed the last arming.
+            count(schedules::LEFT_SET, 1);
+        }
+        state.schedule.flags &= !LAST;
         return rto_syn_take_back(ops);
     }
     plan(ctx, state, policy, own, seen);
     0
 }
 
-/// Starts the schedule. The timer that has fired was armed by connect(), with the initial RTO.
+/// Notes when the attempt began. The timer that has fired was armed by connect(), with the initial RTO.
 #[inline(always)]
-fn begin(state: &mut SocketState, own: SynSocket, seen: u32) {
+fn note_start(state: &mut SocketState, own: SynSocket, seen: u32) {
     let hz = syn_ack_rto::kernel_jiffies();
     let by_timer = own.timer_expires.wrapping_sub(own.rto);
     let since_stamp = elapsed_ms(own, jiffies().wrapping_sub(by_timer));
@@ -115,14 +122,11 @@ fn begin(state: &mut SocketState, own: SynSocket, seen: u32) {
     // After a challenge ACK the timer was another one (`tcp_rcv_synsent_state_process()`, Linux 6.18).
     let differ = by_stamp.wrapping_sub(by_timer).wrapping_add(hz / 10) > hz / 5;
     state.handshake.ns = socket::now().wrapping_sub(u64::from(since_stamp) * 1_000_000);
-    state.schedule = Schedule::default();
     state.schedule.attempt.start = if differ || seen != SEEN {
         by_stamp
     } else {
         by_timer
     };
-    state.flags |= socket_flags::SYN_SCHEDULE;
-    count(schedules::SOCKETS, 1);
 }
 
 #[inline(always)]
@@ -178,7 +182,8 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
         kernel.rto_max,
         kernel.user_timeout_ms,
     );
-    let is_shaped = seen == SEEN && constant_u8(&SHAPES_SYNS) != 0 && has_not_stopped();
+    let is_short = initial_rto < hz;
+    let is_shaped = is_short && seen == SEEN && constant_u8(&SHAPES_SYNS) != 0 && has_not_stopped();
     // What RTO_CB would have seen before the kernel counted this timeout and doubled the interval.
     let (rto, retransmits) = match own.retransmits.checked_sub(1) {
         Some(before) if seen != SEEN && before >= kernel.linear => (own.rto / 2, before),

@@ -24,7 +24,7 @@ const CRATES: &[(&str, &[&[&str]])] = &[
     (
         "agent-daemon",
         &[
-            &["build_info", "problem"],
+            &["build_info", "lock", "problem"],
             &["tuning"],
             &["engine"],
             &["api"],

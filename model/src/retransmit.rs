@@ -227,7 +227,8 @@ mod tests {
         // 200, 400 and 800 ms in steps of the timer wheel, where the peer's own timers are longer.
         for (lost_ms, ms) in [(500, 616), (600, 616), (1_000, 1_476), (1_400, 1_476)] {
             let us = low.median_own_firewall_idle_us(lost_ms * 1000);
-            assert!(us.abs_diff(ms * 1000) <= 3_000, "{lost_ms}: {us}");
+            // A step of the timer wheel at HZ 1000 is 8 ms, or 64 ms from half a second on.
+            assert!(us.abs_diff(ms * 1000) <= 32_000, "{lost_ms}: {us}");
         }
         // Otherwise the peer's retransmission comes first.
         for us in [10_000, 50_000, 100_000] {

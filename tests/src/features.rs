@@ -93,15 +93,16 @@ pub fn tells_rto_min() -> bool {
     socket.is_ok_and(|socket| get_option(&socket, option::RTO_MIN_US).is_ok())
 }
 
-/// The first intervals between the SYNs of a connection with this initial RTO. Since Linux 6.5 the first five are equal
-/// and later ones double; before, they double from the start.
+/// The first intervals between the SYNs of a connection with this initial RTO, within its first half-second. Since Linux
+/// 6.5 the first five are equal and later ones double; before, they double from the start. They double up to 200 ms.
 pub fn syn_timers(initial_rto: Duration, count: u32) -> anyhow::Result<Vec<Duration>> {
     let linear = if lacks("tcp-syn-linear-timeouts")? {
         0
     } else {
         4
     };
-    let timer = |n: u32| initial_rto * (1 << n.saturating_sub(linear));
+    let largest = initial_rto.max(Duration::from_millis(200));
+    let timer = |n: u32| largest.min(initial_rto * (1 << n.saturating_sub(linear)));
     Ok((0..count).map(timer).collect())
 }
 

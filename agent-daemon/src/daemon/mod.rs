@@ -32,9 +32,8 @@ use crate::{
 };
 
 mod config_watcher;
-pub mod lock;
 
-use lock::InstanceLock;
+use crate::lock::InstanceLock;
 
 /// Threads that read the kernel for clients. Clients that read a list slowly can block two of them.
 const READERS: usize = 8;

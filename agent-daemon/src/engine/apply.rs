@@ -28,6 +28,7 @@ use super::{
     audit::{Cause, Change, Source},
     desired::{Desired, Resolved},
     detach_mark::{DETACHED, DetachMark},
+    draining::left_draining,
     error::refused,
     jobs::{
         comparing::Comparing,
@@ -42,9 +43,6 @@ use super::{
 use crate::problem::Problem;
 
 pub(super) mod detach;
-
-pub(super) use self::detach::draining;
-pub use self::detach::left_draining;
 
 /// Owns the kernel and its jobs, and whether the program is attached: all writes go through it.
 pub(super) struct Apply {
@@ -546,6 +544,11 @@ impl Apply {
                     warn!("{}", left_draining(left));
                     self.reconciler.leave_draining();
                     return Ok(());
+                }
+                // If a link cannot be removed, the policies stay active.
+                if let Err(e) = self.reconciler.unlink() {
+                    self.reconciler.resume();
+                    return Err(e.into());
                 }
                 let removed = self.reconciler.detach()?;
                 info!(links = removed.links, "stopping; detached");

@@ -15,7 +15,7 @@ use rto_agent_core::{
 use tracing::warn;
 
 use super::document::{Document, aside};
-use crate::{daemon::lock, problem::Problem};
+use crate::{lock, problem::Problem};
 
 pub(super) const FILE: &str = "detached.json";
 const FORMAT: u32 = 2;

@@ -23,6 +23,7 @@ pub mod desired;
 mod detach_mark;
 mod discover;
 mod document;
+mod draining;
 mod error;
 #[cfg(test)]
 mod fake;
@@ -43,10 +44,11 @@ mod tuning_store;
 mod verify;
 
 pub use actor::Engine;
-pub use apply::{DRAIN_LIMIT, detach::remove_others, left_draining};
+pub use apply::{DRAIN_LIMIT, detach::remove_others};
 pub use changing::Open;
 pub use detach_mark::DetachMark;
 pub use document::{MAX_FILE as MAX_STATE_FILE, aside as state_file_aside};
+pub use draining::left_draining;
 pub use error::EngineError;
 pub use handle::{Channels, Done, Handle, Message, Reply, channels};
 pub use jobs::walk;

@@ -29,10 +29,10 @@ use tracing::{debug, error, info, warn};
 
 use super::{
     EngineError, Open,
-    apply::draining,
     audit::Change,
     changing::SharedKernel,
     desired::{Desired, Resolved},
+    draining::draining,
     error::{in_words, refused},
     memory::{self, Need},
     snapshot::Shared,

@@ -12,11 +12,12 @@ use rto_agent_core::{
     },
 };
 use rto_agent_daemon::{
-    daemon::{lock::InstanceLock, resolve_cgroup},
+    daemon::resolve_cgroup,
     engine::{
         DRAIN_LIMIT, DetachMark, drain, for_restoring, left_draining, remove_kept_pins,
         remove_links, remove_others, remove_pins, walk,
     },
+    lock::InstanceLock,
 };
 use rto_agent_kernel::{
     datapath::{other_programs, walk::Mode},

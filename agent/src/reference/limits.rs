@@ -17,7 +17,7 @@ use rto_agent_core::{
 };
 use rto_agent_daemon::{
     api::{MAX_BODY, server},
-    daemon::lock,
+    lock,
     telemetry::http,
 };
 use rto_agent_kernel::kernel::descriptors;
@@ -265,7 +265,7 @@ fn host() -> Vec<Limit> {
             "time that a start waits for the locks of another daemon",
             time(lock::TIMEOUT),
             "the daemon does not start, and names the process that holds the lock",
-            "daemon::lock::tests::start_waits_for_lock_until_timeout",
+            "lock::tests::start_waits_for_lock_until_timeout",
         ),
     ]
 }

@@ -221,10 +221,11 @@ fn assert_recovered(near: &Value, retransmitted: u64, timers: u64) -> anyhow::Re
 }
 
 /// Asserts the time saved: the answered copy was sent after this number of timers, each at most two jiffies late; the
-/// kernel's own timer counts as 7 ms late.
+/// kernel's own timer of a second is late by up to a step of eight jiffies.
 fn assert_saved(side: &Value, timers: u64) {
-    let most = 1_008_000 - timers * INITIAL_RTO_MS * 1000;
-    let late = (2 * timers + 1) * u64::try_from(jiffy().as_micros()).unwrap_or(u64::MAX);
+    let jiffy_us = u64::try_from(jiffy().as_micros()).unwrap_or(u64::MAX);
+    let most = 1_000_000 + 8 * jiffy_us - timers * INITIAL_RTO_MS * 1000;
+    let late = (2 * timers + 10) * jiffy_us;
     let saved = side["time_saved_us"].as_u64().unwrap_or_default();
     assert!((most - late..=most).contains(&saved), "{most}: {side:#}");
 }
@@ -345,15 +346,10 @@ fn longer_timers_lose_time() -> anyhow::Result<()> {
     link.relay.drop_next(PacketFilter::SYN, 1);
     let near = link.converse(RELAY_SERVER_V4)?;
     assert_eq!(outcome(&near["active"]), [1, 0, 0, 1], "{near:#}");
-    // The outage may have ended at any moment of the policy's 1.2 s: before the kernel's first timeout, or between that
-    // and its second. So the time is an estimate below 200 ms, and saved if the kernel's intervals double at once.
-    let mut times = ["time_lost_us", "time_saved_us"].map(|name| near["active"][name].as_u64());
-    if lacks("tcp-syn-linear-timeouts")? {
-        times.reverse();
-    }
-    let [estimate, zero] = times;
-    assert!((1..200_000).contains(&estimate.unwrap_or(0)), "{near:#}");
-    assert_eq!(zero, Some(0), "{near:#}");
+    // The kernel's own first timeout was after a second and up to 32 ms, the policy's after 1.2 s and as much.
+    let [lost, saved] = ["time_lost_us", "time_saved_us"].map(|name| near["active"][name].as_u64());
+    assert!((150_000..250_000).contains(&lost.unwrap_or(0)), "{near:#}");
+    assert_eq!(saved, Some(0), "{near:#}");
     Ok(())
 }
 

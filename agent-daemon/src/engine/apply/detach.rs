@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use rto_agent_core::printable::counted;
 use rto_agent_core::wire::{
     kernel::Removed,
     types::{Caller, DetachAnswer, DetachRequest, NotLasting, WalkView},
@@ -14,7 +13,14 @@ use rto_agent_kernel::datapath::{
 use tracing::{info, warn};
 
 use super::{Apply, DRAIN_LIMIT, Restoring};
-use crate::engine::{EngineError, Reply, audit::Cause, error::refused, jobs::walk, systemd};
+use crate::engine::{
+    EngineError, Reply,
+    audit::Cause,
+    draining::{draining, left_draining},
+    error::refused,
+    jobs::walk,
+    systemd,
+};
 
 /// Limit of `detach --restore`: shorter than its client waits.
 const RESTORE_LIMIT: Duration = Duration::from_secs(60);
@@ -314,32 +320,6 @@ impl Apply {
         }
         Ok(())
     }
-}
-
-/// What is said of a program that stays for this many connecting sockets.
-pub(in crate::engine) fn draining(connecting: u64) -> String {
-    let count = counted(
-        usize::try_from(connecting).unwrap_or(usize::MAX),
-        "connection",
-        "connections",
-    );
-    format!(
-        "{count} still connecting with a policy's timers: the program treats no others and is removed when they end"
-    )
-}
-
-/// The same where no daemon is left to remove it.
-#[must_use]
-pub fn left_draining(connecting: u64) -> String {
-    let count = counted(
-        usize::try_from(connecting).unwrap_or(usize::MAX),
-        "connection",
-        "connections",
-    );
-    format!(
-        "{count} still connecting with a policy's timers: the program stays attached for them and treats no others; \
-         the next start or rto-agent detach removes it"
-    )
 }
 
 /// Removes programs of other pin directories that no daemon manages, and notes what is left.
