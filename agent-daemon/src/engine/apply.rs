@@ -545,11 +545,6 @@ impl Apply {
                     self.reconciler.leave_draining();
                     return Ok(());
                 }
-                // If a link cannot be removed, the policies stay active.
-                if let Err(e) = self.reconciler.unlink() {
-                    self.reconciler.resume();
-                    return Err(e.into());
-                }
                 let removed = self.reconciler.detach()?;
                 info!(links = removed.links, "stopping; detached");
             }

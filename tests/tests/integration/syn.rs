@@ -1,7 +1,6 @@
 //! SYNs to a black hole: which addresses get the policy's timer, and which the kernel's.
 
 use rto_agent_common::syn::least_initial_rto;
-use rto_testbed::timing::range;
 use rto_tests::features::syn_timers;
 
 use crate::prelude::*;

@@ -84,10 +84,11 @@ fn a_read_only_bpf_file_system() -> anyhow::Result<()> {
     ensure!(status.code() == Some(1), "{status}");
     let log = env.log();
     ensure!(log.contains("Read-only file system"), "{log}");
-    // The policy is still active, as the pins exist: the next daemon adopts them.
-    expect(&env, POLICY_RTO)?;
+    // The program is still attached, as the pins exist, but treats no connection. The next daemon adopts it.
+    expect(&env, KERNEL_RTO)?;
     env.start()?;
     ensure!(env.status()?["found_at_start"] == "adopted");
+    expect(&env, POLICY_RTO)?;
     ensure!(env.end(Signal::SIGTERM)?.code() == Some(0));
     ensure!(!env.pin_dir().exists());
     Ok(())
