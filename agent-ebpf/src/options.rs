@@ -130,6 +130,10 @@ impl Target {
                 4,
             )
         };
+        // Read in any case: the compiler may compute with a register that has no value where there is none, which the
+        // verifier refuses.
+        // SAFETY: a variable on the stack.
+        let value = unsafe { read(&raw const value) };
         if answer == 0 { Ok(value) } else { Err(answer) }
     }
 

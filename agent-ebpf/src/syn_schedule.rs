@@ -9,9 +9,9 @@
 //! 4. the arming of the timer, which TCP_USER_TIMEOUT shortens (`tcp_clamp_rto_to_user_timeout()`),
 //! 5. TIMEOUT_INIT ([`armed`]), as the base of `retransmits_timed_out()`.
 //!
-//! TCP_USER_TIMEOUT is set at 2 and taken back at 5, so it shapes this one interval, and nobody else sees it. In the
-//! same way TCP_RTO_MAX_MS limits the doubling (Linux 6.15): if the program is gone at the next timeout, the kernel goes
-//! on as it would have alone.
+//! TCP_USER_TIMEOUT is set at 2 and taken back at 5, so it shapes this one interval, and no other thread sees it. In
+//! the same way TCP_RTO_MAX_MS limits the doubling (Linux 6.15): if the program is gone at the next timeout, the
+//! kernel goes on as it would have alone.
 //!
 //! Invariant: a socket has [`socket_flags::SYN_SCHEDULE`] from its first timeout until it is established, closed or
 //! connected again, each of which calls [`end`].

@@ -12,7 +12,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::{
     process::{command, output, run as run_command},
-    prose, root, tools,
+    root, tools,
 };
 
 const MDBOOK: &str = "0.5.4";
@@ -22,7 +22,6 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 const OUTPUT: &str = "target/book";
 
 pub(crate) fn run() -> anyhow::Result<()> {
-    prose::check()?;
     let documents = Documents::read(&root())?;
     let broken = documents.broken();
     ensure!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));

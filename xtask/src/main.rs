@@ -20,7 +20,6 @@ mod miri;
 mod mutants;
 mod node;
 mod process;
-mod prose;
 mod setup;
 mod soak;
 mod test;

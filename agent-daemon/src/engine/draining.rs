@@ -1,8 +1,8 @@
-//! What is said while a detached program stays for connecting sockets.
+//! Messages about a detached program that stays for connecting sockets.
 
 use rto_agent_core::printable::counted;
 
-/// What is said of a program that stays for this many connecting sockets.
+/// A program stays for this many connecting sockets.
 pub(super) fn draining(connecting: u64) -> String {
     let connections = connections(connecting);
     format!(

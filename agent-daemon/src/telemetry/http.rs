@@ -78,7 +78,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves at an address until the daemon ends. While that is not possible, the status says so.
+/// Serves at an address until the daemon ends. While that is not possible, the status has a warning.
 pub async fn serve_at(address: SocketAddr, first: io::Result<TcpListener>, engine: Handle) {
     let mut bound = first;
     let listener = loop {

@@ -82,8 +82,8 @@ fn detachment_lasts_however_pins_are_spelt() -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(detachment_that_is_not_kept_says_so_and_nothing_else);
-fn detachment_that_is_not_kept_says_so_and_nothing_else() -> anyhow::Result<()> {
+test!(unkept_detachment_is_reported_once);
+fn unkept_detachment_is_reported_once() -> anyhow::Result<()> {
     let mut env = TestEnv::with(&near("\"10.88.0.0/24\""))?;
     fs::remove_dir_all(env.persistent_dir())?;
     fs::write(env.persistent_dir(), "")?;
