@@ -30,7 +30,7 @@ pub const FEATURES: [(&str, (u32, u32)); 18] = [
 pub const VERIFIER_LIMITS: [(&str, u32); 5] = [
     ("rto_agent", 80_000),
     ("rto_clone", 1_400),
-    ("rto_walk", 24_000),
+    ("rto_walk", 20_000),
     ("rto_synack", 6_000),
     ("rto_probe", 280),
 ];

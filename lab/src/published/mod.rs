@@ -1,6 +1,6 @@
 //! Published figures, all in this directory.
 //!
-//! [`loss`] and the following functions return them as records, with levels of factors and values of measures in the
+//! `loss` and the following functions return them as records, with levels of factors and values of measures in the
 //! names of the lab's experiments. [`Table`] is the idle time of a request/response connection (1 byte out, 2 bytes back,
 //! one transaction at a time) between two near hosts, by the time for which all its packets were dropped: at the client,
 //! in INPUT and in OUTPUT. Its columns are *thin* (linear timeouts of thin streams) or *thick*, and rto_min, which was set
