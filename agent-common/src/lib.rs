@@ -103,8 +103,11 @@ pub mod schedules {
     /// Sockets on which RTO_CB has found the options of the moment before: this kernel does not run TIMEOUT_INIT after
     /// it arms the timer. If it is not 0, no timer is shaped.
     pub const LEFT_SET: u32 = 2;
+    /// When the policies were made to leave new connections alone, seconds of CLOCK_BOOTTIME; 0: they were not. Written
+    /// and read by the daemon alone.
+    pub const DRAINING_SINCE_S: u32 = 3;
     /// Number of indexes.
-    pub const LEN: u32 = 3;
+    pub const LEN: u32 = 4;
 }
 
 /// SO_MARK of the agent's own probe of the active timers: its connection gets its policy like any other but is not

@@ -121,7 +121,17 @@ fn note_start(state: &mut SocketState, own: SynSocket, seen: u32) {
     let by_stamp = jiffies().wrapping_sub(jiffies_of_ms(since_stamp));
     // After a challenge ACK the timer was another one (`tcp_rcv_synsent_state_process()`, Linux 6.18).
     let differ = by_stamp.wrapping_sub(by_timer).wrapping_add(hz / 10) > hz / 5;
-    state.handshake.ns = socket::now().wrapping_sub(u64::from(since_stamp) * 1_000_000);
+    let stamped_ns = socket::now().wrapping_sub(u64::from(since_stamp) * 1_000_000);
+    // The stamp has whole milliseconds; a timer may have fired some milliseconds late.
+    if state
+        .handshake
+        .ns
+        .wrapping_sub(stamped_ns)
+        .wrapping_add(2_000_000)
+        > 4_000_000
+    {
+        state.handshake.ns = stamped_ns;
+    }
     state.schedule.attempt.start = if differ || seen != SEEN {
         by_stamp
     } else {

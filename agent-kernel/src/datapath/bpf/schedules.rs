@@ -13,7 +13,7 @@ use std::{
 use aya::maps::{Array, MapData, MapError};
 use rto_agent_common::{
     LAYOUT_VERSION, maps, policy_flags,
-    schedules::{LEFT_SET, SOCKETS, STOPPED},
+    schedules::{DRAINING_SINCE_S, LEFT_SET, SOCKETS, STOPPED},
 };
 use rto_agent_core::progress;
 
@@ -22,13 +22,19 @@ use super::{
     pins::open,
     tables::{Tables, schedules_error, wait_for_programs},
 };
-use crate::datapath::{
-    DatapathError,
-    error::{map as map_error, pin_error},
+use crate::{
+    datapath::{
+        DatapathError,
+        error::{map as map_error, pin_error},
+    },
+    kernel::clock::boottime_ms,
 };
 
 /// Interval between reads of the number of schedules.
 const POLL: Duration = Duration::from_millis(20);
+/// How long a program drains at most: much longer than connect() takes to give up by default. (Where another program
+/// clears the callbacks, the end of an attempt is not counted.)
+const MOST: Duration = Duration::from_secs(300);
 /// How long a timer that is being armed when the shaping stops takes to get the socket's own options back. (1,102
 /// detachments over 4,339 such timers: none late, none failed.)
 const ARMED: Duration = Duration::from_millis(5);
@@ -64,8 +70,30 @@ impl Scheduling {
         Ok(opened.collect())
     }
 
+    /// Sockets with a schedule, for which the program must stay.
     fn sockets(&self) -> Result<u64, DatapathError> {
-        self.schedules.get(&SOCKETS, 0).map_err(schedules_error)
+        let get = |index| self.schedules.get(&index, 0).map_err(schedules_error);
+        let since_s = get(DRAINING_SINCE_S)?;
+        if since_s != 0 && boottime_s().saturating_sub(since_s) > MOST.as_secs() {
+            return Ok(0);
+        }
+        get(SOCKETS)
+    }
+
+    /// Notes when draining began.
+    fn begin_draining(&mut self) -> Result<(), DatapathError> {
+        if self
+            .schedules
+            .get(&DRAINING_SINCE_S, 0)
+            .map_err(schedules_error)?
+            != 0
+        {
+            return Ok(());
+        }
+        let now_s = boottime_s().max(1);
+        self.schedules
+            .set(DRAINING_SINCE_S, &now_s, 0)
+            .map_err(schedules_error)
     }
 
     fn stop(&mut self) -> Result<(), DatapathError> {
@@ -98,8 +126,9 @@ pub fn left_set(pin_dir: &Path) -> Result<u64, DatapathError> {
 /// If a map cannot be read or written. Policies may be draining then; the next change or start writes them again.
 pub fn drain(pin_dir: &Path, limit: Duration) -> Result<u64, DatapathError> {
     let mut longest = Duration::ZERO;
-    for one in Scheduling::all(pin_dir)? {
+    for mut one in Scheduling::all(pin_dir)? {
         if one.layout == Some(LAYOUT_VERSION) {
+            one.begin_draining()?;
             longest = longest.max(leave_alone(&one.dir)?);
         }
     }
@@ -120,6 +149,10 @@ pub fn until_connected(pin_dir: &Path, limit: Duration) -> Result<u64, DatapathE
         }
         thread::sleep(POLL);
     }
+}
+
+fn boottime_s() -> u64 {
+    boottime_ms() / 1000
 }
 
 fn wait(mut time: Duration) {

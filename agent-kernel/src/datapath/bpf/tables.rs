@@ -22,7 +22,7 @@ use rto_agent_common::{
     discovery::{Discovered, Prefix},
     event::EventControl,
     lasting, lease, maps,
-    schedules::STOPPED,
+    schedules::{DRAINING_SINCE_S, STOPPED},
     statistics_key,
 };
 
@@ -182,7 +182,10 @@ impl Tables {
 
     /// Allows the program to shape timers again, after a detachment.
     pub(super) fn resume_shaping(&mut self) -> Result<(), DatapathError> {
-        self.schedules.set(STOPPED, &0, 0).map_err(schedules_error)
+        for index in [STOPPED, DRAINING_SINCE_S] {
+            self.schedules.set(index, &0, 0).map_err(schedules_error)?;
+        }
+        Ok(())
     }
 
     /// Resets the brakes of a slot in these directions, active and passive.
