@@ -201,19 +201,21 @@ impl Disturbed<'_> {
         let mut entries = Config::Usual.entries();
         let overridden = format!("{}/32", LOST[0]);
         let own = "10.92.0.0/24";
-        self.agent.cli(&["add", &overridden, "--policy", "near"])?;
+        // Removing it would also switch the files' entry off.
+        let add = ["add", &overridden, "--policy", "near", "--ttl", "20s"];
+        self.agent.cli(&add)?;
         let settings = ["--initial-rto", "400ms", "--ttl", "1h"];
         self.agent.cli(&[&["add", own][..], &settings].concat())?;
         self.agent
             .cli(&["add", "10.93.0.0/24", "--policy", "near", "--ttl", "1s"])?;
         thread::sleep(LASTS);
-        entries.insert(overridden.clone(), "near".to_owned());
+        entries.insert(overridden, "near".to_owned());
         let list = || Ok(listed(&self.agent.json(&["list"])?));
         let seen = eventually_seen("runtime entries", PATIENCE, list, |seen| {
             seen.len() == entries.len() + 1 && entries.iter().all(|(k, v)| seen.get(k) == Some(v))
         })?;
         ensure!(seen.contains_key(own), "{seen:?}");
-        self.agent.cli(&["remove", &overridden, own])?;
+        self.agent.cli(&["remove", own])?;
         self.expect(&Config::Usual.entries())
     }
 
