@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use rto_agent_common::{NO_POLICY, maps};
+use rto_agent_common::{EntryValue, NO_POLICY, maps};
 use rto_testbed::{
     agent::pins_in,
     bpf::pinned,
@@ -163,12 +163,16 @@ impl Places {
             let entry = map
                 .get(&trie_key(ip, bits))?
                 .with_context(|| format!("no entry covers {address}"))?;
-            let (slot, _) = entry.split_at(size_of::<u32>());
+            let (policy_and_end, _) = entry.split_first_chunk().context("a short entry")?;
+            let entry = EntryValue {
+                policy_and_end: u32::from_ne_bytes(*policy_and_end),
+                hits: 0,
+            };
             ensure!(
-                slot != NO_POLICY.to_ne_bytes(),
+                entry.slot() != NO_POLICY,
                 "the entry of {address} has no policy"
             );
-            let policy = policies.get(slot)?;
+            let policy = policies.get(&entry.slot().to_ne_bytes())?;
             ensure!(
                 policy.is_some_and(|policy| policy.iter().any(|byte| *byte != 0)),
                 "the policy of {address} is empty"
