@@ -94,6 +94,12 @@ impl Timeouts {
         ((2 << doublings) - 1) * rto + (self.retries - doublings) as u64 * self.rto_max as u64
     }
 
+    /// Whether the attempt ends at a timeout, by its number or by time (`tcp_write_timeout()`, Linux 6.18).
+    #[inline(always)]
+    const fn has_ended(&self, timeouts: u32, at: u32) -> bool {
+        timeouts >= self.retries + self.linear || at as u64 >= self.model_timeout()
+    }
+
     /// When the application's TCP_USER_TIMEOUT ends the attempt.
     #[inline(always)]
     const fn user_timeout(&self) -> u32 {
@@ -271,10 +277,13 @@ impl Attempt {
         let is_last = end >= fired.gives_up;
         Next {
             timer,
-            retries: if is_last {
+            retries: if !is_last {
+                retries(kernel, fired, rto, end)
+            } else if fired.is_shaped || kernel.has_ended(fired.retransmits + 1, end) {
+                // If the kernel alone would not end a shaped attempt, TCP_USER_TIMEOUT does.
                 kernel.retries
             } else {
-                retries(kernel, fired, rto, end)
+                1
             },
             is_last,
         }
@@ -652,6 +661,48 @@ mod tests {
                     end.abs_diff(expected) <= step,
                     "{kernel:?} {rto}: {end} for {expected}"
                 );
+            }
+        });
+    }
+
+    #[test]
+    fn fewer_retries_end_an_unshaped_attempt() {
+        each(|kernel, _, start| {
+            for fewer in 1..6 {
+                let gives_up = Timeouts {
+                    retries: fewer,
+                    ..*kernel
+                }
+                .gives_up(start);
+                let mut attempt = Attempt { start, answered: 0 };
+                let (mut now, mut rto, mut count) = (0, kernel.hz, kernel.retries);
+                for retransmits in 0.. {
+                    now = wheel::fires(start, now, rto);
+                    let own = Timeouts {
+                        retries: count,
+                        ..*kernel
+                    };
+                    if retransmits > 0 && own.has_ended(retransmits, now) {
+                        break;
+                    }
+                    let fired = Fired {
+                        now,
+                        initial_rto: kernel.hz,
+                        rto,
+                        rto_max: kernel.rto_max,
+                        retransmits,
+                        gives_up,
+                        is_shaped: false,
+                        is_held: false,
+                    };
+                    count = attempt
+                        .next(kernel, &fired, kernel.slots(start, now))
+                        .retries;
+                    if retransmits >= kernel.linear {
+                        rto *= 2;
+                    }
+                }
+                assert_eq!(now, gives_up, "{kernel:?} {fewer}");
             }
         });
     }

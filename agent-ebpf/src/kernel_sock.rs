@@ -106,7 +106,13 @@ pub(crate) fn is_special(ctx: &SockOpsContext) -> bool {
 /// The application's TCP_USER_TIMEOUT, milliseconds; 0: none, or it cannot be read.
 #[inline(always)]
 pub(crate) fn user_timeout_ms(ctx: &SockOpsContext) -> u32 {
-    if constant(&OFFSET_USER_TIMEOUT) == 0 {
+    number(ctx, &OFFSET_USER_TIMEOUT)
+}
+
+/// A field of four bytes; 0 if it cannot be read.
+#[inline(always)]
+fn number(ctx: &SockOpsContext, offset: &'static u32) -> u32 {
+    if constant(offset) == 0 {
         return 0;
     }
     let tcp = socket::kernel_tcp_sock(ctx);
@@ -114,7 +120,7 @@ pub(crate) fn user_timeout_ms(ctx: &SockOpsContext) -> u32 {
         return 0;
     }
     // SAFETY: a TCP socket, not null.
-    unsafe { field(tcp, &OFFSET_USER_TIMEOUT) }
+    unsafe { field(tcp, offset) }
 }
 
 /// [`socket::kernel_tcp_sock`] without a helper call, if the kernel has the kfuncs for that.
@@ -295,15 +301,7 @@ pub(crate) fn initial_window(ctx: &SockOpsContext) -> u32 {
 /// The socket's RTO, jiffies (`icsk_rto`); 0 if it cannot be read.
 #[inline(always)]
 pub(crate) fn rto(ctx: &SockOpsContext) -> u32 {
-    if constant(&OFFSET_RTO) == 0 {
-        return 0;
-    }
-    let tcp = socket::kernel_tcp_sock(ctx);
-    if tcp.is_null() {
-        return 0;
-    }
-    // SAFETY: a TCP socket, not null.
-    unsafe { field(tcp, &OFFSET_RTO) }
+    number(ctx, &OFFSET_RTO)
 }
 
 /// Whether the socket has the kernel's own `TCP_RTO_MIN` and `TCP_DELACK_MAX`, a fifth of a second each; `None` if they
