@@ -13,9 +13,6 @@ use crate::wheel;
 /// The maximum of TCP_SYNCNT (`MAX_TCP_SYNCNT`).
 pub const MAX_SYNCNT: u32 = 127;
 
-/// `TCP_TIMEOUT_INIT`, milliseconds.
-pub const KERNEL_RTO_MS: u32 = 1000;
-
 /// Slots that are considered: more than there are before connect() gives up by default, with a
 /// `tcp_syn_linear_timeouts` of up to 60. After that the kernel's own intervals stay.
 const SLOTS: u32 = 72;
@@ -94,10 +91,13 @@ impl Timeouts {
         ((2 << doublings) - 1) * rto + (self.retries - doublings) as u64 * self.rto_max as u64
     }
 
-    /// Whether the attempt ends at a timeout, by its number or by time (`tcp_write_timeout()`, Linux 6.18).
+    /// Whether the attempt ends at a timeout that follows `timeouts` others, by their number or by time
+    /// (`tcp_write_timeout()`, Linux 6.18). The time is not checked before the first retransmission.
     #[inline(always)]
-    const fn has_ended(&self, timeouts: u32, at: u32) -> bool {
-        timeouts >= self.retries + self.linear || at as u64 >= self.model_timeout()
+    #[must_use]
+    pub const fn has_ended(&self, timeouts: u32, at: u32) -> bool {
+        timeouts >= self.retries + self.linear
+            || (timeouts > 0 && self.user_timeout_ms == 0 && at as u64 >= self.model_timeout())
     }
 
     /// When the application's TCP_USER_TIMEOUT ends the attempt.
@@ -482,8 +482,7 @@ mod tests {
                 retries: count,
                 ..*kernel
             };
-            let is_late = kernel.user_timeout_ms == 0 && u64::from(now) >= own.model_timeout();
-            if retransmits >= count + kernel.linear || (retransmits > 0 && is_late) {
+            if own.has_ended(retransmits, now) {
                 break;
             }
             sent.push(now);
@@ -682,7 +681,7 @@ mod tests {
                         retries: count,
                         ..*kernel
                     };
-                    if retransmits > 0 && own.has_ended(retransmits, now) {
+                    if own.has_ended(retransmits, now) {
                         break;
                     }
                     let fired = Fired {

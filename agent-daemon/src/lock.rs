@@ -152,8 +152,17 @@ fn lock_file(
 
 /// Serialises changes of a file that several daemons share.
 pub(crate) fn lock_shared(path: &Path) -> io::Result<Flock<File>> {
-    let failed = LockError::dir("persistent_dir", path);
-    lock_file(path, TIMEOUT, failed).map_err(io::Error::other)
+    lock_file(path, TIMEOUT, LockError::dir("lock", path)).map_err(|e| match e {
+        LockError::Held { holder, path } => io::Error::other(format!(
+            "another rto-agent{holder} holds {} for more than {} s",
+            path.display(),
+            TIMEOUT.as_secs()
+        )),
+        LockError::Dir { reason, .. } => {
+            let dir = path.parent().unwrap_or(path).display();
+            io::Error::new(reason.kind(), format!("{dir}: {reason}"))
+        }
+    })
 }
 
 /// Device and inode.

@@ -81,10 +81,11 @@ pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
         && (hook::has_storage(ctx) || state.flags & socket_flags::SYN_SCHEDULE != 0)
     {
         let tally = Tally::of_socket(state);
-        syn_schedule::armed(ctx, &mut state.schedule);
         count_syn_retransmissions(ops, state);
         // Another program may have cleared them.
         hook::mark_stored(ctx, state, tally);
+        let flags = syn_schedule::note_armed(&mut state.schedule);
+        syn_schedule::armed(ctx, flags);
     } else {
         note_unseen_loss(ctx);
     }
@@ -106,12 +107,9 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
         Tally::of(arm, direction::ACTIVE)
     };
     tally.add(Counter::ATTEMPTS, 1);
-    let former = storage.find().map(|state| state.flags);
-    let is_new = former.is_none();
-    if former.is_some_and(|flags| flags & socket_flags::SYN_SCHEDULE != 0) {
-        // Another program had cleared the callbacks, so this program did not see the former attempt end.
-        syn_schedule::end(ctx);
-    }
+    let is_new = storage.find().is_none();
+    // If another program had cleared the callbacks, this program did not see the former attempt end.
+    syn_schedule::end(ctx);
     let Some(state) = storage.make() else {
         tally.add(Counter::STORAGE_FAILURES, 1);
         return 0;
@@ -136,6 +134,8 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
         options::restore(ops, state, tally);
         return 0;
     }
+    // A TCP_USER_TIMEOUT set by an earlier policy of the socket would make connect() give up earlier.
+    target.user_timeout(&mut state.options, 0, tally);
     // The probe always gets the policy's timers.
     let is_left_alone = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
     let keeps = is_left_alone
@@ -150,8 +150,6 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     // With the kernel's SYN timers, a lower maximum would make connect() give up earlier.
     let rto_max_ms = if keeps { 0 } else { policy.rto_max_ms };
     options::apply(ops, state, policy, rto_max_ms, tally);
-    // A TCP_USER_TIMEOUT set by an earlier policy of the socket would make connect() give up earlier.
-    target.user_timeout(&mut state.options, 0, tally);
     let jiffies = state.handshake.initial_rto_jiffies;
     if jiffies != 0 {
         ctx.set_reply(jiffies);

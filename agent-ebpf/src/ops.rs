@@ -20,7 +20,7 @@ pub const STATE_CB: u32 = 10;
 pub const RTT_CB: u32 = 12;
 
 /// `BPF_TCP_SYN_SENT`.
-const SYN_SENT: u32 = 2;
+pub const SYN_SENT: u32 = 2;
 /// `BPF_TCP_SYN_RECV`.
 const SYN_RECV: u32 = 3;
 

@@ -56,6 +56,13 @@ pub(crate) fn jiffies_of_us(us: u32) -> u32 {
     (u64::from(us) * u64::from(kernel_jiffies()) / 1_000_000) as u32
 }
 
+/// Milliseconds in whole jiffies.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "at most some minutes")]
+pub(crate) fn jiffies_of_ms(ms: u32) -> u32 {
+    (u64::from(ms) * u64::from(kernel_jiffies()) / 1000) as u32
+}
+
 /// Jiffies in milliseconds.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "at most some hours")]

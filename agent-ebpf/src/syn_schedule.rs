@@ -20,23 +20,22 @@ use core::arch::asm;
 
 use aya_ebpf::{bindings::bpf_sock_ops, helpers::bpf_jiffies64, programs::SockOpsContext};
 use rto_agent_common::{
-    Policy, Remembered, Schedule, SockOpt, SocketState, direction, policy_flags,
+    Policy, Schedule, SockOpt, SocketState, direction, policy_flags,
     schedule_flags::{HELD, KEEPS_PATH, LAST, NOT_SENT, PLANNED, SENT, SHAPED},
     schedules, socket_flags,
     syn::{Attempt, Fired, Next, Timeouts, both, lower, upper},
 };
+use rto_agent_ebpf::ops::SYN_SENT;
 
 use crate::{
     hook::argument,
     kernel_sock::{self, SynSocket},
-    options::Target,
+    options::{KERNEL, Target},
     socket::{self, constant_u8},
-    storage, syn_ack_rto,
+    storage,
+    syn_ack_rto::{self, jiffies_of_ms, milliseconds},
     tables::{self, SCHEDULES, Tally},
 };
-
-/// `BPF_TCP_SYN_SENT`.
-pub(crate) const SYN_SENT: u32 = 2;
 
 /// 1: the kernel runs TIMEOUT_INIT after it has armed the timer. The loader writes it.
 #[unsafe(no_mangle)]
@@ -164,13 +163,9 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
             0
         },
         retries: schedule.own_retries.into(),
-        rto_max: match state.options.rto_max {
-            set if !set.is_set() => own.rto_max,
-            Remembered {
-                before: Remembered::UNKNOWN,
-                ..
-            } => 120 * hz,
-            set => jiffies_of_ms(set.before),
+        rto_max: match state.options.rto_max.to_restore(None, KERNEL.rto_max_ms) {
+            Some(before) => jiffies_of_ms(before),
+            None => own.rto_max,
         },
         user_timeout_ms: own.user_timeout_ms,
     };
@@ -193,7 +188,7 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
         kernel.user_timeout_ms,
     );
     let is_short = initial_rto < hz;
-    let is_shaped = is_short && seen == SEEN && constant_u8(&SHAPES_SYNS) != 0 && has_not_stopped();
+    let is_shaped = is_short && seen == SEEN && constant_u8(&SHAPES_SYNS) != 0 && may_shape();
     // What RTO_CB would have seen before the kernel counted this timeout and doubled the interval.
     let (rto, retransmits) = match own.retransmits.checked_sub(1) {
         Some(before) if seen != SEEN && before >= kernel.linear => (own.rto / 2, before),
@@ -212,8 +207,7 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
     };
     let passed = kernel.passed(start, now);
     let next = next(&mut schedule.attempt, &kernel, &fired, passed);
-    let is_early = passed >> 32 == 0;
-    let hold = kernel.hold(upper(passed));
+    let is_early = upper(passed) == 0;
     schedule.user_timeout_ms = 0;
     schedule.rto_max_ms = 0;
     schedule.flags &= NOT_SENT;
@@ -221,6 +215,7 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
         schedule.flags |= PLANNED;
     }
     if is_shaped {
+        let hold = kernel.hold(upper(passed));
         if hold < own.rto_max {
             schedule.rto_max_ms = milliseconds(hold);
         }
@@ -312,7 +307,7 @@ extern "C" fn rto_syn_shape(ops: *mut bpf_sock_ops) -> u32 {
     let Some(state) = storage.find() else {
         return 0;
     };
-    if !has_not_stopped() {
+    if !may_shape() {
         return 0;
     }
     let tally = Tally::of_socket(state);
@@ -336,14 +331,21 @@ extern "C" fn rto_syn_shape(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// TIMEOUT_INIT of a connecting socket with storage: the kernel has armed the timer.
+/// Notes a TIMEOUT_INIT; returns the flags of before, for [`armed`].
 #[inline(always)]
-pub(crate) fn armed(ctx: &SockOpsContext, schedule: &mut Schedule) {
+pub(crate) const fn note_armed(schedule: &mut Schedule) -> u16 {
     let flags = schedule.flags;
     schedule.flags &= !(PLANNED | SENT);
     if flags & PLANNED != 0 {
         schedule.flags |= NOT_SENT;
     }
+    flags
+}
+
+/// TIMEOUT_INIT of a connecting socket with storage: the kernel has armed the timer. The caller does not use a reference
+/// to the storage after this call.
+#[inline(always)]
+pub(crate) fn armed(ctx: &SockOpsContext, flags: u16) {
     if flags & (SHAPED | HELD | KEEPS_PATH) != 0 {
         rto_syn_take_back(ctx.ops);
     } else if flags & (PLANNED | SENT) == 0 {
@@ -400,9 +402,12 @@ extern "C" fn rto_end_schedule(ops: *mut bpf_sock_ops) -> u32 {
     if state.flags & socket_flags::SYN_SCHEDULE == 0 {
         return 0;
     }
-    let tally = Tally::of_socket(state);
     state.schedule.flags &= !LAST;
     rto_syn_take_back(ops);
+    let Some(state) = storage.find() else {
+        return 0;
+    };
+    let tally = Tally::of_socket(state);
     let schedule = &mut state.schedule;
     let set = u32::from(schedule.retries);
     if set != 0 && SynSocket::of(&ctx).retries == set {
@@ -477,15 +482,10 @@ extern "C" fn rto_syn_next(
     small: u64,
 ) -> u64 {
     let byte = |shift: u32| lower(small >> shift) & 0xff;
-    let hz = syn_ack_rto::kernel_jiffies();
+    // TCP_USER_TIMEOUT counts only for `gives_up`.
     let kernel = Timeouts {
-        hz,
-        initial_rto: hz,
-        linear: byte(16),
-        retries: byte(24),
         rto_max: lower(small >> 40),
-        // It counts only for `gives_up`.
-        user_timeout_ms: 0,
+        ..Timeouts::kernel(syn_ack_rto::kernel_jiffies(), byte(24), byte(16))
     };
     let (start, now) = (upper(start_now), lower(start_now));
     let fired = Fired {
@@ -528,17 +528,6 @@ fn elapsed_ms(own: SynSocket, expected: u32) -> u32 {
     }
 }
 
-#[inline(always)]
-fn milliseconds(jiffies: u32) -> u32 {
-    syn_ack_rto::milliseconds(jiffies)
-}
-
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "at most some minutes")]
-fn jiffies_of_ms(ms: u32) -> u32 {
-    (u64::from(ms) * u64::from(syn_ack_rto::kernel_jiffies()) / 1000) as u32
-}
-
 /// The lower half of the current jiffy.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
@@ -557,7 +546,7 @@ const fn small(retries: u32) -> u8 {
 /// Whether timers may be shaped: the program is not about to be unloaded, and the kernel has always taken the options
 /// back in time.
 #[inline(always)]
-fn has_not_stopped() -> bool {
+fn may_shape() -> bool {
     let is_zero = |index| SCHEDULES.get(index).is_some_and(|n| *n == 0);
     is_zero(schedules::STOPPED) && is_zero(schedules::LEFT_SET)
 }

@@ -89,7 +89,7 @@ fn values(verb: &str, arg: Arg, daemon: &Daemon) -> Arg {
     let id = arg.get_id().as_str();
     let words = match (verb, id) {
         (_, "syn_ack_rto" | "syn_retries") => &["auto", "keep"][..],
-        (_, "initial_rto" | "rto_min") => &["auto"],
+        (_, "initial_rto") => &["auto"],
         (_, "mptcp") => &["keep", "apply"],
         (_, "guard") => &["warn", "on", "off"],
         (_, "mode") => &["apply", "advise"],

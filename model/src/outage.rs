@@ -19,10 +19,7 @@ mod rto_min;
 
 pub use self::rto_min::{DATA_OUTAGES_MS, compare_rto_min};
 
-use crate::{
-    syn::{SynSchedule, SynTimers, model_timeout},
-    wheel,
-};
+use crate::{syn::SynSchedule, wheel};
 
 /// Number of positions in the timer wheel's steps that a comparison covers.
 pub const PHASES: u64 = 16;
@@ -83,7 +80,9 @@ impl Host {
         let mut sent = vec![0];
         for retransmits in 0.. {
             now = wheel::fires_at(begin + now, timer) - begin;
-            if self.ends(retransmits, retries, now) {
+            // The time has one second also for a shorter initial RTO: the program replies with the kernel's own value
+            // once a SYN is retransmitted.
+            if (Timeouts { retries, ..kernel }).has_ended(retransmits, short(now)) {
                 break;
             }
             sent.push(now);
@@ -119,16 +118,6 @@ impl Host {
             sent,
             gives_up: now,
         }
-    }
-
-    /// `tcp_write_timeout()` with this TCP_SYNCNT. Its model of the timeouts has one second also for a shorter initial
-    /// RTO: the program replies with the kernel's own value once a SYN is retransmitted.
-    fn ends(&self, retransmits: u32, retries: u32, now: u64) -> bool {
-        let rto_max = SynTimers::kernel(self.hz, 0, 0).rto_max;
-        let retries = u8::try_from(retries).unwrap_or(u8::MAX);
-        // The time limit applies only after the first retransmission.
-        retransmits >= u32::from(retries) + u32::from(self.linear_timeouts)
-            || (retransmits > 0 && now >= model_timeout(self.hz, rto_max, retries))
     }
 }
 

@@ -68,27 +68,23 @@ impl Seen<'_> {
     }
 }
 
-/// The learnt state of one policy with `initial_rto = "auto"` that the next daemon finds: the same observations in both
-/// directions.
-#[derive(Clone, Copy, Debug)]
-pub struct Learnt<'a>(pub Seen<'a>);
-
 /// The tuner's clock, which is the time of day here.
 fn unix_ms() -> anyhow::Result<u64> {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(u64::try_from(unix.as_millis())?)
 }
 
-impl Learnt<'_> {
+/// As the learnt state of one policy with `initial_rto = "auto"` that the next daemon finds: the same observations in
+/// both directions.
+impl Seen<'_> {
     /// The state in its stored form, and the value in microseconds.
     fn state(&self, now_ms: u64) -> anyhow::Result<(Value, u64)> {
-        let Self(seen) = self;
-        let law = law::Settings::new(seen.hz);
+        let law = law::Settings::new(self.hz);
         let timers = [("active", law), ("passive", law)];
         let mut stored = serde_json::Map::new();
         let mut value_us = None;
         for (name, law) in timers {
-            let tuner = seen.tuner(now_ms, law)?;
+            let tuner = self.tuner(now_ms, law)?;
             value_us = value_us.or(tuner.value_us());
             let timer = json!({ "tuner": tuner, "reading": null, "totals": [], "alarm": null });
             stored.insert(name.to_owned(), timer);

@@ -138,7 +138,6 @@ pub fn compile_adjusted(
     compiler.others(settings);
     compiler.mptcp(settings);
     compiler.check_constraints(settings);
-    compiler.note_outages(settings);
     compiler.syn_retries(settings);
     compiler.control_arm(name, settings);
     compiler.lease(settings);
@@ -304,11 +303,14 @@ impl Compiler<'_> {
                 format_duration(jiffies_duration(jiffies, hz))
             ));
         }
+        let note = if asked >= KERNEL_INITIAL_RTO {
+            Some("not shorter than the kernel's own 1s".to_owned())
+        } else {
+            (jiffies < hz.into()).then(|| self.outage_note(jiffies))
+        };
         let effect = self.effect("initial_rto", text);
         effect.set_jiffies(Some(jiffies), hz);
-        if asked >= KERNEL_INITIAL_RTO {
-            effect.note = Some("not shorter than the kernel's own 1s".to_owned());
-        }
+        effect.note = note;
     }
 
     fn is_initial_rto(&mut self, setting: &'static str, asked: Duration) -> bool {

@@ -132,7 +132,7 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             engine.run()
         })
         .context("cannot start the engine's thread")?;
-    let has_ended = runtime.block_on(async {
+    let (has_ended, waited) = runtime.block_on(async {
         let watcher = tokio::spawn(config_watcher::watch(
             config_path.to_owned(),
             handle.clone(),
@@ -165,16 +165,17 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
             serving.abort();
         }
         drop(stopped);
-        let mut has_ended = !is_stopped || tokio::time::timeout(STOP_LIMIT, &mut end).await.is_ok();
+        let mut waited = STOP_LIMIT;
+        let mut has_ended = !is_stopped || tokio::time::timeout(waited, &mut end).await.is_ok();
         if !has_ended && connecting(&pin_dir).is_ok_and(|sockets| sockets != 0) {
             // The engine waits for connecting sockets.
-            has_ended = tokio::time::timeout(engine::DRAIN_LIMIT, &mut end)
-                .await
-                .is_ok();
+            let more = engine::DRAIN_LIMIT;
+            waited += more;
+            has_ended = tokio::time::timeout(more, &mut end).await.is_ok();
         }
         // A client that keeps its connection open does not delay the end.
         let _ended = tokio::time::timeout(LAST_ANSWERS, server).await;
-        has_ended
+        (has_ended, waited)
     });
     drop(entered);
     // Nor does a thread that is sending a list.
@@ -187,8 +188,8 @@ pub fn run(config_path: &Path, cgroup: Option<&Path>) -> anyhow::Result<()> {
     drop((snapshot, handle));
     if !has_ended {
         // The engine writes nothing more: it checks before each write whether it is to stop.
-        let limit = STOP_LIMIT.as_secs_f32();
-        warn!("the engine did not stop within {limit} s; the daemon exits without waiting for it");
+        let waited = waited.as_secs_f32();
+        warn!("the engine did not stop within {waited} s; the daemon exits without waiting for it");
         return leave(on_exit, &pin_dir, &pinned_again);
     }
     match thread.join() {
@@ -277,8 +278,8 @@ fn leave(on_exit: OnExit, pin_dir: &Path, pinned_again: &PinnedAgain) -> anyhow:
             );
         }
         OnExit::Detach => {
-            if engine::drain(pin_dir, Duration::ZERO).is_ok_and(|left| left != 0) {
-                warn!("connections are still connecting: the next start removes the program");
+            if let Ok(left @ 1..) = engine::drain(pin_dir, Duration::ZERO) {
+                warn!("{}", engine::left_draining(left));
                 return Ok(());
             }
             let removed = engine::remove_pins(pin_dir)?;

@@ -530,6 +530,7 @@ impl Apply {
             warn!("{}", left_draining(self.connecting()));
             return Ok(());
         }
+        let deadline = Instant::now() + DRAIN_LIMIT;
         match self.reconciler.resolved().config().agent.on_exit {
             OnExit::Keep if self.detached_by.is_some() => {
                 info!("stopping; no policy is active, and statistics are kept");
@@ -537,9 +538,9 @@ impl Apply {
             OnExit::Keep => {
                 info!("stopping; the policies stay active (on_exit = \"keep\")");
             }
-            OnExit::Detach if self.detached_by.is_none() && self.hand_over() => {}
+            OnExit::Detach if self.detached_by.is_none() && self.hand_over(deadline) => {}
             OnExit::Detach => {
-                let left = self.drain(DRAIN_LIMIT)?;
+                let left = self.drain(detach::until(deadline))?;
                 if left != 0 {
                     warn!("{}", left_draining(left));
                     self.reconciler.leave_draining();

@@ -6,7 +6,7 @@ use rto_agent_core::printable::counted;
 pub(super) fn draining(connecting: u64) -> String {
     let connections = connections(connecting);
     format!(
-        "{connections} still connecting with a policy's timers: the program treats no others and is removed when they end"
+        "{connections} still connecting with a policy's timers: the program treats no others and is removed when they end, in five minutes at the latest"
     )
 }
 

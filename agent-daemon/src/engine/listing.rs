@@ -19,9 +19,9 @@ impl Snapshot {
     pub fn lookup(&self, address: IpAddr) -> Result<LookupAnswer, EngineError> {
         let resolved = self.resolved()?;
         let looked_up = address.to_canonical();
-        let over = resolved.desired.runtime.over(boottime_ms());
+        let (runtime, now_ms) = (&resolved.desired.runtime, boottime_ms());
         let covering = resolved.set.entries.covering(looked_up).into_iter();
-        let mut matching = covering.filter(|cidr| !over.contains(cidr));
+        let mut matching = covering.filter(|cidr| !runtime.is_over(cidr, now_ms));
         let best = matching.next();
         let shadowed: Vec<Cidr> = matching.collect();
         let mut masked: Vec<Cidr> = masked(resolved).copied().collect();
@@ -93,9 +93,9 @@ impl Snapshot {
         }
         text.extend_from_slice(b"},\"entries\":[");
         let mut hits = hits.iter().peekable();
-        let over = resolved.desired.runtime.over(boottime_ms());
+        let (runtime, now_ms) = (&resolved.desired.runtime, boottime_ms());
         let entries = resolved.set.entries.iter();
-        let entries = entries.filter(|(cidr, _)| !over.contains(cidr));
+        let entries = entries.filter(|(cidr, _)| !runtime.is_over(cidr, now_ms));
         for (i, (cidr, entry)) in entries.enumerate() {
             separate(&mut text, i);
             while hits.peek().is_some_and(|(other, _)| *other < cidr) {

@@ -520,10 +520,9 @@ impl Reconciler {
         self.is_frozen = true;
     }
 
-    /// The maps follow changes again.
-    pub(super) fn thaw(&mut self) {
+    /// The maps follow changes again; [`Self::resume`] writes those of meanwhile.
+    pub(super) const fn thaw(&mut self) {
         self.is_frozen = false;
-        self.resume();
     }
 
     /// Drops the kernel; the program stays attached with its pins, for connecting sockets.

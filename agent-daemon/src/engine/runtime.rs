@@ -74,6 +74,12 @@ pub struct RuntimeEntry {
     pub expires_ms: Option<u64>,
 }
 
+impl RuntimeEntry {
+    fn is_over(&self, now_ms: u64) -> bool {
+        self.expires_ms.is_some_and(|end| end <= now_ms)
+    }
+}
+
 /// What [`RuntimeEntries::remove`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
@@ -187,11 +193,10 @@ impl RuntimeEntries {
 
     /// Removes expired entries and departed policies, and returns the expired CIDRs.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Cidr> {
-        let over = |e: &RuntimeEntry| e.expires_ms.is_some_and(|end| end <= now_ms);
         let gone: Vec<Cidr> = self
             .entries
             .iter()
-            .filter(|(_, e)| over(e))
+            .filter(|(_, e)| e.is_over(now_ms))
             .map(|(cidr, _)| *cidr)
             .collect();
         for cidr in &gone {
@@ -202,12 +207,10 @@ impl RuntimeEntries {
         gone
     }
 
-    /// Entries that are over, and about to be removed.
+    /// Whether the CIDR has an entry that is over, and about to be removed.
     #[must_use]
-    pub fn over(&self, now_ms: u64) -> BTreeSet<Cidr> {
-        let entries = self.entries.iter();
-        let over = entries.filter(|(_, e)| e.expires_ms.is_some_and(|end| end <= now_ms));
-        over.map(|(cidr, _)| *cidr).collect()
+    pub fn is_over(&self, cidr: &Cidr, now_ms: u64) -> bool {
+        self.get(cidr).is_some_and(|entry| entry.is_over(now_ms))
     }
 
     /// When the next entry or departed policy expires.

@@ -12,7 +12,7 @@ use rto_agent_core::{
 };
 use rto_model::tune::{
     evidence::Probability,
-    holdout::{Arms, Comparison, Counts, Increments, Verdict},
+    holdout::{Arms, Assessment, Comparison, Counts, Increments, Verdict},
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -177,7 +177,7 @@ impl Holdout {
             text: format!(
                 "{}; bad connects: {treated} with the policy's timers, {control} with the \
                  kernel's own",
-                self.text()
+                self.text(&self.comparison.assess())
             ),
         }
     }
@@ -185,9 +185,10 @@ impl Holdout {
     /// The view. `fallback`: whether the fallback is in force.
     pub(super) fn view(&self, now: Moment, fallback: bool) -> HoldoutView {
         let counts = self.comparison.counts();
+        let evidence = self.comparison.assess();
         HoldoutView {
             verdict: self.comparison.verdict(),
-            text: self.text(),
+            text: self.text(&evidence),
             fallback,
             share: self.spec.share,
             since_ms: self.since_ms.map(|at_ms| now.unix(at_ms)),
@@ -197,12 +198,12 @@ impl Holdout {
                 bad: counts.bad(),
                 mean_connect_time_us: times.mean_us(),
             }),
-            evidence: self.comparison.assess(),
+            evidence,
             connect_time_difference: Difference::of(&self.connect_time),
         }
     }
 
-    fn text(&self) -> String {
+    fn text(&self, evidence: &Assessment) -> String {
         let counts = self.comparison.counts();
         let attempts = counts.treated.attempts + counts.control.attempts;
         let bad = counts.treated.bad() + counts.control.bad();
@@ -220,7 +221,7 @@ impl Holdout {
                  connections are drawn or counted wrongly; rto-agent tune resume starts again",
                 self.spec.share
             ),
-            Verdict::NotYet => match (self.paused, self.comparison.assess().attempts_needed) {
+            Verdict::NotYet => match (self.paused, evidence.attempts_needed) {
                 (Some(why), _) => format!("not yet: nothing is compared: {why}"),
                 (None, Some(needed)) => format!(
                     "not yet: about {} more attempts are needed if bad connects stay as frequent",
@@ -412,9 +413,15 @@ mod tests {
             let looked = holdout.look(second * 1000, &harm, Some("no timer"));
             assert_eq!(looked, (false, None));
         }
-        assert_eq!(holdout.text(), "not yet: nothing is compared: no timer");
+        assert_eq!(
+            holdout.text(&holdout.comparison.assess()),
+            "not yet: nothing is compared: no timer"
+        );
         assert_eq!(look(&mut holdout, 40, &arms((1000, 40), (1000, 0))), None);
-        assert_eq!(holdout.text(), "not yet: no attempt so far");
+        assert_eq!(
+            holdout.text(&holdout.comparison.assess()),
+            "not yet: no attempt so far"
+        );
     }
 
     #[test]

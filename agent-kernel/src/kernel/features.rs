@@ -197,7 +197,7 @@ pub fn evaluate(asked: &ProbeResults, btf: &Result<Arc<Btf>, BtfError>) -> Vec<F
         feature(
             "tcp-syn-linear-timeouts",
             "6.5",
-            "the first SYN retransmissions (4 by default) keep the initial RTO before it doubles",
+            "the first SYN retransmissions (4 by default) keep the initial RTO before it grows",
             (
                 present(sysctl::ipv4::<u8>("tcp_syn_linear_timeouts").is_some()),
                 "sysctl net.ipv4.tcp_syn_linear_timeouts".to_owned(),

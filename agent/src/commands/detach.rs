@@ -8,7 +8,7 @@ use rto_agent_core::{
     printable::{self, counted},
     wire::{
         kernel::Removed,
-        types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest, WalkView},
+        types::{Caller, ChangeAnswer, DetachAnswer, DetachRequest, NotLasting, WalkView},
     },
 };
 use rto_agent_daemon::{
@@ -95,7 +95,10 @@ fn finish(mut answer: DetachAnswer, agent: &AgentConfig) -> anyhow::Result<Detac
     }
     let mut second = walk::restore(walkers)?;
     second.add_counts_of(first);
-    if second.is_complete()
+    if second.is_complete() && answer.connecting != 0 {
+        // The daemon's program stays for them.
+        answer.kept = None;
+    } else if second.is_complete()
         && let Some(removed) = remove_kept_pins(&pin_dir)?
     {
         answer.removed = removed;
@@ -125,10 +128,20 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
     let _lock = InstanceLock::take(&agent.state_dir, &agent.pin_dir)
         .context("no daemon answers at the socket, but one seems to be running")?;
     let not_lasting = DetachMark::new(agent).set(this_caller());
+    detach(agent, args, not_lasting)
+        .context("the next start attaches no policy until rto-agent attach, but")
+}
+
+fn detach(
+    agent: &AgentConfig,
+    args: &Detach,
+    not_lasting: Option<NotLasting>,
+) -> anyhow::Result<DetachAnswer> {
+    let cgroup = cgroup_of(agent);
     let connecting = drain(&agent.pin_dir, DRAIN_LIMIT)?;
     let mut unlinked = 0;
     let restored = if args.restore {
-        let walkers = for_restoring(&agent.pin_dir, cgroup_of(agent).as_deref(), Mode::Restore)?;
+        let walkers = for_restoring(&agent.pin_dir, cgroup.as_deref(), Mode::Restore)?;
         if connecting == 0 {
             unlinked = remove_links(&agent.pin_dir)?;
         }
@@ -143,7 +156,6 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
         Removed::default()
     };
     removed.links += unlinked;
-    let cgroup = resolve_cgroup(None, &agent.cgroup);
     let mut answer = DetachAnswer {
         removed,
         by_daemon: false,
@@ -156,11 +168,9 @@ fn alone(agent: &AgentConfig, args: &Detach) -> anyhow::Result<DetachAnswer> {
             .collect(),
         not_lasting,
     };
-    if let Ok(cgroup) = &cgroup {
-        let others = other_programs(&agent.pin_dir, None, cgroup);
+    if let Some(cgroup) = cgroup {
+        let others = other_programs(&agent.pin_dir, None, &cgroup);
         remove_others(&others, &mut answer);
-    }
-    if let Ok(cgroup) = cgroup {
         // A child left by a killed probe ends by itself a moment later.
         let _swept = (0..100).any(|_| {
             interference::sweep(&cgroup) || {

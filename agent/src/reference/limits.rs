@@ -207,9 +207,12 @@ fn requests() -> Vec<Limit> {
         ),
         limit(
             "connections to the metrics endpoint",
-            number(strangers.connections),
-            "further ones wait",
-            "api::connection::tests::connection_beyond_the_limit_waits_for_end_of_silent_one",
+            format!(
+                "{}, {} of one address",
+                strangers.connections, strangers.per_address
+            ),
+            "the oldest is closed",
+            "integration::adversary::locks_and_ports_of_a_user_prevent_nothing",
         ),
         limit(
             "duration of such a connection",

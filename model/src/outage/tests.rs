@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-use crate::syn::Granularity;
+use crate::syn::{Granularity, SynTimers};
 
 const HOST: Host = Host {
     hz: 250,

@@ -5,7 +5,7 @@ use rto_agent_common::direction::ACTIVE;
 use rto_testbed::{
     link::Link as _,
     machine::{Machine, jiffy},
-    warm::{Learnt, Seen},
+    warm::Seen,
     workload::arrivals::Done,
 };
 use rto_tests::{
@@ -45,7 +45,7 @@ fn warmed_up(per_s: u64, policies: &str) -> anyhow::Result<TestEnv> {
         each_second: &seen(per_s),
         hz: u32::try_from(Machine::here()?.hz)?,
     };
-    let learnt = Learnt(seen).store(&env, "near")?;
+    let learnt = seen.store(&env, "near")?;
     env.start()?;
     let value = InKernel::of(&env, "near")?.initial_rto();
     ensure!(

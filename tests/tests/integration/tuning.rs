@@ -6,7 +6,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::direction::ACTIVE;
 use rto_testbed::{
     machine::Machine,
-    warm::{Learnt, Seen, stored},
+    warm::{Seen, stored},
 };
 use rto_tests::{
     brakes::{InKernel, lease_ns, now_ns},
@@ -36,7 +36,7 @@ fn killed() -> anyhow::Result<()> {
         each_second: &[(10_240, 80), (20_480, 20)],
         hz: hz()?,
     };
-    let learnt = Learnt(seen).store(&env, "near")?;
+    let learnt = seen.store(&env, "near")?;
     env.start()?;
     let mut path = Path::new(env, RTT)?;
     let value = |env: &TestEnv| anyhow::Ok(InKernel::of(env, "near")?.initial_rto());

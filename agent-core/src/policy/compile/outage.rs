@@ -1,36 +1,16 @@
 //! How long connect() may take after an outage.
 
-use super::{Compiler, EffectiveSetting, KERNEL_INITIAL_RTO};
-use crate::policy::{Settings, Timer};
+use super::Compiler;
 
 /// Outage durations that are reported separately if the intervals between SYNs double, seconds.
 const DOUBLING_S: [u64; 5] = [0, 1, 5, 10, 30];
 
 impl Compiler<'_> {
-    /// Notes when SYNs are retransmitted in an outage.
-    pub(super) fn note_outages(&mut self, settings: &Settings) {
-        let configured = self.adjustment.active.timer == Timer::Configured;
-        let Some(asked) = settings.fixed_initial_rto().filter(|_| configured) else {
-            return;
-        };
-        let rto = self.host.initial_rto(asked);
-        if asked >= KERNEL_INITIAL_RTO || rto >= self.host.hz.into() {
-            return;
+    /// When SYNs are retransmitted in an outage, with an initial RTO of fewer jiffies than the kernel's.
+    pub(super) fn outage_note(&self, rto: u64) -> String {
+        if self.host.shapes_syns {
+            return "SYNs follow the kernel's own after an outage".to_owned();
         }
-        let note = if self.host.shapes_syns {
-            "SYNs follow the kernel's own after an outage".to_owned()
-        } else {
-            self.cost_of_doubling(rto)
-        };
-        let mut effects = self.effects.iter_mut();
-        if let Some(EffectiveSetting { note: known, .. }) =
-            effects.find(|effect| effect.setting == "initial_rto")
-        {
-            *known = Some(note);
-        }
-    }
-
-    fn cost_of_doubling(&self, rto: u64) -> String {
         let host = self.host.syn_schedule();
         let timers = self.host.syn_timers(rto);
         let ranges = DOUBLING_S.windows(2).map(|range| {

@@ -99,10 +99,14 @@ impl Apply {
         }
         let links = self.detached(by);
         let mut answer = detach_answer(links, not_lasting, self.connecting());
-        self.look_at_programs();
-        remove_others(self.probing.others(), &mut answer);
-        self.look_at_programs();
+        self.detach_others(&mut answer);
         Ok(answer)
+    }
+
+    fn detach_others(&mut self, answer: &mut DetachAnswer) {
+        self.look_at_programs();
+        remove_others(self.probing.others(), answer);
+        self.look_at_programs();
     }
 
     /// Leaves new connections to the kernel's own timers, and waits for those that are connecting; returns how many
@@ -133,8 +137,16 @@ impl Apply {
 
     /// Unloads a draining program once no socket with its timers is connecting. Returns whether it has.
     pub(in crate::engine) fn finish_draining(&mut self) -> bool {
-        if !self.is_draining || self.restoring.is_some() || self.connecting() != 0 {
+        if !self.is_draining || self.restoring.is_some() {
             return false;
+        }
+        match connecting(&self.reconciler.options().pin_dir) {
+            Ok(0) => {}
+            Ok(_) => return false,
+            Err(e) => {
+                warn!("whether sockets are connecting is unknown: {e}");
+                return false;
+            }
         }
         if let Err(e) = self.reconciler.unlink() {
             warn!("the program is still attached, but treats no connection: {e}");
@@ -142,6 +154,7 @@ impl Apply {
         }
         self.is_draining = false;
         self.reconciler.thaw();
+        self.reconciler.resume();
         info!("no socket with the policies' timers is connecting: the program is removed");
         true
     }
@@ -184,13 +197,19 @@ impl Apply {
             return refused(ATTACH_IS_OFF);
         }
         self.detach_mark.clear().map_err(EngineError::Unsaved)?;
-        if std::mem::take(&mut self.is_draining) {
-            self.reconciler.thaw();
-        }
+        self.reconciler.thaw();
         if let Err(e) = self.reconciler.attach_detached() {
             let _ = self.detach_mark.set(by); // Its problem says how it went.
+            if self.is_draining {
+                // Policies may have been written again.
+                if let Err(e) = self.drain(Duration::ZERO) {
+                    warn!("the program may still treat new connections: {e}");
+                }
+                self.reconciler.freeze();
+            }
             return Err(e);
         }
+        self.is_draining = false;
         self.detached_by = None;
         Ok(true)
     }
@@ -215,6 +234,7 @@ impl Apply {
             );
         }
         let not_lasting = self.detach_mark.set(by);
+        let was_draining = self.is_draining;
         let left = self.drain(Duration::ZERO);
         let walkers = left.and_then(|left| {
             self.is_draining = left != 0;
@@ -223,7 +243,7 @@ impl Apply {
         let walkers = match walkers {
             Ok(walkers) => walkers,
             Err(e) => {
-                self.is_draining = false;
+                self.is_draining = was_draining;
                 return Err(self.not_detached(e));
             }
         };
@@ -256,7 +276,8 @@ impl Apply {
         }
         let kept = if self.is_draining {
             // The maps stay as they are for the program.
-            Ok(None)
+            let pin_dir = &self.reconciler.options().pin_dir;
+            Ok((!restored.is_complete()).then(|| pin_dir.clone()))
         } else if restored.is_complete() {
             self.reconciler.restored().map(|()| None)
         } else {
@@ -269,9 +290,7 @@ impl Apply {
                 kept,
                 ..detach_answer(1, not_lasting, self.connecting())
             };
-            self.look_at_programs();
-            remove_others(self.probing.others(), &mut answer);
-            self.look_at_programs();
+            self.detach_others(&mut answer);
             answer
         });
         Some((reply, answer.map_err(EngineError::from)))
@@ -280,13 +299,13 @@ impl Apply {
     /// If the service manager keeps descriptors, hands it the pinned objects for the next start,
     /// and unpins them. It drops them, and the link with them, when the daemon has ended and is not
     /// restarted. Returns whether it has them.
-    pub(super) fn hand_over(&self) -> bool {
+    pub(super) fn hand_over(&self, deadline: Instant) -> bool {
         if !systemd::says_it_keeps() {
             return false;
         }
         let pin_dir = &self.reconciler.options().pin_dir;
         // The program is gone as soon as the service manager drops the descriptors.
-        if until_connected(pin_dir, DRAIN_LIMIT).is_ok_and(|left| left != 0) {
+        if until_connected(pin_dir, until(deadline)).is_ok_and(|left| left != 0) {
             return false;
         }
         let done = handover::pinned_objects(pin_dir).and_then(|objects| {
@@ -320,6 +339,10 @@ impl Apply {
         }
         Ok(())
     }
+}
+
+pub(super) fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// Removes programs of other pin directories that no daemon manages, and notes what is left.

@@ -1,7 +1,7 @@
 //! Metrics of the comparison of policies' arms.
 
 use rto_agent_core::wire::{
-    holdout::{HoldoutView, Verdict},
+    holdout::{ArmConnects, HoldoutView, Verdict},
     tune::TuneAnswer,
 };
 
@@ -26,12 +26,12 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
         "holdout_attempts",
         "Attempts by arm since the policy has these settings and this holdout; they start at 0 \
          again with others",
-        by_arm(&all, |arm| arm.0),
+        by_arm(&all, |arm| arm.attempts),
     );
     metrics.gauges(
         "holdout_bad_attempts",
         "Of these, attempts that were not established within 500 ms",
-        by_arm(&all, |arm| arm.1),
+        by_arm(&all, |arm| arm.bad),
     );
     metrics.gauges(
         "holdout_bad_ratio",
@@ -98,14 +98,12 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
 /// A count (attempts, and bad ones) in each arm. The share is a label, so that only hosts with the
 /// same share are added up.
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a double")]
-fn by_arm(all: &[(Labels, &HoldoutView)], count: fn((u64, u64)) -> u64) -> Vec<(Labels, f64)> {
+fn by_arm(all: &[(Labels, &HoldoutView)], count: fn(&ArmConnects) -> u64) -> Vec<(Labels, f64)> {
     let samples = all.iter().flat_map(|(labels, holdout)| {
         let labels = with(labels, "holdout", &holdout.share.to_string());
         let arms = &holdout.arms;
-        [("treated", &arms.treated), ("control", &arms.control)].map(|(arm, connects)| {
-            let count = count((connects.attempts, connects.bad)) as f64;
-            (with(&labels, "arm", arm), count)
-        })
+        [("treated", &arms.treated), ("control", &arms.control)]
+            .map(|(arm, connects)| (with(&labels, "arm", arm), count(connects) as f64))
     });
     samples.collect()
 }

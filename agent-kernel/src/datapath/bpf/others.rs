@@ -2,6 +2,7 @@
 //! because a daemon was killed and its `pin_dir` changed.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     fs::{self, File},
     path::{Path, PathBuf},
@@ -59,13 +60,9 @@ pub fn other_programs(pin_dir: &Path, own: Option<u32>, cgroup: &Path) -> Vec<Ot
     }
     let own_dir = path_security::resolved(pin_dir);
     let mut dirs = Vec::new();
-    for root in [root_of(&own_dir), Some(BPF_FS.into())]
-        .into_iter()
-        .flatten()
-    {
-        if !dirs.contains(&root) {
-            pin_dirs(&root, DEPTH, &mut dirs);
-        }
+    let roots = root_of(&own_dir).into_iter().chain([BPF_FS.into()]);
+    for root in BTreeSet::from_iter(roots) {
+        pin_dirs(&root, DEPTH, &mut dirs);
     }
     dirs.sort();
     dirs.dedup();

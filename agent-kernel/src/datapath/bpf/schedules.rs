@@ -72,22 +72,20 @@ impl Scheduling {
 
     /// Sockets with a schedule, for which the program must stay.
     fn sockets(&self) -> Result<u64, DatapathError> {
-        let get = |index| self.schedules.get(&index, 0).map_err(schedules_error);
-        let since_s = get(DRAINING_SINCE_S)?;
+        let since_s = self.get(DRAINING_SINCE_S)?;
         if since_s != 0 && boottime_s().saturating_sub(since_s) > MOST.as_secs() {
             return Ok(0);
         }
-        get(SOCKETS)
+        self.get(SOCKETS)
+    }
+
+    fn get(&self, index: u32) -> Result<u64, DatapathError> {
+        self.schedules.get(&index, 0).map_err(schedules_error)
     }
 
     /// Notes when draining began.
     fn begin_draining(&mut self) -> Result<(), DatapathError> {
-        if self
-            .schedules
-            .get(&DRAINING_SINCE_S, 0)
-            .map_err(schedules_error)?
-            != 0
-        {
+        if self.get(DRAINING_SINCE_S)? != 0 {
             return Ok(());
         }
         let now_s = boottime_s().max(1);
@@ -103,18 +101,21 @@ impl Scheduling {
 
 /// The number of connecting sockets with a schedule, in all pin sets below `pin_dir`.
 pub fn connecting(pin_dir: &Path) -> Result<u64, DatapathError> {
-    let all = Scheduling::all(pin_dir)?;
-    all.iter()
-        .try_fold(0u64, |sum, one| Ok(sum.saturating_add(one.sockets()?)))
+    sum(&Scheduling::all(pin_dir)?, Scheduling::sockets)
 }
 
 /// How often a program below `pin_dir` has found the options of a moment still on a socket, so that it shapes no timer
 /// any more.
 pub fn left_set(pin_dir: &Path) -> Result<u64, DatapathError> {
-    let all = Scheduling::all(pin_dir)?;
-    let found = |one: &Scheduling| one.schedules.get(&LEFT_SET, 0).map_err(schedules_error);
+    sum(&Scheduling::all(pin_dir)?, |one| one.get(LEFT_SET))
+}
+
+fn sum(
+    all: &[Scheduling],
+    of: impl Fn(&Scheduling) -> Result<u64, DatapathError>,
+) -> Result<u64, DatapathError> {
     all.iter()
-        .try_fold(0u64, |sum, one| Ok(sum.saturating_add(found(one)?)))
+        .try_fold(0u64, |sum, one| Ok(sum.saturating_add(of(one)?)))
 }
 
 /// Makes the programs pinned below `pin_dir` leave new connections alone, and waits until the connections that have
@@ -141,9 +142,10 @@ pub fn drain(pin_dir: &Path, limit: Duration) -> Result<u64, DatapathError> {
 /// Waits up to `limit` until no socket with a schedule is connecting; returns the number of those that still are.
 pub fn until_connected(pin_dir: &Path, limit: Duration) -> Result<u64, DatapathError> {
     let deadline = Instant::now() + limit;
+    let all = Scheduling::all(pin_dir)?;
     loop {
         progress::step();
-        let left = connecting(pin_dir)?;
+        let left = sum(&all, Scheduling::sockets)?;
         if left == 0 || Instant::now() >= deadline {
             return Ok(left);
         }

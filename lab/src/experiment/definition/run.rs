@@ -16,7 +16,7 @@ use rto_testbed::{
     netns::{CLIENT_LINK, SERVER_LINK, sysctl},
     process::{run as run_command, stdout_of},
     wait::{TIMEOUT, eventually},
-    warm::{self, Seen},
+    warm::Seen,
 };
 use serde::{Deserialize, Serialize};
 
@@ -123,7 +123,7 @@ impl Plan {
         match learnt {
             None => agent.start()?,
             Some(Learnt { initial_rto }) => {
-                warm::Learnt(seen(initial_rto)).start(&mut agent, POLICY)?;
+                seen(initial_rto).start(&mut agent, POLICY)?;
             }
         }
         Ok(Covering {
