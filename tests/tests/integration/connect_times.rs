@@ -5,6 +5,7 @@ use std::ops::Range;
 use rto_testbed::{
     netns::CLIENT_V4,
     workload::{
+        Program,
         arrivals::{Arrivals, Clients},
         attempts::Attempts,
     },
@@ -76,14 +77,21 @@ fn gain_in_outage(outage: Duration) -> anyhow::Result<Gain> {
     let env = covered()?;
     let _servers = [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
     env.net.server_loses_syns_for(outage)?;
-    let begin = |address| {
+    let program = Program::built()?;
+    let load = |address| {
         let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
-        Attempts::begin(netns, cgroup, to(address, PORT), 1, vec![])
+        let from = (vec![None], vec![]);
+        Attempts::load(&program, netns, cgroup, to(address, PORT), from)
     };
     let (begun, mut attempts) = (Instant::now(), Vec::new());
     for batch in 0..BATCHES {
+        // Both are loaded before either connects, so that a busy machine does not part their beginnings.
+        let mut both = [load(SERVER_V4)?, load(SERVER_V4_OTHER)?];
         thread::sleep((outage * batch / BATCHES).saturating_sub(begun.elapsed()));
-        attempts.push([begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?]);
+        for one in &mut both {
+            one.start()?;
+        }
+        attempts.push(both);
     }
     let mut sums = [Duration::ZERO; 2];
     for both in attempts {
