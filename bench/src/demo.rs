@@ -84,15 +84,13 @@ fn connect(
         .map(|(outage, port)| (port, Lost::Syns, outage))
         .collect();
     lose_handshakes(&env.net.client, &env.net.server, &each)?;
-    let from = each
+    let to = format!("{address}:{PORT}").parse()?;
+    let ends = each
         .iter()
-        .map(|(port, ..)| Some((Ipv4Addr::UNSPECIFIED, *port).into()));
-    let (to, with) = (
-        format!("{address}:{PORT}").parse()?,
-        (from.collect(), Own::new()),
-    );
+        .map(|(port, ..)| (Some((Ipv4Addr::UNSPECIFIED, *port).into()), to));
+    let ends = vec![ends.collect()];
     let cgroup = Some(env.cgroup.path());
-    let mut attempts = Attempts::load(program, &env.net.client, cgroup, to, with)?;
+    let mut attempts = Attempts::load(program, &env.net.client, cgroup, ends, Own::new())?;
     attempts.start()?;
     let outcomes = attempts.outcomes()?;
     let took = outcomes

@@ -41,6 +41,14 @@ pub fn scaled(what: &str, real: u32, emulated: u32) -> u32 {
     emulated
 }
 
+/// Prefix of the line with a result that the table of kernels shows.
+pub const MEASURED: &str = "measured: ";
+
+/// Reports a result for the table of kernels.
+pub fn record(what: &str, result: &str) {
+    eprintln!("{MEASURED}{what}: {result}");
+}
+
 /// Returns a duration as it is, or ten times as long on an emulated processor.
 #[must_use]
 pub fn slowed(real: Duration) -> Duration {

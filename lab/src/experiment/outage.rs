@@ -172,9 +172,9 @@ impl Experiment for Plan {
         };
         let servers = [serve(false)?, serve(true)?];
         // The very first packet would wait until the peer's link address is resolved.
-        let with = (vec![None], Own::new());
+        let ends = vec![vec![(None, server(false)?)]];
         let program = Program::own(WORKLOAD)?;
-        let mut first = Attempts::load(&program, &net.client, None, server(false)?, with)?;
+        let mut first = Attempts::load(&program, &net.client, None, ends, Own::new())?;
         first.start()?;
         first.outcomes()?;
         Ok(Testbed {
@@ -201,13 +201,13 @@ impl Experiment for Plan {
         let program = Program::own(WORKLOAD)?;
         let mut clients = Vec::new();
         for (each, (agent, client, to)) in each.chunks(of_an_arm).zip(ARMS) {
-            let from = each
+            let server = server(to)?;
+            let ends = each
                 .iter()
-                .map(|(port, ..)| address(CLIENT_V4, *port).map(Some));
-            let from = from.collect::<Result<_, _>>()?;
+                .map(|(port, ..)| Ok((Some(address(CLIENT_V4, *port)?), server)));
+            let ends = vec![ends.collect::<anyhow::Result<_>>()?];
             let cgroup = client.then_some(cgroup.as_path());
-            let with = (from, Own::new());
-            let client = Attempts::load(&program, &net.client, cgroup, server(to)?, with)?;
+            let client = Attempts::load(&program, &net.client, cgroup, ends, Own::new())?;
             clients.push((agent, client));
         }
         // All programs are loaded first: loading one would delay the first timers of another.

@@ -6,13 +6,14 @@ use std::{
     net::SocketAddr,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{SockaddrStorage, bind, getsockopt, sockopt},
+    sys::socket::{SockaddrStorage, bind, getsockopt, setsockopt, sockopt},
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,13 @@ use crate::{
 
 /// Options that the application sets itself, by number ([`option`]).
 pub type Own = Vec<(i32, i32)>;
+
+/// A connection's own address (`None`: the kernel chooses) and the server's.
+pub type Ends = (Option<SocketAddr>, SocketAddr);
+
+/// The time between two groups of connections. The timers of many that begin at once expire in the same jiffies, and the
+/// backlog of a veth interface takes 1,000 packets.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The options that a SYN schedule changes, in the order of [`Attempt::before`].
 const WATCHED: [i32; 3] = [option::RTO_MAX_MS, option::USER_TIMEOUT, option::SYNCNT];
@@ -58,21 +66,21 @@ impl Attempts {
         count: usize,
         own: Own,
     ) -> anyhow::Result<Self> {
-        let from = vec![None; count];
-        let mut attempts = Self::load(&Program::built()?, netns, cgroup, to, (from, own))?;
+        let ends = vec![vec![(None, to); count]];
+        let mut attempts = Self::load(&Program::built()?, netns, cgroup, ends, own)?;
         attempts.start()?;
         Ok(attempts)
     }
 
-    /// Starts the program, which will connect from these addresses with these options.
+    /// Starts the program, which will start these groups of connections with these options.
     pub fn load(
         program: &Program,
         netns: &str,
         cgroup: Option<&Path>,
-        to: SocketAddr,
-        (from, own): (Vec<Option<SocketAddr>>, Own),
+        ends: Vec<Vec<Ends>>,
+        own: Own,
     ) -> anyhow::Result<Self> {
-        let role = Role::Attempts { to, from, own };
+        let role = Role::Attempts { ends, own };
         program.ready(netns, cgroup, &role).map(Self)
     }
 
@@ -92,24 +100,23 @@ impl Attempts {
     }
 }
 
-pub(super) fn run(to: SocketAddr, from: &[Option<SocketAddr>], own: &Own) -> anyhow::Result<()> {
+pub(super) fn run(ends: &[Vec<Ends>], own: &Own) -> anyhow::Result<()> {
     reply(&())?;
     io::stdin().read_line(&mut String::new())?;
-    let count = from.len();
     let mut begun = Vec::new();
-    for from in from {
-        let socket = socket::make(to.is_ipv6(), false)?;
-        if let Some(from) = from {
-            bind(socket.as_raw_fd(), &SockaddrStorage::from(*from))?;
+    for group in ends {
+        if !begun.is_empty() {
+            thread::sleep(PAUSE);
         }
-        for (number, value) in own {
-            set_option(&socket, *number, *value)?;
+        for (from, to) in group {
+            let socket = made(*from, *to, own)?;
+            let before = watched(&socket);
+            let at = Instant::now();
+            socket::begin_on(&socket, *to)?;
+            begun.push((socket, at, before));
         }
-        let before = watched(&socket);
-        let at = Instant::now();
-        socket::begin_on(&socket, to)?;
-        begun.push((socket, at, before));
     }
+    let count = begun.len();
     reply(&())?;
     let mut attempts: Vec<Option<Attempt>> = vec![None; count];
     while attempts.iter().any(Option::is_none) {
@@ -145,6 +152,19 @@ pub(super) fn run(to: SocketAddr, from: &[Option<SocketAddr>], own: &Own) -> any
     reply(&attempts)?;
     until_closed();
     Ok(())
+}
+
+fn made(from: Option<SocketAddr>, to: SocketAddr, own: &Own) -> anyhow::Result<OwnedFd> {
+    let socket = socket::make(to.is_ipv6(), false)?;
+    if let Some(from) = from {
+        // Connections to two servers may have the same port.
+        setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
+    }
+    for (number, value) in own {
+        set_option(&socket, *number, *value)?;
+    }
+    Ok(socket)
 }
 
 fn watched(socket: &OwnedFd) -> [Option<i32>; 3] {

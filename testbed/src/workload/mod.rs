@@ -63,10 +63,8 @@ pub enum Role {
     },
     /// On `null`, starts many connections at once, replies, and later replies with an [`attempts::Attempt`] for each.
     Attempts {
-        /// The server's address.
-        to: SocketAddr,
-        /// Source address of each connection; `None`: the kernel chooses.
-        from: Vec<Option<SocketAddr>>,
+        /// Groups of connections; those of a group start together.
+        ends: Vec<Vec<attempts::Ends>>,
         /// Options that the application sets itself.
         own: attempts::Own,
     },
@@ -164,7 +162,7 @@ impl Role {
             Self::Connect { to, options } => traffic::connect(to, options),
             Self::CrossSyns { one, other } => traffic::cross_syns(one, other),
             Self::ConnectMany { to, count } => traffic::connect_many(to, count),
-            Self::Attempts { to, from, own } => attempts::run(to, &from, &own),
+            Self::Attempts { ends, own } => attempts::run(&ends, &own),
             Self::Accept { on, options } => traffic::accept(on, options),
             Self::Arrivals(clients) => arrivals::run(&clients),
             Self::EchoServer { on, mptcp } => traffic::echo_server(on, mptcp),

@@ -7,7 +7,7 @@ use rto_testbed::{
     workload::{
         Program,
         arrivals::{Arrivals, Clients},
-        attempts::Attempts,
+        attempts::{Attempts, Own},
     },
 };
 
@@ -77,29 +77,21 @@ fn gain_in_outage(outage: Duration) -> anyhow::Result<Gain> {
     let env = covered()?;
     let _servers = [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
     env.net.server_loses_syns_for(outage)?;
-    let program = Program::built()?;
-    let load = |address| {
-        let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
-        let from = (vec![None], vec![]);
-        Attempts::load(&program, netns, cgroup, to(address, PORT), from)
-    };
+    let (program, cgroup) = (Program::built()?, env.cgroup.path());
+    let ends = [SERVER_V4, SERVER_V4_OTHER].map(|address| (None, to(address, PORT)));
     let (begun, mut attempts) = (Instant::now(), Vec::new());
     for batch in 0..BATCHES {
-        // Both are loaded before either connects, so that a busy machine does not part their beginnings.
-        let mut both = [load(SERVER_V4)?, load(SERVER_V4_OTHER)?];
+        let (netns, ends) = (&env.net.client, vec![ends.to_vec()]);
+        let mut both = Attempts::load(&program, netns, Some(cgroup), ends, Own::new())?;
         thread::sleep((outage * batch / BATCHES).saturating_sub(begun.elapsed()));
-        for one in &mut both {
-            one.start()?;
-        }
+        both.start()?;
         attempts.push(both);
     }
     let mut sums = [Duration::ZERO; 2];
     for both in attempts {
-        for (sum, attempts) in sums.iter_mut().zip(both) {
-            for attempt in attempts.outcomes()? {
-                ensure!(attempt.result == "connected", "{attempt:?}");
-                *sum += attempt.took;
-            }
+        for (sum, attempt) in sums.iter_mut().zip(both.outcomes()?) {
+            ensure!(attempt.result == "connected", "{attempt:?}");
+            *sum += attempt.took;
         }
     }
     Gain::new(&active(&env)?, sums)

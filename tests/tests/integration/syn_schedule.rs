@@ -2,7 +2,14 @@
 //! window, and what happens to it when the program goes.
 
 use rto_agent_common::schedules::SOCKETS;
-use rto_testbed::workload::attempts::{Attempts, Own};
+use rto_testbed::{
+    emulated::record,
+    netns::{CLIENT_V4, Lost, lose_handshakes},
+    workload::{
+        Program,
+        attempts::{Attempts, Own},
+    },
+};
 use rto_tests::pinned;
 
 use crate::prelude::*;
@@ -81,15 +88,16 @@ fn connect_gives_up_by_its_namespaces_linear_timeouts() -> anyhow::Result<()> {
         sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", linear)?;
         sysctl(&env.net.client, "net.ipv4.tcp_syn_retries", "3")?;
         let cases = [vec![], vec![(option::SYNCNT, 1)], vec![(option::SYNCNT, 2)]];
-        all_equal(&env, linear, cases)?;
+        all_equal(&env, &format!("linear timeouts {linear}"), cases)?;
     }
     Ok(())
 }
 
 /// Asserts that connections with and without the agent give up at the same time. All cases run in parallel, because the
 /// longest takes minutes.
-fn all_equal<const N: usize>(env: &TestEnv, linear: &str, cases: [Own; N]) -> anyhow::Result<()> {
+fn all_equal<const N: usize>(env: &TestEnv, what: &str, cases: [Own; N]) -> anyhow::Result<()> {
     let begun = cases.map(|own| (begin_both(env, &own), own));
+    let mut differences = Vec::new();
     for (both, own) in begun {
         let [policy, control] = end_both(both?, "ETIMEDOUT")?;
         let mut tolerance = control.mul_f64(TOLERANCE).max(STEPS);
@@ -99,9 +107,16 @@ fn all_equal<const N: usize>(env: &TestEnv, linear: &str, cases: [Own; N]) -> an
         }
         ensure!(
             policy.abs_diff(control) <= tolerance,
-            "{linear} {own:?}: {policy:?} against {control:?}"
+            "{what} {own:?}: {policy:?} against {control:?}"
         );
+        differences.push(policy.as_secs_f64() - control.as_secs_f64());
     }
+    let earliest = differences.iter().copied().fold(f64::INFINITY, f64::min);
+    let latest = differences.into_iter().fold(f64::NEG_INFINITY, f64::max);
+    record(
+        &format!("connect() fails, {what}"),
+        &format!("{earliest:+.2} to {latest:+.2} s"),
+    );
     Ok(())
 }
 
@@ -374,6 +389,171 @@ fn connect_is_not_later_than_without_the_agent() -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+test!(
+    outages_are_shorter_with_linear_timeouts,
+    needs = [LINEAR_SYNS],
+    || shortens_outages("4", &[1, 2, 3, 4, 5, 7, 11, 19], -1.5)
+);
+test!(outages_are_shorter_without_linear_timeouts, || {
+    shortens_outages("0", &[1, 3, 7, 15], -3.5)
+});
+/// Begins connections with the agent and without in the same moment, at the beginning of outages of up to 20 s, in which
+/// SYNs or SYN-ACKs are lost. `slots`: the kernel's own SYNs, seconds; `limit`: of the mean difference from the kernel
+/// alone where the client is covered, seconds.
+fn shortens_outages(linear: &str, slots: &[u64], limit: f64) -> anyhow::Result<()> {
+    let evenly = scaled("outages in each direction", 60, 30);
+    let even = (0..evenly).map(|i| Duration::from_millis(50) + OUTAGES * i / (evenly - 1));
+    let before = slots
+        .iter()
+        .map(|slot| Duration::from_secs(*slot) - Duration::from_millis(30));
+    let outages: Vec<Duration> = even.chain(before).collect();
+    let client = [20, 60, 100, 200, 500].map(|timer| (timer, Covered::Client));
+    let both = [20, 100, 500].map(|timer| (timer, Covered::BothEnds));
+    let cases = Vec::from_iter(client.into_iter().chain(both));
+    thread::scope(|scope| {
+        let run = |(timer, covered)| {
+            let outages = &outages;
+            scope.spawn(move || Sweep::run((linear, timer), covered, outages))
+        };
+        let runs: Vec<_> = cases.iter().copied().map(run).collect();
+        for ((timer, covered), run) in cases.iter().zip(runs) {
+            let sweep = run.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+            for lost in [Lost::Syns, Lost::SynAcks] {
+                let mean = sweep.mean(lost, evenly as usize);
+                let worst = sweep.worst(lost);
+                let what = format!(
+                    "{timer} ms, linear timeouts {linear}, {covered:?} covered, {lost:?} lost"
+                );
+                record(
+                    &format!("connect() in outages, {what}"),
+                    &format!("mean {mean:+.2} s, most {worst:+.2} s"),
+                );
+                ensure!(
+                    *covered == Covered::BothEnds || mean <= limit,
+                    "{what}: {mean}"
+                );
+                sweep.assert_none_late(lost).context(what)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What the policy's timers apply to; the kernel's own apply to both ends of the other connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Covered {
+    Client,
+    BothEnds,
+}
+
+/// The longest outage of a sweep but 50 ms.
+const OUTAGES: Duration = Duration::from_millis(19_950);
+
+/// Durations of connections with the agent and without, by what was lost and by outage.
+struct Sweep(Vec<(Lost, Duration, [Duration; 2])>);
+
+impl Sweep {
+    fn run(
+        (linear, initial_rto_ms): (&str, u64),
+        covered: Covered,
+        outages: &[Duration],
+    ) -> anyhow::Result<Self> {
+        const FIRST_PORT: u16 = 20_000;
+        let policy = near("\"10.88.0.0/24\"").replace("100ms", &format!("{initial_rto_ms}ms"));
+        let env = TestEnv::with(&policy)?;
+        if !LINEAR_SYNS.is_missing() {
+            sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", linear)?;
+        }
+        let addresses = [SERVER_V4, SERVER_V4_OTHER];
+        let own = (covered == Covered::BothEnds).then(|| env.cgroup.path());
+        let serve = |cgroup, address| {
+            Traffic::echo_server(&env.net.server, cgroup, to(address, PORT), false)
+        };
+        let _servers = [serve(own, SERVER_V4)?, serve(None, SERVER_V4_OTHER)?];
+        // Without a neighbour entry, the first packets wait for its address.
+        for address in addresses {
+            env.connect_and_close(to(address, PORT))?;
+        }
+        let both = [Lost::Syns, Lost::SynAcks].into_iter();
+        let each: Vec<_> = both
+            .flat_map(|lost| outages.iter().map(move |outage| (lost, *outage)))
+            .zip(FIRST_PORT..)
+            .map(|((lost, outage), port)| (port, lost, outage))
+            .collect();
+        lose_handshakes(&env.net.client, &env.net.server, &each)?;
+        let ends = each.iter().map(|(port, ..)| {
+            let from = Some(to(CLIENT_V4, *port));
+            addresses.map(|address| (from, to(address, PORT))).to_vec()
+        });
+        let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+        let program = Program::built()?;
+        let mut attempts = Attempts::load(&program, netns, cgroup, ends.collect(), Own::new())?;
+        attempts.start()?;
+        let ended = attempts.outcomes()?;
+        let mut durations = Vec::new();
+        for ((_, lost, outage), pair) in each.into_iter().zip(ended.chunks(2)) {
+            for attempt in pair {
+                ensure!(
+                    attempt.result == "connected",
+                    "{lost:?} {outage:?}: {attempt:?}"
+                );
+                ensure!(
+                    attempt.before == attempt.after,
+                    "{lost:?} {outage:?}: {attempt:?}"
+                );
+            }
+            durations.push((lost, outage, [pair[0].took, pair[1].took]));
+        }
+        Ok(Self(durations))
+    }
+
+    /// Outages with both durations, seconds.
+    fn pairs(&self, lost: Lost) -> impl Iterator<Item = (f64, f64, f64)> {
+        let own = self.0.iter().filter(move |(which, ..)| *which == lost);
+        own.map(|(_, outage, [policy, control])| {
+            (
+                outage.as_secs_f64(),
+                policy.as_secs_f64(),
+                control.as_secs_f64(),
+            )
+        })
+    }
+
+    /// The mean difference over the first `count` outages, which are evenly spread.
+    #[expect(clippy::cast_precision_loss, reason = "tens")]
+    fn mean(&self, lost: Lost, count: usize) -> f64 {
+        let evenly = self.pairs(lost).take(count);
+        evenly
+            .map(|(_, policy, control)| policy - control)
+            .sum::<f64>()
+            / count as f64
+    }
+
+    /// The largest difference.
+    fn worst(&self, lost: Lost) -> f64 {
+        self.pairs(lost)
+            .map(|(_, policy, control)| policy - control)
+            .fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    /// The tolerances of the schedule: a step of the timer wheel for lost SYNs; for lost SYN-ACKs the server's limit of
+    /// answers (`tcp_invalid_ratelimit`) and its own timer besides.
+    fn assert_none_late(&self, lost: Lost) -> anyhow::Result<()> {
+        for (outage, policy, control) in self.pairs(lost) {
+            let tolerance = match lost {
+                Lost::Syns if outage < 5.0 => LATE.as_secs_f64(),
+                Lost::Syns => 0.3,
+                Lost::SynAcks => (outage / 20.0).max(0.3),
+            };
+            ensure!(
+                policy - control <= tolerance,
+                "an outage of {outage} s: {policy} s against {control} s"
+            );
+        }
+        Ok(())
+    }
 }
 
 test!(short_user_timeout_keeps_the_kernels_timer);

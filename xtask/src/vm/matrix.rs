@@ -13,7 +13,7 @@ use super::{
     LEFT_OUT,
     declared::{FEATURES, VERIFIER_LIMITS},
     kernels::{KERNELS, Kernel},
-    results::{Group, groups, scaled},
+    results::{Group, groups, measured, scaled},
 };
 use crate::{ebpf, root};
 
@@ -47,6 +47,9 @@ pub(super) struct Column {
     verifier: BTreeMap<String, Value>,
     /// Tests by group.
     tests: BTreeMap<String, Group>,
+    /// Measured results by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    measured: BTreeMap<String, String>,
     /// Tests that did less than on a real machine.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     scaled: BTreeSet<String>,
@@ -81,6 +84,7 @@ impl Column {
             features: report.features,
             verifier: report.verifier,
             tests: groups(lines),
+            measured: measured(lines),
             scaled: scaled(lines),
             pending: BTreeSet::new(),
             status,
@@ -101,6 +105,7 @@ impl Column {
         self.features.clone_from(&later.features);
         self.verifier.clone_from(&later.verifier);
         self.tests.extend(later.tests.clone());
+        self.measured.extend(later.measured.clone());
         let run = self.names();
         self.pending.retain(|test| !run.contains(test));
         // "36 kills instead of 200" replaces any other number of kills.
@@ -273,6 +278,16 @@ impl Matrix {
                 work.map_or("?".to_owned(), |work| work.replace('"', ""))
             });
         }
+        let measured = self
+            .columns
+            .iter()
+            .flat_map(|column| column.measured.keys());
+        for name in measured.collect::<BTreeSet<_>>() {
+            row(name, &|column| {
+                let result = column.measured.get(name);
+                result.cloned().unwrap_or_else(|| "–".to_owned())
+            });
+        }
         for (name, why) in LEFT_OUT {
             text += &format!("\nLeft out in the machines: {name}\\* ({why}).\n");
         }
@@ -341,6 +356,7 @@ mod tests {
             features: BTreeMap::new(),
             verifier: BTreeMap::new(),
             tests: [(group.to_owned(), Group::default())].into(),
+            measured: BTreeMap::new(),
             scaled: ["20 kills instead of 200".to_owned()].into(),
             pending: BTreeSet::new(),
             status: 0,

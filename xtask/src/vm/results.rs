@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// Prefix of the line that a test prints when it does less on an emulated CPU.
 const SCALED: &str = "scaled: ";
+/// Prefix of the line with a result for the table.
+const MEASURED: &str = "measured: ";
 
 /// The tests of one group, by their names in it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -89,9 +91,24 @@ pub(super) fn scaled(lines: &[String]) -> BTreeSet<String> {
     said.map(|(_, what)| what.trim().to_owned()).collect()
 }
 
+/// What was measured, by its name. The prefix may be in the middle of a line.
+pub(super) fn measured(lines: &[String]) -> BTreeMap<String, String> {
+    let said = lines.iter().filter_map(|line| line.split_once(MEASURED));
+    said.filter_map(|(_, what)| what.trim().rsplit_once(": "))
+        .map(|(what, result)| (what.to_owned(), result.to_owned()))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn results_by_name() {
+        let lines = ["..measured: 100 ms: SYNs lost: -1.7 s, +0.0 s ".to_owned()];
+        let found = measured(&lines);
+        assert_eq!(found["100 ms: SYNs lost"], "-1.7 s, +0.0 s");
+    }
 
     #[test]
     fn tests_by_group() {
