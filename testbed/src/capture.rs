@@ -48,6 +48,8 @@ pub struct Segment {
     pub seq: u32,
     /// Captured bytes of payload.
     pub length: usize,
+    /// The flow label of IPv6; 0 for IPv4.
+    pub flow_label: u32,
 }
 
 impl Capture {
@@ -227,6 +229,10 @@ fn segment(time: Duration, frame: &[u8], is_ethernet: bool) -> Option<Segment> {
     } else {
         LaxSlicedPacket::from_ip(frame).ok()?
     };
+    let flow_label = match &packet.net {
+        Some(LaxNetSlice::Ipv6(ip)) => ip.header().flow_label().value(),
+        _ => 0,
+    };
     let (from, to, tcp) = tcp(packet)?;
     Some(Segment {
         time,
@@ -236,6 +242,7 @@ fn segment(time: Duration, frame: &[u8], is_ethernet: bool) -> Option<Segment> {
         ack: tcp.ack(),
         seq: tcp.sequence_number(),
         length: tcp.payload().len(),
+        flow_label,
     })
 }
 
@@ -274,6 +281,7 @@ mod tests {
             ack: ms > 0,
             seq: 0,
             length,
+            flow_label: 0,
         };
         let all = [
             segment(0, true, true, 0),

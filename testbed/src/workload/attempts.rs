@@ -80,8 +80,25 @@ impl Attempts {
         ends: Vec<Vec<Ends>>,
         own: Own,
     ) -> anyhow::Result<Self> {
-        let role = Role::Attempts { ends, own };
+        let is_read = false;
+        let role = Role::Attempts { ends, own, is_read };
         program.ready(netns, cgroup, &role).map(Self)
+    }
+
+    /// Starts `count` connections at once, whose options another thread of the client reads all the time. Reading
+    /// TCP_INFO holds the lock of the socket, so that timers expire while it is held.
+    pub fn begin_read(
+        netns: &str,
+        cgroup: Option<&Path>,
+        to: SocketAddr,
+        count: usize,
+    ) -> anyhow::Result<Self> {
+        let (own, is_read) = (Own::new(), true);
+        let ends = vec![vec![(None, to); count]];
+        let role = Role::Attempts { ends, own, is_read };
+        let mut attempts = Program::built()?.ready(netns, cgroup, &role).map(Self)?;
+        attempts.start()?;
+        Ok(attempts)
     }
 
     /// Makes it start all connections.
@@ -100,7 +117,7 @@ impl Attempts {
     }
 }
 
-pub(super) fn run(ends: &[Vec<Ends>], own: &Own) -> anyhow::Result<()> {
+pub(super) fn run(ends: &[Vec<Ends>], own: &Own, is_read: bool) -> anyhow::Result<()> {
     reply(&())?;
     io::stdin().read_line(&mut String::new())?;
     let mut begun = Vec::new();
@@ -117,6 +134,11 @@ pub(super) fn run(ends: &[Vec<Ends>], own: &Own) -> anyhow::Result<()> {
         }
     }
     let count = begun.len();
+    if is_read {
+        let sockets = begun.iter().map(|(socket, ..)| socket.try_clone());
+        let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
+        thread::spawn(move || read_forever(&sockets));
+    }
     reply(&())?;
     let mut attempts: Vec<Option<Attempt>> = vec![None; count];
     while attempts.iter().any(Option::is_none) {
@@ -165,6 +187,14 @@ fn made(from: Option<SocketAddr>, to: SocketAddr, own: &Own) -> anyhow::Result<O
         set_option(&socket, *number, *value)?;
     }
     Ok(socket)
+}
+
+/// Reads options, with the lock of the socket and without.
+fn read_forever(sockets: &[OwnedFd]) {
+    for socket in sockets.iter().cycle() {
+        let _ = TcpInfo::of(socket); // The kernel's part is what counts.
+        watched(socket);
+    }
 }
 
 fn watched(socket: &OwnedFd) -> [Option<i32>; 3] {

@@ -67,6 +67,8 @@ pub enum Role {
         ends: Vec<Vec<attempts::Ends>>,
         /// Options that the application sets itself.
         own: attempts::Own,
+        /// Whether another thread reads options of the sockets all the time.
+        is_read: bool,
     },
     /// Accepts and keeps connections.
     Accept {
@@ -162,7 +164,7 @@ impl Role {
             Self::Connect { to, options } => traffic::connect(to, options),
             Self::CrossSyns { one, other } => traffic::cross_syns(one, other),
             Self::ConnectMany { to, count } => traffic::connect_many(to, count),
-            Self::Attempts { ends, own } => attempts::run(&ends, &own),
+            Self::Attempts { ends, own, is_read } => attempts::run(&ends, &own, is_read),
             Self::Accept { on, options } => traffic::accept(on, options),
             Self::Arrivals(clients) => arrivals::run(&clients),
             Self::EchoServer { on, mptcp } => traffic::echo_server(on, mptcp),

@@ -47,6 +47,11 @@ pub(super) fn assert_absent(feature: Need) -> anyhow::Result<()> {
             ensure!(is_old, "{:?} without tcp_syn_linear_timeouts", version()?);
             Ok(())
         }
+        TXREHASH => {
+            let version = version()?;
+            ensure!(version < (5, 18), "{version:?} without SO_TXREHASH");
+            Ok(())
+        }
         RTO_MIN_OPTION => {
             let version = version()?;
             ensure!(version < (6, 15), "{version:?} without TCP_RTO_MIN_US");

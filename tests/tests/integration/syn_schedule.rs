@@ -21,6 +21,8 @@ const STEPS: Duration = Duration::from_millis(70);
 /// It begins with the first SYN and ends between two of the kernel's own.
 const OUTAGE: Duration = Duration::from_millis(2300);
 const MANY: usize = 200;
+/// Few enough that each is read thousands of times a second.
+const READ: usize = 40;
 /// How much later than the kernel alone a connection may be: a step of the timer wheel, and the time to notice.
 const LATE: Duration = Duration::from_millis(60);
 
@@ -345,6 +347,47 @@ fn replaced_programs_keep_schedules() -> anyhow::Result<()> {
         env.restart(Signal::SIGKILL)?;
     }
     assert_not_late(begun, "replaced")
+}
+
+test!(sockets_that_are_read_keep_schedules);
+/// A timer that expires while a thread holds the lock of its socket runs when the lock is released
+/// (`tcp_release_cb()`, Linux 6.18).
+fn sockets_that_are_read_keep_schedules() -> anyhow::Result<()> {
+    let env = covered()?;
+    let _servers = [SERVER_V4, SERVER_V4_OTHER].map(|address| env.echo_server(to(address, PORT)));
+    env.net.server_loses_syns_for(Duration::from_millis(5600))?;
+    let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+    let begin = |address| Attempts::begin_read(netns, cgroup, to(address, PORT), READ);
+    let begun = [begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?];
+    await_schedules(&env, READ)?;
+    assert_not_late(begun, "read")
+}
+
+test!(flow_label_is_kept_for_a_second, needs = [TXREHASH]);
+/// Behind a router that hashes the label, another one leads to another server. The kernel alone changes it with the first
+/// retransmission, after a second.
+fn flow_label_is_kept_for_a_second() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near("\"fd88::/64\""))?;
+    let server = to(SERVER_V6, PORT);
+    env.net.black_hole(PORT)?;
+    let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
+    let _client = begin(&env, SERVER_V6, 1, vec![])?;
+    let second = Duration::from_secs(1);
+    let age = |syns: &[Segment], syn: &Segment| syn.time.saturating_sub(syns[0].time);
+    let all = capture.wait_for(TIMEOUT, |all| {
+        let syns = syns(all, server);
+        syns.last()
+            .is_some_and(|last| age(&syns, last) > 2 * second)
+    })?;
+    let syns = syns(&all, server);
+    let label = syns[0].flow_label;
+    ensure!(label != 0, "{syns:?}");
+    let (early, late): (Vec<_>, Vec<_>) = syns.iter().partition(|syn| age(&syns, syn) < second);
+    ensure!(early.len() >= 5, "{syns:?}");
+    ensure!(early.iter().all(|syn| syn.flow_label == label), "{syns:?}");
+    // Each has another of 2^20 labels.
+    ensure!(late.iter().all(|syn| syn.flow_label != label), "{syns:?}");
+    Ok(())
 }
 
 test!(window_is_ten_where_the_kernel_would_retransmit_once);
