@@ -191,9 +191,13 @@ fn made(from: Option<SocketAddr>, to: SocketAddr, own: &Own) -> anyhow::Result<O
 
 /// Reads options, with the lock of the socket and without.
 fn read_forever(sockets: &[OwnedFd]) {
-    for socket in sockets.iter().cycle() {
-        let _ = TcpInfo::of(socket); // The kernel's part is what counts.
-        watched(socket);
+    loop {
+        for socket in sockets {
+            let _ = TcpInfo::of(socket); // Only that the kernel locks the socket counts.
+            watched(socket);
+        }
+        // Without it, the client's other thread waits for seconds.
+        thread::yield_now();
     }
 }
 
