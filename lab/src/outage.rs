@@ -403,13 +403,18 @@ mod tests {
     }
 
     #[test]
-    fn picture_in_docs_is_current() {
-        let charts = charts(&model("6.18").predict(&evenly(20_000.0)));
-        let picture = crate::chart::svg(&charts);
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research/outage.svg");
-        let made_by = "rto-lab predict --outage 20s --initial-rto 100ms --hz 250 --linux 6.18 --chart docs/research/outage.svg";
-        let is_current = std::fs::read_to_string(path).is_ok_and(|kept| kept == picture);
-        assert!(is_current, "run {made_by}");
+    fn pictures_in_docs_are_current() {
+        for (seconds, name) in [(3, "outage-3s.svg"), (20, "outage.svg")] {
+            let charts = charts(&model("6.18").predict(&evenly(f64::from(seconds) * 1000.0)));
+            let picture = crate::chart::svg(&charts);
+            let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+            let path = format!("docs/research/{name}");
+            let kept = std::fs::read_to_string(format!("{root}/{path}"));
+            assert!(
+                kept.is_ok_and(|kept| kept == picture),
+                "run rto-lab predict --outage {seconds}s --initial-rto 100ms --hz 250 --linux 6.18 --chart {path}"
+            );
+        }
     }
 
     #[test]
