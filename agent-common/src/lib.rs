@@ -8,9 +8,9 @@
 
 pub mod address;
 pub mod arm;
-pub mod brake;
 pub mod discovery;
 pub mod event;
+pub mod fallback;
 pub mod histogram;
 mod kernel_types;
 mod policy;
@@ -29,7 +29,7 @@ pub use socket::{
 use histogram::Histogram;
 
 /// Version of every struct and map below; part of the name of the pins' directory.
-pub const LAYOUT_VERSION: u32 = 15;
+pub const LAYOUT_VERSION: u32 = 16;
 
 /// Maximum number of active policies.
 pub const MAX_POLICIES: u32 = 1024;
@@ -81,19 +81,6 @@ const UNKNOWN_SHIFT: u32 = (arm::treated(SLOTS) << 1).ilog2();
 /// Length of `COUNTERS`.
 pub const FAST_COUNTERS: u32 = arm::treated(FAST_SLOTS) << 1;
 
-/// Indexes of `LEASE`: when automatic values expire. Reading the clock would cost each connection more than the rest of
-/// the lease check, so a program reads it once per renewal and compares jiffies after that.
-pub mod lease {
-    /// When the lease ends, nanoseconds of CLOCK_MONOTONIC; written by the daemon.
-    pub const UNTIL_NS: u32 = 0;
-    /// The end that the programs have converted to [`SEEN_JIFFIES`].
-    pub const SEEN_NS: u32 = 1;
-    /// That end in jiffies.
-    pub const SEEN_JIFFIES: u32 = 2;
-    /// Number of indexes.
-    pub const LEN: u32 = 3;
-}
-
 /// Indexes of `SCHEDULES`: SYN schedules ([`socket_flags::SYN_SCHEDULE`]).
 pub mod schedules {
     /// Connecting sockets that have a schedule.
@@ -139,10 +126,8 @@ pub mod maps {
     pub const STATISTICS: &str = "STATISTICS";
     /// Socket storage -> [`super::SocketState`].
     pub const SOCKETS: &str = "SOCKETS";
-    /// Array: [`super::brake::key`] -> [`super::brake::Brake`].
-    pub const BRAKES: &str = "BRAKES";
-    /// Array: an index of [`super::lease`] -> u64.
-    pub const LEASE: &str = "LEASE";
+    /// Array: [`super::fallback::key`] -> [`super::fallback::Fallback`].
+    pub const FALLBACKS: &str = "FALLBACKS";
     /// Array: an index of [`super::schedules`] -> u64. Its layout is the same in all versions.
     pub const SCHEDULES: &str = "SCHEDULES";
     /// LRU hash: [`super::discovery::Prefix`] -> [`super::discovery::Discovered`]: peers that no entry covers.
@@ -158,7 +143,7 @@ pub mod maps {
     /// Array of one: [`super::Probe`], the kernel's answers. Not pinned.
     pub const PROBE: &str = "PROBE";
     /// All pinned maps.
-    pub const ALL: [&str; 14] = [
+    pub const ALL: [&str; 13] = [
         ENTRIES_V4,
         ENTRIES_V6,
         POLICIES,
@@ -167,8 +152,7 @@ pub mod maps {
         COUNTERS,
         STATISTICS,
         SOCKETS,
-        BRAKES,
-        LEASE,
+        FALLBACKS,
         SCHEDULES,
         DISCOVERED,
         EVENTS,
@@ -399,8 +383,8 @@ pub struct Counters {
     pub retransmitted_handshakes: u64,
     /// Connections of `aborted` with a loss. All of them are counted, whatever the sampling rate.
     pub aborted_after_loss: u64,
-    /// Connections that began with the kernel's timers because a [`brake`] held.
-    pub braked: u64,
+    /// Connections that began with the kernel's timers because of a [`fallback`].
+    pub fallbacks: u64,
     /// Keeps the size a multiple of 32, so that the counters that every connection updates share a cache line.
     pub reserved: [u64; 3],
 }
@@ -609,7 +593,7 @@ pub struct Probe {
 const _: () = {
     assert!(size_of::<EntryValue>() == 8);
     assert!(SLOTS <= 1 << EntryValue::SLOT_BITS);
-    assert!(size_of::<Policy>() == 17 * 4 + 64 + 64);
+    assert!(size_of::<Policy>() == 15 * 4 + 64 + 64);
     assert!(size_of::<PolicySlot>() == 8 + 2 * size_of::<Policy>());
     assert!(size_of::<HostDefaults>() == 12);
     assert!(size_of::<Counters>() == 320);
@@ -619,7 +603,7 @@ const _: () = {
             == core::mem::offset_of!(Statistics, path_rtt)
     );
     assert!(size_of::<Statistics>() == 320 + 3 * (8 + 8 * histogram::BUCKETS));
-    assert!(size_of::<brake::Brake>() == 16);
+    assert!(size_of::<fallback::Fallback>() == 16);
     assert!(size_of::<discovery::Prefix>() == 20);
     assert!(size_of::<discovery::Discovered>() == 16 + 8 + 8 * histogram::BUCKETS);
     // Together with the kernel's header (72 bytes, `struct bpf_local_storage_elem`, Linux 6.18) it still fits the

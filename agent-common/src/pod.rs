@@ -19,7 +19,7 @@ pod! {
     crate::WalkControl,
     crate::WalkCounts,
     crate::Probe,
-    crate::brake::Brake,
+    crate::fallback::Fallback,
     crate::discovery::Prefix,
     crate::discovery::Discovered,
 }

@@ -22,11 +22,8 @@ pub struct Policy {
     /// Seed of that hash.
     pub control_seed: u32,
     /// Epoch of the initial RTO in each [`crate::direction`] (active, passive): increases with each new value, so that
-    /// a verdict only counts for the value that it judges. 0: no [`crate::brake`]; see [`policy_flags::BRAKED`].
+    /// a verdict only counts for the value that it judges. 0: without a [`crate::fallback`]; see [`policy_flags::GUARDED`].
     pub epochs: [u32; 2],
-    /// Reserve of retransmissions beyond a tenth of the connections ([`crate::brake`]), in tenths of a retransmission,
-    /// by direction.
-    pub budgets: [u32; 2],
     /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min_us: u32,
     /// TCP_BPF_DELACK_MAX, microseconds.
@@ -118,21 +115,16 @@ pub mod policy_flags {
     /// Connections have storage from the start: the policy sets an option later in a connection's life, or an option
     /// whose former value the program cannot recognise and so must remember.
     pub const STORED: u32 = 1 << 5;
-    /// The initial RTO of connections that this host opens is automatic: it applies only while the daemon renews
-    /// [`crate::maps::LEASE`].
-    pub const LEASED_ACTIVE: u32 = 1 << 7;
     /// [`super::Policy::epochs`] are set.
-    pub const BRAKED: u32 = 1 << 10;
+    pub const GUARDED: u32 = 1 << 10;
     /// For [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].
     pub const DISCOVERS: u32 = 1 << 11;
-    /// As [`LEASED_ACTIVE`], for connections that this host accepts.
-    pub const LEASED_PASSIVE: u32 = 1 << 12;
     /// The program is about to be unloaded: new connections keep the kernel's own timers, and those that have the
     /// policy's keep it until they are established or have failed.
     pub const DRAINING: u32 = 1 << 13;
     /// Flags that cause extra work when a connection is established. One test of this mask suffices for most
     /// connections.
-    pub const AT_ESTABLISHED: u32 = BRAKED | DISCOVERS;
+    pub const AT_ESTABLISHED: u32 = GUARDED | DISCOVERS;
 }
 
 /// Bits of `LASTING`: options that the program may have set on connections without storage.
@@ -163,7 +155,6 @@ impl Policy {
         control_below: 0,
         control_seed: 0,
         epochs: [0; 2],
-        budgets: [0; 2],
         rto_min_us: 0,
         delack_max_us: 0,
         rto_max_ms: 0,
@@ -244,17 +235,15 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use policy_flags::*;
-        const ALL: [u32; 11] = [
+        const ALL: [u32; 9] = [
             THIN_LINEAR_SET,
             THIN_LINEAR,
             MPTCP,
             GIVES_UP_BY_TIMER,
             IN_USE,
             STORED,
-            LEASED_ACTIVE,
-            BRAKED,
+            GUARDED,
             DISCOVERS,
-            LEASED_PASSIVE,
             DRAINING,
         ];
         let mut seen = 0;
@@ -262,7 +251,7 @@ mod tests {
             assert_eq!((bit.count_ones(), seen & bit), (1, 0));
             seen |= bit;
         }
-        for bit in [BRAKED, DISCOVERS] {
+        for bit in [GUARDED, DISCOVERS] {
             assert_ne!(AT_ESTABLISHED & bit, 0);
         }
         assert_eq!(AT_ESTABLISHED.count_ones(), 2);

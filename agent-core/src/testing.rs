@@ -10,7 +10,7 @@ use crate::{
     policy::{HostFacts, Share},
     wire::{
         holdout::{ArmConnects, Difference, HoldoutView},
-        tune::{BrakesView, TimerKind, TunedTimer},
+        tune::{TimerKind, TunedTimer},
     },
 };
 
@@ -42,19 +42,10 @@ pub fn timer(direction: &str, state: State) -> TunedTimer {
             counts: Counts {
                 connections: 1200,
                 spurious: 1,
-                ..Counts::default()
             },
             ..Evidence::default()
         },
         alarm: None,
-        brakes: Some(BrakesView {
-            spurious: 1,
-            fuse_spent: 0.05,
-            blown: false,
-            budget_left: 1.0,
-            budget: 256,
-            throttled: false,
-        }),
         next: Next::Lower {
             to_us: 24_000,
             at_ms: 1_040_000,

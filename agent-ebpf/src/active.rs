@@ -14,7 +14,7 @@ use rto_agent_common::{
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    brake, events, handshake, hook,
+    events, fallback, handshake, hook,
     kernel_sock::{self, SynSocket},
     lookup,
     options::{self, KERNEL, Target},
@@ -50,7 +50,7 @@ pub(crate) fn syn_timeout(ops: *mut bpf_sock_ops) -> u32 {
         cold_path();
         return connect_with_storage(ops, arm, policy, is_probe);
     }
-    if policy.initial_rto_jiffies != 0 && !brake::holds(arm, policy, direction::ACTIVE) {
+    if policy.initial_rto_jiffies != 0 && !fallback::holds(arm, policy, direction::ACTIVE) {
         ctx.set_reply(policy.initial_rto_jiffies);
     }
     tally.add_one(Counter::ATTEMPTS);
@@ -140,7 +140,7 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
     let is_left_alone = policy.flags & policy_flags::MPTCP == 0 && kernel_sock::is_mptcp(ctx);
     let keeps = is_left_alone
         || ends_early(ctx)
-        || (!is_probe && brake::holds(arm, policy, direction::ACTIVE));
+        || (!is_probe && fallback::holds(arm, policy, direction::ACTIVE));
     if keeps {
         keep_kernel_rto(state);
     }
@@ -223,6 +223,12 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
         .is_none_or(|state| !has_storage && state.flags & socket_flags::SYN_SCHEDULE == 0);
     if is_first {
         lost(ops, hook::argument(&ctx, 1));
+    }
+    if socket::total_retrans(&ctx) == 0
+        && let Some(state) = storage.find()
+        && !Tally::of_socket(state).is_nobody()
+    {
+        fallback::first_syn_lost(state);
     }
     // If argument 2 is not 0, the kernel gives the attempt up.
     if hook::argument(&ctx, 2) == 0 {
@@ -392,8 +398,5 @@ fn count_syn_retransmissions(ops: *mut bpf_sock_ops, state: &mut SocketState) {
     }
     state.handshake.retransmissions_counted = total;
     let tally = Tally::of_socket(state);
-    if !tally.is_nobody() {
-        brake::spend(state, new);
-    }
     tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, new.into());
 }

@@ -51,8 +51,8 @@ impl Counter {
     pub const RETRANSMITTED_HANDSHAKES: Self = Self(offset_of!(Counters, retransmitted_handshakes));
     /// [`Counters::aborted_after_loss`].
     pub const ABORTED_AFTER_LOSS: Self = Self(offset_of!(Counters, aborted_after_loss));
-    /// [`Counters::braked`].
-    pub const BRAKED: Self = Self(offset_of!(Counters, braked));
+    /// [`Counters::fallbacks`].
+    pub const FALLBACKS: Self = Self(offset_of!(Counters, fallbacks));
     /// [`Counters::rtos`] after this number of consecutive timeouts; higher numbers belong to the last step.
     #[inline(always)]
     #[must_use]
@@ -140,7 +140,7 @@ mod tests {
             Counter::DSACK_CONNECTIONS,
             Counter::RETRANSMITTED_HANDSHAKES,
             Counter::ABORTED_AFTER_LOSS,
-            Counter::BRAKED,
+            Counter::FALLBACKS,
         ];
         let mut seen = [false; size_of::<Counters>() / size_of::<u64>()];
         let failures = SockOpt::NAMES

@@ -12,7 +12,7 @@ use rto_agent_ebpf::{
 };
 
 use crate::{
-    brake, discovery,
+    discovery, fallback,
     hook::argument,
     options::Target,
     socket::{self, read},
@@ -48,7 +48,7 @@ pub(crate) fn note(
     state.arm = arm;
     state.generation = tables::generation(arm, policy);
     state.direction = direction;
-    state.options.epoch = brake::epoch(policy, direction);
+    state.options.epoch = fallback::epoch(policy, direction);
     state.handshake.initial_rto_jiffies = policy.initial_rto_jiffies;
     state.handshake.initial_rto_us = policy.initial_rto_us;
     state.handshake.retransmissions_counted = socket::total_retrans(&SockOpsContext::new(ops));
@@ -89,7 +89,7 @@ pub(crate) fn established(
     } else {
         srtt_us.into()
     };
-    brake::credit_stored(state, retransmissions);
+    fallback::established_stored(state, retransmissions);
     if state.arm == arm::treated(UNMATCHED) && tables::counts(statistics::UNMATCHED) {
         discovery::note(ctx, retransmissions);
     }
@@ -130,7 +130,7 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
     if spurious != 0 {
         tally.add(Counter::SPURIOUS, spurious.into());
         tally.add(Counter::SPURIOUS_CONNECTIONS, 1);
-        brake::judged_spurious(state, spurious);
+        fallback::judged_spurious(state);
     }
     let needed = retransmissions.saturating_sub(spurious);
     if needed == 0 {

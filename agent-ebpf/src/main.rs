@@ -19,10 +19,10 @@
 #![feature(asm_experimental_arch)]
 
 mod active;
-mod brake;
 mod clone;
 mod discovery;
 mod events;
+mod fallback;
 mod handshake;
 mod hook;
 mod kernel_sock;

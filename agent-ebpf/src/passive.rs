@@ -7,7 +7,7 @@ use rto_agent_common::{Policy, direction, event::kind, policy_flags};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    active, brake, events, handshake, hook, lookup,
+    active, events, fallback, handshake, hook, lookup,
     options::{self, Target},
     socket, storage, syn_ack_rto,
     tables::Tally,
@@ -30,7 +30,7 @@ pub(crate) fn syn_ack_timeout(ops: *mut bpf_sock_ops) -> u32 {
     };
     Tally::of(arm, direction::PASSIVE).add_one(Counter::ATTEMPTS);
     let jiffies = syn_ack_rto::jiffies(ctx, policy);
-    if jiffies != 0 && !brake::holds(arm, policy, direction::PASSIVE) {
+    if jiffies != 0 && !fallback::holds(arm, policy, direction::PASSIVE) {
         ctx.set_reply(jiffies);
     }
     0
@@ -75,8 +75,8 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     let retransmissions = socket::total_retrans(ctx);
     handshake::note(ops, state, arm, policy, direction::PASSIVE);
     let policys_jiffies = syn_ack_rto::jiffies(ctx, policy);
-    // The program cannot know whether a brake held when the request arrived.
-    let lets_through = brake::lets_through(arm, policy, direction::PASSIVE);
+    // The program cannot know whether a fallback was in force when the request arrived.
+    let lets_through = fallback::lets_through(arm, policy, direction::PASSIVE);
     let initial_rto_jiffies = policys_jiffies & lets_through;
     state.options.epoch &= lets_through;
     handshake::begin(&mut state.handshake, retransmissions, 0);
@@ -97,7 +97,6 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     hook::enable(ops, state, tally);
     handshake::established(ctx.ops, state, retransmissions, tally);
     if retransmissions != 0 {
-        brake::spend(state, retransmissions);
         tally.add(Counter::HANDSHAKE_RETRANSMISSIONS, retransmissions.into());
         let timer = match initial_rto_jiffies {
             0 => syn_ack_rto::kernel_jiffies(),

@@ -22,12 +22,6 @@ pub(crate) fn kernel_jiffies() -> u32 {
     constant(&HZ)
 }
 
-/// Nanoseconds in whole jiffies.
-#[inline(always)]
-pub(crate) fn jiffies_of(ns: u64) -> u64 {
-    ns / 1_000_000 * u64::from(kernel_jiffies()) / 1000
-}
-
 /// The policy's initial RTO for a request, or for the socket created from it, jiffies; 0: the kernel's own.
 #[inline(always)]
 pub(crate) fn jiffies(ctx: &SockOpsContext, policy: &Policy) -> u32 {

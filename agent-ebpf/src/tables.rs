@@ -14,14 +14,13 @@ use aya_ebpf::{
 };
 use rto_agent_common::{
     CONTROL, Counters, EntryValue, FAST_COUNTERS, FastStatistics, HostDefaults, Policy, PolicySlot,
-    Probe, RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, arm,
-    brake::{self, Brake},
-    direction,
+    Probe, RTO_STEPS, SLOTS, SocketState, Statistics, WalkControl, WalkCounts, arm, direction,
     discovery::{Discovered, Prefix},
     event::{self, Event, EventControl, LOST, RING_BYTES},
+    fallback::{self, Fallback},
     features,
     histogram::{BUCKETS, Histogram, SHORT, SHORT_US, bucket_of, short},
-    lasting, lease, policy_flags, schedules, socket_flags, statistics, statistics_key,
+    lasting, policy_flags, schedules, socket_flags, statistics, statistics_key,
 };
 use rto_agent_ebpf::counter::{Counter, Step};
 
@@ -45,10 +44,8 @@ static POLICIES: Array<PolicySlot, { SLOTS as usize }> = Array::new();
 static HOST_DEFAULTS: Array<HostDefaults, 1> = Array::new();
 
 #[btf_map]
-pub(crate) static BRAKES: Array<Brake, { (brake::DIRECTIONS * SLOTS) as usize }> = Array::new();
-
-#[btf_map]
-pub(crate) static LEASE: Array<u64, { lease::LEN as usize }> = Array::new();
+pub(crate) static FALLBACKS: Array<Fallback, { (fallback::DIRECTIONS * SLOTS) as usize }> =
+    Array::new();
 
 #[btf_map]
 pub(crate) static SCHEDULES: Array<u64, { schedules::LEN as usize }> = Array::new();

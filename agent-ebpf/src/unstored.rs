@@ -43,7 +43,7 @@ use rto_agent_common::{
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
-    brake, discovery, events, handshake,
+    discovery, events, fallback, handshake,
     hook::{self, RETRANS_CB_FLAG, RTO_CB_FLAG},
     kernel_sock, lookup,
     options::{Defaults, LARGEST_US, Target, short},
@@ -134,8 +134,8 @@ pub(crate) fn established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direc
 #[inline(never)]
 fn more_at_established(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direction: u32) -> u32 {
     let more = policy.flags;
-    if more & policy_flags::BRAKED != 0 {
-        brake::credit(arm, policy, direction, 0);
+    if more & policy_flags::GUARDED != 0 {
+        fallback::established(arm, policy, direction, 0);
     }
     if tables::counts(statistics::UNMATCHED) && more & policy_flags::DISCOVERS != 0 {
         discovery::note(&SockOpsContext::new(ops), 0);

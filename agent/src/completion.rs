@@ -91,7 +91,7 @@ fn values(verb: &str, arg: Arg, daemon: &Daemon) -> Arg {
         (_, "syn_ack_rto" | "syn_retries") => &["auto", "keep"][..],
         (_, "initial_rto") => &["auto"],
         (_, "mptcp") => &["keep", "apply"],
-        (_, "guard") => &["warn", "on", "off"],
+        (_, "guard") => &["on", "off"],
         (_, "mode") => &["apply", "advise"],
         _ => &[],
     };

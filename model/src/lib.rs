@@ -5,7 +5,7 @@
 //! - [`syn`], [`retransmit`], [`wheel`]: when unanswered packets are retransmitted.
 //! - [`outage`]: how long connect() takes in an outage, with the agent and without.
 //! - [`distribution`]: times and their frequencies.
-//! - [`tune`]: self-tuning timers, their brakes, and the verdict about their benefit.
+//! - [`tune`]: self-tuning timers, their fallbacks, and the verdict about their benefit.
 
 pub mod distribution;
 pub mod outage;

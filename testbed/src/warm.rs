@@ -52,7 +52,6 @@ impl Seen<'_> {
         let growth = Growth {
             counts: Counts {
                 connections: count,
-                attempts: count,
                 ..Counts::default()
             },
             samples,

@@ -1,7 +1,6 @@
 //! Helpers of the integration tests that are not in the test bed: expected values, output of the agent's commands, and
 //! features of a kernel.
 
-pub mod brakes;
 pub mod browser;
 #[cfg(test)]
 mod budget;
@@ -10,6 +9,7 @@ mod declared;
 pub mod features;
 pub mod handshakes;
 pub mod held_thread;
+pub mod in_kernel;
 pub mod lab;
 pub mod load;
 pub mod locked_socket;

@@ -1,5 +1,4 @@
-//! The daemon's decisions about a policy, beyond its settings: learnt values, brakes, and the
-//! fallback for proven harm.
+//! The daemon's decisions about a policy, beyond its settings: learnt values, and fallbacks.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -36,10 +35,8 @@ impl Adjustment {
 pub struct InitialRto {
     /// The timer in force.
     pub timer: Timer,
-    /// [`rto_agent_common::Policy::epochs`]; 0: without brakes in the program.
+    /// [`rto_agent_common::Policy::epochs`]; 0: without fallbacks in the program.
     pub epoch: u32,
-    /// [`rto_agent_common::Policy::budgets`], in whole retransmissions.
-    pub budget: u32,
 }
 
 impl InitialRto {
@@ -73,21 +70,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_forgotten_with_its_brakes_and_the_kernels_own_timer_stays() {
-        let braked = |timer| InitialRto {
-            timer,
-            epoch: 3,
-            budget: 5,
-        };
-        let kernel = braked(Timer::Kernel).without_value();
+    fn without_value_clears_value_and_epoch() {
+        let guarded = |timer| InitialRto { timer, epoch: 3 };
+        let kernel = guarded(Timer::Kernel).without_value();
         let expected = InitialRto {
             timer: Timer::Kernel,
             epoch: 0,
-            budget: 0,
         };
         assert_eq!(kernel, expected);
         for timer in [Timer::Configured, Timer::Value(Duration::from_millis(20))] {
-            let left = braked(timer).without_value();
+            let left = guarded(timer).without_value();
             assert_eq!(left, InitialRto::default());
         }
     }

@@ -140,7 +140,6 @@ pub fn compile_adjusted(
     compiler.check_constraints(settings);
     compiler.syn_retries(settings);
     compiler.control_arm(name, settings);
-    compiler.lease(settings);
     if compiler.errors.is_empty() {
         let initial_rto = compiler.active.unwrap_or(host.hz.into());
         let initial_rto_us = jiffies_to_usecs(initial_rto, host.hz);
@@ -180,7 +179,7 @@ pub fn uncounted_holdout(settings: &Settings) -> Option<String> {
 pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
     let automatic = [
         ("initial_rto", settings.auto_initial_rto().map(|_| "auto")),
-        ("guard", (settings.guard() == Guard::On).then_some("on")),
+        ("guard", (settings.guard == Some(Guard::On)).then_some("on")),
     ];
     match automatic
         .into_iter()

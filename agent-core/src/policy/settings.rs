@@ -143,15 +143,15 @@ settings! {
         kernel share control_below,
         accepted ["'0.5%'", "'95%'"], refused ["'0%'", "'95.1%'", "5", "0.05", "'5'"],
     }
-    /// Reaction to spurious retransmissions of SYNs and SYN-ACKs: warn, on or off
+    /// Whether new connections fall back to the kernel's own timers: on or off
     ///
-    /// warn reports them; on also gives new connections the kernel's own timer for 10 minutes after
-    /// 20 of them, and while they exceed a tenth of the connections. on is the default with auto
+    /// They do after 20 connections with a spurious retransmission, for 10 minutes; in an outage, until
+    /// a connection is established; and after proven harm
     guard: Option<Guard> as "Option<String>" {
-        option "--guard warn|on|off",
-        values "`\"warn\"`, `\"on\"` or `\"off\"`",
-        default "`\"warn\"`",
-        meaning "Reaction to spurious retransmissions of SYNs and SYN-ACKs. `\"warn\"` reports them; `\"on\"` also lets [brakes](#values-that-are-learnt) give new connections the kernel's own timer; `\"off\"` does nothing. `\"on\"` is the default if a value is learnt",
+        option "--guard on|off",
+        values "`\"on\"` or `\"off\"`",
+        default "`\"on\"`",
+        meaning "Whether new connections [fall back](#fallback) to the kernel's own timers",
         accepted ["'on'", "'off'"], refused ["true", "'auto'", "{}"],
     }
     /// Whether learnt values are applied: apply, or advise (computed and shown, but not applied)
@@ -232,13 +232,9 @@ impl Settings {
         given.filter_map(|(name, value)| Some((name, value?)))
     }
 
-    /// The guard in effect; without a `guard` setting it is on for learnt values.
-    pub fn guard(&self) -> Guard {
-        let implied = match self.is_automatic() {
-            true => Guard::On,
-            false => Guard::Warn,
-        };
-        self.guard.unwrap_or(implied)
+    /// Whether new connections fall back to the kernel's own timers.
+    pub fn is_guarded(&self) -> bool {
+        self.guard.unwrap_or_default() == Guard::On
     }
 
     /// Whether no setting has an effect on connections.
@@ -330,14 +326,12 @@ words! {
 }
 
 words! {
-    /// The `guard` setting: the reaction to spurious retransmissions of SYNs and SYN-ACKs.
-    Guard, "\"warn\", \"on\" or \"off\"" {
-        /// Only reports what the brakes would have done.
+    /// The `guard` setting: whether new connections fall back to the kernel's own timers.
+    Guard, "\"on\" or \"off\"" {
+        /// They do.
         #[default]
-        Warn = "warn",
-        /// Brakes in the program give new connections the kernel's own timer.
         On = "on",
-        /// No reaction.
+        /// They do not.
         Off = "off",
     }
 }

@@ -37,7 +37,7 @@ impl PolicySet {
         })
     }
 
-    /// As [`Self::probe_target`] for the values in force, jiffies: learnt and braked values differ
+    /// As [`Self::probe_target`] for the values in force, jiffies: learnt values and fallbacks differ
     /// from the configured ones.
     pub fn probe_target_by(
         &self,

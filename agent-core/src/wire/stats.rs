@@ -405,8 +405,8 @@ counters! {
     time_lost_us: "handshake_time_lost", Handshakes, time "us";
     /// Connections established after a SYN or its answer was retransmitted
     retransmitted_handshakes: "retransmitted_handshakes", Handshakes, title "established after a retransmission";
-    /// Connections that started with the kernel's own timer because of a brake
-    braked: "braked_connections", Handshakes, title "braked";
+    /// Connections that started with the kernel's own timer because of a fallback
+    fallbacks: "fallback_connections", Handshakes, title "in fallback";
     /// Tail loss probes that retransmitted a segment
     tail_loss_probes: "tail_loss_probes", Connections, title "tail loss probes";
     /// Segments retransmitted by established connections, without tail loss probes

@@ -69,8 +69,8 @@ pub struct TunedTimer {
     pub direction: String,
     /// How the timer is treated.
     pub kind: TimerKind,
-    /// The value, microseconds; absent: the kernel's own. A value that is only advised or watched
-    /// is not applied.
+    /// The value, microseconds; absent: the kernel's own. A value that is only advised is
+    /// not applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_us: Option<u64>,
     /// The configured value, microseconds; absent if it is learnt.
@@ -80,12 +80,9 @@ pub struct TunedTimer {
     pub state: State,
     /// The evidence for the next decision.
     pub evidence: Evidence,
-    /// The last action of a brake, and its evidence.
+    /// When a fallback last began, and its evidence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alarm: Option<Transition>,
-    /// The brakes in the program; absent for a policy without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub brakes: Option<BrakesView>,
     /// The next step, if nothing else changes.
     pub next: Next,
     /// How often it entered a state, and why, since it has been watched.
@@ -103,10 +100,10 @@ impl TunedTimer {
         } = self;
         let set = match self.kind {
             TimerKind::Auto | TimerKind::Guarded => Value(self.value_us).to_string(),
-            TimerKind::Advice | TimerKind::Watched => "not applied".to_owned(),
+            TimerKind::Advice => "not applied".to_owned(),
         };
         let next = next_text(self.next, now_ms);
-        let state = state.name();
+        let state = state.text();
         format!("policy {policy}: {setting} {direction} {state}, {set}; next: {next}")
     }
 
@@ -135,27 +132,9 @@ pub fn next_text(next: Next, now_ms: u64) -> String {
         }
         Next::Lower { to_us, at_ms } => format!("lower to {} {}", Value(Some(to_us)), wait(at_ms)),
         Next::HoldEnds { at_ms } => format!("the value again {}", wait(at_ms)),
-        Next::BudgetRefills => "when the budget refills".to_owned(),
+        Next::OutageEnds => "the value again when a connection is established".to_owned(),
         Next::Resume => "rto-agent tune resume".to_owned(),
     }
-}
-
-/// State of the brakes in the program.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct BrakesView {
-    /// Connections with a spurious retransmission, counted with the current value.
-    pub spurious: u64,
-    /// Spent share of the fuse, 0 to 1.
-    pub fuse_spent: f64,
-    /// The fuse has blown: new connections get the kernel's own timer.
-    pub blown: bool,
-    /// Remaining share of the budget, 0 to 1.
-    pub budget_left: f64,
-    /// Size of the budget, retransmissions.
-    pub budget: u32,
-    /// Half of the budget is spent: new connections get the kernel's own timer.
-    pub throttled: bool,
 }
 
 /// How often a timer entered a state.
@@ -187,7 +166,7 @@ impl TransitionView {
     /// Whether an operator should look at the transition.
     pub fn is_warning(&self) -> bool {
         let Transition { from, to, .. } = self.transition;
-        to.is_braked() && from != to
+        to.is_fallback() && from != to
     }
 }
 

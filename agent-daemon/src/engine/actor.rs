@@ -107,17 +107,15 @@ impl Engine {
         let (mut control, desired) = Control::start(agent, desired);
         let starting = channels.snapshots.borrow().clone();
         let opening = (open, starting.shared.clone());
-        let (mut apply, change) = Apply::start(opening, desired, store, &config, &channels.sender)?;
+        let (apply, change) = Apply::start(opening, desired, store, &config, &channels.sender)?;
         let cause = Cause::from(Source::Start);
         cause.audit(&change);
         if let Some(warning) = &lost {
             warn!("{warning}");
         }
         match apply.reconciler().found() {
-            Found::Adopted | Found::MapsKept => {
-                control.renew_lease(&mut apply);
-            }
-            Found::Nothing | Found::Replaced => control.maps_are_new(&mut apply),
+            Found::Adopted | Found::MapsKept => {}
+            Found::Nothing | Found::Replaced => control.maps_are_new(),
         }
         let mut engine = Self {
             state: State::start(
@@ -282,7 +280,7 @@ impl Engine {
     /// Publishes the state as it is now.
     pub(super) fn publish(&mut self) {
         if self.apply.take_maps_are_new() {
-            self.control.maps_are_new(&mut self.apply);
+            self.control.maps_are_new();
         }
         let mut health = self.apply.health();
         health.problems.extend(self.host_problem.text().cloned());
@@ -337,7 +335,6 @@ impl Engine {
     /// `rto-agent attach`: ends a detachment. The counters continue.
     pub(super) fn attach(&mut self, cause: &Cause) -> Result<ChangeAnswer, EngineError> {
         let note = if self.apply.attach()? {
-            self.control.renew_lease(&mut self.apply);
             self.publish();
             self.apply.attached(cause);
             "attached again"

@@ -15,9 +15,7 @@ use rto_agent_core::{
     },
 };
 use rto_agent_kernel::{
-    datapath::{
-        DatapathError, KernelReader, Options, StatisticsOptions, left_set, room_for, walk::Mode,
-    },
+    datapath::{KernelReader, Options, StatisticsOptions, left_set, room_for, walk::Mode},
     kernel::features::{self, can_set},
 };
 use tokio::sync::broadcast;
@@ -176,11 +174,6 @@ impl Apply {
     /// A reader of the kernel, as last published.
     pub(super) const fn reader(&self) -> Option<&Arc<dyn KernelReader>> {
         self.reader.as_ref()
-    }
-
-    /// See [`Reconciler::renew_lease`].
-    pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<bool, DatapathError> {
-        self.reconciler.renew_lease(until_ns)
     }
 
     /// See [`Reconciler::set_host_defaults`].

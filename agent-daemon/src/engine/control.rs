@@ -8,7 +8,7 @@ use std::{
 };
 
 use nix::time::{ClockId, clock_gettime};
-use rto_agent_common::brake::Brake;
+use rto_agent_common::fallback::Fallback;
 use rto_agent_core::{
     config::AgentConfig,
     policy::{Adjustments, PolicyName},
@@ -39,35 +39,43 @@ use crate::{
     tuning::{Due, TICK_MS, Tuning},
 };
 
-/// How long automatic values stay in force if the daemon does not renew them.
-const LEASE: Duration = Duration::from_secs(3600);
-/// Interval between renewals of the lease.
-const RENEWAL: Duration = Duration::from_secs(60);
+/// What is due of a policy.
+pub(super) struct Read {
+    statistics: ArmStatistics,
+    fallbacks: [Fallback; 2],
+    /// The program is in fallback (outage).
+    outage: bool,
+}
 
-/// Reads what is due of a policy; `None` if it has no slot (yet), or if its brakes, which are all
-/// that is due, have not changed.
+/// Reads what is due of a policy; `None` if it has no slot (yet), or if its fallbacks, which are
+/// all that is due, have not changed.
 pub(super) fn read_due(
     reader: &dyn KernelReader,
     policy: &PolicyName,
     due: Due,
-) -> Result<Option<(ArmStatistics, [Brake; 2])>, DatapathError> {
-    let brakes = reader.brakes(policy)?;
-    if due == (Due::Brakes { known: brakes }) {
+) -> Result<Option<Read>, DatapathError> {
+    let fallbacks = reader.fallbacks(policy)?;
+    let [active, _] = fallbacks;
+    // An outage begins and ends with time.
+    let is_known = due == (Due::Fallbacks { known: fallbacks }) && active.lost < Fallback::LOST;
+    if is_known {
         return Ok(None);
     }
     let statistics = reader.statistics_of(policy)?;
-    Ok(statistics.map(|statistics| (statistics, brakes)))
+    Ok(statistics.map(|statistics| Read {
+        statistics,
+        fallbacks,
+        outage: active.is_outage(monotonic_ms),
+    }))
 }
 
-/// Owns the tuner, what it has learnt, and the lease of its values.
+/// Owns the tuner and what it has learnt.
 pub(super) struct Control {
     tuning: Tuning,
     tuned: Published<TuneAnswer>,
     store: TuningStore,
     /// Time of the last tick. The tuner's pace at that moment decides when the next one is due.
     ticked: Option<Instant>,
-    /// Time of the last renewal of the lease.
-    renewed: Option<Instant>,
     /// Why decisions are not in force, or counters cannot be read.
     problem: Problem,
     /// Statistics are off.
@@ -85,7 +93,6 @@ impl Control {
             tuned: Published::default(),
             store,
             ticked: None,
-            renewed: None,
             problem: Problem::default(),
             is_blind: !agent.statistics,
             notes: Vec::new(),
@@ -184,8 +191,13 @@ impl Control {
         for (name, due) in due {
             progress::step();
             match read_due(reader.as_ref(), &name, due) {
-                Ok(Some((statistics, brakes))) => {
-                    let timers = self.tuning.step(now, &name, &statistics, brakes);
+                Ok(Some(read)) => {
+                    let Read {
+                        statistics,
+                        fallbacks,
+                        outage,
+                    } = read;
+                    let timers = self.tuning.step(now, &name, &statistics, fallbacks, outage);
                     told.extend(timers.into_iter().map(StreamItem::Tuned));
                     let paused = self.not_compared(apply, reader.as_ref(), &name);
                     let verdict = self.tuning.look(now, &name, &statistics, paused);
@@ -223,9 +235,8 @@ impl Control {
     fn decided(&mut self, apply: &mut Apply, told: &[StreamItem]) -> Result<bool, EngineError> {
         // Persist first, so that a crash cannot lose a decision.
         self.tell_decisions(apply, told);
-        let renewed = self.renew_lease(apply);
         let adjusted = self.adjust(apply, &Source::Tuner.into())?;
-        Ok(renewed || adjusted.is_some())
+        Ok(adjusted.is_some())
     }
 
     /// Reports and stores decisions.
@@ -239,26 +250,6 @@ impl Control {
             apply.tell(one.clone());
         }
         self.store.save_if_due(&mut self.tuning);
-    }
-
-    /// Renews the lease of automatic values once a minute, and right before the first one is
-    /// applied. Returns whether the kernel was written.
-    pub(super) fn renew_lease(&mut self, apply: &mut Apply) -> bool {
-        let is_due = |renewed: Instant| renewed.elapsed() >= RENEWAL;
-        if !self.tuning.is_leased() || !self.renewed.is_none_or(is_due) {
-            return false;
-        }
-        match apply.renew_lease(monotonic_ns(LEASE)) {
-            Ok(true) => {
-                self.renewed = Some(Instant::now());
-                true
-            }
-            Ok(false) => false,
-            Err(e) => {
-                warn!("the lease of learnt values cannot be renewed: {e}");
-                true
-            }
-        }
     }
 
     /// Makes a change, together with the current decisions about its policies.
@@ -288,11 +279,9 @@ impl Control {
         self.show(&desired.adjustments);
     }
 
-    /// The maps were re-created: there is no lease, and the counters restart at 0.
-    pub(super) fn maps_are_new(&mut self, apply: &mut Apply) {
+    /// The maps were re-created: the counters restart at 0.
+    pub(super) fn maps_are_new(&mut self) {
         self.tuning.begin_again();
-        self.renewed = None;
-        self.renew_lease(apply);
     }
 
     /// Applies the current decisions. Reconciles only if they have changed.
@@ -319,7 +308,6 @@ impl Control {
         let Some(acted) = self.tuning.act(now, policy, action) else {
             return refused(self.not_tuned(apply.desired(), action, policy));
         };
-        self.renew_lease(apply);
         if let Err(e) = self.adjust(apply, &Source::Tuner.into()) {
             // What is answered, shown and stored is what the kernel has.
             self.tuning.set_state_of(policy, before);
@@ -346,8 +334,8 @@ impl Control {
         }
         match action {
             TuneAction::Freeze | TuneAction::Resume => format!(
-                "policy {policy} learns no value, its guard is not \"on\", and it is in no fallback \
-                 (harm): there is nothing to {}",
+                "policy {policy} learns no value, has no guard, and is in no fallback (harm): there is \
+                 nothing to {}",
                 action.name()
             ),
             TuneAction::Reset => format!("policy {policy} learns no value and has no guard"),
@@ -458,8 +446,9 @@ fn log_verdict(event: &VerdictEvent) {
     }
 }
 
-/// The time this much later, nanoseconds of CLOCK_MONOTONIC.
-fn monotonic_ns(later: Duration) -> u64 {
+/// CLOCK_MONOTONIC as in [`Fallback::lost_since_ms`].
+pub(super) fn monotonic_ms() -> u32 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.saturating_add(later).as_nanos()).unwrap_or(u64::MAX)
+    // The remainder fits.
+    u32::try_from(now.as_millis() % (1 << u32::BITS)).unwrap_or_default()
 }

@@ -9,8 +9,8 @@ use std::{
 
 use rto_agent_common::{
     FIRST_SLOT, HostDefaults, Policy, SLOTS, Statistics,
-    brake::Brake,
     discovery::{Discovered, Prefix},
+    fallback::Fallback,
 };
 use rto_agent_core::{
     config::RttSampling,
@@ -26,7 +26,7 @@ use rto_agent_core::{
     },
 };
 use rto_agent_kernel::datapath::{
-    DatapathError, Kernel, KernelReader, Options, StatisticsOptions, brakes_begin, events, walk,
+    DatapathError, Kernel, KernelReader, Options, StatisticsOptions, events, fallbacks_begin, walk,
 };
 
 /// The contents of the maps, and the failures to inject.
@@ -53,10 +53,8 @@ pub(crate) struct State {
     pub(crate) host: Option<HostDefaults>,
     /// Statistics by policy; absent policies have counted nothing.
     pub(crate) statistics: BTreeMap<PolicyName, ArmStatistics>,
-    /// Brakes by policy, likewise.
-    pub(crate) brakes: BTreeMap<PolicyName, [Brake; 2]>,
-    /// When the lease of automatic values ends, nanoseconds of CLOCK_MONOTONIC.
-    pub(crate) lease_ns: u64,
+    /// Fallbacks by policy, likewise.
+    pub(crate) fallbacks: BTreeMap<PolicyName, [Fallback; 2]>,
     /// Peers without an entry.
     pub(crate) discovered: Vec<(Prefix, Discovered)>,
     /// Start of these counts.
@@ -218,10 +216,11 @@ impl Kernel for FakeKernel {
                 return Err(DatapathError::PolicyTableFull(name.clone()));
             }
             let write = |state: &mut State| {
-                let begins = brakes_begin(state.maps.policies.get(name), policy);
-                if let Some(brakes) = state.brakes.get_mut(name) {
-                    for (brake, _) in brakes.iter_mut().zip(begins).filter(|(_, begins)| *begins) {
-                        *brake = Brake::default();
+                let begins = fallbacks_begin(state.maps.policies.get(name), policy);
+                if let Some(fallbacks) = state.fallbacks.get_mut(name) {
+                    let reset = fallbacks.iter_mut().zip(begins);
+                    for (fallback, _) in reset.filter(|(_, begins)| *begins) {
+                        *fallback = Fallback::default();
                     }
                 }
                 state.maps.policies.insert(name.clone(), *policy);
@@ -284,10 +283,6 @@ impl Kernel for FakeKernel {
 
     fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError> {
         self.host.write(|state| state.host = Some(host))
-    }
-
-    fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
-        self.host.write(|state| state.lease_ns = until_ns)
     }
 
     fn retry_statistics(&mut self) {}
@@ -438,9 +433,9 @@ impl KernelReader for FakeReader {
         Ok(held.map(|held| state.counted(policy, held)))
     }
 
-    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {
+    fn fallbacks(&self, policy: &PolicyName) -> Result<[Fallback; 2], DatapathError> {
         let state = self.readable()?;
-        Ok(state.brakes.get(policy).copied().unwrap_or_default())
+        Ok(state.fallbacks.get(policy).copied().unwrap_or_default())
     }
 
     fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError> {

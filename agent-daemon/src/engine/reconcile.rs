@@ -310,15 +310,6 @@ impl Reconciler {
         }
     }
 
-    /// Keeps automatic values in force until this time, nanoseconds of CLOCK_MONOTONIC. Returns
-    /// whether the kernel is open.
-    pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<bool, DatapathError> {
-        match self.kernel.as_mut().filter(|_| !self.is_frozen) {
-            Some(kernel) => kernel.change().renew_lease(until_ns).map(|()| true),
-            None => Ok(false),
-        }
-    }
-
     fn attach(&mut self) -> Result<(), DatapathError> {
         self.kernel
             .as_mut()

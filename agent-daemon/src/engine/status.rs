@@ -80,7 +80,7 @@ impl Snapshot {
         }
     }
 
-    /// One line for each braked or frozen timer.
+    /// One line for each timer in fallback or frozen.
     fn unusual_timers(&self) -> Vec<String> {
         let tuned = self.tune();
         let unusual = tuned.timers().filter(|(_, timer)| timer.is_unusual());

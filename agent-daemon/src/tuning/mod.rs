@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use rto_agent_common::brake::Brake;
+use rto_agent_common::fallback::Fallback;
 use rto_agent_core::{
     policy::{Adjustment, Adjustments, HostFacts, PolicyName, Settings},
     wire::{
@@ -20,7 +20,7 @@ use rto_model::tune::tuner::Transition;
 
 use self::{
     holdout::Holdout,
-    policy::{PolicyTuning, RARELY_MS},
+    policy::PolicyTuning,
     spec::{Spec, TimerId},
 };
 
@@ -78,9 +78,9 @@ impl Tuning {
     #[must_use]
     pub fn interval(&self) -> Option<Duration> {
         let read = self.policies.values().filter(|_| !self.is_blind);
-        let acts = read.map(PolicyTuning::acts).max()?;
-        let interval_ms = if acts { TICK_MS } else { RARELY_MS };
-        Some(Duration::from_millis(interval_ms))
+        read.map(PolicyTuning::interval_ms)
+            .min()
+            .map(Duration::from_millis)
     }
 
     /// Adds the decisions about these policies, including policies that are not followed yet.
@@ -156,16 +156,17 @@ impl Tuning {
         due.filter(|(_, due)| *due != Due::Nothing)
     }
 
-    /// Reads the counters of a policy, and decides.
+    /// Reads the counters of a policy, and decides. `outage`: the program is in fallback (outage).
     pub fn step(
         &mut self,
         now: Moment,
         name: &PolicyName,
         statistics: &ArmStatistics,
-        brakes: [Brake; 2],
+        fallbacks: [Fallback; 2],
+        outage: bool,
     ) -> Vec<TunedEvent> {
         self.decide(now, name, |policy| {
-            policy.step(now.tuner_ms, statistics, brakes)
+            policy.step(now.tuner_ms, statistics, fallbacks, outage)
         })
     }
 
@@ -192,15 +193,15 @@ impl Tuning {
     }
 
     /// Follows an operator's request. `None` if the policy has no timer or fallback that it
-    /// concerns: a timer that is only watched can be reset, but not frozen.
+    /// concerns.
     pub fn act(&mut self, now: Moment, name: &PolicyName, action: TuneAction) -> Option<Acted> {
         let now_ms = now.tuner_ms;
         let policy = self.policies.get_mut(name)?;
-        let acts = policy.has_acting_timers();
+        let has_timers = policy.has_timers();
         let is_resumed = action == TuneAction::Resume && policy.resume_holdout();
         let verdict = is_resumed.then(|| policy.verdict(name, now)).flatten();
         self.has_changed |= is_resumed;
-        (acts || is_resumed || action == TuneAction::Reset).then(|| Acted {
+        (has_timers || is_resumed).then(|| Acted {
             timers: self.decide(now, name, |policy| match action {
                 TuneAction::Freeze => policy.each(|timer| timer.tuner.freeze(now_ms)),
                 TuneAction::Resume => policy.each(|timer| timer.tuner.resume(now_ms)),
@@ -240,12 +241,6 @@ impl Tuning {
                 transition: timer.transition(transition, now),
             });
         events.collect()
-    }
-
-    /// Whether a value is in force that the program drops at the end of its lease.
-    #[must_use]
-    pub fn is_leased(&self) -> bool {
-        self.policies.values().any(PolicyTuning::is_leased)
     }
 }
 

@@ -2,15 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rto_agent_common::brake::Brake;
+use rto_agent_common::fallback::Fallback;
 use rto_agent_core::{
     policy::{Adjustment, InitialRto, PolicyName, Timer, units::jiffies_duration},
     wire::{events::VerdictEvent, stats::ArmStatistics, tune::TransitionCount},
 };
 use rto_model::tune::{
-    budget,
     holdout::Verdict,
-    tuner::{Cause, Growth, Transition, Tuner},
+    tuner::{Growth, Transition, Tuner},
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,11 +23,9 @@ use super::{
 /// How often counters are read on which decisions depend, milliseconds. Shorter in the engine's
 /// tests.
 pub const TICK_MS: u64 = if cfg!(test) { 20 } else { 1000 };
-/// How often counters are read that are only reported, milliseconds: the daemon wakes as often as
-/// for a health check.
+/// How often counters are read of policies that learn nothing and have no control arm,
+/// milliseconds: the daemon wakes as often as for a health check.
 pub(super) const RARELY_MS: u64 = 5000;
-/// The cost of a retransmission in the budget.
-const COST: u32 = Brake::BUDGET_COST.cast_unsigned();
 /// An idle policy is read in one of this many ticks.
 const IDLE_TICKS: u64 = 5;
 /// Most transitions that are kept for display.
@@ -39,14 +36,14 @@ const SHOWN: usize = 16;
 pub enum Due {
     /// Nothing.
     Nothing,
-    /// The brakes, and the counters if the brakes have changed. Brakes are 32 bytes; counters and
-    /// histograms are 7 kB for each arm and CPU. Both include what is urgent: retransmissions and
-    /// spurious ones.
-    Brakes {
-        /// The brakes as last read, active and passive.
-        known: [Brake; 2],
+    /// The fallbacks, and the counters if the fallbacks have changed. Fallbacks are 32 bytes;
+    /// counters and histograms are 7 kB for each arm and CPU. Both include what is urgent: spurious
+    /// retransmissions.
+    Fallbacks {
+        /// The fallbacks as last read, active and passive.
+        known: [Fallback; 2],
     },
-    /// The brakes and the counters.
+    /// The fallbacks and the counters.
     Counters,
 }
 
@@ -55,8 +52,8 @@ pub enum Due {
 pub(super) struct PolicyTuning {
     pub(super) spec: Spec,
     pub(super) state: State,
-    /// Brakes as last read, active and passive.
-    brakes: [Brake; 2],
+    /// Fallbacks as last read, active and passive.
+    fallbacks: [Fallback; 2],
     read_ms: Option<u64>,
     /// The last reading showed growth or led to a decision.
     is_busy: bool,
@@ -84,18 +81,14 @@ pub(super) struct TimerState {
     pub(super) reading: Option<Reading>,
     /// How often the timer changed to each state, by cause.
     pub(super) totals: Vec<TransitionCount>,
-    /// The last transition in which a brake removed the value.
+    /// The last transition to a fallback.
     pub(super) alarm: Option<Transition>,
     /// The program uses the value, if there is one.
     #[serde(skip)]
     pub(super) is_set: bool,
-    /// The brake at the last reading. If the value is not set, the brake that the program would
-    /// have.
+    /// The program decides fallbacks.
     #[serde(skip)]
-    pub(super) brake: Brake,
-    /// The budget last applied, whole retransmissions.
-    #[serde(skip)]
-    pub(super) budget: u32,
+    is_guarded: bool,
 }
 
 impl TimerState {
@@ -106,8 +99,7 @@ impl TimerState {
             totals: Vec::new(),
             alarm: None,
             is_set: false,
-            brake: Brake::default(),
-            budget: 0,
+            is_guarded: false,
         }
     }
 
@@ -125,80 +117,35 @@ impl TimerState {
             }
             None => Self::new(spec),
         };
-        if timer.is_set != spec.is_set {
-            timer.brake = Brake::default();
-        }
         timer.is_set = spec.is_set;
-        timer.note_budget();
+        timer.is_guarded = spec.is_guarded;
         timer
     }
 
-    /// Whether the program uses a value.
-    pub(super) fn is_in_force(&self) -> bool {
-        self.is_set && self.tuner.jiffies().is_some()
-    }
-
-    /// Whether decisions have an effect: a configured value without a guard is only watched.
-    fn acts(&self) -> bool {
-        self.is_set || self.tuner.configured().is_none()
-    }
-
-    fn note_budget(&mut self) {
-        self.budget = budget::for_peak(self.tuner.peak_per_s());
-    }
-
     /// Evaluates a reading. Returns whether the counters have grown, and the decision.
-    fn step(&mut self, now_ms: u64, reading: Reading, brake: Brake) -> (bool, Option<Transition>) {
+    fn step(
+        &mut self,
+        now_ms: u64,
+        reading: Reading,
+        fallback: Fallback,
+        outage: bool,
+    ) -> (bool, Option<Transition>) {
         let earlier = self.reading.replace(reading.clone());
         let grown = earlier.and_then(|earlier| reading.since(&earlier));
         let grown = grown.unwrap_or_default();
         let has_grown = grown != Reading::default();
-        if self.is_set {
-            // The daemon's state was lost, but the maps were kept.
-            if brake.epoch > self.tuner.epoch() {
-                self.tuner.skip_epochs(brake.epoch);
-            }
-            self.brake = brake;
-        } else {
-            self.brake_without_program(&grown);
+        let is_guarded = self.is_set && self.is_guarded;
+        // The daemon's state was lost, but the maps were kept.
+        if is_guarded && fallback.epoch > self.tuner.epoch() {
+            self.tuner.skip_epochs(fallback.epoch);
         }
         let growth = Growth {
-            fuse_blown: self.brake.is_blown(self.tuner.epoch()),
-            throttled: self.brake.is_throttled(parts(self.budget)),
+            spurious: is_guarded && fallback.is_spurious(self.tuner.epoch()),
+            outage: is_guarded && outage,
             counts: grown.counts,
             samples: grown.samples,
         };
-        let transition = self.tuner.step(now_ms, &growth);
-        self.note_budget();
-        (has_grown, transition)
-    }
-
-    /// Computes what the program's brakes would have spent, if the value is not set.
-    fn brake_without_program(&mut self, grown: &Reading) {
-        let epoch = self.tuner.epoch();
-        if self.brake.epoch != epoch {
-            (self.brake.epoch, self.brake.fuse) = (epoch, 0);
-        }
-        let (spurious, copies) = match (self.tuner.configured(), self.tuner.value_us()) {
-            (Some(_), _) => (grown.spurious, grown.counts.copies),
-            (None, value_us) => (value_us.map_or(0, |us| grown.samples.above(us)), 0),
-        };
-        let connections = grown.counts.connections;
-        // What remains of the spending after the credits, and the spending in excess of them.
-        let net = |before: i32, cost: i32, count: u64, credits: u64| {
-            let net = i128::from(count) * i128::from(cost) - i128::from(credits);
-            let left = (i128::from(before) + net.min(0)).max(0);
-            let beyond = u32::try_from(net.max(0) / i128::from(cost)).unwrap_or(u32::MAX);
-            (i32::try_from(left).unwrap_or(before), beyond)
-        };
-        let brake = &mut self.brake;
-        let clean = connections.saturating_sub(spurious);
-        let (fuse, spurious) = net(brake.fuse, Brake::FUSE_COST, spurious, clean);
-        brake.fuse = fuse;
-        brake.fuse += brake.fuse_cost(spurious);
-        let (budget, copies) = net(brake.budget, Brake::BUDGET_COST, copies, connections);
-        brake.budget = budget;
-        brake.budget += brake.budget_cost(parts(self.budget), copies);
+        (has_grown, self.tuner.step(now_ms, &growth))
     }
 
     fn note(&mut self, transition: &Transition) {
@@ -215,7 +162,7 @@ impl TimerState {
                 count: 1,
             }),
         }
-        if to.is_braked() && matches!(cause, Cause::Fuse | Cause::Budget) {
+        if to.is_fallback() && transition.from != to {
             self.alarm = Some(*transition);
         }
     }
@@ -228,8 +175,11 @@ impl TimerState {
                     Some(_) => Timer::Configured,
                     None => Timer::Value(jiffies_duration(jiffies, hz)),
                 },
-                epoch: self.tuner.epoch(),
-                budget: self.budget,
+                epoch: if self.is_guarded {
+                    self.tuner.epoch()
+                } else {
+                    0
+                },
             },
             None if self.is_set && configured.is_some() => InitialRto {
                 timer: Timer::Kernel,
@@ -251,7 +201,7 @@ impl PolicyTuning {
         Self {
             spec,
             state,
-            brakes: Default::default(),
+            fallbacks: Default::default(),
             read_ms: None,
             is_busy: true,
             has_grown: false,
@@ -288,7 +238,7 @@ impl PolicyTuning {
         };
         let since_ms = now_ms.saturating_sub(read_ms);
         if !self.acts() {
-            return match since_ms >= RARELY_MS {
+            return match since_ms >= self.interval_ms() {
                 true => Due::Counters,
                 false => Due::Nothing,
             };
@@ -297,18 +247,31 @@ impl PolicyTuning {
         let is_turn = (now_ms / TICK_MS) % IDLE_TICKS == u64::from(self.spec.seed) % IDLE_TICKS;
         match self.is_busy || is_turn || since_ms >= 2 * IDLE_TICKS * TICK_MS {
             true => Due::Counters,
-            false => Due::Brakes { known: self.brakes },
+            false => Due::Fallbacks {
+                known: self.fallbacks,
+            },
         }
     }
 
-    /// Whether decisions depend on its counters, which are then read each second.
-    pub(super) fn acts(&self) -> bool {
-        self.has_acting_timers() || self.state.holdout.is_some()
+    /// How often it must be read: rarely while it only has guards.
+    pub(super) fn interval_ms(&self) -> u64 {
+        let in_outage = self.fallbacks.iter().any(|seen| seen.lost != 0);
+        if self.acts() || in_outage {
+            TICK_MS
+        } else {
+            RARELY_MS
+        }
     }
 
-    /// Whether decisions about its timers have an effect.
-    pub(super) fn has_acting_timers(&self) -> bool {
-        self.state.timers.values().any(TimerState::acts)
+    /// Whether a value is learnt or arms are compared.
+    pub(super) fn acts(&self) -> bool {
+        let mut timers = self.state.timers.values();
+        timers.any(|timer| timer.tuner.configured().is_none()) || self.state.holdout.is_some()
+    }
+
+    /// Whether any of its timers is learnt or guarded.
+    pub(super) fn has_timers(&self) -> bool {
+        !self.state.timers.is_empty()
     }
 
     /// The comparison of its arms.
@@ -316,9 +279,9 @@ impl PolicyTuning {
         self.state.holdout.as_ref()
     }
 
-    /// Whether harm is proven: new connections get the kernel's own timers.
+    /// Fallback (harm): harm is proven, and new connections get the kernel's own timers.
     pub(super) fn is_harm(&self) -> bool {
-        self.holdout().is_some_and(Holdout::is_harm)
+        self.spec.is_guarded && self.holdout().is_some_and(Holdout::is_harm)
     }
 
     /// Compares the arms; returns a new verdict.
@@ -349,21 +312,22 @@ impl PolicyTuning {
         &mut self,
         now_ms: u64,
         statistics: &ArmStatistics,
-        brakes: [Brake; 2],
+        fallbacks: [Fallback; 2],
+        outage: bool,
     ) -> Vec<(TimerId, Transition)> {
         self.read_ms = Some(now_ms);
         self.state.since_ms.get_or_insert(now_ms);
-        self.brakes = brakes;
+        self.fallbacks = fallbacks;
         self.is_busy = false;
         let mut all = Vec::new();
         for (id, timer) in &mut self.state.timers {
-            let brake = match id {
-                TimerId::Active => brakes[0],
-                TimerId::Passive => brakes[1],
+            let (fallback, outage) = match id {
+                TimerId::Active => (fallbacks[0], outage),
+                TimerId::Passive => (fallbacks[1], false),
             };
             let is_first = timer.reading.is_none();
             let reading = Reading::of(statistics, *id);
-            let (has_grown, transition) = timer.step(now_ms, reading, brake);
+            let (has_grown, transition) = timer.step(now_ms, reading, fallback, outage);
             self.has_grown |= has_grown;
             self.is_busy |= is_first || has_grown || transition.is_some();
             all.extend(transition.map(|one| (*id, one)));
@@ -371,19 +335,18 @@ impl PolicyTuning {
         self.noted(all)
     }
 
-    /// Makes a decision about each timer on which decisions have an effect.
+    /// Makes a decision about each timer.
     pub(super) fn each(
         &mut self,
         mut decide: impl FnMut(&mut TimerState) -> Option<Transition>,
     ) -> Vec<(TimerId, Transition)> {
         let timers = self.state.timers.iter_mut();
-        let decided = timers.filter(|(_, timer)| timer.acts());
-        let decided = decided.filter_map(|(id, timer)| Some((*id, decide(timer)?)));
+        let decided = timers.filter_map(|(id, timer)| Some((*id, decide(timer)?)));
         let all = decided.collect();
         self.noted(all)
     }
 
-    /// Forgets what was learnt, including by timers that are only watched.
+    /// Forgets what was learnt.
     pub(super) fn reset(&mut self, now_ms: u64) -> Vec<(TimerId, Transition)> {
         let timers = self.state.timers.iter_mut();
         let all = timers.map(|(id, timer)| (*id, timer.tuner.reset(now_ms)));
@@ -404,12 +367,6 @@ impl PolicyTuning {
         all
     }
 
-    /// Whether a value is in force that the program drops at the end of its lease.
-    pub(super) fn is_leased(&self) -> bool {
-        let mut timers = self.state.timers.values();
-        timers.any(|timer| timer.tuner.configured().is_none() && timer.is_in_force())
-    }
-
     /// The decisions about the policy.
     pub(super) fn adjustment(&self) -> Adjustment {
         let hz = self.spec.host.hz;
@@ -423,9 +380,4 @@ impl PolicyTuning {
             harm: self.is_harm(),
         }
     }
-}
-
-/// A budget in the unit of [`rto_agent_common::Policy::budgets`].
-pub(super) const fn parts(budget: u32) -> u32 {
-    budget.saturating_mul(COST)
 }

@@ -13,8 +13,6 @@ use super::spec::TimerId;
 pub(super) struct Reading {
     /// Connections with the policy's settings.
     pub(super) counts: tuner::Counts,
-    /// Spurious SYNs or SYN-ACKs.
-    pub(super) spurious: u64,
     /// Path RTTs.
     pub(super) samples: Distribution,
 }
@@ -33,10 +31,7 @@ impl Reading {
             counts: tuner::Counts {
                 connections: statistics.connections(),
                 spurious: counters.spurious_connections,
-                attempts: counters.attempts,
-                copies: counters.handshake_retransmissions,
             },
-            spurious: counters.spurious,
             samples,
         }
     }
@@ -55,10 +50,7 @@ impl Reading {
             counts: tuner::Counts {
                 connections: now.connections.checked_sub(then.connections)?,
                 spurious: now.spurious.checked_sub(then.spurious)?,
-                attempts: now.attempts.checked_sub(then.attempts)?,
-                copies: now.copies.checked_sub(then.copies)?,
             },
-            spurious: self.spurious.checked_sub(earlier.spurious)?,
             samples,
         })
     }

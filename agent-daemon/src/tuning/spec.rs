@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rto_agent_core::policy::{
-    Guard, HostFacts, Mode, PolicyName, Settings, SynAckRto, units::quantise,
-};
+use rto_agent_core::policy::{HostFacts, Mode, PolicyName, Settings, SynAckRto, units::quantise};
 use rto_model::{syn::syn_ack_rto_auto, tune::law};
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +39,8 @@ impl TimerId {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     pub(super) timers: BTreeMap<TimerId, TimerSpec>,
+    /// Whether new connections fall back to the kernel's own timers.
+    pub(super) is_guarded: bool,
     /// The comparison of its arms; `None` without a control arm.
     pub(super) holdout: Option<HoldoutSpec>,
     /// What it was made of.
@@ -56,29 +56,32 @@ pub(super) struct TimerSpec {
     pub(super) law: law::Settings,
     /// The configured value, jiffies; `None` if it is learnt.
     pub(super) configured: Option<u64>,
-    /// The program uses the value, with brakes. Otherwise decisions are only shown (`guard =
-    /// "warn"`, `mode = "advise"`).
+    /// The program uses the value. Otherwise decisions are only shown (`mode = "advise"`).
     pub(super) is_set: bool,
+    /// The program decides fallbacks.
+    pub(super) is_guarded: bool,
 }
 
 impl Spec {
     /// What to watch of a policy.
     pub(super) fn of(name: &PolicyName, settings: &Settings, host: &HostFacts) -> Self {
         let hz = host.hz;
+        let is_guarded = settings.is_guarded();
         let learnt = |law| TimerSpec {
             law,
             configured: None,
             is_set: settings.mode == Mode::Apply,
+            is_guarded,
         };
         // A value at least as long as the kernel's own needs no guard.
-        let guard = settings.guard();
         let guarded = |jiffies: Option<u64>| {
-            let jiffies = jiffies.filter(|_| guard != Guard::Off)?;
+            let jiffies = jiffies.filter(|_| is_guarded)?;
             let law = law::Settings::new(hz);
             (jiffies < law.largest()).then_some(TimerSpec {
                 law,
                 configured: Some(jiffies),
-                is_set: guard == Guard::On,
+                is_set: true,
+                is_guarded,
             })
         };
         let auto = settings
@@ -100,6 +103,7 @@ impl Spec {
             .map(|share| HoldoutSpec::new(share, settings));
         Self {
             timers,
+            is_guarded,
             holdout,
             settings: settings.clone(),
             host: *host,
@@ -125,7 +129,7 @@ impl Spec {
 
     /// A policy whose `holdout` was removed keeps its proven harm.
     pub(super) fn keep(&mut self, known: &Holdout) {
-        if self.holdout.is_none() && known.is_harm() {
+        if self.holdout.is_none() && self.is_guarded && known.is_harm() {
             self.holdout = known.spec_with(&self.settings);
         }
     }
@@ -150,7 +154,7 @@ mod tests {
     use std::time::Duration;
 
     use rto_agent_core::{
-        policy::{AutoInitialRto, InitialRtoSetting},
+        policy::{AutoInitialRto, Guard, InitialRtoSetting},
         testing::HOST,
     };
 
@@ -161,32 +165,26 @@ mod tests {
         (!spec.is_idle()).then_some(spec)
     }
 
-    fn fixed(ms: u64, guard: Option<Guard>) -> Settings {
+    fn fixed(ms: u64, guard: Guard) -> Settings {
         Settings {
             initial_rto: Some(Duration::from_millis(ms).into()),
-            guard,
+            guard: Some(guard),
             ..Settings::default()
         }
     }
 
     #[test]
-    fn configured_value_is_watched_or_guarded() {
-        for (guard, is_set) in [
-            (None, false),
-            (Some(Guard::Warn), false),
-            (Some(Guard::On), true),
-        ] {
-            let spec = of(fixed(24, guard)).unwrap();
-            let timers: Vec<_> = spec.timers.iter().collect();
-            // The SYN-ACK RTO is long enough to keep requests: 492 ms.
-            for ((id, timer), expected) in timers.into_iter().zip([6, 124]) {
-                assert_eq!(timer.configured, Some(expected), "{id:?}");
-                assert_eq!(timer.is_set, is_set);
-            }
+    fn configured_value_is_guarded() {
+        let spec = of(fixed(24, Guard::On)).unwrap();
+        let timers: Vec<_> = spec.timers.iter().collect();
+        // The SYN-ACK RTO is long enough to keep requests: 492 ms.
+        for ((id, timer), expected) in timers.into_iter().zip([6, 124]) {
+            assert_eq!(timer.configured, Some(expected), "{id:?}");
+            assert!(timer.is_set && timer.is_guarded);
         }
-        assert_eq!(of(fixed(24, Some(Guard::Off))), None);
-        // As long as the kernel's own, which is what a guard would return to.
-        assert_eq!(of(fixed(1000, None)), None);
+        assert_eq!(of(fixed(24, Guard::Off)), None);
+        // As long as the kernel's own, which is what a fallback would return to.
+        assert_eq!(of(fixed(1000, Guard::On)), None);
         assert_eq!(of(Settings::default()), None);
         // Its arms are compared.
         let held = of(Settings {

@@ -3,14 +3,15 @@
 use rto_agent_common::{Statistics, histogram::bucket_of};
 use rto_agent_core::{policy::Timer, testing::HOST, wire::holdout::Verdict};
 
-use super::*;
+use super::{policy::RARELY_MS, *};
 
 /// A host with one policy and growing counters.
 struct Bed {
     tuning: Tuning,
     settings: Settings,
     statistics: ArmStatistics,
-    brakes: [Brake; 2],
+    fallbacks: [Fallback; 2],
+    outage: bool,
     now_ms: u64,
     told: Vec<TunedEvent>,
 }
@@ -37,7 +38,8 @@ impl Bed {
                 treated: [Statistics::default(); 3],
                 control: Some([Statistics::default(); 3]),
             },
-            brakes: Default::default(),
+            fallbacks: Default::default(),
+            outage: false,
             now_ms: 1_700_000_000_000,
             told: Vec::new(),
         };
@@ -77,9 +79,10 @@ impl Bed {
 
     fn step(&mut self) {
         self.now_ms += 1000;
+        let (now, fallbacks, outage) = (self.now(), self.fallbacks, self.outage);
         let told = self
             .tuning
-            .step(self.now(), &name(), &self.statistics, self.brakes);
+            .step(now, &name(), &self.statistics, fallbacks, outage);
         self.told.extend(told);
     }
 
@@ -102,13 +105,12 @@ impl Bed {
                 active.counters.spurious_connections += per_s;
                 active.counters.spurious += per_s;
                 if epoch != 0 {
-                    let brake = &mut self.brakes[0];
-                    if brake.epoch != epoch {
-                        (brake.epoch, brake.fuse, brake.spurious) = (epoch, 0, 0);
+                    let fallback = &mut self.fallbacks[0];
+                    if fallback.epoch != epoch {
+                        (fallback.epoch, fallback.spurious) = (epoch, 0);
                     }
                     for _ in 0..per_s {
-                        brake.fuse += brake.fuse_cost(1);
-                        brake.spurious += 1;
+                        fallback.spurious += fallback.cost();
                     }
                 }
             }
@@ -160,7 +162,16 @@ impl Bed {
 
 const SECOND: Duration = Duration::from_secs(1);
 const AUTO: &str = "initial_rto = 'auto'";
-const GUARDED: &str = "initial_rto = '24ms'\nguard = 'on'";
+const GUARDED: &str = "initial_rto = '24ms'";
+
+/// Fallback (spurious) of an epoch.
+fn begun(epoch: u32) -> Fallback {
+    Fallback {
+        epoch,
+        spurious: Fallback::LIMIT + Fallback::BEGUN,
+        ..Fallback::default()
+    }
+}
 
 /// A timer settled at 24 ms.
 fn settled() -> Bed {
@@ -177,21 +188,14 @@ fn a_value_after_three_hundred_samples() {
     assert_eq!(interval_ms(&bed), Some(TICK_MS));
     bed.run(5, 9_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
-    assert!(!bed.tuning.is_leased());
     bed.run(1, 9_000, 50);
     let adjustment = bed.adjustment();
     assert_eq!(bed.value_ms(), Some(32));
-    // The budget is an eighth of a power of two, at least 50 and four times the connections a
-    // second.
-    assert_eq!(
-        (adjustment.active.epoch, adjustment.active.budget),
-        (1, 208)
-    );
+    assert_eq!(adjustment.active.epoch, 1);
     assert_eq!(
         adjustment.passive,
         rto_agent_core::policy::InitialRto::default()
     );
-    assert!(bed.tuning.is_leased());
     assert_eq!(bed.causes(), ["enough-samples"]);
     assert!(!bed.told[0].transition.is_warning());
     bed.run(60, 9_000, 50);
@@ -200,9 +204,9 @@ fn a_value_after_three_hundred_samples() {
 }
 
 #[test]
-fn longer_path_raises_the_value_once_or_blows_the_fuse() {
+fn longer_path_raises_the_value_once_or_falls_back() {
     let mut bed = settled();
-    // At 6 a second, the value is raised before the fuse blows.
+    // At 6 a second, the value is raised before the fallback begins.
     bed.run(2, 140_000, 6);
     assert_eq!(bed.causes(), ["want-higher"]);
     assert!(bed.value_ms().is_some_and(|ms| ms >= 280), "{:?}", bed.told);
@@ -211,26 +215,36 @@ fn longer_path_raises_the_value_once_or_blows_the_fuse() {
     assert_eq!(bed.causes().len(), 1);
     let mut busy = settled();
     busy.run(1, 140_000, 50);
-    assert_eq!((busy.causes(), busy.value_ms()), (vec!["fuse"], None));
+    assert_eq!((busy.causes(), busy.value_ms()), (vec!["spurious"], None));
     let counts = busy.told[0].transition.transition.evidence.counts;
     assert_eq!(counts.spurious, 50);
-    assert!(busy.told[0].transition.is_warning() && !busy.tuning.is_leased());
+    assert!(busy.told[0].transition.is_warning());
     // Later transitions do not replace the alarm's evidence.
     busy.run(600, 140_000, 50);
-    assert_eq!(busy.causes(), ["fuse", "hold-over"]);
+    assert_eq!(busy.causes(), ["spurious", "hold-over"]);
     assert!(busy.value_ms().is_some_and(|ms| ms >= 280));
     let alarm = busy.tuning.view(Moment::default(), &Adjustments::new())[&name()].timers[0].alarm;
     assert_eq!(alarm.map(|alarm| alarm.evidence.counts), Some(counts));
 }
 
 #[test]
-fn a_spent_budget_is_told_and_ends_by_itself() {
+fn outage_is_reported_until_a_connection_is_established() {
     let mut bed = settled();
-    bed.brakes[0].budget = 208 * Brake::BUDGET_COST;
-    bed.run(1, 9_000, 50);
-    bed.brakes[0].budget = 0;
-    bed.run(1, 9_000, 50);
-    assert_eq!(bed.causes(), ["budget", "budget-refilled"]);
+    let state = |bed: &Bed| {
+        let view = bed.tuning.view(Moment::default(), &Adjustments::new());
+        let timer = &view[&name()].timers[0];
+        (timer.state.name(), timer.value_us)
+    };
+    let value = bed.value_ms();
+    bed.outage = true;
+    bed.step();
+    assert_eq!(state(&bed), ("fallback-outage", None));
+    // The program gives new connections the kernel's own timer: the policy stays as it is.
+    assert_eq!(bed.value_ms(), value);
+    bed.outage = false;
+    bed.step();
+    assert_eq!(state(&bed), ("active", Some(24_000)));
+    assert_eq!(bed.causes(), ["outage", "established"]);
     assert!(bed.told[0].transition.is_warning() && !bed.told[1].transition.is_warning());
 }
 
@@ -249,19 +263,14 @@ fn restart_adds_counts_of_the_pause() {
 }
 
 #[test]
-fn fuse_blown_while_the_daemon_was_away_brakes() {
+fn fallback_begun_while_daemon_was_away_is_followed() {
     let mut bed = settled();
     let epoch = bed.adjustment().active.epoch;
-    bed.brakes[0] = Brake {
-        epoch,
-        fuse: Brake::FUSE + Brake::BLOWN,
-        budget: 0,
-        spurious: 30,
-    };
+    bed.fallbacks[0] = begun(epoch);
     bed.restart(600_000, true);
     assert_eq!(bed.value_ms(), Some(24));
     bed.step();
-    assert_eq!((bed.value_ms(), bed.causes()), (None, vec!["fuse"]));
+    assert_eq!((bed.value_ms(), bed.causes()), (None, vec!["spurious"]));
     // The hold ends after ten minutes, even over a restart.
     bed.restart(300_000, true);
     bed.run(299, 9_000, 50);
@@ -311,37 +320,31 @@ fn advice_sets_nothing() {
     let mut bed = Bed::new("initial_rto = 'auto'\nmode = 'advise'");
     bed.run(700, 9_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
-    assert!(!bed.tuning.is_leased());
     let view = &bed.tuning.view(Moment::default(), &Adjustments::new())[&name()];
     let values: Vec<_> = view.timers.iter().map(|timer| timer.value_us).collect();
     assert_eq!(values, [Some(24_000), None]);
-    // The program's fuse would have blown.
-    bed.told.clear();
-    bed.run(1, 140_000, 20);
-    assert_eq!(bed.causes(), ["fuse"]);
 }
 
 #[test]
-fn guarded_value_is_off_while_a_brake_holds() {
+fn guarded_value_is_off_in_fallback() {
     let mut bed = Bed::new(GUARDED);
+    assert_eq!(interval_ms(&bed), Some(RARELY_MS));
+    bed.fallbacks[0].lost = 1;
+    bed.step();
     assert_eq!(interval_ms(&bed), Some(TICK_MS));
+    bed.fallbacks[0].lost = 0;
     bed.run(700, 9_000, 50);
     let adjustment = bed.adjustment();
     assert_eq!(adjustment.active.timer, Timer::Configured);
     assert_eq!((adjustment.active.epoch, bed.told.len()), (1, 0));
-    assert_eq!(
-        (adjustment.active.budget, adjustment.passive.budget),
-        (208, 50)
-    );
     bed.run(1, 140_000, 50);
     assert_eq!(
         (bed.active(), bed.adjustment().active.epoch),
         (Timer::Kernel, 0)
     );
-    assert!(!bed.tuning.is_leased());
     bed.run(600, 9_000, 50);
     assert_eq!(bed.active(), Timer::Configured);
-    assert_eq!(bed.causes(), ["fuse", "hold-over"]);
+    assert_eq!(bed.causes(), ["spurious", "hold-over"]);
 }
 
 /// Harm is proven after ten seconds of evidence.
@@ -394,7 +397,7 @@ fn proven_harm_is_in_force_until_resumed_without_statistics_too() {
 
 #[test]
 fn other_settings_end_proven_harm_and_say_so() {
-    let toml = "initial_rto = '100ms'\nguard = 'off'\nholdout = '50%'";
+    let toml = "initial_rto = '100ms'\nholdout = '50%'";
     let bed = Bed::new(toml);
     // Stored by an earlier run.
     let at = bed.now();
@@ -415,25 +418,25 @@ fn other_settings_end_proven_harm_and_say_so() {
     assert_eq!(tuning.follow(&policies, &HOST), std::slice::from_ref(&name));
     assert!(tuning.has_changed() && !tuning.is_harm(&name));
     assert!(tuning.follow(&policies, &HOST).is_empty());
-    // Without a holdout and a guard there is nothing else to watch.
-    assert!(restored("initial_rto = '100ms'\nguard = 'off'").is_harm(&name));
-    assert!(!restored("initial_rto = '200ms'\nguard = 'off'").is_harm(&name));
+    assert!(restored("initial_rto = '100ms'").is_harm(&name));
+    assert!(!restored("initial_rto = '200ms'").is_harm(&name));
+    // Without a guard there is no fallback.
+    assert!(!restored(&format!("{toml}\nguard = 'off'")).is_harm(&name));
 }
 
 #[test]
-fn a_warning_sets_nothing() {
-    let mut bed = Bed::new("initial_rto = '24ms'");
-    assert_eq!(interval_ms(&bed), Some(RARELY_MS));
-    bed.run(300, 140_000, 50);
-    assert_eq!(bed.adjustment(), Adjustment::default());
-    assert_eq!(bed.causes(), ["fuse"]);
-    assert!(bed.act(TuneAction::Freeze).is_none());
-    // More retransmissions than the budget allows: the program would have held them back.
-    let mut bed = Bed::new("initial_rto = '24ms'");
-    bed.statistics.treated[0].counters.handshake_retransmissions += 60;
-    bed.step();
-    bed.run(100, 9_000, 50);
-    assert_eq!(bed.causes(), ["budget", "budget-refilled"]);
+fn learnt_value_without_guard_has_no_epoch() {
+    let mut bed = Bed::new("initial_rto = 'auto'\nguard = 'off'");
+    bed.run(700, 9_000, 50);
+    assert_eq!(
+        (bed.value_ms(), bed.adjustment().active.epoch),
+        (Some(24), 0)
+    );
+    // It is raised all the same.
+    bed.told.clear();
+    bed.outage = true;
+    bed.run(1, 140_000, 50);
+    assert_eq!(bed.causes(), ["want-higher"]);
 }
 
 #[test]
@@ -461,12 +464,7 @@ fn other_settings_are_followed_before_they_are_in_force() {
 #[test]
 fn epochs_begin_after_those_of_a_state_that_was_lost() {
     let mut bed = Bed::new(AUTO);
-    bed.brakes[0] = Brake {
-        epoch: 9,
-        fuse: Brake::FUSE + Brake::BLOWN,
-        budget: 0,
-        spurious: 30,
-    };
+    bed.fallbacks[0] = begun(9);
     bed.run(7, 9_000, 50);
     let adjustment = bed.adjustment().active;
     assert_eq!((bed.value_ms(), adjustment.epoch), (Some(32), 11));
@@ -516,8 +514,8 @@ fn another_configured_value_ends_a_hold() {
 }
 
 #[test]
-fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
-    let mut bed = Bed::new(GUARDED);
+fn idle_policy_is_read_by_turns_and_its_fallbacks_each_time() {
+    let mut bed = Bed::new(AUTO);
     let due = |bed: &Bed| {
         let due = bed.tuning.due(bed.now_ms);
         due.map(|(_, due)| due).next().unwrap()
@@ -525,7 +523,7 @@ fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
     let step = |bed: &mut Bed| {
         let now = bed.now();
         let tuning = &mut bed.tuning;
-        tuning.step(now, &name(), &bed.statistics, bed.brakes);
+        tuning.step(now, &name(), &bed.statistics, bed.fallbacks, false);
     };
     step(&mut bed);
     let mut read = 0;
@@ -535,7 +533,8 @@ fn an_idle_policy_is_read_by_turns_and_its_brakes_each_time() {
             step(&mut bed);
             read += 1;
         } else {
-            assert_eq!(due(&bed), Due::Brakes { known: bed.brakes });
+            let known = bed.fallbacks;
+            assert_eq!(due(&bed), Due::Fallbacks { known });
         }
     }
     assert_eq!(read, 20);

@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use rto_agent_common::brake::Brake;
 use rto_agent_core::{
     policy::{Adjustments, PolicyName},
-    wire::tune::{BrakesView, TimerKind, TransitionView, TunedPolicy, TunedTimer},
+    wire::tune::{TimerKind, TransitionView, TunedPolicy, TunedTimer},
 };
-use rto_model::tune::tuner::Transition;
+use rto_model::tune::tuner::{State, Transition};
 
 use super::{
     Tuning,
     moment::Moment,
-    policy::{PolicyTuning, TimerState, parts},
+    policy::{PolicyTuning, TimerState},
     spec::TimerId,
 };
 
@@ -75,39 +74,20 @@ impl TimerState {
             setting: id.setting().to_owned(),
             direction: id.direction().to_owned(),
             kind: match (configured, self.is_set) {
-                (Some(_), true) => TimerKind::Guarded,
-                (Some(_), false) => TimerKind::Watched,
+                (Some(_), _) => TimerKind::Guarded,
                 (None, true) => TimerKind::Auto,
                 (None, false) => TimerKind::Advice,
             },
-            value_us: tuner.value_us(),
+            // In an outage the program itself gives new connections the kernel's own.
+            value_us: tuner
+                .value_us()
+                .filter(|_| tuner.state() != State::FallbackOutage),
             configured_us: configured.map(|jiffies| tuner.settings().micros(jiffies)),
             state: tuner.state(),
             evidence: tuner.evidence(),
             alarm: self.alarm.map(|alarm| now.transition(alarm)),
-            brakes: self.is_in_force().then(|| self.brakes()),
             next: now.next(tuner.next()),
             transitions: self.totals.clone(),
-        }
-    }
-
-    fn brakes(&self) -> BrakesView {
-        let (brake, budget) = (&self.brake, parts(self.budget));
-        let epoch = self.tuner.epoch();
-        let is_of_epoch = brake.epoch == epoch;
-        let fuse = if is_of_epoch { brake.fuse } else { 0 };
-        let share = |spent: i32, all: f64| (f64::from(spent) / all).clamp(0.0, 1.0);
-        BrakesView {
-            spurious: if is_of_epoch {
-                brake.spurious.into()
-            } else {
-                0
-            },
-            fuse_spent: share(fuse, f64::from(Brake::FUSE)),
-            blown: brake.is_blown(epoch),
-            budget_left: 1.0 - share(brake.budget, f64::from(budget)),
-            budget: self.budget,
-            throttled: brake.is_throttled(budget),
         }
     }
 }

@@ -16,8 +16,8 @@ use std::{
 
 use rto_agent_common::{
     HostDefaults, Policy,
-    brake::Brake,
     discovery::{Discovered, Prefix},
+    fallback::Fallback,
 };
 use rto_agent_core::{
     config::RttSampling,
@@ -86,9 +86,6 @@ pub trait Kernel: Send {
     /// Changes the defaults that programs assume if they cannot read a socket's values.
     fn set_host_defaults(&mut self, host: HostDefaults) -> Result<(), DatapathError>;
 
-    /// Extends the lease of automatic values until this time, nanoseconds of CLOCK_MONOTONIC.
-    fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError>;
-
     /// Retries to allocate statistics for which there was no memory.
     fn retry_statistics(&mut self);
 
@@ -115,10 +112,9 @@ pub trait Kernel: Send {
     fn detach(self: Box<Self>) -> Result<Removed, DatapathError>;
 }
 
-/// The directions (active, passive) whose brakes are reset when a slot gets this policy. These are
-/// directions without an active brake so far ([`Policy::epochs`]), because earlier spending does
-/// not predict the future; both directions if the policy is new.
-pub fn brakes_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
+/// The directions (active, passive) whose fallbacks are reset when a slot gets this policy: those
+/// that had none so far ([`Policy::epochs`]), or both if the policy is new.
+pub fn fallbacks_begin(held: Option<&Policy>, next: &Policy) -> [bool; 2] {
     let Some(held) = held else {
         return [true; 2];
     };
@@ -213,8 +209,8 @@ pub trait KernelReader: Send + Sync {
     /// Statistics of one policy; `None` if it has no slot.
     fn statistics_of(&self, policy: &PolicyName) -> Result<Option<ArmStatistics>, DatapathError>;
 
-    /// The brakes of a policy, by direction (active, passive). Without a slot nothing is spent.
-    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError>;
+    /// The fallbacks of a policy, by direction (active, passive); zeroed without a slot.
+    fn fallbacks(&self, policy: &PolicyName) -> Result<[Fallback; 2], DatapathError>;
 
     /// The counts of peers that no entry covers, if these are counted.
     fn discovered(&self) -> Result<Vec<(Prefix, Discovered)>, DatapathError>;

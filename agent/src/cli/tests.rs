@@ -221,7 +221,7 @@ fn a_value_that_is_learnt_has_its_bounds_in_one_word() {
     let settings = add.settings.unwrap().0;
     let auto = settings.auto_initial_rto().unwrap();
     assert_eq!(auto.least(), Duration::from_millis(50));
-    assert_eq!(settings.guard(), rto_agent_core::policy::Guard::On);
+    assert_eq!(settings.guard, Some(rto_agent_core::policy::Guard::On));
     assert_eq!(settings.mode, rto_agent_core::policy::Mode::Advise);
 }
 

@@ -117,14 +117,14 @@ fn time(at_ms: u64) -> humantime::Rfc3339Timestamp {
 
 fn timer_text(timer: &TunedTimer, now_ms: u64) -> String {
     let alarm = timer.alarm.map_or_else(String::new, |alarm| {
-        format!("    last brake: {} {alarm}\n", time(alarm.at_ms))
+        format!("    last fallback: {} {alarm}\n", time(alarm.at_ms))
     });
     format!(
         "  {} {}: {}, {} ({})\n    evidence: {}\n{alarm}    next: {}\n",
         timer.setting,
         timer.direction,
         Value(timer.value_us),
-        timer.state.name(),
+        timer.state.text(),
         kind_text(timer),
         evidence(timer),
         next_text(timer.next, now_ms)
@@ -137,7 +137,6 @@ fn kind_text(timer: &TunedTimer) -> String {
         TimerKind::Auto => "learnt".to_owned(),
         TimerKind::Advice => "advice, not set".to_owned(),
         TimerKind::Guarded => format!("guard of {}", Value(timer.configured_us)),
-        TimerKind::Watched => format!("guard of {}: warn only", Value(timer.configured_us)),
     }
 }
 
@@ -152,18 +151,6 @@ fn evidence(timer: &TunedTimer) -> String {
     }
     let judged = counted(counts.connections, "connection", "connections");
     text.push_str(&format!("; {} of {judged} spurious", counts.spurious));
-    if let Some(brakes) = &timer.brakes {
-        let percent = |share: f64| format!("{:.0}%", share * 100.0);
-        text.push_str(&format!(
-            "; fuse {}; {} of the budget left ({})",
-            match brakes.blown {
-                true => "BLOWN".to_owned(),
-                false => format!("{} spent", percent(brakes.fuse_spent)),
-            },
-            percent(brakes.budget_left),
-            counted(brakes.budget, "retransmission", "retransmissions"),
-        ));
-    }
     text
 }
 
@@ -223,8 +210,8 @@ mod tests {
         let blown = Transition {
             at_ms: 1_700_000_000_000,
             from: State::Active,
-            to: State::BrakedFuse,
-            cause: Cause::Fuse,
+            to: State::FallbackSpurious,
+            cause: Cause::Spurious,
             before_us: Some(20_000),
             after_us: None,
             evidence: Evidence {
@@ -255,12 +242,11 @@ mod tests {
         assert_eq!(
             text(&answer),
             "near\n  initial_rto active: 48ms, active (learnt)\n    evidence: 5000 path RTTs, one of each connection: 24ms \
-             would be safe; 1 of 1200 connections spurious; fuse 5% spent; 100% of the budget left (256 \
-             retransmissions)\n    last brake: 2023-11-14T22:13:20Z active -> braked-fuse (fuse), 20ms -> the \
+             would be safe; 1 of 1200 connections spurious\n    last fallback: 2023-11-14T22:13:20Z active -> fallback (spurious), 20ms -> the \
              kernel's own; 1 of 1200 connections spurious, 300 samples\n    next: lower to 24ms in 40s\n  \
              holdout 5%: not-yet\n    treated: 25 of 9500 connects were bad (0.26%); control: 6 of 500 connects \
              were bad (1.20%); 0.22 times as frequent in the treated arm (0.10 to any)\n  \
-             2023-11-14T22:13:20Z initial_rto active: active -> braked-fuse (fuse), 20ms -> the kernel's own; 1 of \
+             2023-11-14T22:13:20Z initial_rto active: active -> fallback (spurious), 20ms -> the kernel's own; 1 of \
              1200 connections spurious, 300 samples\n"
         );
     }

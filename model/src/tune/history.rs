@@ -22,8 +22,6 @@ struct Hour {
     /// Number of the hour on the caller's clock.
     number: u64,
     times: Distribution,
-    /// The highest number of samples per second.
-    peak_per_s: u64,
     /// The quantile bound ([`bounded_quantile_us`]); known once the hour is over.
     bounded_us: Option<u64>,
 }
@@ -45,15 +43,12 @@ pub struct History {
     recent: VecDeque<Part>,
     /// Sum of the recent parts.
     recent_all: Distribution,
-    last_ms: Option<u64>,
 }
 
 impl History {
     /// Adds the samples since the last step. Times are milliseconds of a clock that never goes
     /// back; samples older than [`MEMORY_MS`] are dropped. `share` is used for [`History::hours_us`].
     pub fn add(&mut self, now_ms: u64, times: &Distribution, share: f64) {
-        let elapsed_ms = now_ms.saturating_sub(self.last_ms.unwrap_or(now_ms));
-        self.last_ms = Some(now_ms);
         self.turn(now_ms / HOUR_MS, share);
         self.forget(now_ms);
         if times.count() == 0 {
@@ -62,8 +57,6 @@ impl History {
         self.all.extend(times);
         if let Some(open) = self.hours.back_mut() {
             open.times.extend(times);
-            let per_s = times.count().saturating_mul(1000) / elapsed_ms.max(1000);
-            open.peak_per_s = open.peak_per_s.max(per_s);
         }
         self.recent_all.extend(times);
         self.recent.push_back(Part {
@@ -101,12 +94,6 @@ impl History {
     /// The last [`RECENT_COUNT`] samples or slightly more; fewer if [`RECENT_MS`] had fewer.
     pub const fn recent(&self) -> &Distribution {
         &self.recent_all
-    }
-
-    /// The highest number of connections per second in the remembered hours.
-    pub fn peak_per_s(&self) -> u64 {
-        let peaks = self.hours.iter().map(|hour| hour.peak_per_s);
-        peaks.max().unwrap_or(0)
     }
 
     /// Closes the hour that is over.
@@ -169,7 +156,6 @@ mod tests {
         add(&mut history, 3 * HOUR_MS, 10_000, 1);
         assert_eq!(history.hours_us(), Some(30_000));
         assert_eq!(history.all().count(), 10_001);
-        assert_eq!(history.peak_per_s(), 5_000);
         // The third hour ended three hours after the start.
         add(&mut history, 26 * HOUR_MS + HOUR_MS - 1, 10_000, 1);
         assert_eq!(history.hours_us(), Some(30_000));

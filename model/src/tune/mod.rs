@@ -1,7 +1,7 @@
 //! Self-tuning timers, and the comparison that proves their benefit.
 //!
 //! - [`quantile`], [`history`], [`law`]: derive a value. [`tuner`]: decides what the daemon does
-//!   with it. [`budget`]: how much the program may retransmit. See `docs/research/tuning.md`.
+//!   with it. See `docs/research/tuning.md`.
 //! - [`holdout`]: compares a policy's timers with the kernel's own on a share of the connections,
 //!   with [`evidence`] (e-values, and intervals for the ratio of rates). See
 //!   `docs/research/holdout.md`.
@@ -30,7 +30,6 @@ macro_rules! names {
     };
 }
 
-pub mod budget;
 pub mod evidence;
 pub mod history;
 pub mod holdout;

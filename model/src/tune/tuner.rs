@@ -5,9 +5,9 @@
 //! across it.
 //!
 //! A value is raised at once, and lowered after a minute, or an hour after the last raise. The
-//! program has the brakes: while its budget is half spent, or its fuse blown, new connections have
-//! the kernel's own timer. A blown fuse means that the value was wrong: it is disabled for
-//! [`HOLD_MS`], and then replaced by the value that samples require.
+//! program decides the fallbacks, in which new connections have the kernel's own timer. Fallback
+//! (spurious) means that the value was wrong: it lasts for [`HOLD_MS`], and then the value that
+//! samples require is set. Fallback (outage) ends with the first establishment.
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::distribution::Distribution;
 
-/// How long connections have the kernel's own timer after the fuse has blown, milliseconds.
+/// How long fallback (spurious) lasts, milliseconds.
 pub const HOLD_MS: u64 = 600_000;
 /// Minimum time between a change and a lower value, milliseconds.
 const BETWEEN_MS: u64 = 60_000;
@@ -39,10 +39,11 @@ names!(
         /// The value that the samples suggest, or the configured value; the kernel's own timer if
         /// the samples suggest that.
         Active = "active",
-        /// The fuse has blown: the kernel's own timer for ten minutes.
-        BrakedFuse = "braked-fuse",
-        /// Half of the budget is spent: the program gives new connections the kernel's own timer until it is refilled.
-        BrakedBudget = "braked-budget",
+        /// Too many connections had a spurious retransmission: the kernel's own timer for ten minutes.
+        FallbackSpurious = "fallback-spurious",
+        /// Attempts lose their first SYN and none is established: the program gives new connections
+        /// the kernel's own timer until one is.
+        FallbackOutage = "fallback-outage",
         /// The kernel's own timer until an operator resumes it.
         Frozen = "frozen",
     }
@@ -55,10 +56,8 @@ names!(
         Auto = "auto",
         /// The value is learnt, but not applied (`mode = "advise"`).
         Advice = "advice",
-        /// The value is configured and has brakes (`guard = "on"`).
+        /// The value is configured (`guard = "on"`).
         Guarded = "guarded",
-        /// The value is configured; actions that a brake would take are only reported (`guard = "warn"`).
-        Watched = "watched",
     }
 );
 
@@ -71,14 +70,14 @@ names!(
         WantLower = "want-lower",
         /// The samples suggest a higher value.
         WantHigher = "want-higher",
-        /// The program's fuse has blown.
-        Fuse = "fuse",
-        /// Ten minutes have passed since the fuse blew.
+        /// Too many connections had a spurious retransmission.
+        Spurious = "spurious",
+        /// Fallback (spurious) has lasted ten minutes.
         HoldOver = "hold-over",
-        /// Half of the program's budget for retransmissions is spent.
-        Budget = "budget",
-        /// The budget has been refilled to more than half.
-        BudgetRefilled = "budget-refilled",
+        /// Attempts lose their first SYN and none is established.
+        Outage = "outage",
+        /// A connection was established after an outage.
+        Established = "established",
         /// The samples are older than a day.
         Forgotten = "forgotten",
         /// An operator froze it.
@@ -87,9 +86,18 @@ names!(
 );
 
 impl State {
-    /// Whether a brake gives new connections the kernel's own timer.
-    pub const fn is_braked(self) -> bool {
-        matches!(self, Self::BrakedFuse | Self::BrakedBudget)
+    /// Whether new connections get the kernel's own timer because of a fallback.
+    pub const fn is_fallback(self) -> bool {
+        matches!(self, Self::FallbackSpurious | Self::FallbackOutage)
+    }
+
+    /// Its name in text.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::FallbackSpurious => "fallback (spurious)",
+            Self::FallbackOutage => "fallback (outage)",
+            Self::Learning | Self::Active | Self::Frozen => self.name(),
+        }
     }
 }
 
@@ -100,10 +108,10 @@ pub struct Growth {
     pub samples: Distribution,
     /// The outcomes of connections.
     pub counts: Counts,
-    /// Whether the fuse of this epoch is blown.
-    pub fuse_blown: bool,
-    /// Whether the budget does not allow the policy's timer.
-    pub throttled: bool,
+    /// Whether the program has begun fallback (spurious) in this epoch.
+    pub spurious: bool,
+    /// Whether the program is in fallback (outage).
+    pub outage: bool,
 }
 
 /// What happened to connections.
@@ -114,18 +122,12 @@ pub struct Counts {
     pub connections: u64,
     /// Connections with a spurious SYN or SYN-ACK.
     pub spurious: u64,
-    /// Connection attempts.
-    pub attempts: u64,
-    /// Retransmissions of SYNs or SYN-ACKs.
-    pub copies: u64,
 }
 
 impl Counts {
     fn add(&mut self, more: &Self) {
         self.connections = self.connections.saturating_add(more.connections);
         self.spurious = self.spurious.saturating_add(more.spurious);
-        self.attempts = self.attempts.saturating_add(more.attempts);
-        self.copies = self.copies.saturating_add(more.copies);
     }
 }
 
@@ -178,13 +180,17 @@ impl Transition {
     }
 }
 
-/// "active -> braked-fuse (fuse), 24ms -> the kernel's own; 20 of 400 connections spurious, 5000 samples".
+/// "active -> fallback (spurious), 24ms -> the kernel's own; 20 of 400 connections spurious, 5000 samples".
 impl fmt::Display for Transition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.from != self.to {
-            write!(f, "{} -> ", self.from.name())?;
+            write!(f, "{} -> ", self.from.text())?;
         }
-        write!(f, "{} ({}), ", self.to.name(), self.cause.name())?;
+        f.write_str(self.to.text())?;
+        if !self.to.is_fallback() {
+            write!(f, " ({})", self.cause.name())?;
+        }
+        f.write_str(", ")?;
         if self.is_change() {
             write!(f, "{} -> ", Value(self.before_us))?;
         }
@@ -237,13 +243,13 @@ pub enum Next {
         /// Earliest time of the change.
         at_ms: u64,
     },
-    /// The value returns after a blown fuse.
+    /// The value returns after fallback (spurious).
     HoldEnds {
         /// When.
         at_ms: u64,
     },
-    /// The program gives new connections the policy's timer again.
-    BudgetRefills,
+    /// The value returns when a connection is established.
+    OutageEnds,
     /// An operator must resume the timer.
     Resume,
 }
@@ -257,7 +263,7 @@ pub struct Tuner {
     state: State,
     /// The value, jiffies; `None`: the kernel's own.
     jiffies: Option<u64>,
-    /// The epoch of the value: the program's fuse belongs to one epoch.
+    /// The epoch of the value: the program counts spurious connections by epoch.
     epoch: u32,
     history: History,
     /// Counts since the value was set.
@@ -266,7 +272,7 @@ pub struct Tuner {
     /// When samples last required as much as the raised value.
     raised_ms: Option<u64>,
     last_step_ms: Option<u64>,
-    /// End of the hold after a blown fuse.
+    /// End of fallback (spurious).
     hold_until_ms: u64,
 }
 
@@ -330,11 +336,6 @@ impl Tuner {
         &self.settings
     }
 
-    /// The highest number of samples per second in the remembered hours.
-    pub fn peak_per_s(&self) -> u64 {
-        self.history.peak_per_s()
-    }
-
     /// The evidence for the next decision.
     pub fn evidence(&self) -> Evidence {
         let want = self.want();
@@ -363,16 +364,16 @@ impl Tuner {
         self.counts.add(&growth.counts);
         match self.state {
             State::Frozen => None,
-            State::BrakedFuse => {
+            State::FallbackSpurious => {
                 (now_ms >= self.hold_until_ms).then(|| self.begin(now_ms, Cause::HoldOver))
             }
-            _ if growth.fuse_blown && self.jiffies.is_some() => {
+            _ if growth.spurious && self.jiffies.is_some() => {
                 self.hold_until_ms = now_ms.saturating_add(HOLD_MS);
-                Some(self.enter(now_ms, State::BrakedFuse, Cause::Fuse, None))
+                Some(self.enter(now_ms, State::FallbackSpurious, Cause::Spurious, None))
             }
             _ => {
                 let is_old = now_ms.saturating_sub(last_ms) > MEMORY_MS;
-                self.follow(now_ms, growth.throttled, is_old)
+                self.follow(now_ms, growth.outage, is_old)
             }
         }
     }
@@ -386,7 +387,7 @@ impl Tuner {
     /// Ends [`Tuner::freeze`]. A hold still lasts for its full time.
     pub fn resume(&mut self, now_ms: u64) -> Option<Transition> {
         (self.state == State::Frozen).then(|| match now_ms < self.hold_until_ms {
-            true => self.enter(now_ms, State::BrakedFuse, Cause::Operator, None),
+            true => self.enter(now_ms, State::FallbackSpurious, Cause::Operator, None),
             false => self.begin(now_ms, Cause::Operator),
         })
     }
@@ -404,10 +405,10 @@ impl Tuner {
     pub fn next(&self) -> Next {
         match (self.state, self.want()) {
             (State::Frozen, _) => Next::Resume,
-            (State::BrakedFuse, _) => Next::HoldEnds {
+            (State::FallbackSpurious, _) => Next::HoldEnds {
                 at_ms: self.hold_until_ms,
             },
-            (State::BrakedBudget, _) => Next::BudgetRefills,
+            (State::FallbackOutage, _) => Next::OutageEnds,
             _ if self.configured.is_some() => Next::Nothing,
             (_, None) => Next::Learn {
                 samples: LEAST_SAMPLES.saturating_sub(self.history.all().count()),
@@ -447,8 +448,8 @@ impl Tuner {
         self.enter(now_ms, state, cause, value)
     }
 
-    /// Follows the budget, and the value that samples require.
-    fn follow(&mut self, now_ms: u64, throttled: bool, is_old: bool) -> Option<Transition> {
+    /// Follows an outage, and the value that samples require.
+    fn follow(&mut self, now_ms: u64, outage: bool, is_old: bool) -> Option<Transition> {
         let want = self.want().filter(|_| self.configured.is_none());
         let present = self.at_present();
         if let Some(want) = want.filter(|want| want.jiffies > present) {
@@ -457,11 +458,11 @@ impl Tuner {
             let state = raised.map_or(State::Active, |_| self.state);
             return Some(self.enter(now_ms, state, Cause::WantHigher, raised));
         }
-        let is_braked = self.state == State::BrakedBudget;
-        if self.jiffies.is_some() && throttled != is_braked {
-            let (state, cause) = match throttled {
-                true => (State::BrakedBudget, Cause::Budget),
-                false => (State::Active, Cause::BudgetRefilled),
+        let is_known = self.state == State::FallbackOutage;
+        if self.jiffies.is_some() && outage != is_known {
+            let (state, cause) = match outage {
+                true => (State::FallbackOutage, Cause::Outage),
+                false => (State::Active, Cause::Established),
             };
             return Some(self.enter(now_ms, state, cause, self.jiffies));
         }
@@ -479,7 +480,7 @@ impl Tuner {
             let learnt = self.state == State::Learning;
             return learnt.then(|| self.begin(now_ms, Cause::EnoughSamples));
         }
-        if is_braked || now_ms < self.may_lower_ms() {
+        if is_known || now_ms < self.may_lower_ms() {
             return None;
         }
         self.raised_ms = None;

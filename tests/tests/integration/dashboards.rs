@@ -43,7 +43,7 @@ fn alerts() -> anyhow::Result<BTreeMap<String, String>> {
 
 test!(they_use_metrics_that_there_are, names);
 fn names() -> anyhow::Result<()> {
-    // A policy with brakes and a control arm.
+    // A guarded policy with a control arm.
     let policy = near("\"10.88.0.0/24\"") + "guard = \"on\"\nholdout = \"5%\"\n";
     let (env, port) = metrics::env(&policy)?;
     env.wait_status("the probe", |status| status["probe"].is_object())?;

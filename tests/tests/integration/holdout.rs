@@ -2,7 +2,7 @@
 //! kernel's own timers.
 
 use rto_testbed::netns::nft;
-use rto_tests::{brakes::InKernel, handshakes::Handshake, path::Path};
+use rto_tests::{handshakes::Handshake, in_kernel::InKernel, path::Path};
 
 use crate::prelude::*;
 

@@ -13,7 +13,7 @@ use crate::prelude::*;
 const METRICS: [u16; 2] = [9464, 9465];
 const POLICY: &str =
     "sampling = 1\n[policy.near]\ninitial_rto = \"200ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
-/// With brakes and a control arm; long enough that the brakes stay off here.
+/// With a control arm; long enough that it never falls back here.
 const GUARDED: &str = "guard = \"on\"\nholdout = \"50%\"\n";
 /// Exported if the kernel counts runs.
 const RUNS: &str = "rto_agent_program_run";

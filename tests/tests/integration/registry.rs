@@ -59,7 +59,7 @@ macro_rules! test {
 const FIRST: [&str; 10] = [
     "syn_schedule",
     "syn_retries",
-    "brakes",
+    "fallback",
     "tuning",
     "holdout",
     "established",

@@ -5,8 +5,7 @@ use rto_tests::pty::Terminal;
 use crate::prelude::*;
 
 fn env() -> anyhow::Result<(TestEnv, Traffic)> {
-    // The default, with which the timer is watched.
-    let guarded = near("\"10.88.0.0/24\"").replace("\"off\"", "\"warn\"");
+    let guarded = near("\"10.88.0.0/24\"").replace("\"off\"", "\"on\"");
     let env = TestEnv::with(&format!("sampling = 1\n{guarded}"))?;
     let server = env.serve(to(SERVER_V4, PORT))?;
     Ok((env, server))
@@ -62,7 +61,7 @@ fn rates_histograms_and_a_clean_end() -> anyhow::Result<()> {
     top.wait_for("the table", |screen| rate(screen).is_some())?;
     top.press("u")?;
     let screen = top.wait_for("the timers", |screen| screen.contains("next: "))?;
-    assert!(screen.contains("guard of 100ms: warn only"), "{screen}");
+    assert!(screen.contains("guard of 100ms"), "{screen}");
     top.press("\u{1b}")?;
     top.wait_for("the table again", |screen| rate(screen).is_some())?;
     top.press("/none\r")?;

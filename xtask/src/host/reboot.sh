@@ -35,12 +35,12 @@ connect() {
     exec 3>&-
   done
 }
-# Connections whose answer takes longer than the timer, until the fuse blows.
+# Connections whose answer takes longer than the timer, until fallback (spurious) begins.
 alarm() {
   tc qdisc add dev lo root netem delay 50ms
   connect 10.98.2.1 60
   tc qdisc del dev lo root
-  wait_for 30 state_is held braked-fuse
+  wait_for 30 state_is held fallback-spurious
 }
 # Connects until path RTTs below a millisecond have lowered the value to this, microseconds.
 lower_to() {
@@ -78,7 +78,7 @@ kept_over() {
   check "$when: the service is active" systemctl is-active $unit
   is "$when: a learnt value is kept" "$(tuned near '{value_us}')" "$near_us"
   check "$when: and is in force" value_in_force near 198.51.100.1
-  is "$when: a hold continues" "$(tuned held '{state} . " " . $_->{policies}{held}{timers}[0]{next}{kind}')" "braked-fuse hold-ends"
+  is "$when: a hold continues" "$(tuned held '{state} . " " . $_->{policies}{held}{timers}[0]{next}{kind}')" "fallback-spurious hold-ends"
   is "$when: until the same moment" "$(stored held '{hold_until_ms}')" "$hold_until_ms"
   is "$when: the kernel's own timer is in force" "$(rto 203.0.113.1)" 1000
   is "$when: a comparison continues with its share" "$(tried '{verdict} . " " . $_->{holdouts}{tried}{share}')" "not-yet 40%"

@@ -13,7 +13,7 @@ values=/run/values.yaml
 kube() { kubectl --namespace $namespace "$@"; }
 # Installs or upgrades the release with these options of helm.
 release() { helm upgrade --install rto-agent /srv/rto-agent-chart-"$version".tgz --namespace $namespace "$@"; }
-# Without the fuse for outages, which Linux before 6.15 needs: connections to addresses that do not answer would blow it.
+# Without a guard: connections to addresses that do not answer are an outage.
 policies() {
   cat >$values <<END_OF_VALUES
 policies:

@@ -3,21 +3,18 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use rto_agent_common::{brake::Brake, direction, policy_flags};
+use rto_agent_common::{direction, fallback::Fallback, policy_flags};
 use rto_model::tune::{law::LEAST_SAMPLES, tuner::HOLD_MS};
 
 use super::{Compiler, EffectiveSetting, KERNEL_INITIAL_RTO};
 use crate::policy::{
-    Adjustment, AutoInitialRto, Guard, InitialRto, InitialRtoSetting, Mode, Settings, Share, Timer,
+    Adjustment, AutoInitialRto, Guard, InitialRtoSetting, Mode, Settings, Share, Timer,
     units::{format_duration, jiffies_duration, quantise},
 };
 
 /// Range of the accepted share of spurious retransmissions: less would need more connections than a
 /// policy has in an hour.
 const SPURIOUS: RangeInclusive<Share> = Share::of_ten_thousand(1)..=Share::of_ten_thousand(500);
-/// The largest [`rto_agent_common::Policy::budgets`]: the program adds up what is spent in a signed
-/// 32-bit number.
-const MOST_BUDGET: u32 = i32::MAX.cast_unsigned() / 2;
 
 impl Compiler<'_> {
     /// The timer of a direction, jiffies. The daemon only ever lengthens a configured timer.
@@ -94,33 +91,25 @@ impl Compiler<'_> {
         }
     }
 
-    /// Compiles `guard` and `mode`, and the brakes in the program.
+    /// Compiles `guard` and `mode`.
     pub(super) fn guard(&mut self, settings: &Settings) {
         let Adjustment {
             active, passive, ..
         } = self.adjustment;
         for (direction, of) in [(direction::ACTIVE, active), (direction::PASSIVE, passive)] {
-            let InitialRto { epoch, budget, .. } = *of;
-            self.kernel.epochs[direction as usize] = epoch;
-            self.kernel.budgets[direction as usize] = budget
-                .saturating_mul(Brake::BUDGET_COST.cast_unsigned())
-                .min(MOST_BUDGET);
+            self.kernel.epochs[direction as usize] = of.epoch;
         }
-        let guard = settings.guard();
+        if self.kernel.epochs != [0; 2] {
+            self.kernel.flags |= policy_flags::GUARDED;
+        }
         let has_timer = settings.initial_rto.is_some() || settings.syn_ack_rto.fixed().is_some();
-        match settings.guard {
-            Some(Guard::Warn | Guard::Off) if settings.is_automatic() => self.refuse(
+        if settings.guard == Some(Guard::On) && !has_timer {
+            self.refuse(
                 "guard",
-                guard,
-                "learnt values always have brakes; remove guard, or set guard = \"on\"",
-            ),
-            Some(Guard::On) if !has_timer && !settings.is_automatic() => self.refuse(
-                "guard",
-                guard,
+                Guard::On,
                 "it guards timers of SYNs and SYN-ACKs, but the policy sets none; add initial_rto \
                  or syn_ack_rto",
-            ),
-            _ => {}
+            );
         }
         if settings.mode == Mode::Advise && !settings.is_automatic() {
             self.refuse(
@@ -130,37 +119,17 @@ impl Compiler<'_> {
                  or use rto-agent advise",
             );
         }
-        let is_on = guard == Guard::On;
-        if settings.guard.is_some() || is_on {
+        if let Some(guard) = settings.guard {
             let on = format!(
-                "the kernel's own timer for {} after {} spurious SYNs or SYN-ACKs",
+                "the kernel's own timers for {} after {} connections with a spurious \
+                 retransmission, and in outages",
                 format_duration(Duration::from_millis(HOLD_MS)),
-                Brake::SPURIOUS
+                Fallback::SPURIOUS
             );
-            self.effect("guard", guard).note = is_on.then_some(on);
+            self.effect("guard", guard).note = (guard == Guard::On).then_some(on);
         }
         if settings.mode == Mode::Advise {
             self.effect("mode", settings.mode);
-        }
-    }
-
-    /// Learnt initial RTOs end with the lease. The program checks the lease together with the
-    /// brakes.
-    pub(super) fn lease(&mut self, settings: &Settings) {
-        let is_learnt = settings.auto_initial_rto().is_some();
-        let (active, passive) = (policy_flags::LEASED_ACTIVE, policy_flags::LEASED_PASSIVE);
-        for (direction, timer, leased) in [
-            (direction::ACTIVE, self.active, active),
-            (direction::PASSIVE, self.passive, passive),
-        ] {
-            if is_learnt && timer.is_some() {
-                self.kernel.flags |= leased;
-                let epoch = &mut self.kernel.epochs[direction as usize];
-                *epoch = (*epoch).max(1);
-            }
-        }
-        if self.kernel.epochs != [0; 2] {
-            self.kernel.flags |= policy_flags::BRAKED;
         }
     }
 }
@@ -187,15 +156,11 @@ mod tests {
         },
         *,
     };
-    use crate::testing::HOST;
+    use crate::{policy::InitialRto, testing::HOST};
 
     /// An adjustment with these timers for the two directions.
     fn adjustment(active: Timer, passive: Timer) -> Adjustment {
-        let of = |timer| InitialRto {
-            timer,
-            epoch: 3,
-            budget: 50,
-        };
+        let of = |timer| InitialRto { timer, epoch: 3 };
         Adjustment {
             active: of(active),
             passive: of(passive),
@@ -206,21 +171,14 @@ mod tests {
     /// What the program gets, and what users are shown.
     fn shown(compiled: &Compiled) -> String {
         let kernel = &compiled.kernel;
-        let flags = [
-            (policy_flags::LEASED_ACTIVE, "leased-active"),
-            (policy_flags::LEASED_PASSIVE, "leased-passive"),
-            (policy_flags::BRAKED, "braked"),
-        ];
-        let flags = flags.iter().filter(|(flag, _)| kernel.flags & flag != 0);
-        let flags: Vec<_> = flags.map(|(_, name)| *name).collect();
+        let is_guarded = kernel.flags & policy_flags::GUARDED != 0;
         let effects = compiled.effects.iter();
         let effects = effects.map(|e| format!("\n  {}: {}", e.setting, e.describe(HOST.hz)));
         format!(
-            "initial_rto {}, syn_ack_rto {:?}, epochs {:?}, budgets {:?}, {flags:?}{}",
+            "initial_rto {}, syn_ack_rto {:?}, epochs {:?}, guarded {is_guarded}{}",
             kernel.initial_rto_jiffies,
             kernel.syn_ack_rto_jiffies,
             kernel.epochs,
-            kernel.budgets,
             effects.collect::<String>()
         )
     }
@@ -248,7 +206,6 @@ mod tests {
         let rows = [
             (auto, Configured, Configured),
             (auto, ms(24), ms(500)),
-            // One direction is enough for a lease.
             (auto, Kernel, ms(500)),
             (auto, Kernel, Kernel),
             (advice, Configured, Configured),
@@ -277,28 +234,6 @@ mod tests {
         insta::assert_snapshot!(rows.join("\n"));
     }
 
-    /// A lease needs brakes, and a budget of 0 allows no retransmissions.
-    #[test]
-    fn lease_without_an_epoch_gets_one() {
-        let adjustment = Adjustment {
-            active: InitialRto {
-                timer: Timer::Value(Duration::from_millis(24)),
-                ..InitialRto::default()
-            },
-            ..Adjustment::default()
-        };
-        let kernel = on(&HOST, "initial_rto = 'auto'", &adjustment).kernel;
-        assert_eq!((kernel.epochs, kernel.budgets), ([1, 0], [0; 2]));
-    }
-
-    #[test]
-    fn budgets_are_tenths_that_the_program_can_add_up() {
-        let mut adjustment = adjustment(Timer::Configured, Timer::Configured);
-        adjustment.active.budget = u32::MAX;
-        let kernel = on(&HOST, "initial_rto = '100ms'\nguard = 'on'", &adjustment).kernel;
-        assert_eq!(kernel.budgets, [(1 << 30) - 1, 500]);
-    }
-
     #[test]
     fn auto_settings_out_of_range_or_contradicting_are_refused() {
         let mut all = Vec::new();
@@ -308,11 +243,9 @@ mod tests {
             "initial_rto = { auto = true, min = '100ms', max = '50ms' }",
             "initial_rto = { auto = true, spurious = '0.009%' }",
             "initial_rto = { auto = true, spurious = '5.1%' }",
-            "initial_rto = 'auto'\nguard = 'off'",
             "rto_min = '100ms'\nguard = 'on'",
             "initial_rto = '100ms'\nmode = 'advise'",
             "mode = 'advise'",
-            "guard = 'off'",
         ] {
             let errors = errors(&HOST, toml).join("\n  ");
             all.push(format!("{}\n  {errors}", toml.replace('\n', "; ")));
@@ -324,6 +257,7 @@ mod tests {
             "initial_rto = 'auto'\nrto_max = '1s'",
             "syn_ack_rto = '500ms'\nguard = 'on'",
             "initial_rto = '100ms'\nguard = 'off'\nmode = 'apply'",
+            "initial_rto = 'auto'\nguard = 'off'",
             "initial_rto = 'auto'\nholdout = '95%'\nmode = 'advise'",
         ] {
             compiled(toml);

@@ -1,6 +1,6 @@
 //! Metrics of learnt and guarded timers.
 
-use rto_agent_core::wire::tune::{TimerKind, TuneAnswer};
+use rto_agent_core::wire::tune::TuneAnswer;
 use rto_model::tune::tuner::State;
 
 use super::{Labels, Metrics, seconds, state_set, with};
@@ -21,8 +21,7 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
         "A learnt timer (kind auto; kind advice: not applied) or guarded timer; absent while it is \
          the kernel's own",
         timers.iter().filter_map(|(labels, timer)| {
-            let is_shown = timer.kind != TimerKind::Watched;
-            let us = timer.value_us.filter(|_| is_shown)?;
+            let us = timer.value_us?;
             Some((with(labels, "kind", timer.kind.name()), seconds(us)))
         }),
     );
@@ -44,22 +43,13 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
             })
         }),
     );
-    metrics.gauges(
-        "budget_ratio",
-        "Remaining budget for retransmissions of SYNs and SYN-ACKs, 0 to 1; at half or less, new \
-         connections get the kernel's own timer",
-        timers.iter().filter_map(|(labels, timer)| {
-            let brakes = timer.brakes.as_ref()?;
-            Some((labels.clone(), brakes.budget_left))
-        }),
-    );
 }
 
 #[cfg(test)]
 mod tests {
     use rto_agent_core::{
         testing::timer,
-        wire::tune::{BrakesView, TransitionCount, TunedPolicy, TunedTimer},
+        wire::tune::{TransitionCount, TunedPolicy, TunedTimer},
     };
     use rto_model::tune::tuner::Cause;
 
@@ -70,13 +60,9 @@ mod tests {
         let sample = timer("active", State::Active);
         let timer = TunedTimer {
             value_us: Some(24_000),
-            brakes: sample.brakes.map(|brakes| BrakesView {
-                budget_left: 0.75,
-                ..brakes
-            }),
             transitions: vec![TransitionCount {
-                to: State::BrakedFuse,
-                cause: Cause::Fuse,
+                to: State::FallbackSpurious,
+                cause: Cause::Spurious,
                 count: 2,
             }],
             ..sample
@@ -96,11 +82,10 @@ mod tests {
         for line in [
             format!("rto_agent_tuned_seconds{{{of},kind=\"auto\"}} 0.024"),
             format!("rto_agent_guard_state{{{of},state=\"active\"}} 1.0"),
-            format!("rto_agent_guard_state{{{of},state=\"braked-fuse\"}} 0.0"),
+            format!("rto_agent_guard_state{{{of},state=\"fallback-spurious\"}} 0.0"),
             format!(
-                "rto_agent_guard_transitions_total{{{of},to=\"braked-fuse\",cause=\"fuse\"}} 2"
+                "rto_agent_guard_transitions_total{{{of},to=\"fallback-spurious\",cause=\"spurious\"}} 2"
             ),
-            format!("rto_agent_budget_ratio{{{of}}} 0.75"),
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

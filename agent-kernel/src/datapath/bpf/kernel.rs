@@ -139,10 +139,6 @@ impl Kernel for BpfKernel {
         self.tables.set_host_defaults(host)
     }
 
-    fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
-        self.tables.renew_lease(until_ns)
-    }
-
     fn retry_statistics(&mut self) {
         for name in std::mem::take(&mut self.missing_stats) {
             let arms: Vec<_> = if name == PolicyName::unmatched() {

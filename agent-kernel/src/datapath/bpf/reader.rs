@@ -9,8 +9,8 @@ use std::{
 
 use rto_agent_common::{
     CONTROL, EntryValue, HostDefaults, Policy, UNMATCHED, arm,
-    brake::Brake,
     discovery::{Discovered, Prefix},
+    fallback::Fallback,
 };
 use rto_agent_core::{
     policy::{
@@ -275,10 +275,10 @@ impl KernelReader for Reader {
             .transpose()
     }
 
-    fn brakes(&self, policy: &PolicyName) -> Result<[Brake; 2], DatapathError> {
+    fn fallbacks(&self, policy: &PolicyName) -> Result<[Fallback; 2], DatapathError> {
         let slot = self.slot_of(policy);
         slot.map_or(Ok(Default::default()), |slot| {
-            self.tables.brakes(slot.index)
+            self.tables.fallbacks(slot.index)
         })
     }
 

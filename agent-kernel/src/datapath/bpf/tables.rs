@@ -16,12 +16,11 @@ use aya::maps::{
 };
 use rto_agent_common::{
     FAST_COUNTERS, FIRST_SLOT, FastStatistics, HostDefaults, Policy, PolicySlot, SLOTS,
-    SocketState, Statistics,
-    brake::{self, Brake},
-    direction,
+    SocketState, Statistics, direction,
     discovery::{Discovered, Prefix},
     event::EventControl,
-    lasting, lease, maps,
+    fallback::{self, Fallback},
+    lasting, maps,
     schedules::{DRAINING_SINCE_S, STOPPED},
     statistics_key,
 };
@@ -42,8 +41,7 @@ pub(super) struct Tables {
     unrested: BTreeSet<u32>,
     host_defaults: Array<MapData, HostDefaults>,
     lasting: Array<MapData, u32>,
-    brakes: Array<MapData, Brake>,
-    lease: Array<MapData, u64>,
+    fallbacks: Array<MapData, Fallback>,
     schedules: Array<MapData, u64>,
     counters: PerCpuArray<MapData, FastStatistics>,
     statistics: PerCpuHashMap<MapData, u32, Statistics>,
@@ -90,8 +88,7 @@ impl Tables {
             unrested: BTreeSet::new(),
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
             lasting: open!(dir, maps::LASTING, Array),
-            brakes: open!(dir, maps::BRAKES, Array),
-            lease: open!(dir, maps::LEASE, Array),
+            fallbacks: open!(dir, maps::FALLBACKS, Array),
             schedules: open!(dir, maps::SCHEDULES, Array),
             counters: open!(dir, maps::COUNTERS, PerCpuArray),
             statistics: open!(dir, maps::STATISTICS, PerCpuHashMap),
@@ -173,13 +170,6 @@ impl Tables {
             .map_err(|e| map_error(maps::HOST_DEFAULTS, e))
     }
 
-    /// Extends the lease of automatic values until this time.
-    pub(super) fn renew_lease(&mut self, until_ns: u64) -> Result<(), DatapathError> {
-        self.lease
-            .set(lease::UNTIL_NS, &until_ns, 0)
-            .map_err(|e| map_error(maps::LEASE, e))
-    }
-
     /// Allows the program to shape timers again, after a detachment.
     pub(super) fn resume_shaping(&mut self) -> Result<(), DatapathError> {
         for index in [STOPPED, DRAINING_SINCE_S] {
@@ -188,8 +178,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Resets the brakes of a slot in these directions, active and passive.
-    pub(super) fn clear_brakes(
+    /// Resets the fallbacks of a slot in these directions, active and passive.
+    pub(super) fn clear_fallbacks(
         &mut self,
         slot: u32,
         which: [bool; 2],
@@ -199,9 +189,9 @@ impl Tables {
             .zip(which)
             .filter(|(_, is_cleared)| *is_cleared)
             .try_for_each(|(direction, _)| {
-                self.brakes
-                    .set(brake::key(slot, direction), &Brake::default(), 0)
-                    .map_err(|e| map_error(maps::BRAKES, e))
+                self.fallbacks
+                    .set(fallback::key(slot, direction), &Fallback::default(), 0)
+                    .map_err(|e| map_error(maps::FALLBACKS, e))
             })
     }
 
@@ -279,7 +269,7 @@ pub(super) struct ReadTables {
     counters: MapData,
     cpus: usize,
     host_defaults: Array<MapData, HostDefaults>,
-    brakes: Array<MapData, Brake>,
+    fallbacks: Array<MapData, Fallback>,
     discovered: HashMap<MapData, Prefix, Discovered>,
     /// When the map `DISCOVERED` was created.
     pub(super) discovered_since: Option<SystemTime>,
@@ -306,19 +296,19 @@ impl ReadTables {
             statistics: map(maps::STATISTICS)?,
             counters: map(maps::COUNTERS)?,
             host_defaults: open!(dir, maps::HOST_DEFAULTS, Array),
-            brakes: open!(dir, maps::BRAKES, Array),
+            fallbacks: open!(dir, maps::FALLBACKS, Array),
             discovered: open!(dir, maps::DISCOVERED, HashMap),
             discovered_since: pins::made(&dir.join(maps::DISCOVERED)),
         })
     }
 
-    /// The brakes of a slot, by direction (active, passive).
-    pub(super) fn brakes(&self, slot: u32) -> Result<[Brake; 2], DatapathError> {
+    /// The fallbacks of a slot, by direction (active, passive).
+    pub(super) fn fallbacks(&self, slot: u32) -> Result<[Fallback; 2], DatapathError> {
         let of = |direction| {
-            let key = brake::key(slot, direction);
-            self.brakes
+            let key = fallback::key(slot, direction);
+            self.fallbacks
                 .get(&key, 0)
-                .map_err(|e| map_error(maps::BRAKES, e))
+                .map_err(|e| map_error(maps::FALLBACKS, e))
         };
         Ok([of(direction::ACTIVE)?, of(direction::PASSIVE)?])
     }

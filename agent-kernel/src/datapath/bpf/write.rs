@@ -19,7 +19,7 @@ use super::{
     tables::Tables,
     tries,
 };
-use crate::datapath::{DatapathError, Options, brakes_begin};
+use crate::datapath::{DatapathError, Options, fallbacks_begin};
 
 impl BpfKernel {
     /// Whether the tries have room for all their entries before a plan removes any.
@@ -184,10 +184,10 @@ impl BpfKernel {
                 (slot, None)
             }
         };
-        // Reset before these policies are active: a program does not change the brake of a
-        // direction without an epoch.
-        let begins = brakes_begin(held.as_ref(), policy);
-        self.tables.clear_brakes(slot.index, begins)?;
+        // Reset before these policies are active: a program does not change the fallback of
+        // a direction without an epoch.
+        let begins = fallbacks_begin(held.as_ref(), policy);
+        self.tables.clear_fallbacks(slot.index, begins)?;
         let (had_control, has_control) = (slot.has_control, policy.control_below != 0);
         if has_control && !had_control {
             self.begin_statistics(name, arm::control(slot.index));

@@ -2,8 +2,10 @@
 
 use serde::Deserialize;
 
-use super::{Braked, Results, Saturated, fleet::Prefix, scenarios::Step, tables::DEFINITION};
-use crate::summary::{f, median, quantile};
+use super::{
+    Outage, Results, Saturated, Timed, fleet::Prefix, scenarios::Step, tables::DEFINITION,
+};
+use crate::summary::{f, median, quantile, share};
 
 /// A criterion.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +73,7 @@ pub fn criteria(results: &Results) -> Vec<Criterion> {
     if let Some(step) = results.steps.iter().find(|step| step.per_s == 50.0) {
         all.extend(of_step(step));
     }
-    all.extend(of_budget(&results.braked));
+    all.extend(of_outages(&results.outages));
     all.extend(of_saturated(&results.saturated));
     all.extend(of_orphans(&results.orphans));
     all
@@ -106,41 +108,56 @@ pub fn of_step(step: &Step) -> Vec<Criterion> {
     judge("step", &found.map(Some))
 }
 
-/// Criteria of the budget: an overload of one minute, a short blackout and a long one.
-pub fn of_budget(braked: &[Braked]) -> Vec<Criterion> {
-    let [_, overload, short, long] = braked else {
-        return Vec::new();
-    };
+/// Criteria of outages: the gain of the guarded timer in outages of up to a second, of that of the bare one; the least
+/// gain in longer ones; the SYNs of a black hole, of those of the kernel.
+pub fn of_outages(outages: &[Outage]) -> Vec<Criterion> {
+    let gains = outages.iter().map(|one| (one, one.timed.gains_ms()));
+    let (short, long): (Vec<_>, Vec<_>) = gains.partition(|(one, _)| one.seconds <= 1.0);
+    let kept = short.iter().map(|(_, [bare, guarded])| guarded / bare);
+    let gained = long.iter().map(|(_, [_, guarded])| *guarded);
+    let syns = outages.last().map(|one| {
+        let Timed {
+            kernel, guarded, ..
+        } = one.timed;
+        share(guarded.outage_syns, kernel.outage_syns)
+    });
     let found = [
-        overload.budget.syns_per_attempt() / overload.kernel.syns_per_attempt(),
-        overload.budget.late_share() / overload.kernel.late_share(),
-        short.budget.late_share() * 100.0,
-        long.budget.syns_per_attempt() / long.kernel.syns_per_attempt(),
+        kept.reduce(f64::min).map(|kept| kept * 100.0),
+        gained.reduce(f64::min),
+        syns,
     ];
-    judge("budget", &found.map(Some))
+    judge("outages", &found)
 }
 
-/// Criteria of servers near their capacity, at both loads: whether they recover from a stall, and from their own queue.
+/// Criteria of servers near their capacity and above it: late attempts beyond those of the kernel's own timers.
 pub fn of_saturated(saturated: &[Saturated]) -> Vec<Criterion> {
-    let worst = |per_s: f64| {
-        let of = saturated.iter().filter(|one| one.per_s == per_s);
-        let more = of.map(|one| one.budget.later_late_share() - one.kernel.later_late_share());
+    let worst = |is_of: fn(f64) -> bool| {
+        let of = saturated.iter().filter(|one| is_of(one.load));
+        let more = of.map(|one| {
+            let Timed {
+                kernel, guarded, ..
+            } = one.timed;
+            guarded.later_late_share() - kernel.later_late_share()
+        });
         more.reduce(f64::max).map(|more| more * 100.0)
     };
-    judge("saturated", &[10_000.0, 1_000.0, 100.0].map(worst))
+    judge(
+        "saturated",
+        &[worst(|load| load < 1.0), worst(|load| load > 1.0)],
+    )
 }
 
 /// Criteria of steps after which the daemon is dead.
 pub fn of_orphans(steps: &[Step]) -> Vec<Criterion> {
-    let blown: Vec<_> = steps.iter().filter_map(|step| step.blown).collect();
-    let judged = blown.iter().map(|blown| blown.judged).max().unwrap_or(0);
-    let after = blown.iter().map(|blown| blown.spurious_after).sum();
-    let all_blow = Limit {
-        name: "daemon dead, steps: fuses that blew".to_owned(),
+    let all: Vec<_> = steps.iter().filter_map(|step| step.fell_back).collect();
+    let judged = all.iter().map(|one| one.judged).max().unwrap_or(0);
+    let after = all.iter().map(|one| one.spurious_after).sum();
+    let all_fall_back = Limit {
+        name: "daemon dead, steps: fallbacks".to_owned(),
         bound: Bound::AtLeast(f(steps.len() as u64)),
         unit: String::new(),
     };
-    let mut all = vec![all_blow.judge(f(blown.len() as u64))];
-    all.extend(judge("orphans", &[f(judged), f(after)].map(Some)));
-    all
+    let mut criteria = vec![all_fall_back.judge(f(all.len() as u64))];
+    criteria.extend(judge("orphans", &[f(judged), f(after)].map(Some)));
+    criteria
 }

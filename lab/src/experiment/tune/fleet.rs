@@ -31,7 +31,7 @@ pub struct Prefix {
     /// The timer at the end, divided by twice the true quantile that one in a thousand exceeds;
     /// `None` if the timer is the kernel's own, or at a limit of the settings.
     pub ratio: Option<f64>,
-    /// Blown fuses.
+    /// Fallbacks (spurious).
     pub alarms: u64,
     /// Changes of the value per hour, from the first value and the end of the first hour on; `None`
     /// if that was less than half an hour.
@@ -94,7 +94,7 @@ fn summary(path: &Path, outcome: &Outcome, seconds: u32, rng: &mut ChaCha8Rng) -
         ratio,
         alarms: transitions
             .iter()
-            .filter(|t| t.cause == Cause::Fuse)
+            .filter(|t| t.cause == Cause::Spurious)
             .count() as u64,
         changes_per_h,
         per_s: path.per_s,

@@ -1,17 +1,16 @@
-//! A simulated host that connects over a path: the program with its brakes, and the daemon, which tunes once per
+//! A simulated host that connects over a path: the program with its fallbacks, and the daemon, which tunes once per
 //! second.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::ChaCha8Rng};
 use rto_agent_common::histogram::{bucket_end_us, bucket_of};
 use rto_model::tune::{
-    budget,
     law::Settings,
     tuner::{Growth, Transition, Tuner},
 };
 
 use super::{
     agenda::Agenda,
-    brakes::Brakes,
+    fallbacks::Fallbacks,
     handshake::{First, Handshake, Schedule},
     path::{Path, exponential},
 };
@@ -25,7 +24,7 @@ pub const HZ: u32 = 250;
 pub enum Control {
     /// `initial_rto = "auto"`.
     Auto(Settings),
-    /// A fixed value, jiffies; no brakes.
+    /// A fixed value, jiffies, with `guard = "off"`.
     Fixed(u64),
 }
 
@@ -79,8 +78,8 @@ pub struct Outcome {
     pub points: Vec<Point>,
     /// The timer at the end, jiffies; `None`: the kernel's own.
     pub timer: Option<u64>,
-    /// The last fuse that blew.
-    pub blown: Option<Blown>,
+    /// The last fallback (spurious).
+    pub fell_back: Option<FellBack>,
 }
 
 impl Outcome {
@@ -95,12 +94,12 @@ impl Outcome {
     }
 }
 
-/// A fuse that blew.
+/// A fallback (spurious).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Blown {
-    /// Its time, seconds.
+pub struct FellBack {
+    /// Its beginning, seconds.
     pub at_s: f64,
-    /// Copies that were judged spurious since the value was set.
+    /// Connections with a copy that was judged spurious since the value was set.
     pub judged: u64,
     /// Connections that began after it with the policy's timer, and had a spurious copy.
     pub spurious_after: u64,
@@ -109,7 +108,8 @@ pub struct Blown {
 /// Later events of a connection.
 #[derive(Clone, Copy, Debug)]
 enum What {
-    Copy,
+    /// The first SYN is lost.
+    Lost,
     /// Established after a retransmission.
     Established,
     Verdict {
@@ -130,8 +130,8 @@ pub struct Host {
     policy: Option<Schedule>,
     kernel: Schedule,
     epoch: u32,
-    brakes: Brakes,
-    /// Copies that this fuse saw.
+    fallbacks: Fallbacks,
+    /// Spurious connections since the value was set.
     judged: u64,
     later: Agenda<What>,
     /// Growth of the counters since the daemon's last step.
@@ -160,7 +160,7 @@ impl Host {
             policy,
             kernel: Schedule::new(hz, hz),
             epoch: 0,
-            brakes: Brakes::new(budget::LEAST),
+            fallbacks: Fallbacks::default(),
             judged: 0,
             later: Agenda::new(),
             counts: Growth::default(),
@@ -210,7 +210,7 @@ impl Host {
     }
 
     fn connect(&mut self, at_s: f64) {
-        let (epoch, is_own) = self.begin();
+        let (epoch, is_own) = self.begin(at_s);
         let peer = self.path.peer(&mut self.rng);
         let rtt_us = self.path.rtt_us(at_s, peer, &mut self.rng);
         let loss = self.path.loss_at(at_s);
@@ -222,8 +222,7 @@ impl Host {
         // By far the most frequent case: no retransmission. It is credited one round trip early, which saves half of
         // the agenda's work.
         if !lost && rtt_us < schedule.timer_us {
-            self.brakes.established();
-            self.brakes.clean();
+            self.fallbacks.established(true);
             self.later_verdict(at_s, rtt_us, epoch, 0, rtt_us);
             return;
         }
@@ -240,17 +239,13 @@ impl Host {
         if is_own && one.spurious > 0 {
             self.outcome.spurious += 1;
             self.point.spurious += 1;
-            if let Some(blown) = self
-                .outcome
-                .blown
-                .as_mut()
-                .filter(|_| self.brakes.is_blown())
-            {
-                blown.spurious_after += 1;
+            let in_force = self.fallbacks.is_spurious();
+            if let Some(fell_back) = self.outcome.fell_back.as_mut().filter(|_| in_force) {
+                fell_back.spurious_after += 1;
             }
         }
-        for us in one.copies_us {
-            self.later.add(at_s + us / 1e6, What::Copy);
+        if let Some(us) = one.copies_us.first() {
+            self.later.add(at_s + us / 1e6, What::Lost);
         }
         if let Some(took_us) = one.took_us {
             self.later.add(at_s + took_us / 1e6, What::Established);
@@ -262,13 +257,11 @@ impl Host {
     }
 
     /// The program's decision: the epoch whose timer the connection gets, and whether it is the policy's.
-    fn begin(&mut self) -> (Option<u32>, bool) {
-        self.counts.counts.attempts += 1;
+    fn begin(&mut self, at_s: f64) -> (Option<u32>, bool) {
         let Some(tuner) = &self.tuner else {
             return (None, true);
         };
-        let allowed = !self.brakes.is_throttled() && !self.brakes.is_blown();
-        let own = allowed && self.policy.is_some();
+        let own = !self.fallbacks.holds(at_s * 1e6) && self.policy.is_some();
         // Connections with the kernel's own timer are judged while that is the current timer.
         let learning = tuner.jiffies().is_none();
         ((own || learning).then_some(self.epoch), own)
@@ -304,11 +297,8 @@ impl Host {
     fn pass(&mut self, until_s: f64) {
         while let Some((at_s, what)) = self.later.take_until(until_s) {
             match what {
-                What::Copy => {
-                    self.counts.counts.copies += 1;
-                    self.brakes.retransmitted();
-                }
-                What::Established => self.brakes.established(),
+                What::Lost => self.fallbacks.first_syn_lost(at_s * 1e6),
+                What::Established => self.fallbacks.established(false),
                 What::Verdict {
                     epoch,
                     spurious,
@@ -332,12 +322,12 @@ impl Host {
             return;
         }
         self.counts.counts.spurious += u64::from(spurious > 0);
-        if self.policy.is_some() {
-            let blown = self.brakes.is_blown();
-            self.brakes.spurious(spurious);
-            self.judged += u64::from(spurious);
-            if !blown && self.brakes.is_blown() {
-                self.outcome.blown = Some(Blown {
+        if self.policy.is_some() && spurious > 0 {
+            let in_force = self.fallbacks.is_spurious();
+            self.fallbacks.spurious();
+            self.judged += 1;
+            if !in_force && self.fallbacks.is_spurious() {
+                self.outcome.fell_back = Some(FellBack {
                     at_s,
                     judged: self.judged,
                     spurious_after: 0,
@@ -351,18 +341,18 @@ impl Host {
             return;
         };
         let growth = Growth {
-            fuse_blown: self.brakes.is_blown(),
-            throttled: self.brakes.is_throttled(),
+            spurious: self.fallbacks.is_spurious(),
+            outage: !self.fallbacks.is_spurious()
+                && self.fallbacks.holds(f64::from(self.tick) * 1e6),
             ..std::mem::take(&mut self.counts)
         };
         let transition = tuner.step(u64::from(self.tick) * 1000, &growth);
         self.outcome.transitions.extend(transition);
-        self.brakes.resize(budget::for_peak(tuner.peak_per_s()));
         if tuner.epoch() != self.epoch {
             let hz = u64::from(HZ);
             self.policy = tuner.jiffies().map(|jiffies| Schedule::new(jiffies, hz));
             self.epoch = tuner.epoch();
-            self.brakes.begin(self.epoch);
+            self.fallbacks.begin(self.epoch);
             self.judged = 0;
         }
     }
@@ -371,7 +361,10 @@ impl Host {
         if self.points == 0 || !self.tick.is_multiple_of(self.points) {
             return;
         }
-        let schedule = self.policy.as_ref().filter(|_| !self.brakes.is_blown());
+        let schedule = self
+            .policy
+            .as_ref()
+            .filter(|_| !self.fallbacks.is_spurious());
         let timer_us = schedule.unwrap_or(&self.kernel).timer_us;
         let point = Point {
             at_s,

@@ -1,11 +1,11 @@
-//! Simulation of `initial_rto = "auto"`: the effects of the control law, the budget and the fuse on connections.
+//! Simulation of `initial_rto = "auto"`: the effects of the control law and the fallbacks on connections.
 //!
 //! Nothing is measured: hosts, paths and losses are generated. The control law is `rto_model::tune`, which the daemon
 //! also runs.
 
 mod agenda;
-mod brakes;
 pub mod criteria;
+mod fallbacks;
 pub mod fleet;
 pub mod handshake;
 pub mod host;
@@ -14,7 +14,6 @@ pub mod path;
 pub mod scenarios;
 mod tables;
 
-use rto_agent_common::brake::Brake;
 use rto_testbed::machine::Machine;
 
 use self::{
@@ -46,25 +45,49 @@ pub struct Options {
 
 /// Seeds of the metropolitan path.
 const METRO_RUNS: u64 = 4;
-/// Connections that pay for a copy, in the program.
-const CONNECTIONS: u32 = Brake::BUDGET_COST.cast_unsigned();
-/// The timer of the budget's scenarios, jiffies: 24 ms.
-const SHORT: u64 = 6;
+/// The timer of outages and of servers near their capacity, jiffies: 100 ms.
+const SHORT: u64 = 25;
 
 /// A scenario with several values of `initial_rto`, each with its name.
 pub type Compared = Vec<(String, Course)>;
 
-/// A disturbance with each kind of timer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Braked {
-    /// Description.
-    pub name: &'static str,
-    /// The kernel's own timers.
+/// The same trouble with each kind of timer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timed {
+    /// The kernel's own.
     pub kernel: Sums,
-    /// 24 ms.
-    pub fixed: Sums,
-    /// The same with a budget.
-    pub budget: Sums,
+    /// 100 ms, without fallbacks.
+    pub bare: Sums,
+    /// The same with fallbacks.
+    pub guarded: Sums,
+}
+
+impl Timed {
+    fn run(trouble: Trouble, per_s: f64, seconds: f64, seed: u64) -> Self {
+        let run = |timers| overload::run(trouble, timers, per_s, seconds, seed);
+        Self {
+            kernel: run(Timers::Kernel),
+            bare: run(Timers::Bare(SHORT)),
+            guarded: run(Timers::Guarded(SHORT)),
+        }
+    }
+
+    /// How much earlier attempts that began in the outage are established than with the kernel's own timers: without
+    /// and with fallbacks, milliseconds.
+    pub fn gains_ms(&self) -> [f64; 2] {
+        [self.bare, self.guarded].map(|sums| self.kernel.outage_ms() - sums.outage_ms())
+    }
+}
+
+/// An outage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outage {
+    /// Its duration, seconds.
+    pub seconds: f64,
+    /// Attempts per second.
+    pub per_s: f64,
+    /// The results.
+    pub timed: Timed,
 }
 
 /// A server near its capacity, with each kind of timer.
@@ -76,16 +99,8 @@ pub struct Saturated {
     pub stall_s: f64,
     /// Attempts per second, as a share of its capacity.
     pub load: f64,
-    /// The kernel's own timers.
-    pub kernel: Sums,
-    /// 24 ms.
-    pub fixed: Sums,
-    /// The same with a budget.
-    pub budget: Sums,
-    /// With a budget in which 2 connections pay for a copy.
-    pub half: Sums,
-    /// With a budget in which 5 connections pay for a copy.
-    pub fifth: Sums,
+    /// The results.
+    pub timed: Timed,
 }
 
 /// Everything that was simulated.
@@ -105,9 +120,9 @@ pub struct Results {
     pub fixed_steps: Vec<Step>,
     /// As [`Results::steps`], but the daemon dies at the step.
     pub orphans: Vec<Step>,
-    /// Effects of the budget.
-    pub braked: Vec<Braked>,
-    /// Effects of the budget on servers near their capacity.
+    /// Outages.
+    pub outages: Vec<Outage>,
+    /// Servers near and above their capacity.
     pub saturated: Vec<Saturated>,
 }
 
@@ -136,11 +151,13 @@ pub fn simulate(options: &Options) -> Results {
         steps: steps(auto, true),
         fixed_steps: steps(|| fixed(24), true),
         orphans: steps(auto, false),
-        braked: braked(seed),
+        outages: outages(seed),
         saturated: saturated(options.server_per_s, seed),
     }
 }
 
+/// Outages of each kind; ten times as many at a low rate.
+const OUTAGE_RUNS: u64 = 20;
 /// Duration of a simulation near capacity, seconds.
 const SATURATED_S: f64 = 60.0;
 /// Servers near their capacity, SYNs per second, and the duration of their stall, seconds. The
@@ -148,7 +165,7 @@ const SATURATED_S: f64 = 60.0;
 /// third takes longer than the timer even without a stall.
 const SERVERS: [(f64, f64); 3] = [(10_000.0, 0.3), (1_000.0, 0.3), (100.0, 0.0)];
 
-/// Effects of the budget on servers up to this capacity, SYNs per second, at 80 and 90 % load.
+/// Servers up to this capacity, SYNs per second, at 80, 90 and 120 % load.
 pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
     let one = |&(per_s, stall_s, load): &(f64, f64, f64)| {
         let trouble = Trouble::Limit {
@@ -156,69 +173,47 @@ pub fn saturated(most_per_s: f64, seed: u64) -> Vec<Saturated> {
             queue: 0.4 * per_s,
             stall_s,
         };
-        let run = |timers| overload::run(trouble, timers, load * per_s, SATURATED_S, seed);
-        let priced = |connections| run(Timers::Budgeted(SHORT, connections));
         Saturated {
             per_s,
             stall_s,
             load,
-            kernel: run(Timers::Kernel),
-            fixed: run(Timers::Fixed(SHORT)),
-            budget: priced(CONNECTIONS),
-            half: priced(2),
-            fifth: priced(5),
+            timed: Timed::run(trouble, load * per_s, SATURATED_S, seed),
         }
     };
     let servers = SERVERS.iter().filter(|(per_s, _)| *per_s <= most_per_s);
     let loads: Vec<_> = servers
-        .flat_map(|(per_s, stall_s)| [0.8, 0.9].map(|load| (*per_s, *stall_s, load)))
+        .flat_map(|(per_s, stall_s)| [0.8, 0.9, 1.2].map(|load| (*per_s, *stall_s, load)))
         .collect();
     in_parallel(&loads, one)
 }
 
-/// Effects of the budget in a short and a longer overload, and in a short and a long blackout.
-pub fn braked(seed: u64) -> Vec<Braked> {
-    let limit = Trouble::Limit {
-        per_s: 100.0,
-        queue: 40.0,
-        stall_s: 0.0,
-    };
-    let blackout = |seconds: f64| Trouble::Blackout {
-        from_s: 10.0,
-        to_s: 10.0 + seconds,
-    };
-    let (short, long) = (blackout(0.3), blackout(10.0));
-    let all = [
-        (
-            "overload: 120 attempts a second, 100 answered, for 20 s",
-            limit,
-            120.0,
-            20.0,
-        ),
-        ("the same for 60 s", limit, 120.0, 60.0),
-        (
-            "blackout of 0.3 s in 40 s, 100 attempts a second",
-            short,
-            100.0,
-            40.0,
-        ),
-        (
-            "blackout of 10 s in 40 s, 100 attempts a second",
-            long,
-            100.0,
-            40.0,
-        ),
-    ];
-    let one = |(name, trouble, per_s, seconds)| {
-        let run = |timers| overload::run(trouble, timers, per_s, seconds, seed);
-        Braked {
-            name,
-            kernel: run(Timers::Kernel),
-            fixed: run(Timers::Fixed(SHORT)),
-            budget: run(Timers::Budgeted(SHORT, CONNECTIONS)),
+/// Outages of the durations and rates by which the fallbacks are judged, and a black hole of 12 s.
+pub fn outages(seed: u64) -> Vec<Outage> {
+    const BEGIN_S: f64 = 10.0;
+    let durations = [0.3, 1.0, 1.7, 4.0];
+    let all = durations.map(|seconds| [2.0, 20.0, 200.0].map(|per_s| (seconds, per_s)));
+    let all: Vec<_> = all.into_iter().flatten().chain([(12.0, 50.0)]).collect();
+    in_parallel(&all, |&(seconds, per_s)| {
+        let trouble = Trouble::Blackout {
+            from_s: BEGIN_S,
+            to_s: BEGIN_S + seconds,
+        };
+        let runs = OUTAGE_RUNS * if per_s < 10.0 { 10 } else { 1 };
+        let mut sum: Option<Timed> = None;
+        for run in 0..runs {
+            let one = Timed::run(trouble, per_s, BEGIN_S + seconds + 40.0, seed + run);
+            sum = Some(sum.map_or(one, |sum| Timed {
+                kernel: sum.kernel.plus(&one.kernel),
+                bare: sum.bare.plus(&one.bare),
+                guarded: sum.guarded.plus(&one.guarded),
+            }));
         }
-    };
-    all.map(one).to_vec()
+        Outage {
+            seconds,
+            per_s,
+            timed: sum.unwrap_or_else(|| Timed::run(trouble, per_s, 1.0, seed)),
+        }
+    })
 }
 
 /// Runs all simulations and makes the report.

@@ -1,19 +1,21 @@
-//! The budget in situations where copies do harm: a server with limited capacity for SYNs, and outages.
+//! Situations in which retransmissions could do harm: a server with limited capacity for SYNs, and outages.
+
+use std::ops::Range;
 
 use rand::{SeedableRng as _, rngs::ChaCha8Rng};
-use rto_model::tune::budget;
 
 use super::{
-    CONNECTIONS, agenda::Agenda, brakes::Brakes, handshake::Schedule, host::HZ, path::exponential,
+    agenda::Agenda, fallbacks::Fallbacks, handshake::Schedule, host::HZ, path::exponential,
 };
-use crate::summary::share;
+use crate::summary::{f, share};
 
 /// A connection that takes longer is late, microseconds: longer than a short timer or a round trip.
 const LATE_US: f64 = 500_000.0;
 /// RTT of the path, microseconds.
-const RTT_US: f64 = 10_000.0;
+const RTT_US: f64 = 3_000.0;
 /// Start of a stall, microseconds.
 const STALL_US: f64 = 10e6;
+
 /// The disturbance of SYNs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trouble {
@@ -40,10 +42,10 @@ pub enum Trouble {
 pub enum Timers {
     /// The kernel's own.
     Kernel,
-    /// A policy's, jiffies.
-    Fixed(u64),
-    /// The same with a budget: this many connections pay for a copy (10 in the program).
-    Budgeted(u64, u32),
+    /// A policy's, jiffies, with `guard = "off"`.
+    Bare(u64),
+    /// The same with `guard = "on"`.
+    Guarded(u64),
 }
 
 /// The results.
@@ -59,9 +61,30 @@ pub struct Sums {
     pub later_attempts: u64,
     /// Later attempts that were established within 500 ms.
     pub later_in_time: u64,
+    /// Attempts that began in the outage.
+    pub in_outage: u64,
+    /// SYNs of these.
+    pub outage_syns: u64,
+    /// Connect times of these, microseconds.
+    pub outage_us: f64,
 }
 
 impl Sums {
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            attempts: self.attempts + other.attempts,
+            syns: self.syns + other.syns,
+            in_time: self.in_time + other.in_time,
+            later_attempts: self.later_attempts + other.later_attempts,
+            later_in_time: self.later_in_time + other.later_in_time,
+            in_outage: self.in_outage + other.in_outage,
+            outage_syns: self.outage_syns + other.outage_syns,
+            outage_us: self.outage_us + other.outage_us,
+        }
+    }
+
     /// SYNs sent per attempt.
     pub fn syns_per_attempt(&self) -> f64 {
         share(self.syns, self.attempts)
@@ -76,37 +99,10 @@ impl Sums {
     pub fn later_late_share(&self) -> f64 {
         1.0 - share(self.later_in_time, self.later_attempts)
     }
-}
 
-/// The simulated budget with any price: it is credited more or less often.
-#[derive(Clone, Copy, Debug)]
-struct Account {
-    brakes: Brakes,
-    connections: u32,
-    /// Fractions of a credit.
-    due: u32,
-}
-
-impl Account {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "some thousand"
-    )]
-    fn new(per_s: f64, connections: u32) -> Self {
-        Self {
-            brakes: Brakes::new(budget::for_peak(per_s as u64)),
-            connections: connections.max(1),
-            due: 0,
-        }
-    }
-
-    fn established(&mut self) {
-        self.due += CONNECTIONS;
-        while self.due >= self.connections {
-            self.due -= self.connections;
-            self.brakes.established();
-        }
+    /// Mean connect time of attempts that began in the outage, milliseconds.
+    pub fn outage_ms(&self) -> f64 {
+        self.outage_us / f(self.in_outage.max(1)) / 1000.0
     }
 }
 
@@ -114,18 +110,17 @@ impl Account {
 pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64) -> Sums {
     let hz = u64::from(HZ);
     let kernel = Schedule::new(hz, hz);
-    let own = |jiffies| Some(Schedule::new(jiffies, hz));
-    let (own, mut account) = match timers {
+    let (own, mut fallbacks) = match timers {
         Timers::Kernel => (None, None),
-        Timers::Fixed(jiffies) => (own(jiffies), None),
-        Timers::Budgeted(jiffies, connections) => {
-            (own(jiffies), Some(Account::new(per_s, connections)))
-        }
+        Timers::Bare(jiffies) => (Some(Schedule::new(jiffies, hz)), None),
+        Timers::Guarded(jiffies) => (Some(Schedule::new(jiffies, hz)), Some(Fallbacks::default())),
     };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut sums = Sums::default();
-    // The server is busy until this time.
-    let mut busy_us = 0.0_f64;
+    let mut server = Server {
+        trouble,
+        busy_us: 0.0,
+    };
     let mut due: Agenda<What> = Agenda::new();
     let mut next_us = 0.0;
     let end_us = seconds * 1e6;
@@ -133,9 +128,12 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     loop {
         let (at_us, mut syn) = match due.take_until(next_us) {
             Some((at_us, What::Syn(again))) => (at_us, again),
-            Some((_, What::Established)) => {
-                if let Some(account) = &mut account {
-                    account.established();
+            Some((_, what)) => {
+                if let Some(fallbacks) = &mut fallbacks {
+                    match what {
+                        What::Established { clean } => fallbacks.established(clean),
+                        What::Spurious | What::Syn(_) => fallbacks.spurious(),
+                    }
                 }
                 continue;
             }
@@ -148,8 +146,9 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
                 let first = Syn {
                     begun_us: at_us,
                     n: 0,
-                    is_own: !account.is_some_and(|account| account.brakes.is_throttled()),
+                    is_own: !fallbacks.is_some_and(|fallbacks| fallbacks.holds(at_us)),
                     answer_us: f64::INFINITY,
+                    is_spurious: false,
                 };
                 (at_us, first)
             }
@@ -157,38 +156,29 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
         if syn.answer_us <= at_us {
             continue;
         }
+        let in_outage = server.outage_us().contains(&syn.begun_us);
         sums.syns += 1;
-        if let Some(account) = account.as_mut().filter(|_| syn.n > 0) {
-            account.brakes.retransmitted();
+        sums.outage_syns += u64::from(in_outage);
+        if let Some(fallbacks) = fallbacks.as_mut().filter(|_| syn.n == 1) {
+            fallbacks.first_syn_lost(at_us);
         }
-        let answer_us = match trouble {
-            Trouble::Limit {
-                per_s,
-                queue,
-                stall_s,
-            } => {
-                let stall_us = STALL_US..STALL_US + stall_s * 1e6;
-                if stall_us.contains(&at_us) {
-                    busy_us = busy_us.max(stall_us.end);
-                }
-                let waits_us = (busy_us - at_us).max(0.0);
-                (waits_us * per_s / 1e6 < queue).then(|| {
-                    busy_us = at_us + waits_us + 1e6 / per_s;
-                    busy_us + RTT_US
-                })
-            }
-            Trouble::Blackout { from_s, to_s } => {
-                let lost = (from_s * 1e6..to_s * 1e6).contains(&at_us);
-                (!lost).then_some(at_us + RTT_US)
-            }
-        };
+        // An earlier SYN waits in the server's queue.
+        if syn.answer_us.is_finite() && syn.is_own && !syn.is_spurious {
+            syn.is_spurious = true;
+            due.add(syn.answer_us + 3.0 * RTT_US, What::Spurious);
+        }
+        let answer_us = server.answer_us(at_us);
         if let Some(answer_us) = answer_us.filter(|_| syn.answer_us.is_infinite()) {
             syn.answer_us = answer_us;
-            due.add(answer_us, What::Established);
+            due.add(answer_us, What::Established { clean: syn.n == 0 });
             let in_time = u64::from(answer_us - syn.begun_us <= LATE_US);
             sums.in_time += in_time;
             if later_us.contains(&syn.begun_us) {
                 sums.later_in_time += in_time;
+            }
+            if in_outage {
+                sums.in_outage += 1;
+                sums.outage_us += answer_us - syn.begun_us;
             }
         }
         let schedule = own.as_ref().filter(|_| syn.is_own).unwrap_or(&kernel);
@@ -201,12 +191,57 @@ pub fn run(trouble: Trouble, timers: Timers, per_s: f64, seconds: f64, seed: u64
     sums
 }
 
+/// The server, or the path to it.
+#[derive(Debug)]
+struct Server {
+    trouble: Trouble,
+    /// The server is busy until this time.
+    busy_us: f64,
+}
+
+impl Server {
+    fn outage_us(&self) -> Range<f64> {
+        match self.trouble {
+            Trouble::Blackout { from_s, to_s } => from_s * 1e6..to_s * 1e6,
+            Trouble::Limit { .. } => 0.0..0.0,
+        }
+    }
+
+    /// When the answer to a SYN arrives; `None`: never.
+    fn answer_us(&mut self, at_us: f64) -> Option<f64> {
+        match self.trouble {
+            Trouble::Limit {
+                per_s,
+                queue,
+                stall_s,
+            } => {
+                let stall_us = STALL_US..STALL_US + stall_s * 1e6;
+                if stall_us.contains(&at_us) {
+                    self.busy_us = self.busy_us.max(stall_us.end);
+                }
+                let waits_us = (self.busy_us - at_us).max(0.0);
+                (waits_us * per_s / 1e6 < queue).then(|| {
+                    self.busy_us = at_us + waits_us + 1e6 / per_s;
+                    self.busy_us + RTT_US
+                })
+            }
+            Trouble::Blackout { .. } => {
+                (!self.outage_us().contains(&at_us)).then_some(at_us + RTT_US)
+            }
+        }
+    }
+}
+
 /// A pending event.
 #[derive(Clone, Copy, Debug)]
 enum What {
     Syn(Syn),
-    /// An answer arrives.
-    Established,
+    /// An answer arrives; `clean`: to the first SYN.
+    Established {
+        clean: bool,
+    },
+    /// A connection's later round trips show that it had a spurious copy.
+    Spurious,
 }
 
 /// A SYN to send; all times, including its send time, are microseconds since the start.
@@ -219,6 +254,8 @@ struct Syn {
     is_own: bool,
     /// Arrival time of the answer to an earlier SYN.
     answer_us: f64,
+    /// An earlier copy was spurious.
+    is_spurious: bool,
 }
 
 #[cfg(test)]
@@ -232,11 +269,7 @@ mod tests {
             queue: 10.0,
             stall_s: 0.0,
         };
-        for timers in [
-            Timers::Kernel,
-            Timers::Fixed(6),
-            Timers::Budgeted(6, CONNECTIONS),
-        ] {
+        for timers in [Timers::Kernel, Timers::Bare(6), Timers::Guarded(6)] {
             let sums = run(trouble, timers, 100.0, 20.0, 1);
             assert_eq!((sums.syns, sums.in_time), (sums.attempts, sums.attempts));
             assert_eq!(sums.later_in_time, sums.later_attempts);
@@ -252,29 +285,12 @@ mod tests {
             to_s: 5.3,
         };
         let kernel = run(trouble, Timers::Kernel, 100.0, 20.0, 1);
-        let fixed = run(trouble, Timers::Fixed(6), 100.0, 20.0, 1);
-        assert!(fixed.syns > kernel.syns);
+        let bare = run(trouble, Timers::Bare(6), 100.0, 20.0, 1);
+        assert!(bare.syns > kernel.syns);
         assert!(
-            fixed.late_share() < 0.003 && kernel.late_share() > 0.01,
-            "{fixed:?} {kernel:?}"
+            bare.late_share() < 0.003 && kernel.late_share() > 0.01,
+            "{bare:?} {kernel:?}"
         );
-    }
-
-    #[test]
-    fn the_cheaper_a_copy_the_more_are_sent() {
-        let trouble = Trouble::Limit {
-            per_s: 100.0,
-            queue: 40.0,
-            stall_s: 0.3,
-        };
-        let with = |connections| run(trouble, Timers::Budgeted(6, connections), 90.0, 40.0, 1);
-        let own = with(CONNECTIONS);
-        // With 2 connections per copy the budget is five times as cheap, with 20 twice as dear.
-        assert!(with(2).syns > own.syns && with(20).syns < own.syns);
-        // More attempts are late than with the kernel's timer, with which the server has recovered
-        // from the stall.
-        let kernel = run(trouble, Timers::Kernel, 90.0, 40.0, 1);
-        assert_eq!(kernel.later_late_share(), 0.0);
-        assert!(with(2).later_late_share() > 0.1);
+        assert_eq!(run(trouble, Timers::Guarded(6), 100.0, 20.0, 1), bare);
     }
 }

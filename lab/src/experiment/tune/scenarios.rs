@@ -9,7 +9,7 @@ use std::{
 use rto_model::tune::law::Settings;
 
 use super::{
-    host::{Blown, Control, HZ, Host, Outcome, Point},
+    host::{Control, FellBack, HZ, Host, Outcome, Point},
     path::{Change, Path, Shape},
 };
 use crate::summary::share;
@@ -88,8 +88,8 @@ pub struct Step {
     pub changes: usize,
     /// The timer five seconds after the step, milliseconds.
     pub timer_ms: f64,
-    /// The fuse that blew, if any; its time is seconds after the step.
-    pub blown: Option<Blown>,
+    /// The fallback (spurious), if any; its time is seconds after the step.
+    pub fell_back: Option<FellBack>,
     /// The time series, with a point for each second.
     pub points: Vec<Point>,
 }
@@ -132,9 +132,9 @@ pub fn step(per_s: f64, control: Control, daemon: bool, seed: u64) -> Step {
         clean_after_s: unclean.map_or(0.0, |point| point.at_s - begin_s),
         changes: changes(&outcome, u64::from(STEP_S) * 1000),
         timer_ms,
-        blown: outcome.blown.map(|blown| Blown {
-            at_s: blown.at_s - begin_s,
-            ..blown
+        fell_back: outcome.fell_back.map(|fell_back| FellBack {
+            at_s: fell_back.at_s - begin_s,
+            ..fell_back
         }),
         points: after,
     }

@@ -7,7 +7,7 @@ use rto_testbed::machine::Machine;
 use serde::Deserialize;
 
 use super::{
-    Braked, Options, Results, Saturated,
+    Options, Outage, Results, Saturated, Timed,
     criteria::{Limit, criteria, digits},
     fleet::{self, Prefix},
     host::{Host, Point},
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     chart::{Axis, Chart, Series},
     report::{Method, Report, Table},
-    summary::{median, quantile},
+    summary::{median, quantile, share},
 };
 
 /// The criteria, and the design of the report.
@@ -91,7 +91,7 @@ pub(super) fn report(results: &Results, options: &Options, machine: Machine) -> 
             fleet_table(&results.prefixes),
             scenarios(results),
             steps(results),
-            budget(&results.braked),
+            outages(&results.outages),
             saturation(&results.saturated),
         ],
         charts: charts(options),
@@ -176,7 +176,7 @@ fn steps(results: &Results) -> Table {
     let mut table = DEFINITION.table("steps");
     let all = results.steps.iter().zip(&results.fixed_steps);
     for ((auto, fixed), orphan) in all.zip(&results.orphans) {
-        let blown = orphan.blown;
+        let fell_back = orphan.fell_back;
         table.row([
             digits(auto.per_s),
             auto.spurious.to_string(),
@@ -185,20 +185,28 @@ fn steps(results: &Results) -> Table {
             digits(auto.timer_ms),
             fixed.spurious.to_string(),
             orphan.spurious.to_string(),
-            blown.map_or("-".to_owned(), |blown| format!("{:.1}", blown.at_s)),
-            blown.map_or("-".to_owned(), |blown| blown.judged.to_string()),
+            fell_back.map_or("-".to_owned(), |one| format!("{:.1}", one.at_s)),
+            fell_back.map_or("-".to_owned(), |one| one.judged.to_string()),
         ]);
     }
     table
 }
 
-fn budget(braked: &[Braked]) -> Table {
-    let mut table = DEFINITION.table("budget");
-    for one in braked {
-        let all = [one.kernel, one.fixed, one.budget];
-        let syns = all.map(|sums| format!("{:.2}", sums.syns_per_attempt()));
-        let late = all.map(|sums| format!("{:.1}", sums.late_share() * 100.0));
-        table.row([one.name.to_owned()].into_iter().chain(syns).chain(late));
+fn outages(outages: &[Outage]) -> Table {
+    let mut table = DEFINITION.table("outages");
+    for one in outages {
+        let Timed {
+            kernel,
+            bare,
+            guarded,
+        } = one.timed;
+        let gains = one.timed.gains_ms().map(|ms| format!("{ms:.0}"));
+        let syns = [bare, guarded].map(|sums| {
+            let syns = share(sums.outage_syns, kernel.outage_syns);
+            format!("{syns:.2}")
+        });
+        let outage = [digits(one.seconds), digits(one.per_s)];
+        table.row(outage.into_iter().chain(gains).chain(syns));
     }
     table
 }
@@ -206,14 +214,19 @@ fn budget(braked: &[Braked]) -> Table {
 fn saturation(saturated: &[Saturated]) -> Table {
     let mut table = DEFINITION.table("saturation");
     for one in saturated {
-        let all = [one.kernel, one.fixed, one.half, one.fifth, one.budget];
-        let late = all.map(|sums| format!("{:.1}", sums.later_late_share() * 100.0));
+        let Timed {
+            kernel,
+            bare,
+            guarded,
+        } = one.timed;
+        let late = [kernel, bare, guarded];
+        let late = late.map(|sums| format!("{:.1}", sums.later_late_share() * 100.0));
         let server = [
             digits(one.per_s),
             digits(one.load * 100.0),
             digits(one.stall_s),
         ];
-        let syns = format!("{:.2}", one.budget.syns_per_attempt());
+        let syns = format!("{:.2}", guarded.syns_per_attempt());
         table.row(server.into_iter().chain(late).chain([syns]));
     }
     table
@@ -303,8 +316,8 @@ mod tests {
                 ("prefixes", 10),
                 ("scenarios", 10),
                 ("steps", 2),
-                ("budget", 4),
-                ("saturation", 2)
+                ("outages", 13),
+                ("saturation", 3)
             ]
         );
         for table in &report.tables {
@@ -312,8 +325,8 @@ mod tests {
             assert_eq!(table.columns.len(), table.rows[0].len(), "{}", table.name);
         }
         let limits = DEFINITION.criteria.values().map(Vec::len);
-        // Budget, orphans, prefixes, saturated servers, a step.
-        assert_eq!(limits.collect::<Vec<_>>(), [4, 2, 6, 3, 4]);
+        // Orphans, outages, prefixes, saturated servers, a step.
+        assert_eq!(limits.collect::<Vec<_>>(), [2, 3, 6, 2, 4]);
         // The step and four prefixes, each with two charts that can be drawn.
         assert_eq!(report.charts.len(), 10);
         let dir = tempfile::tempdir().unwrap();
@@ -343,21 +356,21 @@ mod tests {
             let (part, _) = rest.split_once(&format!("<!-- end: {name} -->")).unwrap();
             part.to_owned()
         };
-        for name in ["criteria", "prefixes", "scenarios", "steps", "saturation"] {
+        for name in [
+            "criteria",
+            "prefixes",
+            "scenarios",
+            "steps",
+            "outages",
+            "saturation",
+        ] {
             assert!(part(name).lines().count() > 5, "{name} was never simulated");
         }
         assert!(
             !part("criteria").contains("| NO "),
             "a criterion does not hold"
         );
-        // Repeats the fast simulations.
-        let budget = budget(&super::super::braked(1));
-        assert_eq!(
-            part("budget"),
-            format!("{}\n\n{}", budget.title, budget.markdown()),
-            "rto-lab tune --page docs/research/tuning.md"
-        );
-        // A debug build omits the largest server.
+        // Repeats the fast simulations. A debug build omits the largest server.
         let most_per_s = if cfg!(debug_assertions) { 1e3 } else { 1e9 };
         let rows = saturation(&super::super::saturated(most_per_s, 1));
         let page = part("saturation");

@@ -61,9 +61,9 @@ fn growth(samples: &[(u64, u64)]) -> Growth {
     growth
 }
 
-fn blown() -> Growth {
+fn spurious() -> Growth {
     Growth {
-        fuse_blown: true,
+        spurious: true,
         ..growth(&[(10_000, 10)])
     }
 }
@@ -156,7 +156,7 @@ fn path_as_slow_as_the_kernels_timer_has_that() {
 }
 
 #[test]
-fn blown_fuse_brakes_for_ten_minutes() {
+fn fallback_spurious_lasts_ten_minutes() {
     for (configured, ms) in [(None, 20), (Some(6), 24)] {
         let mut host = Host::settled();
         if let Some(jiffies) = configured {
@@ -164,18 +164,18 @@ fn blown_fuse_brakes_for_ten_minutes() {
         }
         let epoch = host.tuner.epoch();
         host.run(5, &[(10_000, 10)]);
-        let evidence = host.step(&blown()).unwrap().evidence;
+        let evidence = host.step(&spurious()).unwrap().evidence;
         assert!(evidence.counts.connections >= 60, "{evidence:?}");
-        assert_eq!(host.causes(), [(Cause::Fuse, 0)]);
-        assert_eq!(host.tuner.state(), State::BrakedFuse);
+        assert_eq!(host.causes(), [(Cause::Spurious, 0)]);
+        assert_eq!(host.tuner.state(), State::FallbackSpurious);
         let at_ms = host.now_ms + HOLD_MS;
         assert_eq!(host.tuner.next(), Next::HoldEnds { at_ms });
-        // The program's fuse belongs to the previous epoch; a freeze does not end the hold.
+        // The program's count belongs to the previous epoch; a freeze does not end the hold.
         host.run(299, &[(10_000, 10)]);
         assert!(host.tuner.freeze(host.now_ms).is_some());
         assert_eq!(host.tuner.next(), Next::Resume);
         let resumed = host.tuner.resume(host.now_ms).unwrap();
-        assert_eq!(resumed.to, State::BrakedFuse);
+        assert_eq!(resumed.to, State::FallbackSpurious);
         host.run(300, &[(10_000, 10)]);
         assert_eq!(host.causes(), []);
         host.run(1, &[(10_000, 10)]);
@@ -186,27 +186,27 @@ fn blown_fuse_brakes_for_ten_minutes() {
 }
 
 #[test]
-fn spent_budget_is_reported_and_does_not_hinder_a_raise() {
+fn outage_is_reported_and_does_not_hinder_a_raise() {
     let mut host = Host::settled();
-    let throttled = |us| Growth {
-        throttled: true,
+    let outage = |us| Growth {
+        outage: true,
         ..growth(&[(us, 10)])
     };
-    host.step(&throttled(10_000));
-    assert_eq!(host.causes(), [(Cause::Budget, 20)]);
-    assert_eq!(host.tuner.next(), Next::BudgetRefills);
+    host.step(&outage(10_000));
+    assert_eq!(host.causes(), [(Cause::Outage, 20)]);
+    assert_eq!(host.tuner.next(), Next::OutageEnds);
     for _ in 0..10 {
-        host.step(&throttled(50_000));
+        host.step(&outage(50_000));
     }
     let (cause, ms) = host.causes()[0];
     assert!(cause == Cause::WantHigher && ms >= 75, "{cause:?} {ms}");
-    assert_eq!(host.tuner.state(), State::BrakedBudget);
+    assert_eq!(host.tuner.state(), State::FallbackOutage);
     host.run(1, &[(50_000, 10)]);
-    assert_eq!(host.causes(), [(Cause::BudgetRefilled, ms)]);
-    // Without a value there is nothing to brake.
+    assert_eq!(host.causes(), [(Cause::Established, ms)]);
+    // Without a value there is nothing to withdraw.
     let mut learning = Host::new(SETTINGS, None);
-    assert_eq!(learning.step(&throttled(1)), None);
-    assert_eq!(learning.step(&blown()), None);
+    assert_eq!(learning.step(&outage(1)), None);
+    assert_eq!(learning.step(&spurious()), None);
 }
 
 #[test]
@@ -275,10 +275,10 @@ fn epochs_follow_those_that_the_program_knows() {
 #[test]
 fn transitions_for_people() {
     let mut host = Host::settled();
-    let transition = host.step(&blown()).unwrap();
+    let transition = host.step(&spurious()).unwrap();
     let text = transition.to_string();
     assert!(
-        text.starts_with("active -> braked-fuse (fuse), 20ms -> the kernel's own; 0 of "),
+        text.starts_with("active -> fallback (spurious), 20ms -> the kernel's own; 0 of "),
         "{text}"
     );
     assert_eq!(Value(Some(1_500)).to_string(), "1500us");

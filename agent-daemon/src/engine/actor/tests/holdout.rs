@@ -142,8 +142,6 @@ fn proven_harm_holds_new_connections_back_until_resumed() {
     let view = resumed.policies[&near()].holdout.clone().unwrap();
     assert_eq!((view.verdict, view.fallback), (Verdict::NotYet, false));
     assert!(!is_held_back(&bed) && !warned(&bed));
-    let refused = resume().unwrap_err().to_string();
-    assert!(refused.contains("it is in no fallback"), "{refused}");
 }
 
 #[test]

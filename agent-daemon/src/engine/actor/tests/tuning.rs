@@ -1,6 +1,6 @@
 //! Tuning: from counters to the content of the kernel, and over restarts.
 
-use rto_agent_common::{Statistics, brake::Brake, histogram::bucket_of};
+use rto_agent_common::{Statistics, fallback::Fallback, histogram::bucket_of};
 use rto_agent_core::wire::{
     stats::ArmStatistics,
     tune::{TuneAction, TunedTimer},
@@ -9,7 +9,11 @@ use rto_model::tune::tuner::State;
 
 use super::*;
 use crate::{
-    engine::{control::read_due, desired::tests::desired, snapshot::tests::healthy},
+    engine::{
+        control::{monotonic_ms, read_due},
+        desired::tests::desired,
+        snapshot::tests::healthy,
+    },
     tuning::Due,
 };
 
@@ -76,44 +80,48 @@ impl Bed {
     }
 }
 
+/// Fallback (spurious) of the first epoch.
+fn spurious() -> Fallback {
+    Fallback {
+        epoch: 1,
+        spurious: Fallback::LIMIT + Fallback::BEGUN,
+        ..Fallback::default()
+    }
+}
+
 #[test]
-fn a_value_is_learnt_leased_shown_and_raised() {
+fn value_is_learnt_shown_and_withdrawn() {
     let bed = Bed::learnt();
     let law = rto_model::tune::law::Settings::new(host_facts(&[]).unwrap().hz);
     // Three times the bucket's upper bound.
     let first = law.clamped(30_720);
     assert_eq!((u64::from(bed.jiffies()), bed.epoch()), (first, 1));
     let policy = bed.kernel.state().maps.policies[&near()];
-    assert!(policy.flags & rto_agent_common::policy_flags::LEASED_ACTIVE != 0);
-    let budget = policy.budgets[0] / Brake::BUDGET_COST.cast_unsigned();
-    assert!(budget >= 50);
-    // An hour of CLOCK_MONOTONIC, minus the time since.
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
-    let now_ns = u64::try_from(Duration::from(now).as_nanos()).unwrap();
-    let left = Duration::from_nanos(bed.kernel.state().lease_ns - now_ns);
-    assert!((3_540..=3_600).contains(&left.as_secs()), "{left:?}");
-    bed.until("shown", |bed| bed.timer().brakes.is_some());
+    assert!(policy.flags & rto_agent_common::policy_flags::GUARDED != 0);
     let mut lines = bed.call(|reply| Message::Watch(None, reply)).err();
     // The kernel in memory has no events, but watchers still receive decisions.
     assert!(lines.take().is_some());
-    bed.kernel.state().brakes.insert(
-        near(),
-        [
-            Brake {
-                epoch: 1,
-                fuse: Brake::FUSE + Brake::BLOWN,
-                budget: 0,
-                spurious: 20,
-            },
-            Brake::default(),
-        ],
-    );
+    let outage = Fallback {
+        lost: Fallback::LOST,
+        lost_since_ms: monotonic_ms().wrapping_sub(Fallback::OUTAGE_MS),
+        ..Fallback::default()
+    };
+    let set = |active| {
+        let both = [active, Fallback::default()];
+        bed.kernel.state().fallbacks.insert(near(), both);
+    };
+    set(outage);
+    bed.until_shown(State::FallbackOutage);
+    assert_eq!((u64::from(bed.jiffies()), bed.epoch()), (first, 1));
+    set(Fallback::default());
+    bed.until_shown(State::Active);
+    set(spurious());
     bed.until("held back", |bed| bed.epoch() != 1);
-    bed.until_shown(State::BrakedFuse);
+    bed.until_shown(State::FallbackSpurious);
     let status = bed.status();
     assert!(status.healthy);
     assert!(
-        status.tuning[0].contains("braked-fuse"),
+        status.tuning[0].contains("fallback (spurious)"),
         "{:?}",
         status.tuning
     );
@@ -202,61 +210,54 @@ fn an_operator_freezes_and_other_settings_end_it() {
     assert_ne!(bed.jiffies(), 0);
     // A change of the files replaces the decision at once.
     let fixed = bed.text().replace("\"auto\"", "\"100ms\"");
-    bed.load(fixed.replace("initial_rto", "guard = \"on\"\ninitial_rto"))
-        .unwrap();
+    bed.load(fixed.clone()).unwrap();
     let hz = host_facts(&[]).unwrap().hz;
     assert_eq!(bed.jiffies(), hz.div_ceil(10));
     assert!(bed.epoch() > 1);
-    bed.load(fixed).unwrap();
+    bed.load(fixed.replace("initial_rto", "guard = \"off\"\ninitial_rto"))
+        .unwrap();
     assert_eq!(bed.epoch(), 0);
     let refused = tune(TuneAction::Freeze).unwrap_err();
-    assert!(
-        refused.to_string().contains("guard is not \"on\""),
-        "{refused}"
-    );
+    assert!(refused.to_string().contains("has no guard"), "{refused}");
 }
 
 #[test]
-fn brakes_are_reset_when_a_guard_is_switched_on() {
+fn fallbacks_are_reset_when_guard_is_switched_on() {
     let guarded = |guard: &str| format!("initial_rto = \"100ms\"\nguard = \"{guard}\"");
     let bed = start(&guarded("on"));
     assert_eq!(bed.epoch(), 1);
     let reload = |from: &str, to: &str| bed.load(bed.text().replace(from, to)).unwrap();
     reload("guard = \"on\"", "guard = \"off\"");
     assert_eq!(bed.epoch(), 0);
-    let spent = Brake {
-        epoch: 1,
-        fuse: Brake::FUSE + Brake::BLOWN,
-        budget: 1 << 20,
-        spurious: 20,
-    };
-    bed.kernel.state().brakes.insert(near(), [spent; 2]);
+    let begun = spurious();
+    bed.kernel.state().fallbacks.insert(near(), [begun; 2]);
     reload("guard = \"off\"", "guard = \"on\"");
     assert_eq!(bed.epoch(), 1);
-    assert_eq!(bed.kernel.state().brakes[&near()], [Brake::default(); 2]);
+    let none = [Fallback::default(); 2];
+    assert_eq!(bed.kernel.state().fallbacks[&near()], none);
     bed.tick();
     assert_eq!((bed.timer().state, bed.epoch()), (State::Active, 1));
-    // A change of a policy does not reset its brakes.
-    bed.kernel.state().brakes.insert(near(), [spent; 2]);
+    // A change of a policy does not reset its fallbacks.
+    bed.kernel.state().fallbacks.insert(near(), [begun; 2]);
     bed.until("held back", |bed| bed.epoch() == 0);
-    assert_eq!(bed.kernel.state().brakes[&near()], [spent; 2]);
+    assert_eq!(bed.kernel.state().fallbacks[&near()], [begun; 2]);
 }
 
 #[test]
-fn statistics_are_read_if_brakes_have_changed() {
+fn statistics_are_read_if_fallbacks_have_changed() {
     let (kernel, snapshot) = healthy(desired(NEAR));
     let reader = snapshot.reader.unwrap();
-    let brakes = |spurious| {
-        let brake = Brake {
+    let fallbacks = |spurious| {
+        let active = Fallback {
             spurious,
-            ..Brake::default()
+            ..Fallback::default()
         };
-        [brake, Brake::default()]
+        [active, Fallback::default()]
     };
-    let known = brakes(0);
+    let known = fallbacks(0);
     for (spurious, is_read) in [(0, false), (1, true)] {
-        kernel.state().brakes.insert(near(), brakes(spurious));
-        let due = read_due(reader.as_ref(), &near(), Due::Brakes { known }).unwrap();
+        kernel.state().fallbacks.insert(near(), fallbacks(spurious));
+        let due = read_due(reader.as_ref(), &near(), Due::Fallbacks { known }).unwrap();
         assert_eq!(due.is_some(), is_read);
     }
     assert_eq!(kernel.state().statistics_read, 1);
@@ -266,11 +267,11 @@ fn statistics_are_read_if_brakes_have_changed() {
 fn an_idle_daemon_does_not_wake_for_it() {
     let bed = Bed::with("statistics = false\n");
     assert_eq!(bed.engine.snapshot().tune().policies.len(), 0);
-    // A configured value is watched, at the pace of the health check.
+    // A configured value is read at the pace of the health check.
     let bed = Bed::ready();
     assert_eq!(
         bed.timer().kind,
-        rto_agent_core::wire::tune::TimerKind::Watched
+        rto_agent_core::wire::tune::TimerKind::Guarded
     );
     assert!(
         !bed.dir

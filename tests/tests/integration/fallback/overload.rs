@@ -15,7 +15,6 @@ fn overload(timers: Timers) -> anyhow::Result<(Vec<Handshake>, Done)> {
     const PATIENCE: Duration = Duration::from_secs(10);
     const BURST: u32 = 20;
     let path = Path::new(timers.env(OFFERED)?, RTT)?;
-    timers.warms_up(&path, OFFERED)?;
     let policer = DropPattern::Above {
         per_s: CAPACITY,
         burst: BURST,
@@ -26,40 +25,27 @@ fn overload(timers: Timers) -> anyhow::Result<(Vec<Handshake>, Done)> {
     Ok((path.handshakes(), done))
 }
 
-test!(an_overloaded_server_is_not_flooded, || overloaded(
-    Timers::Automatic,
-    Duration::ZERO
-));
-// The reserve for short outages, which is four seconds of connections, is spent first: with a timer of 24 ms within the
-// first second, for which 15 s cannot compensate. Only later connections are compared.
-test!(
-    an_overloaded_server_is_not_flooded_by_a_guarded_timer,
-    || { overloaded(Timers::Guarded, Duration::from_secs(5)) }
-);
-/// There are 3,600 or 2,400 connections: the shares differ by at most 0.025 by chance (two standard deviations), and
-/// the bounds allow more.
-fn overloaded(timers: Timers, from: Duration) -> anyhow::Result<()> {
-    const SYNS: f64 = 1.25;
-    const BEYOND: f64 = 1.15;
+test!(learnt_timer_does_not_harm_overloaded_server, || {
+    overloaded(Timers::Automatic)
+});
+test!(guarded_timer_does_not_harm_overloaded_server, || {
+    overloaded(Timers::Guarded)
+});
+/// Of 3,600 connections each: the shares differ by at most 0.025 by chance (two standard deviations).
+fn overloaded(timers: Timers) -> anyhow::Result<()> {
+    const BEYOND: f64 = 0.03;
     let both = rto_tests::beside(|| overload(Timers::Kernel), || overload(timers))?;
     let ((kernels, kernels_done), (agents, agents_done)) = both;
     #[expect(clippy::cast_precision_loss, reason = "thousands")]
     let each = |all: &[Handshake]| syns(all) as f64 / all.len() as f64;
-    let whole = [&agents, &kernels].map(|all| each(all));
-    let [agents, kernels] = [agents, kernels].map(|all| {
-        let begin = all.first().map(Handshake::begun);
-        let settled = |one: &Handshake| begin.is_some_and(|begin| one.begun() >= begin + from);
-        all.into_iter().filter(settled).collect::<Vec<_>>()
-    });
     let (own_syns, kernel_syns) = (each(&agents), each(&kernels));
     let [own_beyond, kernel_beyond] = [&agents, &kernels].map(|all| share_beyond(all, LATE));
     let report = format!(
-        "{own_syns:.2} SYNs a connection, kernel {kernel_syns:.2}, with the begin {whole:.2?}; {own_beyond:.3} beyond \
-         500 ms, kernel {kernel_beyond:.3}; {agents_done:?} and {kernels_done:?}"
+        "{own_syns:.2} SYNs a connection, kernel {kernel_syns:.2}; {own_beyond:.3} beyond 500 ms, kernel \
+         {kernel_beyond:.3}; {agents_done:?} and {kernels_done:?}"
     );
     eprintln!("{report}");
-    ensure!(own_syns <= SYNS * kernel_syns, "{report}");
-    ensure!(own_beyond <= BEYOND * kernel_beyond, "{report}");
+    ensure!(own_beyond <= kernel_beyond + BEYOND, "{report}");
     // The control: the server is overloaded. (Before Linux 6.5 a connection doubles its timer at once and sends fewer
     // SYNs.)
     ensure!(kernel_syns > 1.3 && kernel_beyond > 0.15, "{report}");
@@ -78,7 +64,7 @@ fn retransmitted(env: &TestEnv) -> anyhow::Result<u64> {
 }
 
 test!(incomplete_handshakes_change_nothing);
-/// 10,000 requests whose SYN-ACKs are retransmitted: neither a learnt value nor its brakes change, and a policy without
+/// 10,000 requests whose SYN-ACKs are retransmitted: neither a learnt value nor its fallbacks change, and a policy without
 /// samples does not get a value. That policy learns from the first completed connections.
 fn incomplete_handshakes_change_nothing() -> anyhow::Result<()> {
     const FLOOD: usize = 10_000;
@@ -106,8 +92,7 @@ fn incomplete_handshakes_change_nothing() -> anyhow::Result<()> {
     }
     let look = |name: &str| -> anyhow::Result<_> {
         let policy = InKernel::of(&env, name)?;
-        let brakes = [ACTIVE, PASSIVE].map(|direction| policy.brake(&env, direction));
-        let [active, passive] = brakes;
+        let [active, passive] = [ACTIVE, PASSIVE].map(|direction| policy.fallback(&env, direction));
         Ok((policy, active?, passive?))
     };
     let before = [look("near")?, look("fresh")?];

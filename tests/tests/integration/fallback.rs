@@ -1,7 +1,7 @@
-//! Brakes on a short initial RTO: their effect on connections when the path changes, breaks or is overloaded, compared
-//! with the kernel's own timers, and their effect without the daemon.
+//! Fallback to the kernel's own timers when the path changes or breaks or the server is overloaded, with and without
+//! the daemon.
 
-use rto_agent_common::direction::ACTIVE;
+use rto_agent_common::{direction::ACTIVE, fallback::Fallback};
 use rto_testbed::{
     link::Link as _,
     machine::{Machine, jiffy},
@@ -9,8 +9,8 @@ use rto_testbed::{
     workload::arrivals::Done,
 };
 use rto_tests::{
-    brakes::{InKernel, end_lease, is_budget_for, lease_ns, now_ns},
     handshakes::{Handshake, share_beyond, syns},
+    in_kernel::InKernel,
     path::Path,
 };
 
@@ -56,15 +56,13 @@ fn warmed_up(per_s: u64, policies: &str) -> anyhow::Result<TestEnv> {
     Ok(env)
 }
 
-test!(a_dead_daemon_leaves_the_brakes);
-/// The path steps from 10 to 150 ms after the daemon is killed: 20 copies that are judged spurious blow the fuse.
-fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
+test!(fallback_spurious_begins_without_daemon);
+/// The path steps from 10 to 150 ms after the daemon is killed: 20 connections that are judged spurious begin it.
+fn fallback_spurious_begins_without_daemon() -> anyhow::Result<()> {
     const PER_S: u32 = 50;
     const BEFORE: u32 = 50;
     const AFTER: u32 = 350;
     const TIMER: Duration = Duration::from_millis(24);
-    /// Spurious copies of the connection whose verdict blows the fuse: one every 24 ms for 150 ms.
-    const OF_THE_LAST: usize = 6;
     /// Longest time until the program has processed a packet of the link, on a busy machine.
     const LATEST: Duration = Duration::from_millis(50);
     let env = TestEnv::with(GUARDED)?;
@@ -79,26 +77,23 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
     ensure!(done.complete == BEFORE + AFTER, "{done:?}");
     let all = path.handshakes();
     let after: Vec<&Handshake> = all.iter().filter(|one| one.begun() > step).collect();
-    // For each connection, the latest time of its verdict and its spurious copies.
+    // For each connection with a spurious copy, the latest time of its verdict.
     let mut judged: Vec<_> = after
         .iter()
         .filter(|one| one.spurious() > 0)
-        .map(|one| Some((one.last_data?, one.spurious())))
+        .map(|one| one.last_data)
         .collect::<Option<_>>()
         .context("a connection without data")?;
     judged.sort_unstable();
-    let mut copies = 0;
-    let blown = judged.iter().find(|(_, spurious)| {
-        copies += spurious;
-        copies >= 20 + OF_THE_LAST
-    });
-    let (blown, _) = *blown.with_context(|| format!("the fuse is not blown: {judged:?}"))?;
+    // Connections without one, before the step, count for a hundredth.
+    let begin = judged.get(usize::try_from(Fallback::SPURIOUS)?);
+    let begin = *begin.with_context(|| format!("no fallback: {judged:?}"))?;
     let late: Vec<_> = after
         .iter()
-        .filter(|one| one.begun() > blown + LATEST && one.copies() > 0)
+        .filter(|one| one.begun() > begin + LATEST && one.copies() > 0)
         .collect();
     ensure!(late.is_empty(), "{late:?}");
-    let later = after.iter().filter(|one| one.begun() > blown + LATEST);
+    let later = after.iter().filter(|one| one.begun() > begin + LATEST);
     let later = later.count();
     ensure!(later >= PER_S as usize, "only {later} began later");
     // The control: before that, connections had the policy's timer.
@@ -110,13 +105,12 @@ fn a_dead_daemon_leaves_the_brakes() -> anyhow::Result<()> {
         "{timers:?}"
     );
     let policy = InKernel::of(&path.env, "near")?;
-    let brake = policy.brake(&path.env, ACTIVE)?;
-    ensure!(brake.is_blown(policy.epoch(ACTIVE)), "{brake:?}");
+    let fallback = policy.fallback(&path.env, ACTIVE)?;
+    ensure!(fallback.is_spurious(policy.epoch(ACTIVE)), "{fallback:?}");
     eprintln!(
-        "{} connections with {copies} spurious copies, {} judged; blown after {:?}; {brake:?}",
+        "{} connections with a spurious copy; fallback after {:?}; {fallback:?}",
         judged.len(),
-        brake.spurious,
-        blown - step
+        begin - step
     );
     // A loss now costs as much as with the kernel's own timers.
     path.env.net.black_hole(PORT)?;
@@ -184,8 +178,10 @@ enum Timers {
     Kernel,
     /// Learnt: 44 ms.
     Automatic,
-    /// 24 ms and guard = "on".
+    /// 24 ms.
     Guarded,
+    /// 24 ms and guard = "off".
+    Bare,
 }
 
 impl Timers {
@@ -195,27 +191,13 @@ impl Timers {
             Self::Kernel => TestEnv::new(),
             Self::Automatic => warmed_up(per_s.into(), ""),
             Self::Guarded => TestEnv::with(GUARDED),
+            Self::Bare => TestEnv::with(&format!("{GUARDED}guard = \"off\"\n")),
         }
-    }
-
-    /// Makes connections until the daemon has raised the budget to their rate.
-    fn warms_up(self, path: &Path, per_s: u32) -> anyhow::Result<()> {
-        if self != Self::Guarded {
-            return Ok(());
-        }
-        let budget = || anyhow::Ok(InKernel::of(&path.env, "near")?.budget(ACTIVE));
-        let mut clients = path.clients(per_s, 1, PATIENCE)?;
-        eventually("budget", TIMEOUT, || {
-            clients.run(per_s)?;
-            Ok(is_budget_for(budget()?, per_s).then_some(()))
-        })?;
-        path.relay.forget();
-        Ok(())
     }
 }
 
 const GUARDED: &str = "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
-                       initial_rto = \"24ms\"\nguard = \"on\"\n";
+                       initial_rto = \"24ms\"\n";
 
 /// The connections before, during and after an outage.
 struct Outage {
@@ -225,14 +207,12 @@ struct Outage {
     done: Done,
 }
 
-/// Makes 100 connections per second, before, during and after an outage.
-fn outage(timers: Timers, length: Duration, seconds: u32) -> anyhow::Result<Outage> {
-    const PER_S: u32 = 100;
-    let path = Path::new(timers.env(PER_S)?, RTT)?;
-    timers.warms_up(&path, PER_S)?;
-    let mut clients = path.clients(PER_S, 1, PATIENCE)?;
-    clients.begin(PER_S * seconds)?;
-    path.begun(PER_S as usize)?;
+/// Makes connections before, during and after an outage.
+fn outage(timers: Timers, per_s: u32, length: Duration, seconds: u32) -> anyhow::Result<Outage> {
+    let path = Path::new(timers.env(per_s)?, RTT)?;
+    let mut clients = path.clients(per_s, 1, PATIENCE)?;
+    clients.begin(per_s * seconds)?;
+    path.begun(per_s as usize)?;
     let outage = path.relay.start_outage(PacketFilter::ALL, length)?;
     let outage = path.relay.end_outage(outage)?;
     let done = clients.done()?;
@@ -254,8 +234,8 @@ fn short_outage(timers: Timers) -> anyhow::Result<()> {
     const SECONDS: u32 = 12;
     const SHARE: f64 = 0.001;
     let (control, agents) = rto_tests::beside(
-        || outage(Timers::Kernel, LENGTH, 3),
-        || outage(timers, LENGTH, SECONDS),
+        || outage(Timers::Kernel, 100, LENGTH, 3),
+        || outage(timers, 100, LENGTH, SECONDS),
     )?;
     let [own, kernels] = [&agents, &control].map(|one| share_beyond(&one.all, LATE));
     let report = format!(
@@ -283,12 +263,13 @@ test!(a_long_outage_is_not_flooded_by_a_guarded_timer, || {
     long_outage(Timers::Guarded)
 });
 fn long_outage(timers: Timers) -> anyhow::Result<()> {
-    const LENGTH: Duration = Duration::from_secs(10);
-    const SECONDS: u32 = 12;
-    const SYNS: f64 = 1.1;
+    const LENGTH: Duration = Duration::from_secs(12);
+    const SECONDS: u32 = 14;
+    const PER_S: u32 = 50;
+    const SYNS: f64 = 1.4;
     const TRIES: u32 = 4;
     let measured = || {
-        let outage = |timers| outage(timers, LENGTH, SECONDS);
+        let outage = |timers| outage(timers, PER_S, LENGTH, SECONDS);
         rto_tests::beside(|| outage(timers), || outage(Timers::Kernel))
     };
     // A connection that begins near the end of an outage sends fewer SYNs. If the machine stalls during one of the two
@@ -322,35 +303,57 @@ fn long_outage(timers: Timers) -> anyhow::Result<()> {
     Ok(())
 }
 
-test!(an_automatic_timer_ends_with_its_lease);
-/// A timer that the operator has configured stays.
-fn an_automatic_timer_ends_with_its_lease() -> anyhow::Result<()> {
-    /// The budget for this rate is so large that the connections to the black hole do not spend half of it.
-    const PER_S: u64 = 1_000;
-    let mut env = warmed_up(
-        PER_S,
-        "[policy.other]\ncidrs = [\"10.88.1.0/24\"]\ninitial_rto = \"100ms\"\n",
-    )?;
-    let value = InKernel::of(&env, "near")?.initial_rto();
-    let value = value.context("no value")?;
-    env.net.black_hole(PORT)?;
-    let _server = env.serve(to("0.0.0.0", PORT + 1))?;
-    let timers = |env: &TestEnv, automatic: Duration| -> anyhow::Result<()> {
-        for (address, timer) in [(SERVER_V4, automatic), (SERVER_V4_OTHER, POLICY_RTO)] {
-            env.assert_syn_gap(to(address, PORT), timer)
-                .context(address)?;
+test!(guarded_timer_keeps_gain_of_outage, || gain(Timers::Guarded));
+test!(learnt_timer_keeps_gain_of_outage, || gain(
+    Timers::Automatic
+));
+/// Mean connect times of connections that begin in three outages of a second.
+fn gain(timers: Timers) -> anyhow::Result<()> {
+    const LENGTH: Duration = Duration::from_secs(1);
+    const OUTAGES: usize = 3;
+    const SHARE: f64 = 0.85;
+    let mean = |timers| -> anyhow::Result<Duration> {
+        let mut took = Vec::new();
+        for _ in 0..OUTAGES {
+            let hit = outage(timers, 100, LENGTH, 3)?.hit;
+            took.extend(hit.iter().filter_map(Handshake::took));
         }
-        Ok(())
+        ensure!(took.len() > 80 * OUTAGES, "{} connections", took.len());
+        Ok(took.iter().sum::<Duration>() / u32::try_from(took.len())?)
     };
-    timers(&env, value)?;
-    env.end(Signal::SIGKILL)?;
-    timers(&env, value).context("without the daemon")?;
-    end_lease(&env)?;
-    timers(&env, KERNEL_RTO).context("after the lease")?;
-    env.start()?;
-    let renewed = eventually("renewed lease", TIMEOUT, || {
-        Ok((lease_ns(&env)? > now_ns()?).then_some(()))
-    });
-    renewed?;
-    timers(&env, value).context("with the daemon back")
+    let (kernel, (bare, guarded)) = rto_tests::beside(
+        || mean(Timers::Kernel),
+        || Ok((mean(Timers::Bare)?, mean(timers)?)),
+    )?;
+    let report = format!("mean connect times: kernel {kernel:?}, bare {bare:?}, {guarded:?}");
+    eprintln!("{report}");
+    let [bare, guarded] = [bare, guarded].map(|mean| kernel.as_secs_f64() - mean.as_secs_f64());
+    ensure!(bare > 0.2 && guarded >= SHARE * bare, "{report}");
+    Ok(())
+}
+
+test!(dead_host_leaves_timer_to_others);
+/// One of the policy's hosts answers no SYN. Every tenth SYN to another host is lost.
+fn dead_host_leaves_timer_to_others() -> anyhow::Result<()> {
+    const PER_S: u32 = 20;
+    const SECONDS: u32 = 12;
+    const DEAD: u16 = PORT + 9;
+    let path = Path::new(TestEnv::with(GUARDED)?, RTT)?;
+    path.env.net.black_hole(DEAD)?;
+    path.relay
+        .add(Rule::new(PacketFilter::SYN, DropPattern::Every(10)));
+    let mut clients = path.clients(PER_S, 1, PATIENCE)?;
+    clients.begin(PER_S * SECONDS)?;
+    let mut dead = Vec::new();
+    for second in 1..=SECONDS {
+        dead.push(path.env.connect(to(SERVER_V4, DEAD))?);
+        path.begun((PER_S * second) as usize)?;
+    }
+    clients.done()?;
+    let all = path.handshakes();
+    let timers: Vec<_> = all.iter().filter_map(Handshake::first_timer).collect();
+    eprintln!("{} connections, first timers {timers:?}", all.len());
+    ensure!(timers.len() >= 15, "{timers:?}");
+    ensure!(timers.iter().all(|timer| *timer < LATE), "{timers:?}");
+    Ok(())
 }

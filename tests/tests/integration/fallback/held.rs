@@ -1,5 +1,4 @@
-//! Connections that begin while a brake is on: they have the kernel's initial RTO, and all other settings of their
-//! policy.
+//! Connections that begin in a fallback: they have the kernel's initial RTO, and all other settings of their policy.
 
 use rto_agent_common::direction::PASSIVE;
 
@@ -13,14 +12,14 @@ use crate::{
 fn guarded(settings: &str) -> String {
     format!(
         "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\n\
-         initial_rto = \"100ms\"\nsyn_ack_rto = \"100ms\"\nguard = \"on\"\n{settings}"
+         initial_rto = \"100ms\"\nsyn_ack_rto = \"100ms\"\n{settings}"
     )
 }
 
-/// Blows the fuse of a direction. The daemon is stopped, as it would otherwise set another timer.
-fn blow(env: &TestEnv, direction: u32) -> anyhow::Result<()> {
+/// Begins fallback (spurious) of a direction. The daemon is stopped, as it would otherwise set another timer.
+fn fall_back(env: &TestEnv, direction: u32) -> anyhow::Result<()> {
     env.signal(Signal::SIGSTOP)?;
-    InKernel::of(env, "near")?.blow(env, direction)
+    InKernel::of(env, "near")?.begin_fallback(env, direction)
 }
 
 test!(rto_max_comes_after_the_handshake, needs = [RTO_MAX]);
@@ -28,7 +27,7 @@ test!(rto_max_comes_after_the_handshake, needs = [RTO_MAX]);
 fn rto_max_comes_after_the_handshake() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded("rto_min = \"200ms\"\nrto_max = \"1s\"\n"))?;
     env.net.reno()?;
-    blow(&env, ACTIVE)?;
+    fall_back(&env, ACTIVE)?;
     sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0")?;
     env.net.black_hole(PORT)?;
     let doubled = [KERNEL_RTO, 2 * KERNEL_RTO];
@@ -46,7 +45,7 @@ test!(a_fixed_number_of_syns_stands);
 fn a_fixed_number_of_syns_stands() -> anyhow::Result<()> {
     let env = TestEnv::with(&guarded("syn_retries = 1\n"))?;
     sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", "0").ok();
-    blow(&env, ACTIVE)?;
+    fall_back(&env, ACTIVE)?;
     env.net.black_hole(PORT)?;
     let connecting = env.connect(to(SERVER_V4, PORT))?;
     let outcome = connecting.outcome()?;
@@ -65,7 +64,7 @@ fn a_request_of_either_timer_is_undecided() -> anyhow::Result<()> {
     for (held, expected) in [(false, [1, 0, 0]), (true, [0, 1, 0])] {
         let link = Link::with(&guarded(""), Duration::from_millis(60), true)?;
         if held {
-            blow(&link.env, PASSIVE)?;
+            fall_back(&link.env, PASSIVE)?;
         }
         link.talk(Duration::ZERO, RELAY_SERVER_V4)?;
         link.env.signal(Signal::SIGCONT)?;
