@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use object::{Object as _, ObjectSection as _};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
@@ -43,6 +44,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.check {
         fs::write(&path, &built)?;
         println!("{OBJECT}: {} bytes, sha256 {}", built.len(), sha256(&built));
+        println!(
+            "without line information: sha256 {}",
+            executed_sha256(&built)?
+        );
         return Ok(());
     }
     let mut clippy = cargo(&linker)?;
@@ -62,10 +67,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// SHA-256 in hexadecimal digits.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect()
+    hex(&Sha256::digest(bytes))
+}
+
+/// SHA-256, in hexadecimal digits, of what the kernel executes: all sections but `.BTF.ext`, whose line information
+/// changes with each comment and blank line of the sources. Its other part, the type of each function, follows from
+/// the symbols and `.BTF`.
+pub(crate) fn executed_sha256(object: &[u8]) -> anyhow::Result<String> {
+    let file = object::File::parse(object)?;
+    let mut hash = Sha256::new();
+    for section in file.sections() {
+        let (name, data) = (section.name()?, section.data()?);
+        if ![".BTF.ext", ".rel.BTF.ext"].contains(&name) {
+            hash.update(format!("{name} {}\n", data.len()));
+            hash.update(data);
+        }
+    }
+    Ok(hex(&hash.finalize()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Rejects loads of a socket's field from the context into the register that holds the context. On a request socket,
@@ -209,6 +231,35 @@ fn install_llvm() -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn executed_hash_ignores_line_information_only() {
+        let object = fs::read(root().join(OBJECT)).unwrap();
+        let ranges: Vec<_> = {
+            let file = object::File::parse(&object[..]).unwrap();
+            let range = |section: object::Section<'_, '_>| {
+                let (begin, length) = section.file_range()?;
+                Some((section.name().ok()?.to_owned(), begin + length / 2))
+            };
+            file.sections().filter_map(range).collect()
+        };
+        let hash = executed_sha256(&object).unwrap();
+        for name in [
+            ".text",
+            ".rel.text",
+            "sockops",
+            ".maps",
+            ".BTF",
+            ".BTF.ext",
+            ".rel.BTF.ext",
+        ] {
+            let (_, at) = ranges.iter().find(|(section, _)| section == name).unwrap();
+            let mut changed = object.clone();
+            changed[usize::try_from(*at).unwrap()] ^= 1;
+            let is_equal = executed_sha256(&changed).unwrap() == hash;
+            assert_eq!(is_equal, name.ends_with(".BTF.ext"), "{name}");
+        }
+    }
 
     #[test]
     fn load_into_its_own_register_is_refused() {

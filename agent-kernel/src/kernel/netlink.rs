@@ -91,6 +91,18 @@ pub(super) fn get(protocol: isize, request: Message, each: impl FnMut(&[u8])) ->
     transact(protocol, NLM_F_ACK, request, each)
 }
 
+/// The route that the kernel uses to an address, as `struct rtmsg` and attributes (rtnetlink(7)).
+pub fn route_to(address: IpAddr) -> io::Result<Vec<u8>> {
+    let (family, octets) = octets(address);
+    let prefix = if address.is_ipv4() { 32 } else { 128 };
+    let header = [family, prefix, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let destination = DefaultNla::new(libc::RTA_DST, octets);
+    let request = Message::new(libc::RTM_GETROUTE, &header, &[destination]);
+    let mut route = Vec::new();
+    get(NETLINK_ROUTE, request, |answer| route = answer.to_vec())?;
+    Ok(route)
+}
+
 /// Creates or changes an object.
 pub(super) fn set(protocol: isize, request: Message) -> io::Result<()> {
     transact(

@@ -160,6 +160,7 @@ fn render(report: &Report, columns: Option<usize>) -> String {
     for finding in findings {
         let mark = match finding.severity {
             Severity::Ok => "ok     ",
+            Severity::Note => "note   ",
             Severity::Warning => "WARNING",
             Severity::Problem => "PROBLEM",
         };
@@ -184,9 +185,10 @@ fn render(report: &Report, columns: Option<usize>) -> String {
         findings.filter(|f| f.severity == severity).count()
     };
     text.push_str(&format!(
-        "\n{}, {}, {} ok\n",
+        "\n{}, {}, {}, {} ok\n",
         counted(count(Severity::Problem), "problem", "problems"),
         counted(count(Severity::Warning), "warning", "warnings"),
+        counted(count(Severity::Note), "note", "notes"),
         count(Severity::Ok),
     ));
     text
@@ -208,7 +210,8 @@ mod tests {
         let marks = text.lines().filter_map(|line| match line.get(..7) {
             Some("PROBLEM") => Some(0),
             Some("WARNING") => Some(1),
-            Some("ok     ") => Some(2),
+            Some("note   ") => Some(2),
+            Some("ok     ") => Some(3),
             _ => None,
         });
         let marks: Vec<_> = marks.collect();

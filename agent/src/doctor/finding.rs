@@ -15,6 +15,8 @@ use serde::Serialize;
 pub enum Severity {
     /// Nothing to do.
     Ok,
+    /// What only the operator can judge.
+    Note,
     /// Works, but not as the operator may expect.
     Warning,
     /// The agent, or a setting, does not work.
@@ -81,6 +83,10 @@ impl Check<'_> {
         self.finding(Severity::Ok, found, None)
     }
 
+    pub(super) fn note(self, found: impl Into<String>) -> Finding {
+        self.finding(Severity::Note, found, None)
+    }
+
     pub(super) fn warning(self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
         self.finding(Severity::Warning, found, Some(fix.into()))
     }
@@ -101,7 +107,7 @@ pub(super) fn fix_for(is_privileged: bool, fix: &'static str) -> &'static str {
 }
 
 /// The most policies, listeners and rules that a finding names.
-const SHOWN: usize = 5;
+pub(super) const SHOWN: usize = 5;
 
 /// "a, b, c", and the number of others.
 pub(super) fn list(all: impl IntoIterator<Item = String>) -> String {

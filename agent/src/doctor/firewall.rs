@@ -1,14 +1,13 @@
-//! Finds rules of this host that limit SYNs: nftables rules, including iptables-nft rules,
-//! and rules of legacy iptables. Such rules count retransmitted SYNs like new connections. Limits
-//! on concurrent connections (`ct count`, connlimit) are not reported, because a retransmitted SYN
-//! belongs to the connection of the first SYN.
+//! Prints this host's rules that may count SYNs, which count retransmitted ones like new connections: rules of nftables,
+//! with those of iptables-nft, and of legacy iptables. Limits on concurrent connections (`ct count`, connlimit) are not
+//! printed, because a retransmitted SYN belongs to the connection of the first. There is no verdict: whether a rule sees
+//! SYNs at all depends on the rules before it.
 
 use std::{fs, path::Path, process::Command};
 
 use rto_agent_core::printable;
-use serde_json::Value;
 
-use super::{Check, Finding, list};
+use super::{Check, Finding, SHOWN};
 
 /// Where distributions install these programs; only root may write there.
 const DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
@@ -19,15 +18,23 @@ const CHECK: Check<'_> = Check(
      loss exhausts it, and a ban that each SYN renews does not end while clients retry",
 );
 
-/// Useful only if a policy shortens the SYN timer.
+/// What a program printed.
+#[derive(Debug)]
+struct Listing {
+    text: String,
+    errors: String,
+}
+
+/// The rules with their text, and what could not be read.
 pub(super) fn syn_limits() -> Finding {
     let (mut rules, mut unread) = (Vec::new(), Vec::new());
-    let mut add = |listing: Result<Vec<String>, String>| match listing {
-        Ok(found) => rules.extend(found),
+    match output(&["nft"], &["-t", "list", "ruleset"]) {
+        Ok(listing) => {
+            rules.extend(of_nft(&listing.text));
+            unread.extend(undecoded(&listing.errors));
+        }
         Err(why) => unread.push(why),
-    };
-    let ruleset = ["-j", "-t", "list", "ruleset"];
-    add(output(&["nft"], &ruleset).and_then(|text| of_nft(&text)));
+    }
     for family in ["ip", "ip6"] {
         // The legacy tables that this network namespace has. If it has none, listing them would
         // load the module.
@@ -35,25 +42,34 @@ pub(super) fn syn_limits() -> Finding {
         if names.is_ok_and(|names| !names.trim().is_empty()) {
             let programs = ["-legacy-save", "-save"].map(|end| format!("{family}tables{end}"));
             let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
-            add(output(&programs, &[]).map(|text| of_iptables(family, &text)));
+            match output(&programs, &[]) {
+                Ok(listing) => rules.extend(of_iptables(family, &listing.text)),
+                Err(why) => unread.push(why),
+            }
         }
     }
-    finding(rules, &unread)
+    finding(&rules, &unread)
 }
 
-fn finding(rules: Vec<String>, unread: &[String]) -> Finding {
-    let unread = match unread {
-        [] => String::new(),
-        some => format!("; some rules could not be read: {}", some.join(", ")),
-    };
-    if rules.is_empty() {
-        return CHECK.ok(format!("no rule was found{unread}"));
+fn finding(rules: &[String], unread: &[String]) -> Finding {
+    let mut lines = Vec::new();
+    if !unread.is_empty() {
+        lines.push(format!(
+            "some rules could not be read: {}",
+            unread.join("; ")
+        ));
     }
-    CHECK.warning(
-        format!("{}{unread}", list(rules)),
-        "limit concurrent connections instead (ct count, connlimit), or allow ten SYNs for each connection; otherwise \
-         give the peers behind the limit no entry",
-    )
+    if !rules.is_empty() {
+        lines.push("these rules may count retransmitted SYNs:".to_owned());
+    }
+    lines.extend(rules.iter().take(SHOWN).cloned());
+    if let Some(more @ 1..) = rules.len().checked_sub(SHOWN) {
+        lines.push(format!("and {more} more"));
+    }
+    match lines.is_empty() {
+        true => CHECK.ok("no rule was found"),
+        false => CHECK.note(lines.join("\n")),
+    }
 }
 
 /// The output of the first of these programs that is installed.
@@ -61,7 +77,7 @@ fn finding(rules: Vec<String>, unread: &[String]) -> Finding {
     clippy::disallowed_methods,
     reason = "an absolute path below DIRS, whatever PATH is; rules have no file to be read from"
 )]
-fn output(programs: &[&str], args: &[&str]) -> Result<String, String> {
+fn output(programs: &[&str], args: &[&str]) -> Result<Listing, String> {
     let name = programs.first().copied().unwrap_or_default();
     let paths = programs
         .iter()
@@ -71,147 +87,186 @@ fn output(programs: &[&str], args: &[&str]) -> Result<String, String> {
     };
     let output = Command::new(path).args(args).output();
     let output = output.map_err(|e| format!("{name}: {e}"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!(
+    if !output.status.success() {
+        return Err(format!(
             "{name} failed ({}); it needs CAP_NET_ADMIN",
             output.status
-        )),
+        ));
     }
+    Ok(Listing {
+        text: String::from_utf8_lossy(&output.stdout).into_owned(),
+        errors: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
 }
 
-/// The rules of `nft -j list ruleset` that limit SYNs (libnftables-json(5)).
-fn of_nft(text: &str) -> Result<Vec<String>, String> {
-    let listing: Value =
-        serde_json::from_str(text).map_err(|e| format!("the output of nft is not JSON: {e}"))?;
-    let items = listing["nftables"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
-    let rules = items.iter().filter_map(|item| item.get("rule"));
-    let limits = rules.filter_map(|rule| {
-        let statements = rule["expr"].as_array()?;
-        if statements.iter().any(excludes_new_tcp) {
-            return None;
+/// Matches of iptables that nft leaves out of a rule's text, because it does not find their library: "XT match recent
+/// not found" (nftables 1.0.6).
+fn undecoded(errors: &str) -> Option<String> {
+    let lines = errors.lines().filter(|line| line.starts_with("XT "));
+    let mut lines: Vec<&str> = lines.collect();
+    lines.sort_unstable();
+    lines.dedup();
+    (!lines.is_empty()).then(|| {
+        let lines = printable::text(&lines.join(", ")).into_owned();
+        format!("nft: {lines} (iptables-save shows these rules)")
+    })
+}
+
+/// The rules of `nft list ruleset` that may count SYNs, behind their table and chain.
+fn of_nft(text: &str) -> Vec<String> {
+    let (mut table, mut chain) = ("", "");
+    let mut rules = Vec::new();
+    for line in text.lines() {
+        let name = line.trim_end_matches(" {");
+        if let Some(name) = name.strip_prefix("table ") {
+            table = name;
+        } else if let Some(name) = name.strip_prefix("\tchain ") {
+            chain = name;
+        } else if line == "\t}" {
+            chain = "";
+        } else if !chain.is_empty() && may_count(line) {
+            let rule = format!("{table} {chain}: {}", line.trim());
+            rules.push(printable::text(&rule).into_owned());
         }
-        let decides = statements.iter().any(decides);
-        let what = statements.iter().find_map(|one| limit(one, decides))?;
-        let text = |name: &str| rule[name].as_str().unwrap_or_default();
-        let (family, table, chain) = (text("family"), text("table"), text("chain"));
-        let place = format!(
-            "{family} {table} {chain} (handle {}): {what}",
-            rule["handle"]
-        );
-        Some(printable::text(&place).into_owned())
-    });
-    Ok(limits.collect())
+    }
+    rules
 }
 
-/// What a statement limits. A statement that only logs less often, or only counts, does no harm.
-fn limit(statement: &Value, decides: bool) -> Option<String> {
-    let (kind, value) = statement.as_object()?.iter().next()?;
-    let text = |name: &str| value[name].as_str().unwrap_or_default();
-    match kind.as_str() {
-        "limit" if decides => Some(match value.as_str() {
-            Some(name) => format!("limit {name}"),
-            None => {
-                let over = if value["inv"] == true { "over " } else { "" };
-                format!("limit {over}{}/{}", value["rate"], text("per"))
-            }
-        }),
-        "meter" if decides => Some(format!("meter {}", text("name"))),
-        "set" if ["add", "update"].contains(&text("op")) => {
-            Some(format!("{} {}", text("op"), text("set")))
-        }
-        "xt" if decides && ["recent", "limit", "hashlimit"].contains(&text("name")) => {
-            Some(format!("-m {}", text("name")))
-        }
-        _ => None,
-    }
-}
-
-fn decides(statement: &Value) -> bool {
-    const VERDICTS: [&str; 6] = ["accept", "drop", "reject", "jump", "goto", "return"];
-    let target = &statement["xt"];
-    let is_target =
-        target["type"] == "target" && target["name"] != "LOG" && target["name"] != "NFLOG";
-    VERDICTS
-        .iter()
-        .any(|verdict| statement.get(verdict).is_some())
-        || is_target
-}
-
-/// Whether a match excludes the first SYN of a connection. Unknown matches are assumed not to.
-fn excludes_new_tcp(statement: &Value) -> bool {
-    let Some(compared) = statement.get("match").filter(|one| one["op"] != "!=") else {
-        return false;
-    };
-    let left = match &compared["left"]["&"] {
-        Value::Array(masked) => masked.first().unwrap_or(&Value::Null),
-        _ => &compared["left"],
-    };
-    let mut right = Vec::new();
-    words(&compared["right"], &mut right);
-    let lacks = |word: &str| !right.iter().any(|one| one == word);
-    let (payload, field) = (&left["payload"]["protocol"], &left["payload"]["field"]);
-    if left["ct"]["key"] == "state" {
-        return lacks("new");
-    }
-    if left["meta"]["key"] == "l4proto" || field == "protocol" || field == "nexthdr" {
-        return lacks("tcp") && lacks("6");
-    }
-    if payload == "tcp" && field == "flags" {
-        return lacks("syn") || (compared["op"] == "==" && !lacks("ack"));
-    }
-    // A field of another transport protocol's header.
-    ["udp", "udplite", "icmp", "icmpv6", "sctp", "dccp"]
-        .contains(&payload.as_str().unwrap_or_default())
-}
-
-/// Strings and numbers within a value.
-fn words(value: &Value, into: &mut Vec<String>) {
-    match value {
-        Value::String(word) => into.push(word.clone()),
-        Value::Number(number) => into.push(number.to_string()),
-        Value::Array(all) => all.iter().for_each(|one| words(one, into)),
-        Value::Object(all) => all.values().for_each(|one| words(one, into)),
-        Value::Null | Value::Bool(_) => {}
-    }
-}
-
-/// The rules of iptables-save(8) that limit SYNs.
+/// The rules of iptables-save(8) that may count SYNs, behind their family and table.
 fn of_iptables(family: &str, text: &str) -> Vec<String> {
     let mut table = "";
-    let mut limits = Vec::new();
+    let mut rules = Vec::new();
     for line in text.lines() {
         if let Some(name) = line.strip_prefix('*') {
             table = name;
-        }
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let ["-A", chain, rule @ ..] = &words[..] else {
-            continue;
-        };
-        let after = |option: &str, n: usize| {
-            let at = rule.iter().position(|word| *word == option)?;
-            let negated = at.checked_sub(1).is_some_and(|before| rule[before] == "!");
-            (!negated).then(|| rule.get(at + n).copied()).flatten()
-        };
-        let states = after("--ctstate", 1).or_else(|| after("--state", 1));
-        let excluded = states.is_some_and(|states| !states.split(',').any(|one| one == "NEW"))
-            || after("-p", 1).is_some_and(|protocol| !["tcp", "all"].contains(&protocol))
-            || after("--tcp-flags", 2)
-                .is_some_and(|flags| !flags.split(',').any(|one| one == "SYN"));
-        let target = after("-j", 1).or_else(|| after("-g", 1));
-        let decides = target.is_some_and(|target| !["LOG", "NFLOG"].contains(&target));
-        let matches = rule.windows(2).filter(|pair| pair[0] == "-m");
-        let mut limit = matches.map(|pair| pair[1]);
-        let limit = limit.find(|name| ["recent", "limit", "hashlimit"].contains(name));
-        if let (Some(name), false, true) = (limit, excluded, decides) {
-            let place = format!("{family} {table} {chain}: -m {name}");
-            limits.push(printable::text(&place).into_owned());
+        } else if line.starts_with("-A ") && may_count(line) {
+            let rule = format!("{family} {table}: {}", line.trim());
+            rules.push(printable::text(&rule).into_owned());
         }
     }
-    limits
+    rules
+}
+
+/// Whether a rule contains a rate limit, or remembers addresses: `limit`, `meter`, `add @set`, `update @set`, and of
+/// iptables limit, hashlimit and recent, which nft prints as `xt match "recent"` or, without their library, as
+/// `# xt_recent`.
+fn may_count(rule: &str) -> bool {
+    let words = rule.split_ascii_whitespace();
+    let words: Vec<&str> = words
+        .map(|word| word.trim_matches('"').trim_start_matches("xt_"))
+        .collect();
+    let has = |names: &[&str]| words.iter().any(|word| names.contains(word));
+    has(&["limit", "meter", "recent", "hashlimit"])
+        || has(&["add", "update"]) && words.iter().any(|word| word.starts_with('@'))
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::{super::Severity, *};
+
+    /// The output of `nft -t list ruleset` of nftables 1.0.6, of which `recent` is in the spellings of three versions.
+    const NFT: &str = "\
+table ip filter {
+\tchain INPUT {
+\t\ttype filter hook input priority filter; policy accept;
+\t\ttcp dport 22 ct state new xt match recent counter packets 0 bytes 0
+\t\ttcp dport 22 xt match \"recent\" counter packets 0 bytes 0 drop
+\t\ttcp dport 22 # xt_recent counter packets 0 bytes 0 drop
+\t\ttcp flags syn / fin,syn,rst,ack limit rate 3/minute counter packets 0 bytes 0 accept
+\t\ttcp flags syn / fin,syn,rst,ack xt match connlimit counter packets 0 bytes 0 drop
+\t}
+}
+table inet own {
+\tlimit ssh {
+\t\trate 6/minute
+\t}
+
+\tset seen {
+\t\ttype ipv4_addr
+\t\tflags dynamic
+\t}
+
+\tchain in {
+\t\ttype filter hook input priority filter; policy accept;
+\t\ttcp dport 22 limit name \"ssh\" accept
+\t\ttcp dport 24 ct count over 5 drop
+\t\tip saddr @seen drop
+\t\ttcp flags syn meter m size 65535 { ip saddr limit rate over 6/minute } drop
+\t\ttcp flags syn / syn,ack update @seen { ip saddr timeout 5s }
+\t}
+}
+";
+
+    #[test]
+    fn nft_rules_that_may_count_syns_are_listed() {
+        assert_eq!(
+            of_nft(NFT),
+            [
+                "ip filter INPUT: tcp dport 22 ct state new xt match recent counter packets 0 bytes 0",
+                "ip filter INPUT: tcp dport 22 xt match \"recent\" counter packets 0 bytes 0 drop",
+                "ip filter INPUT: tcp dport 22 # xt_recent counter packets 0 bytes 0 drop",
+                "ip filter INPUT: tcp flags syn / fin,syn,rst,ack limit rate 3/minute counter packets \
+                 0 bytes 0 accept",
+                "inet own in: tcp dport 22 limit name \"ssh\" accept",
+                "inet own in: tcp flags syn meter m size 65535 { ip saddr limit rate over 6/minute } drop",
+                "inet own in: tcp flags syn / syn,ack update @seen { ip saddr timeout 5s }",
+            ]
+        );
+    }
+
+    #[test]
+    fn iptables_rules_that_may_count_syns_are_listed() {
+        let text = "\
+*filter
+:ufw-user-input - [0:0]
+-A ufw-user-input -p tcp -m tcp --dport 22 -m recent --set --name DEFAULT --rsource
+-A INPUT -p tcp -m tcp --dport 22 -m hashlimit --hashlimit-above 5/sec --hashlimit-name x -j DROP
+-A INPUT -p tcp -m connlimit --connlimit-above 20 -j REJECT
+COMMIT
+";
+        assert_eq!(
+            of_iptables("ip", text),
+            [
+                "ip filter: -A ufw-user-input -p tcp -m tcp --dport 22 -m recent --set --name DEFAULT --rsource",
+                "ip filter: -A INPUT -p tcp -m tcp --dport 22 -m hashlimit --hashlimit-above 5/sec \
+                 --hashlimit-name x -j DROP",
+            ]
+        );
+    }
+
+    #[test]
+    fn unreadable_rules_are_a_note() {
+        let errors = "# Warning: table ip filter is managed by iptables-nft\nXT match recent not found\n\
+                      XT match recent not found\n";
+        let undecoded = undecoded(errors).unwrap();
+        assert!(undecoded.contains("nft: XT match recent not found (iptables-save"));
+        let missing = output(&["rto-no-such-program"], &[]).unwrap_err();
+        assert_eq!(missing, "rto-no-such-program is not installed");
+        let finding = finding(&[], &[undecoded, missing]);
+        assert_eq!(finding.severity, Severity::Note);
+        assert!(
+            finding.found.contains("not be read: nft: XT"),
+            "{finding:?}"
+        );
+        assert!(
+            finding
+                .found
+                .ends_with("rto-no-such-program is not installed")
+        );
+    }
+
+    #[test]
+    fn further_rules_are_counted() {
+        let rules: Vec<String> = (0..SHOWN + 2).map(|n| format!("rule {n}")).collect();
+        let finding = finding(&rules, &[]);
+        assert!(finding.found.ends_with("rule 4\nand 2 more"), "{finding:?}");
+        assert_eq!(super::finding(&[], &[]).severity, Severity::Ok);
+    }
+
+    #[test]
+    fn output_of_program_that_fails_is_an_error() {
+        let error = output(&["false"], &[]).unwrap_err();
+        assert!(error.contains("CAP_NET_ADMIN"), "{error}");
+        assert_eq!(output(&["none", "echo"], &["a"]).unwrap().text, "a\n");
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ipnetwork::IpNetwork;
 use rto_agent_core::{
     policy::{PolicySet, units::format_duration},
     wire::kernel::Verdict,
@@ -241,12 +242,16 @@ const LOCKED: Check<'_> = Check(
 );
 
 pub(super) fn routes(set: Option<&PolicySet>) -> Vec<Finding> {
-    match routes::locked() {
-        Ok(locked) if locked.is_empty() => vec![LOCKED.ok("no route has a locked rto_min")],
-        Ok(locked) => locked
-            .iter()
-            .map(|route| locked_route(route, set))
-            .collect(),
+    let read = || anyhow::Ok((routes::locked()?, routes::all_destinations()?));
+    match read() {
+        Ok((locked, _)) if locked.is_empty() => vec![LOCKED.ok("no route has a locked rto_min")],
+        Ok((locked, all)) => {
+            let is_used = |prefix| routes::has_locked(prefix, &all);
+            locked
+                .iter()
+                .map(|route| locked_route(route, set, is_used))
+                .collect()
+        }
         Err(e) => vec![LOCKED.warning(
             format!("routes cannot be read: {e}"),
             "inspect them with: ip route show table all | grep 'rto_min lock'",
@@ -254,7 +259,12 @@ pub(super) fn routes(set: Option<&PolicySet>) -> Vec<Finding> {
     }
 }
 
-fn locked_route(route: &LockedRoute, set: Option<&PolicySet>) -> Finding {
+/// `is_used`: whether the kernel uses a route with a locked rto_min for some address of a prefix.
+fn locked_route(
+    route: &LockedRoute,
+    set: Option<&PolicySet>,
+    is_used: impl Fn(IpNetwork) -> bool,
+) -> Finding {
     let LockedRoute {
         destination,
         table,
@@ -265,21 +275,28 @@ fn locked_route(route: &LockedRoute, set: Option<&PolicySet>) -> Finding {
         format_duration(*rto_min)
     );
     let victim = set.and_then(|set| {
-        set.entries.iter().find_map(|(cidr, entry)| {
-            set.policies.get(entry.policy)?.settings.rto_min?;
-            overlap(cidr.network(), *destination)
-                .then(|| format!("{cidr} (policy {})", entry.policy))
+        set.entries.iter().find(|(cidr, entry)| {
+            let policy = set.policies.get(entry.policy);
+            let common = match cidr.network() {
+                network if network.prefix() > destination.prefix() => network,
+                _ => *destination,
+            };
+            policy.is_some_and(|policy| policy.settings.rto_min.is_some())
+                && overlap(cidr.network(), *destination)
+                && is_used(common)
         })
     });
-    let fix = format!(
-        "ip route change {destination} ... without rto_min, or remove rto_min from the policy"
-    );
     match victim {
-        Some(entry) => {
-            let found = format!("{text}, which overrides the rto_min of {entry}");
-            LOCKED.problem(found, fix)
-        }
-        None => LOCKED.warning(format!("{text}; no entry with rto_min overlaps it"), fix),
+        Some((cidr, entry)) => LOCKED.problem(
+            format!(
+                "{text}, which overrides the rto_min of {cidr} (policy {})",
+                entry.policy
+            ),
+            format!(
+                "ip route change {destination} ... without rto_min, or remove rto_min from the policy"
+            ),
+        ),
+        None => LOCKED.note(format!("{text}; no entry with rto_min uses it")),
     }
 }
 
@@ -387,12 +404,15 @@ mod tests {
             initial_rto: Some(Duration::from_millis(100).into()),
             ..Settings::default()
         };
-        let severity = |set: &PolicySet| locked_route(&route, Some(set)).severity;
+        let severity =
+            |set: &PolicySet, is_used: bool| locked_route(&route, Some(set), |_| is_used).severity;
         set.policies
             .insert(name.clone(), Policy::from(settings.clone()));
-        assert_eq!(severity(&set), Severity::Warning);
+        assert_eq!(severity(&set, true), Severity::Note);
         settings.rto_min = Some(Duration::from_millis(8));
         set.policies.insert(name, Policy::from(settings));
-        assert_eq!(severity(&set), Severity::Problem);
+        assert_eq!(severity(&set, true), Severity::Problem);
+        // Longer routes cover the entry.
+        assert_eq!(severity(&set, false), Severity::Note);
     }
 }

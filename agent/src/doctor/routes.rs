@@ -2,7 +2,11 @@
 //! kernel prefers a locked value to the socket's (`tcp_rto_min()`, net/ipv4/tcp_output.c, Linux
 //! 6.12), so a policy's rto_min has no effect there.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
 
 use ipnetwork::IpNetwork;
 use nix::libc;
@@ -32,6 +36,42 @@ pub(crate) fn locked() -> anyhow::Result<Vec<LockedRoute>> {
 /// Destinations of unicast routes, without default routes.
 pub(crate) fn destinations() -> anyhow::Result<Vec<IpNetwork>> {
     dump(unicast)
+}
+
+/// Destinations of all routes of any type.
+pub(crate) fn all_destinations() -> anyhow::Result<Vec<IpNetwork>> {
+    dump(|route| {
+        let (header, attributes) = RouteHeader::parse(route)?;
+        destination(header, attributes)
+    })
+}
+
+/// Whether the route that the kernel uses to some address of a prefix has a locked rto_min. `all` are the destinations
+/// of all routes.
+pub(crate) fn has_locked(prefix: IpNetwork, all: &[IpNetwork]) -> bool {
+    /// Of the addresses at which the route may change.
+    const MOST: usize = 64;
+    let addresses = changes(prefix, all);
+    let mut routes = addresses.into_iter().take(MOST).map(netlink::route_to);
+    routes.any(|route| route.is_ok_and(|route| locked_route(&route).is_some()))
+}
+
+/// The addresses of a prefix from which on a route to the whole prefix may be used: its first one, and those after a
+/// longer route.
+fn changes(prefix: IpNetwork, all: &[IpNetwork]) -> BTreeSet<IpAddr> {
+    let within = all
+        .iter()
+        .filter(|route| route.prefix() > prefix.prefix() && prefix.contains(route.network()));
+    let after = within.filter_map(|route| next(route.broadcast()));
+    let after = after.filter(|address| prefix.contains(*address));
+    after.chain([prefix.network()]).collect()
+}
+
+fn next(address: IpAddr) -> Option<IpAddr> {
+    Some(match address {
+        IpAddr::V4(address) => Ipv4Addr::from(u32::from(address).checked_add(1)?).into(),
+        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address).checked_add(1)?).into(),
+    })
 }
 
 /// Dumps all tables, IPv4 and IPv6.
@@ -176,6 +216,29 @@ mod tests {
         for end in 0..whole.len() {
             assert_eq!(locked_route(&whole[..end]), None, "{end}");
         }
+    }
+
+    #[test]
+    fn route_changes_after_each_longer_route() {
+        let net = |s: &str| s.parse().unwrap();
+        let all = [
+            "0.0.0.0/0",
+            "10.0.0.0/24",
+            "10.0.0.0/32",
+            "10.0.255.0/24",
+            "11.0.0.0/8",
+        ]
+        .map(net);
+        let found: Vec<String> = changes(net("10.0.0.0/16"), &all)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(found, ["10.0.0.0", "10.0.0.1", "10.0.1.0"]);
+        let last = changes(net("ffff::/16"), &[net("ffff:ffff::/32")]);
+        assert_eq!(
+            last.into_iter().collect::<Vec<_>>(),
+            [net("ffff::/16").network()]
+        );
     }
 
     #[test]

@@ -17,6 +17,10 @@ use super::{
 };
 use crate::{ebpf, root};
 
+/// What to do after a change of the eBPF program.
+const SHORT_ROUTE: &str = "cargo xtask vm --kernel all --keep kernel:: GROUP:: runs the groups that the change \
+                           concerns (minutes), cargo xtask vm --pending lists the others as not run yet; without \
+                           groups the whole suite runs (hours)";
 const DATA: &str = "docs/matrix.json";
 const PAGE: &str = "docs/reference/kernel.md";
 const BEGIN: &str = "<!-- matrix: made by cargo xtask vm --kernel all -->\n";
@@ -39,7 +43,7 @@ pub(super) struct Column {
     kernel: String,
     /// Tested on a developer's machine, not in an emulated one.
     is_host: bool,
-    /// SHA-256 of the tested eBPF object.
+    /// SHA-256 of the tested eBPF object, without its line information.
     object: String,
     /// Whether each feature is present.
     features: BTreeMap<String, String>,
@@ -146,10 +150,10 @@ impl Column {
     }
 }
 
-/// SHA-256 of the eBPF object in the tree.
+/// SHA-256 of the eBPF object in the tree, without its line information.
 fn object() -> anyhow::Result<String> {
     let object = fs::read(root().join(ebpf::OBJECT)).context(ebpf::OBJECT)?;
-    Ok(ebpf::sha256(&object))
+    ebpf::executed_sha256(&object)
 }
 
 impl Matrix {
@@ -193,7 +197,7 @@ impl Matrix {
         let wrong = Self::kept()?.mismatches(expected);
         ensure!(
             wrong.is_empty(),
-            "{DATA}: run cargo xtask vm --kernel all, or --keep GROUP:: for some, or --pending:\n{}",
+            "{DATA}: {SHORT_ROUTE}:\n{}",
             wrong.join("\n")
         );
         Ok(())
@@ -329,7 +333,7 @@ mod tests {
             assert_eq!(
                 column.object,
                 object().unwrap(),
-                "Linux {}: stale; run cargo xtask vm --kernel all",
+                "Linux {}: tested with another eBPF object; {SHORT_ROUTE}",
                 column.kernel
             );
             assert_eq!(column.failure(), None);
