@@ -533,7 +533,7 @@ pub struct Doctor {
     #[arg(long)]
     pub(crate) cgroup: Option<PathBuf>,
     /// Test this kernel's timers with connections in a cgroup and network namespace of their own, and print a report;
-    /// takes five seconds, reads no configuration and does not affect other connections
+    /// takes five seconds and does not affect other connections
     #[arg(long, conflicts_with = "cgroup")]
     pub(crate) self_test: bool,
     #[command(flatten)]

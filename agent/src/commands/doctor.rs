@@ -28,11 +28,12 @@ use crate::{
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
+    let path = &args.config.config;
     if args.self_test {
         let options: &[_] = if args.output.json { &["--json"] } else { &[] };
-        return self_test::run(options);
+        let agent = Config::load_agent(path).unwrap_or_default();
+        return self_test::run(options, &agent);
     }
-    let path = &args.config.config;
     let features = probe::features();
     let facts = host_facts(&features);
     let loaded = match &facts {

@@ -338,6 +338,33 @@ fn self_test_measures_the_timers_of_its_policies() -> anyhow::Result<()> {
     Ok(())
 }
 
+test!(self_test_passes_beside_packaged_example_and_refuses_catch_all);
+/// The host's program runs for the connections of the self-test as well. Here it covers addresses for documentation,
+/// as the packaged example does.
+fn self_test_passes_beside_packaged_example_and_refuses_catch_all() -> anyhow::Result<()> {
+    let env = TestEnv::with(&near(
+        "\"192.0.2.0/24\", \"198.51.100.0/24\", \"2001:db8::/32\"",
+    ))?;
+    let beside = || {
+        let mut command = self_test()?;
+        command.arg("--config").arg(env.config());
+        Ok::<_, anyhow::Error>(command.output()?)
+    };
+    let output = beside()?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(
+        output.status.success() && report["passed"] == true,
+        "{report:#}"
+    );
+    env.cli(&["add", "0.0.0.0/0", "--initial-rto", "300ms", "--force"])?;
+    let said = refusal(&beside()?)?;
+    assert_says(
+        &said,
+        &["an active entry covers 240.0.", "rto-agent detach"],
+    );
+    Ok(())
+}
+
 test!(killed_self_test_is_removed_by_the_next);
 fn killed_self_test_is_removed_by_the_next() -> anyhow::Result<()> {
     let mut killed = self_test()?.stdout(Stdio::null()).spawn()?;
