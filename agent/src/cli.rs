@@ -191,10 +191,22 @@ pub struct Check {
     /// Validate the configurations of many hosts: each HOST/config.toml (with HOST/policies.d) and
     /// each HOST.toml in this directory
     ///
-    /// Values are rounded for this host's kernel; the cgroup, directories and addresses of
-    /// `[agent]` are not checked.
+    /// Values are rounded for this host's kernel, or for that of --kernel; the cgroup, directories
+    /// and addresses of `[agent]` are not checked.
     #[arg(long, value_name = "DIR")]
     pub(crate) fleet: Option<PathBuf>,
+    /// Check for hosts with this kernel instead of this host, for example 5.14
+    ///
+    /// What the mainline kernel of this version has, with BTF and its default sysctls. Nothing of
+    /// this host is checked.
+    #[arg(long, value_name = "VERSION", value_parser = values::kernel)]
+    pub(crate) kernel: Option<(u32, u32)>,
+    /// Check for hosts with this number of jiffies a second
+    #[arg(long, value_name = "N", value_parser = values::hz())]
+    pub(crate) hz: Option<u32>,
+    /// Print all settings of each policy, with defaults, notes and jiffies
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) output: OutputArg,
     #[command(flatten)]
@@ -533,9 +545,12 @@ pub struct Doctor {
     #[arg(long)]
     pub(crate) cgroup: Option<PathBuf>,
     /// Test this kernel's timers with connections in a cgroup and network namespace of their own, and print a report;
-    /// takes five seconds, reads no configuration and does not affect other connections
+    /// takes five seconds and does not affect other connections
     #[arg(long, conflicts_with = "cgroup")]
     pub(crate) self_test: bool,
+    /// Also print what is good, and notes: kernel defaults, and features that no policy uses
+    #[arg(long, short, conflicts_with = "self_test")]
+    pub(crate) verbose: bool,
     #[command(flatten)]
     pub(crate) output: OutputArg,
     #[command(flatten)]

@@ -17,7 +17,10 @@ use crate::{
     parallel,
     policy::{
         HostFacts, Location, Policy, PolicyName, PolicySet, SETTINGS, Settings,
-        compile::{Compiled, check_is_counted, check_prefix_width, compile, uncounted_holdout},
+        compile::{
+            Compiled, check_is_counted, check_prefix_width, compile, short_for_width,
+            uncounted_holdout,
+        },
         entries::{Builder, Duplicate},
     },
     printable,
@@ -311,6 +314,8 @@ impl Loader {
                 continue;
             };
             let number = builder.policy(&raw.name);
+            // One warning for a part, however long it is.
+            let mut is_short = false;
             // Frees each part once it is read: a million locations take as much memory as the
             // entries.
             for ListedCidr { cidr, line } in std::mem::take(&mut raw.cidrs).into_iter().flatten() {
@@ -321,6 +326,12 @@ impl Loader {
                     let span = source.span_of(&cidr, line as usize);
                     self.errors.push(source.error(span, e.to_string()));
                 }
+                let short = short_for_width(&cidr, &policy.settings).filter(|_| !is_short);
+                is_short |= short.is_some();
+                warnings.extend(short.map(|warning| {
+                    let path = printable::path(&source.path);
+                    format!("{path}:{line}: policy {}: {warning}", raw.name)
+                }));
                 builder.push(cidr, number, Some((files[*index], line)));
             }
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Adjustment, Cidr, Guard, HostFacts, InitialRtoSetting, PolicyName, Settings, Timer,
-    units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise},
+    units::{format_duration, jiffies_duration, jiffies_to_usecs, quantise, tenths_of_s},
 };
 
 mod auto;
@@ -77,6 +77,27 @@ impl EffectiveSetting {
         }
         text
     }
+}
+
+/// A policy's settings in words, without defaults: "initial_rto 5ms->8ms, rto_min 20ms".
+pub fn settings_text(effects: &[EffectiveSetting]) -> String {
+    let is_default = |effect: &&EffectiveSetting| {
+        effect.asked == "auto" && ["syn_ack_rto", "syn_retries"].contains(&&*effect.setting)
+    };
+    let one = |e: &EffectiveSetting| {
+        let value = if e.asked == e.effective {
+            e.asked.clone()
+        } else if e.asked == "auto" {
+            format!("auto ({})", e.effective)
+        } else {
+            format!("{}->{}", e.asked, e.effective)
+        };
+        let lifetime = e.request_lifetime_ms;
+        let lifetime = lifetime.map(|ms| format!(" (half-open for {})", tenths_of_s(ms)));
+        format!("{} {value}{}", e.setting, lifetime.unwrap_or_default())
+    };
+    let given = effects.iter().filter(|effect| !is_default(effect));
+    given.map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// A setting that this kernel does not support, or that makes no sense.
@@ -196,6 +217,32 @@ pub fn check_is_counted(settings: &Settings) -> Result<(), SettingError> {
     }
 }
 
+/// A shorter timer on a wide prefix is probably shorter than the path to some of its hosts: round trips between the
+/// zones of a region take up to some milliseconds, and a busy host answers late.
+const SHORT: Duration = Duration::from_millis(20);
+/// Prefixes up to this length count as wide for [`SHORT`].
+const MANY_HOSTS_V4: u8 = 16;
+const MANY_HOSTS_V6: u8 = 32;
+
+/// The warning about a timer of a handshake that is very short for a wide prefix.
+pub fn short_for_width(cidr: &Cidr, settings: &Settings) -> Option<String> {
+    let widest = if cidr.is_ipv4() {
+        MANY_HOSTS_V4
+    } else {
+        MANY_HOSTS_V6
+    };
+    if cidr.prefix() > widest {
+        return None;
+    }
+    let mut timers = settings.fixed_timers();
+    let (setting, rto) = timers.find(|(setting, rto)| *setting != "rto_min" && *rto < SHORT)?;
+    Some(format!(
+        "{setting} = {} is very short for {cidr}: a host of such a wide prefix whose path RTT is \
+         longer gets every SYN twice; set \"auto\", or use narrower prefixes",
+        format_duration(rto)
+    ))
+}
+
 /// Refuses a short initial RTO on a prefix so wide that some hosts are far away, unless forced.
 pub fn check_prefix_width(cidr: &Cidr, settings: &Settings) -> Result<(), SettingError> {
     let narrowest = if cidr.is_ipv4() { WIDE_V4 } else { WIDE_V6 };
@@ -302,6 +349,7 @@ impl Compiler<'_> {
                 format_duration(jiffies_duration(jiffies, hz))
             ));
         }
+        self.warn_of_long("initial_rto", asked);
         let note = if asked >= KERNEL_INITIAL_RTO {
             Some("not shorter than the kernel's own 1s".to_owned())
         } else {
@@ -310,6 +358,17 @@ impl Compiler<'_> {
         let effect = self.effect("initial_rto", text);
         effect.set_jiffies(Some(jiffies), hz);
         effect.note = note;
+    }
+
+    /// Warns of a timer that is longer than without the agent.
+    fn warn_of_long(&mut self, setting: &str, asked: Duration) {
+        if asked > KERNEL_INITIAL_RTO {
+            self.warnings.push(format!(
+                "{setting} = {} is longer than the kernel's own 1s: a lost packet costs more than \
+                 without the agent",
+                format_duration(asked)
+            ));
+        }
     }
 
     fn is_initial_rto(&mut self, setting: &'static str, asked: Duration) -> bool {

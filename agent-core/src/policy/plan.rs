@@ -104,26 +104,67 @@ impl Plan {
         plan
     }
 
-    /// The first `limit` changes in words, and the number of further ones: "+10.0.0.0/24 near,
-    /// ~policy near".
-    pub fn describe(&self, limit: usize, known: impl Fn(&PolicyName) -> bool) -> String {
-        let policies = self.policies_write.iter().map(|(name, _)| {
-            let sign = if known(name) { '~' } else { '+' };
-            format!("{sign}policy {name}")
-        });
-        let written = self.entries_write.iter();
-        let written = written.map(|(cidr, name)| format!("+{cidr} {name}"));
-        let removed = self.entries_remove.iter().map(|cidr| format!("-{cidr}"));
-        let freed = self
-            .policies_remove
-            .iter()
-            .map(|name| format!("-policy {name}"));
+    /// The first `limit` changes of `before` in words, and the number of further ones: "added
+    /// 10.0.0.0/24 (policy near, initial_rto 60ms), 10.1.0.0/24 (policy near), removed 10.2.0.0/24".
+    /// `settings`: a policy's settings in words.
+    pub fn describe(
+        &self,
+        limit: usize,
+        before: &MapState,
+        settings: impl Fn(&PolicyName) -> String,
+    ) -> String {
+        // Settings are named once.
+        let mut named = BTreeSet::new();
+        let mut with_settings = |name: &PolicyName, of: &str| {
+            let settings = match named.insert(name.clone()) {
+                true => settings(name),
+                false => String::new(),
+            };
+            let parts = [of, &settings].into_iter().filter(|part| !part.is_empty());
+            match parts.collect::<Vec<_>>().join(", ") {
+                none if none.is_empty() => none,
+                parts => format!(" ({parts})"),
+            }
+        };
+        let mut all = Vec::new();
+        for (name, _) in self.policies_write.iter().take(limit) {
+            let verb = match before.policies.contains_key(name) {
+                true => "changed",
+                false => "added",
+            };
+            all.push((verb, format!("policy {name}{}", with_settings(name, ""))));
+        }
+        for (cidr, name) in self.entries_write.iter().take(limit - all.len()) {
+            let verb = match before.entries.contains_key(cidr) {
+                true => "changed",
+                false => "added",
+            };
+            let of = with_settings(name, &format!("policy {name}"));
+            all.push((verb, format!("{cidr}{of}")));
+        }
+        let removed = self.entries_remove.iter().map(ToString::to_string);
+        let freed = self.policies_remove.iter();
+        let removed = removed.chain(freed.map(|name| format!("policy {name}")));
+        all.extend(
+            removed
+                .take(limit - all.len())
+                .map(|text| ("removed", text)),
+        );
+        let mut text = String::new();
+        let mut last = "";
+        for (i, (verb, what)) in all.iter().enumerate() {
+            text.push_str(if i == 0 { "" } else { ", " });
+            if *verb != last {
+                text.push_str(verb);
+                text.push(' ');
+            }
+            text.push_str(what);
+            last = verb;
+        }
         let count = self.policies_write.len()
             + self.entries_write.len()
             + self.entries_remove.len()
             + self.policies_remove.len();
-        let all = policies.chain(written).chain(removed).chain(freed);
-        let mut text = all.take(limit).collect::<Vec<_>>().join(", ");
         if count > limit {
             text.push_str(&format!(" and {} more", count - limit));
         }
@@ -290,7 +331,7 @@ mod tests {
             desired in image(),
         ) {
             let plan = Plan::between(&current, &desired);
-            let told = |limit| plan.describe(limit, |name| current.policies.contains_key(name));
+            let told = |limit| plan.describe(limit, &current, |_| String::new());
             let all = told(usize::MAX);
             let changes: Vec<&str> = all.split(", ").filter(|change| !change.is_empty()).collect();
             for limit in 0..=changes.len() {
@@ -303,8 +344,8 @@ mod tests {
             }
             let new = desired.policies.keys().filter(|name| !current.policies.contains_key(*name));
             for name in new {
-                let change = format!("+policy {name}");
-                prop_assert!(changes.contains(&&*change), "{}", all);
+                let change = format!("policy {name}");
+                prop_assert!(changes.iter().any(|text| text.ends_with(&change)), "{}", all);
             }
         }
 

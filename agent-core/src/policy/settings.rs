@@ -32,7 +32,7 @@ settings! {
         values "duration, above 0 and below 120s; `\"auto\"` or [a table](#values-that-are-learnt)",
         meaning "Timeout of the first SYN. `\"auto\"`: learnt from the policy's connections",
         effect Handshake, kernel jiffies initial_rto_jiffies,
-        features ["tcp-syn-linear-timeouts", "syn-ack-retransmission-timeout"],
+        features ["syn-schedule", "syn-ack-retransmission-timeout"],
         accepted [
             "'1us'", "'119.999s'", "'auto'",
             "{ auto = true, min = '1us', max = '1us' }", "{ auto = true, min = '1s', max = '1s' }",

@@ -138,7 +138,12 @@ impl Cause {
             changed = summary.changed,
             removed = summary.removed,
             detail = change.detail,
-            "policies changed"
+            "{}",
+            match (change.detail.as_str(), &self.by) {
+                ("", _) => self.line("no change"),
+                (detail, Some(by)) if !by.is_no_user() => format!("uid {} {detail}", by.uid),
+                (detail, _) => self.line(detail),
+            }
         );
     }
 
@@ -150,8 +155,17 @@ impl Cause {
             source = self.source.name(),
             uid = self.by.map(|by| by.uid),
             pid = self.by.map(|by| by.pid),
-            "done"
+            "{}",
+            self.line(action)
         );
+    }
+
+    /// The cause, and what was done: "uid 0: detach", "ttl: removed 10.1.0.0/24".
+    fn line(&self, what: &str) -> String {
+        match self.by {
+            Some(by) if !by.is_no_user() => format!("uid {}: {what}", by.uid),
+            _ => format!("{}: {what}", self.source.name()),
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use std::{
 use rto_agent_core::{
     config::save,
     policy::{
-        HostFacts, PolicyName,
+        HostFacts,
+        compile::settings_text,
         differences::Differences,
         plan::{ChangeSummary, MapState, Plan},
     },
@@ -222,8 +223,7 @@ impl Reconciler {
         } else {
             ChangeSummary::between(before, &next.maps)
         };
-        let known = |name: &PolicyName| before.policies.contains_key(name);
-        let detail = plan.describe(WORDS, known);
+        let detail = plan.describe(WORDS, before, |name| settings_text(next.effects(name)));
         self.apply(&plan, &next.maps, next.room())?;
         debug!(?compared, written = ?begin.elapsed() - compared, "slow change");
         self.options.max_entries = self.options.max_entries.max(next.room());

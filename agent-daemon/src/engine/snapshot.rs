@@ -259,7 +259,7 @@ impl Snapshot {
                 let mut harms = locked(&self.shared.harms);
                 match &stats {
                     Ok(stats) => {
-                        harms.note(&stats.policies, true);
+                        harms.note(Instant::now(), &stats.policies, true);
                         *locked(&self.shared.counted) = Some(stats.clone());
                     }
                     Err(e) => harms.note_unread(e),
@@ -335,7 +335,17 @@ impl Shared {
             // The next maps count from 0.
             *locked(&self.counted) = None;
             *locked(&self.harms) = Harms::default();
-        } else if locked(&self.counted).is_none() {
+            return;
+        }
+        if let Some(resolved) = &snapshot.resolved {
+            let policies = resolved.set.policies.iter();
+            let policies = policies.map(|(name, policy)| (name, &policy.settings));
+            let begun = locked(&self.harms).follow(policies);
+            if !begun.is_empty() && snapshot.agent().statistics {
+                snapshot.look_for_harm(begun.into_iter(), false);
+            }
+        }
+        if locked(&self.counted).is_none() {
             // Serves readers during the next change. An error is returned to the next client.
             let _kept = snapshot.stats();
         }

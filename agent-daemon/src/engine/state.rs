@@ -29,7 +29,17 @@ pub(super) struct State {
     /// Fingerprint of the files last read, good or bad; `None` if they could not be read.
     fingerprint: Option<u64>,
     last_reload: ReloadView,
+    /// The change of the last reload that made one.
+    taken: Option<Taken>,
     warnings: Vec<String>,
+}
+
+/// A reload's change.
+#[derive(Clone, Debug)]
+struct Taken {
+    at: Instant,
+    cause: String,
+    detail: String,
 }
 
 /// The desired state at a start: the files and the saved runtime entries; and why some of these are
@@ -82,6 +92,7 @@ impl State {
             last_good,
             fingerprint,
             last_reload,
+            taken: None,
             warnings,
         }
     }

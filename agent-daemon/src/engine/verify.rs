@@ -1,6 +1,8 @@
 //! Checks that the kernel's maps and pins match the desired state, as other processes may write
 //! them.
 
+use std::time::Instant;
+
 use rto_agent_core::{
     policy::{PolicyName, differences::Cursor},
     wire::{stats::PolicyStats, types::VerifyAnswer},
@@ -55,7 +57,11 @@ impl Snapshot {
     }
 
     /// Reads the counters of these policies for `status`, unless the engine changes the kernel.
-    fn look_for_harm<'a>(&self, policies: impl Iterator<Item = &'a PolicyName>, is_last: bool) {
+    pub(super) fn look_for_harm<'a>(
+        &self,
+        policies: impl Iterator<Item = &'a PolicyName>,
+        is_last: bool,
+    ) {
         let read: Option<Result<Vec<_>, _>> = self.unchanged(|reader| {
             let read = policies.filter_map(|name| match reader.statistics_of(name) {
                 Ok(statistics) => Some(Ok((name, PolicyStats::from(&statistics?)))),
@@ -65,7 +71,10 @@ impl Snapshot {
         });
         let mut harms = locked(&self.shared.harms);
         match read {
-            Some(Ok(read)) => harms.note(read.iter().map(|(name, stats)| (*name, stats)), is_last),
+            Some(Ok(read)) => {
+                let read = read.iter().map(|(name, stats)| (*name, stats));
+                harms.note(Instant::now(), read, is_last);
+            }
             Some(Err(e)) => harms.note_unread(&e),
             None => {}
         }

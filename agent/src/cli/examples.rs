@@ -9,7 +9,8 @@ pub(super) const CHECK: &str = "\
 Examples:
   rto-agent check
   rto-agent check --config ./config.toml
-  rto-agent check --fleet ./hosts";
+  rto-agent check --fleet ./hosts
+  rto-agent check --kernel 5.14 --hz 1000";
 
 pub(super) const ADD: &str = "\
 Examples:

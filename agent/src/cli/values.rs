@@ -8,6 +8,7 @@ use rto_agent_core::{
     wire::ttl::parse_ttl,
 };
 use rto_agent_daemon::telemetry::LogFormat;
+use rto_agent_kernel::kernel::version::{self, KernelVersion};
 
 /// Longest delay of a peer's ACK (`TCP_DELACK_MAX`).
 const LONGEST_DELACK: Duration = Duration::from_millis(200);
@@ -33,6 +34,23 @@ pub(super) fn log_format() -> impl TypedValueParser<Value = LogFormat> {
         "text" => LogFormat::Text,
         _ => LogFormat::Auto,
     })
+}
+
+/// The kernel of other hosts.
+pub(super) fn kernel(text: &str) -> Result<(u32, u32), String> {
+    let version: KernelVersion = text
+        .parse()
+        .map_err(|_| "write a version, for example 5.14".to_owned())?;
+    let (major, minor) = version::MINIMUM;
+    match version.at_least(version::MINIMUM) {
+        true => Ok(version.number),
+        false => Err(format!("rto-agent needs Linux {major}.{minor} or later")),
+    }
+}
+
+/// CONFIG_HZ of other hosts.
+pub(super) fn hz() -> impl TypedValueParser<Value = u32> {
+    PossibleValuesParser::new(["100", "250", "300", "1000"]).try_map(|hz| hz.parse())
 }
 
 /// The time after which entries are removed again.

@@ -3,9 +3,8 @@
 use std::{process::ExitCode, time::Duration};
 
 use rto_agent_core::wire::types::{AddRequest, ChangeAnswer};
-use rto_agent_kernel::kernel::hz::measure;
 
-use super::{flags, print, table};
+use super::{flags, print_wrapped, table};
 use crate::{
     cli::Add,
     client::{Client, ClientError},
@@ -28,19 +27,18 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
         }
         other => other,
     })?;
-    let hz = measure().unwrap_or_default();
-    print(args.daemon.json, &answer.clone(), || {
+    print_wrapped(args.daemon.json, &answer.clone(), || {
         if own_settings {
             for note in &mut answer.notes {
                 *note = flags::flags_for_keys(note);
             }
         }
-        text(&answer, args.save, own_settings, hz)
+        text(&answer, args.save, own_settings)
     })
 }
 
-fn text(answer: &ChangeAnswer, saved: bool, own_settings: bool, hz: u32) -> String {
-    let mut text = table::change(answer, hz);
+fn text(answer: &ChangeAnswer, saved: bool, own_settings: bool) -> String {
+    let mut text = table::change(answer);
     if let Some(policy) = answer.policy.as_ref().filter(|_| own_settings) {
         text.push_str(&format!(
             "policy {policy}, created from these settings (rto-agent stats --policy {policy})\n"
@@ -79,22 +77,22 @@ mod tests {
             ..ChangeAnswer::default()
         };
         assert_eq!(
-            text(&longer, false, false, 250),
+            text(&longer, false, false),
             "1 lifetime changed\nexpires in 1h 30m\n"
         );
         assert_eq!(
-            text(&both, false, false, 250),
+            text(&both, false, false),
             "2 added, 0 changed, 0 removed\n2 lifetimes changed\npolicies: 1 added, 0 changed, 0 \
              removed\nuntil reboot (--save makes them permanent)\n"
         );
         let nothing = ChangeAnswer::default();
-        assert_eq!(text(&nothing, true, false, 250), "nothing changed\n");
+        assert_eq!(text(&nothing, true, false), "nothing changed\n");
         let made = ChangeAnswer {
             policy: "adhoc-00ff11aa".parse().ok(),
             ..ChangeAnswer::default()
         };
-        let said = text(&made, true, true, 250);
+        let said = text(&made, true, true);
         assert!(said.contains("policy adhoc-00ff11aa, created from these settings"));
-        assert_eq!(text(&made, true, false, 250), "nothing changed\n");
+        assert_eq!(text(&made, true, false), "nothing changed\n");
     }
 }

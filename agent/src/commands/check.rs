@@ -2,27 +2,55 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
+use rto_agent_core::{
+    config::{Config, ConfigError, ConfigErrors},
+    policy::{HostFacts, compile::settings_text},
+    printable::counted,
+};
+use rto_agent_kernel::{
+    datapath::probe,
+    kernel::{
+        facts::{facts_of, host_facts},
+        hz,
+    },
+};
+
 mod answer;
 mod fleet;
 mod host;
 
-use rto_agent_core::{
-    config::{Config, ConfigError, ConfigErrors},
-    printable::counted,
-};
-use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
-
 use self::answer::{Answer, good, refused, summary};
-use super::{print, print_coloured, table};
-use crate::cli::Check;
+use super::{
+    known_rtt, print, print_coloured, table,
+    terminal::{columns, wrapped_lines},
+};
+use crate::{
+    cli::{Check, WideArg},
+    client::Client,
+};
 
 pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
-    let host = host_facts(&probe::features())?;
+    let host = match args.kernel {
+        None => host_facts(&probe::features())?,
+        Some(kernel) => facts_of(kernel, hz::measure().context("give --hz")?),
+    };
+    let host = HostFacts {
+        hz: args.hz.unwrap_or(host.hz),
+        ..host
+    };
     if let Some(dir) = &args.fleet {
         return fleet::run(dir, &host, args);
     }
     let path = &args.config.config;
+    let is_here = args.kernel.is_none() && args.hz.is_none();
     let loaded = Config::load(path, &host).and_then(|mut config| {
+        if !is_here {
+            return Ok(config);
+        }
+        let counted = known_rtt::ask(Client::new(&config.agent.socket));
+        let short = counted.map(|counted| known_rtt::warnings(&config.set, &counted));
+        config.warnings.extend(short.into_iter().flatten());
         let found = host::look(&config.agent);
         config.warnings.extend(found.notes);
         let errors = found.errors.into_iter();
@@ -35,7 +63,10 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     match loaded {
         Ok(config) => {
             let answer = good(config, host);
-            print_coloured(args.output.json, &answer, args.color, || text(&answer))
+            print_coloured(args.output.json, &answer, args.color, || {
+                let text = text(&answer, args.verbose);
+                wrapped_lines(&text, columns(WideArg { wide: false }))
+            })
         }
         Err(errors) if args.output.json => {
             print(true, &refused(errors.0, host), String::new)?;
@@ -45,14 +76,25 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn text(answer: &Answer) -> String {
+fn text(answer: &Answer, verbose: bool) -> String {
     let mut text = String::new();
     for (name, policy) in &answer.policies {
         let entries = counted(policy.entries, "entry", "entries");
-        text.push_str(&format!("policy {name}: {entries}\n"));
-        text.push_str(&table::effects(&policy.effects, answer.host.hz, "  "));
+        if verbose {
+            text.push_str(&format!("policy {name}: {entries}\n"));
+            text.push_str(&table::effects(&policy.effects, answer.host.hz, "  "));
+        } else {
+            let settings = settings_text(&policy.effects);
+            text.push_str(&format!("policy {name}: {entries}; {settings}\n"));
+        }
     }
     text.push_str(&table::remarks("warning", &answer.warnings));
+    if !answer.host.shapes_syns && !verbose {
+        text.push_str(
+            "warning: the interval between SYNs doubles on this kernel (rto-agent doctor says \
+             why; check --verbose shows what that costs in outages)\n",
+        );
+    }
     text.push_str(&summary(answer));
     text
 }

@@ -24,7 +24,7 @@ use rto_agent_kernel::{
     kernel::{interference, privileges},
 };
 
-use super::{exit, print, table, terminal};
+use super::{exit, print, print_wrapped, table, terminal};
 use crate::{
     cli::{Attach, ConfigArg, Detach},
     client::{Client, ClientError},
@@ -46,7 +46,8 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
     };
     let answer = finish(answer, &agent)?;
     print(args.output.json, &answer, || {
-        text(&answer, terminal::columns(args.table))
+        let columns = terminal::columns(args.table);
+        terminal::wrapped_lines(&text(&answer, columns), columns)
     })?;
     Ok(exit(answer.kept.is_none()))
 }
@@ -69,7 +70,7 @@ pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
         }
         answer => answer?,
     };
-    print(args.output.json, &answer, || answer.notes.join("\n") + "\n")
+    print_wrapped(args.output.json, &answer, || answer.notes.join("\n") + "\n")
 }
 
 fn this_caller() -> Caller {

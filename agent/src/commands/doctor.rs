@@ -15,7 +15,7 @@ use rto_agent_kernel::{
 };
 
 use super::{
-    exit, print, print_coloured,
+    exit, known_rtt, print, print_coloured,
     terminal::{self, wrapped},
 };
 use crate::{
@@ -28,11 +28,12 @@ use crate::{
 };
 
 pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
+    let path = &args.config.config;
     if args.self_test {
         let options: &[_] = if args.output.json { &["--json"] } else { &[] };
-        return self_test::run(options);
+        let agent = Config::load_agent(path).unwrap_or_default();
+        return self_test::run(options, &agent);
     }
-    let path = &args.config.config;
     let features = probe::features();
     let facts = host_facts(&features);
     let loaded = match &facts {
@@ -57,6 +58,8 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         }
         _ => None,
     };
+    let counted = set.and_then(|set| Some((set, known_rtt::ask(Client::new(&agent.socket))?)));
+    let short_timers = counted.map(|(set, counted)| known_rtt::warnings(set, &counted));
     let report = examine(&Input {
         cgroup,
         ours,
@@ -65,13 +68,15 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         features: &features,
         verdict,
         set,
+        short_timers: short_timers.unwrap_or_default(),
+        apply_to_open: agent.apply_to_open,
         host: facts.as_ref().ok().copied(),
         exposed: loaded.as_ref().map_or(&[], |config| &config.exposed),
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
     print_coloured(args.output.json, &report, args.color, || {
         let columns = terminal::columns(WideArg { wide: false });
-        render(&report, columns)
+        render(&report, args.verbose, columns)
     })?;
     Ok(exit(report.worst != Severity::Problem))
 }
@@ -152,10 +157,11 @@ fn render_self_test(report: &SelfTest) -> String {
 /// The indents of the finding, and of the reason and fix.
 const INDENTS: [usize; 2] = [9, 15];
 
-/// Formats the report as text, the worst findings first, because a hundred lines scroll by.
-fn render(report: &Report, columns: Option<usize>) -> String {
-    let mut text = format!("kernel {}\n\n", report.kernel);
-    let mut findings: Vec<&Finding> = report.findings.iter().collect();
+/// Formats the report as text, the worst findings first. Only problems and warnings, unless `verbose`.
+fn render(report: &Report, verbose: bool, columns: Option<usize>) -> String {
+    let mut text = String::new();
+    let shown = |finding: &&Finding| verbose || finding.severity >= Severity::Warning;
+    let mut findings: Vec<&Finding> = report.findings.iter().filter(shown).collect();
     findings.sort_by_key(|finding| Reverse(finding.severity));
     for finding in findings {
         let mark = match finding.severity {
@@ -184,12 +190,23 @@ fn render(report: &Report, columns: Option<usize>) -> String {
         let findings = report.findings.iter();
         findings.filter(|f| f.severity == severity).count()
     };
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    let rest = format!(
+        "{}, {} ok",
+        counted(count(Severity::Note), "note", "notes"),
+        count(Severity::Ok)
+    );
     text.push_str(&format!(
-        "\n{}, {}, {}, {} ok\n",
+        "kernel {}: {}, {}{}\n",
+        report.kernel,
         counted(count(Severity::Problem), "problem", "problems"),
         counted(count(Severity::Warning), "warning", "warnings"),
-        counted(count(Severity::Note), "note", "notes"),
-        count(Severity::Ok),
+        match verbose {
+            true => format!(", {rest}"),
+            false => format!(" ({rest}: --verbose)"),
+        }
     ));
     text
 }
@@ -206,7 +223,7 @@ mod tests {
             config_error: Some("a.toml:1:1: no such key\n  1 | x".to_owned()),
             ..Input::default()
         });
-        let text = render(&report, Some(72));
+        let text = render(&report, true, Some(72));
         let marks = text.lines().filter_map(|line| match line.get(..7) {
             Some("PROBLEM") => Some(0),
             Some("WARNING") => Some(1),
@@ -224,7 +241,12 @@ mod tests {
             "{text}"
         );
         // Without a terminal, lines are not wrapped.
-        let unbroken = render(&report, None);
+        let brief = render(&report, false, Some(72));
+        assert!(
+            brief.starts_with("PROBLEM") && !brief.contains("\nok "),
+            "{brief}"
+        );
+        let unbroken = render(&report, true, None);
         assert!(
             unbroken.contains("          1 | x") || unbroken.contains("            1 | x"),
             "{unbroken}"

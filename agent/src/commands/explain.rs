@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use nix::sched::{CloneFlags, setns};
 use rto_agent_core::{
-    policy::units::format_duration,
+    policy::{compile::settings_text, units::format_duration},
     wire::types::{LookupAnswer, LookupEntry},
 };
 use serde::Serialize;
@@ -19,7 +19,6 @@ use serde::Serialize;
 use super::{
     print,
     sock_diag::{Connection, connections},
-    table,
 };
 use crate::{cli::Explain, client::Client};
 
@@ -155,7 +154,7 @@ fn text(answer: &Answer) -> String {
                 entry.cidr,
                 entry.policy,
                 entry.source,
-                table::settings(&sets.effects)
+                settings_text(&sets.effects)
             ),
         });
         if let Some(info) = &connection.info {

@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use rto_agent_core::wire::types::{EntryView, ListAnswer};
+use rto_agent_core::{
+    policy::compile::settings_text,
+    wire::types::{EntryView, ListAnswer},
+};
 
 use self::rows::{Wanted, hits, rows};
-use super::{print, table, terminal};
+use super::{print, terminal};
 use crate::{
     cli::List,
     client::{Client, ClientError},
@@ -36,7 +39,7 @@ fn text(answer: &ListAnswer, columns: Option<usize>) -> String {
     let settings: BTreeMap<_, _> = answer
         .policies
         .iter()
-        .map(|(name, policy)| (name, table::settings(&policy.effects)))
+        .map(|(name, policy)| (name, settings_text(&policy.effects)))
         .collect();
     let mut text = match answer.detached_by {
         Some(by) => by.detached() + "\n",
@@ -128,14 +131,14 @@ mod tests {
         let settings = serde_json::json!({
             "settings": {},
             "effects": [{"setting": "initial_rto", "asked": "100ms", "effective": "100ms"},
-                        {"setting": "syn_retries", "asked": "auto", "effective": "11", "count": 11}]
+                        {"setting": "syn_retries", "asked": "9", "effective": "9", "count": 9}]
         });
         let view: rto_agent_core::wire::types::PolicyView =
             serde_json::from_value(settings).unwrap();
         answer.policies.insert("near".parse().unwrap(), view);
         let wide = text(&answer, None);
         assert!(
-            wide.contains("initial_rto 100ms, syn_retries auto (11)\n"),
+            wide.contains("initial_rto 100ms, syn_retries 9\n"),
             "{wide}"
         );
         let narrow = text(&answer, Some(60));

@@ -6,10 +6,13 @@ use std::{
 };
 
 use anyhow::bail;
-use rto_agent_core::wire::types::{LookupAnswer, LookupEntry};
+use rto_agent_core::wire::{
+    stats::StatsAnswer,
+    types::{LookupAnswer, LookupEntry},
+};
 use rto_agent_kernel::kernel::hz::measure;
 
-use super::{print, table};
+use super::{known_rtt, print_wrapped, table};
 use crate::{cli::Lookup, client::Client};
 
 pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
@@ -22,11 +25,17 @@ pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
     for address in addresses? {
         answers.push(client.get(&format!("/v1/lookup?address={address}"))?);
     }
+    let counted = known_rtt::ask(client);
     let hz = measure().unwrap_or_default();
-    let text = || answers.iter().map(|answer| text(answer, hz)).collect();
+    let text = || {
+        answers
+            .iter()
+            .map(|answer| text(answer, counted.as_ref(), hz))
+            .collect()
+    };
     match &*answers {
-        [one] => print(args.daemon.json, one, text),
-        all => print(args.daemon.json, &all, text),
+        [one] => print_wrapped(args.daemon.json, one, text),
+        all => print_wrapped(args.daemon.json, &all, text),
     }
 }
 
@@ -64,7 +73,7 @@ fn address(text: &str) -> anyhow::Result<IpAddr> {
     }
 }
 
-fn text(answer: &LookupAnswer, hz: u32) -> String {
+fn text(answer: &LookupAnswer, counted: Option<&StatsAnswer>, hz: u32) -> String {
     let mut text = match &answer.entry {
         None => format!("{}: {}\n", answer.address, answer.reason),
         Some(LookupEntry { entry, sets }) => format!(
@@ -77,6 +86,12 @@ fn text(answer: &LookupAnswer, hz: u32) -> String {
             table::effects(&sets.effects, hz, "  "),
         ),
     };
+    if let (Some(LookupEntry { entry, sets }), Some(counted)) = (&answer.entry, counted)
+        && let Some(stats) = counted.policies.get(&entry.policy)
+    {
+        let warnings = known_rtt::of_policy(&entry.policy, &sets.settings, stats);
+        text.push_str(&table::remarks("  warning", warnings));
+    }
     for cidr in &answer.shadowed {
         text.push_str(&format!("  not applied: {cidr}, a shorter prefix\n"));
     }

@@ -8,7 +8,7 @@ use std::{
 use rto_agent_core::printable;
 use rto_agent_kernel::kernel::descriptors;
 
-use self::output::{exit, print, print_coloured};
+use self::output::{exit, print, print_coloured, print_wrapped};
 use crate::cli::Verb;
 
 mod add;
@@ -23,6 +23,7 @@ mod figures;
 mod flags;
 mod generate;
 mod holdout;
+mod known_rtt;
 mod list;
 mod lookup;
 mod output;
@@ -81,7 +82,8 @@ pub fn dispatch(verb: Verb) -> ExitCode {
 fn failed(error: &anyhow::Error) -> ExitCode {
     // If stderr is gone too, the message is lost.
     let text = format!("rto-agent: {error:#}");
-    let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
+    let text = terminal::wrapped_message(&printable::lines(&text));
+    let _ = io::stderr().write_all(text.as_bytes());
     ExitCode::FAILURE
 }
 

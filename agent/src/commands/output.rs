@@ -8,8 +8,8 @@ use std::{
 use rto_agent_core::printable;
 use serde::Serialize;
 
-use super::terminal::coloured;
-use crate::cli::ColorArg;
+use super::terminal::{coloured, columns, wrapped_lines};
+use crate::cli::{ColorArg, WideArg};
 
 /// Exit status 0 if `good`, else 1.
 pub(super) fn exit(good: bool) -> ExitCode {
@@ -27,6 +27,16 @@ pub(super) fn print<T: Serialize>(
     text: impl FnOnce() -> String,
 ) -> anyhow::Result<ExitCode> {
     print_styled(json, value, text, |text| text)
+}
+
+/// The same, with lines wrapped to the width of the terminal.
+pub(super) fn print_wrapped<T: Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<ExitCode> {
+    let columns = columns(WideArg { wide: false });
+    print_styled(json, value, || wrapped_lines(&text(), columns), |text| text)
 }
 
 /// The same with coloured states, if colours are enabled.

@@ -172,7 +172,7 @@ const HEADER: [&str; COLUMNS] = [
     "P99",
     "P99.9",
     "RETRANS",
-    "SPURIOUS",
+    "SPUR%",
     "UNDECIDED",
     "RECOVERED",
     "SAVED",
@@ -184,9 +184,9 @@ const HEADER: [&str; COLUMNS] = [
     "RTT P99",
     "ABORTED",
 ];
-/// Columns by importance, for a terminal without room for all of them.
+/// Columns by importance, for a terminal without room for all of them. Harm comes before what is gained.
 const IMPORTANCE: [usize; COLUMNS] = [
-    0, 1, 2, 3, 5, 6, 4, 8, 11, 7, 12, 13, 14, 15, 17, 18, 16, 10, 9,
+    0, 1, 2, 3, 8, 5, 6, 4, 11, 7, 12, 13, 14, 15, 17, 18, 16, 10, 9,
 ];
 
 fn overview(answer: &StatsAnswer, look: &Look) -> String {
@@ -255,7 +255,7 @@ fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUM
         quantile(&stats.connect_time, 0.99),
         quantile(&stats.connect_time, 0.999),
         stats.handshake_retransmissions.to_string(),
-        stats.spurious.to_string(),
+        share(stats.spurious_connections, stats.connections),
         stats.undecided.to_string(),
         stats.recovered.to_string(),
         saved(stats),

@@ -5,7 +5,7 @@ use std::{process::ExitCode, time::Duration};
 use rto_agent_core::{
     printable::{self, counted},
     wire::{
-        kernel::{Feature, Presence, RtoMinTiming},
+        kernel::{Feature, Presence},
         types::{StatusAnswer, WalkView, now_s},
     },
 };
@@ -74,7 +74,6 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
             },
         ),
         ("attached", attached),
-        ("accepted", accepted(attachment.accepted.as_ref())),
         ("kernel", status.kernel.clone()),
         (
             "host",
@@ -120,7 +119,7 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
         .open_sockets
         .as_ref()
         .map(|walk| ("open sockets", walked(walk)));
-    let absent = ("not possible", lacking(&status.features));
+    let absent = ("kernel lacks", lacking(&status.features));
     let tuning = status.tuning.iter().map(|line| ("tuning", line.clone()));
     let holdouts = status.holdouts.iter().map(|(policy, holdout)| {
         let bad = holdout.arms.map(holdout::connects);
@@ -157,20 +156,6 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     text
 }
 
-fn accepted(accepted: Option<&RtoMinTiming>) -> String {
-    match accepted {
-        None => "nothing attached".to_owned(),
-        Some(RtoMinTiming::BeforeFirstSample) => {
-            "rto_min is set before the first RTT sample (BPF LSM)".to_owned()
-        }
-        Some(RtoMinTiming::AfterFirstSample { reason }) => format!(
-            "rto_min is set after the first RTT sample; the RTO falls to it by a quarter of the \
-             excess per round trip ({})",
-            reason.lines().next().unwrap_or_default()
-        ),
-    }
-}
-
 fn since(at_s: u64) -> String {
     let ago = Duration::from_secs(now_s().saturating_sub(at_s));
     humantime::format_duration(ago).to_string()
@@ -198,16 +183,55 @@ fn walked(walk: &WalkView) -> String {
     )
 }
 
-/// Settings that this kernel does not support, or only in part.
+/// What the kernel lacks, and since which version it has it.
 fn lacking(features: &[Feature]) -> String {
     let lacking = features.iter().filter(|f| f.presence != Presence::Present);
     let lacking = lacking.map(|f| {
-        let presence = match f.presence {
-            Presence::Refused => " (refused)",
-            Presence::Unknown => " (unknown)",
-            Presence::Absent | Presence::Present => "",
+        let what = match &*f.name {
+            "bpf-getsockopt-rto-min" => "reading a socket's rto_min",
+            "syn-schedule" => "SYN schedule",
+            "rto-hook-on-open-sockets" => "RTO hook on open sockets",
+            "tcp-syn-linear-timeouts" => "linear SYN timeouts",
+            "syn-ack-retransmission-timeout" => "timer of the second and later SYN-ACKs",
+            "btf" => "type information",
+            "reads-listener" => "reading a listener's options",
+            "bpf-lsm-cgroup" => "accepted-socket hook",
+            "iter-tcp" => "access to open sockets",
+            _ => &f.needed_for,
         };
-        format!("{}{presence}", f.needed_for)
+        match f.presence {
+            Presence::Refused => format!("{what} (refused)"),
+            Presence::Unknown => format!("{what} (unknown)"),
+            Presence::Absent | Presence::Present => format!("{what} ({})", f.since),
+        }
     });
-    lacking.collect::<Vec<_>>().join("; ")
+    lacking.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_features_are_named_in_words() {
+        let feature = |name: &str, needed_for: &str, since: &str, presence| Feature {
+            name: name.to_owned(),
+            since: since.to_owned(),
+            presence,
+            required: false,
+            settings: Vec::new(),
+            needed_for: needed_for.to_owned(),
+            evidence: String::new(),
+        };
+        let features = [
+            feature("btf", "", "5.4", Presence::Present),
+            feature("tcp-rto-max", "rto_max", "6.15", Presence::Absent),
+            feature("bpf-lsm-cgroup", "rto_min on ...", "6.0", Presence::Refused),
+        ];
+        assert_eq!(
+            lacking(&features),
+            "rto_max (6.15), accepted-socket hook (refused)"
+        );
+        assert_eq!(lacking(&features[..1]), "");
+    }
 }

@@ -2,7 +2,10 @@
 
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use rto_agent_core::{
-    policy::{compile::EffectiveSetting, plan::ChangeSummary, units},
+    policy::{
+        compile::{EffectiveSetting, settings_text},
+        plan::ChangeSummary,
+    },
     printable::{self, counted},
     wire::types::{ChangeAnswer, WalkView},
 };
@@ -77,23 +80,6 @@ pub(super) fn remarks<T: std::fmt::Display>(
     all.map(|one| format!("{what}: {one}\n")).collect()
 }
 
-/// The settings of an entry in one cell: "initial_rto 100ms (25j), syn_retries auto".
-pub(super) fn settings(effects: &[EffectiveSetting]) -> String {
-    let one = |e: &EffectiveSetting| {
-        let value = if e.asked == e.effective {
-            e.asked.clone()
-        } else if e.asked == "auto" {
-            format!("auto ({})", e.effective)
-        } else {
-            format!("{}->{}", e.asked, e.effective)
-        };
-        let lifetime = e.request_lifetime_ms;
-        let lifetime = lifetime.map(|ms| format!(" (half-open for {})", units::tenths_of_s(ms)));
-        format!("{} {value}{}", e.setting, lifetime.unwrap_or_default())
-    };
-    effects.iter().map(one).collect::<Vec<_>>().join(", ")
-}
-
 /// The effective values of a policy, one line each.
 pub(super) fn effects(effects: &[EffectiveSetting], hz: u32, indent: &str) -> String {
     let width = effects.iter().map(|e| e.setting.len()).max().unwrap_or(0);
@@ -104,7 +90,7 @@ pub(super) fn effects(effects: &[EffectiveSetting], hz: u32, indent: &str) -> St
 }
 
 /// A change as text.
-pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
+pub(super) fn change(answer: &ChangeAnswer) -> String {
     let ChangeSummary {
         added,
         changed,
@@ -141,7 +127,9 @@ pub(super) fn change(answer: &ChangeAnswer, hz: u32) -> String {
     }
     text.push_str(&parts.join("\n"));
     text.push('\n');
-    text.push_str(&effects(&answer.effects, hz, ""));
+    if !answer.effects.is_empty() {
+        text.push_str(&format!("{}\n", settings_text(&answer.effects)));
+    }
     text.push_str(&remarks("note", &answer.notes));
     text
 }

@@ -78,6 +78,27 @@ pub(super) fn wrapped(text: &str, indent: usize, columns: Option<usize>) -> Stri
     lines.join("\n")
 }
 
+/// Wraps each line to this width; what follows a line's first break is indented by two more than the line.
+pub(super) fn wrapped_lines(text: &str, columns: Option<usize>) -> String {
+    let line = |line: &str| {
+        let indent = line.len() - line.trim_start_matches(' ').len();
+        wrapped(line, indent + 2, columns) + "\n"
+    };
+    text.lines().map(line).collect()
+}
+
+/// Wraps a message for stderr to the width of the terminal, but not the lines of a file that it quotes.
+pub(super) fn wrapped_message(text: &str) -> String {
+    let size = ratatui::crossterm::terminal::size();
+    let columns = size.ok().filter(|_| io::stderr().is_terminal());
+    let columns = columns.map(|(columns, _)| columns.into());
+    let line = |line: &str| match line.starts_with(' ') {
+        true => format!("{line}\n"),
+        false => wrapped(line, 2, columns.filter(|columns| *columns > 0)) + "\n",
+    };
+    text.lines().map(line).collect()
+}
+
 fn paint(text: &str) -> String {
     let line = |line: &str| {
         let found = STATES.iter().find_map(|(state, first, style)| {
@@ -132,6 +153,10 @@ mod tests {
             wrapped("a /very/long/path", 2, Some(6)),
             "a\n  /very/long/path"
         );
+        let text = "rto_min 20ms\n  of policy near\n";
+        let lines = "rto_min 20ms\n  of policy\n    near\n";
+        assert_eq!(wrapped_lines(text, Some(12)), lines);
+        assert_eq!(wrapped_lines(text, None), text);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rto_agent_core::{
-    policy::{HostFacts, PolicySet},
+    policy::{HostFacts, PolicySet, SETTINGS},
     wire::kernel::{Feature, Verdict},
 };
 use rto_agent_kernel::kernel::privileges;
@@ -15,7 +15,7 @@ use serde::Serialize;
 pub enum Severity {
     /// Nothing to do.
     Ok,
-    /// What only the operator can judge.
+    /// What only the operator can judge, a default of the kernel that can be improved, or a feature that no policy uses.
     Note,
     /// Works, but not as the operator may expect.
     Warning,
@@ -52,16 +52,34 @@ pub struct Input<'a> {
     pub ours: Vec<u32>,
     /// The configuration's entries, for conflicts with routes.
     pub set: Option<&'a PolicySet>,
+    /// Whether policies are applied to sockets that are already open.
+    pub apply_to_open: bool,
     /// The host's facts for computing settings; `None` if they could not be read.
     pub host: Option<HostFacts>,
     /// Why the configuration could not be read.
     pub config_error: Option<String>,
     /// Users other than root who may change the configuration; one line each, with the fix.
     pub exposed: &'a [String],
+    /// Timers that are shorter than the path RTTs that the daemon has counted, one line each.
+    pub short_timers: Vec<String>,
     /// Features of this kernel.
     pub features: &'a [Feature],
     /// The result of a probe of the active timers, if one ran.
     pub verdict: Option<Verdict>,
+}
+
+impl Input<'_> {
+    /// Whether a policy, or `[agent]`, sets one of these settings.
+    pub(super) fn uses(&self, settings: &[String]) -> bool {
+        let policies = || self.set.iter().flat_map(|set| set.policies.values());
+        let is_set = |name: &str| {
+            let setting = SETTINGS.iter().find(|setting| setting.key.name == name);
+            setting.is_some_and(|s| policies().any(|policy| (s.text)(&policy.settings).is_some()))
+        };
+        settings
+            .iter()
+            .any(|name| is_set(name) || (self.apply_to_open && name == "apply_to_open"))
+    }
 }
 
 /// The stable name of a check, and why it matters.
@@ -83,7 +101,12 @@ impl Check<'_> {
         self.finding(Severity::Ok, found, None)
     }
 
-    pub(super) fn note(self, found: impl Into<String>) -> Finding {
+    pub(super) fn note(self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+        self.finding(Severity::Note, found, Some(fix.into()))
+    }
+
+    /// A note that asks for nothing.
+    pub(super) fn remark(self, found: impl Into<String>) -> Finding {
         self.finding(Severity::Note, found, None)
     }
 

@@ -68,7 +68,7 @@ fn finding(rules: &[String], unread: &[String]) -> Finding {
     }
     match lines.is_empty() {
         true => CHECK.ok("no rule was found"),
-        false => CHECK.note(lines.join("\n")),
+        false => CHECK.remark(lines.join("\n")),
     }
 }
 

@@ -34,12 +34,14 @@ pub(super) fn kernel<E: ToString>(kernel: &Result<KernelVersion, E>) -> Finding 
     }
 }
 
-pub(super) fn feature(feature: &Feature) -> Finding {
+/// `is_used`: whether a policy needs the feature.
+pub(super) fn feature(feature: &Feature, is_used: bool) -> Finding {
     let check = Check(&feature.name, "some settings need this feature");
     let how = format!("{} ({})", feature.needed_for, feature.evidence);
-    let bad = |found: String, fix: String| match feature.required {
-        true => check.problem(found, fix),
-        false => check.warning(found, fix),
+    let bad = |found: String, fix: String| match (feature.required, is_used) {
+        (true, _) => check.problem(found, fix),
+        (false, true) => check.warning(found, fix),
+        (false, false) => check.note(found, fix),
     };
     match feature.presence {
         Presence::Present => check.ok(format!("present, for {how}")),
@@ -59,7 +61,11 @@ pub(super) fn feature(feature: &Feature) -> Finding {
                     "see the reason in brackets; root has all the privileges that are needed"
                 }
             };
-            check.warning(format!("unknown: {how}"), unless_privileged(fix))
+            let (found, fix) = (format!("unknown: {how}"), unless_privileged(fix));
+            match is_used || feature.required {
+                true => check.warning(found, fix),
+                false => check.note(found, fix),
+            }
         }
     }
 }

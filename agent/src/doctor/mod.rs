@@ -34,7 +34,8 @@ pub fn examine(input: &Input<'_>) -> Report {
         .as_ref()
         .map_or(version::MINIMUM, |k: &KernelVersion| k.number);
     let mut findings = vec![host::kernel(&kernel)];
-    findings.extend(input.features.iter().map(host::feature));
+    let features = input.features.iter();
+    findings.extend(features.map(|feature| host::feature(feature, input.uses(&feature.settings))));
     findings.extend([host::privileges(), host::lockdown()]);
     findings.push(host::cgroup(input.cgroup.as_deref()));
     let mounts = mounts::read().unwrap_or_default();
@@ -62,6 +63,16 @@ pub fn examine(input: &Input<'_>) -> Report {
         let fix = "fix the file, and validate it with rto-agent check";
         findings.push(check.problem(error, fix));
     }
+    let check = Check(
+        "path-rtt",
+        "a timer below the path RTT retransmits before the answer can arrive",
+    );
+    findings.extend(input.short_timers.iter().map(|found| {
+        check.warning(
+            found,
+            "raise the value, or set it to \"auto\", and run rto-agent reload",
+        )
+    }));
     if !input.exposed.is_empty() {
         let check = Check(
             "configuration-permissions",

@@ -296,7 +296,7 @@ fn locked_route(
                 "ip route change {destination} ... without rto_min, or remove rto_min from the policy"
             ),
         ),
-        None => LOCKED.note(format!("{text}; no entry with rto_min uses it")),
+        None => LOCKED.remark(format!("{text}; no entry with rto_min uses it")),
     }
 }
 

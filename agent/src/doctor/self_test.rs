@@ -26,10 +26,14 @@ use nix::{
     },
     unistd::Pid,
 };
-use rto_agent_core::{policy::HostFacts, wire::kernel::Feature};
+use rto_agent_core::{
+    config::{AgentConfig, CgroupSetting},
+    policy::HostFacts,
+    wire::kernel::Feature,
+};
 use rto_agent_daemon::build_info;
 use rto_agent_kernel::{
-    datapath::probe,
+    datapath::{pinned_policy, probe},
     kernel::{
         cgroup,
         facts::host_facts,
@@ -56,20 +60,22 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How much later than its timer a packet may arrive, milliseconds. The kernel's own timers differ by more.
 const LATE_MS: f64 = 90.0;
 
-/// Addresses for documentation, which no policy of the host covers; [`POLICIES`] covers the last four.
-const UNCOVERED: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
-const OPENED: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
-const ACCEPTED: &str = "192.0.2.17";
-const ESTABLISHED: &str = "192.0.2.33";
+/// Addresses that no host has: 240.0.0.0/4 is reserved (RFC 1112), 100::/64 is for discarding (RFC 6666). A program of
+/// the host runs for the test's connections as well, so an entry that covers the addresses would change the timers.
+/// [`POLICIES`] covers all but the first two.
+const UNCOVERED: [&str; 2] = ["240.0.0.1", "240.0.0.2"];
+const OPENED: [&str; 2] = ["240.0.1.1", "100::1"];
+const ACCEPTED: &str = "240.0.1.17";
+const ESTABLISHED: &str = "240.0.1.33";
 const POLICIES: &str = "
 [policy.opened]
-cidrs = [\"192.0.2.0/28\", \"2001:db8::/64\"]
+cidrs = [\"240.0.1.0/28\", \"100::/64\"]
 initial_rto = \"100ms\"
 [policy.accepted]
-cidrs = [\"192.0.2.16/28\"]
+cidrs = [\"240.0.1.16/28\"]
 syn_ack_rto = \"200ms\"
 [policy.established]
-cidrs = [\"192.0.2.32/28\"]
+cidrs = [\"240.0.1.32/28\"]
 rto_min = \"20ms\"
 ";
 
@@ -128,21 +134,28 @@ enum Lost {
     Data,
 }
 
-/// Runs the child with these options, removes its cgroup, and returns its exit status.
+/// Runs the child with these options in a cgroup below that of the host's agent, removes the cgroup, and returns the
+/// child's exit status.
 #[expect(
     clippy::disallowed_methods,
     reason = "it is this very program, by no name"
 )]
-pub fn run(options: &[&str]) -> anyhow::Result<ExitCode> {
+pub fn run(options: &[&str], agent: &AgentConfig) -> anyhow::Result<ExitCode> {
     let missing = privileges::missing(privileges::effective().unwrap_or_default());
     ensure!(
         missing.is_empty() && privileges::has(cap::SYS_ADMIN),
         "--self-test loads programs and creates namespaces: run it as root"
     );
+    refuse_covered(&agent.pin_dir)?;
+    let configured = match &agent.cgroup {
+        CgroupSetting::Auto => None,
+        CgroupSetting::Path(path) => Some(path.as_path()),
+    };
+    let parent = cgroup::resolve(configured).or_else(|_| cgroup::resolve(None))?;
     let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
     let signals: SigSet = ends.into_iter().chain([Signal::SIGCHLD]).collect();
     signals.thread_block()?;
-    let cgroup = TempCgroup::new(&cgroup::resolve(None)?)?;
+    let cgroup = TempCgroup::new(&parent)?;
     let mut child = Command::new("/proc/self/exe");
     child.arg(SELF_TEST).arg(cgroup.path()).args(options);
     let mut child = child.spawn()?;
@@ -156,6 +169,19 @@ pub fn run(options: &[&str]) -> anyhow::Result<ExitCode> {
     };
     let code = status.code().context("interrupted")?;
     Ok(ExitCode::from(u8::try_from(code)?))
+}
+
+/// Refuses a test whose connections get timers of the host's own policies.
+fn refuse_covered(pin_dir: &Path) -> anyhow::Result<()> {
+    let addresses = [ACCEPTED, ESTABLISHED].into_iter();
+    for address in addresses.chain(UNCOVERED).chain(OPENED) {
+        ensure!(
+            pinned_policy(pin_dir, address.parse()?).is_none(),
+            "--self-test would measure the host's own policies: an active entry covers {address} \
+             (rto-agent lookup {address} shows it); deactivate it for the test: rto-agent detach"
+        );
+    }
+    Ok(())
 }
 
 /// The child process; see the module's documentation.

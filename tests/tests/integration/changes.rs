@@ -313,17 +313,25 @@ fn change_has_one_audit_line() -> anyhow::Result<()> {
     assert_eq!(begun.len(), 1, "{begun:#?}");
     assert_eq!(
         fields(&begun[0]),
-        ["start", "start", "+policy near, +192.0.2.0/24 near"]
+        [
+            "start",
+            "start",
+            "added policy near (initial_rto 100ms), 192.0.2.0/24 (policy near)"
+        ]
     );
     let mut known = 1;
     for (args, said) in [
         (
             &["add", "10.1.0.0/24", "10.2.0.0/24", "--policy", "near"][..],
-            ["add", "socket", "+10.1.0.0/24 near, +10.2.0.0/24 near"],
+            [
+                "add",
+                "socket",
+                "added 10.1.0.0/24 (policy near, initial_rto 100ms), 10.2.0.0/24 (policy near)",
+            ],
         ),
         (
             &["remove", "10.1.0.0/24"],
-            ["remove", "socket", "-10.1.0.0/24"],
+            ["remove", "socket", "removed 10.1.0.0/24"],
         ),
         (&["reload"], ["reload", "socket", ""]),
         (&["detach"], ["detach", "socket", ""]),
@@ -334,6 +342,10 @@ fn change_has_one_audit_line() -> anyhow::Result<()> {
         let last = &all[known];
         known += 1;
         assert_eq!(fields(last), said, "{last:#}");
+        if !said[2].is_empty() {
+            let message = format!("uid 0 {}", said[2]);
+            assert_eq!(last["fields"]["message"], message, "{last:#}");
+        }
         assert_eq!(last["fields"]["uid"], 0, "{last:#}");
         assert!(last["fields"]["pid"].as_u64() > Some(0), "{last:#}");
     }

@@ -36,7 +36,7 @@ is "process: system calls are filtered" "$(of_threads Seccomp)" 2
 is "process: its root user" "$(of_threads Uid)" $'0\t0\t0\t0'
 
 # The journal's fields.
-said=$(journalctl -b -u $unit -o json MESSAGE="policies changed" | tail -1)
+said=$(journalctl -b -u $unit -o json AUDIT=true ACTION=start | tail -1)
 for wanted in '"AUDIT":"true"' '"ACTION":"start"' '"SOURCE":"start"' '"ADDED":"1"' '"PRIORITY":' \
   '"SYSLOG_IDENTIFIER":"rto-agent"' '"_SYSTEMD_UNIT":"rto-agent.service"'; do
   check "journal: $wanted" grep -qF "$wanted" <<<"$said" || echo "$said"

@@ -53,6 +53,7 @@ impl Compiler<'_> {
         self.kernel.syn_ack_rto_jiffies = [in_kernel; SYN_ACK_RETRIES_LEN];
         self.syn_ack_effect(&text, jiffies);
         if timer == Timer::Configured {
+            self.warn_of_long("syn_ack_rto", asked);
             self.warn_of_short_requests(asked, jiffies);
         }
     }

@@ -72,6 +72,33 @@ fn settings_the_kernel_does_not_take_are_refused() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
+#[test]
+fn dangerous_values_warn() {
+    let warnings = |cidr: &str, toml: &str| {
+        let mut warnings = compiled(toml).warnings;
+        warnings.retain(|text| text.contains("longer than the kernel's own"));
+        warnings.extend(short_for_width(&cidr.parse().unwrap(), &settings(toml)));
+        warnings
+    };
+    let short = warnings("10.0.0.0/16", "initial_rto = '19ms'");
+    assert!(
+        short[0].starts_with("initial_rto = 19ms is very short for 10.0.0.0/16"),
+        "{short:?}"
+    );
+    let long = warnings("10.0.0.0/24", "initial_rto = '1001ms'\nsyn_ack_rto = '2s'");
+    assert_eq!(long.len(), 2, "{long:?}");
+    for (cidr, toml) in [
+        ("10.0.0.0/17", "initial_rto = '4ms'"),
+        ("10.0.0.0/8", "initial_rto = '20ms'"),
+        ("10.0.0.0/8", "rto_min = '8ms'"),
+        ("2001:db8::/33", "initial_rto = '4ms'"),
+        ("10.0.0.0/24", "initial_rto = '1s'"),
+    ] {
+        assert_eq!(warnings(cidr, toml), Vec::<String>::new(), "{cidr} {toml}");
+    }
+    assert_eq!(warnings("2001:db8::/32", "syn_ack_rto = '4ms'").len(), 1);
+}
+
 /// Each setting alone, and all pairs.
 #[test]
 fn late_or_unreadable_options_need_storage() {

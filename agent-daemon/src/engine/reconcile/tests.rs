@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 use rto_agent_common::{MAX_POLICIES, Policy};
+use rto_agent_core::policy::PolicyName;
 use rto_agent_core::{policy::Entry, testing::HOST};
 
 use super::*;
@@ -70,7 +71,10 @@ fn a_runtime_entry_is_in_the_kernel_and_on_the_disk() {
         (change.summary.added, change.summary.policies_added),
         (1, 1)
     );
-    assert!(change.detail.contains("+10.9.0.0/16 own"), "{change:?}");
+    assert!(
+        change.detail.contains("10.9.0.0/16 (policy own"),
+        "{change:?}"
+    );
     bed.check();
     let saved = RuntimeStore::new(bed.dir.path()).peek().unwrap();
     assert_eq!(saved, bed.reconciler.desired().runtime);

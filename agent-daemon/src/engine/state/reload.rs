@@ -3,18 +3,22 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use rto_agent_core::{
     config::{AgentConfig, Files},
-    policy::{Cidr, Policy, PolicyName, PolicySet, differences::Differences, plan::ChangeSummary},
+    policy::{
+        Cidr, Policy, PolicyName, PolicySet, differences::Differences, plan::ChangeSummary,
+        units::format_duration,
+    },
     progress::stepping,
     wire::types::{ChangeAnswer, ReloadRequest, ReloadView},
 };
 use rto_agent_kernel::{datapath::room_for, kernel::clock::boottime_ms};
 use tracing::{error, warn};
 
-use super::{State, requests::Notes};
+use super::{State, Taken, requests::Notes};
 use crate::engine::{
     Engine, EngineError,
     audit::{Cause, Source},
@@ -26,6 +30,8 @@ use crate::engine::{
     runtime::Override,
 };
 
+/// How long a reload without a change names the one before.
+const RECENTLY: Duration = Duration::from_mins(1);
 /// With more entries, a reload answers first and compares the kernel's maps in the background.
 const COMPARED_AT_ONCE: usize = 65_536;
 
@@ -87,7 +93,9 @@ impl Engine {
         cause: &Cause,
     ) -> Result<ChangeAnswer, EngineError> {
         self.systemd.reloading();
+        let is_known = self.state.fingerprint == Some(files.fingerprint());
         self.state.fingerprint = Some(files.fingerprint());
+        let taken_before = self.state.taken.clone().filter(|_| is_known);
         let entries = self.apply.resolved().maps.entries.len();
         let differences = if entries <= COMPARED_AT_ONCE {
             self.apply.verify().differences
@@ -97,6 +105,16 @@ impl Engine {
         };
         let taken = self.load_and_take_over(files, &[], &Persist::Later, allow_empty, cause);
         let mut result = taken.map_err(|error| self.not_reloaded(error, cause));
+        // Files that change are taken over at once, so that a reload is often too late to change something.
+        if let Ok(answer) = &mut result
+            && answer.changed == ChangeSummary::default()
+            && let Some(taken) = taken_before.filter(|taken| taken.at.elapsed() < RECENTLY)
+        {
+            let ago = format_duration(Duration::from_secs(taken.at.elapsed().as_secs().max(1)));
+            let Taken { cause, detail, .. } = taken;
+            let note = format!("these files were taken over {ago} ago ({cause}): {detail}");
+            answer.notes.insert(0, note);
+        }
         for note in result.iter().flat_map(|answer| &answer.notes) {
             warn!(%cause, "{note}");
         }
@@ -201,6 +219,13 @@ impl Engine {
         let change = self.reconcile(&next, persist, cause)?;
         self.state.last_reload = cause.reload_view(Ok(&files.config));
         self.state.warnings = warnings;
+        if !change.detail.is_empty() {
+            self.state.taken = Some(Taken {
+                at: Instant::now(),
+                cause: cause.to_string(),
+                detail: change.detail.clone(),
+            });
+        }
         notes.extend(ended_overrides(saved, ended, &files.config.set));
         notes.extend(change.unsaved);
         notes.extend(self.control.take_notes());

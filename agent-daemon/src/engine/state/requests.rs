@@ -4,7 +4,7 @@ use rto_agent_core::{
     config::{Config, save},
     policy::{
         Cidr, Entries, Location, PolicyName, Settings,
-        compile::{check_is_counted, check_prefix_width, uncounted_holdout},
+        compile::{check_is_counted, check_prefix_width, short_for_width, uncounted_holdout},
     },
     printable,
     progress::stepping,
@@ -82,6 +82,11 @@ impl Engine {
             let change = self.reconcile(&next, &Persist::Runtime, &Cause::done("add", by))?;
             let compiled = self.apply.resolved().policies.get(&name);
             let mut notes = compiled.map_or_else(Vec::new, |compiled| compiled.warnings.clone());
+            notes.extend(
+                cidrs
+                    .iter()
+                    .find_map(|cidr| short_for_width(cidr, &settings)),
+            );
             if !self.config.config.agent.statistics {
                 notes.extend(uncounted_holdout(&settings));
             }

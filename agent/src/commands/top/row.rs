@@ -39,7 +39,12 @@ pub(super) const COLUMNS: [Column; 12] = [
     ),
     // Per connection, not per retransmission: a good network has so few retransmissions that a
     // share of them means little.
-    column("SPUR%", 6, |row| row.share(row.total.spurious), percent),
+    column(
+        "SPUR%",
+        6,
+        |row| row.share(row.total.spurious_connections),
+        percent,
+    ),
     column(">500MS", 6, bad, percent),
     column("P50", 6, |row| row.connect_us(0.5), short_us),
     column("P99", 6, |row| row.connect_us(0.99), short_us),

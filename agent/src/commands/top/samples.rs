@@ -70,6 +70,7 @@ fn statistics(connections: u64, spurious: u64, from_us: u64) -> Statistics {
     counters.late = connections / 100;
     counters.handshake_retransmissions = connections / 80;
     counters.spurious = spurious;
+    counters.spurious_connections = spurious;
     counters.aborted = connections / 200;
     for n in 0..connections {
         // Most connect times are near each other, some are long.

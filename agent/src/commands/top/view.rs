@@ -191,7 +191,7 @@ q, Esc, Ctrl-C   quit
 
 CONN/S   connections established per second
 RETR%    SYNs and SYN-ACKs retransmitted, per connection
-SPUR%    of these, spurious: the answer was already on its way
+SPUR%    connections with a spurious SYN or SYN-ACK, sent in vain
 >500MS   connects that took longer than 500 ms
 P50...   connect times, losses included
 RTT      smoothed round-trip time

@@ -52,7 +52,7 @@ fn status_reports_harm_without_reading_statistics() {
     let (kernel, snapshot) = healthy(desired(NEAR));
     let harmed = |spurious_connections| {
         let (mut active, none) = (Statistics::default(), Statistics::default());
-        active.counters.untimed = 100;
+        active.counters.untimed = spurious_connections * 5 / 3;
         active.counters.spurious_connections = spurious_connections;
         let statistics = ArmStatistics {
             treated: [active, none, none],
@@ -60,6 +60,10 @@ fn status_reports_harm_without_reading_statistics() {
         };
         kernel.state().statistics = BTreeMap::from([(near(), statistics)]);
     };
+    harmed(0);
+    // The counts of before are not the policy's.
+    let snapshot = Arc::new(snapshot);
+    snapshot.shared.published(&snapshot);
     harmed(60);
     let status = || {
         let before = kernel.state().statistics_read;
@@ -74,6 +78,7 @@ fn status_reports_harm_without_reading_statistics() {
     assert!(!healthy && problems.contains("60 of 100 connections"));
     assert!(snapshot.status().counters_read_at_s.is_some());
     harmed(0);
+    snapshot.shared.statistics.forget();
     snapshot.stats().unwrap();
     assert!(status().0);
 }
