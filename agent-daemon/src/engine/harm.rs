@@ -110,6 +110,15 @@ impl Harm {
                 counted(without_memory, "connection", "connections")
             ));
         }
+        let lost = sum(|stats| stats.callbacks_lost);
+        if lost > 0 {
+            harm.warnings.push(format!(
+                "policy {name}: another sock_ops program overwrote the callbacks of {} with a loss, \
+                 so not all losses are counted; rto-agent doctor names the programs \
+                 (other-programs)",
+                counted(lost, "connection", "connections")
+            ));
+        }
         harm
     }
 }
@@ -182,6 +191,21 @@ mod tests {
         assert!(counted(2, 0).contains("state of 2 connections"));
         assert!(counted(2, 3).contains("state of 5 connections"));
         assert!(counted(0, 3).contains("state of 3 connections"));
+    }
+
+    #[test]
+    fn lost_callbacks_are_reported_with_their_number() {
+        let stats = |callbacks_lost| DirectionStats {
+            callbacks_lost,
+            ..DirectionStats::default()
+        };
+        assert!(harm(active(stats(0)).into()).warnings.is_empty());
+        let unknown = ArmStats {
+            unknown: stats(3),
+            ..active(stats(2))
+        };
+        let warnings = harm(unknown.into()).warnings;
+        assert!(warnings[0].contains("callbacks of 5 connections"));
     }
 
     #[test]
