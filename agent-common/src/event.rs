@@ -55,8 +55,8 @@ pub mod kind {
     pub const FAST: u32 = 5;
 }
 
-/// Whether a client listens ([`CONTROL`], written only by the daemon), and how many events were lost ([`LOST`], written
-/// only by the programs).
+/// Whether a client listens ([`CONTROL`], written by the daemon, except [`EventControl::overwritten`]), and how many
+/// events were lost ([`LOST`], written only by the programs).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventControl {
@@ -66,8 +66,9 @@ pub struct EventControl {
     pub cgroup: u64,
     /// [`ON`] or [`LIVE`] while a client listens, otherwise 0.
     pub on: u32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// 1: another program overwrites callbacks, so that the connections of connect() get storage when they begin. Set by the
+    /// programs; the daemon clears it when it writes the others, and the next loss sets it again.
+    pub overwritten: u32,
 }
 
 /// A client listens.

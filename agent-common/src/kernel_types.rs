@@ -111,6 +111,8 @@ pub struct SocketTypes {
     pub dst_cache: u32,
     /// `dst_entry._metrics`: an address, with flags in its two lowest bits.
     pub metrics: u32,
+    /// `sock.sk_max_ack_backlog`, u32.
+    pub max_ack_backlog: u32,
     /// BTF id of `struct inet_connection_sock`.
     pub connection_sock: u32,
     /// BTF id of `struct tcp_sock`.
@@ -135,7 +137,7 @@ impl SocketTypes {
 
     /// The values in the order of [`crate::globals::SOCKET_TYPES`].
     #[must_use]
-    pub const fn values(&self) -> [u32; 25] {
+    pub const fn values(&self) -> [u32; 26] {
         [
             self.is_mptcp,
             self.fastopen_req,
@@ -159,6 +161,7 @@ impl SocketTypes {
             self.txrehash,
             self.dst_cache,
             self.metrics,
+            self.max_ack_backlog,
             self.connection_sock,
             self.tcp_sock,
             self.dst_metrics,
@@ -215,7 +218,7 @@ mod tests {
             assert_eq!(offsets.values()[i], value, "{name}");
         }
         // SAFETY: as above.
-        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<25>()) };
+        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<26>()) };
         for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
             let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();
             assert_eq!(of, name);

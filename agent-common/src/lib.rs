@@ -189,7 +189,7 @@ pub mod globals {
     /// u64: cookie of the socket that probes the kernel's features.
     pub const PROBE_COOKIE: &str = "PROBE_COOKIE";
     /// u32 each: the fields of [`super::SocketTypes`], in their order.
-    pub const SOCKET_TYPES: [&str; 25] = [
+    pub const SOCKET_TYPES: [&str; 26] = [
         "OFFSET_IS_MPTCP",
         "OFFSET_FASTOPEN_REQ",
         "OFFSET_NET",
@@ -212,6 +212,7 @@ pub mod globals {
         "OFFSET_TXREHASH",
         "OFFSET_DST_CACHE",
         "OFFSET_METRICS",
+        "OFFSET_MAX_ACK_BACKLOG",
         "TYPE_CONNECTION_SOCK",
         "TYPE_TCP_SOCK",
         "TYPE_DST_METRICS",
@@ -385,8 +386,11 @@ pub struct Counters {
     pub aborted_after_loss: u64,
     /// Connections that began with the kernel's timers because of a [`fallback`].
     pub fallbacks: u64,
+    /// Connections with a loss whose callbacks another program had overwritten: the program has not seen all of their
+    /// losses, and cannot prove that it set their timers.
+    pub callbacks_lost: u64,
     /// Keeps the size a multiple of 32, so that the counters that every connection updates share a cache line.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// An attempt is good if it is established within this time, microseconds.

@@ -118,13 +118,26 @@ pub struct Options {
     /// [`crate::Policy::rto_min_us`] when this connection began, if `restart_hz` is not 0. (`rto_min` has the value
     /// that is set now.)
     pub restart_rto_min_us: u32,
-    /// Bits of bpf_sock_ops.bpf_sock_ops_cb_flags that the program added.
-    pub cb_flags_added: u16,
     /// [`settled`] bits of the options that the current callback sets. Kept in the map because the verifier does not
     /// track map values, so this does not multiply its states.
     pub settled: u16,
+    /// Keeps the size a multiple of 4.
+    pub reserved: u16,
     /// [`crate::Policy::epochs`] of this connection's initial RTO; 0: it has no current epoch.
     pub epoch: u32,
+}
+
+impl Options {
+    /// Whether the program has set an option of the socket.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_any_set(&self) -> bool {
+        self.rto_min.is_set()
+            | self.delack_max.is_set()
+            | self.thin_linear.is_set()
+            | self.rto_max.is_set()
+            | self.user_timeout.is_set()
+    }
 }
 
 /// State of a connection for statistics and events.
@@ -153,6 +166,8 @@ pub mod socket_flags {
     pub const KERNEL_TIMERS: u32 = 1 << 1;
     /// The RTO hook has switched linear mode off.
     pub const LINEAR_OFF: u32 = 1 << 2;
+    /// The socket is connecting: this is the state of the attempt under way.
+    pub const CONNECTING: u32 = 1 << 3;
     /// From its first loss until it is established or has failed, the socket has a [`super::Schedule`], and is counted
     /// in [`crate::maps::SCHEDULES`].
     pub const SYN_SCHEDULE: u32 = 1 << 4;
@@ -242,7 +257,13 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use socket_flags::*;
-        const ALL: [u32; 4] = [UNCOUNTED, KERNEL_TIMERS, LINEAR_OFF, SYN_SCHEDULE];
+        const ALL: [u32; 5] = [
+            UNCOUNTED,
+            KERNEL_TIMERS,
+            LINEAR_OFF,
+            CONNECTING,
+            SYN_SCHEDULE,
+        ];
         let mut seen = 0;
         for bit in ALL {
             assert_eq!((bit.count_ones(), seen & bit), (1, 0));

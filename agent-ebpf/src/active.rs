@@ -2,16 +2,21 @@
 //!
 //! Invariant: the policy is chosen once, before the first SYN, and its settings stay in effect on the socket; a reload
 //! does not change a connection under way. A connection without storage cannot remember its initial RTO. At its first
-//! loss the program takes it from the timer that fired, not from the entries, which may have changed since. A socket
-//! that was already connecting when the program was attached is left alone.
+//! loss the program takes it from the timer that fired, not from the entries, which may have changed since.
+//!
+//! Invariant: only a connection whose first SYN the program has treated or counted is changed, stored or counted later.
+//! The mark among its callbacks proves it ([`hook::MARK`]), or its storage; where another program has overwritten the
+//! callbacks, its entry and its timer. A socket that was already connecting when the program was attached, or that
+//! another program gave a short timer, is left alone.
 
 use core::hint::cold_path;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    Policy, Schedule, SockOpt, SocketState, arm, direction, event::kind, policy_flags, socket_flags,
+    Policy, Schedule, SockOpt, SocketState, UNMATCHED, arm, direction, event::kind, policy_flags,
+    socket_flags,
 };
-use rto_agent_ebpf::counter::Counter;
+use rto_agent_ebpf::{counter::Counter, ops::is_end};
 
 use crate::{
     events, fallback, handshake, hook,
@@ -78,12 +83,12 @@ pub(crate) fn asked_again(ops: *mut bpf_sock_ops) -> u32 {
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
     if let Some(state) = storage.find()
-        && (hook::has_storage(ctx) || state.flags & socket_flags::SYN_SCHEDULE != 0)
+        && is_of_this_attempt(ctx, state)
     {
         let tally = Tally::of_socket(state);
         count_syn_retransmissions(ops, state);
         // Another program may have cleared them.
-        hook::mark_stored(ctx, state, tally);
+        hook::mark_stored(ctx, tally);
         let flags = syn_schedule::note_armed(&mut state.schedule);
         syn_schedule::armed(ctx, flags);
     } else {
@@ -119,7 +124,7 @@ fn connect_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, is_pr
         unstored::remember(ops, &mut state.options);
     }
     begin(ctx.ops, state, arm, policy);
-    hook::mark_stored(ctx, state, tally);
+    hook::mark_stored(ctx, tally);
     if is_probe {
         state.flags |= socket_flags::UNCOUNTED;
     }
@@ -175,7 +180,7 @@ fn keep_kernel_rto(state: &mut SocketState) {
 /// Initialises the storage for a new connection.
 #[inline(never)]
 fn begin(ops: *mut bpf_sock_ops, state: &mut SocketState, arm: u32, policy: &Policy) {
-    state.flags = 0;
+    state.flags = socket_flags::CONNECTING;
     handshake::note(ops, state, arm, policy, direction::ACTIVE);
     let now = socket::now();
     handshake::begin(&mut state.handshake, 0, now);
@@ -195,15 +200,19 @@ fn forget(ops: *mut bpf_sock_ops) -> u32 {
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     syn_schedule::end(&ctx);
     if let Some(state) = storage.find() {
+        if state.arm == arm::NONE && hook::is_marked(&ctx) {
+            // The storage belongs to a connection before the former one, which had none.
+            unstored::remember(ops, &mut state.options);
+        }
         options::restore(ops, state, Tally::NOBODY);
-        hook::disable(&ctx, &mut state.options);
         state.arm = arm::NONE;
+        state.flags &= !socket_flags::CONNECTING;
         state.handshake.initial_rto_jiffies = 0;
-    } else if hook::has_callbacks(&ctx) {
-        // Callbacks of a former connection. (They stay, because the program cannot know which of them other programs
-        // requested.)
+    } else if hook::is_marked(&ctx) {
+        // A former connection of this socket.
         Target::of(&ctx).restore_unremembered(KERNEL);
     }
+    hook::unmark(&ctx);
     0
 }
 
@@ -214,14 +223,16 @@ fn forget(ops: *mut bpf_sock_ops) -> u32 {
 pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
-    // The number of timeouts (argument 0) is not used, because an earlier program may have overwritten it. Storage
-    // without STATE_CB belongs to a former connection, unless it has a schedule: then another program has only cleared
-    // the callback.
-    let has_storage = hook::has_storage(&ctx);
-    let is_first = storage
+    // The number of timeouts (argument 0) is not used, because an earlier program may have overwritten it.
+    let is_stored = storage
         .find()
-        .is_none_or(|state| !has_storage && state.flags & socket_flags::SYN_SCHEDULE == 0);
-    if is_first {
+        .is_some_and(|state| is_of_this_attempt(&ctx, state));
+    if !is_stored {
+        if !hook::is_marked(&ctx) {
+            // Another program has requested the callback. If it has overwritten this program's, `note_unseen_loss`
+            // notices.
+            return 0;
+        }
         lost(ops, hook::argument(&ctx, 1));
     }
     if socket::total_retrans(&ctx) == 0
@@ -241,12 +252,21 @@ pub(crate) fn syn_lost(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
-/// Handles TIMEOUT_INIT of a socket that has retransmitted a SYN but has neither storage nor RTO_CB: another program has
-/// cleared the callbacks of a socket that has a policy, or the socket was connecting before this program was attached.
-/// The policy's own timer shows the former.
+/// Whether the storage of a connecting socket was made for the attempt under way. An attempt without storage has the
+/// mark but not STATE_CB; then its socket's storage belongs to a former connection.
+#[inline(always)]
+fn is_of_this_attempt(ctx: &SockOpsContext, state: &SocketState) -> bool {
+    state.flags & socket_flags::SYN_SCHEDULE != 0
+        || (state.flags & socket_flags::CONNECTING != 0
+            && (hook::has_storage(ctx) || !hook::is_marked(ctx)))
+}
+
+/// Handles TIMEOUT_INIT of a socket that has retransmitted a SYN but has neither storage nor this program's callbacks:
+/// another program has overwritten those of a socket that has a policy, or the socket was connecting before this program
+/// was attached, or has no policy. An entry and the policy's own timer show the first.
 #[inline(never)]
 fn note_unseen_loss(ctx: &SockOpsContext) {
-    if hook::tells_rto(ctx) {
+    if hook::is_marked(ctx) {
         return;
     }
     let Some((_, policy)) = lookup::arm_at_loss(ctx) else {
@@ -281,27 +301,53 @@ fn lost(ops: *mut bpf_sock_ops, timer: u32) {
     };
     unstored::remember(ops, &mut state.options);
     begin(ctx.ops, state, arm, policy);
-    note_timer(state, policy, timer);
+    note_timer(ctx, state, policy, timer);
     state.handshake.retransmissions_counted = 0;
     // Options for the time after the handshake are set only for connections that had storage from the start.
     state.options.user_timeout_ms = 0;
     state.options.rto_max_ms = 0;
-    hook::mark_stored(ctx, state, tally);
+    hook::mark_stored(ctx, tally);
 }
 
 /// Derives the connection's initial RTO and its start from the timer that fired, jiffies.
 #[inline(always)]
-fn note_timer(state: &mut SocketState, policy: &Policy, timer: u32) {
+fn note_timer(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, fired: u32) {
+    let is_counted = policy.initial_rto_jiffies == 0 && state.arm != arm::NONE;
     let handshake = &mut state.handshake;
+    let mut timer = fired;
+    if policy.initial_rto_jiffies != 0 && socket::retransmits(ctx).unwrap_or(0) != 0 {
+        // There was no memory for storage at the first timeout, and the interval may have doubled since.
+        timer = policy.initial_rto_jiffies;
+    }
     if timer != policy.initial_rto_jiffies {
-        // 0, because the program does not reply for the kernel's own initial RTO.
-        let is_kernels = timer == syn_ack_rto::kernel_jiffies();
-        handshake.initial_rto_jiffies = if is_kernels { 0 } else { timer };
+        // 0, because the program does not reply for the kernel's own initial RTO. Nor has it replied for a connection
+        // that is only counted, such as one of the control arm: another program's timer is left alone.
+        let is_left_alone = is_counted || timer == syn_ack_rto::kernel_jiffies();
+        handshake.initial_rto_jiffies = if is_left_alone { 0 } else { timer };
         handshake.initial_rto_us = syn_ack_rto::microseconds(timer);
         state.options.epoch = 0;
     }
     let waited_ns = u64::from(syn_ack_rto::microseconds(timer)) * 1000;
     handshake.ns = handshake.ns.wrapping_sub(waited_ns);
+}
+
+/// STATE_CB of a connecting socket. The application may call connect() on it again.
+#[inline(never)]
+pub(crate) fn failed(ops: *mut bpf_sock_ops) -> u32 {
+    // SAFETY: this run has no other `Storage`.
+    let (ctx, mut storage) = unsafe { storage::context(ops) };
+    // A socket in SYN_RECV that the application closes may still complete the handshake.
+    if !is_end(hook::argument(&ctx, 1)) {
+        return 0;
+    }
+    syn_schedule::end(&ctx);
+    if let Some(state) = storage.find()
+        && state.flags & socket_flags::CONNECTING != 0
+    {
+        state.flags &= !socket_flags::CONNECTING;
+        options::restore(ops, state, Tally::NOBODY);
+    }
+    0
 }
 
 /// ACTIVE_ESTABLISHED_CB: the SYN-ACK has arrived.
@@ -311,17 +357,23 @@ pub(crate) fn established(ops: *mut bpf_sock_ops) -> u32 {
     let retransmissions = socket::total_retrans(ctx);
     // A connection without callbacks has no policy, unless another program has cleared them. In that case it may still
     // have a schedule after a lost SYN.
-    if !hook::has_callbacks(ctx) && retransmissions == 0 {
+    let callbacks = socket::callbacks(ctx);
+    if callbacks == 0 && retransmissions == 0 {
         return 0;
     }
-    if hook::has_storage(ctx) || retransmissions != 0 {
+    if !unstored::are_ours(callbacks) || hook::has_storage(ctx) || retransmissions != 0 {
         cold_path();
-        if established_with_storage(ops) != 0 {
+        if established_with_storage(ops) != 0 || callbacks == 0 {
             return 0;
         }
     }
     if let Some((arm, policy)) = lookup::policy_or_unmatched(ctx, lookup::Hit::Leave) {
         unstored::established(ctx, arm, policy, direction::ACTIVE);
+        if !unstored::are_ours(callbacks) && arm::slot(arm) != UNMATCHED {
+            cold_path();
+            // Another program has overwritten the callbacks since the attempt was counted.
+            unstored::store(ops, arm, policy, direction::ACTIVE, 1);
+        }
     }
     0
 }
@@ -341,6 +393,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops) -> u32 {
 
 #[inline(always)]
 fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
+    state.flags &= !socket_flags::CONNECTING;
     let retransmissions = socket::total_retrans(ctx);
     let took_ns = socket::now().wrapping_sub(state.handshake.ns);
     handshake::begin(&mut state.handshake, retransmissions, took_ns);

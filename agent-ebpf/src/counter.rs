@@ -53,6 +53,8 @@ impl Counter {
     pub const ABORTED_AFTER_LOSS: Self = Self(offset_of!(Counters, aborted_after_loss));
     /// [`Counters::fallbacks`].
     pub const FALLBACKS: Self = Self(offset_of!(Counters, fallbacks));
+    /// [`Counters::callbacks_lost`].
+    pub const CALLBACKS_LOST: Self = Self(offset_of!(Counters, callbacks_lost));
     /// [`Counters::rtos`] after this number of consecutive timeouts; higher numbers belong to the last step.
     #[inline(always)]
     #[must_use]

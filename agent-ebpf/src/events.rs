@@ -1,9 +1,11 @@
 //! Events that the program sends while a client listens.
 
+use core::mem::offset_of;
+
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
     SocketState,
-    event::{Event, LIVE, kind},
+    event::{Event, EventControl, LIVE, kind},
     socket_flags, statistics,
 };
 
@@ -26,10 +28,31 @@ pub(crate) fn tell(
     }
 }
 
-/// Whether a client listens.
+/// Whether new connections need storage from the start: because a client listens, or because another program overwrites
+/// callbacks.
 #[inline(always)]
-pub(crate) fn are_watched() -> bool {
-    tables::counts(statistics::ON) && listeners() != 0
+pub(crate) fn need_storage() -> bool {
+    const {
+        assert!(offset_of!(EventControl, on).is_multiple_of(8));
+        assert!(offset_of!(EventControl, overwritten) == offset_of!(EventControl, on) + 4);
+    }
+    if !tables::counts(statistics::ON) {
+        return false;
+    }
+    match tables::event_control() {
+        // SAFETY: both fields of a map value, which the verifier checks.
+        Some(control) => unsafe { read((&raw const (*control).on).cast::<u64>()) != 0 },
+        None => false,
+    }
+}
+
+/// Notes that another program overwrites callbacks.
+#[inline(always)]
+pub(crate) fn note_overwritten() {
+    if let Some(control) = tables::event_control() {
+        // SAFETY: a map value, which the verifier checks.
+        unsafe { (&raw mut (*control).overwritten).write_volatile(1) };
+    }
 }
 
 /// [`rto_agent_common::event::EventControl::on`].

@@ -7,17 +7,18 @@ use rto_agent_common::{
 };
 use rto_agent_ebpf::{
     counter::Counter,
-    ops::{Change, change},
-    verdict::{Samples, Verdict, after_samples, spurious_at_most, syn_ack_gain_us},
+    ops::{Change, change, has_closed},
+    verdict::{Samples, Verdict, after_samples, spurious_at_most},
 };
 
 use crate::{
     discovery, fallback,
-    hook::argument,
-    options::Target,
+    hook::{self, argument},
+    options::{self, Target},
     socket::{self, read},
     storage, syn_ack_rto, syn_schedule,
     tables::{self, Tally, Times},
+    unstored,
 };
 
 /// Minimum time between two samples of a connection's smoothed RTT; 0: only one, when it ends. The loader writes it.
@@ -138,9 +139,9 @@ fn judge(state: &SocketState, tally: Tally, retransmissions: u32, spurious: u32,
     }
     tally.add(Counter::RECOVERED, 1);
     let handshake = &state.handshake;
-    if state.direction != direction::ACTIVE {
-        count_gain(tally, syn_ack_gain_us(needed, handshake.initial_rto_us));
-    } else if spurious == 0 && handshake.initial_rto_jiffies != 0 {
+    // For an accepted connection no gain is known: the peer repeats its own SYN, which causes another SYN-ACK, at times
+    // that this host does not know.
+    if state.direction == direction::ACTIVE && spurious == 0 && handshake.initial_rto_jiffies != 0 {
         // Only the send times of the last two copies are known, so a connection with spurious copies has no known gain.
         // With the kernel's own timer there is no gain.
         let [before_us, last_us] = handshake.copies_us;
@@ -253,6 +254,16 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: this run has no other `Storage`.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
+    if has_closed(argument(ctx, 1)) {
+        // Once the interval reaches TCP_RTO_MAX_MS, the kernel gives a closed socket up after a few more timeouts, and
+        // its data is lost (`tcp_out_of_resources()`, `tcp_write_timeout()`, Linux 6.18).
+        if let Some(state) = storage.of_policy()
+            && state.options.rto_max.is_set()
+        {
+            Target::of(ctx).rto_max(&mut state.options, 0, Tally::NOBODY);
+        }
+        return 0;
+    }
     // SAFETY: fields of the context.
     let is_acknowledged =
         unsafe { read(&raw const (*ctx.ops).snd_una) == read(&raw const (*ctx.ops).snd_nxt) };
@@ -263,6 +274,9 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
         return 0;
     }
     let Some(state) = storage.of_policy() else {
+        if socket::total_retrans(ctx) != 0 {
+            unstored::lost_callbacks(ops);
+        }
         return 0;
     };
     if state.flags & socket_flags::SYN_SCHEDULE != 0 {
@@ -270,12 +284,26 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
         syn_schedule::end(ctx);
         return 0;
     }
+    count_end(ctx, state, change);
+    // The application may use the socket again.
+    options::restore(ops, state, Tally::NOBODY);
+    0
+}
+
+/// Counts the end of a connection.
+#[inline(always)]
+fn count_end(ctx: &SockOpsContext, state: &mut SocketState, change: Change) {
     let tally = Tally::of_socket(state);
     if state.handshake.in_question != 0 {
         reconsider(ctx, state, tally, true);
     }
     if tally.is_nobody() {
-        return 0;
+        return;
+    }
+    if hook::misses_losses(ctx)
+        && socket::total_retrans(ctx) != state.handshake.retransmissions_counted
+    {
+        tally.add(Counter::CALLBACKS_LOST, 1);
     }
     let weight = state.watch.weight;
     if change == Change::Aborted {
@@ -292,7 +320,6 @@ pub(crate) fn state_changed(ops: *mut bpf_sock_ops) -> u32 {
     if tables::counts(statistics::RTT_AT_END) {
         tally.time(Times::Srtt, socket::srtt_us(ctx).into(), weight);
     }
-    0
 }
 
 /// Judges the retransmissions in question by the RTT samples so far; `last`: the connection ends, so there will be no

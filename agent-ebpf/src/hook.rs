@@ -6,14 +6,12 @@
 use aya_ebpf::{
     bindings::bpf_sock_ops, helpers::generated::bpf_sock_ops_cb_flags_set, programs::SockOpsContext,
 };
-use rto_agent_common::{
-    Options, SockOpt, SocketState, event::kind, features, socket_flags, statistics,
-};
+use rto_agent_common::{SockOpt, SocketState, event::kind, features, socket_flags, statistics};
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     events, handshake,
-    options::{Target, short},
+    options::Target,
     socket::{self, read},
     storage,
     tables::{self, Tally},
@@ -25,6 +23,11 @@ pub(crate) const RTO_CB_FLAG: u32 = 1 << 0;
 pub(crate) const RETRANS_CB_FLAG: u32 = 1 << 1;
 const STATE_CB_FLAG: u32 = 1 << 2;
 const RTT_CB_FLAG: u32 = 1 << 3;
+/// `BPF_SOCK_OPS_PARSE_UNKNOWN_HDR_OPT_CB_FLAG`: the mark of a connection that this program treats or counts. It costs
+/// nothing, because only a segment with a TCP option that the kernel does not know causes this callback
+/// (`bpf_skops_parse_hdr()`, Linux 6.18), and no other program is known to request it alone. A program that overwrites
+/// the callbacks removes it, so callbacks with the mark are this program's.
+pub(crate) const MARK: u32 = 1 << 5;
 
 /// The callbacks that a connection with storage needs. Invariant: the program never clears them while the connection
 /// lasts, because another program may have found them set and rely on them.
@@ -40,28 +43,27 @@ fn wanted(state: &SocketState) -> u32 {
     if state.options.linear_retries != 0 {
         flags |= RTO_CB_FLAG;
     }
+    if state.options.is_any_set() {
+        // The options are restored when the connection ends.
+        flags |= STATE_CB_FLAG;
+    }
     if tables::has(features::RTO_RESTART) && state.options.restart_hz != 0 {
         flags |= RTT_CB_FLAG;
     }
-    flags
+    flags | MARK
 }
 
 /// Requests the callbacks, in addition to those that other programs have requested.
 #[inline(never)]
 pub(crate) fn enable(ops: *mut bpf_sock_ops, state: &mut SocketState, tally: Tally) {
-    let wanted = wanted(state);
-    let added = add(&SockOpsContext::new(ops), wanted, tally);
-    state.options.cb_flags_added |= short(added);
+    add(&SockOpsContext::new(ops), wanted(state), tally);
 }
 
 /// Marks that a connecting socket has storage: requests STATE_CB, which sockets without storage do not.
 #[inline(always)]
-pub(crate) fn mark_stored(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally) {
-    state.options.cb_flags_added |= short(add(
-        ctx,
-        RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG,
-        tally,
-    ));
+pub(crate) fn mark_stored(ctx: &SockOpsContext, tally: Tally) {
+    let wanted = MARK | RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG;
+    add(ctx, wanted, tally);
 }
 
 /// Whether a connecting socket may have storage, judged by its callbacks.
@@ -70,28 +72,23 @@ pub(crate) fn has_storage(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) & STATE_CB_FLAG != 0
 }
 
-/// Requests callbacks; returns those that were not requested before.
+/// Requests callbacks.
 #[inline(always)]
-fn add(ctx: &SockOpsContext, wanted: u32, tally: Tally) -> u32 {
+fn add(ctx: &SockOpsContext, wanted: u32, tally: Tally) {
     let flags = socket::callbacks(ctx);
     let missing = wanted & !flags;
     if missing != 0 && set(ctx, flags | missing) != 0 {
         tally.add(Counter::failures_of(SockOpt::CbFlags), 1);
-        return 0;
     }
-    missing
 }
 
-/// Clears the callbacks that [`enable`] added.
+/// Removes the mark. The callbacks stay, because another program may have requested them as well; without the mark they
+/// mean nothing to this program.
 #[inline(always)]
-pub(crate) fn disable(ctx: &SockOpsContext, options: &mut Options) {
-    if options.cb_flags_added != 0 {
+pub(crate) fn unmark(ctx: &SockOpsContext) {
+    if is_marked(ctx) {
         // The kernel accepts flags that it has just reported.
-        let _taken = set(
-            ctx,
-            socket::callbacks(ctx) & !u32::from(options.cb_flags_added),
-        );
-        options.cb_flags_added = 0;
+        let _taken = set(ctx, socket::callbacks(ctx) & !MARK);
     }
 }
 
@@ -106,26 +103,17 @@ pub(crate) fn enable_on(target: Target, state: &mut SocketState, tally: Tally) -
     if missing == 0 {
         return true;
     }
-    let taken = target.set(SockOpt::CbFlags, flags | missing, tally);
-    if taken {
-        state.options.cb_flags_added |= short(missing);
-    }
-    taken
+    target.set(SockOpt::CbFlags, flags | missing, tally)
 }
 
-/// As [`disable`].
+/// As [`unmark`].
 #[inline(always)]
-pub(crate) fn disable_on(target: Target, options: &mut Options) {
-    if options.cb_flags_added != 0 {
-        if let Some(flags) = target.get(SockOpt::CbFlags) {
-            let _taken = target.set(
-                SockOpt::CbFlags,
-                flags & !u32::from(options.cb_flags_added),
-                Tally::NOBODY,
-            );
-        }
-        // Without this option nothing more can be done; no program handles the callbacks that the flags still request.
-        options.cb_flags_added = 0;
+pub(crate) fn unmark_on(target: Target) {
+    // Without this option the mark stays, and a connection of this socket gets storage when it is covered again.
+    if let Some(flags) = target.get(SockOpt::CbFlags)
+        && flags & MARK != 0
+    {
+        let _taken = target.set(SockOpt::CbFlags, flags & !MARK, Tally::NOBODY);
     }
 }
 
@@ -135,10 +123,22 @@ pub(crate) fn enable_without_storage(ctx: &SockOpsContext, direction: u32, tally
     add(ctx, unstored::callbacks(direction), tally);
 }
 
+/// Whether another program has overwritten the callbacks and the program does not see retransmissions.
+#[inline(always)]
+pub(crate) fn misses_losses(ctx: &SockOpsContext) -> bool {
+    socket::callbacks(ctx) & (MARK | RETRANS_CB_FLAG) != MARK | RETRANS_CB_FLAG
+}
+
 /// Whether any program has requested callbacks on the socket.
 #[inline(always)]
 pub(crate) fn has_callbacks(ctx: &SockOpsContext) -> bool {
     socket::callbacks(ctx) != 0
+}
+
+/// Whether the callbacks are this program's.
+#[inline(always)]
+pub(crate) fn is_marked(ctx: &SockOpsContext) -> bool {
+    socket::callbacks(ctx) & MARK != 0
 }
 
 /// Whether the socket requests RTO_CB.
@@ -225,6 +225,12 @@ pub(crate) fn retransmitted(ops: *mut bpf_sock_ops) -> u32 {
     }
     let is_first = !tells_rto(ctx);
     let Some(state) = unstored::at_loss(ctx, &mut storage) else {
+        // Once for each connection: at its first retransmission, or when it ends.
+        if socket::callbacks(ctx) & STATE_CB_FLAG == 0
+            && socket::total_retrans(ctx) == argument(ctx, 1)
+        {
+            unstored::lost_callbacks(ops);
+        }
         return 0;
     };
     let tally = Tally::of_socket(state);

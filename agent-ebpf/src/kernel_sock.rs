@@ -38,6 +38,7 @@ offsets! {
     OFFSET_TXREHASH
     OFFSET_DST_CACHE
     OFFSET_METRICS
+    OFFSET_MAX_ACK_BACKLOG
     TYPE_CONNECTION_SOCK
     TYPE_TCP_SOCK
     TYPE_DST_METRICS
@@ -258,6 +259,13 @@ pub(crate) fn has_syncnt(ctx: &SockOpsContext) -> bool {
     let tcp = tcp_sock(ctx);
     // SAFETY: a TCP socket, not null.
     !tcp.is_null() && unsafe { field::<u8>(tcp, &OFFSET_SYN_RETRIES) } != 0
+}
+
+/// Whether the socket was created from a listener, whose backlog it inherits (`sk_clone_lock()`, Linux 6.18); false if
+/// the listener's backlog was 0, or if it cannot be read.
+#[inline(always)]
+pub(crate) fn was_accepted(ctx: &SockOpsContext) -> bool {
+    number(ctx, &OFFSET_MAX_ACK_BACKLOG) != 0
 }
 
 /// The initial window of a socket's route, segments (`tcp_init_cwnd()`, Linux 6.18); `TCP_INIT_CWND` if the route has

@@ -41,7 +41,7 @@ mod unstored;
 mod walk;
 
 use aya_ebpf::{macros::sock_ops, programs::SockOpsContext};
-use rto_agent_ebpf::ops::{Action, STATE_CB, decide, is_end, is_ours};
+use rto_agent_ebpf::ops::{Action, STATE_CB, decide, is_ours, is_watched};
 
 /// The return value of every callback: the kernel continues.
 const CONTINUE: u32 = 1;
@@ -52,8 +52,8 @@ const CONTINUE: u32 = 1;
 #[inline(always)]
 fn rto_agent(ctx: SockOpsContext) -> u32 {
     let op = ctx.op();
-    // A connection changes its state several times; only the change that ends it (argument 1: the new state) matters.
-    if is_ours(op) && !(op == STATE_CB && !is_end(hook::argument(&ctx, 1))) {
+    // A connection changes its state several times; few of the changes matter (argument 1: the new state).
+    if is_ours(op) && !(op == STATE_CB && !is_watched(hook::argument(&ctx, 1))) {
         let mut action = decide(op, socket::is_full(&ctx), socket::state(&ctx));
         // A socket created from a request has not sent a segment yet. One that has is a simultaneous open, in which this
         // host called connect().
@@ -66,11 +66,7 @@ fn rto_agent(ctx: SockOpsContext) -> u32 {
             Action::SynTimeout => active::syn_timeout(ops),
             Action::SynLost => active::syn_lost(ops),
             Action::SynRetransmitted => syn_schedule::retransmitted(ops),
-            // The application may call connect() on this socket again.
-            Action::ConnectFailed => {
-                syn_schedule::end(&ctx);
-                0
-            }
+            Action::ConnectFailed => active::failed(ops),
             Action::SynAckTimeout => passive::syn_ack_timeout(ops),
             Action::ActiveEstablished => active::established(ops),
             Action::PassiveEstablished => passive::established(ops),

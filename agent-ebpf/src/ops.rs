@@ -97,6 +97,22 @@ pub const fn decide(op: u32, is_fullsock: bool, state: u32) -> Action {
 /// The state of a connection that has ended (`BPF_TCP_CLOSE`).
 const CLOSE: u32 = 7;
 
+/// Whether a change to this state matters: the end of the connection, or the application has closed its side.
+#[inline(always)]
+#[must_use]
+pub const fn is_watched(to: u32) -> bool {
+    is_end(to) || has_closed(to)
+}
+
+/// Whether the application has closed its side with this change: the socket may send data, but no process holds it.
+#[inline(always)]
+#[must_use]
+pub const fn has_closed(to: u32) -> bool {
+    const FIN_WAIT1: u32 = 4;
+    const LAST_ACK: u32 = 9;
+    matches!(to, FIN_WAIT1 | LAST_ACK)
+}
+
 /// Whether a change to this state ends the connection.
 #[inline(always)]
 #[must_use]

@@ -2,7 +2,7 @@
 //!
 //! Invariant: an option is set only if the socket has a different value, and the former value is kept in the socket's
 //! storage. So the application's own value is not lost when the socket is reconnected to another peer or when
-//! everything is restored. (Before Linux 6.1 a program cannot read most options, and before 6.15 neither
+//! everything is restored. A value of the application that is stricter than the policy's stays ([`is_stricter`]). (Before Linux 6.1 a program cannot read most options, and before 6.15 neither
 //! TCP_BPF_RTO_MIN nor TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
 
 use core::{arch::asm, ffi::c_void};
@@ -194,6 +194,8 @@ impl Target {
         tally: Tally,
     ) -> u16 {
         let in_force = self.get(option);
+        let own = remembered.before(in_force);
+        let wanted = wanted.filter(|wanted| !is_stricter(option, own, *wanted));
         let Some(wanted) = wanted else {
             let before = remembered.to_restore(in_force, default);
             if let Some(before) = before
@@ -211,11 +213,10 @@ impl Target {
         if in_force == Some(wanted) {
             return 0;
         }
-        let before = remembered.before(in_force);
         if !self.set(option, wanted, tally) {
             return settled::REFUSED;
         }
-        *remembered = Remembered::new(wanted, before);
+        *remembered = Remembered::new(wanted, own);
         settled::CHANGED
     }
 
@@ -467,6 +468,19 @@ pub(crate) const fn short(number: u32) -> u16 {
 fn note(settled: &mut u16, outcome: u16) {
     // SAFETY: a reference is valid for reads and writes.
     unsafe { core::ptr::write_volatile(settled, core::ptr::read_volatile(settled) | outcome) };
+}
+
+/// Whether a socket's own value of an option, which the application or a sysctl has set, is stricter than a policy's, and
+/// therefore stays. [`Remembered::UNKNOWN`] is not.
+#[inline(always)]
+fn is_stricter(option: SockOpt, own: u32, policys: u32) -> bool {
+    match option {
+        // Any value is the application's: the kernel's own is 0.
+        SockOpt::UserTimeout => own != 0 && own != Remembered::UNKNOWN,
+        SockOpt::ThinLinear => own == 1 && policys == 0,
+        SockOpt::RtoMin | SockOpt::DelackMax | SockOpt::RtoMax => own < policys,
+        _ => false,
+    }
 }
 
 /// 0 means that the policy does not set the option.

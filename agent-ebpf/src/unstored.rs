@@ -9,6 +9,8 @@
 //! | opened     | ACTIVE_ESTABLISHED_CB               | RTO_CB, RETRANS_CB  | sampling, RTO_CB or RETRANS_CB [2] |
 //! | accepted   | PASSIVE_ESTABLISHED_CB              | RETRANS_CB          | sampling or RETRANS_CB [2]         |
 //!
+//! All of them have the mark [`hook::MARK`] among their callbacks.
+//!
 //! [1] RTO_CB, which the kernel runs before it doubles `icsk_rto` (`tcp_retransmit_timer()`, Linux 6.18); or the
 //! TIMEOUT_INIT after it, if another program has cleared the callbacks ([`crate::active`]).
 //! [2] [`established`], [`at_loss`].
@@ -18,17 +20,17 @@
 //!
 //! | what           | is recognised by                                   | is restored by                       |
 //! |----------------|----------------------------------------------------|--------------------------------------|
-//! | the connection | exactly these callbacks ([`are_ours`]); a socket   |                                      |
-//! |                | that connects and has storage also has STATE_CB    |                                      |
+//! | the connection | the mark ([`are_ours`]); a socket that connects    |                                      |
+//! |                | and has storage also has STATE_CB                  |                                      |
 //! | its direction  | RTO_CB ([`direction_of`]). An accepted connection  |                                      |
 //! |                | does without: each of its retransmission timeouts  |                                      |
-//! |                | also retransmits                                   |                                      |
+//! |                | also retransmits. Where another program has added  |                                      |
+//! |                | RTO_CB: the backlog inherited from the listener    |                                      |
 //! | an option      | its value: a policy has set it ([`lasting`])       | its storage, once it has some; a     |
 //! |                |                                                    | walk; connect() to an address        |
 //! |                |                                                    | without an entry                     |
-//! | the callbacks  |                                                    | a walk. After another connect() they |
-//! |                |                                                    | stay: other programs may have        |
-//! |                |                                                    | requested them as well               |
+//! | the callbacks  |                                                    | they stay, without the mark: other   |
+//! |                |                                                    | programs may have requested them     |
 //!
 //! Invariant: a connection whose state could not be recognised this way has storage from the start ([`can_connect`],
 //! [`can_accept`]).
@@ -37,16 +39,16 @@ use core::hint::cold_path;
 
 use aya_ebpf::{bindings::bpf_sock_ops, programs::SockOpsContext};
 use rto_agent_common::{
-    GOOD_US, Options, Policy, Remembered, SockOpt, SocketState, arm, direction, lasting,
-    policy_flags, statistics,
+    GOOD_US, NO_POLICY, Options, Policy, Remembered, SockOpt, SocketState, UNMATCHED, arm,
+    direction, lasting, policy_flags, statistics,
 };
 use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     discovery, events, fallback, handshake,
-    hook::{self, RETRANS_CB_FLAG, RTO_CB_FLAG},
+    hook::{self, MARK, RETRANS_CB_FLAG, RTO_CB_FLAG},
     kernel_sock, lookup,
-    options::{Defaults, LARGEST_US, Target, short},
+    options::{Defaults, LARGEST_US, Target},
     socket::{self, constant},
     storage::{self, Storage},
     tables::{self, Tally},
@@ -64,7 +66,7 @@ pub(crate) fn can_connect(ctx: &SockOpsContext, policy: &Policy) -> bool {
         && !hook::has_callbacks(ctx)
         && !kernel_sock::is_special(ctx)
         // A client that listens to events needs the process, which is kept in the storage.
-        && !events::are_watched()
+        && !events::need_storage()
 }
 
 /// Whether an accepted connection needs no storage so far.
@@ -72,31 +74,24 @@ pub(crate) fn can_connect(ctx: &SockOpsContext, policy: &Policy) -> bool {
 pub(crate) fn can_accept(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy: &Policy) -> bool {
     policy.flags & (policy_flags::STORED | policy_flags::DRAINING) == 0
         && socket::total_retrans(ctx) == 0
-        // Callbacks inherited from the listener, or requested by another program, would make it look like a connection
-        // that this host opened.
+        // Another program requested them and may clear them.
         && !hook::has_callbacks(ctx)
         // `rto_clone` may have created storage.
         && (policy.rto_min_us == 0 || storage.find().is_none())
 }
 
-/// The callbacks that a connection without storage requests. (Without a branch, whose two sides the verifier would both
+/// The callbacks that a connection without storage requests, and the mark. (Without a branch, whose two sides the verifier would both
 /// follow.)
 #[inline(always)]
 pub(crate) fn callbacks(direction: u32) -> u32 {
     const { assert!(RTO_CB_FLAG == 1 && direction::ACTIVE == 0 && direction::PASSIVE == 1) };
-    RETRANS_CB_FLAG | (RTO_CB_FLAG & !direction)
+    MARK | RETRANS_CB_FLAG | (RTO_CB_FLAG & !direction)
 }
 
-/// Whether a socket without storage has exactly the callbacks that the program requests.
+/// Whether the callbacks of a socket are the program's.
 #[inline(always)]
 pub(crate) fn are_ours(flags: u32) -> bool {
-    flags & !RTO_CB_FLAG == RETRANS_CB_FLAG
-}
-
-/// Whether the program's callbacks may be among these.
-#[inline(always)]
-pub(crate) fn may_be_ours(flags: u32) -> bool {
-    flags & RETRANS_CB_FLAG != 0
+    flags & MARK != 0
 }
 
 /// The direction of a connection without storage, judged by its callbacks; see [`callbacks`].
@@ -162,9 +157,16 @@ pub(crate) fn at_loss<'a>(
     storage: &'a mut Storage<'_>,
 ) -> Option<&'a mut SocketState> {
     if storage.of_policy().is_none() {
+        if !hook::is_marked(ctx) {
+            return None;
+        }
         store_at_loss(ctx.ops);
     }
     let state = storage.of_policy()?;
+    if !hook::is_marked(ctx) {
+        cold_path();
+        hook::enable(ctx.ops, state, Tally::NOBODY);
+    }
     // Every connection with a loss is counted; only loss-free ones are sampled.
     state.watch.weight = 1;
     Some(state)
@@ -177,15 +179,43 @@ fn store_at_loss(ops: *mut bpf_sock_ops) -> u32 {
         && let Some((arm, policy)) = lookup::arm_at_loss(&ctx)
         && arm != arm::NONE
     {
-        store(ops, arm, policy, direction_of(socket::callbacks(&ctx)), 1);
+        let direction = if kernel_sock::was_accepted(&ctx) {
+            direction::PASSIVE
+        } else {
+            direction_of(socket::callbacks(&ctx))
+        };
+        store(ops, arm, policy, direction, 1);
     }
     0
 }
 
-/// Creates storage: records the connection's arm, the options that were set on it, the callbacks that it requested, and
-/// the number of connections that it represents in samples.
+/// Counts a connection with a loss whose callbacks another program has overwritten. Whether the program had treated it,
+/// and its direction, are not known.
 #[inline(never)]
-fn store(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direction: u32, weight: u32) -> u32 {
+pub(crate) fn lost_callbacks(ops: *mut bpf_sock_ops) -> u32 {
+    let ctx = &SockOpsContext::new(ops);
+    if hook::is_marked(ctx) || !tables::counts(statistics::ON) {
+        return 0;
+    }
+    if let Some((arm, _)) = lookup::arm_at_loss(ctx)
+        && !matches!(arm::slot(arm), NO_POLICY | UNMATCHED)
+    {
+        Tally::of(arm, direction::UNKNOWN).add(Counter::CALLBACKS_LOST, 1);
+        events::note_overwritten();
+    }
+    0
+}
+
+/// Creates storage: records the connection's arm, the options that were set on it, and the number of connections that it
+/// represents in samples.
+#[inline(never)]
+pub(crate) fn store(
+    ops: *mut bpf_sock_ops,
+    arm: u32,
+    policy: &Policy,
+    direction: u32,
+    weight: u32,
+) -> u32 {
     // SAFETY: the callers hold no reference to the storage.
     let (_, mut storage) = unsafe { storage::context(ops) };
     let tally = Tally::of(arm, direction);
@@ -195,7 +225,6 @@ fn store(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direction: u32, weig
     };
     handshake::note(ops, state, arm, policy, direction);
     remember(ops, &mut state.options);
-    state.options.cb_flags_added |= short(callbacks(direction));
     state.watch.weight = weight;
     state.watch.srtt_sampled_ns = socket::now();
     hook::enable(ops, state, tally);

@@ -114,27 +114,6 @@ pub const fn after_samples(
     })
 }
 
-/// The least number of times that the SYN-ACK timer of an accepted connection fired. When a SYN-ACK is lost, the peer
-/// also retransmits its SYN, which the listener answers with another copy.
-#[inline(always)]
-#[must_use]
-pub const fn timer_expiries(retransmissions: u32) -> u32 {
-    retransmissions.div_ceil(2)
-}
-
-/// How much earlier this number of SYN-ACK retransmissions was sent than with the kernel's own timers, microseconds;
-/// negative if later. Timers are assumed to be exact, and expiries after the seventh add nothing.
-#[inline(always)]
-#[must_use]
-pub const fn syn_ack_gain_us(retransmissions: u32, initial_rto_us: u32) -> i64 {
-    let expiries = lesser(timer_expiries(retransmissions), EXPIRIES_MAX);
-    // 1 + 2 + 4 + ... initial RTOs.
-    ((1i64 << expiries) - 1) * (1_000_000 - initial_rto_us as i64)
-}
-
-/// Doublings of 1 s that stay below TCP_RTO_MAX (120 s).
-const EXPIRIES_MAX: u32 = 7;
-
 #[inline(always)]
 const fn lesser(a: u32, b: u32) -> u32 {
     if a < b { a } else { b }
@@ -258,16 +237,5 @@ mod tests {
             after_samples(2, samples(3, 120_000, false), RTO, None),
             Spurious(2)
         );
-        assert_eq!(timer_expiries(2), 1);
-        assert_eq!(timer_expiries(1), 1);
-    }
-
-    #[test]
-    fn a_syn_acks_gain_doubles() {
-        assert_eq!(syn_ack_gain_us(1, 100_000), 900_000);
-        assert_eq!(syn_ack_gain_us(3, 100_000), 2_700_000);
-        assert_eq!(syn_ack_gain_us(1, 3_000_000), -2_000_000);
-        assert_eq!(syn_ack_gain_us(1, 1_000_000), 0);
-        assert_eq!(syn_ack_gain_us(u32::MAX, 0), 127_000_000);
     }
 }

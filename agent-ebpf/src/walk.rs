@@ -13,7 +13,7 @@ use rto_agent_ebpf::counter::Counter;
 
 use crate::{
     hook, lookup,
-    options::{Defaults, Target, short},
+    options::{Defaults, Target},
     socket::read,
     storage::Storage,
     structs::SockCommon,
@@ -90,7 +90,6 @@ fn apply(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     }
     if has_policy {
         state.direction = unstored::direction_of(callbacks);
-        state.options.cb_flags_added |= short(unstored::callbacks(state.direction));
     } else if state.arm == arm::NONE {
         state.direction = direction::UNKNOWN;
     }
@@ -154,13 +153,12 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     let mut storage = unsafe { Storage::of_socket(sk) };
     let Some(state) = storage.find() else {
         // Sockets of another agent look the same; only the cgroup distinguishes them.
-        if unstored::may_be_ours(common.callbacks()) && is_in_cgroup(common, control) {
+        if unstored::are_ours(common.callbacks()) && is_in_cgroup(common, control) {
             restore_unremembered(target, common, control);
         }
         return;
     };
-    let touched =
-        state.arm != arm::NONE || is_set(&state.options) || state.options.cb_flags_added != 0;
+    let touched = state.arm != arm::NONE || state.options.is_any_set();
     // The program stays for sockets that are connecting.
     if !touched || state.flags & socket_flags::SYN_SCHEDULE != 0 {
         return;
@@ -174,7 +172,7 @@ fn restore(sk: *mut c_void, common: SockCommon, control: &WalkControl) {
     state.options.settled = 0;
     target.restore(state, defaults(control), Tally::NOBODY);
     let settled = outcome(&state.options);
-    hook::disable_on(target, &mut state.options);
+    hook::unmark_on(target);
     state.arm = arm::NONE;
     count(policy, settled);
 }
@@ -186,15 +184,7 @@ fn restore_unremembered(target: Target, common: SockCommon, control: &WalkContro
     let policy = found.map_or(arm::NONE, |(arm, _)| arm);
     tables::count_walked(policy, Walked::Seen);
     let settled = target.restore_unremembered(defaults(control));
-    let callbacks = common.callbacks();
-    // The program cannot know which of them other programs requested.
-    if unstored::are_ours(callbacks) {
-        let mut options = Options {
-            cb_flags_added: short(callbacks),
-            ..Options::default()
-        };
-        hook::disable_on(target, &mut options);
-    }
+    hook::unmark_on(target);
     count(policy, settled);
 }
 
@@ -213,16 +203,6 @@ fn count(policy: u32, settled: u16) {
 fn outcome(options: &Options) -> u16 {
     // SAFETY: a reference is valid for reads.
     unsafe { read(&raw const options.settled) }
-}
-
-/// Whether a policy has set an option of the socket.
-#[inline(always)]
-fn is_set(options: &Options) -> bool {
-    options.rto_min.is_set()
-        | options.delack_max.is_set()
-        | options.thin_linear.is_set()
-        | options.rto_max.is_set()
-        | options.user_timeout.is_set()
 }
 
 #[inline(always)]

@@ -40,29 +40,45 @@ pub struct Foreign {
 impl Foreign {
     /// Attaches a program that sets `reply` to this number of jiffies at every TIMEOUT_INIT.
     pub fn attach(cgroup: &Path, jiffies: i32) -> io::Result<Self> {
-        Self::attach_at_timeout_init(cgroup, reply(jiffies))
+        Self::attach_at_timeout_init(cgroup, &reply(jiffies))
     }
 
     /// Attaches a program that sets the callback flags (`BPF_SOCK_OPS_*_CB_FLAG`) of a socket at every TIMEOUT_INIT,
     /// which clears the flags that other programs have set.
     pub fn attach_setting_callbacks(cgroup: &Path, flags: i32) -> io::Result<Self> {
-        const SOCK_OPS_CB_FLAGS_SET: i32 = 59;
-        // bpf_sock_ops_cb_flags_set(ctx, flags)
-        let set = [
-            instruction(0xb7, 2, 0, 0, flags),
-            instruction(0x85, 0, 0, 0, SOCK_OPS_CB_FLAGS_SET),
-        ];
-        Self::attach_at_timeout_init(cgroup, set)
+        Self::attach_at_timeout_init(cgroup, &set_callbacks(flags))
     }
 
-    fn attach_at_timeout_init(cgroup: &Path, then: [Instruction; 2]) -> io::Result<Self> {
-        let begin = [
-            // r2 = ctx->op
-            instruction(0x61, 2, 1, 0, 0),
-            // if r2 != BPF_SOCK_OPS_TIMEOUT_INIT goto +2
-            instruction(0x55, 2, 0, 2, 1),
+    /// Attaches a program that does both of the above, for a connection of its own.
+    pub fn attach_with_own_connections(
+        cgroup: &Path,
+        jiffies: i32,
+        flags: i32,
+    ) -> io::Result<Self> {
+        let both = [reply(jiffies), set_callbacks(flags)].concat();
+        Self::attach_at_timeout_init(cgroup, &both)
+    }
+
+    /// Attaches a program that sets the callback flags of a socket whose connection is established, without reading
+    /// them, as bpftune's tuner of connections does.
+    pub fn attach_overwriting_established(cgroup: &Path, flags: i32) -> io::Result<Self> {
+        const ACTIVE_ESTABLISHED_CB: i32 = 4;
+        const PASSIVE_ESTABLISHED_CB: i32 = 5;
+        let set = [set_callbacks(flags), returns(1)].concat();
+        let either = [
+            at(ACTIVE_ESTABLISHED_CB, &set),
+            at(PASSIVE_ESTABLISHED_CB, &set),
+            returns(1).into(),
         ];
-        Self::load_and_attach(cgroup, &[begin, then, returns(1)].concat())
+        Self::load_and_attach(cgroup, &either.concat())
+    }
+
+    fn attach_at_timeout_init(cgroup: &Path, then: &[Instruction]) -> io::Result<Self> {
+        const TIMEOUT_INIT: i32 = 1;
+        Self::load_and_attach(
+            cgroup,
+            &[at(TIMEOUT_INIT, then), returns(1).into()].concat(),
+        )
     }
 
     /// Attaches a program that sets `reply` at every operation, as one of the kernel's samples does with -1. Later
@@ -128,6 +144,27 @@ impl Foreign {
         let link = made(call(BPF_LINK_CREATE, &mut attr)?);
         Ok(Self { program, link })
     }
+}
+
+/// if ctx->op == op { then }
+fn at(op: i32, then: &[Instruction]) -> Vec<Instruction> {
+    let skipped = i16::try_from(then.len()).unwrap_or(i16::MAX);
+    let begin = [
+        // r2 = ctx->op
+        instruction(0x61, 2, 1, 0, 0),
+        // if r2 != op goto +skipped
+        instruction(0x55, 2, 0, skipped, op),
+    ];
+    [&begin, then].concat()
+}
+
+/// bpf_sock_ops_cb_flags_set(ctx, flags)
+const fn set_callbacks(flags: i32) -> [Instruction; 2] {
+    const SOCK_OPS_CB_FLAGS_SET: i32 = 59;
+    [
+        instruction(0xb7, 2, 0, 0, flags),
+        instruction(0x85, 0, 0, 0, SOCK_OPS_CB_FLAGS_SET),
+    ]
 }
 
 /// r3 = value; ctx->reply = r3

@@ -140,9 +140,20 @@ impl Pair {
         self.server_filters(&outages(Lost::Syns, ("ipv4_addr", "ip saddr"), &each))
     }
 
+    /// Drops packets that match at the client's input.
+    pub fn client_drops(&self, matching: &str) -> anyhow::Result<()> {
+        filters(
+            &self.client,
+            &format!("add rule inet t in {matching} drop\n"),
+        )
+    }
+
     /// Removes all rules.
     pub fn drop_nothing(&self) -> anyhow::Result<()> {
-        nft(&self.server, &["flush", "ruleset"], "").map(drop)
+        for netns in [&self.client, &self.server] {
+            nft(netns, &["flush", "ruleset"], "")?;
+        }
+        Ok(())
     }
 }
 

@@ -60,6 +60,8 @@ const KERNELS_OPTIONS: [u32; 2] = [200_000; 2];
 const RTO_CB_FLAG: u32 = 1 << 0;
 const RETRANS_CB_FLAG: u32 = 1 << 1;
 const STATE_CB_FLAG: u32 = 1 << 2;
+/// `BPF_SOCK_OPS_PARSE_UNKNOWN_HDR_OPT_CB_FLAG`, the program's mark.
+const MARK: u32 = 1 << 5;
 
 /// The operation for which the kernel runs the program.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +108,7 @@ impl Moment {
     /// The callback flags that a covered socket has before the operation.
     const fn callbacks(self) -> u32 {
         match self {
-            Self::Connected => RTO_CB_FLAG | RETRANS_CB_FLAG,
+            Self::Connected => MARK | RTO_CB_FLAG | RETRANS_CB_FLAG,
             _ => 0,
         }
     }
@@ -126,7 +128,7 @@ impl Moment {
             Self::ConnectOther(_) => {}
             Self::Connect => {
                 effect.reply = policy.initial_rto_jiffies;
-                effect.callbacks = RTO_CB_FLAG | RETRANS_CB_FLAG;
+                effect.callbacks = MARK | RTO_CB_FLAG | RETRANS_CB_FLAG;
                 effect.hits = 1;
                 effect.counted[0] = replied;
             }
@@ -137,7 +139,7 @@ impl Moment {
                 effect.counted[1] = replied;
             }
             Self::Accepted => {
-                effect.callbacks = RETRANS_CB_FLAG;
+                effect.callbacks = MARK | RETRANS_CB_FLAG;
                 effect.samples = 1;
             }
         }
@@ -263,7 +265,7 @@ fn a_connection_that_is_sampled_exceeds_the_budget() {
         assert!(excess(declared, &cost).is_some(), "{operation}: {cost:?}");
         assert!(cost.helpers.contains_key("sk_storage_get"), "{operation}");
         let sampled = Effect {
-            callbacks: RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG,
+            callbacks: MARK | RTO_CB_FLAG | RETRANS_CB_FLAG | STATE_CB_FLAG,
             is_stored: true,
             ..expected
         };

@@ -426,6 +426,8 @@ counters! {
     /// Connections whose state did not fit into memory: they lack options, or are counted only
     /// in part
     storage_failures: "storage_failures", Connections, title "storage failures";
+    /// Connections with a loss that is not counted, because another sock_ops program overwrote their callbacks
+    callbacks_lost: "connections_with_lost_callbacks", Connections, title "callbacks lost to another program";
 }
 
 impl DirectionStats {

@@ -51,6 +51,8 @@ struct Counts {
     connections: u64,
     /// With a spurious SYN or SYN-ACK.
     spurious: u64,
+    /// With a loss whose callbacks another program had overwritten.
+    callbacks_lost: u64,
     without_memory: u64,
     refused: BTreeMap<String, u64>,
 }
@@ -161,6 +163,7 @@ impl Counts {
         Self {
             connections: stats.treated.active.connections + stats.treated.passive.connections,
             spurious: treated.iter().map(|stats| stats.spurious_connections).sum(),
+            callbacks_lost: treated.iter().map(|stats| stats.callbacks_lost).sum(),
             without_memory: all
                 .map(|stats: &DirectionStats| stats.storage_failures)
                 .sum(),
@@ -176,6 +179,7 @@ impl Counts {
         Self {
             connections: self.connections.saturating_sub(earlier.connections),
             spurious: self.spurious.saturating_sub(earlier.spurious),
+            callbacks_lost: self.callbacks_lost.saturating_sub(earlier.callbacks_lost),
             without_memory: self.without_memory.saturating_sub(earlier.without_memory),
             refused: refused.filter(|(_, count)| *count > 0).collect(),
         }
@@ -198,6 +202,14 @@ impl Counts {
                 "policy {name}: not enough memory for the state of {}, which may lack options or \
                  be counted only in part",
                 counted(self.without_memory, "connection", "connections")
+            ));
+        }
+        if self.callbacks_lost > 0 {
+            harm.warnings.push(format!(
+                "policy {name}: another sock_ops program overwrote the callbacks of {} with a loss, \
+                 so not all losses are counted; rto-agent doctor names the programs \
+                 (other-programs)",
+                counted(self.callbacks_lost, "connection", "connections")
             ));
         }
         harm
@@ -352,6 +364,22 @@ mod tests {
         assert!(counted(2, 0).contains("state of 2 connections"));
         assert!(counted(2, 3).contains("state of 5 connections"));
         assert!(counted(0, 3).contains("state of 3 connections"));
+    }
+
+    #[test]
+    fn lost_callbacks_are_reported_with_their_number() {
+        let stats = |callbacks_lost| DirectionStats {
+            callbacks_lost,
+            ..DirectionStats::default()
+        };
+        let harm = |stats: ArmStats| Counts::of(&stats.into()).harm(&near(), RECENT);
+        assert!(harm(active(stats(0))).warnings.is_empty());
+        let unknown = ArmStats {
+            unknown: stats(3),
+            ..active(stats(2))
+        };
+        let warnings = harm(unknown).warnings;
+        assert!(warnings[0].contains("callbacks of 5 connections"));
     }
 
     #[test]

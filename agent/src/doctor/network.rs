@@ -140,8 +140,8 @@ fn others(found: &[AttachedProgram], cgroup: &Path) -> Vec<Finding> {
         let beside: Vec<_> = beside.into_iter().map(describe).collect();
         findings.push(PROGRAMS.warning(
             beside.join(", "),
-            "check that each returns 1 and writes `reply` only for operations it handles; to test: \
-             rto-agent lookup, and tcpdump of the SYNs to an address that does not answer",
+            "check that each returns 1, writes `reply` only for operations it handles, and adds its \
+             callback flags to those that are set; to test: rto-agent lookup, and tcpdump of the SYNs to an address that does not answer",
         ));
     } else if findings.is_empty() {
         let own = found.iter().filter(|program| program.ours).count();

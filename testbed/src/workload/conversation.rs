@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::{Shutdown, SocketAddr, TcpStream},
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -58,6 +58,8 @@ pub enum Command {
     Option(i32),
     /// Set a TCP option.
     SetOption(i32, i32),
+    /// Close the sending side.
+    Shutdown,
 }
 
 impl Conversation {
@@ -106,6 +108,11 @@ impl Conversation {
         self.client.request(&Command::SetOption(number, value))
     }
 
+    /// Closes the sending side.
+    pub fn shutdown(&mut self) -> anyhow::Result<()> {
+        self.client.request(&Command::Shutdown)
+    }
+
     /// Waits until the connection fails; returns the errno's name and how long that took.
     pub fn fail(&mut self) -> anyhow::Result<(String, Duration)> {
         self.client.request(&Command::Fail)
@@ -143,6 +150,7 @@ fn execute(stream: &mut TcpStream, command: Command) -> anyhow::Result<Value> {
         }
         Command::Option(number) => Ok(json!(get_option(stream, number)?)),
         Command::SetOption(number, value) => Ok(json!(set_option(stream, number, value)?)),
+        Command::Shutdown => Ok(json!(stream.shutdown(Shutdown::Write)?)),
     }
 }
 

@@ -55,8 +55,8 @@ pub struct Connect {
     pub mptcp: bool,
     /// Send the first request in the SYN.
     pub fast_open: bool,
-    /// TCP_USER_TIMEOUT that the application sets itself.
-    pub user_timeout: Option<Duration>,
+    /// An option of [`option`] that the application sets itself, and its value.
+    pub own: Option<(i32, i32)>,
     /// Connect the socket to this address first, and end that connection.
     pub first: Option<SocketAddr>,
     /// Likewise to an address that does not answer, for 50 ms.
@@ -74,12 +74,8 @@ impl Connect {
     /// A socket with these options, and the address to connect it to.
     pub(super) fn socket(self, to: SocketAddr) -> anyhow::Result<(OwnedFd, SocketAddr)> {
         let socket = socket::make(to.is_ipv6() || self.mapped, self.mptcp)?;
-        if let Some(timeout) = self.user_timeout {
-            set_option(
-                &socket,
-                option::USER_TIMEOUT,
-                timeout.as_millis().try_into()?,
-            )?;
+        if let Some((number, value)) = self.own {
+            set_option(&socket, number, value)?;
         }
         if let Some(first) = self.first_unanswered {
             socket::try_first(&socket, first)?;

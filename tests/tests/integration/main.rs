@@ -60,6 +60,7 @@ mod metrics;
 mod needs;
 mod never_worse;
 mod open_sockets;
+mod ownership;
 mod prelude;
 mod prometheus;
 mod relay;

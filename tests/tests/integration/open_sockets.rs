@@ -239,21 +239,21 @@ fn a_larger_rto_min_is_not_claimed_to_raise_the_rto() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A value that the application sets itself, which must survive.
-const OWN_USER_TIMEOUT: Duration = Duration::from_secs(7);
+/// A value that the application sets itself, which no policy replaces.
+const OWN_USER_TIMEOUT: (i32, i32) = (option::USER_TIMEOUT, 7_000);
 
 const RESTORED: &str =
     "rto_min = \"8ms\"\ndelack_max = \"8ms\"\nthin_linear = true\nuser_timeout = \"30s\"";
 
 fn begin_own(env: &TestEnv) -> anyhow::Result<Pair> {
-    let own = Connect::with(|c| c.user_timeout = Some(OWN_USER_TIMEOUT));
+    let own = Connect::with(|c| c.own = Some(OWN_USER_TIMEOUT));
     begin(env, own)
 }
 
 fn restore_env() -> anyhow::Result<(TestEnv, Pair)> {
     let env = TestEnv::with(&policy(RESTORED))?;
     let mut pair = begin_own(&env)?;
-    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 7_000);
     assert_eq!(pair.conversation.option(option::THIN_LINEAR)?, 1);
     Ok((env, pair))
 }
@@ -313,7 +313,7 @@ fn detach_restore_is_finished_by_root() -> anyhow::Result<()> {
     let kept = alone["kept"].take();
     assert_eq!(kept, env.pin_dir().display().to_string(), "{alone:#}");
     assert!(env.pin_dir().exists());
-    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(pair.conversation.option(option::THIN_LINEAR)?, 1);
     // The program is detached nevertheless; neither another request nor a stop makes the daemon forget.
     assert_eq!(env.status()?["attachment"]["attached"], false);
     let again = env.socket_request("POST", "/v1/detach", "{\"restore\":true}")?;
@@ -351,7 +351,7 @@ fn detach_restore_with_entries_added_during_it() -> anyhow::Result<()> {
     let mut env = configured(&format!("max_entries = 2\n{}", policy(RESTORED)))?;
     env.start_under(&bounded(&["rto-agent.service"])?)?;
     let mut pair = begin_own(&env)?;
-    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(pair.conversation.option(option::THIN_LINEAR)?, 1);
     // This socket is in the daemon's own namespace, the only one that it can walk; the pair is not.
     let held = LockedSocket::new()?;
     let socket = env.socket();
@@ -414,7 +414,7 @@ test!(
 fn without_restore_sockets_keep_their_options() -> anyhow::Result<()> {
     let (env, mut pair) = restore_env()?;
     env.cli(&["detach"])?;
-    assert_eq!(pair.conversation.option(option::USER_TIMEOUT)?, 30_000);
+    assert_eq!(pair.conversation.option(option::THIN_LINEAR)?, 1);
     Ok(())
 }
 
