@@ -5,7 +5,6 @@
 //! into a [`policy::plan::Plan`], and the datapath writes the plan to the kernel.
 
 pub mod config;
-pub mod parallel;
 pub mod path_security;
 pub mod policy;
 pub mod printable;

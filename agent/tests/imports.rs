@@ -15,7 +15,6 @@ const CRATES: &[(&str, &[&[&str]])] = &[
         "agent-core",
         &[
             &["path_security", "printable", "progress"],
-            &["parallel"],
             &["policy"],
             &["config", "wire"],
         ],

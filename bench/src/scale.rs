@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Prefixes of `scale`, half of them IPv6 [default: 1000000]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1000..=4_000_000))]
     entries: Option<u32>,
-    /// Files of the prefixes of `scale`; a reload changes each of them
+    /// Lists of the prefixes of `scale` for each policy; a reload changes each of them
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     files: u32,
 }
@@ -72,7 +72,7 @@ pub(crate) fn run(sizes: SampleSizes, args: &Args, programs: &Path) -> anyhow::R
     let (files, tables) = (args.files, measured.tables());
     Ok(BenchResult {
         text: format!(
-            "{entries} prefixes in {files} file(s); {loads} starts with {loads} reloads each.\n\n{tables}"
+            "{entries} prefixes in {files} list(s) for each of two policies; {loads} starts with {loads} reloads each.\n\n{tables}"
         ),
         goals: measured.goals(),
     })
@@ -428,22 +428,27 @@ impl Set {
     fn write(&self, dir: &Path, files: u32) -> anyhow::Result<()> {
         let size = self.entries.len().div_ceil(files as usize);
         for (i, entries) in self.entries.chunks(size).enumerate() {
-            let mut text = String::new();
+            let mut toml = String::new();
             for (number, name) in POLICIES.iter().enumerate() {
-                writeln!(text, "[policy.{name}]\ncidrs = [")?;
+                let file = format!("{i:03}-{name}.txt");
+                let mut list = String::new();
                 for ((address, length), _) in entries.iter().filter(|(_, p)| *p == number) {
-                    writeln!(text, "  \"{address}/{length}\",")?;
+                    writeln!(list, "{address}/{length}")?;
                 }
-                text.push_str("]\n");
+                replace(&dir.join(&file), &list)?;
+                writeln!(toml, "[policy.{name}]\ncidrs_file = \"{file}\"")?;
             }
-            // Renamed over the old file, so that no reader sees a partial file.
-            let path = dir.join(format!("{i:03}.toml"));
-            let temporary = dir.join(".new");
-            fs::write(&temporary, text)?;
-            fs::rename(temporary, path)?;
+            replace(&dir.join(format!("{i:03}.toml")), &toml)?;
         }
         Ok(())
     }
+}
+
+/// Renames a new file over the old one, so that no reader sees a partial file.
+fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, text)?;
+    Ok(fs::rename(temporary, path)?)
 }
 
 /// A number below `limit`.

@@ -1,6 +1,7 @@
-//! The texts of the configuration file and of `policies.d`.
+//! The texts of the configuration file, of `policies.d`, and of the lists that they name.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     fs,
     hash::{BuildHasher as _, Hash as _, Hasher as _},
@@ -22,6 +23,8 @@ pub(super) const POLICIES_DIR: &str = "policies.d";
 pub struct Files {
     /// Path and content of each file; the main file is first.
     files: Vec<(PathBuf, io::Result<Arc<String>>)>,
+    /// The same of each `cidrs_file`.
+    lists: Vec<(PathBuf, io::Result<Arc<String>>)>,
     pub(super) dir_error: Option<ConfigError>,
     /// Warnings about users other than root who can change the files.
     pub(super) exposed: Vec<String>,
@@ -46,17 +49,25 @@ impl Files {
             }
         };
         let all = std::iter::once(path.to_owned()).chain(more);
-        let files: Vec<_> = all
-            .map(|path| {
-                telling(&path);
-                let text = source::read(&path).map(Arc::new);
-                (path, text)
-            })
+        let read = |path: PathBuf| {
+            telling(&path);
+            let text = source::read(&path).map(Arc::new);
+            (path, text)
+        };
+        let files: Vec<_> = all.map(read).collect();
+        let texts = files
+            .iter()
+            .filter_map(|(path, text)| Some((path, text.as_ref().ok()?)));
+        let lists: BTreeSet<_> = texts
+            .flat_map(|(path, text)| parse::lists(path, text))
             .collect();
+        let lists: Vec<_> = lists.into_iter().map(read).collect();
+        let paths = files.iter().chain(&lists).map(|(path, _)| path);
         Self {
             // On this thread, as the file system may hang.
-            exposed: exposure::exposed(&policies, files.iter().map(|(path, _)| path)),
+            exposed: exposure::exposed(&policies, paths),
             files,
+            lists,
             dir_error,
             fingerprint: OnceLock::new(),
         }
@@ -65,26 +76,36 @@ impl Files {
     /// Files whose texts were read earlier.
     #[must_use]
     pub fn of_texts(texts: Vec<(PathBuf, String)>) -> Self {
-        let files = texts.into_iter();
+        let mut files = Vec::new();
+        let mut lists = Vec::new();
+        for (path, text) in texts {
+            let is_list = !files.is_empty() && !is_policy_file(&path);
+            let into = if is_list { &mut lists } else { &mut files };
+            into.push((path, Ok(Arc::new(text))));
+        }
         Self {
-            files: files
-                .map(|(path, text)| (path, Ok(Arc::new(text))))
-                .collect(),
+            files,
+            lists,
             dir_error: None,
             exposed: Vec::new(),
             fingerprint: OnceLock::new(),
         }
     }
 
-    /// The texts of all readable files.
+    /// The texts of all readable files: the main one, those of `policies.d`, and lists.
     pub fn texts(&self) -> impl Iterator<Item = (&Path, &str)> {
-        let files = self.files.iter();
+        let files = self.files.iter().chain(&self.lists);
         files.filter_map(|(path, text)| Some((path.as_path(), text.as_ref().ok()?.as_str())))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Path, Result<Arc<String>, &io::Error>)> {
         let files = self.files.iter();
         files.map(|(path, text)| (path.as_path(), text.as_ref().map(Arc::clone)))
+    }
+
+    pub(super) fn lists(&self) -> impl Iterator<Item = (&Path, Result<Arc<String>, &io::Error>)> {
+        let lists = self.lists.iter();
+        lists.map(|(path, text)| (path.as_path(), text.as_ref().map(Arc::clone)))
     }
 
     /// `persistent_dir`, as far as it can be parsed, even from rejected files.
@@ -113,11 +134,18 @@ impl Files {
         self
     }
 
-    /// An upper bound of the number of CIDRs, each of which is quoted.
-    pub fn cidrs(&self) -> usize {
-        let texts = self.files.iter().filter_map(|(_, text)| text.as_ref().ok());
-        let quotes = texts.map(|text| memchr::memchr2_iter(b'"', b'\'', text.as_bytes()).count());
-        quotes.sum::<usize>() / 2
+    /// Upper bounds of the numbers of CIDRs: in TOML, where each is quoted, and in lists.
+    pub fn cidrs(&self) -> [usize; 2] {
+        let count = |files: &[(PathBuf, io::Result<Arc<String>>)], bytes: [u8; 2]| -> usize {
+            let texts = files.iter().filter_map(|(_, text)| text.as_ref().ok());
+            texts
+                .map(|text| memchr::memchr2_iter(bytes[0], bytes[1], text.as_bytes()).count())
+                .sum()
+        };
+        [
+            count(&self.files, *b"\"'") / 2,
+            count(&self.lists, *b"\n\n") + self.lists.len(),
+        ]
     }
 
     /// A hash of all files: differs if any file differs.
@@ -128,7 +156,7 @@ impl Files {
     fn hash(&self) -> u64 {
         // Needs no protection against deliberate collisions, so a fast hash is enough.
         let mut hasher = FixedState::default().build_hasher();
-        for (path, text) in &self.files {
+        for (path, text) in self.files.iter().chain(&self.lists) {
             path.hash(&mut hasher);
             text.as_ref().map_err(io::Error::kind).hash(&mut hasher);
         }

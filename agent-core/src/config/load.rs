@@ -8,13 +8,11 @@ use std::{
 };
 
 use super::{
-    AgentConfig, ConfigError, ConfigErrors,
-    lists::ListedCidr,
-    parse::{self, Parsed, RawPolicy},
+    AgentConfig, ConfigError, ConfigErrors, list,
+    parse::{self, ListedCidr, Parsed, RawPolicy},
     source::{MOST_ERRORS, Source},
 };
 use crate::{
-    parallel,
     policy::{
         HostFacts, Location, Policy, PolicyName, PolicySet, SETTINGS, Settings,
         compile::{
@@ -48,25 +46,12 @@ pub(super) struct Loader {
     agent: Option<AgentConfig>,
     defaults: Option<Settings>,
     sources: Vec<Source>,
+    /// The texts of lists, or why they could not be read.
+    lists: BTreeMap<PathBuf, Result<Arc<String>, String>>,
     policies: Vec<(usize, RawPolicy)>,
     compiled: BTreeMap<PolicyName, Arc<Compiled>>,
     files: Vec<PathBuf>,
     errors: Vec<ConfigError>,
-}
-
-/// Files with fewer bytes in total are parsed on one thread.
-const SMALL: usize = 1 << 20;
-
-fn parse_all(sources: Vec<Source>) -> Vec<(Source, Parsed, Vec<ConfigError>)> {
-    let parse = |source: Source| {
-        let (parsed, errors) = parse::parse(&source);
-        (source, parsed, errors)
-    };
-    let bytes: usize = sources.iter().map(|source| source.text.len()).sum();
-    if bytes < SMALL {
-        return sources.into_iter().map(parse).collect();
-    }
-    parallel::map(sources, parse)
 }
 
 /// The error for a file whose lines are not shown, see [`looks_ours`].
@@ -98,6 +83,15 @@ impl Loader {
         }
     }
 
+    /// Adds the texts of lists, before the files that name them.
+    pub(super) fn add_lists<'f>(
+        &mut self,
+        lists: impl Iterator<Item = (&'f Path, Result<Arc<String>, &'f io::Error>)>,
+    ) {
+        let owned = lists.map(|(path, text)| (path.to_owned(), text.map_err(ToString::to_string)));
+        self.lists.extend(owned);
+    }
+
     /// Adds all files; the first is the main one.
     pub(super) fn add_all<'f>(
         &mut self,
@@ -126,7 +120,8 @@ impl Loader {
             }
             self.files.push(path.to_owned());
         }
-        for (source, parsed, errors) in parse_all(sources) {
+        for source in sources {
+            let (parsed, errors) = parse::parse(&source);
             self.add(source, parsed, errors);
         }
     }
@@ -294,16 +289,19 @@ impl Loader {
     }
 
     fn entries(&mut self, set: &mut PolicySet, warnings: &mut Vec<String>) {
+        self.files.extend(self.lists.keys().cloned());
         let mut builder = Builder::default();
-        let parts = self.policies.iter().flat_map(|(_, raw)| &raw.cidrs);
-        builder.reserve(parts.map(Vec::len).sum());
+        let in_toml = self.policies.iter().map(|(_, raw)| raw.cidrs.len());
+        let in_lists = self.lists.values().flatten().map(|text| list::lines(text));
+        builder.reserve(in_toml.chain(in_lists).sum());
         let sources = self.sources.iter();
         let files: Vec<u16> = sources.map(|source| builder.file(&source.path)).collect();
-        for (index, raw) in &mut self.policies {
+        // Dropped one by one: a million locations take as much memory as the entries.
+        for (index, raw) in std::mem::take(&mut self.policies) {
             if self.errors.len() >= MOST_ERRORS {
                 return;
             }
-            let source = &self.sources[*index];
+            let source = &self.sources[index];
             let Some(policy) = set.policies.get(&raw.name) else {
                 let message = format!(
                     "unknown policy {}: no file has settings for it; add one (initial_rto = \
@@ -316,24 +314,46 @@ impl Loader {
             let number = builder.policy(&raw.name);
             // One warning for a part, however long it is.
             let mut is_short = false;
-            // Frees each part once it is read: a million locations take as much memory as the
-            // entries.
-            for ListedCidr { cidr, line } in std::mem::take(&mut raw.cidrs).into_iter().flatten() {
-                if self.errors.len() >= MOST_ERRORS {
-                    return;
-                }
-                if let Err(e) = check_prefix_width(&cidr, &policy.settings) {
-                    let span = source.span_of(&cidr, line as usize);
-                    self.errors.push(source.error(span, e.to_string()));
-                }
+            let mut add = |builder: &mut Builder, source: &Source, file: u16, cidr: ListedCidr| {
+                let ListedCidr { cidr, line } = cidr;
+                let wide = check_prefix_width(&cidr, &policy.settings).err();
                 let short = short_for_width(&cidr, &policy.settings).filter(|_| !is_short);
                 is_short |= short.is_some();
                 warnings.extend(short.map(|warning| {
                     let path = printable::path(&source.path);
                     format!("{path}:{line}: policy {}: {warning}", raw.name)
                 }));
-                builder.push(cidr, number, Some((files[*index], line)));
+                builder.push(cidr, number, Some((file, line)));
+                wide.map(|e| source.error(source.span_of(&cidr, line as usize), e.to_string()))
+            };
+            for cidr in raw.cidrs {
+                self.errors
+                    .extend(add(&mut builder, source, files[index], cidr));
+                if self.errors.len() >= MOST_ERRORS {
+                    return;
+                }
             }
+            let Some((path, span)) = raw.list else {
+                continue;
+            };
+            let text = match self.lists.get(&path) {
+                Some(Ok(text)) => text.clone(),
+                unread => {
+                    let why = match unread {
+                        Some(Err(why)) => why,
+                        _ => "not read",
+                    };
+                    let message = format!("{}: {why}", printable::path(&path));
+                    self.errors.push(source.error(span, message));
+                    continue;
+                }
+            };
+            let list = Source::new(&path, text);
+            let file = builder.file(&list.path);
+            list::parse(&list, &mut self.errors, |cidr| {
+                add(&mut builder, &list, file, cidr)
+            });
+            self.sources.push(list);
         }
         let (entries, duplicates) = builder.build();
         for conflict in &duplicates.conflicting {

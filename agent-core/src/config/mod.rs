@@ -2,7 +2,8 @@
 //!
 //! Reads the configuration file and `policies.d/*.toml` beside it, in name order, and collects all
 //! errors of all files. A policy is defined in one file; other files may add `cidrs` to it (as
-//! `rto-agent add --save` does).
+//! `rto-agent add --save` does). `cidrs_file` names a list of CIDRs, one a line, which is read
+//! without the TOML parser.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +16,7 @@ mod agent;
 pub mod atomic_file;
 mod exposure;
 mod files;
-mod lists;
+mod list;
 mod load;
 mod parse;
 mod reader;
@@ -50,6 +51,7 @@ impl Config {
     /// Checks all files, for a host.
     pub fn of(files: &Files, host: &HostFacts) -> Result<Self, ConfigErrors> {
         let mut loader = Loader::default();
+        loader.add_lists(files.lists());
         loader.add_all(files.iter());
         loader.refuse(files.dir_error.clone());
         let mut config = loader.finish(host)?;

@@ -2,7 +2,12 @@
 //!
 //! serde gets one value at a time, so that all errors are found and each has a location.
 
-use std::{collections::BTreeMap, ops::Range, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use serde::de::{DeserializeOwned, value::MapDeserializer};
 use toml::{
@@ -12,7 +17,6 @@ use toml::{
 
 use super::{
     AGENT_KEYS, AgentConfig,
-    lists::{ListedCidr, Lists},
     source::{ConfigError, MOST_ERRORS, Source},
 };
 use crate::policy::{Cidr, Effect, PolicyName, SETTINGS, Settings};
@@ -21,6 +25,7 @@ use crate::policy::{Cidr, Effect, PolicyName, SETTINGS, Settings};
 const DUPLICATE: &str = "duplicate key";
 /// The keys of a policy that are not settings.
 const CIDRS: &str = "cidrs";
+const CIDRS_FILE: &str = "cidrs_file";
 const DESCRIPTION: &str = "description";
 /// The longest description, characters.
 const MAX_DESCRIPTION: usize = 200;
@@ -34,6 +39,14 @@ pub(super) struct Parsed {
     pub(super) policies: Vec<RawPolicy>,
 }
 
+/// A CIDR in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ListedCidr {
+    pub(super) cidr: Cidr,
+    /// Line, from 1.
+    pub(super) line: u32,
+}
+
 /// One `[policy.NAME]`.
 pub(super) struct RawPolicy {
     pub(super) name: PolicyName,
@@ -44,7 +57,9 @@ pub(super) struct RawPolicy {
     /// The location of each given value, by key.
     pub(super) spans: BTreeMap<&'static str, Range<usize>>,
     /// CIDRs in the order of the file.
-    pub(super) cidrs: Vec<Vec<ListedCidr>>,
+    pub(super) cidrs: Vec<ListedCidr>,
+    /// The file that lists more CIDRs, and the location of its name.
+    pub(super) list: Option<(PathBuf, Range<usize>)>,
     /// `[defaults]` have been applied.
     pub(super) takes_defaults: bool,
 }
@@ -71,7 +86,9 @@ impl RawPolicy {
 
     /// Whether this place only adds CIDRs to a policy that is defined elsewhere.
     pub(super) fn is_extension(&self) -> bool {
-        self.spans.keys().all(|key| *key == CIDRS)
+        self.spans
+            .keys()
+            .all(|key| [CIDRS, CIDRS_FILE].contains(key))
     }
 }
 
@@ -103,17 +120,37 @@ pub(super) fn agent(source: &Source) -> AgentConfig {
     })
 }
 
+/// The lists that a file names with `cidrs_file`, as far as it can be parsed.
+pub(super) fn lists(path: &Path, text: &str) -> Vec<PathBuf> {
+    // Parsing is expensive, and few files name a list.
+    if !text.contains(CIDRS_FILE) {
+        return Vec::new();
+    }
+    let (table, _) = DeTable::parse_recoverable(text);
+    let policies = table.get_ref().get("policy");
+    let policies = policies.and_then(|value| value.get_ref().as_table());
+    let policies = policies.into_iter().flat_map(|policies| policies.values());
+    let lists = policies.filter_map(|value| {
+        let name = value.get_ref().as_table()?.get(CIDRS_FILE)?;
+        list_path(path, name.get_ref().as_str()?)
+    });
+    lists.collect()
+}
+
+/// The path of a list: relative to the file that names it.
+fn list_path(path: &Path, name: &str) -> Option<PathBuf> {
+    let is_list = !name.is_empty() && !name.ends_with(".toml");
+    is_list.then(|| path.parent().unwrap_or(Path::new("")).join(name))
+}
+
 /// Calls `make` with the text's table and its syntax errors.
 fn walked<T>(
     source: &Source,
     make: impl FnOnce(Walk<'_>, &DeTable<'_>, &[toml::de::Error]) -> T,
 ) -> T {
-    let lists = Lists::extract(&source.text);
-    let rest = lists.rest.clone();
-    let (table, syntax) = DeTable::parse_recoverable(&rest);
+    let (table, syntax) = DeTable::parse_recoverable(&source.text);
     let walk = Walk {
         source,
-        lists,
         errors: Vec::new(),
     };
     make(walk, table.get_ref(), &syntax)
@@ -121,8 +158,6 @@ fn walked<T>(
 
 struct Walk<'a> {
     source: &'a Source,
-    /// Spans in the tree refer to [`Lists::rest`].
-    lists: Lists<'a>,
     errors: Vec<ConfigError>,
 }
 
@@ -139,7 +174,7 @@ impl Walk<'_> {
                 "defaults" => {
                     if let Some(table) = self.table(value, "[defaults]") {
                         let settings = self.values(table.iter(), &setting_keys(), "[defaults] ");
-                        parsed.defaults = Some((self.lists.in_text(key.span()), settings));
+                        parsed.defaults = Some((key.span(), settings));
                     }
                 }
                 "policy" => {
@@ -197,24 +232,27 @@ impl Walk<'_> {
             return None;
         }
         let table = self.table(value, "[policy.NAME]")?;
-        let known = [vec![CIDRS, DESCRIPTION], setting_keys()].concat();
+        let known = [vec![CIDRS, CIDRS_FILE, DESCRIPTION], setting_keys()].concat();
         let spans = table.iter().filter_map(|(key, value)| {
             let known = known.iter().find(|k| **k == key.get_ref().as_ref())?;
-            Some((*known, self.lists.in_text(value.span())))
+            Some((*known, value.span()))
         });
         let spans = spans.collect();
         let cidrs = table.get(CIDRS).map(|value| self.cidrs(value));
+        let list = table.get(CIDRS_FILE);
+        let list = list.and_then(|value| Some((self.list(value)?, value.span())));
         let description = table.get(DESCRIPTION);
         let description = description.and_then(|value| self.description(value));
-        let is_setting = |key: &str| ![CIDRS, DESCRIPTION].contains(&key);
+        let is_setting = |key: &str| ![CIDRS, CIDRS_FILE, DESCRIPTION].contains(&key);
         let settings = table.iter().filter(|(key, _)| is_setting(key.get_ref()));
         Some(RawPolicy {
             name,
-            span: self.lists.in_text(span),
+            span,
             settings: self.values(settings, &known, ""),
             description,
             spans,
             cidrs: cidrs.unwrap_or_default(),
+            list,
             takes_defaults: false,
         })
     }
@@ -247,10 +285,7 @@ impl Walk<'_> {
         read(good).unwrap_or_default()
     }
 
-    fn cidrs(&mut self, value: &Value<'_>) -> Vec<Vec<ListedCidr>> {
-        if let Some(cidrs) = self.lists.take(value.span().start) {
-            return cidrs;
-        }
+    fn cidrs(&mut self, value: &Value<'_>) -> Vec<ListedCidr> {
         let Some(array) = value.get_ref().as_array() else {
             self.wrong_kind(value, "a list of CIDRs, like [\"10.1.2.0/24\"]");
             return Vec::new();
@@ -259,7 +294,7 @@ impl Walk<'_> {
         for item in array.iter() {
             match self.text(item).map(Cidr::from_str) {
                 Some(Ok(cidr)) => {
-                    let line = self.source.line(self.lists.in_text(item.span()).start);
+                    let line = self.source.line(item.span().start);
                     cidrs.push(ListedCidr {
                         cidr,
                         // Files are smaller than 4 GiB.
@@ -270,7 +305,19 @@ impl Walk<'_> {
                 None => {}
             }
         }
-        vec![cidrs]
+        cidrs
+    }
+
+    fn list(&mut self, value: &Value<'_>) -> Option<PathBuf> {
+        let name = self.text(value)?;
+        let list = list_path(&self.source.path, name);
+        if list.is_none() {
+            self.error(
+                value.span(),
+                "expected a file with one CIDR a line, like \"aws.txt\", not a TOML file",
+            );
+        }
+        list
     }
 
     fn description(&mut self, value: &Value<'_>) -> Option<String> {
@@ -320,7 +367,6 @@ impl Walk<'_> {
 
     fn error(&mut self, span: Range<usize>, message: impl Into<String>) {
         if self.errors.len() < MOST_ERRORS {
-            let span = self.lists.in_text(span);
             self.errors.push(self.source.error(span, message));
         }
     }

@@ -95,14 +95,15 @@ impl Source {
         self.lines().partition_point(|begin| *begin <= offset)
     }
 
-    /// The span of a CIDR on a line, with its quotes; the line, if it is not found there.
+    /// The span of a CIDR on a line, with its quotes, if any; the line, if it is not found there.
     pub(super) fn span_of(&self, cidr: &Cidr, line: usize) -> Range<usize> {
         let begin = self.lines().get(line - 1).copied().unwrap_or(0);
         let text = self.text[begin..].lines().next().unwrap_or_default();
         let mut at = begin;
-        for part in text.split(['"', '\'']) {
+        for part in text.split(['"', '\'', ' ', '\t', '#']) {
             if part.parse() == Ok(*cidr) {
-                return at.saturating_sub(1)..at + part.len() + 1;
+                let quotes = usize::from(self.text[begin..at].ends_with(['"', '\'']));
+                return at - quotes..at + part.len() + quotes;
             }
             at += part.len() + 1;
         }

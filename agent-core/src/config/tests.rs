@@ -303,6 +303,145 @@ fn secret_linked_into_policies_d_is_not_shown() {
     }
 }
 
+const LIST_POLICY: &str = "[policy.far]\ninitial_rto = \"200ms\"\ncidrs_file = \"aws.txt\"\n";
+
+#[test]
+fn list_file_gives_entries_with_their_lines() {
+    let more = "[policy.far]\ncidrs = [\"10.3.0.0/16\"]\ncidrs_file = \"../more.txt\"\n";
+    let config = load(&[
+        ("config.toml", LIST_POLICY),
+        (
+            "aws.txt",
+            "\u{feff}# AWS\r\n10.1.0.0/16\r\n\n  fd00::/16 # two\n10.2.3.4",
+        ),
+        ("policies.d/far.toml", more),
+        ("more.txt", "10.4.0.0/16\n"),
+    ])
+    .unwrap();
+    let found: Vec<String> = config
+        .set
+        .entries
+        .iter()
+        .map(|(cidr, entry)| {
+            let place = entry.location().unwrap();
+            let file = place.path.file_name().unwrap().display();
+            format!("{cidr} {file}:{}", place.line)
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            "10.1.0.0/16 aws.txt:2",
+            "10.2.3.4/32 aws.txt:5",
+            "10.3.0.0/16 far.toml:2",
+            "10.4.0.0/16 more.txt:1",
+            "fd00::/16 aws.txt:4",
+        ]
+    );
+    // The watcher follows lists.
+    assert!(config.files.iter().any(|file| file.ends_with("aws.txt")));
+}
+
+#[test]
+fn list_file_errors_name_file_and_line() {
+    let errors = load(&[
+        ("config.toml", LIST_POLICY),
+        (
+            "aws.txt",
+            "# AWS\n10.1.0.0/16\n 10.1.2.3/16 # host\n10.256.0.0/16\n",
+        ),
+        (
+            "policies.d/near.toml",
+            "[policy.near]\ninitial_rto = \"100ms\"\ncidrs = [\"10.1.0.0/16\"]\n",
+        ),
+    ])
+    .unwrap_err();
+    insta::assert_snapshot!(errors);
+    let wide = load(&[
+        ("config.toml", &LIST_POLICY.replace("200ms", "5ms")),
+        ("aws.txt", "10.1.0.0/16\n 10.0.0.0/7 # wide\n"),
+    ])
+    .unwrap_err();
+    assert!(wide.starts_with("aws.txt:2:2: "), "{wide}");
+    let conflict = load(&[
+        ("config.toml", LIST_POLICY),
+        ("aws.txt", "10.1.0.0/16 # near\n"),
+        (
+            "policies.d/near.toml",
+            "[policy.near]\ninitial_rto = \"100ms\"\ncidrs_file = \"../near.txt\"\n",
+        ),
+        ("near.txt", "# near\n\t10.1.0.0/16 # near\n"),
+    ])
+    .unwrap_err();
+    assert!(
+        conflict.contains("near.txt:2:2: 10.1.0.0/16 is already listed at"),
+        "{conflict}"
+    );
+    assert!(
+        conflict.contains("^^^^^^^^^^^\n") || conflict.ends_with("^^^^^^^^^^^"),
+        "{conflict}"
+    );
+}
+
+#[test]
+fn list_file_of_json_is_refused_with_a_hint() {
+    for list in [
+        "{\n  \"syncToken\": \"1\",\n  \"prefixes\": [{\"ip_prefix\": \"10.1.0.0/16\"}]\n}\n",
+        "[\"10.1.0.0/16\"]\n",
+        "10.1.0.0/16\n\"syncToken\": \"1\",\n}\n",
+    ] {
+        let error = load(&[("config.toml", LIST_POLICY), ("aws.txt", list)]).unwrap_err();
+        assert!(
+            error.starts_with("aws.txt:") && error.contains("jq -r"),
+            "{error}"
+        );
+        assert_eq!(error.matches("jq -r").count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn list_file_without_cidr_is_refused_and_not_shown() {
+    for list in [
+        "",
+        "# none\n",
+        "root:hunter2:1:2\n",
+        "{\"key\": \"hunter2\"}\n",
+    ] {
+        let error = load(&[("config.toml", LIST_POLICY), ("aws.txt", list)]).unwrap_err();
+        assert!(error.starts_with("aws.txt: "), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
+#[test]
+fn list_file_that_cannot_be_read_is_an_error_where_it_is_named() {
+    let missing = refusal(LIST_POLICY);
+    assert!(
+        missing.starts_with("config.toml:3:14: aws.txt: No such file"),
+        "{missing}"
+    );
+    for name in ["\"other.toml\"", "\"\"", "1"] {
+        let error = refusal(&LIST_POLICY.replace("\"aws.txt\"", name));
+        assert!(error.starts_with("config.toml:3:14: expected"), "{error}");
+    }
+}
+
+#[test]
+fn list_files_are_kept_with_their_texts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    fs::write(&path, LIST_POLICY).unwrap();
+    fs::write(dir.path().join("aws.txt"), "10.1.0.0/16\n").unwrap();
+    let first = Files::read(&path);
+    assert_eq!(first.cidrs(), [2, 2]);
+    let texts = first.texts();
+    let kept = Files::of_texts(texts.map(|(p, text)| (p.into(), text.into())).collect());
+    assert_eq!(kept.fingerprint(), first.fingerprint());
+    assert_eq!(Config::of(&kept, &HOST).unwrap().set.entries.len(), 1);
+    fs::write(dir.path().join("aws.txt"), "10.2.0.0/16\n").unwrap();
+    assert_ne!(fingerprint(&path), first.fingerprint());
+}
+
 #[test]
 fn a_missing_file_says_what_to_do() {
     let error = Config::load(Path::new("/nonexistent/config.toml"), &HOST)

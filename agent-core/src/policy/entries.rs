@@ -17,7 +17,6 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{Cidr, Entry, Location, PolicyName};
-use crate::parallel;
 
 /// Entries in the order of their CIDRs. Cheap to clone.
 #[derive(Clone, Default)]
@@ -497,7 +496,9 @@ impl Builder {
         let rows = &mut self.table.rows;
         // Files usually list CIDRs in order.
         if !rows.is_sorted_by(|a, b| a.cidr < b.cidr) {
-            sort(rows);
+            // Files are numbered in the order in which they are read.
+            let place = |row: &Row| (row.file, row.line);
+            rows.sort_unstable_by(|a, b| a.cidr.cmp(&b.cidr).then_with(|| place(a).cmp(&place(b))));
         }
         let mut conflicting = Vec::new();
         let mut repeated: BTreeMap<u32, (usize, Row, Row)> = BTreeMap::new();
@@ -534,16 +535,6 @@ impl Builder {
         };
         (entries, duplicates)
     }
-}
-
-/// Sorts parts on several processors first, if that is faster. Files are numbered in the order in
-/// which they are read.
-fn sort(rows: &mut [Row]) {
-    let place = |row: &Row| (row.file, row.line);
-    let order = |a: &Row, b: &Row| a.cidr.cmp(&b.cidr).then_with(|| place(a).cmp(&place(b)));
-    parallel::in_parts(rows, |part| part.sort_unstable_by(order));
-    // The stable sort detects the sorted parts and merges them.
-    rows.sort_by(order);
 }
 
 #[cfg(test)]

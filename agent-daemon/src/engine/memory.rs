@@ -16,6 +16,8 @@ pub struct Need {
 /// Per CIDR of the files: a row, its place in the text, and sorting. Measured: 110 bytes (VmHWM of
 /// a start with a million entries).
 const OF_FILES: u64 = 128;
+/// The same for a CIDR in TOML, with its value in the parser's tree.
+const OF_TOML: u64 = 400;
 /// Per added runtime entry: nodes in the map of runtime entries, in the copy that a change is tried
 /// on and in the merged entries; a line of the plan and one of the state file, held in memory.
 /// Measured: 374 bytes (VmHWM of an `add` of 200,000).
@@ -34,10 +36,16 @@ const OF_MAPS: u64 = 144;
 const SMALL: u64 = 4 << 20;
 
 impl Need {
-    /// To read this many CIDRs of files.
+    /// To read these numbers of CIDRs in TOML and in lists.
     #[must_use]
-    pub fn of_files(cidrs: usize) -> Self {
-        Self::of(format!("{cidrs} entries of files"), cidrs, OF_FILES)
+    pub fn of_files([in_toml, in_lists]: [usize; 2]) -> Self {
+        let cidrs = in_toml.saturating_add(in_lists);
+        let lists = Self::of(format!("{cidrs} entries of files"), in_lists, OF_FILES);
+        let toml = Self::of(String::new(), in_toml, OF_TOML);
+        Self {
+            bytes: lists.bytes.saturating_add(toml.bytes),
+            ..lists
+        }
     }
 
     /// To add runtime entries to the existing ones.
@@ -158,7 +166,7 @@ mod tests {
             left: 100 << 20,
         };
         assert_eq!(Need::of_runtime(200_000, 0).check(&limit), Ok(()));
-        assert_eq!(Need::of_files(800_000).check(&limit), Ok(()));
+        assert_eq!(Need::of_files([0, 800_000]).check(&limit), Ok(()));
         // CIDRs that are added again need no more memory.
         assert_eq!(Need::of_runtime(0, 400_000).check(&limit), Ok(()));
         let more = Need::of_runtime(200_000, 300_000).check(&limit);

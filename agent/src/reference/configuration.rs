@@ -2,10 +2,10 @@
 //! defaults, values at each bound), the help of `rto-agent add`, the list of kernel features, and
 //! the page. `UPDATE=1 cargo test -p rto-agent --lib reference::configuration` rewrites the page.
 
-use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeSet, fmt::Write as _, fs};
 
 use rto_agent_core::{
-    config::{AGENT_KEYS, AgentConfig, Config},
+    config::{AGENT_KEYS, AgentConfig, Config, Files},
     policy::{Key, SETTINGS},
     testing::HOST,
 };
@@ -32,9 +32,24 @@ const CIDRS: Key = Key {
     ],
 };
 
+const CIDRS_FILE: Key = Key {
+    name: "cidrs_file",
+    help: "A file with more prefixes, one a line, relative to this file",
+    values: "path",
+    default: "",
+    meaning: None,
+    features: &[],
+    samples: [
+        &["'aws.txt'"],
+        &["['aws.txt']", "'other.toml'", "'missing.txt'"],
+    ],
+};
+
 /// The keys of `[policy.NAME]`.
 fn policy_keys() -> impl Iterator<Item = &'static Key> {
-    std::iter::once(&CIDRS).chain(SETTINGS.iter().map(|setting| &setting.key))
+    [&CIDRS, &CIDRS_FILE]
+        .into_iter()
+        .chain(SETTINGS.iter().map(|setting| &setting.key))
 }
 
 /// The meaning of a key, with keys instead of flags.
@@ -53,7 +68,10 @@ fn default_value(key: &'static Key) -> Option<(&'static str, &'static str)> {
 }
 
 fn read(text: String) -> Result<Config, String> {
-    Config::from_text(Path::new("config.toml"), text, &HOST).map_err(|e| e.to_string())
+    let list = "192.0.2.0/24\n".to_owned();
+    let texts = [("config.toml", text), ("aws.txt", list)];
+    let files = Files::of_texts(texts.map(|(path, text)| (path.into(), text)).into());
+    Config::of(&files, &HOST).map_err(|e| e.to_string())
 }
 
 /// A policy with this key, and the settings that the key requires.

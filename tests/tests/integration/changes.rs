@@ -224,6 +224,34 @@ fn rename() -> anyhow::Result<()> {
     noticed(&env)
 }
 
+test!(list_file_is_watched);
+fn list_file_is_watched() -> anyhow::Result<()> {
+    let mut env = TestEnv::new()?;
+    env.net.black_hole(PORT)?;
+    let list = env.dir().join("etc/lists/far.txt");
+    fs::create_dir_all(list.parent().context("no directory")?)?;
+    fs::write(&list, "192.0.2.0/24\n")?;
+    let policies = fast("\"198.51.100.0/24\"") + "cidrs_file = \"lists/far.txt\"\n";
+    env.configure(&policies)?;
+    env.start()?;
+    let new = list.with_extension("new");
+    fs::write(&new, "# far\n10.88.0.0/24\n")?;
+    fs::rename(&new, &list)?;
+    env.wait_status("the new list", |_| {
+        let listed = env.cli(&["list"]);
+        listed.is_ok_and(|text| text.contains("10.88.0.0/24"))
+    })?;
+    expect(&env, FAST)?;
+    // A download that failed changes nothing.
+    fs::write(&list, "")?;
+    let refusal = env.cli_fails(&["reload"])?;
+    ensure!(
+        refusal.contains("far.txt: no line of this file"),
+        "{refusal}"
+    );
+    expect(&env, FAST)
+}
+
 test!(a_config_map_swapped_by_symlink);
 /// Kubernetes: config.toml -> ..data/config.toml, ..data -> a directory; `..data` is swapped.
 fn a_config_map_swapped_by_symlink() -> anyhow::Result<()> {
