@@ -170,7 +170,14 @@ fn statistics(c: &mut Criterion) {
     });
     c.bench_function("metrics_32", |b| {
         b.iter(|| {
-            metrics::render(black_box(&status), black_box(&stats), &tuned, None).expect("a string")
+            let scrape = metrics::Scrape {
+                status: black_box(&status),
+                stats: black_box(&stats),
+                tuned: &tuned,
+                runs: None,
+                in_detail: true,
+            };
+            metrics::render(scrape).expect("a string")
         });
     });
 }

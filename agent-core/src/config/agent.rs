@@ -120,6 +120,11 @@ keys! {
         accepted ["'127.0.0.1:9464'", "'[::1]:9464'"],
         refused ["'127.0.0.1:0'", "'localhost:9464'", "'unix:/run/m.sock'"],
     }
+    /// Whether the metrics have [all counters and histograms](../reference/metrics.md#cardinality) of each policy
+    metrics_detail: bool {
+        initially false, values "boolean", default "`false`",
+        accepted ["true"], refused ["'full'"],
+    }
     /// Initial [capacity](../reference/scale.md#room) for entries. The maps grow on demand
     max_entries: Option<u32>, by "max_entries" {
         initially None, values "1 to 4194304", default "4194304; 16384 before Linux 5.11",

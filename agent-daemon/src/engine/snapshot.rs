@@ -274,7 +274,7 @@ impl Snapshot {
     }
 
     /// `[agent]` at the start.
-    pub(super) fn agent(&self) -> &AgentConfig {
+    pub(crate) fn agent(&self) -> &AgentConfig {
         &self.config.config.agent
     }
 

@@ -12,11 +12,12 @@ use rto_agent_core::{
         holdout::{HoldoutView, Verdict},
         kernel::{self, Attachment},
         stats::{ArmStatistics, PolicyStats, StatsAnswer},
-        tune::TunedTimer,
+        tune::{TimerKind, TunedTimer},
         types::{DroppedView, EntriesView, ProbeView, StatusAnswer, now_ms},
     },
 };
 use rto_agent_kernel::datapath::{DatapathError, KernelReader};
+use rto_model::tune::tuner::State;
 
 use super::{Snapshot, snapshot::locked, systemd};
 use crate::build_info;
@@ -36,6 +37,7 @@ impl Snapshot {
         let (harmful, suspicious) = harms.report(&policies);
         let (mut problems, mut warnings) = (self.problems(&attachment), self.warnings());
         problems.extend(harmful);
+        problems.extend(self.too_short());
         warnings.extend(suspicious);
         let left_out = resolved.map_or(0, |resolved| resolved.left_out.len());
         let runtime_entries =
@@ -78,6 +80,24 @@ impl Snapshot {
                 .map(Arc::unwrap_or_clone),
             tuning: self.unusual_timers(),
         }
+    }
+
+    /// Configured timers whose fallback (spurious) is in force.
+    fn too_short(&self) -> Vec<String> {
+        let tuned = self.tune();
+        let is_short = |timer: &TunedTimer| {
+            timer.kind == TimerKind::Guarded && timer.state == State::FallbackSpurious
+        };
+        let timers = tuned.timers().filter(|(_, timer)| is_short(timer));
+        let line = |(name, timer): (&PolicyName, &TunedTimer)| {
+            format!(
+                "policy {name}: {} {} is shorter than the path RTT: new connections have the \
+                 kernel's own timer, fallback (spurious); raise it above the path RTT that \
+                 rto-agent stats --policy {name} shows, or set it to \"auto\"",
+                timer.setting, timer.direction
+            )
+        };
+        timers.map(line).collect()
     }
 
     /// One line for each timer in fallback or frozen.

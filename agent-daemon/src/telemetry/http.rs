@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::info;
 
-use super::metrics::render;
+use super::metrics::{Scrape, render};
 use crate::{
     api::{
         body,
@@ -162,7 +162,13 @@ async fn metrics(State(engine): State<Handle>) -> Response {
         let stats = snapshot.stats().unwrap_or_default();
         let status = snapshot.status();
         let runs = status.attachment.program_id.and_then(bpf::runs);
-        render(&status, &stats, &snapshot.tune(), runs)
+        render(Scrape {
+            status: &status,
+            stats: &stats,
+            tuned: &snapshot.tune(),
+            runs,
+            in_detail: snapshot.agent().metrics_detail,
+        })
     });
     match rendered.await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, TEXT_FORMAT)], text).into_response(),

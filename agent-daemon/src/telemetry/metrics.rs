@@ -26,19 +26,35 @@ mod tuning;
 /// Prefix of every metric's name.
 pub const PREFIX: &str = "rto_agent";
 
-/// Renders a status, statistics and tuning. `runs`: how often the program ran, if the kernel counts
-/// that.
-pub fn render(
-    status: &StatusAnswer,
-    stats: &StatsAnswer,
-    tuned: &TuneAnswer,
-    runs: Option<Runs>,
-) -> Result<String, fmt::Error> {
+/// What is rendered.
+#[derive(Clone, Copy, Debug)]
+pub struct Scrape<'a> {
+    /// The status.
+    pub status: &'a StatusAnswer,
+    /// The statistics.
+    pub stats: &'a StatsAnswer,
+    /// Learnt timers and holdouts.
+    pub tuned: &'a TuneAnswer,
+    /// How often the program ran, if the kernel counts that.
+    pub runs: Option<Runs>,
+    /// Whether policies have all counters and histograms (`metrics_detail`).
+    pub in_detail: bool,
+}
+
+/// Renders the metrics.
+pub fn render(scrape: Scrape<'_>) -> Result<String, fmt::Error> {
+    let Scrape {
+        status,
+        stats,
+        tuned,
+        runs,
+        in_detail,
+    } = scrape;
     let mut metrics = Metrics(Registry::with_prefix(PREFIX));
     daemon::about(&mut metrics, status);
     daemon::health(&mut metrics, status);
     if stats.on {
-        policies(&mut metrics, stats);
+        policies(&mut metrics, stats, in_detail);
     }
     if let Some(runs) = runs {
         metrics.counters(
@@ -53,10 +69,15 @@ pub fn render(
         );
     }
     tuning::add(&mut metrics, tuned);
-    holdout::add(&mut metrics, tuned);
+    holdout::add(&mut metrics, tuned, in_detail);
+    // Names that all exporters share, without the prefix.
+    let mut process = Metrics(Registry::default());
+    daemon::process(&mut process);
     let mut text = String::new();
     encode_registry(&mut text, &metrics.0)?;
-    Ok(text)
+    encode_registry(&mut text, &process.0)?;
+    // The end of the first registry.
+    Ok(text.replacen("# EOF\n", "", 1))
 }
 
 /// Directions with handshakes: sockets that were open before their policy (direction unknown) had
@@ -91,10 +112,23 @@ fn of_arm<'a>(
         })
 }
 
+/// Counters that are exported by default: what shows gain and harm.
+const BASIC: [&str; 7] = [
+    "attempts",
+    "good_attempts",
+    "connections",
+    "handshake_retransmissions",
+    "spurious_connections",
+    "handshake_time_saved",
+    "handshake_time_lost",
+];
+
 /// Counters of each policy, by direction.
-fn policies(metrics: &mut Metrics, stats: &StatsAnswer) {
+fn policies(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
     for one in COUNTERS {
-        counter(metrics, one, stats);
+        if in_detail || BASIC.contains(&one.metric) {
+            counter(metrics, one, stats);
+        }
     }
     metrics.gauge(
         "connections_per_sample",
@@ -102,6 +136,41 @@ fn policies(metrics: &mut Metrics, stats: &StatsAnswer) {
          them in smoothed_rtt and aborted",
         stats.sampling.into(),
     );
+    failures(metrics, stats, in_detail);
+    arms(metrics, stats, in_detail);
+    if in_detail {
+        details(metrics, stats);
+    }
+}
+
+/// Counters of failures, which are exported once there was one.
+fn failures(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
+    metrics.counters(
+        "setsockopt_failures_total",
+        "Socket options that the kernel refused",
+        stats.policies.iter().flat_map(|(policy, stats)| {
+            let total = stats.treated.total();
+            let all = total.setsockopt_failures.into_iter();
+            all.filter(|(_, count)| *count > 0).map(|(option, count)| {
+                let labels = vec![("policy", policy.to_string()), ("option", option)];
+                (labels, count)
+            })
+        }),
+    );
+    if !in_detail {
+        let name = "storage_failures";
+        let counter = COUNTERS.iter().find(|counter| counter.metric == name);
+        let of = each(stats, ALL).filter(|(_, stats)| stats.storage_failures > 0);
+        metrics.counters(
+            format!("{name}_total"),
+            counter.map_or("", |counter| counter.help),
+            of.map(|(labels, stats)| (labels, stats.storage_failures)),
+        );
+    }
+}
+
+/// Histograms, and counters by step.
+fn details(metrics: &mut Metrics, stats: &StatsAnswer) {
     metrics.times(
         "connect_time_seconds",
         "Connect times: from the first SYN to ESTABLISHED, losses included (of accepted \
@@ -133,23 +202,15 @@ fn policies(metrics: &mut Metrics, stats: &StatsAnswer) {
             steps.map(move |(step, count)| (with(&labels, "step", &step.to_string()), *count))
         }),
     );
-    metrics.counters(
-        "setsockopt_failures_total",
-        "Socket options that the kernel refused",
-        each(stats, ALL).flat_map(|(labels, stats)| {
-            let all = rto_agent_common::SockOpt::NAMES.into_iter();
-            all.map(move |(_, option)| {
-                let count = stats.setsockopt_failures.get(option).copied();
-                (with(&labels, "option", option), count.unwrap_or(0))
-            })
-        }),
-    );
-    arms(metrics, stats);
 }
 
-/// Outcomes in each arm, for policies with a control arm.
-fn arms(metrics: &mut Metrics, stats: &StatsAnswer) {
-    let with_control = || by_arm(stats, |stats| stats.control.is_some());
+/// Outcomes in each arm, for policies with a control arm. By default only what compares connects.
+fn arms(metrics: &mut Metrics, stats: &StatsAnswer, in_detail: bool) {
+    let with_control = || {
+        let arms = by_arm(stats, |stats| stats.control.is_some());
+        let active = ("direction", "active".to_owned());
+        arms.filter(move |(labels, _)| in_detail || labels.contains(&active))
+    };
     metrics.counters(
         "arm_attempts_total",
         "Attempts by arm, for policies with a control arm: connect() calls, and connection \
@@ -168,8 +229,15 @@ fn arms(metrics: &mut Metrics, stats: &StatsAnswer) {
                 ("dsack", stats.dsack_connections),
                 ("aborted", stats.aborted),
             ];
-            outcomes.map(|(outcome, count)| (with(&labels, "outcome", outcome), count))
+            let shown = if in_detail { outcomes.len() } else { 2 };
+            let outcomes = outcomes.into_iter().take(shown);
+            outcomes.map(move |(outcome, count)| (with(&labels, "outcome", outcome), count))
         }),
+    );
+    metrics.amounts(
+        "arm_connect_seconds_total",
+        "Sum of the connect times of an arm's established connections",
+        with_control().map(|(labels, stats)| (labels, seconds(stats.connect_time.sum_us))),
     );
 }
 

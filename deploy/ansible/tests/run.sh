@@ -165,4 +165,10 @@ expect "the waves stop at a host where a policy does harm" "first ok second fail
 grep -q "same-region: bad attempts: 1000 of 20000 (5.00 %)" "$work/log" || failed "no reason: $(cat "$work/log")"
 expect "and the next wave does not run" "first second" "$(cd "$hosts" && ls -d ./*/calls | cut -d/ -f2 | paste -sd ' ')"
 grep -q "no-control-arm: no control arm" "$work/log" || failed "no reason: $(cat "$work/log")"
+# A bad push, and its correction: all connections spurious, no connect bad.
+expect "the waves stop at a timer that is too short" "first failed" "$(waves short healthy healthy healthy)"
+grep -q "same-region: 900 of 1000 connections sent a SYN or SYN-ACK in vain" "$work/log" || failed "no reason: $(cat "$work/log")"
+expect "and go on with the corrected one" "first ok fourth ok second ok third ok" "$(waves healthy healthy healthy healthy)"
+sed -i 's/"features": /"tuning": ["same-region initial_rto active: fallback (spurious)"], &/' "$hosts/first/status.json"
+expect "a fallback (spurious) fails the gate" "first failed" "$(gate first, "rto_agent_gate_wait=2 rto_agent_program=/var/tmp/hosts/{{inventory_hostname}}/rto-agent")"
 expect "too few attempts are not judged" "first ok fourth ok second ok third ok" "$(waves few few few few)"

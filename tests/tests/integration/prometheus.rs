@@ -11,8 +11,7 @@ use crate::prelude::*;
 
 /// On the loopback interface of the namespace, which no other test uses.
 const METRICS: [u16; 2] = [9464, 9465];
-const POLICY: &str =
-    "sampling = 1\n[policy.near]\ninitial_rto = \"200ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
+const POLICY: &str = "sampling = 1\nmetrics_detail = true\n[policy.near]\ninitial_rto = \"200ms\"\ncidrs = [\"10.88.0.0/24\"]\n";
 /// With a control arm; long enough that it never falls back here.
 const GUARDED: &str = "guard = \"on\"\nholdout = \"50%\"\n";
 /// Exported if the kernel counts runs.

@@ -354,6 +354,10 @@ fn restart_notes(started: &AgentConfig, now: &AgentConfig) -> Vec<String> {
         ),
         ("group", started.group != now.group),
         ("metrics", started.metrics != now.metrics),
+        (
+            "metrics_detail",
+            started.metrics_detail != now.metrics_detail,
+        ),
         ("statistics", started.statistics != now.statistics),
         (
             "count_unmatched",

@@ -1,5 +1,11 @@
 //! Metrics of the daemon itself: version, configuration and health.
 
+use std::{fs, time::Duration};
+
+use nix::{
+    time::{ClockId, clock_gettime},
+    unistd::{SysconfVar, sysconf},
+};
 use rto_agent_common::MAX_POLICIES;
 use rto_agent_core::{
     policy::{MAX_ENTRIES_LIMIT, differences::Difference},
@@ -10,6 +16,27 @@ use rto_agent_core::{
 };
 
 use super::{Labels, Metrics, number, state_set};
+
+/// The daemon's processor time and memory.
+#[expect(clippy::cast_precision_loss, reason = "bytes below 2^53")]
+pub(super) fn process(metrics: &mut Metrics) {
+    let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID);
+    metrics.amounts(
+        "process_cpu_seconds_total",
+        "Processor time of the daemon",
+        cpu.map(|cpu| (Vec::new(), Duration::from(cpu).as_secs_f64())),
+    );
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    let page = page.and_then(|bytes| u64::try_from(bytes).ok());
+    let bytes = pages.zip(page).map(|(pages, page)| (pages * page) as f64);
+    metrics.gauges(
+        "process_resident_memory_bytes",
+        "Resident memory of the daemon",
+        bytes.map(|bytes| (Vec::new(), bytes)),
+    );
+}
 
 pub(super) fn about(metrics: &mut Metrics, status: &StatusAnswer) {
     let build: Labels = vec![

@@ -1,14 +1,14 @@
 //! Metrics of the comparison of policies' arms.
 
 use rto_agent_core::wire::{
-    holdout::{ArmConnects, HoldoutView, Verdict},
+    holdout::{ArmConnects, HoldoutView},
     tune::TuneAnswer,
 };
 
-use super::{Labels, Metrics, state_set, with};
+use super::{Labels, Metrics, with};
 
 /// None without a control arm: hosts without any export no series.
-pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
+pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer, in_detail: bool) {
     let policies = tuned.policies.iter().filter_map(|(name, policy)| {
         let labels: Labels = vec![("policy", name.to_string())];
         Some((labels, policy.holdout.as_ref()?))
@@ -34,6 +34,40 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
         by_arm(&all, |arm| arm.bad),
     );
     metrics.gauges(
+        "connect_time_difference_seconds",
+        "Mean connect time of the treated arm minus that of the control arm, and its always-valid \
+         95 % interval (established active connections)",
+        all.iter().flat_map(|(labels, holdout)| {
+            let difference = holdout.connect_time_difference.iter();
+            difference.flat_map(move |difference| {
+                let [low, high] = difference.interval_us;
+                let bounds = [("mean", difference.mean_us), ("low", low), ("high", high)];
+                bounds.map(|(bound, us)| (with(labels, "bound", bound), us / 1e6))
+            })
+        }),
+    );
+    metrics.gauges(
+        "holdout_verdict",
+        "Verdict about a policy's timers: 1, with the current verdict as its label",
+        all.iter()
+            .flat_map(|(labels, holdout)| [(with(labels, "verdict", holdout.verdict.name()), 1.0)]),
+    );
+    metrics.gauges(
+        "fallback_harm",
+        "Whether new connections get the kernel's own timers because harm is proven",
+        all.iter().map(|(labels, holdout)| {
+            let in_force = f64::from(u8::from(holdout.fallback));
+            (labels.clone(), in_force)
+        }),
+    );
+    if in_detail {
+        evidence(metrics, &all);
+    }
+}
+
+/// The evidence of each verdict.
+fn evidence(metrics: &mut Metrics, all: &[(Labels, &HoldoutView)]) {
+    metrics.gauges(
         "holdout_bad_ratio",
         "Share of bad attempts in the treated arm divided by that in the control arm, and its \
          always-valid 95 % interval; an end that is unknown is left out",
@@ -51,19 +85,6 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
         }),
     );
     metrics.gauges(
-        "connect_time_difference_seconds",
-        "Mean connect time of the treated arm minus that of the control arm, and its always-valid \
-         95 % interval (established active connections)",
-        all.iter().flat_map(|(labels, holdout)| {
-            let difference = holdout.connect_time_difference.iter();
-            difference.flat_map(move |difference| {
-                let [low, high] = difference.interval_us;
-                let bounds = [("mean", difference.mean_us), ("low", low), ("high", high)];
-                bounds.map(|(bound, us)| (with(labels, "bound", bound), us / 1e6))
-            })
-        }),
-    );
-    metrics.gauges(
         "holdout_e_value",
         "E-values of the comparison: a gain is proven at 20, harm at 400; with a mismatch of 1000 \
          there is no verdict",
@@ -75,22 +96,6 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
                 ("mismatch", evidence.mismatch_e),
             ];
             values.map(|(of, e)| (with(labels, "of", of), e))
-        }),
-    );
-    metrics.gauges(
-        "holdout_verdict",
-        "Verdict about a policy's timers: 1 for the current verdict",
-        all.iter().flat_map(|(labels, holdout)| {
-            let verdicts = Verdict::ALL.iter().map(|verdict| verdict.name());
-            state_set(labels, "verdict", verdicts, holdout.verdict.name())
-        }),
-    );
-    metrics.gauges(
-        "fallback_harm",
-        "Whether new connections get the kernel's own timers because harm is proven",
-        all.iter().map(|(labels, holdout)| {
-            let in_force = f64::from(u8::from(holdout.fallback));
-            (labels.clone(), in_force)
         }),
     );
 }
@@ -110,7 +115,10 @@ fn by_arm(all: &[(Labels, &HoldoutView)], count: fn(&ArmConnects) -> u64) -> Vec
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_core::{testing::holdout, wire::tune::TunedPolicy};
+    use rto_agent_core::{
+        testing::holdout,
+        wire::{holdout::Verdict, tune::TunedPolicy},
+    };
 
     use super::*;
 
@@ -125,8 +133,7 @@ mod tests {
             ..TuneAnswer::default()
         };
         let stats = rto_agent_core::wire::stats::StatsAnswer::default();
-        let text =
-            super::super::render(&super::super::tests::status(), &stats, &tuned, None).unwrap();
+        let text = super::super::tests::rendered(&stats, &tuned, true);
         for line in [
             "rto_agent_holdout_share{policy=\"near\",holdout=\"5%\"} 0.05",
             "rto_agent_holdout_attempts{policy=\"near\",holdout=\"5%\",arm=\"treated\"} 9500.0",
@@ -135,7 +142,6 @@ mod tests {
             "rto_agent_connect_time_difference_seconds{policy=\"near\",bound=\"mean\"} -0.0015",
             "rto_agent_holdout_e_value{policy=\"near\",of=\"gain\"} 2.5",
             "rto_agent_holdout_verdict{policy=\"near\",verdict=\"harm\"} 1.0",
-            "rto_agent_holdout_verdict{policy=\"near\",verdict=\"not-yet\"} 0.0",
             "rto_agent_fallback_harm{policy=\"near\"} 1.0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

@@ -3,12 +3,14 @@ use std::collections::BTreeMap;
 use rto_agent_common::Statistics;
 use rto_agent_core::{
     policy::PolicyName,
-    testing::HOST,
+    testing::{HOST, holdout, timer},
     wire::{
+        holdout::Verdict,
         stats::{ArmStats, PolicyStats},
-        tune::TuneAnswer,
+        tune::{TuneAnswer, TunedPolicy},
     },
 };
+use rto_model::tune::tuner::State;
 use serde_json::json;
 
 use super::*;
@@ -42,14 +44,33 @@ fn counted(connections: u64) -> ArmStats {
     ArmStats::from(&[known, known, unknown])
 }
 
+pub(super) fn rendered(stats: &StatsAnswer, tuned: &TuneAnswer, in_detail: bool) -> String {
+    let scrape = Scrape {
+        status: &status(),
+        stats,
+        tuned,
+        runs: None,
+        in_detail,
+    };
+    render(scrape).unwrap()
+}
+
 fn metrics(policies: BTreeMap<PolicyName, PolicyStats>) -> Vec<String> {
+    metrics_of(policies, &TuneAnswer::default(), true)
+}
+
+fn metrics_of(
+    policies: BTreeMap<PolicyName, PolicyStats>,
+    tuned: &TuneAnswer,
+    in_detail: bool,
+) -> Vec<String> {
     let stats = StatsAnswer {
         on: true,
         sampling: 1,
         policies,
         ..StatsAnswer::default()
     };
-    let text = render(&status(), &stats, &TuneAnswer::default(), None).unwrap();
+    let text = rendered(&stats, tuned, in_detail);
     text.lines().map(ToOwned::to_owned).collect()
 }
 
@@ -68,7 +89,7 @@ fn arms_are_compared_for_policies_that_have_two() {
     let lines = metrics([(near(), with_control), far].into());
     let of_arms = lines
         .iter()
-        .filter(|line| line.starts_with("rto_agent_arm_"));
+        .filter(|line| line.starts_with("rto_agent_arm_") && !line.contains("_seconds_"));
     let of_arms: Vec<_> = of_arms.map(String::as_str).collect();
     let mut expected = Vec::new();
     let arms = [("treated", 1000, 1100), ("control", 100, 110)];
@@ -110,22 +131,47 @@ fn arms_are_compared_for_policies_that_have_two() {
 
 #[test]
 fn series_of_a_policy() {
-    let series = |policies: usize, control: bool| {
-        let policy = |n: usize| {
-            let stats = PolicyStats {
-                control: control.then(|| counted(100)),
-                ..counted(100).into()
-            };
-            (format!("p{n}").parse().unwrap(), stats)
+    // A learnt timer in each direction, and a verdict.
+    let tuned = |names: &[PolicyName]| {
+        let policy = TunedPolicy {
+            timers: ["active", "passive"]
+                .map(|d| timer(d, State::Active))
+                .into(),
+            holdout: Some(holdout(Verdict::NotYet)),
+            ..TunedPolicy::default()
         };
-        let lines = metrics((0..policies).map(policy).collect());
+        TuneAnswer {
+            policies: names
+                .iter()
+                .map(|name| (name.clone(), policy.clone()))
+                .collect(),
+            ..TuneAnswer::default()
+        }
+    };
+    let series = |policies: usize, control: bool, in_detail: bool| {
+        let names = (0..policies).map(|n| format!("p{n}").parse().unwrap());
+        let names: Vec<PolicyName> = names.collect();
+        let stats = PolicyStats {
+            control: control.then(|| counted(100)),
+            ..counted(100).into()
+        };
+        let counted = names.iter().map(|name| (name.clone(), stats.clone()));
+        let tuned = tuned(if control { &names } else { &[] });
+        let lines = metrics_of(counted.collect(), &tuned, in_detail);
         lines.iter().filter(|line| !line.starts_with('#')).count()
     };
     let page = include_str!("../../../../docs/reference/metrics.md");
-    let host = series(0, false);
-    let plain = series(2, false) - series(1, false);
-    let with_control = series(2, true) - series(1, true);
-    assert_eq!(series(10, false), host + 10 * plain);
-    let said = format!("{plain} series per policy, {with_control} with a control arm");
+    let of_one = |control, in_detail| {
+        let host = series(0, control, in_detail);
+        let one = series(2, control, in_detail) - series(1, control, in_detail);
+        assert_eq!(series(10, control, in_detail), host + 10 * one);
+        one
+    };
+    let (plain, all) = (of_one(false, false), of_one(true, false));
+    let (plain_detail, all_detail) = (of_one(false, true), of_one(true, true));
+    assert!(all <= 40, "{all}");
+    let said = format!(
+        "{plain} series for each policy, {all} with a control arm and learnt timers; with\n`metrics_detail = true` {plain_detail} and {all_detail}"
+    );
     assert!(page.contains(&said), "docs/reference/metrics.md: {said}");
 }

@@ -1,9 +1,8 @@
 //! Metrics of learnt and guarded timers.
 
 use rto_agent_core::wire::tune::TuneAnswer;
-use rto_model::tune::tuner::State;
 
-use super::{Labels, Metrics, seconds, state_set, with};
+use super::{Labels, Metrics, seconds, with};
 
 /// None without such timers: hosts without any export no series.
 pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
@@ -27,11 +26,10 @@ pub(super) fn add(metrics: &mut Metrics, tuned: &TuneAnswer) {
     );
     metrics.gauges(
         "guard_state",
-        "State of a learnt or guarded timer: 1 for the current state",
-        timers.iter().flat_map(|(labels, timer)| {
-            let states = State::ALL.iter().map(|state| state.name());
-            state_set(labels, "state", states, timer.state.name())
-        }),
+        "State of a learnt or guarded timer: 1, with the current state as its label",
+        timers
+            .iter()
+            .map(|(labels, timer)| (with(labels, "state", timer.state.name()), 1.0)),
     );
     metrics.counters(
         "guard_transitions_total",
@@ -51,7 +49,7 @@ mod tests {
         testing::timer,
         wire::tune::{TransitionCount, TunedPolicy, TunedTimer},
     };
-    use rto_model::tune::tuner::Cause;
+    use rto_model::tune::tuner::{Cause, State};
 
     use super::*;
 
@@ -76,13 +74,11 @@ mod tests {
             ..TuneAnswer::default()
         };
         let stats = rto_agent_core::wire::stats::StatsAnswer::default();
-        let text =
-            super::super::render(&super::super::tests::status(), &stats, &tuned, None).unwrap();
+        let text = super::super::tests::rendered(&stats, &tuned, true);
         let of = "policy=\"near\",setting=\"initial_rto\",direction=\"active\"";
         for line in [
             format!("rto_agent_tuned_seconds{{{of},kind=\"auto\"}} 0.024"),
             format!("rto_agent_guard_state{{{of},state=\"active\"}} 1.0"),
-            format!("rto_agent_guard_state{{{of},state=\"fallback-spurious\"}} 0.0"),
             format!(
                 "rto_agent_guard_transitions_total{{{of},to=\"fallback-spurious\",cause=\"spurious\"}} 2"
             ),

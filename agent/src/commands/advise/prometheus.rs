@@ -88,7 +88,7 @@ fn gathered(
     policy: Option<PolicyName>,
 ) -> anyhow::Result<Gathered> {
     // Each host has one such series for each policy.
-    let hosts = question.selector("open_sockets_total", "direction=\"active\"");
+    let hosts = question.selector("connections_total", "direction=\"active\"");
     let (policy, hosts) = policy_of(&ask(&format!("count by (policy) ({hosts})"))?, policy)?;
     let sampling = question.selector("connections_per_sample", "");
     let sampling = sampling_of(&ask(&format!("count_values(\"sampling\", {sampling})"))?)?;
@@ -102,8 +102,13 @@ fn gathered(
         }
     }
     for (metric, field) in HISTOGRAMS {
-        let metric = format!("{metric}_seconds_bucket");
-        let mut samples = ask(&question.increase(&metric, &policy, "direction, le"))?;
+        let metric = format!("{metric}_seconds");
+        let classic = format!("{metric}_bucket");
+        let mut samples = ask(&question.increase(&classic, &policy, "direction, le"))?;
+        // Stored as native histograms (convert_classic_histograms_to_nhcb).
+        if samples.is_empty() {
+            samples = ask(&question.increase(&metric, &policy, "direction"))?;
+        }
         for name in ["active", "passive", "unknown"] {
             let of = samples.extract_if(.., |sample| sample.label("direction") == name);
             let view = histogram(of).with_context(|| metric.clone())?;
@@ -112,6 +117,21 @@ fn gathered(
             }
         }
     }
+    let timed = stats
+        .directions()
+        .iter()
+        .map(|(_, s)| s.path_rtt.count)
+        .sum::<u64>();
+    let connections = stats
+        .directions()
+        .iter()
+        .map(|(_, s)| s.connections)
+        .sum::<u64>();
+    ensure!(
+        timed > 0 || connections == 0,
+        "there are no histograms of policy {policy}: set metrics_detail = true in [agent] of the hosts, and wait for \
+         the range of the query"
+    );
     let has_rtts = stats.directions().iter().any(|(_, s)| s.srtt.count > 0);
     let mut gathered = Gathered::of(Source::Prometheus {
         policy,
@@ -189,6 +209,10 @@ fn direction<'a>(stats: &'a mut ArmStats, name: &str) -> Option<&'a mut Directio
 fn histogram(samples: impl Iterator<Item = Sample>) -> anyhow::Result<HistogramView> {
     let mut cumulative = Vec::new();
     for sample in samples {
+        if let Some((_, native)) = &sample.histogram {
+            cumulative.extend(native.cumulative()?);
+            continue;
+        }
         let end: f64 = sample.label("le").parse().context("le")?;
         cumulative.push((end, sample.count()?));
     }
@@ -234,6 +258,7 @@ mod tests {
         Sample {
             metric: labels.map(|(k, v)| ((*k).into(), (*v).into())).collect(),
             value: (0.0, value.to_string()),
+            histogram: None,
         }
     }
 
@@ -267,6 +292,43 @@ mod tests {
             q if q.contains("spurious") => vec![sample(&[active], 2.9)],
             _ => Vec::new(),
         })
+    }
+
+    #[test]
+    fn native_histograms_are_evidence() {
+        let native = |query: &str| {
+            if query.contains("_bucket{") {
+                return Ok(Vec::new());
+            }
+            if !query.contains("path_rtt") && !query.contains("connect_time") {
+                return fleet(query);
+            }
+            let json = r#"{"metric": {"direction": "active"}, "histogram": [0, {"count": "6001.2", "sum": "3", "buckets":
+                [[0, "0.000512", "0.001024", "6000.4"], [0, "0.001024", "+Inf", "0.8"]]}]}"#;
+            Ok(vec![serde_json::from_str(json)?])
+        };
+        let gathered = gathered(native, &QUESTION, "near".parse().ok()).unwrap();
+        let [connects, path] = &*gathered.evidence else {
+            panic!("{:?}", gathered.evidence);
+        };
+        for evidence in [connects, path] {
+            assert_eq!((evidence.samples, evidence.p99_us), (6001, Some(1024)));
+        }
+    }
+
+    #[test]
+    fn missing_histograms_name_metrics_detail() {
+        let basic = |query: &str| match query.contains("_seconds") {
+            true => Ok(Vec::new()),
+            false => fleet(query),
+        };
+        let error = gathered(basic, &QUESTION, "near".parse().ok())
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().contains("metrics_detail = true"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -33,8 +33,46 @@ const LARGEST_COUNT: f64 = 9_007_199_254_740_992.0;
 #[derive(Debug, Deserialize)]
 pub(super) struct Sample {
     pub(super) metric: BTreeMap<String, String>,
-    /// The time (Unix seconds), and the value as text.
+    /// The time (Unix seconds), and the value as text; of a native histogram: nothing.
+    #[serde(default)]
     pub(super) value: (f64, String),
+    /// The time, and the value of a native histogram.
+    #[serde(default)]
+    pub(super) histogram: Option<(f64, Native)>,
+}
+
+/// A native histogram, also one with the buckets of a classic one.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Native {
+    /// Which bounds belong to the bucket, its lower and upper bound, and its count.
+    #[serde(default)]
+    buckets: Vec<(u8, String, String, String)>,
+}
+
+impl Native {
+    /// The upper bound of each bucket, seconds, and the count up to it.
+    pub(super) fn cumulative(&self) -> anyhow::Result<Vec<(f64, u64)>> {
+        let mut below = 0.0;
+        let buckets = self.buckets.iter().map(|(_, _, end, count)| {
+            below += count.parse::<f64>().context("count")?;
+            Ok((end.parse().context("bound")?, count_of(below)?))
+        });
+        buckets.collect()
+    }
+}
+
+/// A value as a count. It may have a fraction, because `increase()` extrapolates.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the value lies between 0 and 2^53"
+)]
+fn count_of(value: f64) -> anyhow::Result<u64> {
+    ensure!(
+        (0.0..LARGEST_COUNT).contains(&value),
+        "the value {value} is not a count: a recording rule or a proxy may change these series"
+    );
+    Ok(value.round() as u64)
 }
 
 impl Sample {
@@ -42,20 +80,10 @@ impl Sample {
         self.metric.get(name).map_or("", String::as_str)
     }
 
-    /// The sample as a count. It may have a fraction, because `increase()` extrapolates.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the value lies between 0 and 2^53"
-    )]
+    /// The sample as a count.
     pub(super) fn count(&self) -> anyhow::Result<u64> {
-        let value: f64 = self.value.1.parse().unwrap_or(f64::NAN);
-        ensure!(
-            (0.0..LARGEST_COUNT).contains(&value),
-            "the value {} is not a count: a recording rule or a proxy may change these series",
-            shown(&self.value.1)
-        );
-        Ok(value.round() as u64)
+        let text = &self.value.1;
+        count_of(text.parse().unwrap_or(f64::NAN)).with_context(|| shown(text))
     }
 }
 
@@ -335,6 +363,7 @@ mod tests {
             let sample = Sample {
                 metric: BTreeMap::new(),
                 value: (0.0, value.to_owned()),
+                histogram: None,
             };
             let error = sample.count().unwrap_err().to_string();
             assert!(error.contains(value), "{error}");

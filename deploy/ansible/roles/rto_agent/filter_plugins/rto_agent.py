@@ -7,18 +7,25 @@ def arms(after, before, least=1000, margin=0.001, deviations=4):
     Counts attempts of connections that the host opens. An attempt is bad if it was not established within 500 ms. A
     policy is judged once both arms have `least` attempts. Its timers do harm if the treated arm's share of bad attempts
     is larger than the control arm's by more than `margin`, and by more than `deviations` standard deviations of the
-    difference. A verdict waits while its policy may still be judged later.
+    difference, or if at least 20 and a hundredth of its connections had a spurious SYN or SYN-ACK. A verdict waits while its policy may still be judged later.
     """
     verdicts = []
     for policy, stats in sorted(after["policies"].items()):
         # Connections that no entry covers.
         if policy == "unmatched":
             continue
+        earlier = before["policies"].get(policy) or {}
+        spurious, connections = _spurious(stats, earlier)
+        if spurious >= 20 and spurious > 0.01 * connections:
+            text = "{}: {} of {} connections sent a SYN or SYN-ACK in vain: the timer is shorter than the path".format(
+                policy, spurious, connections
+            )
+            verdicts.append({"policy": policy, "waits": False, "judged": True, "harm": True, "text": text})
+            continue
         if stats.get("control") is None:
             text = "{}: no control arm to compare with (holdout)".format(policy)
             verdicts.append({"policy": policy, "waits": False, "judged": False, "harm": False, "text": text})
             continue
-        earlier = before["policies"].get(policy) or {}
         treated = _counted(stats, earlier)
         control = _counted(stats["control"], earlier.get("control") or {})
         verdict = {"policy": policy, "treated": treated, "control": control}
@@ -42,6 +49,15 @@ def _counted(arm, earlier):
     good = now["good_attempts"] - then.get("good_attempts", 0)
     # Good attempts of connections that began before the first answer may exceed the attempts since then.
     return {"attempts": attempts, "bad": max(attempts - good, 0)}
+
+
+def _spurious(stats, earlier):
+    grown = {"spurious_connections": 0, "connections": 0}
+    for direction in "active", "passive":
+        now, then = stats[direction], earlier.get(direction) or {}
+        for key in grown:
+            grown[key] += max(now.get(key, 0) - then.get(key, 0), 0)
+    return grown["spurious_connections"], grown["connections"]
 
 
 def _is_harm(treated, control, margin, deviations):
