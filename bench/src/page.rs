@@ -64,7 +64,7 @@ mod tests {
                 found.push(name.to_owned());
             }
         }
-        assert_eq!(found, ["machine", "goals", "callback", "scale"]);
+        assert_eq!(found, ["machine", "goals", "scale"]);
     }
 
     #[test]
