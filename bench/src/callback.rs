@@ -224,24 +224,27 @@ fn summary(sizes: SampleSizes, copies: &[Vec<Vec<Callbacks>>]) -> (String, Vec<G
     let goals = [
         (
             "callbacks of a connection, both ends, relative to a C program that does the same work",
+            us(ON),
             ratio(ON, SAME_WORK),
             GOAL,
         ),
         (
             "the same with rto_min and delack_max, relative to the classic C program",
+            us(WITH_TIMERS),
             ratio(WITH_TIMERS, CLASSIC),
             TIMERS_GOAL,
         ),
         (
             "callbacks of a connection with a learnt initial RTO, guard and control arm, relative to a fixed one",
+            us(WITH_LEARNT),
             ratio(WITH_LEARNT, ON),
             LEARNT_GOAL,
         ),
     ];
-    let goals = goals.map(|(what, ratio, most)| Goal {
+    let goals = goals.map(|(what, us, ratio, most)| Goal {
         what,
         limit: format!("at most {most:.2}x"),
-        measured: format!("{}x", ratio.with_range(2)),
+        measured: format!("{:.2} us, {}x", us.median(), ratio.with_range(2)),
         met: ratio.median() <= most,
     });
     (text, goals.into())

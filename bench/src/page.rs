@@ -16,10 +16,13 @@ pub(crate) fn of(part: &str) -> PathBuf {
     root().join(format!("docs/reference/{page}.md"))
 }
 
-/// Replaces a part of its document.
+/// Replaces a part of its document, if the document has it; other parts are only printed.
 pub(crate) fn rewrite(name: &str, part: &str) -> anyhow::Result<()> {
     let path = of(name);
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    if !text.contains(&begin(name)) {
+        return Ok(());
+    }
     fs::write(&path, replaced(&text, name, part)?)?;
     println!("written: {name} in {}", path.display());
     Ok(())
@@ -47,13 +50,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_has_one_place_and_was_measured() {
-        for name in crate::suite::parts() {
-            let text = fs::read_to_string(of(&name)).unwrap();
-            let (_, rest) = text.split_once(&begin(&name)).unwrap();
-            let (part, _) = rest.split_once(&end(&name)).unwrap();
-            assert!(part.trim().len() > 20, "{name} was never measured");
+    fn documents_have_measured_parts() {
+        let parts = crate::suite::parts();
+        let mut found = Vec::new();
+        for page in ["goals", "scale"].map(of) {
+            let text = fs::read_to_string(&page).unwrap();
+            for rest in text.split("<!-- bench: ").skip(1) {
+                let (name, rest) = rest.split_once(" -->").unwrap();
+                let (part, _) = rest.split_once(&end(name)).unwrap();
+                assert!(part.trim().len() > 20, "{name} was never measured");
+                assert!(parts.iter().any(|known| known == name), "{name}");
+                assert_eq!(of(name), page, "{name} is written to another page");
+                found.push(name.to_owned());
+            }
         }
+        assert_eq!(found, ["machine", "goals", "scale"]);
     }
 
     #[test]

@@ -401,10 +401,6 @@ fn with_transfers<E: Estimator>(
     let sum = |of: &dyn Fn(&Transfer) -> f64| all.iter().map(of).sum::<f64>();
     record
         .with("simulated delay", sum(&|one| ms(one.us)) / f(TRANSFERS))
-        .with(
-            "simulated goodput",
-            sum(&|one| goodput(ms(one.us))) / f(TRANSFERS),
-        )
         .with("simulated segments", sum(&|one| f(one.sent)))
         .with("simulated retransmissions", sum(&|one| f(one.again)))
         .with("simulated spurious", sum(&|one| f(one.spurious)))
