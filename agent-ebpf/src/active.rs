@@ -343,7 +343,7 @@ fn established_with_storage(ops: *mut bpf_sock_ops) -> u32 {
 fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     let retransmissions = socket::total_retrans(ctx);
     let took_ns = socket::now().wrapping_sub(state.handshake.ns);
-    handshake::begin(&mut state.handshake, retransmissions, took_ns);
+    handshake::ended(&mut state.handshake, retransmissions, took_ns);
     let tally = Tally::of_socket(state);
     let target = Target::of(ctx);
     if state.arm == arm::NONE {
