@@ -384,7 +384,11 @@ fn learning_ignores_handshakes_with_lost_syn_acks() -> anyhow::Result<()> {
         eprintln!("learnt {learnt:?}");
         ensure!(learnt.is_some_and(|us| RANGE.contains(&us)), "{learnt:?}");
     }
-    let lost = path.handshakes().iter().filter(|one| one.copies() > 0).count();
+    let lost = path
+        .handshakes()
+        .iter()
+        .filter(|one| one.copies() > 0)
+        .count();
     ensure!(lost >= 10, "only {lost} connections retransmitted a SYN");
     Ok(())
 }
@@ -410,6 +414,9 @@ fn syn_ack_outage_is_no_fallback_spurious() -> anyhow::Result<()> {
     eprintln!("{fallback:?} {near:#}");
     ensure!(fallback.spurious == 0, "{fallback:?}");
     ensure!(count("retransmitted_handshakes") >= 30, "{near:#}");
-    ensure!(count("spurious") * 50 <= count("handshake_retransmissions"), "{near:#}");
+    ensure!(
+        count("spurious") * 50 <= count("handshake_retransmissions"),
+        "{near:#}"
+    );
     Ok(())
 }
