@@ -2,11 +2,10 @@
 //!
 //! A suggestion is conservative:
 //!
+//! - The initial RTO is what the law of learnt values says of the same samples ([`rto_model::tune::law`]).
 //! - The share of spurious retransmissions that counts is not the observed share but its upper bound at 95 %
 //!   ([`upper_bound`]): if none of n samples exceeds a value, 3/n of all may (the "rule of three"). With fewer samples
 //!   than the requested share needs there is no suggestion.
-//! - An initial RTO is twice the smallest sufficient value: before the first sample there is no estimate of the
-//!   variation, and not every peer has been observed.
 //! - An rto_min is above the peers' delayed ACK and two jiffies of a slow peer. Below that, the tail loss probe of a
 //!   request without an answer is sent before the delayed ACK arrives (measured: 1 in 20 requests with 8 and 20 ms,
 //!   none with 48 ms).
@@ -31,14 +30,16 @@
 #[cfg(test)]
 mod tests;
 
-use rto_agent_common::syn::least_initial_rto;
 use serde::Serialize;
 
 use rto_model::{
     distribution::Distribution,
     retransmit::RTO_MAX_US,
     syn::INITIAL_RTO_US,
-    tune::quantile::{samples_needed, upper_bound},
+    tune::{
+        law,
+        quantile::{samples_needed, upper_bound},
+    },
 };
 
 use crate::estimator::{Linux, Sample, in_turn};
@@ -51,7 +52,7 @@ pub const PEER_DELACK_US: u64 = 40_000;
 const PEER_TIMER_US: u64 = 8_000;
 /// `TCP_TIMEOUT_MIN`: the smallest rto_min, jiffies.
 const LEAST_JIFFIES: u64 = 2;
-/// Ratio of an initial RTO to the smallest sufficient value.
+/// Ratio of an rto_min to the spread of the samples.
 const HEADROOM: u64 = 2;
 /// Values in the tables, microseconds.
 const INITIAL_CANDIDATES_US: [u64; 7] = [
@@ -174,7 +175,8 @@ pub struct Advice {
     pub candidates: Vec<Candidate>,
 }
 
-/// Advice for the initial RTO, from the duration of handshakes.
+/// Advice for the initial RTO, from the duration of handshakes: what `initial_rto = "auto"` would learn from them
+/// ([`law::required_us`]).
 ///
 /// `present_us` is the current value.
 pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64) -> Advice {
@@ -187,27 +189,19 @@ pub fn initial_rto(handshakes: &Handshakes, question: &Question, present_us: u64
         }
     };
     let candidate = |jiffies: u64| question.candidate(jiffies, false, expected);
-    let enough = count >= samples_needed(question.share);
-    let least = handshakes
-        .took
-        .iter()
-        .map(|(us, _)| us)
-        .find(|us| expected(*us).at_most <= question.share);
-    // The kernel accepts one jiffy, but that may expire at once.
-    let suggestion = least
-        .filter(|_| enough)
-        .map(|us| {
-            let jiffies = question.jiffies(us.saturating_mul(HEADROOM));
-            let least = u64::from(least_initial_rto(question.hz));
-            jiffies.max(least).max(LEAST_JIFFIES)
-        })
-        .filter(|jiffies| *jiffies < question.jiffies(INITIAL_RTO_US))
-        .map(candidate)
-        // The doubled value may be known for fewer handshakes.
-        .filter(|suggestion| suggestion.expected.at_most <= question.share);
+    let mut times = handshakes.took.clone();
+    times.extend(&handshakes.longer_than);
+    let settings = law::Settings {
+        spurious: question.share,
+        ..law::Settings::new(question.hz)
+    };
+    let suggestion = law::required_us(&times, question.share)
+        .map(|us| settings.clamped(us))
+        .filter(|jiffies| *jiffies < settings.largest())
+        .map(candidate);
     question.advice(
         count,
-        enough,
+        law::LEAST_SAMPLES,
         present_us,
         suggestion,
         &INITIAL_CANDIDATES_US,
@@ -255,7 +249,8 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
     };
     let floor = question.delack_floor();
     let candidate = |jiffies: u64| question.candidate(jiffies, jiffies < floor, expected);
-    let enough = count >= samples_needed(question.share);
+    let needed = samples_needed(question.share);
+    let enough = count >= needed;
     // The largest value that a program can set; with some HZ 200 ms is not a whole number of jiffies.
     let last = RTO_MIN_US * u64::from(question.hz) / 1_000_000;
     let first = floor.max(question.jiffies(spread_us.saturating_mul(HEADROOM)));
@@ -267,7 +262,7 @@ pub fn rto_min(round_trips: RoundTrips<'_>, question: &Question, present_us: u64
         .map(candidate);
     question.advice(
         count,
-        enough,
+        needed,
         present_us,
         suggestion,
         &MIN_CANDIDATES_US,
@@ -309,7 +304,7 @@ impl Question {
     fn advice(
         &self,
         samples: u64,
-        enough: bool,
+        needed: u64,
         present_us: u64,
         suggestion: Option<Candidate>,
         candidates_us: &[u64],
@@ -328,12 +323,12 @@ impl Question {
         candidates.dedup_by_key(|c| c.jiffies);
         Advice {
             samples,
-            needed: samples_needed(self.share),
+            needed,
             present,
             suggestion,
             reason: match suggestion {
                 Some(_) => None,
-                None if enough => Some(NoSuggestion::NothingShorter),
+                None if samples >= needed => Some(NoSuggestion::NothingShorter),
                 None => Some(NoSuggestion::TooFewSamples),
             },
             candidates,

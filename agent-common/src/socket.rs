@@ -72,7 +72,7 @@ pub mod schedule_flags {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Handshake {
     /// During the handshake: bpf_ktime_get_ns() at its start (active). After it: its duration in nanoseconds; 0 if
-    /// unknown (passive).
+    /// unknown (passive, with a retransmission).
     pub ns: u64,
     /// The initial RTO of this connection's SYN, jiffies. The kernel asks for it again at each SYN timeout. 0: the
     /// kernel's own, for which the program does not reply.
@@ -81,7 +81,7 @@ pub struct Handshake {
     pub initial_rto_us: u32,
     /// The part of the socket's total_retrans that is already counted.
     pub retransmissions_counted: u32,
-    /// Retransmissions that are not judged yet, because judging them requires RTT samples.
+    /// Retransmissions that are not judged yet, because judging them requires RTT samples; or [`Handshake::WHOLE`].
     pub in_question: u16,
     /// The maximum number of these that can be spurious.
     pub spurious_at_most: u16,
@@ -91,6 +91,12 @@ pub struct Handshake {
     pub rtt_max_us: u32,
     /// When the last two copies of the SYN were sent, microseconds since the first.
     pub copies_us: [u32; 2],
+}
+
+impl Handshake {
+    /// [`Handshake::in_question`] of a long handshake without retransmissions: RTT samples show whether its time is the
+    /// path RTT.
+    pub const WHOLE: u16 = u16::MAX;
 }
 
 /// Options of a socket that a policy controls.

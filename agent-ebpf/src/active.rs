@@ -396,7 +396,7 @@ fn finish(ctx: &SockOpsContext, state: &mut SocketState) {
     state.flags &= !socket_flags::CONNECTING;
     let retransmissions = socket::total_retrans(ctx);
     let took_ns = socket::now().wrapping_sub(state.handshake.ns);
-    handshake::begin(&mut state.handshake, retransmissions, took_ns);
+    handshake::ended(&mut state.handshake, retransmissions, took_ns);
     let tally = Tally::of_socket(state);
     let target = Target::of(ctx);
     if state.arm == arm::NONE {

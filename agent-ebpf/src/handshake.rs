@@ -8,7 +8,7 @@ use rto_agent_common::{
 use rto_agent_ebpf::{
     counter::Counter,
     ops::{Change, change, has_closed},
-    verdict::{Samples, Verdict, after_samples, spurious_at_most},
+    verdict::{LONG_US, Samples, Verdict, after_samples, had_loss, spurious_at_most},
 };
 
 use crate::{
@@ -56,12 +56,24 @@ pub(crate) fn note(
     state.watch.weight = 1;
 }
 
-/// Sets [`Handshake::ns`] and the retransmissions to judge. Invariant: this precedes [`hook::enable`], which requests
-/// RTT_CB only while retransmissions are in question.
+/// [`LONG_US`], nanoseconds.
+const LONG_NS: u64 = LONG_US as u64 * 1000;
+
+/// Sets the duration of a handshake and what is to be judged. Invariant: this precedes [`hook::enable`], which requests
+/// RTT_CB only while something is in question.
+#[inline(always)]
+pub(crate) fn ended(handshake: &mut Handshake, retransmissions: u32, took_ns: u64) {
+    begin(handshake, retransmissions, took_ns);
+    if retransmissions == 0 && took_ns >= LONG_NS {
+        handshake.in_question = Handshake::WHOLE;
+    }
+}
+
+/// Sets [`Handshake::ns`] and the retransmissions to judge.
 #[inline(always)]
 pub(crate) fn begin(handshake: &mut Handshake, retransmissions: u32, ns: u64) {
     handshake.ns = ns;
-    let retransmissions = u16::try_from(retransmissions).unwrap_or(u16::MAX);
+    let retransmissions = u16::try_from(retransmissions).unwrap_or(Handshake::WHOLE - 1);
     handshake.in_question = retransmissions;
     handshake.spurious_at_most = retransmissions;
     handshake.samples = 0;
@@ -91,8 +103,9 @@ pub(crate) fn established(
         srtt_us.into()
     };
     fallback::established_stored(state, retransmissions);
-    if state.arm == arm::treated(UNMATCHED) && tables::counts(statistics::UNMATCHED) {
-        discovery::note(ctx, retransmissions);
+    let is_long = state.handshake.in_question == Handshake::WHOLE;
+    if !is_long {
+        discover(ctx, state, retransmissions);
     }
     if time_us > GOOD_US.into() {
         tally.add(Counter::LATE, 1);
@@ -101,7 +114,12 @@ pub(crate) fn established(
         tally.add(Counter::UNTIMED, 1);
     }
     if retransmissions == 0 {
-        tally.time(Times::PathRtt, time_us, 1);
+        let times = if is_long {
+            Times::Lossy
+        } else {
+            Times::PathRtt
+        };
+        tally.time(times, time_us, 1);
         return;
     }
     tally.time(Times::Lossy, time_us, 1);
@@ -113,6 +131,28 @@ pub(crate) fn established(
         state.handshake.in_question = 0;
         judge(state, tally, retransmissions, 0, srtt_us);
     }
+}
+
+/// Notes a connection that no entry covers.
+#[inline(always)]
+fn discover(ctx: &SockOpsContext, state: &SocketState, retransmissions: u32) {
+    if state.arm == arm::treated(UNMATCHED) && tables::counts(statistics::UNMATCHED) {
+        discovery::note(ctx, retransmissions);
+    }
+}
+
+/// Counts a handshake of [`LONG_US`] or more without a retransmission, once later RTTs are known: its time is the path
+/// RTT, or it had a loss at the other end.
+#[inline(never)]
+fn judge_whole(ops: *mut bpf_sock_ops, state: &mut SocketState, tally: Tally) {
+    let ctx = &SockOpsContext::new(ops);
+    let took_us = state.handshake.ns / 1000;
+    let lost = had_loss(took_us, socket::rtt_min_us(ctx));
+    if !lost {
+        tally.time(Times::PathRtt, took_us, 1);
+        tally.take_back(Times::Lossy, took_us);
+    }
+    discover(ctx, state, lost.into());
 }
 
 /// Counts whether the retransmissions of a handshake were needed, and the path RTT: the duration of the whole handshake
@@ -326,6 +366,13 @@ fn count_end(ctx: &SockOpsContext, state: &mut SocketState, change: Change) {
 /// more.
 #[inline(always)]
 fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally, last: bool) {
+    if state.handshake.in_question == Handshake::WHOLE {
+        state.handshake.in_question = 0;
+        if state.handshake.samples != 0 && !tally.is_nobody() {
+            judge_whole(ctx.ops, state, tally);
+        }
+        return;
+    }
     let handshake = &state.handshake;
     let retransmissions = u32::from(handshake.in_question);
     let samples = Samples {
@@ -339,6 +386,7 @@ fn reconsider(ctx: &SockOpsContext, state: &mut SocketState, tally: Tally, last:
         handshake.spurious_at_most.into(),
         samples,
         handshake.initial_rto_us,
+        handshake.ns / 1000,
         (state.direction == direction::ACTIVE)
             .then(|| (handshake.ns / 1000).saturating_sub(last_copy_us.into())),
     );

@@ -79,9 +79,14 @@ fn established_with_storage(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy) -
     let lets_through = fallback::lets_through(arm, policy, direction::PASSIVE);
     let initial_rto_jiffies = policys_jiffies & lets_through;
     state.options.epoch &= lets_through;
-    handshake::begin(&mut state.handshake, retransmissions, 0);
-    state.handshake.initial_rto_jiffies = 0;
     let srtt_us = socket::srtt_us(ctx);
+    let took_us = if retransmissions == 0 { srtt_us } else { 0 };
+    handshake::ended(
+        &mut state.handshake,
+        retransmissions,
+        u64::from(took_us) * 1000,
+    );
+    state.handshake.initial_rto_jiffies = 0;
     let is_either = srtt_us == 0 || srtt_us >= syn_ack_rto::microseconds(policys_jiffies);
     state.handshake.initial_rto_us = if lets_through == 0 && is_either {
         // Retransmissions may be spurious with the policy's initial RTO, but not with the kernel's: they stay

@@ -42,7 +42,7 @@ use rto_agent_common::{
     GOOD_US, NO_POLICY, Options, Policy, Remembered, SockOpt, SocketState, UNMATCHED, arm,
     direction, lasting, policy_flags, statistics,
 };
-use rto_agent_ebpf::counter::Counter;
+use rto_agent_ebpf::{counter::Counter, verdict::LONG_US};
 
 use crate::{
     discovery, events, fallback, handshake,
@@ -51,7 +51,7 @@ use crate::{
     options::{Defaults, LARGEST_US, Target},
     socket::{self, constant},
     storage::{self, Storage},
-    tables::{self, Tally},
+    tables::{self, Tally, Times},
 };
 
 /// Samples 1 in N loss-free connections until they close; 1: all. The loader writes it.
@@ -113,16 +113,30 @@ pub(crate) fn established(ctx: &SockOpsContext, arm: u32, policy: &Policy, direc
     }
     let tally = Tally::of(arm, direction);
     let connect_time_us = socket::srtt_us(ctx);
-    tally.established_one(connect_time_us);
-    if connect_time_us > GOOD_US {
+    if connect_time_us >= LONG_US {
         cold_path();
-        tally.add(Counter::LATE, 1);
+        long_handshake(ctx.ops, arm, policy, direction);
+        return;
     }
+    tally.established_one(connect_time_us);
     let weight = sampled(ctx);
     if weight != 0 {
         cold_path();
         store(ctx.ops, arm, policy, direction, weight);
     }
+}
+
+/// Counts a connection whose handshake took [`LONG_US`] or more. It gets storage for later RTTs, which show whether
+/// that is the path RTT.
+#[inline(never)]
+fn long_handshake(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direction: u32) -> u32 {
+    let us = socket::srtt_us(&SockOpsContext::new(ops));
+    let tally = Tally::of(arm, direction);
+    tally.time(Times::Lossy, us.into(), 1);
+    if us > GOOD_US {
+        tally.add(Counter::LATE, 1);
+    }
+    store(ops, arm, policy, direction, LONG)
 }
 
 /// The extra work that some policies need for each connection established without a retransmission.
@@ -132,8 +146,12 @@ fn more_at_established(ops: *mut bpf_sock_ops, arm: u32, policy: &Policy, direct
     if more & policy_flags::GUARDED != 0 {
         fallback::established(arm, policy, direction, 0);
     }
-    if tables::counts(statistics::UNMATCHED) && more & policy_flags::DISCOVERS != 0 {
-        discovery::note(&SockOpsContext::new(ops), 0);
+    let ctx = &SockOpsContext::new(ops);
+    if tables::counts(statistics::UNMATCHED)
+        && more & policy_flags::DISCOVERS != 0
+        && socket::srtt_us(ctx) < LONG_US
+    {
+        discovery::note(ctx, 0);
     }
     0
 }
@@ -189,6 +207,9 @@ fn store_at_loss(ops: *mut bpf_sock_ops) -> u32 {
     0
 }
 
+/// The weight of a connection whose handshake is to be judged. It represents only itself.
+const LONG: u32 = 0;
+
 /// Counts a connection with a loss whose callbacks another program has overwritten. Whether the program had treated it,
 /// and its direction, are not known.
 #[inline(never)]
@@ -225,7 +246,12 @@ pub(crate) fn store(
     };
     handshake::note(ops, state, arm, policy, direction);
     remember(ops, &mut state.options);
-    state.watch.weight = weight;
+    if weight == LONG {
+        let us = socket::srtt_us(&SockOpsContext::new(ops));
+        handshake::ended(&mut state.handshake, 0, u64::from(us) * 1000);
+    } else {
+        state.watch.weight = weight;
+    }
     state.watch.srtt_sampled_ns = socket::now();
     hook::enable(ops, state, tally);
     0

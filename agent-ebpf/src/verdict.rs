@@ -10,9 +10,23 @@
 //! - If later RTTs are below the initial RTO, and the answer came about one RTT after the last copy, the copies were
 //!   needed. A later answer belongs to an earlier copy: a firewall, a SYN queue or a radio link delayed only the SYN.
 //!   Then all copies are spurious, however short the RTTs are afterwards.
+//! - A handshake of [`LONG_US`] or more whose later RTTs are short had a loss, at whichever end: the peer's own SYN-ACK
+//!   timer, or its limit of one answer in 500 ms, decided when it ended, and not the copies. None is spurious, and the
+//!   handshake's time is no path RTT, also where nothing was retransmitted here ([`had_loss`]).
 //! - If an active handshake took longer than its RTT by about an RTO or more, the peer did not answer the first copy:
 //!   at least one retransmission was needed, whatever the others were.
 //! - A connection that ends earlier is judged by the samples so far; without any it stays undecided.
+
+/// A handshake that took this long, microseconds, may have had a loss at the other end: a little less than the least
+/// interval between two answers of a listener (`net.ipv4.tcp_invalid_ratelimit`, 500 ms).
+pub const LONG_US: u32 = 450_000;
+
+/// Whether a handshake was long because of a loss, judged by the least RTT since: on a long path RTTs stay long.
+#[inline(always)]
+#[must_use]
+pub const fn had_loss(took_us: u64, least_us: u32) -> bool {
+    took_us >= LONG_US as u64 && (least_us as u64) < took_us / 2
+}
 
 /// RTT samples after which a path counts as slow.
 pub const SAMPLES: u32 = 3;
@@ -78,7 +92,7 @@ impl Samples {
     }
 }
 
-/// Judges the retransmissions of a handshake by later RTT samples; `at_most`: see [`spurious_at_most`].
+/// Judges the retransmissions of a handshake by later RTT samples; `at_most`, `took_us`: see [`spurious_at_most`].
 /// `answered_after_us`: the time from the last copy of the SYN to the answer, for connections that this host opens. A
 /// listener also answers duplicate SYNs, which follow the peer's timers, so for its connections the number of copies
 /// that fit into a round trip means nothing.
@@ -88,6 +102,7 @@ pub const fn after_samples(
     at_most: u32,
     samples: Samples,
     initial_rto_us: u32,
+    took_us: u64,
     answered_after_us: Option<u64>,
 ) -> Verdict {
     if samples.are_all && at_most == 0 {
@@ -101,7 +116,7 @@ pub const fn after_samples(
         Some(us) => us > samples.tolerance_us(initial_rto_us),
         None => false,
     };
-    if is_fast && !is_late {
+    if is_fast && !is_late || had_loss(took_us, samples.least_us) {
         return Verdict::Spurious(0);
     }
     if samples.count < SAMPLES && !samples.are_all {
@@ -139,6 +154,7 @@ mod tests {
             at_most,
             samples(count, rtt_us, are_all),
             rto_us,
+            0,
             answered_after_us,
         )
     }
@@ -211,6 +227,7 @@ mod tests {
                 5,
                 samples(count, 200, false),
                 SHORT,
+                150_000,
                 Some(answered_after_us),
             )
         };
@@ -223,18 +240,47 @@ mod tests {
         // RTTs that vary widen the bound, and a connection that ends is judged by the samples so far.
         let mut varied = samples(2, 200, false);
         varied.longest_us = 9_000;
-        assert_eq!(after_samples(5, varied, SHORT, Some(30_000)), Spurious(0));
+        assert_eq!(
+            after_samples(5, varied, SHORT, 150_000, Some(30_000)),
+            Spurious(0)
+        );
         let ended = samples(1, 200, true);
-        assert_eq!(after_samples(5, ended, SHORT, Some(30_000)), Spurious(5));
+        assert_eq!(
+            after_samples(5, ended, SHORT, 150_000, Some(30_000)),
+            Spurious(5)
+        );
         // Timestamps have shown that the first copy was lost.
-        assert_eq!(after_samples(4, ended, SHORT, Some(30_000)), Spurious(4));
+        assert_eq!(
+            after_samples(4, ended, SHORT, 150_000, Some(30_000)),
+            Spurious(4)
+        );
+    }
+
+    /// SYN-ACKs are lost for a time; the peer's own timer answers at 492 ms or 1 s, between two copies.
+    #[test]
+    fn long_handshake_with_short_rtts_had_a_loss() {
+        for took_us in [492_000, 1_003_000] {
+            let judged = |rtt_us| {
+                let later = samples(3, rtt_us, false);
+                after_samples(4, later, RTO, took_us, Some(80_000))
+            };
+            assert_eq!(judged(3_000), Spurious(0));
+            assert!(had_loss(took_us, 3_000));
+        }
+        // A long path.
+        let later = samples(3, 480_000, false);
+        assert_eq!(
+            after_samples(4, later, RTO, 500_000, Some(80_000)),
+            Spurious(4)
+        );
+        assert!(!had_loss(500_000, 480_000) && !had_loss(449_999, 3_000));
     }
 
     #[test]
     fn a_listener_answers_every_syn() {
         // The listener's own timer, and the peer's second SYN.
         assert_eq!(
-            after_samples(2, samples(3, 120_000, false), RTO, None),
+            after_samples(2, samples(3, 120_000, false), RTO, 0, None),
             Spurious(2)
         );
     }

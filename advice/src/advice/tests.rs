@@ -33,9 +33,9 @@ fn near() -> Distribution {
 #[test]
 fn a_near_peer() {
     let advice = initial(&near(), &QUESTION);
-    // Twice half a millisecond, and the minimum.
+    // Twice half a millisecond, and the law's minimum.
     let suggestion = advice.suggestion.unwrap();
-    assert_eq!((suggestion.jiffies, suggestion.value_us), (2, 8_000));
+    assert_eq!((suggestion.jiffies, suggestion.value_us), (15, 60_000));
     assert_eq!(suggestion.expected.share, 0.0);
     assert!((suggestion.expected.at_most - 0.0006).abs() < 1e-5);
     let near = near();
@@ -59,25 +59,28 @@ fn a_tail_counts() {
         times.add(us, 50);
         times
     };
-    assert_eq!(suggested(&with(30_000), &QUESTION), 60_000);
-    let advice = initial(&with(30_000), &QUESTION);
+    assert_eq!(suggested(&with(40_000), &QUESTION), 80_000);
+    let advice = initial(&with(40_000), &QUESTION);
     let short = advice.candidates.iter().find(|c| c.jiffies == 5).unwrap();
     assert!((short.expected.share - 50.0 / 5050.0).abs() < 1e-9);
     assert!(short.expected.at_most > short.expected.share);
     // A single slow time in ten thousand may be ignored only if one in a hundred is acceptable.
     let mut times: Distribution = (0..10_000).map(|_| 500).collect();
     times.add(300_000, 1);
-    for (share, us) in [(0.01, 8_000), (0.000_4, 600_000)] {
+    for (share, us) in [(0.01, 60_000), (0.000_4, 600_000)] {
         assert_eq!(suggested(&times, &Question { share, ..QUESTION }), us);
     }
 }
 
 #[test]
 fn too_little_and_too_long() {
-    let few: Distribution = (0..2995).map(|_| 500).collect();
+    let few: Distribution = (0..299).map(|_| 500).collect();
     let advice = initial(&few, &QUESTION);
     assert_eq!(advice.reason, Some(NoSuggestion::TooFewSamples));
-    assert_eq!((advice.samples, advice.needed), (2995, 2996));
+    assert_eq!((advice.samples, advice.needed), (299, 300));
+    // Too few for the share: three times the longest.
+    let some: Distribution = (0..2995).map(|_| 30_000).collect();
+    assert_eq!(suggested(&some, &QUESTION), 92_000);
     // The bounds are shown nevertheless.
     assert!(advice.present.expected.at_most > 0.001);
     let none = Distribution::default();
@@ -185,7 +188,7 @@ proptest! {
         let advice = initial(&distribution, &question);
         prop_assert_eq!(advice.suggestion.is_none(), advice.reason.is_some());
         if let Some(s) = advice.suggestion {
-            prop_assert!(s.expected.at_most <= share);
+            prop_assert!(s.expected.share <= share);
             prop_assert!(s.value_us < INITIAL_RTO_US && s.jiffies >= 2);
             // Rounding the microseconds up again gives the same jiffies.
             prop_assert_eq!(question.jiffies(s.value_us), s.jiffies);
@@ -242,7 +245,7 @@ fn initial_rto_holds_where_the_level_drifts() {
             for _ in 0..MINUTES {
                 level = 0.95 * level + 0.1 * normal();
                 // As the end of a bucket.
-                let us = |normal: f64| 250 * (40.0 * (level + 0.1 * normal).exp()) as u64 + 250;
+                let us = |normal: f64| 2500 * (40.0 * (level + 0.1 * normal).exp()) as u64 + 2500;
                 all.extend((0..A_MINUTE).map(|_| us(normal())));
             }
             all

@@ -161,7 +161,7 @@ impl Bed {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-const AUTO: &str = "initial_rto = 'auto'";
+const AUTO: &str = "initial_rto = { auto = true, min = '20ms' }";
 const GUARDED: &str = "initial_rto = '24ms'";
 
 /// Fallback (spurious) of an epoch.
@@ -317,7 +317,7 @@ fn a_time_of_day_that_went_back_is_no_time() {
 
 #[test]
 fn advice_sets_nothing() {
-    let mut bed = Bed::new("initial_rto = 'auto'\nmode = 'advise'");
+    let mut bed = Bed::new(&format!("{AUTO}\nmode = 'advise'"));
     bed.run(700, 9_000, 50);
     assert_eq!(bed.adjustment(), Adjustment::default());
     let view = &bed.tuning.view(Moment::default(), &Adjustments::new())[&name()];
@@ -426,7 +426,7 @@ fn other_settings_end_proven_harm_and_say_so() {
 
 #[test]
 fn learnt_value_without_guard_has_no_epoch() {
-    let mut bed = Bed::new("initial_rto = 'auto'\nguard = 'off'");
+    let mut bed = Bed::new(&format!("{AUTO}\nguard = 'off'"));
     bed.run(700, 9_000, 50);
     assert_eq!(
         (bed.value_ms(), bed.adjustment().active.epoch),

@@ -13,13 +13,10 @@ use rto_agent_core::{
         TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer, next_text,
     },
 };
-use rto_model::tune::tuner::Value;
+use rto_model::tune::tuner::{State, Value};
 
 use super::{holdout, print};
 use crate::{cli::Tune, client::Client};
-
-/// The most transitions shown for each policy.
-const SHOWN: usize = 5;
 
 pub(super) fn run(args: &Tune) -> anyhow::Result<ExitCode> {
     let client = Client::new(&args.daemon.socket);
@@ -89,6 +86,7 @@ pub(super) fn text(answer: &TuneAnswer) -> String {
     text
 }
 
+/// At most six lines: two for each direction, and the verdict.
 fn policy_text(name: &PolicyName, policy: &TunedPolicy, now_ms: u64) -> String {
     let mut text = format!("{name}\n");
     for timer in &policy.timers {
@@ -96,71 +94,61 @@ fn policy_text(name: &PolicyName, policy: &TunedPolicy, now_ms: u64) -> String {
     }
     if let Some(holdout) = &policy.holdout {
         text.push_str(&format!("  {}\n", holdout::verdict(name, holdout)));
-        let bad = holdout.arms.map(holdout::connects);
-        let ratio = holdout::ratio(holdout.evidence.ratio);
-        text.push_str(&format!(
-            "    treated: {}; control: {}; {ratio}\n",
-            bad.treated, bad.control
-        ));
-    }
-    let older = policy.transitions.len().saturating_sub(SHOWN);
-    for transition in policy.transitions.iter().skip(older) {
-        let at = time(transition.transition.at_ms);
-        text.push_str(&format!("  {at} {transition}\n"));
     }
     text
 }
 
-fn time(at_ms: u64) -> humantime::Rfc3339Timestamp {
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(at_ms))
-}
-
 fn timer_text(timer: &TunedTimer, now_ms: u64) -> String {
-    let alarm = timer.alarm.map_or_else(String::new, |alarm| {
-        format!("    last fallback: {} {alarm}\n", time(alarm.at_ms))
-    });
+    let direction = match timer.direction.as_str() {
+        "active" => "outgoing",
+        _ => "incoming",
+    };
     format!(
-        "  {} {}: {}, {} ({})\n    evidence: {}\n{alarm}    next: {}\n",
-        timer.setting,
-        timer.direction,
+        "  {direction}: {} ({}); next: {}\n    {}\n",
         Value(timer.value_us),
-        timer.state.text(),
-        kind_text(timer),
+        state(timer),
+        next_text(timer.next, now_ms),
         evidence(timer),
-        next_text(timer.next, now_ms)
     )
 }
 
-/// Describes the kind of a timer.
-fn kind_text(timer: &TunedTimer) -> String {
-    match timer.kind {
-        TimerKind::Auto => "learnt".to_owned(),
-        TimerKind::Advice => "advice, not set".to_owned(),
-        TimerKind::Guarded => format!("guard of {}", Value(timer.configured_us)),
+/// "learnt", "fallback (outage), configured 100ms".
+fn state(timer: &TunedTimer) -> String {
+    let kind = match (timer.kind, timer.state) {
+        (TimerKind::Auto, _) => "learnt".to_owned(),
+        (TimerKind::Advice, _) => "learnt, not applied".to_owned(),
+        (TimerKind::Guarded, State::Active) => "configured".to_owned(),
+        (TimerKind::Guarded, _) => format!("configured {}", Value(timer.configured_us)),
+    };
+    match timer.state {
+        State::Active => kind,
+        other => format!("{}, {kind}", other.text()),
     }
 }
 
 fn evidence(timer: &TunedTimer) -> String {
     let (counts, samples) = (timer.evidence.counts, timer.evidence.samples);
-    let mut text = format!(
-        "{}, one of each connection",
-        counted(samples, "path RTT", "path RTTs")
-    );
+    let mut text = counted(samples, "sample", "samples");
     if let Some(us) = timer.evidence.want_us {
-        text.push_str(&format!(": {} would be safe", Value(Some(us))));
+        text.push_str(&format!(", the law says {}", Value(Some(us))));
     }
     let judged = counted(counts.connections, "connection", "connections");
     text.push_str(&format!("; {} of {judged} spurious", counts.spurious));
+    if let Some(last) = timer.alarm {
+        let at = UNIX_EPOCH + Duration::from_millis(last.at_ms);
+        text.push_str(&format!(
+            "; last {} at {}",
+            last.to.text(),
+            humantime::format_rfc3339_seconds(at)
+        ));
+    }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use rto_agent_core::{
-        testing::timer,
-        wire::{holdout::Verdict, tune::TransitionView},
-    };
-    use rto_model::tune::tuner::{Cause, Evidence, State, Transition};
+    use rto_agent_core::{testing::timer, wire::holdout::Verdict};
+    use rto_model::tune::tuner::{Cause, Evidence, Next, Transition};
 
     use super::*;
 
@@ -205,34 +193,29 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_for_people() {
-        let sample = timer("active", State::Active);
-        let blown = Transition {
+    fn policy_has_at_most_six_lines() {
+        let learnt = timer("active", State::Active);
+        let alarm = Transition {
             at_ms: 1_700_000_000_000,
             from: State::Active,
             to: State::FallbackSpurious,
             cause: Cause::Spurious,
-            before_us: Some(20_000),
+            before_us: Some(100_000),
             after_us: None,
-            evidence: Evidence {
-                samples: 300,
-                ..sample.evidence
-            },
+            evidence: Evidence::default(),
         };
-        let timer = TunedTimer {
-            alarm: Some(blown),
-            ..sample
-        };
-        let transition = TransitionView {
-            setting: "initial_rto".to_owned(),
-            direction: "active".to_owned(),
-            transition: blown,
+        let fallen = TunedTimer {
+            kind: TimerKind::Guarded,
+            value_us: None,
+            configured_us: Some(100_000),
+            alarm: Some(alarm),
+            next: Next::HoldEnds { at_ms: 1_600_000 },
+            ..timer("passive", State::FallbackSpurious)
         };
         let policy = TunedPolicy {
-            since_ms: None,
-            timers: vec![timer],
-            transitions: vec![transition],
+            timers: vec![learnt, fallen],
             holdout: Some(rto_agent_core::testing::holdout(Verdict::NotYet)),
+            ..TunedPolicy::default()
         };
         let answer = TuneAnswer {
             at_ms: 1_000_000,
@@ -241,13 +224,13 @@ mod tests {
         };
         assert_eq!(
             text(&answer),
-            "near\n  initial_rto active: 48ms, active (learnt)\n    evidence: 5000 path RTTs, one of each connection: 24ms \
-             would be safe; 1 of 1200 connections spurious\n    last fallback: 2023-11-14T22:13:20Z active -> fallback (spurious), 20ms -> the \
-             kernel's own; 1 of 1200 connections spurious, 300 samples\n    next: lower to 24ms in 40s\n  \
-             holdout 5%: not-yet\n    treated: 25 of 9500 connects were bad (0.26%); control: 6 of 500 connects \
-             were bad (1.20%); 0.22 times as frequent in the treated arm (0.10 to any)\n  \
-             2023-11-14T22:13:20Z initial_rto active: active -> fallback (spurious), 20ms -> the kernel's own; 1 of \
-             1200 connections spurious, 300 samples\n"
+            "near\n  \
+             outgoing: 48ms (learnt); next: lower to 24ms in 40s\n    \
+             5000 samples, the law says 24ms; 1 of 1200 connections spurious\n  \
+             incoming: the kernel's own (fallback (spurious), configured 100ms); next: the value again in 10m\n    \
+             5000 samples, the law says 24ms; 1 of 1200 connections spurious; last fallback (spurious) at \
+             2023-11-14T22:13:20Z\n  \
+             holdout 5%: not-yet\n"
         );
     }
 }

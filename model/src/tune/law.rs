@@ -1,4 +1,4 @@
-//! The control law: the initial RTO that path RTTs require.
+//! The law: the initial RTO that path RTTs require. `auto`, `advise` and `discover` use the same ([`required_us`]).
 //!
 //! A host sees the RTT of each path whatever its timer is: a spurious SYN does not delay the answer
 //! to the first one. So the timer is computed from the whole distribution, without trying values.
@@ -39,7 +39,7 @@ impl Settings {
     pub const fn new(hz: u32) -> Self {
         Self {
             hz,
-            min_us: 20_000,
+            min_us: 60_000,
             max_us: INITIAL_RTO_US,
             spurious: 0.001,
         }
@@ -110,20 +110,26 @@ impl Want {
     }
 }
 
-/// The largest quantile bound of the closed hours; before the first such hour, the bound of all
-/// samples; with too few samples for that, three times the largest.
-fn slow_us(history: &History, settings: &Settings) -> Option<u64> {
-    let all = history.all();
-    if all.count() < LEAST_SAMPLES {
+/// The timer that path RTTs require, microseconds: twice the quantile bound, or three times the
+/// largest if there are too few samples for that; `None` with fewer than [`LEAST_SAMPLES`].
+pub fn required_us(times: &Distribution, spurious: f64) -> Option<u64> {
+    if times.count() < LEAST_SAMPLES {
         return None;
     }
-    if all.count() < samples_needed(settings.spurious) {
-        return all.largest_us().map(|us| us.saturating_mul(3));
+    if times.count() < samples_needed(spurious) {
+        return times.largest_us().map(|us| us.saturating_mul(3));
     }
-    let exceeded = history
-        .hours_us()
-        .or_else(|| bounded_quantile_us(all, settings.spurious))?;
+    let exceeded = bounded_quantile_us(times, spurious)?;
     Some(with_headroom(exceeded, 4))
+}
+
+/// The largest quantile bound of the closed hours, doubled; before the first such hour, what all
+/// samples require.
+fn slow_us(history: &History, settings: &Settings) -> Option<u64> {
+    match history.hours_us() {
+        Some(exceeded) => Some(with_headroom(exceeded, 4)),
+        None => required_us(history.all(), settings.spurious),
+    }
 }
 
 /// The value that one in fifty of the last samples exceeds.
@@ -144,7 +150,10 @@ pub const fn asks_for_less(want: u64, value: u64) -> bool {
 mod tests {
     use super::*;
 
-    const SETTINGS: Settings = Settings::new(250);
+    const SETTINGS: Settings = Settings {
+        min_us: 20_000,
+        ..Settings::new(250)
+    };
 
     /// A history with these samples in each second.
     fn history(per_s: &[&[(u64, u64)]]) -> History {

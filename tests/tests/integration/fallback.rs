@@ -357,3 +357,66 @@ fn dead_host_leaves_timer_to_others() -> anyhow::Result<()> {
     ensure!(timers.iter().all(|timer| *timer < LATE), "{timers:?}");
     Ok(())
 }
+
+test!(learning_ignores_handshakes_with_lost_syn_acks);
+/// One SYN-ACK in 33 is lost at an RTT of 3 ms: such a handshake takes until the other end's timer, which is no path RTT.
+fn learning_ignores_handshakes_with_lost_syn_acks() -> anyhow::Result<()> {
+    const NEAR_RTT: Duration = Duration::from_millis(3);
+    const RANGE: std::ops::RangeInclusive<Duration> =
+        Duration::from_millis(60)..=Duration::from_millis(100);
+    let env = TestEnv::with(
+        "[policy.near]\ncidrs = [\"10.88.0.0/24\", \"10.89.0.0/24\"]\ninitial_rto = \"auto\"\n",
+    )?;
+    let path = Path::new(env, NEAR_RTT)?;
+    let lossy = DropPattern::Every(33);
+    path.relay.add(Rule::new(PacketFilter::SYN_ACK, lossy));
+    let value = || anyhow::Ok(InKernel::of(&path.env, "near")?.initial_rto());
+    let mut clients = path.clients(100, ROUNDS, PATIENCE)?;
+    // The first 300 samples give a value, and later ones do not change it for the worse.
+    for _ in 0..2 {
+        let done = clients.run(400)?;
+        ensure!(done.complete == 400, "{done:?}");
+        eventually("learnt value", TIMEOUT, || {
+            Ok(value()?.is_some().then_some(()))
+        })
+        .with_context(|| path.env.log())?;
+        let learnt = value()?;
+        eprintln!("learnt {learnt:?}");
+        ensure!(learnt.is_some_and(|us| RANGE.contains(&us)), "{learnt:?}");
+    }
+    let lost = path
+        .handshakes()
+        .iter()
+        .filter(|one| one.copies() > 0)
+        .count();
+    ensure!(lost >= 10, "only {lost} connections retransmitted a SYN");
+    Ok(())
+}
+
+test!(syn_ack_outage_is_no_fallback_spurious);
+/// SYN-ACKs are lost for a second: the copies of that time are needed, however late the answer is.
+fn syn_ack_outage_is_no_fallback_spurious() -> anyhow::Result<()> {
+    const PER_S: u32 = 50;
+    let env = TestEnv::with(&GUARDED.replace("24ms", "100ms"))?;
+    let path = Path::with(env, RTT, rto_tests::path::Server::Inside)?;
+    let mut clients = path.clients(PER_S, ROUNDS, PATIENCE)?;
+    clients.begin(PER_S * 6)?;
+    path.begun(PER_S as usize)?;
+    let outage = path
+        .relay
+        .start_outage(PacketFilter::SYN_ACK, Duration::from_secs(1))?;
+    path.relay.end_outage(outage)?;
+    let done = clients.done()?;
+    ensure!(done.complete == PER_S * 6, "{done:?}");
+    let fallback = InKernel::of(&path.env, "near")?.fallback(&path.env, ACTIVE)?;
+    let near = path.env.json(&["stats"])?["policies"]["near"]["active"].clone();
+    let count = |name: &str| near[name].as_u64().unwrap_or_default();
+    eprintln!("{fallback:?} {near:#}");
+    ensure!(fallback.spurious == 0, "{fallback:?}");
+    ensure!(count("retransmitted_handshakes") >= 30, "{near:#}");
+    ensure!(
+        count("spurious") * 50 <= count("handshake_retransmissions"),
+        "{near:#}"
+    );
+    Ok(())
+}

@@ -218,7 +218,7 @@ fn wide_prefixes_need_force() {
     let error = check_prefix_width(&"::/0".parse().unwrap(), &learnt).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "initial_rto = auto: too short for ::/0: it may become 20ms; below 200ms on a prefix \
+        "initial_rto = auto: too short for ::/0: it may become 60ms; below 200ms on a prefix \
          shorter than /16 needs force = true or min = 200ms, because such a wide prefix contains \
          more distant hosts"
     );

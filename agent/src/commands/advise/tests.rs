@@ -181,7 +181,7 @@ fn a_policy_of_runtime_entries_gets_a_command() {
     assert_eq!(answer.snippet, None);
     let command = answer.command.as_deref();
     let said =
-        "rto-agent add 10.0.0.0/24 10.0.1.0/24 --initial-rto 24ms --rto-min 48ms --thin-linear";
+        "rto-agent add 10.0.0.0/24 10.0.1.0/24 --initial-rto 60ms --rto-min 48ms --thin-linear";
     assert_eq!(command, Some(said));
     assert!(text::text(&answer, None).contains(said));
 }

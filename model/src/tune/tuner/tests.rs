@@ -1,6 +1,9 @@
 use super::*;
 
-const SETTINGS: Settings = Settings::new(250);
+const SETTINGS: Settings = Settings {
+    min_us: 20_000,
+    ..Settings::new(250)
+};
 const MINUTE_S: u64 = 60;
 const HOUR_S: u64 = 3_600;
 
