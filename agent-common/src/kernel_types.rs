@@ -218,7 +218,7 @@ mod tests {
             assert_eq!(offsets.values()[i], value, "{name}");
         }
         // SAFETY: as above.
-        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<25>()) };
+        let types: SocketTypes = unsafe { core::mem::transmute(numbers::<26>()) };
         for (i, (name, value)) in fields(&format!("{types:?}")).into_iter().enumerate() {
             let (_, of) = globals::SOCKET_TYPES[i].split_once('_').unwrap();
             assert_eq!(of, name);
