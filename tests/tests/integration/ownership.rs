@@ -278,3 +278,26 @@ fn connect_without_memory_gives_up_when_the_kernel_would() -> anyhow::Result<()>
     ensure!(near["storage_failures"].as_u64() > Some(0), "{near:#}");
     Ok(())
 }
+
+test!(options_are_restored_after_failed_connect, needs = [RTO_MAX]);
+/// Refused, and without an answer.
+fn options_are_restored_after_failed_connect() -> anyhow::Result<()> {
+    let settings = "initial_rto = \"100ms\"\nthin_linear = true\nrto_max = \"2s\"\n\
+                    user_timeout = \"20s\"";
+    let env = TestEnv::with(&policy(settings))?;
+    env.net.black_hole(PORT)?;
+    for (port, result) in [(PORT, "ETIMEDOUT"), (PORT + 1, "ECONNREFUSED")] {
+        for own in [
+            vec![(option::SYNCNT, 1)],
+            vec![(option::SYNCNT, 1), (option::RTO_MAX_MS, 60_000)],
+        ] {
+            let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+            let to = to(SERVER_V4, port);
+            for attempt in Attempts::begin(netns, cgroup, to, 1, own)?.outcomes()? {
+                ensure!(attempt.result == result, "{attempt:?}");
+                ensure!(attempt.before == attempt.after, "{attempt:?}");
+            }
+        }
+    }
+    Ok(())
+}
