@@ -24,6 +24,7 @@ pub const HOST: HostFacts = HostFacts {
     has_rto_max: true,
     shapes_syns: true,
     has_bpf_thin_linear: true,
+    is_bbr_default: false,
     reads_timers: true,
 };
 

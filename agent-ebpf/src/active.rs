@@ -295,10 +295,13 @@ fn lost(ops: *mut bpf_sock_ops, timer: u32) {
     };
     let tally = Tally::of(arm, direction::ACTIVE);
     let Some(state) = storage.make() else {
-        // Without storage, options could not be restored, so none is changed.
         tally.add(Counter::STORAGE_FAILURES, 1);
+        if timer < syn_ack_rto::kernel_jiffies() && policy.initial_rto_jiffies != 0 {
+            syn_schedule::begin_without_storage(ctx, tally);
+        }
         return;
     };
+    syn_schedule::end_without_storage(ctx);
     unstored::remember(ops, &mut state.options);
     begin(ctx.ops, state, arm, policy);
     note_timer(ctx, state, policy, timer);

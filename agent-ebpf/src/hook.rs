@@ -66,6 +66,12 @@ pub(crate) fn mark_stored(ctx: &SockOpsContext, tally: Tally) {
     add(ctx, wanted, tally);
 }
 
+/// Requests STATE_CB for a connecting socket whose options must be restored when the attempt ends.
+#[inline(always)]
+pub(crate) fn watch_end(ctx: &SockOpsContext, tally: Tally) {
+    add(ctx, STATE_CB_FLAG, tally);
+}
+
 /// Whether a connecting socket may have storage, judged by its callbacks.
 #[inline(always)]
 pub(crate) fn has_storage(ctx: &SockOpsContext) -> bool {

@@ -23,12 +23,12 @@ use rto_agent_common::{
     Policy, Schedule, SockOpt, SocketState, direction, policy_flags,
     schedule_flags::{HELD, KEEPS_PATH, LAST, NOT_SENT, PLANNED, SENT, SHAPED},
     schedules, socket_flags,
-    syn::{Attempt, Fired, Next, Timeouts, both, lower, upper},
+    syn::{Attempt, Fired, MAX_SYNCNT, Next, Timeouts, both, lower, upper},
 };
 use rto_agent_ebpf::ops::SYN_SENT;
 
 use crate::{
-    hook::argument,
+    hook::{self, argument},
     kernel_sock::{self, SynSocket},
     options::{KERNEL, Target},
     socket::{self, constant_u8},
@@ -397,6 +397,7 @@ extern "C" fn rto_end_schedule(ops: *mut bpf_sock_ops) -> u32 {
     // SAFETY: no other `Storage` is in use.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let Some(state) = storage.find() else {
+        end_without_storage(&ctx);
         return 0;
     };
     if state.flags & socket_flags::SYN_SCHEDULE == 0 {
@@ -420,6 +421,59 @@ extern "C" fn rto_end_schedule(ops: *mut bpf_sock_ops) -> u32 {
     };
     state.flags &= !socket_flags::SYN_SCHEDULE;
     count(schedules::SOCKETS, -1);
+    0
+}
+
+/// RTO_CB of a connecting socket with the policy's initial RTO for whose storage there is no memory: the kernel doubles
+/// the interval, but the attempt ends when the kernel alone would have ended it, by TCP_USER_TIMEOUT. The highest
+/// TCP_SYNCNT shows that the program has set both; a socket on which the application has set either has had storage
+/// since connect().
+#[inline(always)]
+pub(crate) fn begin_without_storage(ctx: &SockOpsContext, tally: Tally) {
+    rto_syn_without_storage(ctx.ops, tally.key());
+}
+
+/// Restores the options of [`begin_without_storage`].
+#[inline(always)]
+pub(crate) fn end_without_storage(ctx: &SockOpsContext) {
+    rto_syn_without_storage(ctx.ops, END);
+}
+
+const END: u32 = u32::MAX;
+
+/// A global function: see `tables`. The second argument: [`Tally::key`], or [`END`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn rto_syn_without_storage(ops: *mut bpf_sock_ops, tally: u32) -> u32 {
+    let ctx = &SockOpsContext::new(ops);
+    let own = SynSocket::of(ctx);
+    let target = Target::of(ctx);
+    if !own.is_known() || !hook::is_marked(ctx) {
+        return 0;
+    }
+    if tally == END {
+        if own.retries == MAX_SYNCNT {
+            target.set(SockOpt::UserTimeout, 0, Tally::NOBODY);
+            target.set(SockOpt::SynCnt, own.net_retries, Tally::NOBODY);
+        }
+        return 0;
+    }
+    if own.retries != 0 || own.user_timeout_ms != 0 {
+        return 0;
+    }
+    let hz = syn_ack_rto::kernel_jiffies();
+    let tally = Tally::of_key(tally);
+    let gives_up = rto_syn_gives_up(
+        both(jiffies().wrapping_sub(own.rto), hz),
+        own.linear,
+        own.net_retries,
+        own.rto_max,
+        0,
+    );
+    if target.set(SockOpt::UserTimeout, milliseconds(gives_up), tally) {
+        target.set(SockOpt::SynCnt, MAX_SYNCNT, tally);
+        hook::watch_end(ctx, tally);
+    }
     0
 }
 

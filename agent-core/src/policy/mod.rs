@@ -157,6 +157,8 @@ pub struct HostFacts {
     pub shapes_syns: bool,
     /// Whether bpf_setsockopt takes TCP_THIN_LINEAR_TIMEOUTS (Linux 6.1).
     pub has_bpf_thin_linear: bool,
+    /// Whether BBR is the default congestion control of the daemon's network namespace: under it no stream is thin.
+    pub is_bbr_default: bool,
 }
 
 impl HostFacts {

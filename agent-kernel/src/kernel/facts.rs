@@ -34,6 +34,8 @@ pub fn host_facts(features: &[Feature]) -> anyhow::Result<HostFacts> {
         has_rto_max: can_set(features, "tcp-rto-max").unwrap_or_else(has_rto_max),
         shapes_syns: can_set(features, SYN_SCHEDULE) != Some(false),
         has_bpf_thin_linear,
+        is_bbr_default: sysctl::ipv4::<String>("tcp_congestion_control")
+            .is_some_and(|name| name.starts_with("bbr")),
     })
 }
 
@@ -49,6 +51,7 @@ pub fn facts_of(kernel: (u32, u32), hz: u32) -> HostFacts {
         has_rto_max: kernel >= (6, 15),
         shapes_syns: true,
         has_bpf_thin_linear: kernel >= (6, 1),
+        is_bbr_default: false,
     }
 }
 

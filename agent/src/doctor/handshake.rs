@@ -144,7 +144,9 @@ fn syn_ack_retries(set: &PolicySet, host: &HostFacts) -> Finding {
             "sysctl net.ipv4.tcp_synack_retries={enough} in each network namespace with listeners \
              gives {}. The cost: half-open connections of peers without a policy, including \
              spoofed ones, are kept for {} instead of {} and get {enough} SYN-ACK retransmissions \
-             instead of {retries}. TCP_SYNCNT = {enough} on a listener does the same for that \
+             instead of {retries}. Where the server speaks first and the last ACK of handshakes is \
+             lost, a shorter timer ends between those of the kernel and may accept later. \
+             TCP_SYNCNT = {enough} on a listener does the same for that \
              listener only; syn_ack_rto = \"keep\" leaves the kernel's SYN-ACK timer",
             text(shortest),
             lifetime(hz, enough),

@@ -38,18 +38,32 @@ pub(super) fn sysctls() -> [Finding; 3] {
         Some(n) => retries.ok(n.to_string()),
         None => retries.problem("cannot be read", "mount /proc where the agent runs"),
     };
-    let thin = thin_linear(sysctl::ipv4("tcp_thin_linear_timeouts"));
+    let thin = thin_linear(
+        sysctl::ipv4("tcp_thin_linear_timeouts"),
+        sysctl::ipv4("tcp_congestion_control"),
+    );
     [linear, thin, retries]
 }
 
 /// The kernel uses either the sysctl or the socket's option (`tcp_retransmit_timer()`, Linux 6.12).
-fn thin_linear(value: Option<u8>) -> Finding {
+/// Under BBR no stream counts as thin (`tcp_stream_is_thin()`), because it keeps the slow start threshold infinite.
+fn thin_linear(value: Option<u8>, congestion: Option<String>) -> Finding {
     let check = Check(
         "tcp_thin_linear_timeouts",
         "if it is on, all thin streams use linear timeouts: thin_linear = false and linear_retries \
          have no effect in this network namespace",
     );
     match value {
+        Some(0) | None
+            if congestion
+                .as_ref()
+                .is_some_and(|name| name.starts_with("bbr")) =>
+        {
+            check.ok(
+                "off: policies decide; but thin_linear has no effect on connections with BBR, the \
+             default of this host",
+            )
+        }
         Some(0) | None => check.ok("off: policies decide"),
         Some(_) => check.warning(
             "on for every socket",
@@ -379,9 +393,11 @@ mod tests {
 
     #[test]
     fn thin_streams_by_sysctl_are_told() {
-        assert_eq!(thin_linear(Some(0)).severity, Severity::Ok);
-        assert_eq!(thin_linear(None).severity, Severity::Ok);
-        assert_eq!(thin_linear(Some(1)).severity, Severity::Warning);
+        assert_eq!(thin_linear(Some(0), None).severity, Severity::Ok);
+        assert_eq!(thin_linear(None, None).severity, Severity::Ok);
+        assert_eq!(thin_linear(Some(1), None).severity, Severity::Warning);
+        let bbr = thin_linear(Some(0), Some("bbr".to_owned()));
+        assert!(bbr.found.contains("no effect on connections with BBR"));
     }
 
     #[test]

@@ -104,6 +104,7 @@ mod tests {
         has_rto_max: false,
         shapes_syns: true,
         has_bpf_thin_linear: true,
+        is_bbr_default: false,
     };
 
     #[test]

@@ -243,3 +243,61 @@ fn stricter_options_of_application_stay() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+test!(
+    connect_without_memory_gives_up_when_the_kernel_would,
+    needs = [RTO_MAX]
+);
+/// Socket storage is charged to the socket's option memory, which the namespace limits (Linux 6.9).
+fn connect_without_memory_gives_up_when_the_kernel_would() -> anyhow::Result<()> {
+    let env = silent(&near("\"10.88.0.0/24\""))?;
+    sysctl(&env.net.client, "net.core.optmem_max", "100")?;
+    sysctl(&env.net.client, "net.ipv4.tcp_syn_retries", "1")?;
+    for own in [
+        vec![],
+        vec![(option::SYNCNT, 1)],
+        vec![(option::USER_TIMEOUT, 3_000)],
+    ] {
+        let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+        let begin = |address| Attempts::begin(netns, cgroup, to(address, PORT), 1, own.clone());
+        let begun = [begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?];
+        let mut ends = Vec::new();
+        for attempts in begun {
+            ends.extend(attempts.outcomes()?);
+        }
+        let [policy, control] = ends.as_slice() else {
+            bail!("{ends:?}");
+        };
+        ensure!(
+            policy.took.abs_diff(control.took) < control.took / 20 + 64 * jiffy(),
+            "{own:?}: {policy:?} against {control:?}"
+        );
+        ensure!(policy.before == policy.after, "{own:?}: {policy:?}");
+    }
+    let near = env.counted("near")?;
+    ensure!(near["storage_failures"].as_u64() > Some(0), "{near:#}");
+    Ok(())
+}
+
+test!(options_are_restored_after_failed_connect, needs = [RTO_MAX]);
+/// Refused, and without an answer.
+fn options_are_restored_after_failed_connect() -> anyhow::Result<()> {
+    let settings = "initial_rto = \"100ms\"\nthin_linear = true\nrto_max = \"2s\"\n\
+                    user_timeout = \"20s\"";
+    let env = TestEnv::with(&policy(settings))?;
+    env.net.black_hole(PORT)?;
+    for (port, result) in [(PORT, "ETIMEDOUT"), (PORT + 1, "ECONNREFUSED")] {
+        for own in [
+            vec![(option::SYNCNT, 1)],
+            vec![(option::SYNCNT, 1), (option::RTO_MAX_MS, 60_000)],
+        ] {
+            let (netns, cgroup) = (&env.net.client, Some(env.cgroup.path()));
+            let to = to(SERVER_V4, port);
+            for attempt in Attempts::begin(netns, cgroup, to, 1, own)?.outcomes()? {
+                ensure!(attempt.result == result, "{attempt:?}");
+                ensure!(attempt.before == attempt.after, "{attempt:?}");
+            }
+        }
+    }
+    Ok(())
+}

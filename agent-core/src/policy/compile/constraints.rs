@@ -73,15 +73,29 @@ impl Compiler<'_> {
             ));
         }
         let capped = settings.rto_max.filter(|rto_max| *rto_max < RTO_MAX);
-        if let Some(rto_max) = capped.filter(|_| settings.user_timeout.is_none()) {
-            let kernel = format_duration(lifetime(RTO_MAX));
+        if let Some(rto_max) = capped {
             self.warnings.push(format!(
                 "rto_max = {}: an established connection without an answer ends after about {} \
-                 (net.ipv4.tcp_retries2 = {TCP_RETRIES2}) instead of {kernel} with the kernel's \
-                 own rto_max; user_timeout = \"{kernel}\" keeps that time",
+                 (net.ipv4.tcp_retries2 = {TCP_RETRIES2}) instead of {} with the kernel's own \
+                 rto_max; raise net.ipv4.tcp_retries2",
                 format_duration(rto_max),
                 format_duration(lifetime(rto_max)),
+                format_duration(lifetime(RTO_MAX)),
             ));
+        }
+        if let Some(user_timeout) = settings.user_timeout {
+            self.warnings.push(format!(
+                "user_timeout = {}: it also ends a connection whose receiver reads nothing for that \
+                 long, and replaces the number of keepalive probes (TCP_KEEPCNT)",
+                format_duration(user_timeout),
+            ));
+        }
+        if settings.thin_linear == Some(true) && self.host.is_bbr_default {
+            self.warnings.push(
+                "thin_linear = true: no effect on connections with BBR, the default of this host \
+                 (net.ipv4.tcp_congestion_control), under which no stream counts as thin"
+                    .to_owned(),
+            );
         }
     }
 }

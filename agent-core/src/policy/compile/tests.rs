@@ -311,3 +311,18 @@ fn policies_become_what_the_table_says() {
     });
     insta::assert_snapshot!(rows.join("\n"));
 }
+
+#[test]
+fn thin_linear_without_thin_streams_is_warned_of() {
+    let warned = |host: &HostFacts, toml| {
+        let compiled = compile(&"p".parse().unwrap(), &settings(toml), host).unwrap();
+        compiled.warnings.iter().any(|text| text.contains("BBR"))
+    };
+    let bbr = HostFacts {
+        is_bbr_default: true,
+        ..HOST
+    };
+    assert!(warned(&bbr, "thin_linear = true"));
+    assert!(!warned(&HOST, "thin_linear = true"));
+    assert!(!warned(&bbr, "thin_linear = false\ninitial_rto = '100ms'"));
+}
