@@ -17,7 +17,6 @@ mod ebpf;
 mod fuzz;
 mod host;
 mod miri;
-mod mutants;
 mod node;
 mod process;
 mod setup;
@@ -54,8 +53,6 @@ enum Verb {
     Host(host::Args),
     /// Run the tests of agent-common under Miri, which detects undefined behaviour
     Miri,
-    /// Change the pure code in one place after the other, and count the changes that its unit tests notice
-    Mutants(mutants::Args),
     /// Test the container as the Helm chart runs it, in a virtual machine
     Node(node::Args),
     /// Install missing system packages for tests and demo
@@ -82,7 +79,6 @@ fn main() -> anyhow::Result<()> {
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Host(args) => host::run(&args),
         Verb::Miri => miri::run(),
-        Verb::Mutants(args) => mutants::run(&args),
         Verb::Node(args) => node::run(&args),
         Verb::Setup => setup::run(),
         Verb::Soak(args) => soak::run(&args),

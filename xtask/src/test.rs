@@ -125,14 +125,22 @@ impl Results {
                     lines.push(line.to_owned());
                 })
             });
-            let ended = self.add(&mut tests, &mut |line| println!("{line}"));
+            // Of tests by name, the result of each is enough: messages of failed ones are printed at the end.
+            let is_shown = |line: &str| args.filter.is_none() || line.starts_with("test ");
+            let ended = self.add(&mut tests, &mut |line| {
+                if is_shown(line) {
+                    println!("{line}");
+                }
+            });
             let others_ended = running.join().unwrap_or_else(|_| bail!("a panic"));
             (ended, others_ended)
         });
-        lines.retain(|line| !(line.starts_with("test ") && line.ends_with(" ... ok")));
-        println!("{}", lines.join("\n"));
         let ran = self.passed + self.failed;
-        println!("integration tests run: {ran}");
+        if args.filter.is_none() || others_ended.is_err() {
+            lines.retain(|line| !(line.starts_with("test ") && line.ends_with(" ... ok")));
+            println!("{}", lines.join("\n"));
+            println!("integration tests run: {ran}");
+        }
         self.passed += others.passed;
         self.failed += others.failed;
         self.ignored += others.ignored;

@@ -6,7 +6,7 @@
 //! Times are taken where the packets are captured. They are round-trip times only at the sending host; a capture at
 //! another place shows the part of the path beyond it.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -75,9 +75,8 @@ pub struct Flow {
     pub opened: Option<Opening>,
     /// Round trips of the handshake: SYN to SYN-ACK, or SYN-ACK to ACK. One, except for simultaneous opens.
     pub handshake: Vec<Sample>,
-    /// Handshakes without a sample: unanswered ones, and retransmitted ones for which it is unknown which copy was
-    /// answered. The time from the first SYN or SYN-ACK to the answer, or to the end of the wait, microseconds;
-    /// `u64::MAX` if a clock went back in that time.
+    /// Answered handshakes without a sample: retransmitted ones for which it is unknown which copy was answered. The
+    /// time from the first SYN or SYN-ACK to the answer, microseconds; `u64::MAX` if a clock went back in that time.
     pub unsampled_us: Vec<u64>,
     /// Round trips of data and FINs.
     pub data: Vec<Sample>,
@@ -106,6 +105,8 @@ pub struct FlowCounts {
     pub handshake_retransmitted: u64,
     /// Segments that were not answered when the capture or the connection ended.
     pub unanswered: u64,
+    /// SYNs and SYN-ACKs among these, which were refused or not answered at all.
+    pub handshake_unanswered: u64,
     /// ACKs without a sample, because they cover a retransmitted segment.
     pub ambiguous: u64,
 }
@@ -163,8 +164,25 @@ impl Capture {
             retransmitted: sum.retransmitted + one.retransmitted,
             handshake_retransmitted: sum.handshake_retransmitted + one.handshake_retransmitted,
             unanswered: sum.unanswered + one.unanswered,
+            handshake_unanswered: sum.handshake_unanswered + one.handshake_unanswered,
             ambiguous: sum.ambiguous + one.ambiguous,
         })
+    }
+
+    /// The number of connections of which only one direction was captured: they have data, which no peer sends without
+    /// an answer to its SYN.
+    pub fn one_way(&self) -> usize {
+        let keys: HashSet<_> = self.flows.iter().map(|flow| (flow.from, flow.to)).collect();
+        let one_way = self.flows.iter().filter(|flow| {
+            let handshakes = flow.counts.handshake_retransmitted + u64::from(flow.opened.is_some());
+            flow.counts.segments > handshakes
+                && flow.counts.unanswered > flow.counts.handshake_unanswered
+                && flow.handshake.is_empty()
+                && flow.unsampled_us.is_empty()
+                && flow.data.is_empty()
+                && !keys.contains(&(flow.to, flow.from))
+        });
+        one_way.count()
     }
 
     /// Remarks for the user about what is missing, a sentence each.
@@ -225,6 +243,13 @@ impl Capture {
         ];
         let packets = packets.into_iter().filter(|(count, _)| *count > 0);
         remarks.extend(packets.map(|(count, what)| format!("{count} packet(s) are {what}")));
+        let one_way = self.one_way();
+        if one_way > 0 {
+            remarks.push(format!(
+                "of {one_way} connection(s) only one direction was captured, so their round trips are unknown: capture \
+                 both directions (tcpdump without a filter on addresses or interfaces of one direction)"
+            ));
+        }
         if c.beyond_outstanding > 0 {
             remarks.push(format!(
                 "{} segment(s) were not followed: too many were outstanding at the same time",

@@ -78,7 +78,6 @@ pub(super) fn frames<'a>(
 fn hint(bytes: &[u8]) -> &'static str {
     match bytes {
         [] => " (it is empty)",
-        [0x1f, 0x8b, ..] => " (it is compressed: gunzip it)",
         [0x28, 0xb5, 0x2f, 0xfd, ..] => " (it is compressed: unzstd it)",
         [0xfd, b'7', b'z', ..] => " (it is compressed: unxz it)",
         _ if bytes

@@ -82,11 +82,24 @@ pub fn read(bytes: &[u8]) -> Result<Capture, CaptureError> {
 
 /// Reads a capture.
 pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> {
+    read_parts(&[bytes], limits)
+}
+
+/// Reads the files of one capture, in the order of their first packets: connections may go on in the next one.
+pub fn read_parts(files: &[&[u8]], limits: Limits) -> Result<Capture, CaptureError> {
+    let mut files = files.to_vec();
+    files.sort_by_cached_key(|bytes| first_ns(bytes));
     // The earliest time need not be that of the first packet.
     let mut clocks = clock::Clocks::default();
-    let rest = file::frames(bytes, |frame| {
-        clocks.take(&frame);
-    })?;
+    let mut rest = file::Rest::default();
+    for bytes in &files {
+        let found = file::frames(bytes, |frame| {
+            clocks.take(&frame);
+        })?;
+        rest.cut_off_at = rest.cut_off_at.or(found.cut_off_at);
+        rest.other_blocks += found.other_blocks;
+        rest.other_block = rest.other_block.or(found.other_block);
+    }
     let earliest_ns = clocks.earliest_ns().unwrap_or(0);
     let times = clocks.times();
     let mut counts = Counts {
@@ -97,7 +110,7 @@ pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> 
     let mut tracker = track::Tracker::new(limits);
     let mut clocks = clock::Clocks::default();
     let mut last = track::Moment { ns: 0, back: 0 };
-    file::frames(bytes, |frame| {
+    let mut take = |frame: file::Frame<'_>| {
         counts.packets += 1;
         let (Some(time_ns), Some(back)) = (frame.time_ns, clocks.take(&frame)) else {
             counts.without_time += 1;
@@ -122,7 +135,10 @@ pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> 
             Err(packet::Skipped::Fragment) => counts.fragments += 1,
             Err(packet::Skipped::CutShort) => counts.cut_short += 1,
         }
-    })?;
+    };
+    for bytes in &files {
+        file::frames(bytes, &mut take)?;
+    }
     if let Some(link) = counts.other_link
         && counts.other_links == counts.packets
     {
@@ -130,12 +146,20 @@ pub fn read_with(bytes: &[u8], limits: Limits) -> Result<Capture, CaptureError> 
         return Err(CaptureError::NothingReadable { packets, link });
     }
     Ok(Capture {
-        flows: tracker.finish(last),
+        flows: tracker.finish(),
         counts,
         times,
         cut_off_at: rest.cut_off_at,
         sampled: None,
     })
+}
+
+/// The time of a file's first packet; `None` if there is none.
+fn first_ns(bytes: &[u8]) -> Option<i64> {
+    let mut first = None;
+    // What is damaged later is reported by the reader.
+    let _ = file::frames(bytes, |frame| first = first.or(frame.time_ns));
+    first
 }
 
 /// Keeps what a capture of one in `every` packets proves.

@@ -13,6 +13,9 @@ use super::file::Frame;
 mod link {
     pub(super) const ETHERNET: u32 = 1;
     pub(super) const RAW: u32 = 101;
+    /// `DLT_RAW` of most systems and of OpenBSD, in files that do not use LINKTYPE_RAW.
+    pub(super) const DLT_RAW: u32 = 12;
+    pub(super) const DLT_RAW_OPENBSD: u32 = 14;
     pub(super) const LINUX_SLL: u32 = 113;
     pub(super) const IPV4: u32 = 228;
     pub(super) const IPV6: u32 = 229;
@@ -73,7 +76,9 @@ pub(super) fn segment(frame: &Frame<'_>) -> Result<Segment, Skipped> {
     let mut outgoing = frame.outgoing;
     let sliced = match frame.link {
         link::ETHERNET => network(data, 12, 14)?,
-        link::RAW | link::IPV4 | link::IPV6 => from_ip(data)?,
+        link::RAW | link::DLT_RAW | link::DLT_RAW_OPENBSD | link::IPV4 | link::IPV6 => {
+            from_ip(data)?
+        }
         link::LINUX_SLL => {
             outgoing = outgoing.or_else(|| direction(data.get(1)));
             network(data, 14, 16)?

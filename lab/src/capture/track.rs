@@ -88,12 +88,14 @@ impl Tracker {
         if let Some(&index) = self.by_key.get(&reverse) {
             let state = &mut self.flows[index];
             let had = state.outstanding.len();
-            if let Some(ack) = segment.ack {
+            // A refused SYN has no round trip: a firewall may have refused it.
+            let is_refused = segment.rst && state.outstanding.front().is_some_and(|o| o.is_syn);
+            if let Some(ack) = segment.ack.filter(|_| !is_refused) {
                 let echo = segment.timestamps.map(|(_, echo)| echo);
                 state.acknowledged(at, ack, echo, counts);
             }
             if segment.rst {
-                state.give_up(at);
+                state.give_up();
             }
             self.outstanding -= had - state.outstanding.len();
         }
@@ -128,9 +130,9 @@ impl Tracker {
     }
 
     /// Ends the capture.
-    pub(super) fn finish(self, at: Moment) -> Vec<Flow> {
+    pub(super) fn finish(self) -> Vec<Flow> {
         let ended = self.flows.into_iter().map(|mut state| {
-            state.give_up(at);
+            state.give_up();
             state.flow
         });
         ended.collect()
@@ -180,7 +182,7 @@ impl State {
         if segment.syn {
             if self.syn != Some(seq) {
                 // A new connection with the same ports.
-                self.give_up(at);
+                self.give_up();
                 self.syn = Some(seq);
                 self.sent = Some(seq);
                 self.copies.clear();
@@ -304,12 +306,12 @@ impl State {
         }
     }
 
-    /// Gives up on unanswered segments.
-    fn give_up(&mut self, at: Moment) {
+    /// Gives up on unanswered segments. An unanswered SYN proves nothing about the path's round trip: the peer may be
+    /// down, or the SYN spoofed.
+    fn give_up(&mut self) {
         self.flow.counts.unanswered += self.outstanding.len() as u64;
-        let outstanding = self.outstanding.drain(..).filter(|o| o.is_syn);
-        let waited = outstanding.map(|syn| waited_us(at, syn.sent));
-        self.flow.unsampled_us.extend(waited);
+        let handshakes = self.outstanding.drain(..).filter(|o| o.is_syn);
+        self.flow.counts.handshake_unanswered += handshakes.count() as u64;
     }
 }
 

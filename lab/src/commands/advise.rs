@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::Read as _,
+    io::{self, Read},
     net::IpAddr,
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
@@ -11,11 +11,12 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
+use flate2::read::MultiGzDecoder;
 use rto_advice::capture::NamedCapture;
 use rto_agent_core::printable;
 use rto_testbed::agent::find;
 
-use crate::capture;
+use crate::capture::{self, Limits};
 
 /// Maximum size of a capture, which is read into memory.
 const LARGEST: u64 = 2 << 30;
@@ -23,9 +24,10 @@ const LARGEST: u64 = 2 << 30;
 /// `rto-lab advise`.
 #[derive(Debug, Args)]
 pub struct Advise {
-    /// A capture (pcap or pcapng) taken on the host that the settings are for: tcpdump -s 128 -w FILE tcp
-    #[arg(long, value_name = "FILE")]
-    pcap: PathBuf,
+    /// A capture (pcap or pcapng, also compressed with gzip; "-": standard input), or the files of one, taken on the
+    /// host that the settings are for: tcpdump -s 128 -w FILE tcp
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pcap: Vec<PathBuf>,
     /// Only connections with a peer in this prefix; may be repeated
     #[arg(long, short, value_name = "CIDR")]
     cidr: Vec<String>,
@@ -50,15 +52,23 @@ pub struct Advise {
 }
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
-    let bytes = read_capture(&args.pcap)?;
-    let at = || printable::path(&args.pcap);
-    let mut capture = capture::read(&bytes).with_context(at)?;
-    drop(bytes);
+    let files = args.pcap.iter().map(|path| read_capture(path));
+    let files = files.collect::<anyhow::Result<Vec<_>>>()?;
+    let names: Vec<_> = args
+        .pcap
+        .iter()
+        .map(|path| path.to_string_lossy())
+        .collect();
+    let names = PathBuf::from(names.join(", "));
+    let at = || printable::path(&names);
+    let parts: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
+    let mut capture = capture::read_parts(&parts, Limits::default()).with_context(at)?;
+    drop(files);
     if let Some(every) = args.sampled {
         capture::retain_sampled(&mut capture, every).with_context(at)?;
     }
     let samples = NamedCapture {
-        file: args.pcap.clone(),
+        file: names.clone(),
         capture,
     };
     let mut command = Command::new(find(args.agent.as_deref())?);
@@ -78,32 +88,48 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
         .context("rto-agent advise")?;
     let input = agent.stdin.take().context("rto-agent advise: no input")?;
     // It may fail before it has read everything; its error message is then the error.
-    let handed_over = serde_json::to_writer(std::io::BufWriter::new(input), &samples);
+    let handed_over = serde_json::to_writer(io::BufWriter::new(input), &samples);
     if !agent.wait()?.success() {
         bail!("rto-agent advise failed");
     }
     handed_over.context("rto-agent advise")
 }
 
-/// A capture's bytes.
+/// A capture's bytes ("-": of standard input), decompressed if they are of gzip.
 pub(crate) fn read_capture(path: &Path) -> anyhow::Result<Vec<u8>> {
     let at = || printable::path(path);
-    let mut file = File::open(path).with_context(at)?;
-    let meta = file.metadata().with_context(at)?;
-    // Which may never end.
-    ensure!(
-        !meta.file_type().is_char_device(),
-        "{}: a device, not a capture",
-        at()
-    );
+    let mut input: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(io::stdin().lock())
+    } else {
+        let file = File::open(path).with_context(at)?;
+        // Which may never end.
+        ensure!(
+            !file
+                .metadata()
+                .with_context(at)?
+                .file_type()
+                .is_char_device(),
+            "{}: a device, not a capture",
+            at()
+        );
+        Box::new(file)
+    };
+    let mut magic = Vec::new();
+    let mut start = (&mut input).take(2);
+    start.read_to_end(&mut magic).with_context(at)?;
+    let is_gzip = magic == [0x1f, 0x8b];
+    let whole = io::Cursor::new(magic).chain(input);
+    let whole: Box<dyn Read> = match is_gzip {
+        true => Box::new(MultiGzDecoder::new(whole)),
+        false => Box::new(whole),
+    };
     let mut bytes = Vec::new();
-    if meta.len() <= LARGEST {
-        bytes.reserve(usize::try_from(meta.len()).unwrap_or(0));
-        let mut some = (&mut file).take(LARGEST + 1);
-        some.read_to_end(&mut bytes).with_context(at)?;
-    }
+    whole
+        .take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .with_context(at)?;
     ensure!(
-        meta.len().max(bytes.len() as u64) <= LARGEST,
+        bytes.len() as u64 <= LARGEST,
         "{}: larger than 2 GiB; pass a part of it (editcap -c 1000000), or capture less of each packet (tcpdump -s 128)",
         at()
     );
@@ -113,6 +139,23 @@ pub(crate) fn read_capture(path: &Path) -> anyhow::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gzip_is_decompressed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.pcap.gz");
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        io::Write::write_all(&mut packed, b"capture").unwrap();
+        let packed = packed.finish().unwrap();
+        // gzip files may be concatenated.
+        std::fs::write(&path, [&packed[..], &packed].concat()).unwrap();
+        assert_eq!(read_capture(&path).unwrap(), b"capturecapture");
+        std::fs::write(&path, &packed[..packed.len() - 9]).unwrap();
+        let error = format!("{:#}", read_capture(&path).unwrap_err());
+        assert!(error.contains("a.pcap.gz"), "{error}");
+        std::fs::write(&path, b"x").unwrap();
+        assert_eq!(read_capture(&path).unwrap(), b"x");
+    }
 
     #[test]
     fn endless_or_oddly_named_capture_is_refused() {

@@ -57,6 +57,12 @@ fn judged(
         ));
         bail!("nothing to evaluate: {}", warnings.join("; "));
     }
+    let connections = capture.flows.len();
+    ensure!(
+        capture.one_way() < connections,
+        "nothing to evaluate: the capture has only one direction of {}; capture both directions",
+        counted(connections, "connection", "connections")
+    );
     // Before the sides are determined, which also depends on times.
     warnings.extend(capture.fit(jiffy_us)?.remark());
     let is_peer = |peer: IpAddr| cidrs.iter().any(|cidr| cidr.contains(peer));
@@ -157,10 +163,19 @@ fn of_flows(
     let unsampled: u64 = handshakes.iter().map(|(_, h)| h.longer_than.count()).sum();
     if unsampled > 0 {
         warnings.push(format!(
-            "{} no round trip (retransmitted, not answered, or the clock went back): each counts \
-             as longer than the capture shows; capture with timestamps (tcpdump -s 128), or leave \
-             out peers that do not answer (--cidr)",
+            "{} no round trip (retransmitted, or the clock went back): each counts as longer than \
+             the capture shows; capture with timestamps (tcpdump -s 128)",
             counted(unsampled, "handshake gave", "handshakes gave"),
+        ));
+    }
+    if sent.handshake_unanswered > 0 {
+        notes.push(format!(
+            "{} not answered or refused: no evidence about a round trip",
+            counted(
+                sent.handshake_unanswered,
+                "SYN or SYN-ACK was",
+                "SYNs or SYN-ACKs were"
+            ),
         ));
     }
     let again = sent.retransmitted - sent.handshake_retransmitted;

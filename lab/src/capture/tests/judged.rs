@@ -106,22 +106,83 @@ fn far_peer_with_every_syn_repeated_has_no_advice() {
 }
 
 #[test]
-fn unanswered_syns_count_as_longer_than_their_wait() {
-    let syns: Vec<_> = (0..20)
-        .map(|n| client(n * 100, "S", 100 + 1_000_000 * n as u32, 0, 0))
-        .collect();
-    let capture = read(&FORM.file(&syns)).unwrap();
-    let waited = &capture.flows[0].unsampled_us;
-    assert_eq!((waited.len(), waited[0], waited[19]), (20, 100, 0));
-    let fit = capture.fit(JIFFY_US).unwrap();
-    let handshakes = fit.handshakes(capture.flows.iter());
-    assert_eq!(handshakes.count(), 20);
-    let advice = advice::initial_rto(&handshakes, &QUESTION, INITIAL_RTO_US);
-    assert_eq!(advice.suggestion, None);
-    // A RST without ACK ends the wait as well.
-    let reset = [client(0, "S", 100, 0, 0), server(700, "R", 0, 0, 0)];
-    let capture = read(&FORM.file(&reset)).unwrap();
-    assert_eq!(capture.flows[0].unsampled_us, [700]);
+fn unanswered_and_refused_syns_are_no_evidence() {
+    // 3,300 answered handshakes, and SYNs without an answer, with RST and RST-ACK.
+    let mut packets = repeated(3_300, 1_000_000, &connection());
+    let begin = packets.last().unwrap().at_us + 1_000;
+    for n in 0..90 {
+        let (at_us, seq) = (begin + u64::from(n) * 10_000_000, 7 + 1_000_000 * n);
+        let syn = |wait_us| client(at_us + wait_us, "S", seq, 0, 0);
+        packets.extend([syn(0), syn(1_000_000)]);
+        match n % 3 {
+            0 => packets.push(server(at_us + 5_000_000, "R", 0, 0, 0)),
+            1 => packets.push(server(at_us + 5_000_000, "R.", 0, seq.wrapping_add(1), 0)),
+            _ => {}
+        }
+    }
+    let capture = read(&FORM.file(&packets)).unwrap();
+    let sent = capture.sent();
+    assert_eq!(sent.handshake_unanswered, 90);
+    assert!(
+        capture
+            .flows
+            .iter()
+            .all(|flow| flow.unsampled_us.is_empty())
+    );
+    let advice = advised(capture);
+    assert_eq!(advice.samples, 3_300);
+    assert!(advice.suggestion.is_some(), "{advice:?}");
+}
+
+#[test]
+fn spoofed_syns_are_no_evidence() {
+    let mut packets = repeated(3_300, 1_000_000, &connection());
+    let begin = packets.last().unwrap().at_us + 1_000;
+    // The client's SYN-ACKs to them are retransmitted, and never answered.
+    for n in 0..90 {
+        let at_us = begin + u64::from(n) * 10_000_000;
+        packets.extend([
+            server(at_us, "S", 9 + 1_000_000 * n, 0, 0),
+            client(at_us + 10, "S.", 5 + 2_000_000 * n, 10 + 1_000_000 * n, 0),
+            client(
+                at_us + 1_000_010,
+                "S.",
+                5 + 2_000_000 * n,
+                10 + 1_000_000 * n,
+                0,
+            ),
+        ]);
+    }
+    let advice = advised(read(&FORM.file(&packets)).unwrap());
+    assert!(advice.suggestion.is_some(), "{advice:?}");
+}
+
+#[test]
+fn one_direction_is_named() {
+    let sent: Vec<_> = connection().into_iter().filter(|p| p.from_client).collect();
+    let capture = read(&FORM.file(&sent)).unwrap();
+    assert_eq!((capture.one_way(), capture.flows.len()), (1, 1));
+    assert!(
+        capture.remarks()[0].contains("only one direction"),
+        "{:?}",
+        capture.remarks()
+    );
+    assert_eq!(read(&FORM.file(&connection())).unwrap().one_way(), 0);
+    // A SYN alone may be unanswered.
+    let syn = read(&FORM.file(&sent[..1])).unwrap();
+    assert_eq!(syn.one_way(), 0);
+}
+
+#[test]
+fn connection_goes_on_in_the_next_file() {
+    let packets = connection();
+    let whole = read(&FORM.file(&packets)).unwrap();
+    for cut in 1..packets.len() {
+        let parts = [&packets[cut..], &packets[..cut]].map(|part| FORM.file(part));
+        let parts = parts.each_ref().map(Vec::as_slice);
+        let read = read_parts(&parts, Limits::default()).unwrap();
+        assert_eq!(read.flows, whole.flows, "{cut}");
+    }
 }
 
 #[test]
@@ -442,4 +503,18 @@ fn sampled_capture_keeps_only_complete_handshakes() {
         }
     }
     assert_eq!(complete, 1 << (all.len() - 2));
+}
+
+#[test]
+fn every_number_of_raw_ip_is_read() {
+    let form = Form {
+        link: Link::Raw,
+        ..FORM
+    };
+    let mut file = form.file(&connection());
+    let whole = read(&file).unwrap();
+    for link in [12, 14] {
+        file[20..24].copy_from_slice(&u32::to_le_bytes(link));
+        assert_eq!(read(&file).unwrap(), whole, "{link}");
+    }
 }
