@@ -161,7 +161,10 @@ mod tests {
     #[test]
     fn fraction_without_unit_is_taken_for_seconds() {
         let error = parse_duration("0.1").unwrap_err().to_string();
-        assert!(error.ends_with("did you mean \"100ms\" (0.1 s)?"), "{error}");
+        assert!(
+            error.ends_with("did you mean \"100ms\" (0.1 s)?"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -89,7 +89,11 @@ fn text(answer: &Answer, verbose: bool) -> String {
         }
     }
     text.push_str(&table::remarks("warning", &answer.warnings));
-    for (name, _) in answer.policies.iter().filter(|(_, policy)| policy.entries == 0) {
+    for (name, _) in answer
+        .policies
+        .iter()
+        .filter(|(_, policy)| policy.entries == 0)
+    {
         text.push_str(&format!(
             "warning: policy {name} has no cidrs: only entries of rto-agent add use it\n"
         ));

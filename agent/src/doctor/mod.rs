@@ -74,9 +74,12 @@ pub fn examine(input: &Input<'_>) -> Report {
         )
     }));
     let check = Check("metrics", "a collector on another host sees nothing");
-    findings.extend(input.metrics.iter().map(|found| {
-        check.warning(found, "systemctl edit rto-agent, and restart the service")
-    }));
+    findings.extend(
+        input
+            .metrics
+            .iter()
+            .map(|found| check.warning(found, "systemctl edit rto-agent, and restart the service")),
+    );
     if !input.exposed.is_empty() {
         let check = Check(
             "configuration-permissions",

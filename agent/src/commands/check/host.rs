@@ -80,7 +80,8 @@ impl Found {
 
     /// Does not bind the port, because a running daemon uses it.
     fn look_at_metrics(&mut self, setting: &MetricsSetting) {
-        self.notes.extend(metrics_behind_unit(setting, Path::new("/")));
+        self.notes
+            .extend(metrics_behind_unit(setting, Path::new("/")));
         if let MetricsSetting::Tcp(address) = setting
             && !http::is_of_host(address.ip())
         {
@@ -123,9 +124,13 @@ pub(crate) fn metrics_behind_unit(setting: &MetricsSetting, root: &Path) -> Opti
     let MetricsSetting::Tcp(address) = setting else {
         return None;
     };
-    let has_unit = ["usr/lib/systemd/system", "lib/systemd/system", "etc/systemd/system"]
-        .iter()
-        .any(|dir| root.join(dir).join("rto-agent.service").exists());
+    let has_unit = [
+        "usr/lib/systemd/system",
+        "lib/systemd/system",
+        "etc/systemd/system",
+    ]
+    .iter()
+    .any(|dir| root.join(dir).join("rto-agent.service").exists());
     let drop_ins = fs::read_dir(root.join("etc/systemd/system/rto-agent.service.d"));
     let allows = |entry: io::Result<fs::DirEntry>| {
         let text = fs::read_to_string(entry.ok()?.path()).ok()?;
