@@ -304,8 +304,7 @@ impl Loader {
             let source = &self.sources[index];
             let Some(policy) = set.policies.get(&raw.name) else {
                 let message = format!(
-                    "unknown policy {}: no file has settings for it; add one (initial_rto = \
-                     \"100ms\"), or correct the name",
+                    "policy {} has no settings: add initial_rto or another key, or correct the name",
                     raw.name
                 );
                 self.errors.push(source.error(raw.span.clone(), message));

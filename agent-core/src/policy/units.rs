@@ -62,6 +62,18 @@ pub fn parse_scaled(text: &str, scale: Scale) -> Result<Duration, DurationError>
     };
     if trimmed.parse::<f64>().is_ok() {
         let unit = scale.unit();
+        // A fraction is in seconds, in all probability.
+        if let Ok(seconds) = trimmed.parse::<f64>()
+            && scale == Scale::Timer
+            && seconds > 0.0
+            && seconds < 10.0
+            && trimmed.contains('.')
+        {
+            let meant = format_duration(Duration::from_secs_f64(seconds));
+            return Err(error(&format!(
+                ": a unit is missing; did you mean {meant:?} ({trimmed} s)?"
+            )));
+        }
         return Err(error(&format!(
             ": a unit is missing, perhaps {trimmed}{unit}"
         )));
@@ -145,6 +157,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn fraction_without_unit_is_taken_for_seconds() {
+        let error = parse_duration("0.1").unwrap_err().to_string();
+        assert!(
+            error.ends_with("did you mean \"100ms\" (0.1 s)?"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn reads_what_people_write() {

@@ -18,7 +18,7 @@ use rto_agent_kernel::{
 
 mod answer;
 mod fleet;
-mod host;
+pub(super) mod host;
 
 use self::answer::{Answer, good, refused, summary};
 use super::{
@@ -89,6 +89,15 @@ fn text(answer: &Answer, verbose: bool) -> String {
         }
     }
     text.push_str(&table::remarks("warning", &answer.warnings));
+    for (name, _) in answer
+        .policies
+        .iter()
+        .filter(|(_, policy)| policy.entries == 0)
+    {
+        text.push_str(&format!(
+            "warning: policy {name} has no cidrs: only entries of rto-agent add use it\n"
+        ));
+    }
     if !answer.host.shapes_syns && !verbose {
         text.push_str(
             "warning: the interval between SYNs doubles on this kernel (rto-agent doctor says \

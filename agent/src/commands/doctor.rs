@@ -15,6 +15,7 @@ use rto_agent_kernel::{
 };
 
 use super::{
+    check::host::metrics_behind_unit,
     exit, known_rtt, print, print_coloured,
     terminal::{self, wrapped},
 };
@@ -69,6 +70,7 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         verdict,
         set,
         short_timers: short_timers.unwrap_or_default(),
+        metrics: metrics_behind_unit(&agent.metrics, Path::new("/")),
         apply_to_open: agent.apply_to_open,
         host: facts.as_ref().ok().copied(),
         exposed: loaded.as_ref().map_or(&[], |config| &config.exposed),

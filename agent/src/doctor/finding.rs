@@ -62,6 +62,8 @@ pub struct Input<'a> {
     pub exposed: &'a [String],
     /// Timers that are shorter than the path RTTs that the daemon has counted, one line each.
     pub short_timers: Vec<String>,
+    /// Why the metrics cannot be reached, if so.
+    pub metrics: Option<String>,
     /// Features of this kernel.
     pub features: &'a [Feature],
     /// The result of a probe of the active timers, if one ran.

@@ -73,6 +73,13 @@ pub fn examine(input: &Input<'_>) -> Report {
             "raise the value, or set it to \"auto\", and run rto-agent reload",
         )
     }));
+    let check = Check("metrics", "a collector on another host sees nothing");
+    findings.extend(
+        input
+            .metrics
+            .iter()
+            .map(|found| check.warning(found, "systemctl edit rto-agent, and restart the service")),
+    );
     if !input.exposed.is_empty() {
         let check = Check(
             "configuration-permissions",

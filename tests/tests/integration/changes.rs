@@ -386,7 +386,11 @@ fn change_has_one_audit_line() -> anyhow::Result<()> {
     env.configure(&near("\"192.0.2.0/24\", \"198.51.100.0/24\""))?;
     let all = eventually_seen("line", TIMEOUT, || lines(&env), |all| all.len() > known)?;
     let last = &all[known];
-    let expected = ["reload", "file change", "+198.51.100.0/24 near"];
+    let expected = [
+        "reload",
+        "file change",
+        "added 198.51.100.0/24 (policy near, initial_rto 100ms)",
+    ];
     assert_eq!(fields(last), expected, "{last:#}");
     assert!(last["fields"]["uid"].is_null(), "{last:#}");
     Ok(())

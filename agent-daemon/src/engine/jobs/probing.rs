@@ -149,7 +149,13 @@ impl Probing {
 
     /// Records a verdict.
     pub(in crate::engine) fn record(&mut self, verdict: Verdict, by: &str) {
+        // The attempts to probe without the privileges for it are one line.
+        let is_known = self
+            .last
+            .as_ref()
+            .is_some_and(|last| last.verdict == verdict);
         match &verdict {
+            Verdict::NotProbed { .. } if is_known => {}
             Verdict::Interference { .. } => warn!(by, "probe: {}", verdict.describe()),
             _ => info!(by, "probe: {}", verdict.describe()),
         }

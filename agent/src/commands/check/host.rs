@@ -80,6 +80,8 @@ impl Found {
 
     /// Does not bind the port, because a running daemon uses it.
     fn look_at_metrics(&mut self, setting: &MetricsSetting) {
+        self.notes
+            .extend(metrics_behind_unit(setting, Path::new("/")));
         if let MetricsSetting::Tcp(address) = setting
             && !http::is_of_host(address.ip())
         {
@@ -117,6 +119,33 @@ impl Found {
     }
 }
 
+/// The packaged unit lets only the loopback interface reach the metrics. `root`: of the file system.
+pub(crate) fn metrics_behind_unit(setting: &MetricsSetting, root: &Path) -> Option<String> {
+    let MetricsSetting::Tcp(address) = setting else {
+        return None;
+    };
+    let has_unit = [
+        "usr/lib/systemd/system",
+        "lib/systemd/system",
+        "etc/systemd/system",
+    ]
+    .iter()
+    .any(|dir| root.join(dir).join("rto-agent.service").exists());
+    let drop_ins = fs::read_dir(root.join("etc/systemd/system/rto-agent.service.d"));
+    let allows = |entry: io::Result<fs::DirEntry>| {
+        let text = fs::read_to_string(entry.ok()?.path()).ok()?;
+        text.contains("IPAddressAllow").then_some(())
+    };
+    let is_allowed = drop_ins.is_ok_and(|mut dir| dir.any(|entry| allows(entry).is_some()));
+    (has_unit && !address.ip().is_loopback() && !is_allowed).then(|| {
+        format!(
+            "[agent] metrics: {address} cannot be reached from other hosts, because the unit allows \
+             loopback only; allow your collector: systemctl edit rto-agent, [Service], \
+             IPAddressAllow=ADDRESS"
+        )
+    })
+}
+
 /// Whether this user lacks the permission to read it.
 fn is_hidden(path: &Path) -> bool {
     let looked = fs::metadata(path).map_err(|e| e.kind());
@@ -149,6 +178,24 @@ mod tests {
         };
         change(&mut agent);
         look(&agent).errors
+    }
+
+    #[test]
+    fn metrics_beyond_loopback_need_a_drop_in() {
+        let root = tempfile::tempdir().unwrap();
+        let note = |address: &str| metrics_behind_unit(&address.parse().unwrap(), root.path());
+        assert_eq!(note("0.0.0.0:9464"), None);
+        let units = root.path().join("etc/systemd/system");
+        let drop_ins = units.join("rto-agent.service.d");
+        fs::create_dir_all(&drop_ins).unwrap();
+        fs::write(units.join("rto-agent.service"), "").unwrap();
+        let said = note("0.0.0.0:9464").unwrap();
+        assert!(said.contains("IPAddressAllow=ADDRESS"), "{said}");
+        assert_eq!(note("127.0.0.1:9464"), None);
+        assert_eq!(note("off"), None);
+        let text = "[Service]\nIPAddressAllow=198.51.100.7\n";
+        fs::write(drop_ins.join("override.conf"), text).unwrap();
+        assert_eq!(note("0.0.0.0:9464"), None);
     }
 
     #[test]
