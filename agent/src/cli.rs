@@ -405,27 +405,20 @@ pub struct Explain {
     group = clap::ArgGroup::new("evidence")
         .required(true)
         .multiple(true)
-        .args(["target", "policy", "stats", "prometheus", "samples"])
+        .args(["target", "policy", "prometheus", "samples"])
 )]
 pub struct Advise {
     /// Use the connections of the policy of this entry, or of the entry that covers this address
-    #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "stats", "samples"])]
+    #[arg(value_name = "CIDR|ADDRESS", conflicts_with_all = ["policy", "samples"])]
     pub(crate) target: Option<String>,
     /// Use the connections of this policy ("unmatched": without an entry)
     #[arg(long, short, value_name = "NAME", conflicts_with = "samples")]
     pub(crate) policy: Option<String>,
-    /// Use the sum of `rto-agent stats --json` outputs of several hosts ("-": standard input),
-    /// without a daemon
-    ///
-    /// A file may contain several documents, one after the other. --policy is needed if there is
-    /// more than one policy.
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "samples")]
-    pub(crate) stats: Vec<PathBuf>,
     /// Use the metrics of a fleet, from the HTTP API of Prometheus (or Thanos, Mimir) at this URL,
     /// without a daemon
     ///
     /// Only http:// is supported. --policy is needed if there is more than one policy.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["target", "stats", "samples"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["target", "samples"])]
     pub(crate) prometheus: Option<String>,
     /// Use only series with these labels, for example cluster="a",zone=~"b.*"
     #[arg(long = "match", value_name = "MATCHERS", requires = "prometheus")]
@@ -441,10 +434,10 @@ pub struct Advise {
     #[arg(long, value_name = "FILE")]
     pub(crate) samples: Option<PathBuf>,
     /// Use only connections of the capture with a peer in this prefix; may be repeated
-    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
+    #[arg(long, short, value_name = "CIDR", conflicts_with_all = ["target", "policy", "prometheus"])]
     pub(crate) cidr: Vec<String>,
     /// An address of the host on which the capture was taken; may be repeated
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["target", "policy", "stats", "prometheus"])]
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["target", "policy", "prometheus"])]
     pub(crate) host: Vec<IpAddr>,
     /// The largest acceptable share of spurious retransmissions, 0.001% to 50%
     #[arg(long, value_name = "PERCENT", default_value = "0.1%")]
@@ -459,24 +452,9 @@ pub struct Advise {
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What `rto-agent discover` takes for one prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DiscoverBy {
-    /// Destinations of the routes in this network namespace; counted prefixes where there is only a
-    /// default route
-    Route,
-    /// The /24 and /48 prefixes that are counted; neighbours with similar round-trip times are
-    /// joined
-    Prefix,
-}
-
 /// `rto-agent discover`.
 #[derive(Debug, Args)]
 pub struct Discover {
-    /// How connections are grouped into prefixes
-    #[arg(long, value_enum, default_value_t = DiscoverBy::Route)]
-    pub(crate) by: DiscoverBy,
     /// The maximum number of prefixes to show
     #[arg(
         long,

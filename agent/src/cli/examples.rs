@@ -84,14 +84,12 @@ Examples:
   rto-agent advise 10.1.2.0/24
   rto-agent advise --policy same-zone --spurious 1%
   rto-agent advise --policy same-zone --peer-delack 5ms
-  rto-agent advise --policy same-zone --stats host-a.json host-b.json
-  cat fleet/*.json | rto-agent advise --policy same-zone --stats -
   rto-agent advise --policy same-zone --prometheus http://prometheus:9090 --match 'cluster=\"a\"'";
 
 pub(super) const DISCOVER: &str = "\
 Examples:
   rto-agent discover
-  rto-agent discover --by prefix --limit 5
+  rto-agent discover --limit 5
   rto-agent discover --json | jq -r .snippet";
 
 pub(super) const APPLY: &str = "\

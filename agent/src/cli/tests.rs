@@ -105,21 +105,10 @@ fn moved_arguments_keep_their_conflicts() {
 }
 
 #[test]
-fn advice_takes_one_source_and_statistics_their_policy() {
+fn advice_takes_one_source() {
     for line in [
-        "advise --stats a.json b.json",
-        "advise --stats a.json --stats b.json --policy near",
-        "advise --policy near --stats -",
-    ] {
-        let Verb::Advise(advise) = parsed(line).unwrap().verb else {
-            panic!("{line}");
-        };
-        assert!(!advise.stats.is_empty(), "{line}");
-    }
-    for line in [
-        "advise 10.0.0.0/8 --stats a.json",
-        "advise --samples a --stats a.json",
-        "advise --stats a.json --cidr 10.0.0.0/8",
+        "advise --prometheus http://a --samples a",
+        "advise --prometheus http://a --cidr 10.0.0.0/8",
         "advise 10.0.0.0/8 --policy near",
         "advise --policy near --samples a",
         "advise 10.0.0.0/8 --samples a",

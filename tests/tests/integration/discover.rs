@@ -42,7 +42,7 @@ fn prefixes_without_an_entry_are_told_of() -> anyhow::Result<()> {
 
     // A prefix that has an entry is not listed.
     env.cli(&["add", "10.88.0.0/24", "--policy", "near"])?;
-    let answer = env.json(&["discover", "--by", "prefix"])?;
+    let answer = env.json(&["discover"])?;
     let prefixes = answer["prefixes"].as_array().context("prefixes")?;
     ensure!(
         prefixes.iter().all(|one| one["cidr"] != "10.88.0.0/24"),
@@ -139,7 +139,7 @@ struct Found {
 }
 
 fn discovered(env: &TestEnv, cidr: &str) -> anyhow::Result<Found> {
-    let answer = env.json(&["discover", "--by", "prefix"])?;
+    let answer = env.json(&["discover"])?;
     let prefixes = answer["prefixes"].as_array().context("prefixes")?;
     let prefix = prefixes.iter().find(|one| one["cidr"] == cidr);
     let ms = |key: &str| answer[key].as_f64().context("a time");

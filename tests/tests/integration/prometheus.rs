@@ -176,14 +176,10 @@ fn advice() -> anyhow::Result<()> {
     for _ in 0..CONNECTIONS {
         fleet.connect()?;
     }
-    let mut files = Vec::new();
     for agent in fleet.agents() {
         let stats = agent.json(&["stats"])?;
         let handshakes = &stats["policies"]["near"]["active"]["path_rtt"]["count"];
         assert_eq!(*handshakes, CONNECTIONS, "{stats}");
-        let file = agent.dir().join("stats.json");
-        fs::write(&file, stats.to_string())?;
-        files.push(file.display().to_string());
     }
     scraped(CONNECTIONS)?;
     let server = format!("http://127.0.0.1:{}", prometheus::PORT);
@@ -217,13 +213,8 @@ fn advice() -> anyhow::Result<()> {
         found >= counted / 2 && found <= 2 * counted,
         "{found} of {counted}"
     );
-    let of_files = ask(&["--stats", &files[0], &files[1], "--policy", "near"])?;
-    let suggested = |answer: &Value| answer["initial_rto"]["suggestion"]["value_us"].as_u64();
-    let (metrics, files) = (suggested(&of_metrics), suggested(&of_files));
-    ensure!(
-        metrics.is_some() && metrics >= files,
-        "{metrics:?}, {files:?}"
-    );
+    let suggested = &of_metrics["initial_rto"]["suggestion"]["value_us"];
+    ensure!(suggested.is_u64(), "{of_metrics:#}");
     // Other labels select nothing.
     let mut other = Command::new(find(None)?);
     other.args(["advise", "--prometheus", &server]);

@@ -40,19 +40,6 @@ pub(super) enum Source {
         /// When smoothed RTTs are sampled.
         rtt_sampling: String,
     },
-    /// The output of `rto-agent stats --json` on several hosts, added.
-    Fleet {
-        policy: PolicyName,
-        files: Vec<PathBuf>,
-        /// Documents in the files, and the number of them that have the policy.
-        documents: usize,
-        with_policy: usize,
-        /// Times of the first and the last document, Unix milliseconds.
-        first_ms: u64,
-        last_ms: u64,
-        /// When smoothed RTTs are sampled.
-        rtt_sampling: String,
-    },
     /// The metrics of several hosts, added by the Prometheus server.
     Prometheus {
         policy: PolicyName,
@@ -91,14 +78,10 @@ impl Source {
                 (Some(policy.clone()), cidrs.clone())
             }
             // The CIDRs are unknown, because each of these hosts has its own entries.
-            Self::Fleet { policy, .. } | Self::Prometheus { policy, .. }
-                if *policy != PolicyName::unmatched() =>
-            {
+            Self::Prometheus { policy, .. } if *policy != PolicyName::unmatched() => {
                 (Some(policy.clone()), Vec::new())
             }
-            Self::Statistics { .. } | Self::Fleet { .. } | Self::Prometheus { .. } => {
-                (None, Vec::new())
-            }
+            Self::Statistics { .. } | Self::Prometheus { .. } => (None, Vec::new()),
             Self::Capture { cidrs, .. } => (None, cidrs.clone()),
         }
     }

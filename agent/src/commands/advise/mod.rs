@@ -8,7 +8,6 @@ use rto_advice::advice::{self, Advice, Question};
 mod answer;
 mod capture;
 mod evidence;
-mod fleet;
 mod prometheus;
 mod text;
 
@@ -71,10 +70,6 @@ fn gather(args: &Advise, hz: u32) -> anyhow::Result<Gathered> {
     if let Some(url) = &args.prometheus {
         return prometheus::read(url, args);
     }
-    if !args.stats.is_empty() {
-        let policy = args.policy.as_deref().map(str::parse).transpose()?;
-        return fleet::read(&args.stats, policy);
-    }
     let client = Client::new(&args.daemon.socket);
     let entries = client.get("/v1/entries")?;
     let policy = match (&args.policy, &args.target) {
@@ -82,8 +77,7 @@ fn gather(args: &Advise, hz: u32) -> anyhow::Result<Gathered> {
         (None, Some(target)) => evidence::policy_of(target, &client, &entries)?,
         (None, None) => {
             bail!(
-                "no data to evaluate: give a CIDR, an address, --policy, --stats, --prometheus or \
-                 --samples"
+                "no data to evaluate: give a CIDR, an address, --policy, --prometheus or --samples"
             )
         }
     };

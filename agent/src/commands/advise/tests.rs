@@ -99,27 +99,6 @@ fn of_statistics() {
 }
 
 #[test]
-fn of_a_fleet() {
-    let dir = tempfile::tempdir().unwrap();
-    let host = |name: &str, at_ms: u64| {
-        let path = dir.path().join(name);
-        let stats = StatsAnswer {
-            at_ms,
-            ..stats(busy(), "end")
-        };
-        std::fs::write(&path, serde_json::to_string(&stats).unwrap()).unwrap();
-        path
-    };
-    let files = [
-        host("a.json", 1_700_000_000_000),
-        host("b.json", 1_700_000_060_000),
-    ];
-    let gathered = fleet::read(&files, None).unwrap();
-    let answer = answer(gathered, &QUESTION, &HOST);
-    insta::assert_snapshot!("fleet", text::text(&answer, None));
-}
-
-#[test]
 fn of_too_little() {
     let entries = entries(&spec(), &["10.0.0.0/24"]);
     let name = "near".parse().unwrap();

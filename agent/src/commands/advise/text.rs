@@ -65,29 +65,6 @@ pub(super) fn source(source: &Source) -> String {
                  booted\n"
             )
         }
-        Source::Fleet {
-            policy,
-            documents,
-            with_policy,
-            first_ms,
-            last_ms,
-            ..
-        } => {
-            let at = |ms: &u64| {
-                humantime::format_rfc3339_seconds(
-                    std::time::UNIX_EPOCH + Duration::from_secs(ms / 1000),
-                )
-            };
-            let of = match with_policy == documents {
-                true => String::new(),
-                false => format!(" of {documents}"),
-            };
-            format!(
-                "policy {policy}: the sum of {with_policy}{of} statistics, written from {} to {}\n",
-                at(first_ms),
-                at(last_ms)
-            )
-        }
         Source::Prometheus {
             policy,
             matchers,

@@ -3,8 +3,6 @@
 use rto_agent_core::policy::Cidr;
 use serde::Serialize;
 
-use crate::cli::DiscoverBy;
-
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 pub(super) struct Discovery {
@@ -12,8 +10,6 @@ pub(super) struct Discovery {
     pub(super) at_ms: u64,
     /// Start of the counts, Unix milliseconds.
     pub(super) since_ms: u64,
-    /// What counts as one prefix.
-    pub(super) by: DiscoverBy,
     /// Jiffies per second.
     pub(super) hz: u32,
     /// One in this many connections was counted.

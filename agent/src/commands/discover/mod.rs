@@ -31,11 +31,7 @@ use self::{
     merge::{Unit, is_special},
 };
 use super::{print, terminal};
-use crate::{
-    cli::{Discover, DiscoverBy},
-    client::Client,
-    doctor::routes,
-};
+use crate::{cli::Discover, client::Client, doctor::routes};
 
 /// A day, milliseconds.
 pub(super) const DAY_MS: u64 = 24 * 3_600_000;
@@ -46,15 +42,12 @@ pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
     let answer: DiscoverAnswer = Client::new(&args.daemon.socket).get("/v1/discover")?;
     let host = host_facts(&probe::features())?;
     let mut warnings = Vec::new();
-    let routes = match args.by {
-        DiscoverBy::Prefix => Vec::new(),
-        DiscoverBy::Route => routes::destinations().unwrap_or_else(|e| {
-            warnings.push(format!(
-                "the routes cannot be read ({e:#}): connections are grouped as with --by prefix"
-            ));
-            Vec::new()
-        }),
-    };
+    let routes = routes::destinations().unwrap_or_else(|e| {
+        warnings.push(format!(
+            "the routes cannot be read ({e:#}): connections are not grouped by route"
+        ));
+        Vec::new()
+    });
     let routes = routes
         .into_iter()
         .filter_map(|net| Cidr::containing(net.ip(), net.prefix()));
@@ -93,7 +86,6 @@ fn discovery(
     let mut discovery = Discovery {
         at_ms: answer.at_ms,
         since_ms: answer.since_ms,
-        by: args.by,
         hz: host.hz,
         one_in: answer.one_in,
         snippet: snippet(&prefixes),
