@@ -88,22 +88,6 @@ impl PolicyStats {
         })
     }
 
-    /// The sum of two hosts' counters.
-    pub fn plus(&self, other: &Self) -> Self {
-        let control = match (&self.control, &other.control) {
-            (Some(one), Some(other)) => Some(one.plus(other)),
-            (one, other) => one.as_ref().or(other.as_ref()).cloned(),
-        };
-        Self {
-            since_ms: None,
-            description: self.description.clone(),
-            treated: self.treated.plus(&other.treated),
-            holdout: self.holdout.filter(|_| self.holdout == other.holdout),
-            control,
-            verdict: None,
-        }
-    }
-
     /// The growth since an earlier answer; the verdict is the present one.
     pub fn since(&self, earlier: &Self) -> Self {
         let none = ArmStats::default();
@@ -209,15 +193,6 @@ impl ArmStats {
             active: self.active.since(&earlier.active),
             passive: self.passive.since(&earlier.passive),
             unknown: self.unknown.since(&earlier.unknown),
-        }
-    }
-
-    /// The sum of two arms.
-    pub fn plus(&self, other: &Self) -> Self {
-        Self {
-            active: self.active.plus(&other.active),
-            passive: self.passive.plus(&other.passive),
-            unknown: self.unknown.plus(&other.unknown),
         }
     }
 

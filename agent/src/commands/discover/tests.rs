@@ -84,7 +84,8 @@ fn savings_are_per_day() {
     let us = one.initial_rto_us.unwrap();
     assert!((60_000..200_000).contains(&us), "{us}");
     // 40 losses in one of 16 connections, at 95 % at most 54; each would cost 1 s less the timer.
-    let most = 16.0 * (40f64.sqrt() + 1.0).powi(2) * (1.0 - f64::from(u32::try_from(us).unwrap()) / 1e6);
+    let most =
+        16.0 * (40f64.sqrt() + 1.0).powi(2) * (1.0 - f64::from(u32::try_from(us).unwrap()) / 1e6);
     assert!((saved(1).independent - most).abs() < 1e-6);
     assert!((saved(4).independent - most / 4.0).abs() < 1e-6);
     // In outages a loss saves less, and nothing where the interval doubles.
