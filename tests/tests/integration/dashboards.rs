@@ -53,6 +53,8 @@ fn names() -> anyhow::Result<()> {
     let mut there = metrics::names(port)?;
     // Exported once both arms have connections.
     there.insert("rto_agent_connect_time_difference_seconds".to_owned());
+    // Exported once the kernel has refused an option.
+    there.insert("rto_agent_setsockopt_failures_total".to_owned());
     // Exported if the kernel counts runs.
     there.insert("rto_agent_program_runs_total".to_owned());
     there.insert("rto_agent_program_run_seconds_total".to_owned());
