@@ -53,6 +53,12 @@ fn names() -> anyhow::Result<()> {
     let mut there = metrics::names(port)?;
     // Exported once both arms have connections.
     there.insert("rto_agent_connect_time_difference_seconds".to_owned());
+    // Stored as native histograms, which have no suffix.
+    for times in ["connect_time", "path_rtt", "smoothed_rtt"] {
+        there.insert(format!("rto_agent_{times}_seconds"));
+    }
+    // Exported once the kernel has refused an option.
+    there.insert("rto_agent_setsockopt_failures_total".to_owned());
     // Exported if the kernel counts runs.
     there.insert("rto_agent_program_runs_total".to_owned());
     there.insert("rto_agent_program_run_seconds_total".to_owned());

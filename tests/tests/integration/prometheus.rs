@@ -16,6 +16,8 @@ const POLICY: &str = "sampling = 1\nmetrics_detail = true\n[policy.near]\ninitia
 const GUARDED: &str = "guard = \"on\"\nholdout = \"50%\"\n";
 /// Exported if the kernel counts runs.
 const RUNS: &str = "rto_agent_program_run";
+/// Exported once the kernel has refused an option.
+const REFUSED: &str = "rto_agent_setsockopt_failures";
 
 /// Two agents in one namespace, each with its own cgroup.
 struct Fleet {
@@ -102,7 +104,9 @@ fn panels() -> anyhow::Result<()> {
     // A ratio needs bad attempts in both arms.
     without.retain(|name| !name.contains("holdout_bad_ratio"));
     let panels = dashboards::queries()?;
-    let panels = panels.iter().filter(|query| !query.contains(RUNS));
+    let absent = |query: &str| query.contains(RUNS) || query.contains(REFUSED);
+    without.retain(|name| !absent(name));
+    let panels = panels.iter().filter(|query| !absent(query));
     let host = format!("127.0.0.1:{}", METRICS[0]);
     without.extend(panels.map(|query| filled(query, &host, "10s")));
     eventually_seen(
