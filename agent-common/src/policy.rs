@@ -115,6 +115,9 @@ pub mod policy_flags {
     /// Connections have storage from the start: the policy sets an option later in a connection's life, or an option
     /// whose former value the program cannot recognise and so must remember.
     pub const STORED: u32 = 1 << 5;
+    /// [`super::Policy::initial_rto_jiffies`] is learnt from the path's RTTs: an answer to the SYN before a
+    /// retransmission would have arrived, so the retransmission may take another path.
+    pub const LEARNT: u32 = 1 << 6;
     /// [`super::Policy::epochs`] are set.
     pub const GUARDED: u32 = 1 << 10;
     /// For [`crate::UNMATCHED`]: peers are noted in [`crate::maps::DISCOVERED`].

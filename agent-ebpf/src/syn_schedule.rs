@@ -231,14 +231,15 @@ fn plan(ctx: &SockOpsContext, state: &mut SocketState, policy: &Policy, own: Syn
             }
         }
     }
-    rto_syn_planned(ctx.ops, next.retries, u32::from(is_early && is_shaped));
+    let keeps_path = is_early && is_shaped && policy.flags & policy_flags::LEARNT == 0;
+    rto_syn_planned(ctx.ops, next.retries, u32::from(keeps_path));
 }
 
 /// Sets what must be set before the SYN is sent: TCP_SYNCNT; and as long as the kernel alone would not have retransmitted
-/// (`is_early`), the path. A global function: see `tables`.
+/// and nothing is known of the path (`keeps_path`), the path. A global function: see `tables`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn rto_syn_planned(ops: *mut bpf_sock_ops, retries: u32, is_early: u32) -> u32 {
+extern "C" fn rto_syn_planned(ops: *mut bpf_sock_ops, retries: u32, keeps_path: u32) -> u32 {
     // SAFETY: the caller does not use its reference to the storage after this call.
     let (ctx, mut storage) = unsafe { storage::context(ops) };
     let ctx = &ctx;
@@ -265,9 +266,9 @@ extern "C" fn rto_syn_planned(ops: *mut bpf_sock_ops, retries: u32, is_early: u3
             retries
         };
     }
-    // Behind a router that hashes the flow label, another label before the first answer could reach another server
+    // Behind a router that hashes the flow label, another label while an answer is on its way could reach another server
     // (`sk_rethink_txhash()` follows RTO_CB; Linux 6.18).
-    if is_early != 0 && kernel_sock::rehashes(ctx) && target.rehash(false) {
+    if keeps_path != 0 && kernel_sock::rehashes(ctx) && target.rehash(false) {
         schedule.flags |= KEEPS_PATH;
     }
     if schedule.flags & NOT_SENT != 0 {

@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::Duration,
@@ -15,6 +15,7 @@ use crate::{
     agent::{Agent, find},
     capture::{Capture, Segment, by_connection, gaps, syn_acks, syns},
     http,
+    kernel::Map,
     netns::{CLIENT_LINK, Pair, SERVER_LINK},
     timing::{Sample, assert_samples},
     wait::TIMEOUT,
@@ -128,10 +129,36 @@ impl TestEnv {
         Prober::start(&self.net.client, self.cgroup.path(), probes)
     }
 
+    /// Ends the fallback (outage) of all policies, as an established connection would: a black hole is an outage, and
+    /// measurements follow each other. Does nothing without the agent's maps.
+    fn end_outages(&self) -> anyhow::Result<()> {
+        // The lost attempts of `rto_agent_common::fallback::Fallback`, and the states of the first 64 policies.
+        const LOST: Range<usize> = 8..12;
+        const STATES: u32 = 128;
+        let Ok(map) = self
+            .pins()
+            .and_then(|pins| Ok(Map::open(&pins.join("FALLBACKS"))?))
+        else {
+            return Ok(());
+        };
+        for key in (0..STATES).map(u32::to_ne_bytes) {
+            // A small map has fewer.
+            let Some(mut state) = map.get(&key)? else {
+                break;
+            };
+            if state[LOST] != [0; 4] {
+                state[LOST].fill(0);
+                map.set(&key, &state)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The first `count` gaps between the SYNs of a new connection to a black hole.
     pub fn syn_gaps(&self, to: impl Into<To>, count: usize) -> anyhow::Result<Vec<Duration>> {
         let to = to.into();
         let address = to.0;
+        self.end_outages()?;
         let capture = Capture::start(&self.net.client, CLIENT_LINK)?;
         let _traffic = self.connect(to)?;
         let enough = |all: &[Segment]| syns(all, address).len() > count;
@@ -159,6 +186,7 @@ impl TestEnv {
         connections: usize,
         count: usize,
     ) -> anyhow::Result<Vec<Vec<Duration>>> {
+        self.end_outages()?;
         let capture = Capture::start(netns, link)?;
         // The first packet waits for neighbour discovery, up to a second, and is therefore not measured.
         let first = self.connect(to)?;

@@ -533,7 +533,7 @@ impl Apply {
             }
             OnExit::Detach if self.detached_by.is_none() && self.hand_over(deadline) => {}
             OnExit::Detach => {
-                let left = self.drain(detach::until(deadline))?;
+                let left = self.drain(until(deadline))?;
                 if left != 0 {
                     warn!("{}", left_draining(left));
                     self.reconciler.leave_draining();
@@ -567,6 +567,10 @@ fn options(config: &EngineConfig) -> Options {
         shapes_syns: can_set(&features::SYN_SCHEDULE),
         host_defaults: config.host.defaults(),
     }
+}
+
+fn until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// Reading the kernel's types again, only to fail again, would take a third of the start.

@@ -258,7 +258,7 @@ fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUM
         share(stats.spurious_connections, stats.connections),
         stats.undecided.to_string(),
         stats.recovered.to_string(),
-        saved(stats),
+        saved(direction, stats),
         stats.segments_retransmitted.to_string(),
         stats.rtos.iter().sum::<u64>().to_string(),
         stats.tail_loss_probes.to_string(),
@@ -269,7 +269,11 @@ fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUM
     ]
 }
 
-fn saved(stats: &DirectionStats) -> String {
+/// Unknown for accepted connections: the peer's own SYNs also cause SYN-ACKs.
+fn saved(direction: &str, stats: &DirectionStats) -> String {
+    if direction == "passive" {
+        return "-".to_owned();
+    }
     if stats.time_lost_us > stats.time_saved_us {
         return format!("-{}", time(stats.time_lost_us - stats.time_saved_us));
     }

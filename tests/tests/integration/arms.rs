@@ -132,7 +132,7 @@ fn the_probe_is_in_no_control_arm() -> anyhow::Result<()> {
     const PROBES: usize = 10;
     let env = TestEnv::with(&policy("initial_rto = \"100ms\"\nholdout = \"50%\""))?;
     for _ in 0..PROBES {
-        let output = env.try_cli(&["doctor"])?;
+        let output = env.try_cli(&["doctor", "--verbose"])?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(said.contains("started with 100ms"), "{said}");
     }

@@ -1,5 +1,6 @@
 //! The output of single commands, and the log lines beside it.
 
+use rto_testbed::workload::arrivals::{Arrivals, Clients};
 use rto_tests::{pinned::map, pty::Terminal};
 
 use crate::prelude::*;
@@ -91,10 +92,12 @@ fn advised_snippet_passes_check() -> anyhow::Result<()> {
     env.configure(policy)?;
     env.start()?;
     env.cli(&["add", "192.0.2.0/24", "--policy", "near"])?;
-    let _server = env.serve(to(SERVER_V4, PORT))?;
-    for _ in 0..8 {
-        env.connect_and_close(to(SERVER_V4, PORT))?;
-    }
+    let _server = env.echo_server(to(SERVER_V4, PORT))?;
+    let clients = Clients::new(to(SERVER_V4, PORT), Duration::from_millis(1));
+    let mut clients = Arrivals::start(&env.net.client, Some(env.cgroup.path()), &clients)?;
+    // Fewer than 300 are no evidence.
+    clients.begin(320)?;
+    clients.done()?;
     let advise = ["advise", "--policy", "near", "--spurious", "50%"];
     let answer = env.json(&advise)?;
     let snippet = answer["snippet"].as_str().context("no snippet")?;
@@ -359,7 +362,9 @@ test!(output_fits_and_has_colours_only_on_a_terminal);
 fn output_fits_and_has_colours_only_on_a_terminal() -> anyhow::Result<()> {
     const ESCAPE: char = '\u{1b}';
     let idle = "[policy.idle]\nrto_min = \"100ms\"\n";
-    let env = TestEnv::with(&format!("{}{idle}", near("\"10.88.0.0/24\"")))?;
+    let more = "rto_min = \"100ms\"\nuser_timeout = \"30s\"\nsyn_retries = 4\n";
+    let near = near("\"10.88.0.0/24\"");
+    let env = TestEnv::with(&format!("{near}{more}{idle}"))?;
     let status = env.cli(&["status"])?;
     ensure!(
         status.contains("health         good") && !status.contains(ESCAPE),

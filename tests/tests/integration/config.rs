@@ -133,7 +133,7 @@ fn every_refusal_of_check_and_of_a_running_daemon() -> anyhow::Result<()> {
 test!(check_says_what_values_become);
 fn check_says_what_values_become() -> anyhow::Result<()> {
     let env = configured(&near("\"10.88.0.0/24\"").replace("100ms", "22ms"))?;
-    let said = env.cli(&["check"])?;
+    let said = env.cli(&["check", "--verbose"])?;
     let becomes = quantised(Duration::from_millis(22));
     assert_says(&becomes, &[" jiffies "]);
     assert!(said.contains(&becomes), "{becomes}: {said}");

@@ -194,7 +194,10 @@ fn accepted() -> anyhow::Result<()> {
     let text = env.cli(&["status"])?;
     if !at_once {
         assert!(accepted["reason"].is_string(), "{accepted:#}");
-        assert!(text.contains("quarter of the excess"), "{text}");
+        assert!(
+            text.contains("kernel lacks   accepted-socket hook"),
+            "{text}"
+        );
     }
     let begun = |port: u16| -> anyhow::Result<_> {
         let server = env.echo_server(to(SERVER_V4, port))?;

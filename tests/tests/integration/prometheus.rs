@@ -4,6 +4,7 @@ use rto_testbed::{
     agent::Agent,
     netns,
     prometheus::{self, Prometheus, filled},
+    workload::arrivals::{Arrivals, Clients},
 };
 
 use super::dashboards;
@@ -160,9 +161,11 @@ test!(
 );
 /// Every host's handshakes are in the evidence; advice from metrics is never shorter than advice from the statistics.
 fn advice() -> anyhow::Result<()> {
-    const CONNECTIONS: u32 = 10;
+    /// Fewer than 300 are no evidence.
+    const CONNECTIONS: u32 = 600;
     let fleet = Fleet::start("")?;
-    let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
+    let address = to(SERVER_V4, PORT);
+    let _server = Traffic::echo_server(&fleet.env.net.server, None, address, false)?;
     let prometheus = fleet.prometheus()?;
     let scraped = |each: u32| {
         let count = "rto_agent_path_rtt_seconds_count{direction=\"active\"}";
@@ -176,10 +179,12 @@ fn advice() -> anyhow::Result<()> {
     };
     // The first sample of a counter is not an increase.
     scraped(0)?;
-    for _ in 0..CONNECTIONS {
-        fleet.connect()?;
-    }
     for agent in fleet.agents() {
+        let clients = Clients::new(address, Duration::from_millis(1));
+        let (netns, cgroup) = (&fleet.env.net.client, Some(agent.cgroup.path()));
+        let mut clients = Arrivals::start(netns, cgroup, &clients)?;
+        clients.begin(CONNECTIONS)?;
+        clients.done()?;
         let stats = agent.json(&["stats"])?;
         let handshakes = &stats["policies"]["near"]["active"]["path_rtt"]["count"];
         assert_eq!(*handshakes, CONNECTIONS, "{stats}");

@@ -4,7 +4,9 @@
 use rto_agent_common::schedules::SOCKETS;
 use rto_testbed::{
     emulated::record,
+    machine::Machine,
     netns::{CLIENT_V4, Lost, lose_handshakes},
+    warm::Seen,
     workload::{
         Program,
         attempts::{Attempts, Own},
@@ -367,27 +369,50 @@ test!(flow_label_is_kept_for_a_second, needs = [TXREHASH]);
 /// Behind a router that hashes the label, another one leads to another server. The kernel alone changes it with the first
 /// retransmission, after a second.
 fn flow_label_is_kept_for_a_second() -> anyhow::Result<()> {
+    let second = Duration::from_secs(1);
     let env = TestEnv::with(&near("\"fd88::/64\""))?;
-    let server = to(SERVER_V6, PORT);
+    let syns = labels_in_black_hole(&env, 2 * second)?;
+    let (_, label) = syns[0];
+    ensure!(label != 0, "{syns:?}");
+    let (early, late): (Vec<_>, Vec<_>) = syns.iter().partition(|(after, _)| *after < second);
+    ensure!(early.len() >= 5, "{syns:?}");
+    ensure!(early.iter().all(|(_, of)| *of == label), "{syns:?}");
+    // Each has another of 2^20 labels.
+    ensure!(late.iter().all(|(_, of)| *of != label), "{syns:?}");
+    Ok(())
+}
+
+test!(learnt_timer_changes_flow_label_at_once, needs = [TXREHASH]);
+/// An answer would have arrived before the learnt timer, so the path may be dead.
+fn learnt_timer_changes_flow_label_at_once() -> anyhow::Result<()> {
+    let policy = "[policy.near]\ncidrs = [\"fd88::/64\"]\ninitial_rto = \"auto\"\n";
+    let mut env = configured(policy)?;
+    let seen = Seen {
+        each_second: &[(10_240, 100)],
+        hz: u32::try_from(Machine::here()?.hz)?,
+    };
+    seen.store(&env, "near")?;
+    env.start()?;
+    let syns = labels_in_black_hole(&env, Duration::from_millis(500))?;
+    ensure!(syns[1].0 < Duration::from_millis(200), "{syns:?}");
+    ensure!(syns[1].1 != syns[0].1, "{syns:?}");
+    Ok(())
+}
+
+/// The SYNs of a connection over IPv6 whose packets are lost, until one is sent later than `until`: the time since the
+/// first, and the flow label.
+fn labels_in_black_hole(env: &TestEnv, until: Duration) -> anyhow::Result<Vec<(Duration, u32)>> {
     env.net.black_hole(PORT)?;
     let capture = Capture::start(&env.net.client, CLIENT_LINK)?;
-    let _client = begin(&env, SERVER_V6, 1, vec![])?;
-    let second = Duration::from_secs(1);
-    let age = |syns: &[Segment], syn: &Segment| syn.time.saturating_sub(syns[0].time);
-    let all = capture.wait_for(TIMEOUT, |all| {
-        let syns = syns(all, server);
-        syns.last()
-            .is_some_and(|last| age(&syns, last) > 2 * second)
-    })?;
-    let syns = syns(&all, server);
-    let label = syns[0].flow_label;
-    ensure!(label != 0, "{syns:?}");
-    let (early, late): (Vec<_>, Vec<_>) = syns.iter().partition(|syn| age(&syns, syn) < second);
-    ensure!(early.len() >= 5, "{syns:?}");
-    ensure!(early.iter().all(|syn| syn.flow_label == label), "{syns:?}");
-    // Each has another of 2^20 labels.
-    ensure!(late.iter().all(|syn| syn.flow_label != label), "{syns:?}");
-    Ok(())
+    let _client = begin(env, SERVER_V6, 1, vec![])?;
+    let labels = |all: &[Segment]| {
+        let syns = syns(all, to(SERVER_V6, PORT));
+        let first = syns.first().map_or(Duration::ZERO, |syn| syn.time);
+        let label = |syn: &Segment| (syn.time.saturating_sub(first), syn.flow_label);
+        syns.iter().map(label).collect::<Vec<_>>()
+    };
+    let is_late = |all: &[Segment]| labels(all).last().is_some_and(|(after, _)| *after > until);
+    Ok(labels(&capture.wait_for(TIMEOUT, is_late)?))
 }
 
 test!(window_is_ten_where_the_kernel_would_retransmit_once);

@@ -47,6 +47,9 @@ impl Compiler<'_> {
             _ => None,
         };
         (self.active, self.passive) = (learnt(active.timer), learnt(passive.timer));
+        if self.active.is_some() {
+            self.kernel.flags |= policy_flags::LEARNT;
+        }
         let text = |duration| format_duration(quantise(duration, self.host.hz).effective);
         let range = format!(
             "until {LEAST_SAMPLES} connections are counted, then {} to {}",
@@ -192,6 +195,22 @@ mod tests {
         ] {
             let compiled = compiled(&format!("initial_rto = 'auto'\n{mode}"));
             assert_eq!(described(&compiled, "mode").is_some(), shown, "{mode}");
+        }
+    }
+
+    #[test]
+    fn applied_learnt_value_sets_its_flag() {
+        let learnt = Timer::Value(Duration::from_millis(60));
+        for (mode, timer, expected) in [
+            ("apply", learnt, true),
+            ("apply", Timer::Configured, false),
+            ("apply", Timer::Kernel, false),
+            ("advise", learnt, false),
+        ] {
+            let toml = format!("initial_rto = 'auto'\nmode = '{mode}'");
+            let compiled = on(&HOST, &toml, &adjustment(timer, timer));
+            let is_learnt = compiled.kernel.flags & policy_flags::LEARNT != 0;
+            assert_eq!(is_learnt, expected, "{mode} {timer:?}");
         }
     }
 

@@ -12,7 +12,7 @@ use rto_agent_kernel::datapath::{
 };
 use tracing::{info, warn};
 
-use super::{Apply, DRAIN_LIMIT, Restoring};
+use super::{Apply, DRAIN_LIMIT, Restoring, until};
 use crate::engine::{
     EngineError, Reply,
     audit::Cause,
@@ -339,10 +339,6 @@ impl Apply {
         }
         Ok(())
     }
-}
-
-pub(super) fn until(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
 }
 
 /// Removes programs of other pin directories that no daemon manages, and notes what is left.

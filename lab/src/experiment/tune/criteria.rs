@@ -108,22 +108,25 @@ pub fn of_step(step: &Step) -> Vec<Criterion> {
     judge("step", &found.map(Some))
 }
 
-/// Criteria of outages: the gain of the guarded timer in outages of up to a second, of that of the bare one; the SYNs of
-/// a black hole, of those of the kernel.
+/// Criteria of outages: the gain of the guarded timer in outages of up to a second, of that of the bare one; the least
+/// gain in longer ones; the SYNs of a black hole, of those of the kernel.
 pub fn of_outages(outages: &[Outage]) -> Vec<Criterion> {
-    let short = outages.iter().filter(|one| one.seconds <= 1.0);
-    let kept = short.map(|one| {
-        let [bare, guarded] = one.timed.gains_ms();
-        guarded / bare
-    });
+    let gains = outages.iter().map(|one| (one, one.timed.gains_ms()));
+    let (short, long): (Vec<_>, Vec<_>) = gains.partition(|(one, _)| one.seconds <= 1.0);
+    let kept = short.iter().map(|(_, [bare, guarded])| guarded / bare);
+    let gained = long.iter().map(|(_, [_, guarded])| *guarded);
     let syns = outages.last().map(|one| {
         let Timed {
             kernel, guarded, ..
         } = one.timed;
         share(guarded.outage_syns, kernel.outage_syns)
     });
-    let kept = kept.reduce(f64::min).map(|kept| kept * 100.0);
-    judge("outages", &[kept, syns])
+    let found = [
+        kept.reduce(f64::min).map(|kept| kept * 100.0),
+        gained.reduce(f64::min),
+        syns,
+    ];
+    judge("outages", &found)
 }
 
 /// Criteria of servers near their capacity and above it: late attempts beyond those of the kernel's own timers.

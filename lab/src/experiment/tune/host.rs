@@ -399,7 +399,11 @@ mod tests {
 
     #[test]
     fn a_fixed_timer_below_the_path_is_always_spurious() {
-        let mut host = Host::new(Path::metro(20.0), Control::Fixed(1), 1, 10);
+        let path = Path {
+            base_us: 50_000.0,
+            ..Path::metro(20.0)
+        };
+        let mut host = Host::new(path, Control::Fixed(5), 1, 10);
         host.run(60, true);
         let outcome = host.end();
         assert_eq!(outcome.points.len(), 6);

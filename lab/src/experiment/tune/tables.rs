@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(
             rows.collect::<Vec<_>>(),
             [
-                ("criteria", 13),
+                ("criteria", 14),
                 ("prefixes", 10),
                 ("scenarios", 10),
                 ("steps", 2),
@@ -326,7 +326,7 @@ mod tests {
         }
         let limits = DEFINITION.criteria.values().map(Vec::len);
         // Orphans, outages, prefixes, saturated servers, a step.
-        assert_eq!(limits.collect::<Vec<_>>(), [2, 2, 6, 2, 4]);
+        assert_eq!(limits.collect::<Vec<_>>(), [2, 3, 6, 2, 4]);
         // The step and four prefixes, each with two charts that can be drawn.
         assert_eq!(report.charts.len(), 10);
         let dir = tempfile::tempdir().unwrap();
