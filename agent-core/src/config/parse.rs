@@ -19,7 +19,10 @@ use super::{
     AGENT_KEYS, AgentConfig,
     source::{ConfigError, MOST_ERRORS, Source},
 };
-use crate::policy::{Cidr, Effect, PolicyName, SETTINGS, Settings};
+use crate::{
+    policy::{Cidr, Effect, PolicyName, SETTINGS, Settings},
+    progress,
+};
 
 /// The parser's message for a repeated key or table.
 const DUPLICATE: &str = "duplicate key";
@@ -291,7 +294,7 @@ impl Walk<'_> {
             return Vec::new();
         };
         let mut cidrs = Vec::with_capacity(array.len());
-        for item in array.iter() {
+        for item in progress::stepping(array.iter()) {
             match self.text(item).map(Cidr::from_str) {
                 Some(Ok(cidr)) => {
                     let line = self.source.line(item.span().start);

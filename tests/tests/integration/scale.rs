@@ -21,18 +21,34 @@ const MANY: u32 = 50_000;
 pub(super) fn file(env: &TestEnv, count: u32, same: u32) -> anyhow::Result<()> {
     let mut text = "[policy.near]\ncidrs = [\n".to_owned();
     for i in 0..count {
-        let (high, low) = (i >> 8, i & 0xff);
-        match (i % 2 == 0, i < same) {
-            (true, true) => writeln!(text, "\"11.{}.{}.{low}/32\",", high >> 8, high & 0xff)?,
-            (true, false) => writeln!(text, "\"12.{}.{}.{low}/32\",", high >> 8, high & 0xff)?,
-            (false, true) => writeln!(text, "\"2001:db8:{high:x}:{low:x}::/64\",")?,
-            (false, false) => writeln!(text, "\"2001:db9:{high:x}:{low:x}::/64\",")?,
-        }
+        writeln!(text, "\"{}\",", prefix(i, i < same))?;
     }
     text.push_str("]\n");
     let temporary = env.dir().join("new.toml");
     fs::write(&temporary, text)?;
     Ok(fs::rename(temporary, env.policies_dir().join("many.toml"))?)
+}
+
+/// Writes `count` prefixes of the policy "near" to a list that a file of policies.d names.
+pub(super) fn list(env: &TestEnv, count: u32) -> anyhow::Result<()> {
+    let mut text = String::new();
+    for i in 0..count {
+        writeln!(text, "{}", prefix(i, true))?;
+    }
+    fs::write(env.policies_dir().join("many.txt"), text)?;
+    let policy = "[policy.near]\ncidrs_file = \"many.txt\"\n";
+    Ok(fs::write(env.policies_dir().join("many.toml"), policy)?)
+}
+
+/// A prefix of either address family.
+fn prefix(i: u32, is_same: bool) -> String {
+    let (high, low) = (i >> 8, i & 0xff);
+    match (i.is_multiple_of(2), is_same) {
+        (true, true) => format!("11.{}.{}.{low}/32", high >> 8, high & 0xff),
+        (true, false) => format!("12.{}.{}.{low}/32", high >> 8, high & 0xff),
+        (false, true) => format!("2001:db8:{high:x}:{low:x}::/64"),
+        (false, false) => format!("2001:db9:{high:x}:{low:x}::/64"),
+    }
 }
 
 /// `count` other prefixes, for a request.

@@ -8,7 +8,9 @@ use crate::prelude::*;
 fn env() -> anyhow::Result<TestEnv> {
     let env = TestEnv::new()?;
     env.net.black_hole(PORT)?;
-    env.configure(&near("\"10.88.0.0/24\""))?;
+    // Measurements of the black hole would begin a fallback (outage), and the tests do not see pins in the daemon's own
+    // mount namespace, where they could end it.
+    env.configure(&format!("{}guard = \"off\"\n", near("\"10.88.0.0/24\"")))?;
     Ok(env)
 }
 

@@ -52,7 +52,7 @@ fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
     let engine = HeldThread::of(env.pid()?, ENGINE)?;
     // The change needs more than a second of CPU time, of which the engine gets about a third.
     let all = 6 * many();
-    scale::file(&env, all, all)?;
+    scale::list(&env, all)?;
     // Earlier notifications do not count.
     env.has_notified("WATCHDOG=1")?;
     // Time in which the engine ran or was held. The time that it waited for a processor, or for its helper threads,
