@@ -502,7 +502,14 @@ fn shortens_outages(linear: &str, slots: &[u64], limit: f64) -> anyhow::Result<(
                     *covered == Covered::BothEnds || mean <= limit,
                     "{what}: {mean}"
                 );
-                sweep.assert_none_late(lost).context(what)?;
+                // Whether the kernel alone is lucky depends on a race between the server's timer and a SYN, so what is late
+                // is repeated.
+                let late = sweep.late(lost);
+                if !late.is_empty() {
+                    let again = Sweep::run((linear, *timer), *covered, &late)?;
+                    let (late, pairs) = (again.late(lost), Vec::from_iter(again.pairs(lost)));
+                    ensure!(late.is_empty(), "{what}: {late:?} in {pairs:?}");
+                }
             }
         }
         Ok(())
@@ -530,7 +537,8 @@ impl Sweep {
     ) -> anyhow::Result<Self> {
         const FIRST_PORT: u16 = 20_000;
         let policy = near("\"10.88.0.0/24\"").replace("100ms", &format!("{initial_rto_ms}ms"));
-        let env = TestEnv::with(&policy)?;
+        // On a busy machine the connections begin over more than 1.5 s: a fallback (outage) to the kernel's own schedule.
+        let env = TestEnv::with(&format!("{policy}guard = \"off\"\n"))?;
         if !LINEAR_SYNS.is_missing() {
             sysctl(&env.net.client, "net.ipv4.tcp_syn_linear_timeouts", linear)?;
         }
@@ -606,21 +614,21 @@ impl Sweep {
             .fold(f64::NEG_INFINITY, f64::max)
     }
 
-    /// The tolerances of the schedule: a step of the timer wheel for lost SYNs; for lost SYN-ACKs the server's limit of
-    /// answers (`tcp_invalid_ratelimit`) and its own timer besides.
-    fn assert_none_late(&self, lost: Lost) -> anyhow::Result<()> {
-        for (outage, policy, control) in self.pairs(lost) {
+    /// The outages after which it was later than the kernel alone by more than the tolerances of the schedule: a step of
+    /// the timer wheel for lost SYNs; for lost SYN-ACKs the server's limit of answers (`tcp_invalid_ratelimit`) and its own
+    /// timer besides.
+    fn late(&self, lost: Lost) -> Vec<Duration> {
+        let is_late = |(outage, policy, control): &(f64, f64, f64)| {
             let tolerance = match lost {
-                Lost::Syns if outage < 5.0 => LATE.as_secs_f64(),
+                Lost::Syns if *outage < 5.0 => LATE.as_secs_f64(),
                 Lost::Syns => 0.3,
                 Lost::SynAcks => (outage / 20.0).max(0.3),
             };
-            ensure!(
-                policy - control <= tolerance,
-                "an outage of {outage} s: {policy} s against {control} s"
-            );
-        }
-        Ok(())
+            policy - control > tolerance
+        };
+        let late = self.pairs(lost).filter(is_late);
+        late.map(|(outage, ..)| Duration::from_secs_f64(outage))
+            .collect()
     }
 }
 
