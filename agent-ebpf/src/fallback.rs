@@ -156,6 +156,7 @@ extern "C" fn rto_fallback_spurious(arm: u32, direction: u32, began_with: u32) -
 
 /// CLOCK_MONOTONIC, milliseconds.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "it wraps")]
 fn now_ms() -> u32 {
     (socket::now() / 1_000_000) as u32
 }
