@@ -238,13 +238,14 @@ mod tests {
     #[test]
     fn a_bit_has_one_meaning() {
         use policy_flags::*;
-        const ALL: [u32; 9] = [
+        const ALL: [u32; 10] = [
             THIN_LINEAR_SET,
             THIN_LINEAR,
             MPTCP,
             GIVES_UP_BY_TIMER,
             IN_USE,
             STORED,
+            LEARNT,
             GUARDED,
             DISCOVERS,
             DRAINING,
