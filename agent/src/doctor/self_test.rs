@@ -59,6 +59,8 @@ const DIR: &str = "/tmp";
 const LIMIT: Duration = Duration::from_secs(60);
 /// How much later than its timer a packet may arrive, milliseconds. The kernel's own timers differ by more.
 const LATE_MS: f64 = 90.0;
+/// How often a case is repeated that did not pass.
+const REPEATS: u32 = 3;
 
 /// Addresses that no host has: 240.0.0.0/4 is reserved (RFC 1112), 100::/64 is for discarding (RFC 6666). A program of
 /// the host runs for the test's connections as well, so an entry that covers the addresses would change the timers.
@@ -356,26 +358,40 @@ fn range(host: &HostFacts, at: impl Fn(u64) -> Option<u64>) -> [f64; 2] {
     [all().min(), all().max()].map(|end| f64::from(end.unwrap_or(0)) * 1000.0 / f64::from(host.hz))
 }
 
-/// Runs all cases at the same time.
+/// Runs all cases at the same time, and then one by one what was not as expected: a busy host delays a packet now and
+/// then, and a wrong timer is wrong each time.
 fn measured(mut cases: Vec<Case>, hz: u32) -> Vec<Case> {
     thread::scope(|scope| {
         for case in &mut cases {
-            scope.spawn(|| match case.arrival() {
-                Ok(took) => {
-                    let ms = took.as_secs_f64() * 1000.0;
-                    let [least, most] = case.expected_ms;
-                    case.measured_ms = Some(ms);
-                    // The first jiffy of a timer may have begun before.
-                    case.passed = ms > least - 1000.0 / f64::from(hz) && ms < most + LATE_MS;
-                }
-                Err(e) => case.error = Some(format!("{e:#}")),
-            });
+            scope.spawn(|| case.measure(hz));
         }
     });
+    for case in &mut cases {
+        for _ in 0..REPEATS {
+            if !case.passed {
+                case.measure(hz);
+            }
+        }
+    }
     cases
 }
 
 impl Case {
+    /// Runs the case once.
+    fn measure(&mut self, hz: u32) {
+        self.error = None;
+        match self.arrival() {
+            Ok(took) => {
+                let ms = took.as_secs_f64() * 1000.0;
+                let [least, most] = self.expected_ms;
+                self.measured_ms = Some(ms);
+                // The first jiffy of a timer may have begun before.
+                self.passed = ms > least - 1000.0 / f64::from(hz) && ms < most + LATE_MS;
+            }
+            Err(e) => self.error = Some(format!("{e:#}")),
+        }
+    }
+
     /// The time from the first packet, which is lost, until one arrives.
     fn arrival(&self) -> anyhow::Result<Duration> {
         let at =

@@ -51,7 +51,7 @@ fn watchdog_is_notified_during_progress() -> anyhow::Result<()> {
     start_watched(&mut env, timeout)?;
     let engine = HeldThread::of(env.pid()?, ENGINE)?;
     // The change needs more than a second of CPU time, of which the engine gets about a third.
-    let all = 6 * many();
+    let all = 3 * many();
     scale::list(&env, all)?;
     // Earlier notifications do not count.
     env.has_notified("WATCHDOG=1")?;
