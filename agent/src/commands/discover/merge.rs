@@ -1,4 +1,4 @@
-//! Merges the prefixes of a route that can share an entry, because their times are similar.
+//! Merges prefixes that can share an entry: prefixes of a route, or neighbours with similar times.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,7 +64,7 @@ pub(super) fn is_special(cidr: &Cidr) -> bool {
     }
 }
 
-/// Merges similar prefixes of a route.
+/// Merges similar prefixes of a route, and similar halves among the other prefixes.
 pub(super) fn merged(units: Vec<Unit>, routes: &BTreeSet<Cidr>) -> Vec<Unit> {
     let mut by_route: BTreeMap<Cidr, Vec<Unit>> = BTreeMap::new();
     let mut rest = Vec::new();
@@ -82,7 +82,7 @@ pub(super) fn merged(units: Vec<Unit>, routes: &BTreeSet<Cidr>) -> Vec<Unit> {
             rest.extend(parts);
         }
     }
-    merged.extend(rest);
+    merged.extend(halves_merged(rest));
     merged
 }
 
@@ -92,6 +92,35 @@ fn route_of(cidr: &Cidr, routes: &BTreeSet<Cidr>) -> Option<Cidr> {
     let mut containing = lengths.filter_map(|l| Cidr::containing(cidr.network().ip(), l));
     let route = containing.find(|cidr| routes.contains(cidr))?;
     is_narrow(&route).then_some(route)
+}
+
+/// Merges two similar halves into their prefix, starting with the longest prefixes.
+fn halves_merged(units: Vec<Unit>) -> Vec<Unit> {
+    let mut units: BTreeMap<Cidr, Unit> = units.into_iter().map(|u| (u.cidr, u)).collect();
+    for length in (2..=128).rev() {
+        let of_length = units.keys().filter(|cidr| cidr.prefix() == length);
+        let of_length: Vec<Cidr> = of_length.copied().collect();
+        for pair in of_length.windows(2) {
+            let [first, second] = [pair[0], pair[1]];
+            let parent = |cidr: Cidr| Cidr::containing(cidr.network().ip(), length - 1);
+            let Some(whole) = parent(first).filter(|whole| parent(second) == Some(*whole)) else {
+                continue;
+            };
+            let halves = [first, second].map(|cidr| units.get(&cidr).cloned());
+            if let [Some(first), Some(second)] = halves
+                && is_narrow(&whole)
+            {
+                let halves = [first, second];
+                if are_alike(&halves) {
+                    for half in &halves {
+                        units.remove(&half.cidr);
+                    }
+                    units.insert(whole, Unit::of(whole, false, &halves));
+                }
+            }
+        }
+    }
+    units.into_values().collect()
 }
 
 /// Whether a policy for this prefix needs no `force`.
@@ -149,6 +178,26 @@ mod tests {
     }
 
     #[test]
+    fn halves_that_are_alike_are_one() {
+        let quarter = [
+            unit("10.0.0.0/24", 1_000, 500),
+            unit("10.0.1.0/24", 1_500, 500),
+            unit("10.0.2.0/24", 1_200, 500),
+            unit("10.0.3.0/24", 1_900, 500),
+        ];
+        assert_eq!(names(&quarter, &[]), ["10.0.0.0/22"]);
+        // Neighbours that are not halves of one prefix are not merged.
+        assert_eq!(names(&quarter[1..3], &[]), ["10.0.1.0/24", "10.0.2.0/24"]);
+        let far = [quarter[0].clone(), unit("10.0.1.0/24", 2_000, 500)];
+        assert_eq!(names(&far, &[]), ["10.0.0.0/24", "10.0.1.0/24"]);
+        let v6 = [
+            unit("2001:db8::/48", 1_000, 500),
+            unit("2001:db8:1::/48", 1_000, 500),
+        ];
+        assert_eq!(names(&v6, &[]), ["2001:db8::/47"]);
+    }
+
+    #[test]
     fn few_samples_use_their_median() {
         let near = unit("10.0.0.0/24", 1_000, 500);
         for (us, count, is_one) in [
@@ -158,15 +207,23 @@ mod tests {
             (50_000, 0, true),
         ] {
             let other = unit("10.0.1.0/24", us, count);
-            let found = names(&[near.clone(), other], &["10.0.0.0/16"]).len();
+            let found = names(&[near.clone(), other], &[]).len();
             assert_eq!(found == 1, is_one, "{count} of {us} us");
         }
     }
 
     #[test]
-    fn route_that_needs_force_is_not_one() {
-        let all = ["10.0.0.0/24", "11.0.0.0/24"].map(|cidr| unit(cidr, 1_000, 300));
-        assert_eq!(names(&all, &["10.0.0.0/7"]).len(), 2);
+    fn no_prefix_becomes_so_wide_that_it_needs_force() {
+        let all: Vec<_> = (0..=255)
+            .flat_map(|a| (0..=255).map(move |b| format!("10.{a}.{b}.0/24")))
+            .map(|cidr| unit(&cidr, 1_000, 300))
+            .chain([unit("11.0.0.0/24", 1_000, 300)])
+            .collect();
+        let found = names(&all, &["10.0.0.0/7"]);
+        assert!(found.len() < 10, "{found:?}");
+        for cidr in found {
+            assert!(is_narrow(&cidr.parse().unwrap()), "{cidr}");
+        }
     }
 
     #[test]
