@@ -143,6 +143,7 @@ mod tests {
             Counter::RETRANSMITTED_HANDSHAKES,
             Counter::ABORTED_AFTER_LOSS,
             Counter::FALLBACKS,
+            Counter::CALLBACKS_LOST,
         ];
         let mut seen = [false; size_of::<Counters>() / size_of::<u64>()];
         let failures = SockOpt::NAMES

@@ -66,8 +66,18 @@ impl Attempts {
         count: usize,
         own: Own,
     ) -> anyhow::Result<Self> {
-        let ends = vec![vec![(None, to); count]];
-        let mut attempts = Self::load(&Program::built()?, netns, cgroup, ends, own)?;
+        Self::begin_role(netns, cgroup, same(to, count), own, false)
+    }
+
+    fn begin_role(
+        netns: &str,
+        cgroup: Option<&Path>,
+        ends: Vec<Vec<Ends>>,
+        own: Own,
+        is_read: bool,
+    ) -> anyhow::Result<Self> {
+        let role = Role::Attempts { ends, own, is_read };
+        let mut attempts = Program::built()?.ready(netns, cgroup, &role).map(Self)?;
         attempts.start()?;
         Ok(attempts)
     }
@@ -93,12 +103,7 @@ impl Attempts {
         to: SocketAddr,
         count: usize,
     ) -> anyhow::Result<Self> {
-        let (own, is_read) = (Own::new(), true);
-        let ends = vec![vec![(None, to); count]];
-        let role = Role::Attempts { ends, own, is_read };
-        let mut attempts = Program::built()?.ready(netns, cgroup, &role).map(Self)?;
-        attempts.start()?;
-        Ok(attempts)
+        Self::begin_role(netns, cgroup, same(to, count), Own::new(), true)
     }
 
     /// Makes it start all connections.
@@ -115,6 +120,11 @@ impl Attempts {
     pub fn outcomes(mut self) -> anyhow::Result<Vec<Attempt>> {
         self.0.recv()
     }
+}
+
+/// Connections that start together to one server.
+fn same(to: SocketAddr, count: usize) -> Vec<Vec<Ends>> {
+    vec![vec![(None, to); count]]
 }
 
 pub(super) fn run(ends: &[Vec<Ends>], own: &Own, is_read: bool) -> anyhow::Result<()> {
