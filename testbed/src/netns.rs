@@ -148,6 +148,13 @@ impl Pair {
         )
     }
 
+    /// Drops the SYNs of each connection at the server's input for `outage` after its first. On a busy machine many
+    /// connections begin over a longer time than a short outage lasts.
+    pub fn server_loses_each_syn_for(&self, outage: Duration) -> anyhow::Result<()> {
+        let each = [(String::new(), outage)];
+        self.server_filters(&outages(Lost::Syns, ("inet_service", "tcp sport"), &each))
+    }
+
     /// Removes all rules.
     pub fn drop_nothing(&self) -> anyhow::Result<()> {
         for netns in [&self.client, &self.server] {
@@ -200,7 +207,7 @@ pub fn lose_handshakes(
 
 /// Rules that drop packets for a period that begins with the first packet of each key.
 fn outages(lost: Lost, (kind, key): (&str, &str), each: &[(String, Duration)]) -> String {
-    let (packets, size) = (lost.packets(), each.len().max(16));
+    let (packets, size) = (lost.packets(), each.len().max(1024));
     let mut rules = format!(
         "add set inet t begun {{ type {kind}; flags dynamic; size {size}; }}\n\
          add set inet t lasting {{ type {kind}; flags dynamic,timeout; size {size}; }}\n\

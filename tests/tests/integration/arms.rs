@@ -90,7 +90,8 @@ fn outcomes_are_counted_by_arm() -> anyhow::Result<()> {
         "initial_rto = \"100ms\"\nsyn_retries = \"keep\"\nholdout = \"50%\"",
     ))?;
     let server = env.serve(to(SERVER_V4, PORT))?;
-    env.net.server_loses_syns_for(Duration::from_millis(50))?;
+    env.net
+        .server_loses_each_syn_for(Duration::from_millis(50))?;
     let cgroup = Some(env.cgroup.path());
     let clients = &env.net.client;
     let all = Traffic::connect_many(clients, cgroup, to(SERVER_V4, PORT), CONNECTIONS)?;
