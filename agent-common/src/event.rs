@@ -66,8 +66,8 @@ pub struct EventControl {
     pub cgroup: u64,
     /// [`ON`] or [`LIVE`] while a client listens, otherwise 0.
     pub on: u32,
-    /// 1: another program overwrites callbacks, so that the connections of connect() get storage when they begin. Set by the
-    /// programs; the daemon clears it when it writes the others, and the next loss sets it again.
+    /// 1: another program overwrites callbacks, so that the connections of connect() get storage when they begin. Set by
+    /// the programs; the daemon clears it when it writes the others, and the next loss sets it again.
     pub overwritten: u32,
 }
 

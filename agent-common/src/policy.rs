@@ -22,7 +22,8 @@ pub struct Policy {
     /// Seed of that hash.
     pub control_seed: u32,
     /// Epoch of the initial RTO in each [`crate::direction`] (active, passive): increases with each new value, so that
-    /// a verdict only counts for the value that it judges. 0: without a [`crate::fallback`]; see [`policy_flags::GUARDED`].
+    /// a verdict only counts for the value that it judges. 0: without a [`crate::fallback`]; see
+    /// [`policy_flags::GUARDED`].
     pub epochs: [u32; 2],
     /// TCP_BPF_RTO_MIN, microseconds.
     pub rto_min_us: u32,

@@ -2,8 +2,9 @@
 //!
 //! Invariant: an option is set only if the socket has a different value, and the former value is kept in the socket's
 //! storage. So the application's own value is not lost when the socket is reconnected to another peer or when
-//! everything is restored. A value of the application that is stricter than the policy's stays ([`is_stricter`]). (Before Linux 6.1 a program cannot read most options, and before 6.15 neither
-//! TCP_BPF_RTO_MIN nor TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
+//! everything is restored. A value of the application that is stricter than the policy's stays ([`is_stricter`]).
+//! (Before Linux 6.1 a program cannot read most options, and before 6.15 neither TCP_BPF_RTO_MIN nor
+//! TCP_BPF_DELACK_MAX: there the kernel's default is restored instead.)
 
 use core::{arch::asm, ffi::c_void};
 

@@ -80,8 +80,8 @@ pub(crate) fn can_accept(ctx: &SockOpsContext, storage: &mut Storage<'_>, policy
         && (policy.rto_min_us == 0 || storage.find().is_none())
 }
 
-/// The callbacks that a connection without storage requests, and the mark. (Without a branch, whose two sides the verifier would both
-/// follow.)
+/// The callbacks that a connection without storage requests, and the mark. (Without a branch, whose two sides the
+/// verifier would both follow.)
 #[inline(always)]
 pub(crate) fn callbacks(direction: u32) -> u32 {
     const { assert!(RTO_CB_FLAG == 1 && direction::ACTIVE == 0 && direction::PASSIVE == 1) };

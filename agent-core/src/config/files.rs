@@ -13,7 +13,7 @@ use std::{
 use foldhash::quality::FixedState;
 
 use super::{
-    exposure, parse,
+    exposure, list, parse,
     source::{self, ConfigError},
 };
 
@@ -136,16 +136,12 @@ impl Files {
 
     /// Upper bounds of the numbers of CIDRs: in TOML, where each is quoted, and in lists.
     pub fn cidrs(&self) -> [usize; 2] {
-        let count = |files: &[(PathBuf, io::Result<Arc<String>>)], bytes: [u8; 2]| -> usize {
+        let sum = |files: &[(PathBuf, io::Result<Arc<String>>)], count: fn(&str) -> usize| {
             let texts = files.iter().filter_map(|(_, text)| text.as_ref().ok());
-            texts
-                .map(|text| memchr::memchr2_iter(bytes[0], bytes[1], text.as_bytes()).count())
-                .sum()
+            texts.map(|text| count(text)).sum::<usize>()
         };
-        [
-            count(&self.files, *b"\"'") / 2,
-            count(&self.lists, *b"\n\n") + self.lists.len(),
-        ]
+        let quotes = |text: &str| memchr::memchr2_iter(b'"', b'\'', text.as_bytes()).count();
+        [sum(&self.files, quotes) / 2, sum(&self.lists, list::lines)]
     }
 
     /// A hash of all files: differs if any file differs.

@@ -30,7 +30,7 @@ pub(super) fn parse(
     let mut found = Vec::new();
     let mut has_cidr = false;
     for (line, number) in progress::stepping(text.split('\n').zip(1..)) {
-        let content = line.split('#').next().unwrap_or_default().trim();
+        let content = content(line);
         if let Ok(cidr) = content.parse() {
             has_cidr = true;
             found.extend(add(ListedCidr { cidr, line: number }));
@@ -62,6 +62,10 @@ pub(super) fn parse(
 }
 
 fn is_cidr(line: &str) -> bool {
-    let content = line.split('#').next().unwrap_or_default();
-    content.trim().parse::<Cidr>().is_ok()
+    content(line).parse::<Cidr>().is_ok()
+}
+
+/// A line without its comment.
+fn content(line: &str) -> &str {
+    line.split('#').next().unwrap_or_default().trim()
 }
