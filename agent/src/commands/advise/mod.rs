@@ -127,12 +127,15 @@ fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
         ("rto_min", "round trips", &answer.rto_min.advice),
     ] {
         if advice.reason == Some(advice::NoSuggestion::TooFewSamples) {
+            let by = text::needed_by(setting, question.share);
+            // The law needs as many for any share.
+            let or = match setting {
+                "initial_rto" => "",
+                _ => ", or accept a larger share (--spurious)",
+            };
             answer.warnings.push(format!(
-                "{setting}: {} of the {} {what} that {} needs: wait for more, or accept a larger \
-                 share (--spurious)",
-                advice.samples,
-                advice.needed,
-                evidence::percent(question.share),
+                "{setting}: {} of the {} {what} that {by} needs: wait for more{or}",
+                advice.samples, advice.needed,
             ));
         } else if advice.present.expected.share > question.share {
             answer.warnings.push(format!(

@@ -167,6 +167,14 @@ fn evidence(answer: &Answer, columns: Option<usize>) -> String {
     table::fitting(HEADER, &rows, [0, 1, 2, 3, 5, 7, 6, 4], columns)
 }
 
+/// What needs a number of samples: of the initial RTO the law, whatever the share is.
+pub(super) fn needed_by(setting: &str, spurious: f64) -> String {
+    match setting {
+        "initial_rto" => "the law".to_owned(),
+        _ => percent(spurious),
+    }
+}
+
 fn setting_text(
     setting: &str,
     samples: &str,
@@ -194,8 +202,10 @@ fn setting_text(
             advice.samples,
         ),
         (None, _) => format!(
-            "\n{setting}: no suggestion; {} {samples}, {target} needs {}\n\n",
-            advice.samples, advice.needed,
+            "\n{setting}: no suggestion; {} {samples}, {} needs {}\n\n",
+            advice.samples,
+            needed_by(setting, answer.spurious),
+            advice.needed,
         ),
     };
     const INDENT: usize = 2;
