@@ -5,7 +5,7 @@ use rto_agent_common::schedules::SOCKETS;
 use rto_testbed::{
     emulated::record,
     machine::Machine,
-    netns::{CLIENT_V4, Lost, lose_handshakes},
+    netns::{CLIENT_V4, Lost, lose_handshakes, nft},
     warm::Seen,
     workload::{
         Program,
@@ -363,6 +363,60 @@ fn sockets_that_are_read_keep_schedules() -> anyhow::Result<()> {
     let begun = [begin(SERVER_V4)?, begin(SERVER_V4_OTHER)?];
     await_schedules(&env, READ)?;
     assert_not_late(begun, "read")
+}
+
+test!(sockets_whose_syns_the_host_drops_keep_schedules, || {
+    // A firewall rule: sending fails with EPERM.
+    let drops = "add table inet t\nadd chain inet t out { type filter hook output priority 0; }\n\
+                 add rule inet t out tcp flags & (syn|ack) == syn drop\n";
+    drops_of_the_host(
+        LATE,
+        |env| nft(&env.net.client, &["-f", "-"], drops).map(drop),
+        |env| nft(&env.net.client, &["flush", "ruleset"], "").map(drop),
+    )
+});
+test!(sockets_whose_syns_the_queue_drops_keep_schedules, || {
+    // A full queue: the kernel arms a timer of half a second (TCP_RESOURCE_PROBE_INTERVAL), and does not run TIMEOUT_INIT.
+    // Its probes are in step with the first SYN that is dropped, so either connection may be later by that time.
+    let tc = |env: &TestEnv, verb: &str, kind: &str| {
+        let client = &env.net.client;
+        let line = format!("tc -n {client} qdisc {verb} dev {CLIENT_LINK} root {kind}");
+        rto_testbed::process::run(&line).map(drop)
+    };
+    drops_of_the_host(
+        Duration::from_millis(500),
+        |env| tc(env, "add", "bfifo limit 1"),
+        |env| tc(env, "del", ""),
+    )
+});
+/// The client's own host drops the SYNs for a while. Neither connection may fail, and the policy's is not later than that.
+fn drops_of_the_host(
+    late: Duration,
+    begin: impl Fn(&TestEnv) -> anyhow::Result<()>,
+    end: impl Fn(&TestEnv) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let env = covered()?;
+    let addresses = [SERVER_V4, SERVER_V4_OTHER];
+    let _servers = addresses.map(|address| env.echo_server(to(address, PORT)));
+    for address in addresses {
+        env.connect_and_close(to(address, PORT))?;
+    }
+    let ends = addresses.map(|address| (None, to(address, PORT))).to_vec();
+    let (program, cgroup) = (Program::built()?, Some(env.cgroup.path()));
+    let mut both = Attempts::load(&program, &env.net.client, cgroup, vec![ends], Own::new())?;
+    begin(&env)?;
+    both.start()?;
+    thread::sleep(OUTAGE);
+    ensure!(!both.have_ended()?, "nothing was dropped");
+    end(&env)?;
+    let ended = both.outcomes()?;
+    for attempt in &ended {
+        ensure!(attempt.result == "connected", "{ended:?}");
+        ensure!(attempt.before == attempt.after, "{ended:?}");
+        ensure!(attempt.took > OUTAGE, "{ended:?}");
+    }
+    ensure!(ended[0].took <= ended[1].took + late, "{ended:?}");
+    Ok(())
 }
 
 test!(flow_label_is_kept_for_a_second, needs = [TXREHASH]);
