@@ -13,7 +13,7 @@ use rto_model::retransmit::{RTO_MAX_US, THIN_LINEAR_RETRIES};
 use crate::engine::{Record, published};
 
 /// Computed: timeouts of rto_min that double each time (thick) or after six (thin). 25 of its 144 cells are errors (see
-/// `docs/research/model.md`).
+/// `docs/research/published.md`).
 const THEORY: &str = include_str!("idle_theory_ms.csv");
 /// Measured on Linux 6.5, rto_min by route metric. Its HZ is not stated; 250 fits.
 const LINUX_6_5: &str = include_str!("idle_linux_6_5_ms.csv");

@@ -84,6 +84,43 @@ fn scheduled_is_sooner_and_hardly_ever_later() {
     assert!(short.worst.later_ms <= 40, "{short:?}");
 }
 
+/// The table of `docs/research/model.md`.
+#[test]
+fn outage_table_in_docs_is_current() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/research/model.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for (hz, linear_timeouts, initial_rto_ms) in [
+        (250, 4, 20),
+        (250, 4, 100),
+        (250, 4, 200),
+        (250, 4, 500),
+        (250, 1, 100),
+        (250, 0, 100),
+        (100, 4, 100),
+        (1000, 4, 100),
+    ] {
+        let host = Host {
+            hz,
+            linear_timeouts,
+            ..HOST
+        };
+        let jiffies = (initial_rto_ms * hz).div_ceil(1_000);
+        let [scheduled, doubling] = [Timers::Scheduled(jiffies), Timers::Doubling(jiffies)]
+            .map(|timers| host.compare(timers, 50..20_000));
+        let row = format!(
+            "| {hz} | {linear_timeouts} | {initial_rto_ms} ms | {:+.2} s | {:.0} % | {:.2} s | {:.2} | {:+.2} s | {:.0} % | {:.1} s |",
+            scheduled.mean_ms / 1e3,
+            scheduled.late * 100.0,
+            scheduled.worst.later_ms as f64 / 1e3,
+            scheduled.copies,
+            doubling.mean_ms / 1e3,
+            doubling.late * 100.0,
+            doubling.worst.later_ms as f64 / 1e3,
+        );
+        assert!(page.contains(&row), "{row}");
+    }
+}
+
 /// From Linux 6.15 on, the program also limits the doubled interval.
 #[test]
 fn held_interval_changes_no_syn() {
