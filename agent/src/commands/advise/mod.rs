@@ -23,7 +23,7 @@ use self::{
 };
 use super::{
     discover::{DAY_MS, rounded},
-    print, terminal,
+    print_table,
 };
 use crate::{cli::Advise, client::Client};
 
@@ -35,8 +35,8 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
     let question = question(args, &host)?;
     let gathered = gather(args, host.hz)?;
     let answer = answer(gathered, &question, &host);
-    print(args.daemon.json, &answer, || {
-        text::text(&answer, terminal::columns(args.table))
+    print_table(args.daemon.json, &answer, args.table, |columns| {
+        text::text(&answer, columns)
     })
 }
 

@@ -6,13 +6,14 @@ use rto_advice::advice::{Advice, NoSuggestion};
 use rto_agent_core::{
     policy::{Cidr, PolicyName, Settings, units::format_duration},
     printable::{self, counted},
+    wire::stats::direction_text,
 };
 
 use super::{
     Answer, CIDRS_SHOWN, Decided,
     evidence::{Source, percent},
 };
-use crate::commands::{discover::rounded, figures, flags, table};
+use crate::commands::{discover::rounded, figures, flags, table, terminal::wrapped};
 
 pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
     let mut text = source(&answer.source);
@@ -41,6 +42,12 @@ pub(super) fn text(answer: &Answer, columns: Option<usize>) -> String {
             "\nnothing was changed; to apply the suggestion, {what}\n\n"
         ));
         for line in suggestion.lines() {
+            let line = match answer.snippet {
+                Some(_) => line.to_owned(),
+                // A command can be copied with its line breaks.
+                None => wrapped(line, 4, columns.map(|columns| columns.saturating_sub(4)))
+                    .replace('\n', " \\\n"),
+            };
             text.push_str(&format!("  {line}\n"));
         }
     }
@@ -154,7 +161,7 @@ fn evidence(answer: &Answer, columns: Option<usize>) -> String {
                 _ => "RTT",
             }
             .to_owned(),
-            one.direction.to_owned(),
+            direction_text(one.direction).to_owned(),
             one.samples.to_string(),
             time(one.p50_us),
             time(one.p90_us),
@@ -186,7 +193,10 @@ fn setting_text(
     let target = percent(answer.spurious);
     let by = match decided.by {
         "all" => String::new(),
-        direction => format!(" of {direction} connections, which need the longest"),
+        direction => format!(
+            " of {} connections, which need the longest",
+            direction_text(direction)
+        ),
     };
     let mut text = match (&advice.suggestion, advice.reason) {
         (Some(suggestion), _) => format!(
