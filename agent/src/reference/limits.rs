@@ -25,7 +25,10 @@ use rto_agent_kernel::kernel::descriptors;
 use super::configuration::assert_tables;
 use crate::client;
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operate/troubleshooting.md");
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/operate/troubleshooting.md"
+);
 
 struct Limit {
     what: &'static str,
