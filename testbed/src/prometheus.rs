@@ -31,11 +31,16 @@ pub struct Prometheus {
 impl Prometheus {
     /// Starts it with this configuration, and waits until it is ready.
     pub fn start(netns: &str, config: &str) -> anyhow::Result<Self> {
+        Self::start_program("prometheus", netns, config)
+    }
+
+    /// The same for another program than that of the distribution.
+    pub fn start_program(program: &str, netns: &str, config: &str) -> anyhow::Result<Self> {
         let dir = TempDir::new()?;
         let file = dir.path().join("prometheus.yml");
         fs::write(&file, config)?;
         let log = File::create(dir.path().join("log"))?;
-        let mut command = Command::new("prometheus");
+        let mut command = Command::new(program);
         command
             .arg(format!("--config.file={}", file.display()))
             .arg(format!(

@@ -31,6 +31,8 @@ use rto_testbed::{
 
 /// Rows and columns: the size in which everything must work.
 const SIZE: (u16, u16) = (24, 80);
+/// The same width, and rows for everything that a verb prints.
+const TALL: (u16, u16) = (2_000, 80);
 /// Pause between two checks of a program that may have ended.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -65,7 +67,16 @@ impl Left {
 
 impl Terminal {
     /// Starts a program with a new terminal of 80 columns and 24 rows as its controlling terminal.
-    pub fn start(mut command: Command) -> anyhow::Result<Self> {
+    pub fn start(command: Command) -> anyhow::Result<Self> {
+        Self::of_size(command, SIZE)
+    }
+
+    /// All that a program prints on a terminal of 80 columns. Lines that are wider are joined.
+    pub fn all_printed(command: Command) -> anyhow::Result<String> {
+        Self::of_size(command, TALL)?.printed()
+    }
+
+    fn of_size(mut command: Command, size: (u16, u16)) -> anyhow::Result<Self> {
         let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let master = posix_openpt(flags)?;
         grantpt(&master)?;
@@ -75,7 +86,7 @@ impl Terminal {
             .write(true)
             .custom_flags(libc::O_NOCTTY)
             .open(ptsname_r(&master)?)?;
-        set_size(&slave, SIZE)?;
+        set_size(&slave, size)?;
         let before = tcgetattr(&slave)?;
         command
             .env("TERM", "xterm-256color")
@@ -98,7 +109,7 @@ impl Terminal {
             master,
             slave,
             before,
-            parser: vt100::Parser::new(one(SIZE.0), one(SIZE.1), 0),
+            parser: vt100::Parser::new(one(size.0), one(size.1), 0),
         })
     }
 

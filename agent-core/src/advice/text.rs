@@ -9,6 +9,7 @@ use crate::{
     figures,
     policy::{Cidr, PolicyName, Settings, units::format_duration},
     printable::counted,
+    wire::stats::direction_text,
 };
 
 /// The most CIDRs that are written out.
@@ -91,7 +92,7 @@ fn row(evidence: &Evidence) -> Vec<String> {
     };
     vec![
         what.to_owned(),
-        evidence.direction.to_owned(),
+        direction_text(evidence.direction).to_owned(),
         evidence.samples.to_string(),
         time(evidence.p50_us),
         time(evidence.p90_us),
@@ -114,7 +115,10 @@ fn heading<S>(setting: &str, samples: &str, decided: &Decided, answer: &Answer<S
     let target = percent(answer.spurious);
     let by = match decided.by {
         "all" => String::new(),
-        direction => format!(" of {direction} connections, which need the longest"),
+        direction => format!(
+            " of {} connections, which need the longest",
+            direction_text(direction)
+        ),
     };
     match (&advice.suggestion, advice.reason) {
         (Some(suggestion), _) => format!(

@@ -142,6 +142,48 @@ pub(super) fn lists(path: &Path, text: &str) -> Vec<PathBuf> {
     lists.collect()
 }
 
+/// What is wrong with a value without quotes, of which the parser names only a part: `10.1.0.0/16`, `yes`, `100ms`.
+fn unquoted(message: &str, text: &str, span: &Range<usize>) -> Option<String> {
+    /// Beginnings of the parser's messages about such values.
+    const MESSAGES: [&str; 4] = [
+        "string values must be quoted",
+        "invalid float",
+        "invalid boolean",
+        "invalid integer",
+    ];
+    if !MESSAGES.iter().any(|begin| message.starts_with(begin)) {
+        return None;
+    }
+    let ends = |c: char| c.is_whitespace() || ",[]{}=\"'#".contains(c);
+    let before = text.get(..span.start)?;
+    let begin = before.rfind(ends).map_or(0, |at| at + 1);
+    let word = text.get(begin..)?.split(ends).next()?;
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    let key = line.split('=').next().unwrap_or_default().trim();
+    if word.parse::<Cidr>().is_ok() {
+        return Some(format!("a CIDR is written in quotes: \"{word}\""));
+    }
+    Some(match takes_bool(key) {
+        true => format!("{key} takes true or false, not {word}"),
+        false => format!("this value is written in quotes: \"{word}\""),
+    })
+}
+
+/// Whether this key of `[agent]` or of a policy is a boolean.
+fn takes_bool(key: &str) -> bool {
+    fn reads<T: DeserializeOwned>(key: &str, value: DeValue<'_>) -> bool {
+        let value = [(key, Spanned::new(0..0, value))].into_iter();
+        T::deserialize(MapDeserializer::<_, toml::de::Error>::new(value)).is_ok()
+    }
+    let is = |reads: fn(&str, DeValue<'_>) -> bool| {
+        let text = DeValue::String("?".into());
+        reads(key, DeValue::Boolean(true)) && !reads(key, text)
+    };
+    let keys = AGENT_KEYS.iter().map(|key| key.name);
+    (keys.clone().any(|known| known == key) && is(reads::<AgentConfig>))
+        || (setting_keys().contains(&key) && is(reads::<Settings>))
+}
+
 /// The path of a list: relative to the file that names it.
 fn list_path(path: &Path, name: &str) -> Option<PathBuf> {
     let is_list = !name.is_empty() && !name.ends_with(".toml");
@@ -199,8 +241,10 @@ impl Walk<'_> {
     fn syntax(&mut self, error: &toml::de::Error) {
         let span = error.span().unwrap_or(0..0);
         let message = match error.message() {
-            DUPLICATE => "this key or table is already in this file; join the two",
-            message => message,
+            DUPLICATE => "this key or table is already in this file; join the two".to_owned(),
+            message => {
+                unquoted(message, &self.source.text, &span).unwrap_or_else(|| message.to_owned())
+            }
         };
         self.error(span, message);
     }
@@ -283,6 +327,11 @@ impl Walk<'_> {
             let pair = (*name, value.clone());
             match read(vec![pair.clone()]) {
                 Ok(_) => good.push(pair),
+                Err(_) if takes_bool(name) => {
+                    let found = value.get_ref().type_str();
+                    let message = format!("{name} takes true or false, not {}", article(found));
+                    self.error(value.span(), message);
+                }
                 Err(e) => self.error(value.span(), e.message()),
             }
         }

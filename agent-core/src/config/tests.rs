@@ -621,3 +621,48 @@ fn paths_of_agent_that_are_the_same_are_refused() {
         load(&[("config.toml", &format!("[agent]\n{other}\n"))]).unwrap();
     }
 }
+
+#[test]
+fn value_without_quotes_names_what_to_write() {
+    for (line, said) in [
+        (
+            "cidrs = [10.1.0.0/16]",
+            "a CIDR is written in quotes: \"10.1.0.0/16\"",
+        ),
+        (
+            "cidrs = [\"10.2.0.0/16\", fd00::/64]",
+            "a CIDR is written in quotes: \"fd00::/64\"",
+        ),
+        (
+            "cidrs = [10.1.0.5]",
+            "a CIDR is written in quotes: \"10.1.0.5\"",
+        ),
+        (
+            "thin_linear = yes",
+            "thin_linear takes true or false, not yes",
+        ),
+        (
+            "thin_linear = True",
+            "thin_linear takes true or false, not True",
+        ),
+        (
+            "thin_linear = \"yes\"",
+            "thin_linear takes true or false, not a string",
+        ),
+        (
+            "initial_rto = 100ms",
+            "this value is written in quotes: \"100ms\"",
+        ),
+        ("holdout = 5%", "this value is written in quotes: \"5%\""),
+    ] {
+        let error = refusal(&format!("[policy.near]\n{line}\n"));
+        assert!(error.contains(said), "{line}: {error}");
+    }
+    let error = refusal("[agent]\nattach = no\n");
+    assert!(
+        error.contains("attach takes true or false, not no"),
+        "{error}"
+    );
+    // Other errors are the parser's own.
+    assert!(refusal("[policy.near\n").contains("unclosed table"));
+}

@@ -6,7 +6,7 @@ pub use rto_model::tune::tuner::TimerKind;
 use rto_model::tune::tuner::{Cause, Evidence, Next, State, Transition, Value};
 use serde::{Deserialize, Serialize};
 
-use super::holdout::HoldoutView;
+use super::{holdout::HoldoutView, stats::direction_text};
 use crate::{policy::PolicyName, printable::counted};
 
 /// The answer.
@@ -92,19 +92,14 @@ pub struct TunedTimer {
 impl TunedTimer {
     /// One line for `status`; `now_ms` is in the same clock as [`TuneAnswer::at_ms`].
     pub fn line(&self, policy: &PolicyName, now_ms: u64) -> String {
-        let Self {
-            setting,
-            direction,
-            state,
-            ..
-        } = self;
         let set = match self.kind {
             TimerKind::Auto | TimerKind::Guarded => Value(self.value_us).to_string(),
             TimerKind::Advice => "not applied".to_owned(),
         };
+        let (setting, state) = (&self.setting, self.state.text());
         let next = next_text(self.next, now_ms);
-        let state = state.text();
-        format!("policy {policy}: {setting} {direction} {state}, {set}; next: {next}")
+        let direction = direction_text(&self.direction);
+        format!("policy {policy}, {direction}: {setting} {set}, {state}; next: {next}")
     }
 
     /// Whether an operator should know about the timer's state.
@@ -172,11 +167,8 @@ impl TransitionView {
 
 impl std::fmt::Display for TransitionView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} {}: {}",
-            self.setting, self.direction, self.transition
-        )
+        let direction = direction_text(&self.direction);
+        write!(f, "{direction} {}: {}", self.setting, self.transition)
     }
 }
 

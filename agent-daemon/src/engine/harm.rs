@@ -58,9 +58,10 @@ struct Counts {
 }
 
 /// What a policy's counters show.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Harm {
-    problem: Option<String>,
+    /// The share of connections with a spurious SYN or SYN-ACK, if it is too large, and what to do about it.
+    spurious: Option<(f64, String)>,
     warnings: Vec<String>,
 }
 
@@ -116,13 +117,25 @@ impl Harms {
         self.read_at_s
     }
 
-    /// The problems and the warnings of these policies.
-    pub(super) fn report(&self, active: &BTreeSet<PolicyName>) -> (Vec<String>, Vec<String>) {
+    /// The problems and the warnings of these policies; `short`: policies whose timers are reported as too short
+    /// already.
+    pub(super) fn report(
+        &self,
+        active: &BTreeSet<PolicyName>,
+        short: &BTreeSet<PolicyName>,
+    ) -> (Vec<String>, Vec<String>) {
         let (mut problems, mut warnings) = (Vec::from_iter(self.unread.clone()), Vec::new());
-        for (name, recent) in &self.policies {
-            if active.contains(name) {
-                problems.extend(recent.harm.problem.clone());
-                warnings.extend_from_slice(&recent.harm.warnings);
+        for (name, recent) in self
+            .policies
+            .iter()
+            .filter(|(name, _)| active.contains(name))
+        {
+            warnings.extend_from_slice(&recent.harm.warnings);
+            match &recent.harm.spurious {
+                Some(_) if short.contains(name) => {}
+                Some((share, text)) if *share > MOSTLY_SPURIOUS => problems.push(text.clone()),
+                Some((_, text)) => warnings.push(text.clone()),
+                None => {}
             }
         }
         (problems, warnings)
@@ -192,11 +205,8 @@ impl Counts {
                 let times = counted(*count, "time", "times");
                 format!("policy {name}: the kernel refused {option} {times}")
             }));
-        match self.spurious(name, within) {
-            Some((share, text)) if share > MOSTLY_SPURIOUS => harm.problem = Some(text),
-            Some((share, text)) if share > TOO_MANY_SPURIOUS => harm.warnings.push(text),
-            _ => {}
-        }
+        let spurious = self.spurious(name, within);
+        harm.spurious = spurious.filter(|(share, _)| *share > TOO_MANY_SPURIOUS);
         if self.without_memory > 0 {
             harm.warnings.push(format!(
                 "policy {name}: not enough memory for the state of {}, which may lack options or \
@@ -276,7 +286,7 @@ mod tests {
             let now = begin + Duration::from_secs(*after_s);
             harms.note(now, [(&near(), stats)], true);
         }
-        let (problems, warnings) = harms.report(&[near()].into());
+        let (problems, warnings) = harms.report(&[near()].into(), &BTreeSet::new());
         (problems.len(), warnings.len())
     }
 
@@ -310,12 +320,15 @@ mod tests {
         assert_eq!(harms.follow([(&near, &bad)].into_iter()), [&near]);
         let read = [(105, stats(1500, 0)), (110, stats(1640, 140))];
         assert_eq!(noted(&mut harms, begin, &read), (1, 0));
-        let (problems, _) = harms.report(&[near.clone()].into());
+        let (problems, _) = harms.report(&[near.clone()].into(), &BTreeSet::new());
         assert!(
             problems[0].contains("140 of 140 connections (100.0%)")
                 && problems[0].contains("in the last 5s"),
             "{problems:?}"
         );
+        // It is not reported twice.
+        let all = [near.clone()].into();
+        assert_eq!(harms.report(&all, &all), (Vec::new(), Vec::new()));
         // The same settings change nothing.
         assert!(harms.follow([(&near, &bad)].into_iter()).is_empty());
         assert_eq!(noted(&mut harms, begin, &[]), (1, 0));
@@ -392,7 +405,10 @@ mod tests {
         let (mut harms, begin) = (following(40), Instant::now());
         let read = [(0, PolicyStats::default()), (5, active(stats).into())];
         assert_eq!(noted(&mut harms, begin, &read), (0, 1));
-        let warnings = |active: &[PolicyName]| harms.report(&active.iter().cloned().collect()).1;
+        let warnings = |active: &[PolicyName]| {
+            let active = active.iter().cloned().collect();
+            harms.report(&active, &BTreeSet::new()).1
+        };
         let text = "policy near: the kernel refused TCP_RTO_MIN_US 2 times";
         assert_eq!(warnings(&[near()]), [text]);
         assert!(warnings(&[]).is_empty() && harms.read_at_s().is_some());

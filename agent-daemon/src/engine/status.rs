@@ -11,13 +11,13 @@ use rto_agent_core::{
     wire::{
         holdout::{HoldoutView, Verdict},
         kernel::{self, Attachment},
-        stats::{ArmStatistics, PolicyStats, StatsAnswer},
+        stats::{ArmStatistics, PolicyStats, StatsAnswer, direction_text},
         tune::{TimerKind, TunedTimer},
         types::{DroppedView, EntriesView, ProbeView, StatusAnswer, now_ms},
     },
 };
 use rto_agent_kernel::datapath::{DatapathError, KernelReader};
-use rto_model::tune::tuner::State;
+use rto_model::tune::tuner::{State, Value};
 
 use super::{Snapshot, snapshot::locked, systemd};
 use crate::build_info;
@@ -34,10 +34,12 @@ impl Snapshot {
             resolved.set.policies.keys().cloned().collect()
         });
         let harms = locked(&self.shared.harms);
-        let (harmful, suspicious) = harms.report(&policies);
+        let short = self.too_short();
+        let names = short.iter().map(|(name, _)| name.clone()).collect();
+        let (harmful, suspicious) = harms.report(&policies, &names);
         let (mut problems, mut warnings) = (self.problems(&attachment), self.warnings());
         problems.extend(harmful);
-        problems.extend(self.too_short());
+        problems.extend(short.into_iter().map(|(_, problem)| problem));
         warnings.extend(suspicious);
         let left_out = resolved.map_or(0, |resolved| resolved.left_out.len());
         let runtime_entries =
@@ -83,19 +85,22 @@ impl Snapshot {
     }
 
     /// Configured timers whose fallback (spurious) is in force.
-    fn too_short(&self) -> Vec<String> {
+    fn too_short(&self) -> Vec<(PolicyName, String)> {
         let tuned = self.tune();
         let is_short = |timer: &TunedTimer| {
             timer.kind == TimerKind::Guarded && timer.state == State::FallbackSpurious
         };
         let timers = tuned.timers().filter(|(_, timer)| is_short(timer));
         let line = |(name, timer): (&PolicyName, &TunedTimer)| {
-            format!(
-                "policy {name}: {} {} is shorter than the path RTT: new connections have the \
-                 kernel's own timer, fallback (spurious); raise it above the path RTT that \
-                 rto-agent stats --policy {name} shows, or set it to \"auto\"",
-                timer.setting, timer.direction
-            )
+            let problem = format!(
+                "policy {name}: {} {} is shorter than the path RTT of {} connections: new ones \
+                 have the kernel's own timer, fallback (spurious); raise it above the path RTT \
+                 that rto-agent stats --policy {name} shows, or set it to \"auto\"",
+                timer.setting,
+                Value(timer.configured_us),
+                direction_text(&timer.direction)
+            );
+            (name.clone(), problem)
         };
         timers.map(line).collect()
     }

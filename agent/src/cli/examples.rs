@@ -22,7 +22,7 @@ pub(super) const REMOVE: &str = "\
 Examples:
   rto-agent remove 10.1.2.0/24
   rto-agent remove --policy same-zone
-  rto-agent remove 10.1.2.0/24 --undo      # an entry of the files is active again
+  rto-agent remove 10.1.2.0/24 --undo      # an entry of the files
   rto-agent remove 10.1.2.0/24 --save      # from policies.d/50-cli.toml";
 
 pub(super) const LIST: &str = "\
@@ -56,7 +56,7 @@ pub(super) const TUNE: &str = "\
 Examples:
   rto-agent tune
   rto-agent tune --policy same-region --json | jq '.policies[].timers[].next'
-  rto-agent tune freeze same-region        # the kernel's own timers, until resume";
+  rto-agent tune freeze same-region        # until resume";
 
 pub(super) const STATUS: &str = "\
 Examples:
@@ -73,7 +73,7 @@ pub(super) const RELOAD: &str = "\
 Examples:
   rto-agent reload
   rto-agent reload --dry-run
-  rto-agent reload --allow-empty           # after the last policy was removed from the files";
+  rto-agent reload --allow-empty           # if no policy is left";
 
 pub(super) const VERIFY: &str = "\
 Examples:
@@ -85,7 +85,7 @@ Examples:
   rto-agent advise 10.1.2.0/24
   rto-agent advise --policy same-zone --spurious 1%
   rto-agent advise --policy same-zone --peer-delack 5ms
-  rto-agent advise --policy same-zone --prometheus http://prometheus:9090 --match 'cluster=\"a\"'";
+  rto-agent advise --policy same-zone --prometheus http://localhost:9090";
 
 pub(super) const DISCOVER: &str = "\
 Examples:

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use rto_agent_core::wire::types::{AddRequest, ChangeAnswer};
 
-use super::{flags, print_wrapped, table};
+use super::{flags, print, table};
 use crate::{
     cli::Add,
     client::{Client, ClientError},
@@ -27,7 +27,7 @@ pub(super) fn run(args: Add) -> anyhow::Result<ExitCode> {
         }
         other => other,
     })?;
-    print_wrapped(args.daemon.json, &answer.clone(), || {
+    print(args.daemon.json, &answer.clone(), || {
         if own_settings {
             for note in &mut answer.notes {
                 *note = flags::flags_for_keys(note);
@@ -82,8 +82,7 @@ mod tests {
         );
         assert_eq!(
             text(&both, false, false),
-            "2 added, 0 changed, 0 removed\n2 lifetimes changed\npolicies: 1 added, 0 changed, 0 \
-             removed\nuntil reboot (--save makes them permanent)\n"
+            "2 added\n2 lifetimes changed\npolicies: 1 added\nuntil reboot (--save makes them permanent)\n"
         );
         let nothing = ChangeAnswer::default();
         assert_eq!(text(&nothing, true, false), "nothing changed\n");

@@ -11,7 +11,7 @@ use rto_agent_core::{
     wire::types::{ApplyRequest, WalkView},
 };
 
-use super::{exit, print_coloured, table, terminal};
+use super::{exit, print_coloured, table};
 use crate::{cli::Apply, client::Client};
 
 /// How often the progress is requested.
@@ -28,8 +28,8 @@ pub(super) fn run(args: &Apply) -> anyhow::Result<ExitCode> {
         walk = client.get("/v1/apply")?;
         progress(&walk);
     }
-    print_coloured(args.daemon.json, &walk, args.color, || {
-        table::walk(&walk, terminal::columns(args.table))
+    print_coloured(args.daemon.json, &walk, args.color, args.table, |columns| {
+        table::walk(&walk, columns)
     })?;
     Ok(exit(walk.is_complete()))
 }

@@ -18,10 +18,7 @@ mod fleet;
 pub(super) mod host;
 
 use self::answer::{Answer, good, refused, summary};
-use super::{
-    known_rtt, print, print_coloured, table,
-    terminal::{columns, wrapped_lines},
-};
+use super::{known_rtt, print, print_coloured, table};
 use crate::{
     cli::{Check, WideArg},
     client::Client,
@@ -60,9 +57,9 @@ pub(super) fn run(args: &Check) -> anyhow::Result<ExitCode> {
     match loaded {
         Ok(config) => {
             let answer = good(config, host);
-            print_coloured(args.output.json, &answer, args.color, || {
-                let text = text(&answer, args.verbose);
-                wrapped_lines(&text, columns(WideArg { wide: false }))
+            let wide = WideArg { wide: false };
+            print_coloured(args.output.json, &answer, args.color, wide, |_| {
+                text(&answer, args.verbose)
             })
         }
         Err(errors) if args.output.json => {

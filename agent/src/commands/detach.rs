@@ -24,7 +24,7 @@ use rto_agent_kernel::{
     kernel::{interference, privileges},
 };
 
-use super::{exit, print, print_wrapped, table, terminal};
+use super::{exit, print, print_table, table};
 use crate::{
     cli::{Attach, ConfigArg, Detach},
     client::{Client, ClientError},
@@ -45,9 +45,8 @@ pub(super) fn run(args: &Detach) -> anyhow::Result<ExitCode> {
         Err(e) => return Err(e.into()),
     };
     let answer = finish(answer, &agent)?;
-    print(args.output.json, &answer, || {
-        let columns = terminal::columns(args.table);
-        terminal::wrapped_lines(&text(&answer, columns), columns)
+    print_table(args.output.json, &answer, args.table, |columns| {
+        text(&answer, columns)
     })?;
     Ok(exit(answer.kept.is_none()))
 }
@@ -70,7 +69,7 @@ pub(super) fn attach(args: &Attach) -> anyhow::Result<ExitCode> {
         }
         answer => answer?,
     };
-    print_wrapped(args.output.json, &answer, || answer.notes.join("\n") + "\n")
+    print(args.output.json, &answer, || answer.notes.join("\n") + "\n")
 }
 
 fn this_caller() -> Caller {

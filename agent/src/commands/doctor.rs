@@ -6,7 +6,7 @@ use rto_agent_core::{
     config::{AgentConfig, CgroupSetting, Config},
     policy::{HostFacts, PolicySet, ProbeTarget, units::jiffies_to_usecs},
     printable::counted,
-    wire::kernel::Verdict,
+    wire::kernel::{Feature, Presence, Verdict},
 };
 use rto_agent_daemon::engine::state_files;
 use rto_agent_kernel::{
@@ -15,9 +15,7 @@ use rto_agent_kernel::{
 };
 
 use super::{
-    check::host::metrics_behind_unit,
-    exit, known_rtt, print, print_coloured,
-    terminal::{self, wrapped},
+    check::host::metrics_behind_unit, exit, known_rtt, print, print_coloured, terminal::wrapped,
 };
 use crate::{
     cli::{self, Doctor, WideArg},
@@ -76,8 +74,8 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         exposed: loaded.as_ref().map_or(&[], |config| &config.exposed),
         config_error: loaded.as_ref().err().map(ToString::to_string),
     });
-    print_coloured(args.output.json, &report, args.color, || {
-        let columns = terminal::columns(WideArg { wide: false });
+    let wide = WideArg { wide: false };
+    print_coloured(args.output.json, &report, args.color, wide, |columns| {
         render(&report, args.verbose, columns)
     })?;
     Ok(exit(report.worst != Severity::Problem))
@@ -121,11 +119,12 @@ fn render_self_test(report: &SelfTest) -> String {
         let verified = program.verified_instructions;
         let verified = verified.map_or("an unknown number of".to_owned(), |n| n.to_string());
         let (name, cgroup) = (&program.name, program.cgroup.display());
-        text += &format!("program {name} at {cgroup}: {verified} instructions verified\n");
+        text += &format!("program {name}, {verified} instructions verified, at {cgroup}\n");
     }
-    for feature in &report.features {
+    let lacks = |feature: &&Feature| feature.presence != Presence::Present;
+    for feature in report.features.iter().filter(lacks) {
         let presence = format!("{:?}", feature.presence).to_lowercase();
-        text += &format!("{:34} {presence}: {}\n", feature.name, feature.evidence);
+        text += &format!("{} {presence}: {}\n", feature.name, feature.evidence);
     }
     text += &format!(
         "\n{:34} {:>7} {:>18} {:>11}\n",
@@ -138,12 +137,14 @@ fn render_self_test(report: &SelfTest) -> String {
             .map_or("never".to_owned(), |ms| format!("{ms:.1} ms"));
         let verdict = if case.passed { "ok" } else { "FAILED" };
         let why = case.error.as_deref().unwrap_or_default();
-        text += &format!(
-            "{:34} {:>4} ms {:>18} {measured:>11}  {verdict} {why}\n",
+        let line = format!(
+            "{:34} {:>4} ms {:>18} {measured:>11}  {verdict} {why}",
             case.name,
             case.lost_ms,
             format!("{least:.0} to {most:.0} ms"),
         );
+        text += line.trim_end();
+        text += "\n";
     }
     let failed = report.cases.iter().filter(|case| !case.passed).count();
     text += &match failed {

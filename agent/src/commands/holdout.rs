@@ -21,8 +21,9 @@ pub(super) fn text(policy: &PolicyName, holdout: &HoldoutView, columns: Option<u
         format!("{policy}, {}", verdict(policy, holdout)),
         arm("treated", &holdout.arms.treated),
         arm("control", &holdout.arms.control),
-        format!("  bad connects: {}", ratio(holdout.evidence.ratio)),
     ];
+    let ratio = ratio(holdout.evidence.ratio);
+    lines.extend(ratio.map(|ratio| format!("  bad connects: {ratio}")));
     let difference = holdout.connect_time_difference.map(difference);
     lines.extend(difference.map(|text| format!("  mean connect time: {text}")));
     let lines = lines.iter().map(|line| wrapped(line, 4, columns) + "\n");
@@ -44,25 +45,32 @@ pub(super) fn verdict(policy: &PolicyName, holdout: &HoldoutView) -> String {
 /// "25 of 9500 connects were bad (0.26%)".
 pub(super) fn connects(arm: &ArmConnects) -> String {
     let ArmConnects { attempts, bad, .. } = arm;
-    format!(
-        "{bad} of {attempts} connects were bad ({})",
-        share(*bad, *attempts)
-    )
+    match attempts {
+        0 => "no connects yet".to_owned(),
+        _ => format!(
+            "{bad} of {attempts} connects were bad ({})",
+            share(*bad, *attempts)
+        ),
+    }
 }
 
-/// "0.22 times as frequent in the treated arm (0.10 to 0.44)".
-pub(super) fn ratio(ratio: Ratio) -> String {
+/// "0.22 times as frequent in the treated arm (0.10 to 0.44)"; `None` if nothing is known.
+pub(super) fn ratio(ratio: Ratio) -> Option<String> {
     let Ratio {
         likeliest,
         low,
         high,
     } = ratio;
-    let high = high.map_or_else(|| "any".to_owned(), |high| format!("{high:.2}"));
+    let interval = match high {
+        Some(high) => format!("{low:.2} to {high:.2}"),
+        None => format!("{low:.2} or more"),
+    };
     match likeliest {
-        Some(likeliest) => {
-            format!("{likeliest:.2} times as frequent in the treated arm ({low:.2} to {high})")
-        }
-        None => format!("{low:.2} to {high} times as frequent in the treated arm"),
+        Some(likeliest) => Some(format!(
+            "{likeliest:.2} times as frequent in the treated arm ({interval})"
+        )),
+        None if low == 0.0 && high.is_none() => None,
+        None => Some(format!("{interval} times as frequent in the treated arm")),
     }
 }
 
@@ -114,10 +122,6 @@ mod tests {
             of(100.0, 50.0, 250.0),
             "100us longer in the treated arm (50.0us to 250us longer)"
         );
-        let none = Ratio::default();
-        assert_eq!(
-            ratio(none),
-            "0.00 to any times as frequent in the treated arm"
-        );
+        assert_eq!(ratio(Ratio::default()), None);
     }
 }

@@ -12,7 +12,7 @@ use rto_agent_core::wire::{
 };
 use rto_agent_kernel::kernel::hz::measure;
 
-use super::{known_rtt, print_wrapped, table};
+use super::{known_rtt, print, table};
 use crate::{cli::Lookup, client::Client};
 
 pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
@@ -34,8 +34,8 @@ pub(super) fn run(args: &Lookup) -> anyhow::Result<ExitCode> {
             .collect()
     };
     match &*answers {
-        [one] => print_wrapped(args.daemon.json, one, text),
-        all => print_wrapped(args.daemon.json, &all, text),
+        [one] => print(args.daemon.json, one, text),
+        all => print(args.daemon.json, &all, text),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use rto_agent_core::printable;
 use rto_agent_kernel::kernel::descriptors;
 
-use self::output::{exit, print, print_coloured, print_wrapped};
+use self::output::{exit, print, print_coloured, print_table};
 use crate::cli::Verb;
 
 mod add;

@@ -20,23 +20,25 @@ pub(super) fn exit(good: bool) -> ExitCode {
     }
 }
 
-/// Prints a text, or the value as JSON. Returns the exit status of a verb that has nothing to add.
+/// Prints a text with lines wrapped to the width of the terminal, or the value as JSON. Returns the exit status of a
+/// verb that has nothing to add.
 pub(super) fn print<T: Serialize>(
     json: bool,
     value: &T,
     text: impl FnOnce() -> String,
 ) -> anyhow::Result<ExitCode> {
-    print_styled(json, value, text, |text| text)
+    print_table(json, value, WideArg { wide: false }, |_| text())
 }
 
-/// The same, with lines wrapped to the width of the terminal.
-pub(super) fn print_wrapped<T: Serialize>(
+/// The same for a text with tables, which gets the width: `None` if it is not limited.
+pub(super) fn print_table<T: Serialize>(
     json: bool,
     value: &T,
-    text: impl FnOnce() -> String,
+    wide: WideArg,
+    text: impl FnOnce(Option<usize>) -> String,
 ) -> anyhow::Result<ExitCode> {
-    let columns = columns(WideArg { wide: false });
-    print_styled(json, value, || wrapped_lines(&text(), columns), |text| text)
+    let columns = columns(wide);
+    print_styled(json, value, || text(columns), columns, |text| text)
 }
 
 /// The same with coloured states, if colours are enabled.
@@ -44,9 +46,12 @@ pub(super) fn print_coloured<T: Serialize>(
     json: bool,
     value: &T,
     color: ColorArg,
-    text: impl FnOnce() -> String,
+    wide: WideArg,
+    text: impl FnOnce(Option<usize>) -> String,
 ) -> anyhow::Result<ExitCode> {
-    print_styled(json, value, text, |text| coloured(text, color))
+    let columns = columns(wide);
+    let style = |text| coloured(text, color);
+    print_styled(json, value, || text(columns), columns, style)
 }
 
 /// Escapes the text before colouring it, so that the only control sequences are this program's own.
@@ -54,6 +59,7 @@ fn print_styled<T: Serialize>(
     json: bool,
     value: &T,
     text: impl FnOnce() -> String,
+    columns: Option<usize>,
     style: impl FnOnce(String) -> String,
 ) -> anyhow::Result<ExitCode> {
     // Without a buffer, each of a million lines would be a system call.
@@ -63,7 +69,7 @@ fn print_styled<T: Serialize>(
             .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        let text = printable::lines(&text()).into_owned();
+        let text = wrapped_lines(printable::lines(&text()).into_owned(), columns);
         out.write_all(style(text).as_bytes())?;
     }
     out.flush()?;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use rto_agent_core::wire::types::{ChangeAnswer, ReloadRequest};
 
-use super::{print_wrapped, table};
+use super::{print, table};
 use crate::{cli::Reload, client::Client};
 
 pub(super) fn run(args: &Reload) -> anyhow::Result<ExitCode> {
@@ -14,5 +14,5 @@ pub(super) fn run(args: &Reload) -> anyhow::Result<ExitCode> {
         dry_run: args.dry_run,
     };
     let answer: ChangeAnswer = Client::new(&args.daemon.socket).post("/v1/reload", &request)?;
-    print_wrapped(args.daemon.json, &answer, || table::change(&answer))
+    print(args.daemon.json, &answer, || table::change(&answer))
 }

@@ -8,7 +8,7 @@ use rto_agent_core::{
     wire::types::{ChangeAnswer, ListAnswer, RemoveRequest, SourceView},
 };
 
-use super::{print_wrapped, table};
+use super::{print, table};
 use crate::{cli::Remove, client::Client};
 
 pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {
@@ -23,7 +23,7 @@ pub(super) fn run(args: Remove) -> anyhow::Result<ExitCode> {
         undo: args.undo,
     };
     let answer: ChangeAnswer = client.post("/v1/entries/remove", &request)?;
-    print_wrapped(args.daemon.json, &answer, || table::change(&answer))
+    print(args.daemon.json, &answer, || table::change(&answer))
 }
 
 /// The CIDRs of a policy's entries, or only of its saved entries.

@@ -10,13 +10,16 @@ use anyhow::Context as _;
 use rto_agent_core::{
     figures::{share, short_us, time},
     policy::{PolicyName, units::format_duration},
+    printable::counted,
     wire::{
         histogram::HistogramView,
-        stats::{Arm, ArmStats, COUNTERS, DirectionStats, PolicyStats, StatsAnswer},
+        stats::{
+            Arm, ArmStats, COUNTERS, DirectionStats, PolicyStats, StatsAnswer, direction_text,
+        },
     },
 };
 
-use super::{holdout, print, table, terminal};
+use super::{holdout, print_table, table, terminal};
 use crate::{cli::Stats, client::Client};
 
 /// Longest bar of a histogram, in characters.
@@ -27,7 +30,9 @@ pub(super) fn run(args: &Stats) -> anyhow::Result<ExitCode> {
     let policy = args.policy.as_deref().map(str::parse).transpose()?;
     let first = ask(&client, policy.as_ref())?;
     if !args.watch {
-        return print(args.daemon.json, &first, || text(&first, &Look::of(args)));
+        return print_table(args.daemon.json, &first, args.table, |_| {
+            text(&first, &Look::of(args))
+        });
     }
     watch(args, &client, policy.as_ref(), first)
 }
@@ -68,7 +73,9 @@ fn watch(
             }
             let took = Duration::from_millis(now.at_ms.saturating_sub(before.at_ms));
             writeln!(out, "in {}:\n", format_duration(took))?;
-            out.write_all(text(&since, &Look::of(args)).as_bytes())?;
+            let look = Look::of(args);
+            let text = terminal::wrapped_lines(text(&since, &look), look.columns);
+            out.write_all(text.as_bytes())?;
             writeln!(out)?;
         }
         out.flush()?;
@@ -246,7 +253,7 @@ fn titled<'a>(
 fn row(title: String, direction: &str, stats: &DirectionStats) -> [String; COLUMNS] {
     [
         title,
-        direction.to_owned(),
+        direction_text(direction).to_owned(),
         stats.connects(direction).to_string(),
         share(stats.bad(direction), stats.connects(direction)),
         quantile(&stats.connect_time, 0.5),
@@ -288,7 +295,7 @@ fn details(title: &str, direction: &str, stats: &DirectionStats) -> String {
     if *stats == DirectionStats::default() {
         return String::new();
     }
-    let mut text = format!("\n{title}, {direction}\n");
+    let mut text = format!("\n{title}, {}\n", direction_text(direction));
     let rtos: Vec<_> = stats.rtos.iter().map(ToString::to_string).collect();
     let failures: Vec<_> = stats
         .setsockopt_failures
@@ -327,8 +334,8 @@ fn drawn(what: &str, histogram: &HistogramView) -> String {
         return String::new();
     };
     let mut text = format!(
-        "\n  {what}: {}, mean {}, p50 {}, p90 {}, p99 {}, p99.9 {}\n",
-        histogram.count,
+        "\n  {what}: {}, mean {}\n    p50 {}, p90 {}, p99 {}, p99.9 {}\n",
+        counted(histogram.count, "sample", "samples"),
         short_us(mean),
         quantile(histogram, 0.5),
         quantile(histogram, 0.9),

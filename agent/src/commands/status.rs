@@ -10,10 +10,7 @@ use rto_agent_core::{
     },
 };
 
-use super::{
-    exit, holdout, print_coloured,
-    terminal::{self, wrapped},
-};
+use super::{exit, holdout, print_coloured, terminal::wrapped};
 use crate::{
     cli::{Status, WideArg},
     client::Client,
@@ -24,8 +21,9 @@ const INDENT: usize = 15;
 
 pub(super) fn run(args: &Status) -> anyhow::Result<ExitCode> {
     let answer: StatusAnswer = Client::new(&args.daemon.socket).get("/v1/status")?;
-    print_coloured(args.daemon.json, &answer, args.color, || {
-        text(&answer, terminal::columns(WideArg { wide: false }))
+    let wide = WideArg { wide: false };
+    print_coloured(args.daemon.json, &answer, args.color, wide, |columns| {
+        text(&answer, columns)
     })?;
     Ok(exit(answer.healthy || args.alive))
 }
@@ -124,10 +122,13 @@ fn text(status: &StatusAnswer, columns: Option<usize>) -> String {
     let holdouts = status.holdouts.iter().map(|(policy, holdout)| {
         let bad = holdout.arms.map(holdout::connects);
         let text = &holdout.text;
-        let ratio = holdout::ratio(holdout.evidence.ratio);
+        let ratio = holdout::ratio(holdout.evidence.ratio).map(|ratio| format!("; {ratio}"));
         let text = format!(
-            "policy {policy}, {}: {text}; treated: {}; control: {}; {ratio}",
-            holdout.share, bad.treated, bad.control
+            "policy {policy}, {}: {text}; treated: {}; control: {}{}",
+            holdout.share,
+            bad.treated,
+            bad.control,
+            ratio.unwrap_or_default()
         );
         ("holdout", text)
     });

@@ -30,6 +30,10 @@ pub(super) fn more(dropped: usize, how: &str) -> String {
     }
 }
 
+/// The longest first cell that stays in its column. A longer one, a policy's name, has a line of its own if it would
+/// push other columns out.
+const LONGEST_FIRST: usize = 30;
+
 /// The table, and how many columns were dropped.
 pub(super) fn fitted<'a>(
     header: impl AsRef<[&'a str]>,
@@ -39,10 +43,19 @@ pub(super) fn fitted<'a>(
 ) -> (String, usize) {
     const GAP: usize = 2;
     let (header, importance) = (header.as_ref(), importance.as_ref());
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row.as_ref()[column].chars().count());
-        cells.max().unwrap_or(0).max(header[column].len()) + GAP
+    let widest = |column: usize, limit: usize| {
+        let widths = rows.iter().map(|row| row.as_ref()[column].chars().count());
+        let widths = widths.filter(|width| *width <= limit);
+        widths.max().unwrap_or(0).max(header[column].len()) + GAP
     };
+    let all: usize = (0..header.len())
+        .map(|column| widest(column, usize::MAX))
+        .sum();
+    let limit = match columns {
+        Some(columns) if all > columns + GAP => LONGEST_FIRST,
+        _ => usize::MAX,
+    };
+    let width = |column| widest(column, if column == 0 { limit } else { usize::MAX });
     let mut left = columns.map_or(usize::MAX, |columns| columns + GAP);
     let fits = importance.iter().copied().take_while(|column| {
         let rest = left.checked_sub(width(*column));
@@ -56,10 +69,32 @@ pub(super) fn fitted<'a>(
         .load_style(NOTHING)
         .set_header(shown.iter().map(|column| header[*column]))
         .set_content_arrangement(ContentArrangement::Disabled);
+    let has_own_line = |row: &[String]| row[0].chars().count() > limit;
     for row in rows {
-        table.add_row(shown.iter().map(|column| &row.as_ref()[*column]));
+        let row = row.as_ref();
+        table.add_row(shown.iter().map(|column| match column {
+            0 if has_own_line(row) => "",
+            _ => &row[*column],
+        }));
     }
-    (text(&table), header.len() - shown.len())
+    let table = text(&table);
+    let mut lines = table.lines();
+    let mut text = String::with_capacity(table.len());
+    let mut line = |line: &str| {
+        text.push_str(line);
+        text.push('\n');
+    };
+    line(lines.next().unwrap_or_default());
+    let mut last = None;
+    for (row, cells) in rows.iter().zip(lines) {
+        let row = row.as_ref();
+        if has_own_line(row) && last != Some(&row[0]) {
+            line(&row[0]);
+        }
+        last = Some(&row[0]);
+        line(cells);
+    }
+    (text, header.len() - shown.len())
 }
 
 /// The table with its trailing blanks cut off.
@@ -101,30 +136,24 @@ pub(super) fn change(answer: &ChangeAnswer) -> String {
         policies_removed,
     } = answer.changed;
     let mut parts = Vec::new();
-    if added + changed + removed > 0 {
-        parts.push(format!(
-            "{added} added, {changed} changed, {removed} removed"
-        ));
-    }
+    parts.extend(counts([added, changed, removed], ""));
     if answer.lifetimes_changed > 0 {
         let lifetimes = counted(answer.lifetimes_changed, "lifetime", "lifetimes");
         parts.push(format!("{lifetimes} changed"));
     }
-    if policies_added + policies_changed + policies_removed > 0 {
-        parts.push(format!(
-            "policies: {policies_added} added, {policies_changed} changed, {policies_removed} removed"
-        ));
-    }
-    if parts.is_empty() {
-        parts.push("nothing changed".to_owned());
-    }
+    let policies = [policies_added, policies_changed, policies_removed];
+    parts.extend(counts(policies, "policies: "));
+    let is_dry_run = answer.would_change.is_some();
     let mut text = String::new();
+    match (parts.is_empty(), is_dry_run) {
+        (true, true) => parts.push("dry run: a reload would change nothing".to_owned()),
+        (true, false) => parts.push("nothing changed".to_owned()),
+        (false, true) => text.push_str("dry run, nothing was changed; a reload would change:\n"),
+        (false, false) => {}
+    }
     for line in answer.would_change.iter().flatten() {
         text.push_str(line);
         text.push('\n');
-    }
-    if answer.would_change.is_some() {
-        text.push_str("dry run, nothing was changed; a reload would make these changes:\n");
     }
     text.push_str(&parts.join("\n"));
     text.push('\n');
@@ -133,6 +162,16 @@ pub(super) fn change(answer: &ChangeAnswer) -> String {
     }
     text.push_str(&remarks("note", &answer.notes));
     text
+}
+
+/// "2 added, 1 removed"; `None` if all are 0.
+fn counts(counts: [usize; 3], what: &str) -> Option<String> {
+    let counts = counts.into_iter().zip(["added", "changed", "removed"]);
+    let counts = counts.filter(|(count, _)| *count > 0);
+    let counts: Vec<_> = counts
+        .map(|(count, how)| format!("{count} {how}"))
+        .collect();
+    (!counts.is_empty()).then(|| format!("{what}{}", counts.join(", ")))
 }
 
 /// The results of a walk over the open sockets.

@@ -71,7 +71,11 @@ pub(super) fn wrapped(text: &str, indent: usize, columns: Option<usize>) -> Stri
                 line.push(' ');
                 line.push_str(word);
             }
-            Some(_) => lines.push(format!("{:indent$}{word}", "")),
+            Some(line) => {
+                // Padding before the break.
+                line.truncate(line.trim_end().len());
+                lines.push(format!("{:indent$}{word}", ""));
+            }
             None => lines.push(word.to_owned()),
         }
     }
@@ -79,7 +83,10 @@ pub(super) fn wrapped(text: &str, indent: usize, columns: Option<usize>) -> Stri
 }
 
 /// Wraps each line to this width; what follows a line's first break is indented by two more than the line.
-pub(super) fn wrapped_lines(text: &str, columns: Option<usize>) -> String {
+pub(super) fn wrapped_lines(text: String, columns: Option<usize>) -> String {
+    if columns.is_none() {
+        return text;
+    }
     let line = |line: &str| {
         let indent = line.len() - line.trim_start_matches(' ').len();
         wrapped(line, indent + 2, columns) + "\n"
@@ -155,8 +162,8 @@ mod tests {
         );
         let text = "rto_min 20ms\n  of policy near\n";
         let lines = "rto_min 20ms\n  of policy\n    near\n";
-        assert_eq!(wrapped_lines(text, Some(12)), lines);
-        assert_eq!(wrapped_lines(text, None), text);
+        assert_eq!(wrapped_lines(text.to_owned(), Some(12)), lines);
+        assert_eq!(wrapped_lines(text.to_owned(), None), text);
     }
 
     #[test]

@@ -9,8 +9,11 @@ use anyhow::{Context as _, bail};
 use rto_agent_core::{
     policy::PolicyName,
     printable::counted,
-    wire::tune::{
-        TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer, next_text,
+    wire::{
+        stats::direction_text,
+        tune::{
+            TimerKind, TuneAction, TuneAnswer, TuneRequest, TunedPolicy, TunedTimer, next_text,
+        },
     },
 };
 use rto_model::tune::tuner::{State, Value};
@@ -99,12 +102,9 @@ fn policy_text(name: &PolicyName, policy: &TunedPolicy, now_ms: u64) -> String {
 }
 
 fn timer_text(timer: &TunedTimer, now_ms: u64) -> String {
-    let direction = match timer.direction.as_str() {
-        "active" => "outgoing",
-        _ => "incoming",
-    };
     format!(
-        "  {direction}: {} ({}); next: {}\n    {}\n",
+        "  {}: {}, {}; next: {}\n    {}\n",
+        direction_text(&timer.direction),
         Value(timer.value_us),
         state(timer),
         next_text(timer.next, now_ms),
@@ -132,8 +132,10 @@ fn evidence(timer: &TunedTimer) -> String {
     if let Some(us) = timer.evidence.want_us {
         text.push_str(&format!(", the law says {}", Value(Some(us))));
     }
-    let judged = counted(counts.connections, "connection", "connections");
-    text.push_str(&format!("; {} of {judged} spurious", counts.spurious));
+    if counts.connections > 0 {
+        let judged = counted(counts.connections, "connection", "connections");
+        text.push_str(&format!("; {} of {judged} spurious", counts.spurious));
+    }
     if let Some(last) = timer.alarm {
         let at = UNIX_EPOCH + Duration::from_millis(last.at_ms);
         text.push_str(&format!(
@@ -225,9 +227,9 @@ mod tests {
         assert_eq!(
             text(&answer),
             "near\n  \
-             outgoing: 48ms (learnt); next: lower to 24ms in 40s\n    \
+             outgoing: 48ms, learnt; next: lower to 24ms in 40s\n    \
              5000 samples, the law says 24ms; 1 of 1200 connections spurious\n  \
-             incoming: the kernel's own (fallback (spurious), configured 100ms); next: the value again in 10m\n    \
+             incoming: the kernel's own, fallback (spurious), configured 100ms; next: the value again in 10m\n    \
              5000 samples, the law says 24ms; 1 of 1200 connections spurious; last fallback (spurious) at \
              2023-11-14T22:13:20Z\n  \
              holdout 5%: not-yet\n"

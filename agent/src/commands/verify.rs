@@ -5,11 +5,17 @@ use std::process::ExitCode;
 use rto_agent_core::{printable::counted, wire::types::VerifyAnswer};
 
 use super::{exit, print_coloured, table};
-use crate::{cli::Verify, client::Client};
+use crate::{
+    cli::{Verify, WideArg},
+    client::Client,
+};
 
 pub(super) fn run(args: &Verify) -> anyhow::Result<ExitCode> {
     let answer: VerifyAnswer = Client::new(&args.daemon.socket).post("/v1/verify", &())?;
-    print_coloured(args.daemon.json, &answer, args.color, || text(&answer))?;
+    let wide = WideArg { wide: false };
+    print_coloured(args.daemon.json, &answer, args.color, wide, |_| {
+        text(&answer)
+    })?;
     Ok(exit(answer.ok))
 }
 

@@ -125,6 +125,16 @@ expect "and does not end rto-agent detach" false "$(attached)"
 inside rto-agent attach >/dev/null
 expect "which rto-agent attach ends" true "$(attached)"
 
+# family FAMILY PACKAGE
+family() {
+  inside env ANSIBLE_NOCOWS=1 ANSIBLE_FORCE_COLOR=0 LC_ALL=C.UTF-8 HOME=/root "$ansible" "$here/family.yml" -i localhost, \
+    -e '{"rto_agent_packages": {"Debian": "a.deb", "RedHat": "b.rpm"}}' -e "family=$1 package=$2" >"$work/log" 2>&1 || true
+  sed -n 's/.*failed=\([0-9]*\) .*/failed \1/p' "$work/log"
+}
+expect "Debian and Ubuntu get the deb" "failed 0" "$(family Debian a.deb)"
+expect "RHEL gets the rpm" "failed 0" "$(family RedHat b.rpm)"
+expect "other families get it from their repositories" "failed 0" "$(family Suse rto-agent)"
+
 # The gate of the example, with the real daemon, whose policies have too few attempts to judge.
 # gate INVENTORY VARIABLES: prints the recap, a line for each host: NAME ok|failed
 gate() {
@@ -169,6 +179,6 @@ grep -q "no-control-arm: no control arm" "$work/log" || failed "no reason: $(cat
 expect "the waves stop at a timer that is too short" "first failed" "$(waves short healthy healthy healthy)"
 grep -q "same-region: 900 of 1000 connections sent a SYN or SYN-ACK in vain" "$work/log" || failed "no reason: $(cat "$work/log")"
 expect "and go on with the corrected one" "first ok fourth ok second ok third ok" "$(waves healthy healthy healthy healthy)"
-sed -i 's/"features": /"tuning": ["same-region initial_rto active: fallback (spurious)"], &/' "$hosts/first/status.json"
+sed -i 's/"features": /"tuning": ["policy same-region, outgoing: initial_rto the kernel's own, fallback (spurious); next: the value again in 9m 55s"], &/' "$hosts/first/status.json"
 expect "a fallback (spurious) fails the gate" "first failed" "$(gate first, "rto_agent_gate_wait=2 rto_agent_program=/var/tmp/hosts/{{inventory_hostname}}/rto-agent")"
 expect "too few attempts are not judged" "first ok fourth ok second ok third ok" "$(waves few few few few)"

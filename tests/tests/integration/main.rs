@@ -27,6 +27,7 @@ mod arms;
 mod changes;
 mod cli;
 mod coexistence;
+mod columns;
 mod completion;
 mod config;
 mod connect_times;

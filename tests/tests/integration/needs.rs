@@ -12,6 +12,8 @@ pub(crate) enum Need {
     /// ([`super::kernel::assert_absent`]).
     Feature(&'static str),
     Program(&'static str),
+    /// A program that this variable of the environment names.
+    Named(&'static str),
     /// A disposable machine.
     WholeMachine,
 }
@@ -47,6 +49,9 @@ pub(crate) const FISH: Need = Need::Program("fish");
 pub(crate) const GRPC: Need = Need::Program("/usr/lib/python3/dist-packages/grpc/__init__.py");
 pub(crate) const GO: Need = Need::Program("go");
 pub(crate) const PROMETHEUS: Need = Need::Program("prometheus");
+/// A Prometheus 3, which Debian 12 and 13 do not have: docs/internals/testing.md says how to build one.
+pub(crate) const PROMETHEUS3: &str = "RTO_PROMETHEUS3";
+pub(crate) const NATIVE_HISTOGRAMS: Need = Need::Named(PROMETHEUS3);
 pub(crate) const PROMTOOL: Need = Need::Program("promtool");
 pub(crate) const PYTHON3: Need = Need::Program("python3");
 pub(crate) const ZSH: Need = Need::Program("zsh");
@@ -66,6 +71,7 @@ impl Need {
             LPM_BATCHES => !scale::has_batches().unwrap_or(true),
             Self::Feature(name) => features::lacks(name).unwrap_or(false),
             Self::Program(name) => require(&[name]).is_err(),
+            Self::Named(variable) => std::env::var_os(variable).is_none(),
             Self::WholeMachine => !is_machine(),
         }
     }
@@ -75,6 +81,7 @@ impl Need {
         match self {
             Self::Feature(name) => format!("absent: {name}"),
             Self::Program(name) => format!("{name} is not installed"),
+            Self::Named(variable) => format!("{variable} is not set"),
             Self::WholeMachine => "only in cargo xtask vm".to_owned(),
         }
     }

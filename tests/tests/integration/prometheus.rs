@@ -7,6 +7,8 @@ use rto_testbed::{
     workload::arrivals::{Arrivals, Clients},
 };
 
+use rto_tests::path::Path as Link;
+
 use super::dashboards;
 use crate::prelude::*;
 
@@ -58,20 +60,44 @@ impl Fleet {
         Ok(())
     }
 
-    fn prometheus(&self) -> anyhow::Result<Prometheus> {
+    fn prometheus(&self, histograms: Histograms) -> anyhow::Result<Prometheus> {
         let rules = |name: &str| dashboards::path("config/prometheus").join(name);
         let rules = ["alerts.yml", "recording.yml"].map(rules);
-        Prometheus::start(&self.env.net.client, &config(&rules))
+        let (config, netns) = (config(&rules), &self.env.net.client);
+        match histograms {
+            Histograms::Classic => Prometheus::start(netns, &config),
+            Histograms::Native => {
+                let program = std::env::var(PROMETHEUS3)?;
+                let convert = "global: {convert_classic_histograms_to_nhcb: true, ";
+                let config = config.replacen("global: {", convert, 1);
+                Prometheus::start_program(&program, netns, &config)
+            }
+        }
     }
 }
 
+/// How Prometheus stores histograms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Histograms {
+    /// A series for each bucket.
+    Classic,
+    /// Native histograms with custom buckets: no series for buckets.
+    Native,
+}
+
 fn config(rules: &[impl AsRef<Path>]) -> String {
+    let targets = METRICS.map(|port| format!("127.0.0.1:{port}"));
+    config_of(rules, "1s", &format!("[{{targets: {targets:?}}}]"))
+}
+
+/// A configuration with these rules, interval of scrapes and evaluations, and targets.
+fn config_of(rules: &[impl AsRef<Path>], interval: &str, targets: &str) -> String {
     let rules = rules.iter().map(|path| path.as_ref().display().to_string());
     let rules: Vec<_> = rules.collect();
-    let targets = METRICS.map(|port| format!("127.0.0.1:{port}"));
     format!(
-        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: {rules:?}\n\
-         scrape_configs: [{{job_name: rto-agent, static_configs: [{{targets: {targets:?}}}]}}]\n"
+        "global: {{scrape_interval: {interval}, evaluation_interval: {interval}}}\n\
+         rule_files: {rules:?}\n\
+         scrape_configs: [{{job_name: rto-agent, static_configs: {targets}}}]\n"
     )
 }
 
@@ -86,9 +112,14 @@ fn value(samples: &[Value]) -> Option<f64> {
 test!(
     every_panel_and_rule_has_series,
     needs = [PROMETHEUS, PROMTOOL],
-    panels
+    || panels(Histograms::Classic)
 );
-fn panels() -> anyhow::Result<()> {
+test!(
+    native_histograms_fill_every_panel_and_rule,
+    needs = [NATIVE_HISTOGRAMS],
+    || panels(Histograms::Native)
+);
+fn panels(histograms: Histograms) -> anyhow::Result<()> {
     let fleet = Fleet::start(GUARDED)?;
     for agent in fleet.agents() {
         // Two transitions, after which the value is active again, and evidence.
@@ -96,7 +127,7 @@ fn panels() -> anyhow::Result<()> {
         agent.cli(&["tune", "resume", "near"])?;
     }
     let _server = fleet.env.serve(to(SERVER_V4, PORT))?;
-    let prometheus = fleet.prometheus()?;
+    let prometheus = fleet.prometheus(histograms)?;
     // Recording rules must have samples too; alerts do not fire.
     let rules = prometheus.rules("record")?;
     let recorded = rules.iter().filter_map(|rule| rule["name"].as_str());
@@ -104,6 +135,10 @@ fn panels() -> anyhow::Result<()> {
     ensure!(without.len() > 20, "{without:?}");
     // A ratio needs bad attempts in both arms.
     without.retain(|name| !name.contains("holdout_bad_ratio"));
+    if histograms == Histograms::Native {
+        // Sums of buckets, of which there are no series; the quantiles do without.
+        without.retain(|name| !name.contains("_seconds_bucket:"));
+    }
     let panels = dashboards::queries()?;
     let absent = |query: &str| query.contains(RUNS) || query.contains(REFUSED);
     without.retain(|name| !absent(name));
@@ -126,6 +161,8 @@ fn panels() -> anyhow::Result<()> {
         },
         Vec::is_empty,
     )?;
+    let buckets = prometheus.query("rto_agent_connect_time_seconds_bucket")?;
+    assert_eq!(buckets.is_empty(), histograms == Histograms::Native);
     // The control: an unknown metric has no samples.
     ensure!(prometheus.query("rto_agent_no_such_metric")?.is_empty());
     ensure!(
@@ -157,18 +194,28 @@ fn panels() -> anyhow::Result<()> {
 test!(
     advice_is_that_of_the_agents_statistics,
     needs = [PROMETHEUS],
-    advice
+    || advice(Histograms::Classic)
+);
+test!(
+    advice_from_native_histograms_is_the_same,
+    needs = [NATIVE_HISTOGRAMS],
+    || advice(Histograms::Native)
 );
 /// Every host's handshakes are in the evidence; advice from metrics is never shorter than advice from the statistics.
-fn advice() -> anyhow::Result<()> {
+fn advice(histograms: Histograms) -> anyhow::Result<()> {
     /// Fewer than 300 are no evidence.
     const CONNECTIONS: u32 = 600;
     let fleet = Fleet::start("")?;
     let address = to(SERVER_V4, PORT);
     let _server = Traffic::echo_server(&fleet.env.net.server, None, address, false)?;
-    let prometheus = fleet.prometheus()?;
+    let prometheus = fleet.prometheus(histograms)?;
     let scraped = |each: u32| {
-        let count = "rto_agent_path_rtt_seconds_count{direction=\"active\"}";
+        let count = match histograms {
+            Histograms::Classic => "rto_agent_path_rtt_seconds_count{direction=\"active\"}",
+            Histograms::Native => {
+                "histogram_count(rto_agent_path_rtt_seconds{direction=\"active\"})"
+            }
+        };
         let query = format!("count({count} >= {each})");
         eventually_seen(
             "scrape of both",
@@ -229,5 +276,86 @@ fn advice() -> anyhow::Result<()> {
     other.args(["--match", "job=\"other\""]);
     let said = refusal(&netns::inside(netns, || Ok(other.output()?))?)?;
     ensure!(said.contains("no metrics of rto-agent"), "{said}");
+    Ok(())
+}
+
+test!(
+    bad_push_is_noticed_in_documented_times,
+    needs = [PROMETHEUS],
+    bad_push
+);
+/// A timer of 40 ms on a path of 50 ms, after a good one of 300 ms: the journal, `status` and the alert report it within
+/// the times of docs/operate/rollout.md, and a correction ends it. The one host is scraped as three.
+fn bad_push() -> anyhow::Result<()> {
+    const RTT: Duration = Duration::from_millis(50);
+    const PER_S: u32 = 20;
+    const INTERVAL: Duration = Duration::from_secs(15);
+    /// Within which the journal and `status` report it, and `status` its end.
+    const ON_THE_HOST: Duration = Duration::from_secs(10);
+    /// The next scrape, the next evaluation, and the time until Prometheus answers on a busy machine.
+    const ALERT: Duration = Duration::from_secs(10 + 2 * 15 + 10);
+    let policy = |initial_rto: &str| {
+        format!(
+            "metrics = \"127.0.0.1:{}\"\n[policy.near]\ninitial_rto = \"{initial_rto}\"\ncidrs = [\"10.89.0.0/24\"]\n",
+            METRICS[0]
+        )
+    };
+    let mut env = configured(&policy("300ms"))?;
+    let inside = format!("--net=/run/netns/{}", env.net.client);
+    env.start_under(&["nsenter".to_owned(), inside])?;
+    let path = Link::new(env, RTT)?;
+    let env = &path.env;
+    let targets = ["a", "b", "c"].map(|host| {
+        format!(
+            "{{targets: [\"127.0.0.1:{}\"], labels: {{instance: {host}}}}}",
+            METRICS[0]
+        )
+    });
+    let rules = [dashboards::path("config/prometheus").join("alerts.yml")];
+    let config = config_of(&rules, "15s", &format!("[{}]", targets.join(", ")));
+    ensure!(config.contains(&format!("{}s", INTERVAL.as_secs())));
+    let prometheus = Prometheus::start(&env.net.client, &config)?;
+    let alert = "ALERTS{alertname=\"RtoAgentPolicyTooShort\",alertstate=\"firing\"}";
+    let readyz = || -> anyhow::Result<u16> {
+        let address = format!("127.0.0.1:{}", METRICS[0]);
+        let stream = netns::inside(&env.net.client, || {
+            Ok(std::net::TcpStream::connect(&address)?)
+        })?;
+        Ok(http::get(stream, "/readyz")?.status)
+    };
+    let mut clients = path.clients(PER_S, 2, TIMEOUT)?;
+    clients.begin(5 * PER_S)?;
+    path.begun(4 * PER_S as usize)?;
+    ensure!(env.try_cli(&["status"])?.status.success());
+    clients.begin(60 * PER_S)?;
+    env.configure(&policy("40ms"))?;
+    let pushed = Instant::now();
+    let noticed = |what: &str, limit: Duration, is: &dyn Fn() -> anyhow::Result<bool>| {
+        eventually(what, limit, || Ok(is()?.then(|| pushed.elapsed())))
+    };
+    let journal = noticed("the journal", TIMEOUT, &|| {
+        Ok(env.log().contains("fallback (spurious)"))
+    })?;
+    let status = noticed("status", TIMEOUT, &|| {
+        Ok(env.try_cli(&["status"])?.status.code() == Some(1))
+    })?;
+    assert_eq!(readyz()?, 200);
+    let fires = noticed("the alert", 2 * ALERT, &|| {
+        Ok(!prometheus.query(alert)?.is_empty())
+    })?;
+    let severity = prometheus.query(alert)?[0]["metric"]["severity"].clone();
+    assert_eq!(severity, "critical");
+    assert_eq!(readyz()?, 200);
+    env.configure(&policy("300ms"))?;
+    let corrected = Instant::now();
+    let good = eventually("the correction", TIMEOUT, || {
+        let good = env.try_cli(&["status"])?.status.success();
+        Ok(good.then(|| corrected.elapsed()))
+    })?;
+    eprintln!(
+        "journal after {journal:.1?}, status {status:.1?}, alert {fires:.1?}; good {good:.1?} after the correction"
+    );
+    ensure!(journal <= ON_THE_HOST && status <= ON_THE_HOST && good <= ON_THE_HOST);
+    ensure!(fires <= ALERT, "{fires:?}");
     Ok(())
 }

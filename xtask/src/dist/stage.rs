@@ -50,6 +50,8 @@ const WORDS: [(&str, &str); 3] = [
     ("@HOMEPAGE@", env!("CARGO_PKG_REPOSITORY")),
     ("@LICENSE@", env!("CARGO_PKG_LICENSE")),
 ];
+/// The host of the repository in Cargo.toml until there is one.
+const PLACEHOLDER: &str = "example.invalid";
 /// The programs, each with its list of nfpm.
 pub(crate) const PROGRAMS: [(&str, &str); 2] =
     [("rto-agent", "nfpm.yaml"), ("rto-lab", "nfpm-lab.yaml")];
@@ -74,6 +76,12 @@ impl<'a> Stage<'a> {
         stage.copy(&EXAMPLES.map(source), &stage.dir.join("examples"))?;
         for name in TEMPLATES {
             let text = fs::read_to_string(source("packaging").join(name))?;
+            let (_, homepage) = WORDS[1];
+            let lines = text.split_inclusive('\n');
+            // No link to a repository that does not exist.
+            let lines = lines
+                .filter(|line| !(homepage.contains(PLACEHOLDER) && line.starts_with("homepage:")));
+            let text: String = lines.collect();
             let filled = WORDS
                 .iter()
                 .fold(text, |text, (word, is)| text.replace(word, is));

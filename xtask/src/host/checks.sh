@@ -128,4 +128,67 @@ check "watchdog: it was the watchdog" \
 check "watchdog: in force" in_force
 check "watchdog: the entries are loaded" lists 192.0.2.0/24
 
+# The self-test beside a daemon with the policy of the example.
+check "self-test: passes" rto-agent doctor --self-test
+
+# Metrics on all addresses: the unit lets only the loopback interface reach them, and a drop-in others.
+fetch() {
+  timeout 5 bash -c 'exec 3<>"/dev/tcp/$1/9464" && printf "GET /healthz HTTP/1.0\r\n\r\n" >&3 && grep -q " 200 " <&3' - "$1"
+}
+reports() { "${@:2}" 2>&1 | grep -qF "$1"; }
+behind="0.0.0.0:9464 cannot be reached from other hosts"
+cp $config /run/config.good
+sed -i 's/^\[agent\]$/&\nmetrics = "0.0.0.0:9464"/' $config
+check "metrics: check reports that the unit keeps other hosts out" reports "$behind" rto-agent check
+check "metrics: a restart" systemctl restart $unit
+check "metrics: doctor reports it as well" reports "cannot be reached from other hosts" rto-agent doctor
+check "metrics: reachable on the loopback interface" fetch 127.0.0.1
+refuse "metrics: not from another address" fetch 10.98.0.1
+mkdir -p /etc/systemd/system/$unit.d
+printf '[Service]\nIPAddressAllow=10.98.0.0/16\n' >/etc/systemd/system/$unit.d/metrics.conf
+systemctl daemon-reload
+check "metrics: a restart with the drop-in" systemctl restart $unit
+check "metrics: reachable from an address that it allows" fetch 10.98.0.1
+refuse "metrics: nothing is left to report" reports "cannot be reached from other hosts" rto-agent check
+
+# The probe needs more than the unit grants: one line of information a start, and no warning.
+sleep 20
+probes() { journalctl _SYSTEMD_INVOCATION_ID="$(property InvocationID)" -o cat "$@" | grep -c "^probe:"; }
+is "probe: one line a start" "$(probes)" 1
+is "probe: which is no warning" "$(probes -p warning)" 0
+refuse "probe: no warning of status" reports "probe" sh -c "rto-agent status | grep ^warning"
+rm -r /etc/systemd/system/$unit.d
+systemctl daemon-reload
+cp /run/config.good $config
+check "metrics: a restart without them" systemctl restart $unit
+
+# A bad push, and its correction: a path of 50 ms.
+push() {
+  sed -i "s|^cidrs = .*|cidrs = [\"192.0.2.0/24\", \"10.98.4.1/32\"]|; s|^initial_rto = .*|initial_rto = \"$1\"|" $config
+  systemctl reload $unit
+}
+healthy() { rto-agent status >/dev/null; }
+unhealthy() { ! healthy; }
+check "push: a server" serve
+tc qdisc add dev lo root netem delay 25ms
+check "push: a timer above the path RTT" push 300ms
+check "push: connections" connect 10.98.4.1 30
+check "push: status is good" healthy
+check "push: a timer below the path RTT" push 40ms
+check "push: connections, which are established" connect 10.98.4.1 40
+begin=$SECONDS
+check "push: status has a problem" wait_for 15 unhealthy
+check "push: the journal reports the fallback" wait_for 15 logged "-> fallback (spurious)"
+echo "push: after $((SECONDS - begin)) s"
+check "push: status names the value" reports "initial_rto 40ms is shorter than the path RTT" rto-agent status
+is "push: new connections have the kernel's own timer" "$(rto 192.0.2.1)" 1000
+check "push: the correction" push 300ms
+check "push: status is good again" wait_for 10 healthy
+of_policy=300
+check "push: the corrected timer is in force" in_force
+of_policy=100
+tc qdisc del dev lo root
+cp /run/config.good $config
+check "push: the former configuration" systemctl reload $unit
+
 learn_and_reboot

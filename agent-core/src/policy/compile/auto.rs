@@ -34,7 +34,7 @@ impl Compiler<'_> {
         let hz = self.host.hz;
         let effect = self.effect(setting, asked);
         effect.set_jiffies(jiffies, hz);
-        effect.note = Some("by the guard".to_owned());
+        effect.note = Some("rto-agent tune says why".to_owned());
     }
 
     pub(super) fn auto_initial_rto(&mut self, auto: &AutoInitialRto, settings: &Settings) {

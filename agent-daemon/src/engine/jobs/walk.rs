@@ -14,6 +14,7 @@ use std::{
 
 use nix::sched::{CloneFlags, setns};
 use rto_agent_core::{
+    printable::counted,
     progress,
     wire::types::{OpenSocketsView, SkippedNamespace, WalkView},
 };
@@ -277,9 +278,10 @@ fn tell_hidden(hidden: usize, view: &mut WalkView) {
     if hidden == 0 {
         return;
     }
+    let processes = counted(hidden, "process", "processes");
     let text = format!(
-        "the network namespaces of {hidden} process(es) are unknown: sockets in namespaces that \
-         only these processes use were skipped"
+        "the network namespaces of {processes} are unknown: sockets in namespaces that \
+         only they use were skipped"
     );
     // Only a process that is better protected than root's own withstands CAP_SYS_PTRACE.
     if privileges::has(privileges::cap::SYS_PTRACE) {

@@ -12,7 +12,7 @@ mod prometheus;
 mod text;
 
 use self::evidence::Gathered;
-use super::{print, terminal};
+use super::print_table;
 use crate::{cli::Advise, client::Client};
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
@@ -23,8 +23,8 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<ExitCode> {
         peer_delack_us: u64::try_from(args.peer_delack.as_micros()).unwrap_or(u64::MAX),
     };
     let answer = answer(gather(args, host.hz)?, &question, &host);
-    print(args.daemon.json, &answer, || {
-        text::text(&answer, terminal::columns(args.table))
+    print_table(args.daemon.json, &answer, args.table, |columns| {
+        text::text(&answer, columns)
     })
 }
 

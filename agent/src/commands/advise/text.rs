@@ -6,17 +6,26 @@ use rto_agent_core::{
 };
 
 use super::evidence::Source;
-use crate::commands::table;
+use crate::commands::{table, terminal::wrapped};
 
 pub(super) fn text(answer: &Answer<Source>, columns: Option<usize>) -> String {
     let mut source = source(&answer.source);
     if let Some(ms) = answer.observed_ms {
         source.push_str(&format!("observed for {}\n", rounded(ms)));
     }
-    advice::text(answer, &source, |header, rows, importance, indent| {
+    let text = advice::text(answer, &source, |header, rows, importance, indent| {
         let columns = columns.map(|columns| columns.saturating_sub(indent));
         table::fitting(header, rows, importance, columns)
-    })
+    });
+    match &answer.command {
+        // A command can be copied with its line breaks.
+        Some(command) => {
+            let columns = columns.map(|columns| columns.saturating_sub(4));
+            let copied = wrapped(command, 4, columns).replace('\n', " \\\n");
+            text.replacen(&format!("  {command}\n"), &format!("  {copied}\n"), 1)
+        }
+        None => text,
+    }
 }
 
 pub(super) fn source(source: &Source) -> String {

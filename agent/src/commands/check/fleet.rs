@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::{Answer, good, refused, summary};
 use crate::{
-    cli::Check,
+    cli::{Check, WideArg},
     commands::{exit, print_coloured},
 };
 
@@ -38,7 +38,10 @@ struct FleetAnswer {
 pub(super) fn run(dir: &Path, host: &HostFacts, args: &Check) -> anyhow::Result<ExitCode> {
     let answer = checked(dir, host);
     let answer = answer.with_context(|| format!("--fleet {}", printable::path(dir)))?;
-    print_coloured(args.output.json, &answer, args.color, || text(&answer))?;
+    let wide = WideArg { wide: false };
+    print_coloured(args.output.json, &answer, args.color, wide, |_| {
+        text(&answer)
+    })?;
     Ok(exit(answer.ok))
 }
 

@@ -30,7 +30,7 @@ use self::{
     answer::{Candidate, Discovery, Saved},
     merge::{Unit, is_special},
 };
-use super::{print, terminal};
+use super::print_table;
 use crate::{cli::Discover, client::Client, doctor::routes};
 
 /// Outages that are so short that most connections attempted in one are established after it.
@@ -51,8 +51,8 @@ pub(super) fn run(args: &Discover) -> anyhow::Result<ExitCode> {
         .filter_map(|net| Cidr::containing(net.ip(), net.prefix()));
     let mut discovery = discovery(&answer, args, &routes.collect(), &host);
     discovery.warnings.append(&mut warnings);
-    print(args.daemon.json, &discovery, || {
-        text::text(&discovery, terminal::columns(args.table))
+    print_table(args.daemon.json, &discovery, args.table, |columns| {
+        text::text(&discovery, columns)
     })
 }
 

@@ -27,7 +27,7 @@ use super::{Wanted, hits, rows};
 use crate::{
     cli::List,
     client::ClientError,
-    commands::{print, terminal},
+    commands::{print_table, terminal},
 };
 
 /// The exit status of `systemctl status` and LSB init scripts for "not running".
@@ -92,8 +92,8 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
         return Err(error.into());
     };
     let left = Left::of(found, agent, wanted)?;
-    print(args.daemon.json, &left, || {
-        text(&left, terminal::columns(args.table))
+    print_table(args.daemon.json, &left, args.table, |columns| {
+        text(&left, columns)
     })?;
     let text = format!(
         "rto-agent: {error}; the listed entries are kept active by the pins in {} (rto-agent \
@@ -101,7 +101,8 @@ pub(super) fn list(args: &List, wanted: &Wanted, error: ClientError) -> anyhow::
         printable::path(&left.pin_dir)
     );
     // If stderr is gone too, the message is lost.
-    let _told = writeln!(io::stderr(), "{}", printable::lines(&text));
+    let text = terminal::wrapped_message(&printable::lines(&text));
+    let _told = io::stderr().write_all(text.as_bytes());
     Ok(ExitCode::from(NOT_RUNNING))
 }
 

@@ -8,7 +8,7 @@ use rto_agent_core::{
     wire::types::{EntryView, SourceView},
 };
 
-use crate::{cli::List, commands::terminal};
+use crate::{cli::List, commands::table};
 
 /// A filter of entries.
 #[derive(Debug, Default)]
@@ -78,8 +78,27 @@ pub(super) fn hits(count: u32) -> String {
     format!("{count}{more}")
 }
 
+/// The settings of a policy are shown if this much of them fits.
+const LEAST_SETTINGS: usize = 12;
+
+/// As many settings as fit, each in full.
+fn fitting(settings: &str, columns: usize) -> String {
+    if settings.chars().count() <= columns {
+        return settings.to_owned();
+    }
+    let mut text = String::new();
+    for one in settings.split_inclusive(", ") {
+        // With room for the ellipsis.
+        if text.chars().count() + one.trim_end().chars().count() >= columns {
+            break;
+        }
+        text.push_str(one);
+    }
+    text + "…"
+}
+
 /// A table of entries without the table library, with which the cells of a million entries would
-/// take a gigabyte.
+/// take a gigabyte. On a terminal, the last columns that do not fit are dropped; CIDR and policy never are.
 pub(super) fn rows<'a, E>(
     text: &mut String,
     entries: &'a [E],
@@ -93,18 +112,31 @@ pub(super) fn rows<'a, E>(
             *width = cell.len().max(*width);
         }
     }
+    const GAP: usize = 2;
+    let mut left = columns.unwrap_or(usize::MAX);
+    let fits = widths.iter().take_while(|width| {
+        let rest = left.checked_sub(**width);
+        left = rest.unwrap_or(0).saturating_sub(GAP);
+        rest.is_some()
+    });
+    let shown = fits.count().max(2);
+    let has_settings = shown == widths.len() && left >= LEAST_SETTINGS;
     let mut row = |cells: [String; 4], settings: &str| {
         let mut line = String::new();
-        for (cell, width) in cells.iter().zip(widths) {
+        for (cell, width) in cells.iter().zip(widths).take(shown) {
             // Writing to a string does not fail.
             let _written = write!(line, "{cell:width$}  ");
         }
-        line.push_str(settings);
-        text.push_str(&terminal::shortened(line.trim_end(), columns));
+        if has_settings {
+            line.push_str(&fitting(settings, left));
+        }
+        text.push_str(line.trim_end());
         text.push('\n');
     };
     row(HEADER.map(ToOwned::to_owned), "SETTINGS");
     for entry in entries {
         row(cells(entry), settings(entry));
     }
+    let dropped = widths.len() + 1 - shown - usize::from(has_settings);
+    text.push_str(&table::more(dropped, ": --wide"));
 }
