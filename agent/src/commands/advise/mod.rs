@@ -16,6 +16,7 @@ use rto_agent_core::policy::{
     compile::{check_prefix_width, compile},
 };
 use rto_agent_kernel::{datapath::probe, kernel::facts::host_facts};
+use rto_model::tune::law;
 
 use self::{
     answer::{Answer, CIDRS_SHOWN, Decided},
@@ -44,6 +45,7 @@ fn question(args: &Advise, host: &HostFacts) -> anyhow::Result<Question> {
     Ok(Question {
         hz: host.hz,
         share: share(&args.spurious)?,
+        min_us: law::Settings::new(host.hz).min_us,
         peer_delack_us: u64::try_from(args.peer_delack.as_micros()).unwrap_or(u64::MAX),
     })
 }
@@ -86,6 +88,11 @@ fn gather(args: &Advise, hz: u32) -> anyhow::Result<Gathered> {
 
 fn answer(gathered: Gathered, question: &Question, host: &HostFacts) -> Answer {
     let present = &gathered.present;
+    let auto = gathered.settings.auto_initial_rto();
+    let question = &Question {
+        min_us: auto.map_or(question.min_us, |auto| auto.to_law(host.hz).min_us),
+        ..*question
+    };
     let initial_rto = decided(&gathered.handshakes, |times| {
         advice::initial_rto(times, question, present.initial_rto_us)
     });
