@@ -1,9 +1,9 @@
 //! The configuration files, and what was last read from them.
 
-use std::{sync::Arc, time::Instant};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use rto_agent_core::{
-    config::{Config, Files, FilesReader, ReadError},
+    config::{AgentConfig, Config, Files, FilesReader, ReadError},
     progress,
     wire::types::ReloadView,
 };
@@ -11,40 +11,42 @@ use rto_agent_kernel::kernel::clock::boottime_ms;
 use tracing::debug;
 
 use super::{
-    EngineConfig, EngineError, LastGood,
     audit::Cause,
+    config::EngineConfig,
     desired::{Desired, LoadedConfig},
+    detach_mark,
+    error::EngineError,
+    last_good::{self, LastGood},
     memory::{self, Need},
     store::RuntimeStore,
+    tuning_store,
 };
 
-mod reload;
-mod requests;
-
 /// Owns the configuration files, the result of reading them, and the last good configuration.
-pub(super) struct State {
+pub(super) struct ConfigFiles {
     config: Arc<EngineConfig>,
-    files: FilesReader,
-    last_good: LastGood,
+    reader: FilesReader,
+    pub(super) last_good: LastGood,
     /// Fingerprint of the files last read, good or bad; `None` if they could not be read.
-    fingerprint: Option<u64>,
-    last_reload: ReloadView,
+    pub(super) fingerprint: Option<u64>,
+    pub(super) last_reload: ReloadView,
     /// The change of the last reload that made one.
-    taken: Option<Taken>,
-    warnings: Vec<String>,
+    pub(super) taken: Option<Taken>,
+    /// Changes that need a restart, and what could not be loaded.
+    pub(super) warnings: Vec<String>,
 }
 
 /// A reload's change.
 #[derive(Clone, Debug)]
-struct Taken {
-    at: Instant,
-    cause: String,
-    detail: String,
+pub(super) struct Taken {
+    pub(super) at: Instant,
+    pub(super) cause: String,
+    pub(super) detail: String,
 }
 
 /// The desired state at a start: the files and the saved runtime entries; and why some of these are
 /// lost.
-pub(super) fn load(
+pub(super) fn load_desired(
     config: &EngineConfig,
 ) -> anyhow::Result<(Desired, RuntimeStore, Option<String>)> {
     let mut store = RuntimeStore::new(&config.config.agent.state_dir);
@@ -64,7 +66,7 @@ pub(super) fn load(
     Ok((desired, store, lost))
 }
 
-impl State {
+impl ConfigFiles {
     /// After a start with this configuration, which is in force.
     pub(super) fn start(
         config: Arc<EngineConfig>,
@@ -88,7 +90,7 @@ impl State {
         };
         Self {
             config,
-            files: FilesReader::default(),
+            reader: FilesReader::default(),
             last_good,
             fingerprint,
             last_reload,
@@ -100,7 +102,7 @@ impl State {
     /// Reads the files with another reader.
     #[cfg(test)]
     pub(super) fn read_by(&mut self, files: FilesReader) {
-        self.files = files;
+        self.reader = files;
     }
 
     /// Reads the files on another thread, while nothing else changes.
@@ -108,9 +110,9 @@ impl State {
     /// # Errors
     ///
     /// If the file system does not answer, or the daemon is stopped during the read.
-    fn read(&mut self) -> Result<Files, EngineError> {
+    pub(super) fn read(&mut self) -> Result<Files, EngineError> {
         let begin = Instant::now();
-        let files = self.files.read(&self.config.config_path);
+        let files = self.reader.read(&self.config.config_path);
         debug!(took = ?begin.elapsed(), is_read = files.is_ok(), "files read");
         files.map_err(|e| match e {
             ReadError::Failed(errors) => EngineError::Config(errors),
@@ -118,31 +120,45 @@ impl State {
         })
     }
 
-    /// The files, parsed and compiled for the current host. Reuses the configuration in force if
-    /// nothing has changed.
-    pub(super) fn load(files: &Files, desired: &Desired) -> Result<Arc<LoadedConfig>, EngineError> {
-        let (fingerprint, host) = (files.fingerprint(), desired.host);
-        progress::step();
-        // The files are also watched, so that a replaced file whose user asks for a reload would be
-        // parsed twice.
-        if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
-            return Ok(desired.files.clone());
-        }
-        memory::check(&Need::of_files(files.cidrs()))?;
-        Ok(Arc::new(LoadedConfig {
-            config: Config::of(files, &host)?,
-            fingerprint,
-            host,
-        }))
-    }
-
-    pub(super) const fn last_reload(&self) -> &ReloadView {
-        &self.last_reload
-    }
-
     /// Changes that need a restart, and what could not be loaded or kept.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         let all = self.warnings.iter().chain(self.last_good.problem());
         all.cloned()
     }
+}
+
+/// The files, parsed and compiled for the current host. Reuses the configuration in force if
+/// nothing has changed.
+pub(super) fn load(files: &Files, desired: &Desired) -> Result<Arc<LoadedConfig>, EngineError> {
+    let (fingerprint, host) = (files.fingerprint(), desired.host);
+    progress::step();
+    // The files are also watched, so that a replaced file whose user asks for a reload would be
+    // parsed twice.
+    if (fingerprint, host) == (desired.files.fingerprint, desired.files.host) {
+        return Ok(desired.files.clone());
+    }
+    memory::check(&Need::of_files(files.cidrs()))?;
+    Ok(Arc::new(LoadedConfig {
+        config: Config::of(files, &host)?,
+        fingerprint,
+        host,
+    }))
+}
+
+/// Files that keep state of the daemon, with the consequence of losing each.
+#[must_use]
+pub fn state_files(agent: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
+    let (lasting, of_boot) = (&agent.persistent_dir, &agent.state_dir);
+    let learnt = "timers start learning again, and proven harm is forgotten";
+    let detached = "no policy is active until rto-agent attach";
+    vec![
+        (lasting.join(tuning_store::FILE), learnt),
+        (of_boot.join(tuning_store::FILE), learnt),
+        (lasting.join(detach_mark::FILE), detached),
+        (of_boot.join(detach_mark::FILE), detached),
+        (
+            lasting.join(last_good::FILE),
+            "a start with an invalid configuration has no last good one to use instead",
+        ),
+    ]
 }

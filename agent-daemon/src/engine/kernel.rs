@@ -1,5 +1,5 @@
-//! The only way to the kernel: the desired state is resolved, planned against the content of the
-//! maps, and written; a failed write is rolled back.
+//! What is in the kernel: the maps, as last read or written, and the attachment. A failed write is
+//! rolled back.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +9,6 @@ use std::{
 };
 
 use rto_agent_core::{
-    config::save,
     policy::{
         HostFacts,
         compile::settings_text,
@@ -29,15 +28,13 @@ use rto_agent_kernel::{
 use tracing::{debug, error, info, warn};
 
 use super::{
-    EngineError, Open,
     audit::Change,
-    changing::SharedKernel,
-    desired::{Desired, Resolved},
-    draining::draining,
-    error::{in_words, refused},
+    comparison::{Comparison, Part, compare},
+    desired::Resolved,
+    detachment::draining,
+    error::{EngineError, in_words},
     memory::{self, Need},
     snapshot::Shared,
-    store::RuntimeStore,
 };
 use crate::problem::Problem;
 
@@ -47,29 +44,19 @@ const DIFFERS: &str = "the kernel's maps differ from the desired state";
 /// The number of changes that are logged individually.
 const WORDS: usize = 12;
 
-/// What must be on disk before a change is answered.
-pub(super) enum Persist {
-    /// The runtime entries.
-    Runtime,
-    /// An edit of the file of saved entries.
-    File(save::Edit),
-    /// Nothing: changed runtime entries are saved after the kernel has the change, and retried
-    /// until that works.
-    Later,
-}
+/// Opens the kernel.
+pub(super) type Open = Arc<dyn Fn(Options) -> Result<Box<dyn Kernel>, DatapathError> + Send + Sync>;
 
-/// The kernel, its desired state, and its content.
-pub(super) struct Reconciler {
+/// The kernel and its content.
+pub(super) struct ManagedKernel {
     open: Open,
     shared: Arc<Shared>,
-    /// Absent after [`Reconciler::leave_maps`].
-    kernel: Option<SharedKernel>,
+    /// Absent after [`ManagedKernel::leave_maps`]. Written through [`ManagedKernel::writer`] only.
+    kernel: Option<Box<dyn Kernel>>,
     /// The maps are not changed while sockets are restored: they hold the sockets' former options.
     is_frozen: bool,
     options: Options,
     found: Found,
-    /// The desired state in force, or to be in force once attached again.
-    resolved: Arc<Resolved>,
     /// What the maps hold, as last read or written.
     held: MapState,
     /// Why the maps differ from the desired state, if they do.
@@ -82,120 +69,93 @@ pub(super) struct Reconciler {
     renewed: bool,
     /// All maps were re-created, and count from 0.
     maps_are_new: bool,
-    /// Maps without a program were left, see [`Reconciler::leave_maps`].
+    /// Maps without a program were left, see [`ManagedKernel::leave_maps`].
     kept: bool,
-    store: RuntimeStore,
 }
 
-impl Reconciler {
-    /// Opens the kernel, applies the desired state and attaches, unless detached. Also returns whether the program of an
-    /// earlier run stays for connecting sockets.
-    pub(super) fn start(
+impl ManagedKernel {
+    /// Opens the kernel for a desired state, which the caller writes. Also returns whether the program of an earlier run
+    /// stays for connecting sockets.
+    pub(super) fn open(
         (open, shared): (Open, Arc<Shared>),
         options: Options,
-        desired: Desired,
-        store: RuntimeStore,
+        resolved: &Resolved,
         is_detached: bool,
-    ) -> Result<(Self, Change, bool), EngineError> {
-        let resolved = Arc::new(desired.resolve()?);
+    ) -> Result<(Self, bool), DatapathError> {
         // A daemon that was killed while detaching, or that stopped while sockets were connecting, has left a link.
         let is_draining = is_detached && drain(&options.pin_dir, Duration::ZERO)? != 0;
         if is_detached && !is_draining {
             remove_links(&options.pin_dir)?;
         }
-        let options = Options {
+        // Opening may already write.
+        shared.begin();
+        let kernel = open(Options {
             max_entries: resolved.room(),
             ..options
-        };
-        let kernel = SharedKernel::open(&open, options, shared.clone())?;
-        let held = kernel.read()?;
-        let mut reconciler = Self {
+        })?;
+        let managed = Self {
             open,
             shared,
             options: kernel.options().clone(),
             found: kernel.found(),
+            held: kernel.read()?,
             kernel: Some(kernel),
             is_frozen: is_draining,
-            resolved: resolved.clone(),
-            held: held.clone(),
             out_of_sync: None,
             differences: BTreeMap::new(),
             broken: Problem::default(),
             renewed: false,
             maps_are_new: false,
             kept: false,
-            store,
         };
-        let change = reconciler.write(&held, &resolved)?;
-        if !is_detached {
-            reconciler.attach()?;
-        }
-        Ok((reconciler, change, is_draining))
+        Ok((managed, is_draining))
     }
 
-    /// Applies a desired state and persists its source, or changes nothing.
+    /// Begins a change of the kernel, which ends with the next snapshot.
+    fn writer(&mut self) -> Option<&mut Box<dyn Kernel>> {
+        let kernel = self.kernel.as_mut()?;
+        self.shared.begin();
+        Some(kernel)
+    }
+
+    /// The writes that turn the content of the maps into a resolved state.
     ///
     /// # Errors
     ///
-    /// [`EngineError::is_refusal`] if this host does not support it. Otherwise the change was
-    /// rolled back, or [`Reconciler::problems`] reports that the rollback failed.
-    pub(super) fn reconcile(
-        &mut self,
-        next: Desired,
-        persist: &Persist,
-    ) -> Result<Change, EngineError> {
-        let resolved = Arc::new(next.resolve()?);
-        if matches!(persist, Persist::Runtime)
-            && let Some(reason) = resolved.leaves_out(&self.resolved)
-        {
-            return refused(reason);
-        }
+    /// [`EngineError::is_refusal`] if there is no memory for them.
+    pub(super) fn plan(&self, next: &Resolved) -> Result<Plan, EngineError> {
         progress::checkpoint()?;
-        let before = self.resolved.clone();
-        let runtime_changes = resolved.desired.runtime != before.desired.runtime;
-        let edit = match persist {
-            Persist::File(edit) => Some((edit, edit.stage()?)),
-            Persist::Runtime | Persist::Later => None,
+        let plan = Plan::between(&self.held, &next.maps);
+        progress::checkpoint()?;
+        self.check_memory(&plan, next)?;
+        Ok(plan)
+    }
+
+    /// Describes a plan, against the content `before`.
+    pub(super) fn describe(&self, plan: &Plan, before: &MapState, next: &Resolved) -> Change {
+        let summary = if self.held == *before {
+            ChangeSummary::of(plan, before, &next.maps)
+        } else {
+            ChangeSummary::between(before, &next.maps)
         };
-        let runtime = match persist {
-            Persist::Runtime => true,
-            Persist::File(_) => runtime_changes,
-            Persist::Later => false,
-        };
-        let runtime = runtime.then(|| self.store.stage(&resolved.desired.runtime));
-        let runtime = runtime.transpose().map_err(EngineError::Unsaved)?;
-        let mut change = self.write(&before.maps, &resolved)?;
-        // The edit comes first: after a crash between the two, the runtime entries that it replaces
-        // are still in force.
-        let saved = match (edit, runtime) {
-            (None, None) => Ok(None),
-            (None, Some(runtime)) => self.store.commit(runtime).map(|()| None),
-            (Some((edit, draft)), runtime) => edit.commit(draft).map(|()| runtime),
-        };
-        let runtime = match saved {
-            Ok(runtime) => runtime,
-            Err(unsaved) => {
-                return Err(match self.write(&resolved.maps, &before) {
-                    Ok(_) => EngineError::Unsaved(unsaved),
-                    Err(back) => self.not_back(unsaved, back),
-                });
-            }
-        };
-        let is_saved = runtime.is_some_and(|draft| self.store.commit(draft).is_ok());
-        self.resolved = resolved;
-        if self.resolved.desired.host != before.desired.host {
-            self.set_host_defaults(self.resolved.desired.host);
+        Change {
+            summary,
+            detail: plan.describe(WORDS, before, |name| settings_text(next.effects(name))),
+            unsaved: None,
         }
-        if !is_saved && runtime_changes && !matches!(persist, Persist::Runtime) {
-            self.store.save(&self.resolved.desired.runtime);
-            change.unsaved = self.store.problem();
-        }
+    }
+
+    /// Writes a state that was in force before, or that the next start has found.
+    pub(super) fn write(&mut self, next: &Resolved) -> Result<Change, EngineError> {
+        let plan = self.plan(next)?;
+        let change = self.describe(&plan, &self.held, next);
+        self.apply(&plan, next)?;
         Ok(change)
     }
 
     /// The kernel has a change that could not be saved. The next repair writes the previous state
     /// again.
-    fn not_back(&mut self, unsaved: std::io::Error, back: EngineError) -> EngineError {
+    pub(super) fn not_back(&mut self, unsaved: std::io::Error, back: EngineError) -> EngineError {
         let back = match back {
             EngineError::Undone(cause) => cause.to_string(),
             other => other.to_string(),
@@ -207,31 +167,6 @@ impl Reconciler {
             )
         });
         EngineError::NotBack { unsaved, back }
-    }
-
-    /// Writes a resolved state to the maps. `before` is the content that the change is described
-    /// against.
-    fn write(&mut self, before: &MapState, next: &Resolved) -> Result<Change, EngineError> {
-        progress::checkpoint()?;
-        let begin = Instant::now();
-        let plan = Plan::between(&self.held, &next.maps);
-        let compared = begin.elapsed();
-        progress::checkpoint()?;
-        self.check_memory(&plan, next)?;
-        let summary = if self.held == *before {
-            ChangeSummary::of(&plan, before, &next.maps)
-        } else {
-            ChangeSummary::between(before, &next.maps)
-        };
-        let detail = plan.describe(WORDS, before, |name| settings_text(next.effects(name)));
-        self.apply(&plan, &next.maps, next.room())?;
-        debug!(?compared, written = ?begin.elapsed() - compared, "slow change");
-        self.options.max_entries = self.options.max_entries.max(next.room());
-        Ok(Change {
-            summary,
-            detail,
-            unsaved: None,
-        })
     }
 
     /// Refuses a change that the maps have no memory for.
@@ -250,15 +185,21 @@ impl Reconciler {
     }
 
     /// Applies a plan; rolls it back if a write fails.
-    fn apply(&mut self, plan: &Plan, desired: &MapState, room: u32) -> Result<(), EngineError> {
+    pub(super) fn apply(&mut self, plan: &Plan, next: &Resolved) -> Result<(), EngineError> {
+        let begin = Instant::now();
+        let room = self.options.max_entries.max(next.room());
         let Some(kernel) = self.kernel.as_mut().filter(|_| !self.is_frozen) else {
+            self.options.max_entries = room;
             return Ok(());
         };
-        let cause = match kernel.change().apply(room, &self.held, plan, desired) {
+        self.shared.begin();
+        let cause = match kernel.apply(next.room(), &self.held, plan, &next.maps) {
             Ok(renewed) => {
+                debug!(written = ?begin.elapsed(), "maps written");
                 self.renewed |= renewed;
-                self.held.clone_from(desired);
+                self.held.clone_from(&next.maps);
                 self.out_of_sync = None;
+                self.options.max_entries = room;
                 return Ok(());
             }
             Err(DatapathError::Stopped) => {
@@ -272,7 +213,7 @@ impl Reconciler {
         error!("{cause}; rolling back");
         let undone = kernel.read().and_then(|actual| {
             let back = Plan::between(&actual, &self.held);
-            kernel.change().apply(0, &actual, &back, &self.held)
+            kernel.apply(0, &actual, &back, &self.held)
         });
         match undone {
             Ok(renewed) => {
@@ -303,37 +244,31 @@ impl Reconciler {
             return;
         }
         self.options.host_defaults = host.defaults();
-        if let Some(kernel) = &mut self.kernel
-            && let Err(e) = kernel.change().set_host_defaults(host.defaults())
+        if let Some(kernel) = self.writer()
+            && let Err(e) = kernel.set_host_defaults(host.defaults())
         {
             error!("the program uses outdated settings of the host: {e}");
         }
     }
 
-    fn attach(&mut self) -> Result<(), DatapathError> {
-        self.kernel
-            .as_mut()
-            .map_or(Ok(()), |kernel| kernel.change().attach())
+    pub(super) fn attach(&mut self) -> Result<(), DatapathError> {
+        self.writer().map_or(Ok(()), |kernel| kernel.attach())
     }
 
-    /// Attaches again after [`Reconciler::unlink`]; opens the kernel again after [`Reconciler::leave_maps`].
-    pub(super) fn attach_detached(&mut self) -> Result<(), EngineError> {
-        if self
-            .kernel
-            .as_ref()
-            .is_none_or(|kernel| kernel.reader().has_frozen_map())
-        {
+    /// Attaches again after [`ManagedKernel::unlink`]; opens the kernel again after [`ManagedKernel::leave_maps`].
+    pub(super) fn attach_detached(&mut self, resolved: &Resolved) -> Result<(), EngineError> {
+        if self.reader().is_none_or(|reader| reader.has_frozen_map()) {
             self.reopen()?;
         }
-        self.rewrite()?;
+        self.rewrite(resolved)?;
         Ok(self.attach()?)
     }
 
     /// Opens the kernel again, which creates the maps that are missing or frozen. The program
     /// stays attached until it is replaced.
     fn reopen(&mut self) -> Result<(), EngineError> {
-        let (options, shared) = (self.options.clone(), self.shared.clone());
-        let kernel = SharedKernel::open(&self.open, options, shared)?;
+        self.shared.begin();
+        let kernel = (self.open)(self.options.clone())?;
         self.held = kernel.read()?;
         self.renewed = true;
         self.maps_are_new |= matches!(kernel.found(), Found::Nothing | Found::Replaced);
@@ -342,14 +277,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Compares the kernel's maps with the desired state; [`Reconciler::repair`] corrects a difference.
-    pub(super) fn verify(&mut self) -> Differences {
+    /// Compares the kernel's maps with the desired state; [`ManagedKernel::repair`] corrects a difference.
+    pub(super) fn verify(&mut self, resolved: &Resolved) -> Differences {
         let kernel = self.kernel.as_ref().filter(|_| !self.is_frozen);
         let Some(kernel) = kernel else {
             return Differences::default();
         };
-        let compared = kernel.reader().differences(&self.resolved.maps);
-        let read = compared.and_then(|differences| {
+        let compared = compare(kernel.reader().as_ref(), &resolved.maps, Part::ALL);
+        let read = compared.and_then(|Comparison { differences, .. }| {
             let held = (!differences.is_empty())
                 .then(|| kernel.read())
                 .transpose()?;
@@ -359,7 +294,7 @@ impl Reconciler {
             Ok((differences, None)) => {
                 self.out_of_sync = None;
                 // Both tables are equal now: shares one, to save memory.
-                self.held.clone_from(&self.resolved.maps);
+                self.held.clone_from(&resolved.maps);
                 differences
             }
             Ok((differences, Some(held))) => {
@@ -388,12 +323,12 @@ impl Reconciler {
 
     /// Attaches again what another process detached, and rewrites what differs. Returns the change,
     /// if any.
-    pub(super) fn repair(&mut self) -> Option<Change> {
-        let attached = self.attach_again();
+    pub(super) fn repair(&mut self, resolved: &Resolved) -> Option<Change> {
+        let attached = self.attach_again(resolved);
         if self.out_of_sync.is_none() {
             return attached;
         }
-        match self.rewrite() {
+        match self.rewrite(resolved) {
             Ok(change) => {
                 info!("the kernel's maps are in sync again");
                 Some(change)
@@ -407,19 +342,17 @@ impl Reconciler {
 
     /// Attaches again what another process detached, and restores missing pins. The entries are
     /// unchanged, but connections may have begun without a policy.
-    fn attach_again(&mut self) -> Option<Change> {
-        let kernel = self.kernel.as_mut()?;
-        if !kernel.reader().missing_stats().is_empty() {
-            kernel.change().retry_statistics();
+    fn attach_again(&mut self, resolved: &Resolved) -> Option<Change> {
+        let mut reader = self.reader()?;
+        if !reader.missing_stats().is_empty() {
+            self.writer()?.retry_statistics();
+            reader = self.reader()?;
         }
-        let problem = kernel.reader().attachment().problem;
-        if let Some(problem) = problem
-            .as_ref()
-            .filter(|_| kernel.reader().has_frozen_map())
-        {
-            return self.replace_frozen(problem.clone());
+        let problem = reader.attachment().problem;
+        if let Some(problem) = problem.as_ref().filter(|_| reader.has_frozen_map()) {
+            return self.replace_frozen(problem.clone(), resolved);
         }
-        let (attached, broken) = match problem.map(|problem| (kernel.change().attach(), problem)) {
+        let (attached, broken) = match problem.map(|problem| (self.attach(), problem)) {
             None => (None, None),
             Some((Ok(()), problem)) => {
                 warn!(problem, "attached again");
@@ -440,8 +373,8 @@ impl Reconciler {
     }
 
     /// Replaces frozen maps, with the program that uses them.
-    fn replace_frozen(&mut self, problem: String) -> Option<Change> {
-        let (change, broken) = match self.attach_detached() {
+    fn replace_frozen(&mut self, problem: String, resolved: &Resolved) -> Option<Change> {
+        let (change, broken) = match self.attach_detached(resolved) {
             Ok(()) => {
                 warn!(problem, "the maps were created again");
                 let change = Change {
@@ -460,32 +393,34 @@ impl Reconciler {
     }
 
     /// After a detachment that failed: connections get their policies' timers and SYN schedules again.
-    pub(super) fn resume(&mut self) {
-        if let Err(e) = self.rewrite() {
+    pub(super) fn resume(&mut self, resolved: &Resolved) {
+        if let Err(e) = self.rewrite(resolved) {
             error!("the kernel's maps are out of sync after a failed detachment: {e}");
         }
     }
 
-    fn rewrite(&mut self) -> Result<Change, EngineError> {
-        if let Some(kernel) = self.kernel.as_mut().filter(|_| !self.is_frozen) {
-            kernel.change().restore_tables()?;
-            self.held = kernel.read()?;
+    fn rewrite(&mut self, resolved: &Resolved) -> Result<Change, EngineError> {
+        if !self.is_frozen
+            && let Some(kernel) = self.writer()
+        {
+            kernel.restore_tables()?;
+            let held = kernel.read()?;
+            self.held = held;
         }
-        let (before, resolved) = (self.held.clone(), self.resolved.clone());
-        self.write(&before, &resolved)
+        self.write(resolved)
     }
 
     /// Detaches the programs. The maps stay, with their counters, and follow changes.
     pub(super) fn unlink(&mut self) -> Result<(), DatapathError> {
-        match &mut self.kernel {
-            Some(kernel) => kernel.change().unlink(),
+        match self.writer() {
+            Some(kernel) => kernel.unlink(),
             None => self.detach().map(drop),
         }
     }
 
     /// Detaches the programs, if attached and not draining, and returns the walkers that restore the sockets' former
-    /// options. The maps are unchanged until [`Reconciler::restored`] or
-    /// [`Reconciler::leave_maps`].
+    /// options. The maps are unchanged until [`ManagedKernel::restored`] or
+    /// [`ManagedKernel::leave_maps`].
     pub(super) fn unlink_for_restoring(
         &mut self,
         is_draining: bool,
@@ -500,7 +435,8 @@ impl Reconciler {
         // First, so that an unavailable walker changes nothing.
         let walker = kernel.walker(Mode::Restore)?;
         if !is_draining {
-            kernel.change().unlink()?;
+            self.shared.begin();
+            kernel.unlink()?;
         }
         self.is_frozen = true;
         Ok(vec![walker])
@@ -523,16 +459,16 @@ impl Reconciler {
     }
 
     /// All sockets are restored: the maps follow changes again.
-    pub(super) fn restored(&mut self) -> Result<(), DatapathError> {
+    pub(super) fn restored(&mut self, resolved: &Resolved) -> Result<(), DatapathError> {
         self.is_frozen = false;
         if self.kept {
             self.detach()?;
         }
-        self.resume();
+        self.resume(resolved);
         Ok(())
     }
 
-    /// Drops the kernel that [`Reconciler::unlink_for_restoring`] detached and leaves the maps, which
+    /// Drops the kernel that [`ManagedKernel::unlink_for_restoring`] detached and leaves the maps, which
     /// hold the sockets' former options; returns their directory.
     pub(super) fn leave_maps(&mut self) -> PathBuf {
         self.forget();
@@ -547,7 +483,10 @@ impl Reconciler {
         self.forget();
         self.kept = false;
         match self.kernel.take() {
-            Some(kernel) => kernel.detach(),
+            Some(kernel) => {
+                self.shared.begin();
+                kernel.detach()
+            }
             None => remove_pins(&self.options.pin_dir),
         }
     }
@@ -559,9 +498,10 @@ impl Reconciler {
         self.broken = Problem::default();
     }
 
-    /// Saves the runtime entries again if that failed or the file was removed.
-    pub(super) fn retry_save(&mut self) {
-        self.store.retry_save(&self.resolved.desired.runtime);
+    /// What the maps hold, as last read or written.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> &MapState {
+        &self.held
     }
 
     pub(super) fn options(&self) -> &Options {
@@ -572,24 +512,12 @@ impl Reconciler {
         self.found
     }
 
-    pub(super) fn resolved(&self) -> &Arc<Resolved> {
-        &self.resolved
-    }
-
-    pub(super) fn desired(&self) -> &Desired {
-        &self.resolved.desired
-    }
-
     pub(super) fn kernel(&self) -> Option<&dyn Kernel> {
         self.kernel.as_deref()
     }
 
     pub(super) fn reader(&self) -> Option<Arc<dyn KernelReader>> {
         self.kernel.as_ref().map(|kernel| kernel.reader())
-    }
-
-    pub(super) fn store_problem(&self) -> Option<String> {
-        self.store.problem()
     }
 
     pub(super) fn problems(&self) -> impl Iterator<Item = &String> {
@@ -648,6 +576,3 @@ fn held(differs: &ChangeSummary) -> String {
          removed: {removed}"
     )
 }
-
-#[cfg(test)]
-mod tests;
